@@ -3,17 +3,20 @@
 
 #include <string.h>
 
-/* A bucket is opened by its first item; the items name their bucket, and buckets are numbered in
- * the order in which they are closed. */
+/* The bucket that is being filled with items of one key (a dtype). A bucket gets its number when
+ * its first item opens it, and its place when it is closed. Buckets of different keys are filled
+ * side by side, so the two orders differ. */
 typedef struct open_bucket {
     uint32_t key, number, limit;
     uint64_t bytes;
     bool open;
 } open_bucket;
 
+/* Place of a bucket that has not reached its limit. */
 #define UNCLOSED UINT32_MAX
 
-/* The state of this key, a new one at its first sight. */
+/* The state of this key; a key that is met for the first time gets a new one. Keys are dtypes, so
+ * the linear search is short. */
 static open_bucket *state_of(open_bucket *states, uint32_t *count, uint32_t key)
 {
     uint32_t i = 0;
@@ -22,8 +25,10 @@ static open_bucket *state_of(open_bucket *states, uint32_t *count, uint32_t key)
     return &states[i];
 }
 
-/* closed_as[number of opening] is the place of that bucket; of[item] the number of opening. Returns
- * how many there are. */
+/* Sorts the items into buckets. of[item] becomes the number of its bucket, closed_as[number] the
+ * place of that bucket. An item that brings its bucket to the limit or above is the last one in it:
+ * a bucket may exceed its limit by one item, and an item larger than the limit shares the bucket
+ * only with items before it. Returns the number of buckets. */
 static uint32_t cut(const uint64_t *bytes, const uint32_t *keys, uint32_t count,
                     const uint64_t *limits, uint32_t limit_count, open_bucket *states, uint32_t *of,
                     uint32_t *closed_as)
@@ -49,6 +54,8 @@ static uint32_t cut(const uint64_t *bytes, const uint32_t *keys, uint32_t count,
     return opened;
 }
 
+/* Writes the items bucket by bucket, in their given order within a bucket. It takes buckets * items
+ * steps, and runs only when buckets are rebuilt. */
 static void lay_out(const uint32_t *of, const uint32_t *place, uint32_t count, uint32_t buckets,
                     uint32_t *order, uint32_t *sizes)
 {
@@ -63,6 +70,9 @@ static void lay_out(const uint32_t *of, const uint32_t *place, uint32_t count, u
     }
 }
 
+/* Both public functions. The first buckets are assigned backwards: gradients come roughly in the
+ * reverse order of registration, so the parameters that were registered last fill bucket 0, which
+ * is launched first. */
 static ms_status assign(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys,
                         uint32_t count, const uint64_t *limits, uint32_t limit_count,
                         bool backwards, uint32_t *order, uint32_t *sizes, uint32_t *buckets)

@@ -8,7 +8,8 @@
 
 /* ------------------------------------------------------------------- memory */
 
-/* Gives each gradient that has elements a cell of its own. */
+/* Gives each gradient that has elements a cell of its own. Without it, the tasks that write two
+ * gradients of a bucket from different streams would wait for each other. */
 static ms_status split_into_gradients(ms_storage *storage, const ms_bucket *bucket)
 {
     ms_context *context = ms_engine_context(bucket->engine);
@@ -27,6 +28,7 @@ static ms_status split_into_gradients(ms_storage *storage, const ms_bucket *buck
     return status;
 }
 
+/* A dense view in the parameter's shape, whatever the strides of the parameter itself. */
 static ms_status make_view(ms_bucket *bucket, uint32_t index, int64_t offset)
 {
     const ms_tensor *like = bucket->parameters[index];
@@ -39,7 +41,9 @@ static ms_status make_view(ms_bucket *bucket, uint32_t index, int64_t offset)
                             offset, &bucket->gradients[index]);
 }
 
-/* The bucket's lists, in one allocation that starts with gradients. */
+/* The bucket's lists, in one allocation that starts with gradients; ms_buckets_free releases that
+ * one. Pointers come before positions, which keeps all lists aligned. The tensors are borrowed from
+ * the reducer's parameters. */
 static ms_status list_parameters(ms_reducer *reducer, const uint32_t *positions, uint32_t count,
                                  ms_bucket_state *out)
 {
@@ -64,7 +68,8 @@ static ms_status list_parameters(ms_reducer *reducer, const uint32_t *positions,
     return MS_OK;
 }
 
-/* The gradient buffer, in the group's memory, and the views of it. */
+/* The gradient buffer, in the group's memory so that collectives can work on it in place, and the
+ * views of it. Gradients follow each other without padding, in the order of the bucket. */
 static ms_status make_buffer(ms_reducer *reducer, ms_bucket *bucket)
 {
     ms_storage *storage = NULL;
@@ -115,6 +120,7 @@ void ms_buckets_free(ms_reducer *reducer, ms_bucket_list *list)
     *list = (ms_bucket_list){ 0 };
 }
 
+/* Needed where a script has set the gradient itself, or backward could not write to the home. */
 ms_status ms_gradient_to_bucket(ms_ddp_parameter *parameter)
 {
     ms_tensor *gradient = ms_tensor_grad(parameter->tensor);
@@ -123,6 +129,7 @@ ms_status ms_gradient_to_bucket(ms_ddp_parameter *parameter)
     return status ? status : ms_tensor_set_grad(parameter->tensor, parameter->view);
 }
 
+/* Whether old buckets still hold numbers that have to be moved. */
 static bool any_gradient(const ms_reducer *reducer)
 {
     for (uint32_t i = 0; i < reducer->count; i++)
@@ -130,8 +137,8 @@ static bool any_gradient(const ms_reducer *reducer)
     return false;
 }
 
-/* Copies the gradients that exist into these buckets. Whatever can fail does so before parameters
- * move in. */
+/* Copies the gradients that exist into these buckets, before any parameter refers to them. If a
+ * copy fails, the old buckets are still in place. */
 static ms_status copy_gradients(ms_reducer *reducer, const ms_bucket_list *list)
 {
     ms_status status = MS_OK;
@@ -145,7 +152,9 @@ static ms_status copy_gradients(ms_reducer *reducer, const ms_bucket_list *list)
     return status;
 }
 
-/* From now on backward writes the parameters' gradients into these buckets. */
+/* From now on backward writes the parameters' gradients into these buckets. is_last marks the last
+ * bucket that passes the links, which do there what they do once in an iteration; plain buckets
+ * come after it. */
 static ms_status move_in(ms_reducer *reducer, ms_bucket_list *list)
 {
     ms_status status = MS_OK;
@@ -209,6 +218,9 @@ static void make_room(ms_reducer *reducer)
     ms_buckets_free(reducer, &reducer->buckets);
 }
 
+/* Old and new buckets exist side by side while there are gradients to copy; otherwise make_room
+ * frees the old ones first. The layout's number changes with every success, so that times of old
+ * buckets are not taken for times of new ones. */
 ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes,
                              uint32_t buckets)
 {

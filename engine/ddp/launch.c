@@ -43,7 +43,9 @@ ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status)
 
 /* ---------------------------------------------------------------- launching */
 
-/* The stream waits for every task that reads or writes the tensor's memory. */
+/* The stream waits for every task that reads or writes the bucket's memory: the tasks that wrote
+ * its gradients, and readers of the last pass's result (a step on a stream of its own). Links that
+ * write the buffer by collectives or views then need no waits of their own. */
 static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor)
 {
     ms_point points[MS_STREAMS_MAX];
@@ -54,6 +56,7 @@ static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor)
     return status;
 }
 
+/* Whether a chain has left its result in place, so that no copy is needed. */
 static bool is_same_memory(const ms_tensor *a, const ms_tensor *b)
 {
     return ms_tensor_storage(a) == ms_tensor_storage(b)
@@ -61,15 +64,17 @@ static bool is_same_memory(const ms_tensor *a, const ms_tensor *b)
            && ms_tensor_count(a) == ms_tensor_count(b);
 }
 
-/* Buckets of delayed parameters pass no hook; their bytes and times are charged to no link. */
+/* Buckets of delayed parameters pass no hook. account NULL keeps their bytes and times from being
+ * charged to any link. */
 static ms_status reduce_plainly(ms_reducer *reducer, ms_bucket *bucket, ms_tensor **result)
 {
     bucket->account = NULL;
     return ms_chain_run(reducer->plain, reducer->plain_count, bucket, result);
 }
 
-/* With the communication stream current: runs the hook and leaves its result in the bucket's
- * memory. */
+/* Runs the hook with the communication stream current, and leaves its result in the bucket's
+ * memory. Whatever a link has put in the buffer's place is released here, also after a failure. A
+ * result in other memory is copied: parameters' gradients are views of the bucket and stay so. */
 static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
 {
     ms_bucket *bucket = &item->bucket;
@@ -99,6 +104,10 @@ static ms_status call_on_reduced(ms_reducer *reducer, uint32_t bucket)
     return reducer->on_reduced(reducer->on_reduced_user, bucket);
 }
 
+/* Enqueues the reduction of one bucket on the group's communication stream and returns; nothing
+ * here blocks. The model's stream is current again at the end, whether or not the hook failed: the
+ * caller goes on enqueuing backward on it. ready[0] is taken after the end of the times' mark, so a
+ * wait for it also covers the mark. */
 static ms_status launch(ms_reducer *reducer, ms_bucket_state *item)
 {
     ms_stream *stream = NULL;
@@ -114,7 +123,10 @@ static ms_status launch(ms_reducer *reducer, ms_bucket_state *item)
     return status ? status : call_on_reduced(reducer, item->bucket.index);
 }
 
-/* What is enqueued on the current stream after this backward sees reduced gradients. */
+/* The end of a pass: the current stream waits for all results, so that what is enqueued after this
+ * backward sees reduced gradients. The wait lies between the marks AT_WAIT and AT_READY; their
+ * difference is the exposed communication. Unused parameters are settled after that wait, because
+ * old gradients are copied back over results. */
 static ms_status finish(ms_reducer *reducer)
 {
     ms_stream *current = ms_engine_current(reducer->engine);
@@ -131,8 +143,9 @@ static ms_status finish(ms_reducer *reducer)
 
 /* ----------------------------------------------------------------- counting */
 
-/* Logs the order of gradients, from which buckets are rebuilt. A static graph's first pass reduces
- * all at once, in no order. */
+/* Logs the order of gradients, from which buckets are rebuilt. Delayed parameters keep their
+ * buckets and are left out. A static graph's first pass reduces everything at the end of backward,
+ * in the order of positions, which says nothing about later passes. */
 static ms_status log_arrival(ms_ddp_parameter *parameter)
 {
     ms_reducer *reducer = parameter->reducer;
@@ -144,6 +157,10 @@ static ms_status log_arrival(ms_ddp_parameter *parameter)
     return reducer->planned ? ms_times_gradient(&reducer->times, parameter->position) : MS_OK;
 }
 
+/* Buckets become complete in an order that may differ from rank to rank, but are launched in the
+ * order of their index: a communicator matches the collectives of all ranks by their sequence. A
+ * complete bucket therefore waits until those of lower index are complete, and one gradient may
+ * launch several buckets. */
 ms_status ms_gradient_ready(ms_ddp_parameter *parameter)
 {
     ms_reducer *reducer = parameter->reducer;
@@ -162,6 +179,8 @@ ms_status ms_gradient_ready(ms_ddp_parameter *parameter)
     return status;
 }
 
+/* `used` is left alone: a parameter that got a gradient in a pass without synchronization was used.
+ */
 void ms_reducer_reset(ms_reducer *reducer)
 {
     reducer->arrived = reducer->next_bucket = 0;

@@ -3,7 +3,8 @@
 
 #include "base/assert.h"
 
-/* Lists for the layout of `count` parameters, in one allocation. */
+/* Lists for the layout of `count` parameters, in one allocation that starts at numbers. The order
+ * of the lists keeps each one aligned: 8-byte numbers first, then 4-byte ones. */
 typedef struct layout_room {
     int64_t *numbers; /* what ranks exchange: count + 1 */
     uint64_t *bytes;
@@ -27,7 +28,8 @@ static ms_status make_room(ms_context *context, uint32_t count, layout_room *out
     return MS_OK;
 }
 
-/* Bytes and dtypes of the parameters, in the order of these positions (NULL: of registration). */
+/* Bytes and dtypes of the parameters, in the order of these positions (NULL: of registration). The
+ * dtype is the key, because a bucket is one tensor and so has one dtype. */
 static void read_items(const ms_reducer *reducer, const uint32_t *positions, layout_room *room)
 {
     for (uint32_t i = 0; i < reducer->count - reducer->delayed; i++) {
@@ -39,6 +41,8 @@ static void read_items(const ms_reducer *reducer, const uint32_t *positions, lay
 
 /* -------------------------------------------------------- the first buckets */
 
+/* All ranks compute the same layout without exchanging anything, since they registered the same
+ * parameters (ms_ddp_compare). */
 ms_status ms_reducer_first_buckets(ms_reducer *reducer)
 {
     ms_context *context = ms_engine_context(reducer->engine);
@@ -68,7 +72,9 @@ static ms_status take_from_first(ms_reducer *reducer, int64_t *numbers, uint32_t
     return ms_group_share(reducer->group, &sharing, numbers, numbers);
 }
 
-/* Replaces this rank's order, sizes and number of buckets by rank 0's. */
+/* Replaces this rank's order, sizes and number of buckets by rank 0's. Gradients may come in
+ * another order on each rank; buckets that differ would add up gradients of different parameters.
+ * Two broadcasts, because the number of sizes is known only after the first one. */
 static ms_status agree(ms_reducer *reducer, layout_room *room)
 {
     uint32_t count = reducer->count - reducer->delayed;
@@ -85,6 +91,8 @@ static ms_status agree(ms_reducer *reducer, layout_room *room)
     return status;
 }
 
+/* The sizes are cut from the order of this rank's gradients and then replaced by rank 0's. A
+ * rebuild happens once, between a backward and a forward, on all ranks at the same pass. */
 ms_status ms_reducer_rebuild_now(ms_reducer *reducer)
 {
     ms_context *context = ms_engine_context(reducer->engine);
@@ -132,7 +140,7 @@ static ms_status check_place(const ms_reducer *reducer, uint32_t b, uint32_t fir
     return MS_OK;
 }
 
-/* seen: for each parameter, false. */
+/* Whether the plan has each parameter exactly once. seen: for each parameter, false. */
 static ms_status check_buckets(const ms_reducer *reducer, const uint32_t *order,
                                const uint32_t *sizes, uint32_t buckets, bool *seen)
 {
@@ -158,6 +166,8 @@ static ms_status check_buckets(const ms_reducer *reducer, const uint32_t *order,
     return MS_OK;
 }
 
+/* Everything is checked before a bucket is made, so a wrong plan leaves the old buckets in place.
+ */
 ms_status ms_reducer_assign(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes,
                             uint32_t buckets)
 {

@@ -6,7 +6,9 @@
 
 /* ------------------------------------------------------------------- errors */
 
-/* Names the first few parameters without gradient. */
+/* A forward begins while a bucket of the last pass still waits for gradients. Names the first three
+ * parameters that it waits for. Other ranks may wait in a collective that this rank never issued.
+ */
 static ms_status missing_gradients(ms_reducer *reducer)
 {
     char names[400] = "";
@@ -31,6 +33,8 @@ static ms_status missing_gradients(ms_reducer *reducer)
                           names, missing > 1 ? "their buckets were" : "its bucket was");
 }
 
+/* A gradient came that no forward has announced. Reducing it would need a collective that the other
+ * ranks do not issue, so the job ends; the reason depends on the phase. */
 static ms_status not_expected(const ms_ddp_parameter *parameter)
 {
     ms_engine *engine = parameter->reducer->engine;
@@ -63,7 +67,8 @@ static ms_status no_buckets(const ms_reducer *reducer)
 
 /* ---------------------------------------------------------- the reduction */
 
-/* The parameter gets no gradient in this pass. */
+/* The parameter gets no gradient in this pass: its bucket must not wait for one. What it
+ * contributes is written first, because ms_gradient_ready may launch the bucket. */
 static ms_status skip(ms_ddp_parameter *parameter)
 {
     ms_status status = ms_unused_contribute(parameter);
@@ -83,7 +88,10 @@ static ms_status end_of_backward(void *user)
 }
 
 /* The reduction of a pass begins: with its first gradient, or where no gradient will come at all.
- * Absent parameters contribute at once. */
+ * Absent parameters contribute at once, so that their buckets can be launched in the middle of
+ * backward. Where the graph was searched, other parameters may still be missed, since a loss may
+ * use only some of the outputs; end_of_backward finds them. If all are absent no backward reaches
+ * this reducer, so none is waited for. */
 static ms_status begin(ms_reducer *reducer)
 {
     bool by_graph = reducer->find_unused && !reducer->static_graph;
@@ -106,8 +114,10 @@ static ms_status reduce_gradient(ms_ddp_parameter *parameter)
 
 /* ------------------------------------------------------------ static graphs */
 
-/* How often each parameter gets a gradient is known now: all buckets go. Once more, where another
- * backward of this forward follows: a mean of means and new gradients is the mean of all. */
+/* How often each parameter gets a gradient is known now, and all buckets are launched. If another
+ * backward of this forward follows, they are launched once more: the gradients are then the mean m
+ * of the first backward plus new ones g, and the mean of m + g over the ranks is m plus the mean of
+ * g. */
 static ms_status end_of_first(void *user)
 {
     ms_reducer *reducer = user;
@@ -122,6 +132,8 @@ static ms_status end_of_first(void *user)
     return status ? ms_reducer_end_job(reducer, status) : MS_OK;
 }
 
+/* A static graph promises the same gradients in every pass. One that comes more often would be
+ * added to a bucket that may have been launched already. */
 static ms_status graph_changed(const ms_ddp_parameter *parameter)
 {
     ms_engine *engine = parameter->reducer->engine;
@@ -136,7 +148,8 @@ static ms_status graph_changed(const ms_ddp_parameter *parameter)
                           parameter->name, parameter->fired, parameter->expected);
 }
 
-/* A static graph's first pass only counts, and reduces at backward's end. */
+/* A static graph's first pass only counts, and reduces at backward's end. A second backward after
+ * the reduction reopens the pass, so that it counts as one pass. */
 static ms_status count_gradient(ms_reducer *reducer)
 {
     if (reducer->phase == MS_REDUCER_REDUCING) return MS_OK;
@@ -145,6 +158,8 @@ static ms_status count_gradient(ms_reducer *reducer)
     return ms_backward_at_end(reducer->engine, end_of_first, reducer);
 }
 
+/* Until the count is complete, further gradients of this parameter are still accumulated into the
+ * bucket, so only the last one makes it ready. */
 static ms_status take_static_gradient(ms_ddp_parameter *parameter)
 {
     ms_reducer *reducer = parameter->reducer;
@@ -159,6 +174,8 @@ static ms_status take_static_gradient(ms_ddp_parameter *parameter)
 
 /* ---------------------------------------------------------------- gradients */
 
+/* A gradient of a pass that is to be reduced. The checks come in the order in which they explain
+ * best: no_sync before the phase, since a backward inside of no_sync is also unexpected. */
 static ms_status take_gradient(ms_ddp_parameter *parameter)
 {
     ms_reducer *reducer = parameter->reducer;
@@ -176,6 +193,9 @@ static ms_status take_gradient(ms_ddp_parameter *parameter)
     return status ? status : reduce_gradient(parameter);
 }
 
+/* Called by backward on the host thread, after the leaf's gradient was accumulated (enqueued). In
+ * no_sync it only notes that the parameter is used; otherwise its error ends the job for all ranks,
+ * which may already wait in a collective. */
 ms_status ms_reducer_on_gradient(void *user, ms_tensor *leaf)
 {
     (void)leaf;
@@ -191,7 +211,8 @@ ms_status ms_reducer_on_gradient(void *user, ms_tensor *leaf)
 /* ------------------------------------------------------------------ forward */
 
 /* Takes over what the passes before have shown: how often each gradient of a static graph comes,
- * and which parameters the outputs of earlier forwards of the same backward did not reach. */
+ * and which parameters the outputs of earlier forwards of the same backward did not reach. `absent`
+ * of the earlier forward becomes `missed` before it is set anew. */
 static void learn(ms_reducer *reducer)
 {
     bool first = reducer->static_graph && !reducer->counted && reducer->times.passes > 0;
@@ -209,6 +230,8 @@ static void learn(ms_reducer *reducer)
     reducer->searched = false;
 }
 
+/* Due on all ranks or on none: each condition depends on passes that all ranks have run. Rebuilding
+ * broadcasts, so a rank that came here alone would wait forever. */
 ms_status ms_reducer_rebuild_due(ms_reducer *reducer)
 {
     bool due = reducer->logging && !reducer->planned && reducer->phase != MS_REDUCER_REDUCING
@@ -216,6 +239,9 @@ ms_status ms_reducer_rebuild_due(ms_reducer *reducer)
     return due ? ms_reducer_rebuild_now(reducer) : MS_OK;
 }
 
+/* The forward of a pass. It is the place where a pass that was never completed is noticed, since
+ * nothing else is called after a backward that missed a parameter. Buckets change only here, or by
+ * request, while no backward writes them. */
 ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
 {
     if (reducer->phase == MS_REDUCER_REDUCING)
@@ -239,7 +265,9 @@ ms_status ms_reducer_forward_end(ms_reducer *reducer)
                                                   : MS_OK;
 }
 
-/* Marks the parameters that none of these outputs reaches as absent, and counts them. */
+/* Marks the parameters that none of these outputs reaches as absent, and counts them. A parameter
+ * that an earlier forward of the same backward reaches is not absent, even if this one misses it.
+ */
 static ms_status find_absent(ms_reducer *reducer, ms_tensor *const *outputs, uint32_t count,
                              uint32_t *found)
 {
@@ -281,6 +309,8 @@ ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uin
 
 /* --------------------------------------------------------------------- join */
 
+/* The buckets are launched in the same order as on the ranks that have inputs, because parameters
+ * are skipped bucket by bucket. Each contributes zeros. */
 ms_status ms_reducer_shadow(ms_reducer *reducer)
 {
     ms_status status = MS_OK;

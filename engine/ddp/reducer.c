@@ -3,10 +3,15 @@
 
 #include <string.h>
 
+/* The first bucket is small, so that communication begins early in backward; the others are large
+ * enough to use the bandwidth. These are the limits of PyTorch's DDP. */
 static const uint64_t default_limits[] = { 1u << 20, 25u << 20 };
 
 /* ------------------------------------------------------- making and freeing */
 
+/* Frees a reducer, also one that make_parts has left half-made: fields that were not reached are 0.
+ * Gradients stay with their parameters. They remain views of the bucket's storage, which lives as
+ * long as they do. */
 static void free_parts(ms_reducer *reducer)
 {
     ms_context *context = ms_engine_context(reducer->engine);
@@ -31,6 +36,7 @@ static void free_parts(ms_reducer *reducer)
     ms_release(context, reducer);
 }
 
+/* The engine's destructor of the slot: all reducers that the host has not freed. */
 static void free_all(ms_engine *engine, void *first)
 {
     (void)engine;
@@ -41,6 +47,8 @@ static void free_all(ms_engine *engine, void *first)
     }
 }
 
+/* The reducer leaves the engine's list before its parts are freed, so that nothing finds one that
+ * is half freed. */
 void ms_reducer_free(ms_reducer *reducer)
 {
     if (!reducer) return;
@@ -63,7 +71,8 @@ void ms_reducer_sweep(ms_engine *engine)
     }
 }
 
-/* The reducer that has this parameter already, or NULL. */
+/* The reducer that has this parameter already, or NULL. Two reducers on one parameter would both
+ * set its gradient's home. */
 static const ms_reducer *owner_of(ms_engine *engine, const ms_tensor *tensor)
 {
     for (const ms_reducer *reducer = ms_engine_get(engine, MS_SLOT_DDP); reducer;
@@ -73,6 +82,8 @@ static const ms_reducer *owner_of(ms_engine *engine, const ms_tensor *tensor)
     return NULL;
 }
 
+/* A parameter that is given twice would be counted twice in its bucket, and the bucket would never
+ * become complete. */
 static ms_status check_parameters(ms_engine *engine, const ms_reducer_parameter *parameters,
                                   uint32_t count)
 {
@@ -101,6 +112,8 @@ static ms_status check_parameters(ms_engine *engine, const ms_reducer_parameter 
     return MS_OK;
 }
 
+/* Copies names and retains tensors first, and installs the gradient hooks last: a hook may only see
+ * parameters that are complete. free_parts undoes a failure at any point. */
 static ms_status take_parameters(ms_reducer *reducer, const ms_reducer_parameter *parameters)
 {
     ms_context *context = ms_engine_context(reducer->engine);
@@ -122,6 +135,8 @@ static ms_status take_parameters(ms_reducer *reducer, const ms_reducer_parameter
     return status;
 }
 
+/* Copies the size limits. A limit of 0 bytes is refused as a mistake: it would put every gradient
+ * into a bucket of its own. */
 static ms_status take_limits(ms_reducer *reducer, const ms_reducer_options *options)
 {
     const uint64_t *limits = options->cap_bytes ? options->cap_bytes : default_limits;
@@ -142,7 +157,9 @@ static ms_status take_limits(ms_reducer *reducer, const ms_reducer_options *opti
     return MS_OK;
 }
 
-/* The chain of all buckets, unless they pass a hook, and that of delayed parameters. */
+/* The chain of delayed parameters, and the chain of all other buckets unless a hook takes its
+ * place. The delayed chain has no state, so it is checked but not taken (ms_chain_take would retain
+ * states). */
 static ms_status take_chains(ms_reducer *reducer, const ms_reducer_options *options)
 {
     const ms_link_kind *reduce = ms_link_find("reduce");
@@ -162,7 +179,8 @@ static ms_status take_chains(ms_reducer *reducer, const ms_reducer_options *opti
     return status;
 }
 
-/* A reducer without parts. */
+/* A reducer without parts. It logs the order of gradients from the start, since its first buckets
+ * are to be rebuilt by that order; with delayed parameters only, there is nothing to rebuild. */
 static ms_status make_empty(ms_engine *engine, const ms_reducer_options *options, uint32_t count,
                             ms_reducer **out)
 {
@@ -183,7 +201,8 @@ static ms_status make_empty(ms_engine *engine, const ms_reducer_options *options
     return MS_OK;
 }
 
-/* What was made before a failure is released by free_parts. */
+/* What was made before a failure is released by free_parts. The first buckets need the parameters
+ * and the limits. */
 static ms_status make_parts(ms_reducer *reducer, const ms_reducer_options *options,
                             const ms_reducer_parameter *parameters)
 {
@@ -204,6 +223,7 @@ static ms_status make_parts(ms_reducer *reducer, const ms_reducer_options *optio
     return status ? status : ms_unused_open(reducer);
 }
 
+/* The reducer joins the engine's list only when nothing can fail any more. */
 ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options,
                          const ms_reducer_parameter *parameters, uint32_t count, ms_reducer **out)
 {
@@ -239,12 +259,14 @@ bool ms_reducer_set_no_sync(ms_reducer *reducer, bool inside)
     return before;
 }
 
+/* Logging starts over: gradients that were logged before would mix two orders. */
 void ms_reducer_rebuild(ms_reducer *reducer)
 {
     reducer->logging = true;
     reducer->arrived = 0;
 }
 
+/* The former user is freed before the new one is stored, also where both are the same function. */
 void ms_reducer_set_on_reduced(ms_reducer *reducer, ms_reduced_function f, void *user,
                                void (*free_user)(void *user))
 {
@@ -284,6 +306,7 @@ uint64_t ms_reducer_layout(const ms_reducer *reducer, uint64_t *passes)
 
 /* -------------------------------------------------------------------- times */
 
+/* A step that ends without a reduced pass (accumulation in no_sync) has no time of its own. */
 ms_status ms_reducer_step_end(ms_reducer *reducer)
 {
     return ms_times_step_end(&reducer->times, reducer->phase == MS_REDUCER_REDUCED);
@@ -303,6 +326,7 @@ ms_link_stats ms_reducer_link_stats(const ms_reducer *reducer, uint32_t link)
     return ms_times_link(&reducer->times, link);
 }
 
+/* Times of another layout are not given: bucket `index` had other parameters then. */
 bool ms_reducer_bucket_times(const ms_reducer *reducer, uint32_t index, ms_bucket_times *out)
 {
     if (index < reducer->buckets.count)
@@ -311,6 +335,8 @@ bool ms_reducer_bucket_times(const ms_reducer *reducer, uint32_t index, ms_bucke
     return false;
 }
 
+/* A record counts only if every parameter has arrived: a pass that failed, or one in which a static
+ * graph was counted, leaves it incomplete. */
 uint32_t ms_reducer_arrivals(ms_reducer *reducer, uint32_t *order, uint64_t *ns)
 {
     uint32_t count = reducer->count - reducer->delayed;

@@ -9,12 +9,16 @@
 #include "hook/times.h"
 #include "moonshard/ddp.h"
 
-/* One parameter, and what its gradient hook is called with. */
+/* One parameter of the model. Its address is the user pointer of the parameter's gradient hook, so
+ * the array of parameters never moves while hooks are installed. All fields belong to the host
+ * thread. */
 typedef struct ms_ddp_parameter {
     ms_reducer *reducer;
     ms_tensor *tensor; /* retained */
     char *name;
     uint64_t hook;
+    /* position: its index in the model's list. bucket: the index of the bucket that holds its
+     * gradient; it changes when buckets are rebuilt. */
     uint32_t position, bucket;
     ms_tensor *view;    /* the bucket's view for its gradient; the bucket owns it */
     bool ready;         /* its gradient of this pass is complete, or none will come */
@@ -29,20 +33,29 @@ typedef struct ms_ddp_parameter {
     ms_tensor *old_gradient;
 } ms_ddp_parameter;
 
+/* A bucket, and how far it is in the present pass. The reducer owns everything in it; links see
+ * only `bucket`. It is launched when pending is 0 and all buckets of lower index were launched. */
 typedef struct ms_bucket_state {
     ms_bucket bucket;
     uint32_t *positions;
-    uint32_t pending;  /* parameters that are not ready yet */
-    bool plain;        /* of delayed parameters, which pass no hook */
-    ms_point ready[2]; /* of the result: on the communication stream, and where else a hook says */
+    uint32_t pending; /* parameters that are not ready yet */
+    bool plain;       /* of delayed parameters, which pass no hook */
+    /* Points at which the result is complete: [0] on the communication stream, [1] on another
+     * stream that the hook has used (seq 0: none). */
+    ms_point ready[2];
 } ms_bucket_state;
 
+/* The buckets in the order in which they are launched. Plain buckets come last, since delayed
+ * parameters must not keep a bucket of other parameters from being launched. */
 typedef struct ms_bucket_list {
     ms_bucket_state *items;
     uint32_t count;
     uint32_t plain; /* number of plain buckets; they are the last ones */
 } ms_bucket_list;
 
+/* Where a pass is. LOCAL and EXPECTING are entered by a forward, REDUCING by the first gradient,
+ * REDUCED by the last launch. launch.c lists the legal changes. Every rank goes through the same
+ * phases, or its peers would wait for collectives that it never issues. */
 typedef enum ms_reducer_phase {
     MS_REDUCER_IDLE,      /* no forward yet */
     MS_REDUCER_LOCAL,     /* a forward in no_sync: gradients add up on this rank */
@@ -51,6 +64,8 @@ typedef enum ms_reducer_phase {
     MS_REDUCER_REDUCED    /* all gradients are reduced, or an error has ended the job */
 } ms_reducer_phase;
 
+/* A reducer. The engine owns it (a list in MS_SLOT_DDP) and frees it with itself at the latest.
+ * Only the host thread reads and writes it; what runs on streams sees tensors and marks alone. */
 struct ms_reducer {
     ms_engine *engine;
     ms_group *group;
@@ -61,8 +76,11 @@ struct ms_reducer {
     uint32_t divisor, limit_count;
     uint64_t *limits;
     ms_bucket_list buckets;
-    uint64_t layout;  /* how often buckets were made */
-    uint64_t made_at; /* passes before the present buckets */
+    /* How often buckets were made. It names a layout: times that were measured with another one are
+     * not given out. */
+    uint64_t layout;
+    /* The number of passes that were reduced before the present buckets were made. */
+    uint64_t made_at;
 
     /* Options. */
     bool find_unused, static_graph;
@@ -84,12 +102,15 @@ struct ms_reducer {
     uint32_t *arrival;      /* positions in the order in which gradients came, while it is logged */
     uint32_t arrived;       /* their number */
     bool no_sync, logging, rebuilt;
-    bool counted;         /* static graphs: how often each gradient comes is known */
+    /* static graphs: the first synchronized pass is over, and parameter.expected holds its counts
+     */
+    bool counted;
     bool searched;        /* the outputs of this forward were searched for unused parameters */
     bool searched_before; /* those of some forward were */
     bool shadow;          /* the rank has no more data and only joins the collectives */
     int32_t *uses;        /* of each parameter, for comparing them over the ranks */
     ms_times times;
+    /* The host has dropped its last reference; ms_reducer_sweep frees the reducer. */
     bool abandoned;
     char error[MS_ERROR_MESSAGE_BYTES]; /* the last one that ended a job; "" if there was none */
 };

@@ -9,8 +9,11 @@
 
 /* ---------------------------------------------------------------- comparing */
 
+/* Length of a parameter's description as it is hashed and exchanged. It is fixed, so that one
+ * all_gather moves the lines of all ranks and memcmp compares them; the rest is zeros. */
 #define LINE_BYTES 256 /* "'h.0.weight' [2, 3] f32" */
 
+/* Fills the line with zeros first: bytes after the text are hashed and compared too. */
 static void describe(const ms_reducer_parameter *parameter, char line[LINE_BYTES])
 {
     char tensor[128];
@@ -59,8 +62,10 @@ static ms_status compare_one(ms_group *group, const ms_reducer_parameter *parame
     return status;
 }
 
-/* hashes[i] is the hash of the first i parameters of this rank. All ranks halve the same range
- * until the first difference is found. */
+/* Finds the first parameter that differs by bisection over hashes of prefixes: log2(count) small
+ * all_gathers instead of one exchange of all names. hashes[i] is the hash of the first i parameters
+ * of this rank. All ranks see the same gathered hashes, so they halve the same range and issue the
+ * same collectives. */
 static ms_status find_difference(ms_group *group, const ms_reducer_parameter *parameters,
                                  uint32_t count, const uint64_t *hashes, uint64_t *all, char *lines)
 {
@@ -92,7 +97,9 @@ static void hash_prefixes(const ms_reducer_parameter *parameters, uint32_t count
     }
 }
 
-/* all, lines: room for a number and a line of each rank. */
+/* One all_gather of the hash of all parameters decides the usual case. A difference ends the job
+ * here, with the same error on every rank. all, lines: room for a number and a line of each rank.
+ */
 static ms_status compare(ms_group *group, const ms_reducer_parameter *parameters, uint32_t count,
                          const uint64_t *hashes, uint64_t *all, char *lines)
 {
@@ -107,6 +114,7 @@ static ms_status compare(ms_group *group, const ms_reducer_parameter *parameters
     return status;
 }
 
+/* The numbers come first in the allocation, so that they are aligned; the lines follow. */
 ms_status ms_ddp_compare(ms_group *group, const ms_reducer_parameter *parameters, uint32_t count)
 {
     ms_context *context = ms_engine_context(ms_group_engine(group));
@@ -158,6 +166,9 @@ static ms_status move(ms_engine *engine, ms_tensor *flat, ms_tensor *const *tens
     return status;
 }
 
+/* Packs tensors of one dtype into a flat buffer, broadcasts it, and unpacks it on all ranks but the
+ * root. One large collective costs less than many small ones; the root packs and does not unpack.
+ * The other ranks pack too, which only defines the buffer's contents. */
 static ms_status broadcast_piece(ms_group *group, ms_tensor *const *tensors, const uint32_t *chosen,
                                  uint32_t count, int64_t elements, uint32_t root)
 {
@@ -182,6 +193,8 @@ static ms_status broadcast_piece(ms_group *group, ms_tensor *const *tensors, con
     return status;
 }
 
+/* Pieces are cut by sizes and dtypes alone, which all ranks share, so all issue the same
+ * broadcasts. Only this rank's current stream waits for the values; the host does not. */
 ms_status ms_ddp_broadcast(ms_group *group, ms_tensor *const *tensors, uint32_t count,
                            uint32_t root)
 {

@@ -7,6 +7,7 @@
 
 /* ------------------------------------------------------------- contribution */
 
+/* Writes zeros into a view of the bucket: what a parameter without gradient adds to the sum. */
 static ms_status zero(const ms_reducer *reducer, ms_tensor *view)
 {
     ms_tensor *same = NULL;
@@ -17,7 +18,8 @@ static ms_status zero(const ms_reducer *reducer, ms_tensor *view)
     return status;
 }
 
-/* A rank in shadow must not change its own gradient: it moves to memory outside of the bucket. */
+/* A rank in shadow must not change its own gradient, which may be waiting for its step: it is
+ * copied to memory outside of the bucket before the bucket's view is overwritten. */
 static ms_status move_out(ms_ddp_parameter *parameter)
 {
     ms_tensor *copy = NULL;
@@ -28,6 +30,10 @@ static ms_status move_out(ms_ddp_parameter *parameter)
     return status;
 }
 
+/* Three cases: a rank in shadow contributes zeros and keeps its gradient elsewhere; a gradient that
+ * is there is contributed, with a copy kept if it is from before; no gradient contributes zeros. In
+ * a static graph whose counts are known, a parameter that another rank uses gets the view as its
+ * gradient at once, since no exchange follows. */
 ms_status ms_unused_contribute(ms_ddp_parameter *parameter)
 {
     ms_reducer *reducer = parameter->reducer;
@@ -53,6 +59,7 @@ ms_status ms_unused_contribute(ms_ddp_parameter *parameter)
 
 /* ----------------------------------------------------- after the reductions */
 
+/* Without the two options every parameter must be used, and nothing is compared. */
 ms_status ms_unused_open(ms_reducer *reducer)
 {
     if (!reducer->find_unused && !reducer->static_graph) return MS_OK;
@@ -67,8 +74,9 @@ void ms_unused_close(ms_reducer *reducer)
     ms_release(ms_engine_context(reducer->engine), reducer->uses);
 }
 
-/* uses[i] becomes the maximum over all ranks of how often parameter i was used. A rank that used
- * every parameter itself knows the answer: it does not read it, and so does not wait. */
+/* uses[i] becomes the maximum over all ranks of how often parameter i was used. Every rank issues
+ * this collective, or the sequences of the ranks would differ. A rank that used every parameter
+ * itself knows the answer: it does not read it, and so does not wait. */
 static ms_status share_uses(ms_reducer *reducer, bool read)
 {
     ms_sharing sharing = { .kind = MS_ALL_REDUCE,
@@ -108,6 +116,9 @@ static bool count_uses(ms_reducer *reducer)
     return any;
 }
 
+/* Called on every rank after the last launch. Static graphs ask only once, in the pass that counts;
+ * a rank in shadow then learns the counts of the others. All flags of the pass are reset here, also
+ * after a failure. */
 ms_status ms_unused_settle(ms_reducer *reducer)
 {
     bool ask = reducer->static_graph ? !reducer->counted : reducer->find_unused;
@@ -127,6 +138,8 @@ ms_status ms_unused_settle(ms_reducer *reducer)
     return status;
 }
 
+/* In the middle of a pass only this rank's own gradients are known; *known says so, because ranks
+ * that decided by them would decide differently. */
 bool ms_reducer_is_used(const ms_reducer *reducer, uint32_t position, bool *known)
 {
     *known = true;
