@@ -5,6 +5,7 @@
  * link before it. */
 enum { MOST_LINKS = 32, MARKS_PER_LINK = 2 };
 
+/* The accounts of one chain. The arrays follow the record in the same allocation. */
 struct ms_accounts {
     ms_engine *engine;
     uint32_t buckets, links;
@@ -24,6 +25,8 @@ struct ms_accounts {
     ms_traffic traffic;
 };
 
+/* All groups, because a link may use groups of its own, and since only this bucket's work is
+ * enqueued between two calls. */
 ms_traffic ms_accounts_traffic(const ms_engine *engine)
 {
     ms_traffic sum = { 0 };
@@ -69,6 +72,7 @@ void ms_accounts_free(ms_accounts *accounts)
     ms_release(ms_engine_context(accounts->engine), accounts);
 }
 
+/* Index of a bucket's marks in one of the two sets. */
 static size_t place_of(const ms_accounts *accounts, uint32_t set, uint32_t bucket)
 {
     return (size_t)set * accounts->buckets + bucket;
@@ -80,6 +84,7 @@ static uint32_t marks_at(const ms_accounts *accounts, size_t place)
     return (uint32_t)place * accounts->most_marks;
 }
 
+/* One more owner than marks: the last one is charged from the last mark to the reduction's end. */
 static uint8_t *owners_at(const ms_accounts *accounts, size_t place)
 {
     return accounts->owners + place * (accounts->most_marks + 1);
@@ -96,7 +101,8 @@ static void charge_traffic(ms_accounts *accounts)
 }
 
 /* What ms_bucket_account calls: from now on `link` works. A mark is needed only where something was
- * enqueued since the last one; on another stream than the communication stream there is none. */
+ * enqueued since the last one. Work on another stream than the communication stream gets no mark,
+ * and its time is not charged. */
 static ms_status account(void *user, uint32_t link)
 {
     ms_accounts *accounts = user;
@@ -157,6 +163,8 @@ static uint64_t overlap(uint64_t a, uint64_t b, uint64_t from, uint64_t to)
     return end > begin ? end - begin : 0;
 }
 
+/* Each span between two marks is charged to the owner of that span. `exposed` is the part of it in
+ * which the model's stream waited. */
 void ms_accounts_harvest(ms_accounts *accounts, uint32_t set, uint32_t buckets,
                          const ms_span *spans, uint64_t wait, uint64_t ready)
 {

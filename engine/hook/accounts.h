@@ -8,6 +8,7 @@
 
 #include "moonshard/hook.h"
 
+/* Made for chains of two or more links; times.h owns it. */
 typedef struct ms_accounts ms_accounts;
 
 /* Two moments, in nanoseconds. */

@@ -17,6 +17,7 @@ typedef struct span {
 
 /* ------------------------------------------------------------- what travels */
 
+/* One half of an exchange, on its own point: the caller decides when the current stream waits. */
 static void pass(ms_work *w, ms_collective_kind kind, ms_tensor *t, uint32_t other, ms_point *ready)
 {
     ms_collective call = { .kind = kind,
@@ -27,18 +28,20 @@ static void pass(ms_work *w, ms_collective_kind kind, ms_tensor *t, uint32_t oth
     if (!w->status) w->status = ms_group_enqueue(ms_work_group(w), 1, &call, ready);
 }
 
+/* Tasks that are enqueued on the current stream after this see what was received. */
 static void wait_for(ms_work *w, ms_point ready)
 {
     if (!w->status) w->status = ms_stream_wait(ms_engine_current(w->bucket->engine), ready);
 }
 
+/* A 1-D view of a run of numbers. */
 static ms_tensor *part_of(ms_work *w, ms_tensor *t, span part)
 {
     return ms_work_view(w, t, part.first, part.count, 0);
 }
 
-/* Another rank's numbers, as many as `like` has, in f32. In a fake world they are those of
- * `like`. */
+/* Another rank's numbers, as many as `like` has, in f32. With the fake transport nothing arrives,
+ * so the tensor is filled with the numbers of `like`. */
 static ms_tensor *receive(ms_work *w, ms_tensor *like, ms_dtype dtype, uint32_t other)
 {
     ms_point ready = { 0 };
@@ -50,6 +53,7 @@ static ms_tensor *receive(ms_work *w, ms_tensor *like, ms_dtype dtype, uint32_t 
     return ms_work_cast(w, theirs, MS_F32);
 }
 
+/* The stream waits until the message is out, because the tensor may be released after that. */
 static void send(ms_work *w, ms_tensor *t, ms_dtype dtype, uint32_t other)
 {
     ms_point sent = { 0 };
@@ -57,6 +61,8 @@ static void send(ms_work *w, ms_tensor *t, ms_dtype dtype, uint32_t other)
     wait_for(w, sent);
 }
 
+/* Both ranks send before they receive; the send is waited for last, so neither waits for the
+ * other's receive first. */
 static ms_tensor *exchange(ms_work *w, ms_tensor *out, ms_tensor *like, ms_dtype dtype,
                            uint32_t other)
 {
@@ -70,7 +76,8 @@ static ms_tensor *exchange(ms_work *w, ms_tensor *out, ms_tensor *like, ms_dtype
 /* ------------------------------------------------------- how it is combined */
 
 /* Three rows with a number for each parameter: a.b, a.a, b.b; then, in the place of the last two,
- * their factors. */
+ * their factors. `mine` is 1 or 2, by this rank's bit in the round, so that both ranks of a pair
+ * keep a and b in the same rows and add up the same sums. */
 typedef struct table {
     ms_tensor *numbers;
     uint32_t mine, theirs;
@@ -78,11 +85,14 @@ typedef struct table {
 typedef void (*part_function)(ms_work *w, const table *t, uint32_t position, ms_tensor *mine,
                               ms_tensor *theirs);
 
+/* The number of one parameter in one row. */
 static ms_tensor *entry(ms_work *w, const table *t, uint32_t row, uint32_t position)
 {
     return part_of(w, t->numbers, (span){ (int64_t)row * w->bucket->count + position, 1 });
 }
 
+/* The three products of the parts that this rank holds. Parameters are combined one by one, since
+ * the factors of one must not depend on the scale of another. */
 static void multiply(ms_work *w, const table *t, uint32_t position, ms_tensor *mine,
                      ms_tensor *theirs)
 {
@@ -92,6 +102,7 @@ static void multiply(ms_work *w, const table *t, uint32_t position, ms_tensor *m
                  entry(w, t, t->theirs, position));
 }
 
+/* mine = mine * its factor + theirs * its factor. */
 static void combine(ms_work *w, const table *t, uint32_t position, ms_tensor *mine,
                     ms_tensor *theirs)
 {
@@ -118,7 +129,8 @@ static void each_parameter(ms_work *w, span kept, ms_tensor *mine, ms_tensor *th
     }
 }
 
-/* 1 - a.b / 2 a.a, and 1 where a is zero. */
+/* 1 - a.b / 2 a.a for each parameter, and 1 where a is zero: a zero vector has no direction, and
+ * the quotient would be NaN. */
 static void make_factors(ms_work *w, const table *t, uint32_t row)
 {
     int64_t count = w->bucket->count;
@@ -164,7 +176,8 @@ static void go_together(ms_work *w, ms_tensor *mine, span kept, ms_tensor *their
 
 /* ---------------------------------------------------------------- all ranks */
 
-/* The half that a rank goes on with. */
+/* The half that a rank goes on with. The lower half is the smaller one where the count is odd; both
+ * ranks of a pair compute the same cut. */
 static span half_of(span part, bool upper)
 {
     int64_t lower = part.count / 2;
@@ -172,7 +185,9 @@ static span half_of(span part, bool upper)
 }
 
 /* All ranks below a power of two. Before the round of `distance`, a rank has in `part` what the
- * ranks that differ from it in lower bits have combined. */
+ * ranks that differ from it in lower bits have combined. The recursion halves the part in each
+ * round; on the way back each rank receives the half that it gave away. Everything is enqueued in
+ * the same order on the ranks of a pair, so their messages match. */
 static void reduce_part(ms_work *w, ms_tensor *mine, span part, uint32_t distance, uint32_t power)
 {
     uint32_t rank = ms_group_rank(ms_work_group(w)), other = rank ^ distance;
@@ -209,6 +224,7 @@ static void reduce_all(ms_work *w, ms_tensor *mine)
     if (rank + power < size) send(w, mine, dtype, rank + power);
 }
 
+/* A buffer in f32 is combined in place; another dtype is cast, combined and written back. */
 ms_status ms_adasum_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     ms_work w = { .link = link, .bucket = bucket };

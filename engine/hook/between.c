@@ -10,9 +10,12 @@
 
 /* ------------------------------------------------------- the shard's bucket */
 
+/* Keeps the lists after the record aligned. */
 static size_t up(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
-/* The parts of gradients that are in the shard, which begins at number `first` of the buffer. */
+/* The parts of gradients that are in the shard, which begins at number `first` of the buffer. A
+ * gradient may lie in several shards; each of their ranks sees its part as a gradient of its own,
+ * so that links by parameter (PowerSGD, Adasum) work on shards. */
 static ms_status take_pieces(ms_between *between, int64_t first)
 {
     ms_bucket *inner = &between->bucket;
@@ -44,7 +47,9 @@ static void place_lists(ms_between *between, char *at, size_t pointers)
     inner->positions = between->positions = (uint32_t *)(at + 3 * pointers);
 }
 
-/* An all_reduce bucket of the replicas, which has no numbers yet. */
+/* An all_reduce bucket of the replicas, which has no numbers yet. It copies the record of the
+ * hybrid bucket, then replaces everything that the record owns, since ms_between_drop releases it.
+ * links_before makes its links count on after those of the outer chain. */
 static ms_status new_between(ms_bucket *of, ms_between **out)
 {
     size_t head = up(sizeof(ms_between)), pointers = up(of->count * sizeof(void *));
@@ -81,6 +86,8 @@ void ms_between_drop(ms_between *between)
     ms_release(ms_engine_context(inner->engine), between);
 }
 
+/* The first half. For error feedback `exact` is the shard before rounding, also where nothing was
+ * rounded: the difference to what is sent later is this rank's loss. */
 static ms_status open_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, ms_between **out)
 {
     ms_between *between = NULL;
@@ -111,6 +118,8 @@ ms_status ms_between_open(const ms_link *reduce, ms_bucket *bucket, ms_between *
     return open_by(reduce, bucket, reduce->options.op, out);
 }
 
+/* The loss of the second half is that of one shard, which several replicas hold. Each reports what
+ * it lost itself, divided by factor, as numbers of its own buffer. */
 ms_status ms_between_close(ms_between *between, ms_tensor *result)
 {
     ms_bucket *inner = &between->bucket, *of = between->of;

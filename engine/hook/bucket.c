@@ -3,12 +3,15 @@
 
 #include <stdio.h>
 
+/* The names are those of the Lua API and of messages. */
 const char *ms_bucket_kind_name(ms_bucket_kind kind)
 {
     static const char *const names[] = { "all_reduce", "reduce_scatter", "hybrid" };
     return (unsigned)kind < MS_BUCKET_KINDS ? names[kind] : "unknown";
 }
 
+/* A level that the kind does not have is a group of this rank alone, so that a link may reduce over
+ * any level of any bucket: over one rank a collective changes nothing. */
 ms_status ms_bucket_group(ms_bucket *bucket, ms_bucket_level level, ms_group **out)
 {
     bool hybrid = bucket->kind == MS_BUCKET_HYBRID;
@@ -20,6 +23,7 @@ ms_status ms_bucket_group(ms_bucket *bucket, ms_bucket_level level, ms_group **o
     return bucket->kind == lacks ? ms_comm_alone(bucket->engine, out) : MS_OK;
 }
 
+/* Retains before it releases: the new buffer may be the old one, or a view of it. */
 void ms_bucket_set_buffer(ms_bucket *bucket, ms_tensor *tensor)
 {
     ms_tensor *before = bucket->buffer;
@@ -29,7 +33,8 @@ void ms_bucket_set_buffer(ms_bucket *bucket, ms_tensor *tensor)
 
 /* ----------------------------------------------------------- error feedback */
 
-/* A copy, because a reduction may write its result where it reads. */
+/* Keeps a copy, because a reduction may write its result where it reads. A tensor of another length
+ * cannot be subtracted from the residual number by number, so it is refused. */
 ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent)
 {
     ms_tensor *copy = NULL;
@@ -48,12 +53,14 @@ ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent)
     return MS_OK;
 }
 
+/* Storage and version together identify the contents: any later write changes the version. */
 void ms_bucket_mark_lossless(ms_bucket *bucket)
 {
     bucket->lossless = ms_tensor_storage(bucket->buffer);
     bucket->lossless_version = ms_tensor_version(bucket->buffer);
 }
 
+/* True where no link wants the residual: later losses then do not matter. */
 bool ms_bucket_loss_is_known(const ms_bucket *bucket)
 {
     if (!bucket->wants_sent || bucket->sent
@@ -65,6 +72,8 @@ bool ms_bucket_loss_is_known(const ms_bucket *bucket)
 
 /* -------------------------------------------------------- gradients, shards */
 
+/* The bucket's own buffer has its views already. A link's buffer of the same length gets a view at
+ * the same offset; one of another length has no parameters' shapes any more. */
 ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor **out)
 {
     const ms_tensor *view = bucket->gradients[index];
@@ -100,6 +109,8 @@ int64_t ms_bucket_numbers(const ms_bucket *bucket)
     return count;
 }
 
+/* Shards are equal parts in the order of ranks of the shard group; padding makes the length divide.
+ */
 ms_status ms_bucket_shard(ms_bucket *bucket, ms_tensor *full, ms_tensor **out)
 {
     char have[160];
@@ -118,6 +129,8 @@ ms_status ms_bucket_shard(ms_bucket *bucket, ms_tensor *full, ms_tensor **out)
     return ms_link_span(full, own * part, part, out);
 }
 
+/* Called before a result is copied or kept. A result of the whole length for a sharded bucket is
+ * the usual mistake, so the message says how to get the shard. */
 ms_status ms_bucket_check_result(const ms_bucket *bucket, const char *hook, const ms_tensor *result)
 {
     char have[160];

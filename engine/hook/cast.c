@@ -1,6 +1,9 @@
 /* cast.c: the later links see the buffer in another float dtype. */
 #include "hook/links.h"
 
+/* A cast loses only rounding. If the loss was known before, the buffer is marked as lossless again:
+ * the reduction reports what travels, in the dtype of the cast, and the residual gets the rounding
+ * from that report. */
 ms_status ms_cast_encode(const ms_link *link, ms_bucket *bucket)
 {
     ms_tensor *made = NULL;
@@ -28,6 +31,8 @@ static ms_status place_for(ms_bucket *bucket, ms_tensor *before, int64_t count, 
     return ms_tensor_new(bucket->engine, ms_tensor_dtype(before), 1, &count, out);
 }
 
+/* Back to the dtype before the cast, in the memory of the buffer that was encoded, which needs no
+ * allocation in the usual case. */
 ms_status ms_cast_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
                          ms_tensor *reduced, ms_tensor **out)
 {
@@ -40,6 +45,7 @@ ms_status ms_cast_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *befo
     return status;
 }
 
+/* Sums of integers would wrap around, and a mean has no integer form. */
 ms_status ms_cast_check(ms_engine *engine, const ms_link_options *options)
 {
     if (ms_dtype_is_float(options->dtype)) return MS_OK;

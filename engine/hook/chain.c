@@ -6,6 +6,8 @@
 
 /* ------------------------------------------------------------------- checks */
 
+/* place: a kind of bucket, or MS_BUCKET_KINDS for links between the reductions of a hybrid bucket.
+ */
 static ms_status check_place(ms_engine *engine, uint32_t place, const ms_link *link)
 {
     const ms_link_kind *kind = link->kind;
@@ -17,7 +19,8 @@ static ms_status check_place(ms_engine *engine, uint32_t place, const ms_link *l
                           between ? "" : ms_bucket_kind_name((ms_bucket_kind)place), kind->reason);
 }
 
-/* Links before the last do not reduce, the last one does, clip "global" comes first. */
+/* Links before the last do not reduce, and the last one does. clip "global" comes first: it keeps
+ * the results of all other links until the last bucket and scales them in place. */
 static ms_status check_order(ms_engine *engine, const ms_link *links, uint32_t count)
 {
     for (uint32_t i = 0; i + 1 < count; i++)
@@ -38,6 +41,8 @@ static ms_status check_order(ms_engine *engine, const ms_link *links, uint32_t c
     return MS_OK;
 }
 
+/* Order, places and options of one chain. The checks run when the chain is given to a model, so
+ * that a pass does not fail in the middle. */
 static ms_status check_each(ms_engine *engine, uint32_t place, const ms_link *links, uint32_t count)
 {
     ms_status status = check_order(engine, links, count);
@@ -50,7 +55,8 @@ static ms_status check_each(ms_engine *engine, uint32_t place, const ms_link *li
 }
 
 /* How many of the links run around the reduction, itself included; the others run between its
- * halves. */
+ * halves. A reduction says how many follow it (options.between), so the array needs no other
+ * structure. */
 static uint32_t around(const ms_link *links, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
@@ -58,6 +64,8 @@ static uint32_t around(const ms_link *links, uint32_t count)
     return count;
 }
 
+/* The outer chain and the one between its reductions are checked by the same rules, each at its
+ * place. */
 ms_status ms_chain_check(ms_engine *engine, ms_bucket_kind kind, const ms_link *links,
                          uint32_t count)
 {
@@ -75,6 +83,8 @@ ms_status ms_chain_check(ms_engine *engine, ms_bucket_kind kind, const ms_link *
     return check_each(engine, MS_BUCKET_KINDS, links + outer, count - outer);
 }
 
+/* A link without a state gets one here, so that a chain that the host wrote as data is ready to
+ * run. done counts the link that fails too: its state is NULL then, which drop allows. */
 ms_status ms_chain_take(ms_engine *engine, ms_bucket_kind kind, const ms_link *links,
                         uint32_t count, ms_link *taken)
 {
@@ -100,6 +110,8 @@ void ms_chain_drop(ms_link *taken, uint32_t count)
 
 /* ----------------------------------------------------------------- one link */
 
+/* The bucket is checked before each link, because what a link finds depends on the links before it.
+ */
 ms_status ms_link_run_encode(const ms_link *link, ms_bucket *bucket)
 {
     ms_status status = ms_link_check_bucket(link, bucket);
@@ -131,6 +143,7 @@ ms_dtype ms_chain_begin(ms_bucket *bucket)
     return autocast;
 }
 
+/* `sent` belongs to one chain and one pass. */
 void ms_chain_end(ms_bucket *bucket, ms_dtype autocast)
 {
     ms_engine_set_autocast(bucket->engine, autocast);
@@ -147,6 +160,8 @@ static ms_status enter(const ms_link *link, uint32_t number, ms_bucket *bucket)
     return ms_bucket_account(bucket, bucket->links_before + number);
 }
 
+/* A link without decode passes the result on. Otherwise the decoded tensor takes the place of
+ * *reduced, which is released. */
 static ms_status decode(const ms_link *link, uint32_t number, ms_bucket *bucket, ms_tensor *before,
                         ms_tensor **reduced)
 {
@@ -176,7 +191,8 @@ static ms_status name_link(const ms_link *link, const ms_bucket *bucket, ms_stat
 }
 
 /* A cast right before a plain all-reduce of f32 needs no memory of its own where the transport
- * rounds in registers, to the same bits. */
+ * rounds in registers, to the same bits. With error feedback the cast runs by itself, since the
+ * residual needs what it made. */
 static bool rounds_on_the_way(const ms_link *cast, const ms_link *reduction,
                               const ms_bucket *bucket)
 {
@@ -185,7 +201,8 @@ static bool rounds_on_the_way(const ms_link *cast, const ms_link *reduction,
            && !bucket->wants_sent && ms_group_rounds(ms_link_group(reduction, bucket));
 }
 
-/* Links on their way into the reduction. */
+/* Links on their way into the reduction. before[i] is retained until decode, because link i may
+ * need the buffer that it was given. */
 typedef struct run_state {
     const ms_link *links, *at;         /* at: the one that works, for errors */
     uint32_t reducer;                  /* its index */
@@ -193,6 +210,8 @@ typedef struct run_state {
     ms_tensor *before[MS_CHAIN_LINKS]; /* the buffer that each of them got, retained */
 } run_state;
 
+/* A cast that the collective does by itself is the last link before the reduction; it neither
+ * encodes nor decodes, and wraps does not count it. */
 static ms_status encode_all(run_state *run, ms_bucket *bucket)
 {
     const ms_link *links = run->links;
@@ -211,6 +230,7 @@ static ms_status encode_all(run_state *run, ms_bucket *bucket)
     return status;
 }
 
+/* In reverse order: the last link that encoded undoes its change first. */
 static ms_status decode_all(run_state *run, ms_bucket *bucket, ms_tensor **reduced)
 {
     ms_status status = MS_OK;
@@ -221,6 +241,8 @@ static ms_status decode_all(run_state *run, ms_bucket *bucket, ms_tensor **reduc
     return status;
 }
 
+/* What was retained on the way in is released on every path. An error gets the name of the link
+ * that worked when it happened. */
 ms_status ms_chain_run_links(const ms_link *links, uint32_t count, ms_bucket *bucket,
                              ms_tensor **result)
 {

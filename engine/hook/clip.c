@@ -11,7 +11,8 @@
 
 #include "moonshard/grad.h"
 
-/* Adds up a sum of squares over the shard group, in place. */
+/* Adds up a sum of squares over the shard group, in place. The ranks of a shard group hold
+ * different shards; the ranks outside of it hold the same ones, which must not be counted again. */
 static void add_shards(ms_work *w, ms_tensor *squares)
 {
     ms_group *shards = NULL;
@@ -26,7 +27,8 @@ static void add_shards(ms_work *w, ms_tensor *squares)
     ms_work_copy(w, sum.in, number);
 }
 
-/* t *= min(1, max_norm / (norm + 1e-6)); squares: the sum of squares, one number. */
+/* t *= min(1, max_norm / (norm + 1e-6)); squares: the sum of squares, one number. The factor stays
+ * on the device, so no rank waits. All ranks compute it from the same bits. */
 static void scale(ms_work *w, ms_tensor *t, ms_tensor *squares)
 {
     ms_tensor *factor = ms_work_apply(w, &ms_op_sqrt, 0, squares, NULL);
@@ -47,8 +49,9 @@ static ms_tensor *squares_of(ms_work *w, ms_tensor *t)
     return ms_work_apply(w, &ms_op_square, 0, norm, NULL);
 }
 
-/* The state has the sums of squares of the step before and of this one. One that is not finite
- * cannot be used, and the one before it stays. */
+/* The state has the sums of squares of the step before and of this one. With the first bucket the
+ * finished sum takes the place of the old one, unless it is not finite; then the one before it
+ * stays. In the first step the old sum is 0, and nothing is scaled. */
 static void by_last_step(ms_work *w, ms_tensor *reduced)
 {
     ms_tensor *both = NULL;
@@ -67,7 +70,8 @@ static void by_last_step(ms_work *w, ms_tensor *reduced)
     scale(w, reduced, before);
 }
 
-/* Scales all buckets' results by the norm of all. */
+/* Scales all buckets' results by the norm of all. The squares are added bucket by bucket, in order
+ * of index, which is the same on all ranks. */
 static void scale_held(ms_work *w, ms_tensor *const *all, uint32_t count)
 {
     ms_tensor *total = squares_of(w, all[0]);
@@ -84,6 +88,9 @@ static void scale_held(ms_work *w, ms_tensor *const *all, uint32_t count)
     }
 }
 
+/* Keeps this result until the last bucket. It is copied into the bucket's own memory, where the
+ * gradients are: a later change of a result in other memory would not reach them. A pass that was
+ * broken off leaves tensors in the state; the first bucket drops them. */
 static ms_status all_together(ms_work *w, ms_tensor *reduced, ms_tensor **out)
 {
     ms_bucket *bucket = w->bucket;
@@ -102,6 +109,8 @@ static ms_status all_together(ms_work *w, ms_tensor *reduced, ms_tensor **out)
     return ms_work_end(w);
 }
 
+/* Changes nothing; it only refuses gradients under a loss scale, whose norm is not that of the
+ * gradients. */
 ms_status ms_clip_encode(const ms_link *link, ms_bucket *bucket)
 {
     (void)link;
@@ -115,6 +124,7 @@ ms_status ms_clip_encode(const ms_link *link, ms_bucket *bucket)
     return status;
 }
 
+/* Scales the reduced result, so that all ranks scale by the same factor. */
 ms_status ms_clip_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
                          ms_tensor *reduced, ms_tensor **out)
 {
@@ -132,6 +142,7 @@ ms_status ms_clip_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *befo
     return status;
 }
 
+/* Not above 0 also refuses NaN. */
 ms_status ms_clip_check(ms_engine *engine, const ms_link_options *options)
 {
     if (options->clip.max_norm > 0) return MS_OK;

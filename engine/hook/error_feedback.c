@@ -8,6 +8,9 @@
  * A second one in a chain would add every loss twice, and is refused. */
 #include "hook/links.h"
 
+/* With residual e, decay d and gradient g: e = d e + g in f32, and the buffer becomes e, rounded to
+ * its dtype. The state then holds what went in, before that rounding, so the loss of the rounding
+ * is part of the next residual too. */
 ms_status ms_error_feedback_encode(const ms_link *link, ms_bucket *bucket)
 {
     ms_tensor *residual = NULL, *wide = NULL;
@@ -24,6 +27,8 @@ ms_status ms_error_feedback_encode(const ms_link *link, ms_bucket *bucket)
     return status;
 }
 
+/* e = e - sent, where sent is what the other ranks received of this rank's numbers. An infinity or
+ * NaN would stay in the residual for good and is replaced by 0. */
 ms_status ms_error_feedback_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
                                    ms_tensor *reduced, ms_tensor **out)
 {
@@ -43,6 +48,7 @@ ms_status ms_error_feedback_decode(const ms_link *link, ms_bucket *bucket, ms_te
     return status;
 }
 
+/* A decay above 1 would let the residual grow without bound. */
 ms_status ms_error_feedback_check(ms_engine *engine, const ms_link_options *options)
 {
     if (options->decay >= 0 && options->decay <= 1) return MS_OK;

@@ -15,12 +15,14 @@
  * to even. */
 #define ROUND 12582912.0
 
+/* Rounds in place, to the nearest integer. */
 static void round_into(ms_work *w, ms_tensor *t)
 {
     ms_work_change(w, &ms_op_add_scalar, ROUND, t, NULL);
     ms_work_change(w, &ms_op_add_scalar, -ROUND, t, NULL);
 }
 
+/* Codes are u8, so anything outside of 0 .. 255 would wrap around when it is converted. */
 static void clamp_into(ms_work *w, ms_tensor *t)
 {
     ms_work_operator(
@@ -29,7 +31,9 @@ static void clamp_into(ms_work *w, ms_tensor *t)
         true, &t, 1, NULL);
 }
 
-/* scale and zero [rows, 1] of each row of x; a scale is at least f32's epsilon. */
+/* scale and zero [rows, 1] of each row of x, with low = min(row, 0) and high = max(row, 0):
+ *  scale = max((high - low) / 255, f32's epsilon), zero = clamp(round(-low / scale), 0, 255)
+ * The range includes 0, so that 0 has a code of its own and padding stays 0. */
 static ms_tensor *find_scales(ms_work *w, ms_tensor *x, ms_tensor **zero)
 {
     const ms_attributes over_row = { .reduce = { .dim = 1, .keep = true } };
@@ -47,7 +51,8 @@ static ms_tensor *find_scales(ms_work *w, ms_tensor *x, ms_tensor **zero)
     return high;
 }
 
-/* x [rows, n] as codes u8 [rows, n] and scales [rows, 2]. */
+/* x [rows, n] as codes u8 [rows, n] and scales [rows, 2]: code = clamp(round(x / scale) + zero, 0,
+ * 255). The codes are written into the group's memory, because a collective reads them. */
 static ms_tensor *quantize(ms_work *w, ms_tensor *x, ms_tensor **scales)
 {
     *scales = NULL;
@@ -65,7 +70,7 @@ static ms_tensor *quantize(ms_work *w, ms_tensor *x, ms_tensor **scales)
     return wire;
 }
 
-/* The numbers of codes [rows, n] and scales [rows, 2]. */
+/* What a receiver decodes, x = (code - zero) * scale, from codes [rows, n] and scales [rows, 2]. */
 static ms_tensor *numbers(ms_work *w, ms_tensor *codes, ms_tensor *scales)
 {
     ms_tensor *x = ms_work_cast(w, codes, MS_F32), *part[2] = { NULL };
@@ -78,8 +83,8 @@ static ms_tensor *numbers(ms_work *w, ms_tensor *codes, ms_tensor *scales)
     return x;
 }
 
-/* The mean of the ranks' codes [ranks * rows, n] with scales [ranks * rows, 2], added in order of
- * ranks. */
+/* The mean of the ranks' codes [ranks * rows, n] with scales [ranks * rows, 2]. Ranks are added in
+ * their order on every rank, so that all get the same bits. */
 static ms_tensor *mean(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t ranks, int64_t rows,
                        int64_t n)
 {
@@ -147,6 +152,7 @@ static ms_tensor *reduce_rows(ms_work *w, ms_tensor *x, int64_t ranks, int64_t r
                : exchange_rows(w, codes, scales, ranks, rows, n, reports);
 }
 
+/* n numbers of each row of a payload; op: each row's own, or the sum over the rows. */
 static ms_tensor *decode(ms_work *w, const ms_op *op, ms_codec blocks, ms_tensor *payload,
                          int64_t n)
 {
@@ -154,6 +160,7 @@ static ms_tensor *decode(ms_work *w, const ms_op *op, ms_codec blocks, ms_tensor
                             &payload, 1, NULL);
 }
 
+/* The payload of the codec, one row of bytes for each row of x. */
 static ms_tensor *encode(ms_work *w, ms_codec blocks, ms_tensor *x)
 {
     ms_attributes attributes = { .codec = { .codec = blocks } };
@@ -185,6 +192,7 @@ static ms_tensor *reduce_blocks(ms_work *w, ms_tensor *x, int64_t rows, int64_t 
     return decode(w, &ms_op_codec_decode, blocks, ms_work_all_gather(w, payload), n);
 }
 
+/* The next multiple, as rows and blocks are padded to. */
 static int64_t up(int64_t count, int64_t multiple)
 {
     return (count + multiple - 1) / multiple * multiple;
@@ -205,6 +213,8 @@ static void lay_out(const ms_link_options *o, int64_t count, int64_t ranks, int6
     }
 }
 
+/* The buffer is copied into a padded matrix, since rows must have equal lengths; ms_work_give
+ * copies the numbers back and leaves the padding out. */
 ms_status ms_int8_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     ms_work w = { .link = link, .bucket = bucket };
@@ -220,6 +230,7 @@ ms_status ms_int8_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out
     return ms_work_give(&w, result, out);
 }
 
+/* The codec packs blocks of 8 numbers. */
 ms_status ms_int8_check(ms_engine *engine, const ms_link_options *options)
 {
     int64_t block = options->int8.block;

@@ -8,18 +8,21 @@
 
 /* ------------------------------------------------------------------ options */
 
+/* Names of the values of each enum, in the order of the enum. */
 static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL };
 static const char *const pers[] = { "tensor", "channel", "block", NULL };
 static const char *const forms[] = { "all_gather", "all_to_all", NULL };
 static const char *const scopes[] = { "global", "bucket", "lagged", NULL };
 static const char *const actions[] = { "skip", "stop", NULL };
 
-/* Choices are written as enums. */
+/* Hosts write a choice through an int pointer at the option's offset. */
 _Static_assert(sizeof(ms_reduce_op) == sizeof(int) && sizeof(ms_int8_per) == sizeof(int)
                    && sizeof(ms_int8_form) == sizeof(int) && sizeof(ms_clip_scope) == sizeof(int)
                    && sizeof(ms_nan_action) == sizeof(int),
                "hosts write a choice as an int");
 
+/* Rows of the lists of options: the name in the Lua API, the type, and the field that it is written
+ * to. */
 #define AT(member) .offset = offsetof(ms_link_options, member)
 #define NUMBER(text, member)                               \
     {                                                      \
@@ -112,10 +115,13 @@ static const ms_link_option of_nan_check[] = { CHOICE("action", nan_check.action
 
 /* -------------------------------------------------------------------- kinds */
 
+/* All places but this one. */
 #define EXCEPT(place) (MS_PLACE_ALL & ~(place))
 #define WHOLE_PASS \
     "it needs the numbers of all shards, and there each rank sees its own: put it before reduce"
 
+/* The table of native links. Nothing else names a link: hosts, checks and chains read its facts
+ * here. A row without .places would work nowhere; a row with a place left out needs .reason. */
 static const ms_link_kind kinds[] = {
     { .name = "reduce",
       .reduce = ms_reduce_reduce,

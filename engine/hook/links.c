@@ -3,11 +3,14 @@
 
 #include <stdio.h>
 
+/* The group that the link's options name, else the bucket's. */
 ms_group *ms_link_group(const ms_link *link, const ms_bucket *bucket)
 {
     return link->options.group ? link->options.group : bucket->group;
 }
 
+/* A mean over a group of the link's own is over its size. A mean over the bucket's group is over
+ * the divisor, which a script may set (join counts only ranks that have inputs). */
 double ms_link_share(const ms_link *link, const ms_bucket *bucket)
 {
     return 1.0 / (link->options.group ? ms_group_size(link->options.group) : bucket->divisor);
@@ -18,6 +21,7 @@ bool ms_link_is_whole(const ms_link *link)
     return link->kind->clips && link->options.clip.scope == MS_CLIP_GLOBAL;
 }
 
+/* clip by bucket keeps nothing from one bucket to the next, so several models may share it. */
 bool ms_link_is_of_one_model(const ms_link *link)
 {
     return link->kind->one_model
@@ -31,6 +35,9 @@ bool ms_link_skips_steps(const ms_link *link)
 
 bool ms_link_reports(const ms_bucket *bucket) { return bucket->wants_sent && !bucket->sent; }
 
+/* Every link's collective carries the bucket's index and label, for traces and for the messages of
+ * ranks that disagree. It runs on the current stream, which is the communication stream in a chain.
+ */
 ms_status ms_link_collective(const ms_bucket *bucket, ms_group *group, ms_collective call)
 {
     call.bucket = (int32_t)bucket->index;
@@ -39,6 +46,7 @@ ms_status ms_link_collective(const ms_bucket *bucket, ms_group *group, ms_collec
     return ms_group_enqueue(group, 1, &call, NULL);
 }
 
+/* The group's memory is shared between ranks where the transport needs that. */
 ms_status ms_link_wire(ms_group *group, ms_tensor *t, ms_dtype dtype, ms_tensor **out)
 {
     ms_storage *storage = NULL;
@@ -70,6 +78,8 @@ ms_status ms_link_part(const ms_bucket *bucket, ms_tensor *t, ms_tensor **out)
 
 /* ------------------------------------------------------------------- checks */
 
+/* A link that computes on gradients needs the buffer as it came from the bucket but for its dtype.
+ */
 static ms_status check_floats(const ms_link *link, const ms_bucket *bucket)
 {
     char have[160];
@@ -93,6 +103,8 @@ ms_status ms_link_refuse_feedback(const ms_link *link, const ms_bucket *bucket)
                           link->kind->name);
 }
 
+/* no_feedback comes from the table of kinds: the link's result is not the mean of what ranks send.
+ */
 ms_status ms_link_check_bucket(const ms_link *link, const ms_bucket *bucket)
 {
     if (link->kind->no_feedback && bucket->wants_sent) return ms_link_refuse_feedback(link, bucket);

@@ -5,6 +5,8 @@
 
 #include "tensor/op.h"
 
+/* bad = max(bad, 1 if t has an infinity or NaN). The flag stays on the device: reading it here
+ * would make the host wait in every bucket. */
 static void look(ms_work *w, ms_tensor *t, ms_tensor *bad)
 {
     ms_tensor *each = ms_work_apply(w, &ms_op_is_finite, 0, t, NULL),
@@ -13,6 +15,7 @@ static void look(ms_work *w, ms_tensor *t, ms_tensor *bad)
     ms_work_change(w, &ms_op_maximum, 0, bad, other);
 }
 
+/* One number for the whole pass, kept in the state so that all buckets share it. */
 static ms_tensor *flag(ms_work *w)
 {
     ms_tensor *bad = NULL;
@@ -20,6 +23,8 @@ static ms_tensor *flag(ms_work *w)
     return ms_work_own(w, bad);
 }
 
+/* The first bucket of a pass clears the flag. This rank's numbers are looked at before the
+ * reduction, because a minimum or a compressing link may hide a NaN. */
 ms_status ms_nan_check_encode(const ms_link *link, ms_bucket *bucket)
 {
     ms_work w = { .link = link, .bucket = bucket };
@@ -29,6 +34,9 @@ ms_status ms_nan_check_encode(const ms_link *link, ms_bucket *bucket)
     return ms_work_end(&w);
 }
 
+/* The ranks compare their flags once for each pass, with the last bucket, so that all of them skip
+ * the step or none does. "stop" fails on the device, in stream order, since the host does not know
+ * the flag. */
 ms_status ms_nan_check_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
                               ms_tensor *reduced, ms_tensor **out)
 {

@@ -6,6 +6,9 @@
  * own residual. The bytes on the wire are those of an all-reduce. */
 #include "hook/work.h"
 
+/* With sum s, rounded sum r and the factor f of each rank's numbers: this rank's `sent` becomes
+ * smaller by (s - r) / f, so its residual grows by that. The next reduction multiplies it by f and
+ * so adds exactly what the rounding lost. */
 void ms_work_report_rounding(ms_work *work, int64_t offset, ms_tensor *exact, ms_tensor *rounded,
                              double factor)
 {
@@ -21,6 +24,8 @@ void ms_work_report_rounding(ms_work *work, int64_t offset, ms_tensor *exact, ms
     ms_work_change(work, &ms_op_sub, 1, ms_work_view(work, bucket->sent, offset, length, 0), lost);
 }
 
+/* The all_to_all gives this rank the same part of every rank's tensor. Ranks are summed in their
+ * order in f32, so the result does not depend on when they arrive. */
 ms_tensor *ms_work_sum_of_parts(ms_work *work, ms_tensor *t, double factor)
 {
     const ms_attributes over_ranks = { .reduce = { .dim = 0 } };

@@ -2,6 +2,8 @@
  * et al. 2020). */
 #include "hook/links.h"
 
+/* The iteration counts only up to start_step; after it the state does not change, which makes a
+ * checkpoint of it valid at any later step. */
 ms_status ms_post_local_sgd_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     int64_t iteration = ms_link_state_iteration(link->state);
@@ -16,6 +18,7 @@ ms_status ms_post_local_sgd_reduce(const ms_link *link, ms_bucket *bucket, ms_te
     return ms_link_reduce_by(&within, bucket, MS_REDUCE_OP_AVG, out);
 }
 
+/* 0 is allowed: means are then local from the first step. */
 ms_status ms_post_local_sgd_check(ms_engine *engine, const ms_link_options *options)
 {
     if (options->post_local_sgd.start_step >= 0) return MS_OK;

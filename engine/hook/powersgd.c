@@ -17,7 +17,8 @@ typedef struct matrix {
     bool compressed;
 } matrix;
 
-/* One call for one bucket. */
+/* One call for one bucket. The arrays are one allocation of reduce_compressed; the tensors belong
+ * to the work. */
 typedef struct call {
     ms_work *work;
     const ms_link_options *options;
@@ -49,7 +50,8 @@ static void add_matrix(call *c, uint32_t index, matrix x)
     c->matrices[index] = x;
 }
 
-/* The gradient as a matrix, which is compressed if that makes it smaller by min_rate. */
+/* The gradient as a matrix: its first dimension by all others. It is compressed if that makes it
+ * smaller by min_rate: (n + m) r min_rate < n m. The rank r is at most n and m. */
 static matrix matrix_of(const call *c, const ms_tensor *gradient, int64_t offset)
 {
     int64_t count = ms_tensor_count(gradient);
@@ -62,6 +64,8 @@ static matrix matrix_of(const call *c, const ms_tensor *gradient, int64_t offset
     return x;
 }
 
+/* One matrix for each parameter. `wide` is the buffer itself where that is f32, so that results are
+ * written in place. */
 static void choose(call *c)
 {
     ms_bucket *bucket = c->work->bucket;
@@ -76,7 +80,9 @@ static void choose(call *c)
     c->wide = ms_work_cast(c->work, bucket->buffer, MS_F32);
 }
 
-/* The whole bucket as one square matrix, padded with zeros. */
+/* The whole bucket as one square matrix, padded with zeros: fewer and larger products, at the price
+ * of columns that mix parameters. The side is corrected upwards, since the root of a large count
+ * may be rounded down. */
 static void choose_square(call *c)
 {
     ms_work *w = c->work;
@@ -94,6 +100,7 @@ static void choose_square(call *c)
 
 /* -------------------------------------------------------------------- state */
 
+/* Lengths of a matrix' residual and of its Q, for get_state. */
 static int64_t numbers(const matrix *x) { return x->n * x->m; }
 static int64_t q_numbers(const matrix *x) { return x->m * x->r; }
 
@@ -121,6 +128,8 @@ static ms_tensor *get_state(call *c, const char *name, int64_t (*per)(const matr
     return ms_work_own(w, state);
 }
 
+/* With warm_start Q is the state, and this iteration's Q replaces it in place. Otherwise it is
+ * drawn anew in every iteration. */
 static void take_q(call *c)
 {
     if (c->options->powersgd.warm_start) {
@@ -133,7 +142,9 @@ static void take_q(call *c)
 
 /* ----------------------------------------------------------- what travels */
 
-/* Sums t over ranks in the buffer's dtype, each rank's numbers times factor. */
+/* Sums t over ranks in the buffer's dtype, each rank's numbers times factor. t is f32 and is copied
+ * to the wire's dtype and back; every rank gets the same bits, which Q needs, because the next
+ * iteration starts from it on all ranks. */
 static void add_up(ms_work *w, ms_tensor *t, double factor)
 {
     ms_tensor *wire = NULL;
@@ -165,7 +176,8 @@ static void copy_rest(call *c, ms_tensor *rest, bool back)
     }
 }
 
-/* The mean of the matrices that are not compressed, in one piece. */
+/* The mean of the matrices that are not compressed (vectors, small matrices), in one piece: one
+ * collective instead of one for each. */
 static void reduce_rest(call *c)
 {
     if (c->rest_count == 0) return;
@@ -177,6 +189,8 @@ static void reduce_rest(call *c)
 
 /* ------------------------------------------------------------ the products */
 
+/* What is done for each compressed matrix, with a work of its own, so that tensors are released
+ * after each. */
 typedef void step(ms_work *w, call *c, const matrix *x, uint32_t index);
 
 static void each_matrix(call *c, step *f)
@@ -202,6 +216,7 @@ static ms_tensor *q_of(ms_work *w, const call *c, const matrix *x)
     return ms_work_view(w, c->q, x->q_at, x->m, x->r);
 }
 
+/* The columns of t, in place; eps is added to each column's norm. */
 static void orthonormalize(ms_work *w, const call *c, ms_tensor *t)
 {
     const ms_attributes attributes = { .norm = { .eps = c->options->powersgd.eps } };
@@ -215,7 +230,7 @@ static void multiply(ms_work *w, ms_tensor *a, ms_tensor *b, ms_dtype dtype, ms_
     ms_work_copy(w, ms_work_cast(w, product, dtype), out);
 }
 
-/* M += residual; the residual keeps M. */
+/* M = gradient + residual. The residual keeps M until make_m subtracts what was sent. */
 static void add_residual(ms_work *w, call *c, const matrix *x, uint32_t index)
 {
     (void)index;
@@ -225,7 +240,9 @@ static void add_residual(ms_work *w, call *c, const matrix *x, uint32_t index)
     ms_work_copy(w, residual, m);
 }
 
-/* Random numbers, the same on every rank. */
+/* Random numbers, the same on every rank: the seed depends on the option, the iteration, the bucket
+ * and the matrix, never on the rank. Ranks with different Q would add up products in different
+ * bases. */
 static void draw(ms_work *w, uint32_t index, ms_tensor *q)
 {
     uint64_t seed = (uint64_t)w->link->options.powersgd.seed
@@ -235,6 +252,7 @@ static void draw(ms_work *w, uint32_t index, ms_tensor *q)
     ms_work_operator(w, &ms_op_normal, attributes, true, &q, 1, NULL);
 }
 
+/* P = M Q for this rank's M, with orthonormal Q. */
 static void make_p(ms_work *w, call *c, const matrix *x, uint32_t index)
 {
     ms_tensor *q = q_of(w, c, x);
@@ -243,6 +261,8 @@ static void make_p(ms_work *w, call *c, const matrix *x, uint32_t index)
     multiply(w, m_of(w, c, x), q, MS_F32, p_of(w, c, x));
 }
 
+/* P is now the sum over the ranks; its columns are made orthonormal on each rank from the same
+ * bits, so P need not travel again. Q = M' P. */
 static void make_q(ms_work *w, call *c, const matrix *x, uint32_t index)
 {
     (void)index;
@@ -268,7 +288,8 @@ static void keep_start(ms_work *w, const call *c, const matrix *x)
                  q);
 }
 
-/* M = P Q', rounded as the bucket's dtype will have it, so that the residual has this loss too. */
+/* M = P Q', rounded as the bucket's dtype will have it, so that the residual has this loss too;
+ * then residual = (gradient + residual) - M. */
 static void make_m(ms_work *w, call *c, const matrix *x, uint32_t index)
 {
     (void)index;
@@ -294,6 +315,9 @@ static void report_products(ms_work *w, call *c, const matrix *x, uint32_t index
                  ms_work_view(w, w->bucket->sent, x->offset, count, 0));
 }
 
+/* The order of collectives is the same on all ranks, as it depends on shapes and options alone: the
+ * rest, P, Q. P is divided by the number of ranks only in 16 bits; orthonormalizing takes the
+ * factor out again. `start` is copied after make_p, which makes Q orthonormal or draws it. */
 static void compress(call *c)
 {
     ms_work *w = c->work;
@@ -317,6 +341,8 @@ static void compress(call *c)
 
 /* ----------------------------------------------------------------- the link */
 
+/* `wide` is another tensor than the buffer in 16 bits and in the square form; the result is copied
+ * back then. */
 static ms_status run(ms_work *w, call *c)
 {
     ms_bucket *bucket = w->bucket;
@@ -348,6 +374,8 @@ static void log_compression(const ms_link *link, const ms_bucket *bucket)
            c.before ? 100.0 * (double)c.after / (double)c.before : 0.0);
 }
 
+/* All numbers of the bucket are computed on every rank; a sharded bucket takes its shard at the
+ * end. */
 static ms_status reduce_compressed(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     ms_context *context = ms_engine_context(bucket->engine);
@@ -367,6 +395,8 @@ static ms_status reduce_compressed(const ms_link *link, ms_bucket *bucket, ms_te
     return status;
 }
 
+/* A plain mean until start_step, the warm-up. The iteration counts with the last bucket, so that
+ * all buckets of a pass decide alike. */
 ms_status ms_powersgd_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     int64_t iteration = ms_link_state_iteration(link->state);
@@ -379,6 +409,7 @@ ms_status ms_powersgd_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor *
     return status;
 }
 
+/* Comparisons are written so that NaN is refused. */
 ms_status ms_powersgd_check(ms_engine *engine, const ms_link_options *options)
 {
     if (options->powersgd.rank < 1)

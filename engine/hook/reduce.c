@@ -1,14 +1,17 @@
 /* reduce.c: the reductions that lose nothing but rounding, for each kind of bucket, and noop. */
 #include "hook/work.h"
 
-/* A mean is a sum of numbers that are divided as they are read, so that nothing overflows. */
+/* A mean is a sum of numbers that are multiplied by 1 / divisor as they are read, so that a sum in
+ * f16 does not overflow where the mean would not. */
 static ms_collective sum_of(ms_reduce_op op, double factor)
 {
     bool is_mean = op == MS_REDUCE_OP_AVG;
     return (ms_collective){ .op = is_mean ? MS_REDUCE_OP_PREMUL_SUM : op, .factor = factor };
 }
 
-/* Before a reduction: only of sums a residual can be kept. *reports: `sent` has been set here. */
+/* Before a reduction. A residual can be kept only of sums: minima, maxima and products are not
+ * linear in what a rank sends. *reports: `sent` was set here, as if the reduction lost nothing; the
+ * caller corrects it by the rounding. */
 static ms_status begin(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, bool *reports)
 {
     *reports = ms_link_reports(bucket);
@@ -19,10 +22,14 @@ static ms_status begin(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, 
     return *reports ? ms_bucket_set_sent(bucket, bucket->buffer) : MS_OK;
 }
 
+/* Whether a sum in the tensor's dtype rounds so much that error feedback has to know of it. */
 static bool is_narrow(const ms_tensor *t) { return ms_dtype_bytes(ms_tensor_dtype(t)) == 2; }
 
 /* ------------------------------------------------------------ all_reduce kind */
 
+/* An all-reduce as an exchange of parts, a sum in f32 and an all-gather, whose rounding is
+ * reported; parts.c says why. The result has the length of all parts, and ms_work_give drops the
+ * padding. */
 static ms_status reduce_by_parts(const ms_link *link, ms_bucket *bucket, double factor,
                                  ms_tensor **out)
 {
@@ -35,6 +42,7 @@ static ms_status reduce_by_parts(const ms_link *link, ms_bucket *bucket, double 
     return ms_work_give(&w, ms_work_all_gather(&w, rounded), out);
 }
 
+/* In place in the buffer, unless the rounding of a 16-bit sum has to be reported. */
 ms_status ms_link_reduce_whole(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
                                ms_tensor **out)
 {
@@ -56,7 +64,8 @@ ms_status ms_link_reduce_whole(const ms_link *link, ms_bucket *bucket, ms_reduce
 
 /* -------------------------------------------------------------- sharded kinds */
 
-/* A 16-bit sum whose rounding is reported is added up in f32 by this rank. */
+/* A 16-bit sum whose rounding is reported is added up in f32 by this rank. `part` gets the rounded
+ * sum, *exact the sum before it was rounded. */
 static ms_status scatter_exactly(const ms_link *link, ms_bucket *bucket, ms_group *shards,
                                  double factor, ms_tensor *part, ms_tensor **exact)
 {
@@ -67,6 +76,8 @@ static ms_status scatter_exactly(const ms_link *link, ms_bucket *bucket, ms_grou
     return ms_work_end(&w);
 }
 
+/* reduce_scatter in place: the shard is the part of the buffer that the result is written to. On a
+ * failure both outputs are NULL again. */
 ms_status ms_link_scatter(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, double factor,
                           ms_tensor **part, ms_tensor **exact)
 {
@@ -94,6 +105,8 @@ ms_status ms_link_scatter(const ms_link *link, ms_bucket *bucket, ms_reduce_op o
     return status;
 }
 
+/* The reduce_scatter kind. The rank that holds a shard is the only one that rounds it, so its
+ * residual takes the whole loss. */
 static ms_status reduce_to_shards(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
                                   ms_tensor **out)
 {
@@ -116,6 +129,7 @@ static ms_status reduce_to_shards(const ms_link *link, ms_bucket *bucket, ms_red
 
 /* ---------------------------------------------------------------------- links */
 
+/* Nothing travels, so nothing is lost: all of this rank's numbers count as sent. */
 ms_status ms_link_stay_local(ms_bucket *bucket, ms_tensor **out)
 {
     ms_status status = MS_OK;

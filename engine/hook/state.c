@@ -11,6 +11,8 @@ typedef struct piece {
     int64_t offset, length;
 } piece;
 
+/* A link's memory. Links, reducers and the host each hold a reference; the engine frees what is
+ * left. `held` are tensors for the present pass only; they are not saved. */
 struct ms_link_state {
     ms_engine *engine;
     ms_link_state *next; /* of the engine's list */
@@ -23,6 +25,7 @@ struct ms_link_state {
     uint32_t references, abandoned;
 };
 
+/* The second of the two strings. */
 static const char *parameter_name(const piece *p) { return p->text + strlen(p->text) + 1; }
 
 static void drop_piece(ms_link_state *state, piece *p)
@@ -33,6 +36,7 @@ static void drop_piece(ms_link_state *state, piece *p)
     *p = (piece){ 0 };
 }
 
+/* For loading: values and the count of iterations start over; references and statistics stay. */
 void ms_link_state_clear(ms_link_state *state)
 {
     for (size_t i = 0; i < state->count; i++) drop_piece(state, &state->pieces[i]);
@@ -112,8 +116,12 @@ void ms_link_state_release(ms_link_state *state)
     free_state(state);
 }
 
+/* Called by a finalizer at any moment, so it only counts; the sweep releases at a moment that does
+ * not depend on the collector. */
 void ms_link_state_abandon(ms_link_state *state) { state->abandoned++; }
 
+/* abandoned is cleared before the references are released, since the last release frees the state.
+ */
 void ms_link_states_sweep(ms_engine *engine)
 {
     for (ms_link_state *state = ms_engine_get(engine, MS_SLOT_HOOK), *next; state; state = next) {
@@ -126,8 +134,9 @@ void ms_link_states_sweep(ms_engine *engine)
 
 /* ------------------------------------------------------------------- asking */
 
-/* The piece of that parameter (NULL: of none), or one that was put for it. hint: the index at which
- * the search begins. */
+/* The piece of that parameter (NULL: of none), or one that was put under its name when a checkpoint
+ * was loaded. Pointers decide before names, since two models may have parameters of the same name.
+ * hint: the index at which the search begins. */
 static piece *find(const ms_link_state *state, const char *name, const ms_tensor *parameter,
                    const char *called, size_t hint)
 {
@@ -163,7 +172,8 @@ static piece *find_item(const ms_link_state *state, const request *r, uint32_t i
     return find(state, r->name, r->parameters ? r->parameters[i] : NULL, r->called[i], hint);
 }
 
-/* The tensor that has exactly the requested pieces, or NULL. */
+/* The tensor that has exactly the requested pieces in the requested order, or NULL. Found in every
+ * iteration but the first after the buckets changed, so that nothing is copied. */
 static ms_tensor *find_whole(const ms_link_state *state, const request *r, int64_t total)
 {
     ms_tensor *whole = NULL;
@@ -195,7 +205,8 @@ static ms_status make_text(ms_engine *engine, const char *name, const char *call
     return MS_OK;
 }
 
-/* Adds the pieces that are missing, without numbers. */
+/* Adds the pieces that are missing, without numbers. Room and text come before the numbers, so that
+ * move_in cannot fail. */
 static ms_status make_pieces(ms_link_state *state, const request *r)
 {
     ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->pieces,
@@ -232,7 +243,8 @@ static ms_status fill_in(ms_link_state *state, const request *r, ms_tensor *whol
     return status;
 }
 
-/* From now on the pieces are parts of whole. */
+/* From now on the pieces are parts of whole. The former tensor of a piece is released; it lives on
+ * while other pieces are parts of it. A piece that was put gets its parameter here. */
 static void move_in(ms_link_state *state, const request *r, ms_tensor *whole)
 {
     int64_t at = 0;
@@ -250,6 +262,8 @@ static void move_in(ms_link_state *state, const request *r, ms_tensor *whole)
     }
 }
 
+/* Either the tensor exists as requested, or a new one is filled from pieces that may lie in several
+ * old tensors: so the state follows its parameters when buckets are rebuilt. */
 static ms_status get(ms_link_state *state, const request *r, bool *fresh, ms_tensor **out)
 {
     int64_t total = r->padding;
@@ -311,6 +325,8 @@ void ms_link_state_compressed(ms_link_state *state, int64_t before, int64_t afte
     state->compression.after += (uint64_t)after;
 }
 
+/* Counts from the last line, so that a link that is resumed from a checkpoint logs once at its
+ * start. */
 bool ms_link_state_is_due(ms_link_state *state, int64_t every)
 {
     if (state->iteration < state->due) return false;
@@ -339,6 +355,7 @@ ms_status ms_link_state_piece(ms_link_state *state, uint32_t index, ms_link_piec
                           "a link's state: there is no piece of that number");
 }
 
+/* The piece has no parameter yet; find gives it to the first one of that name. */
 ms_status ms_link_state_put(ms_link_state *state, const char *name, const char *parameter,
                             ms_tensor *tensor)
 {

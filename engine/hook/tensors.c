@@ -1,6 +1,7 @@
 /* tensors.c: operators on tensors as links use them: with one number, without history. */
 #include "hook/links.h"
 
+/* ms_op_apply records nothing on the tape, so links do not lengthen the graph. */
 static ms_status apply(const ms_op *op, double value, bool in_place, ms_tensor *a, ms_tensor *b,
                        ms_tensor **out)
 {
@@ -14,6 +15,7 @@ ms_status ms_link_apply(const ms_op *op, double value, ms_tensor *a, ms_tensor *
     return apply(op, value, false, a, b, out);
 }
 
+/* In place, the operator returns a reference to its first input, which is released. */
 ms_status ms_link_change(const ms_op *op, double value, ms_tensor *a, ms_tensor *b)
 {
     ms_tensor *out = NULL;
@@ -33,6 +35,8 @@ ms_status ms_link_keep_finite(ms_tensor *memory)
     return status;
 }
 
+/* A tensor that has the dtype already is retained, so a caller must not write the result unless it
+ * knows that it was made. */
 ms_status ms_link_cast(ms_tensor *t, ms_dtype dtype, ms_tensor **out)
 {
     if (ms_tensor_dtype(t) == dtype) {
@@ -43,6 +47,8 @@ ms_status ms_link_cast(ms_tensor *t, ms_dtype dtype, ms_tensor **out)
     return ms_op_apply(ms_tensor_engine(t), &ms_op_cast, &attributes, false, &t, 1, out, 1);
 }
 
+/* A reshape of a tensor that is not contiguous copies; of a contiguous one it is a view. Either way
+ * the result is memory of its own. */
 ms_status ms_link_flat_copy(ms_tensor *t, ms_tensor **out)
 {
     ms_engine *engine = ms_tensor_engine(t);

@@ -5,12 +5,14 @@
 
 /* ------------------------------------------------------- making and freeing */
 
-/* Marks of one set, and where its parts begin. */
+/* A set is a run of marks: the moments; begin and end of each reduction; when each bucket was
+ * complete; when each gradient arrived. */
 static uint32_t spans_at(void) { return MS_MOMENTS; }
 static uint32_t completes_at(const ms_times *times) { return MS_MOMENTS + 2 * times->capacity; }
 static uint32_t arrivals_at(const ms_times *times) { return MS_MOMENTS + 3 * times->capacity; }
 static uint32_t set_length(const ms_times *times) { return arrivals_at(times) + times->gradients; }
 
+/* On a failure, pointers that were not reached stay NULL; ms_times_close frees the others. */
 ms_status ms_times_open(ms_times *times, ms_group *group, uint32_t capacity, uint32_t gradients,
                         uint32_t links)
 {
@@ -43,7 +45,8 @@ void ms_times_close(ms_times *times)
 
 /* --------------------------------------------------------------- harvesting */
 
-/* The set that the next pass, or the one that runs, uses. */
+/* The set that the next pass, or the one that runs, uses: passes counts the passes that have ended.
+ */
 static uint32_t set_of(const ms_times *times) { return times->passes % 2; }
 
 /* The time of a mark of that set, which is passed. */
@@ -64,6 +67,7 @@ static uint64_t time_since(const ms_times *times, uint32_t set, uint32_t mark, u
     return ns > begin ? ns - begin : 0;
 }
 
+/* Times of buckets and gradients since `begin`, which is forward's end. */
 static void harvest_buckets(ms_times *times, uint32_t index, uint64_t begin)
 {
     const ms_times_set *set = &times->sets[index];
@@ -87,7 +91,9 @@ static void harvest_moments(ms_pass_stats *stats, const ms_times_set *set, const
     if (set->has[MS_AT_STEP_END]) stats->step_ns = moments[MS_AT_STEP_END] - moments[MS_AT_READY];
 }
 
-/* Takes over the times of a set whose last mark is passed; none where the device has no clock. */
+/* Takes over the times of a set whose last mark was passed. That mark waits for all others of the
+ * set, so all of them can be read. set->end is cleared first, because a set is harvested once. On a
+ * device without a clock the times stay 0. */
 static void harvest(ms_times *times, uint32_t index)
 {
     ms_times_set *set = &times->sets[index];
@@ -111,6 +117,8 @@ static void harvest(ms_times *times, uint32_t index)
                     moments[set->has[MS_AT_BACKWARD] ? MS_AT_BACKWARD : MS_AT_FORWARD]);
 }
 
+/* Blocks the host until the pass before the last has ended on the device. Planners call it on all
+ * ranks, so that each has the times of the same pass, however far its device is. */
 ms_status ms_times_await(ms_times *times)
 {
     ms_point end = times->sets[set_of(times)].end;
@@ -121,6 +129,7 @@ ms_status ms_times_await(ms_times *times)
 
 /* ------------------------------------------------------------------- a pass */
 
+/* The set is about to be written again: its times are taken over now or are lost. */
 ms_status ms_times_begin_pass(ms_times *times, uint64_t layout)
 {
     harvest(times, set_of(times));
@@ -135,7 +144,8 @@ static ms_status set_mark(ms_times *times, uint32_t set, uint32_t mark)
                         ms_engine_current(times->engine));
 }
 
-/* last: the set may be harvested once this mark is passed, so it is after all others. */
+/* last: the set may be harvested once this mark is passed, so the current stream first waits for
+ * the set's other marks, which are on other streams too. */
 static ms_status note_in(ms_times *times, uint32_t set, ms_moment moment, bool last)
 {
     uint32_t first = set * set_length(times);
@@ -175,6 +185,8 @@ static ms_status mark_span(ms_times *times, uint32_t bucket, bool end)
     return set_mark(times, set_of(times), spans_at() + 2 * bucket + end);
 }
 
+/* The first bucket of a pass starts the counts over. The mark comes before the account, so that the
+ * account's first span begins after it. */
 ms_status ms_times_begin_reduction(ms_times *times, ms_bucket *bucket)
 {
     times->before = ms_accounts_traffic(times->engine);
@@ -184,6 +196,7 @@ ms_status ms_times_begin_reduction(ms_times *times, ms_bucket *bucket)
     return status;
 }
 
+/* The account ends before the mark: its last bytes and times belong to this reduction. */
 ms_status ms_times_end_reduction(ms_times *times, ms_bucket *bucket)
 {
     ms_traffic now = ms_accounts_traffic(times->engine);
@@ -203,6 +216,8 @@ void ms_times_reopen_pass(ms_times *times)
     times->passes--;
 }
 
+/* The pass of this step has ended, so its set is the other one. Its end moves to the step's mark,
+ * unless the set was harvested before. */
 ms_status ms_times_step_end(ms_times *times, bool reduced)
 {
     uint32_t last = 1 - set_of(times);
@@ -239,6 +254,7 @@ bool ms_times_bucket(const ms_times *times, uint64_t layout, uint32_t bucket, ms
     return timed;
 }
 
+/* Bytes of the last step where steps are noted, else of the last pass. */
 ms_link_stats ms_times_link(const ms_times *times, uint32_t link)
 {
     return ms_accounts_stats(times->accounts, link, times->has_steps);

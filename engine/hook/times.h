@@ -13,6 +13,7 @@
 
 #include "hook/accounts.h"
 
+/* Moments of a pass on the model's stream, in the order in which that stream passes them. */
 typedef enum ms_moment {
     MS_AT_FORWARD,  /* the forward begins */
     MS_AT_BACKWARD, /* the forward has ended */
@@ -31,10 +32,13 @@ typedef struct ms_times_set {
     bool has_gradients; /* the arrival of each gradient was timed */
 } ms_times_set;
 
+/* What the host counts while it enqueues the reductions of a pass. */
 typedef struct ms_times_counts {
     uint64_t passes, calls, payload_bytes, wire_bytes;
 } ms_times_counts;
 
+/* The times of one model. Everything here belongs to the host thread; streams only pass the marks.
+ */
 typedef struct ms_times {
     ms_engine *engine;
     uint64_t passes;    /* number of passes that were reduced */

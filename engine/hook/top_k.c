@@ -13,7 +13,9 @@ static int64_t sent_of(double fraction, int64_t count)
     return sent > 1 || count == 0 ? sent : 1;
 }
 
-/* Adds the bucket's numbers (with momentum: their running sum, *fast) to the residual. */
+/* Without momentum: residual += g. With momentum m: u = m u + g, residual += u (*fast is u). The
+ * momentum is taken on each rank before numbers are chosen, because numbers that stay back would
+ * otherwise miss it. */
 static ms_tensor *add_to_residual(ms_work *w, ms_tensor **fast)
 {
     double momentum = w->link->options.top_k.momentum;
@@ -37,7 +39,8 @@ static void put(ms_work *w, const ms_op *op, ms_tensor *t, ms_tensor *places, ms
     ms_work_operator(w, op, (ms_attributes){ .index = { .dim = 0 } }, true, inputs, 3, NULL);
 }
 
-/* The places of the k greatest numbers of t. */
+/* The places of the k numbers of t with the greatest magnitude. Places travel as i32, half of i64.
+ */
 static ms_tensor *find_greatest(ms_work *w, ms_tensor *t, int64_t k)
 {
     const ms_attributes greatest = { .top = { .k = k, .largest = true } };
@@ -46,8 +49,9 @@ static ms_tensor *find_greatest(ms_work *w, ms_tensor *t, int64_t k)
     return ms_work_cast(w, places, MS_I32);
 }
 
-/* The numbers of the residual at these places, in the buffer's dtype; the residual (and the
- * momentum, if there is one) loses them. */
+/* The numbers of the residual at these places, in the buffer's dtype. What is subtracted from the
+ * residual is the rounded number that travels, so that the rounding stays in it. The momentum is
+ * set to 0 there, which stops it from pushing again what was just sent. */
 static ms_tensor *take(ms_work *w, ms_tensor *residual, ms_tensor *fast, ms_tensor *at)
 {
     ms_tensor *chosen[] = { residual, at };
@@ -66,7 +70,8 @@ static ms_tensor *take(ms_work *w, ms_tensor *residual, ms_tensor *fast, ms_tens
     return values;
 }
 
-/* The mean over the ranks, where numbers that a rank has not sent count as zero. */
+/* The mean over the ranks, where numbers that a rank has not sent count as zero. All ranks add the
+ * same gathered lists; several ranks may send the same place, so the sum needs scatter_add. */
 static ms_tensor *mean(ms_work *w, ms_tensor *values, ms_tensor *places, int64_t k)
 {
     int64_t all = k * ms_group_size(ms_work_group(w)), count = ms_tensor_count(w->bucket->buffer);
@@ -97,6 +102,7 @@ ms_status ms_top_k_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **ou
     return ms_work_give(&w, mean(&w, values, places, k), out);
 }
 
+/* Comparisons are written so that NaN is refused. */
 ms_status ms_top_k_check(ms_engine *engine, const ms_link_options *options)
 {
     double fraction = options->top_k.fraction, momentum = options->top_k.momentum;

@@ -1,6 +1,7 @@
 /* work.c: operators one after another, for native links. */
 #include "hook/work.h"
 
+/* Takes ownership before anything else can fail, so no caller has to release. */
 ms_tensor *ms_work_own(ms_work *work, ms_tensor *owned)
 {
     if (owned && work->count == MS_WORK_TENSORS) {
@@ -33,6 +34,7 @@ ms_group *ms_work_group(const ms_work *work)
     return work->group ? work->group : ms_link_group(work->link, work->bucket);
 }
 
+/* Outputs are owned in order; a failure in owning the second leaves the first to ms_work_end. */
 ms_tensor *ms_work_operator(ms_work *work, const ms_op *op, ms_attributes attributes, bool in_place,
                             ms_tensor *const *inputs, uint32_t count, ms_tensor **second)
 {
@@ -58,6 +60,7 @@ void ms_work_change(ms_work *work, const ms_op *op, double value, ms_tensor *a, 
     if (!work->status) work->status = ms_link_change(op, value, a, b);
 }
 
+/* A tensor that has the dtype is owned by one more reference, and released like a new one. */
 ms_tensor *ms_work_cast(ms_work *work, ms_tensor *t, ms_dtype dtype)
 {
     ms_tensor *made = NULL;
@@ -70,6 +73,8 @@ void ms_work_copy(ms_work *work, ms_tensor *from, ms_tensor *to)
     if (!work->status) work->status = ms_copy_into(work->bucket->engine, from, to);
 }
 
+/* The group's memory, since a collective reads or writes the tensor; ms_work_scratch is for the
+ * rest. */
 ms_tensor *ms_work_new(ms_work *work, ms_dtype dtype, int64_t rows, int64_t columns)
 {
     ms_storage *storage = NULL;
@@ -106,6 +111,7 @@ ms_tensor *ms_work_view(ms_work *work, ms_tensor *t, int64_t offset, int64_t row
     return ms_work_own(work, made);
 }
 
+/* By strides; no number moves. */
 ms_tensor *ms_work_transposed(ms_work *work, ms_tensor *t, int64_t offset, int64_t rows,
                               int64_t columns)
 {
@@ -140,6 +146,8 @@ ms_tensor *ms_work_all_gather(ms_work *work, ms_tensor *t)
     return all;
 }
 
+/* Only this rank's shard is written, so that the result is a part of the bucket's buffer and needs
+ * no copy in the reducer. */
 ms_status ms_work_give(ms_work *work, ms_tensor *result, ms_tensor **out)
 {
     ms_tensor *to = NULL, *buffer = work->bucket->buffer;

@@ -5,10 +5,14 @@
 
 #include "hook/links.h"
 
+/* The most tensors that one work may hold. Loops use an inner work for each round, so that a link's
+ * need does not grow with the number of parameters or ranks. */
 #define MS_WORK_TENSORS 56
 
-/* Every function does nothing once status is set, and then gives NULL. What it gives is borrowed.
- * group: of collectives and of the tensors for them; NULL: the link's. */
+/* A sequence of operators with one error path. Every function does nothing once status is set, and
+ * then returns NULL; so a link is written without a check after each call, and checks status only
+ * before it reads a tensor's shape itself. Tensors that are returned are borrowed: the work owns
+ * them until ms_work_end. group: of collectives and of the tensors for them; NULL: the link's. */
 typedef struct ms_work {
     const ms_link *link;
     ms_bucket *bucket;
