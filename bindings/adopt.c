@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+/* A rank that is wrong is an error, not a run alone: the launcher's other ranks would wait for it.
+ */
 ms_status ms_lua_adopt(ms_context *context, ms_rendezvous **out, uint32_t *rank)
 {
     const ms_os *os = context->os;

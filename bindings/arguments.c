@@ -15,6 +15,8 @@ bool ms_lua_is_tensor(lua_State *L, int index)
     return handle && handle->magic == MS_HANDLE_MAGIC;
 }
 
+/* The error names the line that made the tensor and why it is gone, since the line that uses it is
+ * rarely the one that is wrong. */
 ms_handle *ms_lua_handle(lua_State *L, int index)
 {
     ms_handle *handle = luaL_testudata(L, index, MS_TENSOR_TYPE);
@@ -38,6 +40,8 @@ ms_tensor *ms_lua_optional_tensor(lua_State *L, int index)
     return lua_isnoneornil(L, index) ? NULL : ms_lua_tensor(L, index);
 }
 
+/* The pointers are borrowed: the Lua list keeps the handles, and no collection runs before the
+ * engine has retained them. */
 ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count)
 {
     index = lua_absindex(L, index);
@@ -59,6 +63,8 @@ ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count)
 
 /* ------------------------------------------------------------------ numbers */
 
+/* Strings that look like numbers are refused, unlike in Lua's own functions: they are mistakes
+ * here. */
 int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const char *what)
 {
     int ok = 0;
@@ -73,6 +79,8 @@ int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const
     return value;
 }
 
+/* Lua counts dimensions from 1, and from the end with negative numbers; the engine counts from 0.
+ */
 int32_t ms_lua_dim(lua_State *L, int index, uint32_t dims)
 {
     int64_t dim = ms_lua_integer(L, index, INT32_MIN, INT32_MAX, "a dimension");
@@ -83,6 +91,8 @@ int32_t ms_lua_dim(lua_State *L, int index, uint32_t dims)
     return (int32_t)(dim > 0 ? dim - 1 : dim + (int64_t)dims);
 }
 
+/* -1 is let through: it stands for the size that follows from the others, in functions that allow
+ * it. */
 uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what)
 {
     bool table = lua_istable(L, index);
@@ -101,6 +111,7 @@ uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what)
 
 /* -------------------------------------------------------------------- names */
 
+/* Whether two characters differ in case at most. */
 static bool same_letter(char a, char b)
 {
     return tolower((unsigned char)a) == tolower((unsigned char)b);
@@ -141,6 +152,8 @@ static bool is_initials(const char *shorter, const char *longer)
     return *shorter == '\0';
 }
 
+/* Initials come first, because their edit distance is large. A name is near if less than about half
+ * of the given one has to change. */
 const char *ms_lua_nearest(const char *given, const char *const names[])
 {
     const char *best = NULL;
@@ -157,6 +170,7 @@ const char *ms_lua_nearest(const char *given, const char *const names[])
     return best;
 }
 
+/* For qsort: the order of a Lua table differs from run to run, and messages must not. */
 static int compare_names(const void *a, const void *b)
 {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
@@ -178,6 +192,7 @@ static const char **push_names(lua_State *L, int table)
     return names;
 }
 
+/* Returns 0 results (nil) or raises; the list of names is a userdata on the stack. */
 int ms_lua_no_field(lua_State *L, int key, int methods, const char *what)
 {
     const char *given = lua_type(L, key) == LUA_TSTRING ? lua_tostring(L, key) : "__";
@@ -203,6 +218,7 @@ static int refuse_name(lua_State *L, const char *what, const char *given, const 
     return ms_lua_error(L, "unknown %s '%.60s': known are %s", what, given, lua_tostring(L, -1));
 }
 
+/* Strings with zero bytes match nothing, hence the second comparison. */
 int ms_lua_choice(lua_State *L, int index, const char *const choices[], const char *what)
 {
     if (lua_type(L, index) != LUA_TSTRING)
@@ -213,6 +229,7 @@ int ms_lua_choice(lua_State *L, int index, const char *const choices[], const ch
     return refuse_name(L, what, given, choices);
 }
 
+/* Names of dtypes in the order of messages, not of the enum. */
 ms_dtype ms_lua_dtype(lua_State *L, int index)
 {
     static const char *const names[] = { "f32", "f16", "bf16", "i64", "i32",
@@ -222,6 +239,7 @@ ms_dtype ms_lua_dtype(lua_State *L, int index)
     return dtype;
 }
 
+/* An option that is misspelled would be ignored without a word otherwise. */
 void ms_lua_known_keys(lua_State *L, int index, const char *const names[], const char *what)
 {
     if (lua_isnoneornil(L, index)) return;
@@ -238,6 +256,7 @@ void ms_lua_known_keys(lua_State *L, int index, const char *const names[], const
 
 /* ------------------------------------------------------------------- fields */
 
+/* Pushes field `name` of the options at `table`, or nil if there are none; returns its type. */
 static int field(lua_State *L, int table, const char *name)
 {
     if (lua_isnoneornil(L, table)) {

@@ -14,9 +14,11 @@ static const char life_key = 0; /* registry: the userdata with the struct below 
 static const char gone[] = "was only valid inside its comm hook; clone it, and call keep() on the "
                            "clone, to keep its values";
 
-/* The bucket whose hook is running, one at a time. A handle is good while its serial is this one's.
- * User value 1: list of the tensor handles that were given out, which end with the hook; 2: the
- * reducer's list of parameters. between: of a hybrid bucket, once it is its shard's turn. */
+/* The bucket whose hook is running; there is one at a time, because hooks run on the host thread
+ * and do not nest. A Lua handle of a bucket is good while its serial is this one's. User value 1:
+ * list of the tensor handles that were given out, which end with the hook; 2: the reducer's list of
+ * parameters. between: the second half of a hybrid bucket's reduction, while it runs. buffer,
+ * buffer_at: the tensor that the last buffer() returned, and its place in user value 1. */
 typedef struct bucket_life {
     uint64_t serial;
     ms_bucket *bucket;
@@ -27,6 +29,7 @@ typedef struct bucket_life {
     int buffer_at;
 } bucket_life;
 
+/* A Lua handle of a bucket. index and label are copies, for messages after the bucket is gone. */
 typedef struct bucket_box {
     bucket_life *life;
     ms_bucket *bucket;
@@ -37,6 +40,7 @@ typedef struct bucket_box {
 
 /* ------------------------------------------------------------------ buckets */
 
+/* Leaves the stack as it was. The registry holds the only one of this Lua state. */
 static bucket_life *get_life(lua_State *L)
 {
     lua_rawgetp(L, LUA_REGISTRYINDEX, &life_key);
@@ -76,36 +80,42 @@ static ms_handle *give(lua_State *L, bucket_life *life)
     return handle;
 }
 
+/* bucket:index() -> its index; 0 is launched first */
 static int bucket_index(lua_State *L)
 {
     lua_pushinteger(L, check_bucket(L)->index);
     return 1;
 }
 
+/* bucket:is_last() -> whether it is the last bucket of the pass */
 static int bucket_is_last(lua_State *L)
 {
     lua_pushboolean(L, check_bucket(L)->is_last);
     return 1;
 }
 
+/* bucket:kind() -> "all_reduce", "reduce_scatter" or "hybrid" */
 static int bucket_kind(lua_State *L)
 {
     lua_pushstring(L, ms_bucket_kind_name(check_bucket(L)->kind));
     return 1;
 }
 
+/* bucket:dtype() -> dtype of the gradients, whatever the buffer is now */
 static int bucket_dtype(lua_State *L)
 {
     lua_pushstring(L, ms_dtype_name(ms_tensor_dtype(check_bucket(L)->flat)));
     return 1;
 }
 
+/* bucket:divisor() -> the number of ranks that a mean is over */
 static int bucket_divisor(lua_State *L)
 {
     lua_pushinteger(L, check_bucket(L)->divisor);
     return 1;
 }
 
+/* bucket:group(level?) -> group; level "all" (the default), "shard" or "replicate" */
 static int bucket_group(lua_State *L)
 {
     static const char *const levels[] = { "all", "shard", "replicate", NULL };
@@ -119,6 +129,8 @@ static int bucket_group(lua_State *L)
     return ms_lua_push_group(L, group, 1);
 }
 
+/* bucket:buffer() -> the tensor that the next link gets. As long as no link replaces it, all calls
+ * return one handle, so that scripts may compare them. */
 static int bucket_buffer(lua_State *L)
 {
     ms_lua_enter(L);
@@ -137,6 +149,8 @@ static int bucket_buffer(lua_State *L)
     return 1;
 }
 
+/* bucket:set_buffer(tensor): later links see this one. Whether it is a cast is decided before the
+ * buffer is replaced, because it is compared with the old one. */
 static int bucket_set_buffer(lua_State *L)
 {
     ms_lua_enter(L);
@@ -190,6 +204,8 @@ static int bucket_sent(lua_State *L)
     return 1;
 }
 
+/* bucket:gradients() -> list of views of the buffer in the parameters' shapes. Each handle is in
+ * the list before its view is made: an error must not leave a view that nothing releases. */
 static int bucket_gradients(lua_State *L)
 {
     ms_lua_enter(L);
@@ -206,6 +222,7 @@ static int bucket_gradients(lua_State *L)
     return 1;
 }
 
+/* bucket:parameters() -> list of the parameters, the same handles that the script knows */
 static int bucket_parameters(lua_State *L)
 {
     ms_bucket *bucket = check_bucket(L);
@@ -220,6 +237,7 @@ static int bucket_parameters(lua_State *L)
     return 1;
 }
 
+/* bucket:shard(tensor) -> this rank's part of it; of all_reduce buckets the same handle */
 static int bucket_shard(lua_State *L)
 {
     ms_lua_enter(L);
@@ -245,6 +263,7 @@ static const ms_link *enter_link(lua_State *L, ms_bucket **bucket)
     return ms_lua_link(L, 2);
 }
 
+/* bucket:_encode(link): the buffer may be another one after it */
 static int bucket_encode(lua_State *L)
 {
     ms_bucket *bucket = NULL;
@@ -254,6 +273,7 @@ static int bucket_encode(lua_State *L)
     return 0;
 }
 
+/* bucket:_decode(link, before, reduced) -> tensor */
 static int bucket_decode(lua_State *L)
 {
     ms_bucket *bucket = NULL;
@@ -265,6 +285,7 @@ static int bucket_decode(lua_State *L)
     return 1;
 }
 
+/* bucket:_reduce(link) -> tensor, stream, number: the result and the point at which it is ready */
 static int bucket_reduce(lua_State *L)
 {
     ms_bucket *bucket = NULL;
@@ -279,6 +300,7 @@ static int bucket_reduce(lua_State *L)
     return 3;
 }
 
+/* Pushes a handle of the bucket, or of the bucket between its reductions; it ends with the hook. */
 static void push_bucket(lua_State *L, bucket_life *life, ms_bucket *bucket)
 {
     bucket_box *box = lua_newuserdatauv(L, sizeof *box, 0);
@@ -304,6 +326,7 @@ static int bucket_open_between(lua_State *L)
     return 1;
 }
 
+/* bucket:_close_between(inner, result): both handles must be of the hook that runs. */
 static int bucket_close_between(lua_State *L)
 {
     ms_lua_enter_inside(L);
@@ -355,6 +378,7 @@ static int is_bucket(lua_State *L)
     return 1;
 }
 
+/* __tostring, also of a bucket whose hook has returned */
 static int bucket_string(lua_State *L)
 {
     const bucket_box *box = luaL_checkudata(L, 1, MS_BUCKET_TYPE);
@@ -414,6 +438,7 @@ static const char *hook_name(lua_State *L, const ms_callback *callback)
     return ms_callback_push(callback) && lua_getupvalue(L, -1, 4) ? lua_tostring(L, -1) : NULL;
 }
 
+/* What the hook returned cannot be used. Runs outside of lua_pcall, so it raises nothing. */
 static ms_status wrong_result(lua_State *L, const ms_callback *callback, const ms_bucket *bucket,
                               const char *what)
 {
@@ -426,7 +451,8 @@ static ms_status wrong_result(lua_State *L, const ms_callback *callback, const m
 }
 
 /* Replaces the future on top by its value. *ready: when the value is there. False if the future has
- * none yet. Its fields are read without metamethods: nothing here may raise. */
+ * none yet; the caller restores the top. Its fields are read without metamethods, because nothing
+ * here may raise. */
 static bool open_future(lua_State *L, ms_point *ready)
 {
     lua_pushliteral(L, "index");
@@ -465,7 +491,9 @@ static ms_status take_result(lua_State *L, const ms_callback *callback, const ms
     return MS_OK;
 }
 
-/* Calls the hook, which is on top of the stack, and takes what it returns. */
+/* Calls the hook, which is on top of the stack, and takes what it returns while its handle is still
+ * alive. The error of a hook gets the bucket's name; the error object itself stays in the registry.
+ */
 static ms_status run_hook(lua_State *L, const ms_callback *callback, ms_bucket *bucket,
                           ms_tensor **result, ms_point *ready)
 {
@@ -480,6 +508,9 @@ static ms_status run_hook(lua_State *L, const ms_callback *callback, ms_bucket *
                           bucket->index, bucket->label, message);
 }
 
+/* Called by the engine on the host thread, in the middle of a bound function (backward). It
+ * restores the stack and the script line on every path: the function above has values on the stack.
+ * The life of the bucket ends before memory is collected, so that its tensors can go. */
 ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, ms_point *ready)
 {
     ms_callback *callback = user;

@@ -11,8 +11,9 @@ static const char error_key = 0; /* registry: the error object of the last faile
 /* registry: { error object, its traceback } of the last failed call */
 static const char trace_key = 0;
 
-/* Errors are not changed, whatever catches them. The traceback is kept beside the error, for code
- * that prints it. */
+/* The message handler: error object -> the same object. Errors are not changed, whatever catches
+ * them. The traceback is kept beside the error, because the stack is gone when the error is
+ * printed. */
 static int keep_traceback(lua_State *L)
 {
     lua_settop(L, 1);
@@ -25,6 +26,7 @@ static int keep_traceback(lua_State *L)
     return 1;
 }
 
+/* The pair in the registry may belong to an older error; rawequal tells. */
 bool ms_lua_traceback(lua_State *L, int index)
 {
     index = lua_absindex(L, index);
@@ -36,6 +38,9 @@ bool ms_lua_traceback(lua_State *L, int index)
     return same;
 }
 
+/* The engine must not be unwound by longjmp, so every error ends here and becomes MS_ERROR_SCRIPT.
+ * The error object waits in the registry until the bound function that called the engine raises it
+ * again (ms_lua_ok): the script sees its own error, not a text made of it. */
 ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int results)
 {
     int function = lua_gettop(L) - arguments;
@@ -69,6 +74,8 @@ void ms_lua_set_drain(lua_State *L, int index)
     lua_rawsetp(L, LUA_REGISTRYINDEX, &drain_key);
 }
 
+/* Callbacks of futures are put off until the outermost hook has returned, so that none runs in the
+ * middle of a hook. */
 ms_status ms_lua_hook(lua_State *L, ms_runtime *runtime, int arguments, int results)
 {
     runtime->hook_depth++;
@@ -100,6 +107,8 @@ void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error)
     snprintf(runtime->exit_message, sizeof runtime->exit_message, "%s", error->message);
 }
 
+/* Raises; the caller owns nothing at this point. A callback's error is taken out of the registry
+ * first, so that it is raised once. */
 void ms_lua_ok(lua_State *L, ms_status status)
 {
     if (!status) return;
@@ -115,6 +124,8 @@ void ms_lua_ok(lua_State *L, ms_status status)
     ms_lua_error(L, "%s", error->message);
 }
 
+/* Statuses from MS_ERROR_NOT_FOUND on are failures of the environment; smaller ones are mistakes in
+ * the program and raise. */
 int ms_lua_failed(lua_State *L, const ms_error *error)
 {
     if (error->status < MS_ERROR_NOT_FOUND) return ms_lua_error(L, "%s", error->message);
@@ -129,6 +140,8 @@ int ms_lua_failed(lua_State *L, const ms_error *error)
 
 static const char weak_key = 0; /* registry: number -> function, weak values */
 
+/* Functions by number. The values are weak, so that the table keeps no function alive: the anchor
+ * does, or a reference in the registry. */
 static void push_weak_table(lua_State *L)
 {
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &weak_key) == LUA_TTABLE) return;
@@ -171,6 +184,8 @@ void ms_callback_forget(lua_State *L, int anchor, int index)
     lua_pop(L, 1);
 }
 
+/* Everything that Lua may raise comes before ms_allocate, whose memory nothing would release. The
+ * main state is stored, since a coroutine may be dead when the engine calls. */
 ms_callback *ms_callback_new(lua_State *L, int index, int anchor)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -201,6 +216,8 @@ ms_callback *ms_callback_new(lua_State *L, int index, int anchor)
     return callback;
 }
 
+/* Called by the engine, also while the Lua state closes; then the registry is not touched. Counting
+ * the frees lets ms_lua_collect see that more has become garbage. */
 void ms_callback_free(void *object)
 {
     ms_callback *callback = object;
@@ -210,6 +227,7 @@ void ms_callback_free(void *object)
     ms_release(&callback->runtime->context, callback);
 }
 
+/* The function is gone if the collector has taken its anchor. */
 bool ms_callback_push(const ms_callback *callback)
 {
     push_weak_table(callback->L);

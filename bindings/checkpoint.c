@@ -11,6 +11,7 @@ static const char pending_key = 0; /* registry: the userdata that holds the job 
 
 /* ---------------------------------------------------------------- snapshots */
 
+/* __gc and __close of a snapshot that was not written. */
 static int snapshot_gc(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, SNAPSHOT);
@@ -42,6 +43,8 @@ static int snapshot(lua_State *L)
 
 /* ------------------------------------------------------------------ writing */
 
+/* The checkpoint that is written in the background; there is at most one. os is kept, because the
+ * engine may be gone when the state closes. */
 typedef struct pending {
     ms_checkpoint_job *job;
     const ms_os *os;
@@ -62,6 +65,7 @@ static int pending_gc(lua_State *L)
     return 0;
 }
 
+/* Pushes the only one of this Lua state, made at first use. */
 static pending *push_pending(lua_State *L)
 {
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &pending_key) == LUA_TUSERDATA)
@@ -124,6 +128,7 @@ static int sweep(lua_State *L)
     return 1;
 }
 
+/* core.checkpoint_remove(folder, name) -> true, or nil, message, code */
 static int remove_one(lua_State *L)
 {
     if (ms_checkpoint_remove(ms_lua_context(L), ms_lua_path(L, 1, "a folder"),

@@ -7,7 +7,8 @@
 
 #define MS_REDUCER_TYPE "ms.Reducer"
 
-/* reducer: NULL once it was freed */
+/* A Lua reducer; `reducer` is NULL after free(). runtime tells its __gc whether the engine still
+ * exists. User value 1: what keeps its callbacks alive; 2: the function of on_reduced. */
 typedef struct reducer_box {
     ms_reducer *reducer;
     const ms_runtime *runtime;
@@ -33,6 +34,7 @@ static ms_reducer_parameter *read_parameters(lua_State *L, int tensors, int name
     return parameters;
 }
 
+/* The reducer at 1. Raises after unwrap, whose reducer is gone. */
 static ms_reducer *check_reducer(lua_State *L)
 {
     reducer_box *box = luaL_checkudata(L, 1, MS_REDUCER_TYPE);
@@ -41,6 +43,8 @@ static ms_reducer *check_reducer(lua_State *L)
     return box->reducer;
 }
 
+/* Option bucket_bytes, a list of limits; NULL if it is absent. Leaves the list and the memory on
+ * the stack, where they live until the bound function returns. */
 static const uint64_t *read_caps(lua_State *L, int table, uint32_t *count)
 {
     if (lua_getfield(L, table, "bucket_bytes") == LUA_TNIL) return NULL;
@@ -54,7 +58,8 @@ static const uint64_t *read_caps(lua_State *L, int table, uint32_t *count)
     return caps;
 }
 
-/* If the state was closed, its engine has freed the reducer already. */
+/* __gc: only marks the reducer; the sweep frees it at a fixed point. If the state was closed, its
+ * engine has freed the reducer already. */
 static int reducer_gc(lua_State *L)
 {
     reducer_box *box = lua_touserdata(L, 1);
@@ -129,7 +134,8 @@ static int reducer(lua_State *L)
     return 1;
 }
 
-/* reducer:forward(synchronize) */
+/* reducer:forward(synchronize): call before the forward of a pass; may rebuild the buckets, which
+ * blocks once */
 static int reducer_forward(lua_State *L)
 {
     ms_lua_enter(L);
@@ -201,6 +207,7 @@ static int reducer_no_sync(lua_State *L)
     return 1;
 }
 
+/* reducer:rebuild(): the next synchronized backward logs the order of gradients anew */
 static int reducer_rebuild(lua_State *L)
 {
     ms_reducer_rebuild(check_reducer(L));
@@ -215,6 +222,8 @@ static int reducer_rebuild_due(lua_State *L)
     return 0;
 }
 
+/* reducer:free(): removes it from the model, which can be wrapped again. Refused in hooks: the
+ * reduction that runs uses it. */
 static int reducer_free(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "unwrap", "the reduction that runs needs it");
@@ -252,11 +261,14 @@ static int call_on_reduced(lua_State *L)
     return 0;
 }
 
+/* What on_reduced gets as user; free_on_reduced frees both. */
 typedef struct reduced_user {
     ms_callback *callback;
     ms_reducer *reducer;
 } reduced_user;
 
+/* Called by the engine on the host thread once the bucket's reduction is enqueued. Errors become
+ * MS_ERROR_SCRIPT and end the job. */
 static ms_status on_reduced(void *user, uint32_t bucket)
 {
     const reduced_user *u = user;
@@ -273,6 +285,7 @@ static ms_status on_reduced(void *user, uint32_t bucket)
     return ms_lua_hook(L, u->callback->runtime, 2, 0);
 }
 
+/* The runtime is read first, since the callback holds the pointer to it. */
 static void free_on_reduced(void *user)
 {
     reduced_user *u = user;
@@ -283,7 +296,8 @@ static void free_on_reduced(void *user)
 
 /* reducer:on_reduced(f(index, positions), g()?): f for each bucket of a synchronized backward once
  * its reduction is enqueued, g after the last; both as hooks. reducer:on_reduced(): no more calls.
- */
+ * The closure of both is kept by the reducer's userdata and takes the place of the one before only
+ * after the engine has taken the new user. */
 static int reducer_on_reduced(lua_State *L)
 {
     ms_reducer *r = check_reducer(L);
@@ -337,7 +351,7 @@ static int reducer_bucket_times(lua_State *L)
 
 /* -------------------------------------------------------------------- plans */
 
-/* reducer:record(on) */
+/* reducer:record(on): whether the next pass logs order and times of its gradients */
 static int reducer_record(lua_State *L)
 {
     ms_reducer_record(check_reducer(L), lua_toboolean(L, 2));
@@ -490,7 +504,7 @@ static int reducer_buckets(lua_State *L)
     return 2;
 }
 
-/* reducer:forward_end(), reducer:step_end() */
+/* reducer:forward_end(), reducer:step_end(): note these moments for stats() */
 static int reducer_forward_end(lua_State *L)
 {
     ms_lua_enter(L);
@@ -546,7 +560,7 @@ static int reducer_stats(lua_State *L)
     return 1;
 }
 
-/* core.ddp_compare(group, tensors, names): blocks */
+/* core.ddp_compare(group, tensors, names): raises on every rank if the models differ; blocks */
 static int ddp_compare(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "ddp", "models are wrapped before training");
@@ -557,7 +571,8 @@ static int ddp_compare(lua_State *L)
     return 0;
 }
 
-/* core.ddp_broadcast(group, tensors, root) */
+/* core.ddp_broadcast(group, tensors, root): copies the root's values to all ranks; does not block
+ */
 static int ddp_broadcast(lua_State *L)
 {
     ms_lua_enter(L);

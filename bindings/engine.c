@@ -163,6 +163,8 @@ static int collect(lua_State *L)
     return 0;
 }
 
+/* core.synchronize(): blocks until all streams have run what was enqueued; raises the error of a
+ * task */
 static int synchronize(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "synchronize", "hooks only enqueue");
@@ -170,7 +172,8 @@ static int synchronize(lua_State *L)
     return 0;
 }
 
-/* Begins the numbers of this seed anew: outside of steps as if none had run yet. */
+/* core.seed(seed): begins the numbers of this seed anew. Outside of steps, it is as if no step had
+ * run yet. */
 static int seed(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -244,13 +247,15 @@ static int device(lua_State *L)
     return 1;
 }
 
+/* core.is_sim() -> whether the engine's tensors have no values */
 static int is_sim(lua_State *L)
 {
     lua_pushboolean(L, ms_engine_is_sim(ms_lua_enter_inside(L)));
     return 1;
 }
 
-/* core.exit_code(message) -> what the command line exits with for this error */
+/* core.exit_code(message) -> what the command line exits with for this error. The error may have
+ * passed through code that added text, so the noted message is searched in it. */
 static int exit_code(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);
@@ -261,7 +266,7 @@ static int exit_code(lua_State *L)
     return 1;
 }
 
-/* core.in_hook() */
+/* core.in_hook() -> whether a hook runs, in which nothing may block */
 static int in_hook(lua_State *L)
 {
     lua_pushboolean(L, ms_lua_runtime(L)->hook_depth > 0);

@@ -3,12 +3,14 @@
 
 #include <string.h>
 
+/* t:requires_grad() -> boolean */
 static int requires_grad(lua_State *L)
 {
     lua_pushboolean(L, ms_tensor_requires_grad(ms_lua_tensor(L, 1)));
     return 1;
 }
 
+/* t:requires_grad_(on = true) -> t */
 static int set_requires_grad(lua_State *L)
 {
     ms_lua_enter(L);
@@ -18,6 +20,7 @@ static int set_requires_grad(lua_State *L)
     return 1;
 }
 
+/* t:detach() -> an alias of the same memory, outside of the graph */
 static int detach(lua_State *L)
 {
     ms_lua_enter(L);
@@ -38,8 +41,8 @@ static void push_table_of(lua_State *L, int index)
     lua_setiuservalue(L, index, 1);
 }
 
-/* One handle for a gradient, whoever asks and how often: so that consuming it gives its memory back
- * at once. */
+/* t:grad() -> its gradient, or nil. There is one handle for a gradient, however often it is asked
+ * for, so that consuming the gradient gives its memory back at once. */
 static int grad(lua_State *L)
 {
     ms_lua_enter(L);
@@ -81,6 +84,8 @@ static int consume_grad(lua_State *L)
     return 0;
 }
 
+/* t:set_grad(gradient or nil). A gradient that a script sets is not multiplied by a loss scale, so
+ * the mark goes. */
 static int set_grad(lua_State *L)
 {
     ms_lua_enter(L);
@@ -112,6 +117,9 @@ static int unmark(lua_State *L)
     return 0;
 }
 
+/* t:backward{ gradient =, retain_graph = }: fills the gradients of the leaves. Memory that the
+ * forward no longer needs is collected before it, and the live bytes after it are the mark for the
+ * next time. */
 static int backward(lua_State *L)
 {
     static const char *const keys[] = { "gradient", "retain_graph", NULL };
@@ -205,6 +213,9 @@ static int push_remover(lua_State *L, uint64_t id)
     return 1;
 }
 
+/* t:on_grad(f(gradient) -> tensor or nil) -> function that removes the hook. A leaf keeps its hook
+ * by its handle; the hook of another tensor lives as long as its node, since scripts drop such
+ * handles early. */
 static int on_grad(lua_State *L)
 {
     ms_lua_enter(L);
@@ -222,6 +233,8 @@ static int on_grad(lua_State *L)
     return push_remover(L, id);
 }
 
+/* Called by backward after the leaf's gradient was accumulated. A function whose anchor is gone is
+ * no error: the parameter is no longer used. */
 static ms_status accumulated_hook(void *user, ms_tensor *leaf)
 {
     (void)leaf;
@@ -244,6 +257,8 @@ static int call_with_parameter(lua_State *L)
     return 0;
 }
 
+/* t:on_grad_ready(f(t)) -> function that removes the hook; f runs once the gradient is accumulated
+ */
 static int on_grad_ready(lua_State *L)
 {
     ms_lua_enter(L);
@@ -265,6 +280,7 @@ static int on_grad_ready(lua_State *L)
 
 /* ----------------------------------------------- writes that wait for reads */
 
+/* Whether a running backward still has to read one of them. */
 static bool awaits_any(ms_tensor *const *tensors, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
@@ -285,6 +301,7 @@ static int is_awaited(lua_State *L)
     return 1;
 }
 
+/* What when_unread has registered; runs as a hook. */
 static ms_status unread_hook(void *user)
 {
     ms_callback *callback = user;
@@ -318,6 +335,8 @@ static ms_status call_scope(lua_State *L, int function)
     return ms_lua_call(L, ms_lua_runtime(L), 0, LUA_MULTRET);
 }
 
+/* core.no_grad(f) -> what f returns; nothing is recorded inside. The setting is restored before an
+ * error of f is raised again. */
 static int no_grad(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TFUNCTION);
@@ -332,6 +351,7 @@ static int no_grad(lua_State *L)
     return lua_gettop(L) - 1;
 }
 
+/* core.autocast(dtype, f) -> what f returns; operators that allow it run in that dtype inside */
 static int autocast(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -366,6 +386,7 @@ static int on_device(lua_State *L)
     return lua_gettop(L) - 2;
 }
 
+/* core.is_recording() -> whether operators are recorded for backward now */
 static int is_recording(lua_State *L)
 {
     lua_pushboolean(L, ms_engine_is_recording(ms_lua_enter(L)));
@@ -382,6 +403,7 @@ typedef struct recomputed {
     uint64_t begin, end;
 } recomputed;
 
+/* Frees the callback and what was kept; the context is read before the callback goes. */
 static void recomputed_free(void *object)
 {
     recomputed *kept = object;
@@ -390,6 +412,7 @@ static void recomputed_free(void *object)
     ms_release(context, kept);
 }
 
+/* Inputs and outputs of one run, on the C stack of recompute_call. */
 typedef struct recompute_io {
     ms_tensor *const *inputs;
     uint32_t input_count;
@@ -446,6 +469,8 @@ static int run_recomputed(lua_State *L)
     return 0;
 }
 
+/* Runs f in forward and again in backward. begin and end bracket the handles that f makes, for
+ * recompute_done. */
 static ms_status recompute_call(void *user, ms_tensor *const *inputs, uint32_t input_count,
                                 ms_tensor **outputs, uint32_t *count)
 {

@@ -12,6 +12,7 @@ typedef struct group_box {
     uint32_t channel;
 } group_box;
 
+/* In the order of ms_collective_kind and ms_reduce_op. */
 static const char *const kinds[] = { "all_reduce", "reduce",     "reduce_scatter",
                                      "all_gather", "all_to_all", "broadcast",
                                      "gather",     "scatter",    "send",
@@ -32,7 +33,8 @@ static group_box *check_box(lua_State *L, int index)
 }
 ms_group *ms_lua_group(lua_State *L, int index) { return check_box(L, index)->group; }
 
-/* An engine that nobody gave a world is alone in one. */
+/* The world of the engine. An engine that was started without a job gets a fake world of one rank,
+ * so that scripts need no case of their own for it. */
 ms_group *ms_lua_world(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter_inside(L);
@@ -41,17 +43,19 @@ ms_group *ms_lua_world(lua_State *L)
     return world;
 }
 
-/* core.world() */
+/* core.world() -> group of all ranks */
 static int world(lua_State *L) { return ms_lua_push_group(L, ms_lua_world(L), 1); }
 
 /* ---------------------------------------------------------- what a group is */
 
+/* group:rank() -> this rank's number in the group, from 0 */
 static int group_rank(lua_State *L)
 {
     lua_pushinteger(L, ms_group_rank(ms_lua_group(L, 1)));
     return 1;
 }
 
+/* group:size() -> how many ranks the group has */
 static int group_size(lua_State *L)
 {
     lua_pushinteger(L, ms_group_size(ms_lua_group(L, 1)));
@@ -65,6 +69,7 @@ static int group_has_others(lua_State *L)
     return 1;
 }
 
+/* group:name() -> its name in messages and traces */
 static int group_name(lua_State *L)
 {
     lua_pushstring(L, ms_group_name(ms_lua_group(L, 1)));
@@ -81,6 +86,7 @@ static int group_world_rank(lua_State *L)
     return 1;
 }
 
+/* group:channel(number) -> the same group; its collectives run on that channel's stream */
 static int group_channel(lua_State *L)
 {
     return ms_lua_push_group(L, ms_lua_group(L, 1),
@@ -93,6 +99,7 @@ static int group_parameters(lua_State *L)
     return ms_lua_push_group(L, ms_lua_group(L, 1), MS_CHANNEL_PARAMETERS);
 }
 
+/* __eq: two handles are equal if group and channel are */
 static int group_equal(lua_State *L)
 {
     const group_box *a = check_box(L, 1), *b = check_box(L, 2);
@@ -100,6 +107,7 @@ static int group_equal(lua_State *L)
     return 1;
 }
 
+/* __tostring */
 static int group_string(lua_State *L)
 {
     const group_box *box = check_box(L, 1);
@@ -310,6 +318,8 @@ static shared_numbers read_sharing(lua_State *L, const ms_group *group, uint64_t
                              .whole = count * (gathers ? ms_group_size(group) : 1) };
 }
 
+/* Reads the Lua number on top; raises if it is none. It is called before the engine, with the
+ * memory owned by a userdata. */
 static void put_number(lua_State *L, ms_dtype dtype, void *numbers, uint64_t i)
 {
     if (dtype == MS_F32) ((float *)numbers)[i] = (float)luaL_checknumber(L, -1);
@@ -317,6 +327,7 @@ static void put_number(lua_State *L, ms_dtype dtype, void *numbers, uint64_t i)
     else ((int64_t *)numbers)[i] = luaL_checkinteger(L, -1);
 }
 
+/* Pushes number i of the result. */
 static void push_number(lua_State *L, ms_dtype dtype, const void *numbers, uint64_t i)
 {
     if (dtype == MS_F32) lua_pushnumber(L, (lua_Number)((const float *)numbers)[i]);
@@ -393,6 +404,7 @@ static int comm_record(lua_State *L)
     return 0;
 }
 
+/* Field of the table on top. */
 static void set_integer(lua_State *L, const char *name, uint64_t value)
 {
     lua_pushinteger(L, (lua_Integer)value);

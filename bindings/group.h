@@ -6,6 +6,7 @@
 #include "moonshard/comm.h"
 
 ms_group *ms_lua_group(lua_State *L, int index); /* raises unless it is a group */
+/* Pushes a handle of the group for that channel; the engine owns the group. */
 int ms_lua_push_group(lua_State *L, ms_group *group, uint32_t channel);
 ms_group *ms_lua_world(lua_State *L); /* of this engine, which starts at first use */
 

@@ -43,6 +43,7 @@ const char **ms_lua_string_list(lua_State *L, int index, uint32_t *count, const 
     return list;
 }
 
+/* Made before what it will own, so that an error in between leaks nothing. */
 void **ms_lua_box(lua_State *L, const char *type)
 {
     void **box = lua_newuserdatauv(L, sizeof *box, 1);
@@ -110,6 +111,7 @@ typedef struct open_file {
     char path[256];
 } open_file;
 
+/* Pushes a file that is not open yet. */
 static open_file *new_file(lua_State *L, const char *path)
 {
     open_file *made = lua_newuserdatauv(L, sizeof *made, 0);
@@ -119,6 +121,7 @@ static open_file *new_file(lua_State *L, const char *path)
     return made;
 }
 
+/* file:close(), __gc, __close. A second call does nothing. */
 static int file_close(lua_State *L)
 {
     open_file *open = luaL_checkudata(L, 1, FILE_TYPE);
@@ -150,6 +153,7 @@ static int file_lock(lua_State *L)
     return 1;
 }
 
+/* file:write(text) -> file, or nil, message, code */
 static int file_append_text(lua_State *L)
 {
     ms_context *context = ms_lua_context(L);
@@ -164,6 +168,7 @@ static int file_append_text(lua_State *L)
 
 /* ------------------------------------------------------------------ folders */
 
+/* core.make_directory(path) -> true, or nil, message, code */
 static int make_directory(lua_State *L)
 {
     if (ms_folder_make(ms_lua_context(L), ms_lua_path(L, 1, "a path"))) return ms_lua_io_failed(L);
@@ -199,11 +204,14 @@ static int exists(lua_State *L)
     return 1;
 }
 
+/* The names of a folder while they are copied into a Lua table, with a context of their own:
+ * freeing them must not depend on the engine. */
 typedef struct names_box {
     ms_names names;
     ms_context context;
 } names_box;
 
+/* __gc: frees the names, also where building the table has raised. */
 static int names_gc(lua_State *L)
 {
     names_box *box = lua_touserdata(L, 1);

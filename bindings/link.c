@@ -12,6 +12,7 @@
 
 /* -------------------------------------------------------------------- state */
 
+/* A Lua link state. It holds one reference, which __gc marks for release. */
 typedef struct state_box {
     ms_link_state *state;
     const ms_runtime *runtime;
@@ -128,6 +129,7 @@ static int state_put(lua_State *L)
     return 0;
 }
 
+/* state:clear(): drops all values and the count of iterations */
 static int state_clear(lua_State *L)
 {
     ms_lua_enter(L);

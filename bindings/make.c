@@ -92,6 +92,7 @@ static int make(lua_State *L, const shape_options *shape, const ms_op *op,
     return 1;
 }
 
+/* empty{ sizes..., options } -> tensor whose values are undefined */
 static int empty(lua_State *L)
 {
     shape_options shape;
@@ -110,9 +111,11 @@ static int filled(lua_State *L, int index, double value)
     return make(L, &shape, &ms_op_fill, &attributes);
 }
 
+/* zeros{ ... }, ones{ ... } */
 static int zeros(lua_State *L) { return filled(L, 1, 0); }
 static int ones(lua_State *L) { return filled(L, 1, 1); }
 
+/* full(value, { sizes..., options }) */
 static int full(lua_State *L)
 {
     double value = luaL_checknumber(L, 1);
@@ -157,9 +160,11 @@ static int random_tensor(lua_State *L, const ms_op *op, ms_dtype fallback, bool 
     return make(L, &shape, op, &attributes);
 }
 
+/* rand{ sizes..., low = 0, high = 1, ... }, randn{ sizes..., std = 1, ... } */
 static int uniform(lua_State *L) { return random_tensor(L, &ms_op_uniform, MS_F32, false); }
 static int normal(lua_State *L) { return random_tensor(L, &ms_op_normal, MS_F32, true); }
 
+/* randint{ sizes..., low = 0, high =, ... }: integers from low to below high */
 static int randint(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);

@@ -7,6 +7,7 @@
 #include "bindings/group.h"
 #include "bindings/link.h"
 
+/* the most parameters of such a bucket */
 enum { MOST = 64 };
 
 /* What the caller gave, and what has to be released. */
@@ -24,6 +25,7 @@ typedef struct one_bucket {
 
 /* ------------------------------------------------------------------ reading */
 
+/* Group `name` of the table at 1. */
 static ms_group *group_field(lua_State *L, const char *name, ms_group *otherwise)
 {
     ms_group *group = otherwise;
@@ -32,6 +34,7 @@ static ms_group *group_field(lua_State *L, const char *name, ms_group *otherwise
     return group;
 }
 
+/* Names are borrowed from the list in the table at 1, which stays on the stack until the end. */
 static void read_names(lua_State *L, one_bucket *one)
 {
     lua_getfield(L, 1, "names");
@@ -44,6 +47,7 @@ static void read_names(lua_State *L, one_bucket *one)
     lua_pop(L, 1);
 }
 
+/* Raises on what is missing. Nothing is owned yet. */
 static void read_bucket(lua_State *L, one_bucket *one)
 {
     static const char *const kinds[] = { "all_reduce", "reduce_scatter", "hybrid", NULL };
@@ -68,6 +72,7 @@ static void read_bucket(lua_State *L, one_bucket *one)
 
 /* ------------------------------------------------------------------ running */
 
+/* Gradients follow each other in `flat`, as in a reducer's bucket. */
 static ms_status make_views(one_bucket *one)
 {
     ms_bucket *b = &one->bucket;
@@ -101,6 +106,7 @@ static ms_status run(one_bucket *one)
     return status ? status : ms_stream_wait(before, ms_stream_last(stream));
 }
 
+/* Releases what run and the reading made, in any state; the result is the caller's. */
 static void drop(one_bucket *one)
 {
     ms_bucket *b = &one->bucket;

@@ -26,6 +26,8 @@ int ms_lua_apply(lua_State *L, const ms_op *op, const ms_attributes *attributes,
     return 1;
 }
 
+/* The tensor is read here again: reading it is free, and callers check their other arguments in
+ * between. */
 int ms_lua_apply_one(lua_State *L, const ms_op *op, const ms_attributes *attributes, bool in_place)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
@@ -46,6 +48,7 @@ ms_status ms_lua_filled(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
     return status;
 }
 
+/* Booleans count as 0 and 1, as values of bool tensors do. */
 double ms_lua_number(lua_State *L, int index, const char *what)
 {
     if (lua_isboolean(L, index)) return lua_toboolean(L, index);
@@ -69,6 +72,7 @@ int ms_lua_apply_many(lua_State *L, const ms_op *op, const ms_attributes *attrib
     return results;
 }
 
+/* a:op(b) -> tensor */
 int ms_lua_two_tensors(lua_State *L)
 {
     ms_lua_enter(L);
@@ -76,6 +80,7 @@ int ms_lua_two_tensors(lua_State *L)
     return ms_lua_apply(L, ms_lua_own_op(L), NULL, false, inputs, 2);
 }
 
+/* The operator is a light userdata in upvalue 2, so that one C function serves many names. */
 void ms_lua_add_method(lua_State *L, int runtime, const char *name, const char *suffix,
                        lua_CFunction function, const void *data, bool in_place)
 {
@@ -87,6 +92,7 @@ void ms_lua_add_method(lua_State *L, int runtime, const char *name, const char *
     lua_rawset(L, -3);
 }
 
+/* A twin has the name with _ at its end and writes in place. */
 void ms_lua_add_methods(lua_State *L, int runtime, const ms_method *methods, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -100,12 +106,14 @@ void ms_lua_add_methods(lua_State *L, int runtime, const ms_method *methods, siz
 
 /* -------------------------------------------------------------- elementwise */
 
+/* t:op() -> tensor; t:op_() -> t */
 static int unary(lua_State *L)
 {
     ms_lua_enter(L);
     return ms_lua_apply_one(L, ms_lua_own_op(L), NULL, ms_lua_own_in_place(L));
 }
 
+/* t:gelu(form = "tanh") */
 static int gelu(lua_State *L)
 {
     static const char *const forms[] = { "tanh", "erf", NULL };
@@ -116,6 +124,7 @@ static int gelu(lua_State *L)
                             ms_lua_own_in_place(L));
 }
 
+/* t:pow(exponent), and t ^ exponent */
 static int power(lua_State *L)
 {
     ms_lua_enter(L);
@@ -124,6 +133,7 @@ static int power(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_pow, &attributes, ms_lua_own_in_place(L));
 }
 
+/* t:clamp(low?, high?): nil is no bound */
 static int clamp(lua_State *L)
 {
     ms_lua_enter(L);
@@ -135,13 +145,16 @@ static int clamp(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_clamp, &attributes, ms_lua_own_in_place(L));
 }
 
-/* One line per operator that takes a tensor or a number on its right. */
+/* An operator that takes a tensor or a number on its right. factor: a third argument multiplies the
+ * right side. negate: the number form adds the negated number. */
 typedef struct binary_forms {
     const char *name;
     const ms_op *tensor, *number;
     bool factor, negate;
 } binary_forms;
 
+/* Only the first six have a twin that writes in place: comparisons have another dtype than their
+ * input. ms_open_operators takes Lua's arithmetic from the first four. */
 static const binary_forms binaries[] = {
     { "add", &ms_op_add, &ms_op_add_scalar, true, false },
     { "sub", &ms_op_sub, &ms_op_add_scalar, true, true },
@@ -157,6 +170,7 @@ static const binary_forms binaries[] = {
     { "ge", &ms_op_ge, &ms_op_ge_scalar, false, false },
 };
 
+/* a:op(b, factor?) with b a tensor or a number. */
 static int binary_with(lua_State *L, const binary_forms *forms, bool in_place)
 {
     ms_lua_enter(L);
@@ -172,12 +186,13 @@ static int binary_with(lua_State *L, const binary_forms *forms, bool in_place)
     return ms_lua_apply(L, forms->number, &attributes, in_place, &a, 1);
 }
 
+/* The method: upvalue 2 is its line of the table. */
 static int binary(lua_State *L)
 {
     return binary_with(L, lua_touserdata(L, lua_upvalueindex(2)), ms_lua_own_in_place(L));
 }
 
-/* Lua's operators: either side may be the number. */
+/* Lua's operators: either side may be the number. a - t and a / t have operators of their own. */
 static int arithmetic(lua_State *L)
 {
     const binary_forms *forms = lua_touserdata(L, lua_upvalueindex(2));
@@ -192,12 +207,14 @@ static int arithmetic(lua_State *L)
     return ms_lua_apply(L, op, &attributes, false, &b, 1);
 }
 
+/* -t */
 static int minus(lua_State *L)
 {
     ms_lua_enter(L);
     return ms_lua_apply_one(L, &ms_op_neg, NULL, false);
 }
 
+/* t:lerp(end, weight), with weight a number or a tensor */
 static int lerp(lua_State *L)
 {
     ms_lua_enter(L);
@@ -208,6 +225,7 @@ static int lerp(lua_State *L)
                         inputs[2] ? 3 : 2);
 }
 
+/* t:op(a, b, factor = 1): addcmul and addcdiv */
 static int three(lua_State *L)
 {
     ms_lua_enter(L);
@@ -216,6 +234,7 @@ static int three(lua_State *L)
     return ms_lua_apply(L, ms_lua_own_op(L), &attributes, ms_lua_own_in_place(L), inputs, 3);
 }
 
+/* t:masked_fill(mask, value) */
 static int masked_fill(lua_State *L)
 {
     ms_lua_enter(L);
@@ -253,6 +272,8 @@ static int where(lua_State *L)
     return 1;
 }
 
+/* t:dropout(p): each rank draws other numbers, since ranks have other data. p is checked before the
+ * draw, so that an error does not use one up. */
 static int dropout(lua_State *L)
 {
     ms_lua_enter(L);
@@ -276,6 +297,7 @@ static ms_attributes reduce_attributes(lua_State *L, int at)
     return attributes;
 }
 
+/* t:op(dim?, keep = false): over all elements without dim */
 static int reduce(lua_State *L)
 {
     ms_lua_enter(L);
@@ -284,6 +306,7 @@ static int reduce(lua_State *L)
     return ms_lua_apply_one(L, ms_lua_own_op(L), &attributes, false);
 }
 
+/* t:norm(p = 2, dim?, keep = false) */
 static int norm(lua_State *L)
 {
     ms_lua_enter(L);
@@ -306,6 +329,7 @@ static int along(lua_State *L)
     return ms_lua_apply_one(L, ms_lua_own_op(L), &attributes, false);
 }
 
+/* t:quantile(q) with q from 0 to 1 */
 static int quantile(lua_State *L)
 {
     ms_lua_enter(L);
@@ -316,6 +340,7 @@ static int quantile(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_quantile, &attributes, false);
 }
 
+/* t:histogram(bins, low, high) -> tensor of counts */
 static int histogram(lua_State *L)
 {
     ms_lua_enter(L);
@@ -328,6 +353,7 @@ static int histogram(lua_State *L)
 
 /* ------------------------------------------------------------------ opening */
 
+/* Name, function, operator, whether it has a twin. */
 static const ms_method methods[] = {
     { "neg", unary, &ms_op_neg, true },
     { "exp", unary, &ms_op_exp, true },

@@ -6,9 +6,11 @@
 
 #include "moonshard/optim.h"
 
+/* In the order of ms_optimizer_kind. */
 static const char *const kinds[] = { "sgd",     "adam",  "adamw",  "adagrad", "adadelta",
                                      "rmsprop", "rprop", "adamax", NULL };
 
+/* The kind at that index; raises and names the nearest. */
 static ms_optimizer_kind check_kind(lua_State *L, int index)
 {
     return (ms_optimizer_kind)ms_lua_choice(L, index, kinds, "optimizer");
@@ -155,8 +157,10 @@ static void choose_rounding(lua_State *L, ms_optimizer_step *step)
     else step->random = ms_engine_draw(engine);
 }
 
-/* core.optim_step(kind, parameter, gradient, state, group, only_if?, salt?, count?): see
- * choose_rounding for salt and count. */
+/* core.optim_step(kind, parameter, gradient, state, group, only_if?, salt?, count?): enqueues one
+ * step of one parameter. Missing tensors of the state are made and stored in the Lua table, which
+ * owns them; so everything that may raise comes before the step itself. See choose_rounding for
+ * salt and count. */
 static int optim_step(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);

@@ -10,6 +10,8 @@
 
 /* ----------------------------------------------------------------- entering */
 
+/* Starts the engine at first use, because its settings may come from ms.init. An error that happens
+ * here is copied before the engine is freed, since its text is the engine's. */
 static void start_engine(lua_State *L, ms_runtime *runtime)
 {
     if (!runtime->rendezvous
@@ -42,6 +44,8 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
  * answers no question about its collector there. */
 static bool in_finalizer(lua_State *L) { return lua_gc(L, LUA_GCCOUNT) < 0; }
 
+/* May raise, so it runs before a bound function owns anything. Collecting under memory pressure
+ * happens here, where C holds no tensor that Lua does not see. */
 ms_engine *ms_lua_enter_inside(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -75,7 +79,8 @@ ms_engine *ms_lua_enter(lua_State *L)
     return engine;
 }
 
-/* Those of that step (0: of any) that were made after `begin` and up to `end`. */
+/* Releases the dropped tensors of that step (0: of any) that were made after `begin` and up to
+ * `end`. The others stay in their order. */
 static void release_dropped(ms_runtime *runtime, uint64_t step, uint64_t begin, uint64_t end)
 {
     size_t kept = 0;
@@ -142,6 +147,8 @@ static void drop_later(ms_handle *handle)
     handle->gone = "was closed";
 }
 
+/* __close: handle at 1. A tensor that is closed goes the way of a finalized one. A finalizer must
+ * not close tensors: the moment would depend on the collector. */
 static int handle_close(lua_State *L)
 {
     ms_handle *handle = lua_touserdata(L, 1);
@@ -149,6 +156,8 @@ static int handle_close(lua_State *L)
     return 0;
 }
 
+/* __gc: neither releases nor allocates. ms_lua_new_handle has made room in the list for every
+ * handle that lives. */
 static int handle_gc(lua_State *L)
 {
     ms_handle *handle = lua_touserdata(L, 1);
@@ -159,6 +168,8 @@ static int handle_gc(lua_State *L)
     return 0;
 }
 
+/* Pushes the handle. It may raise, so it is called before the engine makes the tensor;
+ * ms_handle_fill cannot fail. */
 ms_handle *ms_lua_new_handle(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -175,6 +186,8 @@ ms_handle *ms_lua_new_handle(lua_State *L)
     return handle;
 }
 
+/* The latest handle comes first in the list, so that the end of a step finds its handles in front.
+ */
 void ms_handle_fill(ms_handle *handle, ms_tensor *owned)
 {
     ms_runtime *runtime = handle->runtime;
@@ -194,6 +207,8 @@ void ms_handle_keep(ms_handle *handle)
     handle->kept = true;
 }
 
+/* The handle is empty before the tensor is released, because a release may free callbacks and run
+ * their code. */
 void ms_handle_drop(ms_handle *handle, const char *why)
 {
     if (!handle->tensor) return;
@@ -261,6 +276,7 @@ static int step_end(lua_State *L)
     return 0;
 }
 
+/* core.step() -> number of the current or last step, whether a step runs */
 static int step_number(lua_State *L)
 {
     lua_pushinteger(L, ms_lua_runtime(L)->step);
@@ -279,6 +295,8 @@ void ms_open_steps(lua_State *L, int runtime)
 
 /* -------------------------------------------------------- making and closing */
 
+/* Runs when the Lua state closes. Finalizers that Lua calls later see `closed` and leave the engine
+ * alone; it has freed what was theirs. */
 static int runtime_gc(lua_State *L)
 {
     ms_runtime *runtime = lua_touserdata(L, 1);
@@ -318,6 +336,7 @@ ms_runtime *ms_lua_new_runtime(lua_State *L)
 
 /* -------------------------------------------------------------------- types */
 
+/* The functions go into the table on top, each with the runtime as upvalue 1. */
 void ms_lua_register(lua_State *L, int runtime, const luaL_Reg *functions)
 {
     lua_pushvalue(L, runtime);

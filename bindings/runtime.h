@@ -45,11 +45,15 @@ typedef struct ms_handle {
     struct ms_handle *previous, *next; /* those that are not kept, the latest first */
 } ms_handle;
 
+/* A tensor whose handle was finalized or closed. It waits for the next fixed point, so that memory
+ * comes back at moments that do not depend on the collector. */
 typedef struct ms_dropped {
     ms_tensor *tensor;
     uint64_t step, order;
 } ms_dropped;
 
+/* The runtime of one Lua state: a userdata that is upvalue 1 of every bound function. Only its
+ * owner thread touches it, apart from waiting_line. */
 struct ms_runtime {
     ms_context context; /* for what happens before there is an engine */
     lua_State *main;

@@ -22,6 +22,7 @@ int ms_lua_push_stream(lua_State *L, ms_stream *stream)
     return 1;
 }
 
+/* The stream at that index; raises for anything else. */
 static ms_stream *check_stream(lua_State *L, int index)
 {
     return ((stream_box *)luaL_checkudata(L, index, MS_STREAM_TYPE))->stream;
@@ -46,12 +47,14 @@ static int stream_at(lua_State *L)
     return ms_lua_push_stream(L, found);
 }
 
+/* stream:name() -> its name */
 static int stream_name(lua_State *L)
 {
     lua_pushstring(L, ms_stream_name(check_stream(L, 1)));
     return 1;
 }
 
+/* stream:run(f) -> what f returns. The stream is current inside f only, also where f raises. */
 static int stream_run(lua_State *L)
 {
     ms_stream *target = check_stream(L, 1);
@@ -66,6 +69,7 @@ static int stream_run(lua_State *L)
     return lua_gettop(L) - 2;
 }
 
+/* stream:sync(): blocks until all that is enqueued on it has run */
 static int stream_sync(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "stream:sync", "hooks only enqueue");
@@ -74,6 +78,7 @@ static int stream_sync(lua_State *L)
     return 0;
 }
 
+/* __eq: two handles of one stream are equal */
 static int stream_equal(lua_State *L)
 {
     lua_pushboolean(L, check_stream(L, 1) == check_stream(L, 2));
@@ -163,6 +168,7 @@ typedef struct probe_box {
     ms_readback *readback;
 } probe_box;
 
+/* __gc and __close. The field is cleared first, so that a second call does nothing. */
 static int probe_gc(lua_State *L)
 {
     probe_box *box = luaL_checkudata(L, 1, MS_PROBE_TYPE);
@@ -203,6 +209,7 @@ static int probe_value(lua_State *L)
 
 /* ------------------------------------------------------------------- traces */
 
+/* core.trace_start(): records tasks and waits from now on */
 static int trace_start(lua_State *L)
 {
     ms_lua_ok(L, ms_trace_start(ms_lua_enter(L)));
@@ -225,6 +232,7 @@ static int trace_label(lua_State *L)
     return 0;
 }
 
+/* One record as a table; fields without a meaning for it are absent. */
 static void push_record(lua_State *L, ms_engine *engine, const ms_trace_record *record)
 {
     static const char *const kinds[] = { "compute", "comm", "optimizer", "copy", "wait" };

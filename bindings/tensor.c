@@ -7,6 +7,7 @@
 
 /* --------------------------------------------------------------- what it is */
 
+/* t:shape() -> list of sizes */
 static int shape(lua_State *L)
 {
     const ms_tensor *t = ms_lua_tensor(L, 1);
@@ -18,6 +19,7 @@ static int shape(lua_State *L)
     return 1;
 }
 
+/* t:size(dim) -> size of one dimension */
 static int size(lua_State *L)
 {
     const ms_tensor *t = ms_lua_tensor(L, 1);
@@ -25,6 +27,8 @@ static int size(lua_State *L)
     return 1;
 }
 
+/* t:dim() -> number of dimensions; t:numel() -> number of elements; t:dtype() -> its name;
+ * t:is_contiguous() */
 static int dim(lua_State *L)
 {
     lua_pushinteger(L, ms_tensor_dims(ms_lua_tensor(L, 1)));
@@ -46,6 +50,7 @@ static int is_contiguous(lua_State *L)
     return 1;
 }
 
+/* t:device() -> "meta", or the name of the engine's device */
 static int device(lua_State *L)
 {
     bool meta = ms_tensor_is_meta(ms_lua_tensor(L, 1));
@@ -53,6 +58,7 @@ static int device(lua_State *L)
     return 1;
 }
 
+/* #t -> size of the first dimension; raises for a scalar */
 static int length(lua_State *L)
 {
     const ms_tensor *t = ms_lua_tensor(L, 1);
@@ -61,6 +67,7 @@ static int length(lua_State *L)
     return 1;
 }
 
+/* __tostring: dtype and shape, never values, which would block */
 static int to_string(lua_State *L)
 {
     const ms_handle *handle = luaL_checkudata(L, 1, MS_TENSOR_TYPE);
@@ -71,6 +78,7 @@ static int to_string(lua_State *L)
     return 1;
 }
 
+/* t:keep() -> t, which outlives the end of its step */
 static int keep(lua_State *L)
 {
     ms_handle_keep(ms_lua_handle(L, 1));
@@ -96,6 +104,7 @@ static int mark_parameter(lua_State *L)
     return 1;
 }
 
+/* core.is_parameter(value) -> boolean, for values of any type */
 static int is_parameter(lua_State *L)
 {
     const ms_handle *handle = luaL_testudata(L, 1, MS_TENSOR_TYPE);
@@ -113,6 +122,7 @@ static int same_memory(lua_State *L)
 
 /* ------------------------------------------------------------------- values */
 
+/* Pushes element i: floats as numbers, integers as integers, bool as a boolean. */
 static void push_element(lua_State *L, ms_dtype type, const void *data, int64_t i)
 {
     switch (type) {
@@ -135,6 +145,7 @@ static const void *read_values(lua_State *L, ms_tensor *t)
     return data;
 }
 
+/* t:item() -> its only value; blocks. Refused in hooks, which only enqueue. */
 static int item(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
@@ -151,6 +162,7 @@ static int item(lua_State *L)
     return 1;
 }
 
+/* Pushes dimension d as nested lists; returns the index of the element after them. */
 static int64_t push_nested(lua_State *L, const ms_tensor *t, const void *data, uint32_t d,
                            int64_t at)
 {
@@ -177,6 +189,8 @@ static int64_t count_items(const ms_tensor *t)
     return count;
 }
 
+/* t:to_table() -> its values as nested lists; blocks. Limited, because a Lua table takes many times
+ * the memory of the tensor. */
 static int to_table(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
@@ -201,6 +215,7 @@ static int bytes(lua_State *L)
     return 1;
 }
 
+/* Element i of a float dtype. */
 static float float_at(ms_dtype type, const void *data, int64_t i)
 {
     if (type == MS_F32) return ((const float *)data)[i];
@@ -208,6 +223,7 @@ static float float_at(ms_dtype type, const void *data, int64_t i)
     return ms_float_from_bf16(((const uint16_t *)data)[i]);
 }
 
+/* Element i of an integer dtype. */
 static long long integer_at(ms_dtype type, const void *data, int64_t i)
 {
     if (type == MS_I64) return ((const int64_t *)data)[i];
@@ -216,6 +232,7 @@ static long long integer_at(ms_dtype type, const void *data, int64_t i)
     return ((const uint8_t *)data)[i];
 }
 
+/* Appends one element as text. */
 static void show_element(luaL_Buffer *buffer, ms_dtype type, const void *data, int64_t i)
 {
     char text[40];
@@ -229,6 +246,8 @@ static void show_element(luaL_Buffer *buffer, ms_dtype type, const void *data, i
 
 enum { SHOWN = 6 }; /* elements of a dimension before it is abridged */
 
+/* Appends dimension d; long dimensions show their first and last three elements. stride: number of
+ * elements of one item of the dimension before. */
 static void show_nested(luaL_Buffer *buffer, const ms_tensor *t, const void *data, uint32_t d,
                         int64_t at, int64_t stride)
 {
@@ -250,6 +269,7 @@ static void show_nested(luaL_Buffer *buffer, const ms_tensor *t, const void *dat
     luaL_addchar(buffer, ']');
 }
 
+/* t:show() -> text with its dtype, shape and values; blocks */
 static int show(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
@@ -306,6 +326,7 @@ static int index_value(lua_State *L)
     return 1;
 }
 
+/* __newindex: always raises */
 static int refuse_newindex(lua_State *L)
 {
     return ms_lua_error(
