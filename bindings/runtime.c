@@ -207,8 +207,7 @@ void ms_handle_keep(ms_handle *handle)
     handle->kept = true;
 }
 
-/* The handle is empty before the tensor is released, because a release may free callbacks and run
- * their code. */
+/* The handle is empty before the tensor is released, because a release may free callbacks. */
 void ms_handle_drop(ms_handle *handle, const char *why)
 {
     if (!handle->tensor) return;

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+/* An error that begins with the collective's name. */
 static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...)
     MS_PRINTF(3, 4);
 static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...)
@@ -16,6 +17,7 @@ static ms_status refuse(ms_group *group, const ms_collective *c, const char *for
                           ms_collective_name(c->kind), text);
 }
 
+/* Collectives work on addresses and lengths, so tensors must be contiguous. */
 static ms_status check_tensor(ms_group *group, const ms_collective *c, const char *name,
                               const ms_tensor *tensor)
 {
@@ -33,6 +35,7 @@ static ms_status check_tensor(ms_group *group, const ms_collective *c, const cha
     return MS_OK;
 }
 
+/* The sum is checked at each step: a sum that wraps would pass the checks of lengths. */
 static ms_status check_counts(ms_group *group, const ms_collective *c, const char *name,
                               const int64_t *counts, uint64_t *sum)
 {
@@ -46,6 +49,7 @@ static ms_status check_counts(ms_group *group, const ms_collective *c, const cha
     return MS_OK;
 }
 
+/* Users have channels 1 and 2; the library's own channel for parameters is allowed too. */
 static ms_status check_channel_and_root(ms_group *group, uint32_t channel, const ms_collective *c)
 {
     bool pair = ms_kind_is_pair(c->kind);
@@ -88,6 +92,7 @@ static ms_status check_presence(ms_group *group, const ms_collective *c)
     return MS_OK;
 }
 
+/* Operations and dtypes that fit. A mean of integers has no exact result, so it is refused. */
 static ms_status check_numbers(ms_group *group, const ms_collective *c)
 {
     bool rounds = c->travels != MS_F32,
@@ -110,6 +115,7 @@ typedef struct lengths {
     uint64_t whole, in, out;
 } lengths;
 
+/* Computed from what this rank was given; peers compare the length of the whole when they claim. */
 static ms_status expect_lengths(ms_group *group, const ms_collective *c, lengths *expected)
 {
     uint64_t in = c->in ? (uint64_t)ms_tensor_count(c->in) : 0;
@@ -164,6 +170,7 @@ static ms_status check_memory(const ms_collective *c, const ms_tensor *tensor, b
                             ms_collective_name(c->kind));
 }
 
+/* A restore writes the values that the storage had before, so it needs a source apart from it. */
 static ms_status check_restore(ms_group *group, const ms_collective *c)
 {
     if (!c->restore) return MS_OK;
@@ -174,6 +181,7 @@ static ms_status check_restore(ms_group *group, const ms_collective *c)
     return MS_OK;
 }
 
+/* Presence comes before the checks that read the tensors; lengths come after the counts. */
 ms_status ms_collective_check(ms_group *group, uint32_t channel, const ms_collective *c,
                               uint64_t *count)
 {

@@ -39,6 +39,9 @@ bool ms_reduce_op_find(const char *name, ms_reduce_op *out)
 
 /* ----------------------------------------------------------------- accounts */
 
+/* The bytes that a rank sends by the usual ring algorithms, whatever the transport does: 2 (s - 1)
+ * / s of the whole for all_reduce, (s - 1) / s for what is gathered or cut, the whole for what
+ * passes through every rank. The division comes first, so that no product overflows. */
 static uint64_t wire_of(const ms_group *group, uint8_t kind, uint64_t whole)
 {
     uint64_t size = group->size;
@@ -54,6 +57,7 @@ static uint64_t wire_of(const ms_group *group, uint8_t kind, uint64_t whole)
     }
 }
 
+/* Counts the call for its kind and for all kinds together. */
 static void account(ms_group *group, const ms_comm_args *args)
 {
     ms_traffic *all[] = { &group->traffic[args->kind], &group->traffic[MS_COLLECTIVES] };
@@ -69,6 +73,7 @@ ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind)
     return group->traffic[kind];
 }
 
+/* Recording starts anew each time; `check` lists what is recorded. */
 void ms_comm_record(ms_engine *engine, bool on)
 {
     ms_comm *comm = ms_comm_of(engine);
@@ -89,6 +94,8 @@ const ms_collective_record *ms_comm_record_get(const ms_engine *engine, size_t i
     return comm && index < comm->record_count ? &comm->records[index] : NULL;
 }
 
+/* Ranks whose hashes differ have issued different sequences. Labels and script lines are left out,
+ * because ranks may differ in them. */
 uint64_t ms_comm_order_hash(const ms_engine *engine)
 {
     const ms_comm *comm = ms_comm_of(engine);
@@ -110,6 +117,9 @@ uint64_t ms_comm_order_hash(const ms_engine *engine)
 
 /* --------------------------------------------------------------- enqueueing */
 
+/* The stream waits for the tasks that use these elements: for writers where the call reads, for
+ * readers too where it writes. The waits are explicit, because strict mode reports a task that has
+ * none. */
 static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor, bool written)
 {
     ms_point points[MS_STREAMS_MAX];
@@ -124,8 +134,9 @@ static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor, bool 
     return status;
 }
 
-/* Keeps a copy of both lists until the task is done. The list of copies grows before the task is
- * enqueued, since nothing may fail after that. */
+/* Keeps a copy of both lists until the task is done, since the caller's lists may be gone by then;
+ * copies of tasks that are done are freed on the way. The list of copies grows before the task is
+ * enqueued, because nothing may fail after that. */
 static ms_status hold_counts(ms_comm *comm, const ms_collective *c, ms_comm_args *args, void **held)
 {
     ms_context *context = ms_engine_context(comm->engine);
@@ -147,6 +158,7 @@ static ms_status hold_counts(ms_comm *comm, const ms_collective *c, ms_comm_args
     return MS_OK;
 }
 
+/* The end of a path or a name says more than its beginning. */
 void ms_copy_tail(char *to, size_t bytes, const char *text)
 {
     size_t length = strlen(text);
@@ -157,8 +169,8 @@ void ms_copy_tail(char *to, size_t bytes, const char *text)
     memcpy(to, text, length + 1);
 }
 
-/* The point that the collective comes after: collectives of a channel run one after the other, and
- * so do sends, and receives. */
+/* The point that the collective comes after. Collectives of a channel run one after the other, as
+ * their phases and staging areas demand; so do all sends of a rank, and all its receives. */
 static ms_point *place_of(ms_group *group, const ms_comm_args *args)
 {
     if (args->kind == MS_SEND) return &group->comm->last_send;
@@ -166,6 +178,9 @@ static ms_point *place_of(ms_group *group, const ms_comm_args *args)
     return &group->channels[args->channel].last;
 }
 
+/* A caller may give the stream: links run on the stream of their bucket. Sends and receives have a
+ * stream each: on one stream, two ranks that each receive before they send would wait for each
+ * other. */
 static ms_status choose_stream(ms_group *group, const ms_comm_args *args, const ms_collective *c,
                                ms_stream **out)
 {
@@ -197,7 +212,8 @@ static ms_task_cost cost_of(const ms_comm_args *args)
     return cost;
 }
 
-/* Whether the call writes the tensor `in` on this rank. */
+/* Whether the call writes the tensor `in` on this rank; then the task declares a write of it, and
+ * later readers wait. */
 static bool writes_in(const ms_comm_args *args)
 {
     if (args->kind == MS_RECV) return true;
@@ -214,6 +230,8 @@ static uint32_t trace_label(const ms_comm *comm, const ms_comm_args *args)
     return ms_trace_label(comm->engine, "%s%s%s", args->group->name, comma, args->label);
 }
 
+/* Enqueues the task with the stream current for the moment, and puts the current stream and the
+ * trace's label back also after a failure. */
 static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
                                const ms_collective *c)
 {
@@ -237,7 +255,9 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
     return status;
 }
 
-/* All that can fail for this rank alone has been done, but for the launch itself. */
+/* All that can fail for this rank alone has been done, but for the launch itself. The claim comes
+ * first, because peers must be able to compare before anything is launched; a claim whose launch
+ * fails is taken back, or peers would wait for a call that never comes. */
 static ms_status launch(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
                         const ms_collective *c)
 {
@@ -249,6 +269,7 @@ static ms_status launch(ms_comm *comm, ms_stream *stream, const ms_comm_args *ar
     return status;
 }
 
+/* Fills the next record; note_call counts it once the call is launched. */
 static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_collective *c)
 {
     ms_context *context = ms_engine_context(comm->engine);
@@ -276,6 +297,7 @@ static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_co
     return MS_OK;
 }
 
+/* Addresses and dtypes. `travels` makes numbers of f32 memory 16-bit numbers on their way. */
 static void describe_tensors(const ms_collective *c, ms_comm_args *args)
 {
     const ms_tensor *any = c->in ? c->in : c->out;
@@ -322,8 +344,10 @@ static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args
                  ms_strings_get(ms_engine_strings(engine), ms_engine_script(engine)));
 }
 
-/* A group made later on one rank than on another would be a difference too, but splits are
- * collectives themselves. */
+/* How many calls this rank has made in all groups that contain this one. All members have made the
+ * same calls there, so ranks that call in a different order have different numbers. A group made
+ * later on one rank than on another would be a difference too, but splits are collectives
+ * themselves. */
 static uint64_t calls_around(const ms_group *group)
 {
     const ms_comm *comm = group->comm;
@@ -366,7 +390,8 @@ static ms_status check_transport(const ms_group *group, const ms_comm_args *args
     return MS_OK;
 }
 
-/* All that the transport may refuse, or needs to do, before the call gets a number. */
+/* All that the transport may refuse, or needs to do, before the call gets a number: a refused call
+ * must not count, since peers refuse it alike. */
 static ms_status prepare_transport(ms_group *group, const ms_comm_args *args)
 {
     if (args->by_hosts) return MS_OK;
@@ -404,6 +429,9 @@ static void note_call(ms_group *group, const ms_comm_args *args, void *held, ms_
     account(group, args);
 }
 
+/* The order matters: everything that can fail on this rank alone comes before the claim (memory,
+ * stream, record, copies), and everything after the launch cannot fail. So a rank's numbers always
+ * fit what its peers have seen. */
 ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *c,
                          ms_point *ready)
 {
@@ -441,6 +469,8 @@ ms_status ms_group_enqueue(ms_group *group, uint32_t channel, const ms_collectiv
     return status ? status : ms_group_issue(group, &args, collective, ready);
 }
 
+/* Blocks the host. It is refused first where the host must not block, before peers are told of it.
+ */
 ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns)
 {
     ms_collective barrier = { .kind = MS_BARRIER, .bucket = -1, .timeout_ns = timeout_ns };

@@ -16,6 +16,8 @@
 
 typedef struct ms_comm ms_comm;
 
+/* One channel of a group: its stream, and how far its collectives are. Two channels of a group do
+ * not wait for each other. */
 typedef struct ms_channel {
     ms_stream *stream;
     ms_point last;   /* the collective before the next one */
@@ -28,6 +30,8 @@ typedef struct ms_channel {
 typedef struct ms_control ms_control;
 typedef struct ms_transport ms_transport;
 
+/* A group as this rank sees it. Members, rank, size and name never change after ms_group_new, so
+ * tasks read them without a lock. */
 struct ms_group {
     ms_comm *comm;
     /* The membership's; no control and the fake transport in the group of this rank alone, in which
@@ -48,6 +52,7 @@ struct ms_group {
     ms_traffic traffic[MS_COLLECTIVES + 1];
 };
 
+/* Classes of kinds. They take a uint8_t, as kinds are stored in arguments and flight records. */
 static inline bool ms_kind_reduces(uint8_t kind)
 {
     return kind == MS_ALL_REDUCE || kind == MS_REDUCE || kind == MS_REDUCE_SCATTER;
@@ -61,9 +66,11 @@ static inline bool ms_kind_has_root(uint8_t kind)
 {
     return kind == MS_REDUCE || kind == MS_BROADCAST || kind == MS_GATHER || kind == MS_SCATTER;
 }
+/* Between two ranks; numbered for each ordered pair, not for the group. */
 static inline bool ms_kind_is_pair(uint8_t kind) { return kind == MS_SEND || kind == MS_RECV; }
 
-/* Arguments of a collective's task. Addresses are those of this process. */
+/* Arguments of a collective's task, copied when it is enqueued. Addresses are those of this
+ * process. */
 typedef struct ms_comm_args {
     ms_group *group;
     uint8_t kind, op, dtype, channel; /* dtype: of what travels; channel: from 0 */
@@ -86,6 +93,7 @@ typedef struct ms_comm_args {
     char label[32], script[64];
 } ms_comm_args;
 
+/* Host memory that a task reads, freed once the point is reached. */
 typedef struct ms_held {
     ms_point point;
     void *memory;
@@ -101,6 +109,8 @@ struct ms_shared {
     alignas(16) char result[];
 };
 
+/* A rank's membership in a job: one control and one transport, and the groups of this rank. The
+ * engine owns it (MS_SLOT_COMM). Groups are only added, and freed with it. */
 struct ms_comm {
     ms_engine *engine;
     const ms_control *control;

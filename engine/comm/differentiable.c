@@ -2,13 +2,16 @@
  *
  * The gradient of a result is what this rank's loss knows of it; the loss of the job is the sum of
  * all ranks' losses. So a value that went to several ranks gathers their gradients, and a sum hands
- * its gradient to every summand: all_reduce       sum, avg: the same of the gradients; premul_sum:
- * their sum times this rank's factor broadcast        reduce to root; zeros elsewhere all_gather
- * reduce_scatter reduce_scatter   all_gather; avg: divided by the size; premul_sum: times this
- * rank's factor all_to_all       all_to_all with the counts exchanged All ranks must go backward
- * through it, as all go forward. What only a root gets (reduce, gather) and scatter have no
- * gradient: ranks whose loss knows nothing of the result would not go backward through
- * it. */
+ * its gradient to every summand:
+ * - all_reduce: sum, avg: the same of the gradients; premul_sum: their sum times the rank's factor.
+ * - broadcast: reduce to root; zeros elsewhere.
+ * - all_gather: reduce_scatter.
+ * - reduce_scatter: all_gather; avg: divided by the size; premul_sum: times the rank's factor.
+ * - all_to_all: all_to_all with the counts exchanged.
+ *
+ * All ranks must go backward through it, as all go forward. What only a root gets (reduce, gather)
+ * and scatter have no gradient: ranks whose loss knows nothing of the result would not go backward
+ * through it. */
 #include "moonshard/comm.h"
 
 #include <string.h>
@@ -26,6 +29,7 @@ typedef struct link { /* the collective of a forward, as its backward needs it *
     int64_t *counts, *receive_counts; /* in the memory after this struct, or NULL */
 } link;
 
+/* Only sums pass a gradient on to every summand. */
 static bool is_sum(ms_reduce_op op)
 {
     return op == MS_REDUCE_OP_SUM || op == MS_REDUCE_OP_AVG || op == MS_REDUCE_OP_PREMUL_SUM;
@@ -59,6 +63,7 @@ static ms_status exchange(const link *l, ms_collective_kind kind, ms_tensor *in,
     return ms_group_enqueue(l->group, l->channel, &back, NULL);
 }
 
+/* t *= factor, in place. */
 static ms_status scale(const link *l, double factor, ms_tensor *t)
 {
     ms_attributes attributes = { .scalar = { .value = factor } };
@@ -85,6 +90,7 @@ static ms_status in_place(const link *l, ms_collective_kind kind, ms_tensor *g, 
     return status ? status : exchange(l, kind, *result, NULL);
 }
 
+/* Only the root's input reached the others, so other ranks' inputs get no gradient. */
 static ms_status zeros(const link *l, ms_tensor *result)
 {
     ms_attributes attributes = { .scalar = { .value = 0.0 } };
@@ -116,6 +122,8 @@ static ms_status gradient_of(const link *l, ms_tensor *g, ms_tensor **result)
     return status ? status : finish_sum(l, *result);
 }
 
+/* All ranks reach this node in the same order, because they recorded the same forward; so the
+ * collectives of backward match. */
 static ms_status link_backward(void *user, ms_tensor *const *gradients, ms_tensor **results,
                                const bool *needs)
 {
@@ -140,6 +148,7 @@ static const ms_function link_function = { .name = "a collective",
                                            .backward = link_backward,
                                            .free = link_free };
 
+/* Copies the call and its counts: the caller's lists may be gone when backward runs. */
 static ms_status new_link(ms_group *group, uint32_t channel, const ms_collective *call,
                           const ms_tensor *input, link **out)
 {
@@ -169,6 +178,8 @@ static ms_status new_link(ms_group *group, uint32_t channel, const ms_collective
     return MS_OK;
 }
 
+/* What backward needs is allocated before the collective is enqueued, because a call that peers
+ * have seen cannot be taken back for want of memory. */
 ms_status ms_group_apply(ms_group *group, uint32_t channel, const ms_collective *call,
                          ms_tensor *input, ms_point *ready)
 {

@@ -3,11 +3,13 @@
 
 #include <stdio.h>
 
+/* Records come from memory that another process writes, so values are not trusted. */
 static const char *dtype_of(const ms_flight *flight)
 {
     return flight->dtype < MS_DTYPES ? ms_dtype_name((ms_dtype)flight->dtype) : "?";
 }
 
+/* The names of a record's numbers; a barrier has no dtype. */
 ms_flight_names ms_flight_name(const ms_flight *flight)
 {
     return (ms_flight_names){ .kind = ms_collective_name((ms_collective_kind)flight->kind),
@@ -25,6 +27,8 @@ static void describe_label(const ms_flight *flight, char *text, size_t bytes)
     else if (*label) snprintf(text, bytes, ", \"%.32s\"", label);
 }
 
+/* "all_reduce #12 of world [f32 x 1024, sum, bucket 3, at train.lua:40]". Parts without meaning for
+ * the kind are left out. Every text of another process is cut to its field. */
 const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes)
 {
     char tensor[64] = "", op[24] = "", root[32] = "", label[80] = "", script[96] = "", inside[320];

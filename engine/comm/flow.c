@@ -1,6 +1,7 @@
 /* flow.c: how each kind of collective cuts tensors into parts. */
 #include "comm/flow.h"
 
+/* Without counts, total divides by parts: arguments.c has checked it. */
 void ms_flow_part(const int64_t *counts, uint64_t total, uint32_t parts, uint32_t index,
                   uint64_t *begin, uint64_t *length)
 {
@@ -14,6 +15,7 @@ void ms_flow_part(const int64_t *counts, uint64_t total, uint32_t parts, uint32_
     *length = (uint64_t)counts[index];
 }
 
+/* What `member` gives to this rank; all_reduce, reduce and broadcast take the whole. */
 ms_flow ms_flow_from(const ms_comm_args *args, uint32_t member)
 {
     const ms_group *group = args->group;
@@ -41,6 +43,7 @@ ms_flow ms_flow_from(const ms_comm_args *args, uint32_t member)
     return flow;
 }
 
+/* The staged path lays down one slot for each receiver where parts differ, else one for all. */
 ms_flow ms_flow_slot(const ms_comm_args *args, uint32_t slot)
 {
     const ms_group *group = args->group;
@@ -54,6 +57,7 @@ ms_flow ms_flow_slot(const ms_comm_args *args, uint32_t slot)
     return flow;
 }
 
+/* All ranks must run the same number of steps, so the longest slot of any rank counts. */
 uint64_t ms_flow_longest(const ms_comm_args *args)
 {
     uint64_t longest = 0, begin, length;

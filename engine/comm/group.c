@@ -14,6 +14,7 @@
 
 ms_comm *ms_comm_of(const ms_engine *engine) { return ms_engine_get(engine, MS_SLOT_COMM); }
 
+/* The transport's state of the group is freed by the transport's close. */
 static void free_group(ms_context *context, ms_group *group)
 {
     ms_release(context, group->name);
@@ -22,7 +23,8 @@ static void free_group(ms_context *context, ms_group *group)
     ms_release(context, group);
 }
 
-/* In a forked child the membership is the parent's: only memory is given back. */
+/* In a forked child the membership is the parent's: only memory is given back. The transport closes
+ * before control, as it may still use control's files. */
 static void comm_free(ms_engine *engine, void *object)
 {
     ms_comm *comm = object;
@@ -50,6 +52,7 @@ static uint32_t set_words(const ms_group *group)
     return ((world ? world->size : group->size) + 63) / 64;
 }
 
+/* Compares bit sets, in time of the world's size divided by 64. */
 static bool contains(const ms_group *outer, const ms_group *inner)
 {
     uint32_t words = set_words(inner);
@@ -70,7 +73,8 @@ static void fill_members(ms_group *group, const uint32_t *members)
     }
 }
 
-/* A group's memory, with its name and members. */
+/* A group's memory, with its name and members. group->size is set first, since the first group's
+ * set is sized by it. */
 static ms_status allocate_group(ms_comm *comm, const char *name, uint32_t size,
                                 const uint32_t *members, ms_group **out)
 {
@@ -97,6 +101,9 @@ static ms_status allocate_group(ms_comm *comm, const char *name, uint32_t size,
     return MS_OK;
 }
 
+/* `around` is kept up to date in both directions: which groups contain the new one, and which ones
+ * it contains. The group is stored before group_count is raised, because tasks look at all groups
+ * below that number. */
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out)
 {
@@ -134,6 +141,8 @@ static ms_status open_both(ms_comm *comm, ms_rendezvous *rendezvous)
     return status;
 }
 
+/* The membership joins last: from then on other ranks may see this one, and nothing can fail any
+ * more. */
 ms_status ms_comm_new(ms_engine *engine, const ms_control *control, const ms_transport *transport,
                       ms_rendezvous *rendezvous, uint32_t rank, uint32_t size, ms_group **world)
 {
@@ -181,7 +190,8 @@ void ms_comm_abort(ms_engine *engine, const ms_error *error)
     if (comm) comm->control->abort(comm, error);
 }
 
-/* What the transport launched earlier and failed since ends the job like any failed task. */
+/* Whether the job still runs. What the transport launched earlier and failed since ends the job
+ * like any failed task. The transport's abort is called once, whoever found the end. */
 ms_status ms_comm_verify(ms_comm *comm)
 {
     ms_status status = comm->control->check(comm);
@@ -235,6 +245,7 @@ bool ms_group_rounds(const ms_group *group) { return group->transport->rounds; }
 ms_engine *ms_group_engine(const ms_group *group) { return group->comm->engine; }
 uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank) { return group->members[rank]; }
 
+/* Channels of users have numbers, internal ones names. */
 const char *ms_channel_name(uint32_t channel)
 {
     static const char *const names[MS_CHANNELS] = { "1", "2", "parameters", "numbers" };
@@ -242,7 +253,8 @@ const char *ms_channel_name(uint32_t channel)
 }
 
 /* A stream of its own for each group and channel, so that none waits for another, as long as there
- * are streams. */
+ * are streams. After that, groups share the streams of the world (index 0): calls are still in
+ * order, but may wait for each other. */
 ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out)
 {
     ms_engine *engine = group->comm->engine;
@@ -265,6 +277,7 @@ ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out)
     return status;
 }
 
+/* A storage that cannot be registered is of no use to collectives, so it is released. */
 ms_status ms_group_storage(ms_group *group, ms_stream *stream, size_t bytes, ms_storage **out)
 {
     const ms_transport *transport = group->comm->transport;

@@ -4,8 +4,10 @@
 
 #include <string.h>
 
+/* Prefixes differ, so a text names at most one kind. */
 static const ms_rendezvous_kind *const kinds[] = { &ms_rendezvous_host };
 
+/* The part of the record that all kinds share. */
 static ms_status finish(const ms_rendezvous_kind *kind, ms_status status, ms_rendezvous **made)
 {
     if (status) return status;
@@ -28,6 +30,7 @@ ms_status ms_rendezvous_meet(ms_context *context, const ms_rendezvous_options *o
                   out);
 }
 
+/* A kind returns MS_ERROR_CORRUPT without a message; the message is the same for every kind. */
 ms_status ms_rendezvous_adopt(ms_context *context, const char *text, ms_rendezvous **out)
 {
     ms_status status = MS_ERROR_CORRUPT;

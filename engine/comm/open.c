@@ -7,8 +7,9 @@
 #include "comm/transport.h"
 #include "exec/device.h"
 
-/* A task that fails would leave peers waiting for the collectives after it. In a forked child the
- * job is none of this process' business. */
+/* Called for a failed task. Peers would wait for this rank's later collectives for ever, so its
+ * error ends the job for all. A forked child has a copy of the engine but is no rank of the job; it
+ * reports nothing. */
 static void end_job(ms_engine *engine, const ms_error *error)
 {
     ms_comm *comm = ms_comm_of(engine);
@@ -22,6 +23,7 @@ static const struct pairing {
     const ms_transport *transport;
 } pairings[] = { { &ms_control_host, &ms_transport_local } };
 
+/* Tensors of a device whose memory no transport moves are refused when the engine joins. */
 static ms_status choose_transport(ms_engine *engine, const ms_control *control,
                                   const ms_transport **out)
 {

@@ -18,6 +18,7 @@ static void sweep(ms_comm *comm)
     }
 }
 
+/* Control carries few kinds, dtypes and operations; others are refused on every rank alike. */
 static ms_status check(ms_group *group, const ms_sharing *sharing)
 {
     bool reduces = sharing->kind == MS_ALL_REDUCE;
@@ -67,6 +68,7 @@ static void lay_out(const ms_group *group, const ms_sharing *sharing, const void
         multiply(sharing->dtype, result, sharing->count, group->size);
 }
 
+/* Results that were read are freed here: a rank that shares numbers in every step does not grow. */
 static ms_status new_result(ms_comm *comm, size_t bytes, ms_shared **out)
 {
     void *memory = NULL;
@@ -94,6 +96,7 @@ static ms_status issue(ms_group *group, ms_comm_args *args, const ms_collective 
     return MS_OK;
 }
 
+/* Without a ticket the host does not read the result; the sweep frees it once control is done. */
 ms_status ms_group_share_begin(ms_group *group, const ms_sharing *sharing, const void *mine,
                                uint64_t *ticket)
 {
@@ -136,6 +139,8 @@ ms_status ms_group_share_split(ms_group *group, uint64_t hash, void *all, size_t
     return status;
 }
 
+/* Waits, and copies the result. A fake world has its result at once, since no task computes it on
+ * the sim device. */
 ms_status ms_group_share_end(ms_group *group, uint64_t ticket, void *all)
 {
     ms_engine *engine = group->comm->engine;

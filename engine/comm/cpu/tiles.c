@@ -7,12 +7,16 @@
 /* Bytes that one thread works on at a time. Fixed, so the cuts depend on sizes only. */
 #define MS_TILE_BYTES ((size_t)1 << 20)
 
+/* One reduction that is cut into tiles; it is on the stack of the task, which waits for all tiles.
+ */
 typedef struct reduction {
     const ms_comm_kernels *kernels;
     ms_reduce_task task;
     size_t tile;
 } reduction;
 
+/* Each tile writes elements of its own, so threads need no lock, and the result does not depend on
+ * which thread takes which tile. */
 static void reduce_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -43,6 +47,7 @@ void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sou
     else ms_run_tiles(run, (uint32_t)tiles, reduce_tile, &work);
 }
 
+/* A copy that is cut into tiles. */
 typedef struct copying {
     char *to;
     const char *from;

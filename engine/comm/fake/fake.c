@@ -6,6 +6,8 @@
 
 #include "comm/flow.h"
 
+/* Every rank brings this rank's numbers. They are still added one by one, in the same kernel as on
+ * a real transport, so the rounding is the same as there. */
 static ms_task_result reduce_alike(ms_run *run, const ms_comm_args *args)
 {
     const ms_group *group = args->group;

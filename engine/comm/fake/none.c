@@ -8,6 +8,7 @@ static ms_status check(ms_comm *comm)
     return MS_OK;
 }
 
+/* An id past the last one tells the caller that there are none left. */
 static uint64_t take_ids(ms_comm *comm, uint32_t parts)
 {
     uint64_t id = comm->own_ids;
@@ -21,6 +22,7 @@ static ms_status join_group(ms_comm *comm, uint32_t id)
     return MS_OK;
 }
 
+/* Sends and receives are counted by the group's traffic, since there is no peer to number with. */
 static uint64_t pair_number(ms_comm *comm, const ms_comm_args *args)
 {
     (void)comm;
@@ -33,6 +35,7 @@ static ms_status agree(ms_comm *comm, const ms_comm_args *args)
     return MS_OK;
 }
 
+/* No rank listens, so there is nothing to take back, to end or to report. */
 static void ignore_call(ms_comm *comm, const ms_comm_args *args) { (void)comm, (void)args; }
 static void leave(ms_comm *comm, const char *message) { (void)comm, (void)message; }
 static void end(ms_comm *comm, const ms_error *error) { (void)comm, (void)error; }

@@ -2,6 +2,8 @@
 #include "comm/control.h"
 #include "comm/transport.h"
 
+/* A world of `size` ranks in which only this rank runs. The numbers of the others are taken to
+ * equal its own. */
 ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size, ms_group **world)
 {
     if (size < 1 || size > MS_FAKE_RANKS_MAX || rank >= size)
@@ -13,6 +15,8 @@ ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size, ms_
     return ms_comm_new(engine, &ms_control_none, &ms_transport_fake, NULL, rank, size, world);
 }
 
+/* Made at first use and kept. Its calls go to no peer, so it has no control, even in a real job.
+ * UINT32_MAX is no id that control hands out. */
 ms_status ms_comm_alone(ms_engine *engine, ms_group **out)
 {
     ms_comm *comm = ms_comm_of(engine);

@@ -1,6 +1,9 @@
 /* bell.c: how threads of a rank sleep until a peer has made progress. */
 #include "comm/host/host.h"
 
+/* The caller has stored its progress before. With both accesses sequentially consistent, either
+ * this load sees the sleeper, or the sleeper's last look sees the progress. The futex call is saved
+ * where nobody sleeps. */
 void ms_host_wake(ms_host *host, uint32_t rank)
 {
     ms_rank_line *line = &host->control->lines[rank];
@@ -9,7 +12,8 @@ void ms_host_wake(ms_host *host, uint32_t rank)
     ms_futex_wake_shared(&line->bell, UINT32_MAX);
 }
 
-/* Sleeps unless `wait` has come true since the bell was read. */
+/* The bell is read before the last look: a wake after that changes the bell, and the futex returns
+ * at once. */
 void ms_host_sleep(ms_host *host, ms_wait *wait, uint64_t most_ns)
 {
     ms_rank_line *line = &host->control->lines[host->rank];
@@ -22,6 +26,7 @@ void ms_host_sleep(ms_host *host, ms_wait *wait, uint64_t most_ns)
 
 void ms_host_nap(ms_host *host, uint64_t most_ns) { ms_host_sleep(host, NULL, most_ns); }
 
+/* Wakes of peers end the sleep early, hence the loop. */
 bool ms_host_sleep_until(ms_host *host, uint64_t until_ns)
 {
     while (!ms_host_aborted(host)) {

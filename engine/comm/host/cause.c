@@ -20,12 +20,16 @@ static void copy_text(char *to, const char *from, size_t bytes)
     to[i] = '\0';
 }
 
+/* The status that ranks raise for this reason. */
 static ms_status status_of(ms_abort_reason reason)
 {
     if (reason == MS_ABORT_MISMATCH) return MS_ERROR_MISMATCH;
     return reason == MS_ABORT_TIMEOUT ? MS_ERROR_TIMEOUT : MS_ERROR_ABORTED;
 }
 
+/* The first caller of all ranks and the supervisor wins the exchange and writes the record; all
+ * others return false. 2 is stored after the record is complete. Safe in signal handlers: no lock,
+ * no allocation, no stdio. */
 bool ms_host_end_job(ms_host_files *files, ms_abort_reason reason, int32_t rank,
                      const char *message)
 {
@@ -68,6 +72,8 @@ bool ms_host_cause(const ms_host_files *files, ms_abort_record *out)
     return true;
 }
 
+/* The ring may be overwritten while it is read, so texts are ended here. index counts all entries
+ * of the rank. */
 bool ms_host_flight(const ms_host_files *files, uint32_t rank, uint64_t index, ms_flight *out)
 {
     ms_rank_line *line = &files->control->lines[rank];

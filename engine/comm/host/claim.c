@@ -18,6 +18,7 @@ typedef struct call_rings {
     uint32_t ahead, shown;
 } call_rings;
 
+/* The rings of one member in the call's channel. */
 static call_rings rings_of_member(const ms_host *host, const ms_comm_args *args, uint32_t member)
 {
     ms_member_line *line = ms_ledger_line(host, args, member);
@@ -27,6 +28,7 @@ static call_rings rings_of_member(const ms_host *host, const ms_comm_args *args,
                          .shown = MS_CALLS_SHOWN };
 }
 
+/* The rings of the sender, or of the receiver, of this pair. */
 static call_rings rings_of_pair(const ms_host *host, const ms_comm_args *args, bool sender)
 {
     uint32_t other = args->group->members[args->root];
@@ -49,12 +51,15 @@ static call_rings own_rings(const ms_host *host, const ms_comm_args *args)
 #define MS_LAP_BITS 16
 #define MS_LAP_MASK (((uint64_t)1 << MS_LAP_BITS) - 1)
 
+/* A claim of the same lap that has another hash. An empty place has lap 0; laps count from 1. */
 static bool disagrees(uint64_t mine, uint64_t theirs)
 {
     return theirs != mine && (theirs & MS_LAP_MASK) == (mine & MS_LAP_MASK);
 }
 
-/* Publishes the call; the claim to its number. */
+/* Publishes the call, and returns the claim to its number. The fields come before the claim: a rank
+ * that sees the claim can show the fields. seq is 0 while they are written, so that a reader does
+ * not take half of them. */
 static uint64_t publish(ms_host *host, const ms_comm_args *args)
 {
     ms_ledger_slot slot;
@@ -74,6 +79,8 @@ static uint64_t publish(ms_host *host, const ms_comm_args *args)
     return claim;
 }
 
+/* The own member is compared too, which never disagrees. A peer that has not claimed yet has 0
+ * there, or the claim of another lap, and will compare itself. */
 ms_status ms_host_claim(ms_comm *comm, const ms_comm_args *args)
 {
     ms_host *host = comm->control_state;
@@ -95,6 +102,8 @@ ms_status ms_host_claim(ms_comm *comm, const ms_comm_args *args)
     return MS_OK;
 }
 
+/* Peers that look later find no claim, and so do not compare with a call that was never launched.
+ */
 void ms_host_retract(ms_comm *comm, const ms_comm_args *args)
 {
     call_rings own = own_rings(comm->control_state, args);

@@ -5,6 +5,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+/* Only in jobs without a supervisor. If the system has no such claims, the rank is not watched, and
+ * a peer notices its death by the time limit only. */
 void ms_death_watch(ms_host *host)
 {
     const ms_os *os = host->files->base.os;
@@ -23,6 +25,8 @@ static bool is_alone(const ms_control_file *control, uint32_t rank)
     return true;
 }
 
+/* The claim is tested before `finished` is read: a rank that leaves in order sets `finished` before
+ * its process ends, so it is not taken for dead. */
 void ms_death_look(ms_host *host, uint32_t rank)
 {
     const ms_os *os = host->files->base.os;

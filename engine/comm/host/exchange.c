@@ -16,12 +16,14 @@ typedef struct piece {
     uint32_t half;
 } piece;
 
+/* Whether this member's numbers are part of the result. */
 static bool brings(const ms_comm_args *args, uint32_t member)
 {
     bool from_one = args->kind == MS_BROADCAST || args->kind == MS_SPLIT;
     return !from_one || member == args->root;
 }
 
+/* The half of a member's line that has this piece. */
 static const char *line_of(const ms_host *host, const ms_comm_args *args, uint32_t member,
                            const piece *p)
 {
@@ -50,6 +52,8 @@ static void combine(const ms_comm_args *args, const piece *p, char *to, const ch
     }
 }
 
+/* Members are taken in the order of ranks, which fixes the rounding of sums. The first member's
+ * numbers are copied, the others combined. */
 static void take(const ms_host *host, const ms_comm_args *args, const piece *p)
 {
     const ms_group *group = args->group;
@@ -63,6 +67,9 @@ static void take(const ms_host *host, const ms_comm_args *args, const piece *p)
     }
 }
 
+/* One phase for each piece. A half is written again two pieces later: all members have passed the
+ * phase in between by then, so none still reads it. Numbers of a piece are a multiple of all
+ * element sizes, because MS_SHARED_BYTES is. */
 static ms_task_result exchange(ms_run *run, void *arguments)
 {
     const ms_comm_args *args = arguments;

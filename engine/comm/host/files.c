@@ -13,6 +13,7 @@
 
 /* ------------------------------------------------------------------- making */
 
+/* Address space for all groups that a job may have. Pages are made only for those that are used. */
 static uint64_t control_size(uint32_t ranks)
 {
     return sizeof(ms_control_file) + ranks * sizeof(ms_rank_line)
@@ -20,6 +21,7 @@ static uint64_t control_size(uint32_t ranks)
            + (uint64_t)MS_GROUPS_MAX * MS_CHANNELS * ranks * sizeof(ms_member_line);
 }
 
+/* Rounded to whole pages, which may belong to neighbours; making a page twice is harmless. */
 int ms_host_files_populate_control(ms_host_files *files, void *address, size_t bytes)
 {
     const uintptr_t page = 4096, base = (uintptr_t)files->control;
@@ -37,6 +39,7 @@ int ms_host_files_populate_heap(ms_host_files *files, uint32_t rank, void *addre
                                            bytes);
 }
 
+/* Also for a record that was filled in part: fields that were not reached are NULL. */
 void ms_host_files_close(ms_rendezvous *rendezvous)
 {
     ms_host_files *files = ms_host_files_of(rendezvous);
@@ -64,6 +67,7 @@ static ms_status new_record(ms_context *context, uint32_t ranks, ms_host_files *
     return MS_OK;
 }
 
+/* Each rank maps the heaps of all ranks, so that it can read their tensors in place. */
 static ms_status map_all(ms_context *context, ms_host_files *made, bool control_too)
 {
     const ms_os *os = context->os;
@@ -82,6 +86,7 @@ static ms_status map_all(ms_context *context, ms_host_files *made, bool control_
                    made->base.ranks, (unsigned long long)(made->heap_bytes >> 20));
 }
 
+/* The files have no name in any folder: they are gone with the last process that holds them. */
 static ms_status create_files(ms_context *context, ms_host_files *made)
 {
     const ms_os *os = context->os;
@@ -133,6 +138,7 @@ static void fill_control(const ms_host_files *made, const ms_rendezvous_options 
     control->magic = MS_CONTROL_MAGIC;
 }
 
+/* Called by the launcher, and by rank 0 of ranks that meet at a socket. */
 ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *options,
                             ms_rendezvous **out)
 {
@@ -158,6 +164,7 @@ ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *op
 
 /* ----------------------------------------------------------------- children */
 
+/* Descriptors are inherited by the child; the text names their numbers. */
 ms_status ms_host_files_share(ms_rendezvous *rendezvous, ms_context *context, char *text,
                               size_t bytes)
 {
@@ -216,6 +223,8 @@ static bool check_files(ms_host_files *made)
     return true;
 }
 
+/* The text comes from the environment, and the files from another process: numbers, sizes and magic
+ * are checked before anything in them is used. */
 ms_status ms_host_files_adopt(ms_context *context, const char *text, ms_rendezvous **out)
 {
     unsigned ranks = 0;
@@ -234,6 +243,7 @@ ms_status ms_host_files_adopt(ms_context *context, const char *text, ms_rendezvo
     return status;
 }
 
+/* As adopt, with files that came over a socket. */
 ms_status ms_host_files_take(ms_context *context, uint32_t ranks, ms_file *const *files,
                              ms_rendezvous **out)
 {

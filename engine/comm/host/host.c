@@ -6,6 +6,7 @@
 
 /* ------------------------------------------------------------------ the job */
 
+/* One load in the usual case; it runs before every call. */
 static ms_status check(ms_comm *comm)
 {
     ms_host *host = comm->control_state;
@@ -16,7 +17,8 @@ static ms_status check(ms_comm *comm)
     return error->status;
 }
 
-/* Peers that sleep look around by themselves, but soon is better. */
+/* `finished` tells waiting peers that no further call of this rank comes; it is set once. Peers
+ * that sleep look around by themselves, but a wake makes them notice at once. */
 static void leave(ms_comm *comm, const char *message)
 {
     ms_host *host = comm->control_state;
@@ -30,6 +32,8 @@ static void leave(ms_comm *comm, const char *message)
         if (r != host->rank) ms_host_wake(host, r);
 }
 
+/* The line of the script is added unless the message has it already. A mismatch stays one on every
+ * rank. */
 static void raise(ms_comm *comm, const ms_error *error)
 {
     ms_host *host = comm->control_state;
@@ -43,6 +47,7 @@ static void raise(ms_comm *comm, const ms_error *error)
                     (int32_t)host->rank, text);
 }
 
+/* Each count moves the time limits of ranks that wait for this one. */
 static void progress(ms_comm *comm)
 {
     ms_host *host = comm->control_state;
@@ -51,12 +56,15 @@ static void progress(ms_comm *comm)
 
 /* -------------------------------------------------------------------- calls */
 
+/* Atomic, because several groups may be split at the same time. */
 static uint64_t take_ids(ms_comm *comm, uint32_t parts)
 {
     ms_host *host = comm->control_state;
     return atomic_fetch_add(&host->control->groups, parts);
 }
 
+/* The pages of the group's lines are made before its first use. Without memory for them a rank
+ * would die of SIGBUS in the middle of a collective. */
 static ms_status join_group(ms_comm *comm, uint32_t id)
 {
     ms_host *host = comm->control_state;
@@ -68,6 +76,7 @@ static ms_status join_group(ms_comm *comm, uint32_t id)
                  : MS_OK;
 }
 
+/* Counted by world ranks, so that two groups with the same two members share one sequence. */
 static uint64_t pair_number(ms_comm *comm, const ms_comm_args *args)
 {
     const ms_host *host = comm->control_state;
@@ -75,6 +84,7 @@ static uint64_t pair_number(ms_comm *comm, const ms_comm_args *args)
     return (args->kind == MS_SEND ? host->sends : host->receives)[other] + 1;
 }
 
+/* The pages of the pair's line, before the first call between the two. */
 static ms_status prepare(ms_comm *comm, const ms_comm_args *args)
 {
     ms_host *host = comm->control_state;
@@ -89,6 +99,7 @@ static ms_status prepare(ms_comm *comm, const ms_comm_args *args)
                  : MS_OK;
 }
 
+/* Stored after the launch: from now on peers may wait for this call. */
 static void launched(ms_comm *comm, const ms_comm_args *args)
 {
     ms_host *host = comm->control_state;
@@ -121,6 +132,8 @@ static ms_status take_place(ms_comm *comm, ms_host_files *files, uint32_t rank)
                       "no memory for the control file of a job", NULL);
 }
 
+/* The place is taken before the record is filled; a failure before it leaves the rendezvous as it
+ * was. */
 static ms_status open_host(ms_comm *comm, ms_rendezvous *rendezvous)
 {
     ms_context *context = ms_engine_context(comm->engine);
@@ -146,6 +159,7 @@ static ms_status open_host(ms_comm *comm, ms_rendezvous *rendezvous)
     return MS_OK;
 }
 
+/* From now on other ranks and the supervisor see the process and its activity. */
 static void joined(ms_comm *comm)
 {
     ms_host *host = comm->control_state;
@@ -157,6 +171,8 @@ static void joined(ms_comm *comm)
     ms_death_watch(host);
 }
 
+/* A rank that was never visible gives its place back; one that was leaves the job, and its place
+ * stays taken. */
 static void close_host(ms_comm *comm)
 {
     ms_host *host = comm->control_state;

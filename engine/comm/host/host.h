@@ -98,6 +98,8 @@ typedef struct ms_suspicion {
     char text[MS_SUSPICION_BYTES];
 } ms_suspicion;
 
+/* What one rank shows to the others and to the supervisor. Words that other ranks poll have cache
+ * lines of their own. */
 typedef struct ms_rank_line {
     alignas(128) ms_word bell;
     ms_word asleep;             /* threads of this rank */
@@ -128,6 +130,9 @@ typedef struct ms_request_line {
     _Atomic uint64_t decided;
 } ms_request_line;
 
+/* The control file, which all ranks and the launcher map. MS_CONTROL_MAGIC names its layout: a rank
+ * that was built with another one refuses the file. Fields up to `unsupervised` do not change once
+ * ranks have joined. */
 typedef struct ms_control_file {
     uint64_t magic, control_bytes, heap_bytes, link_bytes_per_second, link_latency_ns, timeout_ns;
     uint32_t ranks, threads;
@@ -161,6 +166,8 @@ static inline ms_host_files *ms_host_files_of(const ms_rendezvous *rendezvous)
     return (ms_host_files *)(uintptr_t)rendezvous;
 }
 
+/* Whether the threads of the ranks outnumber the cores. A thread that spins on a shared core yields
+ * it, since the thread that it waits for may need it. */
 typedef enum ms_pressure { MS_OWN_CORE, MS_SHARED_CORE } ms_pressure;
 
 #define MS_STEPS_TIMED 15

@@ -2,6 +2,7 @@
  * members have entered it, and compares; then it moves through phases with them. */
 #include "comm/host/host.h"
 
+/* Wakes those that sleep; the others see the change while they spin. */
 static void wake_members(ms_host *host, const ms_group *group)
 {
     for (uint32_t m = 0; m < group->size; m++)
@@ -10,6 +11,8 @@ static void wake_members(ms_host *host, const ms_group *group)
 
 /* ----------------------------------------------------------------- entering */
 
+/* Looks from the cursor on, so that members that have come are not read again. A member whose call
+ * differs ends the job here, before bytes move. */
 static bool all_entered(ms_wait *wait)
 {
     const ms_group *group = wait->args->group;
@@ -46,6 +49,7 @@ static void look_for_the_missing(ms_wait *wait)
                    issued && atomic_load(&last->seq) == issued ? last : NULL);
 }
 
+/* The first member that has not come, as a world rank; this rank itself if all have. */
 static uint32_t missing_member(ms_wait *wait)
 {
     const ms_group *group = wait->args->group;
@@ -54,6 +58,8 @@ static uint32_t missing_member(ms_wait *wait)
 
 static const ms_wait_kind for_entry = { all_entered, look_for_the_missing, missing_member };
 
+/* The slot is complete before its seq is stored: peers read the slot only after they have seen that
+ * number. */
 bool ms_ledger_enter(ms_host *host, const ms_comm_args *args)
 {
     ms_ledger_slot *slot = &ms_ledger_line(host, args, args->group->rank)->slots[args->number & 1];
@@ -68,6 +74,7 @@ bool ms_ledger_enter(ms_host *host, const ms_comm_args *args)
 
 /* ------------------------------------------------------------------- phases */
 
+/* Phase counters only grow, so a member that has reached the target stays there. */
 static bool all_in_phase(ms_wait *wait)
 {
     for (; wait->cursor < wait->args->group->size; wait->cursor++)
@@ -92,6 +99,8 @@ static void look_for_ended(ms_wait *wait)
 
 static const ms_wait_kind for_phase = { all_in_phase, look_for_ended, missing_member };
 
+/* A barrier of the members. What this rank wrote before the store is visible to every rank that has
+ * passed it. */
 bool ms_ledger_phase(ms_host *host, const ms_comm_args *args, uint64_t phases)
 {
     const ms_group *group = args->group;
@@ -102,6 +111,7 @@ bool ms_ledger_phase(ms_host *host, const ms_comm_args *args, uint64_t phases)
     return ms_host_wait(&wait);
 }
 
+/* The counter advances on a failure too, but the job has ended then and no rank waits for it. */
 bool ms_ledger_leave(ms_host *host, const ms_comm_args *args, uint64_t phases)
 {
     ms_channel *channel = &args->group->channels[args->channel];

@@ -16,6 +16,7 @@
 #define MS_MEET_SILENCE_NS ((uint64_t)5 * 1000000000)
 #define MS_MEET_RETRY_NS ((uint64_t)5 * 1000000)
 
+/* The record that both sides send; see the top of the file. */
 typedef struct ms_hello {
     uint64_t magic;
     char version[16];
@@ -23,6 +24,7 @@ typedef struct ms_hello {
     char refusal[160]; /* of rank 0; empty: welcome */
 } ms_hello;
 
+/* Built from zeros: records are compared and sent as bytes. */
 static ms_hello hello_of(uint32_t ranks, uint32_t rank)
 {
     ms_hello hello = { .magic = MS_MEET_MAGIC, .ranks = ranks, .rank = rank };
@@ -83,6 +85,7 @@ static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file 
     (*arrived)++;
 }
 
+/* Names the ranks that have not come, since these are the ones to look at. */
 static ms_status fail_missing(ms_context *context, uint32_t ranks, const bool *here)
 {
     char missing[160] = "";
@@ -96,6 +99,8 @@ static ms_status fail_missing(ms_context *context, uint32_t ranks, const bool *h
                    (int)(MS_MEET_NS / 1000000000), missing);
 }
 
+/* Visitors are served one after the other. One limit holds for all together, so that a stream of
+ * refused visitors does not keep the job waiting. */
 static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_file *listener)
 {
     const ms_os *os = context->os;
@@ -118,6 +123,8 @@ static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_
     return MS_OK;
 }
 
+/* Rank 0 makes the files before it listens. The socket's file is removed when all have come or the
+ * wait has failed, because a later job may use the same path. */
 static ms_status hold(ms_context *context, const ms_rendezvous_options *options, const char *path,
                       ms_rendezvous **out)
 {

@@ -4,12 +4,15 @@
 
 #include <string.h>
 
+/* Two slots are enough: no rank enters call n + 2 before all have left n + 1, so none reads the
+ * slot of n any more. */
 const ms_ledger_slot *ms_ledger_slot_of(const ms_host *host, const ms_comm_args *args,
                                         uint32_t member)
 {
     return &ms_ledger_line(host, args, member)->slots[args->number & 1];
 }
 
+/* seq is left alone; the caller stores it when the slot may be read. */
 void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *slot)
 {
     const ms_os *os = host->files->base.os;
@@ -36,6 +39,7 @@ void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *sl
     memcpy(slot->call.script, args->script, sizeof slot->call.script);
 }
 
+/* The counter is atomic, because several streams of a rank enter calls at the same time. */
 uint64_t ms_ledger_flight(ms_host *host, const ms_flight *call)
 {
     ms_rank_line *line = &host->control->lines[host->rank];
@@ -45,6 +49,7 @@ uint64_t ms_ledger_flight(ms_host *host, const ms_flight *call)
     return place;
 }
 
+/* left_ns marks the call as over, for reports and deadlock detection. */
 void ms_ledger_landed(ms_host *host, uint64_t flight)
 {
     const ms_os *os = host->files->base.os;
@@ -53,6 +58,8 @@ void ms_ledger_landed(ms_host *host, uint64_t flight)
     ms_activity_done(&line->activity);
 }
 
+/* Labels, script lines and factors may differ between ranks; everything that decides which bytes
+ * move must not. */
 bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b)
 {
     const ms_flight *x = &a->call, *y = &b->call;
@@ -64,12 +71,15 @@ bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b)
     return x->count == y->count || (x->kind == MS_ALL_TO_ALL && a->counts_hash);
 }
 
+/* The number is not compared: both sides have counted it for this pair. */
 bool ms_ledger_agree_pair(const ms_ledger_slot *a, const ms_ledger_slot *b)
 {
     const ms_flight *x = &a->call, *y = &b->call;
     return x->dtype == y->dtype && x->count == y->count && x->group == y->group;
 }
 
+/* The same fields as in ms_ledger_agree and ms_ledger_agree_pair; a field that is added there must
+ * be added here. */
 uint64_t ms_ledger_hash(const ms_comm_args *args)
 {
     if (ms_kind_is_pair(args->kind)) {
@@ -93,6 +103,8 @@ uint32_t ms_ledger_member(const ms_group *group, uint32_t rank)
     return at;
 }
 
+/* Reads the fields between two looks at seq: if it is the same at both, they were not written in
+ * between. */
 bool ms_ledger_read(const ms_published *from, uint64_t number, ms_ledger_slot *out)
 {
     uint64_t words[MS_CALL_WORDS];
@@ -103,6 +115,7 @@ bool ms_ledger_read(const ms_published *from, uint64_t number, ms_ledger_slot *o
     return atomic_load(&from->seq) == number;
 }
 
+/* The published fields come first, since they are there before the task enters the call. */
 bool ms_ledger_call(ms_member_line *line, uint64_t number, ms_ledger_slot *out)
 {
     const ms_ledger_slot *entered = &line->slots[number & 1];

@@ -10,8 +10,12 @@
 
 #include <string.h>
 
+/* A decision holds the count of requests above these bits, and the serial number in them. */
 #define MS_SERIAL_BITS 40
 
+/* A new request is raised only after all ranks have met the one before: `raised` holds only the
+ * last value. A request that comes earlier is dropped. Called from signal handlers, so it takes no
+ * lock and does not retry. */
 void ms_host_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value)
 {
     ms_control_file *control = ms_host_files_of(rendezvous)->control;
@@ -24,6 +28,7 @@ void ms_host_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value)
                                    ((raised >> 8) + 1) << 8 | value);
 }
 
+/* Read after the request was seen; see the top of the file. */
 static uint64_t highest_serial(const ms_control_file *control)
 {
     uint64_t highest = 0;
@@ -50,6 +55,8 @@ static uint8_t meet(ms_control_file *control, ms_rank_line *own, ms_request kind
     return (uint8_t)raised;
 }
 
+/* The serial number is stored before requests are read. The order is what the protocol rests on: a
+ * rank that sees no request has shown its number to every rank that sees one later. */
 void ms_host_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS])
 {
     ms_host *host = comm->control_state;
@@ -76,6 +83,7 @@ void ms_host_set_folder(ms_comm *comm, const char *folder)
     atomic_store(&host->control->folder_set, 2);
 }
 
+/* Empty while the folder is not known. */
 const char *ms_host_folder(const ms_rendezvous *rendezvous, char *text, size_t bytes)
 {
     const ms_control_file *control = ms_host_files_of(rendezvous)->control;

@@ -27,8 +27,10 @@
 #define MS_PROMPT_NS 20000000
 #define MS_PROMPTS 8
 
+/* The lower half of `still`. */
 static uint32_t rounds_of(uint64_t still) { return (uint32_t)still; }
 
+/* A lock between the waiting tasks of this rank. */
 static void lock(ms_standstill *s)
 {
     uint32_t open = 0;
@@ -67,6 +69,7 @@ static size_t describe(const ms_host *host, uint32_t rank, char *text, size_t by
     return used;
 }
 
+/* Every rank may be innocent, so none is blamed (-1); the error lists where each one stands. */
 static void end_job(const ms_host *host)
 {
     char text[MS_ERROR_MESSAGE_BYTES];
@@ -120,18 +123,22 @@ static void watch(ms_host *host)
 
 /* ------------------------------------------------------------------- rounds */
 
+/* Sleepers look around only every 50 ms; woken ones look at once. */
 static void prompt_others(ms_host *host)
 {
     for (uint32_t r = 0; r < host->control->ranks; r++)
         if (r != host->rank) ms_host_wake(host, r);
 }
 
+/* The rank is no longer still: peers that watch it see another number. */
 static void move(ms_host *host)
 {
     atomic_store(&host->control->lines[host->rank].still, 0);
     host->standstill.watching = false;
 }
 
+/* All waiting tasks have looked once. The rank's own count of moves is compared with that of the
+ * round before; `still` grows only if nothing has moved. */
 static void end_round(ms_host *host)
 {
     ms_standstill *s = &host->standstill;
@@ -160,6 +167,7 @@ static void end_round(ms_host *host)
     watch(host);
 }
 
+/* The new wait looks in the present round: its round ends only after it has looked. */
 void ms_standstill_begin(ms_host *host, ms_wait *wait)
 {
     ms_standstill *s = &host->standstill;
@@ -170,6 +178,7 @@ void ms_standstill_begin(ms_host *host, ms_wait *wait)
     unlock(s);
 }
 
+/* The last of the waiting tasks that looks ends the round. */
 void ms_standstill_look(ms_host *host, ms_wait *wait)
 {
     ms_standstill *s = &host->standstill;
@@ -182,6 +191,7 @@ void ms_standstill_look(ms_host *host, ms_wait *wait)
     unlock(s);
 }
 
+/* The move is declared before the task does anything else, as the proof above requires. */
 void ms_standstill_end(ms_host *host, ms_wait *wait)
 {
     ms_standstill *s = &host->standstill;

@@ -8,7 +8,9 @@
 #define MS_PATIENCE_NS ((uint64_t)5 * 1000000000)
 #define MS_PATIENCE_STEPS 10
 
-/* Ten steps as long as the middle one of the last few, but not less than 5 s. */
+/* The limit is ten steps as long as the median of the last few, but not less than 5 s. The median
+ * is not moved by one slow step (a checkpoint). Runs on the host thread; waiting tasks read the
+ * limit relaxed, since a limit that is one step old does no harm. */
 void ms_straggler_step(ms_host *host, uint64_t now)
 {
     uint64_t sorted[MS_STEPS_TIMED];
@@ -55,6 +57,8 @@ static void locate(const ms_host *host, const ms_comm_args *args, uint32_t missi
                  ms_flight_describe(&before->call, call, sizeof call));
 }
 
+/* `warned` holds the missing rank's progress at the last warning, so a rank that has moved since
+ * may be warned of again. */
 void ms_straggler_warn(ms_host *host, const ms_comm_args *args, uint32_t missing, uint64_t progress,
                        uint64_t waited_ns, uint64_t limit_ns)
 {

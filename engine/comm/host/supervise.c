@@ -28,6 +28,7 @@ static bool flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t inde
     return ms_host_flight(ms_host_files_of(rendezvous), rank, index, out);
 }
 
+/* The fields are read one by one while the rank runs, so they may be of different moments. */
 static void rank_state(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_state *out)
 {
     ms_rank_line *line = line_of(rendezvous, rank);
@@ -41,6 +42,8 @@ static void rank_state(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_s
     ms_activity_read(&line->activity, &out->activity);
 }
 
+/* Called by the supervisor after the rank's process has ended. Its tasks never run any more, so
+ * ranks that wait for it are woken. */
 static void left(ms_rendezvous *rendezvous, uint32_t rank)
 {
     atomic_store(&line_of(rendezvous, rank)->finished, 1);

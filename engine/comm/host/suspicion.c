@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+/* Calls of the host and tasks done: it grows as long as the rank does anything. */
 uint64_t ms_rank_progress(const ms_rank_line *line)
 {
     return atomic_load(&line->activity.calls) + atomic_load(&line->activity.done);
@@ -22,11 +23,13 @@ bool ms_suspect(ms_host *host, uint32_t missing, uint64_t progress, const char *
     return true;
 }
 
+/* From now on ranks report to a supervisor instead of ending the job at the time limit. */
 void ms_host_judge(ms_rendezvous *rendezvous)
 {
     atomic_store(&ms_host_files_of(rendezvous)->control->judged, 1);
 }
 
+/* A report counts only while the rank has done nothing since it was written. */
 bool ms_host_suspect(ms_rendezvous *rendezvous, uint32_t rank, char text[MS_SUSPICION_BYTES])
 {
     ms_rank_line *line = &ms_host_files_of(rendezvous)->control->lines[rank];
@@ -36,6 +39,7 @@ bool ms_host_suspect(ms_rendezvous *rendezvous, uint32_t rank, char text[MS_SUSP
     return line->suspicion.progress == ms_rank_progress(line);
 }
 
+/* Frees the place for the next report; one that is being written is left alone. */
 void ms_host_acquit(ms_rendezvous *rendezvous, uint32_t rank)
 {
     uint32_t complete = 2;

@@ -57,8 +57,9 @@ static size_t describe_unseen(char *text, size_t bytes, ms_host *host, uint32_t 
     return (size_t)used < bytes ? (size_t)used : bytes;
 }
 
-/* Waits a moment for `other` to make this call, so that a report can show it. The moment is shorter
- * where it has finished or waits in another call. False: there is nothing to show. */
+/* Waits a moment for `other` to make this call, so that a report can show it: hosts enqueue ahead
+ * of their streams, so the call is often on its way. The moment is shorter where the rank has
+ * finished or waits in another call. False: there is nothing to show. */
 static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint64_t number,
                        uint64_t begun_ns, ms_ledger_slot *out)
 {
@@ -74,7 +75,7 @@ static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint
     return true;
 }
 
-/* Who made which of two calls. */
+/* Who made which of two calls: side 0 this rank's, side 1 the other. */
 typedef struct call_sides {
     uint32_t ranks[2][MS_LOCAL_RANKS_MAX], counts[2];
 } call_sides;
@@ -137,6 +138,7 @@ void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member
     report_sides(host, args, calls, &sides, shown);
 }
 
+/* Pairs have no majority: the error names both sides, and the peer as the rank at fault. */
 void ms_ledger_disagree_pair(ms_host *host, const ms_comm_args *args, const ms_ledger_slot *theirs)
 {
     char text[MS_ERROR_MESSAGE_BYTES], a[256], b[256] = "another call";
@@ -149,6 +151,7 @@ void ms_ledger_disagree_pair(ms_host *host, const ms_comm_args *args, const ms_l
     ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)other, text);
 }
 
+/* The peer's script ended before the call that this rank waits for. */
 void ms_ledger_gone(ms_host *host, const ms_comm_args *args, uint32_t other, uint64_t calls,
                     const ms_ledger_slot *last)
 {
@@ -168,6 +171,7 @@ void ms_ledger_gone(ms_host *host, const ms_comm_args *args, uint32_t other, uin
     ms_host_end_job(host->files, MS_ABORT_LEFT, (int32_t)other, text);
 }
 
+/* The peer's host had enqueued the call, but its process ended before its stream got there. */
 void ms_ledger_ended(ms_host *host, const ms_comm_args *args, uint32_t other, bool begun)
 {
     char text[MS_ERROR_MESSAGE_BYTES], what[256];
@@ -205,8 +209,10 @@ static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
     ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)other, text);
 }
 
-/* Then the ranks differ in order, and neither can go on. The calls that the other has issued there
- * are read first, those here second: so it had issued the one before the other. */
+/* Whether the other rank has issued a call that this rank has not, in any group and channel of
+ * both, before the call that this rank waits for. Then the ranks differ in order, and neither can
+ * go on. The calls that the other has issued there are read first, those here second: so it had
+ * issued that call before the awaited one. */
 bool ms_ledger_check_order(ms_host *host, const ms_comm_args *args, uint32_t other, uint32_t member)
 {
     const ms_comm *comm = host->comm;

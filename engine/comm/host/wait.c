@@ -11,7 +11,8 @@
 #define MS_YIELD_NS 100000
 #define MS_LOOK_NS 50000000 /* a sleeper looks around at least this often */
 
-/* The moment before sleeping. True: *result is decided. */
+/* The moment before sleeping: a peer usually arrives within the time that a sleep and a wake would
+ * cost. The clock is read once in 64 looks. True: *result is decided. */
 static bool spin(ms_wait *wait, bool *result)
 {
     ms_host *host = wait->host;
@@ -32,7 +33,8 @@ static bool spin(ms_wait *wait, bool *result)
     return false;
 }
 
-/* Ends the job, or leaves the decision to the supervisor. */
+/* The time limit has passed. A supervisor decides about a rank that may only be slow (a long
+ * compile, a debugger); without one, or where the call has a limit of its own, the job ends. */
 static void give_up(ms_wait *wait, uint32_t missing, uint64_t progress, uint64_t waited_ns)
 {
     char call[256], text[512];
@@ -83,6 +85,7 @@ static bool sleep_until_reached(ms_wait *wait)
     }
 }
 
+/* Runs on the thread of a stream, in the task of a collective. */
 bool ms_host_wait(ms_wait *wait)
 {
     bool result = false;
@@ -95,6 +98,8 @@ bool ms_host_wait(ms_wait *wait)
 
 /* ------------------------------------------------------------------ failing */
 
+/* The cause is the job's, not this rank's: every rank raises the same error. Without a cause the
+ * task counts as done. */
 ms_task_result ms_host_fail(ms_run *run, ms_host *host, const ms_comm_args *args)
 {
     ms_abort_record cause;

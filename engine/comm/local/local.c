@@ -22,6 +22,7 @@ static bool in_reach(const ms_local *local, const ms_comm_args *args)
     return true;
 }
 
+/* Where each member's tensor is in this process' address space; NULL where it is not in a heap. */
 typedef struct reach {
     const char *data[MS_LOCAL_RANKS_MAX];
     char *writable[MS_LOCAL_RANKS_MAX];
@@ -51,6 +52,9 @@ static void all_reduce_slice(ms_run *run, const ms_comm_args *args, const reach 
                    group->size, length);
 }
 
+/* All members have entered, so their inputs are complete; they stay unchanged until all have left.
+ * Each rank reads peers' memory and writes its own, except in all_reduce in place, where each rank
+ * writes its slice of every tensor. */
 static void take_in_place(ms_run *run, ms_local *local, const ms_comm_args *args)
 {
     const ms_group *group = args->group;
@@ -95,6 +99,7 @@ typedef struct staging {
     bool by_slices; /* see reduce_by_slices */
 } staging;
 
+/* Copies this rank's part of the step into one half of its staging area. */
 static void lay_down(const ms_local *local, const ms_comm_args *args, const staging *pass,
                      uint64_t step, uint64_t half)
 {
@@ -110,6 +115,8 @@ static void lay_down(const ms_local *local, const ms_comm_args *args, const stag
     }
 }
 
+/* Reads the part of the step from the areas of the members. A reduction runs once all sources are
+ * listed, in the order of ranks. */
 static void pick_up(ms_run *run, const ms_local *local, const ms_comm_args *args,
                     const staging *pass, uint64_t step, uint64_t half)
 {
@@ -256,6 +263,9 @@ static ms_task_result take_staged(ms_run *run, ms_local *local, const ms_comm_ar
 
 /* ----------------------------------------------------------------- the task */
 
+/* Runs on the channel's stream: enter (all have made the same call), move bytes, leave (all are
+ * done with each other's memory). Every rank advances the same number of phases, because how the
+ * call is cut follows from what all agree on. */
 static ms_task_result run_collective(ms_run *run, void *arguments)
 {
     const ms_comm_args *args = arguments;
@@ -274,6 +284,7 @@ static ms_task_result run_collective(ms_run *run, void *arguments)
 
 static const ms_task tasks[MS_COLLECTIVES] = MS_COMM_TASKS(run_collective);
 
+/* Memory of this rank's heap, which all ranks map: collectives work on it in place. */
 static ms_status storage(ms_comm *comm, ms_stream *stream, size_t bytes, ms_storage **out)
 {
     ms_local *local = comm->transport_state;

@@ -1,12 +1,14 @@
 /* open.c: the transport between the ranks of a host joins and leaves. */
 #include "comm/local/local.h"
 
+/* The arena asks for pages as it grows, so a heap takes no more memory than is used. */
 static int populate_heap(void *user, void *address, uint64_t bytes)
 {
     const ms_local *local = user;
     return ms_host_files_populate_heap(local->host->files, local->host->rank, address, bytes);
 }
 
+/* The staging areas are at the beginning of the heap, the arena after them. */
 ms_status ms_local_open(ms_comm *comm)
 {
     ms_context *context = ms_engine_context(comm->engine);
@@ -24,6 +26,7 @@ ms_status ms_local_open(ms_comm *comm)
     return status;
 }
 
+/* After the streams have ended; tensors in the arena are gone by then. */
 void ms_local_close(ms_comm *comm)
 {
     ms_local *local = comm->transport_state;

@@ -7,14 +7,17 @@
 
 #include "comm/flow.h"
 
+/* The peer's world rank. */
 static uint32_t other_of(const ms_comm_args *args) { return args->group->members[args->root]; }
 
+/* The line of the ordered pair (sender, receiver). */
 static ms_pair_line *line_of(const ms_host *host, const ms_comm_args *args)
 {
     return args->kind == MS_SEND ? ms_pair(host->files, host->rank, other_of(args))
                                  : ms_pair(host->files, other_of(args), host->rank);
 }
 
+/* The sender's or the receiver's slot of this call. */
 static ms_ledger_slot *slot_of(const ms_host *host, const ms_comm_args *args, bool sender)
 {
     ms_pair_line *line = line_of(host, args);
@@ -23,6 +26,7 @@ static ms_ledger_slot *slot_of(const ms_host *host, const ms_comm_args *args, bo
 
 /* ------------------------------------------------------------------ waiting */
 
+/* What the three kinds of waits wait for. */
 static bool other_entered(ms_wait *wait)
 {
     return atomic_load(&slot_of(wait->host, wait->args, wait->args->kind != MS_SEND)->seq)
@@ -50,6 +54,8 @@ static void look_inside(ms_wait *wait)
     if (has_ended(wait)) ms_ledger_ended(wait->host, wait->args, other_of(wait->args), true);
 }
 
+/* `finished` is read before the count of calls: a rank that has finished issues no more, so a count
+ * that is too small stays so. */
 static void look_for_the_other(ms_wait *wait)
 {
     ms_pair_line *line = line_of(wait->host, wait->args);
@@ -74,6 +80,7 @@ static bool await(ms_local *local, const ms_comm_args *args, const ms_wait_kind 
 
 /* ----------------------------------------------------------------- entering */
 
+/* As ms_ledger_enter, for two ranks. */
 static bool enter(ms_local *local, const ms_comm_args *args, ms_ledger_slot **mine,
                   const ms_ledger_slot **theirs)
 {
@@ -92,6 +99,7 @@ static bool enter(ms_local *local, const ms_comm_args *args, ms_ledger_slot **mi
 
 /* ------------------------------------------------------------------- moving */
 
+/* The bytes are written, or read, before the counter shows it. */
 static void say(ms_local *local, const ms_comm_args *args, _Atomic uint64_t *word, uint64_t value)
 {
     atomic_store(word, value);
@@ -127,6 +135,8 @@ static ms_task_result send(ms_run *run, ms_local *local, const ms_comm_args *arg
     return MS_TASK_DONE;
 }
 
+/* The mirror of send: reads a chunk once it is written, and counts it as read, which frees its
+ * half. */
 static ms_task_result receive(ms_run *run, ms_local *local, const ms_comm_args *args)
 {
     ms_pair_line *line = line_of(local->host, args);
@@ -171,6 +181,8 @@ static ms_task_result run_send(ms_run *run, ms_local *local, const ms_comm_args 
                                                     : ms_host_fail(run, local->host, args);
 }
 
+/* Whether the sender's tensor is in a heap decides the way; both ranks see it in the sender's slot.
+ */
 ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *args)
 {
     ms_ledger_slot *mine;

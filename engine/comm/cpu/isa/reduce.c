@@ -21,6 +21,7 @@ MS_VECTOR ms_vf combine(ms_reduce_op op, ms_vf a, ms_vf b)
     }
 }
 
+/* Vectors of one block, which the compiler keeps in registers, and the distance of prefetching. */
 #define UNROLL 4
 #define AHEAD (8 * UNROLL) /* vectors */
 
@@ -76,6 +77,7 @@ MS_VECTOR void get_block(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
         block[u] = block[u] * ms_v_splat(task->factors[input]);
 }
 
+/* Rounds the block to `memory` once and stores it in every output. */
 MS_VECTOR void put_block(ms_dtype memory, ms_reduce_op op, char *const *to, uint32_t outputs,
                          size_t i, const ms_vf block[UNROLL])
 {
@@ -132,6 +134,7 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
     }
 }
 
+/* The operator as a constant, so that each case gets a loop of its own without branches in it. */
 #define MANY(op)                                                                           \
     reduce_floats(memory, dtype, op, task, task->inputs, task->input_count, task->outputs, \
                   task->output_count);                                                     \
@@ -176,6 +179,7 @@ REDUCE_FLOATS(reduce_f32_by_bf16, MS_F32, MS_BF16)
 
 /* ----------------------------------------------------------------- integers */
 
+/* Elements of a block: 8 KiB of i64. */
 #define BLOCK 1024
 
 /* Blocks that stay in the first cache. The wide type is unsigned and at least as wide as int, so
@@ -218,6 +222,7 @@ REDUCE_INTEGERS(reduce_u16, uint16_t, uint32_t, +, *)
 REDUCE_INTEGERS(reduce_u8, uint8_t, uint32_t, +, *)
 REDUCE_INTEGERS(reduce_bool, uint8_t, uint32_t, |, &)
 
+/* bool is u8 with `or` for sums and `and` for products. */
 static void reduce(const ms_reduce_task *task)
 {
     switch (task->dtype) {
