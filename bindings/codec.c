@@ -6,6 +6,7 @@
 /* As ms_codec_kind. */
 static const char *const kinds[] = { "int8", "int4", "fp8", "fp4", "sign", NULL };
 
+/* The codec at 1. It is plain data, so it needs no __gc. */
 static const ms_codec *check_codec(lua_State *L) { return luaL_checkudata(L, 1, MS_CODEC_TYPE); }
 
 /* The options of codec() at index 2, which is a table. */
@@ -90,9 +91,11 @@ static int decode_with(lua_State *L, const ms_op *op)
     return ms_lua_apply_many(L, op, &attributes, &payload, 1, 1);
 }
 
+/* codec:decode(payload, n) -> tensor; codec:decode_sum(payload, n) -> the sum over the rows */
 static int codec_decode(lua_State *L) { return decode_with(L, &ms_op_codec_decode); }
 static int codec_decode_sum(lua_State *L) { return decode_with(L, &ms_op_codec_decode_sum); }
 
+/* codec:bytes(n) -> the bytes of a row of n numbers */
 static int codec_bytes(lua_State *L)
 {
     const ms_codec *own = check_codec(L);
@@ -100,6 +103,7 @@ static int codec_bytes(lua_State *L)
     return 1;
 }
 
+/* __tostring */
 static int codec_string(lua_State *L)
 {
     const ms_codec *own = check_codec(L);

@@ -7,6 +7,7 @@
 #define DATASET "ms.Dataset"
 #define LOADER "ms.Loader"
 
+/* __gc and __close. Loaders retain their data set. */
 static int dataset_gc(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, DATASET);
@@ -15,9 +16,11 @@ static int dataset_gc(lua_State *L)
     return 0;
 }
 
+/* How files of one kind are read. */
 typedef ms_status (*read_function)(ms_context *context, const char *const *paths, uint32_t count,
                                    ms_dataset **out);
 
+/* Pushes the data set, or returns nil, message, code: files are the environment's. */
 static int dataset_of_files(lua_State *L, read_function read)
 {
     uint32_t count = 0;
@@ -44,12 +47,14 @@ static int dataset_images(lua_State *L)
     return 1;
 }
 
+/* dataset:size() -> its length */
 static int dataset_size(lua_State *L)
 {
     lua_pushinteger(L, (lua_Integer)ms_dataset_size(ms_lua_unbox(L, 1, DATASET)));
     return 1;
 }
 
+/* dataset:split(fraction) -> the first part, the rest */
 static int dataset_split(lua_State *L)
 {
     ms_dataset *dataset = ms_lua_unbox(L, 1, DATASET);
@@ -122,6 +127,8 @@ static ms_status make_pair(ms_engine *engine, const ms_loader *loader, uint32_t 
     return MS_OK;
 }
 
+/* Writes the batch into the tensors and fills the handles; on a failure it releases the tensors and
+ * raises. */
 static void push_pair(lua_State *L, ms_handle *x, ms_handle *y, ms_tensor *const pair[2],
                       const ms_batch *batch, ms_status status)
 {
@@ -136,6 +143,7 @@ static void push_pair(lua_State *L, ms_handle *x, ms_handle *y, ms_tensor *const
     ms_handle_fill(y, pair[1]);
 }
 
+/* loader:next() -> x, y */
 static int loader_next(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -188,6 +196,8 @@ static int batches_step(lua_State *L)
     return 2;
 }
 
+/* loader:batches(count?) -> iterator over x, y of one pass. It does not move the loader's own
+ * position. The memory of a batch is made once and used for all. */
 static int loader_batches(lua_State *L)
 {
     ms_lua_ok(L, ms_loader_check_pass(ms_lua_context(L), ms_lua_unbox(L, 1, LOADER)));
@@ -201,6 +211,7 @@ static int loader_batches(lua_State *L)
     return 1;
 }
 
+/* loader:state() -> { seed, epoch, position, samples }, for checkpoints */
 static int loader_state(lua_State *L)
 {
     ms_loader_state state = ms_loader_get_state(ms_lua_unbox(L, 1, LOADER));
@@ -221,6 +232,7 @@ static int loader_state(lua_State *L)
     return 1;
 }
 
+/* loader:load_state(state) */
 static int loader_load_state(lua_State *L)
 {
     ms_loader *loader = ms_lua_unbox(L, 1, LOADER);
@@ -255,6 +267,7 @@ static int to_tokens(lua_State *L)
     return 1;
 }
 
+/* Element i of an integer dtype. */
 static int64_t token_at(ms_dtype dtype, const void *data, size_t i)
 {
     switch (dtype) {

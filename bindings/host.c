@@ -20,6 +20,8 @@ static bool own_library(char *path, size_t bytes)
     return wrote > 0 && (size_t)wrote < bytes;
 }
 
+/* Makes require("moonshard") work in this state: the core comes from this library, Lua files from
+ * the folder. Calling it twice adds the path once. */
 MS_API void ms_lua_open(lua_State *L, const char *library)
 {
     char path[1024];
@@ -45,6 +47,7 @@ MS_API void ms_lua_open(lua_State *L, const char *library)
     lua_pop(L, 4);
 }
 
+/* Arguments and result of run_protected, by pointer through lua_pcall. */
 typedef struct recipe_call {
     const char *recipe, *library;
     int count;
@@ -73,6 +76,8 @@ static int run_protected(lua_State *L)
     return 1;
 }
 
+/* A Lua state of its own, which is closed before the return. The error is copied, since the message
+ * lives in the state. */
 MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *arguments,
                              const char *library, ms_error *error)
 {

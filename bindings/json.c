@@ -9,7 +9,8 @@
 #define LIST_TYPE "ms.JsonList" /* metatable of tables that are lists even when they are empty */
 #define DEPTH_MAX 100           /* of nested tables: the walk recurses */
 
-/* The tree hangs in a userdata while Lua functions that may raise are called. */
+/* The tree is in a userdata while Lua functions that may raise are called, so that an error frees
+ * it. */
 static json_t **new_tree(lua_State *L)
 {
     json_t **tree = lua_newuserdatauv(L, sizeof *tree, 0);
@@ -18,6 +19,7 @@ static json_t **new_tree(lua_State *L)
     return tree;
 }
 
+/* __gc */
 static int tree_gc(lua_State *L)
 {
     json_t **tree = luaL_checkudata(L, 1, JSON_TYPE);
@@ -29,7 +31,8 @@ static int tree_gc(lua_State *L)
 /* ----------------------------------------------------------------- encoding */
 
 /* Puts `value` (owned) where it belongs: as the tree itself, into an object under key, or at an
- * array's end. */
+ * array's end. A new value is attached before it is filled, so that an error in between frees it
+ * with the tree. */
 static json_t *attach(lua_State *L, json_t **tree, json_t *parent, const char *key, json_t *value)
 {
     int failed = !value;
@@ -66,6 +69,7 @@ static bool is_list(lua_State *L, int index, lua_Integer n)
     return list;
 }
 
+/* Raises for what JSON cannot say. A depth limit also catches tables that refer to themselves. */
 static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent, const char *key,
                          int depth)
 {
@@ -97,6 +101,7 @@ static json_t *encode_number(lua_State *L, int index)
     return isfinite(number) ? json_real(number) : json_null();
 }
 
+/* Lua strings are any bytes, JSON text is UTF-8. */
 static json_t *encode_text(lua_State *L, int index)
 {
     size_t bytes;
@@ -161,6 +166,7 @@ static int encode(lua_State *L)
 
 static void push_value(lua_State *L, const json_t *value, bool exact, int depth);
 
+/* Pushes a table with the object's keys. */
 static void push_object(lua_State *L, const json_t *object, bool exact, int depth)
 {
     /* jansson's iterators want a mutable object, and do not change it. */
@@ -173,6 +179,7 @@ static void push_object(lua_State *L, const json_t *object, bool exact, int dept
     }
 }
 
+/* Pushes a list; with exact it stays one when it is empty. */
 static void push_list(lua_State *L, const json_t *list, bool exact, int depth)
 {
     lua_createtable(L, (int)json_array_size(list), 0);

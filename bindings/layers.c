@@ -6,6 +6,7 @@
 
 /* ---------------------------------------------------------------- selection */
 
+/* t:topk(k, dim = last) -> values, places */
 static int topk(lua_State *L)
 {
     ms_lua_enter(L);
@@ -19,6 +20,7 @@ static int topk(lua_State *L)
     return ms_lua_apply_many(L, &ms_op_topk, &attributes, &t, 1, 2);
 }
 
+/* t:above(threshold, capacity) -> three tensors; threshold is a number or a tensor */
 static int above(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -37,6 +39,7 @@ static int above(lua_State *L)
     return ms_lua_apply_many(L, &ms_op_above, &attributes, inputs, 2, 3);
 }
 
+/* t:gather(dim, index), t:index_select(dim, index) */
 static int with_index(lua_State *L)
 {
     ms_lua_enter(L);
@@ -46,6 +49,8 @@ static int with_index(lua_State *L)
     return ms_lua_apply(L, ms_lua_own_op(L), &attributes, ms_lua_own_in_place(L), inputs, 2);
 }
 
+/* t:scatter(dim, index, values), t:scatter_add(...), and their twins with _. A number becomes a
+ * tensor in a handle of its own, which an error leaves to the collector. */
 static int scatter(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -66,6 +71,7 @@ static int scatter(lua_State *L)
 
 /* ------------------------------------------------------------------- layers */
 
+/* x:linear(weight, bias?, activation?), x:linear_t(...) */
 static int linear(lua_State *L)
 {
     static const char *const activations[] = { "gelu", NULL };
@@ -80,6 +86,7 @@ static int linear(lua_State *L)
     return ms_lua_apply(L, ms_lua_own_op(L), &attributes, false, inputs, inputs[2] ? 3 : 2);
 }
 
+/* logits:cross_entropy(classes, { ignore_index = -100, reduction = "mean" }?) */
 static int cross_entropy(lua_State *L)
 {
     static const char *const keys[] = { "ignore_index", "reduction", NULL }, *const reductions[] = {
@@ -99,6 +106,7 @@ static int cross_entropy(lua_State *L)
     return ms_lua_apply(L, &ms_op_cross_entropy, &attributes, false, inputs, 2);
 }
 
+/* The optional eps at that index. */
 static double eps_at(lua_State *L, int index)
 {
     double eps = luaL_optnumber(L, index, 1e-5);
@@ -106,6 +114,7 @@ static double eps_at(lua_State *L, int index)
     return eps;
 }
 
+/* x:layer_norm(weight?, bias?, eps = 1e-5) */
 static int layer_norm(lua_State *L)
 {
     ms_lua_enter(L);
@@ -115,6 +124,7 @@ static int layer_norm(lua_State *L)
     return ms_lua_apply(L, &ms_op_layer_norm, &attributes, false, inputs, 3);
 }
 
+/* x:rms_norm(weight?, eps = 1e-5) */
 static int rms_norm(lua_State *L)
 {
     ms_lua_enter(L);
@@ -142,6 +152,7 @@ static int orthonormalize(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_orthonormalize, &attributes, true);
 }
 
+/* x:add_rms_norm(residual, weight?, eps = 1e-5): as add_layer_norm */
 static int add_rms_norm(lua_State *L)
 {
     ms_lua_enter(L);
@@ -185,6 +196,7 @@ static int rotary(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_rotary, &attributes, false);
 }
 
+/* q:attention(k, v, { causal = true, scale = }?); scale 0: the operator's own */
 static int attention(lua_State *L)
 {
     static const char *const keys[] = { "causal", "scale", NULL };

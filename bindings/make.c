@@ -352,6 +352,8 @@ typedef struct range {
     int64_t count;
 } range;
 
+/* Reads and checks first, last, step? at 1 to 3. Integers are counted as integers, because doubles
+ * lose them above 2^53. */
 static range read_range(lua_State *L)
 {
     enum { LONGEST = 1000000000 };
@@ -414,7 +416,8 @@ static int join(lua_State *L, const ms_op *op, uint32_t extra)
 static int cat(lua_State *L) { return join(L, &ms_op_cat, 0); }
 static int stack(lua_State *L) { return join(L, &ms_op_stack, 1); }
 
-/* pack(list): one 1-D tensor with all values, and views of it in the original shapes. */
+/* pack(list) -> one 1-D tensor with all values, list of views of it in the original shapes. Handles
+ * are made first, so that nothing can raise once the tensors exist. */
 static int pack(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -437,7 +440,8 @@ static int pack(lua_State *L)
     return 2;
 }
 
-/* flat(list): parameters moved into one tensor, which is kept. */
+/* flat(list) -> one tensor into which the parameters have moved, and which is kept. Refused inside
+ * steps and hooks. */
 static int flat(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);

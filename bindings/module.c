@@ -62,6 +62,7 @@ static int set_library(lua_State *L)
     return 0;
 }
 
+/* core.set_library, which belongs to no other part. */
 static void open_library(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "set_library", set_library }, { NULL, NULL } };
@@ -76,6 +77,8 @@ static void (*const parts[])(lua_State *L, int runtime) = {
     ms_open_io,        ms_open_json,  ms_open_safetensors, ms_open_dataset, ms_open_checkpoint,
 };
 
+/* Pushes the module; the runtime is below it. The parts run in order: tensor methods exist before
+ * the files that add to them. */
 static int open_module(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_new_runtime(L);
@@ -110,6 +113,7 @@ static ms_runtime *push_runtime(lua_State *L)
     return lua_touserdata(L, -1); /* upvalue 1 of every bound function */
 }
 
+/* For hosts; the engine reads its log function when it starts. */
 MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user)
 {
     ms_runtime *runtime = push_runtime(L);
@@ -120,6 +124,8 @@ MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user)
     lua_pop(L, 3);
 }
 
+/* Retains the rendezvous. The rank's activity is counted from here on, also before its engine
+ * starts. */
 MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
 {
     ms_runtime *runtime = push_runtime(L);

@@ -15,6 +15,7 @@ static double number_at(lua_State *L, int table, const char *where, const char *
     return value;
 }
 
+/* Pushes table `name`; raises if it is none, or has a key that is not in `keys` (NULL: any). */
 static void table_at(lua_State *L, int table, const char *name, const char *const keys[])
 {
     if (lua_getfield(L, table, name) != LUA_TTABLE) {
@@ -24,6 +25,7 @@ static void table_at(lua_State *L, int table, const char *name, const char *cons
     if (keys) ms_lua_known_keys(L, lua_gettop(L), keys, "field of rates");
 }
 
+/* One entry of links: up to how many ranks it holds, its latency and its bandwidth. */
 static void read_level(lua_State *L, int index, ms_level_rate *level)
 {
     static const char *const keys[] = { "ranks", "latency_ns", "bytes_per_s", NULL };
@@ -36,6 +38,8 @@ static void read_level(lua_State *L, int index, ms_level_rate *level)
     level->bytes_per_s = number_at(L, index, "links: ", "bytes_per_s");
 }
 
+/* Written to *out only when everything is right. A list that is too long gets a count above the
+ * limit, which ms_rates_problem reports. */
 void ms_lua_rates(lua_State *L, int index, ms_rates *out)
 {
     static const char *const keys[] = { "flops_per_s", "bytes_per_s", "enqueue_ns", "links", NULL };

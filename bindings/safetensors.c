@@ -6,6 +6,7 @@
 
 #define TYPE "ms.Safetensors"
 
+/* file:close(), __gc, __close */
 static int close_file(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, TYPE);

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Every bound function gets its runtime here. The check of the thread costs a comparison, and keeps
+ * a second thread from corrupting the state. */
 ms_runtime *ms_lua_runtime(lua_State *L)
 {
     ms_runtime *runtime = lua_touserdata(L, lua_upvalueindex(1));
@@ -14,6 +16,7 @@ ms_runtime *ms_lua_runtime(lua_State *L)
     return runtime;
 }
 
+/* Whether a chunk belongs to the library, by the prefix of its name. */
 static bool is_library(const ms_runtime *runtime, const char *source)
 {
     return strncmp(source, runtime->library_prefix, runtime->library_prefix_bytes) == 0;
@@ -57,6 +60,8 @@ void ms_lua_line(lua_State *L, char *text, size_t bytes)
     ms_lua_line_at(L, ms_lua_runtime(L), 1, text, bytes);
 }
 
+/* Called for each bound function, so the id of a line is cached by the address of its source and
+ * its number. */
 uint32_t ms_lua_script(lua_State *L, ms_runtime *runtime)
 {
     lua_Debug frame;

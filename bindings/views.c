@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+/* A tensor of the shape of t: t:empty_like(dtype?), t:zeros_like(dtype?), t:ones_like(dtype?). */
 static int like(lua_State *L, double value, bool fill)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -23,6 +24,7 @@ static int empty_like(lua_State *L) { return like(L, 0, false); }
 static int zeros_like(lua_State *L) { return like(L, 0, true); }
 static int ones_like(lua_State *L) { return like(L, 1, true); }
 
+/* t:copy_(source) -> t */
 static int copy_(lua_State *L)
 {
     ms_lua_enter(L);
@@ -30,6 +32,8 @@ static int copy_(lua_State *L)
     return ms_lua_apply(L, &ms_op_copy, NULL, true, inputs, 2);
 }
 
+/* t:fill_(value) -> t, with value a number or a tensor of one element, which is not read by the
+ * host */
 static int fill_(lua_State *L)
 {
     ms_lua_enter(L);
@@ -40,6 +44,7 @@ static int fill_(lua_State *L)
     return ms_lua_apply(L, &ms_op_fill, &attributes, true, inputs, inputs[1] ? 2 : 1);
 }
 
+/* t:zero_() -> t */
 static int zero_(lua_State *L)
 {
     ms_lua_enter(L);
@@ -89,6 +94,7 @@ static int to(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_cast, &attributes, false);
 }
 
+/* t:contiguous() -> t itself if it is dense, else a copy */
 static int contiguous(lua_State *L)
 {
     ms_lua_enter(L);
@@ -99,6 +105,7 @@ static int contiguous(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_clone, NULL, false);
 }
 
+/* t:view(sizes), t:reshape(sizes), t:expand(sizes): sizes as a list or as arguments */
 static int with_shape(lua_State *L)
 {
     ms_lua_enter(L);
@@ -108,6 +115,7 @@ static int with_shape(lua_State *L)
     return ms_lua_apply_one(L, ms_lua_own_op(L), &attributes, false);
 }
 
+/* t:permute(dims...) */
 static int permute(lua_State *L)
 {
     ms_lua_enter(L);
@@ -155,6 +163,7 @@ static int flatten(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_reshape, &attributes, false);
 }
 
+/* t:narrow(dim, start, length): start counts from 1 */
 static int narrow(lua_State *L)
 {
     ms_lua_enter(L);
@@ -166,6 +175,7 @@ static int narrow(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_narrow, &attributes, false);
 }
 
+/* t:select(dim, index): index from 1, or from -1 at the end */
 static int select_index(lua_State *L)
 {
     ms_lua_enter(L);
@@ -181,6 +191,7 @@ static int select_index(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_select, &attributes, false);
 }
 
+/* t:transpose(a, b) */
 static int two_dims(lua_State *L)
 {
     ms_lua_enter(L);
@@ -190,6 +201,7 @@ static int two_dims(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_transpose, &attributes, false);
 }
 
+/* t:t(): the last two dimensions swapped */
 static int t_(lua_State *L)
 {
     ms_lua_enter(L);
@@ -200,6 +212,7 @@ static int t_(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_transpose, &attributes, false);
 }
 
+/* t:squeeze(dim) */
 static int squeeze(lua_State *L)
 {
     ms_lua_enter(L);
@@ -208,6 +221,7 @@ static int squeeze(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_squeeze, &attributes, false);
 }
 
+/* t:unsqueeze(dim): dim is the place of the new dimension, so there is one more of them */
 static int unsqueeze(lua_State *L)
 {
     ms_lua_enter(L);
@@ -256,7 +270,8 @@ static int64_t *part_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *cou
     return sizes;
 }
 
-/* Splits along dim into parts of these sizes; pushes the list. */
+/* Splits along dim into parts of these sizes; pushes the list. All handles exist before the engine
+ * runs, so nothing can raise once there are outputs. */
 static int split_into(lua_State *L, const int64_t *sizes, uint32_t count, int32_t dim)
 {
     ms_engine *engine = ms_lua_runtime(L)->engine;
@@ -274,6 +289,7 @@ static int split_into(lua_State *L, const int64_t *sizes, uint32_t count, int32_
     return 1;
 }
 
+/* t:split(size or list of sizes, dim = 1) -> list of views */
 static int split(lua_State *L)
 {
     ms_lua_enter(L);
@@ -285,6 +301,7 @@ static int split(lua_State *L)
     return split_into(L, sizes, (uint32_t)count, dim);
 }
 
+/* t:chunk(count, dim = 1) -> list of at most `count` views */
 static int chunk(lua_State *L)
 {
     ms_lua_enter(L);
@@ -301,7 +318,8 @@ static int chunk(lua_State *L)
     return split_into(L, sizes, (uint32_t)parts, dim);
 }
 
-/* 1-D, zeros at the end up to a multiple. */
+/* t:pad_to(multiple) -> t of one dimension with zeros at the end up to a multiple; t itself if it
+ * has that length */
 static int pad_to(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);

@@ -18,6 +18,7 @@ static uint64_t now_of(const ms_job *job)
 
 /* ------------------------------------------------------------- the job ends */
 
+/* One line on stderr; rank 0 may be showing its own line there. */
 static void warn(ms_job *job, const char *text)
 {
     (void)job;
@@ -107,7 +108,8 @@ static void stop_requested(ms_job *job, int number)
     ms_rendezvous_request(job->rendezvous, MS_REQUEST_STOP, (uint8_t)number);
 }
 
-/* on_dump: the function at the top of L's stack. */
+/* SIGUSR1 asks for a checkpoint, SIGUSR2 for the flight records, the others to stop. on_dump: the
+ * function at the top of L's stack. */
 static void read_signals(lua_State *L, ms_job *job)
 {
     struct signalfd_siginfo info;
@@ -121,6 +123,8 @@ static void read_signals(lua_State *L, ms_job *job)
     }
 }
 
+/* The signals are blocked and read from a descriptor, so the supervisor handles them between two
+ * polls and not in a handler. Threads that are started later inherit the mask. */
 static int open_signals(ms_job *job, sigset_t *before)
 {
     sigset_t set;
@@ -133,6 +137,8 @@ static int open_signals(ms_job *job, sigset_t *before)
     return job->signals < 0 ? -errno : 0;
 }
 
+/* The supervisor's loop: it ends when no rank runs, or when threads do not leave in time. Each
+ * round looks at the deadline first, so that a rank that sends many events cannot put it off. */
 static void supervise(lua_State *L, ms_job *job)
 {
     struct pollfd *waits = job->waits;
@@ -158,6 +164,7 @@ static void supervise(lua_State *L, ms_job *job)
 
 /* ------------------------------------------------------------------- in Lua */
 
+/* Writes a field of the table on top. */
 static void set_integer(lua_State *L, const char *name, int64_t value)
 {
     lua_pushinteger(L, (lua_Integer)value);
@@ -170,6 +177,7 @@ static void set_text(lua_State *L, const char *name, const char *value)
     lua_setfield(L, -2, name);
 }
 
+/* Pushes one entry of a flight record as a table. */
 static void push_flight(lua_State *L, const ms_flight *flight)
 {
     char text[320];
@@ -219,6 +227,7 @@ static int folder(lua_State *L)
     return 1;
 }
 
+/* Pushes the outcome of one rank. */
 static void push_rank(lua_State *L, const ms_job *job, uint32_t rank)
 {
     const ms_outcome *outcome = &job->outcomes[rank];
@@ -264,6 +273,7 @@ static void push_outcome(lua_State *L, const ms_job *job)
     lua_setfield(L, -2, "ranks");
 }
 
+/* __gc, also after an error in the middle of ms_launch. */
 static int job_gc(lua_State *L)
 {
     ms_job *job = lua_touserdata(L, 1);
@@ -310,6 +320,7 @@ static ms_status make_room(ms_job *job, uint32_t ranks)
     return MS_OK;
 }
 
+/* Number `name` of the options at 1; 0 if it is absent. */
 static double field(lua_State *L, const char *name)
 {
     lua_getfield(L, 1, name);
@@ -318,6 +329,7 @@ static double field(lua_State *L, const char *name)
     return value;
 }
 
+/* nil, message */
 static int refused(lua_State *L, const ms_job *job)
 {
     lua_pushnil(L);
@@ -325,6 +337,7 @@ static int refused(lua_State *L, const ms_job *job)
     return 2;
 }
 
+/* The library has checked the options and given each its value. */
 static ms_rendezvous_options read_options(lua_State *L)
 {
     return (ms_rendezvous_options){ .ranks = (uint32_t)field(L, "ranks"),

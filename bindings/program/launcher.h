@@ -6,8 +6,8 @@
  *   leave by themselves are killed.
  * - It sleeps until a rank ends or a signal comes, and looks at the ranks' progress from time to
  *   time: often enough for the timeout, once a second at most.
- * - A rank does not give up waiting for another one by itself: it reports the other as a suspect,
- * and the supervisor judges whether the suspect still works.
+ * - A rank does not give up waiting for another one by itself: it reports the other as a suspect.
+ *   The supervisor judges whether the suspect still works.
  * - The abort record holds the first cause. The supervisor writes there like a rank when it finds
  *   that a rank was killed or has ended. */
 #ifndef MOONSHARD_PROGRAM_LAUNCHER_H

@@ -19,6 +19,8 @@
  * not looked into. */
 #define MS_STATES 32
 
+/* What the signal handler reads. It belongs to one thread, and the handler runs on that thread, so
+ * volatile is enough. */
 typedef struct located {
     ms_rendezvous *rendezvous;
     ms_activity *activity;
@@ -30,6 +32,8 @@ static _Thread_local located here;
 
 /* ------------------------------------------------------------------- asking */
 
+/* The hook. It runs inside of the script, where Lua functions may be called. It removes itself
+ * first, so that each question is answered once. */
 static void tell(lua_State *L, lua_Debug *unused)
 {
     (void)unused;
@@ -43,6 +47,8 @@ static void tell(lua_State *L, lua_Debug *unused)
     lua_error(L);
 }
 
+/* The signal handler: only calls that are allowed there. lua_sethook and lua_gc with LUA_GCCOUNT
+ * allocate nothing. */
 static void locate(int number)
 {
     (void)number;
@@ -56,6 +62,7 @@ static void locate(int number)
                     1);
 }
 
+/* The states are filled in before the handler is installed. */
 void ms_locate_open(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread)
 {
     here.rendezvous = rendezvous;
@@ -68,10 +75,12 @@ void ms_locate_open(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank, bool
     sigaction(is_thread ? MS_LOCATE_THREAD : MS_LOCATE_PROCESS, &action, NULL);
 }
 
+/* With depth 0 the handler touches no Lua state. */
 void ms_locate_close(void) { here.depth = 0; }
 
 /* --------------------------------------------------------------- coroutines */
 
+/* Stored before the depth is raised: the handler may run between the two. */
 static void enter(lua_State *coroutine)
 {
     int depth = here.depth;
@@ -91,6 +100,7 @@ static int resume_entered(lua_State *L)
     return lua_gettop(L);
 }
 
+/* coroutine.resume(co, ...) -> as the original */
 static int resume(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTHREAD);
@@ -135,6 +145,8 @@ static int wrap(lua_State *L)
     return 1;
 }
 
+/* Replaces coroutine.resume and coroutine.wrap of this state; the original functions are upvalues.
+ */
 void ms_locate_coroutines(lua_State *L)
 {
     lua_getglobal(L, "coroutine");

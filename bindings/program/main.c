@@ -19,6 +19,7 @@
  * signals from a terminal, decides then. */
 static volatile sig_atomic_t stop_signal, save_signal, is_rank;
 
+/* A handler: it only sets a number. _exit is safe there. */
 static void request_stop(int number)
 {
     if (stop_signal && !is_rank) _exit(128 + number);
@@ -47,6 +48,8 @@ static int stop_requested(lua_State *L)
     return 1;
 }
 
+/* SA_RESTART: calls that a signal interrupts go on, since the loop looks at the request by itself.
+ */
 static void catch_signals(void)
 {
     struct sigaction action = { .sa_handler = request_stop, .sa_flags = SA_RESTART };
@@ -70,6 +73,7 @@ static int watch_signals(lua_State *L)
     return 0;
 }
 
+/* is_terminal() -> whether stdout and stderr are a terminal */
 static int is_terminal(lua_State *L)
 {
     lua_pushboolean(L, isatty(STDOUT_FILENO) && isatty(STDERR_FILENO));
@@ -92,6 +96,8 @@ static int quit(lua_State *L)
     _exit((int)luaL_checkinteger(L, 1));
 }
 
+/* What run and the callbacks of one Lua state need; on the stack of ms_program, which outlives the
+ * state. */
 typedef struct arguments {
     int count;
     char **values;
@@ -146,6 +152,7 @@ static void log_line(void *user, ms_log_level level, const char *message)
     fwrite(line, 1, (size_t)bytes, stderr);
 }
 
+/* The message handler of the whole program: the error as text with the stack's traceback. */
 static int traceback(lua_State *L)
 {
     const char *message = luaL_tolstring(L, 1, NULL);
@@ -185,6 +192,7 @@ static void set_process(lua_State *L, arguments *args, const char *program)
     lua_pop(L, 1);
 }
 
+/* Runs protected. The library is found beside this program, whatever the current folder is. */
 static int run(lua_State *L)
 {
     arguments *args = lua_touserdata(L, 1);
@@ -215,6 +223,8 @@ static int run(lua_State *L)
     return 0;
 }
 
+/* An error of a rank is written into the job too, so that the other ranks end with it. The rank
+ * answers the signal while lua_close runs finalizers, too. */
 int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread)
 {
     arguments args = { .count = count,
@@ -247,6 +257,7 @@ int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t ran
     return args.code;
 }
 
+/* A process whose environment names a job is a rank of it. */
 int main(int argc, char **argv)
 {
     ms_context context;

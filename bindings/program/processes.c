@@ -18,6 +18,7 @@
 
 extern char **environ;
 
+/* Waits for a process that has ended, which frees its number. */
 static void reap(ms_job *job, uint32_t rank)
 {
     ms_outcome *outcome = &job->outcomes[rank];
@@ -27,11 +28,13 @@ static void reap(ms_job *job, uint32_t rank)
     else outcome->code = WEXITSTATUS(status);
 }
 
+/* By descriptor, not by number: a number may belong to another process by now. */
 static void kill_rank(ms_job *job, uint32_t rank)
 {
     pidfd_send_signal(job->ended[rank], SIGKILL, NULL, 0);
 }
 
+/* By descriptor, as in kill_rank. */
 static void locate(ms_job *job, uint32_t rank)
 {
     pidfd_send_signal(job->ended[rank], MS_LOCATE_PROCESS, NULL, 0);
@@ -58,8 +61,10 @@ static ms_status make_environment(ms_job *job, const char *rendezvous, char *ran
     return MS_OK;
 }
 
-/* The process that becomes a rank. It dies with the supervisor. Requests to stop come through the
- * job, also those that a terminal sends to all. */
+/* The process that becomes a rank. It dies with the supervisor; if the supervisor has died before
+ * prctl, getppid tells. Requests to stop come through the job, also those that a terminal sends to
+ * all, so the signals are ignored here. Only functions that are safe between fork and exec are
+ * called. Ranks other than 0 read an empty stdin. */
 static _Noreturn void become_rank(const ms_job *job, pid_t supervisor, uint32_t rank,
                                   const cpu_set_t *cores, char **environment, int nothing)
 {
@@ -96,6 +101,7 @@ static void cores_of(const ms_job *job, uint32_t rank, cpu_set_t *out)
     }
 }
 
+/* A process that cannot be watched is killed at once. */
 static ms_status start_one(ms_job *job, uint32_t rank, char **environment, int nothing)
 {
     cpu_set_t cores;
@@ -136,6 +142,7 @@ static ms_status make_variables(ms_job *job, char **rendezvous, char **number)
     return status;
 }
 
+/* Kills and reaps the ranks that were started before a failure. */
 static void stop_all(ms_job *job)
 {
     for (uint32_t r = 0; r < job->ranks; r++) {
@@ -147,6 +154,8 @@ static void stop_all(ms_job *job)
     }
 }
 
+/* The text of the rank's number is written before each fork into the one environment that all forks
+ * copy. */
 ms_status ms_start_processes(ms_job *job)
 {
     char *rendezvous = NULL, *number = NULL, **environment = NULL;

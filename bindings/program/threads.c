@@ -9,6 +9,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+/* One rank. ended is written by its thread at the very end, and read by the supervisor's poll. */
 typedef struct rank_thread {
     ms_job *job;
     uint32_t rank;
@@ -16,6 +17,7 @@ typedef struct rank_thread {
     int code, ended;
 } rank_thread;
 
+/* The thread's Lua state and engine are its own; nothing but the job is shared. */
 static void *run_rank(void *argument)
 {
     rank_thread *self = argument;
@@ -29,6 +31,7 @@ static void *run_rank(void *argument)
     return NULL;
 }
 
+/* The thread has written its descriptor, so the join does not wait long. */
 static void reap(ms_job *job, uint32_t rank)
 {
     rank_thread *thread = (rank_thread *)job->ranks_data + rank;
@@ -36,11 +39,13 @@ static void reap(ms_job *job, uint32_t rank)
     job->outcomes[rank].code = thread->code;
 }
 
+/* To the rank's own thread, which no process-wide signal can choose. */
 static void locate(ms_job *job, uint32_t rank)
 {
     pthread_kill(((rank_thread *)job->ranks_data)[rank].thread, MS_LOCATE_THREAD);
 }
 
+/* The record is complete before the thread starts. */
 static ms_status start_one(ms_job *job, rank_thread *thread, uint32_t rank)
 {
     *thread = (rank_thread){ .job = job, .rank = rank, .ended = eventfd(0, EFD_CLOEXEC) };

@@ -11,6 +11,9 @@
 #define MS_TICK_MOST_NS 1000000000u
 #define MS_TICK_LEAST_NS 10000000u
 
+/* The first cause counts: ms_rendezvous_abort does nothing if there is one. Ranks get a time to
+ * leave by themselves, so that they can print the error and close files. If they gave up waiting
+ * for a rank, that rank is asked where it is, for the report. */
 void ms_end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *message)
 {
     if (reason != MS_ABORT_NONE) ms_rendezvous_abort(job->rendezvous, reason, rank, message);
@@ -25,6 +28,8 @@ void ms_end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *m
         job->locate(job, (uint32_t)cause.error.rank);
 }
 
+/* An eighth of the timeout, so that a rank is noticed soon after it, but neither too often nor too
+ * seldom. */
 uint64_t ms_watch_tick(const ms_job *job)
 {
     uint64_t tick = job->timeout_ns / 8;
@@ -45,7 +50,8 @@ static void read_text(const ms_job *job, const char *path, char *text, size_t by
     text[count > 0 ? count : 0] = '\0';
 }
 
-/* The state of the rank's host thread as ps shows it (R S D T ...); 0: not known. */
+/* The state of the rank's host thread as ps shows it (R S D T ...); 0: not known. The name in the
+ * file may contain blanks and brackets, so the search begins at its last bracket. */
 static char state_of(const ms_job *job, uint32_t rank, int32_t thread)
 {
     char path[96], text[512];
@@ -108,13 +114,16 @@ static uint32_t finished_other(const ms_job *job, uint32_t rank)
     return job->ranks;
 }
 
-/* Since when the rank has shown no progress while a finished one waits for it. */
+/* Since when the rank has shown no progress while a finished one waits for it: the later of the two
+ * moments. */
 static uint64_t awaited_since(const ms_watched *w)
 {
     return w->changed_ns > w->awaited_ns ? w->changed_ns : w->awaited_ns;
 }
 
-/* The rank has been asked, and has had time to answer. */
+/* The rank has been asked, and has had time to answer. It is blamed only if a peer has reported it,
+ * or a finished rank has waited for the whole timeout, and only if it does not seem to work.
+ * Otherwise the peers' report is dropped, and a warning says where the rank is. */
 static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64_t now)
 {
     ms_watched *w = &job->watched[rank];
@@ -154,6 +163,9 @@ static bool is_question_due(const ms_job *job, const ms_watched *w, bool awaited
     return is_due && now - w->changed_ns >= job->timeout_ns;
 }
 
+/* Called at each tick for each rank that runs. A rank whose progress has changed starts anew.
+ * Another one is asked once a peer suspects it or a question is due, and judged when it has
+ * answered, or has not answered in time. */
 static void look_at(ms_job *job, uint32_t rank, uint64_t now)
 {
     ms_watched *w = &job->watched[rank];
