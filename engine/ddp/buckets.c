@@ -105,6 +105,8 @@ static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uin
     return status ? status : make_buffer(reducer, bucket);
 }
 
+/* Gradients that are views of these buckets keep their storage alive. A bucket that was made in
+ * part has NULL where it was not reached. */
 void ms_buckets_free(ms_reducer *reducer, ms_bucket_list *list)
 {
     ms_context *context = ms_engine_context(reducer->engine);

@@ -12,6 +12,7 @@ typedef struct layout_room {
     uint32_t buckets;
 } layout_room;
 
+/* The caller releases room.numbers, which is the whole allocation. */
 static ms_status make_room(ms_context *context, uint32_t count, layout_room *out)
 {
     void *memory = NULL;

@@ -289,6 +289,9 @@ static ms_status find_absent(ms_reducer *reducer, ms_tensor *const *outputs, uin
     return status;
 }
 
+/* Searches the graph once for each forward; that is the price of find_unused. A rank whose outputs
+ * reach no parameter has no backward that would begin the reduction, so it begins here: the other
+ * ranks wait for it. */
 ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outputs, uint32_t count)
 {
     uint32_t absent = 0;

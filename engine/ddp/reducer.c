@@ -61,8 +61,10 @@ void ms_reducer_free(ms_reducer *reducer)
     ms_engine_set(engine, MS_SLOT_DDP, first, first ? free_all : NULL);
 }
 
+/* A finalizer may call it, so it only sets a flag. */
 void ms_reducer_abandon(ms_reducer *reducer) { reducer->abandoned = true; }
 
+/* `next` is read before the reducer is freed. */
 void ms_reducer_sweep(ms_engine *engine)
 {
     for (ms_reducer *reducer = ms_engine_get(engine, MS_SLOT_DDP), *next; reducer; reducer = next) {
