@@ -39,6 +39,7 @@ ms_traffic ms_accounts_traffic(const ms_engine *engine)
     return sum;
 }
 
+/* Two sets of marks for each bucket: one is written while the other may still be read. */
 ms_status ms_accounts_new(ms_group *group, uint32_t buckets, uint32_t links, ms_accounts **out)
 {
     ms_engine *engine = ms_group_engine(group);
@@ -127,6 +128,7 @@ static ms_status account(void *user, uint32_t link)
     return status;
 }
 
+/* Work before the first call of `account` is charged to no link. */
 void ms_accounts_begin(ms_accounts *accounts, ms_bucket *bucket, uint32_t set)
 {
     if (!accounts) return;

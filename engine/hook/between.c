@@ -74,6 +74,8 @@ static ms_status new_between(ms_bucket *of, ms_between **out)
     return MS_OK;
 }
 
+/* Also after a failure in the middle of open_by: what was not reached is NULL. The lists go with
+ * the record. */
 void ms_between_drop(ms_between *between)
 {
     if (!between) return;
@@ -140,6 +142,9 @@ ms_status ms_between_close(ms_between *between, ms_tensor *result)
 
 /* --------------------------------------------------------- the whole reduction */
 
+/* The native form of open, chain and close; hosts that run chains themselves call the three parts.
+ * The result is this rank's shard of the bucket's own buffer if the inner reduction works in place.
+ */
 ms_status ms_between_reduce(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
                             ms_tensor **out)
 {

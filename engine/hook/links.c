@@ -63,6 +63,8 @@ ms_status ms_link_wire(ms_group *group, ms_tensor *t, ms_dtype dtype, ms_tensor 
     return status;
 }
 
+/* For buffers whose length a link has changed; ms_bucket_shard is for tensors of the bucket's
+ * length. */
 ms_status ms_link_part(const ms_bucket *bucket, ms_tensor *t, ms_tensor **out)
 {
     uint32_t own, shards = ms_bucket_shards(bucket, &own);

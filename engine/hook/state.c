@@ -85,6 +85,8 @@ static void free_all(ms_engine *engine, void *first)
     }
 }
 
+/* The engine's list holds no reference; it only finds states for the sweep and for the engine's
+ * end. */
 ms_status ms_link_state_new(ms_engine *engine, ms_link_state **out)
 {
     void *memory = NULL;
@@ -193,6 +195,8 @@ static ms_tensor *find_whole(const ms_link_state *state, const request *r, int64
     return whole && ms_tensor_count(whole) == total ? whole : NULL;
 }
 
+/* Name and parameter's name in one allocation: text is all that a piece has to free besides
+ * tensors. */
 static ms_status make_text(ms_engine *engine, const char *name, const char *called, char **out)
 {
     size_t first = strlen(name) + 1, second = strlen(called) + 1;
@@ -288,6 +292,7 @@ static ms_status get(ms_link_state *state, const request *r, bool *fresh, ms_ten
     return MS_OK;
 }
 
+/* With lengths of its own the state has no padding, since it is not as long as the bucket. */
 ms_status ms_link_state_tensor(ms_link_state *state, const ms_bucket *bucket, const char *name,
                                const int64_t *lengths, bool *fresh, ms_tensor **out)
 {
@@ -343,6 +348,7 @@ uint32_t ms_link_state_pieces(const ms_link_state *state)
     return count;
 }
 
+/* Pieces that have a name but no numbers yet are skipped, here and in the count. */
 ms_status ms_link_state_piece(ms_link_state *state, uint32_t index, ms_link_piece *out)
 {
     for (size_t i = 0; i < state->count; i++) {

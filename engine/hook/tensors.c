@@ -24,6 +24,7 @@ ms_status ms_link_change(const ms_op *op, double value, ms_tensor *a, ms_tensor 
     return status;
 }
 
+/* Zeros where memory is infinite or NaN, in place, without a wait of the host. */
 ms_status ms_link_keep_finite(ms_tensor *memory)
 {
     ms_tensor *finite = NULL, *bad = NULL;

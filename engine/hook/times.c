@@ -231,6 +231,8 @@ ms_status ms_times_step_end(ms_times *times, bool reduced)
 
 /* ------------------------------------------------------------------- asking */
 
+/* Harvests both sets, the older one first, so that the newer times win. Never waits: a set whose
+ * last mark is not passed is left alone. */
 ms_pass_stats ms_times_stats(ms_times *times)
 {
     /* The set that the next pass uses: it has the pass before the last, or is being written. */

@@ -84,6 +84,8 @@ static ms_tensor *mean(ms_work *w, ms_tensor *values, ms_tensor *places, int64_t
     return sum;
 }
 
+/* Every rank sends the same number k of values and places, so that an all-gather of equal parts
+ * does it. */
 ms_status ms_top_k_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     ms_work w = { .link = link, .bucket = bucket };
