@@ -143,6 +143,7 @@ static ms_status expect_lengths(ms_group *group, const ms_collective *c, lengths
     return MS_OK;
 }
 
+/* *count: the elements of the whole, by which peers compare the call. */
 static ms_status check_lengths(ms_group *group, const ms_collective *c, uint64_t *count)
 {
     lengths expected = { 0 };

@@ -40,6 +40,7 @@ static ms_status choose_transport(ms_engine *engine, const ms_control *control,
                           device->name, control->name);
 }
 
+/* The hook for failed tasks is set last, when there is a job to end. */
 ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank,
                        ms_group **world)
 {

@@ -119,6 +119,8 @@ ms_status ms_group_share_begin(ms_group *group, const ms_sharing *sharing, const
     return status;
 }
 
+/* A call of its own kind, so that a rank that splits while another makes a collective on channel 1
+ * is found to disagree. */
 ms_status ms_group_share_split(ms_group *group, uint64_t hash, void *all, size_t bytes)
 {
     ms_shared *shared = NULL;

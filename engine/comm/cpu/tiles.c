@@ -27,6 +27,7 @@ static void reduce_tile(void *context, uint32_t tile, ms_thread *thread)
     work->kernels->reduce(&part);
 }
 
+/* A short tensor is reduced on the stream's own thread: waking other threads would take longer. */
 void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sources,
                     char *const *outputs, uint32_t output_count, uint64_t length)
 {

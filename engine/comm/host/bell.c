@@ -3,7 +3,7 @@
 
 /* The caller has stored its progress before. With both accesses sequentially consistent, either
  * this load sees the sleeper, or the sleeper's last look sees the progress. The futex call is saved
- * where nobody sleeps. */
+ * where no thread sleeps. */
 void ms_host_wake(ms_host *host, uint32_t rank)
 {
     ms_rank_line *line = &host->control->lines[rank];

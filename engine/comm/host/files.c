@@ -54,6 +54,7 @@ void ms_host_files_close(ms_rendezvous *rendezvous)
     os->release(os->user, files);
 }
 
+/* An empty record, which ms_host_files_close can close at any point. */
 static ms_status new_record(ms_context *context, uint32_t ranks, ms_host_files **out)
 {
     void *memory = NULL;

@@ -212,6 +212,7 @@ static ms_status go(ms_context *context, const ms_rendezvous_options *options, c
     return status;
 }
 
+/* Rank 0 holds the meeting, the others go there. Which rank starts first does not matter. */
 ms_status ms_host_meet(ms_context *context, const ms_rendezvous_options *options, const char *path,
                        uint32_t rank, ms_rendezvous **out)
 {

@@ -248,6 +248,7 @@ static bool go_by_steps(ms_run *run, ms_local *local, const ms_comm_args *args, 
     return true;
 }
 
+/* *phases is set also on a failure; the job has ended then. */
 static ms_task_result take_staged(ms_run *run, ms_local *local, const ms_comm_args *args,
                                   uint64_t *phases)
 {

@@ -140,6 +140,7 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
                   task->output_count);                                                     \
     break
 
+/* Any number of ranks, and any operation. */
 MS_VECTOR void reduce_op(ms_dtype memory, ms_dtype dtype, const ms_reduce_task *task)
 {
     switch (task->op) {
