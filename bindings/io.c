@@ -27,6 +27,7 @@ const char *ms_lua_path(lua_State *L, int index, const char *what)
 
 int ms_lua_io_failed(lua_State *L) { return ms_lua_failed(L, &ms_lua_context(L)->error); }
 
+/* The strings are borrowed: the Lua list keeps them alive while the userdata is used. */
 const char **ms_lua_string_list(lua_State *L, int index, uint32_t *count, const char *what)
 {
     index = lua_absindex(L, index);

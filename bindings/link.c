@@ -312,6 +312,8 @@ const ms_link *ms_lua_link(lua_State *L, int index)
     return luaL_checkudata(L, index, MS_LINK_TYPE);
 }
 
+/* A link is copied together with the links between its reductions, which follow it in its userdata.
+ * States are borrowed; the reducer retains them when it takes the chain. */
 uint32_t ms_lua_chain(lua_State *L, int index, ms_link *links)
 {
     uint32_t count = 0;

@@ -191,6 +191,8 @@ static void check_depth(lua_State *L, nested *shape, uint32_t dims)
     if (shape->dims != dims) ms_lua_error(L, "tensor: the lists are not equally deep");
 }
 
+/* One value, `depth` lists deep. Booleans and numbers are noted apart, because a mixture is an
+ * error. */
 static void measure_value(lua_State *L, int index, uint32_t depth, nested *out)
 {
     check_depth(L, out, depth);
@@ -413,6 +415,7 @@ static int join(lua_State *L, const ms_op *op, uint32_t extra)
     return 1;
 }
 
+/* cat(list, dim = 1), stack(list, dim = 1) */
 static int cat(lua_State *L) { return join(L, &ms_op_cat, 0); }
 static int stack(lua_State *L) { return join(L, &ms_op_stack, 1); }
 

@@ -89,6 +89,8 @@ static int open_module(lua_State *L)
     return 1;
 }
 
+/* Pushes the module's table. One Lua state has one runtime, so opening the module again gives the
+ * same table. */
 MS_API int luaopen_moonshard_core(lua_State *L)
 {
     /* The address is the module's registry key, so that opening the module twice returns the

@@ -61,6 +61,8 @@ ms_engine *ms_lua_enter_inside(lua_State *L)
     return runtime->engine;
 }
 
+/* Refused to planners, which all ranks must run with the same numbers and without effects. The
+ * script line that is noted here goes into errors, traces and the rank's activity. */
 ms_engine *ms_lua_enter(lua_State *L)
 {
     if (ms_lua_runtime(L)->planning)
@@ -220,6 +222,8 @@ void ms_handle_drop(ms_handle *handle, const char *why)
 
 uint64_t ms_handle_count(const ms_runtime *runtime) { return runtime->orders; }
 
+/* Handles are in the order in which they were made, the latest first, so the walk ends at the first
+ * one that is older than `begin`. */
 void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const char *why)
 {
     ms_handle *handle = runtime->handles;
@@ -310,6 +314,8 @@ static int runtime_gc(lua_State *L)
     return 0;
 }
 
+/* The runtime's own __gc frees the engine. Lua calls finalizers in the reverse order of their
+ * marking, so that of the runtime, marked first, comes last when the state closes. */
 ms_runtime *ms_lua_new_runtime(lua_State *L)
 {
     ms_runtime *runtime = lua_newuserdatauv(L, sizeof *runtime, 0);
@@ -349,6 +355,8 @@ static int refuse_field(lua_State *L)
     return ms_lua_no_field(L, 2, 1, lua_tostring(L, lua_upvalueindex(2)));
 }
 
+/* Stack: the module's table stays below; the methods table is on top at the end. The metatable is
+ * locked, because a script that replaced __gc would leak what the object holds. */
 void ms_lua_type(lua_State *L, int runtime, const char *name, const luaL_Reg *metamethods,
                  const luaL_Reg *methods)
 {

@@ -86,6 +86,7 @@ uint32_t ms_lua_script(lua_State *L, ms_runtime *runtime)
     return id;
 }
 
+/* Never returns; the int is for `return ms_lua_error(...)`. */
 int ms_lua_error(lua_State *L, const char *format, ...)
 {
     char line[160], text[MS_ERROR_MESSAGE_BYTES];

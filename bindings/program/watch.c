@@ -194,6 +194,7 @@ static void look_at(ms_job *job, uint32_t rank, uint64_t now)
         judge(job, rank, &state, now);
 }
 
+/* Stops looking once the job is ending. */
 void ms_watch(ms_job *job, uint64_t now)
 {
     /* If this process was stopped itself, its ranks were stopped, too: that time does not count
