@@ -371,7 +371,7 @@ static range read_range(lua_State *L)
         r.stride = luaL_optinteger(L, 3, 1);
         r.count = count_integers(lua_tointeger(L, 1), lua_tointeger(L, 2), r.stride);
     } else {
-        /* A last number that rounding puts just behind `last` still counts. */
+        /* Rounding may put the last number just above `last`: it still counts. */
         double steps = floor((r.last - r.first) / r.step + 1e-9);
         if (!(steps < 0)) r.count = steps < LONGEST ? (int64_t)steps + 1 : INT64_MAX;
     }

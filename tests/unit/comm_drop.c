@@ -23,7 +23,7 @@ static ms_status gather(rank *self, ms_tensor *shard, ms_tensor *full)
     return run_one(self, self->world, &call);
 }
 
-/* The host and the peers go on after a call that was refused: nobody has heard of it. */
+/* A refused call is not published to the peers, so this rank and its peers can go on. */
 static void refused(rank *self, ms_tensor *shard, ms_tensor *full)
 {
     CHECK(gather(self, shard, full) == MS_ERROR_STATE);

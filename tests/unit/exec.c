@@ -240,7 +240,8 @@ static void a_program_on_all_streams_gives_what_it_gives_in_order(void **state)
     ms_engine_free(engine);
 }
 
-/* The reader stands behind a gate: a write on the first stream must not overtake it. */
+/* The task that reads waits until the test opens a gate. A write that is enqueued on the first
+ * stream must wait for that read. */
 static void the_last_stream_counts_as_a_reader_and_one_more_is_an_error(void **state)
 {
     (void)state;
