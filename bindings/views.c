@@ -66,6 +66,25 @@ static int to_meta(lua_State *L, ms_tensor *t)
     return 1;
 }
 
+/* An engine has one device of its own, so a tensor goes to "meta" or stays where it is. "cpu" is
+ * accepted on every device, since recipes say it of tensors that they read on the host. */
+static int to_device(lua_State *L, ms_tensor *t, const char *device)
+{
+    static const char *const names[] = { "f32", "f16",  "bf16", "i64",  "i32", "u16",
+                                         "u8",  "bool", "cpu",  "meta", NULL };
+    if (strcmp(device, "meta") == 0) {
+        if (!ms_tensor_is_meta(t)) return to_meta(L, t);
+    } else {
+        const char *own = ms_engine_device(ms_lua_runtime(L)->engine);
+        if (strcmp(device, own) != 0 && strcmp(device, "cpu") != 0)
+            ms_lua_choice(L, 2, names, "dtype or device");
+        if (ms_tensor_is_meta(t))
+            return ms_lua_error(L, "to: this tensor is on \"meta\" and has no values to copy");
+    }
+    lua_settop(L, 1);
+    return 1;
+}
+
 /* t:to(dtype) or t:to(device): itself if it is that already. */
 static int to(lua_State *L)
 {
@@ -73,19 +92,7 @@ static int to(lua_State *L)
     ms_tensor *t = ms_lua_tensor(L, 1);
     ms_dtype dtype;
     const char *what = luaL_checkstring(L, 2);
-    if (!ms_dtype_find(what, &dtype)) {
-        const char *own = ms_engine_device(ms_lua_runtime(L)->engine);
-        static const char *const names[] = { "f32", "f16",  "bf16", "i64",  "i32", "u16",
-                                             "u8",  "bool", "cpu",  "meta", NULL };
-        bool meta = strcmp(what, "meta") == 0;
-        if (meta && !ms_tensor_is_meta(t)) return to_meta(L, t);
-        if (!meta && strcmp(what, own) != 0 && strcmp(what, "cpu") != 0)
-            ms_lua_choice(L, 2, names, "dtype or device");
-        if (!meta && ms_tensor_is_meta(t))
-            return ms_lua_error(L, "to: this tensor is on \"meta\" and has no values to copy");
-        lua_settop(L, 1);
-        return 1;
-    }
+    if (!ms_dtype_find(what, &dtype)) return to_device(L, t, what);
     if (dtype == ms_tensor_dtype(t)) {
         lua_settop(L, 1);
         return 1;

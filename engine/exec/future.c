@@ -139,9 +139,10 @@ void ms_inflight_free(ms_inflight *inflight)
     ms_release(&inflight->engine->context, inflight);
 }
 
-/* What is only open cannot be waited for, as its end has no point yet, so running into it is an
- * error and not a deadlock. Waits that were taken before an error stay taken; they do no harm. */
-ms_status ms_inflight_acquire(ms_inflight *inflight, ms_stream *stream, uint64_t bytes)
+/* Refuses what no wait could make room for: more than the limit itself, or more than the open
+ * acquisitions leave. An open acquisition has no point yet that a stream could wait for, so running
+ * into it is an error and not a deadlock. */
+static ms_status check_room(const ms_inflight *inflight, uint64_t bytes)
 {
     ms_engine *engine = inflight->engine;
     if (bytes > inflight->limit_bytes)
@@ -157,10 +158,18 @@ ms_status ms_inflight_acquire(ms_inflight *inflight, ms_stream *stream, uint64_t
                               "them has a release to wait for",
                               inflight->name, inflight->open,
                               (unsigned long long)inflight->open_bytes);
+    return MS_OK;
+}
+
+/* Waits that the stream took before an error stay taken; they do no harm. */
+ms_status ms_inflight_acquire(ms_inflight *inflight, ms_stream *stream, uint64_t bytes)
+{
+    ms_status status = check_room(inflight, bytes);
+    if (status) return status;
     while (inflight->open + inflight->count + 1 > inflight->limit_count
            || inflight->open_bytes + inflight->held_bytes + bytes > inflight->limit_bytes) {
         ms_held oldest = inflight->held[inflight->first];
-        ms_status status = ms_stream_wait(stream, oldest.point);
+        status = ms_stream_wait(stream, oldest.point);
         if (status) return status;
         inflight->first = (inflight->first + 1) % inflight->capacity;
         inflight->count--;

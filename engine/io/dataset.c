@@ -133,19 +133,12 @@ static ms_status append_whole_file(ms_context *context, ms_data *data, const cha
     return status;
 }
 
-/* Appends all files below a path, each once. Names are sorted within each folder, so the order of
- * the bytes does not depend on the file system. A link to a parent would recurse for ever; the
- * depth limit turns that into an error. */
-static ms_status append_path(ms_context *context, ms_data *data, const char *path, int depth)
+static ms_status append_path(ms_context *context, ms_data *data, const char *path, int depth);
+
+/* Names are sorted within each folder, so the order of the bytes does not depend on the file
+ * system. Hidden names are left out: editors and version control keep their own files there. */
+static ms_status append_folder(ms_context *context, ms_data *data, const char *path, int depth)
 {
-    ms_file_info info;
-    int error = context->os->info(context->os->user, path, &info);
-    if (error) return ms_fail_os(context, error, "cannot open", path);
-    if (!info.is_directory) return append_whole_file(context, data, path);
-    if (depth >= FOLDERS_DEEP)
-        return ms_fail(context, MS_ERROR_IO,
-                       "'%s' is more than %d folders deep; does a link lead back to a parent?",
-                       path, FOLDERS_DEEP);
     ms_names names = { 0 };
     ms_status status = ms_folder_list(context, path, &names);
     for (size_t i = 0; i < names.count && !status; i++) {
@@ -157,6 +150,21 @@ static ms_status append_path(ms_context *context, ms_data *data, const char *pat
     }
     ms_names_free(context, &names);
     return status;
+}
+
+/* Appends all files below a path, each once. A link to a parent would recurse for ever; the depth
+ * limit turns that into an error. */
+static ms_status append_path(ms_context *context, ms_data *data, const char *path, int depth)
+{
+    ms_file_info info;
+    int error = context->os->info(context->os->user, path, &info);
+    if (error) return ms_fail_os(context, error, "cannot open", path);
+    if (!info.is_directory) return append_whole_file(context, data, path);
+    if (depth >= FOLDERS_DEEP)
+        return ms_fail(context, MS_ERROR_IO,
+                       "'%s' is more than %d folders deep; does a link lead back to a parent?",
+                       path, FOLDERS_DEEP);
+    return append_folder(context, data, path, depth);
 }
 
 /* No byte at all is an error: an empty data set would fail later, in the loader, without the

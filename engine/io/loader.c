@@ -113,18 +113,25 @@ static void widen_tokens(const uint8_t *from, uint32_t width, size_t count, int6
                           | (uint32_t)from[4 * i + 2] << 16 | (uint32_t)from[4 * i + 3] << 24);
 }
 
+/* Writes one image, scaled from 0 .. 255 to 0 .. 1, and its label. `sample` counts from the start
+ * of the data, not of the dataset, which may be a part of it. */
+static void fill_image(const ms_data *data, uint64_t sample, float *x, int64_t *y)
+{
+    size_t pixels = (size_t)data->rows * data->columns;
+    const uint8_t *from = data->samples + sample * pixels;
+    for (size_t i = 0; i < pixels; i++) x[i] = (float)from[i] / 255.0f;
+    *y = data->labels[sample];
+}
+
 /* Writes one sample. For tokens, y is x one token later, which is why a sample needs length + 1
- * tokens. For images, x is scaled from 0 .. 255 to 0 .. 1. */
+ * tokens. */
 static void fill_row(const ms_loader *loader, uint64_t epoch, uint64_t position, void *x, void *y)
 {
     const ms_dataset *dataset = loader->dataset;
     const ms_data *data = dataset->data;
     uint64_t sample = sample_at(loader, epoch, position);
     if (data->labels) {
-        size_t pixels = (size_t)data->rows * data->columns;
-        const uint8_t *from = data->samples + (dataset->first + sample) * pixels;
-        for (size_t i = 0; i < pixels; i++) ((float *)x)[i] = (float)from[i] / 255.0f;
-        *(int64_t *)y = data->labels[dataset->first + sample];
+        fill_image(data, dataset->first + sample, x, y);
         return;
     }
     uint64_t begin = dataset->first + epoch_offset(loader, epoch) + sample * loader->options.length;

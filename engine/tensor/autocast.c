@@ -132,6 +132,23 @@ ms_status ms_storage_recast(ms_storage *storage)
 
 /* -------------------------------------------------------------- cached casts */
 
+/* A new cast of the tensor. It is tied to the tensor's storage: when that is dropped, the storage
+ * of the cast is dropped with it. */
+static ms_status make_cast(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, ms_tensor **out)
+{
+    ms_attributes attributes = { .cast = { .dtype = dtype } };
+    ms_tensor *cast = NULL;
+    ms_status status = ms_op_unary(engine, &ms_op_cast, &attributes, tensor, &cast);
+    if (!status) status = tie(tensor, cast);
+    if (status) {
+        ms_tensor_release(cast);
+        return status;
+    }
+    cast_is_computed(tensor, cast);
+    *out = cast;
+    return MS_OK;
+}
+
 /* A kept cast is dropped if it has another dtype, if the tensor was written since, or if the task
  * that wrote the cast failed. If its storage was dropped, its values are computed again into the
  * same storage. */
@@ -152,18 +169,9 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
         if (!recast) *out = ms_tensor_retain(tensor->cast);
         return recast;
     }
-    ms_attributes attributes = { .cast = { .dtype = dtype } };
-    ms_tensor *cast = NULL;
-    ms_status status = ms_op_unary(engine, &ms_op_cast, &attributes, tensor, &cast);
-    if (!status) status = tie(tensor, cast);
-    if (status) {
-        ms_tensor_release(cast);
-        return status;
-    }
-    cast_is_computed(tensor, cast);
-    if (keep) ms_tensor_hold_cast(tensor, cast);
-    *out = cast;
-    return MS_OK;
+    ms_status status = make_cast(engine, tensor, dtype, out);
+    if (!status && keep) ms_tensor_hold_cast(tensor, *out);
+    return status;
 }
 
 /* Called after the task that writes both tensors has been enqueued. */

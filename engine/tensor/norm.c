@@ -35,20 +35,12 @@ static ms_tensor *input(const ms_op_call *call, uint32_t index)
     return index < call->input_count ? call->inputs[index] : NULL;
 }
 
-/* x of any shape with a last dimension that is not empty; weight and bias [width], all of one float
- * dtype. */
-static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual, ms_tensor *weight,
-                       ms_tensor *bias)
+/* weight and bias are [width] in x's dtype; each may be absent. */
+static ms_status check_scales(const ms_op_call *call, const ms_tensor *x, const ms_tensor *weight,
+                              const ms_tensor *bias)
 {
-    if (!ms_dtype_is_float(x->dtype)) return ms_op_refuse(call, "it takes floats");
-    if (x->dims == 0) return ms_op_refuse(call, "a number has no last dimension to normalize over");
     int64_t width = x->shape[x->dims - 1];
-    if (width == 0) return ms_op_refuse(call, "the last dimension is empty");
-    if (residual
-        && (residual->dtype != x->dtype
-            || !ms_shape_equal(x->dims, x->shape, residual->dims, residual->shape)))
-        return ms_op_refuse(call, "both summands must have the same shape and dtype");
-    ms_tensor *scales[] = { weight, bias };
+    const ms_tensor *scales[] = { weight, bias };
     for (int i = 0; i < 2; i++)
         if (scales[i]
             && (scales[i]->dtype != x->dtype || scales[i]->dims != 1
@@ -56,6 +48,21 @@ static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual
             return ms_op_refuse(call, "the %s must have shape [%lld] and the input's dtype",
                                 i ? "bias" : "weight", (long long)width);
     return MS_OK;
+}
+
+/* x of any shape with a last dimension that is not empty; weight and bias [width], all of one float
+ * dtype. */
+static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual, ms_tensor *weight,
+                       ms_tensor *bias)
+{
+    if (!ms_dtype_is_float(x->dtype)) return ms_op_refuse(call, "it takes floats");
+    if (x->dims == 0) return ms_op_refuse(call, "a number has no last dimension to normalize over");
+    if (x->shape[x->dims - 1] == 0) return ms_op_refuse(call, "the last dimension is empty");
+    if (residual
+        && (residual->dtype != x->dtype
+            || !ms_shape_equal(x->dims, x->shape, residual->dims, residual->shape)))
+        return ms_op_refuse(call, "both summands must have the same shape and dtype");
+    return check_scales(call, x, weight, bias);
 }
 
 /* What a forward reads and writes. sum and y are the call's outputs (borrowed), all others are
