@@ -2,9 +2,9 @@
  * that every layer uses.
  *
  * Invariants
- * - Nothing in the engine touches memory allocation, files, clocks, threads or the machine's
- *   description but through an ms_os table. Replace the table and every such call is yours (tests
- *   fail the n-th one).
+ * - The engine reaches memory allocation, files, clocks, threads and the machine's description only
+ *   through an ms_os table. A host that brings its own table receives every such call; tests use
+ *   one to make the n-th call fail.
  * - An ms_context belongs to one thread at a time: it carries the table, the log and the last error
  *   of that thread's calls.
  * - A function that fails returns a status other than MS_OK, has left a message in its context, and
@@ -38,8 +38,9 @@ typedef enum ms_status {
     MS_ERROR_TASK,    /* a task failed on its stream; found by a later call */
     MS_ERROR_MEMORY,  /* host or device memory ran out */
     MS_ERROR_SCRIPT,  /* a callback into the host language failed */
-    MS_ERROR_ABORTED, /* given up because of an earlier error */
-    /* From here on: what the environment refuses; `nil, message, code` in Lua. */
+    MS_ERROR_ABORTED, /* not completed because of an earlier error */
+    /* From here on: failures of the environment. In Lua the function returns `nil, message,
+     * code`. */
     MS_ERROR_NOT_FOUND,
     MS_ERROR_DENIED,
     MS_ERROR_EXISTS,
@@ -51,9 +52,8 @@ typedef enum ms_status {
     MS_ERROR_IO
 } ms_status;
 
-/* The code that Lua functions give for errors of the environment ("not_found" ...), else the
- * status' own name
- * ("argument", "memory" ...). Static. */
+/* For errors of the environment, the code that Lua functions return ("not_found" ...); for other
+ * statuses their name ("argument", "memory" ...). Static. */
 MS_API const char *ms_status_name(ms_status status);
 
 #define MS_ERROR_MESSAGE_BYTES 1024
@@ -100,14 +100,14 @@ typedef struct ms_machine { /* what this process may use */
  * pointer. All are thread-safe. */
 typedef struct ms_os {
     void *user;
-    /* memory: alignment is a power of two >= 16; release takes what allocate or reallocate
-     * returned, or NULL */
+    /* memory: alignment is a power of two >= 16; release takes a pointer that allocate or
+     * reallocate returned, or NULL */
     void *(*allocate)(void *user, size_t bytes, size_t alignment);
     /* Alignment 16; pointer from allocate with alignment 16. */
     void *(*reallocate)(void *user, void *pointer, size_t bytes);
     void (*release)(void *user, void *pointer);
-    /* address space: reserve has no pages; commit makes a range usable (zeroed; huge pages if asked
-     * and possible) or answers -ENOMEM */
+    /* address space: reserve returns a range of addresses without pages; commit makes a part of it
+     * usable (zeroed; with huge pages if asked and possible) or answers -ENOMEM */
     void *(*reserve)(void *user, size_t bytes);
     int (*commit)(void *user, void *address, size_t bytes, bool huge);
     void (*unreserve)(void *user, void *address, size_t bytes);
@@ -117,7 +117,7 @@ typedef struct ms_os {
     int64_t (*read)(void *user, ms_file *file, void *buffer, size_t bytes, uint64_t offset);
     int64_t (*write)(void *user, ms_file *file, const void *buffer, size_t bytes, uint64_t offset);
     int (*sync)(void *user, ms_file *file);
-    /* exclusive, not waiting; -EWOULDBLOCK if another has it */
+    /* exclusive; does not wait: -EWOULDBLOCK if another process holds the lock */
     int (*lock)(void *user, ms_file *file);
     int (*size)(void *user, ms_file *file, uint64_t *bytes);
     /* Cuts the file, or fills it up with zeros. */
@@ -129,26 +129,28 @@ typedef struct ms_os {
     int (*make_directory)(void *user, const char *path);
     /* Without . and .. ; any order. */
     int (*list)(void *user, const char *path, void (*entry)(void *to, const char *name), void *to);
-    /* memory that several processes map: files without names, gone with their last user. New ones
-     * are zero and have no pages yet; map gives the whole of one; populate gets the pages of a
-     * mapped range, or -ENOMEM where touching them would be a signal. share: whether programs that
-     * are started from here inherit the descriptor (its number is the answer); adopt: the other end
-     * of that. Close with close, unmap with unreserve. */
+    /* memory that several processes map: files without names, which vanish with their last user. A
+     * new file is zero and has no pages yet. map maps the whole file. populate allocates the pages
+     * of a mapped range; it answers -ENOMEM where touching the pages would raise a signal. share:
+     * sets whether programs that this process starts inherit the descriptor, and answers the
+     * descriptor's number. adopt: opens an inherited descriptor in such a program. Close with
+     * close, unmap with unreserve. */
     int (*shared_create)(void *user, const char *name, uint64_t bytes, ms_file **out);
     int (*shared_share)(void *user, ms_file *file, bool inherit);
     int (*shared_adopt)(void *user, int descriptor, ms_file **out);
     void *(*shared_map)(void *user, ms_file *file, uint64_t bytes);
     int (*shared_populate)(void *user, ms_file *file, void *address, uint64_t offset,
                            uint64_t bytes);
-    /* this process holds a place of a shared file until it closes the file or ends, however it
-     * ends. is_claimed: 1 if another process holds it, else 0 */
+    /* claim: this process holds the numbered place of a shared file until it closes the file or
+     * ends, in any way. is_claimed: 1 if another process holds the place, else 0 */
     int (*shared_claim)(void *user, ms_file *file, uint64_t place);
     int (*shared_is_claimed)(void *user, ms_file *file, uint64_t place);
-    /* sockets of this machine, by path, only between processes of one user: messages come whole.
-     * listen replaces what a crash left at the path (-EADDRINUSE: somebody listens there); accept
-     * and receive wait that long (-ETIMEDOUT); accept answers -EACCES for another user's process,
-     * which is shut out; connect does not wait (-ENOENT, -ECONNREFUSED: nobody listens). Messages
-     * may bring files along; receive gives the message's length, 0 when the other has closed. */
+    /* sockets of this machine, by path, between processes of one user. Messages arrive whole.
+     * listen replaces a socket that a crash left at the path (-EADDRINUSE: a process listens
+     * there). accept and receive wait for at most timeout_ns (-ETIMEDOUT). accept answers -EACCES
+     * for another user's process, whose connection is closed. connect does not wait (-ENOENT,
+     * -ECONNREFUSED: no process listens). A message may carry files. receive answers the message's
+     * length, or 0 when the peer has closed. */
     int (*socket_listen)(void *user, const char *path, ms_file **out);
     int (*socket_accept)(void *user, ms_file *listener, uint64_t timeout_ns, ms_file **out);
     int (*socket_connect)(void *user, const char *path, ms_file **out);
@@ -163,7 +165,7 @@ typedef struct ms_os {
     int (*thread_start)(void *user, const char *name, void (*run)(void *), void *argument,
                         ms_os_thread **out);
     void (*thread_join)(void *user, ms_os_thread *thread); /* waits, then frees */
-    /* core: position among those allowed */
+    /* core: index among the cores that this process may use */
     int (*thread_pin)(void *user, ms_os_thread *thread, uint32_t core);
     int (*machine)(void *user, ms_machine *out);
     int (*entropy)(void *user, void *buffer, size_t bytes);
@@ -192,8 +194,8 @@ typedef struct ms_context {
 
 /* os NULL: ms_os_posix(). */
 MS_API void ms_context_init(ms_context *context, const ms_os *os);
-/* Records an error (one line, formatted as printf) and returns status. The fields beside status and
- * message are cleared. */
+/* Records an error (one line, formatted as printf) and returns status. All other fields of the
+ * record are cleared. */
 MS_API ms_status ms_fail(ms_context *context, ms_status status, const char *format, ...)
     MS_PRINTF(3, 4);
 /* The status for an errno of a call of the table (ENOENT: MS_ERROR_NOT_FOUND ...), with "what
@@ -205,9 +207,9 @@ MS_API void ms_log(ms_context *context, ms_log_level level, const char *format, 
 
 /* ----------------------------------------------------------------- activity */
 
-/* What a host thread and its workers get done, and where its script is: hints for those who wait
- * for them. The record may lie in memory that other processes see. Nothing here blocks or fails,
- * and NULL is allowed wherever the rank itself writes. */
+/* The progress of a host thread and its workers, and the position of its script: hints for ranks
+ * and supervisors that wait for them. The record may lie in memory that other processes map. No
+ * function here blocks or fails. NULL is allowed in the functions that the rank itself calls. */
 #define MS_LINE_BYTES 160
 typedef enum ms_whereabouts {
     MS_WHERE_UNKNOWN,
@@ -215,25 +217,27 @@ typedef enum ms_whereabouts {
     MS_WHERE_FINALIZER
 } ms_whereabouts;
 typedef struct ms_activity_state {
-    /* Grows with every call of the host, task run, bytes moved, long call left. */
+    /* Grows when the host makes a call or leaves a long one, when a task runs, and when bytes
+     * move. */
     uint64_t progress;
     bool busy;                /* the host is inside a call that may take long */
-    uint32_t heard, answered; /* the last questions that its thread has heard, and has answered */
+    uint32_t heard, answered; /* numbers of the last questions that its thread heard and answered */
     ms_whereabouts place;     /* at the last question heard */
-    int32_t thread;           /* of the host, as the system numbers it; 0: not known */
-    char line[MS_LINE_BYTES]; /* where its script was seen last: "file.lua:12", or "" */
+    int32_t thread;           /* the system's number of the host thread; 0: not known */
+    char line[MS_LINE_BYTES]; /* the script's last known position: "file.lua:12", or "" */
 } ms_activity_state;
-/* By the host: its thread; a call into the engine, from this script line (NULL: the same as
- * before). */
+/* Called by the host. host: records its thread. call: records a call into the engine from this
+ * script line (NULL: the same line as before). */
 MS_API void ms_activity_host(ms_activity *activity, int32_t thread);
 MS_API void ms_activity_call(ms_activity *activity, const char *line);
-/* From any thread: something got done. */
+/* From any thread: records progress. */
 MS_API void ms_activity_done(ms_activity *activity);
-/* By the host, around what may take long: waits for the device, files. */
+/* Called by the host around calls that may take long: waits for the device, file access. */
 MS_API void ms_activity_begin(ms_activity *activity);
 MS_API void ms_activity_end(ms_activity *activity);
-/* Others ask where the script is, and learn the question's number; the thread that is asked has
- * heard it (also from a signal handler); and answers it. false: it is answered already. */
+/* ask: another thread asks for the script's position and gets the question's number. hear: the
+ * asked thread has received the question; a signal handler may call this. answer: the asked thread
+ * gives the line; false if the last question has been answered already. */
 MS_API uint32_t ms_activity_ask(ms_activity *activity);
 MS_API void ms_activity_hear(ms_activity *activity, ms_whereabouts place);
 MS_API bool ms_activity_answer(ms_activity *activity, const char *line);
@@ -258,8 +262,8 @@ static inline bool ms_multiply(size_t a, size_t b, size_t *out)
 
 MS_API uint64_t ms_hash(const void *data, size_t bytes, uint64_t seed); /* XXH3, 64 bits */
 
-/* Strings that live as long as their table, each once; ids count from 1, 0 is "". One thread at a
- * time. */
+/* A table of strings. Each string is stored once and lives as long as the table. ids count from 1;
+ * id 0 is "". One thread at a time. */
 typedef struct ms_strings ms_strings;
 MS_API ms_status ms_strings_new(ms_context *context, ms_strings **out);
 MS_API void ms_strings_free(ms_strings *strings);

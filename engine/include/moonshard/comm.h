@@ -5,8 +5,8 @@
  * - A rank is one engine with its host thread: a process, or a thread of one process.
  * - All ranks of a group make the same calls in the same order with equal arguments; the comment of
  *   ms_collective says what must be equal. Calls are compared when they are enqueued, and again
- * when they run. A difference ends the job at once, with one error that shows both sides. So does a
- *   rank that makes no more calls while others wait for it. The order counts across groups too: a
+ *   when they run. A difference ends the job at once, with one error that shows both sides. So does
+ *   a rank that makes no more calls while others wait for it. The order counts across groups too: a
  *   call comes after the same number of calls of its group, on all channels, and of all groups that
  *   contain it, on every member.
  * - A collective is a task on a stream: it waits there for the last writers and readers of its
@@ -20,8 +20,8 @@
  * - A straggler, for which others wait longer than ten usual steps and at least 5 s, is reported
  *   once, by one of them, as a warning in its engine's log.
  * - Payload bytes: what a rank hands to a collective. Wire bytes: what a bandwidth-optimal
- * algorithm makes it send. Both are counted where the collective is enqueued, so they are the same
- * on the sim device, in a fake world and in a run. */
+ *   algorithm makes it send. Both are counted where the collective is enqueued, so they are the
+ *   same on the sim device, in a fake world and in a run. */
 #ifndef MOONSHARD_COMM_H
 #define MOONSHARD_COMM_H
 
@@ -51,20 +51,19 @@ typedef struct ms_group ms_group;
  * keeps a reference to the rendezvous. */
 MS_API ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank,
                               ms_group **world);
-/* A world of one rank among `size` without any other: no traffic, no waiting, on any device. Its
+/* A world of `size` ranks of which only this one exists: no traffic, no waiting, on any device. Its
  * results are those of a job in which all other ranks bring the data that this one brings:
  * all_gather repeats the tensor, sum multiplies it by size; recv leaves its tensor alone. */
 MS_API ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size,
                                    ms_group **world);
-/* The engine's world; NULL before it is opened. An engine alone is a fake world of size 1, if
- * anybody asks for one. */
+/* The engine's world; NULL before it is opened. A host without a job opens a fake world of size
+ * 1. */
 MS_API ms_group *ms_comm_world(const ms_engine *engine);
-/* The group of this rank alone: no others are needed to make it, and nothing in it waits for
- * them. */
+/* The group of this rank alone. Making it and its collectives involve no other rank. */
 MS_API ms_status ms_comm_alone(ms_engine *engine, ms_group **out);
-/* This rank will make no more calls: peers that wait for one of it fail at once, as they do when
- * the engine is freed; what is enqueued still runs. message NULL: it has finished; otherwise the
- * job ends "because rank R: message". Twice is harmless. */
+/* This rank will make no more calls. Peers that wait for a call of this rank fail at once, as they
+ * do when the engine is freed; enqueued work still runs. message NULL: the rank has finished;
+ * otherwise the job ends "because rank R: message". May be called twice. */
 MS_API void ms_comm_leave(ms_engine *engine, const char *message);
 /* Ends the job from this rank's host thread with its error. The first cause wins. */
 MS_API void ms_comm_abort(ms_engine *engine, const ms_error *error);
@@ -98,15 +97,15 @@ MS_API const char *ms_channel_name(uint32_t channel);
 /* The stream of a channel, made at first use. */
 MS_API ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out);
 
-/* Cuts the group into `parts` groups: sizes[p] numbers of `ranks` for each, which are ranks of this
- * group, none twice. All ranks of the group call it with equal lists; *out is NULL for one that is
- * in no part. Blocks. The engine owns what is made. */
+/* Cuts the group into `parts` groups. Group p gets the next sizes[p] entries of `ranks`; these are
+ * ranks of this group, and none may occur twice. All ranks of the group call it with equal lists.
+ * *out is NULL on a rank that is in no part. Blocks. The engine owns the new groups. */
 MS_API ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
                                 const uint32_t *ranks, ms_group **out);
 
 /* Memory in this rank's heap, which all ranks of the host map: collectives read it there instead of
- * copying. Usable on `stream` at once, and in all else a storage as any other. A fake world gives
- * ordinary memory. MS_ERROR_MEMORY when the heap or the machine is full. */
+ * copying. Usable on `stream` at once; otherwise an ordinary storage. A fake world gives ordinary
+ * memory. MS_ERROR_MEMORY when the heap or the machine is full. */
 MS_API ms_status ms_group_storage(ms_group *group, ms_stream *stream, size_t bytes,
                                   ms_storage **out);
 
@@ -187,16 +186,16 @@ typedef struct ms_collective {
     uint64_t timeout_ns; /* 0: the job's */
 } ms_collective;
 
-/* Enqueues the collective after all earlier ones of this channel (1 or 2, or
- * MS_CHANNEL_PARAMETERS) and after the last uses of its tensors. *ready (may be NULL) is when the
- * result is there. Errors of arguments name the operation and change nothing. */
+/* Enqueues the collective after all earlier ones of this channel (1 or 2, or MS_CHANNEL_PARAMETERS)
+ * and after the last uses of its tensors. *ready (may be NULL) is the point at which the result is
+ * complete. An argument error names the operation and changes nothing. */
 MS_API ms_status ms_group_enqueue(ms_group *group, uint32_t channel,
                                   const ms_collective *collective, ms_point *ready);
-/* The same, and recorded if recording is on and `input` requires a gradient: the result (call->out,
- * or call->in, which then is a copy of the input that has no history) depends on input.
- * MS_ERROR_ARGUMENT, and nothing is enqueued, for what has no gradient: min, max, prod, and all
- * kinds but all_reduce, broadcast, all_gather, reduce_scatter and all_to_all. All ranks go forward
- * and backward through it in the same order. */
+/* The same, and recorded if recording is on and `input` requires a gradient: the result
+ * (collective->out, or collective->in, which then is a copy of the input that has no history)
+ * depends on input. MS_ERROR_ARGUMENT, and nothing is enqueued, for calls that have no gradient:
+ * min, max, prod, and all kinds but all_reduce, broadcast, all_gather, reduce_scatter and
+ * all_to_all. All ranks run such calls in the same order, forward and backward. */
 MS_API ms_status ms_group_apply(ms_group *group, uint32_t channel, const ms_collective *collective,
                                 ms_tensor *input, ms_point *ready);
 /* A barrier that the host waits for. */
@@ -206,11 +205,11 @@ MS_API ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns);
 
 /* A few numbers or bytes of text that each rank's host brings and that hosts wait for, such as
  * plans, or the id by which a network knows its members. They are in host memory whatever the
- * engine's device, go through control and never through the network that moves tensors, and travel
- * on a channel that waits for nothing that is being computed. kind: all_gather (the result has
- * every rank's numbers, in rank order), broadcast, or all_reduce (op: sum or max). Ranks agree in
- * all fields. Without others the result is that of ranks that all bring these numbers, on every
- * device. */
+ * engine's device is. They go through the control files, never through the network that moves
+ * tensors, and on a channel of their own, which waits for no computation. kind: all_gather (the
+ * result has every rank's numbers, in rank order), broadcast, or all_reduce (op: sum or max). Ranks
+ * agree in all fields. In a group without other ranks the result is that of ranks that all bring
+ * the same numbers, on every device. */
 typedef struct ms_sharing {
     ms_collective_kind kind;
     ms_reduce_op op;
@@ -220,13 +219,14 @@ typedef struct ms_sharing {
     const char *label; /* for messages; copied */
 } ms_sharing;
 
-/* Enqueues, and copies the numbers first: the host does not wait. ticket (NULL: the result is not
- * read) is for ms_group_share_end, which blocks until the result is there and is called once. */
+/* Copies the numbers and enqueues the exchange; the host does not wait. ticket (NULL: the result is
+ * not read) is for ms_group_share_end, which blocks until the result is there and is called
+ * once. */
 MS_API ms_status ms_group_share_begin(ms_group *group, const ms_sharing *sharing, const void *mine,
                                       uint64_t *ticket);
-/* all: `count` numbers; of all_gather, as many for each rank. */
+/* all: receives `count` numbers, or, of all_gather, `count` numbers of each rank. */
 MS_API ms_status ms_group_share_end(ms_group *group, uint64_t ticket, void *all);
-/* Both. mine may be all, except in all_gather. */
+/* begin and end in one call. mine and all may be the same memory, except in all_gather. */
 MS_API ms_status ms_group_share(ms_group *group, const ms_sharing *sharing, const void *mine,
                                 void *all);
 
@@ -235,7 +235,7 @@ MS_API ms_status ms_group_share(ms_group *group, const ms_sharing *sharing, cons
 typedef struct ms_traffic {
     uint64_t calls, payload_bytes, wire_bytes;
 } ms_traffic;
-/* Since the start, of one kind; MS_COLLECTIVES: of all. */
+/* Sums since the start for collectives of one kind; MS_COLLECTIVES: for all kinds. */
 MS_API ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind);
 /* All groups of this engine, from 0 (the world) in the order in which this rank joined them; NULL
  * past the last. */
@@ -256,8 +256,8 @@ typedef struct ms_collective_record {
 MS_API void ms_comm_record(ms_engine *engine, bool on);
 MS_API size_t ms_comm_record_count(const ms_engine *engine);
 MS_API const ms_collective_record *ms_comm_record_get(const ms_engine *engine, size_t index);
-/* Of the records' kind, op, dtype, count, group, channel, root and bucket, in order: equal on ranks
- * that made the same calls. */
+/* A hash of the records' kind, op, dtype, count, group, channel, root and bucket, in order. It is
+ * equal on ranks that made the same calls. */
 MS_API uint64_t ms_comm_order_hash(const ms_engine *engine);
 
 #ifdef __cplusplus

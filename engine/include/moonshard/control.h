@@ -1,5 +1,5 @@
 /* moonshard/control.h: what a launcher or supervisor needs of a job: where its ranks meet, how each
- * of them is, why the job has ended, and requests to all of them. There is one way to meet: over
+ * of them is, why the job has ended, and requests to all of them. Ranks meet in one way: over
  * memory files of one host.
  *
  * Invariants
@@ -26,7 +26,7 @@ typedef struct ms_rendezvous ms_rendezvous;
 
 typedef struct ms_rendezvous_options {
     uint32_t ranks;
-    /* Of each rank, for the choice between spinning and sleeping; 0: cores / ranks. */
+    /* Threads of each rank; they decide whether waits spin or sleep. 0: cores / ranks. */
     uint32_t threads;
     /* Limit of each rank's heap in address space; 0: the machine's memory. At most 64 GiB. Pages
      * are allocated as the heap grows. */
@@ -44,9 +44,9 @@ typedef struct ms_rendezvous_options {
  * context is used by this call only. */
 MS_API ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *options,
                                    ms_rendezvous **out);
-/* The value for MS_RENDEZVOUS_VARIABLE of a child: names the files' descriptors, which from now on
- * are inherited by what this process starts. MS_ERROR_ARGUMENT when text is too small (32 + 12
- * bytes a rank are enough). */
+/* The value of MS_RENDEZVOUS_VARIABLE for a child: the numbers of the files' descriptors. From now
+ * on the programs that this process starts inherit these descriptors. MS_ERROR_ARGUMENT when text
+ * is too small (32 + 12 bytes a rank are enough). */
 #define MS_RENDEZVOUS_VARIABLE "MOONSHARD_RENDEZVOUS"
 MS_API ms_status ms_rendezvous_share(ms_rendezvous *rendezvous, ms_context *context, char *text,
                                      size_t bytes);
@@ -57,8 +57,8 @@ MS_API ms_status ms_rendezvous_adopt(ms_context *context, const char *text, ms_r
  * unix socket of this path. Each rank waits at most 120 s for the others; MS_ERROR_TIMEOUT names
  * those that did not come. A socket file that a crash has left is replaced; a socket on which a
  * process listens is not (MS_ERROR_EXISTS). These ranks have no supervisor: a rank that waits for
- * another looks whether its process is alive. Only processes of the same user are admitted. All
- * ranks must give the same options->ranks. */
+ * another checks whether that rank's process is alive. Only processes of the same user are
+ * admitted. All ranks must give the same options->ranks. */
 MS_API ms_status ms_rendezvous_meet(ms_context *context, const ms_rendezvous_options *options,
                                     const char *path, uint32_t rank, ms_rendezvous **out);
 /* Another reference, from any thread: thread ranks share one rendezvous. */
@@ -98,7 +98,7 @@ typedef struct ms_rank_state {
     int64_t process;
     uint64_t progress;    /* grows with each task and call of the rank: see ms_activity_state */
     uint64_t collectives; /* entered since the start: the length of the flight record */
-    int64_t step;         /* the step that it has begun last; -1: none */
+    int64_t step;         /* the last step that it began; -1: none */
     bool finished;        /* its host issues no more collectives */
     bool waits;           /* each of its tasks waits for a peer */
     ms_activity_state activity;
@@ -125,8 +125,8 @@ MS_API void ms_rendezvous_acquit(ms_rendezvous *rendezvous, uint32_t rank);
 
 /* What a supervisor may request of all ranks. All ranks learn of a request between the same two
  * steps (ms_comm_step), without a collective. There is one request of each kind at a time: until
- * all ranks have met it, another of its kind changes nothing. value: 1 to 255. From any thread, and
- * from a signal handler. */
+ * all ranks have seen it, another request of its kind is ignored. value: 1 to 255. From any thread,
+ * and from a signal handler. */
 typedef enum ms_request {
     MS_REQUEST_STOP,
     MS_REQUEST_SAVE,

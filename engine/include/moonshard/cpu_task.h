@@ -18,14 +18,14 @@ extern "C" {
 
 MS_API ms_isa ms_run_isa(const ms_run *run);
 /* Runs tile(context, i, thread) for i in 0 .. tiles-1, on this thread and on idle helpers; returns
- * when all are done. The number of tiles must depend on shapes only. Below two tiles, or while
- * another stream has the helpers, all run here. */
+ * when all are done. The number of tiles must depend on shapes only. With fewer than two tiles, or
+ * while another stream uses the helpers, all tiles run on this thread. */
 typedef struct ms_thread ms_thread;
 typedef void (*ms_tile_function)(void *context, uint32_t tile, ms_thread *thread);
 MS_API void ms_run_tiles(ms_run *run, uint32_t tiles, ms_tile_function tile, void *context);
 MS_API ms_thread *ms_run_thread(ms_run *run);
-/* Scratch of this thread, at least that many bytes, aligned to 64; slot 0..3 are apart from each
- * other. NULL: no memory (fail the task). */
+/* Scratch memory of this thread, at least `bytes` bytes, aligned to 64. Slots 0 to 3 do not
+ * overlap. NULL: out of memory; the task must then fail. */
 MS_API void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes);
 MS_API uint32_t ms_thread_index(const ms_thread *thread); /* unique in the engine, from 0 */
 /* Leaves the reason for MS_TASK_FAILED. The message becomes the stream's error, with task name and

@@ -3,8 +3,8 @@
  *
  * Words
  * - A pass is a forward and the backward passes through its graph. It is synchronized if its
- *   backward reduces. A position is the index of a parameter in the list that the reducer was made
- *   of.
+ *   backward reduces. A position is the index of a parameter in the list that ms_reducer_new was
+ *   given.
  *
  * Invariants
  * - A parameter's gradient is a view of its bucket: backward writes the gradient there, and the
@@ -18,15 +18,16 @@
  * - The first synchronized pass has one bucket for each dtype, as the order of registration need
  *   not be the order of gradients. The next synchronized forward rebuilds the buckets by the order
  *   in which rank 0's gradients came.
- * - With find_unused a parameter may get no gradient in a pass: it contributes zeros (or what
- * passes without synchronization have left), and a small all_reduce over hosts finds the parameters
- * that any rank used. If another rank used the parameter, the mean becomes its gradient here. If no
- *   rank used it since the last reduction, its gradient stays as it was, also NULL. Only ranks with
- *   such a parameter wait for the answer, and only for the hosts of the other ranks.
+ * - With find_unused a parameter may get no gradient in a pass. It then contributes zeros (or the
+ *   gradient that passes without synchronization have left), and a small all_reduce over hosts
+ *   finds the parameters that any rank used. If another rank used the parameter, the mean becomes
+ *   its gradient here. If no rank used it since the last reduction, its gradient stays as it was,
+ *   also NULL. Only ranks with such a parameter wait for the answer, and only for the hosts of the
+ *   other ranks.
  * - With static_graph the first synchronized pass counts how often each gradient comes, and reduces
  *   at the end of its backward. From then on a parameter is complete when its gradient has come
- * that often, and parameters without gradients are left out as above, without another exchange. A
- * graph that changes is an error. Buckets are rebuilt by the order of the second pass.
+ *   that often. Parameters without gradients are treated as above, without another exchange. A
+ *   graph that changes is an error. Buckets are rebuilt by the order of the second pass.
  * - A gradient is the sum over the passes since it was last consumed; reduced, it is the mean over
  *   `divisor` ranks (the group's size unless set).
  * - An error inside a reduction ends the job: all ranks leave their collectives with that error. */
@@ -78,15 +79,15 @@ MS_API ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *opt
 MS_API void ms_reducer_free(ms_reducer *reducer);
 
 /* For hosts with garbage collection. Abandon says that the host no longer uses the reducer; a
- * finalizer may call it at any moment. Sweep frees abandoned reducers: call it where the moment
- * does not depend on the collector's pace. */
+ * finalizer may call it at any moment. Sweep frees abandoned reducers: call it at a moment that
+ * does not depend on when the collector runs. */
 MS_API void ms_reducer_abandon(ms_reducer *reducer);
 MS_API void ms_reducer_sweep(ms_engine *engine);
 
-/* Call before each forward whose graph a backward goes through. synchronize: that backward reduces;
- * otherwise its gradients stay on this rank and add up. MS_ERROR_STATE, which names the parameters,
- * if some got no gradient in the last backward. Rebuilds the buckets if that is due, which blocks
- * once. */
+/* Call before each forward that is followed by a backward. synchronize: that backward reduces;
+ * otherwise its gradients stay on this rank and add up. MS_ERROR_STATE if parameters got no
+ * gradient in the last backward; the message names them. Rebuilds the buckets if that is due, which
+ * blocks once. */
 MS_API ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize);
 /* For find_unused, the outputs of that forward: parameters that they do not depend on contribute
  * zeros as soon as backward begins. If they depend on none, this rank's part of the reduction is
@@ -96,26 +97,27 @@ MS_API ms_status ms_reducer_outputs(ms_reducer *reducer, ms_tensor *const *outpu
  * part in the reductions of their backward, with zeros, and leaves this rank's gradients as they
  * are. on_reduced is not called. */
 MS_API ms_status ms_reducer_shadow(ms_reducer *reducer);
-/* After that forward, and after the optimizer: mark these moments for ms_reducer_stats. Both are
- * optional; without them the times of forward, backward and step are 0. */
+/* Call forward_end after the forward and step_end after the optimizer: they mark these moments for
+ * ms_reducer_stats. Both are optional; without them the times of forward, backward and step are
+ * 0. */
 MS_API ms_status ms_reducer_forward_end(ms_reducer *reducer);
 MS_API ms_status ms_reducer_step_end(ms_reducer *reducer);
-/* Inside no_sync a backward that would reduce is an error: its forward ran outside. Returns the
- * setting before the call. */
+/* Inside no_sync a backward that would reduce is an error, because its forward ran outside. Returns
+ * the former setting. */
 MS_API bool ms_reducer_set_no_sync(ms_reducer *reducer, bool inside);
-/* Rebuilds the buckets now if the next synchronized forward would: for checkpoints, which then hold
- * the buckets that training goes on with. All ranks call it, between a backward and a forward. */
+/* Rebuilds the buckets now if the next synchronized forward would. A checkpoint then holds the
+ * buckets with which training continues. All ranks call it, between a backward and a forward. */
 MS_API ms_status ms_reducer_rebuild_due(ms_reducer *reducer);
 /* The next synchronized backward logs the order of gradients, and the buckets are rebuilt by it. */
 MS_API void ms_reducer_rebuild(ms_reducer *reducer);
 
 /* For optimizers that step before backward ends. In a synchronized backward the host calls f(user,
  * index) for each bucket, in order of index, as soon as its reduction is enqueued. The gradients of
- * its parameters are then the reduced ones, which are there after ms_reducer_ready's points; the
- * current stream (the model's) has not waited for them. A task on another stream that reads them
- * waits by itself; C code in strict mode waits for the points. f may consume a gradient
- * (ms_tensor_set_grad NULL): the next backward writes its memory, after its readers. When the
- * current stream has waited for all results, f(user, MS_REDUCED_ALL) ends the pass. f must not
+ * its parameters are then the reduced ones. They are complete at the points of ms_reducer_ready;
+ * the current stream (the model's) has not waited for them. A task on another stream that reads
+ * them waits automatically; in strict mode, C code must wait for the points. f may consume a
+ * gradient (ms_tensor_set_grad NULL): the next backward writes its memory, after its readers. When
+ * the current stream has waited for all results, f(user, MS_REDUCED_ALL) ends the pass. f must not
  * block; its error ends the job. f NULL: no more calls. free_user (may be NULL) is called with user
  * when f is replaced, or with the reducer's end. */
 #define MS_REDUCED_ALL UINT32_MAX
@@ -126,11 +128,11 @@ MS_API void ms_reducer_set_on_reduced(ms_reducer *reducer, ms_reduced_function f
  * otherwise by this rank so far. It is known after the pass, in static graphs after the first pass,
  * and always where all parameters must be used. False past the last parameter. */
 MS_API bool ms_reducer_is_used(const ms_reducer *reducer, uint32_t position, bool *known);
-/* The points at which the result of a bucket of the last synchronized backward is there: on the
+/* The points at which the result of a bucket of the last synchronized backward is complete: on the
  * communication stream, and on another stream that its hook has used (seq 0: none). */
 MS_API void ms_reducer_ready(const ms_reducer *reducer, uint32_t index, ms_point ready[2]);
 
-/* How often buckets were made; *passes: how many passes were reduced with the present ones. Both
+/* How often buckets were built; *passes: how many passes were reduced with the present ones. Both
  * are the same on all ranks between the same two passes. */
 MS_API uint64_t ms_reducer_layout(const ms_reducer *reducer, uint64_t *passes);
 /* Before ms_reducer_forward: blocks until the pass before the last has ended on the device. Its
@@ -141,8 +143,8 @@ MS_API ms_status ms_reducer_await_times(ms_reducer *reducer);
  * when each one came. */
 MS_API void ms_reducer_record(ms_reducer *reducer, bool on);
 /* The last record: positions in the order of gradients, without delayed parameters, and
- * ns[position], counted from forward's end as in ms_bucket_times; 0 where it is not known
- * (because the device has not got there yet). order and ns have room for all parameters. Returns
+ * ns[position], counted from forward's end as in ms_bucket_times; 0 where it is not known (because
+ * the device has not reached that point yet). order and ns have room for all parameters. Returns
  * the number of positions; 0: no pass was recorded. */
 MS_API uint32_t ms_reducer_arrivals(ms_reducer *reducer, uint32_t *order, uint64_t *ns);
 /* Replaces the buckets: bucket b has the next sizes[b] positions of order. Gradients move along.
@@ -169,8 +171,9 @@ MS_API const char *ms_reducer_error(const ms_reducer *reducer);
 /* Never waits. Counts are of the last synchronized pass, or, where ms_reducer_step_end is called,
  * of the last pass whose step has ended. */
 MS_API ms_pass_stats ms_reducer_stats(ms_reducer *reducer);
-/* What each link of a chain of several costs, counted from 1, in the same passes. ms_reducer_links:
- * their number; 0: the chain has one link, or its hook does not call ms_bucket_account. */
+/* What each link costs, in the same passes, where the chain has several; links count from 1.
+ * ms_reducer_links: their number; 0: the chain has one link, or its hook does not call
+ * ms_bucket_account. */
 MS_API uint32_t ms_reducer_links(const ms_reducer *reducer);
 MS_API ms_link_stats ms_reducer_link_stats(const ms_reducer *reducer, uint32_t link);
 /* Of the pass that has the times of the last ms_reducer_stats. False, and zeros, while no pass with
@@ -180,9 +183,9 @@ MS_API bool ms_reducer_bucket_times(const ms_reducer *reducer, uint32_t index,
 
 /* --------------------------------------------------------- at the beginning */
 
-/* Compares names, dtypes and shapes over the group. A difference is MS_ERROR_MISMATCH on every
- * rank, names the first parameter that differs with both sides, and ends the job. Takes one small
- * all_gather, and a few more if something differs. Blocks. */
+/* Compares names, dtypes and shapes over the group. A difference ends the job, with
+ * MS_ERROR_MISMATCH on every rank; the message shows the first parameter that differs, on both
+ * sides. Takes one small all_gather, and a few more if something differs. Blocks. */
 MS_API ms_status ms_ddp_compare(ms_group *group, const ms_reducer_parameter *parameters,
                                 uint32_t count);
 /* Copies root's values to all ranks. Tensors travel together in pieces of at most

@@ -14,7 +14,7 @@
  * - Which block an allocation gets, which waits are inserted, what is live and what is the peak
  *   depend on the order of host calls only, never on what has already happened on a stream. The sim
  *   device makes the same decisions without data.
- * - Nothing blocks the host but *_sync, a full ring, an exhausted pool and ms_engine_step_end.
+ * - The host blocks only in *_sync, at a full ring, at an exhausted pool and in ms_engine_step_end.
  * - The first failed task of a stream makes that stream fail: later tasks on it, and tasks that
  *   wait for it, are skipped, and the next host call that looks (any *_sync, ms_engine_check,
  *   enqueue) reports the first cause, once, after all streams have come to rest; what was skipped
@@ -67,7 +67,8 @@ typedef struct ms_rates {
     uint32_t level_count;
     ms_level_rate levels[MS_LEVELS_MAX];
 } ms_rates;
-/* The rates that hold where the options give none: measured on one machine, see sim/rates.c. */
+/* The rates that are used if the options give none. They were measured on one machine, see
+ * sim/rates.c. */
 MS_API const ms_rates *ms_rates_default(void);
 /* What is wrong with these rates; NULL: nothing. The sim device refuses wrong ones. */
 MS_API const char *ms_rates_problem(const ms_rates *rates);
@@ -84,8 +85,8 @@ typedef struct ms_engine_options {
     bool pin;    /* pin intra-op threads to cores */
     uint64_t seed;
     uint64_t memory_bytes; /* the pool's limit; 0: the machine's memory */
-    /* For the sim device, copied; NULL: ms_rates_default(). No decision of the engine depends on
-     * them: they only say how long things take. */
+    /* For the sim device, copied; NULL: ms_rates_default(). They give estimates of time only; no
+     * decision of the engine depends on them. */
     const ms_rates *rates;
     /* Cap on instruction sets: "portable" "avx2" "avx512" "avx512bf16"; NULL: none. */
     const char *cpu;
@@ -106,8 +107,8 @@ MS_API ms_context *ms_engine_context(ms_engine *engine); /* borrowed; its error 
 MS_API const ms_error *ms_engine_error(const ms_engine *engine);
 /* Name of the device, as users write it: "cpu", "sim". */
 MS_API const char *ms_engine_device(const ms_engine *engine);
-/* Whether the device has no values: it makes all decisions, and no task runs. What reads or writes
- * values asks this; what needs the device's name asks ms_engine_device. */
+/* Whether the device has no values: it makes all decisions, but no task runs. Code that reads or
+ * writes values asks this; code that needs the device's name asks ms_engine_device. */
 MS_API bool ms_engine_is_sim(const ms_engine *engine);
 MS_API bool ms_engine_is_strict(const ms_engine *engine);
 MS_API uint32_t ms_engine_threads(const ms_engine *engine);
@@ -135,8 +136,8 @@ MS_API void ms_engine_set_random(ms_engine *engine, ms_random random);
 /* The current state; then draw advances by one. */
 MS_API ms_random ms_engine_draw(ms_engine *engine);
 
-/* Layers above keep one object of theirs here; freed in reverse order of slots before the streams
- * stop. */
+/* Each layer above this one keeps one object here. The objects are freed in reverse order of slots,
+ * before the streams stop. */
 typedef enum ms_engine_slot {
     MS_SLOT_PLANS, /* of a kernel library */
     MS_SLOT_TENSOR,
@@ -177,12 +178,13 @@ MS_API ms_engine *ms_stream_engine(const ms_stream *stream);
 MS_API ms_point ms_stream_last(const ms_stream *stream); /* what was enqueued last */
 /* The stream waits; error if not enqueued yet. */
 MS_API ms_status ms_stream_wait(ms_stream *stream, ms_point point);
-/* Work of streams of a higher priority goes first, where a device can choose. 0 at first; before
- * the stream's first work. MS_ERROR_UNSUPPORTED where the device has no priorities. */
+/* Work of streams with a higher priority goes first, where a device can choose. The default is 0.
+ * Call it before the stream's first work. MS_ERROR_UNSUPPORTED where the device has no
+ * priorities. */
 MS_API ms_status ms_stream_set_priority(ms_stream *stream, int32_t priority);
 /* The device's own object for the stream, for libraries of that device (a cudaStream_t); borrowed.
- * What is put on it there is after what the engine has enqueued, but the engine does not know of
- * it. MS_ERROR_UNSUPPORTED where the device has none. */
+ * Work that a library puts on it runs after all work that the engine has enqueued; the engine does
+ * not know of it. MS_ERROR_UNSUPPORTED where the device has none. */
 MS_API ms_status ms_stream_native(ms_stream *stream, void **out);
 MS_API ms_status ms_stream_sync(ms_stream *stream); /* blocks; reports the stream's first error */
 MS_API ms_status ms_point_sync(ms_engine *engine, ms_point point); /* blocks */
@@ -191,30 +193,30 @@ MS_API bool ms_point_reached(const ms_engine *engine, ms_point point);
 MS_API ms_status ms_engine_sync(ms_engine *engine); /* blocks for all streams */
 /* Never blocks; an error that a stream has met. */
 MS_API ms_status ms_engine_check(ms_engine *engine);
-/* Called as soon as a task has failed, on the thread that ran it: a layer with peers tells them.
- * Set while nothing is enqueued; NULL: nobody. */
+/* `told` is called as soon as a task has failed, on the thread that ran it, so that a layer with
+ * peers can inform them. Set it while nothing is enqueued; NULL removes it. */
 MS_API void ms_engine_on_failure(ms_engine *engine,
                                  void (*told)(ms_engine *engine, const ms_error *error));
-/* For a task that waits for something outside the engine, on any thread: whether nothing else goes
- * on here. It does not where the host blocks, and each stream is empty, stands at another one, or
- * runs one of the `waiting` tasks that wait as this one. False where in doubt. *moves (added to)
- * only grows, with all that is enqueued or done: the same number in two calls means that nothing
- * was in between. */
+/* For deadlock detection: a task that waits for something outside the engine asks, on any thread,
+ * whether the engine can make no other progress. True if the host is blocked and each stream is
+ * empty, waits for another stream, or runs one of the `waiting` tasks that wait in the same way.
+ * False if in doubt. The function adds to *moves a counter that grows with everything that is
+ * enqueued or done: equal sums from two calls mean that nothing happened in between. */
 MS_API bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves);
 /* Marks the end of a step; blocks until the work of `ahead` steps ago is done. */
 MS_API ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead);
-/* Counts host calls that may not block now (hooks, plans); *_sync raise MS_ERROR_STATE while it is
- * above 0. */
+/* Adds `change` to the number of running host calls that may not block (hooks, plans). *_sync
+ * return MS_ERROR_STATE while the number is above 0. */
 MS_API void ms_engine_forbid_sync(ms_engine *engine, int change);
-/* MS_ERROR_STATE while that is above 0: for calls that enqueue work and then wait for it, before
- * they enqueue anything. */
+/* MS_ERROR_STATE while that number is above 0. A call that enqueues work and then waits for it
+ * checks this before it enqueues anything. */
 MS_API ms_status ms_engine_check_sync(ms_engine *engine);
 
 /* -------------------------------------------------------------------- tasks */
 
-/* A write orders as a read does, too. What a task updates, or writes in part, it also declares as
- * read: else the write would make readable again what a failed task before it has left
- * unwritten. */
+/* A write also orders as a read does. A task that updates memory, or writes only a part of it, also
+ * declares it as read. Otherwise its write would make memory readable again that an earlier, failed
+ * task has left unwritten. */
 typedef enum ms_access_mode { MS_READ = 1, MS_WRITE = 2 } ms_access_mode;
 typedef struct ms_access {
     ms_storage *storage;
@@ -243,7 +245,7 @@ typedef struct ms_task { /* one const object per kernel */
 } ms_task;
 
 #define MS_COST_ALL_REDUCE 0 /* the ms_collective_kind whose messages go two ways */
-/* What one call takes, as far as it is known when it is enqueued. */
+/* What one call costs, as far as it is known when it is enqueued. */
 typedef struct ms_task_cost {
     double flops;        /* a multiply-add is 2 */
     uint64_t bytes;      /* read and written; of a collective: its payload */
@@ -255,8 +257,8 @@ typedef struct ms_task_cost {
     uint8_t dtype;      /* ms_dtype of the operands */
 } ms_task_cost;
 
-/* Puts the task behind all else on the stream, after the waits that its accesses need. arguments
- * are copied. Returns before it runs. */
+/* Appends the task to the stream, after the waits that its accesses need. arguments are copied.
+ * Returns before the task runs. */
 MS_API ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *arguments,
                                    const ms_access *accesses, uint32_t count, ms_task_cost cost,
                                    ms_point *out);
@@ -276,8 +278,8 @@ MS_API ms_status ms_stream_copy_in(ms_stream *stream, ms_storage *to, size_t off
  * written. */
 MS_API ms_status ms_stream_copy_out(ms_stream *stream, ms_storage *from, size_t offset, void *host,
                                     size_t bytes, ms_point *out);
-/* Blocks until bytes [offset, offset + bytes) have been written, and copies them: other work of the
- * streams is not waited for. Zeros on a device without values, where `host` may be NULL. */
+/* Blocks until bytes [offset, offset + bytes) have been written, and copies them. It waits for no
+ * other work. Zeros on a device without values, where `host` may be NULL. */
 MS_API ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host, size_t bytes);
 /* The stream fails with MS_ERROR_TASK and the message if the f32 at `offset` is not 0 when the
  * stream gets there. name: of this check, for the error and the trace. Both texts must outlive the
@@ -314,11 +316,11 @@ MS_API ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call,
  * its stream, as a task does, and is passed on a stream that has failed, too. */
 typedef struct ms_marks ms_marks;
 MS_API ms_status ms_marks_new(ms_engine *engine, uint32_t count, ms_marks **out);
-/* The list may be given up while its marks are still enqueued: the engine keeps its memory until
- * they are passed. NULL is allowed. */
+/* The list may be freed while its marks are still enqueued: the engine keeps its memory until they
+ * are passed. NULL is allowed. */
 MS_API void ms_marks_free(ms_marks *marks);
-/* Enqueues mark `index` on the stream. It may be set again, and then has its last time; another
- * stream than that of its time before waits for that. */
+/* Enqueues mark `index` on the stream. A mark may be set again; its time is then the last one. If
+ * the new stream is another than the last one, it waits until the last one has passed the mark. */
 MS_API ms_status ms_marks_set(ms_marks *marks, uint32_t index, ms_stream *stream);
 /* The stream waits until marks first .. first + count - 1 are passed, as far as they are set. */
 MS_API ms_status ms_marks_wait(const ms_marks *marks, uint32_t first, uint32_t count,
@@ -338,10 +340,10 @@ MS_API ms_storage *ms_storage_retain(ms_storage *storage);
 /* At the last reference the memory is free for whatever is enqueued from now on. NULL is
  * allowed. */
 MS_API void ms_storage_release(ms_storage *storage);
-/* Splits into parts (parameters), once, before first use; ends are ascending byte offsets, the last
- * is the size. Each part has a version of its own. Each has a hazard cell of its own, too, up to
- * MS_CELLS_MAX of them; of more parts, neighbours share a cell, each cell with about its share of
- * the bytes. */
+/* Splits the storage into parts (parameters), once, before its first use. ends are ascending byte
+ * offsets; the last is the storage's size. Each part has a version of its own. Each has a hazard
+ * cell of its own, too, up to MS_CELLS_MAX of them; of more parts, neighbours share a cell, each
+ * cell with about its share of the bytes. */
 MS_API ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t parts);
 /* The cells that bytes [begin, end) lie in. */
 MS_API void ms_storage_cells(const ms_storage *storage, size_t begin, size_t end, uint16_t *first,
@@ -354,35 +356,35 @@ MS_API ms_engine *ms_storage_engine(const ms_storage *storage);
 /* The version of bytes [begin, end) grows with each write of a part that they lie in; the tape
  * compares it with what it was when a tensor was saved. */
 MS_API uint64_t ms_storage_version(const ms_storage *storage, size_t begin, size_t end);
-/* Counts a write of these bytes by a task of this name, which the storage does not copy, at the
- * current script line. */
+/* Counts a write of these bytes at the current script line. task: the name of the task that writes;
+ * it is not copied. */
 MS_API void ms_storage_touch(ms_storage *storage, size_t begin, size_t end, const char *task);
 /* Which task wrote last in the parts of these bytes (NULL: none yet), and the id of its script
  * line. */
 MS_API const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_t end,
                                          uint32_t *script);
-/* The version after the last write in place that the tape recorded (0: none), and that the last
- * write was one. */
+/* recorded: the version after the last in-place write that the tape recorded; 0: none. record:
+ * notes that the last write was such a write. */
 MS_API uint64_t ms_storage_recorded(const ms_storage *storage, size_t begin, size_t end);
 MS_API void ms_storage_record(ms_storage *storage, size_t begin, size_t end);
-/* Adds `change` to the number of reads of these bytes that running backwards still have to do;
- * whether there is any such read. */
+/* expect: adds `change` to the number of reads of these bytes that running backward passes still
+ * have to do. expects: whether there is any such read. */
 MS_API void ms_storage_expect_reads(ms_storage *storage, size_t begin, size_t end, int change);
 MS_API bool ms_storage_expects_reads(const ms_storage *storage, size_t begin, size_t end);
-/* Marks the parts of these bytes as values of a parameter, for good; whether some of them are.
- * Optimizers write parameters. */
+/* mark: the parts of these bytes hold values of a parameter, for the rest of the storage's life.
+ * is: whether any of these parts does. Optimizers write parameters. */
 MS_API void ms_storage_mark_parameter(ms_storage *storage, size_t begin, size_t end);
 MS_API bool ms_storage_is_parameter(const ms_storage *storage, size_t begin, size_t end);
-/* Whether it holds the home of a gradient (see moonshard/grad.h); once it does, it counts as one
- * for good. */
+/* Whether the storage holds a gradient's home, that is, its destination buffer (see
+ * moonshard/grad.h). Once set, this stays true for the rest of the storage's life. */
 MS_API bool ms_storage_is_home(const ms_storage *storage);
 MS_API void ms_storage_set_home(ms_storage *storage);
 /* The last write of bytes [begin, end): the points to wait for before the host reads. out has room
  * for MS_STREAMS_MAX. */
 MS_API uint32_t ms_storage_writers(const ms_storage *storage, size_t begin, size_t end,
                                    ms_point *out);
-/* Whether a task that was to write some of it has failed or was skipped, and nothing has written
- * there since. */
+/* Whether a task that should have written a part of the storage failed or was skipped, and no task
+ * has written that part since. */
 MS_API bool ms_storage_spoiled(const ms_storage *storage);
 /* The last reads and writes of these bytes: the points to wait for before a write. */
 MS_API uint32_t ms_storage_users(const ms_storage *storage, size_t begin, size_t end,
@@ -392,26 +394,26 @@ MS_API uint32_t ms_storage_users(const ms_storage *storage, size_t begin, size_t
  * division into cells and parts, and its versions, so tensors and graphs that refer to it stay
  * valid, and a saved tensor still counts as unchanged.
  * - A task or a host call that touches a dropped storage fails when it is enqueued
- * (MS_ERROR_STATE), and the error names the owner.
- * - After a refill, each part is vacant until something writes there: reading a vacant part is such
- *   an error, too.
- * - A task that writes again what was there before counts its write with ms_storage_restore, which
- *   keeps the version where the source is unchanged.
- * - Memory goes back to the pool, or to the arena, that it came from, in stream order: a drop waits
- *   for nothing, and tasks that are enqueued already may still use the old memory. */
+ *   (MS_ERROR_STATE). The error names the owner.
+ * - After a refill, each part is vacant until something writes there. Reading a vacant part is the
+ *   same error.
+ * - A task that writes the former contents again counts its write with ms_storage_restore, which
+ *   keeps the version if the source is unchanged.
+ * - Memory returns to the pool or arena that it came from, in stream order: a drop waits for
+ *   nothing, and tasks that are already enqueued may still use the old memory. */
 
-/* Gives the memory back. `owner` says in errors who has dropped it: "unit \"layers.3\""; it is
- * copied. MS_ERROR_STATE if the storage is dropped already. Storages that are derived from it are
- * dropped as well. */
+/* Gives the memory back. Errors name `owner` as the one that dropped the storage: "unit
+ * \"layers.3\""; it is copied. MS_ERROR_STATE if the storage is dropped already. Storages that are
+ * derived from it are dropped as well. */
 MS_API ms_status ms_storage_drop(ms_storage *storage, const char *owner);
-/* Takes memory again, perhaps elsewhere, usable on `stream` at once; a task on another stream waits
- * for the former users of that memory. MS_ERROR_STATE if the storage is not dropped; after
- * MS_ERROR_MEMORY it still is. */
+/* Allocates memory again, perhaps at another address, usable on `stream` at once; a task on another
+ * stream waits for the former users of that memory. MS_ERROR_STATE if the storage is not dropped;
+ * after MS_ERROR_MEMORY it still is. */
 MS_API ms_status ms_storage_refill(ms_storage *storage, ms_stream *stream);
 MS_API bool ms_storage_is_dropped(const ms_storage *storage);
 /* Whether a part that these bytes lie in was not written since the refill. */
 MS_API bool ms_storage_is_vacant(const ms_storage *storage, size_t begin, size_t end);
-/* A storage that has no memory from the start, until it is refilled, if ever: one on "meta". */
+/* A storage on "meta": it has no memory until it is refilled, if it ever is. */
 MS_API ms_status ms_storage_new_meta(ms_engine *engine, size_t bytes, ms_storage **out);
 /* Whether it was made so and never had memory. */
 MS_API bool ms_storage_is_meta(const ms_storage *storage);
@@ -419,8 +421,8 @@ MS_API bool ms_storage_is_meta(const ms_storage *storage);
  * [source_begin, source_end) of `source` alone. The version of a part stays as it is if the same
  * bytes of the same source restored the whole part before, and neither they nor the part have been
  * written since. Otherwise the restore counts as a write; the error of a version check then names
- * the last write of the source. Whatever is restored from several sources, or by halves of a part,
- * counts as written. */
+ * the last write of the source. A part that is restored from several sources, or in pieces, counts
+ * as written. */
 MS_API void ms_storage_restore(ms_storage *storage, size_t begin, size_t end,
                                const ms_storage *source, size_t source_begin, size_t source_end,
                                const char *task);
@@ -430,11 +432,12 @@ MS_API ms_status ms_storage_check(const ms_storage *storage, size_t begin, size_
                                   const char *task);
 /* For storages whose contents are computed from `origin` alone: dropping the origin drops this one
  * as well, with the same owner, unless it is dropped already. Neither retains the other; the tie
- * ends when one of them goes. `how` belongs to the storage from now on, for whoever computes it
- * again; free_how gets it back at the end. A storage has one origin for good. */
+ * ends when one of them is freed. The storage takes over `how`, which tells the code that computes
+ * the contents again what to do; free_how receives it when the storage is freed. The origin of a
+ * storage never changes. */
 MS_API void ms_storage_derive(ms_storage *storage, ms_storage *origin, void *how,
                               void (*free_how)(void *how));
-/* NULL if it has none, or the origin is gone. *how may be NULL. */
+/* NULL if it has none, or the origin was freed. how may be NULL. */
 MS_API ms_storage *ms_storage_origin(const ms_storage *storage, void **how);
 
 /* What a task needs to know of a tensor's memory before it is enqueued. 0: nothing special. */
@@ -447,10 +450,10 @@ enum {
 MS_API uint32_t ms_storage_access(ms_storage *storage, size_t begin, size_t end, uint8_t mode,
                                   ms_access *out);
 
-/* A second pool over memory that the caller has brought, `bytes` of address space at base; commit
- * makes a range of it usable and answers 0 or -errno. Its storages count as any other in
- * ms_engine_memory. Free it after them, before its memory. MS_ERROR_UNSUPPORTED where the device
- * cannot use memory of the host. */
+/* A second pool over memory of the caller: `bytes` of address space at base. commit makes a range
+ * of it usable and answers 0 or -errno. ms_engine_memory counts its storages as any other. Free the
+ * arena after its storages and before its memory. MS_ERROR_UNSUPPORTED where the device cannot use
+ * memory of the host. */
 typedef struct ms_arena ms_arena;
 typedef int (*ms_commit_function)(void *user, void *address, uint64_t bytes);
 MS_API ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes,
@@ -465,12 +468,12 @@ typedef struct ms_memory {
 } ms_memory;
 MS_API ms_memory ms_engine_memory(const ms_engine *engine);
 MS_API void ms_engine_reset_peak(ms_engine *engine);
-/* Puts an earlier peak back, so that a measurement on the way leaves no trace in it; never below
- * what is live. */
+/* Sets the peak back to an earlier value, so that a measurement in between does not change it;
+ * never below the live bytes. */
 MS_API void ms_engine_set_peak(ms_engine *engine, uint64_t bytes);
-/* Whether live memory has passed a mark, so that a host with garbage collection should collect and
- * drop its handles now; relieved moves the mark to half above what is live then (64 MiB at least).
- * Both depend on the order of host calls only. */
+/* under_pressure: whether live memory has passed a mark, so that a host with garbage collection
+ * should collect and drop its handles now. relieved: moves the mark to 1.5 times the bytes that are
+ * live then (at least 64 MiB). Both depend on the order of host calls only. */
 MS_API bool ms_engine_under_pressure(const ms_engine *engine);
 MS_API void ms_engine_relieved(ms_engine *engine);
 
@@ -497,8 +500,8 @@ MS_API ms_point ms_future_point(const ms_future *future);
 MS_API ms_status ms_future_value(ms_future *future, ms_stream *stream, void **borrowed);
 MS_API ms_status ms_future_sync(ms_future *future, void **borrowed); /* blocks */
 
-/* At most `count` acquisitions and `bytes` in all between acquire and the release's point: past
- * that the stream waits for the oldest. */
+/* Limits what is in flight: at most `count` acquisitions, of `bytes` in total, between acquire and
+ * the point of their release. Beyond that, acquire makes the stream wait for the oldest one. */
 MS_API ms_status ms_inflight_new(ms_engine *engine, const char *name, uint32_t count,
                                  uint64_t bytes, ms_inflight **out);
 MS_API void ms_inflight_free(ms_inflight *inflight);
@@ -520,10 +523,10 @@ typedef struct ms_trace_record {
 
 MS_API ms_status ms_trace_start(ms_engine *engine); /* drops what was recorded before */
 MS_API ms_status ms_trace_stop(ms_engine *engine);  /* blocks; keeps the records */
-/* What follows belongs to this step; -1: to none. */
+/* Records from now on belong to this step; -1: to none. */
 MS_API void ms_trace_step(ms_engine *engine, int64_t step);
-/* What follows is for this: "bucket 3: cast". Returns the id of the label before, for
- * ms_trace_relabel. Without a trace nothing happens, and no text is made. */
+/* Records from now on carry this label: "bucket 3: cast". Returns the id of the former label, for
+ * ms_trace_relabel. While no trace is recorded, it does nothing and formats no text. */
 MS_API uint32_t ms_trace_label(ms_engine *engine, const char *format, ...) MS_PRINTF(2, 3);
 MS_API void ms_trace_relabel(ms_engine *engine, uint32_t label);
 MS_API size_t ms_trace_count(const ms_engine *engine);

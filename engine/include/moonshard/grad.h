@@ -1,26 +1,28 @@
-/* moonshard/grad.h: the tape: operators that remember how their result came about, and backward.
+/* moonshard/grad.h: the tape, which records operators, and backward, which computes gradients from
+ * it.
  *
  * Invariants
- * - ms_apply is ms_op_apply plus a node for each call whose result needs a gradient. Nodes are
- *   dropped with their last tensor; neither that nor backward recurses, so graphs may be of any
+ * - ms_apply is ms_op_apply plus a node for each call whose result needs a gradient. A node is
+ *   freed with its last tensor. Neither freeing nor backward recurses, so graphs may be of any
  *   depth.
- * - backward visits nodes in reverse order of their making; a parameter's gradient is complete
- *   before its hooks run, once a backward. The order of additions is fixed by the graph, so
+ * - backward visits nodes in reverse order of their creation. A parameter's hooks run once in a
+ *   backward, when its gradient is complete. The order of additions is fixed by the graph, so
  *   gradients repeat bit for bit.
  * - What forward saved must be what backward reads. Saved tensors are checked twice: all of them
  *   before anything runs, and those of a node again right before that node runs, after its hooks. A
  *   tensor that was written since it was saved is an error that names the node and the write.
- * - What must write a parameter while a backward runs (an optimizer's early step) asks for it with
- *   ms_backward_when_unread, and writes after the last node that saved the parameter's values.
- * - A write in place that is recorded becomes part of the written tensor's history only. Others
- *   that share its memory and were made before know nothing of it: to record a use of one, or to go
- *   backward from it, is an error. Views taken behind the write are right.
- * - A recomputed function gives gradients also to what it holds beside its inputs; it must use the
- *   same things each time it runs. Parameters that it reads without needing their gradients
- *   (detached ones) are checked as saved tensors are; other memory that it holds (buffers) it may
- *   write itself.
- * - A hook may go backward through another graph, not through what the running backward goes
- *   through.
+ * - Code that must write a parameter while a backward runs (an optimizer's early step) registers
+ *   the write with ms_backward_when_unread. The write then happens after the last node that saved
+ *   the parameter's values has run.
+ * - A write in place that is recorded becomes part of the written tensor's history only. Tensors
+ *   that share its memory and were made before the write do not have the write in their history:
+ *   recording a use of one, or running backward from one, is an error. Views that are taken after
+ *   the write are correct.
+ * - A recomputed function gives gradients also to tensors that it captures besides its inputs; it
+ *   must use the same tensors in every run. Parameters that it reads without needing their
+ *   gradients (detached ones) are checked as saved tensors are. The function may write other memory
+ *   that it captures (buffers).
+ * - A hook may run backward through another graph, but not through a node of the running backward.
  * - Without retain_graph backward frees what it has used, node by node; a second backward through
  *   it is an error that names both lines.
  * - Backward records nothing: gradients of gradients are not supported, and asking for one is an
@@ -51,25 +53,26 @@ MS_API ms_status ms_tensor_set_requires_grad(ms_tensor *tensor, bool yes);
 MS_API ms_tensor *ms_tensor_grad(const ms_tensor *tensor); /* borrowed, or NULL */
 /* NULL removes it; else it must have the leaf's shape and dtype. Retained. */
 MS_API ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient);
-/* Where backward puts the leaf's gradient when it has none: a contiguous tensor of the leaf's shape
- * and dtype, which is then its gradient, whatever it held. Linear layers, products of matrices,
- * embeddings and norms write it there themselves, at any moment of backward, unless hooks see it
- * first, a recomputed function uses the leaf, or that memory may still be read; other gradients are
- * copied. Retained; NULL: wherever backward made it. Removing the gradient leaves the home. */
+/* Sets the home of the leaf's gradient, its destination buffer: a contiguous tensor of the leaf's
+ * shape and dtype. If the leaf has no gradient, backward overwrites the home, which then is the
+ * gradient. Linear layers, matrix products, embeddings and norms write their gradient into the home
+ * directly, at any moment of backward, unless hooks see the gradient first, a recomputed function
+ * uses the leaf, or that memory may still be read. Other gradients are copied there. Retained.
+ * NULL: the gradient stays where backward made it. Removing the gradient keeps the home. */
 MS_API ms_status ms_tensor_set_grad_home(ms_tensor *leaf, ms_tensor *home);
 
-/* Moves float leaves into one storage, each behind the one before, and gives it as a 1-D tensor
- * that they are then contiguous views of: what is written there is their value. Nothing moves if
- * they lie so already. Views made of them before, and graphs recorded before, keep the old memory.
- * MS_ERROR_ARGUMENT for mixed dtypes, no leaves, a leaf twice or one whose gradient has a home (a
- * reducer's); then nothing has changed. *flat is owned. */
+/* Moves float leaves into one storage, one after another, and returns the storage as a 1-D tensor.
+ * The leaves are then contiguous views of this tensor: writing it changes their values. Nothing
+ * moves if they already lie in this order. Views and graphs that were made before keep the old
+ * memory. MS_ERROR_ARGUMENT, and nothing has changed, for mixed dtypes, no leaves, a leaf that
+ * occurs twice, and a leaf whose gradient has a home (a reducer's). *flat is owned. */
 MS_API ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count,
                             ms_tensor **flat);
 
-/* All values of these tensors (of one dtype, at least one tensor), each tensor's after those of the
- * one before, as a new 1-D tensor; parts[i] is a view of it in the shape of tensors[i]. Recorded if
- * recording is on and one of them requires a gradient: then whole and parts have gradients. On
- * failure nothing is owned. */
+/* Copies the values of these tensors (at least one, all of one dtype), one tensor after another,
+ * into a new 1-D tensor *whole; parts[i] is a view of it in the shape of tensors[i]. Recorded if
+ * recording is on and one of them requires a gradient: then whole and parts have gradients. The
+ * caller owns whole and parts. On failure there is nothing to release. */
 MS_API ms_status ms_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
                          ms_tensor **whole, ms_tensor **parts);
 
@@ -78,27 +81,27 @@ MS_API ms_status ms_pack(ms_engine *engine, ms_tensor *const *tensors, uint32_t 
 MS_API ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots,
                              ms_tensor *const *gradients, uint32_t count, bool retain_graph);
 
-/* Called with the whole gradient of `tensor` in a backward, before it is used further; may put an
- * owned replacement of the same shape and dtype into *replacement. For a leaf: before it is added
- * up. */
+/* Called with the complete gradient of `tensor` in a backward, before backward uses it further; of
+ * a leaf, before it is added to the leaf's grad. The function may put an owned replacement of the
+ * same shape and dtype into *replacement. */
 typedef ms_status (*ms_gradient_function)(void *user, ms_tensor *gradient, ms_tensor **replacement);
-/* Called after the leaf's gradient was added up. */
+/* Called after the gradient of this backward was added to the leaf's grad. */
 typedef ms_status (*ms_accumulated_function)(void *user, ms_tensor *leaf);
-/* free (may be NULL) is called with user when the hook is removed or its graph goes. ids are unique
- * in an engine, from 1. */
+/* free_user (may be NULL) is called with user when the hook is removed or its graph is freed. ids
+ * are unique in an engine, from 1. */
 MS_API ms_status ms_tensor_on_gradient(ms_tensor *tensor, ms_gradient_function f, void *user,
                                        void (*free_user)(void *), uint64_t *id);
 MS_API ms_status ms_tensor_on_accumulated(ms_tensor *leaf, ms_accumulated_function f, void *user,
                                           void (*free_user)(void *), uint64_t *id);
-/* Nothing happens if it is gone already. */
+/* Does nothing if the hook was removed before. */
 MS_API void ms_tensor_remove_hook(ms_tensor *tensor, uint64_t id);
 
 /* For hooks: f is called once, on the host, when the outermost backward that runs has finished; in
- * order of registration, and not if it fails. What f returns is what that backward returns.
- * MS_ERROR_STATE if none runs. */
+ * order of registration, and not if that backward fails. If f returns an error, that backward
+ * returns it. MS_ERROR_STATE if no backward runs. */
 MS_API ms_status ms_backward_at_end(ms_engine *engine, ms_status (*f)(void *user), void *user);
 /* For hooks that write tensors: f is called once, on the host, when no node that a running backward
- * still has to run reads the memory of these tensors: at once if there is none such, else right
+ * still has to run reads the memory of these tensors: at once if there is no such node, else right
  * after the last of them has run. Calls that wait are made in the order in which they were
  * registered; the current stream is that of backward. The error that f returns ends the backward.
  * If the backward fails, f is not called. free_user (may be NULL) is called after f, or instead of
@@ -139,10 +142,11 @@ MS_API ms_status ms_record(ms_engine *engine, const ms_function *f, void *user,
                            ms_tensor *const *inputs, uint32_t input_count,
                            ms_tensor *const *outputs, uint32_t output_count);
 
-/* f(user, inputs) -> outputs (owned, *count of them, at most MS_RECOMPUTE_OUTPUTS), run now without
- * a tape and again in backward, with the same random numbers; nothing in between is kept. done (may
- * be NULL) is called when what a run made on its way is not needed any more: behind the first run,
- * and behind backward through what a later one recorded. user is freed with the graph. */
+/* Runs f(user, inputs) -> outputs (owned, *count of them, at most MS_RECOMPUTE_OUTPUTS) now without
+ * a tape, and again in backward, with the same random numbers; intermediate results are not kept.
+ * done (may be NULL) is called when the intermediate results of a run are no longer needed: after
+ * the first run, and after backward through the record of a later run. free_user is called with
+ * user when the graph is freed. */
 #define MS_RECOMPUTE_OUTPUTS 8
 typedef ms_status (*ms_recompute_function)(void *user, ms_tensor *const *inputs,
                                            uint32_t input_count, ms_tensor **outputs,

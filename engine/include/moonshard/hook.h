@@ -36,7 +36,7 @@ typedef enum ms_bucket_kind {
 } ms_bucket_kind;
 MS_API const char *ms_bucket_kind_name(ms_bucket_kind kind); /* "all_reduce" ... */
 
-/* What ddp (later fsdp) fills in and owns; links read it. */
+/* A bucket as links see it. ddp (later fsdp) fills it in and owns it. */
 typedef struct ms_bucket {
     ms_engine *engine;
     ms_group *group;             /* all ranks whose gradients are summed */
@@ -108,13 +108,14 @@ MS_API bool ms_bucket_loss_is_known(const ms_bucket *bucket);
 MS_API ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor **out);
 /* How many shards the bucket has, and which of them is this rank's; for all_reduce 1 and 0. */
 MS_API uint32_t ms_bucket_shards(const ms_bucket *bucket, uint32_t *own);
-/* The number of elements that belong to gradients; what the buffer has beyond is padding. */
+/* The number of elements that belong to gradients; the rest of the buffer is padding. */
 MS_API int64_t ms_bucket_numbers(const ms_bucket *bucket);
 /* This rank's part of a contiguous tensor with the buffer's length, 1-D, owned; for all_reduce the
  * tensor itself. MS_ERROR_ARGUMENT for another length. */
 MS_API ms_status ms_bucket_shard(ms_bucket *bucket, ms_tensor *full, ms_tensor **out);
-/* MS_ERROR_ARGUMENT unless a chain may return it: of the shard's length and the gradients' dtype,
- * contiguous, of this engine. hook: the name of the hook for the message, or NULL. */
+/* Checks that a chain may return the tensor: it must have the shard's length and the gradients'
+ * dtype, be contiguous and belong to this engine. Otherwise MS_ERROR_ARGUMENT. hook: the name of
+ * the hook for the message, or NULL. */
 MS_API ms_status ms_bucket_check_result(const ms_bucket *bucket, const char *hook,
                                         const ms_tensor *result);
 
@@ -146,8 +147,8 @@ MS_API ms_status ms_link_state_shared(ms_link_state *state, const char *name, in
 /* How many iterations the link has run, as the link itself counts them. */
 MS_API int64_t ms_link_state_iteration(const ms_link_state *state);
 MS_API void ms_link_state_set_iteration(ms_link_state *state, int64_t iteration);
-/* Of a link that compresses: how many numbers it was given since it was made, and how many were
- * sent for them; not saved. */
+/* For a link that compresses: the count of numbers that it has received since it was made, and of
+ * the numbers that were sent in their place. Not saved in checkpoints. */
 typedef struct ms_link_compression {
     uint64_t before, after;
 } ms_link_compression;
@@ -233,7 +234,7 @@ typedef struct ms_link_option {
     ms_option_type type;
     size_t offset;
     const char *const *choices; /* ends with NULL */
-    const char *required;       /* the message's end where it is missing; NULL: it has a default */
+    const char *required; /* end of the message if the option is missing; NULL: it has a default */
 } ms_link_option;
 
 typedef struct ms_link_kind ms_link_kind;
@@ -271,10 +272,11 @@ struct ms_link_kind {
     /* Where it works, and the reason for the other places. */
     uint32_t places;
     const char *reason;
-    /* Why error_feedback may not stand before it, as what to do instead; NULL: it may. */
+    /* If error_feedback may not come before this link: the end of the message, which says what to
+     * do instead. NULL: it may. */
     const char *no_feedback;
     bool has_state;
-    bool one_model;    /* its state counts passes or belongs to a pass as a whole */
+    bool one_model;    /* its state counts passes or belongs to a whole pass: one model only */
     bool needs_floats; /* the buffer must have one float for each number of the gradients */
     bool keeps_result; /* decode returns `reduced` with the same values */
     bool can_round;    /* a reduction that rounds to bucket->travels by itself */
@@ -284,12 +286,12 @@ struct ms_link_kind {
 /* Kind `index` of the table; NULL past the last. */
 MS_API const ms_link_kind *ms_link_kind_get(uint32_t index);
 MS_API const ms_link_kind *ms_link_find(const char *name); /* NULL if there is none */
-/* The link's result for a bucket is final only after the iteration's last bucket (clip with the
- * global scope), so no step may use it before. */
+/* Whether the link's result for a bucket is final only after the iteration's last bucket, so that
+ * no step may use it before (clip with the global scope). */
 MS_API bool ms_link_is_whole(const ms_link *link);
-/* Two models would overwrite each other's state. */
+/* Whether two models that use the link would overwrite each other's state. */
 MS_API bool ms_link_is_of_one_model(const ms_link *link);
-/* Its state "bad" says after the last bucket that optimizers are to skip the step. */
+/* Whether the link's state "bad" tells optimizers, after the last bucket, to skip the step. */
 MS_API bool ms_link_skips_steps(const ms_link *link);
 
 /* ------------------------------------------------------------------- chains */
@@ -299,8 +301,8 @@ MS_API bool ms_link_skips_steps(const ms_link *link);
  * and exactly the last one reduces; a reduction may be followed by its options.between links. */
 MS_API ms_status ms_chain_check(ms_engine *engine, ms_bucket_kind kind, const ms_link *links,
                                 uint32_t count);
-/* Checks and copies; states are retained, and made where a kind has one and none is given. Drop
- * what was taken. */
+/* take: checks the links and copies them. States are retained; a link whose kind has a state and
+ * that brings none gets a new one. drop: releases what take took. */
 MS_API ms_status ms_chain_take(ms_engine *engine, ms_bucket_kind kind, const ms_link *links,
                                uint32_t count, ms_link *taken);
 MS_API void ms_chain_drop(ms_link *taken, uint32_t count);
@@ -308,8 +310,9 @@ MS_API ms_status ms_chain_run(const ms_link *links, uint32_t count, ms_bucket *b
                               ms_tensor **result);
 
 /* For hosts that run a chain themselves. begin and end: what ms_chain_run does before its first and
- * after its last link; end takes what begin returned. The others run one native link and check what
- * its kind demands of the bucket; ms_link_run_decode needs a kind with decode. */
+ * after its last link; end gets the value that begin returned. The other functions run one native
+ * link and check what its kind demands of the bucket; ms_link_run_decode needs a kind with
+ * decode. */
 MS_API ms_dtype ms_chain_begin(ms_bucket *bucket);
 MS_API void ms_chain_end(ms_bucket *bucket, ms_dtype autocast);
 MS_API ms_status ms_link_run_encode(const ms_link *link, ms_bucket *bucket);
@@ -318,9 +321,9 @@ MS_API ms_status ms_link_run_decode(const ms_link *link, ms_bucket *bucket, ms_t
 MS_API ms_status ms_link_run_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out);
 
 /* The two halves of reduce on a hybrid bucket. open reduces the buffer over the shard group;
- * between->bucket is then this rank's shard, an all_reduce bucket of the ranks that hold it, whose
- * divisor makes the mean that of all ranks. close, with the result of the chain that reduced it,
- * checks it and reports to error feedback what that chain lost. drop frees (NULL is allowed). */
+ * between->bucket is then this rank's shard: an all_reduce bucket of the ranks that hold it, with
+ * the divisor that gives the mean over all ranks. close checks the result of the chain that reduced
+ * it, and reports to error feedback what that chain lost. drop frees it (NULL is allowed). */
 typedef struct ms_between {
     ms_bucket bucket;
     ms_bucket *of;
@@ -361,8 +364,8 @@ typedef struct ms_link_stats {
     uint64_t exposed_ns; /* the part of ns in which the model's stream waited */
 } ms_link_stats;
 
-/* When the last gradient of a bucket was there, since forward's end (since its begin where its end
- * is not noted), and how long its reduction took, links included. */
+/* The time from the end of forward (from its beginning, if its end is not marked) to the last
+ * gradient of the bucket, and the time of the bucket's reduction, links included. */
 typedef struct ms_bucket_times {
     uint64_t ready_ns, reduce_ns;
 } ms_bucket_times;

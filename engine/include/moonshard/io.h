@@ -1,16 +1,16 @@
 /* moonshard/io.h: files, safetensors, data sets and their loaders, checkpoints.
  *
  * Invariants
- * - A file that is written appears as a whole or not at all: data go to a temporary name beside it,
- *   are synced, and are renamed. After a failed sync nothing is retried: the data may be lost
- *   although a second sync would succeed.
- * - What is read is hostile: sizes are checked before they are used, nothing is executed, names in
- *   files are never used as paths, and nothing is mapped into memory (a mapped file that shrinks
+ * - A written file appears as a whole or not at all: data go to a temporary file in the same
+ *   folder, which is synced and then renamed. After a failed sync nothing is retried: the data may
+ *   be lost although a second sync would succeed.
+ * - Files are untrusted input: sizes are checked before they are used, nothing is executed, names
+ *   in files are never used as paths, and nothing is mapped into memory (a mapped file that shrinks
  *   would kill the process).
- * - Data sets hold their data in memory and never change. Which sample comes when is a function of
- *   (seed, epoch, position), so a loader's state is three numbers, at any world size.
- * - Functions take a context, not an engine, unless they touch tensors: they can run on threads of
- *   their own.
+ * - Data sets hold their data in memory and never change. The order of samples is a function of
+ *   (seed, epoch, position), so these three numbers restore a loader, at any world size.
+ * - Functions that touch no tensors take a context instead of an engine, so they can run on threads
+ *   of their own.
  * - Messages name the file and, where it applies, the tensor, the byte and the rule. */
 #ifndef MOONSHARD_IO_H
 #define MOONSHARD_IO_H
@@ -44,8 +44,9 @@ MS_API ms_status ms_file_append(ms_context *context, ms_file *file, const char *
                                 const void *data, size_t bytes);
 MS_API void ms_file_close(ms_context *context, ms_file *file); /* NULL is allowed */
 
-/* Makes the file if need be and locks it for as long as it stays open; its text then says who has
- * it. MS_ERROR_DENIED names the other. */
+/* Opens the file, creates it if it does not exist, and locks it for as long as it stays open. Its
+ * text then names the process that holds the lock. MS_ERROR_DENIED if another process holds it; the
+ * message names that process. */
 MS_API ms_status ms_file_lock(ms_context *context, const char *path, ms_file **out);
 
 /* A file that appears as a whole: write in any order, then commit. Freed without a commit, it
@@ -66,7 +67,7 @@ MS_API ms_status ms_names_add(ms_context *context, ms_names *names, const char *
 MS_API void ms_names_sort(ms_names *names);                      /* by bytes */
 MS_API void ms_names_free(ms_context *context, ms_names *names); /* leaves it empty */
 
-/* With its parents; being there already is success. */
+/* Makes the folder and its parents. An existing folder is success. */
 MS_API ms_status ms_folder_make(ms_context *context, const char *path);
 /* Adds the names in the folder, sorted. */
 MS_API ms_status ms_folder_list(ms_context *context, const char *path, ms_names *out);
@@ -87,10 +88,10 @@ MS_API ms_status ms_folder_rename(ms_context *context, const char *from, const c
 /* A tensor of a file. Strings and shape live as long as the reader. */
 typedef struct ms_safetensors_entry {
     const char *name;
-    const char *dtype_name; /* in our words: "f32", also of those that we cannot load ("f64") */
+    const char *dtype_name; /* "f32"; also of dtypes that the engine does not have ("f64") */
     const int64_t *shape;
     uint32_t dims;
-    bool supported; /* dtype is one of ours and dims <= MS_DIMS_MAX */
+    bool supported; /* the engine has the dtype, and dims <= MS_DIMS_MAX */
     ms_dtype dtype;
     uint64_t offset, bytes; /* in the file */
 } ms_safetensors_entry;
@@ -164,8 +165,8 @@ MS_API ms_dataset *ms_dataset_retain(ms_dataset *dataset);
 MS_API void ms_dataset_release(ms_dataset *dataset);        /* NULL is allowed */
 MS_API uint64_t ms_dataset_size(const ms_dataset *dataset); /* tokens or images */
 MS_API bool ms_dataset_has_tokens(const ms_dataset *dataset);
-/* The first floor(fraction * size), and the rest; both share the data. fraction within 0 and 1; a
- * decimal one counts as what was written: 0.29 of 100 are 29. */
+/* The first floor(fraction * size), and the rest; both share the data. fraction is within 0 and 1.
+ * A decimal fraction has its exact decimal value: 0.29 of 100 are 29. */
 MS_API ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double fraction,
                                   ms_dataset **first, ms_dataset **rest);
 
@@ -177,8 +178,8 @@ typedef struct ms_loader_options {
     uint32_t rank, ranks; /* ranks 0: 1 */
 } ms_loader_options;
 
-/* seed, and how many samples of the epoch all ranks together have been given; samples: of an epoch,
- * to recognise other data. */
+/* position: how many samples of the epoch all ranks together have been given. samples: the number
+ * of samples in an epoch, by which a state of other data is recognised. */
 typedef struct ms_loader_state {
     uint64_t seed, epoch, position, samples;
 } ms_loader_state;
@@ -202,26 +203,28 @@ MS_API void ms_loader_free(ms_loader *loader); /* NULL is allowed */
 MS_API uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype *dtype,
                                 int64_t shape[3]);
 MS_API uint32_t ms_loader_rows(const ms_loader *loader); /* of one rank in a full batch */
-/* The next batch, endlessly: after an epoch's last sample comes the next epoch's first. Valid until
- * the next call on this loader. A thread that starts with the first call has prepared it. */
+/* The next batch, without end: after an epoch's last sample comes the next epoch's first. It is
+ * valid until the next call on this loader. A thread, started by the first call, prepares
+ * batches. */
 MS_API ms_status ms_loader_next(ms_context *context, ms_loader *loader, ms_batch *out);
-/* MS_ERROR_ARGUMENT if there are fewer samples than ranks: ms_loader_batch would give every rank
- * nothing. */
+/* MS_ERROR_ARGUMENT if there are fewer samples than ranks: ms_loader_batch would then give no rank
+ * a sample. */
 MS_API ms_status ms_loader_check_pass(ms_context *context, const ms_loader *loader);
-/* Batch `index` of epoch 0 into memory of the caller (x_bytes and y_bytes tell how much there is),
- * whatever `next` has done. The last one may be shorter; past it rows is 0. */
+/* Writes batch `index` of epoch 0 into memory of the caller (x_bytes and y_bytes: its size),
+ * independent of ms_loader_next. The last batch may be shorter; past it rows is 0. */
 MS_API ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t index,
                                  ms_batch *out);
-/* What has been handed out by ms_loader_next, not what has been read ahead. */
+/* The state after the last batch that ms_loader_next returned; batches that were read ahead do not
+ * count. */
 MS_API ms_loader_state ms_loader_get_state(const ms_loader *loader);
-/* Goes on from there. MS_ERROR_MISMATCH, and no change, if it is the state of other data or of
- * another length. */
+/* The next batch is the one that follows this state. MS_ERROR_MISMATCH, and no change, if it is the
+ * state of other data or of another length. */
 MS_API ms_status ms_loader_set_state(ms_context *context, ms_loader *loader, ms_loader_state state);
 
 /* -------------------------------------------------------------- checkpoints */
 
-/* Values of tensors at one moment, in host memory, so that they can be written while training goes
- * on. */
+/* Values of tensors at one moment, in host memory, so that they can be written while training
+ * continues. */
 typedef struct ms_snapshot ms_snapshot;
 /* Blocks until each tensor has its value. */
 MS_API ms_status ms_snapshot_new(ms_engine *engine, const char *const *names,
@@ -239,12 +242,11 @@ MS_API void ms_snapshot_free(ms_snapshot *snapshot); /* NULL is allowed */
 MS_API ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot,
                                      const char *folder, const char *name, const void *manifest,
                                      size_t bytes);
-/* Puts back what a crash in the middle of a replacement has left under its other name, and removes
- * temporary folders. */
+/* Restores a checkpoint that a crash during its replacement has left under its temporary name, and
+ * removes temporary folders. */
 MS_API ms_status ms_checkpoint_sweep(ms_context *context, const char *folder);
 
-/* Takes away folder/name so that a crash leaves all of it or nothing that looks like a
- * checkpoint. */
+/* Removes folder/name. A crash leaves the whole checkpoint, or nothing that looks like one. */
 MS_API ms_status ms_checkpoint_remove(ms_context *context, const char *folder, const char *name);
 /* Renames folder/name to folder/to, durably. folder/to must not exist, or be an empty folder. */
 MS_API ms_status ms_checkpoint_rename(ms_context *context, const char *folder, const char *name,
@@ -258,7 +260,7 @@ MS_API ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot,
                                      ms_checkpoint_job **out);
 /* Whether the thread has ended its work, so that ms_checkpoint_wait does not block for long. */
 MS_API bool ms_checkpoint_is_done(const ms_checkpoint_job *job);
-/* Blocks until it is written, frees the job and returns how it went. */
+/* Blocks until the checkpoint is written, frees the job, and returns the status of the write. */
 MS_API ms_status ms_checkpoint_wait(ms_context *context, ms_checkpoint_job *job);
 
 #ifdef __cplusplus

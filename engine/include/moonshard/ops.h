@@ -101,7 +101,7 @@ extern "C" {
     O(scatter_add)     /* equal indices add in order of position */ \
     \
     /* matmul.c */ \
-    /* [..., m, k] [..., k, n]; batch dimensions broadcast; 1-D as in the field's libraries; \
+    /* [..., m, k] [..., k, n]; batch dimensions broadcast; 1-D operands as in NumPy; \
      * any strides; float, result of the operands' dtype */ \
     O(matmul) \
     /* x [..., in], weight [out, in], bias [out] or absent; linear.activation */ \

@@ -4,8 +4,8 @@
  * Invariants
  * - A step is one task on the engine's current stream. It computes in f32 whatever the dtypes of
  *   parameter and gradient.
- * - The count of steps lies on the device, in the state: where `only_if` is false nothing changes,
- *   not even the count.
+ * - The count of steps is on the device, in the state: if `only_if` is false nothing changes, not
+ *   even the count.
  * - State tensors are f32 of the parameter's shape (contiguous), count is i64 []. The caller makes
  *   them, zero-filled but for those that ms_optimizer_state_start gives another value, and names
  *   them with ms_optimizer_state_name in checkpoints.
@@ -86,8 +86,8 @@ MS_API ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_s
 
 /* Scales all gradients in place so that their common p-norm (p > 0 or infinity) is at most max: by
  * min(1, max / (norm + 1e-6)). *norm: a new f32 [], the norm before; *bad (may be NULL): a new i64
- * [], the position of the first gradient with inf or nan, -1 if there is none. Memory of gradients
- * is written only if the norm is above max, which may be infinite. */
+ * [], the position of the first gradient with inf or nan, -1 if there is none. Gradients are
+ * written only if the norm is above max; max may be infinite. */
 MS_API ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t count,
                               double max, double p, ms_tensor **norm, ms_tensor **bad);
 /* Multiplies all gradients by `factor` (one f32) and sets *finite (new bool []) to whether all

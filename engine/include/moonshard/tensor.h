@@ -3,8 +3,8 @@
  * Invariants
  * - A tensor is a typed, strided window on a storage. Creating one enqueues nothing and its
  *   contents are undefined.
- * - All work on tensor memory is a task on the engine's current stream. The host never reads or
- *   writes tensor memory but through ms_tensor_read and ms_tensor_write.
+ * - All work on tensor memory is a task on the engine's current stream. The host reads and writes
+ *   tensor memory only through ms_tensor_read and ms_tensor_write.
  * - Dimensions and positions count from 0 in C (from 1 in Lua). Strides are in elements and may be
  *   0 (broadcast); never negative.
  * - Operators are objects: one const ms_op each, with forward and backward. ms_op_apply runs a
@@ -47,11 +47,11 @@ static inline bool ms_dtype_is_float(ms_dtype dtype) { return dtype <= MS_BF16; 
  * dimensions, negative sizes or overflow. */
 MS_API ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims,
                                const int64_t *shape, ms_tensor **out);
-/* While this is on, new tensors are on "meta": they have a shape and a dtype, and no memory. What
- * operators, backward and ms_flatten make is on "meta" exactly if what they get is, whatever this
- * says. An operator takes tensors on "meta" together with others only if the others are scalars.
- * Work that writes tensors on "meta" is not enqueued; what needs their values is an error
- * (MS_ERROR_STATE). Returns what it was. */
+/* While this is on, new tensors are on "meta": they have a shape and a dtype, and no memory.
+ * Results of operators, backward and ms_flatten are on "meta" exactly if their inputs are, whatever
+ * this setting is. An operator takes tensors on "meta" together with others only if the others are
+ * scalars. Work that writes tensors on "meta" is not enqueued; a call that needs their values is an
+ * error (MS_ERROR_STATE). Returns the former setting. */
 MS_API bool ms_engine_set_meta(ms_engine *engine, bool on);
 MS_API bool ms_engine_makes_meta(const ms_engine *engine);
 MS_API bool ms_tensor_is_meta(const ms_tensor *tensor);
@@ -100,7 +100,7 @@ MS_API ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes);
  * before. See ms_storage_restore. */
 MS_API ms_status ms_tensor_restore(ms_tensor *tensor, ms_tensor *source);
 
-/* A copy of a tensor's first element on its way to the host: enqueued now, read later. */
+/* A copy of a tensor's first element to the host, which is enqueued now and read later. */
 typedef struct ms_readback ms_readback;
 MS_API ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out);
 /* Blocks only until the copy is done. */
@@ -110,14 +110,20 @@ MS_API void ms_readback_free(ms_readback *readback);
 
 /* ------------------------------------------------------------------- codecs */
 
-/* How a row of n floats becomes bytes: it is cut into blocks; first stand the blocks' scales (f32,
- * as the machine stores them), then all codes, packed from the lowest bit on. A number is its
- * code's value times the scale. int8   -127 .. 127, scale max|x| / 127          int4  -7 .. 7,
- * stored + 8, scale max|x| / 7 fp8    1 sign, 4 exponent, 3 mantissa bits (bias 7, no infinity),
- * scale max|x| / 448 fp4    1, 2, 1 (bias 1: 0 .5 1 1.5 2 3 4 6), scale max|x| / 6 sign   1 bit,
- * set for x >= +0: +1 and -1, scale mean|x|; bare: without scales A block with an infinity or a NaN
- * decodes to NaN throughout (not bare ones); numbers count as 0 in a block whose greatest is below
- * 1e-35. The same bytes on every instruction set. */
+/* How a row of n floats is encoded as bytes. The row is cut into blocks. First come the blocks'
+ * scales (f32, in the machine's byte order), then all codes, packed from the lowest bit on. A
+ * number is its code's value times the scale of its block.
+ *
+ *   kind  code                                                            scale
+ *   int8  -127 .. 127                                                     max|x| / 127
+ *   int4  -7 .. 7, stored + 8                                             max|x| / 7
+ *   fp8   1 sign, 4 exponent, 3 mantissa bits (bias 7, no infinity)       max|x| / 448
+ *   fp4   1 sign, 2 exponent, 1 mantissa bit (bias 1: 0 .5 1 1.5 2 3 4 6) max|x| / 6
+ *   sign  1 bit, set for x >= +0: +1 and -1                               mean|x|; bare: none
+ *
+ * A block with an infinity or a NaN decodes to NaN in all its numbers (except with bare). In a
+ * block whose greatest absolute value is below 1e-35, all numbers count as 0. The bytes are the
+ * same on every instruction set. */
 typedef enum ms_codec_kind {
     MS_CODEC_INT8,
     MS_CODEC_INT4,
@@ -135,11 +141,15 @@ typedef struct ms_codec {
 MS_API int64_t ms_codec_bytes(const ms_codec *codec, int64_t n); /* of a row of n numbers */
 
 /* How rotary positions are stretched beyond the context that a model was trained with; zero-filled:
- * not at all. With f the frequency base^(-2j/width) of pair j in radians a position: linear  f /
- * factor llama3  with turns = original_context * f / (2 pi), the turns of this pair over the
- * original context: f / factor up to low turns, f from high turns on, and (1 - s) * f / factor + s
- * * f between, s = (turns - low) / (high - low) Both as in Hugging Face transformers,
- * modeling_rope_utils.py: _compute_linear_scaling_rope_parameters, _compute_llama3_parameters. */
+ * not at all. f is the frequency base^(-2j/width) of pair j, in radians per position.
+ *
+ *   linear  f / factor
+ *   llama3  With turns = original_context * f / (2 pi), the turns of this pair over the original
+ *           context: f / factor up to `low` turns, f from `high` turns on, and between them
+ *           (1 - s) * f / factor + s * f with s = (turns - low) / (high - low).
+ *
+ * Both are as in Hugging Face transformers, modeling_rope_utils.py:
+ * _compute_linear_scaling_rope_parameters and _compute_llama3_parameters. */
 typedef enum ms_rotary_kind { MS_ROTARY_PLAIN, MS_ROTARY_LINEAR, MS_ROTARY_LLAMA3 } ms_rotary_kind;
 typedef struct ms_rotary_scaling {
     ms_rotary_kind kind;
@@ -150,8 +160,8 @@ typedef struct ms_rotary_scaling {
 
 /* ---------------------------------------------------------------- operators */
 
-/* Parameters of an operator that are not tensors; zero-filled, then the members of its family are
- * set. */
+/* Parameters of an operator that are not tensors. Fill the union with zeros, then set the member of
+ * the operator's family. */
 typedef union ms_attributes {
     /* scalar forms (value), clamp (value = low), pow, factors, eps */
     struct {
@@ -250,14 +260,14 @@ MS_API const ms_op *ms_op_at(uint32_t index);     /* all operators, from 0; NULL
 
 /* Inside matrix products, linear and attention, f32 operands are computed in this dtype and
  * accumulated in f32; MS_F32: off. Attention does so only for bf16 on processors with a bf16 dot
- * product (avx512bf16), and works in f32 elsewhere; its softmax is f32 always. In bf16, what goes
- * into the activation of a linear operator is rounded to bf16, too. */
+ * product (avx512bf16), and works in f32 elsewhere; its softmax is f32 always. In bf16, the input
+ * of a linear operator's activation is rounded to bf16, too. */
 MS_API void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype);
 MS_API ms_dtype ms_engine_autocast(const ms_engine *engine);
-/* What computes matrix products: "oneDNN 2.6.3", "OpenBLAS" ... Static. */
+/* The library that computes matrix products: "oneDNN 2.6.3", "OpenBLAS" ... Static. */
 MS_API const char *ms_engine_blas(void);
-/* The best instruction set that it may use here, in its own words: "avx512_core_amx"; "" where it
- * does not tell. Static. */
+/* The best instruction set that this library may use here, under the library's own name:
+ * "avx512_core_amx"; "" if the library does not report it. Static. */
 MS_API const char *ms_engine_blas_isa(ms_engine *engine);
 
 /* Drops casts of weights that were kept for this step. */
