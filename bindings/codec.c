@@ -3,13 +3,15 @@
 
 #define MS_CODEC_TYPE "ms.Codec"
 
-/* As ms_codec_kind. */
+/* The names in Lua, in the order of ms_codec_kind: an index into this list is the kind. */
 static const char *const kinds[] = { "int8", "int4", "fp8", "fp4", "sign", NULL };
 
-/* The codec at 1. It is plain data, so it needs no __gc. */
+/* The codec at 1. It is plain data, so it needs no __gc. It holds no tensor either, so one codec
+ * may serve all links and streams. */
 static const ms_codec *check_codec(lua_State *L) { return luaL_checkudata(L, 1, MS_CODEC_TYPE); }
 
-/* The options of codec() at index 2, which is a table. */
+/* The options of codec() at index 2, which is a table. `scale = false` gives a bare codec. The
+ * combinations that make no sense are refused by the caller, which knows the kind. */
 static void read_options(lua_State *L, ms_codec *out)
 {
     static const char *const keys[] = { "block", "rounding", "scale", NULL };
@@ -23,7 +25,9 @@ static void read_options(lua_State *L, ms_codec *out)
     lua_pop(L, 1);
 }
 
-/* core.codec(kind, { block = 256, rounding = "nearest" | "stochastic", scale = true }?) */
+/* core.codec(kind, { block = 256, rounding = "nearest" | "stochastic", scale = true }?) The block
+ * must be a multiple of 8 because the codes of a block begin at a byte, also where a code is one
+ * bit. */
 static int codec(lua_State *L)
 {
     ms_codec made = { .kind = (ms_codec_kind)ms_lua_choice(L, 1, kinds, "kind of codec"),
@@ -42,7 +46,10 @@ static int codec(lua_State *L)
     return 1;
 }
 
-/* codec:encode(t, { error = false }?) -> payload, with error also what the encoding loses */
+/* codec:encode(t, { error = false }?) -> payload, with error also what the encoding loses With
+ * stochastic rounding each rank draws its own numbers (ms_lua_own_draw): with the same draws on all
+ * ranks their rounding errors would add up in one direction instead of cancelling in the mean.
+ * */
 static int codec_encode(lua_State *L)
 {
     static const char *const keys[] = { "error", NULL };
@@ -61,7 +68,9 @@ static int codec_encode(lua_State *L)
     return ms_lua_apply_many(L, &ms_op_codec_encode, &attributes, &t, 1, error ? 2 : 1);
 }
 
-/* The most numbers that a row of so many bytes has, by halving. */
+/* The most numbers that a row of so many bytes has, by halving. ms_codec_bytes grows with n but has
+ * no simple inverse, since a block that has begun costs a whole scale. It is used for an error
+ * message only. */
 static int64_t numbers_in(const ms_codec *codec, int64_t bytes)
 {
     int64_t low = 0, high = 8 * bytes + 1;
@@ -74,7 +83,8 @@ static int64_t numbers_in(const ms_codec *codec, int64_t bytes)
 }
 
 /* codec:decode(payload, n), codec:decode_sum(payload, n): n numbers in each row. A count that does
- * not fit the payload is an error that says which one does. */
+ * not fit the payload is an error that says which one does. n must be given, because several counts
+ * of numbers can have the same bytes: a last byte may be filled in part. */
 static int decode_with(lua_State *L, const ms_op *op)
 {
     ms_lua_enter(L);
@@ -91,11 +101,14 @@ static int decode_with(lua_State *L, const ms_op *op)
     return ms_lua_apply_many(L, op, &attributes, &payload, 1, 1);
 }
 
-/* codec:decode(payload, n) -> tensor; codec:decode_sum(payload, n) -> the sum over the rows */
+/* codec:decode(payload, n) -> tensor; codec:decode_sum(payload, n) -> the sum over the rows
+ * decode_sum needs one pass over the payloads of all ranks and no f32 copy of each, so it is what
+ * compressed reductions use. */
 static int codec_decode(lua_State *L) { return decode_with(L, &ms_op_codec_decode); }
 static int codec_decode_sum(lua_State *L) { return decode_with(L, &ms_op_codec_decode_sum); }
 
-/* codec:bytes(n) -> the bytes of a row of n numbers */
+/* codec:bytes(n) -> the bytes of a row of n numbers. A recipe needs it to size the buffer that it
+ * sends; it reads no tensor, so planners may call it, too. */
 static int codec_bytes(lua_State *L)
 {
     const ms_codec *own = check_codec(L);
@@ -103,7 +116,8 @@ static int codec_bytes(lua_State *L)
     return 1;
 }
 
-/* __tostring */
+/* tostring(codec) -> its kind with the options that change the wire format, for the labels and
+ * messages of links. */
 static int codec_string(lua_State *L)
 {
     const ms_codec *own = check_codec(L);

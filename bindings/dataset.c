@@ -7,7 +7,9 @@
 #define DATASET "ms.Dataset"
 #define LOADER "ms.Loader"
 
-/* __gc and __close. Loaders retain their data set. */
+/* __gc and __close. A data set may hold gigabytes of host memory, which Lua's collector does not
+ * see: to close it with <close> or collectgarbage is what frees it in time. Loaders retain their
+ * data set, so closing it under a loader is harmless. */
 static int dataset_gc(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, DATASET);
@@ -16,11 +18,13 @@ static int dataset_gc(lua_State *L)
     return 0;
 }
 
-/* How files of one kind are read. */
+/* How files of one kind are read into a data set: bytes as they are, or token shards. */
 typedef ms_status (*read_function)(ms_context *context, const char *const *paths, uint32_t count,
                                    ms_dataset **out);
 
-/* Pushes the data set, or returns nil, message, code: files are the environment's. */
+/* Pushes the data set, or returns nil, message, code: files are the environment's. Reading blocks
+ * the host for as long as the disk needs and uses no engine; the other ranks read their own copy.
+ * */
 static int dataset_of_files(lua_State *L, read_function read)
 {
     uint32_t count = 0;
@@ -32,10 +36,12 @@ static int dataset_of_files(lua_State *L, read_function read)
     return 1;
 }
 
-/* core.dataset_bytes(paths), core.dataset_tokens(files), core.dataset_images(images, labels) */
+/* core.dataset_bytes(paths), core.dataset_tokens(files): both take a list of paths. They differ in
+ * how the bytes are read, and in the width of a token. */
 static int dataset_bytes(lua_State *L) { return dataset_of_files(L, ms_dataset_bytes); }
 static int dataset_tokens(lua_State *L) { return dataset_of_files(L, ms_dataset_tokens); }
 
+/* core.dataset_images(images, labels): the two idx files of MNIST, plain or compressed by gzip. */
 static int dataset_images(lua_State *L)
 {
     const char *images = ms_lua_path(L, 1, "the path of images"),
@@ -47,14 +53,16 @@ static int dataset_images(lua_State *L)
     return 1;
 }
 
-/* dataset:size() -> its length */
+/* dataset:size() -> its length: tokens, or images. A split counts its own part. */
 static int dataset_size(lua_State *L)
 {
     lua_pushinteger(L, (lua_Integer)ms_dataset_size(ms_lua_unbox(L, 1, DATASET)));
     return 1;
 }
 
-/* dataset:split(fraction) -> the first part, the rest */
+/* dataset:split(fraction) -> the first part, the rest Both share the data without a copy. The two
+ * boxes exist before the data sets do: an error in making the second would otherwise leak the
+ * first. */
 static int dataset_split(lua_State *L)
 {
     ms_dataset *dataset = ms_lua_unbox(L, 1, DATASET);
@@ -70,7 +78,8 @@ static int dataset_split(lua_State *L)
 
 /* ------------------------------------------------------------------ loaders */
 
-/* Joins the loader's thread, which ends as soon as the batch in its hands is filled. */
+/* Joins the loader's thread, which ends as soon as the batch in its hands is filled. The wait is at
+ * most the time to fill one batch, so a finalizer may do it; it releases no tensor. */
 static int loader_gc(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, LOADER);
@@ -80,7 +89,9 @@ static int loader_gc(lua_State *L)
 }
 
 /* core.loader(dataset, options): the options of dataset:loader in meta.lua, with rank and ranks
- * instead of a group */
+ * instead of a group The default seed is the engine's, so that ms.seed decides about the order of
+ * samples, too. It must be equal on all ranks, which cut each batch among themselves: with
+ * different seeds they would repeat some samples and never see others. */
 static int loader_new(lua_State *L)
 {
     static const char *const keys[] = {
@@ -108,7 +119,9 @@ static int loader_new(lua_State *L)
     return 1;
 }
 
-/* New tensors for x and y of that many rows, in handles that are on the stack already. */
+/* New tensors for x and y of that many rows. Their handles are on the stack already, so that
+ * nothing raises between here and push_pair. y has x's shape for tokens and one class for each row
+ * of images. */
 static ms_status make_pair(ms_engine *engine, const ms_loader *loader, uint32_t rows,
                            ms_tensor *out[2])
 {
@@ -128,7 +141,8 @@ static ms_status make_pair(ms_engine *engine, const ms_loader *loader, uint32_t 
 }
 
 /* Writes the batch into the tensors and fills the handles; on a failure it releases the tensors and
- * raises. */
+ * raises. The write copies from host memory that the loader, or the iterator, uses again for the
+ * next batch. */
 static void push_pair(lua_State *L, ms_handle *x, ms_handle *y, ms_tensor *const pair[2],
                       const ms_batch *batch, ms_status status)
 {
@@ -143,7 +157,8 @@ static void push_pair(lua_State *L, ms_handle *x, ms_handle *y, ms_tensor *const
     ms_handle_fill(y, pair[1]);
 }
 
-/* loader:next() -> x, y */
+/* loader:next() -> x, y If taking the batch fails, the tensors are released by push_pair, and the
+ * loader has not moved. */
 static int loader_next(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -158,7 +173,7 @@ static int loader_next(lua_State *L)
 }
 
 /* The bytes of a whole batch: tokens with the tokens that follow them, or rows of numbers with a
- * class each. */
+ * class each. The sizes are those of a full batch; the last one of a pass may need less. */
 static void batch_bytes(const ms_loader *loader, size_t *x_bytes, size_t *y_bytes)
 {
     ms_dtype dtype;
@@ -170,7 +185,9 @@ static void batch_bytes(const ms_loader *loader, size_t *x_bytes, size_t *y_byte
     *y_bytes = tokens ? *x_bytes : rows * sizeof(int64_t);
 }
 
-/* Upvalues: runtime, loader, index of the next batch, how many there may be, memory. */
+/* Upvalues: runtime, loader, index of the next batch, how many there may be, memory. The memory is
+ * made in the first call and not in loader_batches, since the iterator may never be called. It is a
+ * Lua userdata: the collector frees it with the closure, also when a loop is left early. */
 static int batches_step(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -197,7 +214,9 @@ static int batches_step(lua_State *L)
 }
 
 /* loader:batches(count?) -> iterator over x, y of one pass. It does not move the loader's own
- * position. The memory of a batch is made once and used for all. */
+ * position. The memory of a batch is made once and used for all. Evaluation uses it in the middle
+ * of training, without moving where training goes on. ms_loader_check_pass refuses data of which no
+ * rank would get a sample: the loop would end at once and a mean over nothing would be NaN. */
 static int loader_batches(lua_State *L)
 {
     ms_lua_ok(L, ms_loader_check_pass(ms_lua_context(L), ms_lua_unbox(L, 1, LOADER)));
@@ -211,7 +230,9 @@ static int loader_batches(lua_State *L)
     return 1;
 }
 
-/* loader:state() -> { seed, epoch, position, samples }, for checkpoints */
+/* loader:state() -> { seed, epoch, position, samples }, for checkpoints Not the batches that its
+ * thread has prepared ahead: a checkpoint continues with the batch that training has not seen. The
+ * numbers do not depend on the rank nor on how many there are. */
 static int loader_state(lua_State *L)
 {
     ms_loader_state state = ms_loader_get_state(ms_lua_unbox(L, 1, LOADER));
@@ -232,7 +253,9 @@ static int loader_state(lua_State *L)
     return 1;
 }
 
-/* loader:load_state(state) */
+/* loader:load_state(state): goes on from there. A state of other data, or of samples of another
+ * length, is an error, since its position would be a place in another order. A field that is
+ * missing counts as 0. */
 static int loader_load_state(lua_State *L)
 {
     ms_loader *loader = ms_lua_unbox(L, 1, LOADER);
@@ -249,7 +272,8 @@ static int loader_load_state(lua_State *L)
 
 /* --------------------------------------------------------------------- text */
 
-/* core.to_tokens(text): its bytes as i64 [length] */
+/* core.to_tokens(text): its bytes as i64 [length] For prompts of models that read bytes. A Lua
+ * string may have any byte, so there is no error for text. */
 static int to_tokens(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -267,7 +291,8 @@ static int to_tokens(lua_State *L)
     return 1;
 }
 
-/* Element i of an integer dtype. */
+/* Element i of an integer dtype. The dtype is an integer one other than bool; the caller has
+ * checked it. */
 static int64_t token_at(ms_dtype dtype, const void *data, size_t i)
 {
     switch (dtype) {
@@ -278,7 +303,8 @@ static int64_t token_at(ms_dtype dtype, const void *data, size_t i)
     }
 }
 
-/* core.to_text(tokens): the text of byte tokens; blocks */
+/* core.to_text(tokens): the text of byte tokens; blocks Tokens above 255 are of a vocabulary that
+ * this function does not know, so they raise instead of turning into wrong text. */
 static int to_text(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "to_text", "it waits for the values");

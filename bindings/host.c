@@ -8,7 +8,10 @@
 
 #include "moonshard/moonshard_lua.h"
 
-/* The Lua folder that was installed with the library that contains this function. */
+/* The Lua folder that was installed with the library that contains this function. dladdr finds the
+ * file that the code was loaded from, wherever it was installed; MS_LUA_FROM_LIBRARY is the way
+ * from there to the Lua files, fixed when the library is built. A file name without a slash is
+ * taken to be in the current folder. */
 static bool own_library(char *path, size_t bytes)
 {
     Dl_info info;
@@ -21,7 +24,10 @@ static bool own_library(char *path, size_t bytes)
 }
 
 /* Makes require("moonshard") work in this state: the core comes from this library, Lua files from
- * the folder. Calling it twice adds the path once. */
+ * the folder. Calling it twice adds the path once. The preload entry is needed because a host links
+ * the core into itself: package.cpath would find another copy of it, with types of its own, or
+ * none. It goes to the registry and not through the global `package`, which a host may have hidden
+ * from scripts. */
 MS_API void ms_lua_open(lua_State *L, const char *library)
 {
     char path[1024];
@@ -40,6 +46,8 @@ MS_API void ms_lua_open(lua_State *L, const char *library)
     lua_getfield(L, -1, "path");
     const char *before = lua_tostring(L, -1);
     lua_pushfstring(L, "%s/?.lua;%s/?/init.lua", library, library);
+    /* The library's folder goes in front of the path, so that a file of the host with the same name
+     * cannot take the place of one of the library's modules. */
     if (!before || !strstr(before, lua_tostring(L, -1))) {
         lua_pushfstring(L, "%s;%s", lua_tostring(L, -1), before ? before : "");
         lua_setfield(L, -4, "path");
@@ -47,7 +55,9 @@ MS_API void ms_lua_open(lua_State *L, const char *library)
     lua_pop(L, 4);
 }
 
-/* Arguments and result of run_protected, by pointer through lua_pcall. */
+/* Arguments and result of run_protected, by pointer through lua_pcall. `code` is the exit code of
+ * the command line. It starts as 1, so that an error before the recipe returns counts as a failure.
+ * */
 typedef struct recipe_call {
     const char *recipe, *library;
     int count;
@@ -55,7 +65,9 @@ typedef struct recipe_call {
     int code;
 } recipe_call;
 
-/* require("moonshard.cli").recipe(file, arguments) -> exit code, message */
+/* require("moonshard.cli").recipe(file, arguments) -> exit code, message Everything that may raise
+ * happens in here, also the loading of the libraries: without a protected call an error would end
+ * the host program by Lua's panic function. */
 static int run_protected(lua_State *L)
 {
     recipe_call *call = lua_touserdata(L, 1);
@@ -77,7 +89,7 @@ static int run_protected(lua_State *L)
 }
 
 /* A Lua state of its own, which is closed before the return. The error is copied, since the message
- * lives in the state. */
+ * lives in the state. 8 is the exit code of the command line where memory ran out. */
 MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *arguments,
                              const char *library, ms_error *error)
 {
@@ -98,6 +110,8 @@ MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *a
         if (failed || call.code)
             ms_fail(&context, MS_ERROR_SCRIPT, "%s",
                     message ? message : "the recipe failed without a message");
+        /* The state takes its engine with it: all streams are waited for, and what a checkpoint
+         * still writes in the background is finished. */
         lua_close(L);
     }
     if (error && call.code) *error = context.error;

@@ -6,7 +6,9 @@
 
 /* ---------------------------------------------------------------- selection */
 
-/* t:topk(k, dim = last) -> values, places */
+/* t:topk(k, dim = last) -> values, places k may be 0, and at most the size of that dimension. A
+ * scalar counts as one element, hence the limit 1 where there is no dimension; the operator says
+ * what it does with it. Places count from 0, as in all tensors of indices. */
 static int topk(lua_State *L)
 {
     ms_lua_enter(L);
@@ -20,7 +22,10 @@ static int topk(lua_State *L)
     return ms_lua_apply_many(L, &ms_op_topk, &attributes, &t, 1, 2);
 }
 
-/* t:above(threshold, capacity) -> three tensors; threshold is a number or a tensor */
+/* t:above(threshold, capacity) -> values, places, count. The number of elements above the threshold
+ * is known to the device only; with a fixed capacity the results' shapes are known when the call is
+ * enqueued, so that the host does not wait. threshold is a number or a tensor of one element, which
+ * the host does not read either. */
 static int above(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -31,6 +36,8 @@ static int above(lua_State *L)
         ms_tensor *inputs[] = { t, ms_lua_tensor(L, 2) };
         return ms_lua_apply_many(L, &ms_op_above, &attributes, inputs, 2, 3);
     }
+    /* The operator takes a tensor. The one that is made for a number has a handle on the stack: it
+     * lives until the operator has retained it, also when that fails. */
     ms_handle *threshold = ms_lua_new_handle(L);
     ms_tensor *made = NULL;
     ms_lua_ok(L, ms_lua_filled(engine, ms_tensor_dtype(t), 0, NULL, luaL_checknumber(L, 2), &made));
@@ -39,7 +46,8 @@ static int above(lua_State *L)
     return ms_lua_apply_many(L, &ms_op_above, &attributes, inputs, 2, 3);
 }
 
-/* t:gather(dim, index), t:index_select(dim, index) */
+/* t:gather(dim, index), t:index_select(dim, index) The index tensor is not checked here: its values
+ * are on the device, and an index outside is an error of the stream. */
 static int with_index(lua_State *L)
 {
     ms_lua_enter(L);
@@ -50,7 +58,8 @@ static int with_index(lua_State *L)
 }
 
 /* t:scatter(dim, index, values), t:scatter_add(...), and their twins with _. A number becomes a
- * tensor in a handle of its own, which an error leaves to the collector. */
+ * tensor in a handle of its own, which an error leaves to the collector. The number is spread to
+ * the index's shape, since values and index have one shape in the operator. */
 static int scatter(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -71,7 +80,9 @@ static int scatter(lua_State *L)
 
 /* ------------------------------------------------------------------- layers */
 
-/* x:linear(weight, bias?, activation?), x:linear_t(...) */
+/* x:linear(weight, bias?, activation?), x:linear_t(weight, bias?, activation?): weight is [out,
+ * in], or [in, out] for linear_t. activation "gelu", in its tanh form, is part of the operator: the
+ * tape gets one node and not two. There is no "erf" here; t:gelu("erf") has that form. */
 static int linear(lua_State *L)
 {
     static const char *const activations[] = { "gelu", NULL };
@@ -83,10 +94,13 @@ static int linear(lua_State *L)
         ms_lua_choice(L, 4, activations, "activation");
         attributes.linear.activation = MS_ACTIVATION_GELU;
     }
+    /* An absent bias that comes last is left out instead of passed as NULL. */
     return ms_lua_apply(L, ms_lua_own_op(L), &attributes, false, inputs, inputs[2] ? 3 : 2);
 }
 
-/* logits:cross_entropy(classes, { ignore_index = -100, reduction = "mean" }?) */
+/* logits:cross_entropy(classes, { ignore_index = -100, reduction = "mean" }?) Classes that equal
+ * ignore_index (padding) count neither in the sum nor in the mean. The keys are checked before any
+ * value is read, so that a misspelled option is named as such. */
 static int cross_entropy(lua_State *L)
 {
     static const char *const keys[] = { "ignore_index", "reduction", NULL }, *const reductions[] = {
@@ -106,7 +120,8 @@ static int cross_entropy(lua_State *L)
     return ms_lua_apply(L, &ms_op_cross_entropy, &attributes, false, inputs, 2);
 }
 
-/* The optional eps at that index. */
+/* The optional eps at that index, 1e-5 by default. The comparison is written so that NaN is
+ * refused, too: it would spread through the whole model without an error. */
 static double eps_at(lua_State *L, int index)
 {
     double eps = luaL_optnumber(L, index, 1e-5);
@@ -114,7 +129,8 @@ static double eps_at(lua_State *L, int index)
     return eps;
 }
 
-/* x:layer_norm(weight?, bias?, eps = 1e-5) */
+/* x:layer_norm(weight?, bias?, eps = 1e-5) weight and bias may be nil, also one of them alone:
+ * three inputs are passed in any case, because a bias is recognised by its place. */
 static int layer_norm(lua_State *L)
 {
     ms_lua_enter(L);
@@ -124,7 +140,7 @@ static int layer_norm(lua_State *L)
     return ms_lua_apply(L, &ms_op_layer_norm, &attributes, false, inputs, 3);
 }
 
-/* x:rms_norm(weight?, eps = 1e-5) */
+/* x:rms_norm(weight?, eps = 1e-5) It has no mean and no bias, hence its own argument list. */
 static int rms_norm(lua_State *L)
 {
     ms_lua_enter(L);
@@ -133,7 +149,9 @@ static int rms_norm(lua_State *L)
     return ms_lua_apply(L, &ms_op_rms_norm, &attributes, false, inputs, 2);
 }
 
-/* x:add_layer_norm(residual, weight, bias, eps): x + residual and its norm, in one pass. */
+/* x:add_layer_norm(residual, weight, bias, eps) -> x + residual, its layer_norm. One pass reads x
+ * and residual once; two operators would write the sum and read it again. Both results are needed:
+ * the sum goes on as the residual stream. */
 static int add_layer_norm(lua_State *L)
 {
     ms_lua_enter(L);
@@ -143,7 +161,9 @@ static int add_layer_norm(lua_State *L)
     return ms_lua_apply_many(L, &ms_op_add_layer_norm, &attributes, inputs, 4, 2);
 }
 
-/* t:orthonormalize_(eps) */
+/* t:orthonormalize_(eps) -> t: its columns made orthonormal in place by Gram-Schmidt. eps is added
+ * to each norm; 0 by default, because a column of zeros stays one without it. PowerSGD in Lua
+ * passes its own. There is no gradient. */
 static int orthonormalize(lua_State *L)
 {
     ms_lua_enter(L);
@@ -152,7 +172,8 @@ static int orthonormalize(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_orthonormalize, &attributes, true);
 }
 
-/* x:add_rms_norm(residual, weight?, eps = 1e-5): as add_layer_norm */
+/* x:add_rms_norm(residual, weight?, eps = 1e-5): as add_layer_norm See there for why it is one
+ * operator. */
 static int add_rms_norm(lua_State *L)
 {
     ms_lua_enter(L);
@@ -163,7 +184,8 @@ static int add_rms_norm(lua_State *L)
 }
 
 /* { type = "linear" or "llama3", factor =, low_freq_factor =, high_freq_factor =, original_context
- * = } at index 4, or nothing. */
+ * = } at index 4, or nothing. A field that is not given is 0, which the operator refuses where its
+ * type needs the field: the rules about these numbers stand there alone. */
 static ms_rotary_scaling rotary_scaling(lua_State *L)
 {
     static const char *const keys[] = {
@@ -183,7 +205,9 @@ static ms_rotary_scaling rotary_scaling(lua_State *L)
                                     ms_lua_field_number(L, 4, "original_context", 0) };
 }
 
-/* t:rotary(first, base, scaling) */
+/* t:rotary(first = 0, base = 10000, scaling?) -> tensor: rotary positions, which count from
+ * `first`. It is not 0 where text is generated token by token and earlier keys are cached. The
+ * limit of 2^30 positions keeps first + length far from overflow. */
 static int rotary(lua_State *L)
 {
     ms_lua_enter(L);
@@ -196,7 +220,9 @@ static int rotary(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_rotary, &attributes, false);
 }
 
-/* q:attention(k, v, { causal = true, scale = }?); scale 0: the operator's own */
+/* q:attention(k, v, { causal = true, scale = }?); scale 0: the operator's own causal is true by
+ * default: leaving it out of a language model by mistake would give a loss that is far too good,
+ * and no error. */
 static int attention(lua_State *L)
 {
     static const char *const keys[] = { "causal", "scale", NULL };
@@ -234,6 +260,7 @@ static const ms_method methods[] = {
     { "orthonormalize_", orthonormalize, NULL, false },
 };
 
+/* The table of tensor methods is on top; ms_open_operators has put it there. */
 void ms_open_layers(lua_State *L, int runtime)
 {
     ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);

@@ -12,18 +12,24 @@
 
 /* -------------------------------------------------------------------- state */
 
-/* A Lua link state. It holds one reference, which __gc marks for release. */
+/* A Lua link state. It holds one reference, which __gc marks for release. The reference is not
+ * released in __gc: the state has tensors, and when their memory comes back must not depend on the
+ * collector. runtime outlives the box; it is the last of the state's objects to be finalized. */
 typedef struct state_box {
     ms_link_state *state;
     const ms_runtime *runtime;
 } state_box;
 
+/* The link state at that index; raises for any other value. A state has no closed form: clear()
+ * drops its tensors and leaves it usable. */
 static ms_link_state *check_state(lua_State *L, int index)
 {
     return ((state_box *)luaL_checkudata(L, index, MS_LINK_STATE_TYPE))->state;
 }
 
-/* core.link_state() */
+/* core.link_state() -> state. Lua's hooks keep one for each link that has a state (error feedback,
+ * PowerSGD, momentum), and save it with checkpoints. The box has its metatable before the engine
+ * makes the state, so that __gc releases it whatever happens next. */
 static int link_state(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -34,7 +40,8 @@ static int link_state(lua_State *L)
     return 1;
 }
 
-/* The engine of a closed Lua state has freed it; others release it at their next sweep. */
+/* The engine of a closed Lua state has freed it; others release it at their next sweep. Abandoning
+ * only sets a mark, which a finalizer may do. ms_lua_collect sweeps. */
 static int state_gc(lua_State *L)
 {
     state_box *box = lua_touserdata(L, 1);
@@ -43,7 +50,9 @@ static int state_gc(lua_State *L)
     return 0;
 }
 
-/* The integers of the list at an index, `count` of them, in memory on top of the stack. */
+/* The integers of the list at an index, `count` of them, in memory on top of the stack. The list
+ * must have exactly one number for each parameter of the bucket; a missing one is nil and raises.
+ * */
 static const int64_t *push_lengths(lua_State *L, int index, uint32_t count)
 {
     luaL_checktype(L, index, LUA_TTABLE);
@@ -58,7 +67,9 @@ static const int64_t *push_lengths(lua_State *L, int index, uint32_t count)
 
 /* state:flat(bucket, name, lengths?) -> tensor, list of booleans: the numbers of that parameter are
  * new. lengths: how many numbers each parameter has in the state, unless it is as many as its
- * gradient. */
+ * gradient. The tensor belongs to the state and lives on after the step, hence the handle is kept.
+ * A link written in Lua is called again with the same state in the next iteration, perhaps for a
+ * bucket with other parameters: the values follow the parameters. */
 static int state_flat(lua_State *L)
 {
     ms_lua_enter(L);
@@ -82,7 +93,9 @@ static int state_flat(lua_State *L)
     return 2;
 }
 
-/* state:shared(name, length) -> tensor that belongs to no parameter */
+/* state:shared(name, length) -> tensor that belongs to no parameter. It is made of zeros at the
+ * first call, also for a reader: overlap.lua reads "bad", which nan_check writes. It belongs to the
+ * state, hence it is kept, as in state_flat. */
 static int state_shared(lua_State *L)
 {
     ms_lua_enter(L);
@@ -96,7 +109,9 @@ static int state_shared(lua_State *L)
     return 1;
 }
 
-/* state:pieces() -> list of { name, parameter, tensor } */
+/* state:pieces() -> list of { name, parameter, tensor } For checkpoints: in a fixed order, so that
+ * all ranks and all runs write the same file. The tensors are views of the state's own memory; the
+ * list is read before the next iteration writes it. */
 static int state_pieces(lua_State *L)
 {
     ms_lua_enter(L);
@@ -120,7 +135,9 @@ static int state_pieces(lua_State *L)
     return 1;
 }
 
-/* state:put(name, parameter, tensor) */
+/* state:put(name, parameter, tensor): adds a copy of the tensor, for the first parameter of that
+ * name that asks for it. Loading calls clear() first and then this for each piece. Buckets need not
+ * exist yet: the values wait in the state. */
 static int state_put(lua_State *L)
 {
     ms_lua_enter(L);
@@ -137,7 +154,8 @@ static int state_clear(lua_State *L)
     return 0;
 }
 
-/* state:iteration(number?) -> the count of iterations before it is set */
+/* state:iteration(number?) -> the count of iterations before it is set Native links count by
+ * themselves; links in Lua, and the loading of checkpoints, set it. */
 static int state_iteration(lua_State *L)
 {
     ms_link_state *state = check_state(L, 1);
@@ -147,7 +165,8 @@ static int state_iteration(lua_State *L)
     return 1;
 }
 
-/* state:compression() -> how many numbers the link was given, how many were sent for them */
+/* state:compression() -> how many numbers the link was given, how many were sent for them It needs
+ * no engine call and enqueues nothing, so reports may ask at any time. */
 static int state_compression(lua_State *L)
 {
     ms_link_compression c = ms_link_state_compression(check_state(L, 1));
@@ -158,7 +177,9 @@ static int state_compression(lua_State *L)
 
 /* ------------------------------------------------------------- native links */
 
-/* The flags and the places of a kind, by the names that Lua uses. */
+/* The flags and the places of a kind, by the names that Lua uses. Lua checks chains before a model
+ * is wrapped, with errors that name the script's own links; the facts come from here, so that a new
+ * native link in C needs no second table in Lua. */
 static void push_facts(lua_State *L, const ms_link_kind *kind)
 {
     const struct {
@@ -179,6 +200,7 @@ static void push_facts(lua_State *L, const ms_link_kind *kind)
         lua_setfield(L, -2, flags[i].name);
     }
     lua_newtable(L);
+    /* One more than there are kinds: the last bit stands for the place between two reductions. */
     for (int place = 0; place <= MS_BUCKET_KINDS; place++) {
         lua_pushboolean(L, (kind->places & MS_PLACE(place)) != 0);
         lua_setfield(L, -2,
@@ -193,7 +215,8 @@ static void push_facts(lua_State *L, const ms_link_kind *kind)
 }
 
 /* Fields "options", a list of names in order, and "required": what the message says where one is
- * missing, by name. */
+ * missing, by name. Only required options have an entry there: the message is the end of a sentence
+ * that Lua begins with the link's name. */
 static void add_options(lua_State *L, const ms_link_kind *kind)
 {
     lua_newtable(L);
@@ -224,7 +247,9 @@ static int link_kinds(lua_State *L)
     return 1;
 }
 
-/* Sets the option from field o->name of the table at index 1; without it the default stays. */
+/* Sets the option from field o->name of the table at index 1; without it the default stays. The
+ * field is found by its offset in ms_link_options. The checks of ranges are the kind's own
+ * (kind->check), so that C hosts get them as well; here only the type is checked. */
 static void read_option(lua_State *L, const ms_link_option *o, ms_link_options *options)
 {
     void *at = (char *)options + o->offset;
@@ -249,7 +274,9 @@ static void read_option(lua_State *L, const ms_link_option *o, ms_link_options *
     lua_pop(L, 1);
 }
 
-/* Copies the native links of the list on top into the array after `link`. */
+/* Copies the native links of the list on top into the array after `link`. They are copied, since
+ * the chain is one array: ms_chain_check and ms_chain_run find them right after the link that they
+ * belong to. */
 static void read_between(lua_State *L, ms_link *link, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -261,7 +288,8 @@ static void read_between(lua_State *L, ms_link *link, uint32_t count)
 }
 
 /* Fills in the userdata on top from the table at index 1, and from the list of native links at
- * index 2, if there is one. */
+ * index 2, if there is one. User value 1 is the state and 2 the list of links: the userdata borrows
+ * both, and a collector that took them would leave pointers to freed memory. */
 static void read_link(lua_State *L, ms_link *link, uint32_t between)
 {
     int at = lua_gettop(L);
@@ -283,13 +311,18 @@ static void read_link(lua_State *L, ms_link *link, uint32_t between)
 
 /* core.native_link({ kind = "cast", dtype = "bf16", state = s ... }, between?) -> link, {
  * one_model, whole, skips_steps }. Options that are not given have the kind's defaults. between: a
- * list of native links without such lists of their own. */
+ * list of native links without such lists of their own. The second result is what Lua has to know
+ * about this link with these options and cannot read from the kind alone: whether two models may
+ * share it, whether optimizers must wait for its last bucket, whether it can make them skip a step.
+ * */
 static int native_link(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 2);
     uint32_t between = lua_isnil(L, 2) ? 0 : (uint32_t)lua_rawlen(L, 2);
+    /* The links between count as links of the chain, which has room for MS_CHAIN_LINKS with this
+     * one. */
     if (between >= MS_CHAIN_LINKS)
         return ms_lua_error(L, "a chain has at most %d native links", MS_CHAIN_LINKS);
     ms_link *link = lua_newuserdatauv(L, (1 + between) * sizeof *link, 2);
@@ -307,6 +340,8 @@ static int native_link(lua_State *L)
     return 2;
 }
 
+/* The memory is the userdata's: the pointer is good as long as the value stays on the stack or in a
+ * table. */
 const ms_link *ms_lua_link(lua_State *L, int index)
 {
     return luaL_checkudata(L, index, MS_LINK_TYPE);
@@ -332,6 +367,8 @@ uint32_t ms_lua_chain(lua_State *L, int index, ms_link *links)
     return count;
 }
 
+/* A native link has no methods: Lua wraps it in a table { core = link } with the name and the
+ * options that the user gave. */
 void ms_open_link(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "native_link", native_link },

@@ -9,7 +9,10 @@
 const ms_op *ms_lua_own_op(lua_State *L) { return lua_touserdata(L, lua_upvalueindex(2)); }
 bool ms_lua_own_in_place(lua_State *L) { return lua_toboolean(L, lua_upvalueindex(3)); }
 
-/* Runs an operator of one result and pushes it (or, in place, its first argument). */
+/* The handle is made before the operator runs: making it may raise, and the output would then
+ * belong to nobody. In place, the operator gives another reference to the first input. It is
+ * released, and the script gets its own handle back, so that t:add_(1) == t. The caller has called
+ * ms_lua_enter. */
 int ms_lua_apply(lua_State *L, const ms_op *op, const ms_attributes *attributes, bool in_place,
                  ms_tensor *const *inputs, uint32_t count)
 {
@@ -34,7 +37,8 @@ int ms_lua_apply_one(lua_State *L, const ms_op *op, const ms_attributes *attribu
     return ms_lua_apply(L, op, attributes, in_place, &t, 1);
 }
 
-/* A new tensor of that shape filled with value; for numbers where a tensor is needed. */
+/* A status and not an error: callers own tensors at this point, which they release before they
+ * raise. On failure *out is unchanged. */
 ms_status ms_lua_filled(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
                         double value, ms_tensor **out)
 {
@@ -48,7 +52,8 @@ ms_status ms_lua_filled(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
     return status;
 }
 
-/* Booleans count as 0 and 1, as values of bool tensors do. */
+/* Booleans count as 0 and 1, as values of bool tensors do. Strings that look like numbers are
+ * refused, as everywhere in the bindings. */
 double ms_lua_number(lua_State *L, int index, const char *what)
 {
     if (lua_isboolean(L, index)) return lua_toboolean(L, index);
@@ -58,7 +63,9 @@ double ms_lua_number(lua_State *L, int index, const char *what)
     return lua_tonumber(L, index);
 }
 
-/* Runs an operator of several results and pushes them all. */
+/* All handles are made before the operator runs: once there are outputs, nothing may raise until
+ * each of them has its handle. Three is the most results that an operator with a fixed number has.
+ * */
 int ms_lua_apply_many(lua_State *L, const ms_op *op, const ms_attributes *attributes,
                       ms_tensor *const *inputs, uint32_t count, int results)
 {
@@ -72,7 +79,8 @@ int ms_lua_apply_many(lua_State *L, const ms_op *op, const ms_attributes *attrib
     return results;
 }
 
-/* a:op(b) -> tensor */
+/* a:op(b) -> tensor Shapes and dtypes are checked by the operator, whose error names it and both
+ * shapes. */
 int ms_lua_two_tensors(lua_State *L)
 {
     ms_lua_enter(L);
@@ -80,7 +88,8 @@ int ms_lua_two_tensors(lua_State *L)
     return ms_lua_apply(L, ms_lua_own_op(L), NULL, false, inputs, 2);
 }
 
-/* The operator is a light userdata in upvalue 2, so that one C function serves many names. */
+/* The operator is a light userdata in upvalue 2, so that one C function serves many names. It goes
+ * in by lua_rawset, since the metatable of a table of methods refuses unknown names. */
 void ms_lua_add_method(lua_State *L, int runtime, const char *name, const char *suffix,
                        lua_CFunction function, const void *data, bool in_place)
 {
@@ -92,7 +101,8 @@ void ms_lua_add_method(lua_State *L, int runtime, const char *name, const char *
     lua_rawset(L, -3);
 }
 
-/* A twin has the name with _ at its end and writes in place. */
+/* A twin has the name with _ at its end and writes in place. Both get the same function, which asks
+ * ms_lua_own_in_place. */
 void ms_lua_add_methods(lua_State *L, int runtime, const ms_method *methods, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -106,14 +116,16 @@ void ms_lua_add_methods(lua_State *L, int runtime, const ms_method *methods, siz
 
 /* -------------------------------------------------------------- elementwise */
 
-/* t:op() -> tensor; t:op_() -> t */
+/* t:op() -> tensor; t:op_() -> t. It serves all operators of one tensor without attributes; whether
+ * an in-place form exists is decided by the table below. */
 static int unary(lua_State *L)
 {
     ms_lua_enter(L);
     return ms_lua_apply_one(L, ms_lua_own_op(L), NULL, ms_lua_own_in_place(L));
 }
 
-/* t:gelu(form = "tanh") */
+/* t:gelu(form = "tanh") "tanh" is the approximation that GPT-2 was trained with; "erf" is the exact
+ * form. They are two operators, since their gradients differ as well. */
 static int gelu(lua_State *L)
 {
     static const char *const forms[] = { "tanh", "erf", NULL };
@@ -124,7 +136,8 @@ static int gelu(lua_State *L)
                             ms_lua_own_in_place(L));
 }
 
-/* t:pow(exponent), and t ^ exponent */
+/* t:pow(exponent), and t ^ exponent: the exponent is a number. A tensor as the exponent is refused
+ * by luaL_checknumber; there is no such operator. */
 static int power(lua_State *L)
 {
     ms_lua_enter(L);
@@ -133,7 +146,8 @@ static int power(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_pow, &attributes, ms_lua_own_in_place(L));
 }
 
-/* t:clamp(low?, high?): nil is no bound */
+/* t:clamp(low?, high?): nil is no bound The flags are needed because 0 is a bound like any other.
+ * With both bounds nil the operator copies. */
 static int clamp(lua_State *L)
 {
     ms_lua_enter(L);
@@ -170,7 +184,9 @@ static const binary_forms binaries[] = {
     { "ge", &ms_op_ge, &ms_op_ge_scalar, false, false },
 };
 
-/* a:op(b, factor?) with b a tensor or a number. */
+/* a:op(b, factor?) with b a tensor or a number. A number is not made a tensor: the number forms
+ * read one tensor less and record no second input. The factor multiplies the number on the host, in
+ * double precision. has_low tells the operator that `value` is given even where it is 0. */
 static int binary_with(lua_State *L, const binary_forms *forms, bool in_place)
 {
     ms_lua_enter(L);
@@ -192,7 +208,9 @@ static int binary(lua_State *L)
     return binary_with(L, lua_touserdata(L, lua_upvalueindex(2)), ms_lua_own_in_place(L));
 }
 
-/* Lua's operators: either side may be the number. a - t and a / t have operators of their own. */
+/* Lua's operators: either side may be the number. a - t and a / t have operators of their own. A
+ * comparison has no such event here: Lua converts the result of == and < to a boolean, which would
+ * have to wait for the device; hence the methods eq, lt and so on. */
 static int arithmetic(lua_State *L)
 {
     const binary_forms *forms = lua_touserdata(L, lua_upvalueindex(2));
@@ -207,14 +225,15 @@ static int arithmetic(lua_State *L)
     return ms_lua_apply(L, op, &attributes, false, &b, 1);
 }
 
-/* -t */
+/* -t. Lua passes the operand twice to __unm; only the first is read. */
 static int minus(lua_State *L)
 {
     ms_lua_enter(L);
     return ms_lua_apply_one(L, &ms_op_neg, NULL, false);
 }
 
-/* t:lerp(end, weight), with weight a number or a tensor */
+/* t:lerp(end, weight), with weight a number or a tensor In moving averages the weight is a
+ * constant; as a tensor it broadcasts. */
 static int lerp(lua_State *L)
 {
     ms_lua_enter(L);
@@ -225,7 +244,8 @@ static int lerp(lua_State *L)
                         inputs[2] ? 3 : 2);
 }
 
-/* t:op(a, b, factor = 1): addcmul and addcdiv */
+/* t:op(a, b, factor = 1): addcmul and addcdiv has_low tells the operator that a factor of 0 is
+ * meant and not left out. */
 static int three(lua_State *L)
 {
     ms_lua_enter(L);
@@ -234,7 +254,8 @@ static int three(lua_State *L)
     return ms_lua_apply(L, ms_lua_own_op(L), &attributes, ms_lua_own_in_place(L), inputs, 3);
 }
 
-/* t:masked_fill(mask, value) */
+/* t:masked_fill(mask, value): value where the bool mask is true. The mask broadcasts. The value is
+ * a number only: with a tensor, ms.where says the same. */
 static int masked_fill(lua_State *L)
 {
     ms_lua_enter(L);
@@ -244,7 +265,9 @@ static int masked_fill(lua_State *L)
 }
 
 /* ms.where(condition, a, b): a and b are tensors or numbers. A number becomes a tensor of the
- * other's dtype, f32 if both are numbers. */
+ * other's dtype, f32 if both are numbers. The tensors that are made for numbers have no handle:
+ * they are released here once the operator has what it needs, also if it failed, before anything is
+ * raised. */
 static int where(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -287,7 +310,8 @@ static int dropout(lua_State *L)
 
 /* --------------------------------------------------------------- reductions */
 
-/* (dim, keep) at `at`; everything where dim is absent. */
+/* (dim, keep) at `at`; everything where dim is absent. It raises for a wrong dimension, so it is
+ * called before anything is owned. */
 static ms_attributes reduce_attributes(lua_State *L, int at)
 {
     ms_attributes attributes = { .reduce = { .all = lua_isnoneornil(L, at),
@@ -297,7 +321,8 @@ static ms_attributes reduce_attributes(lua_State *L, int at)
     return attributes;
 }
 
-/* t:op(dim?, keep = false): over all elements without dim */
+/* t:op(dim?, keep = false): over all elements without dim The result of a reduction over everything
+ * is a scalar on the device, not a Lua number: nothing waits. */
 static int reduce(lua_State *L)
 {
     ms_lua_enter(L);
@@ -306,7 +331,8 @@ static int reduce(lua_State *L)
     return ms_lua_apply_one(L, ms_lua_own_op(L), &attributes, false);
 }
 
-/* t:norm(p = 2, dim?, keep = false) */
+/* t:norm(p = 2, dim?, keep = false) p = math.huge is the largest absolute value. p = 0, a count of
+ * numbers, is refused: it has no gradient, and is a mistake more often than not. */
 static int norm(lua_State *L)
 {
     ms_lua_enter(L);
@@ -319,7 +345,7 @@ static int norm(lua_State *L)
 }
 
 /* Operators whose only attribute is one dimension, the last unless given: cumsum softmax
- * log_softmax. */
+ * log_softmax. A scalar has no last dimension: dim is then -1, and the operator refuses it. */
 static int along(lua_State *L)
 {
     ms_lua_enter(L);
@@ -329,7 +355,7 @@ static int along(lua_State *L)
     return ms_lua_apply_one(L, ms_lua_own_op(L), &attributes, false);
 }
 
-/* t:quantile(q) with q from 0 to 1 */
+/* t:quantile(q) with q from 0 to 1, over all elements. Written so that NaN is refused, too. */
 static int quantile(lua_State *L)
 {
     ms_lua_enter(L);
@@ -340,7 +366,9 @@ static int quantile(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_quantile, &attributes, false);
 }
 
-/* t:histogram(bins, low, high) -> tensor of counts */
+/* t:histogram(bins, low, high) -> i64 tensor of counts. Values outside are not counted. The range
+ * is given and not taken from the data, since finding it would need the values on the host; with
+ * the same range, the histograms of ranks can be added. */
 static int histogram(lua_State *L)
 {
     ms_lua_enter(L);
@@ -353,7 +381,8 @@ static int histogram(lua_State *L)
 
 /* ------------------------------------------------------------------ opening */
 
-/* Name, function, operator, whether it has a twin. */
+/* Name, function, operator, whether it has a twin. A new operator without attributes needs its line
+ * here and nothing else in this file. */
 static const ms_method methods[] = {
     { "neg", unary, &ms_op_neg, true },
     { "exp", unary, &ms_op_exp, true },
@@ -395,6 +424,8 @@ static const ms_method methods[] = {
 
 static const luaL_Reg functions[] = { { "where", where }, { NULL, NULL } };
 
+/* __add and its like go into the metatable of tensors, which Lua asks for operators; their methods
+ * go into the table that __index serves. */
 void ms_open_operators(lua_State *L, int runtime)
 {
     static const struct {
@@ -408,6 +439,7 @@ void ms_open_operators(lua_State *L, int runtime)
     ms_open_layers(L, runtime);
     for (size_t i = 0; i < sizeof binaries / sizeof *binaries; i++) {
         ms_lua_add_method(L, runtime, binaries[i].name, "", binary, &binaries[i], false);
+        /* The first six: see the table. */
         if (i < 6) ms_lua_add_method(L, runtime, binaries[i].name, "_", binary, &binaries[i], true);
     }
     luaL_getmetatable(L, MS_TENSOR_TYPE);

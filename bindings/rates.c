@@ -3,7 +3,9 @@
 
 #include <string.h>
 
-/* A number that must be there. */
+/* Field `name` of the table, a number that must be there. It is read here and not with a default of
+ * 0, so that the message says which field is missing; ms_rates_problem could only say that a rate
+ * is 0. `where` is the path to the table ("links: "), for the message. */
 static double number_at(lua_State *L, int table, const char *where, const char *name)
 {
     if (lua_getfield(L, table, name) != LUA_TNUMBER) {
@@ -15,7 +17,9 @@ static double number_at(lua_State *L, int table, const char *where, const char *
     return value;
 }
 
-/* Pushes table `name`; raises if it is none, or has a key that is not in `keys` (NULL: any). */
+/* Pushes table `name`; raises if it is none, or has a key that is not in `keys` (NULL: any). The
+ * message distinguishes a missing table from a value of another type. The caller pops the table.
+ * */
 static void table_at(lua_State *L, int table, const char *name, const char *const keys[])
 {
     if (lua_getfield(L, table, name) != LUA_TTABLE) {
@@ -25,7 +29,9 @@ static void table_at(lua_State *L, int table, const char *name, const char *cons
     if (keys) ms_lua_known_keys(L, lua_gettop(L), keys, "field of rates");
 }
 
-/* One entry of links: up to how many ranks it holds, its latency and its bandwidth. */
+/* One entry of links: up to how many ranks it holds, its latency and its bandwidth. ranks 0 is the
+ * outermost level, which all ranks share; ms_rates_problem checks that the levels grow and that the
+ * last one is it. */
 static void read_level(lua_State *L, int index, ms_level_rate *level)
 {
     static const char *const keys[] = { "ranks", "latency_ns", "bytes_per_s", NULL };
@@ -39,7 +45,9 @@ static void read_level(lua_State *L, int index, ms_level_rate *level)
 }
 
 /* Written to *out only when everything is right. A list that is too long gets a count above the
- * limit, which ms_rates_problem reports. */
+ * limit, which ms_rates_problem reports. Whether the numbers make sense together (no zeros, growing
+ * levels) is decided by ms_rates_problem alone, which C hosts call as well: the rule stands in one
+ * place. */
 void ms_lua_rates(lua_State *L, int index, ms_rates *out)
 {
     static const char *const keys[] = { "flops_per_s", "bytes_per_s", "enqueue_ns", "links", NULL };

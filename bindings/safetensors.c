@@ -6,7 +6,9 @@
 
 #define TYPE "ms.Safetensors"
 
-/* file:close(), __gc, __close */
+/* file:close(), __gc, __close. An explicit close matters: a file stays open, with its descriptor
+ * and its parsed header, until then or until the collector comes. A second call finds NULL, which
+ * the engine accepts. The reader holds no tensor, so a finalizer may close it at any moment. */
 static int close_file(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, TYPE);
@@ -15,7 +17,10 @@ static int close_file(lua_State *L)
     return 0;
 }
 
-/* core.safetensors_open(path) */
+/* core.safetensors_open(path) -> file; or nil, message, code, since a file that is missing or
+ * damaged is the environment's fault and not the programmer's. Needs no engine, so that the
+ * contents of a file can be listed without starting one. The box exists before the file does: no
+ * error between the two leaves a file open. */
 static int open_file(lua_State *L)
 {
     const char *path = ms_lua_path(L, 1, "a path");
@@ -27,7 +32,9 @@ static int open_file(lua_State *L)
     return 1;
 }
 
-/* file:entries() -> { name = { dtype, shape } } */
+/* file:entries() -> { name = { dtype =, shape = { ... } } }. It lists also tensors that load()
+ * refuses (dtype "f64", more dimensions than MS_DIMS_MAX), so that a caller can say which one it
+ * cannot use. The strings belong to the reader and are copied into Lua here. */
 static int entries(lua_State *L)
 {
     const ms_safetensors *file = ms_lua_unbox(L, 1, TYPE);
@@ -49,7 +56,7 @@ static int entries(lua_State *L)
     return 1;
 }
 
-/* file:metadata() -> { key = value } */
+/* file:metadata() -> { key = value }, strings only: the format allows nothing else there. */
 static int metadata(lua_State *L)
 {
     const ms_safetensors *file = ms_lua_unbox(L, 1, TYPE);
@@ -62,7 +69,10 @@ static int metadata(lua_State *L)
     return 1;
 }
 
-/* file:load(name, hash): a new tensor; with a hash (an integer), its bytes must have it */
+/* file:load(name, hash?) -> a new tensor; or nil, message, code. hash is the integer that
+ * core.snapshot gave for the tensor's bytes: where it is given, other bytes are refused as
+ * "corrupt", so that a checkpoint whose disk has lost a bit is noticed when it is loaded and not by
+ * its loss curve. Without it the bytes are not hashed. */
 static int load(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -79,6 +89,7 @@ static int load(lua_State *L)
     ms_status status;
     if (entry) status = ms_safetensors_load(engine, file, entry, checked ? &hash : NULL, &tensor);
     else status = ms_fail(context, MS_ERROR_NOT_FOUND, "the file has no tensor '%.200s'", name);
+    /* On the sim device no bytes are kept, so there is nothing to compare. */
     if (!status && hash != expected && !ms_engine_is_sim(engine)) {
         ms_tensor_release(tensor);
         status = ms_fail(context, MS_ERROR_CORRUPT,
@@ -89,8 +100,10 @@ static int load(lua_State *L)
     return 1;
 }
 
-/* core.safetensors_save(path, names, tensors, metadata): metadata is a list of keys and values in
- * turn */
+/* core.safetensors_save(path, names, tensors, metadata) -> true; or nil, message, code. names and
+ * tensors are lists of one length; metadata is a list of keys and values in turn, because a list
+ * fixes their order and a table does not. Blocks until each tensor has its value, hence no hook may
+ * call it: the value could depend on work that the hook has still to enqueue. */
 static int save(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "safetensors.save", "it waits for the values");
@@ -98,6 +111,7 @@ static int save(lua_State *L)
     const char *path = ms_lua_path(L, 1, "a path");
     uint32_t count = 0, given = 0, strings = 0;
     const char **names = ms_lua_string_list(L, 2, &count, "a tensor's name");
+    /* ms_lua_tensor_list refuses an empty list, and a file without tensors is allowed. */
     ms_tensor **tensors = count ? ms_lua_tensor_list(L, 3, &given) : NULL;
     if (given != count) return ms_lua_error(L, "safetensors: %u names, %u tensors", count, given);
     const char **pairs = ms_lua_string_list(L, 4, &strings, "metadata");
@@ -119,6 +133,8 @@ static const luaL_Reg metamethods[] = { { "__gc", close_file },
                                         { "__close", close_file },
                                         { NULL, NULL } };
 
+/* The type's methods are reached through its objects only, so the table that ms_lua_type leaves is
+ * popped. */
 void ms_open_safetensors(lua_State *L, int runtime)
 {
     ms_lua_type(L, runtime, TYPE, metamethods, methods);

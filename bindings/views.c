@@ -4,7 +4,10 @@
 #include <math.h>
 #include <string.h>
 
-/* A tensor of the shape of t: t:empty_like(dtype?), t:zeros_like(dtype?), t:ones_like(dtype?). */
+/* A new tensor of the shape of t: t:empty_like(dtype?), t:zeros_like(dtype?), t:ones_like(dtype?).
+ * It is contiguous whatever the strides of t are, has no gradient history, and belongs to the
+ * current step like any tensor. The handle is made before the tensor, since making it may raise.
+ * */
 static int like(lua_State *L, double value, bool fill)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -20,11 +23,13 @@ static int like(lua_State *L, double value, bool fill)
     return 1;
 }
 
+/* The contents of empty_like are undefined: no task is enqueued for them. */
 static int empty_like(lua_State *L) { return like(L, 0, false); }
 static int zeros_like(lua_State *L) { return like(L, 0, true); }
 static int ones_like(lua_State *L) { return like(L, 1, true); }
 
-/* t:copy_(source) -> t */
+/* t:copy_(source) -> t. The source is cast to t's dtype and broadcast to its shape. The write is
+ * recorded, so that a gradient of t goes on to the source. */
 static int copy_(lua_State *L)
 {
     ms_lua_enter(L);
@@ -34,6 +39,8 @@ static int copy_(lua_State *L)
 
 /* t:fill_(value) -> t, with value a number or a tensor of one element, which is not read by the
  * host */
+/* Each method that writes in place returns t itself, the handle at index 1, so that calls can be
+ * chained without a second handle of the same tensor. */
 static int fill_(lua_State *L)
 {
     ms_lua_enter(L);
@@ -44,14 +51,15 @@ static int fill_(lua_State *L)
     return ms_lua_apply(L, &ms_op_fill, &attributes, true, inputs, inputs[1] ? 2 : 1);
 }
 
-/* t:zero_() -> t */
+/* t:zero_() -> t. The same operator as fill_: attributes of zeros are the value 0. */
 static int zero_(lua_State *L)
 {
     ms_lua_enter(L);
     return ms_lua_apply_one(L, &ms_op_fill, &(ms_attributes){ 0 }, true);
 }
 
-/* A tensor on "meta" of the shape and dtype of t. */
+/* A tensor on "meta" of the shape and dtype of t. The engine's setting is put back before an error
+ * is raised: it would otherwise hold for all tensors that the script makes afterwards. */
 static int to_meta(lua_State *L, ms_tensor *t)
 {
     ms_engine *engine = ms_lua_runtime(L)->engine;
@@ -67,7 +75,9 @@ static int to_meta(lua_State *L, ms_tensor *t)
 }
 
 /* An engine has one device of its own, so a tensor goes to "meta" or stays where it is. "cpu" is
- * accepted on every device, since recipes say it of tensors that they read on the host. */
+ * accepted on every device, since recipes say it of tensors that they read on the host. From "meta"
+ * there is no way back: such a tensor has no values, and one with undefined contents would hide the
+ * mistake. */
 static int to_device(lua_State *L, ms_tensor *t, const char *device)
 {
     static const char *const names[] = { "f32", "f16",  "bf16", "i64",  "i32", "u16",
@@ -85,7 +95,8 @@ static int to_device(lua_State *L, ms_tensor *t, const char *device)
     return 1;
 }
 
-/* t:to(dtype) or t:to(device): itself if it is that already. */
+/* t:to(dtype) or t:to(device) -> tensor; t itself if it is that already, so that a cast that is not
+ * needed costs nothing. */
 static int to(lua_State *L)
 {
     ms_lua_enter(L);
@@ -101,7 +112,8 @@ static int to(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_cast, &attributes, false);
 }
 
-/* t:contiguous() -> t itself if it is dense, else a copy */
+/* t:contiguous() -> t itself if it is dense, else a copy Kernels take strided tensors; a dense copy
+ * pays where the same tensor is read several times, or where bytes are sent. */
 static int contiguous(lua_State *L)
 {
     ms_lua_enter(L);
@@ -112,7 +124,10 @@ static int contiguous(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_clone, NULL, false);
 }
 
-/* t:view(sizes), t:reshape(sizes), t:expand(sizes): sizes as a list or as arguments */
+/* t:view(sizes), t:reshape(sizes), t:expand(sizes): sizes as a list or as arguments The operator is
+ * the closure's: the three differ in what they allow. view refuses where a copy would be needed,
+ * reshape copies then, expand repeats without memory (stride 0). -1 is let through by ms_lua_sizes;
+ * each operator gives it a meaning of its own. */
 static int with_shape(lua_State *L)
 {
     ms_lua_enter(L);
@@ -122,7 +137,8 @@ static int with_shape(lua_State *L)
     return ms_lua_apply_one(L, ms_lua_own_op(L), &attributes, false);
 }
 
-/* t:permute(dims...) */
+/* t:permute(dims...) -> a view. All dimensions must be named, from 1; whether one is named twice is
+ * checked by the operator, which C callers use as well. */
 static int permute(lua_State *L)
 {
     ms_lua_enter(L);
@@ -138,7 +154,8 @@ static int permute(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_permute, &attributes, false);
 }
 
-/* The shape of a tensor whose dimensions first .. last (from 0) are joined into one. */
+/* The shape of a tensor whose dimensions first .. last (from 0) are joined into one. The dimensions
+ * before and after stay; the result has last - first fewer of them. */
 static void join_sizes(const ms_tensor *t, int32_t first, int32_t last, ms_attributes *out)
 {
     uint32_t count = 0;
@@ -153,7 +170,8 @@ static void join_sizes(const ms_tensor *t, int32_t first, int32_t last, ms_attri
     out->shape.dims = count;
 }
 
-/* t:flatten(first?, last?): joins these dimensions; a scalar becomes a list of one. */
+/* t:flatten(first?, last?): joins these dimensions; a scalar becomes a list of one. It is a
+ * reshape, so it is a view where the strides allow it and a copy elsewhere. */
 static int flatten(lua_State *L)
 {
     ms_lua_enter(L);
@@ -170,7 +188,8 @@ static int flatten(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_reshape, &attributes, false);
 }
 
-/* t:narrow(dim, start, length): start counts from 1 */
+/* t:narrow(dim, start, length) -> a view; start counts from 1. length 0 is allowed, and with it a
+ * start just past the end: loops over pieces need no special case for an empty last one. */
 static int narrow(lua_State *L)
 {
     ms_lua_enter(L);
@@ -182,7 +201,9 @@ static int narrow(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_narrow, &attributes, false);
 }
 
-/* t:select(dim, index): index from 1, or from -1 at the end */
+/* t:select(dim, index): index from 1, or from -1 at the end t[i] comes here, too. The message names
+ * both ways to count, because an index that comes from a tensor counts from 0 and is the usual
+ * mistake. */
 static int select_index(lua_State *L)
 {
     ms_lua_enter(L);
@@ -198,7 +219,7 @@ static int select_index(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_select, &attributes, false);
 }
 
-/* t:transpose(a, b) */
+/* t:transpose(a, b) -> a view with these two dimensions swapped; a and b may be equal. */
 static int two_dims(lua_State *L)
 {
     ms_lua_enter(L);
@@ -208,7 +229,8 @@ static int two_dims(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_transpose, &attributes, false);
 }
 
-/* t:t(): the last two dimensions swapped */
+/* t:t() -> a view with the last two dimensions swapped. They are the last two and not the first, so
+ * that it works on batches of matrices. */
 static int t_(lua_State *L)
 {
     ms_lua_enter(L);
@@ -219,7 +241,9 @@ static int t_(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_transpose, &attributes, false);
 }
 
-/* t:squeeze(dim) */
+/* t:squeeze(dim) -> a view without that dimension, whose size must be 1. There is no form without
+ * dim: it would drop a batch dimension that happens to be 1, and code that works for every other
+ * batch would fail. */
 static int squeeze(lua_State *L)
 {
     ms_lua_enter(L);
@@ -237,14 +261,17 @@ static int unsqueeze(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_unsqueeze, &attributes, false);
 }
 
-/* Room for so many sizes of parts, in a userdata on the stack. */
+/* Room for so many sizes of parts, in a userdata on the stack. The limit keeps a mistaken size of a
+ * part (1, of a long dimension) from making a hundred thousand handles and views. A userdata,
+ * because what follows may raise. */
 static int64_t *new_sizes(lua_State *L, int64_t count)
 {
     if (count > 100000) ms_lua_error(L, "split: %lld parts are too many", (long long)count);
     return lua_newuserdatauv(L, (size_t)(count + 1) * sizeof(int64_t), 0);
 }
 
-/* The sizes of the list at index 2, which must be `size` together. */
+/* The sizes of the list at index 2, which must be `size` together. The sum is checked before each
+ * addition: sizes near 2^63 would wrap and could add up to `size` by accident. */
 static int64_t *listed_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *count)
 {
     int64_t sum = 0;
@@ -266,7 +293,8 @@ static int64_t *listed_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *c
 }
 
 /* Sizes of the parts that split's second argument asks for: a list of sizes, or the size of all but
- * the last part. In a userdata on the stack. */
+ * the last part. In a userdata on the stack. The last part has what is left, so it may be smaller.
+ * */
 static int64_t *part_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *count)
 {
     if (lua_istable(L, 2)) return listed_sizes(L, size, dim, count);
@@ -278,7 +306,9 @@ static int64_t *part_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *cou
 }
 
 /* Splits along dim into parts of these sizes; pushes the list. All handles exist before the engine
- * runs, so nothing can raise once there are outputs. */
+ * runs, so nothing can raise once there are outputs. One operator makes all views, so that backward
+ * assembles the gradient of t once; with a narrow for each part it would add up as many tensors of
+ * t's size. */
 static int split_into(lua_State *L, const int64_t *sizes, uint32_t count, int32_t dim)
 {
     ms_engine *engine = ms_lua_runtime(L)->engine;
@@ -296,7 +326,8 @@ static int split_into(lua_State *L, const int64_t *sizes, uint32_t count, int32_
     return 1;
 }
 
-/* t:split(size or list of sizes, dim = 1) -> list of views */
+/* t:split(size or list of sizes, dim = 1) -> list of views The views share t's memory: writing one
+ * of them changes t. */
 static int split(lua_State *L)
 {
     ms_lua_enter(L);
@@ -308,7 +339,9 @@ static int split(lua_State *L)
     return split_into(L, sizes, (uint32_t)count, dim);
 }
 
-/* t:chunk(count, dim = 1) -> list of at most `count` views */
+/* t:chunk(count, dim = 1) -> list of at most `count` views There may be fewer than `count` parts (5
+ * elements in 4 chunks are 2, 2, 1), as in PyTorch. An empty dimension gives one empty part, so
+ * that a caller can rely on a first one. */
 static int chunk(lua_State *L)
 {
     ms_lua_enter(L);
@@ -326,7 +359,9 @@ static int chunk(lua_State *L)
 }
 
 /* t:pad_to(multiple) -> t of one dimension with zeros at the end up to a multiple; t itself if it
- * has that length */
+ * has that length Collectives need it: reduce_scatter and all_to_all take tensors whose length
+ * divides by the number of ranks. It refuses more dimensions, where the place of the zeros would
+ * not be obvious. */
 static int pad_to(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -348,6 +383,8 @@ static int pad_to(lua_State *L)
         ms_tensor *inputs[] = { t, zeros };
         status = ms_apply(engine, &ms_op_cat, &(ms_attributes){ 0 }, false, inputs, 2, &out, 1);
     }
+    /* The tape or the enqueued task keeps what it needs; the host's reference to the zeros ends
+     * here in any case. */
     ms_tensor_release(zeros);
     ms_lua_ok(L, status);
     ms_handle_fill(handle, out);
@@ -381,6 +418,7 @@ static const ms_method methods[] = {
     { "pad_to", pad_to, NULL, false },
 };
 
+/* The table of tensor methods is on top of the stack. */
 void ms_open_views(lua_State *L, int runtime)
 {
     ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);
