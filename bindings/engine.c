@@ -8,7 +8,9 @@
 #include "moonshard/comm.h"
 
 /* Meets the other ranks of a local group that no launcher has started, at the socket `rendezvous`
- * of the options at index 1. Blocks until all have come. */
+ * of the options at index 1. Blocks until all have come. It takes place in ms.init and not at the
+ * first use of the engine, because it waits for other processes: a script says here that it is
+ * ready to. `threads` and `memory_bytes` are this rank's; rank 0's decide about the files. */
 static void meet_ranks(lua_State *L, ms_runtime *runtime, uint32_t rank, uint32_t size)
 {
     if (runtime->rendezvous)
@@ -27,7 +29,8 @@ static void meet_ranks(lua_State *L, ms_runtime *runtime, uint32_t rank, uint32_
     lua_pop(L, 1);
 }
 
-/* Whether the table at index 1 has an option that only a group gives a meaning. */
+/* Whether the table at index 1 has an option that only a group gives a meaning. A script that
+ * forgets `group` would otherwise train alone on each rank, without an error. */
 static bool has_group_options(lua_State *L)
 {
     static const char *const fields[] = { "rank", "world_size", "rendezvous" };
@@ -39,7 +42,8 @@ static bool has_group_options(lua_State *L)
     return found;
 }
 
-/* The world of the engine that will start, from options group, rank and world_size at index 1. */
+/* The world of the engine that will start, from options group, rank and world_size at index 1. A
+ * fake world is only noted: the engine opens it when it starts. */
 static void configure_world(lua_State *L, ms_runtime *runtime)
 {
     enum { LOCAL, FAKE };
@@ -51,6 +55,8 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
                             "\"fake\"");
         return;
     }
+    /* mpi and nccl are known names of which the message says that this build lacks them. A name
+     * that is misspelled gets the nearest one. */
     int group = ms_lua_choice(L, -1, groups, "group");
     lua_pop(L, 1);
     if (group > FAKE) ms_lua_error(L, "init: group \"%s\" is not in this build", groups[group]);
@@ -64,7 +70,8 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
 }
 
 /* Option `name` as a text in `text`, which lives as long as the runtime: the setting points to it.
- * Without the option the setting stays as it is. */
+ * Without the option the setting stays as it is. An option longer than the room is no device and no
+ * instruction set, so it is refused as unknown instead of being cut. */
 static void read_text(lua_State *L, const char *name, char *text, size_t room, const char **setting)
 {
     size_t bytes;
@@ -78,7 +85,9 @@ static void read_text(lua_State *L, const char *name, char *text, size_t room, c
 }
 
 /* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
- * world_size=, rendezvous=, rates= }: settings for the engine that starts at first use. */
+ * world_size=, rendezvous=, rates= }: settings for the engine that starts at first use. Nothing is
+ * changed before all options are right, but for the texts and the rendezvous: a script that catches
+ * the error of ms.init can call it again. */
 static int configure(lua_State *L)
 {
     static const char *const keys[] = { "device", "threads",    "strict",       "seed",
@@ -110,7 +119,8 @@ static int configure(lua_State *L)
     return 0;
 }
 
-/* Sets field `name` of the table on top of the stack. */
+/* Sets field `name` of the table on top of the stack. The fields.c functions do the same with C
+ * types; these are for this file's tables. */
 static void set_text(lua_State *L, const char *name, const char *value)
 {
     lua_pushstring(L, value);
@@ -129,7 +139,8 @@ static void set_boolean(lua_State *L, const char *name, bool value)
     lua_setfield(L, -2, name);
 }
 
-/* core.memory() -> { live =, peak =, reserved = } in bytes */
+/* core.memory() -> { live =, peak =, reserved = } in bytes Of this rank's pool. enter_inside,
+ * because planners may ask: it reads numbers and enqueues nothing. */
 static int memory(lua_State *L)
 {
     ms_memory m = ms_engine_memory(ms_lua_enter_inside(L));
@@ -140,14 +151,16 @@ static int memory(lua_State *L)
     return 1;
 }
 
-/* core.reset_peak(): the peak becomes what is live now. */
+/* core.reset_peak(): the peak becomes what is live now. A measurement of one phase begins with it.
+ * */
 static int reset_peak(lua_State *L)
 {
     ms_engine_reset_peak(ms_lua_enter(L));
     return 0;
 }
 
-/* core.set_peak(bytes): puts an earlier peak back. */
+/* core.set_peak(bytes): puts an earlier peak back. peak.lua measures parts of a step, and puts back
+ * what the script would have seen without that. */
 static int set_peak(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -155,7 +168,8 @@ static int set_peak(lua_State *L)
     return 0;
 }
 
-/* core.collect(): a full collection now; a fixed point. */
+/* core.collect(): a full collection now; a fixed point. Tests and ms.collect call it; the usual
+ * collections come with memory pressure. */
 static int collect(lua_State *L)
 {
     ms_lua_enter(L);
@@ -164,7 +178,8 @@ static int collect(lua_State *L)
 }
 
 /* core.synchronize(): blocks until all streams have run what was enqueued; raises the error of a
- * task */
+ * task Refused in hooks: a hook runs in the middle of backward, and a rank that waits there for
+ * work that needs a peer's next collective would never return. */
 static int synchronize(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "synchronize", "hooks only enqueue");
@@ -173,7 +188,7 @@ static int synchronize(lua_State *L)
 }
 
 /* core.seed(seed): begins the numbers of this seed anew. Outside of steps, it is as if no step had
- * run yet. */
+ * run yet. All 64 bits are a seed, so negative numbers are allowed. */
 static int seed(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -185,7 +200,9 @@ static int seed(lua_State *L)
     return 0;
 }
 
-/* core.random_state() -> seed, step, draw;  core.set_random_state(seed, step, draw) */
+/* core.random_state() -> seed, step, draw; core.set_random_state(seed, step, draw) For checkpoints:
+ * with the three numbers, what is drawn after loading is what would have been drawn without the
+ * interruption. */
 static int random_state(lua_State *L)
 {
     ms_random random = ms_engine_random(ms_lua_enter(L));
@@ -204,14 +221,17 @@ static int set_random_state(lua_State *L)
     return 0;
 }
 
-/* core.flops() -> cost of all that was enqueued so far */
+/* core.flops() -> cost of all that was enqueued so far A difference of two calls is the cost of
+ * what lies between them. Nothing waits: costs are known when a task is enqueued. */
 static int flops(lua_State *L)
 {
     lua_pushnumber(L, ms_engine_flops(ms_lua_enter_inside(L)));
     return 1;
 }
 
-/* core.info() -> what the machine has, and what the engine uses of it */
+/* core.info() -> what the machine has, and what the engine uses of it The machine is asked anew in
+ * each call, through the table of the system. mpi and nccl are false until a build has such a
+ * transport; scripts test them before they ask for one. */
 static int info(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter_inside(L);
@@ -239,7 +259,8 @@ static int info(lua_State *L)
     return 1;
 }
 
-/* core.device() -> the name of the engine's device, or "meta" where new tensors are made there */
+/* core.device() -> the name of the engine's device, or "meta" where new tensors are made there
+ * Planners and libraries ask it as well, hence enter_inside. */
 static int device(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter_inside(L);
@@ -247,7 +268,8 @@ static int device(lua_State *L)
     return 1;
 }
 
-/* core.is_sim() -> whether the engine's tensors have no values */
+/* core.is_sim() -> whether the engine's tensors have no values Library code that would read values
+ * must ask this first: on such a device a read gives zeros. */
 static int is_sim(lua_State *L)
 {
     lua_pushboolean(L, ms_engine_is_sim(ms_lua_enter_inside(L)));
@@ -255,7 +277,10 @@ static int is_sim(lua_State *L)
 }
 
 /* core.exit_code(message) -> what the command line exits with for this error. The error may have
- * passed through code that added text, so the noted message is searched in it. */
+ * passed through code that added text, so the noted message is searched in it. The error is a
+ * string by the time it arrives here, so its status is gone: ms_lua_note_exit has kept the message
+ * with the code. "not enough memory" is Lua's own error, which never passed through the engine.
+ * */
 static int exit_code(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);
@@ -266,14 +291,16 @@ static int exit_code(lua_State *L)
     return 1;
 }
 
-/* core.in_hook() -> whether a hook runs, in which nothing may block */
+/* core.in_hook() -> whether a hook runs, in which nothing may block Futures ask it to decide
+ * whether a callback may run now or must wait for the hook's end. */
 static int in_hook(lua_State *L)
 {
     lua_pushboolean(L, ms_lua_runtime(L)->hook_depth > 0);
     return 1;
 }
 
-/* core.is_library(source) -> whether a function's source (of debug.getinfo) is the library's */
+/* core.is_library(source) -> whether a function's source (of debug.getinfo) is the library's So
+ * that reports and planners can say whether a function is the user's or one of the library's. */
 static int is_library(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);
@@ -292,7 +319,9 @@ static int line(lua_State *L)
     return 1;
 }
 
-/* core.traceback(error) -> where an error that came out of a callback was raised, or nil */
+/* core.traceback(error) -> where an error that came out of a callback was raised, or nil The stack
+ * of the callback is gone when its error is raised again, so the handler of call.c keeps its
+ * traceback. */
 static int traceback(lua_State *L)
 {
     luaL_checkany(L, 1);
@@ -300,11 +329,13 @@ static int traceback(lua_State *L)
     return 1;
 }
 
-/* core.raise(message): raises with the user's line in front. */
+/* core.raise(message): raises with the user's line in front. Lua's own error() would name a line of
+ * the library, since its levels count all functions and not those of the user. */
 static int raise(lua_State *L) { return ms_lua_error(L, "%s", luaL_checkstring(L, 1)); }
 
 /* core.refuse(message, code) -> nil, message, code: what the environment's failure means for a run
- * that ends with it is noted. */
+ * that ends with it is noted. The code is one of the environment's ("not_found", "corrupt" ...). If
+ * the script does not handle the failure and asserts it, the program exits with 3. */
 static int refuse(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -318,7 +349,8 @@ static int refuse(lua_State *L)
     return 3;
 }
 
-/* core.nearest(given, names) -> the most similar name, or nil */
+/* core.nearest(given, names) -> the most similar name, or nil The list of names lives in a
+ * userdata; the strings are the table's. */
 static int nearest(lua_State *L)
 {
     const char *given = luaL_checkstring(L, 1);
@@ -338,7 +370,8 @@ static int nearest(lua_State *L)
 
 enum { BENCH_PIECE = 500 }; /* tasks; a stream's ring holds more */
 
-/* A task that does nothing, with the arguments and accesses of a usual one. */
+/* A task that does nothing, with the arguments and accesses of a usual one. It is what remains of
+ * an operator if the kernel costs nothing. */
 static ms_task_result nothing(ms_run *run, void *arguments)
 {
     (void)run;
@@ -347,7 +380,8 @@ static ms_task_result nothing(ms_run *run, void *arguments)
 }
 
 /* Enqueues `count` tasks, in pieces that fit into the ring, so that enqueueing is measured and not
- * waiting for room. *spent: nanoseconds of the host. */
+ * waiting for room. *spent: nanoseconds of the host. The time of ms_stream_sync is left out for the
+ * same reason. */
 static ms_status enqueue_many(ms_stream *stream, const ms_access *accesses, uint32_t access_count,
                               int64_t count, uint64_t *spent)
 {
@@ -367,7 +401,9 @@ static ms_status enqueue_many(ms_stream *stream, const ms_access *accesses, uint
 }
 
 /* core.bench_enqueue(count) -> nanoseconds that enqueueing one task with three storages takes the
- * host */
+ * host Three storages are what a binary operator has: two that are read and one that is written.
+ * The first is the written one. count is rounded up to whole pieces. `moonshard bench enqueue`
+ * prints it. */
 static int bench_enqueue(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);

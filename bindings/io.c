@@ -8,12 +8,15 @@
 
 /* ----------------------------------------------------- shared by io's files */
 
+/* Errors then go to the record that ms_lua_io_failed reads. */
 ms_context *ms_lua_context(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
     return runtime->engine ? ms_engine_context(runtime->engine) : &runtime->context;
 }
 
+/* C functions would see a path with a zero byte as a shorter one, and might write another file than
+ * the script names. A number is refused although Lua converts it: it is a mistake here. */
 const char *ms_lua_path(lua_State *L, int index, const char *what)
 {
     if (lua_type(L, index) != LUA_TSTRING)
@@ -25,9 +28,12 @@ const char *ms_lua_path(lua_State *L, int index, const char *what)
     return text;
 }
 
+/* Reads the error record of the context that ms_lua_context gives, so it must follow the failed
+ * call directly. */
 int ms_lua_io_failed(lua_State *L) { return ms_lua_failed(L, &ms_lua_context(L)->error); }
 
-/* The strings are borrowed: the Lua list keeps them alive while the userdata is used. */
+/* The strings are borrowed: the Lua list keeps them alive while the userdata is used. Each string
+ * is checked as a path is, also names and metadata: none of them may have a zero byte. */
 const char **ms_lua_string_list(lua_State *L, int index, uint32_t *count, const char *what)
 {
     index = lua_absindex(L, index);
@@ -44,7 +50,8 @@ const char **ms_lua_string_list(lua_State *L, int index, uint32_t *count, const 
     return list;
 }
 
-/* Made before what it will own, so that an error in between leaks nothing. */
+/* Made before what it will own, so that an error in between leaks nothing. The one user value is
+ * for whatever the box must keep alive. */
 void **ms_lua_box(lua_State *L, const char *type)
 {
     void **box = lua_newuserdatauv(L, sizeof *box, 1);
@@ -53,6 +60,7 @@ void **ms_lua_box(lua_State *L, const char *type)
     return box;
 }
 
+/* A box is empty after close(), or if making its contents has failed. */
 void *ms_lua_unbox(lua_State *L, int index, const char *type)
 {
     void **box = luaL_checkudata(L, index, type);
@@ -62,7 +70,9 @@ void *ms_lua_unbox(lua_State *L, int index, const char *type)
 
 /* -------------------------------------------------------------- whole files */
 
-/* core.file_read(path): its bytes */
+/* core.file_read(path): its bytes A failure is nil, message, code; more than 2 GiB is one as well,
+ * since such a file is data and is read by a data set. A file that grows meanwhile is cut to the
+ * size that it had; one that shrinks is "corrupt". */
 static int file_read(lua_State *L)
 {
     ms_context *context = ms_lua_context(L);
@@ -92,7 +102,9 @@ static int file_read(lua_State *L)
     return 1;
 }
 
-/* core.file_write(path, text): atomic and durable */
+/* core.file_write(path, text): atomic and durable A reader never sees half of it, and after a crash
+ * the old or the new content is there; hence it is right for small files that others watch
+ * (manifests, plans), and wrong for logs. */
 static int file_write(lua_State *L)
 {
     const char *path = ms_lua_path(L, 1, "a path");
@@ -105,14 +117,16 @@ static int file_write(lua_State *L)
 
 /* ----------------------------------------------------- files that stay open */
 
-/* path: for messages, may be cut */
+/* path: for messages, may be cut `file` is NULL before it is open and after close(). os is the
+ * table that opened it, kept because the engine may be gone when __gc runs. */
 typedef struct open_file {
     ms_file *file;
     const ms_os *os;
     char path[256];
 } open_file;
 
-/* Pushes a file that is not open yet. */
+/* Pushes a file that is not open yet. The userdata comes first, so that an open file is never
+ * without an owner. */
 static open_file *new_file(lua_State *L, const char *path)
 {
     open_file *made = lua_newuserdatauv(L, sizeof *made, 0);
@@ -122,7 +136,8 @@ static open_file *new_file(lua_State *L, const char *path)
     return made;
 }
 
-/* file:close(), __gc, __close. A second call does nothing. */
+/* file:close(), __gc, __close. A second call does nothing. At a close nothing is lost that a write
+ * has accepted; there is no buffer here. */
 static int file_close(lua_State *L)
 {
     open_file *open = luaL_checkudata(L, 1, FILE_TYPE);
@@ -144,7 +159,9 @@ static int file_append(lua_State *L)
     return 1;
 }
 
-/* core.file_lock(path): a lock that lasts until close() or the end of the process */
+/* core.file_lock(path): a lock that lasts until close() or the end of the process One run writes a
+ * folder at a time. A second one gets "denied" and the number of the process that has the lock. A
+ * crash releases it. */
 static int file_lock(lua_State *L)
 {
     ms_context *context = ms_lua_context(L);
@@ -154,7 +171,8 @@ static int file_lock(lua_State *L)
     return 1;
 }
 
-/* file:write(text) -> file, or nil, message, code */
+/* file:write(text) -> file, or nil, message, code The file is returned, so that calls can be
+ * chained. */
 static int file_append_text(lua_State *L)
 {
     ms_context *context = ms_lua_context(L);
@@ -169,7 +187,8 @@ static int file_append_text(lua_State *L)
 
 /* ------------------------------------------------------------------ folders */
 
-/* core.make_directory(path) -> true, or nil, message, code */
+/* core.make_directory(path) -> true, or nil, message, code With its parents. That it exists already
+ * is success, because all ranks may make it at once. */
 static int make_directory(lua_State *L)
 {
     if (ms_folder_make(ms_lua_context(L), ms_lua_path(L, 1, "a path"))) return ms_lua_io_failed(L);
@@ -177,7 +196,9 @@ static int make_directory(lua_State *L)
     return 1;
 }
 
-/* core.remove(path): a file, or a folder with the files in it; true also if there was none */
+/* core.remove(path): a file, or a folder with the files in it; true also if there was none Only one
+ * level of a folder: ms_folder_remove refuses folders in it, so that a wrong path does not remove a
+ * tree. */
 static int remove_path(lua_State *L)
 {
     ms_context *context = ms_lua_context(L);
@@ -187,6 +208,7 @@ static int remove_path(lua_State *L)
     int error = context->os->info(context->os->user, path, &info);
     if (!error && info.is_directory) status = ms_folder_remove(context, path);
     else if (!error) error = context->os->remove(context->os->user, path);
+    /* What is not there needs no removal: two ranks may both try. */
     if (!status && error && ms_fail_os(context, error, "cannot remove", path) != MS_ERROR_NOT_FOUND)
         status = context->error.status;
     if (status) return ms_lua_io_failed(L);
@@ -194,7 +216,8 @@ static int remove_path(lua_State *L)
     return 1;
 }
 
-/* core.exists(path): "file", "folder" or false */
+/* core.exists(path): "file", "folder" or false A path that cannot be looked at counts as absent;
+ * whoever opens it gets the reason. */
 static int exists(lua_State *L)
 {
     ms_context *context = ms_lua_context(L);
@@ -220,7 +243,8 @@ static int names_gc(lua_State *L)
     return 0;
 }
 
-/* core.list(path): the names in a folder, sorted by bytes */
+/* core.list(path): the names in a folder, sorted by bytes The order is by bytes and so the same on
+ * every file system, locale and rank. */
 static int list(lua_State *L)
 {
     const char *path = ms_lua_path(L, 1, "a path");
@@ -240,7 +264,8 @@ static int list(lua_State *L)
 
 /* ------------------------------------------------------------------- clocks */
 
-/* core.clock_ms(): milliseconds of a clock that only goes forward, with a fraction */
+/* core.clock_ms(): milliseconds of a clock that only goes forward, with a fraction For differences
+ * of times in scripts and reports; it is the clock of flight records as well. */
 static int clock_ms(lua_State *L)
 {
     const ms_os *os = ms_lua_context(L)->os;
@@ -248,7 +273,8 @@ static int clock_ms(lua_State *L)
     return 1;
 }
 
-/* core.time(): seconds since 1970, with a fraction */
+/* core.time(): seconds since 1970, with a fraction For dates in reports and file names. It may
+ * jump, so it is not for measuring. */
 static int real_time(lua_State *L)
 {
     const ms_os *os = ms_lua_context(L)->os;

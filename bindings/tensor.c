@@ -7,7 +7,8 @@
 
 /* --------------------------------------------------------------- what it is */
 
-/* t:shape() -> list of sizes */
+/* t:shape() -> list of sizes A fresh table in each call: a script may change it, and no tensor has
+ * its shape there. */
 static int shape(lua_State *L)
 {
     const ms_tensor *t = ms_lua_tensor(L, 1);
@@ -19,7 +20,7 @@ static int shape(lua_State *L)
     return 1;
 }
 
-/* t:size(dim) -> size of one dimension */
+/* t:size(dim) -> size of one dimension dim counts from 1, or from -1 at the end. */
 static int size(lua_State *L)
 {
     const ms_tensor *t = ms_lua_tensor(L, 1);
@@ -28,7 +29,7 @@ static int size(lua_State *L)
 }
 
 /* t:dim() -> number of dimensions; t:numel() -> number of elements; t:dtype() -> its name;
- * t:is_contiguous() */
+ * t:is_contiguous() None of these looks at values, so none waits, and hooks may call them. */
 static int dim(lua_State *L)
 {
     lua_pushinteger(L, ms_tensor_dims(ms_lua_tensor(L, 1)));
@@ -50,7 +51,8 @@ static int is_contiguous(lua_State *L)
     return 1;
 }
 
-/* t:device() -> "meta", or the name of the engine's device */
+/* t:device() -> "meta", or the name of the engine's device The name is the engine's own even where
+ * a recipe has said "cpu" and is simulated. */
 static int device(lua_State *L)
 {
     bool meta = ms_tensor_is_meta(ms_lua_tensor(L, 1));
@@ -58,7 +60,8 @@ static int device(lua_State *L)
     return 1;
 }
 
-/* #t -> size of the first dimension; raises for a scalar */
+/* #t -> size of the first dimension; raises for a scalar So that # fits t[i] and loops over the
+ * first dimension. */
 static int length(lua_State *L)
 {
     const ms_tensor *t = ms_lua_tensor(L, 1);
@@ -67,7 +70,9 @@ static int length(lua_State *L)
     return 1;
 }
 
-/* __tostring: dtype and shape, never values, which would block */
+/* tostring(t) -> dtype and shape, never values: print() in a hook, or a debugger that shows all
+ * locals, must not wait for the device. A released tensor has a text too, because error messages
+ * are made of it. */
 static int to_string(lua_State *L)
 {
     const ms_handle *handle = luaL_checkudata(L, 1, MS_TENSOR_TYPE);
@@ -78,7 +83,8 @@ static int to_string(lua_State *L)
     return 1;
 }
 
-/* t:keep() -> t, which outlives the end of its step */
+/* t:keep() -> t, which outlives the end of its step For what the script itself carries from step to
+ * step. It costs nothing: the handle leaves the list that the step's end walks through. */
 static int keep(lua_State *L)
 {
     ms_handle_keep(ms_lua_handle(L, 1));
@@ -86,7 +92,8 @@ static int keep(lua_State *L)
     return 1;
 }
 
-/* core.is_tensor(value) */
+/* core.is_tensor(value) True also of a tensor that was released: the question is about the type,
+ * and using it then raises an error that says why it is gone. */
 static int is_tensor(lua_State *L)
 {
     luaL_checkany(L, 1);
@@ -94,7 +101,9 @@ static int is_tensor(lua_State *L)
     return 1;
 }
 
-/* core.mark_parameter(t): keeps it and makes is_parameter true. */
+/* core.mark_parameter(t): keeps it and makes is_parameter true. nn.Parameter calls it. The mark
+ * belongs to the handle and not to the tensor, so that a view or an alias of a parameter is none.
+ * */
 static int mark_parameter(lua_State *L)
 {
     ms_handle *handle = ms_lua_handle(L, 1);
@@ -112,7 +121,8 @@ static int is_parameter(lua_State *L)
     return 1;
 }
 
-/* core.same_memory(a, b): whether both look at the same storage. */
+/* core.same_memory(a, b): whether both look at the same storage. Used to find tied weights, which
+ * are one parameter under two names. */
 static int same_memory(lua_State *L)
 {
     lua_pushboolean(L, ms_tensor_storage(ms_lua_tensor(L, 1))
@@ -122,7 +132,8 @@ static int same_memory(lua_State *L)
 
 /* ------------------------------------------------------------------- values */
 
-/* Pushes element i: floats as numbers, integers as integers, bool as a boolean. */
+/* Pushes element i: floats as numbers, integers as integers, bool as a boolean. f32 values become
+ * doubles without loss; of i64 all are Lua integers. */
 static void push_element(lua_State *L, ms_dtype type, const void *data, int64_t i)
 {
     switch (type) {
@@ -137,7 +148,10 @@ static void push_element(lua_State *L, ms_dtype type, const void *data, int64_t 
     }
 }
 
-/* Reads all values into a userdata on the stack; blocks. */
+/* Reads all values into a userdata on the stack; blocks. The memory is Lua's, so that an error in
+ * reading, or in making the tables, leaks nothing. One byte more than needed, so that an empty
+ * tensor has an address, too. ms_tensor_read waits for the tensor's writers only, not for all
+ * streams. */
 static const void *read_values(lua_State *L, ms_tensor *t)
 {
     void *data = lua_newuserdatauv(L, ms_tensor_bytes(t) + 1, 0);
@@ -145,7 +159,8 @@ static const void *read_values(lua_State *L, ms_tensor *t)
     return data;
 }
 
-/* t:item() -> its only value; blocks. Refused in hooks, which only enqueue. */
+/* t:item() -> its only value; blocks. Refused in hooks, which only enqueue. Arguments are checked
+ * before ms_lua_enter, so that a mistake does not start an engine. */
 static int item(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
@@ -156,13 +171,15 @@ static int item(lua_State *L)
                             ms_tensor_describe(t, text, sizeof text));
     }
     ms_lua_enter(L);
+    /* Room for the largest element, aligned for each dtype. */
     uint64_t value = 0;
     ms_lua_ok(L, ms_tensor_read(t, &value, ms_tensor_bytes(t)));
     push_element(L, ms_tensor_dtype(t), &value, 0);
     return 1;
 }
 
-/* Pushes dimension d as nested lists; returns the index of the element after them. */
+/* Pushes dimension d as nested lists; returns the index of the element after them. The recursion is
+ * as deep as the tensor has dimensions, at most MS_DIMS_MAX. */
 static int64_t push_nested(lua_State *L, const ms_tensor *t, const void *data, uint32_t d,
                            int64_t at)
 {
@@ -180,7 +197,8 @@ static int64_t push_nested(lua_State *L, const ms_tensor *t, const void *data, u
     return at;
 }
 
-/* Elements, or of an empty tensor the lists that hold none. */
+/* Elements, or of an empty tensor the lists that hold none. [1000000000, 0] has no element, but as
+ * many empty lists as its first dimension says. */
 static int64_t count_items(const ms_tensor *t)
 {
     int64_t count = 1;
@@ -190,7 +208,8 @@ static int64_t count_items(const ms_tensor *t)
 }
 
 /* t:to_table() -> its values as nested lists; blocks. Limited, because a Lua table takes many times
- * the memory of the tensor. */
+ * the memory of the tensor. The million is a limit of use and not of memory: more numbers are not
+ * meant to be read by people. */
 static int to_table(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
@@ -204,7 +223,8 @@ static int to_table(lua_State *L)
     return 1;
 }
 
-/* core.bytes(t): the values as a string, row-major, little-endian; blocks. */
+/* core.bytes(t): the values as a string, row-major, little-endian; blocks. For hashes, comparisons
+ * bit for bit, and files that a script writes itself. A Lua string holds any bytes. */
 static int bytes(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
@@ -215,7 +235,8 @@ static int bytes(lua_State *L)
     return 1;
 }
 
-/* Element i of a float dtype. */
+/* Element i of a float dtype. For show() only, in which five digits are printed: f32 is enough for
+ * all of them. */
 static float float_at(ms_dtype type, const void *data, int64_t i)
 {
     if (type == MS_F32) return ((const float *)data)[i];
@@ -244,10 +265,12 @@ static void show_element(luaL_Buffer *buffer, ms_dtype type, const void *data, i
     luaL_addstring(buffer, text);
 }
 
+/* A larger tensor would fill the terminal; its edges are usually what tells whether it is right. */
 enum { SHOWN = 6 }; /* elements of a dimension before it is abridged */
 
 /* Appends dimension d; long dimensions show their first and last three elements. stride: number of
- * elements of one item of the dimension before. */
+ * elements of one item of the dimension before. `at` is the position of the first element, since
+ * the values are dense here. */
 static void show_nested(luaL_Buffer *buffer, const ms_tensor *t, const void *data, uint32_t d,
                         int64_t at, int64_t stride)
 {
@@ -269,7 +292,8 @@ static void show_nested(luaL_Buffer *buffer, const ms_tensor *t, const void *dat
     luaL_addchar(buffer, ']');
 }
 
-/* t:show() -> text with its dtype, shape and values; blocks */
+/* t:show() -> text with its dtype, shape and values; blocks Unlike tostring it reads the values,
+ * hence another name. */
 static int show(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
@@ -287,7 +311,9 @@ static int show(lua_State *L)
 }
 
 /* core.read_nowhere(t): on the sim device, what reading a tensor does to memory, without room for
- * its values. */
+ * its values. `moonshard check` uses it to predict the peak of a run: a read waits for writers and
+ * so decides which memory is free, while the values of a large model would not fit the machine that
+ * simulates it. */
 static int read_nowhere(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
@@ -297,7 +323,9 @@ static int read_nowhere(lua_State *L)
     return 0;
 }
 
-/* core.write(t, string): copies the values in, row-major. */
+/* core.write(t, string): copies the values in, row-major. The string must have exactly the tensor's
+ * bytes; ms_tensor_write checks that. Its memory may go at once: the data are copied before the
+ * call returns, or kept by the device. */
 static int write_values(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
@@ -310,7 +338,9 @@ static int write_values(lua_State *L)
 
 /* ------------------------------------------------------------------ opening */
 
-/* t[i] selects along the first dimension; other keys are methods. */
+/* t[i] selects along the first dimension; other keys are methods. This runs for each method call on
+ * a tensor, so the methods are looked up first and with a raw get. `select` is found there too, so
+ * that t[i] and t:select(1, i) have one implementation and one error. */
 static int index_value(lua_State *L)
 {
     if (lua_type(L, 2) != LUA_TNUMBER) {
@@ -326,7 +356,8 @@ static int index_value(lua_State *L)
     return 1;
 }
 
-/* __newindex: always raises */
+/* t.x = v and t[i] = v raise. A field would live with the handle and not with the tensor, and be
+ * gone in the next handle of it; writing elements one by one would be a task each. */
 static int refuse_newindex(lua_State *L)
 {
     return ms_lua_error(
@@ -364,6 +395,8 @@ static const luaL_Reg functions[] = {
     { NULL, NULL },
 };
 
+/* The metatable exists already: ms_lua_new_runtime has made it with __gc and __close, which must
+ * work before and after everything else. */
 void ms_open_tensor(lua_State *L, int runtime)
 {
     ms_lua_register(L, runtime, functions);

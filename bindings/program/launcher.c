@@ -10,6 +10,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+/* Nanoseconds of the monotonic clock, which setting the system's time does not change. All
+ * deadlines of the supervisor are on it, and so are the times in flight records. */
 static uint64_t now_of(const ms_job *job)
 {
     const ms_os *os = job->context.os;
@@ -18,14 +20,18 @@ static uint64_t now_of(const ms_job *job)
 
 /* ------------------------------------------------------------- the job ends */
 
-/* One line on stderr; rank 0 may be showing its own line there. */
+/* One line on stderr; rank 0 may be showing its own line there. ms_fresh_row clears that line on a
+ * terminal, so that the two texts do not mix. */
 static void warn(ms_job *job, const char *text)
 {
     (void)job;
     fprintf(stderr, "%smoonshard: warning: %s\n", ms_fresh_row(), text);
 }
 
-/* "rank 2 (pid 4711) killed by SIGKILL during all_reduce #17 of world [...] at step 57" */
+/* "rank 2 (pid 4711) killed by SIGKILL during all_reduce #17 of world [...] at step 57". This is
+ * the text that every rank shows as the cause, and often all that is left of the rank: hence the
+ * collective that it was in, or had left last, from its flight record in shared memory, which
+ * outlives it. */
 static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t bytes)
 {
     const ms_outcome *outcome = &job->outcomes[rank];
@@ -48,13 +54,17 @@ static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t 
 }
 
 /* A rank has ended. If it ended well, it has left: peers that still wait for it find that out by
- * themselves. Otherwise the job ends. */
+ * themselves. Otherwise the job ends. 75 is the exit code of a run that has saved a checkpoint and
+ * asks to be started again; 128 plus the signal is that of one that has stopped without. Both are
+ * no failures after a request to stop. A rank that this supervisor has killed is not a cause
+ * either: the job had one before. */
 static void rank_ended(ms_job *job, uint32_t rank)
 {
     ms_outcome *outcome = &job->outcomes[rank];
     job->reap(job, rank);
     outcome->ended = true;
     outcome->ended_ns = now_of(job);
+    /* No rank is addressed by its descriptor once it was reaped. */
     close(job->ended[rank]);
     job->ended[rank] = -1;
     job->running--;
@@ -71,7 +81,10 @@ static void rank_ended(ms_job *job, uint32_t rank)
 }
 
 /* The deadline has passed: ranks that still run are killed; threads, which cannot be killed, are
- * left to the caller. false: there is nothing more to wait for. */
+ * left to the caller. false: there is nothing more to wait for. A second deadline follows the first
+ * where a request to stop has passed its grace: the job then ends with that as its cause, and ranks
+ * get MS_LEAVE_NS to leave. Killed ranks need no further deadline, since SIGKILL cannot be ignored.
+ * */
 static bool time_is_over(ms_job *job)
 {
     if (!job->ending) {
@@ -93,7 +106,9 @@ static bool time_is_over(ms_job *job)
 
 /* ------------------------------------------------------------------ signals */
 
-/* The first request: all ranks end after the same step. The second: at once. */
+/* The first request: all ranks end after the same step. The second: at once. A request and not a
+ * signal to each rank: the ranks agree on the step before which they stop, so that none of them
+ * waits in a collective for one that has left already. */
 static void stop_requested(ms_job *job, int number)
 {
     if (job->stop_signal) {
@@ -108,8 +123,9 @@ static void stop_requested(ms_job *job, int number)
     ms_rendezvous_request(job->rendezvous, MS_REQUEST_STOP, (uint8_t)number);
 }
 
-/* SIGUSR1 asks for a checkpoint, SIGUSR2 for the flight records, the others to stop. on_dump: the
- * function at the top of L's stack. */
+/* SIGUSR1 asks for a checkpoint, SIGUSR2 for the flight records, the others to stop. The descriptor
+ * does not block, so the loop ends when no signal is left. on_dump, the function at the top of L's
+ * stack, is called here and not in a handler: it runs Lua. */
 static void read_signals(lua_State *L, ms_job *job)
 {
     struct signalfd_siginfo info;
@@ -124,13 +140,17 @@ static void read_signals(lua_State *L, ms_job *job)
 }
 
 /* The signals are blocked and read from a descriptor, so the supervisor handles them between two
- * polls and not in a handler. Threads that are started later inherit the mask. */
+ * polls and not in a handler. Threads that are started later inherit the mask. Handlers would have
+ * to wake the poll and could run at any point of it. SIGUSR2 is among them although ranks that are
+ * processes get it, too: there it is the question where they are (MS_LOCATE_PROCESS), sent to one
+ * rank by its descriptor. */
 static int open_signals(ms_job *job, sigset_t *before)
 {
     sigset_t set;
     sigemptyset(&set);
     int numbers[] = { SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaddset(&set, numbers[i]);
+    /* A signal between this line and the next stays pending and is read from the descriptor. */
     int error = pthread_sigmask(SIG_BLOCK, &set, before);
     if (error) return -error;
     job->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -138,7 +158,9 @@ static int open_signals(ms_job *job, sigset_t *before)
 }
 
 /* The supervisor's loop: it ends when no rank runs, or when threads do not leave in time. Each
- * round looks at the deadline first, so that a rank that sends many events cannot put it off. */
+ * round looks at the deadline first, so that a rank that sends many events cannot put it off.
+ * Signals are read before ended ranks are: where a terminal's Ctrl-C has reached the job, the
+ * request is noted before the exit of a rank is judged. */
 static void supervise(lua_State *L, ms_job *job)
 {
     struct pollfd *waits = job->waits;
@@ -153,6 +175,8 @@ static void supervise(lua_State *L, ms_job *job)
             waits[r + 1] = (struct pollfd){ .fd = job->ended[r], .events = POLLIN };
         uint64_t rest_ns = ms_watch_tick(job);
         if (job->deadline_ns && job->deadline_ns - now < rest_ns) rest_ns = job->deadline_ns - now;
+        /* One millisecond more than the rest, which is cut to whole milliseconds: without it the
+         * last fraction of one would be spent in a busy loop. */
         int changed = poll(waits, job->ranks + 1, (int)(rest_ns / 1000000) + 1);
         if (!job->ending) ms_watch(job, now_of(job));
         if (changed <= 0) continue;
@@ -177,7 +201,9 @@ static void set_text(lua_State *L, const char *name, const char *value)
     lua_setfield(L, -2, name);
 }
 
-/* Pushes one entry of a flight record as a table. */
+/* Pushes one entry of a flight record as a table. Times stay integers of nanoseconds, since the
+ * report computes differences between ranks with them. channel counts from 1, as scripts write it.
+ * */
 static void push_flight(lua_State *L, const ms_flight *flight)
 {
     char text[320];
@@ -199,7 +225,9 @@ static void push_flight(lua_State *L, const ms_flight *flight)
     set_integer(L, "left_ns", (int64_t)flight->left_ns);
 }
 
-/* flights(rank) -> the list of the entries in its flight record that were not overwritten */
+/* flights(rank) -> the list of the entries in its flight record that were not overwritten The
+ * record is a ring: only the last MS_FLIGHTS entries can still be there, and of those some may be
+ * overwritten while they are read. */
 static int flights(lua_State *L)
 {
     const ms_job *job = lua_touserdata(L, lua_upvalueindex(1));
@@ -218,7 +246,7 @@ static int flights(lua_State *L)
     return 1;
 }
 
-/* folder() -> where the job keeps its files, or "" */
+/* folder() -> where the job keeps its files, or "" until a rank has named it (core.comm_folder). */
 static int folder(lua_State *L)
 {
     const ms_job *job = lua_touserdata(L, lua_upvalueindex(1));
@@ -249,6 +277,7 @@ static void push_rank(lua_State *L, const ms_job *job, uint32_t rank)
 
 /* The outcome of the job: stop_signal, cause = { reason, rank, message } or nil, folder, ranks =
  * list from rank 0 on. */
+/* reasons: in the order of ms_abort_reason. */
 static void push_outcome(lua_State *L, const ms_job *job)
 {
     static const char *const reasons[] = { "none",   "mismatch", "left",   "timeout",
@@ -273,7 +302,8 @@ static void push_outcome(lua_State *L, const ms_job *job)
     lua_setfield(L, -2, "ranks");
 }
 
-/* __gc, also after an error in the middle of ms_launch. */
+/* __gc of the job, after ms_launch has returned, or after an error in the middle of it. It closes
+ * what the supervisor holds; processes that still run die with this one (PR_SET_PDEATHSIG). */
 static int job_gc(lua_State *L)
 {
     ms_job *job = lua_touserdata(L, 1);
@@ -289,7 +319,8 @@ static int job_gc(lua_State *L)
     return 0;
 }
 
-/* An empty job in a userdata on the stack. */
+/* An empty job in a userdata on the stack. It is a userdata, because Lua functions that may raise
+ * (on_start, the dump) are called while it exists. */
 static ms_job *new_job(lua_State *L)
 {
     ms_job *job = lua_newuserdatauv(L, sizeof *job, 0);
@@ -303,7 +334,8 @@ static ms_job *new_job(lua_State *L)
     return job;
 }
 
-/* Room for what the supervisor keeps of each rank. */
+/* Room for what the supervisor keeps of each rank. One allocation for four arrays, so that one
+ * release frees them. They are laid out in order of decreasing alignment. */
 static ms_status make_room(ms_job *job, uint32_t ranks)
 {
     void *memory = NULL;
@@ -320,7 +352,8 @@ static ms_status make_room(ms_job *job, uint32_t ranks)
     return MS_OK;
 }
 
-/* Number `name` of the options at 1; 0 if it is absent. */
+/* Number `name` of the options at 1; 0 if it is absent, which each option of the rendezvous takes
+ * as its default. */
 static double field(lua_State *L, const char *name)
 {
     lua_getfield(L, 1, name);
@@ -329,7 +362,8 @@ static double field(lua_State *L, const char *name)
     return value;
 }
 
-/* nil, message */
+/* nil, message: the job could not be started, which is the environment's fault. Lua turns it into
+ * the exit code. */
 static int refused(lua_State *L, const ms_job *job)
 {
     lua_pushnil(L);
@@ -349,7 +383,9 @@ static ms_rendezvous_options read_options(lua_State *L)
                                     .timeout_ns = (uint64_t)field(L, "timeout_ns") };
 }
 
-/* The job's rendezvous, of which this process is the supervisor. */
+/* The job's rendezvous, of which this process is the supervisor. From ms_rendezvous_judge on, ranks
+ * that wait too long report a suspicion instead of ending the job: it is called before any rank is
+ * started, so that no rank decides by itself. */
 static ms_status make_job(lua_State *L, ms_job *job)
 {
     ms_rendezvous_options options = read_options(L);
@@ -367,7 +403,8 @@ static ms_status make_job(lua_State *L, ms_job *job)
 /* process.launch({ ranks=, threads=, thread_ranks=, memory_bytes=, link_bytes_per_second=,
  * link_latency_ns=, timeout_ns=, grace_ns= }, on_start) -> outcome; or nil, message where ranks
  * could not be started. The program's own arguments are upvalues: count, values. on_start(flights,
- * folder) returns what is called for SIGUSR2. */
+ * folder) returns what is called for SIGUSR2. Both functions have the job's userdata as their
+ * upvalue, so that it lives as long as Lua keeps one of them. */
 int ms_launch(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -377,12 +414,16 @@ int ms_launch(lua_State *L)
     lua_getfield(L, 1, "thread_ranks");
     bool threads = lua_toboolean(L, -1);
     if (make_job(L, job)) return refused(L, job);
+    /* on_start runs before any rank does: what it makes (a dump function, a folder) is there when
+     * the first signal comes. */
     lua_pushvalue(L, 2);
     lua_pushvalue(L, 3);
     lua_pushcclosure(L, flights, 1);
     lua_pushvalue(L, 3);
     lua_pushcclosure(L, folder, 1);
     lua_call(L, 2, 1);
+    /* The signals are blocked before the ranks are started: thread ranks inherit the mask, so that
+     * the supervisor alone reads them, and process ranks unblock all signals themselves. */
     sigset_t before;
     int error = open_signals(job, &before);
     if (error) {

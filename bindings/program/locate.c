@@ -28,6 +28,8 @@ typedef struct located {
     volatile sig_atomic_t depth; /* may be above MS_STATES */
 } located;
 
+/* Thread-local, so that ranks that are threads of one process have one each, and a handler needs no
+ * lookup that could lock. */
 static _Thread_local located here;
 
 /* ------------------------------------------------------------------- asking */
@@ -100,7 +102,8 @@ static int resume_entered(lua_State *L)
     return lua_gettop(L);
 }
 
-/* coroutine.resume(co, ...) -> as the original */
+/* coroutine.resume(co, ...) -> as the original The type is checked here, because `enter` stores the
+ * coroutine before the original function could refuse it. */
 static int resume(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTHREAD);
@@ -132,7 +135,9 @@ static int wrapped(lua_State *L)
     return lua_error(L);
 }
 
-/* coroutine.wrap: upvalue 1 is coroutine.resume, 2 coroutine.create, 3 coroutine.close. */
+/* coroutine.wrap: upvalue 1 is coroutine.resume, 2 coroutine.create, 3 coroutine.close. It is
+ * written anew and not wrapped around the original, whose coroutine is out of reach: the handler
+ * needs the lua_State of it. */
 static int wrap(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TFUNCTION);

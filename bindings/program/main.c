@@ -16,19 +16,23 @@
 
 /* Requests to stop. Handlers only count; the loop of training looks at the end of a step. A second
  * request ends the process at once, unless it is a rank: the supervisor, which gets the same
- * signals from a terminal, decides then. */
+ * signals from a terminal, decides then. They belong to the process: in a thread that is a rank
+ * they are not read, because the supervisor of the same process handles the signals. */
 static volatile sig_atomic_t stop_signal, save_signal, is_rank;
 
-/* A handler: it only sets a number. _exit is safe there. */
+/* A handler: it only sets a number. _exit is safe there. The first signal stays: the exit code 128
+ * + signal says what has stopped the run. */
 static void request_stop(int number)
 {
     if (stop_signal && !is_rank) _exit(128 + number);
     if (!stop_signal) stop_signal = number;
 }
 
+/* A handler for SIGUSR1: the training loop asks save_requested at the end of each step. */
 static void request_save(int number) { save_signal = number; }
 
-/* save_requested() -> whether SIGUSR1 came since the last call */
+/* save_requested() -> whether SIGUSR1 came since the last call Asking clears it, so that one signal
+ * gives one checkpoint. Upvalue 1: whether this state is a rank's thread. */
 static int save_requested(lua_State *L)
 {
     bool thread = lua_toboolean(L, lua_upvalueindex(1));
@@ -37,7 +41,8 @@ static int save_requested(lua_State *L)
     return 1;
 }
 
-/* stop_requested() -> number of the signal, or nil */
+/* stop_requested() -> number of the signal, or nil It is not cleared: every loop of the script,
+ * also a nested one, sees the request. */
 static int stop_requested(lua_State *L)
 {
     if (!stop_signal || lua_toboolean(L, lua_upvalueindex(1))) {
@@ -49,7 +54,9 @@ static int stop_requested(lua_State *L)
 }
 
 /* SA_RESTART: calls that a signal interrupts go on, since the loop looks at the request by itself.
- */
+ * A rank leaves SIGUSR1 and SIGUSR2 alone: the supervisor reads the first, and the second asks the
+ * rank where its script is. SIGPIPE is ignored everywhere, so that output into a closed pipe is an
+ * error of the write and not the end of a run. */
 static void catch_signals(void)
 {
     struct sigaction action = { .sa_handler = request_stop, .sa_flags = SA_RESTART };
@@ -66,21 +73,24 @@ static void catch_signals(void)
 }
 
 /* watch_signals(): from now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 are requests; before, and in
- * commands that never look, they end the process. */
+ * commands that never look, they end the process. `moonshard run` calls it. In a thread that is a
+ * rank it does nothing, as the supervisor has the signals. */
 static int watch_signals(lua_State *L)
 {
     if (!lua_toboolean(L, lua_upvalueindex(1))) catch_signals();
     return 0;
 }
 
-/* is_terminal() -> whether stdout and stderr are a terminal */
+/* is_terminal() -> whether stdout and stderr are a terminal. Both are asked, since the line that
+ * rank 0 redraws in place and the messages that clear it go to different ones. */
 static int is_terminal(lua_State *L)
 {
     lua_pushboolean(L, isatty(STDOUT_FILENO) && isatty(STDERR_FILENO));
     return 1;
 }
 
-/* columns() -> the present width of the terminal; 80 if it is not known */
+/* columns() -> the present width of the terminal; 80 if it is not known Asked before each redraw,
+ * because the window may change its size. A pipe has no width. */
 static int columns(lua_State *L)
 {
     struct winsize size = { 0 };
@@ -89,7 +99,9 @@ static int columns(lua_State *L)
     return 1;
 }
 
-/* quit(code): ends the process at once, also with threads that do not return. */
+/* quit(code): ends the process at once, also with threads that do not return. It is for the end of
+ * a job in which a thread rank does not leave: exit() would run destructors under threads that
+ * still work. Buffered output is written first, which _exit would lose. */
 static int quit(lua_State *L)
 {
     fflush(NULL);
@@ -97,7 +109,7 @@ static int quit(lua_State *L)
 }
 
 /* What run and the callbacks of one Lua state need; on the stack of ms_program, which outlives the
- * state. */
+ * state. `warning` collects the pieces of one warning, `warned` is how much of it is filled. */
 typedef struct arguments {
     int count;
     char **values;
@@ -109,12 +121,14 @@ typedef struct arguments {
     char warning[4096];
 } arguments;
 
+/* The sequence returns to the line's beginning and erases it. */
 const char *ms_fresh_row(void)
 {
     return isatty(STDOUT_FILENO) && isatty(STDERR_FILENO) ? "\r\033[K" : "";
 }
 
-/* Adds text to the warning that is being collected; what does not fit is left out. */
+/* Adds text to the warning that is being collected; what does not fit is left out. Two bytes are
+ * kept back for the line's end. */
 static void add_text(arguments *args, const char *text)
 {
     size_t room = sizeof args->warning - 2 - args->warned, bytes = strlen(text);
@@ -141,7 +155,8 @@ static void warning(void *user, const char *message, int more)
     args->warned = 0;
 }
 
-/* The engine's log, from whatever thread, in one piece. */
+/* The engine's log, in one piece. Any thread of the engine may call it, so it uses no Lua and a
+ * buffer of its own, which is longer than any message of the engine with its head. */
 static void log_line(void *user, ms_log_level level, const char *message)
 {
     static const char *const names[] = { "debug: ", "info: ", "warning: ", "" };
@@ -152,7 +167,8 @@ static void log_line(void *user, ms_log_level level, const char *message)
     fwrite(line, 1, (size_t)bytes, stderr);
 }
 
-/* The message handler of the whole program: the error as text with the stack's traceback. */
+/* The message handler of the whole program: the error as text with the stack's traceback.
+ * luaL_tolstring also serves error objects that are tables with a __tostring. */
 static int traceback(lua_State *L)
 {
     const char *message = luaL_tolstring(L, 1, NULL);
@@ -160,7 +176,9 @@ static int traceback(lua_State *L)
     return 1;
 }
 
-/* Fills moonshard.process, which only the program has; a host has no such module. */
+/* Fills moonshard.process, which only the program has; a host has no such module. launch is there
+ * only where this process is the whole program: a rank cannot start a job. The C arguments are
+ * passed as a light userdata, since they outlive the state. */
 static void set_process(lua_State *L, arguments *args, const char *program)
 {
     static const luaL_Reg functions[] = { { "stop_requested", stop_requested },
@@ -192,7 +210,10 @@ static void set_process(lua_State *L, arguments *args, const char *program)
     lua_pop(L, 1);
 }
 
-/* Runs protected. The library is found beside this program, whatever the current folder is. */
+/* Runs protected. The library is found beside this program, whatever the current folder is.
+ * Coroutine functions are replaced before any script runs, since a script may keep the originals in
+ * locals. The log goes to log_line before the engine can start. A rank joins before its first use
+ * of the engine, because the rendezvous decides about threads and memory. */
 static int run(lua_State *L)
 {
     arguments *args = lua_touserdata(L, 1);
@@ -224,7 +245,8 @@ static int run(lua_State *L)
 }
 
 /* An error of a rank is written into the job too, so that the other ranks end with it. The rank
- * answers the signal while lua_close runs finalizers, too. */
+ * answers the signal while lua_close runs finalizers, too. 8 is the exit code where memory ran out.
+ * Lua's collector runs in generational mode: a step makes many tensor handles that die young. */
 int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread)
 {
     arguments args = { .count = count,
@@ -257,7 +279,9 @@ int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t ran
     return args.code;
 }
 
-/* A process whose environment names a job is a rank of it. */
+/* A process whose environment names a job is a rank of it. The program, stock interpreters and
+ * hosts read the same two variables (ms_lua_adopt). A rank removes them from its environment only
+ * after it has adopted the files. */
 int main(int argc, char **argv)
 {
     ms_context context;

@@ -18,7 +18,9 @@
 
 extern char **environ;
 
-/* Waits for a process that has ended, which frees its number. */
+/* Waits for a process that has ended, which frees its number. Until then the dead process keeps its
+ * number, so that kill_rank and /proc cannot meet a stranger. It does not wait long: the descriptor
+ * was readable. */
 static void reap(ms_job *job, uint32_t rank)
 {
     ms_outcome *outcome = &job->outcomes[rank];
@@ -28,20 +30,24 @@ static void reap(ms_job *job, uint32_t rank)
     else outcome->code = WEXITSTATUS(status);
 }
 
-/* By descriptor, not by number: a number may belong to another process by now. */
+/* By descriptor, not by number: a number may belong to another process by now. A rank that has
+ * ended meanwhile gives an error that nobody needs. */
 static void kill_rank(ms_job *job, uint32_t rank)
 {
     pidfd_send_signal(job->ended[rank], SIGKILL, NULL, 0);
 }
 
-/* By descriptor, as in kill_rank. */
+/* By descriptor, as in kill_rank. The signal goes to the process as a whole, and the system would
+ * choose a thread; the handler is made for the host thread, and the other threads of a rank block
+ * it. */
 static void locate(ms_job *job, uint32_t rank)
 {
     pidfd_send_signal(job->ended[rank], MS_LOCATE_PROCESS, NULL, 0);
 }
 
 /* The environment of one rank: this one's, and the two variables. Filled before fork: between fork
- * and exec nothing may allocate. */
+ * and exec nothing may allocate. Older values of both variables are left out: a launcher that is
+ * itself a rank of another job, or has them set by mistake, would pass on the wrong job. */
 static ms_status make_environment(ms_job *job, const char *rendezvous, char *rank, char ***out)
 {
     size_t count = 0, kept = 0;
@@ -56,6 +62,7 @@ static ms_status make_environment(ms_job *job, const char *rendezvous, char *ran
             && strncmp(environ[i], "MOONSHARD_RANK=", 15))
             made[kept++] = environ[i];
     made[kept++] = (char *)(uintptr_t)rendezvous;
+    /* The table is zeroed, so the entry after the last is the NULL that execve needs. */
     made[kept] = rank;
     *out = made;
     return MS_OK;
@@ -64,7 +71,9 @@ static ms_status make_environment(ms_job *job, const char *rendezvous, char *ran
 /* The process that becomes a rank. It dies with the supervisor; if the supervisor has died before
  * prctl, getppid tells. Requests to stop come through the job, also those that a terminal sends to
  * all, so the signals are ignored here. Only functions that are safe between fork and exec are
- * called. Ranks other than 0 read an empty stdin. */
+ * called. Ranks other than 0 read an empty stdin. 7 is the exit code where a rank could not be
+ * started. cores has this rank's share, so that the threads of two ranks do not compete for one
+ * core; it is empty where the system is to choose. */
 static _Noreturn void become_rank(const ms_job *job, pid_t supervisor, uint32_t rank,
                                   const cpu_set_t *cores, char **environment, int nothing)
 {
@@ -82,7 +91,8 @@ static _Noreturn void become_rank(const ms_job *job, pid_t supervisor, uint32_t 
 }
 
 /* This rank's share of the cores that this process may use; empty if there are fewer cores than
- * ranks. */
+ * ranks. Cores with neighbouring numbers usually share caches, so a rank gets a run of them. The
+ * position counts the allowed cores, whose numbers may have gaps. */
 static void cores_of(const ms_job *job, uint32_t rank, cpu_set_t *out)
 {
     cpu_set_t allowed;
@@ -101,7 +111,9 @@ static void cores_of(const ms_job *job, uint32_t rank, cpu_set_t *out)
     }
 }
 
-/* A process that cannot be watched is killed at once. */
+/* A process that cannot be watched is killed at once. The descriptor of a process becomes readable
+ * when it ends; it is what poll waits for. The supervisor's number is taken before the fork, since
+ * the child compares it with its parent's. */
 static ms_status start_one(ms_job *job, uint32_t rank, char **environment, int nothing)
 {
     cpu_set_t cores;
@@ -124,7 +136,8 @@ static ms_status start_one(ms_job *job, uint32_t rank, char **environment, int n
 }
 
 /* What the variables of the ranks' environment say: one text names the rendezvous, the other, of
- * which *number points to the end, is filled for each rank. */
+ * which *number points to the end, is filled for each rank. The sizes are those that
+ * ms_rendezvous_share asks for, and one number more. Both texts lie in one allocation. */
 static ms_status make_variables(ms_job *job, char **rendezvous, char **number)
 {
     static const char head[] = MS_RENDEZVOUS_VARIABLE "=";
@@ -142,7 +155,8 @@ static ms_status make_variables(ms_job *job, char **rendezvous, char **number)
     return status;
 }
 
-/* Kills and reaps the ranks that were started before a failure. */
+/* Kills and reaps the ranks that were started before a failure. No rank of a job that lacks others
+ * may run on: it would wait for them until its timeout. */
 static void stop_all(ms_job *job)
 {
     for (uint32_t r = 0; r < job->ranks; r++) {
@@ -155,7 +169,8 @@ static void stop_all(ms_job *job)
 }
 
 /* The text of the rank's number is written before each fork into the one environment that all forks
- * copy. */
+ * copy. The program is found by /proc, not by argv[0], which need not be a path; a rank that runs
+ * another version of the program could not read the rendezvous. */
 ms_status ms_start_processes(ms_job *job)
 {
     char *rendezvous = NULL, *number = NULL, **environment = NULL;

@@ -9,7 +9,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* One rank. ended is written by its thread at the very end, and read by the supervisor's poll. */
+/* One rank. ended is written by its thread at the very end, and read by the supervisor's poll. The
+ * array of these lives in job->ranks_data, and is not released while a thread that did not leave
+ * may still use it. */
 typedef struct rank_thread {
     ms_job *job;
     uint32_t rank;
@@ -17,7 +19,8 @@ typedef struct rank_thread {
     int code, ended;
 } rank_thread;
 
-/* The thread's Lua state and engine are its own; nothing but the job is shared. */
+/* The thread's Lua state and engine are its own; nothing but the job is shared. The name is for ps,
+ * debuggers and profilers, where all ranks are one process. */
 static void *run_rank(void *argument)
 {
     rank_thread *self = argument;
@@ -39,13 +42,17 @@ static void reap(ms_job *job, uint32_t rank)
     job->outcomes[rank].code = thread->code;
 }
 
-/* To the rank's own thread, which no process-wide signal can choose. */
+/* To the rank's own thread, which no process-wide signal can choose. The handler then runs on that
+ * thread and finds its Lua states in thread-local memory. */
 static void locate(ms_job *job, uint32_t rank)
 {
     pthread_kill(((rank_thread *)job->ranks_data)[rank].thread, MS_LOCATE_THREAD);
 }
 
-/* The record is complete before the thread starts. */
+/* The record is complete before the thread starts. The eventfd takes the place of a process
+ * descriptor: the supervisor polls both alike. There is no kill for threads: a thread that is
+ * stopped anywhere could hold locks of the C library, so job->kill stays NULL, and the process ends
+ * with such threads in it. */
 static ms_status start_one(ms_job *job, rank_thread *thread, uint32_t rank)
 {
     *thread = (rank_thread){ .job = job, .rank = rank, .ended = eventfd(0, EFD_CLOEXEC) };
@@ -60,7 +67,8 @@ static ms_status start_one(ms_job *job, rank_thread *thread, uint32_t rank)
     return MS_OK;
 }
 
-/* Ends the job because not all ranks could be started, and waits for those that were. */
+/* Ends the job because not all ranks could be started, and waits for those that were. A thread
+ * cannot be killed, so the job gets a cause, which ends every wait of the ranks that run. */
 static void stop_all(ms_job *job)
 {
     ms_rendezvous_abort(job->rendezvous, MS_ABORT_STOPPED, -1, job->context.error.message);
@@ -72,7 +80,9 @@ static void stop_all(ms_job *job)
     }
 }
 
-/* The records live until all threads have ended. */
+/* The records live until all threads have ended. The handler of MS_LOCATE_THREAD is one for the
+ * whole process; each rank installs it for itself, and the signal is ignored until the first has.
+ * */
 ms_status ms_start_threads(ms_job *job)
 {
     void *memory = NULL;

@@ -37,7 +37,8 @@ uint64_t ms_watch_tick(const ms_job *job)
     return tick > MS_TICK_MOST_NS ? MS_TICK_MOST_NS : tick;
 }
 
-/* The beginning of a file of the system; "" if it cannot be read. */
+/* The beginning of a file of the system; "" if it cannot be read. Files of /proc have no size to
+ * ask for, so one read takes what fits. */
 static void read_text(const ms_job *job, const char *path, char *text, size_t bytes)
 {
     const ms_os *os = job->context.os;
@@ -63,7 +64,8 @@ static char state_of(const ms_job *job, uint32_t rank, int32_t thread)
     return end_of_name && end_of_name[1] == ' ' ? end_of_name[2] : '\0';
 }
 
-/* Whether the thread sleeps and has started a process that has not ended. */
+/* Whether the thread sleeps and has started a process that has not ended. Such a rank works through
+ * its child (a compiler, a download), although its own counters stand still. */
 static bool waits_for_child(const ms_job *job, uint32_t rank, int32_t thread, char state)
 {
     char path[96], text[32];
@@ -75,7 +77,9 @@ static bool waits_for_child(const ms_job *job, uint32_t rank, int32_t thread, ch
 }
 
 /* Describes what the rank does, as far as it is known. Returns whether it may be work: then the job
- * waits for it. */
+ * waits for it. answered: its script has told the line. heard: its signal handler has run. These
+ * two tell a script that loops from a thread that is stuck in C or in the kernel. The state of the
+ * process is kept for the report. */
 static bool describe(ms_job *job, uint32_t rank, const ms_activity_state *activity, bool answered,
                      bool heard, char *text, size_t bytes)
 {
@@ -103,7 +107,8 @@ static bool describe(ms_job *job, uint32_t rank, const ms_activity_state *activi
     return false;
 }
 
-/* Another rank that has finished, and so waits for this one; job->ranks if there is none. */
+/* Another rank that has finished, and so waits for this one; job->ranks if there is none. It has
+ * finished if its process has ended, or if its host makes no more collectives. */
 static uint32_t finished_other(const ms_job *job, uint32_t rank)
 {
     for (uint32_t r = 0; r < job->ranks; r++) {
@@ -115,7 +120,8 @@ static uint32_t finished_other(const ms_job *job, uint32_t rank)
 }
 
 /* Since when the rank has shown no progress while a finished one waits for it: the later of the two
- * moments. */
+ * moments. Before the other finished, nobody waited; before the last progress, the rank worked.
+ * */
 static uint64_t awaited_since(const ms_watched *w)
 {
     return w->changed_ns > w->awaited_ns ? w->changed_ns : w->awaited_ns;
