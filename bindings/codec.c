@@ -25,7 +25,7 @@ static void read_options(lua_State *L, ms_codec *out)
     lua_pop(L, 1);
 }
 
-/* core.codec(kind, { block = 256, rounding = "nearest" | "stochastic", scale = true }?) The block
+/* core.codec(kind, { block = 256, rounding = "nearest" | "stochastic", scale = true }?). The block
  * must be a multiple of 8 because the codes of a block begin at a byte, also where a code is one
  * bit. */
 static int codec(lua_State *L)
@@ -46,7 +46,7 @@ static int codec(lua_State *L)
     return 1;
 }
 
-/* codec:encode(t, { error = false }?) -> payload, with error also what the encoding loses With
+/* codec:encode(t, { error = false }?) -> payload, with error also what the encoding loses. With
  * stochastic rounding each rank draws its own numbers (ms_lua_own_draw): with the same draws on all
  * ranks their rounding errors would add up in one direction instead of cancelling in the mean.
  * */
@@ -101,7 +101,7 @@ static int decode_with(lua_State *L, const ms_op *op)
     return ms_lua_apply_many(L, op, &attributes, &payload, 1, 1);
 }
 
-/* codec:decode(payload, n) -> tensor; codec:decode_sum(payload, n) -> the sum over the rows
+/* codec:decode(payload, n) -> tensor; codec:decode_sum(payload, n) -> the sum over the rows.
  * decode_sum needs one pass over the payloads of all ranks and no f32 copy of each, so it is what
  * compressed reductions use. */
 static int codec_decode(lua_State *L) { return decode_with(L, &ms_op_codec_decode); }

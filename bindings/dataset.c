@@ -60,7 +60,7 @@ static int dataset_size(lua_State *L)
     return 1;
 }
 
-/* dataset:split(fraction) -> the first part, the rest Both share the data without a copy. The two
+/* dataset:split(fraction) -> the first part, the rest. Both share the data without a copy. The two
  * boxes exist before the data sets do: an error in making the second would otherwise leak the
  * first. */
 static int dataset_split(lua_State *L)
@@ -89,7 +89,7 @@ static int loader_gc(lua_State *L)
 }
 
 /* core.loader(dataset, options): the options of dataset:loader in meta.lua, with rank and ranks
- * instead of a group The default seed is the engine's, so that ms.seed decides about the order of
+ * instead of a group. The default seed is the engine's, so that ms.seed decides about the order of
  * samples, too. It must be equal on all ranks, which cut each batch among themselves: with
  * different seeds they would repeat some samples and never see others. */
 static int loader_new(lua_State *L)
@@ -157,7 +157,7 @@ static void push_pair(lua_State *L, ms_handle *x, ms_handle *y, ms_tensor *const
     ms_handle_fill(y, pair[1]);
 }
 
-/* loader:next() -> x, y If taking the batch fails, the tensors are released by push_pair, and the
+/* loader:next() -> x, y. If taking the batch fails, the tensors are released by push_pair, and the
  * loader has not moved. */
 static int loader_next(lua_State *L)
 {
@@ -230,7 +230,7 @@ static int loader_batches(lua_State *L)
     return 1;
 }
 
-/* loader:state() -> { seed, epoch, position, samples }, for checkpoints Not the batches that its
+/* loader:state() -> { seed, epoch, position, samples }, for checkpoints. Not the batches that its
  * thread has prepared ahead: a checkpoint continues with the batch that training has not seen. The
  * numbers do not depend on the rank nor on how many there are. */
 static int loader_state(lua_State *L)
@@ -272,7 +272,7 @@ static int loader_load_state(lua_State *L)
 
 /* --------------------------------------------------------------------- text */
 
-/* core.to_tokens(text): its bytes as i64 [length] For prompts of models that read bytes. A Lua
+/* core.to_tokens(text): its bytes as i64 [length]. For prompts of models that read bytes. A Lua
  * string may have any byte, so there is no error for text. */
 static int to_tokens(lua_State *L)
 {
@@ -303,7 +303,7 @@ static int64_t token_at(ms_dtype dtype, const void *data, size_t i)
     }
 }
 
-/* core.to_text(tokens): the text of byte tokens; blocks Tokens above 255 are of a vocabulary that
+/* core.to_text(tokens): the text of byte tokens; blocks. Tokens above 255 are of a vocabulary that
  * this function does not know, so they raise instead of turning into wrong text. */
 static int to_text(lua_State *L)
 {

@@ -85,9 +85,9 @@ static void read_text(lua_State *L, const char *name, char *text, size_t room, c
 }
 
 /* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
- * world_size=, rendezvous=, rates= }: settings for the engine that starts at first use. Nothing is
- * changed before all options are right, but for the texts and the rendezvous: a script that catches
- * the error of ms.init can call it again. */
+ * world_size=, rendezvous=, rates= }: settings for the engine that starts at first use.
+ * runtime->settings is written last, so that an option that is wrong leaves the settings of the
+ * environment. */
 static int configure(lua_State *L)
 {
     static const char *const keys[] = { "device", "threads",    "strict",       "seed",
@@ -119,8 +119,7 @@ static int configure(lua_State *L)
     return 0;
 }
 
-/* Sets field `name` of the table on top of the stack. The fields.c functions do the same with C
- * types; these are for this file's tables. */
+/* Sets field `name` of the table on top of the stack. */
 static void set_text(lua_State *L, const char *name, const char *value)
 {
     lua_pushstring(L, value);
@@ -139,7 +138,7 @@ static void set_boolean(lua_State *L, const char *name, bool value)
     lua_setfield(L, -2, name);
 }
 
-/* core.memory() -> { live =, peak =, reserved = } in bytes Of this rank's pool. enter_inside,
+/* core.memory() -> { live =, peak =, reserved = } in bytes. Of this rank's pool. enter_inside,
  * because planners may ask: it reads numbers and enqueues nothing. */
 static int memory(lua_State *L)
 {
@@ -168,8 +167,8 @@ static int set_peak(lua_State *L)
     return 0;
 }
 
-/* core.collect(): a full collection now; a fixed point. Tests and ms.collect call it; the usual
- * collections come with memory pressure. */
+/* core.collect(): a full collection now; a fixed point. The library asks for one where it must know
+ * whether a script still holds an object; the usual collections come with memory pressure. */
 static int collect(lua_State *L)
 {
     ms_lua_enter(L);
@@ -178,7 +177,7 @@ static int collect(lua_State *L)
 }
 
 /* core.synchronize(): blocks until all streams have run what was enqueued; raises the error of a
- * task Refused in hooks: a hook runs in the middle of backward, and a rank that waits there for
+ * task. Refused in hooks: a hook runs in the middle of backward, and a rank that waits there for
  * work that needs a peer's next collective would never return. */
 static int synchronize(lua_State *L)
 {
@@ -200,9 +199,9 @@ static int seed(lua_State *L)
     return 0;
 }
 
-/* core.random_state() -> seed, step, draw; core.set_random_state(seed, step, draw) For checkpoints:
- * with the three numbers, what is drawn after loading is what would have been drawn without the
- * interruption. */
+/* core.random_state() -> seed, step, draw; core.set_random_state(seed, step, draw). For
+ * checkpoints: with the three numbers, what is drawn after loading is what would have been drawn
+ * without the interruption. */
 static int random_state(lua_State *L)
 {
     ms_random random = ms_engine_random(ms_lua_enter(L));
@@ -221,7 +220,7 @@ static int set_random_state(lua_State *L)
     return 0;
 }
 
-/* core.flops() -> cost of all that was enqueued so far A difference of two calls is the cost of
+/* core.flops() -> cost of all that was enqueued so far. A difference of two calls is the cost of
  * what lies between them. Nothing waits: costs are known when a task is enqueued. */
 static int flops(lua_State *L)
 {
@@ -229,9 +228,9 @@ static int flops(lua_State *L)
     return 1;
 }
 
-/* core.info() -> what the machine has, and what the engine uses of it The machine is asked anew in
+/* core.info() -> what the machine has, and what the engine uses of it. The machine is asked anew in
  * each call, through the table of the system. mpi and nccl are false until a build has such a
- * transport; scripts test them before they ask for one. */
+ * transport. */
 static int info(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter_inside(L);
@@ -259,7 +258,7 @@ static int info(lua_State *L)
     return 1;
 }
 
-/* core.device() -> the name of the engine's device, or "meta" where new tensors are made there
+/* core.device() -> the name of the engine's device, or "meta" where new tensors are made there.
  * Planners and libraries ask it as well, hence enter_inside. */
 static int device(lua_State *L)
 {
@@ -268,7 +267,7 @@ static int device(lua_State *L)
     return 1;
 }
 
-/* core.is_sim() -> whether the engine's tensors have no values Library code that would read values
+/* core.is_sim() -> whether the engine's tensors have no values. Library code that would read values
  * must ask this first: on such a device a read gives zeros. */
 static int is_sim(lua_State *L)
 {
@@ -291,7 +290,7 @@ static int exit_code(lua_State *L)
     return 1;
 }
 
-/* core.in_hook() -> whether a hook runs, in which nothing may block Futures ask it to decide
+/* core.in_hook() -> whether a hook runs, in which nothing may block. Futures ask it to decide
  * whether a callback may run now or must wait for the hook's end. */
 static int in_hook(lua_State *L)
 {
@@ -299,8 +298,9 @@ static int in_hook(lua_State *L)
     return 1;
 }
 
-/* core.is_library(source) -> whether a function's source (of debug.getinfo) is the library's So
- * that reports and planners can say whether a function is the user's or one of the library's. */
+/* core.is_library(source) -> whether a function's source (of debug.getinfo) is the library's.
+ * Planners of the library are named in reports, and those of users get the place of their
+ * definition. */
 static int is_library(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);
@@ -319,7 +319,7 @@ static int line(lua_State *L)
     return 1;
 }
 
-/* core.traceback(error) -> where an error that came out of a callback was raised, or nil The stack
+/* core.traceback(error) -> where an error that came out of a callback was raised, or nil. The stack
  * of the callback is gone when its error is raised again, so the handler of call.c keeps its
  * traceback. */
 static int traceback(lua_State *L)
@@ -349,7 +349,7 @@ static int refuse(lua_State *L)
     return 3;
 }
 
-/* core.nearest(given, names) -> the most similar name, or nil The list of names lives in a
+/* core.nearest(given, names) -> the most similar name, or nil. The list of names lives in a
  * userdata; the strings are the table's. */
 static int nearest(lua_State *L)
 {
@@ -401,7 +401,7 @@ static ms_status enqueue_many(ms_stream *stream, const ms_access *accesses, uint
 }
 
 /* core.bench_enqueue(count) -> nanoseconds that enqueueing one task with three storages takes the
- * host Three storages are what a binary operator has: two that are read and one that is written.
+ * host. Three storages are what a binary operator has: two that are read and one that is written.
  * The first is the written one. count is rounded up to whole pieces. `moonshard bench enqueue`
  * prints it. */
 static int bench_enqueue(lua_State *L)

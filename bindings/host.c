@@ -65,7 +65,7 @@ typedef struct recipe_call {
     int code;
 } recipe_call;
 
-/* require("moonshard.cli").recipe(file, arguments) -> exit code, message Everything that may raise
+/* require("moonshard.cli").recipe(file, arguments) -> exit code, message. Everything that may raise
  * happens in here, also the loading of the libraries: without a protected call an error would end
  * the host program by Lua's panic function. */
 static int run_protected(lua_State *L)

@@ -70,7 +70,7 @@ void *ms_lua_unbox(lua_State *L, int index, const char *type)
 
 /* -------------------------------------------------------------- whole files */
 
-/* core.file_read(path): its bytes A failure is nil, message, code; more than 2 GiB is one as well,
+/* core.file_read(path): its bytes. A failure is nil, message, code; more than 2 GiB is one as well,
  * since such a file is data and is read by a data set. A file that grows meanwhile is cut to the
  * size that it had; one that shrinks is "corrupt". */
 static int file_read(lua_State *L)
@@ -102,8 +102,8 @@ static int file_read(lua_State *L)
     return 1;
 }
 
-/* core.file_write(path, text): atomic and durable A reader never sees half of it, and after a crash
- * the old or the new content is there; hence it is right for small files that others watch
+/* core.file_write(path, text): atomic and durable. A reader never sees half of it, and after a
+ * crash the old or the new content is there; hence it is right for small files that others watch
  * (manifests, plans), and wrong for logs. */
 static int file_write(lua_State *L)
 {
@@ -117,7 +117,7 @@ static int file_write(lua_State *L)
 
 /* ----------------------------------------------------- files that stay open */
 
-/* path: for messages, may be cut `file` is NULL before it is open and after close(). os is the
+/* path: for messages, may be cut. `file` is NULL before it is open and after close(). os is the
  * table that opened it, kept because the engine may be gone when __gc runs. */
 typedef struct open_file {
     ms_file *file;
@@ -148,7 +148,8 @@ static int file_close(lua_State *L)
 }
 
 /* core.file_append(path): a file whose writes go to its end, each as a whole or not at all; made if
- * need be */
+ * need be. For metrics, a line for each step: a crash loses at most the last lines, and never
+ * leaves half of one in front of another. Only one process may append to a file. */
 static int file_append(lua_State *L)
 {
     ms_context *context = ms_lua_context(L);
@@ -159,7 +160,7 @@ static int file_append(lua_State *L)
     return 1;
 }
 
-/* core.file_lock(path): a lock that lasts until close() or the end of the process One run writes a
+/* core.file_lock(path): a lock that lasts until close() or the end of the process. One run writes a
  * folder at a time. A second one gets "denied" and the number of the process that has the lock. A
  * crash releases it. */
 static int file_lock(lua_State *L)
@@ -171,7 +172,7 @@ static int file_lock(lua_State *L)
     return 1;
 }
 
-/* file:write(text) -> file, or nil, message, code The file is returned, so that calls can be
+/* file:write(text) -> file, or nil, message, code. The file is returned, so that calls can be
  * chained. */
 static int file_append_text(lua_State *L)
 {
@@ -187,8 +188,8 @@ static int file_append_text(lua_State *L)
 
 /* ------------------------------------------------------------------ folders */
 
-/* core.make_directory(path) -> true, or nil, message, code With its parents. That it exists already
- * is success, because all ranks may make it at once. */
+/* core.make_directory(path) -> true, or nil, message, code. It makes the parents, too. A folder
+ * that exists already is success, because all ranks may make it at once. */
 static int make_directory(lua_State *L)
 {
     if (ms_folder_make(ms_lua_context(L), ms_lua_path(L, 1, "a path"))) return ms_lua_io_failed(L);
@@ -196,9 +197,9 @@ static int make_directory(lua_State *L)
     return 1;
 }
 
-/* core.remove(path): a file, or a folder with the files in it; true also if there was none Only one
- * level of a folder: ms_folder_remove refuses folders in it, so that a wrong path does not remove a
- * tree. */
+/* core.remove(path): a file, or a folder with the files in it; true also if there was none. Only
+ * one level of a folder: ms_folder_remove refuses folders in it, so that a wrong path does not
+ * remove a tree. */
 static int remove_path(lua_State *L)
 {
     ms_context *context = ms_lua_context(L);
@@ -216,7 +217,7 @@ static int remove_path(lua_State *L)
     return 1;
 }
 
-/* core.exists(path): "file", "folder" or false A path that cannot be looked at counts as absent;
+/* core.exists(path): "file", "folder" or false. A path that cannot be looked at counts as absent;
  * whoever opens it gets the reason. */
 static int exists(lua_State *L)
 {
@@ -243,7 +244,7 @@ static int names_gc(lua_State *L)
     return 0;
 }
 
-/* core.list(path): the names in a folder, sorted by bytes The order is by bytes and so the same on
+/* core.list(path): the names in a folder, sorted by bytes. The order is by bytes and so the same on
  * every file system, locale and rank. */
 static int list(lua_State *L)
 {
@@ -264,7 +265,7 @@ static int list(lua_State *L)
 
 /* ------------------------------------------------------------------- clocks */
 
-/* core.clock_ms(): milliseconds of a clock that only goes forward, with a fraction For differences
+/* core.clock_ms(): milliseconds of a clock that only goes forward, with a fraction. For differences
  * of times in scripts and reports; it is the clock of flight records as well. */
 static int clock_ms(lua_State *L)
 {
@@ -273,8 +274,8 @@ static int clock_ms(lua_State *L)
     return 1;
 }
 
-/* core.time(): seconds since 1970, with a fraction For dates in reports and file names. It may
- * jump, so it is not for measuring. */
+/* core.time(): seconds since 1970, with a fraction. It jumps when the system's time is set, so it
+ * is for dates and not for measuring. */
 static int real_time(lua_State *L)
 {
     const ms_os *os = ms_lua_context(L)->os;

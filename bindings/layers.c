@@ -6,7 +6,7 @@
 
 /* ---------------------------------------------------------------- selection */
 
-/* t:topk(k, dim = last) -> values, places k may be 0, and at most the size of that dimension. A
+/* t:topk(k, dim = last) -> values, places. k may be 0, and at most the size of that dimension. A
  * scalar counts as one element, hence the limit 1 where there is no dimension; the operator says
  * what it does with it. Places count from 0, as in all tensors of indices. */
 static int topk(lua_State *L)
@@ -46,8 +46,8 @@ static int above(lua_State *L)
     return ms_lua_apply_many(L, &ms_op_above, &attributes, inputs, 2, 3);
 }
 
-/* t:gather(dim, index), t:index_select(dim, index) The index tensor is not checked here: its values
- * are on the device, and an index outside is an error of the stream. */
+/* t:gather(dim, index), t:index_select(dim, index). The index tensor is not checked here: its
+ * values are on the device, and an index outside is an error of the stream. */
 static int with_index(lua_State *L)
 {
     ms_lua_enter(L);
@@ -98,7 +98,7 @@ static int linear(lua_State *L)
     return ms_lua_apply(L, ms_lua_own_op(L), &attributes, false, inputs, inputs[2] ? 3 : 2);
 }
 
-/* logits:cross_entropy(classes, { ignore_index = -100, reduction = "mean" }?) Classes that equal
+/* logits:cross_entropy(classes, { ignore_index = -100, reduction = "mean" }?). Classes that equal
  * ignore_index (padding) count neither in the sum nor in the mean. The keys are checked before any
  * value is read, so that a misspelled option is named as such. */
 static int cross_entropy(lua_State *L)
@@ -129,7 +129,7 @@ static double eps_at(lua_State *L, int index)
     return eps;
 }
 
-/* x:layer_norm(weight?, bias?, eps = 1e-5) weight and bias may be nil, also one of them alone:
+/* x:layer_norm(weight?, bias?, eps = 1e-5). weight and bias may be nil, also one of them alone:
  * three inputs are passed in any case, because a bias is recognised by its place. */
 static int layer_norm(lua_State *L)
 {
@@ -140,7 +140,7 @@ static int layer_norm(lua_State *L)
     return ms_lua_apply(L, &ms_op_layer_norm, &attributes, false, inputs, 3);
 }
 
-/* x:rms_norm(weight?, eps = 1e-5) It has no mean and no bias, hence its own argument list. */
+/* x:rms_norm(weight?, eps = 1e-5). It has no mean and no bias, hence its own argument list. */
 static int rms_norm(lua_State *L)
 {
     ms_lua_enter(L);
@@ -172,7 +172,7 @@ static int orthonormalize(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_orthonormalize, &attributes, true);
 }
 
-/* x:add_rms_norm(residual, weight?, eps = 1e-5): as add_layer_norm See there for why it is one
+/* x:add_rms_norm(residual, weight?, eps = 1e-5): as add_layer_norm. See there for why it is one
  * operator. */
 static int add_rms_norm(lua_State *L)
 {
@@ -220,7 +220,7 @@ static int rotary(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_rotary, &attributes, false);
 }
 
-/* q:attention(k, v, { causal = true, scale = }?); scale 0: the operator's own causal is true by
+/* q:attention(k, v, { causal = true, scale = }?); scale 0: the operator's own. causal is true by
  * default: leaving it out of a language model by mistake would give a loss that is far too good,
  * and no error. */
 static int attention(lua_State *L)

@@ -109,7 +109,7 @@ static int state_shared(lua_State *L)
     return 1;
 }
 
-/* state:pieces() -> list of { name, parameter, tensor } For checkpoints: in a fixed order, so that
+/* state:pieces() -> list of { name, parameter, tensor }. For checkpoints: in a fixed order, so that
  * all ranks and all runs write the same file. The tensors are views of the state's own memory; the
  * list is read before the next iteration writes it. */
 static int state_pieces(lua_State *L)
@@ -154,7 +154,7 @@ static int state_clear(lua_State *L)
     return 0;
 }
 
-/* state:iteration(number?) -> the count of iterations before it is set Native links count by
+/* state:iteration(number?) -> the count of iterations before it is set. Native links count by
  * themselves; links in Lua, and the loading of checkpoints, set it. */
 static int state_iteration(lua_State *L)
 {
@@ -165,7 +165,7 @@ static int state_iteration(lua_State *L)
     return 1;
 }
 
-/* state:compression() -> how many numbers the link was given, how many were sent for them It needs
+/* state:compression() -> how many numbers the link was given, how many were sent for them. It needs
  * no engine call and enqueues nothing, so reports may ask at any time. */
 static int state_compression(lua_State *L)
 {

@@ -79,7 +79,7 @@ int ms_lua_apply_many(lua_State *L, const ms_op *op, const ms_attributes *attrib
     return results;
 }
 
-/* a:op(b) -> tensor Shapes and dtypes are checked by the operator, whose error names it and both
+/* a:op(b) -> tensor. Shapes and dtypes are checked by the operator, whose error names it and both
  * shapes. */
 int ms_lua_two_tensors(lua_State *L)
 {
@@ -124,8 +124,8 @@ static int unary(lua_State *L)
     return ms_lua_apply_one(L, ms_lua_own_op(L), NULL, ms_lua_own_in_place(L));
 }
 
-/* t:gelu(form = "tanh") "tanh" is the approximation that GPT-2 was trained with; "erf" is the exact
- * form. They are two operators, since their gradients differ as well. */
+/* t:gelu(form = "tanh"). "tanh" is the approximation that GPT-2 was trained with; "erf" is the
+ * exact form. They are two operators, since their gradients differ as well. */
 static int gelu(lua_State *L)
 {
     static const char *const forms[] = { "tanh", "erf", NULL };
@@ -146,7 +146,7 @@ static int power(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_pow, &attributes, ms_lua_own_in_place(L));
 }
 
-/* t:clamp(low?, high?): nil is no bound The flags are needed because 0 is a bound like any other.
+/* t:clamp(low?, high?): nil is no bound. The flags are needed because 0 is a bound like any other.
  * With both bounds nil the operator copies. */
 static int clamp(lua_State *L)
 {
@@ -232,7 +232,7 @@ static int minus(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_neg, NULL, false);
 }
 
-/* t:lerp(end, weight), with weight a number or a tensor In moving averages the weight is a
+/* t:lerp(end, weight), with weight a number or a tensor. In moving averages the weight is a
  * constant; as a tensor it broadcasts. */
 static int lerp(lua_State *L)
 {
@@ -244,7 +244,7 @@ static int lerp(lua_State *L)
                         inputs[2] ? 3 : 2);
 }
 
-/* t:op(a, b, factor = 1): addcmul and addcdiv has_low tells the operator that a factor of 0 is
+/* t:op(a, b, factor = 1): addcmul and addcdiv. has_low tells the operator that a factor of 0 is
  * meant and not left out. */
 static int three(lua_State *L)
 {
@@ -321,8 +321,8 @@ static ms_attributes reduce_attributes(lua_State *L, int at)
     return attributes;
 }
 
-/* t:op(dim?, keep = false): over all elements without dim The result of a reduction over everything
- * is a scalar on the device, not a Lua number: nothing waits. */
+/* t:op(dim?, keep = false): over all elements without dim. The result of a reduction over
+ * everything is a scalar on the device, not a Lua number: nothing waits. */
 static int reduce(lua_State *L)
 {
     ms_lua_enter(L);
@@ -331,7 +331,7 @@ static int reduce(lua_State *L)
     return ms_lua_apply_one(L, ms_lua_own_op(L), &attributes, false);
 }
 
-/* t:norm(p = 2, dim?, keep = false) p = math.huge is the largest absolute value. p = 0, a count of
+/* t:norm(p = 2, dim?, keep = false). p = math.huge is the largest absolute value. p = 0, a count of
  * numbers, is refused: it has no gradient, and is a mistake more often than not. */
 static int norm(lua_State *L)
 {

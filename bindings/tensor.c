@@ -7,7 +7,7 @@
 
 /* --------------------------------------------------------------- what it is */
 
-/* t:shape() -> list of sizes A fresh table in each call: a script may change it, and no tensor has
+/* t:shape() -> list of sizes. A fresh table in each call: a script may change it, and no tensor has
  * its shape there. */
 static int shape(lua_State *L)
 {
@@ -20,7 +20,7 @@ static int shape(lua_State *L)
     return 1;
 }
 
-/* t:size(dim) -> size of one dimension dim counts from 1, or from -1 at the end. */
+/* t:size(dim) -> size of one dimension. dim counts from 1, or from -1 at the end. */
 static int size(lua_State *L)
 {
     const ms_tensor *t = ms_lua_tensor(L, 1);
@@ -29,7 +29,7 @@ static int size(lua_State *L)
 }
 
 /* t:dim() -> number of dimensions; t:numel() -> number of elements; t:dtype() -> its name;
- * t:is_contiguous() None of these looks at values, so none waits, and hooks may call them. */
+ * t:is_contiguous(). None of these looks at values, so none waits, and hooks may call them. */
 static int dim(lua_State *L)
 {
     lua_pushinteger(L, ms_tensor_dims(ms_lua_tensor(L, 1)));
@@ -51,7 +51,7 @@ static int is_contiguous(lua_State *L)
     return 1;
 }
 
-/* t:device() -> "meta", or the name of the engine's device The name is the engine's own even where
+/* t:device() -> "meta", or the name of the engine's device. The name is the engine's own even where
  * a recipe has said "cpu" and is simulated. */
 static int device(lua_State *L)
 {
@@ -60,8 +60,8 @@ static int device(lua_State *L)
     return 1;
 }
 
-/* #t -> size of the first dimension; raises for a scalar So that # fits t[i] and loops over the
- * first dimension. */
+/* #t -> size of the first dimension; raises for a scalar. With t[i] it lets a script loop over the
+ * first dimension as over a list. */
 static int length(lua_State *L)
 {
     const ms_tensor *t = ms_lua_tensor(L, 1);
@@ -83,8 +83,8 @@ static int to_string(lua_State *L)
     return 1;
 }
 
-/* t:keep() -> t, which outlives the end of its step For what the script itself carries from step to
- * step. It costs nothing: the handle leaves the list that the step's end walks through. */
+/* t:keep() -> t, which outlives the end of its step. For what the script itself carries from step
+ * to step. It costs nothing: the handle leaves the list that the step's end walks through. */
 static int keep(lua_State *L)
 {
     ms_handle_keep(ms_lua_handle(L, 1));
@@ -92,7 +92,7 @@ static int keep(lua_State *L)
     return 1;
 }
 
-/* core.is_tensor(value) True also of a tensor that was released: the question is about the type,
+/* core.is_tensor(value). True also of a tensor that was released: the question is about the type,
  * and using it then raises an error that says why it is gone. */
 static int is_tensor(lua_State *L)
 {
@@ -101,9 +101,9 @@ static int is_tensor(lua_State *L)
     return 1;
 }
 
-/* core.mark_parameter(t): keeps it and makes is_parameter true. nn.Parameter calls it. The mark
- * belongs to the handle and not to the tensor, so that a view or an alias of a parameter is none.
- * */
+/* core.mark_parameter(t) -> t: keeps it and makes is_parameter true. The library calls it for
+ * parameters of modules. The mark belongs to the handle and not to the tensor, so that a view or an
+ * alias of a parameter is none. */
 static int mark_parameter(lua_State *L)
 {
     ms_handle *handle = ms_lua_handle(L, 1);
@@ -121,8 +121,8 @@ static int is_parameter(lua_State *L)
     return 1;
 }
 
-/* core.same_memory(a, b): whether both look at the same storage. Used to find tied weights, which
- * are one parameter under two names. */
+/* core.same_memory(a, b): whether both look at the same storage. Views of one tensor do, also where
+ * their elements do not overlap. No value is read. */
 static int same_memory(lua_State *L)
 {
     lua_pushboolean(L, ms_tensor_storage(ms_lua_tensor(L, 1))
@@ -292,7 +292,7 @@ static void show_nested(luaL_Buffer *buffer, const ms_tensor *t, const void *dat
     luaL_addchar(buffer, ']');
 }
 
-/* t:show() -> text with its dtype, shape and values; blocks Unlike tostring it reads the values,
+/* t:show() -> text with its dtype, shape and values; blocks. Unlike tostring it reads the values,
  * hence another name. */
 static int show(lua_State *L)
 {
@@ -324,8 +324,7 @@ static int read_nowhere(lua_State *L)
 }
 
 /* core.write(t, string): copies the values in, row-major. The string must have exactly the tensor's
- * bytes; ms_tensor_write checks that. Its memory may go at once: the data are copied before the
- * call returns, or kept by the device. */
+ * bytes, which ms_tensor_write checks, and may be collected as soon as the call has returned. */
 static int write_values(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
@@ -384,6 +383,7 @@ static const luaL_Reg metamethods[] = { { "__len", length },
                                         { "__newindex", refuse_newindex },
                                         { NULL, NULL } };
 
+/* They are not methods, since the library alone uses them. */
 static const luaL_Reg functions[] = {
     { "is_tensor", is_tensor },
     { "mark_parameter", mark_parameter },

@@ -112,8 +112,8 @@ static int to(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_cast, &attributes, false);
 }
 
-/* t:contiguous() -> t itself if it is dense, else a copy Kernels take strided tensors; a dense copy
- * pays where the same tensor is read several times, or where bytes are sent. */
+/* t:contiguous() -> t itself if it is dense, else a copy. Kernels take strided tensors; a dense
+ * copy pays where the same tensor is read several times, or where bytes are sent. */
 static int contiguous(lua_State *L)
 {
     ms_lua_enter(L);
@@ -124,8 +124,8 @@ static int contiguous(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_clone, NULL, false);
 }
 
-/* t:view(sizes), t:reshape(sizes), t:expand(sizes): sizes as a list or as arguments The operator is
- * the closure's: the three differ in what they allow. view refuses where a copy would be needed,
+/* t:view(sizes), t:reshape(sizes), t:expand(sizes): sizes as a list or as arguments. The operator
+ * is the closure's: the three differ in what they allow. view refuses where a copy would be needed,
  * reshape copies then, expand repeats without memory (stride 0). -1 is let through by ms_lua_sizes;
  * each operator gives it a meaning of its own. */
 static int with_shape(lua_State *L)
@@ -201,9 +201,9 @@ static int narrow(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_narrow, &attributes, false);
 }
 
-/* t:select(dim, index): index from 1, or from -1 at the end t[i] comes here, too. The message names
- * both ways to count, because an index that comes from a tensor counts from 0 and is the usual
- * mistake. */
+/* t:select(dim, index): index from 1, or from -1 at the end. t[i] comes here, too. The message
+ * names both ways to count, because an index that comes from a tensor counts from 0 and is the
+ * usual mistake. */
 static int select_index(lua_State *L)
 {
     ms_lua_enter(L);
@@ -326,7 +326,7 @@ static int split_into(lua_State *L, const int64_t *sizes, uint32_t count, int32_
     return 1;
 }
 
-/* t:split(size or list of sizes, dim = 1) -> list of views The views share t's memory: writing one
+/* t:split(size or list of sizes, dim = 1) -> list of views. The views share t's memory: writing one
  * of them changes t. */
 static int split(lua_State *L)
 {
@@ -339,8 +339,8 @@ static int split(lua_State *L)
     return split_into(L, sizes, (uint32_t)count, dim);
 }
 
-/* t:chunk(count, dim = 1) -> list of at most `count` views There may be fewer than `count` parts (5
- * elements in 4 chunks are 2, 2, 1), as in PyTorch. An empty dimension gives one empty part, so
+/* t:chunk(count, dim = 1) -> list of at most `count` views. There may be fewer than `count` parts
+ * (5 elements in 4 chunks are 2, 2, 1), as in PyTorch. An empty dimension gives one empty part, so
  * that a caller can rely on a first one. */
 static int chunk(lua_State *L)
 {
@@ -359,7 +359,7 @@ static int chunk(lua_State *L)
 }
 
 /* t:pad_to(multiple) -> t of one dimension with zeros at the end up to a multiple; t itself if it
- * has that length Collectives need it: reduce_scatter and all_to_all take tensors whose length
+ * has that length. Collectives need it: reduce_scatter and all_to_all take tensors whose length
  * divides by the number of ranks. It refuses more dimensions, where the place of the zeros would
  * not be obvious. */
 static int pad_to(lua_State *L)

@@ -225,7 +225,7 @@ static void push_flight(lua_State *L, const ms_flight *flight)
     set_integer(L, "left_ns", (int64_t)flight->left_ns);
 }
 
-/* flights(rank) -> the list of the entries in its flight record that were not overwritten The
+/* flights(rank) -> the list of the entries in its flight record that were not overwritten. The
  * record is a ring: only the last MS_FLIGHTS entries can still be there, and of those some may be
  * overwritten while they are read. */
 static int flights(lua_State *L)

@@ -102,8 +102,8 @@ static int resume_entered(lua_State *L)
     return lua_gettop(L);
 }
 
-/* coroutine.resume(co, ...) -> as the original The type is checked here, because `enter` stores the
- * coroutine before the original function could refuse it. */
+/* coroutine.resume(co, ...) -> as the original. The type is checked here, because `enter` stores
+ * the coroutine before the original function could refuse it. */
 static int resume(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTHREAD);

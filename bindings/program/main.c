@@ -31,8 +31,8 @@ static void request_stop(int number)
 /* A handler for SIGUSR1: the training loop asks save_requested at the end of each step. */
 static void request_save(int number) { save_signal = number; }
 
-/* save_requested() -> whether SIGUSR1 came since the last call Asking clears it, so that one signal
- * gives one checkpoint. Upvalue 1: whether this state is a rank's thread. */
+/* save_requested() -> whether SIGUSR1 came since the last call. Asking clears it, so that one
+ * signal gives one checkpoint. Upvalue 1: whether this state is a rank's thread. */
 static int save_requested(lua_State *L)
 {
     bool thread = lua_toboolean(L, lua_upvalueindex(1));
@@ -41,7 +41,7 @@ static int save_requested(lua_State *L)
     return 1;
 }
 
-/* stop_requested() -> number of the signal, or nil It is not cleared: every loop of the script,
+/* stop_requested() -> number of the signal, or nil. It is not cleared: every loop of the script,
  * also a nested one, sees the request. */
 static int stop_requested(lua_State *L)
 {
@@ -89,7 +89,7 @@ static int is_terminal(lua_State *L)
     return 1;
 }
 
-/* columns() -> the present width of the terminal; 80 if it is not known Asked before each redraw,
+/* columns() -> the present width of the terminal; 80 if it is not known. Asked before each redraw,
  * because the window may change its size. A pipe has no width. */
 static int columns(lua_State *L)
 {
