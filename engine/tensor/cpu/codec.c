@@ -7,7 +7,8 @@
 #include "tensor/cpu/random.h"
 
 /* What the tiles of one task share. A unit is one block of one row; where decoding adds up all
- * rows, a unit is one block of every row, so that one thread writes each output. */
+ * rows, a unit is one block of every row, so that one thread writes each output. `error` of encode
+ * has the rows of x, so tiles of encode write disjoint parts of three arrays. */
 typedef struct job {
     const ms_codec_args *args;
     const ms_codec_kernels *kernels;
@@ -17,7 +18,9 @@ typedef struct job {
     _Atomic bool no_memory;
 } job;
 
-/* Tiles of at least 16384 numbers, at most 64, by shape alone. */
+/* Tiles of at least 16384 numbers, at most 64, by shape alone. The bytes do not depend on the
+ * number of tiles, since every block is coded alone; ranks with different processors still write
+ * the same payload. */
 static uint32_t tiles_for(int64_t units, int64_t numbers)
 {
     int64_t tiles = numbers / 16384;
@@ -27,12 +30,15 @@ static uint32_t tiles_for(int64_t units, int64_t numbers)
 }
 
 /* Where a block begins in its row, its length, and where its scale and codes lie in the payload. A
- * row's payload has all scales first, then all codes; bare codecs have no scales. */
+ * row's payload has all scales first, then all codes; bare codecs have no scales. Units of one row
+ * write different bytes of its payload, so tiles may be cut between them. */
 typedef struct place {
     int64_t first, n;
     uint8_t *scale, *codes;
 } place;
 
+/* A block begins at a whole byte: the operator refuses block lengths whose codes would not fill
+ * whole bytes. Only the last block of a row may be shorter. */
 static place place_of(const job *j, int64_t row, int64_t block)
 {
     const ms_codec_args *args = j->args;
@@ -48,7 +54,8 @@ static place place_of(const job *j, int64_t row, int64_t block)
 
 /* One number from [0, 1) for each element of a block. Whole groups of random numbers are drawn, so
  * that a block's numbers depend on its place alone and not on the tile that codes it. NULL when
- * there is no memory. */
+ * there is no memory. The position counts in whole groups for each unit, so two blocks never share
+ * a number even where the length of a block is no multiple of the group. */
 static float *draw(const job *j, ms_thread *thread, int64_t unit)
 {
     size_t group =
@@ -58,13 +65,17 @@ static float *draw(const job *j, ms_thread *thread, int64_t unit)
                                .a = 0,
                                .b = 1,
                                .least = 0,
+                               /* The greatest f32 below 1: with u = 1 the stochastic rounding would
+                                * round a whole number up. */
                                .greatest = 0x1.fffffep-1f,
                                .kind = MS_RANDOM_UNIFORM };
     if (u != NULL) j->random->uniform(u, group, (uint64_t)unit * group, &uniform);
     return u;
 }
 
-/* The scale is copied by bytes, since a payload's address need not be aligned to a float. */
+/* The scale is copied by bytes, since a payload's address need not be aligned to a float. A block
+ * is read twice, once for its scale and once for its codes; blocks are short, so the second read is
+ * from a cache. */
 static void encode_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     job *j = context;
@@ -86,7 +97,8 @@ static void encode_tile(void *context, uint32_t tile, ms_thread *thread)
     }
 }
 
-/* Decodes one block of one row; with `add` it is added to what `out` holds. */
+/* Decodes one block of one row; with `add` it is added to what `out` holds. A bare codec has no
+ * scale in its payload: its codes count as they are. */
 static void decode_one(const job *j, int64_t row, int64_t block, bool add, float *out)
 {
     place p = place_of(j, row, block);
@@ -96,7 +108,8 @@ static void decode_one(const job *j, int64_t row, int64_t block, bool add, float
 }
 
 /* With `sum` the rows are added in order of row for each block, so the order of additions is the
- * same on every rank. */
+ * same on every rank. Ranks that decode the same payloads must get the same bits, or their models
+ * would drift apart. */
 static void decode_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -113,6 +126,8 @@ static void decode_tile(void *context, uint32_t tile, ms_thread *thread)
     }
 }
 
+/* Both directions use the same units but where decoding adds up: then a unit takes one block of
+ * every row, and `units` does not count rows. */
 static ms_task_result run_tiles(ms_run *run, const ms_codec_args *args, ms_tile_function tile)
 {
     job j = { .args = args,
@@ -128,6 +143,7 @@ static ms_task_result run_tiles(ms_run *run, const ms_codec_args *args, ms_tile_
     return MS_TASK_FAILED;
 }
 
+/* The payload is written whole, so it may hold anything before. */
 static ms_task_result encode_run(ms_run *run, void *arguments)
 {
     return run_tiles(run, arguments, encode_tile);

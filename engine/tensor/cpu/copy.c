@@ -5,9 +5,13 @@
 #include "tensor/backend.h"
 #include "tensor/cpu/strided.h"
 
+/* A block of 16 x 16 f32 is 1 KiB, so source lines, buffer and target lines stay in the first-level
+ * cache together. */
 #define BLOCK 16 /* side of a transposed block: 16 rows of one cache line of f32 */
 
-/* One copy; operand 0 of the loop is the target, operand 1 the source. */
+/* One copy; operand 0 of the loop is the target, operand 1 the source. Source and target never
+ * overlap unless they are the same window (ms_copy_into takes care), so tiles may run in any
+ * order. */
 typedef struct copy_work {
     const ms_copy_args *args;
     int64_t count;
@@ -18,7 +22,8 @@ typedef struct copy_work {
 
 /* --------------------------------------------------------------- row by row */
 
-/* A tile may begin and end within a row. */
+/* A tile may begin and end within a row. The loop was collapsed by the host (ms_loop_collapse):
+ * rows are as long as the strides allow, and contiguous copies are one row that tiles divide. */
 static void row_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -65,7 +70,8 @@ TRANSPOSE(uint32_t, transpose_4)
 TRANSPOSE(uint64_t, transpose_8)
 
 /* Copies one strip: BLOCK rows, all columns, at one position of the outer dimensions, which are all
- * but `down` and the innermost. */
+ * but `down` and the innermost. Dimensions between are decomposed from `outer` by division once for
+ * each strip, which a strip of at least 16 rows pays for. */
 static void strip(const copy_work *work, int64_t index)
 {
     const ms_copy_args *args = work->args;
@@ -92,7 +98,8 @@ static void strip(const copy_work *work, int64_t index)
     else transpose_1(to, to_row, from, column, rows, columns);
 }
 
-/* The unit of tiles of a transposed copy. */
+/* The unit of tiles of a transposed copy. The last strip of each outer position may have fewer than
+ * BLOCK rows. */
 static int64_t strips_of(const copy_work *work)
 {
     const ms_loop *loop = &work->args->loop;
@@ -100,6 +107,7 @@ static int64_t strips_of(const copy_work *work)
     return work->count / (rows * columns) * ((rows + BLOCK - 1) / BLOCK);
 }
 
+/* Strips write different rows of the target, so two tiles never share an element. */
 static void transpose_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -110,7 +118,9 @@ static void transpose_tile(void *context, uint32_t index, ms_thread *thread)
 }
 
 /* The dimension to transpose with, or -1. Blocks pay where the target is contiguous along the
- * innermost dimension and the source along another one, and both have at least 4 elements. */
+ * innermost dimension and the source along another one, and both have at least 4 elements. Shorter
+ * dimensions would leave most of a block empty. ms_loop_collapse has put the dimension along which
+ * the target moves least innermost. */
 static int32_t transposed_dimension(const ms_loop *loop)
 {
     uint32_t inner = loop->dims - 1;
@@ -122,7 +132,8 @@ static int32_t transposed_dimension(const ms_loop *loop)
 }
 
 /* A source that is contiguous along another dimension is transposed in blocks; all other copies go
- * row by row. */
+ * row by row. A copy is bound by memory: one read and one write of each byte, which is what the
+ * number of tiles is made from. */
 static ms_task_result copy_run(ms_run *run, void *arguments)
 {
     const ms_copy_args *args = arguments;
@@ -140,13 +151,16 @@ static ms_task_result copy_run(ms_run *run, void *arguments)
 
 /* ------------------------------------------------------------------ filling */
 
+/* One fill. Every position gets the same bits, so the order of the dimensions does not matter. */
 typedef struct fill_work {
     const ms_fill_args *args;
     int64_t count;
     uint32_t tiles;
 } fill_work;
 
-/* The low bytes of `bits` are one element. Contiguous zeros take memset, the fastest store. */
+/* The low bytes of `bits` are one element. Contiguous zeros take memset, the fastest store. memset
+ * repeats one byte, so it serves only zeros here; another constant is repeated by doubling
+ * (ms_repeat). */
 static void fill_row(void *to, int64_t step, uint64_t bits, uint8_t size, int64_t n)
 {
     uint8_t one[8];
@@ -162,6 +176,8 @@ static void fill_row(void *to, int64_t step, uint64_t bits, uint8_t size, int64_
         for (int64_t i = 0; i < n; i++) memcpy((char *)to + i * step * size, one, size);
 }
 
+/* Only positions of the loop are written: memory between the elements of a strided target keeps
+ * what it holds. */
 static void fill_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;

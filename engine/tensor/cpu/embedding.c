@@ -12,7 +12,7 @@
 enum { SUM_FLOATS = 1 << 18 };
 
 /* What the tiles of one task share. `bad` is the lowest bad position, kept by compare and exchange,
- * so that the error does not depend on threads. */
+ * so that the error does not depend on threads. `convert` is set in backward only. */
 typedef struct job {
     const ms_embedding_args *args;
     const ms_embedding_kernels *kernels;
@@ -23,7 +23,8 @@ typedef struct job {
 } job;
 
 /* Copies and additions are cheap, so a tile has at least 32768 elements. At most 16, since each
- * tile of backward reads all ids. */
+ * tile of backward reads all ids. The number of tiles does not show in the results: every row of
+ * the table is summed by one tile. */
 static uint32_t tiles_for(int64_t rows, int64_t width)
 {
     int64_t tiles = rows * width / 32768;
@@ -32,6 +33,7 @@ static uint32_t tiles_for(int64_t rows, int64_t width)
     return (uint32_t)(tiles < 1 ? 1 : tiles);
 }
 
+/* The operator admits ids of i64, i32 and u16. */
 static int64_t id_at(const ms_embedding_args *args, int64_t position)
 {
     if (args->ids_dtype == MS_I64) return ((const int64_t *)args->ids)[position];
@@ -39,7 +41,9 @@ static int64_t id_at(const ms_embedding_args *args, int64_t position)
                                      : ((const uint16_t *)args->ids)[position];
 }
 
-/* A bad id is remembered and skipped; the task fails after the last tile. */
+/* A bad id is remembered and skipped; the task fails after the last tile. Each row is copied with
+ * its bits, whatever the dtype. The copies are bound by memory, and the rows of the table come in
+ * the order of the ids. */
 static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -54,11 +58,15 @@ static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
                    (const char *)args->table + (size_t)id * bytes, bytes);
             continue;
         }
+        /* The lowest position wins, whichever tile comes first; the loop ends as soon as another
+         * tile has recorded a lower one. */
         int64_t first = atomic_load(&j->bad);
         while (at < first && !atomic_compare_exchange_weak(&j->bad, &first, at)) {}
     }
 }
 
+/* Ids are values on the device, which the host cannot check when it enqueues; so a bad one is an
+ * error of the task. */
 static ms_task_result forward_run(ms_run *run, void *arguments)
 {
     const ms_embedding_args *args = arguments;
@@ -74,7 +82,9 @@ static ms_task_result forward_run(ms_run *run, void *arguments)
 }
 
 /* Sums the gradients of rows begin .. end - 1 of the table in f32. It reads all ids and adds those
- * in its range, in order of position: no atomics, and the same bits for any number of threads. */
+ * in its range, in order of position: no atomics, and the same bits for any number of threads. It
+ * trusts the ids: forward has failed for bad ones, and an id outside of every range is added
+ * nowhere. A twin with atomic additions would give other bits in each run. */
 static void sum_rows(const job *j, int64_t begin, int64_t end, float *sums)
 {
     const ms_embedding_args *args = j->args;
@@ -89,7 +99,9 @@ static void sum_rows(const job *j, int64_t begin, int64_t end, float *sums)
 }
 
 /* An f32 table is summed in place. A 16-bit table is summed in f32 scratch and rounded once; it is
- * done in pieces to bound the scratch, at the cost of reading the ids once per piece. */
+ * done in pieces to bound the scratch, at the cost of reading the ids once per piece. Rounding to
+ * 16 bits after each addition would lose the gradients of frequent ids: bf16 keeps 8 bits, so a sum
+ * stops growing at 256 times an addend. */
 static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     job *j = context;
@@ -113,7 +125,8 @@ static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
     }
 }
 
-/* Tiles divide the table and not the ids, so each row has one writer. */
+/* Tiles divide the table and not the ids, so each row has one writer. A row whose id does not occur
+ * gets a gradient of 0, or keeps what it holds where the gradient accumulates. */
 static ms_task_result backward_run(ms_run *run, void *arguments)
 {
     const ms_embedding_args *args = arguments;

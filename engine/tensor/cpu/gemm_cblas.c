@@ -31,11 +31,14 @@ static void run_alone(void)
     if (set_threads != NULL) set_threads(1);
 }
 
+/* There is nothing inside to free; the object was only an address. */
 static void gemm_free(ms_engine *engine, void *state)
 {
     ms_release(ms_engine_context(engine), state);
 }
 
+/* Called on the host thread, at the first product of an engine. Later engines of the process set
+ * the number of threads again, which changes nothing. */
 ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
 {
     void *gemm = ms_engine_get(engine, MS_SLOT_PLANS);
@@ -50,7 +53,8 @@ ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
     return MS_OK;
 }
 
-/* The interface of CBLAS has f32 and f64 only. */
+/* The interface of CBLAS has f32 and f64 only. f64 is no dtype of the engine. Products in bf16 and
+ * f16 go through convert_part (matmul.c), which calls ms_gemm_f32 for blocks. */
 bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
 {
     (void)gemm;
@@ -58,7 +62,8 @@ bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
 }
 
 /* Refuses sizes that do not fit the int of the CBLAS interface; a cast would compute another
- * product without a word. */
+ * product without a word. One plan serves all shapes, as CBLAS takes sizes with each call. It is
+ * static and constant, so threads and engines share it. */
 ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape *shape,
                           const ms_gemm_plan **out)
 {
@@ -73,6 +78,9 @@ ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape 
     return MS_OK;
 }
 
+/* Rows of matrices are contiguous and `*_row` elements apart, which CBLAS calls the leading
+ * dimension. Sizes fit an int: ms_gemm_prepare has refused others, and blocks of convert_part are
+ * small. */
 void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, const float *b,
                  float *c)
 {
@@ -104,6 +112,7 @@ bool ms_gemm_run(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread
     return true;
 }
 
+/* A CBLAS does not say which instruction set it uses. */
 const char *ms_engine_blas(void) { return "CBLAS"; }
 const char *ms_engine_blas_isa(ms_engine *engine)
 {

@@ -14,12 +14,12 @@ typedef struct job {
     _Atomic bool no_memory;
 } job;
 
-/* Rows that are turned at once, so that their cache lines stay in the first-level cache while every
- * column takes its element of each. */
+/* Rows that are turned at once: their cache lines stay in the first-level cache while every column
+ * takes its element of each. */
 #define ROWS 64 /* turned at once: their lines stay in the nearest cache */
 
 /* Turns a matrix of n x r into r contiguous columns of f32, or back: the kernel's dot products then
- * run along memory. */
+ * run along memory. 16-bit matrices are computed in f32 and rounded once, on the way back. */
 static void turn(const job *j, char *matrix, float *columns, float *rows, bool back)
 {
     int64_t n = j->args->n, r = j->args->r;
@@ -37,6 +37,9 @@ static void turn(const job *j, char *matrix, float *columns, float *rows, bool b
     }
 }
 
+/* The scratch is the whole matrix in f32. A matrix is tall and narrow in its main use (the factors
+ * of a low-rank gradient), so r is small, and the work of n r^2 multiply-adds is serial over
+ * columns: every column needs all columns before it. */
 static void orthonormalize_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     job *j = context;
@@ -54,6 +57,7 @@ static void orthonormalize_tile(void *context, uint32_t tile, ms_thread *thread)
     turn(j, matrix, columns, rows, true);
 }
 
+/* One tile for each matrix: a single matrix runs on one thread, and a batch of them on several. */
 static ms_task_result orthonormalize_run(ms_run *run, void *arguments)
 {
     const ms_orthonormalize_args *args = arguments;

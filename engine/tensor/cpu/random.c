@@ -5,7 +5,9 @@
 #include "tensor/cpu/convert.h"
 #include "tensor/cpu/strided.h"
 
-/* One draw. A number depends on seed, step, draw and position only, never on the tile. */
+/* One draw. A number depends on seed, step, draw and position only, never on the tile. Drawing is
+ * bound by arithmetic: ten Philox rounds for each block of four numbers, then a logarithm, a root,
+ * a sine and a cosine for two normal numbers. */
 typedef struct random_work {
     const ms_random_args *args;
     const ms_random_kernels *kernels;
@@ -15,7 +17,8 @@ typedef struct random_work {
 
 /* An integer as the upper half of range * a 64-bit draw (Lemire 2019, without the rejection, whose
  * bias is below range / 2^64). The two halves of the draw are the same lane of two draws that
- * differ in the counter's highest bit. */
+ * differ in the counter's highest bit. Four words make one block, so Philox runs once for four
+ * elements; a range that begins within a block draws that block as its first step. */
 static void draw_whole(const ms_random_args *args, int64_t position, int64_t n, int64_t *out)
 {
     uint64_t high = ms_random_high(args->random);
@@ -26,6 +29,8 @@ static void draw_whole(const ms_random_args *args, int64_t position, int64_t n, 
             ms_philox(args->random.seed, high, at / 4, first);
             ms_philox(args->random.seed, high ^ 1ull << 63, at / 4, second);
         }
+        /* `second` is the upper half. A kernel of another device must join the halves in the same
+         * order to give the same integers. */
         uint64_t bits = (uint64_t)second[at % 4] << 32 | first[at % 4];
         /* The upper half of the 128-bit product, from its four partial products. */
         uint64_t ah = bits >> 32, al = bits & 0xffffffffu, bh = args->range >> 32,
@@ -36,7 +41,9 @@ static void draw_whole(const ms_random_args *args, int64_t position, int64_t n, 
 }
 
 /* Other dtypes are drawn in f32 and rounded, so they are the same numbers as in f32, up to
- * rounding. */
+ * rounding. Tiles begin at multiples of 64 (ms_tile_begin) and MS_CHUNK is a multiple of
+ * MS_RANDOM_GROUP, so each call of a kernel starts at a whole group, which ms_random_kernels
+ * demands. */
 static void random_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -51,7 +58,10 @@ static void random_tile(void *context, uint32_t index, ms_thread *thread)
         } drawn;
         n = end - at < MS_CHUNK ? end - at : MS_CHUNK;
         char *to = (char *)args->out + at * (int64_t)ms_dtype_bytes(dtype);
+        /* f32 results are drawn into the tensor itself. A kernel writes no element past n, so a
+         * short last group does not touch the next tile. */
         float *real = dtype == MS_F32 ? (float *)(void *)to : drawn.real;
+        /* Integers have a loop of their own in i64: an f32 holds only 24 bits of them. */
         if (args->kind == MS_RANDOM_INTEGER) {
             draw_whole(args, at, n, drawn.whole);
             work->convert->from_i64[dtype](to, drawn.whole, (size_t)n);
@@ -63,6 +73,8 @@ static void random_tile(void *context, uint32_t index, ms_thread *thread)
     }
 }
 
+/* The kernels need no scratch and cannot fail: a draw is a function of the arguments and the
+ * position alone, so the task may run again and gives the same numbers. */
 static ms_task_result random_run(ms_run *run, void *arguments)
 {
     const ms_random_args *args = arguments;
@@ -74,7 +86,9 @@ static ms_task_result random_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-/* Dropout draws its mask again in backward from the same counter, so no mask is stored. */
+/* Dropout draws its mask again in backward from the same counter, so no mask is stored. The
+ * operator passes backward the seed, step and draw that forward had; with any other counter the
+ * gradient would go through elements that forward has dropped. */
 typedef struct dropout_work {
     const ms_dropout_args *args;
     const ms_random_kernels *kernels;
@@ -82,7 +96,9 @@ typedef struct dropout_work {
     uint32_t tiles;
 } dropout_work;
 
-/* The mask depends on the position of an element in the tensor, so tiles may be cut anywhere. */
+/* The mask depends on the position of an element in the tensor, so tiles may be cut anywhere. `out`
+ * may be `in`: a chunk of 16-bit elements is widened into `stage` before its place is written, and
+ * the f32 kernel reads each element before it writes it. */
 static void dropout_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -107,6 +123,8 @@ static void dropout_tile(void *context, uint32_t index, ms_thread *thread)
     }
 }
 
+/* The weight of 16 bytes is that of random_run: the draw costs more than the two passes over
+ * memory. */
 static ms_task_result dropout_run(ms_run *run, void *arguments)
 {
     const ms_dropout_args *args = arguments;

@@ -16,7 +16,8 @@
 
 /* How one reduction is cut. A unit is what one tile step computes: a part of a row, or a part of a
  * strip of columns. With several parts per result, `partial` holds their values and `finish` joins
- * them. */
+ * them. A twin may cut the work in another way, since its sums are its own; what it must keep is
+ * that a result does not depend on how many threads ran. */
 typedef struct reduce_work {
     const ms_reduce_args *args;
     const ms_reduce_kernels *kernels;
@@ -27,13 +28,16 @@ typedef struct reduce_work {
     bool integers;
 } reduce_work;
 
+/* A block of a row in the computing type, on the stack: 8 KiB of f32 or 16 KiB of i64, which stay
+ * in the first-level cache. */
 typedef union block {
     float real[MS_REDUCE_BLOCK];
     int64_t whole[MS_REDUCE_BLOCK];
 } block;
 
 /* n elements of a dtype, `stride` apart, as contiguous f32. The result points at the input itself
- * where it is contiguous f32, else at `to`, which has room for a block. */
+ * where it is contiguous f32, else at `to`, which has room for a block. The copy of a strided block
+ * goes through `raw`, because conversions read contiguous memory only. */
 static const float *real_block(const ms_convert_kernels *convert, ms_dtype dtype, const void *from,
                                int64_t stride, int64_t n, float *to)
 {
@@ -48,7 +52,7 @@ static const float *real_block(const ms_convert_kernels *convert, ms_dtype dtype
     return to;
 }
 
-/* As real_block, in i64. */
+/* As real_block, in i64. i64 holds every value of every integer dtype, and bool as 0 and 1. */
 static const int64_t *whole_block(const ms_convert_kernels *convert, ms_dtype dtype,
                                   const void *from, int64_t stride, int64_t n, int64_t *to)
 {
@@ -59,13 +63,16 @@ static const int64_t *whole_block(const ms_convert_kernels *convert, ms_dtype dt
     return to;
 }
 
-/* The first element of a row. Rows are numbered by (outer, inner), inner changing faster. */
+/* The first element of a row. Rows are numbered by (outer, inner), inner changing faster. The
+ * position in the results is outer * inner + inner's index, so `row` is also the place of the row's
+ * result. */
 static const void *row_start(const ms_rows *rows, const void *in, ms_dtype dtype, int64_t row)
 {
     int64_t at = row / rows->inner * rows->outer_stride + row % rows->inner * rows->inner_stride;
     return (const char *)in + at * (int64_t)ms_dtype_bytes(dtype);
 }
 
+/* Strides are in elements, addresses in bytes. */
 static const void *step(const void *from, int64_t elements, ms_dtype dtype)
 {
     return (const char *)from + elements * (int64_t)ms_dtype_bytes(dtype);
@@ -73,14 +80,17 @@ static const void *step(const void *from, int64_t elements, ms_dtype dtype)
 
 /* -------------------------------------------------------------- f32 results */
 
-/* The value that changes nothing when it is joined; also the result over no elements. */
+/* The value that changes nothing when it is joined; also the result over no elements. For sums of
+ * powers it is 0, too, since every term is. */
 static double identity(uint8_t kind)
 {
     if (kind == MS_REDUCE_GREATEST) return -INFINITY;
     return kind == MS_REDUCE_LEAST ? INFINITY : 0;
 }
 
-/* Joins two partial results. NaN wins over every extreme, as it does inside the kernels. */
+/* Joins two partial results. NaN wins over every extreme, as it does inside the kernels. The last
+ * line picks the lesser for MS_REDUCE_LEAST and the greater otherwise; GREATEST_ABS has its
+ * absolute values from the kernel. */
 static double joined(uint8_t kind, double a, double b)
 {
     if (kind < MS_REDUCE_GREATEST) return a + b;
@@ -89,7 +99,8 @@ static double joined(uint8_t kind, double a, double b)
 }
 
 /* Writes one result: divided for means, then the root for norms. sqrt is exact to the last bit,
- * which pow is not, so the usual norm does not use pow. */
+ * which pow is not, so the usual norm does not use pow. The value is f64 until here, so means and
+ * norms of 16-bit tensors are rounded to f32 and then once to their dtype. */
 static void put(const reduce_work *work, int64_t index, double value)
 {
     const ms_reduce_args *args = work->args;
@@ -102,7 +113,9 @@ static void put(const reduce_work *work, int64_t index, double value)
         1);
 }
 
-/* Elements begin .. end-1 of a row, block by block: f32 inside a block, f64 between blocks. */
+/* Elements begin .. end-1 of a row, block by block: f32 inside a block, f64 between blocks. Reading
+ * memory bounds the speed for sums and extremes; only sums of powers are bound by arithmetic (a
+ * logarithm and an exponential for each element). */
 static double reduce_row(const reduce_work *work, int64_t row, int64_t begin, int64_t end)
 {
     const ms_reduce_args *args = work->args;
@@ -126,7 +139,8 @@ static double reduce_row(const reduce_work *work, int64_t row, int64_t begin, in
 }
 
 /* Units are whole rows, or parts of PART elements where rows are long. A unit's place says what it
- * adds, so the tile that computes it does not matter. */
+ * adds, so the tile that computes it does not matter. Parts of one row may go to different tiles;
+ * each writes a place of its own in `partial`, and finish adds them in order. */
 static void row_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -145,7 +159,8 @@ static void row_tile(void *context, uint32_t index, ms_thread *thread)
 /* Rows begin .. end-1 of `width` neighbouring columns, into totals. f32 sums cover MS_REDUCE_ROWS
  * rows and are then added to the f64 totals. Other dtypes are converted four rows at a time, which
  * is what the kernel joins before it touches its sums: the order of additions is the same for all
- * dtypes. */
+ * dtypes. A row of 512 columns is 2 KiB of f32, so the totals, the sums and the rows that are being
+ * added stay in the first-level cache. */
 static void reduce_columns(const reduce_work *work, const void *from, int64_t begin, int64_t end,
                            int64_t width, double *totals)
 {
@@ -155,6 +170,7 @@ static void reduce_columns(const reduce_work *work, const void *from, int64_t be
         work->kernels->column[args->kind];
     for (int64_t i = 0; i < width; i++) totals[i] = identity(args->kind);
     for (int64_t at = begin; at < end; at += MS_REDUCE_ROWS) {
+        /* Extremes start at infinities, which every element replaces; sums start at 0. */
         float sums[WIDTH];
         int64_t rows = end - at < MS_REDUCE_ROWS ? end - at : MS_REDUCE_ROWS;
         const void *x = step(from, at * args->rows.stride, dtype);
@@ -179,7 +195,9 @@ static void reduce_columns(const reduce_work *work, const void *from, int64_t be
     }
 }
 
-/* Units are (outer, WIDTH columns, part of the rows); partial is then [part][outer, inner]. */
+/* Units are (outer, WIDTH columns, part of the rows); partial is then [part][outer, inner]. Reading
+ * whole rows of a strip uses every byte of a cache line, where walking down one column would use
+ * one element of each line. */
 static void column_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -208,7 +226,8 @@ static void column_tile(void *context, uint32_t index, ms_thread *thread)
 }
 
 /* Joins the parts of each result in order of position. In `partial` the parts of one result are
- * `far` apart, and results are `near` apart. */
+ * `far` apart, and results are `near` apart. It runs on the thread of the task after all tiles, and
+ * there is one number for each part, so it is not divided. */
 static void finish(const reduce_work *work, int64_t near, int64_t far)
 {
     int64_t results = work->args->rows.outer * work->args->rows.inner;
@@ -223,7 +242,8 @@ static void finish(const reduce_work *work, int64_t near, int64_t far)
 /* ---------------------------------------------------------- integer results */
 
 /* Integers add exactly and wrap, so order does not matter; the sum is unsigned because signed
- * overflow is undefined in C. */
+ * overflow is undefined in C. All three results are computed in one loop, which the compiler
+ * vectorises, and one of them is used: reading the row costs more. */
 static int64_t reduce_row_whole(const reduce_work *work, int64_t row)
 {
     const ms_reduce_args *args = work->args;
@@ -249,6 +269,8 @@ static int64_t reduce_row_whole(const reduce_work *work, int64_t row)
     return args->kind == MS_REDUCE_GREATEST ? greatest : least;
 }
 
+/* Integers have no parts: a unit is a whole row, however long, and columns are walked with their
+ * stride. */
 static void whole_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -264,6 +286,7 @@ static void whole_tile(void *context, uint32_t index, ms_thread *thread)
 
 /* ------------------------------------------------------------ the reduction */
 
+/* No more tiles than units; no units, no tiles, as nothing has to be written. */
 static uint32_t unit_tiles(int64_t units, int64_t elements, uint64_t bytes)
 {
     uint32_t tiles = ms_tiles(elements, bytes);
@@ -273,7 +296,9 @@ static uint32_t unit_tiles(int64_t units, int64_t elements, uint64_t bytes)
 
 /* Decides how the work is cut, from the shape alone; true for columns. Neighbouring columns are
  * reduced together where they are contiguous and the reduced dimension is not. Few columns of many
- * rows are also split by rows, so that several threads have work. */
+ * rows are also split by rows, so that several threads have work. Parts of rows are multiples of
+ * MS_REDUCE_ROWS, so that cutting does not change which rows are added in f32 first. About 8 parts
+ * in all are made: enough for the threads of a small machine, and few partial results to join. */
 static bool cut(reduce_work *work)
 {
     const ms_rows *rows = &work->args->rows;
@@ -300,7 +325,7 @@ static bool cut(reduce_work *work)
 }
 
 /* The scratch for partial results belongs to the thread that runs the task; helpers write their
- * units' places in it. */
+ * units' places in it. `partial` needs no clearing, since every unit writes its place. */
 static ms_task_result reduce_run(ms_run *run, void *arguments)
 {
     const ms_reduce_args *args = arguments;
@@ -328,6 +353,7 @@ static ms_task_result reduce_run(ms_run *run, void *arguments)
 
 /* ------------------------------------------------- position of the greatest */
 
+/* One search for the positions of the greatest (or least) elements; a unit is a whole row. */
 typedef struct arg_work {
     const ms_reduce_arg_args *args;
     const ms_reduce_kernels *kernels;
@@ -338,7 +364,9 @@ typedef struct arg_work {
 
 /* Finds the position of the greatest (or least) element. Blocks are reduced first, which
  * vectorises; only a block with a better value is searched. The lowest position wins, because a
- * later block must be strictly better. The first NaN wins over everything and ends the search. */
+ * later block must be strictly better. The first NaN wins over everything and ends the search. A
+ * row that is empty never gets here: the operator refuses it. The search of a block is a second
+ * read of data that is in the first-level cache. */
 static int64_t find_real(const arg_work *work, const void *from)
 {
     const ms_reduce_arg_args *args = work->args;
@@ -361,6 +389,8 @@ static int64_t find_real(const arg_work *work, const void *from)
     return found;
 }
 
+/* The same for integers, element by element: there is no NaN, and the strict comparison keeps the
+ * lowest position. */
 static int64_t find_whole(const arg_work *work, const void *from)
 {
     const ms_reduce_arg_args *args = work->args;
@@ -381,6 +411,7 @@ static int64_t find_whole(const arg_work *work, const void *from)
     return found;
 }
 
+/* Positions are i64 whatever the dtype of the input, and count from 0 along the row. */
 static void arg_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -394,6 +425,7 @@ static void arg_tile(void *context, uint32_t index, ms_thread *thread)
     }
 }
 
+/* Rows are not divided: an argmax over one long row runs on one thread. */
 static ms_task_result reduce_arg_run(ms_run *run, void *arguments)
 {
     const ms_reduce_arg_args *args = arguments;
@@ -418,7 +450,9 @@ typedef struct cumsum_work {
 } cumsum_work;
 
 /* One row, block by block. The running sum is f64, whose error over a long row stays below that of
- * one f32 addition. A reverse sum walks blocks and elements from the end. */
+ * one f32 addition. A reverse sum walks blocks and elements from the end. The copy into `sums`
+ * comes first, so the output may be the input. A twin that scans in parallel adds in another order;
+ * it then differs in the last bits, as f32 results of other devices do. */
 static void cumsum_row(const cumsum_work *work, int64_t row)
 {
     const ms_cumsum_args *args = work->args;
@@ -443,6 +477,8 @@ static void cumsum_row(const cumsum_work *work, int64_t row)
         else
             memmove(sums.whole, whole_block(work->convert, dtype, x, rows->stride, n, sums.whole),
                     (size_t)n * sizeof(int64_t));
+        /* Unsigned sums wrap, as those of integers do everywhere in the engine; signed overflow
+         * would be undefined. */
         for (int64_t k = 0; k < n; k++) {
             int64_t i = args->reverse ? n - 1 - k : k;
             if (real) sums.real[i] = (float)(real_sum += sums.real[i]);
@@ -463,6 +499,8 @@ static void cumsum_tile(void *context, uint32_t index, ms_thread *thread)
         cumsum_row(work, row);
 }
 
+/* An element counts 8 bytes for the number of tiles: the chain of f64 additions costs more than the
+ * load. */
 static ms_task_result cumsum_run(ms_run *run, void *arguments)
 {
     const ms_cumsum_args *args = arguments;
@@ -476,7 +514,8 @@ static ms_task_result cumsum_run(ms_run *run, void *arguments)
 
 /* ---------------------------------------------------------------- histogram */
 
-/* Each tile counts in bins of its own, so that counting needs no atomics. */
+/* Each tile counts in bins of its own, so that counting needs no atomics. counts is [tiles][bins],
+ * in scratch of the thread that runs the task. */
 typedef struct histogram_work {
     const ms_histogram_args *args;
     const ms_convert_kernels *convert;
@@ -485,7 +524,8 @@ typedef struct histogram_work {
 } histogram_work;
 
 /* The test is written so that NaN fails it. The product may round up to `bins` for values next to
- * `high`, hence the last bin's bound. */
+ * `high`, hence the last bin's bound. A value equal to `high` counts in the last bin. Values
+ * outside are counted nowhere. */
 static void histogram_tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;

@@ -7,7 +7,8 @@
 
 #include "tensor/attention.h"
 
-/* What the tiles of one task share. A tile is a range of moments, for all batches and heads. */
+/* What the tiles of one task share. A tile is a range of moments, for all batches and heads. Every
+ * tile writes other moments of y, so tiles share nothing that changes but no_memory. */
 typedef struct job {
     const ms_rotary_args *args;
     const ms_attention_kernels *kernels;
@@ -17,14 +18,18 @@ typedef struct job {
 
 /* Cosines and sines of the current moment in f64, and of one step. Each moment follows from the one
  * before by a rotation, which costs four products in place of two transcendental functions. Its
- * error grows by about 1e-16 a step, far below what f32 shows. */
+ * error grows by about 1e-16 a step, far below what f32 shows. The state is f64 because an angle in
+ * f32 is too coarse: at position 100000 its rounding error is several thousandths of a radian. */
 typedef struct angles {
     double *cosine, *sine, *step_cosine, *step_sine;
     float *cosine_f32, *sine_f32;
 } angles;
 
 /* The angle by which pair k turns from one position to the next. ms_rotary_scaling in
- * moonshard/tensor.h gives the formulas and their sources. */
+ * moonshard/tensor.h gives the formulas and their sources. `turns` says how often the pair turns
+ * within the context that the model was trained with. Pairs that turn less often than `low` are
+ * stretched, those that turn more often than `high` stay as they are, and the others are
+ * interpolated. */
 static double frequency(const ms_rotary_args *args, int64_t k)
 {
     const ms_rotary_scaling *scaling = &args->scaling;
@@ -39,7 +44,9 @@ static double frequency(const ms_rotary_args *args, int64_t k)
 }
 
 /* The angles of the first moment of a tile, computed directly. The number of tiles depends on the
- * shape alone, and so does where the rotations start. */
+ * shape alone, and so does where the rotations start. These are the only transcendental functions
+ * of the task: pow, two cosines and two sines for each pair and tile, however many moments the tile
+ * has. */
 static void start(const ms_rotary_args *args, const angles *a, int64_t time)
 {
     for (int64_t k = 0; k < args->width / 2; k++) {
@@ -51,7 +58,8 @@ static void start(const ms_rotary_args *args, const angles *a, int64_t time)
     }
 }
 
-/* Rounds the current moment's values to f32 and rotates to the next moment. */
+/* Rounds the current moment's values to f32 and rotates to the next moment. It keeps the rotation
+ * of the same pair in f64; only what the kernel reads is rounded. */
 static void advance(const angles *a, int64_t half)
 {
     for (int64_t k = 0; k < half; k++) {
@@ -63,12 +71,16 @@ static void advance(const angles *a, int64_t half)
     }
 }
 
+/* Offsets are in elements and the address is in bytes: x and y share one dtype, but each has its
+ * own strides. */
 static const void *element(const ms_heads *h, int64_t at, uint8_t dtype)
 {
     return (const char *)h->data + (size_t)at * ms_dtype_bytes((ms_dtype)dtype);
 }
 
-/* The angles of a moment are computed once and used for all batches and heads. */
+/* The angles of a moment are computed once and used for all batches and heads. The moment is the
+ * outer loop, so cosines and sines stay in the first-level cache while all heads of that moment are
+ * turned. The kernel is bound by memory: each element is read and written once. */
 static void tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
@@ -85,6 +97,8 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
                  narrow,  narrow + half };
     start(args, &a, begin);
     for (int64_t time = begin; time < end; time++) {
+        /* After the call cosine_f32 and sine_f32 are those of `time`, and the f64 values are
+         * already those of the moment after it. */
         advance(&a, half);
         for (int64_t batch = 0; batch < args->batches; batch++)
             for (int64_t head = 0; head < args->heads; head++) {
@@ -97,6 +111,10 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
     }
 }
 
+/* A tile has at least 32768 elements, and there are at most 8 tiles: each of them starts with pow,
+ * cos and sin in f64 for every pair, which must stay little work next to the rotations. The number
+ * of tiles shows in the last bit of a result, since each tile starts its rotations anew; it must
+ * depend on the shape only. */
 static ms_task_result rotary_run(ms_run *run, void *arguments)
 {
     const ms_rotary_args *args = arguments;

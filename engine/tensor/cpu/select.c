@@ -10,6 +10,9 @@
 
 #define BLOCK 1024
 
+/* The number of tiles that ms_tiles gives for the elements, but no more than there are units: a
+ * unit is never divided between tiles. At least one tile, so that a task always runs its
+ * function. */
 static uint32_t unit_tiles(int64_t units, int64_t elements, uint64_t bytes)
 {
     uint32_t tiles = ms_tiles(elements, bytes);
@@ -30,6 +33,8 @@ typedef struct select_work {
     int outside; /* set by any tile that meets an index outside */
 } select_work;
 
+/* The operator admits i64, i32 and u16 as indices, so the last line needs no test. A stride of 0
+ * repeats an index, where the index was broadcast. */
 static int64_t index_at(const ms_select_args *args, int64_t outer, int64_t k, int64_t inner)
 {
     int64_t at = outer * args->index_strides[0] + k * args->index_strides[1]
@@ -40,7 +45,8 @@ static int64_t index_at(const ms_select_args *args, int64_t outer, int64_t k, in
 }
 
 /* An index outside is skipped and remembered: nothing is read or written there, and the task fails
- * afterwards. */
+ * afterwards. A tile has no way to fail the task by itself; the task does it after the last
+ * tile. */
 static bool usable(select_work *work, int64_t index)
 {
     if (index >= 0 && index < work->args->rows.n) return true;
@@ -49,7 +55,8 @@ static bool usable(select_work *work, int64_t index)
 }
 
 /* Fails the task with the first index outside. It is searched again in order of position, so that
- * the message does not depend on which thread met one first. */
+ * the message does not depend on which thread met one first. The second search is paid only by a
+ * task that fails. */
 static ms_task_result select_result(ms_run *run, const select_work *work)
 {
     const ms_select_args *args = work->args;
@@ -66,6 +73,8 @@ static ms_task_result select_result(ms_run *run, const select_work *work)
     return MS_TASK_DONE;
 }
 
+/* Elements move as unsigned integers of their size, so that NaN payloads and signed zeros keep
+ * their bits. */
 static void copy_one(void *to, const void *from, size_t size)
 {
     if (size == 4) *(uint32_t *)to = *(const uint32_t *)from;
@@ -75,7 +84,9 @@ static void copy_one(void *to, const void *from, size_t size)
 }
 
 /* Units are (outer, k). Where one index serves a whole row (its stride is 0, as in a lookup of
- * rows), the row is copied at once. */
+ * rows), the row is copied at once. Gathering is bound by memory: every result is written once, and
+ * the rows of the whole are read in the order of the indices, which caches and prefetchers cannot
+ * foresee. Units write different places of `small`, so they may run in any order. */
 static void gather_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -108,7 +119,8 @@ static void gather_tile(void *context, uint32_t tile, ms_thread *thread)
 }
 
 /* Unsigned addition wraps, as integers of the engine do; signed overflow would be undefined. 16-bit
- * floats are refused by the operator. */
+ * floats are refused by the operator. On floats the order of additions decides the bits; it is that
+ * of scatter_tile. */
 static void add_one(ms_dtype dtype, void *to, const void *from)
 {
     switch (dtype) {
@@ -121,7 +133,10 @@ static void add_one(ms_dtype dtype, void *to, const void *from)
 }
 
 /* Units are (outer, some columns). All k of a column belong to one unit, so two threads never write
- * to the same place and additions happen in order of position. */
+ * to the same place and additions happen in order of position. Where an index occurs several times,
+ * scatter leaves the value of the last position and scatter_add adds from the first position to the
+ * last. A twin that uses atomic operations would keep neither promise; it may give one thread a
+ * column, as here, or sort by index first. */
 static void scatter_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -153,7 +168,9 @@ static void scatter_tile(void *context, uint32_t tile, ms_thread *thread)
     }
 }
 
-/* The bytes that decide the number of tiles include 8 for each index. */
+/* The bytes that decide the number of tiles include 8 for each index. A strip of 256 columns is one
+ * unit of scatter: wide enough to use whole cache lines, and narrow enough that a wide tensor with
+ * a single outer position still gives several threads work. */
 static ms_task_result select_run(ms_run *run, const ms_select_args *args, bool scatter, bool add)
 {
     const ms_rows *rows = &args->rows;
@@ -182,11 +199,15 @@ static ms_task_result scatter_add_run(ms_run *run, void *arguments)
 
 /* --------------------------------------------------------------------- topk */
 
-/* An element of the heap: its key and its position. */
+/* An element of the heap: its key and its position. For floats the key is order_of the value, for
+ * integers the value itself; both are complemented when the least are wanted. One comparison then
+ * serves all dtypes. */
 typedef struct candidate {
     int64_t key, index;
 } candidate;
 
+/* One search for the k best of each row. A unit is a row; rows are never divided, since a heap
+ * belongs to one row. Tiles only ever set no_memory to 1. */
 typedef struct topk_work {
     const ms_topk_args *args;
     const ms_convert_kernels *convert;
@@ -197,7 +218,8 @@ typedef struct topk_work {
 
 /* An integer in the order of the numbers. The bits of positive floats ascend with the value; those
  * of negative ones descend, so the magnitude is negated. Both zeros are equal, and NaN is above
- * all. */
+ * all. Any total order would do for a twin as long as NaN counts as the greatest and +0 equals -0:
+ * positions of equal keys then decide, and they are the same on every device. */
 static int64_t order_of(float x)
 {
     if (x != x) return INT64_MAX;
@@ -207,14 +229,15 @@ static int64_t order_of(float x)
 }
 
 /* Whether a comes after b in the result: a lower key, or the same key at a higher position. The
- * order is total, so the result does not depend on the heap's history. */
+ * order is total, so the result does not depend on the heap's history. A twin that sorts must use
+ * both keys, or equal values come out in an order of its own. */
 static bool worse(candidate a, candidate b)
 {
     return a.key < b.key || (a.key == b.key && a.index > b.index);
 }
 
 /* Restores the heap from `at` downwards. The worst element is at the root, where the next better
- * one replaces it. */
+ * one replaces it. `moved` is written once at the end instead of being swapped at each level. */
 static void sift(candidate *heap, int64_t count, int64_t at)
 {
     candidate moved = heap[at];
@@ -227,7 +250,8 @@ static void sift(candidate *heap, int64_t count, int64_t at)
 }
 
 /* Keeps the k best seen so far. The first k are only collected; the heap is built once they are
- * complete, in O(k). */
+ * complete, in O(k). Most elements of a long row are worse than the root and cost one
+ * comparison. */
 static void offer(candidate *heap, int64_t k, int64_t *count, candidate one)
 {
     if (*count < k) {
@@ -241,7 +265,8 @@ static void offer(candidate *heap, int64_t k, int64_t *count, candidate one)
 }
 
 /* One pass over the row with O(n log k) comparisons at worst. The values are copied from the input
- * and not converted back, so they keep their bits. */
+ * and not converted back, so they keep their bits. The row may be strided, so each block is first
+ * copied side by side: conversions need contiguous memory. */
 static void topk_row(const topk_work *work, int64_t row, candidate *heap)
 {
     const ms_topk_args *args = work->args;
@@ -275,6 +300,8 @@ static void topk_row(const topk_work *work, int64_t row, candidate *heap)
         heap[left] = worst;
         sift(heap, left, 0);
     }
+    /* The results are contiguous [outer, k, inner] whatever the strides of the input: `inner` is
+     * the distance between the results of one row. */
     for (int64_t i = 0; i < args->k; i++) {
         int64_t to = (outer * args->k + i) * rows->inner + inner;
         args->indices[to] = heap[i].index;
@@ -283,7 +310,8 @@ static void topk_row(const topk_work *work, int64_t row, candidate *heap)
     }
 }
 
-/* The heap is in the scratch of the thread that runs the tile, so tiles share nothing. */
+/* The heap is in the scratch of the thread that runs the tile, so tiles share nothing. Without
+ * memory the tile leaves its rows unwritten, and the task fails. */
 static void topk_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     topk_work *work = context;
@@ -297,6 +325,8 @@ static void topk_tile(void *context, uint32_t tile, ms_thread *thread)
         topk_row(work, row, heap);
 }
 
+/* An element counts 8 bytes for the number of tiles, whatever its dtype: its cost is the comparison
+ * with the heap and not the load. */
 static ms_task_result topk_run(ms_run *run, void *arguments)
 {
     const ms_topk_args *args = arguments;
@@ -312,7 +342,9 @@ static ms_task_result topk_run(ms_run *run, void *arguments)
 
 /* -------------------------------------------------------------------- above */
 
-/* One search for elements above a threshold. `write` says which of the two passes runs. */
+/* One search for elements above a threshold. `write` says which of the two passes runs.
+ * counts[tile] is first the number of results of a tile, then the number of results in all earlier
+ * tiles. */
 typedef struct above_work {
     const ms_above_args *args;
     const ms_convert_kernels *convert;
@@ -324,7 +356,9 @@ typedef struct above_work {
 
 /* Two passes, because a tile must know where its results begin. The first counts the results of
  * each tile; the second writes them from counts[tile] on, where the caller has put the sums of the
- * earlier tiles. Positions come out in ascending order for any number of threads. */
+ * earlier tiles. Positions come out in ascending order for any number of threads. The second pass
+ * reads the input again, which costs less than a buffer for the results of a tile, as their number
+ * is unknown. NaN is never above a threshold. */
 static void above_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -355,7 +389,10 @@ static void above_tile(void *context, uint32_t tile, ms_thread *thread)
 }
 
 /* Results beyond the capacity are dropped, the last positions first; the rest of the outputs is
- * zeroed so that they depend on the input alone. */
+ * zeroed so that they depend on the input alone. The host never learns the number of results: it
+ * stays in `found` on the device, and the shapes of the outputs are those of the capacity. The
+ * threshold is read here and not on the host for the same reason: an earlier task may compute
+ * it. */
 static ms_task_result above_run(ms_run *run, void *arguments)
 {
     const ms_above_args *args = arguments;
@@ -388,6 +425,7 @@ static ms_task_result above_run(ms_run *run, void *arguments)
 
 /* ----------------------------------------------------------------- quantile */
 
+/* One of three numbers that is neither the least nor the greatest. x has no NaN here. */
 static float median(float a, float b, float c)
 {
     float least = a < b ? a : b;
@@ -397,7 +435,9 @@ static float median(float a, float b, float c)
 }
 
 /* The k-th smallest of x, which is reordered so that no element before it is greater (Hoare's
- * quickselect). x has no NaN, with which the inner loops would leave the range. */
+ * quickselect). x has no NaN, with which the inner loops would leave the range. On average it
+ * touches about 3 n numbers, where sorting would compare n log n times. Bad pivots can cost n^2;
+ * the median of three makes the usual bad cases (ordered and reversed input) good ones. */
 static float select_kth(float *x, int64_t n, int64_t k)
 {
     int64_t low = 0, high = n - 1;
@@ -406,6 +446,8 @@ static float select_kth(float *x, int64_t n, int64_t k)
         float pivot = median(x[low], x[low + (high - low) / 2], x[high]);
         int64_t i = low, j = high;
         while (i <= j) {
+            /* Strict comparisons stop at elements that equal the pivot, so that a row of equal
+             * numbers is cut in halves and not one by one. */
             while (x[i] < pivot) i++;
             while (x[j] > pivot) j--;
             if (i > j) break;
@@ -421,7 +463,9 @@ static float select_kth(float *x, int64_t n, int64_t k)
 }
 
 /* Linear interpolation between the two neighbours of position q (n - 1). Any NaN makes the result
- * NaN. The element after the k-th is the least of those that the selection has left after it. */
+ * NaN. The element after the k-th is the least of those that the selection has left after it. It
+ * runs on one thread: the selection is serial, and the scratch is a copy of the input in f32, which
+ * the selection may reorder. */
 static ms_task_result quantile_run(ms_run *run, void *arguments)
 {
     const ms_quantile_args *args = arguments;
