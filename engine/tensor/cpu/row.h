@@ -12,6 +12,9 @@
 #include <immintrin.h>
 #endif
 
+/* As many 16-bit elements as an ms_vf has lanes. The second type is for memory: a row may begin at
+ * any element, so loads and stores are not aligned, and they alias whatever the memory was written
+ * as. */
 typedef uint16_t ms_vh __attribute__((vector_size(2 * MS_LANES)));
 typedef uint16_t ms_vh_any __attribute__((vector_size(2 * MS_LANES), aligned(2), may_alias));
 
@@ -32,6 +35,8 @@ MS_VECTOR ms_vh ms_v_to_bf16(ms_vf v)
     return (ms_vh)_mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 #else
+/* The same in vector extensions. NaN is selected apart, because adding the rounding bit could carry
+ * it into infinity. */
 MS_VECTOR ms_vf ms_v_from_bf16(ms_vh h) { return (ms_vf)(__builtin_convertvector(h, ms_vu) << 16); }
 MS_VECTOR ms_vh ms_v_to_bf16(ms_vf v)
 {
@@ -89,20 +94,24 @@ MS_VECTOR ms_vh ms_v_to_f16(ms_vf v)
     return h;
 }
 
-/* MS_LANES elements of a row, from i on. */
+/* MS_LANES elements of a row, from i on. The caller has made sure that all lanes lie in the row.
+ * With `dtype` as a constant (MS_ROW_SWITCH) one of the three ways is left. */
 MS_VECTOR ms_vf ms_row_get(ms_dtype dtype, const void *row, size_t i)
 {
     if (dtype == MS_F32) return ms_v_load((const float *)row + i);
     ms_vh h = *(const ms_vh_any *)((const uint16_t *)row + i);
     return dtype == MS_BF16 ? ms_v_from_bf16(h) : ms_v_from_f16(h);
 }
+/* Rounds to nearest even, once, from the f32 in which the kernel computed. */
 MS_VECTOR void ms_row_put(ms_dtype dtype, void *row, size_t i, ms_vf v)
 {
     if (dtype == MS_F32) ms_v_store((float *)row + i, v);
     else *(ms_vh_any *)((uint16_t *)row + i) = dtype == MS_BF16 ? ms_v_to_bf16(v) : ms_v_to_f16(v);
 }
 
-/* The last elements i .. n - 1 of a row, fewer than MS_LANES; lanes past them get `rest`. */
+/* The last elements i .. n - 1 of a row, fewer than MS_LANES; lanes past them get `rest`. They are
+ * read one by one, because a load of a whole vector would reach past the row, where the memory may
+ * end. `rest` is what changes nothing: 0 for sums, -infinity for maxima. */
 MS_VECTOR ms_vf ms_row_get_part(ms_dtype dtype, const void *row, size_t i, size_t n, float rest)
 {
     ms_vf v = ms_v_splat(rest);
@@ -113,6 +122,7 @@ MS_VECTOR ms_vf ms_row_get_part(ms_dtype dtype, const void *row, size_t i, size_
     }
     return v;
 }
+/* Writes only the elements of the row: the next ones may be another thread's. */
 MS_VECTOR void ms_row_put_part(ms_dtype dtype, void *row, size_t i, size_t n, ms_vf v)
 {
     for (size_t j = i; j < n; j++) {
@@ -123,7 +133,8 @@ MS_VECTOR void ms_row_put_part(ms_dtype dtype, void *row, size_t i, size_t n, ms
 }
 
 /* Runs `call` with D, the dtype as a compile-time constant, so that each dtype gets a loop without
- * branches on it. */
+ * branches on it. `call` is written out three times, so it should be one call of an inlined
+ * function. */
 #define MS_ROW_SWITCH(dtype, call)       \
     do {                                 \
         if ((dtype) == MS_F32) {         \

@@ -18,7 +18,8 @@ MS_VECTOR int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 /* ----------------------------------------------------------------- products */
 
 /* sum + a * b per lane. A pair adds two products of bf16 to one f32 sum in one instruction, which
- * is only reached where the instruction set has it. */
+ * is only reached where the instruction set has it. `a` of a pair is a float only by its type: its
+ * 32 bits are two bf16, and it is never computed with as a float. */
 MS_VECTOR ms_vf add_product(const bool pairs, ms_vf sum, float a, ms_vf b)
 {
 #if defined(__AVX512BF16__)
@@ -30,7 +31,8 @@ MS_VECTOR ms_vf add_product(const bool pairs, ms_vf sum, float a, ms_vf b)
 
 /* One tile of rows x vectors sums, which stay in registers over the whole depth. `pairs`, `rows`
  * and `vectors` are constants after inlining, so the loops over them vanish and the array becomes
- * registers. */
+ * registers. Each step loads `vectors` vectors of b and `rows` numbers of a for rows * vectors
+ * multiply-adds, so larger tiles need fewer loads for the same work. */
 MS_VECTOR void tile(const bool pairs, const int rows, const int vectors, const ms_unit_product *p,
                     int64_t row, int64_t column)
 {
@@ -51,7 +53,8 @@ MS_VECTOR void tile(const bool pairs, const int rows, const int vectors, const m
 }
 
 /* All rows of some columns. With few columns more rows are taken at a time: enough independent sums
- * are needed to hide the latency of a multiply-add. */
+ * are needed to hide the latency of a multiply-add. p->rows is a multiple of 4, but after tiles of
+ * 6 rows two may be left. */
 MS_VECTOR void columns_of(const bool pairs, const int rows, const int vectors,
                           const ms_unit_product *p, int64_t column)
 {
@@ -62,7 +65,9 @@ MS_VECTOR void columns_of(const bool pairs, const int rows, const int vectors,
 }
 
 /* Columns are a multiple of 16. With AVX-512 the widest tiles come first and the rest takes one
- * tile of 48, 32 or 16. */
+ * tile of 48, 32 or 16. 16 sums fill half of the 32 registers of AVX-512: 4 x 4, 8 x 2; the rest
+ * holds b and broadcast numbers of a. AVX2 has 16 registers: 6 x 2 sums, two vectors of b, and one
+ * number of a. */
 MS_VECTOR void multiply_as(const bool pairs, const ms_unit_product *p)
 {
     int64_t column = 0;
@@ -83,6 +88,7 @@ MS_VECTOR void multiply_as(const bool pairs, const ms_unit_product *p)
 #endif
 }
 
+/* `pairs` is tested once for a whole product; the loops have it as a constant. */
 static void multiply(bool pairs, const ms_unit_product *p)
 {
     if (pairs) multiply_as(true, p);
@@ -107,6 +113,8 @@ MS_VECTOR ms_vf join_pairs(ms_vf first, ms_vf second)
         order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
 }
 #else
+/* Without the instruction these are compiled but never called: has_pairs is false, and so is
+ * `pairs` everywhere. */
 MS_VECTOR void store_pairs(float *to, ms_vf v) { ms_v_store(to, v); }
 MS_VECTOR ms_vf join_pairs(ms_vf first, ms_vf second) { return first + second; }
 #endif
@@ -127,7 +135,8 @@ MS_VECTOR void fetch(const char *row, int64_t bytes)
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
-/* FETCH_ROWS ahead of the row that is packed, which gives memory time to answer. */
+/* FETCH_ROWS ahead of the row that is packed, which gives memory time to answer. Rows from count to
+ * `all` become zeros: a key of zeros has the score 0, which the mask hides. */
 MS_VECTOR void pack_rows_as(const bool pairs, const ms_dtype D, const char *from, int64_t row,
                             int64_t count, int64_t all, int64_t width, float *to)
 {
@@ -169,13 +178,15 @@ MS_VECTOR void pack_steps_as(const ms_dtype D, const char *from, int64_t row, in
     }
 }
 
+/* There is no form without pairs: f32 rows serve as steps as they are. */
 static void pack_steps(ms_dtype dtype, const void *from, int64_t row, int64_t count, int64_t all,
                        int64_t width, float *to)
 {
     MS_ROW_SWITCH(dtype, pack_steps_as(D, from, row, count, all, width, to));
 }
 
-/* The prefetch asks for the line to be written, as the store would have to read it first. */
+/* The prefetch asks for the line to be written, as the store would have to read it first. `factor`
+ * divides a row by its sum of exponentials, which saves a pass of its own. */
 MS_VECTOR void unpack_as(const ms_dtype D, const float *from, int64_t from_row, int64_t count,
                          int64_t width, const float *factor, char *to, int64_t row)
 {
@@ -193,12 +204,14 @@ MS_VECTOR void unpack_as(const ms_dtype D, const float *from, int64_t from_row, 
     }
 }
 
+/* Rounds once, from the f32 sum to the dtype of the tensor. */
 static void unpack(ms_dtype dtype, const float *from, int64_t from_row, int64_t count,
                    int64_t width, const float *factor, void *to, int64_t row)
 {
     MS_ROW_SWITCH(dtype, unpack_as(D, from, from_row, count, width, factor, to, row));
 }
 
+/* For unaligned loads and stores of four numbers. */
 typedef float v4f_any __attribute__((vector_size(16), aligned(4), may_alias));
 
 /* Lanes of two vectors: the lower or the upper two in turns; the first or the last two of each. */
@@ -207,7 +220,8 @@ typedef float v4f_any __attribute__((vector_size(16), aligned(4), may_alias));
 #define FRONT(a, b) __builtin_shufflevector(a, b, 0, 1, 4, 5)
 #define BACK(a, b) __builtin_shufflevector(a, b, 2, 3, 6, 7)
 
-/* Blocks of 4 x 4 by shuffles of 128-bit vectors, which every instruction set has. */
+/* Blocks of 4 x 4 by shuffles of 128-bit vectors, which every instruction set has. Rows and columns
+ * are multiples of 4, since packed rows are padded, so there is no rest to handle. */
 static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns, float *to,
                       int64_t to_row)
 {
@@ -229,6 +243,7 @@ static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t
 
 /* ------------------------------------------------------------------ softmax */
 
+/* A row is one key with the scores of 64 queries. */
 MS_VECTOR const float *row_at(const ms_score_block *b, int64_t row)
 {
     return b->scores + row * MS_QUERY_LANES;
@@ -242,7 +257,8 @@ MS_VECTOR ms_vi hidden(const ms_score_block *b, int64_t row, int64_t q)
     return ~ms_v_less(ms_v_splat((float)(row - b->seen)), (ms_v_lane_numbers() + (float)q) * step);
 }
 
-/* The rows that all lanes from q on see. The mask is needed only for the rows after them. */
+/* The rows that all lanes from q on see. The mask is needed only for the rows after them. Lane q
+ * sees the fewest keys of the vector, since later queries see more. */
 MS_VECTOR int64_t clear_rows(const ms_score_block *b, int64_t q)
 {
     int64_t n = b->seen + q * b->step;
@@ -251,7 +267,8 @@ MS_VECTOR int64_t clear_rows(const ms_score_block *b, int64_t q)
 }
 
 /* Two maxima alternate over the clear rows, so that one need not wait for the other. NaN scores are
- * passed over here and come out of the exponentials. */
+ * passed over here and come out of the exponentials. Only the rows from `clear` on are written
+ * back; the others stay as the product has left them. */
 static void mask(const ms_score_block *b, float *most)
 {
     const ms_vf least = ms_v_splat(LEAST);
@@ -273,7 +290,8 @@ static void mask(const ms_score_block *b, float *most)
 }
 
 /* Most blocks leave the maximum unchanged, so vectors without a change are skipped. In a first
- * block `before` is -infinity and the factor exp(-infinity) is 0, times sums that are 0. */
+ * block `before` is -infinity and the factor exp(-infinity) is 0, times sums that are 0. Skipping
+ * spares reading and writing the whole block of results [width, 64] for each block of keys. */
 static void shrink(const float *before, const float *now, float *total, float *out, int64_t width)
 {
     for (int64_t q = 0; q < MS_QUERY_LANES; q += MS_LANES) {
@@ -290,7 +308,8 @@ static void shrink(const float *before, const float *now, float *total, float *o
 }
 
 /* Two keys at a time: they form a pair, and two sums hide the latency of the addition. A hidden
- * score is -infinity, whose exponential is 0. */
+ * score is -infinity, whose exponential is 0. The scale and the shift are one multiply-add for each
+ * score. A padded key is hidden like one that a query does not see, so it adds 0. */
 MS_VECTOR void exponentials_as(const bool pairs, const ms_score_block *b, const float *most,
                                float *total, float *steps)
 {
@@ -314,6 +333,7 @@ MS_VECTOR void exponentials_as(const bool pairs, const ms_score_block *b, const 
     }
 }
 
+/* The choice of `pairs`, made once for a block. */
 static void exponentials(bool pairs, const ms_score_block *b, const float *most, float *total,
                          float *steps)
 {
@@ -334,7 +354,9 @@ static void finish(const float *most, float *total, float *log_sum)
 /* ----------------------------------------------------------------- backward */
 
 /* p is computed from the score and log_sum. Hidden lanes are set to 0, as the scores are not masked
- * in backward. Two keys at a time, because their gradients are a pair of the right operand. */
+ * in backward. Two keys at a time, because their gradients are a pair of the right operand. The
+ * three outputs are the operands of the three products that follow: p for the gradient of values, d
+ * for those of keys and queries. */
 MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *change,
                            const float *log_sum, const float *offset, const ms_score_units *units)
 {
@@ -367,6 +389,7 @@ MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *cha
     }
 }
 
+/* The choice of `pairs`, made once for a block. */
 static void gradient(bool pairs, const ms_score_block *b, float *change, const float *log_sum,
                      const float *offset, const ms_score_units *units)
 {
@@ -374,7 +397,8 @@ static void gradient(bool pairs, const ms_score_block *b, float *change, const f
     else gradient_as(false, b, change, log_sum, offset, units);
 }
 
-/* Rows are in any float dtype; sums are f32. */
+/* Rows are in any float dtype; sums are f32. The products are of the stored output, which is
+ * rounded to its dtype, and of the incoming gradient. */
 MS_VECTOR void row_dots_as(const ms_dtype D, int64_t rows, int64_t width, const char *a,
                            int64_t a_row, const char *b, int64_t b_row, float *offset)
 {
@@ -387,6 +411,7 @@ MS_VECTOR void row_dots_as(const ms_dtype D, int64_t rows, int64_t width, const 
     }
 }
 
+/* The rows of a head are far apart in memory, so a_row and b_row are distances in elements. */
 static void row_dots(ms_dtype dtype, int64_t rows, int64_t width, const void *a, int64_t a_row,
                      const void *b, int64_t b_row, float *offset)
 {
@@ -396,7 +421,8 @@ static void row_dots(ms_dtype dtype, int64_t rows, int64_t width, const void *a,
 /* ------------------------------------------------------------------- rotary */
 
 /* Element j forms a pair with element j + width / 2 (the layout of GPT-NeoX). Backward turns by the
- * negative angle, since the inverse of a rotation is its transpose. */
+ * negative angle, since the inverse of a rotation is its transpose. Both numbers of a pair are
+ * loaded before either is stored. */
 MS_VECTOR void rotate_row(const ms_dtype D, const char *x, char *y, const float *cosine,
                           const float *sine, size_t half, bool back)
 {
@@ -420,6 +446,7 @@ MS_VECTOR void rotate_row(const ms_dtype D, const char *x, char *y, const float 
     }
 }
 
+/* The angles come in f32 from the caller, one pair of numbers for each pair of elements. */
 static void rotate(ms_dtype dtype, const void *x, void *y, const float *cosine, const float *sine,
                    int64_t width, bool back)
 {

@@ -21,6 +21,8 @@ typedef struct small_float {
 } small_float;
 static const small_float fp8 = { 3, 121, 448 }, fp4 = { 1, 127, 6 };
 
+/* The greatest number that a code stands for; the scale maps the greatest number of a block to
+ * it. */
 MS_VECTOR float greatest_code(ms_codec_kind kind)
 {
     if (kind == MS_CODEC_INT8) return 127.0f;
@@ -35,7 +37,9 @@ MS_VECTOR float greatest_code(ms_codec_kind kind)
 #define WHOLE 12582912.0f
 
 /* To nearest, or stochastically: floor(x + u) with u from [0, 1) rounds up with the probability of
- * the fraction, so the expected value is x. */
+ * the fraction, so the expected value is x. Without contraction and with 16 lanes this gives the
+ * same codes on every instruction set; a twin that rounds in the same way can be compared with it
+ * byte by byte. */
 MS_VECTOR ms_vf round_lanes(ms_vf x, const float *u)
 {
     if (u == NULL) return (x + WHOLE) - WHOLE;
@@ -43,6 +47,7 @@ MS_VECTOR ms_vf round_lanes(ms_vf x, const float *u)
     return whole - (ms_vf)(ms_v_less(up, whole) & (ms_vi)ms_v_splat(1.0f)); /* floor */
 }
 
+/* Scaling and rounding up can leave the range by one code. */
 MS_VECTOR ms_vf keep_within(ms_vf x, float most)
 {
     return ms_v_lesser(ms_v_greater(x, ms_v_splat(-most)), ms_v_splat(most));
@@ -53,7 +58,8 @@ MS_VECTOR ms_vu whole_bits(ms_vf whole) { return (ms_vu)(whole + WHOLE); }
 /* Codes of numbers that were divided by their scale. A number is rounded to a multiple of its step,
  * which is 2^(exponent - mantissa bits), and never below the step of subnormals. Then the exponent
  * is rebased to the small format. Rounding up may carry into the next exponent, which the bit
- * arithmetic carries along. */
+ * arithmetic carries along. `size` is cut to the greatest number first, so an exponent never is too
+ * large for the format. `smallest` is the inverse of the step of subnormals. */
 MS_VECTOR ms_vu encode_float(ms_vf x, const float *u, const small_float f)
 {
     ms_vu sign = (ms_vu)x >> 31;
@@ -74,7 +80,8 @@ MS_VECTOR ms_vu encode_float(ms_vf x, const float *u, const small_float f)
     return code | sign << (f.mantissa == 3 ? 7 : 3);
 }
 
-/* Exact: every small float is an f32. Subnormals are a count of the smallest step. */
+/* Exact: every small float is an f32. Subnormals are a count of the smallest step. The sign bit is
+ * put back as a bit, so a negative zero stays one. */
 MS_VECTOR ms_vf decode_float(ms_vu code, const small_float f)
 {
     int width = f.mantissa == 3 ? 7 : 3;
@@ -98,6 +105,7 @@ MS_VECTOR ms_vu encode_lanes(const ms_codec_kind K, ms_vf x, const float *u)
     return encode_float(x, u, K == MS_CODEC_FP8 ? fp8 : fp4);
 }
 
+/* The shift to the left and back extends the sign of 8 bits; an int4 has an offset of 8 instead. */
 MS_VECTOR ms_vf decode_lanes(const ms_codec_kind K, ms_vu code)
 {
     if (K == MS_CODEC_INT8) return ms_v_from_int((ms_vi)(code << 24) >> 24);
@@ -133,6 +141,8 @@ MS_VECTOR void pack(const ms_codec_kind K, ms_vu code, size_t count, uint8_t *to
     }
 }
 
+/* The reverse of pack. It reads no byte after the last code: the payload of a row may end the
+ * memory. */
 MS_VECTOR ms_vu unpack(const ms_codec_kind K, const uint8_t *from, size_t count)
 {
     union {
@@ -174,7 +184,7 @@ MS_VECTOR float greatest(const ms_dtype D, const void *x, size_t n)
     return ms_v_reduce_max(most);
 }
 
-/* The mean of |x| * factor over a block. */
+/* The mean of |x| * factor over a block. The factor keeps the sum finite: see mean_size. */
 MS_VECTOR float mean_of(const ms_dtype D, const void *x, size_t n, float factor)
 {
     ms_vf total = ms_v_splat(0.0f);
@@ -198,7 +208,8 @@ MS_VECTOR float mean_size(const ms_dtype D, const void *x, size_t n)
 
 /* One pass for the scale, one for the codes. A block that is not finite gets a scale of NaN, so
  * that decoding shows it; a bare codec has no scale and cannot. `error` receives what the codes
- * leave of each number, for error feedback. */
+ * leave of each number, for error feedback. The codes depend on the scale as it was computed here
+ * in f32, and the scale travels with them, so every rank decodes the same numbers. */
 MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_codec *codec,
                             const void *x, size_t n, const float *u, float *scale, uint8_t *codes,
                             void *error)
@@ -230,7 +241,8 @@ MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_co
     }
 }
 
-/* A block may end within a byte; only count codes are read and stored. */
+/* A block may end within a byte; only count codes are read and stored. A byte holds one to eight
+ * codes, so the f32 results, which `add` reads as well, are most of the bytes that move. */
 MS_VECTOR void decode_block(const ms_codec_kind K, const uint8_t *codes, size_t n, float scale,
                             bool add, float *out)
 {
@@ -244,6 +256,8 @@ MS_VECTOR void decode_block(const ms_codec_kind K, const uint8_t *codes, size_t 
     }
 }
 
+/* The two functions of a kind for the table. The kind is a constant in the loops, and on encoding
+ * the dtype as well. */
 #define KIND(name, K)                                                                             \
     static void encode_##name(const ms_codec *codec, ms_dtype dtype, const void *x, int64_t n,    \
                               const float *u, float *scale, uint8_t *codes, void *error)          \

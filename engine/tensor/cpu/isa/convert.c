@@ -28,6 +28,8 @@
         }                                                  \
     }
 
+/* The computing types need no conversion, but callers find one in the table for every dtype.
+ * memmove allows the buffers to be the same. */
 static void f32_copy(float *out, const void *in, size_t n) { memmove(out, in, n * sizeof *out); }
 static void f32_copy_back(void *out, const float *in, size_t n)
 {
@@ -40,7 +42,8 @@ static void i64_copy_back(void *out, const int64_t *in, size_t n)
 }
 
 /* Rounds like ms_bf16_from_float, but computes both cases and selects, so that the compiler can
- * vectorise the loop. */
+ * vectorise the loop. NaN is kept apart because adding the rounding bit could carry a NaN into
+ * infinity; it becomes a quiet NaN with the same upper bits. */
 static inline uint16_t bf16_bits(float value)
 {
     uint32_t bits = ms_bits_from_float(value);
@@ -51,6 +54,8 @@ TO(bf16_to_f32, uint16_t, float, ms_float_from_bf16(x))
 FROM(bf16_from_f32, uint16_t, float, bf16_bits(x))
 
 #if defined(__AVX512F__)
+/* The instruction rounds to nearest even by its own argument, so it does not depend on the thread's
+ * rounding mode. */
 #define F16_LANES 16
 static inline void f16_load(float *out, const uint16_t *in)
 {
@@ -97,7 +102,8 @@ static void f16_from_f32(void *to, const float *in, size_t n)
 }
 
 /* Truncates to i64. 2^63 is the first f32 above the range; values outside are undefined in C and
- * become the bounds here, and NaN becomes 0. */
+ * become the bounds here, and NaN becomes 0. The result is then cut to the size of the target (the
+ * lowest bits stay), which gcc defines for signed types. */
 static inline int64_t whole(float x)
 {
     if (x != x) return 0;
@@ -106,6 +112,8 @@ static inline int64_t whole(float x)
     return (int64_t)x;
 }
 
+/* i64 and i32 beyond 2^24 are rounded, which an operator on integers avoids by computing in i64.
+ * NaN is true as a bool, as it is not 0. */
 TO(i64_to_f32, int64_t, float, (float)x)
 TO(i32_to_f32, int32_t, float, (float)x)
 TO(u16_to_f32, uint16_t, float, (float)x)
@@ -126,6 +134,7 @@ FROM(u16_from_i64, uint16_t, int64_t, (uint16_t)x)
 FROM(u8_from_i64, uint8_t, int64_t, (uint8_t)x)
 FROM(bool_from_i64, uint8_t, int64_t, x != 0)
 
+/* Floats have no way from and to i64: an operation on them computes in f32. */
 const ms_convert_kernels MS_ISA_NAME(ms_convert_kernels) = {
     .to_f32 = { [MS_F32] = f32_copy,
                 [MS_F16] = f16_to_f32,

@@ -7,7 +7,9 @@
 
 /* A kernel is its formula in a, b, c (MS_LANES each), v = value and h = high. A last part of fewer
  * elements runs through the same formula, so that a result does not depend on where its element
- * lies. */
+ * lies. Compilers may contract a product and a sum into one instruction here, so the last bit may
+ * differ between instruction sets. Simple formulas are bound by memory; those with an exponential,
+ * logarithm or error function by arithmetic. */
 #define LOOP(load_b, load_c, formula)                                                          \
     const ms_vf v = ms_v_splat(s->value), h = ms_v_splat(s->high);                             \
     (void)v, (void)h, (void)pb, (void)pc;                                                      \
@@ -23,9 +25,12 @@
         (void)b, (void)c;                                                                      \
         ms_v_store_part(out + i, formula, n - i);                                              \
     }
+/* How an operand is loaded: FETCH where the kernel has it, NOTHING where its pointer may be
+ * NULL. */
 #define FETCH(p, i, n) ((n) == MS_LANES ? ms_v_load((p) + (i)) : ms_v_load_part((p) + (i), n))
 #define NOTHING(p, i, n) ms_v_splat(0.0f)
 
+/* A function for the table, of kernels with one, two or three operands. */
 #define KERNEL(name, load_b, load_c, formula)                                             \
     static void f32_##name(float *out, const float *pa, const float *pb, const float *pc, \
                            size_t n, const ms_elementwise_scalars *s)                     \
@@ -63,14 +68,16 @@ MS_VECTOR ms_vf silu_slope(ms_vf x)
     return gate * (1.0f + x * (1.0f - gate));
 }
 /* Lane by lane through the C library: powers of any base and exponent are rare, and hard to get
- * right. */
+ * right. It costs many times what the other kernels cost; forward has other kernels for exponents 1
+ * and 2 (power_rule in tensor/elementwise.c). */
 MS_VECTOR ms_vf power(ms_vf x, float y)
 {
     ms_vf z;
     for (int i = 0; i < MS_LANES; i++) z[i] = powf(x[i], y);
     return z;
 }
-/* Gradient of (sum |x|^p)^(1/p) = y; 0 where x or y is 0. p = 2 needs no power. */
+/* Gradient of (sum |x|^p)^(1/p) = y; 0 where x or y is 0. p = 2 needs no power. The quotient |x| /
+ * y is at most 1 and is formed before the power: |x|^(p-1) alone could overflow. */
 MS_VECTOR ms_vf p_norm_slope(ms_vf x, ms_vf y, float p)
 {
     ms_vf z = p == 2.0f ? x / y : ms_v_copysign(ms_v_pow_positive(ms_v_abs(x) / y, p - 1.0f), x);
@@ -78,7 +85,9 @@ MS_VECTOR ms_vf p_norm_slope(ms_vf x, ms_vf y, float p)
 }
 
 /* One line per kernel: its name and its formula. A maximum or minimum of two equal numbers gives
- * half of the gradient to each. */
+ * half of the gradient to each. NaN passes through relu, clamp, maximum and minimum. The gradient
+ * of relu is 0 at 0 and for NaN; that of clamp is 1 at both bounds. div_backward divides twice,
+ * because c^2 would overflow above 1.8e19. A kernel of another device must agree in these cases. */
 ONE(cast, a)
 ONE(neg, -a)
 ONE(exp, ms_v_exp(a))
@@ -136,7 +145,8 @@ TWO(lerp_backward, a - a * b)
 THREE(difference_mul, c *(b - a))
 THREE(p_norm_backward, c *p_norm_slope(a, b, s->value))
 
-/* Integers: sums and products wrap, which unsigned arithmetic does in C. */
+/* Integers: sums and products wrap, which unsigned arithmetic does in C. One operation for each
+ * element is left to the compiler's vectors: integers are no bottleneck. */
 #define WHOLE(name, formula)                                                                      \
     static void i64_##name(int64_t *out, const int64_t *pa, const int64_t *pb, const int64_t *pc, \
                            size_t n, const ms_elementwise_scalars *s)                             \
@@ -150,7 +160,7 @@ THREE(p_norm_backward, c *p_norm_slope(a, b, s->value))
 #define C pc[i]
 #define U(x) ((uint64_t)(x))
 
-/* By repeated squaring, modulo 2^64. */
+/* By repeated squaring, modulo 2^64. The exponent is not negative: the operator refuses that. */
 static inline uint64_t whole_power(int64_t base, int64_t exponent)
 {
     uint64_t power_of_base = (uint64_t)base, result = 1;
@@ -189,6 +199,8 @@ WHOLE(ge, A >= B)
 WHOLE(addcmul, U(A) + U(v) * U(B) * U(C))
 WHOLE(where, A != 0 ? B : C)
 
+/* The table of i64 names its kernels one by one: an operator whose rule has the flag WHOLE
+ * (tensor/elementwise.c) must have an entry, as the task calls it without a test. */
 #define F32_ENTRY(name) [MS_KERNEL_##name] = f32_##name,
 #define I64_ENTRY(name) [MS_KERNEL_##name] = i64_##name,
 

@@ -7,7 +7,8 @@
 #define NO_TENSOR MS_DTYPES /* in place of a dtype: there is no such operand */
 
 /* The combinations that training meets get loops of their own, in which all dtypes are constants;
- * the others share one. */
+ * the others share one. A dtype that is no constant costs a branch at each vector and each
+ * conversion. */
 #define SPECIAL(one, two, three, call)                       \
     if (d1 == (one) && d2 == (two) && d3 == (three)) {       \
         const ms_dtype D1 = (one), D2 = (two), D3 = (three); \
@@ -15,12 +16,13 @@
         return;                                              \
     }
 
+/* Only floats come here. For NO_TENSOR the result is multiplied but not used. */
 static size_t bytes_of(ms_dtype dtype) { return dtype == MS_F32 ? 4 : 2; }
 
 /* --------------------------------------------------------------- activation */
 
 /* gelu(x) = x * gate(x). The cast is written in the same pass, which saves reading the result
- * again. */
+ * again. y may be x: each vector is read before it is written. */
 MS_VECTOR void activate_run(const ms_dtype X, const ms_dtype Y, const ms_dtype C, const void *x,
                             void *y, void *cast, size_t n)
 {
@@ -39,6 +41,8 @@ MS_VECTOR void activate_run(const ms_dtype X, const ms_dtype Y, const ms_dtype C
     }
 }
 
+/* The combinations are, in order: f32 alone; autocast to bf16 with the result kept in f32; bf16
+ * alone. They choose x, y and the cast. */
 static void activate(const ms_activation_args *a, int64_t begin, int64_t end)
 {
     ms_dtype d1 = (ms_dtype)a->before_dtype, d2 = (ms_dtype)a->y_dtype,
@@ -56,7 +60,9 @@ static void activate(const ms_activation_args *a, int64_t begin, int64_t end)
 /* ----------------------------------------------------------------- gradient */
 
 /* Up to four rows at once, so that the sums are loaded and stored a quarter as often. Rows are
- * added one after the other, so the order of additions is the same as with one row at a time. */
+ * added one after the other, so the order of additions is the same as with one row at a time. The
+ * steps are in bytes, as each of the three tensors may have another dtype; g may have gaps between
+ * its rows. */
 typedef struct band {
     const char *g, *before;
     char *out;
@@ -65,7 +71,8 @@ typedef struct band {
 } band;
 
 /* g * slope(before) where there is an activation, and the sums over rows. The end of the rows is
- * done row by row, since a partial vector needs the slow path. */
+ * done row by row, since a partial vector needs the slow path. `out` may be `before`: both are
+ * contiguous, and each vector of before is read before it is written. */
 MS_VECTOR void gradient_columns(const ms_dtype G, const ms_dtype B, const ms_dtype O, const band *b,
                                 size_t width)
 {
@@ -92,6 +99,7 @@ MS_VECTOR void gradient_columns(const ms_dtype G, const ms_dtype B, const ms_dty
     }
 }
 
+/* `sums` is added to and not cleared: a caller joins blocks of rows. */
 MS_VECTOR void gradient_rows(const ms_dtype G, const ms_dtype B, const ms_dtype O,
                              const ms_linear_gradient_args *a, int64_t begin, int64_t end,
                              float *sums)

@@ -5,7 +5,8 @@
 #include "tensor/cpu/row.h"
 
 /* Clears the lanes from `lanes` on. Past the end of a row x is 0, but x - mean is not, and would
- * count in the variance. */
+ * count in the variance. It runs once for each row and is left out where the width is a multiple of
+ * the lanes. */
 MS_VECTOR ms_vf inside(ms_vf v, size_t lanes)
 {
     for (size_t i = lanes; i < MS_LANES; i++) v[i] = 0.0f;
@@ -15,7 +16,8 @@ MS_VECTOR ms_vf inside(ms_vf v, size_t lanes)
 /* ------------------------------------------------------------------ forward */
 
 /* s = x + residual, rounded to its dtype as it is stored, because the norm and its gradient see the
- * stored value. Without a residual s is x. Returns the sum of s. */
+ * stored value. Without a residual s is x. Returns the sum of s. `sum` is a tensor of its own: x
+ * and residual keep their values for other nodes. */
 MS_VECTOR float row_sum(const ms_dtype D, const ms_norm_args *a, const char *x,
                         const char *residual, char *sum)
 {
@@ -41,7 +43,8 @@ MS_VECTOR float row_sum(const ms_dtype D, const ms_norm_args *a, const char *x,
 }
 
 /* The sum of squared deviations, in a second pass over the row: E(x^2) - E(x)^2 in one pass would
- * lose all digits where the mean is large. */
+ * lose all digits where the mean is large. The second read of a row comes from a cache: a row of
+ * 4096 numbers in f32 is 16 KiB. */
 MS_VECTOR float row_squares(const ms_dtype D, const void *s, size_t width, float mean)
 {
     size_t i = 0;
@@ -58,7 +61,8 @@ MS_VECTOR float row_squares(const ms_dtype D, const void *s, size_t width, float
 }
 
 /* y = (s - mean) * scale * weight + bias, and the same once more in the dtype of `cast`, while the
- * row is in registers. */
+ * row is in registers. The weight and the bias are read for every row and stay in a cache; x and y
+ * stream through memory once, which bounds the speed of the whole pass. */
 MS_VECTOR void row_write(const ms_dtype D, const ms_norm_args *a, const void *s, void *y,
                          void *cast, float mean, float scale)
 {
@@ -81,7 +85,7 @@ MS_VECTOR void row_write(const ms_dtype D, const ms_norm_args *a, const void *s,
 }
 
 /* RMS norm is the case of a mean of 0, for which the first pass runs only if there is a residual to
- * add. */
+ * add. The cast has 16 bits, whatever the dtype of x: it is made only under autocast. */
 MS_VECTOR void forward_rows(const ms_dtype D, const ms_norm_args *a, int64_t begin, int64_t end)
 {
     size_t bytes = (size_t)a->width * (D == MS_F32 ? 4 : 2);
@@ -113,11 +117,12 @@ static void forward(const ms_norm_args *args, int64_t begin, int64_t end)
 /* ----------------------------------------------------------------- backward */
 
 /* With h = (s - mean) * scale and g = gradient * weight: the sums of g and of g * h over the row,
- * one per lane. */
+ * one per lane. They are added across lanes once, at the end of the row. */
 typedef struct row_sums {
     ms_vf g, gh;
 } row_sums;
 
+/* f32 is enough here: each lane adds only width / MS_LANES terms. */
 MS_VECTOR void add_sums(row_sums *sums, ms_vf gradient, ms_vf h, ms_vf weight)
 {
     ms_vf g = gradient * weight;
@@ -126,7 +131,8 @@ MS_VECTOR void add_sums(row_sums *sums, ms_vf gradient, ms_vf h, ms_vf weight)
 }
 
 /* The first pass of backward: the two sums of the row, and what the row adds to the gradients of
- * weight and bias, which are left out where NULL. */
+ * weight and bias, which are left out where NULL. dweight and dbias are the tile's own vectors in
+ * f32; a row adds to all of their elements, so they stay in a cache from row to row. */
 MS_VECTOR row_sums sum_row(const ms_dtype D, const ms_norm_backward_args *a, const void *s,
                            const void *gradient, float mean, float scale, float *dweight,
                            float *dbias)
@@ -155,7 +161,8 @@ MS_VECTOR row_sums sum_row(const ms_dtype D, const ms_norm_backward_args *a, con
 
 /* The second pass: dx = scale * (g - mean of g - h * mean of g h), which follows from
  * differentiating through mean and variance. Without centering the mean of g is 0. `add` is the
- * gradient that reaches the sum by another way. */
+ * gradient that reaches the sum by another way. It reads the row again, from a cache: the two
+ * averages are known only after the first pass. */
 MS_VECTOR void write_row(const ms_dtype D, const ms_norm_backward_args *a, const void *s,
                          const void *gradient, const void *add, void *dx, float mean, float scale,
                          float g_mean, float gh_mean)
@@ -178,7 +185,8 @@ MS_VECTOR void write_row(const ms_dtype D, const ms_norm_backward_args *a, const
     }
 }
 
-/* h is computed again from s, mean and scale, which costs less than to store it. */
+/* h is computed again from s, mean and scale, which costs less than to store it. Without dx (only
+ * weight and bias want gradients) the second pass is left out. */
 MS_VECTOR void backward_rows(const ms_dtype D, const ms_norm_backward_args *a, int64_t begin,
                              int64_t end, float *dweight, float *dbias)
 {

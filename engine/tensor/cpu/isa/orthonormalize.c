@@ -4,7 +4,8 @@
 
 #include "tensor/cpu/vector_math.h"
 
-/* 64 partial sums, so that the bits are the same on every instruction set. */
+/* 64 partial sums, so that the bits are the same on every instruction set. Columns of a gradient's
+ * factor are read r times each, from a cache where the matrix fits one. */
 MS_VECTOR float dot(const float *a, const float *b, size_t n)
 {
     ms_sum64 total = { { { 0 } } };
@@ -21,7 +22,8 @@ MS_VECTOR float dot(const float *a, const float *b, size_t n)
 
 /* The modified process: the share is taken out of all later columns at once, which loses far less
  * orthogonality in f32 than to subtract from the original column. eps keeps a column of zeros
- * finite; with an eps of 0 it stays zero. */
+ * finite; with an eps of 0 it stays zero. It must be serial over columns: a twin may run the dot
+ * products and subtractions of one column on many threads, but not two columns at a time. */
 static void columns(float *columns, int64_t n, int64_t r, float eps)
 {
     size_t length = (size_t)n;

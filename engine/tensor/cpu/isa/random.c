@@ -35,6 +35,7 @@ typedef union words16 {
     ms_part_l part[MS_PARTS];
 } words16;
 
+/* The 20 multiplications of a block of four numbers are most of the work of a uniform draw. */
 MS_VECTOR void multiply(words16 x, uint32_t by, words16 *upper, words16 *lower)
 {
     ms_part_l factor = (ms_part_l){ 0 } + by;
@@ -47,7 +48,8 @@ MS_VECTOR void multiply(words16 x, uint32_t by, words16 *upper, words16 *lower)
 
 /* 16 Philox blocks from `block` on, side by side: words[w] holds word w of each. Lane 4 g + p has
  * block 4 p + g, so that deal() below only moves numbers within four lanes, for which every
- * instruction set has an instruction. */
+ * instruction set has an instruction. The ten rounds, the multipliers and the key increments are
+ * those of Philox4x32-10 (Salmon et al. 2011): a device that follows them gives the same words. */
 MS_VECTOR void draw(ms_random random, uint64_t block, ms_vu words[4])
 {
     uint32_t k0 = (uint32_t)random.seed, k1 = (uint32_t)(random.seed >> 32);
@@ -117,7 +119,8 @@ MS_VECTOR void deal(float *out, size_t n, const ms_vf v[4])
     for (size_t i = 0; to == all && i < n; i++) out[i] = all[i];
 }
 
-/* A number in [0, 1) with 24 bits, as many as an f32 holds exactly. */
+/* A number in [0, 1) with 24 bits, as many as an f32 holds exactly. The lowest 8 bits of a word are
+ * not used. */
 MS_VECTOR ms_vf unit(ms_vu bits)
 {
     return ms_v_from_int((ms_vi)(bits >> 8)) * 5.9604644775390625e-08f;
@@ -148,8 +151,9 @@ static void uniform(float *out, size_t n, uint64_t position, const ms_random_arg
 }
 
 /* Box and Muller 1958: radius sqrt(-2 log u) and angle 2 pi v give two independent normal numbers
- * from two uniform ones. Words 0 and 1 make elements 0 and 1 of a block, words 2 and 3 the
- * others. */
+ * from two uniform ones. Words 0 and 1 make elements 0 and 1 of a block, words 2 and 3 the others.
+ * A device with another logarithm or cosine gives numbers that differ in the last bits; the words
+ * that they are made of are the same. */
 static void normal(float *out, size_t n, uint64_t position, const ms_random_args *args)
 {
     for (size_t i = 0; i < n; i += MS_RANDOM_GROUP) {
@@ -167,7 +171,7 @@ static void normal(float *out, size_t n, uint64_t position, const ms_random_args
 }
 
 /* An element is kept if its draw is not below the threshold. The factor is selected by a mask: the
- * scale or 0. */
+ * scale or 0. in may be out: each element is read before it is written. */
 static void dropout(float *out, const float *in, size_t n, uint64_t position,
                     const ms_dropout_args *args)
 {

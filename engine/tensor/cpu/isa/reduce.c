@@ -5,7 +5,8 @@
 #include "tensor/cpu/vector_math.h"
 
 /* Defines what a lane adds to a sum or compares, from x and y (MS_LANES each) and the power p.
- * Terms of sums are 0 for 0, so the last part of a row may be padded with zeros. */
+ * Terms of sums are 0 for 0, so the last part of a row may be padded with zeros. The extremes need
+ * no such padding: their kernels take the last elements one by one. */
 #define TERM(name, formula)                                \
     MS_VECTOR ms_vf term_##name(ms_vf x, ms_vf y, float p) \
     {                                                      \
@@ -21,11 +22,19 @@ TERM(greatest, x)
 TERM(least, x)
 TERM(greatest_abs, ms_v_abs(x))
 
+/* COLUMNS takes its way of joining as a name, and an operator has none. */
 MS_VECTOR ms_vf plus(ms_vf a, ms_vf b) { return a + b; }
 
+/* How a kernel loads its second operand, or a part of a row. Where n is MS_LANES the test is a
+ * constant, and a whole vector is loaded; NOTHING reads no memory, since py is NULL for all kernels
+ * but products. */
 #define NOTHING(p, i, n) ms_v_splat(0)
 #define FETCH(p, i, n) ((n) == MS_LANES ? ms_v_load((p) + (i)) : ms_v_load_part((p) + (i), n))
 
+/* Defines a kernel that adds the terms of a row. Element i goes to sum i % 64, also in the rest of
+ * the row after the last whole 64, so the order of additions is the same on every instruction set.
+ * The 64 sums are independent: with a single vector of sums each addition would wait for the one
+ * before, and the loop would be slower than memory delivers. */
 #define ROW_SUM(name, load_y)                                                          \
     static float row_##name(const float *px, const float *py, size_t n, float p)       \
     {                                                                                  \
@@ -49,7 +58,9 @@ ROW_SUM(squares, NOTHING)
 ROW_SUM(powers, NOTHING)
 ROW_SUM(products, FETCH)
 
-/* The order does not matter here, but that NaN wins. */
+/* The order does not matter here, but that NaN wins. ms_v_max and ms_v_min return NaN if either
+ * operand is NaN, and so does each step here. Four vectors are compared side by side for the same
+ * reason as in ROW_SUM. The loop at the end halves the vector until one lane is left. */
 #define ROW_EXTREME(name, pick)                                                                   \
     static float row_##name(const float *px, const float *py, size_t n, float p)                  \
     {                                                                                             \
@@ -75,7 +86,10 @@ ROW_EXTREME(greatest, ms_v_max)
 ROW_EXTREME(least, ms_v_min)
 ROW_EXTREME(greatest_abs, ms_v_max)
 
-/* Four rows at a time, so that the totals are read and written once for four. */
+/* Four rows at a time, so that the totals are read and written once for four. The four rows are
+ * joined in pairs before the total takes them in. reduce_columns in cpu/reduce.c relies on this: it
+ * converts four rows at a time, so that other dtypes are added in the same order as f32. Columns do
+ * not depend on each other, so the number of lanes may differ. */
 #define COLUMNS(name, join)                                                                     \
     static void column_##name(float *totals, const float *px, int64_t stride, size_t rows,      \
                               size_t n, float p)                                                \
@@ -108,6 +122,7 @@ COLUMNS(greatest, ms_v_max)
 COLUMNS(least, ms_v_min)
 COLUMNS(greatest_abs, ms_v_max)
 
+/* No column kernel for products: a dot product is a single row. */
 const ms_reduce_kernels MS_ISA_NAME(ms_reduce_kernels) = {
     .row = { [MS_REDUCE_ADD] = row_add,
              [MS_REDUCE_ADD_ABS] = row_abs,

@@ -8,7 +8,8 @@
 /* ----------------------------------------------------------- parts of a row */
 
 /* The greatest element, which is subtracted before the exponentials so that they cannot overflow.
- * NaN is passed over: it comes out of the sum of exponentials. */
+ * NaN is passed over: it comes out of the sum of exponentials. The last part is padded with
+ * -infinity, which never is the greatest. */
 MS_VECTOR float row_max(const ms_dtype D, const void *row, size_t n)
 {
     size_t i = 0;
@@ -19,7 +20,9 @@ MS_VECTOR float row_max(const ms_dtype D, const void *row, size_t n)
 }
 
 /* The sum of exp(x - most). The end of a row is added to the first two sums, so that all sums stay
- * in registers; bits may differ between instruction sets. Padding of -infinity adds 0. */
+ * in registers; bits may differ between instruction sets. Padding of -infinity adds 0. x - most is
+ * 0 or below, the range of ms_v_exp_normal. A row of -infinity alone gives NaN here (infinity minus
+ * infinity), as the quotient 0 / 0 does. */
 MS_VECTOR float row_exp_sum(const ms_dtype D, const void *row, size_t n, float most)
 {
     size_t i = 0;
@@ -33,14 +36,19 @@ MS_VECTOR float row_exp_sum(const ms_dtype D, const void *row, size_t n, float m
     return ms_v_sum64(total);
 }
 
+/* The vector function for one number, so that rows and columns use the same logarithm. */
 MS_VECTOR float one_log(float x) { return ms_v_log(ms_v_splat(x))[0]; }
 
-/* exp(v - shift) * factor, or v - shift for the logarithm. */
+/* exp(v - shift) * factor, or v - shift for the logarithm. `logarithm` is the same for a whole
+ * call; the compiler takes the test out of the loops. */
 MS_VECTOR ms_vf spread_lanes(ms_vf v, float shift, float factor, bool logarithm)
 {
     return logarithm ? v - shift : ms_v_exp_normal(v - shift) * factor;
 }
 
+/* The pass that writes: the exponentials are computed a second time, which costs less than to store
+ * them in f32 between the passes. Each vector is read before its place is written, so out may be
+ * the row. */
 MS_VECTOR void row_spread(const ms_dtype D, const void *row, size_t n, float shift, float factor,
                           bool logarithm, void *out)
 {
@@ -56,7 +64,8 @@ MS_VECTOR void row_spread(const ms_dtype D, const void *row, size_t n, float shi
 /* -------------------------------------------------- softmax, last dimension */
 
 /* Three passes over a row that is in cache after the first. The log-softmax subtracts the logarithm
- * of the sum and never takes the logarithm of a rounded quotient, which could be 0. */
+ * of the sum and never takes the logarithm of a rounded quotient, which could be 0. An element
+ * costs two exponentials and one read from memory. */
 MS_VECTOR void forward_row(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y)
 {
     size_t n = (size_t)a->n;
@@ -66,7 +75,8 @@ MS_VECTOR void forward_row(const ms_dtype D, const ms_softmax_args *a, const voi
     else row_spread(D, x, n, most, 1.0f / total, false, y);
 }
 
-/* Sum over the row of gradient (log-softmax) or gradient * y (softmax). */
+/* Sum over the row of gradient (log-softmax) or gradient * y (softmax). In f32 and in an order that
+ * depends on MS_LANES: the last bits may differ between instruction sets. */
 MS_VECTOR float backward_sum(const ms_dtype D, const void *y, const void *g, size_t n,
                              bool logarithm)
 {
@@ -82,12 +92,14 @@ MS_VECTOR float backward_sum(const ms_dtype D, const void *y, const void *g, siz
 }
 
 /* The gradient: softmax y (g - sum), log-softmax g - exp(y) sum. Both need only the output y, so
- * the input is not kept. */
+ * the input is not kept. y of a log-softmax is 0 or below, so ms_v_exp_normal is in its range. */
 MS_VECTOR ms_vf backward_lanes(ms_vf y, ms_vf g, ms_vf total, bool logarithm)
 {
     return logarithm ? g - ms_v_exp_normal(y) * total : y * (g - total);
 }
 
+/* Two passes over y and g: the sum must be complete before the first gradient can be written. The
+ * second pass finds the row in a cache. */
 MS_VECTOR void backward_row(const ms_dtype D, const ms_softmax_args *a, const void *y,
                             const void *g, void *dx)
 {
@@ -105,7 +117,8 @@ MS_VECTOR void backward_row(const ms_dtype D, const ms_softmax_args *a, const vo
 /* ------------------------------------------------ softmax, other dimensions */
 
 /* Neighbouring columns at once, each lane a softmax of its own. At the end of a row fewer lanes are
- * read; the unused ones hold zeros and are not stored. */
+ * read; the unused ones hold zeros and are not stored. A row of `inner` elements is contiguous, so
+ * a vector of lanes is one load, and with 16 lanes of f32 it uses a whole cache line. */
 MS_VECTOR ms_vf column_get(const ms_dtype D, const void *at, size_t row, size_t lane, size_t inner)
 {
     size_t i = row * inner + lane;
@@ -120,7 +133,9 @@ MS_VECTOR void column_put(const ms_dtype D, void *at, size_t row, size_t lane, s
     else ms_row_put_part(D, at, i, row * inner + inner, v);
 }
 
-/* Each lane computes the softmax of its column, so nothing is added across lanes. */
+/* Each lane computes the softmax of its column, so nothing is added across lanes. Its three passes
+ * walk n rows at a distance of `inner` elements; if those lines do not stay in a cache, each pass
+ * reads them from memory again. */
 MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y,
                                size_t lane)
 {
@@ -136,6 +151,7 @@ MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const
     }
 }
 
+/* The same formulas as backward_row, with a sum for each lane. */
 MS_VECTOR void backward_columns(const ms_dtype D, const ms_softmax_args *a, const void *y,
                                 const void *g, void *dx, size_t lane)
 {
@@ -151,6 +167,8 @@ MS_VECTOR void backward_columns(const ms_dtype D, const ms_softmax_args *a, cons
                                   column_get(D, g, i, lane, inner), total, a->logarithm));
 }
 
+/* A softmax over the last dimension (inner is 1) runs along memory and takes the kernel for rows;
+ * all others take neighbouring columns. */
 MS_VECTOR void forward_all(const ms_dtype D, const ms_softmax_args *a, int64_t begin, int64_t end)
 {
     size_t bytes = (size_t)a->n * (size_t)a->inner * (D == MS_F32 ? 4 : 2);
@@ -164,6 +182,7 @@ MS_VECTOR void forward_all(const ms_dtype D, const ms_softmax_args *a, int64_t b
     }
 }
 
+/* args->x is the result of forward here, and args->y the gradient that is written. */
 MS_VECTOR void backward_all(const ms_dtype D, const ms_softmax_args *a, int64_t begin, int64_t end)
 {
     size_t bytes = (size_t)a->n * (size_t)a->inner * (D == MS_F32 ? 4 : 2);
@@ -178,6 +197,7 @@ MS_VECTOR void backward_all(const ms_dtype D, const ms_softmax_args *a, int64_t 
     }
 }
 
+/* The dtype is chosen once for all rows of a tile; D is a constant in the loops. */
 static void forward(const ms_softmax_args *args, int64_t begin, int64_t end)
 {
     MS_ROW_SWITCH(args->dtype, forward_all(D, args, begin, end));
@@ -190,7 +210,8 @@ static void backward(const ms_softmax_args *args, int64_t begin, int64_t end)
 
 /* ------------------------------------------------------------ cross entropy */
 
-/* most + log(sum(exp(x - most))), which is finite wherever x is. */
+/* most + log(sum(exp(x - most))), which is finite wherever x is. This is all that cross entropy
+ * needs of the probabilities of a row; they are never stored. */
 MS_VECTOR float log_sum_row(const ms_dtype D, const void *row, size_t n)
 {
     float most = row_max(D, row, n);
@@ -212,7 +233,8 @@ static void spread(ms_dtype dtype, const void *row, int64_t n, float shift, floa
 
 /* ------------------------------------------------------------ squared error */
 
-/* Callers limit n, which bounds the error of the f32 sum. */
+/* Callers limit n, which bounds the error of the f32 sum. The order of additions depends on
+ * MS_LANES, so the last bits may differ between instruction sets. */
 MS_VECTOR float squares_row(const ms_dtype D, const void *a, const void *b, size_t n)
 {
     size_t i = 0;
@@ -235,6 +257,7 @@ static float squares(ms_dtype dtype, const void *a, const void *b, int64_t n)
     return result;
 }
 
+/* One pass for both gradients, as they differ in sign only; the speed is that of memory. */
 MS_VECTOR void difference_row(const ms_dtype D, const void *a, const void *b, size_t n,
                               float factor, void *da, void *db)
 {
