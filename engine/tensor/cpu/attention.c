@@ -19,7 +19,9 @@
  * has four blocks of queries, which share the packing of keys and values. */
 enum { LANES = MS_QUERY_LANES, KEY_BLOCK = 64, KEY_PART = 16, TILE_BLOCKS = 4 };
 
-/* What the tiles of one task share; constant while they run, but for no_memory. */
+/* What the tiles of one task share; constant while they run, but for no_memory. `wide` is a
+ * multiple of 16, as the products of units take columns by 16; what is padded is 0 and adds
+ * nothing. */
 typedef struct job {
     const ms_attention_args *args;
     const ms_attention_kernels *kernels;
@@ -33,12 +35,14 @@ typedef struct job {
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-/* Elements as units. */
+/* Elements as units. `elements` is even where operands are pairs. */
 static int64_t in_units(const job *j, int64_t elements)
 {
     return j->pairs ? elements / 2 : elements;
 }
 
+/* The first element of a row of `width` numbers: of query, key or value `time` of one head. Strides
+ * are in elements of the dtype. */
 static void *address_in(ms_dtype dtype, const ms_heads *h, int64_t batch, int64_t head,
                         int64_t time)
 {
@@ -46,6 +50,7 @@ static void *address_in(ms_dtype dtype, const ms_heads *h, int64_t batch, int64_
            + (size_t)(batch * h->batch + head * h->head + time * h->time) * ms_dtype_bytes(dtype);
 }
 
+/* Of a tensor in the dtype of the operator; the cast has another one. */
 static void *address(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time)
 {
     return address_in((ms_dtype)j->args->dtype, h, batch, head, time);
@@ -54,7 +59,8 @@ static void *address(const job *j, const ms_heads *h, int64_t batch, int64_t hea
 /* -------------------------------------------------------------------- packs */
 
 /* Takes `floats` numbers from the start of the remaining scratch. forward_floats and
- * backward_floats state the sum of what is taken. */
+ * backward_floats state the sum of what is taken. Everything that a tile needs is one piece of
+ * scratch: a single test for want of memory, and no limit of slots. */
 static float *take(float **room, int64_t floats)
 {
     float *taken = *room;
@@ -63,7 +69,8 @@ static float *take(float **room, int64_t floats)
 }
 
 /* Packs rows of a head as left operands. Rows from count to `all` are zero, so that products may
- * compute whole tiles. */
+ * compute whole tiles. Rows are read from a window of any strides once and are then contiguous,
+ * which the products read many times. */
 static void pack_rows(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time,
                       int64_t count, int64_t all, float *to)
 {
@@ -73,7 +80,7 @@ static void pack_rows(const job *j, const ms_heads *h, int64_t batch, int64_t he
 }
 
 /* Packs rows so that two of them form a pair, as an operand whose sum goes over rows. f32 has no
- * pairs; its rows serve both purposes. */
+ * pairs; its rows serve both purposes. `all` is even, so that every row has a partner. */
 static void pack_steps(const job *j, const ms_heads *h, int64_t batch, int64_t head, int64_t time,
                        int64_t count, int64_t all, float *to)
 {
@@ -84,6 +91,8 @@ static void pack_steps(const job *j, const ms_heads *h, int64_t batch, int64_t h
                                all, a->width, to);
 }
 
+/* Rounds `count` rows of f32 to a tensor, each times its factor. Rows past count are scratch and
+ * not written. */
 static void unpack_as(const job *j, ms_dtype dtype, const float *from, int64_t count,
                       const float *factor, const ms_heads *h, int64_t batch, int64_t head,
                       int64_t time)
@@ -92,6 +101,7 @@ static void unpack_as(const job *j, ms_dtype dtype, const float *from, int64_t c
                        address_in(dtype, h, batch, head, time), h->time);
 }
 
+/* The same to a tensor in the dtype of the operator. */
 static void unpack(const job *j, const float *from, int64_t count, const float *factor,
                    const ms_heads *h, int64_t batch, int64_t head, int64_t time)
 {
@@ -111,6 +121,7 @@ static int64_t keys_for(const ms_attention_args *a, int64_t end)
 {
     return a->causal ? a->keys - a->queries + end : a->keys;
 }
+/* The last query of the block sees the most keys. */
 static int64_t keys_seen(const job *j, const queries *q)
 {
     return keys_for(j->args, q->first + q->count);
@@ -118,7 +129,9 @@ static int64_t keys_seen(const job *j, const queries *q)
 
 /* The part of a block that begins `begin` keys after key `key`; false where none is left. A block
  * that all queries see is one part. Lanes below part->begin see nothing of the part; rounding down
- * to 16 keeps whole vectors, whose hidden lanes the mask covers. */
+ * to 16 keeps whole vectors, whose hidden lanes the mask covers. Callers ask for parts twice, once
+ * to score and once to use the scores; both walks give the same parts, since they follow from the
+ * positions alone. */
 static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, float *scores,
                     ms_score_block *part)
 {
@@ -139,7 +152,8 @@ static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, 
 }
 
 /* to[keys of the part, queries] = keys (packed rows) times queries (packed columns). The scale is
- * applied later, inside the exponential, which saves a pass. */
+ * applied later, inside the exponential, which saves a pass. The result is [keys, queries] and not
+ * the reverse, so that a softmax over keys works on whole vectors. */
 static void score(const job *j, const ms_score_block *part, const float *keys, const float *columns,
                   float *to)
 {
@@ -157,7 +171,8 @@ static void score(const job *j, const ms_score_block *part, const float *keys, c
 }
 
 /* to[width, queries] += the transpose of packed steps of keys, times a right operand made of the
- * part's scores: the output of forward, and the gradient of queries. */
+ * part's scores: the output of forward, and the gradient of queries. It takes only the columns from
+ * part->begin on: the others see nothing of the part. */
 static void add_to_columns(const job *j, const ms_score_block *part, const float *steps,
                            const float *right, float *to)
 {
@@ -176,7 +191,8 @@ static void add_to_columns(const job *j, const ms_score_block *part, const float
 }
 
 /* to[keys of the part, width] += a left operand made of the part's scores, times packed steps of
- * queries: the gradients of values and keys. */
+ * queries: the gradients of values and keys. The sum is over queries, so those before part->begin
+ * are left out of its depth. */
 static void add_to_rows(const job *j, const ms_score_block *part, const float *left,
                         const float *steps, float *to)
 {
@@ -199,7 +215,8 @@ static void add_to_rows(const job *j, const ms_score_block *part, const float *l
 
 /* A block of queries between the first and the last block of keys: its packed columns, its
  * unnormalised result [width, queries], and per query the greatest scaled score so far and the sum
- * of exponentials relative to it. */
+ * of exponentials relative to it. The arrays are scratch of the thread,
+ * in f32, and live as long as the tile. */
 typedef struct progress {
     queries q;
     float *columns, *out, *most, *total;
@@ -211,6 +228,9 @@ typedef struct forward_room {
     float *keys, *values, *scores, *steps, *rows;
 } forward_room;
 
+/* The floats of one tile of forward; every `take` of forward_tile and begin_queries is counted
+ * here. It does not depend on the number of keys, so forward needs the same scratch for any length
+ * of text. */
 static int64_t forward_floats(const job *j)
 {
     int64_t block = LANES * j->units + LANES * j->wide + 2 * LANES;
@@ -218,7 +238,8 @@ static int64_t forward_floats(const job *j)
 }
 
 /* A greatest score of -infinity and a total of 0 are the state before the first key; `shrink`
- * handles the first change without a NaN. */
+ * handles the first change without a NaN. Queries are packed once and used for all blocks of
+ * keys. */
 static void begin_queries(const job *j, progress *p, float *rows, float **room)
 {
     const queries *q = &p->q;
@@ -237,7 +258,9 @@ static void begin_queries(const job *j, progress *p, float *rows, float **room)
 
 /* Extends the softmax by one block of keys (Milakov and Gimelshein 2018, online softmax): the new
  * greatest score is found first, what was summed so far is scaled to it, then the block is added.
- * All scores are masked before the first exponential, since the maximum must cover every part. */
+ * All scores are masked before the first exponential, since the maximum must cover every part. A
+ * twin may take other blocks: the result is the same up to rounding, since every block scales what
+ * was summed before. */
 static void forward_block(const job *j, const progress *p, const forward_room *r, int64_t key)
 {
     ms_score_block part;
@@ -256,7 +279,8 @@ static void forward_block(const job *j, const progress *p, const forward_room *r
 }
 
 /* Divides by the totals while the result is unpacked. The logarithm of the sum is what backward
- * needs to compute the probabilities again from the scores. */
+ * needs to compute the probabilities again from the scores. log_sum is NULL where the call is not
+ * recorded. The cast is the same rows once more in 16 bits, for the product that follows. */
 static void finish_queries(const job *j, const progress *p, float *rows)
 {
     const ms_attention_args *a = j->args;
@@ -275,13 +299,15 @@ static void finish_queries(const job *j, const progress *p, float *rows)
 
 /* Up to 256 queries of a head, so that each block of keys is packed once for all of them. The key
  * limit is the last block's, which sees the most; part_at leaves out what earlier blocks do not
- * see. */
+ * see. The work is 4 FLOPs for each score and number of the width, half of which lies in each of
+ * the two products; the exponentials come next. */
 static void forward_tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
     const ms_attention_args *a = j->args;
     int64_t chunk = index % j->chunks, head = index / j->chunks % a->heads,
             batch = index / j->chunks / a->heads, group = head / (a->heads / a->groups);
+    /* Slot 0 is this tile's alone while it runs, as a thread runs one tile at a time. */
     float *room = ms_thread_scratch(thread, 0, (size_t)forward_floats(j) * sizeof *room);
     if (room == NULL) {
         atomic_store(&j->no_memory, true);
@@ -313,19 +339,23 @@ static void forward_tile(void *context, uint32_t index, ms_thread *thread)
 /* ----------------------------------------------------------------- backward */
 
 /* Keys and values of one group of one batch, packed whole because every block of queries needs all
- * of them, and the f32 sums of their gradients. */
+ * of them, and the f32 sums of their gradients. They grow with the number of keys: five arrays of
+ * keys times width. */
 typedef struct group_room {
     float *k_rows, *v_rows, *k_steps, *dk, *dv;
 } group_room;
 
 /* One block of queries: queries and incoming gradients as columns and as steps, the logarithm of
- * the sum and the offset of each query, and one block of scores with its gradient. */
+ * the sum and the offset of each query, and one block of scores with its gradient. `rows` is for
+ * transposing and unpacking. */
 typedef struct query_room {
     float *q_columns, *g_columns, *q_steps, *g_steps, *dq, *rows, *log_sum, *offset, *scores,
         *change;
     ms_score_units units;
 } query_room;
 
+/* The floats of one tile of backward; every `take` of divide_room is counted here, also those that
+ * f32 does not need. */
 static int64_t backward_floats(const job *j)
 {
     int64_t keys = padded(j->args->keys, 4);
@@ -333,6 +363,8 @@ static int64_t backward_floats(const job *j)
            + 2 * LANES + 2 * KEY_BLOCK * LANES + 3 * KEY_BLOCK * LANES / 2;
 }
 
+/* Cuts the scratch of a tile. In f32 several names are of one array: rows serve as steps, and
+ * scores become their own gradients. */
 static void divide_room(const job *j, float *room, group_room *g, query_room *r)
 {
     int64_t keys = padded(j->args->keys, 4), half = KEY_BLOCK * LANES / 2;
@@ -358,7 +390,8 @@ static void divide_room(const job *j, float *room, group_room *g, query_room *r)
 }
 
 /* Packs 64 rows both as columns and as steps. In f32 the rows are the steps, so they are packed
- * there directly. */
+ * there directly. It serves queries and incoming gradients, which are operands of the same
+ * shapes. */
 static void pack_queries(const job *j, const queries *q, const ms_heads *h, float *rows,
                          float *columns, float *steps)
 {
@@ -369,7 +402,8 @@ static void pack_queries(const job *j, const queries *q, const ms_heads *h, floa
 }
 
 /* Computes the scores of one part again, which costs less than to store them all, and adds to the
- * gradients of queries, keys and values. `at` counts from key `key`. */
+ * gradients of queries, keys and values. `at` counts from key `key`. Five products for each part,
+ * where forward has two: scores, their gradients, and one for each of dv, dk and dq. */
 static void backward_part(const job *j, const ms_score_block *part, const group_room *g,
                           const query_room *r, int64_t key, int64_t at)
 {
@@ -387,7 +421,8 @@ static void backward_part(const job *j, const ms_score_block *part, const group_
 
 /* offset = dot(dout, out) per query is the sum over keys of p * dp, which the softmax's gradient
  * subtracts. Unused lanes get zeros in log_sum and offset; their queries and gradients are packed
- * as zeros, so they add nothing. */
+ * as zeros, so they add nothing. dq of the block is complete after its last key, since no other
+ * tile adds to it. */
 static void backward_block(const job *j, const queries *q, const group_room *g, const query_room *r)
 {
     const ms_attention_args *a = j->args;
@@ -410,7 +445,9 @@ static void backward_block(const job *j, const queries *q, const group_room *g, 
 }
 
 /* One group of one batch: all query heads that share its keys and values. No other tile adds to
- * their gradients, so no lock is needed and the order of additions is fixed. */
+ * their gradients, so no lock is needed and the order of additions is fixed. The price is that
+ * there are only batches * groups tiles: a single sequence with one group runs on one thread. A
+ * twin that divides the queries must add up dk and dv of its parts in a fixed order. */
 static void backward_tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
@@ -442,7 +479,8 @@ static void backward_tile(void *context, uint32_t index, ms_thread *thread)
 /* -------------------------------------------------------------------- tasks */
 
 /* Pairs need the instruction and a compute type of bf16; otherwise operands are f32. The tiles
- * follow from the shape alone. */
+ * follow from the shape alone. Both directions use the same packing, so the gradient is that of the
+ * function that forward computed, with operands rounded in the same way. */
 static ms_task_result attention_run(ms_run *run, const ms_attention_args *args, bool backward)
 {
     const ms_attention_kernels *kernels = ms_attention_kernels_for(ms_run_isa(run));

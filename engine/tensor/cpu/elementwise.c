@@ -14,7 +14,9 @@ typedef union stage {
 
 /* One elementwise task, constant while tiles run. `direct` says for each operand, and direct_out
  * for the result, whether kernels may use the tensor's own memory: it has the computing type and is
- * contiguous in the innermost dimension. */
+ * contiguous in the innermost dimension. The kernels see contiguous elements of one computing type
+ * only: strides, dtypes and broadcasts are this file's concern. A device whose loads convert for
+ * free needs none of the staging. */
 typedef struct work {
     const ms_elementwise_args *args;
     const ms_elementwise_kernels *kernels;
@@ -26,7 +28,8 @@ typedef struct work {
 } work;
 
 /* A number as i64, as the conversions do it: values beyond i64 become its bounds, and NaN becomes
- * 0. */
+ * 0. Operators refuse numbers for integer tensors that are not whole, so nothing is cut off
+ * here. */
 static int64_t whole_number(double value)
 {
     if (value != value) return 0;
@@ -36,7 +39,9 @@ static int64_t whole_number(double value)
 }
 
 /* Copies n elements of operand k, from the cursor on, into contiguous memory. They may span several
- * rows. The cursor is passed by value, so the caller's stays where it is. */
+ * rows. The cursor is passed by value, so the caller's stays where it is. Rows that are shorter
+ * than a chunk are packed one after the other, so that a kernel is called for up to MS_CHUNK
+ * elements whatever the shape. */
 static void gather(const ms_loop *loop, ms_cursor cursor, uint32_t k, const void *from, size_t size,
                    void *to, int64_t n)
 {
@@ -52,7 +57,8 @@ static void gather(const ms_loop *loop, ms_cursor cursor, uint32_t k, const void
     }
 }
 
-/* The reverse of gather, for the result. */
+/* The reverse of gather, for the result. It writes only what n covers: the elements between those
+ * of a strided result keep their values. */
 static void scatter(const ms_loop *loop, ms_cursor cursor, void *to, size_t size, const void *from,
                     int64_t n)
 {
@@ -68,7 +74,8 @@ static void scatter(const ms_loop *loop, ms_cursor cursor, void *to, size_t size
 }
 
 /* n elements of operand k (1 .. 3) in the computing type: in the tensor itself if it is direct and
- * the elements lie in one row, else in `to`. */
+ * the elements lie in one row, else in `to`. Of another dtype: converted from the tensor's own
+ * memory where the elements follow each other, else from a copy in `raw`. */
 static const void *operand(const work *w, const ms_cursor *cursor, uint32_t k, int64_t n, stage *to)
 {
     const ms_elementwise_args *args = w->args;
@@ -96,7 +103,8 @@ static const void *operand(const work *w, const ms_cursor *cursor, uint32_t k, i
 }
 
 /* Converts n results, which lie in `from`, to the output's dtype and stores them. Where the output
- * is contiguous, the conversion writes it directly. */
+ * is contiguous, the conversion writes it directly. 16-bit operands are widened exactly and the
+ * function is computed in f32, so this is the only rounding to 16 bits. */
 static void result(const work *w, const ms_cursor *cursor, const void *from, int64_t n)
 {
     const ms_elementwise_args *args = w->args;
@@ -111,6 +119,8 @@ static void result(const work *w, const ms_cursor *cursor, const void *from, int
     if (!in_place) scatter(loop, *cursor, args->out, size, raw, n);
 }
 
+/* Operands beyond the kernel's own number are NULL and not read. The operator has refused what
+ * integers do not do, so the entry for i64 exists. */
 static void compute(const work *w, void *out, const void *const in[3], int64_t n)
 {
     const ms_elementwise_args *args = w->args;
@@ -120,7 +130,8 @@ static void compute(const work *w, void *out, const void *const in[3], int64_t n
 }
 
 /* Computes n elements, at most MS_CHUNK unless everything is direct. Inputs are staged before the
- * output is written, so an output that is also an input works in place. */
+ * output is written, so an output that is also an input works in place. An operand that overlaps
+ * the output in another window has been copied by the host (ms_elementwise_into). */
 static void chunk(const work *w, const ms_cursor *cursor, const void *const splat[3], int64_t n)
 {
     const ms_elementwise_args *args = w->args;
@@ -138,7 +149,8 @@ static void chunk(const work *w, const ms_cursor *cursor, const void *const spla
 }
 
 /* Fills a chunk with an operand that has one value everywhere, once per tile: kernels then need no
- * form for scalars. */
+ * form for scalars. An operand that is a tensor is read here and not on the host: an earlier task
+ * may have written it. */
 static void spread(const work *w, uint32_t k, stage *to)
 {
     const ms_elementwise_args *args = w->args;
@@ -154,7 +166,8 @@ static void spread(const work *w, uint32_t k, stage *to)
     }
 }
 
-/* A plain number, or a tensor that is broadcast along every dimension. */
+/* A plain number, or a tensor that is broadcast along every dimension. A tensor of one element may
+ * belong to another float dtype than the other operands; it is converted once. */
 static bool is_constant(const ms_elementwise_args *args, uint32_t k)
 {
     if (args->in_dtype[k] == MS_NUMBER) return true;
@@ -163,7 +176,9 @@ static bool is_constant(const ms_elementwise_args *args, uint32_t k)
     return true;
 }
 
-/* Without staging a chunk can be as long as the row, which spares the overhead of cutting it. */
+/* Without staging a chunk can be as long as the row, which spares the overhead of cutting it. A
+ * tile writes a range of positions that no other tile writes, and the loop is in the order of the
+ * result's memory, so writes run forward. */
 static void tile(void *context, uint32_t index, ms_thread *thread)
 {
     (void)thread;
@@ -192,6 +207,7 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
         if (by_row && n > row) n = row;
         chunk(w, &cursor, splat, n);
         at += n;
+        /* A packed chunk may have crossed several rows; the cursor moves one row at a time. */
         for (int64_t left = n; left > 0;) {
             int64_t step =
                 ms_cursor_row(loop, &cursor) < left ? ms_cursor_row(loop, &cursor) : left;
@@ -201,7 +217,8 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
     }
 }
 
-/* The bytes that decide the number of tiles leave out constants, which are read once. */
+/* The bytes that decide the number of tiles leave out constants, which are read once. Each result
+ * depends on its own position alone, so the number of tiles shows nowhere. */
 static ms_task_result elementwise_run(ms_run *run, void *arguments)
 {
     const ms_elementwise_args *args = arguments;
@@ -224,6 +241,8 @@ static ms_task_result elementwise_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
+/* One function runs all kernels, and args->kernel chooses the loop: a task of its own only gives
+ * each kernel its name in traces and messages. */
 #define TASK(name)                                                                       \
     const ms_task ms_cpu_##name = { #name, elementwise_run, sizeof(ms_elementwise_args), \
                                     MS_KIND_COMPUTE };

@@ -21,6 +21,7 @@ typedef struct description {
 
 #if DNNL_VERSION_MAJOR >= 3
 #define DESCRIPTION(d) ((d)->value)
+/* Version 3 allocates a description, and takes NULL here for one that was never made. */
 static void description_free(description *d) { dnnl_memory_desc_destroy(d->value); }
 static bool description_make(description *d, int dims, const dnnl_dims_t sizes,
                              dnnl_data_type_t type, const dnnl_dims_t strides)
@@ -46,6 +47,7 @@ static size_t description_bytes(const_dnnl_memory_desc_t d)
 }
 #else
 #define DESCRIPTION(d) (&(d)->value)
+/* A struct of version 2 owns nothing. */
 static void description_free(description *d) { (void)d; }
 static bool description_make(description *d, int dims, const dnnl_dims_t sizes,
                              dnnl_data_type_t type, const dnnl_dims_t strides)
@@ -77,7 +79,8 @@ static size_t description_bytes(const dnnl_memory_desc_t *d)
 /* -------------------------------------------------------------------- state */
 
 /* A primitive of the library, which is compiled code, or NULL for dnnl_sgemm. It holds no data of a
- * run, so any number of threads execute it at once. */
+ * run, so any number of threads execute it at once. `gemm` leads a task from its plan to the
+ * settings of OpenMP, without the engine. */
 struct ms_gemm_plan {
     ms_gemm_shape key;
     const ms_gemm *gemm;
@@ -101,6 +104,7 @@ struct ms_gemm {
     size_t slot_count;
 };
 
+/* The version of the headers with which this file was compiled. */
 const char *ms_gemm_library(void)
 {
 #define MS_TEXT2(x) #x
@@ -138,7 +142,8 @@ const char *ms_engine_blas_isa(ms_engine *engine)
     }
 }
 
-/* Runs when the engine ends, after its streams have finished, so no thread executes a plan. */
+/* Runs when the engine ends, after its streams have finished, so no thread executes a plan. Plans
+ * are freed before the library's engine, which their primitives refer to. */
 static void gemm_free(ms_engine *engine, void *state)
 {
     ms_gemm *gemm = state;
@@ -154,7 +159,8 @@ static void gemm_free(ms_engine *engine, void *state)
 }
 
 /* get_threads and set_threads are looked up at run time, because oneDNN may be built with OpenMP or
- * without; both are NULL without it. */
+ * without; both are NULL without it. bf16 is offered only where both the library and the engine's
+ * own cap allow AVX-512. */
 static ms_status gemm_new(ms_engine *engine, ms_gemm **out)
 {
     void *made;
@@ -180,7 +186,8 @@ static ms_status gemm_new(ms_engine *engine, ms_gemm **out)
     return MS_OK;
 }
 
-/* The state is made at the first product: programs without one never initialise the library. */
+/* The state is made at the first product: programs without one never initialise the library. Only
+ * the host thread calls it, so two threads cannot make the state at once. */
 ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
 {
     ms_gemm *gemm = ms_engine_get(engine, MS_SLOT_PLANS);
@@ -192,7 +199,8 @@ ms_status ms_gemm_get(ms_engine *engine, ms_gemm **out)
 }
 
 /* f32 always. bf16 needs AVX-512: without it oneDNN has no bf16. With AVX-512 but without the bf16
- * dot product the library converts block by block, as convert_part would. */
+ * dot product the library converts block by block, as convert_part would. f16 is not offered and
+ * goes through convert_part (matmul.c). The library adds products of bf16 in f32. */
 bool ms_gemm_supports(const ms_gemm *gemm, ms_dtype in, ms_dtype out)
 {
     if (in == MS_F32) return out == MS_F32;
@@ -237,6 +245,9 @@ static stretches stretches_of(const ms_gemm *gemm, const ms_gemm_shape *s)
                                                                               : STRETCHES_NONE;
 }
 
+/* 2e6 FLOPs take about 20 microseconds at 100 GFLOP/s: below that the cost of executing a primitive
+ * (execute) shows. A bias and bf16 need a primitive whatever the size, as dnnl_sgemm has
+ * neither. */
 static plan_kind kind_of(const ms_gemm *gemm, const ms_gemm_shape *s)
 {
     if (stretches_of(gemm, s) != STRETCHES_NONE) return PLAN_SGEMM;
@@ -246,10 +257,12 @@ static plan_kind kind_of(const ms_gemm *gemm, const ms_gemm_shape *s)
     return regular ? PLAN_EXACT : PLAN_GENERAL;
 }
 
+/* Only the two dtypes that ms_gemm_supports lets through. */
 static dnnl_data_type_t type_of(uint8_t dtype) { return dtype == MS_BF16 ? dnnl_bf16 : dnnl_f32; }
 
 /* Describes a matrix of rows x columns; `row` is the distance between stored rows, which are its
- * columns if it is transposed. */
+ * columns if it is transposed. A transposed matrix is the same memory with exchanged strides; the
+ * library then packs it as it needs. */
 static bool describe_matrix(description *d, int64_t rows, int64_t columns, int64_t row,
                             bool transposed, dnnl_data_type_t type)
 {
@@ -261,12 +274,14 @@ static bool describe_matrix(description *d, int64_t rows, int64_t columns, int64
     return description_make(d, 2, sizes, type, strides);
 }
 
+/* The operands of one product, zeroed by the caller. */
 typedef struct descriptions {
     description a, b, c, bias;
 } descriptions;
 
 /* Describes the operands of a shape. The bias is one row, which the library adds to every row of c.
- * False when there is no memory; descriptions_free is right in either case. */
+ * False when there is no memory; descriptions_free is right in either case. The bias is described
+ * whether there is one or not, which costs nothing. */
 static bool describe(descriptions *d, const ms_gemm_shape *s)
 {
     return describe_matrix(&d->a, s->m, s->k, s->a_row, s->a_transposed, type_of(s->in))
@@ -275,6 +290,7 @@ static bool describe(descriptions *d, const ms_gemm_shape *s)
            && describe_matrix(&d->bias, 1, s->n, s->n, false, dnnl_f32);
 }
 
+/* Right also for a struct that is zeroed or was filled in part. */
 static void descriptions_free(descriptions *d)
 {
     description_free(&d->a);
@@ -284,7 +300,8 @@ static void descriptions_free(descriptions *d)
 }
 
 /* Makes the primitive of a plan. `s` is the plan's key, in which sizes may be left to run time.
- * What the library needs only while it makes a primitive is freed on every path. */
+ * What the library needs only while it makes a primitive is freed on every path. The library
+ * generates machine code here, so it happens on the host thread, once for each key. */
 static dnnl_status_t make_primitive(ms_gemm *gemm, const ms_gemm_shape *s, ms_gemm_plan *plan)
 {
     descriptions d = { 0 };
@@ -357,7 +374,7 @@ static ms_gemm_shape key_of(const ms_gemm_shape *s, plan_kind kind)
 }
 
 /* The slot of this key, or the empty one where it belongs. Linear probing ends because the table is
- * at most half full. */
+ * at most half full. Only the host thread reads or writes the table. */
 static size_t find_slot(const ms_gemm *gemm, const ms_gemm_shape *key)
 {
     size_t mask = gemm->slot_count - 1, at = (size_t)ms_hash(key, sizeof *key, 0) & mask;
@@ -367,7 +384,8 @@ static size_t find_slot(const ms_gemm *gemm, const ms_gemm_shape *key)
     return at;
 }
 
-/* Makes room for one more plan with the table at most half full. A failure leaves the old table. */
+/* Makes room for one more plan with the table at most half full. A failure leaves the old table.
+ * Slots are indices, so that the larger table is filled again from the list of plans. */
 static ms_status widen(ms_context *context, ms_gemm *gemm)
 {
     if (gemm->slot_count != 0 && (gemm->count + 1) * 2 <= gemm->slot_count) return MS_OK;
@@ -423,7 +441,8 @@ ms_status ms_gemm_prepare(ms_engine *engine, ms_gemm *gemm, const ms_gemm_shape 
 /* --------------------------------------------------------------------- runs */
 
 /* One call of the library, over k of the products of a sum. It fails only for sizes that the
- * operators have refused, so its status is dropped. */
+ * operators have refused, so its status is dropped. k may be shorter than s->k, in a sum by
+ * stretches. */
 static void multiply(const ms_gemm_shape *s, int64_t k, const float *a, const float *b, bool add,
                      float *c)
 {
@@ -435,7 +454,8 @@ static void multiply(const ms_gemm_shape *s, int64_t k, const float *a, const fl
 }
 
 /* The OpenMP setting is made on every call because it belongs to the calling thread, which may run
- * tiles for the first time. */
+ * tiles for the first time. With k = 0 it would leave c as it is, so such products do not come
+ * here. */
 void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, const float *b,
                  float *c)
 {
@@ -449,10 +469,11 @@ void ms_gemm_f32(const ms_gemm *gemm, const ms_gemm_shape *s, const float *a, co
 }
 
 /* A distance between copied rows that is an odd multiple of 16 floats, one cache line: neighbouring
- * rows then start in different sets of the caches. */
+ * rows then start in different sets of the caches. For n = 1024 it is 1040. */
 static int64_t copied_row(int64_t n) { return (n + 31) / 32 * 32 + 16; }
 
-/* Packs rows at the distance copied_row(columns). */
+/* Packs rows at the distance copied_row(columns). The floats between the copied rows are never
+ * read. */
 static void copy_rows(const float *from, int64_t row, int64_t rows, int64_t columns, float *to)
 {
     for (int64_t i = 0; i < rows; i++)
@@ -460,7 +481,9 @@ static void copy_rows(const float *from, int64_t row, int64_t rows, int64_t colu
 }
 
 /* Sums in stretches of k whose operands are copied first; why is said at `stretches`. False when
- * there is no memory for the copies. */
+ * there is no memory for the copies. Rows are copied 256 at a time, so that copies of usual sizes
+ * are still in a cache when they are multiplied. The first stretch overwrites c unless the shape
+ * accumulates. */
 static bool multiply_copied(const ms_gemm *gemm, const ms_gemm_shape *s, ms_thread *thread,
                             const float *a, const float *b, float *c)
 {
@@ -500,7 +523,7 @@ static bool bind(dnnl_exec_arg_t *argument, int name, const description *d, dnnl
 
 /* Runs a primitive. Memory objects and the stream are made at each call, about 150 ns each, because
  * threads cannot share them. The stream is waited for: the task must not end before its result
- * exists. */
+ * exists. False also where the library fails; matmul_run reports both as want of memory. */
 static bool execute(const ms_gemm_plan *plan, const ms_gemm_shape *shape, ms_thread *thread,
                     const void *a, const void *b, const float *bias, void *c)
 {

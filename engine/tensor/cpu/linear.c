@@ -20,6 +20,7 @@ typedef struct activation_job {
     uint32_t tiles;
 } activation_job;
 
+/* Tiles begin at multiples of 64 elements, so two of them share no cache line of the result. */
 static void activation_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -29,6 +30,7 @@ static void activation_tile(void *context, uint32_t tile, ms_thread *thread)
                          ms_tile_begin(count, j->tiles, tile + 1));
 }
 
+/* An element counts 8 bytes whatever the dtypes, one read and one write of f32. */
 static ms_task_result activation_run(ms_run *run, void *arguments)
 {
     const ms_activation_args *args = arguments;
@@ -42,7 +44,8 @@ static ms_task_result activation_run(ms_run *run, void *arguments)
 /* ----------------------------------------------------------------- gradient */
 
 /* The gradient of the bias is the sum of all rows. Each tile has totals and sums of its own in the
- * scratch of the thread that runs the task. */
+ * scratch of the thread that runs the task. A tile writes rows of args->out that no other tile
+ * writes. */
 typedef struct gradient_job {
     const ms_linear_gradient_args *args;
     const ms_linear_kernels *kernels;
@@ -52,7 +55,8 @@ typedef struct gradient_job {
 } gradient_job;
 
 /* Tiles by shape: at least 16384 elements (64 KiB of f32) each, below which waking a helper costs
- * more than it saves. */
+ * more than it saves. The number of tiles decides how the bias's gradient is added up, so it may
+ * depend on the shape only. */
 static uint32_t tiles_for(int64_t rows, int64_t width)
 {
     int64_t tiles = rows * width / 16384;
@@ -62,7 +66,8 @@ static uint32_t tiles_for(int64_t rows, int64_t width)
 }
 
 /* One pass computes the gradient before the activation and the column sums, so the incoming
- * gradient is read from memory once. */
+ * gradient is read from memory once. f32 sums cover 64 rows and are then added in f64: thousands of
+ * rows, as a batch of sequences has, would lose digits in one f32 sum. */
 static void gradient_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -85,7 +90,8 @@ static void gradient_tile(void *context, uint32_t tile, ms_thread *thread)
 }
 
 /* Adds the tiles' totals in their order and rounds once, to f32 and then to the bias's dtype. The
- * first tile's sums serve as the staging memory; they are not needed any more. */
+ * first tile's sums serve as the staging memory; they are not needed any more. It is serial, but
+ * small: 16 vectors at most. */
 static void put_bias(const gradient_job *j, const ms_convert_kernels *convert)
 {
     int64_t width = j->args->width;
@@ -95,6 +101,8 @@ static void put_bias(const gradient_job *j, const ms_convert_kernels *convert)
     convert->from_f32[j->args->bias_dtype](j->args->bias, j->sums, (size_t)width);
 }
 
+/* The scratch belongs to the thread that runs the task and holds all tiles' vectors, f64 before f32
+ * so that both are aligned. Without a bias the pass needs none. */
 static ms_task_result gradient_run(ms_run *run, void *arguments)
 {
     const ms_linear_gradient_args *args = arguments;

@@ -24,7 +24,8 @@ typedef struct job {
  * precision. */
 enum { BLOCK_ROWS = 128, BLOCK_COLUMNS = 256, BLOCK_DEPTH = 512 };
 
-/* Packs rows x columns of a stored matrix as f32. `row` is the distance between stored rows. */
+/* Packs rows x columns of a stored matrix as f32. `row` is the distance between stored rows. Rows
+ * are packed side by side, so the product of a block reads memory in order. */
 static void widen(const job *j, ms_dtype dtype, const void *from, int64_t row, int64_t rows,
                   int64_t columns, float *to)
 {
@@ -50,7 +51,8 @@ static void widen_block(const job *j, const void *from, int64_t row_distance, bo
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Computes one block of the result. `block` holds its f32 sum, which starts as the bias and is
- * rounded to the output dtype once, after the last part of k. */
+ * rounded to the output dtype once, after the last part of k. The block is cleared or filled with
+ * the bias, and then only added to: `accumulate` of the inner product is always set. */
 static void convert_block(const job *j, const ms_gemm_shape *s, const void *a, const void *b,
                           const float *bias, char *c, int64_t row, int64_t column, float *block,
                           float *a_wide, float *b_wide)
@@ -85,7 +87,10 @@ static void convert_block(const job *j, const ms_gemm_shape *s, const void *a, c
 }
 
 /* A product in a dtype that the library lacks. The order of the blocks of k depends on the shape
- * only, and so do the bits. False when there is no memory. */
+ * only, and so do the bits. False when there is no memory. The scratch of 896 KiB belongs to the
+ * thread and stays for later products. Every block of a is converted once for each block of
+ * columns, and b once for each block of rows, which blocks of this size make a small part of the
+ * work. */
 static bool convert_part(const job *j, const ms_gemm_shape *s, ms_thread *thread, const void *a,
                          const void *b, const float *bias, char *c)
 {
@@ -108,7 +113,7 @@ static bool convert_part(const job *j, const ms_gemm_shape *s, ms_thread *thread
 /* Computes part `part` of one batch: some of its rows, or some of its columns where
  * args->split_columns is set. All parts but the last have the size in args->shape; the last has a
  * plan of its own, as plans may depend on the size. Without a plan the product is computed by
- * conversion. */
+ * conversion. Neither way cuts k, so each element of c is computed by one tile. */
 static bool run_part(const job *j, uint32_t part, ms_thread *thread, const char *a, const char *b,
                      char *c)
 {
@@ -134,7 +139,9 @@ static bool run_part(const job *j, uint32_t part, ms_thread *thread, const char 
 }
 
 /* A tile is one part of a group of batches. The batch index is decomposed into coordinates, since
- * broadcast operands have stride 0 in some batch dimensions and no single stride would do. */
+ * broadcast operands have stride 0 in some batch dimensions and no single stride would do. Tiles
+ * write different parts of c. A failure is remembered and the other batches go on; the task fails
+ * at the end. */
 static void tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
@@ -161,7 +168,8 @@ static void tile(void *context, uint32_t index, ms_thread *thread)
 }
 
 /* The number of tiles comes with the arguments, made on the host from the shape alone, so the bits
- * do not depend on the number of threads. */
+ * do not depend on the number of threads. Large products are bound by arithmetic, 2 m n k FLOPs;
+ * those of few rows (a decoder's single token) by reading the weight. */
 static ms_task_result matmul_run(ms_run *run, void *arguments)
 {
     const ms_matmul_args *args = arguments;

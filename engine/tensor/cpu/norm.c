@@ -7,7 +7,8 @@
 #include "tensor/cpu/convert.h"
 
 /* Tiles by shape: at least 16384 elements (64 KiB of f32) each, below which waking a helper costs
- * more than it saves. At most 16, since backward adds up one pair of vectors per tile. */
+ * more than it saves. At most 16, since backward adds up one pair of vectors per tile. A tensor
+ * without rows has one tile, which writes gradients of 0 for weight and bias. */
 static uint32_t tiles_for(int64_t rows, int64_t width)
 {
     int64_t tiles = rows * width / 16384;
@@ -25,6 +26,7 @@ typedef struct job {
     float *partial; /* [tiles][2][width] */
 } job;
 
+/* Rows are independent, so the result does not depend on how they are divided. */
 static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -33,6 +35,7 @@ static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
     j->kernels->forward(args, args->rows * tile / j->tiles, args->rows * (tile + 1) / j->tiles);
 }
 
+/* One pass over memory: x (and the residual) is read once, y (and the sum) is written once. */
 static ms_task_result forward_run(ms_run *run, void *arguments)
 {
     const ms_norm_args *args = arguments;
@@ -43,8 +46,9 @@ static ms_task_result forward_run(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-/* Both vectors are cleared even if only one is wanted; a NULL tells the kernel which to leave
- * out. */
+/* Both vectors are cleared even if only one is wanted; a NULL tells the kernel which to leave out.
+ * Clearing is the tile's work and not the task's, so that the thread that adds to the vectors also
+ * has them in its cache. */
 static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -60,7 +64,8 @@ static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
 }
 
 /* Adds the tiles' sums in their order into the first one and rounds once. The number of tiles
- * depends on the shape, so the bits do not depend on threads. */
+ * depends on the shape, so the bits do not depend on threads. `which` chooses between the two
+ * vectors of each tile. 16 tiles at most keep this serial part short. */
 static void combine(const job *j, int64_t width, uint32_t which, ms_dtype dtype, void *out,
                     const ms_convert_kernels *convert)
 {
@@ -74,7 +79,8 @@ static void combine(const job *j, int64_t width, uint32_t which, ms_dtype dtype,
 }
 
 /* The scratch holds the sums of all tiles, in f32 whatever the dtype of the weight, so that
- * rounding happens once. */
+ * rounding happens once. A device with atomics must not use them for these sums: the order of
+ * additions would differ from run to run. */
 static ms_task_result backward_run(ms_run *run, void *arguments)
 {
     const ms_norm_backward_args *args = arguments;

@@ -9,7 +9,8 @@
 #include "tensor/cpu/convert.h"
 
 /* Tiles of at least 8192 elements (32 KiB of f32), at most 16: an exponential costs enough that so
- * few already pay for waking a helper. The number depends on the shape alone. */
+ * few already pay for waking a helper. The number depends on the shape alone. The results do not
+ * depend on the number: rows are independent, and losses are added in order afterwards. */
 static uint32_t tiles_for(int64_t rows, int64_t width)
 {
     int64_t tiles = rows * width / 8192;
@@ -19,7 +20,8 @@ static uint32_t tiles_for(int64_t rows, int64_t width)
 }
 
 /* What the tiles of one task share. bad_row is the lowest row with a bad target, kept by compare
- * and exchange, so that the error does not depend on threads. */
+ * and exchange, so that the error does not depend on threads. `body` and `rows` belong to softmax,
+ * `losses` and `bad_row` to cross entropy, which both use the struct. */
 typedef struct job {
     const void *args;
     const ms_softmax_kernels *kernels;
@@ -33,6 +35,7 @@ typedef struct job {
 
 /* ------------------------------------------------------------------ softmax */
 
+/* A tile of either direction: a range of outer positions. */
 static void softmax_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -40,6 +43,7 @@ static void softmax_tile(void *context, uint32_t tile, ms_thread *thread)
     j->body(j, j->rows * tile / j->tiles, j->rows * (tile + 1) / j->tiles);
 }
 
+/* The kernels of both directions have other arguments than a tile function, hence these two. */
 static void softmax_forward_rows(const job *j, int64_t begin, int64_t end)
 {
     j->kernels->forward(j->args, begin, end);
@@ -50,7 +54,8 @@ static void softmax_backward_rows(const job *j, int64_t begin, int64_t end)
 }
 
 /* Rows are independent, so a tile takes a range of outer positions, for every dimension of the
- * softmax. */
+ * softmax. A softmax over the first dimension has a single outer position and runs on one
+ * thread. */
 static ms_task_result softmax_run(ms_run *run, const ms_softmax_args *args,
                                   void (*body)(const job *, int64_t, int64_t))
 {
@@ -74,6 +79,7 @@ static ms_task_result backward_run(ms_run *run, void *arguments)
 
 /* ------------------------------------------------------------ cross entropy */
 
+/* The operator admits targets of i64, i32 and u16. */
 static int64_t target_at(const ms_cross_entropy_args *args, int64_t row)
 {
     if (args->target_dtype == MS_I64) return ((const int64_t *)args->target)[row];
@@ -81,7 +87,8 @@ static int64_t target_at(const ms_cross_entropy_args *args, int64_t row)
                                         : ((const uint16_t *)args->target)[row];
 }
 
-/* One logit as f32, exactly as the kernels widen it. */
+/* One logit as f32, exactly as the kernels widen it. The loss subtracts it from log_sum, in which
+ * the same logit was one of the terms. */
 static float logit_at(const ms_cross_entropy_args *args, const void *row, int64_t at)
 {
     if (args->dtype == MS_F32) return ((const float *)row)[at];
@@ -90,7 +97,8 @@ static float logit_at(const ms_cross_entropy_args *args, const void *row, int64_
 }
 
 /* loss = log(sum(exp(x))) - x[target]. Ignored rows have a loss of 0, and log_sum 0, which backward
- * does not read. */
+ * does not read. The pass over the logits is the cost: they are often the largest tensor of a step,
+ * and each is read twice (maximum, then sum), the second time from a cache while a row fits one. */
 static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -116,7 +124,8 @@ static void forward_tile(void *context, uint32_t tile, ms_thread *thread)
 }
 
 /* Adds the losses of the rows in their order, in f64, so the result does not depend on threads. The
- * mean is over the rows that are not ignored; args->share keeps what backward multiplies with. */
+ * mean is over the rows that are not ignored; args->share keeps what backward multiplies with. The
+ * targets are read once more to count the rows; they are small next to the logits. */
 static void reduce_losses(const ms_cross_entropy_args *args, const float *losses)
 {
     double sum = 0.0, counted = 0.0;
@@ -140,6 +149,8 @@ static ms_task_result cross_entropy_run(ms_run *run, void *arguments)
               .kernels = ms_softmax_kernels_for(ms_run_isa(run)),
               .tiles = tiles_for(args->rows, args->classes),
               .bad_row = INT64_MAX };
+    /* One byte more, so that a loss over no rows also gets an address; NULL means that there is no
+     * memory. */
     j.losses =
         args->reduction == MS_REDUCE_NONE
             ? args->loss
@@ -164,7 +175,9 @@ static ms_task_result cross_entropy_run(ms_run *run, void *arguments)
 }
 
 /* The gradient is (softmax - one at the target) * factor. A row is read before it is written, so
- * the gradient may take the place of the logits. */
+ * the gradient may take the place of the logits. The targets were checked by forward, whose failure
+ * skips this task. For each row: one read and one write of the logits and an exponential for each
+ * of them. */
 static void backward_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -207,7 +220,8 @@ static ms_task_result cross_entropy_backward_run(ms_run *run, void *arguments)
 enum { MSE_BLOCK = 4096 }; /* elements whose sum is made in f32 before it joins the f64 total */
 
 /* On one thread: two reads and a subtraction per element are bound by memory. Blocks are summed in
- * f32 and joined in f64, in order. */
+ * f32 and joined in f64, in order. The sum is in f64 between blocks, so the error does not grow
+ * with the number of elements. */
 static ms_task_result mse_run(ms_run *run, void *arguments)
 {
     const ms_mse_args *args = arguments;
@@ -226,7 +240,7 @@ static ms_task_result mse_run(ms_run *run, void *arguments)
 }
 
 /* d(mean of (a - b)^2) = 2 (a - b) / count, with the opposite sign for b. The factor is made in
- * f64. */
+ * f64. The incoming gradient is a value on the device, read here and not on the host. */
 static ms_task_result mse_backward_run(ms_run *run, void *arguments)
 {
     const ms_mse_args *args = arguments;

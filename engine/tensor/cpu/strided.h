@@ -14,7 +14,9 @@
 /* Elements staged at once: a few of these buffers stay in the first-level cache. */
 #define MS_CHUNK 512
 
-/* The number of tiles depends on sizes only, so that results never depend on threads. */
+/* The number of tiles depends on sizes only, so that results never depend on threads. At least 8,
+ * so that a machine with 8 threads has work for all; no more than 65536, which bounds the cost of
+ * handing tiles out. */
 static inline uint32_t ms_tiles(int64_t elements, uint64_t bytes)
 {
     if (bytes < MS_TILES_MIN_BYTES || elements < 8) return elements > 0;
@@ -24,7 +26,8 @@ static inline uint32_t ms_tiles(int64_t elements, uint64_t bytes)
 }
 
 /* Where tile `index` of `tiles` begins; multiples of 64 elements, so that tiles share no cache line
- * of f32. */
+ * of f32. Rounding up can leave the last tiles empty: begin is then the number of elements for all
+ * of them. */
 static inline int64_t ms_tile_begin(int64_t elements, uint32_t tiles, uint32_t index)
 {
     if (index >= tiles) return elements;
@@ -32,7 +35,8 @@ static inline int64_t ms_tile_begin(int64_t elements, uint32_t tiles, uint32_t i
     return begin < elements ? begin : elements;
 }
 
-/* A position in a loop: coordinates, and each operand's offset in elements. */
+/* A position in a loop: coordinates, and each operand's offset in elements. Offsets are kept beside
+ * the coordinates, so that a step adds and never multiplies the coordinates again. */
 typedef struct ms_cursor {
     int64_t at[MS_DIMS_MAX], offset[MS_LOOP_OPERANDS];
 } ms_cursor;
@@ -58,7 +62,8 @@ static inline int64_t ms_cursor_row(const ms_loop *loop, const ms_cursor *cursor
 
 /* Moves on by `count` elements of the row; at its end to the start of the next row. `count` must
  * not exceed ms_cursor_row. After the last element the first coordinate equals its size, and the
- * cursor must not be used. */
+ * cursor must not be used. All operands move, also those that a call does not have: their offsets
+ * are not used. */
 static inline void ms_cursor_advance(const ms_loop *loop, ms_cursor *cursor, int64_t count)
 {
     uint32_t d = loop->dims - 1;

@@ -21,6 +21,8 @@
 
 MS_VECTOR ms_vf ms_v_load(const float *p) { return *(const ms_vf_any *)p; }
 MS_VECTOR void ms_v_store(float *p, ms_vf v) { *(ms_vf_any *)p = v; }
+/* An initializer with the same value for each lane: C has no way to write it for any number of
+ * lanes. */
 #if MS_LANES == 16
 #define MS_EACH(x)                                     \
     {                                                  \
@@ -47,13 +49,15 @@ MS_VECTOR ms_vf ms_v_lane_numbers(void)
     for (int i = 0; i < MS_LANES; i++) v[i] = (float)i;
     return v;
 }
-/* The first n lanes (n <= MS_LANES); the others are 0. */
+/* The first n lanes (n <= MS_LANES); the others are 0. Nothing past p[n - 1] is read, where the
+ * memory may end. */
 MS_VECTOR ms_vf ms_v_load_part(const float *p, size_t n)
 {
     float lanes[MS_LANES] __attribute__((aligned(64))) = { 0 };
     for (size_t i = 0; i < n; i++) lanes[i] = p[i];
     return *(const ms_vf *)lanes;
 }
+/* The first n lanes; what lies after them stays as it is. */
 MS_VECTOR void ms_v_store_part(float *p, ms_vf v, size_t n)
 {
     for (size_t i = 0; i < n; i++) p[i] = v[i];
@@ -107,15 +111,18 @@ MS_VECTOR ms_vf ms_v_select(ms_vi mask, ms_vf a, ms_vf b)
 }
 /* Clears the sign bit, so it works on zeros, infinities and NaN. */
 MS_VECTOR ms_vf ms_v_abs(ms_vf x) { return (ms_vf)((ms_vi)x & 0x7fffffff); }
+/* The size of one and the sign of the other, bit by bit, also for NaN and infinity. */
 MS_VECTOR ms_vf ms_v_copysign(ms_vf size, ms_vf sign)
 {
     return (ms_vf)(((ms_vi)size & 0x7fffffff) | ((ms_vi)sign & INT32_MIN));
 }
-/* The greater; NaN if either is NaN. */
+/* The greater; NaN if either is NaN. Where both are equal, b is returned, which matters for zeros
+ * of different signs only. */
 MS_VECTOR ms_vf ms_v_max(ms_vf a, ms_vf b)
 {
     return ms_v_select(ms_v_less(b, a) | ms_v_is_nan(a), a, b);
 }
+/* The less; NaN if either is NaN. */
 MS_VECTOR ms_vf ms_v_min(ms_vf a, ms_vf b)
 {
     return ms_v_select(ms_v_less(a, b) | ms_v_is_nan(a), a, b);
@@ -230,7 +237,8 @@ MS_VECTOR ms_vf ms_v_exp(ms_vf x)
 }
 
 /* e^x for x up to 88, at most 1.1 ulp; 0 below -87, where the true value is no normal number. Half
- * the price of ms_v_exp: for softmax. */
+ * the price of ms_v_exp: for softmax. The same polynomial as in ms_v_exp; what it saves are the
+ * clamps and the careful scaling. */
 MS_VECTOR ms_vf ms_v_exp_normal(ms_vf x)
 {
     const float shift = 12582912.0f;
@@ -248,7 +256,9 @@ MS_VECTOR ms_vf ms_v_exp_normal(ms_vf x)
     return (ms_vf)(~none & (ms_vi)(p * (ms_vf)(((ms_vu)shifted << 23) + (127u << 23))));
 }
 
-/* Natural logarithm, at most 1 ulp; -infinity at 0, NaN below. */
+/* Natural logarithm, at most 1 ulp; -infinity at 0, NaN below. x = m 2^e gives log x = log m + e
+ * log 2. log 2 is split in two as in ms_v_exp, the small part is added first, so that the great
+ * ones round last. */
 MS_VECTOR ms_vf ms_v_log(ms_vf x)
 {
     ms_vi tiny = ms_v_less(x, ms_v_splat(1.17549435e-38f)); /* subnormals are scaled up first */
@@ -277,7 +287,8 @@ MS_VECTOR ms_vf ms_v_log(ms_vf x)
     return ms_v_select(ms_v_less_equal(zero, x), y, ms_v_splat(__builtin_nanf("")));
 }
 
-/* At most 1.6 ulp; keeps the sign of 0. */
+/* At most 1.6 ulp; keeps the sign of 0. Below 0.625 an odd polynomial; above it the exponential
+ * form, whose subtraction loses digits only near 0. */
 MS_VECTOR ms_vf ms_v_tanh(ms_vf x)
 {
     ms_vf a = ms_v_abs(x), s = x * x;
@@ -293,7 +304,8 @@ MS_VECTOR ms_vf ms_v_tanh(ms_vf x)
         ms_v_copysign(ms_v_select(ms_v_less(a, ms_v_splat(0.625f)), small, large), x));
 }
 
-/* At most 1.5 ulp; keeps the sign of 0. */
+/* At most 1.5 ulp; keeps the sign of 0. Both polynomials are evaluated, as lanes cannot branch, and
+ * one is selected. */
 MS_VECTOR ms_vf ms_v_erf(ms_vf x)
 {
     ms_vf a = ms_v_abs(x), s = x * x;
@@ -318,13 +330,14 @@ MS_VECTOR ms_vf ms_v_erf(ms_vf x)
 }
 
 /* 1 / (1 + e^-x), at most 2.5 ulp down to x = -87; 0 below -88.73, where the true value is
- * subnormal. */
+ * subnormal. For large negative x the exponential is infinite and the quotient 0, without a NaN. */
 MS_VECTOR ms_vf ms_v_sigmoid(ms_vf x) { return 1.0f / (1.0f + ms_v_exp(-x)); }
 
 /* x^y for x >= 0 as exp(y log x): for norms. Relative error about |y log x| * 6e-8. */
 MS_VECTOR ms_vf ms_v_pow_positive(ms_vf x, float y) { return ms_v_exp(ms_v_log(x) * y); }
 
-/* cos and sin of 2 pi u for 0 <= u < 1, absolute error at most 1e-7. */
+/* cos and sin of 2 pi u for 0 <= u < 1, absolute error at most 1e-7. The argument is in turns, so
+ * reducing it to a quarter is exact, which it is not for an angle in radians. */
 MS_VECTOR void ms_v_cos_sin_turns(ms_vf u, ms_vf *cosine, ms_vf *sine)
 {
     const float shift = 12582912.0f;
