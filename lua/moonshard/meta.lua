@@ -1,45 +1,47 @@
 ---@meta moonshard
--- The public Lua surface of Moonshard, for editors and readers: names, arguments, results, units,
--- errors. Definitions only; nothing here runs. fsdp and its prefetch strategies join it when they
--- are built.
+-- The public Lua interface of Moonshard, for editors and readers: names, arguments, results, units,
+-- errors. This file has definitions only; nothing in it runs. fsdp and its prefetch strategies will
+-- be added when they are built.
 --
--- Eleven rules hold everywhere, and are not repeated below.
---  1. Objects have methods (`t:shape()`, `bucket:index()`); descriptions (options, views, plans,
+-- Twelve rules hold everywhere and are not repeated below.
+--  1. Objects have methods (`t:shape()`, `bucket:index()`). Descriptions (options, views, plans,
 --     stats) are plain tables with fields.
---  2. What you write in Lua counts from 1: positions in tables, dimensions, `narrow`, `t[i]`;
---     negative dimensions count from the end. What is stored in a tensor or has a name on the wire
---     counts from 0: rank, device, step, bucket and unit index, token id, class label, and the
---     index tensors of argmax, topk, gather, scatter (so that they mean the same to peers, files
---     and other tools).
+--  2. Positions in Lua count from 1: list items, dimensions, `narrow`, `t[i]`. Negative dimensions
+--     count from the end. Numbers that are stored in tensors or sent to other ranks count from 0:
+--     rank, device, step, bucket and unit index, token id, class label, and the index tensors of
+--     argmax, topk, gather, scatter. They mean the same to peers, files and other tools.
 --  3. In-place operators end in `_` and return their tensor. Collectives have no `_`: they return
---     futures and say what they write.
---  4. Arguments go: subject, options, function. A function comes last; what is run "inside"
---     (`no_grad`, `autocast`, `no_sync`, `summon`, `stream:run`) gets a function and returns its
---     results. Only `ms.recompute(f, ...)`, like `pcall`, has it first.
---  5. Enums are strings. An unknown option or string raises and names the nearest one; so does
---     reading a name that the library's tables, tensors and optimizers do not have.
---  6. A programmer's mistake raises, with position and what to do. What the environment can refuse
---     (files, data, hosts) returns `nil, message, code` (typed `T?, string?, string?`); codes:
---     "not_found" "denied" "exists" "no_space" "corrupt" "mismatch" "timeout" "unsupported" "io".
---     What fails after the call that enqueued it (device, peer) is raised by the next call that
---     meets it, with the first cause; it ends the job: a step's collectives have no local way back.
---  7. Nothing waits unless it says **blocks**: the host then waits for the device. Blocking calls
---     raise inside hooks and plans.
---  8. A tensor made inside a step (`ms.steps`) is released at that step's end, whoever still holds
---     the handle; later use raises, naming the line that made it. Kept are: what `t:keep()` marks,
---     parameters, buffers, gradients, what a State, an optimizer's `state` or a future keeps, and
---     all that was made outside a step.
---  9. Where a future is wanted, a tensor is taken as one that is ready on the current stream. Where
---     a number scales a tensor, a one-element tensor will do.
--- 10. What has something to save has `state()` and `load_state(t)`: plain tables of tensors,
---     numbers, strings, booleans, tables.
--- 11. Sizes are in bytes, times in milliseconds, and their names say so (`budget_bytes`,
---     `ready_ms`).
+--     futures, and their descriptions say what they write.
+--  4. The order of arguments is: subject, options, function. A call that runs code inside a scope
+--     (`no_grad`, `autocast`, `no_sync`, `summon`, `stream:run`) takes a function and returns the
+--     function's results. Only `ms.recompute(f, ...)`, like `pcall`, has the function first.
+--  5. Enums are strings. An unknown option or string raises, and the message names the nearest
+--     known one. Reading an unknown name of the library's tables, tensors and optimizers raises
+--     too.
+--  6. A programmer's mistake raises; the message has the script line and says what to do. A failure
+--     of the environment (files, data, hosts) returns `nil, message, code` (typed
+--     `T?, string?, string?`). Codes: "not_found" "denied" "exists" "no_space" "corrupt" "mismatch"
+--     "timeout" "unsupported" "io". Work that fails after the call that enqueued it (on the device,
+--     at a peer) raises in the next call that notices it, with the first cause. Such a failure ends
+--     the job, because one rank alone cannot undo a step's collectives.
+--  7. A call does not wait for the device unless it is marked **blocks**. Blocking calls raise
+--     inside hooks and plans.
+--  8. A tensor that is made inside a step (`ms.steps`) is released at the end of that step, even if
+--     a script still has its handle. Later use raises and names the line that made the tensor.
+--     Exceptions: tensors marked by `t:keep()`; parameters, buffers and gradients; tensors that a
+--     State, an optimizer's `state` or a future keeps; tensors that were made outside a step.
+--  9. An argument that is a future may also be a tensor, which is ready on the current stream. An
+--     argument that scales a tensor may be a number or a one-element tensor.
+-- 10. Objects that have something to save have `state()` and `load_state(t)`. A state is a plain
+--     table of tensors, numbers, strings, booleans and tables.
+-- 11. Sizes are in bytes and times in milliseconds; names say so (`budget_bytes`, `ready_ms`).
+-- 12. Work on tensors is enqueued on the current stream, in the order of the calls. A result is a
+--     new tensor unless its description calls it a view or the operator ends in `_`.
 --
 -- Phases: *load* (the file runs), *plan* (planners: numbers in, table out), *step* (inside
--- `ms.steps`), *hook* (links, gradient hooks, `and_then`; enqueue only). In a hook it is an error
--- to block, call backward, step the optimizer as a whole, make groups or register hooks; in a plan,
--- to touch tensors, groups or clocks. Nothing that runs in hooks or plans may yield.
+-- `ms.steps`), *hook* (links, gradient hooks, `and_then`; they only enqueue). In a hook it is an
+-- error to block, call backward, step the optimizer as a whole, make groups or register hooks. In a
+-- plan it is an error to use tensors, groups or clocks. Code in hooks and plans must not yield.
 
 ---@alias ms.DType "f32"|"f16"|"bf16"|"i64"|"i32"|"u16"|"u8"|"bool"
 ---@alias ms.Op "sum"|"avg"|"min"|"max"|"prod"
@@ -49,31 +51,34 @@
 ----------------------------------------------------------------------------------------- the module
 
 ---@class ms.InitOptions
----@field device? "cpu"|"sim"
----@field threads? integer
----@field strict? boolean
----@field pin? boolean
----@field seed? integer
----@field memory_bytes? integer
+---@field device? "cpu"|"sim"          "sim" makes the same decisions but computes no values
+---@field threads? integer             of this rank; 0: the cores that this process may use
+---@field strict? boolean              true: a missing wait between streams raises (in C code only)
+---@field pin? boolean                 true: each thread runs on one core
+---@field seed? integer                of the generator, see `ms.seed`
+---@field memory_bytes? integer        limit of this rank's pool; 0: the machine's memory
+--- The best instruction set that kernels may use; unless given, the best one of the processor.
 ---@field cpu? "portable"|"avx2"|"avx512"|"avx512bf16"
+--- "local": ranks of one host, which meet at `rendezvous`. "fake": one rank that acts as if there
+--- were world_size ranks with the same data. Unless given: one rank alone.
 ---@field group? "local"|"fake"
----@field rank? integer
----@field world_size? integer
----@field rendezvous? string
----@field rates? ms.Rates   of the machine that sim simulates; else those of one that was measured
+---@field rank? integer                of this process, from 0; only with group
+---@field world_size? integer          number of ranks; needed with group
+---@field rendezvous? string           path of a socket that all ranks share; needed with "local"
+---@field rates? ms.Rates              speeds for "sim"; unless given, those of a measured machine
 
---- Speeds from which the sim device estimates times; none of its other answers depends on them.
---- `--rates FILE` has the same fields.
+--- Speeds of a machine. The sim device estimates times from them; its other results do not depend
+--- on them. The file of `--rates FILE` has the same fields.
 ---@class ms.Rates
----@field flops_per_s { f32: number, f16: number, bf16: number }   of a rank
----@field bytes_per_s number   of a rank's memory
----@field enqueue_ns? number   0; of the host for each call that enqueues
---- Innermost first. Ranks are linked in blocks of `ranks` consecutive ones; the last level links
---- all, and has no `ranks`. latency_ns: of one round of messages.
+---@field flops_per_s { f32: number, f16: number, bf16: number }   of one rank
+---@field bytes_per_s number   of one rank's memory
+---@field enqueue_ns? number   host time of each call that enqueues; 0 unless given
+--- Levels of links, the innermost first. A level links blocks of `ranks` consecutive ranks; the
+--- last level links all ranks and has no `ranks`. latency_ns is the time of one round of messages.
 ---@field links { ranks?: integer, latency_ns: number, bytes_per_s: number }[]
 
 ---@class ms
----@field nn ms.nn                     all of these also by `require "moonshard.nn"` and so on
+---@field nn ms.nn                     each of these parts is also a module: "moonshard.nn" ...
 ---@field optim ms.optim
 ---@field hooks ms.hooks
 ---@field data ms.data
@@ -82,51 +87,52 @@
 ---@field trace ms.trace
 ---@field scripts ms.scripts
 ---@field version string
---- The engine starts by itself at first use, from the launcher's settings; only a program without
---- the launcher calls this, first (rendezvous: a socket path that all its ranks share).
+--- Starts the engine. The engine also starts by itself at its first use, with the launcher's
+--- settings; only a program without the launcher calls init, before any other call.
 ---@field init fun(options: ms.InitOptions)
 
 ---@class ms
---- Bytes on the current device. live: tensors, without kernels' scratch; peak: the most of it since
---- the start or reset_peak; reserved: live and what the pool keeps.
+--- Bytes on the current device. live: tensors, without the kernels' scratch memory; peak: the
+--- greatest `live` since the start or reset_peak; reserved: live plus memory that the pool keeps.
 ---@field memory fun(): { live: integer, peak: integer, reserved: integer }
----@field reset_peak fun()
+---@field reset_peak fun()   sets the peak to the live bytes
 --- **blocks** until all streams have finished.
 ---@field synchronize fun()
---- cpu, threads, kernels, blas, blas_isa, memory_bytes, devices, mpi, nccl, lua, version.
+--- A description of the machine and this build: cpu, cores, threads, kernels, blas, blas_isa,
+--- device, devices, memory_bytes, mpi, nccl, lua, version.
 ---@field info fun(): table
----@field rank fun(): integer
----@field world_size fun(): integer
----@field world fun(): ms.Group   all ranks
---- The current step: 0-based; after a resume it goes on where the run stopped.
+---@field rank fun(): integer   of this process among all ranks, from 0
+---@field world_size fun(): integer   number of ranks
+---@field world fun(): ms.Group   the group of all ranks
+--- The current step, from 0; a resumed run continues the count of the run that was stopped.
 ---@field step fun(): integer
---- `for step in ms.steps(count, first) do`: the only way to say what a step is. Yields first (0
---- unless given) to count - 1. Leaving the loop in any way ends the step. Plans, metrics, the
---- trace, memory accounts and a stop request act at its edges.
+--- `for step in ms.steps(count, first) do` runs the loop of training steps. Only this loop defines
+--- steps. It yields first (0 unless given) to count - 1. Leaving the loop in any way ends the step.
+--- Plans, metrics, the trace, memory accounts and stop requests take effect between two steps.
 ---@field steps fun(count: integer, first?: integer): fun(): integer?
---- Seeds the counter-based generator of this engine: draws depend on seed, step and position, never
+--- Seeds the counter-based generator of this engine. Draws depend on seed, step and position, never
 --- on threads. Equal seeds give equal numbers on all ranks and at any number of ranks. Only dropout
---- and `per_rank = true` draw other numbers on each rank.
+--- and `per_rank = true` draw different numbers on each rank.
 ---@field seed fun(seed: integer)
---- Declares the recipe's options and returns their values: default, then the file of `--config`,
---- then `key=value` of the command line. The default gives the type; a table with a value at [1]
---- describes (`{ 3e-4, help = "peak", choices = {...} }`), any other table is a group
---- (`model.layers=24`). An integer default takes integers only. `open = true` in a description
---- lets the option have parts that are not declared (`hook.fraction=0.01`): a table beside it in
---- the result (`hook_options`), with numbers and booleans read as such. `check = f` of a
---- description: f(value) gives what is wrong with it, or nil. Engine switches are flags
---- (`--trace`, `--device`), not options.
+--- Declares the recipe's options and returns their values. A value comes from the command line
+--- (`key=value`), else from the file of `--config`, else it is the default. The default gives the
+--- type; an integer default takes integers only. A table with a value at [1] is a description
+--- (`{ 3e-4, help = "peak", choices = {...} }`); any other table is a group of options
+--- (`model.layers=24`). `open = true` in a description allows suboptions that are not declared
+--- (`hook.fraction=0.01`); the result has them in a table of its own (`hook_options`), with numbers
+--- and booleans converted. `check = f` in a description: f(value) returns what is wrong with the
+--- value, or nil. Switches of the engine are flags (`--trace`, `--device`), not options.
 ---@field config fun(options: table): table
---- A line on rank 0, formatted as `string.format`; tensors may be arguments only of `%s`, which
---- shows shape and dtype, not values.
+--- Prints a line on rank 0, formatted as by `string.format`. A tensor may be an argument of `%s`
+--- only, which shows its shape and dtype, not its values.
 ---@field log fun(format: string, ...: any)
---- The same on whichever rank calls it, with its number.
+--- Prints a line to stderr on any rank that calls it, with the rank's number.
 ---@field warn fun(format: string, ...: any)
---- `pairs` in key order: the order of `pairs` differs between ranks.
+--- `pairs` in the order of keys, which is the same on all ranks and in all runs, unlike `pairs`.
 ---@field sorted_pairs fun(t: table)
---- Errors. config: unknown option (names the nearest), wrong type (shows default). init: called
---- after the engine has started. steps: nested or inside a hook. Any call from another Lua state or
---- thread than the engine's own.
+--- Errors: config: an option is unknown (the message names the nearest) or has the wrong type (it
+--- shows the default). init: the engine has started before. steps: called inside a loop of steps or
+--- inside a hook. Every call raises in another Lua state or thread than the engine's own.
 
 ------------------------------------------------------------------------------------- making tensors
 
@@ -136,164 +142,176 @@
 ---@field dtype? ms.DType              "f32" unless given
 --- The current device unless given; "cpu" "cuda:0" "meta" (shape without memory).
 ---@field device? string
----@field group? ms.Group              lay it where this group's collectives reach it without a copy
----@field requires_grad? boolean
+---@field group? ms.Group              allocate it where this group's collectives need no copy of it
+---@field requires_grad? boolean       true: backward computes its gradient; false unless given
 
 ---@class ms.RandomShape: ms.Shape
 ---@field seed? integer                the engine's seed unless given
----@field per_rank? boolean            true: other numbers on every rank; false unless given
----@field std? number                  randn only
----@field low? number                  rand, randint: inclusive
----@field high? number                 rand, randint: exclusive
+---@field per_rank? boolean            true: different numbers on every rank; false unless given
+---@field std? number                  randn: standard deviation, 1 unless given
+---@field low? number                  rand, randint: lower bound, inclusive
+---@field high? number                 rand, randint: upper bound, exclusive
 
 ---@class ms
---- values: nested lists of equal lengths; dtype: "f32", "i64" if all are integers, "bool" if
---- booleans.
+--- A tensor of the values of nested lists of equal lengths, or a scalar. dtype unless given: "i64"
+--- if all values are integers, "bool" if they are booleans, else "f32".
 ---@field tensor fun(values: number|boolean|table, dtype?: ms.DType): ms.Tensor
 ---@field empty fun(shape: ms.Shape): ms.Tensor   contents undefined
 ---@field zeros fun(shape: ms.Shape): ms.Tensor
 ---@field ones fun(shape: ms.Shape): ms.Tensor
 ---@field full fun(value: number, shape: ms.Shape): ms.Tensor
---- first, first + step, ... up to and including last, as Lua's `for`.
+--- 1-D: first, first + step, ... up to and including last, as in Lua's `for`.
 ---@field arange fun(first: number, last: number, step?: number): ms.Tensor
 ---@field rand fun(shape: ms.RandomShape): ms.Tensor   uniform in [low, high), [0, 1) unless given
 ---@field randn fun(shape: ms.RandomShape): ms.Tensor   normal, mean 0
 ---@field randint fun(shape: ms.RandomShape): ms.Tensor   i64
----@field cat fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor   dim: 1 unless given
---- dim: the new dimension; 1 unless given.
+--- Joins tensors of equal sizes, except along dim (1 unless given).
+---@field cat fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor
+--- Joins tensors of one shape along a new dimension; dim is its position, 1 unless given.
 ---@field stack fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor
----@field where fun(condition: ms.Tensor, a: ms.Number, b: ms.Number): ms.Tensor   condition: bool
---- Copies tensors of one dtype into one 1-D tensor; the second result are views of it in the
---- original shapes, in order. All values in one new 1-D tensor, and views of it in the shapes of
---- the tensors; both have gradients.
+--- a where the condition (bool) is true, else b; the three broadcast.
+---@field where fun(condition: ms.Tensor, a: ms.Number, b: ms.Number): ms.Tensor
+--- Copies tensors of one dtype, one after another, into a new 1-D tensor. Returns this tensor, and
+--- a list of views of it in the shapes of the originals, in order. Both results have gradients.
 ---@field pack fun(tensors: ms.Tensor[]): ms.Tensor, ms.Tensor[]
---- Moves parameters into one storage (nothing happens if they already lie there in this order) and
---- returns it as a 1-D tensor that they are views of; kept.
+--- Moves parameters into one storage, one after another, and returns the storage as a 1-D tensor.
+--- The parameters become views of it: writing it changes their values. Nothing moves if they
+--- already lie in this order. The tensor outlives the step.
 ---@field flat fun(parameters: ms.Parameter[]): ms.Tensor
---- Errors. tensor: ragged lists. pack, flat: mixed dtypes or devices. flat: parameters of several
---- units; inside a step; after ddp (wrap afterwards). where: shapes that do not broadcast (shows
---- all three).
+--- Errors: tensor: ragged lists. pack, flat: mixed dtypes or devices. flat: parameters of several
+--- units; inside a step; after ddp (call flat first, then wrap). where: shapes that do not
+--- broadcast; the message shows all three.
 
 ----------------------------------------------------------------------------- scopes, futures, tools
 
 ---@class ms.CodecOptions
----@field block? integer
+---@field block? integer               numbers that share a scale, a multiple of 8; 256 unless given
+--- "stochastic" rounds up or down at random, so that the expected value is exact; "nearest" unless
+--- given. Not for "sign".
 ---@field rounding? "nearest"|"stochastic"
----@field scale? boolean
+---@field scale? boolean               false: bits without scales ("sign" only); true unless given
 
 ---@class ms.ReportOptions
----@field run string
----@field tokens? integer
----@field total? integer
+---@field run string                   folder of metrics.jsonl; it is made if it does not exist
+---@field tokens? integer              of one step, over all ranks; for tokens per second
+---@field total? integer               steps of the run; for the remaining time (ETA)
+--- dtype of the matrix products, for the utilization (MFU); "f32" unless given.
 ---@field dtype? string
+--- Steps between two lines. Unless given, a terminal shows each step in place; elsewhere there is a
+--- line for each of the first 10 steps, then every 10 s or 1% of the steps, whichever is rarer.
+--- `moonshard run --log-every N` takes precedence.
 ---@field every? integer
 
 ---@class ms
---- Makes `name` ("cpu", "cuda:0", "meta") the current device inside f; without f, returns the
---- current one. On "meta" tensors and modules have shapes and dtypes, and take no memory: operators
---- check shapes and give results on "meta", and so does backward. Only scalars mix with them.
---- Reading their values, moving them to another device and collectives raise.
+--- Makes `name` ("cpu", "cuda:0", "meta") the current device inside f and returns f's results.
+--- Without f, returns the name of the current device. Tensors and modules on "meta" have shapes and
+--- dtypes but no memory: operators and backward check shapes and give results on "meta". Other
+--- tensors mix with them only if they are scalars. Reading values of tensors on "meta", moving them
+--- to another device and collectives on them raise.
 ---@field device fun(name?: string, f?: function): any
----@field no_grad fun(f: function)   f: no graph is recorded inside
+---@field no_grad fun(f: function)   operators inside f are not recorded for backward
 --- Matrix products, convolution-like operators and attention inside f compute in dtype and
---- accumulate in f32; norms, softmax, losses and reductions stay in f32. Weights stay f32; their
---- casts are cached for the step.
+--- accumulate in f32. Norms, softmax, losses and reductions stay in f32. Weights stay f32; their
+--- casts are cached until the end of the step.
 ---@field autocast fun(dtype: "bf16"|"f16", f: function)
---- Runs f(...) without storing its activations; backward runs it again, with the same random
---- numbers.
+--- Runs f(...) without storing its activations, and returns its results. Backward runs f again,
+--- with the same random numbers.
 ---@field recompute fun(f: function, ...: any)
---- Without a name: the current stream. With one: that stream, made at first use.
+--- The current stream, or the stream with this name, which is made at its first use.
 ---@field stream fun(name?: string, options?: { priority?: "low"|"normal"|"high" }): ms.Stream
 --- A future of the list of all values, in order.
 ---@field all fun(futures: (ms.Future|ms.Tensor)[]): ms.Future
---- A named series with one value a step: what is pushed in a step is combined by op, over the step
---- and, at its end, over all ranks (all metrics in one small all-reduce). Goes to metrics.jsonl.
---- The same name returns the same metric.
----@field metric fun(name: string, op?: ms.Op): ms.Metric   op: "avg" unless given
---- Compression for the wire. Scales lie inline, so a payload is one u8 tensor. Works along the last
---- dimension, row by row. options: block 256 numbers a scale; scale = false ("sign" only): bare
---- bits, decoded to -1 and 1.
+--- A named series with one value for each step. The values that are pushed in a step are combined
+--- by op ("avg" unless given), first on each rank, then at the end of the step over all ranks (all
+--- metrics in one small all-gather). The values go to metrics.jsonl. The same name returns the same
+--- metric.
+---@field metric fun(name: string, op?: ms.Op): ms.Metric
+--- A lossy codec for messages. It works along the last dimension, row by row. A payload is one u8
+--- tensor, which also holds the scales.
 ---@field codec fun(kind: "int8"|"int4"|"fp8"|"fp4"|"sign", options?: ms.CodecOptions): ms.Codec
---- The step line on rank 0 and `metrics.jsonl`, for loops written by hand; all ranks call it.
---- options: run: folder; tokens: of a step, over all ranks; total: steps of the run, for the ETA;
---- dtype: of the products, for MFU ("f32" unless given); every: a line each so many steps. Unless
---- given, each step is shown on a terminal, in place; elsewhere the first 10, then one every 10 s
---- or 1% of the steps, whichever is rarer. `moonshard run --log-every N` goes before. metrics.jsonl
---- has every step; it is cut at the first step that is reported.
+--- The step line on rank 0 and `metrics.jsonl`, for loops written by hand. All ranks call it.
+--- metrics.jsonl has every step. Lines that it has from an earlier run are removed from the first
+--- reported step on.
 ---@field report fun(options: ms.ReportOptions): ms.Report
 
---- A value (tensor, or list from `ms.all`) and the point in a stream at which it is ready. It keeps
---- its value until collected, across steps too, and several `and_then` may hang on one.
+--- A value (a tensor, or a list from `ms.all`) and the point in a stream at which the value is
+--- ready. A future keeps its value until it is collected, also across steps. It may have several
+--- `and_then`.
 ---@class ms.Future
---- The current stream waits; the host does not.
+--- The value. The current stream waits until it is ready; the host does not.
 ---@field value fun(self): any
---- f(value) runs on the host with the future's stream current: at once, or after the running hook
---- or callback has returned (a flat FIFO, in order of registration). What f returns (future, tensor
---- or list of tensors; nothing: the same value) is the new future's value.
+--- Registers a callback. f(value) runs on the host, with the future's stream current: at once, or
+--- after the running hook or callback has returned. Callbacks run in order of registration. f
+--- returns the value of the new future: a future, a tensor or a list of tensors; nil stands for the
+--- same value.
 ---@field and_then fun(self, f: fun(value: any): any): ms.Future
----@field sync fun(self): any   **blocks** until it is ready
---- Errors. sync inside a hook. An error in f ends the step on every rank with hook, bucket and
---- script line. f yields. There is no `done()`: what depends on timing makes ranks diverge.
+---@field sync fun(self): any   the value; **blocks** until it is ready
+--- Errors: sync inside a hook; f yields. An error in f ends the step on every rank; the message has
+--- hook, bucket and script line. There is no `done()`: ranks whose control flow depends on timing
+--- diverge.
 
 ---@class ms.Stream
 ---@field name fun(self): string
---- f runs at once on the host; what it enqueues goes onto this stream.
+--- Runs f at once on the host. The work that f enqueues goes onto this stream.
 ---@field run fun(self, f: function)
---- This stream waits; hazards on tensors need no wait, they are found by the engine (and are errors
---- in strict mode only in C code).
+--- This stream waits until the future is ready; the host does not. Two uses of one tensor need no
+--- wait: the engine inserts it. (In strict mode, C code must insert it itself.)
 ---@field wait fun(self, future: ms.Future)
---- **blocks**
+--- **blocks** until the work enqueued on this stream has finished.
 ---@field sync fun(self)
---- Errors. sync inside a hook. An error of a task on it, raised with task name and script line.
+--- Errors: sync inside a hook. sync raises the error of a failed task on the stream, with task name
+--- and script line.
 
 ---@class ms.Metric
----@field push fun(self, value: ms.Number)
---- The value of step `ms.step() - steps`, the same on every rank; nil where there is none. Waits
---- only if the device is further behind.
----@field lag fun(self, steps: integer): number?   steps: 1 or more
---- Errors. lag(0). push of more than one element. Two metrics of one name with different ops.
+---@field push fun(self, value: ms.Number)   a number or a one-element tensor for the current step
+--- The value of step `ms.step() - steps`, equal on all ranks; nil if that step has none. Waits only
+--- if the device has not finished that step.
+---@field lag fun(self, steps: integer): number?   steps: 1 to 63
+--- Errors: lag(0); push of more than one element; two metrics of one name with different ops.
 
 
 ---@class ms.Codec
---- t: any float [..., n]; the payload is u8 [..., bytes(n)]. With `error = true` the second result
---- is t minus what the payload says.
+--- Encodes t, any float [..., n], to a payload u8 [..., bytes(n)]. With `error = true` the second
+--- result is t minus the decoded payload.
 ---@field encode fun(self, t: ms.Tensor, options?: { error?: boolean }): ms.Tensor, ms.Tensor?
---- F32 [..., n]; payload: [..., bytes(n)].
+--- Decodes a payload u8 [..., bytes(n)] to f32 [..., n].
 ---@field decode fun(self, payload: ms.Tensor, n: integer): ms.Tensor
---- Decodes and adds the rows, in row order, in f32.
---- F32 [n]; payload: [rows, bytes(n)].
+--- Decodes a payload u8 [rows, bytes(n)] and adds the rows in row order: f32 [n].
 ---@field decode_sum fun(self, payload: ms.Tensor, n: integer): ms.Tensor
---- Bytes of a row of n numbers. First one f32 scale (4 bytes) for each block of `block` numbers,
---- the last of which may be shorter: 4 * ceil(n / block); none for "sign" with scale = false. Then
---- the codes, packed over the whole row: n bytes for int8 and fp8, ceil(n / 2) for int4 and fp4 (at
---- odd n the high half of the last byte is unused), ceil(n / 8) for sign.
+--- Bytes of a row of n numbers. First come the scales, one f32 (4 bytes) for each block of `block`
+--- numbers, of which the last may be shorter: 4 * ceil(n / block) bytes, or none for "sign" with
+--- scale = false. Then come the codes, packed over the whole row: n bytes for int8 and fp8,
+--- ceil(n / 2) for int4 and fp4 (with odd n the high half of the last byte is unused), ceil(n / 8)
+--- for sign.
 ---@field bytes fun(self, n: integer): integer
---- Errors. decode: n does not fit the payload's last dimension (says which n would). encode of
---- integers.
+--- Errors: decode: n does not fit the payload's last dimension; the message says which n would fit.
+--- encode: t is not a float tensor.
 
 ---@class ms.Report
---- Tensors are shown one step late, so the device never waits for the host. Adds ms, tok/s, MFU,
---- memory, ETA by itself.
+--- Reports the current step. Values of tensors are shown one step late, so that the device never
+--- waits for the host. Step time, tokens per second, MFU, memory and remaining time are added.
 ---@field step fun(self, values: table<string, ms.Number>)
---- Runs f (validation, saving), whose time and work belong to no step, and returns what it returns.
---- What the steps before it have enqueued is waited for first, and is their time. **blocks**
+--- Runs f (validation, saving) and returns its result. Its time and work count for no step.
+--- **blocks** before f until the steps before it have finished, so that their time is complete.
 ---@field outside fun(self, f: fun(): any): any
---- More values for the step that was reported last.
+--- Adds values to the step that was reported last.
 ---@field add fun(self, values: table<string, ms.Number>)
---- **blocks**: shows the step that was reported last, if its line is due.
+--- Shows the line of the step that was reported last, if it is due; **blocks** until its values are
+--- known.
 ---@field flush fun(self)
---- Writes and shows the last step. The end of a loop of `ms.steps` writes it too.
+--- Writes and shows the last step. The end of a loop of `ms.steps` also writes it.
 ---@field close fun(self)
 
 --------------------------------------------------------------------------------------------- tensor
 
 ---@class ms.CrossEntropyOptions
----@field ignore_index? integer
----@field reduction? "mean"|"sum"|"none"
+---@field ignore_index? integer        rows with this target do not count; -100 unless given
+---@field reduction? "mean"|"sum"|"none"   over the rows that count; "mean" unless given
 
---- Arithmetic (+ - * / ^ unary -) with tensors and numbers, broadcasting from the last dimension;
---- `#t` is the first dimension's size; `t[i]` selects along it (a view; write with
---- `t[i]:copy_(x)`); `==` compares handles, `t:eq(x)` values; tostring shows shape, not values.
+--- Arithmetic (+ - * / ^ unary -) takes tensors and numbers and broadcasts from the last dimension.
+--- `#t` is the size of the first dimension. `t[i]` is a view of position i of that dimension; write
+--- it with `t[i]:copy_(x)`. `==` compares handles, `t:eq(x)` compares values. tostring shows the
+--- shape, not the values.
 ---@class ms.Tensor
 ---@operator add(ms.Number): ms.Tensor
 ---@operator sub(ms.Number): ms.Tensor
@@ -307,25 +325,26 @@
 ---@field shape fun(self): integer[]
 ---@field size fun(self, dim: integer): integer
 ---@field dim fun(self): integer                     number of dimensions
----@field numel fun(self): integer
+---@field numel fun(self): integer                   number of elements
 ---@field dtype fun(self): ms.DType
----@field device fun(self): string
+---@field device fun(self): string                   "cpu", "sim", "meta"
 ---@field is_contiguous fun(self): boolean
----@field item fun(self): number|boolean             one element; **blocks**
----@field to_table fun(self): table   nested lists; **blocks**; up to a million elements
----@field show fun(self): string                     values, abridged; **blocks**
+---@field item fun(self): number|boolean             the value of one element; **blocks**
+---@field to_table fun(self): table   nested lists; up to a million elements; **blocks**
+---@field show fun(self): string                     the values as text, abridged; **blocks**
 -- memory
----@field keep fun(self): self                       survives the end of the step
----@field clone fun(self): ms.Tensor                 contiguous
----@field contiguous fun(self): ms.Tensor            itself if it is
+---@field keep fun(self): self                       the tensor outlives the step
+---@field clone fun(self): ms.Tensor                 a contiguous copy
+---@field contiguous fun(self): ms.Tensor            itself if contiguous, else a contiguous copy
 ---@field to fun(self, what: ms.DType|string): ms.Tensor     dtype or device; itself if equal
----@field empty_like fun(self, dtype?: ms.DType): ms.Tensor
+---@field empty_like fun(self, dtype?: ms.DType): ms.Tensor   contents undefined
 ---@field zeros_like fun(self, dtype?: ms.DType): ms.Tensor
 ---@field ones_like fun(self, dtype?: ms.DType): ms.Tensor
----@field copy_ fun(self, from: ms.Tensor): self     casts, broadcasts, crosses devices
+--- Copies values into this tensor: casts, broadcasts, and copies between devices.
+---@field copy_ fun(self, from: ms.Tensor): self
 ---@field fill_ fun(self, value: ms.Number): self
 ---@field zero_ fun(self): self
--- views (no copy; `view` raises where reshape would copy)
+-- views: they share this tensor's memory; `view` raises where reshape would copy
 ---@field view fun(self, ...: integer): ms.Tensor            one size may be -1
 ---@field reshape fun(self, ...: integer): ms.Tensor
 ---@field flatten fun(self, first?: integer, last?: integer): ms.Tensor
@@ -339,12 +358,12 @@
 ---@field squeeze fun(self, dim: integer): ms.Tensor
 ---@field unsqueeze fun(self, dim: integer): ms.Tensor
 ---@field expand fun(self, ...: integer): ms.Tensor
---- 1-D, zeros at the end up to a multiple; itself if it is one.
+--- 1-D: the elements, then zeros until the length is a multiple of `multiple`; itself if it is.
 ---@field pad_to fun(self, multiple: integer): ms.Tensor
--- elementwise; each of these has an in-place twin: add_, relu_, clamp_ ...
---- self + factor * other, one pass.
+-- elementwise; each of these has an in-place form: add_, relu_, clamp_ ...
+--- self + factor * other, in one pass over memory; factor: 1 unless given.
 ---@field add fun(self, other: ms.Number, factor?: number): ms.Tensor
----@field sub fun(self, other: ms.Number, factor?: number): ms.Tensor
+---@field sub fun(self, other: ms.Number, factor?: number): ms.Tensor   self - factor * other
 ---@field mul fun(self, other: ms.Number): ms.Tensor
 ---@field div fun(self, other: ms.Number): ms.Tensor
 ---@field pow fun(self, exponent: number): ms.Tensor
@@ -356,24 +375,29 @@
 ---@field square fun(self): ms.Tensor
 ---@field abs fun(self): ms.Tensor
 ---@field sign fun(self): ms.Tensor
----where high is below low, every number becomes high
+--- Limits numbers to low .. high. If high is below low, every number becomes high.
 ---@field clamp fun(self, low?: number, high?: number): ms.Tensor
 ---@field maximum fun(self, other: ms.Number): ms.Tensor
 ---@field minimum fun(self, other: ms.Number): ms.Tensor
 ---@field lerp fun(self, to: ms.Tensor, weight: ms.Number): ms.Tensor   self + weight * (to - self)
+--- self + factor * a * b.
 ---@field addcmul fun(self, a: ms.Tensor, b: ms.Tensor, factor?: number): ms.Tensor
+--- self + factor * a / b.
 ---@field addcdiv fun(self, a: ms.Tensor, b: ms.Tensor, factor?: number): ms.Tensor
 ---@field relu fun(self): ms.Tensor
 ---@field gelu fun(self, form?: "tanh"|"erf"): ms.Tensor    "tanh" unless given, everywhere
 ---@field silu fun(self): ms.Tensor
 ---@field tanh fun(self): ms.Tensor
 ---@field sigmoid fun(self): ms.Tensor
----@field dropout fun(self, p: number): ms.Tensor            other numbers on every rank
----@field masked_fill fun(self, mask: ms.Tensor, value: number): ms.Tensor
---- scatter, scatter_add: index, and values unless they are a number, have one shape, and this
---- tensor's sizes in all dimensions but dim.
+--- Zero with probability p, else x / (1 - p); different numbers are zero on each rank.
+---@field dropout fun(self, p: number): ms.Tensor
+---@field masked_fill fun(self, mask: ms.Tensor, value: number): ms.Tensor   value where mask (bool)
+--- A copy with `values` at the positions of `index` along dim. For scatter and scatter_add, index
+--- and values have one shape (values may be a number), which has this tensor's sizes in all
+--- dimensions but dim.
 ---@field scatter fun(self, dim: integer, index: ms.Index, values: ms.Number): ms.Tensor
---- Equal indices add in order of position.
+--- A copy to which `values` are added at these positions. Values at equal indices are added in
+--- order of position.
 ---@field scatter_add fun(self, dim: integer, index: ms.Index, values: ms.Tensor): ms.Tensor
 -- comparison, to bool
 ---@field eq fun(self, other: ms.Number|boolean): ms.Tensor
@@ -383,203 +407,232 @@
 ---@field gt fun(self, other: ms.Number): ms.Tensor
 ---@field ge fun(self, other: ms.Number): ms.Tensor
 ---@field is_finite fun(self): ms.Tensor
----@field any fun(self): ms.Tensor                           scalar
----@field all fun(self): ms.Tensor                           scalar
--- reductions: over dim, or over everything to a scalar
+---@field any fun(self): ms.Tensor                           bool to a scalar bool
+---@field all fun(self): ms.Tensor                           bool to a scalar bool
+-- reductions: over dim; without dim over all elements, to a scalar; keep_dim keeps dim with size 1
 ---@field sum fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
 ---@field mean fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
 ---@field max fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
 ---@field min fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
---- 2 unless given; math.huge; in f32.
+--- The p-norm, computed in f32. p: above 0, or math.huge; 2 unless given.
 ---@field norm fun(self, p?: number, dim?: integer, keep_dim?: boolean): ms.Tensor
----@field argmax fun(self, dim?: integer): ms.Tensor         i64, from 0
+---@field argmax fun(self, dim?: integer): ms.Tensor         i64, from 0; the first of equal numbers
 ---@field cumsum fun(self, dim: integer): ms.Tensor
----@field dot fun(self, other: ms.Tensor): ms.Tensor
---- quantile, above and a codec's encode have no gradient: a tensor that requires one is refused
---- while that is recorded.
+---@field dot fun(self, other: ms.Tensor): ms.Tensor         1-D and 1-D to a scalar
+--- The q-quantile (q: 0 to 1) of all elements, with linear interpolation. quantile, above and a
+--- codec's encode have no gradient: while operators are recorded, they raise for a tensor that
+--- requires one.
 ---@field quantile fun(self, q: number): ms.Tensor
+--- Counts in `bins` equal parts of low .. high. Numbers outside are not counted.
 ---@field histogram fun(self, bins: integer, low: number, high: number): ms.Tensor   i64 [bins]
 -- selection
---- Values, i64 indices; last dimension unless given; ties: lower index.
+--- The k greatest values along dim (the last dimension unless given), in descending order, and
+--- their i64 indices. Of equal values the one with the lower index comes first.
 ---@field topk fun(self, k: integer, dim?: integer): ms.Tensor, ms.Tensor
---- 1-D: |x| > threshold: values, i64 indices, i64 count; unused slots are 0 and index 0.
+--- 1-D: the numbers with |x| > threshold, in order of position and at most `capacity`. Returns
+--- values [capacity], i64 indices [capacity], and an i64 count [1] of the slots used. Unused slots
+--- have value 0 and index 0.
 ---@field above fun(self, threshold: ms.Number, capacity: integer): ms.Tensor, ms.Tensor, ms.Tensor
---- index: of this tensor's sizes in all dimensions but dim.
+--- Elements at the positions of index along dim; index has this tensor's sizes in all dimensions
+--- but dim, and the result has index's shape.
 ---@field gather fun(self, dim: integer, index: ms.Index): ms.Tensor
----@field index_select fun(self, dim: integer, index: ms.Index): ms.Tensor
+---@field index_select fun(self, dim: integer, index: ms.Index): ms.Tensor   index: 1-D
 -- linear algebra and layers
 ---@field matmul fun(self, other: ms.Tensor): ms.Tensor      batched over leading dimensions
---- self x weight^T + bias.
+--- [..., in] x weight^T + bias: [..., out], with weight [out, in] and bias [out].
 ---@field linear fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor
---- Columns of [..., n, r], r <= n; a zero column stays zero.
+--- Makes the columns of [..., n, r], r <= n, orthonormal, from left to right (Gram-Schmidt). eps (0
+--- unless given) is added to each column's norm. A column of zeros stays zero.
 ---@field orthonormalize_ fun(self, eps?: number): self
---- self x weight + bias, weight [in, out].
+--- As linear, with weight [in, out].
 ---@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor
---- self + residual, and its norm, in one pass.
+--- Returns self + residual and the norm of this sum, in one pass over memory.
 ---@field add_layer_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor
 ---@field add_rms_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor
 ---@field softmax fun(self, dim?: integer): ms.Tensor        last dimension unless given
 ---@field log_softmax fun(self, dim?: integer): ms.Tensor
---- [..., classes] against [...]; ignore_index -100.
+--- Of logits [..., classes] and target [...], computed in f32. A scalar, or [...] with the
+--- reduction "none".
 ---@field cross_entropy fun(self, target: ms.Index, options?: ms.CrossEntropyOptions): ms.Tensor
 ---@field mse_loss fun(self, target: ms.Tensor): ms.Tensor   mean of squared differences
---- eps of both norms: 1e-5 unless given.
+--- Over the last dimension. eps of both norms: 1e-5 unless given.
 ---@field layer_norm fun(self, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor
 ---@field rms_norm fun(self, weight?: ms.Tensor, eps?: number): ms.Tensor
 ---@field swiglu fun(self, gate: ms.Tensor): ms.Tensor       silu(gate) * self
----@field embedding fun(self, weight: ms.Tensor): ms.Tensor  self: token ids
---- [batch, heads, time, width]; first position, from 0.
+--- Rows of weight [rows, width] by token ids [...] (self): [..., width].
+---@field embedding fun(self, weight: ms.Tensor): ms.Tensor
+--- Rotary position embedding of [batch, heads, time, width]. first: the position of time 1, 0
+--- unless given; base: 10000 unless given.
 ---@field rotary fun(self, first?: integer, base?: number, scaling?: ms.RotaryScaling): ms.Tensor
---- Queries [batch, heads, time, width]; fewer key heads: grouped; causal unless told.
+--- self: queries [batch, heads, time, width]. key and value: [batch, key heads, positions, width];
+--- the number of heads must be a multiple of the number of key heads. causal: true unless given;
+--- scale: 1 / sqrt(width) unless given.
 ---@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number }): ms.Tensor
 -- gradients
 ---@field requires_grad fun(self): boolean
----@field requires_grad_ fun(self, yes?: boolean): self
----@field detach fun(self): ms.Tensor
----@field grad fun(self): ms.Tensor?
----@field set_grad fun(self, grad?: ms.Tensor)
---- Gradients add up.
+---@field requires_grad_ fun(self, yes?: boolean): self      yes: true unless given; leaves only
+---@field detach fun(self): ms.Tensor                        a view without history
+---@field grad fun(self): ms.Tensor?                         of a leaf; nil if it has none
+---@field set_grad fun(self, grad?: ms.Tensor)               nil removes the gradient
+--- Adds the gradients of all leaves of the graph to their `grad`. options.gradient: of this tensor;
+--- 1 unless given, for a tensor of one element. options.retain_graph: keeps the graph for another
+--- backward; false unless given.
 ---@field backward fun(self, options?: { gradient?: ms.Tensor, retain_graph?: boolean })
---- Before it is used further; the result is a function that removes f.
+--- f gets this tensor's gradient in a backward before it is used further, and may return a
+--- replacement. Returns a function that removes f.
 ---@field on_grad fun(self, f: fun(grad: ms.Tensor): ms.Tensor?): fun()
---- Errors. Shapes that do not fit (operator, both shapes, script line). Dtypes that do not match:
---- no silent promotion between floats. Use after the step that made it (rule 8), of a borrowed
---- bucket tensor after its hook, or after an error spoiled it. backward: the graph was freed (by
---- which line), a saved tensor was changed in place (which), backward of a backward is not
---- supported. item, to_table, show inside a hook: use a Metric and `lag`.
+--- Errors: shapes that do not fit (the message has the operator, both shapes and the script line);
+--- dtypes that do not match (there is no silent promotion between floats). A tensor cannot be used
+--- after the step that made it (rule 8), after the hook of its bucket, or after an error left it
+--- unwritten. backward: the graph was freed (the message names the line); a saved tensor was
+--- changed in place (it names the tensor); backward of a backward is not supported. item, to_table,
+--- show: called inside a hook (use a Metric and `lag`).
 
 ---------------------------------------------------------------------------------------------- group
 
---- A process group. Calls must come in the same order, with equal arguments, on all its ranks; a
---- difference ends the job and shows both sides. Results add in rank order: the same bits on every
---- rank and every run. All return a future and enqueue at once. op: also { premul_sum = factor },
---- the sum of each rank's tensor times its factor. Where a gradient is recorded, all_reduce and
---- broadcast leave t alone and the value is a tensor of its own; they, reduce_scatter, all_gather
---- and all_to_all have gradients (with op sum, avg or premul_sum).
+--- A process group. All its ranks must make the same calls in the same order with equal arguments;
+--- a difference ends the job, and the message shows both sides. A collective is enqueued on the
+--- group's stream and returns a future at once. Reductions add in rank order: the result has the
+--- same bits on every rank and in every run. op may also be { premul_sum = factor }: the sum of
+--- each rank's tensor times that rank's factor. all_reduce, broadcast, reduce_scatter, all_gather
+--- and all_to_all have gradients (with op sum, avg or premul_sum). If t requires a gradient and
+--- operators are recorded, all_reduce and broadcast do not change t; their value is a new tensor.
 ---@class ms.Group
----@field rank fun(self): integer
----@field size fun(self): integer
+---@field rank fun(self): integer   of this process in the group, from 0
+---@field size fun(self): integer   number of ranks
 ---@field name fun(self): string
---- The same ranks over their own connection and stream, so that neither waits for the other. 1 is
---- the group itself.
+--- A group of the same ranks with its own connection and stream, so that neither group waits for
+--- the other. Channel 1 is the group itself.
 ---@field channel fun(self, number: integer): ms.Group   number: 1 or 2
---- Called on all ranks of this group, with the same list; nil on ranks in no part.
+--- Makes a group of each part. All ranks of this group call it with the same list. Returns the
+--- group of this rank's part; nil if it is in no part.
 ---@field split fun(self, parts: integer[][]): ms.Group?   parts: ranks of this group
---- Two levels: consecutive blocks of `size` ranks (unless given: the ranks of one host), and the
---- ranks of equal position in all blocks.
+--- Two groups: the block of `size` consecutive ranks that has this rank (unless given: the ranks of
+--- one host), and the ranks that have this rank's position in their blocks.
 ---@field levels fun(self, size?: integer): ms.Group, ms.Group
---- t: in place; the future's value; op: "sum" unless given.
+--- Reduces t over all ranks, in place. Value: t. op: "sum" unless given.
 ---@field all_reduce fun(self, t: ms.Tensor, op?: ms.Op): ms.Future
---- t: in place on root; others unchanged.
+--- Reduces t, in place on root; unchanged on other ranks. Value: t. op: "sum" unless given.
 ---@field reduce fun(self, t: ms.Tensor, root: integer, op?: ms.Op): ms.Future
---- Value: this rank's part along dimension 1 (equal parts, or counts[rank + 1] rows).
+--- Value: this rank's part of the reduced tensor along dimension 1 (equal parts, or
+--- counts[rank + 1] rows). op: "sum" unless given.
 ---@field reduce_scatter fun(self, t: ms.Tensor, op?: ms.Op, counts?: integer[]): ms.Future
---- Value: all ranks' tensors joined along dimension 1, in rank order, in t's dtype: gathered
---- indices of topk or above are i64, 8 bytes each on the wire; t:to "i32" before it halves that.
---- With counts, ranks may bring different numbers of rows.
+--- Value: the tensors of all ranks joined along dimension 1, in rank order. With counts, ranks may
+--- bring different numbers of rows. Values travel in t's dtype: the indices of topk and above are
+--- i64; t:to "i32" halves their bytes.
 ---@field all_gather fun(self, t: ms.Tensor, counts?: integer[]): ms.Future
---- Dimension 1 is cut into size() parts, one for each rank (equal, or by counts). Value: the parts
---- received, joined in rank order.
+--- Dimension 1 is cut into size() parts, one for each rank (equal parts, or parts of send[i] and
+--- receive[i] rows). Value: the received parts, joined in rank order.
 ---@field all_to_all fun(self, t: ms.Tensor, send?: integer[], receive?: integer[]): ms.Future
----@field broadcast fun(self, t: ms.Tensor, root: integer): ms.Future   t: in place on all but root
---- value: as all_gather's on root; t itself elsewhere.
+--- Copies root's values to t on all other ranks, in place. Value: t.
+---@field broadcast fun(self, t: ms.Tensor, root: integer): ms.Future
+--- Value: on root, the value of all_gather; on other ranks, t itself.
 ---@field gather fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future
---- t: the whole on root, cut along dimension 1; elsewhere the part, in place. Value: this rank's
---- part.
+--- On root, t is cut along dimension 1 into one part for each rank; on other ranks, t receives its
+--- part, in place. Value: this rank's part.
 ---@field scatter fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future
+--- Sends t to a rank of the group. Sends and receives of a pair of ranks match in order. Value: t.
 ---@field send fun(self, t: ms.Tensor, to: integer): ms.Future
----@field recv fun(self, t: ms.Tensor, from: integer): ms.Future   t: in place
---- **blocks**
+--- Receives into t, in place, from a rank of the group. Value: t.
+---@field recv fun(self, t: ms.Tensor, from: integer): ms.Future
+--- **blocks** until all ranks of the group have called it.
 ---@field barrier fun(self, timeout_ms?: integer)
---- What this rank has sent since the start, by operation.
----@field bytes_sent fun(self): table<string, integer>   wire bytes
---- Errors. Different call, dtype, count, root or op on another rank (both sides, script lines). A
---- rank left, died or raised ("because rank 2: ..."). Rows do not divide by size() (says pad_to).
---- avg of integers. barrier, split, levels inside a hook.
+--- Wire bytes that this rank has sent since the start, by operation.
+---@field bytes_sent fun(self): table<string, integer>
+--- Errors: another rank makes a different call, or one with another dtype, count, root or op (the
+--- message shows both sides and their script lines); a rank left, died or raised ("because rank 2:
+--- ..."); rows do not divide by size() (the message suggests pad_to); avg of integers; barrier,
+--- split or levels inside a hook.
 
 ------------------------------------------------------------------------------------------------- nn
 
---- Under fsdp: this rank's 1-D piece, perhaps empty, except during its unit's use or `summon`.
+--- A tensor that a module owns and that requires a gradient; it outlives steps. (Under fsdp,
+--- outside of its unit's use and `summon`, it will be this rank's 1-D part, which may be empty.)
 ---@class ms.Parameter: ms.Tensor
---- Dotted, "" until a module has it; of a tied one that of its first place from the root, as in
---- `parameters`, `state` and `save`.
+--- The dotted name; "" until a module has the parameter. A tied parameter has the name of its first
+--- place from the root, as in `parameters`, `state` and `save`.
 ---@field name fun(self): string
 ---@field full_shape fun(self): integer[]
---- After the gradient was added up; removes f.
+--- f(parameter) is called when a backward has added its gradient to the parameter's grad. Returns a
+--- function that removes f.
 ---@field on_grad_ready fun(self, f: fun(parameter: ms.Parameter)): fun()
 
 ---@class ms.SaveOptions
----@field dtype? "f32"|"f16"|"bf16"
+---@field dtype? "f32"|"f16"|"bf16"    of all float tensors in the file
 
 ---@class ms.LoadOptions
----@field partial? boolean
+---@field partial? boolean             true: unknown and missing names are no error
 
 ---@alias ms.Moment "pre_forward"|"forward"|"pre_backward"|"backward"
 
---- A module is a Lua object: assigned parameters, tensors and modules become its own, in order of
---- assignment. Names are dotted and list items count from 0 in them, as in other tools' files:
---- `model.blocks[1].up.weight` is "blocks.0.up.weight". print(model) shows the tree of its parts,
---- with classes, shapes and how many parameters each has.
+--- A module is a Lua object. Parameters, tensors and modules that are assigned to its fields become
+--- its own, in order of assignment. Names are dotted; in names, list items count from 0, as in
+--- other tools' files: `model.blocks[1].up.weight` is "blocks.0.up.weight". print(model) shows the
+--- tree of its parts, with classes, shapes and numbers of parameters.
 ---@class ms.Module
----@field class_name string            what nn.class was given
---- Runs forward with hooks; call the wrapped model, not what is inside.
+---@field class_name string            the name that nn.class was given
+--- Runs forward and the module's hooks. Of a wrapped model, call the wrapper (ms.ddp's result).
 ---@operator call(...): any
---- Each once, tied ones under their first name.
+--- All parameters, in order, each once; a tied one comes at its first name.
 ---@field parameters fun(self, filter?: fun(p: ms.Parameter, name: string): boolean): ms.Parameter[]
 --- The same with their names.
 ---@field named_parameters fun(self): { name: string, parameter: ms.Parameter }[]
 ---@field buffers fun(self): table<string, ms.Tensor>   buffers by name
----@field children fun(self): ms.Module[]   direct ones
----@field modules fun(self): (fun(): string, ms.Module)   itself ("") and all below, in order
----@field train fun(self, yes?: boolean): self
----@field eval fun(self): self
+---@field children fun(self): ms.Module[]   modules that are direct fields
+---@field modules fun(self): (fun(): string, ms.Module)   itself (named "") and all below, in order
+---@field train fun(self, yes?: boolean): self   the mode of it and all below; true unless given
+---@field eval fun(self): self   as train(false)
 ---@field is_training fun(self): boolean   true until eval, or train(false)
 ---@field to fun(self, what: ms.DType|string): self   what: dtype of float parameters, or device
---- t: saved unless options.save is false.
+--- Assigns t to the field `name`. options.save: whether `state` and `save` have it; true unless
+--- given.
 ---@field add_buffer fun(self, name: string, t: ms.Tensor, options?: { save?: boolean })
---- forward: f(module, inputs, outputs); pre_forward, pre_backward: f(module, inputs); backward:
---- f(module, gradients). What it returns replaces.
+--- Adds a hook: pre_forward: f(module, inputs); forward: f(module, inputs, outputs); pre_backward
+--- and backward: f(module, gradients), of the outputs and of the inputs. Values are lists. If f
+--- returns a value, it replaces its last argument. Returns a function that removes f.
 ---@field hook fun(self, when: ms.Moment, f: function): fun()
---- f(i) for i = 1..count; gradients are reduced in the last pass only. A plain module just loops.
+--- Calls f(i) for i = 1..count. A ddp model reduces gradients in the last pass only.
 ---@field accumulate fun(self, count: integer, f: fun(i: integer))
---- Scales all gradients to a norm of at most `max`, over all ranks and shards; the norm before is a
---- device scalar.
----@field clip_grad_norm fun(self, max: number, p?: number): ms.Tensor   p: 2 unless given
----@field clip_grad_value fun(self, max: number)
---- options: full (unless given): complete tensors on rank 0, elsewhere empty.
+--- Scales all gradients in place so that their common p-norm (p: 2 unless given) is at most `max`.
+--- Returns the norm before, as a scalar on the device.
+---@field clip_grad_norm fun(self, max: number, p?: number): ms.Tensor
+---@field clip_grad_value fun(self, max: number)   clamps gradients to -max .. max, in place
+--- Parameters and saved buffers by name. options.kind: "full" unless given.
 ---@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor>
+--- Copies values into the module's tensors, by name.
 ---@field load_state fun(self, state: table<string, ms.Tensor>, options?: ms.LoadOptions)
---- As safetensors, written by rank 0, a unit at a time. All ranks call. options.dtype: of all float
---- tensors. Unless given, a model of nn.pretrained is written in the dtypes of the file that it was
---- read from (after `to`: in its own), and the log says if that rounds; all others in their own
---- dtypes. path: a .safetensors file or a folder; "exists" for a folder whose index names other
---- weights.
+--- Writes a safetensors file, or a folder of them. All ranks call it; rank 0 writes. Unless
+--- options.dtype is given, tensors keep their dtypes; but tensors of a model from nn.pretrained get
+--- the dtypes of the file that they were read from (unless `to` has changed them), and a log line
+--- says if this rounds. "exists" for a folder whose index names other weights.
 ---@field save fun(self, path: string, options?: ms.SaveOptions): true?, string?, string?
---- A file, a list of files or a folder. A folder is read by its model.safetensors.index.json;
---- without one all its .safetensors files are read. A name that stands in two files is an error.
+--- Reads a file, a list of files or a folder. Of a folder, the files of its
+--- model.safetensors.index.json are read, or without one all its .safetensors files. A name that
+--- two files have is an error.
 ---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
---- Errors. Unknown or missing names and wrong shapes on load (the first three of each). The same
---- parameter assigned under two roots. forward called directly on a wrapped module. accumulate: f
---- did not call backward.
+--- Errors: load, load_state: unknown or missing names and wrong shapes (the message has the first
+--- three of each). accumulate: f did not call backward.
 
 ---@class ms.ModelOptions
----@field vocab integer
----@field context integer
----@field layers integer
----@field width integer
----@field heads integer
----@field kv_heads? integer            llama
+---@field vocab integer                number of token ids
+---@field context integer              greatest number of tokens of a sample
+---@field layers integer               number of blocks
+---@field width integer                of the residual stream; a multiple of heads
+---@field heads integer                attention heads
+---@field kv_heads? integer            llama: key and value heads; heads unless given
+--- Width of the MLP's hidden layer. Unless given: gpt2: 4 * width; llama: 8/3 * width, rounded up
+--- to a multiple of 64.
 ---@field hidden? integer
----@field dropout? number              gpt2
----@field tie? boolean                 head and embedding: gpt2 true, llama false
----@field eps? number                  of the norms; 1e-5
----@field rotary_base? number          llama; 10000
----@field rotary_scaling? ms.RotaryScaling   llama; none
----@field recompute? boolean           activations, block by block
+---@field dropout? number              gpt2: probability of zero; 0 unless given
+---@field tie? boolean                 one tensor for head and embedding: gpt2 true, llama false
+---@field eps? number                  of the norms; 1e-5 unless given
+---@field rotary_base? number          llama: 10000 unless given
+---@field rotary_scaling? ms.RotaryScaling   llama: none unless given
+---@field recompute? boolean           true: backward recomputes each block's activations
 
---- How rotary positions are stretched beyond the context of training: "linear" (factor) or "llama3"
---- (all fields), by the formulas of Hugging Face transformers (modeling_rope_utils.py).
---- original_context: its original_max_position_embeddings.
+--- Scaling of rotary positions beyond the context of training: "linear" (needs factor) or "llama3"
+--- (needs all fields), by the formulas of Hugging Face transformers (modeling_rope_utils.py).
+--- original_context is original_max_position_embeddings there.
 ---@class ms.RotaryScaling
 ---@field type "default"|"linear"|"llama3"
 ---@field factor? number
@@ -588,25 +641,30 @@
 ---@field original_context? integer
 
 ---@class ms.MLPOptions
----@field activation? "gelu"|"relu"|"swiglu"
----@field bias? boolean
+---@field activation? "gelu"|"relu"|"swiglu"   "gelu" unless given
+---@field bias? boolean                true unless given
 
 ---@class ms.AttentionOptions
----@field width integer
+---@field width integer                of input and output; a multiple of heads
 ---@field heads integer
----@field kv_heads? integer
----@field rotary? boolean
----@field bias? boolean
----@field rotary_base? number
----@field rotary_scaling? ms.RotaryScaling
+---@field kv_heads? integer            key and value heads; heads unless given
+---@field rotary? boolean              true: rotary positions; false unless given
+---@field bias? boolean                true unless given
+---@field rotary_base? number          10000 unless given
+---@field rotary_scaling? ms.RotaryScaling   none unless given
 
 ---@class ms.GenerateOptions
----@field count integer
----@field temperature? number
----@field top_k? integer
+---@field count integer                number of new tokens
+---@field temperature? number          divides the logits; 0: the likeliest token; 1 unless given
+---@field top_k? integer               draws from the k likeliest tokens only
+--- Draws from the likeliest tokens whose probabilities add up to top_p (0 to 1) only.
 ---@field top_p? number
----@field seed? integer
+---@field seed? integer                of the draws; unless given, the engine's generator draws
 
+--- Layers compute on the last dimension: Linear maps [..., inputs] to [..., outputs]; Embedding
+--- maps ids [...] to [..., width]; norms, MLP and activations keep the shape; Attention (causal
+--- self-attention) keeps [batch, time, width]. List only holds modules; Sequential calls one after
+--- another. Linear has a bias unless options.bias is false; eps of norms is 1e-5 unless given.
 ---@class ms.nn
 ---@field List fun(modules: ms.Module[]): ms.Module
 ---@field Sequential fun(...: ms.Module): ms.Module
@@ -614,81 +672,88 @@
 ---@field Embedding fun(count: integer, width: integer): ms.Module
 ---@field LayerNorm fun(width: integer, options?: { eps?: number, bias?: boolean }): ms.Module
 ---@field RMSNorm fun(width: integer, options?: { eps?: number }): ms.Module
----@field Dropout fun(p: number): ms.Module
+---@field Dropout fun(p: number): ms.Module   p: probability of zero, 0 or more and below 1
 ---@field ReLU fun(): ms.Module
 ---@field GELU fun(form?: "tanh"|"erf"): ms.Module
 ---@field SiLU fun(): ms.Module
 ---@field MLP fun(width: integer, hidden: integer, options?: ms.MLPOptions): ms.Module
 ---@field Attention fun(options: ms.AttentionOptions): ms.Module
---- `local Block = nn.class("Block")`, then `function Block:init(...)` and
---- `function Block:forward(...)`; `Block(...)` makes one.
+--- Makes a class of modules: `local Block = nn.class("Block")`, then `function Block:init(...)` and
+--- `function Block:forward(...)`. `Block(...)` makes a module.
 ---@field class fun(name: string, base?: table): table
+--- Marks a tensor as a parameter: it requires a gradient and outlives steps.
 ---@field Parameter fun(t: ms.Tensor): ms.Parameter
 ---@field is_module fun(value: any): boolean
---- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
+--- Models with the parameter names and layouts of Hugging Face. `model(tokens)` maps ids
+--- [batch, time] to logits [batch, time, vocab].
 ---@field gpt2 fun(options: ms.ModelOptions): ms.LanguageModel
 ---@field llama fun(options: ms.ModelOptions): ms.LanguageModel
---- A model of a folder (or file beside) with config.json and .safetensors, as other tools write
---- them. On failure: nil, message, code. 16-bit weights are widened to f32. Settings that would
---- change what is computed and that are not built are "unsupported". `save` writes the model as it
---- was read: names, dtypes, every key of config.json, generation_config.json and the files of the
---- tokenizer. Left out are what is no weight (masks, inv_freq) and copies of a tied head.
+--- Reads a model from a folder (or from a file with config.json beside it) with config.json and
+--- .safetensors files, as other tools write them. 16-bit weights become f32. Masks, inv_freq and
+--- copies of a tied head are not read. Settings that change the computation and that this library
+--- does not have are "unsupported". `save` writes the model as it was read: names, dtypes, every
+--- key of config.json, generation_config.json and the files of the tokenizer.
 ---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
 ---@class ms.LanguageModel: ms.Module
---- The new ids.
+--- Continues a text: tokens are ids [length], at least one. Returns the new ids, i64 [count].
 ---@field generate fun(self, tokens: ms.Tensor, options: ms.GenerateOptions): ms.Tensor
 
 ---------------------------------------------------------------------------------------------- optim
 
---- live: what is written here holds from the next step on, and is saved with the optimizer's state;
---- hyper-parameters by their names below.
+--- A group of parameters with its own options, under the names that OptimizerOptions has. A value
+--- written to a field takes effect in the next step and is saved with the optimizer's state.
+--- Options that a group does not have are the optimizer's.
 ---@class ms.ParamGroup
 ---@field params ms.Parameter[]|ms.Tensor[]
----@field lr? ms.Number               of a group that is added: the optimizer's unless given
+---@field lr? ms.Number               the optimizer's unless given
 ---@alias ms.Params ms.Module|ms.Parameter[]|ms.Tensor[]|ms.ParamGroup[]
 
 ---@class ms.OptimizerOptions
----@field lr? ms.Number                each kind's default stands below
----@field weight_decay? number
----@field maximize? boolean
---- Factor on lr; step counts this optimizer's steps from 0.
+---@field lr? ms.Number                learning rate; the default of each kind is below
+---@field weight_decay? number         0 unless given (adamw: .01)
+---@field maximize? boolean            true: steps along the gradient; false unless given
+--- The factor on lr; step is the number of steps that this optimizer has taken, from 0.
 ---@field schedule? fun(step: integer): number
----@field master? "f32"|"none"         for bf16 and f16 parameters; "none" rounds stochastically
---- ZeRO-1: state and step are spread over this group's ranks; inside ddp:join, ranks without inputs
---- still step their part.
+--- For bf16 and f16 parameters. "f32" (the default) keeps an f32 copy, from which the parameter is
+--- rounded; "none" keeps no copy and rounds stochastically.
+---@field master? "f32"|"none"
+--- Shards the optimizer (ZeRO-1): each rank of this group has the state of a part of the
+--- parameters, steps that part, and sends it to the others. Inside ddp:join, a rank without inputs
+--- still steps its part.
 ---@field shard? ms.Group
 ---@field [string] any                 the hyper-parameters of the kind
 
 ---@class ms.Kind
 ---@field name string
 ---@field base? string                 the kind whose overlapped form is used if this one has none
----@field defaults? table<string, any>
---- state: this parameter's, saved.
+---@field defaults? table<string, any>   hyper-parameters with their default values
+--- Writes p, in place. state: a table for this parameter, which is saved with the optimizer. group:
+--- the hyper-parameters, with lr as scheduled. step: the parameter's steps before this one.
 ---@field step_param fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)
 
 ---@class ms.ScheduleOptions
----@field steps integer
----@field warmup? integer
----@field floor? number
+---@field steps integer                steps until the factor is `floor`
+---@field warmup? integer              steps in which the factor rises linearly to 1; 0 unless given
+---@field floor? number                the last factor, 0 to 1; 0 unless given
 
 ---@class ms.WSDOptions
----@field steps integer
----@field decay integer
----@field warmup? integer
----@field floor? number
+---@field steps integer                steps until the factor is `floor`
+---@field decay integer                the last steps, in which the factor falls linearly
+---@field warmup? integer              steps in which the factor rises linearly to 1; 0 unless given
+---@field floor? number                the last factor, 0 to 1; 0 unless given
 
 ---@class ms.ScalerOptions
----@field init_scale? number
----@field growth_factor? number
----@field backoff_factor? number
----@field growth_interval? integer
+---@field init_scale? number           the first factor; 65536 unless given
+---@field growth_factor? number        2 unless given
+---@field backoff_factor? number       .5 unless given
+---@field growth_interval? integer     good iterations until the factor grows; 2000 unless given
 
 ---@class ms.AveragerOptions
----@field period? integer
----@field periods? integer[][]
----@field elastic? number
----@field warmup? integer
----@field group? ms.Group
+---@field period? integer              steps from one average to the next
+---@field periods? integer[][]         pairs of period and group size, in ascending order
+---@field elastic? number              above 0 and up to 1; only with period
+---@field warmup? integer              steps before the first average; 0 unless given
+---@field group? ms.Group              the world unless given
 
 ---@class ms.optim
 --- lr .01, momentum 0, dampening 0, nesterov false
@@ -718,26 +783,32 @@
 --- the parameter's gradient is complete (in an accumulation window: at its end). The step frees the
 --- gradient unless options.keep_grads is true.
 ---@field in_backward fun(make: (fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer), params: ms.Parameter[], options?: ms.OptimizerOptions): ms.Optimizer[]
+--- The optimizers that in_backward made for a model's parameters.
 ---@field in_backward_of fun(model: ms.Module): { parameter: ms.Parameter, optimizers: ms.Optimizer[] }[]
+--- Schedules, for the option `schedule`. The factor rises linearly during the warm-up: step 0 has
+--- the factor 1 / warmup. constant: it then stays at 1.
 ---@field constant fun(options?: { warmup?: integer }): fun(step: integer): number
---- options.floor: the last factor (default 0).
+--- The factor falls linearly from 1 to `floor` at step `steps`.
 ---@field linear fun(options: ms.ScheduleOptions): fun(step: integer): number
+--- The factor falls from 1 to `floor` at step `steps`, as half a cosine wave.
 ---@field cosine fun(options: ms.ScheduleOptions): fun(step: integer): number
 --- The factor rises for `warmup` steps, stays at 1, and falls in the last `decay` steps.
 ---@field wsd fun(options: ms.WSDOptions): fun(step: integer): number
 --- These two do for a list of parameters what the methods of Module do.
 ---@field clip_grad_norm fun(params: ms.Parameter[], max: number, p?: number): ms.Tensor
 ---@field clip_grad_value fun(params: ms.Parameter[], max: number)
---- The defaults are, in this order: 65536, 2, .5, 2000.
+--- A loss scaler, for 16-bit gradients.
 ---@field scaler fun(options?: ms.ScalerOptions): ms.Scaler
---- Averages parameters over ranks, every `period` steps; or as `periods = { { 4, 8 }, { 16, 16 } }`
---- says (pairs of period and group size, in ascending order; the largest period that divides the
---- step is used); or every `period` steps with `elastic = alpha`. Call `averager:step(params)` once
---- in each step.
+--- An object that averages parameters over ranks in some steps, in one of three ways: every
+--- `period` steps; by `periods = { { 4, 8 }, { 16, 16 } }`, where the largest period that divides
+--- the step gives the group size; or every `period` steps with `elastic = alpha`, which moves
+--- parameters and a common centre towards each other.
 ---@field averager fun(options: ms.AveragerOptions): ms.Averager
 
 ---@class ms.Averager
----@field step fun(self, params: ms.Module|ms.Tensor|table)   once a step
+--- Counts a step, and averages the parameters in place if the step is due. All ranks call it once
+--- in each step, after the optimizer's step.
+---@field step fun(self, params: ms.Module|ms.Tensor|table)
 ---@field state fun(self): table
 ---@field load_state fun(self, state: table)
 
@@ -795,24 +866,31 @@
 ---@alias ms.LinkLike ms.Link|string
 
 ---@class ms.Precision
----@field param? ms.DType              compute
----@field reduce? ms.DType             communication; param unless given
----@field buffer? ms.DType
----@field output? ms.DType
----@field cast_inputs? boolean
+---@field param? ms.DType              in which forward and backward compute
+---@field reduce? ms.DType             in which gradients are reduced; param unless given
+---@field buffer? ms.DType             of buffers
+---@field output? ms.DType             to which outputs of forward are cast
+---@field cast_inputs? boolean         whether inputs are cast to param; true if param is given
 
 ---@class ms.DDPOptions
----@field group? ms.Group              the world
----@field comm_hook? ms.LinkLike       hooks.reduce { op = "avg" }
---- { 1 << 20, 25 << 20 }; the last one is for all further buckets.
+---@field group? ms.Group              ranks whose gradients are averaged; the world unless given
+---@field comm_hook? ms.LinkLike       hooks.reduce { op = "avg" } unless given
+--- Size limits of the buckets; the last one holds for all further buckets. { 1 << 20, 25 << 20 }
+--- unless given.
 ---@field bucket_bytes? integer|integer[]
----@field init_sync? boolean           true: compares shapes, then copies rank 0's values
----@field broadcast_buffers? boolean   true
+--- true (the default): wrapping compares names and shapes, then copies rank 0's values to all
+--- ranks.
+---@field init_sync? boolean
+--- true (the default): a synchronized forward first copies rank 0's buffers to all ranks.
+---@field broadcast_buffers? boolean
+--- Replaces broadcast_buffers: it makes the buffers equal itself; the model's stream waits for the
+--- future.
 ---@field buffer_hook? fun(buffers: table<string, ms.Tensor>): ms.Future
---- A plan, the name of a ready-made one, or a file (.lua) that returns one.
+--- A plan, the name of a ready-made one, or a file (.lua) that returns one; instead of
+--- bucket_bytes.
 ---@field buckets? ms.Buckets|string
----@field find_unused? boolean         ignores parameters that the loss does not use
----@field static_graph? boolean        every iteration uses the same parameters equally often
+---@field find_unused? boolean         true: a pass may leave parameters without gradients
+---@field static_graph? boolean        true: each pass uses the same parameters equally often
 --- Dtypes of computation, reduction and buffers, if not those of the weights.
 ---@field precision? ms.Precision
 --- Names or Lua patterns of parameters and buffers that are not synchronized; each must match one.
@@ -822,35 +900,40 @@
 ---@field delayed? string[]
 
 ---@class ms
+--- Wraps a module for data parallelism: each backward after a forward of the result averages the
+--- gradients over the group's ranks, while backward still runs.
 ---@field ddp fun(model: ms.Module, options?: ms.DDPOptions): ms.DDP
 
---- Of the last finished step; times of the last synchronized pass that has ended on the device.
+--- What one link of the chain costs, in the pass that ms.Stats describes.
 ---@class ms.LinkStats
 ---@field name string
----@field group string
----@field calls integer
----@field ms number
----@field payload_bytes integer
----@field wire_bytes integer
----@field exposed_ms number
+---@field group string                 name of the group that it communicates in
+---@field calls integer                number of reductions in which it had a part
+---@field ms number                    sum over the buckets
+---@field payload_bytes integer        bytes that it passed to collectives
+---@field wire_bytes integer           bytes that a bandwidth-optimal algorithm sends for them
+---@field exposed_ms number            the part of ms in which the model's stream waited
+--- For a link that compresses: numbers it was given (`before`), numbers sent (`after`), since the
+--- start, and their ratio (`rate`).
 ---@field compression? table
 
+--- Counts are of the last finished step. Times are of the last synchronized pass that has ended on
+--- the device.
 ---@class ms.Stats
 ---@field step integer
 ---@field forward_ms number
 ---@field backward_ms number
----@field reduce_ms number
----@field exposed_ms number            communication during which nothing was computed
+---@field reduce_ms number             sum over the buckets, links included
+---@field exposed_ms number            time in which the model's stream waited for reductions
 ---@field step_ms number               from the reduced gradients to the step's end
 ---@field payload_bytes integer        bytes that this rank passed to the collectives of reductions
----@field wire_bytes integer
---- One entry for each link.
----@field links ms.LinkStats[]
+---@field wire_bytes integer           bytes that a bandwidth-optimal algorithm sends for them
+---@field links ms.LinkStats[]         one entry for each link
 ---@field collectives table<string, integer>   calls by operation, of all groups
 --- bytes: of the gradients in their parameters' dtype, before precision.reduce and links change it.
 ---@field buckets { index: integer, bytes: integer, parameters: integer }[]
 ---@field world_size integer
----@field hook string                  the chain
+---@field hook string                  names of the chain's links
 ---@field iteration integer            backward passes that were reduced
 ---@field rebuilt boolean              buckets follow the order of a backward, or a plan
 ---@field options table                the options of ms.ddp in force, defaults included
@@ -869,10 +952,11 @@
 --- weigh each pass by it, so that all inputs count equally. options.stop: all ranks raise when the
 --- first one has no more inputs.
 ---@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)
+--- Rebuilds the buckets by the order of gradients in the next synchronized backward.
 ---@field rebuild_buckets fun(self)
 --- Removes everything that wrapping installed. The module can then be wrapped again.
 ---@field unwrap fun(self): ms.Module
----@field stats fun(self): ms.Stats
+---@field stats fun(self): ms.Stats   never waits
 --- Errors: no parameter requires a gradient; ranks have different models at the start (the message
 --- shows the first parameter that differs, of both ranks); a parameter (the message names it) got
 --- no gradient, or two; the forward of a no_sync ran outside it; a module is wrapped twice.
@@ -932,7 +1016,7 @@
 ---@class ms.PowerSGDOptions
 ---@field rank? integer                1
 ---@field start_step? integer          1000; before this step, gradients are averaged
----@field min_rate? number   2; matrices that would not shrink by this factor are sent uncompressed
+---@field min_rate? number   2; a matrix is sent uncompressed unless it shrinks by this factor
 ---@field error_feedback? boolean      true
 ---@field warm_start? boolean          true
 ---@field eps? number                  0, added to norms
@@ -941,22 +1025,24 @@
 ---@field stats_every? integer   10000; iterations between two log lines that say how much is sent
 
 ---@class ms.Stage
----@field name string
----@field needs? ms.DType              checked when the chain is built
----@field gives? ms.DType
+---@field name string                  under which its state is saved
+---@field needs? ms.DType              of its buffer; checked when the chain is built
+---@field gives? ms.DType              of the tensor that encode returns
 ---@field encode? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
 ---@field decode? fun(reduced: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
 ---@field observe? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket)
 
 ---@class ms.Int8Options
----@field per? "tensor"|"channel"|"block"
----@field block? integer
+---@field per? "tensor"|"channel"|"block"   what has a scale of its own; "tensor" unless given
+---@field block? integer               numbers of a channel or block; 512 unless given
+--- "all_gather" (the default) sends every rank all numbers. "all_to_all" sends each part to one
+--- rank, which adds it up and sends the sum to all.
 ---@field form? "all_gather"|"all_to_all"
 
 ---@class ms.PostLocalSGDOptions
----@field start_step integer
----@field subgroup? ms.Group
----@field reduce_after? boolean
+---@field start_step integer           iterations with a mean over all ranks
+---@field subgroup? ms.Group           over which later means are taken; the bucket's unless given
+---@field reduce_after? boolean        false: later gradients stay local; true unless given
 
 --- Links run in list order. Every chain ends with hooks.reduce { op = "avg" }, and a chain is a
 --- link too. `next` returns the result of the later links. A link that does not call `next`
@@ -975,24 +1061,29 @@
 --- * The reduction that the kind of the bucket needs. between, for hybrid buckets: links that
 --- reduce a shard over the ranks that hold it, after the reduction over the shard group.
 ---@field reduce fun(options?: { op?: ms.Op, between?: ms.LinkLike }): ms.Link
+--- * For all_reduce buckets only: divides first, then sums. In this and the next links,
 --- options.group replaces the bucket's group.
---- * All_reduce buckets only: divides first, then sums.
 ---@field all_reduce fun(options?: { op?: ms.Op, group?: ms.Group }): ms.Link
----@field noop fun(options?: { group?: ms.Group }): ms.Link   *
---- * Casts the buffer for the later links and their result back; directly before a native reduction
----   of f32, the reduction itself rounds, and stats show the reduction's time only.
+---@field noop fun(options?: { group?: ms.Group }): ms.Link   * gradients stay local
+--- * Casts the buffer for the later links, and casts their result back. Directly before a native
+--- reduction of f32, the reduction itself rounds, and stats show the reduction's time only.
 ---@field cast fun(options: { dtype: ms.DType }): ms.Link
 ---@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, then reduce
 ---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
 --- * Sends low-rank approximations.
 ---@field powersgd fun(options?: ms.PowerSGDOptions): ms.Link
----@field int8 fun(options?: ms.Int8Options): ms.Link   *
---- * Sends ceil(fraction * n) of n numbers (0.07 of 100 are 7); has its own error feedback.
+---@field int8 fun(options?: ms.Int8Options): ms.Link   * sends 8-bit numbers with scales
+--- * Of n numbers sends the ceil(fraction * n) with the greatest magnitude, with positions (0.07 of
+--- 100 are 7). It has its own error feedback.
 ---@field top_k fun(options: { fraction: number, momentum?: number }): ms.Link
----@field sign_vote fun(): ms.Link   *
----@field adasum fun(): ms.Link   *
----@field post_local_sgd fun(options: ms.PostLocalSGDOptions): ms.Link   *
---- * All ranks skip the same step.
+--- * Sends one bit a number. The result is the sign that most ranks have, and 0 if both signs are
+--- equally frequent.
+---@field sign_vote fun(): ms.Link
+---@field adasum fun(): ms.Link   * combines the gradients of pairs of ranks by their angles
+--- * Averages over all ranks until start_step, then over a smaller group or not at all.
+---@field post_local_sgd fun(options: ms.PostLocalSGDOptions): ms.Link
+--- * Looks for inf and nan. "skip" (the default): optimizers skip the step, the same one on all
+--- ranks. "stop": the run ends with an error.
 ---@field nan_check fun(options?: { action?: "skip"|"stop" }): ms.Link
 --- "global" must be the first link of a chain. "lagged" clips by the norm of the previous step, and
 --- works with early steps. In a chain with then_optimizer, put "bucket" and "lagged" after it, so
@@ -1004,9 +1095,11 @@
 --- It ignores parameters that no rank has used in a pass (find_unused, static_graph). If this rank
 --- cannot know yet, it steps them at the end of backward.
 ---@field then_optimizer fun(options: { optimizer: ms.Optimizer, params?: ms.Parameter[] }): ms.Link
---- Refused before clip, adasum and sign_vote, whose results are not means of what ranks send, and
---- before a second error_feedback.
----@field error_feedback fun(options?: { decay?: number }): ms.Link   * wraps what follows
+--- * Adds the residual, that is, what later links lost of this rank's numbers, to the numbers of
+--- the next iteration. decay: the factor of the residual, 0 to 1; 1 unless given. A chain is
+--- refused if error_feedback comes before clip, adasum or sign_vote, whose results are not means of
+--- what ranks send, or before a second error_feedback.
+---@field error_feedback fun(options?: { decay?: number }): ms.Link
 --- Errors: a link returned nil, or a tensor of a wrong length, dtype or device (the message has
 --- link, bucket, expected and actual value); a link raised (its rank reports link, bucket and line,
 --- all others "because rank N"); a stage needs f32 but the stage before it gives bf16 (when the
@@ -1014,175 +1107,191 @@
 
 ------------------------------------------------------------------------------------------- planners
 
---- plan(view) runs before an iteration, every `every` of them (1); the first iteration is recorded
---- and runs classic, without prefetch. Its answer is checked, must be equal on all ranks, and is
---- replayed without calling it. Times are means over all ranks; the sim device's are estimates. Of
---- the pass before the last, and means over the ranks; planners are asked from the third pass with
---- the same buckets on.
+--- A planner's function plan(view) is called before an iteration, from the third pass with the same
+--- buckets on. Its answer is checked, must be equal on all ranks, and holds for `every` iterations
+--- (1 unless given) or until buckets are rebuilt. Iterations before the first plan run as
+--- "classic". Times in a view are of the pass before the last, and are means over all ranks; the
+--- sim device's times are estimates.
 ---@class ms.PlanView
 ---@field step integer
 ---@field world_size integer
 ---@field forward_ms number
 ---@field backward_ms number
 ---@class ms.OverlapView: ms.PlanView
---- Clipping by global norm (or steps with a flag): no step may be "on_reduced".
+--- true: a step needs the gradients of all buckets (clipping by the global norm, or a flag on the
+--- device), so that no step may be "on_reduced".
 ---@field needs_global_norm boolean
----@field buckets ms.OverlapBucket[]   in gradient-ready order
+---@field buckets ms.OverlapBucket[]   in the order in which their gradients are complete
 ---@class ms.OverlapBucket
 ---@field index integer
 ---@field bytes integer
----@field ready_ms number              since backward began
----@field reduce_ms number             its reduction, links included
----@field step_ms number               its optimizer steps
----@field first_use_ms number          since forward began
+---@field ready_ms number              when its gradients are complete, since backward began
+---@field reduce_ms number             time of its reduction, links included
+---@field step_ms number               time of its optimizer steps
+---@field first_use_ms number          when forward first uses its parameters, since forward began
 ---@class ms.OverlapEntry              one for every bucket, in any order
----@field bucket integer
+---@field bucket integer               index of the bucket
 ---@field step "on_reduced"|"after_backward"|"before_next_use"
 ---@class ms.OverlapPlanner
 ---@field name string
----@field every? integer
+---@field every? integer               iterations for which a plan holds; 1 unless given
 ---@field plan fun(view: ms.OverlapView): ms.OverlapEntry[]
 ---@class ms
+--- Makes a policy from a planner: when optimizers step each bucket.
 ---@field overlap fun(planner: ms.OverlapPlanner): ms.Overlap
 ---@class ms.BucketsView: ms.PlanView
---- In arrival order.
+--- In the order in which their gradients are complete; ready_ms: since backward began.
 ---@field parameters { name: string, bytes: integer, dtype: ms.DType, ready_ms: number }[]
 ---@field latency_ms number            of one reduction
----@field bytes_per_ms number          of a long one
+---@field bytes_per_ms number          of a long reduction
 ---@class ms.BucketsPlanner
 ---@field name string
----@field every? integer
+---@field every? integer               iterations for which a plan holds; 1 unless given
 ---@field plan fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] }
 ---@class ms
---- The answer: lists of positions in view.parameters, bucket 0 first, each position once, one dtype
---- a bucket; or { caps_bytes = { ... } }.
+--- Makes a bucket plan from a planner, whose answer is a list of positions in view.parameters for
+--- each bucket, bucket 0 first (each position once, one dtype in a bucket), or size limits:
+--- { caps_bytes = { ... } }.
 ---@field buckets fun(planner: ms.BucketsPlanner): ms.Buckets
 ---@class ms.Buckets                ready-made, by name: "arrival" "fitted"
---- Steps in backward wait for reads of a parameter's old values that are still to come in that
---- backward, so that every plan gives the bits of "classic". A sharded optimizer, which sends what
---- it steps, cannot wait: such a plan is refused where it meets such a parameter.
+--- If the running backward still reads a parameter's old values, a step in backward waits for the
+--- last such read, so every plan gives the same bits as "classic". A sharded optimizer cannot wait,
+--- because it sends the stepped parameters at once: it refuses a plan that would need such a wait.
 ---@class ms.Overlap   ready-made, by name: "classic" "in_backward" "deferred" "early_where_hidden"
 
 
 ----------------------------------------------------------------------------------------------- data
 
 ---@class ms.MnistFiles
----@field images string
----@field labels string
+---@field images string                name of a file in the folder
+---@field labels string                name of a file in the folder
 
 ---@class ms.LoaderOptions
----@field batch integer
----@field length? integer
----@field shuffle? boolean
----@field seed? integer
----@field group? ms.Group
+---@field batch integer                samples of one pass over all ranks of the group
+---@field length? integer              tokens of a sample; needed for token data only
+---@field shuffle? boolean             false: samples come in the order of the data
+---@field seed? integer                of the order of samples; the engine's seed unless given
+---@field group? ms.Group              ranks that share the batch; the world unless given
 
+--- Data sets are read once and held in host memory.
 ---@class ms.data
---- path: files or folders: their bytes as tokens.
+--- The bytes of files, and of all files below folders, as tokens.
 ---@field bytes fun(path: string|string[]): ms.Dataset?, string?, string?
---- pattern: token shards (`.bin`), u16 or u32.
+--- Token shards (`.bin`, u16 or u32) of llm.c or nanoGPT. pattern: a file, a folder, or a path with
+--- * and ? after its last slash.
 ---@field tokens fun(pattern: string): ms.Dataset?, string?, string?
---- files: plain or .gz.
+--- MNIST's idx files, plain or .gz. files: the training files unless given.
 ---@field mnist fun(folder: string, files?: ms.MnistFiles): ms.Dataset?, string?, string?
----@field to_tokens fun(text: string): ms.Tensor   byte tokens [length]
----@field to_text fun(tokens: ms.Tensor): string   tokens: **blocks**
+---@field to_tokens fun(text: string): ms.Tensor   bytes as tokens [length]
+---@field to_text fun(tokens: ms.Tensor): string   tokens as bytes of a text; **blocks**
 ---@class ms.Dataset
----@field size fun(self): integer   samples, or tokens
---- fraction: the first part gets it.
+---@field size fun(self): integer   number of images, or of tokens
+--- The first floor(fraction * size) samples or tokens, and the rest.
 ---@field split fun(self, fraction: number): ms.Dataset, ms.Dataset
---- batch: samples of one pass over all ranks of group (the world unless given); each rank gets its
---- slice, so that N ranks see what one would.
+--- A loader of batches. Each rank gets its part of each batch, so that the ranks together see the
+--- samples that one rank would see.
 ---@field loader fun(self, options: ms.LoaderOptions): ms.Loader
---- Read ahead by a C thread; state() and load_state() resume to the sample, at any world size.
+--- A C thread prepares batches ahead. state() and load_state() resume at the exact sample, at any
+--- world size.
 ---@class ms.Loader
----@field next fun(self): ms.Tensor, ms.Tensor   tokens: i64 [batch / ranks, length], y one later
+--- The next batch: x and y. Tokens: both i64 [batch / ranks, length]; y is one token later. Images:
+--- x f32 [batch / ranks, rows, columns] in 0 to 1, y i64 [batch / ranks].
+---@field next fun(self): ms.Tensor, ms.Tensor
 ---@field state fun(self): table
 ---@field load_state fun(self, state: table)
---- count: iterates from the beginning, without moving `next`; all unless given.
+--- Iterates over the first `count` batches of the data (all unless given), independent of `next`.
 ---@field batches fun(self, count?: integer): fun(): ms.Tensor, ms.Tensor
---- Errors. batch does not divide by the ranks. length longer than the data. batches: fewer windows
---- than ranks. A bad shard (file, byte).
+--- Errors: batch does not divide by the number of ranks; length is longer than the data; batches:
+--- there are fewer samples than ranks; a shard is damaged (the message has file and byte).
 
 ---------------------------------------------------------------------------------------------- train
 
 ---@class ms.EvalOptions
----@field every integer
----@field batches? integer
+---@field every integer                steps between two evaluations
+---@field batches? integer             of `valid`; all unless given
+--- More values of a batch, as one-element tensors; means over all rows are reported.
 ---@field measure? fun(outputs: ms.Tensor, y: ms.Tensor): table<string, ms.Tensor>
 
 ---@class ms.SampleOptions
----@field every integer
----@field prompt? string
----@field count? integer
----@field temperature? number
+---@field every integer                steps between two samples
+---@field prompt? string               a line break unless given
+---@field count? integer               number of new tokens; 200 unless given
+---@field temperature? number          0.8 unless given
 
 ---@class ms.TrainOptions
 ---@field model ms.Module
 ---@field optimizer ms.Optimizer
----@field data ms.Loader|fun(): ms.Tensor, ms.Tensor
----@field steps integer
----@field valid? ms.Loader
+---@field data ms.Loader|fun(): ms.Tensor, ms.Tensor   gives x and y of one pass
+---@field steps integer                of the whole run, with the steps before a resume
+---@field valid? ms.Loader             held-out data for `eval`
 --- Gives the loss and the outputs; model(x):cross_entropy(y) unless given.
 ---@field loss? fun(model: ms.Module, x: ms.Tensor, y: ms.Tensor): ms.Tensor, ms.Tensor?
----@field accumulate? integer          1: passes a step; data's batch is of one pass
----@field clip? number                 global norm
----@field dtype? "f32"|"bf16"|"f16"    autocast; f16 brings its scaler
----@field run? string                  folder; runs/<recipe>
---- "never" (unless given): a folder that exists already is not touched, the run takes the next free
---- name. "auto": from the newest checkpoint of the folder that is not damaged. A folder, or one
---- checkpoint: from there. Later checkpoints of the run's folder are then renamed to aside-*.
+---@field accumulate? integer          passes in a step; 1 unless given
+---@field clip? number                 greatest global norm of the gradients; none unless given
+---@field dtype? "f32"|"bf16"|"f16"    of autocast; "f32" unless given; "f16" adds a loss scaler
+---@field run? string                  the run's folder; runs/<recipe> unless given
+--- "never" (the default): the run starts anew; if its folder exists, it takes the next free name.
+--- "auto": the run continues from the newest undamaged checkpoint of its folder. A path: it
+--- continues from this checkpoint, or from the newest one of this folder; later checkpoints in the
+--- run's folder are then renamed to aside-*.
 ---@field resume? "auto"|"never"|string
---- last: so many of the newest stay (all unless given), and those whose step divides by keep_every;
---- damaged ones are not counted.
 ---@field eval? ms.EvalOptions
 ---@field sample? ms.SampleOptions|{ every: integer, run: fun(model: ms.Module): string }
+--- Checkpoints, one each `every` steps. The newest `last` stay (all unless given), and those whose
+--- step divides by keep_every. Damaged ones do not count.
 ---@field save? { every: integer, last?: integer, keep_every?: integer }
----@field log_every? integer           a line each so many steps; unless given, as ms.report says
---- Where a policy may step in backward, clip, f16 and "skip" are refused, and "stop" stops after
---- the step was applied, before the next checkpoint.
+---@field log_every? integer           steps between two lines; unless given, as ms.report says
+--- What happens if loss or gradients are inf or nan: "stop" (the default) ends the run and does not
+--- apply the step; "skip" skips the step; "ignore" applies it. If the policy may step in backward,
+--- clip, f16 and "skip" are refused, and "stop" stops after the step was applied, before the next
+--- checkpoint.
 ---@field on_nan? "stop"|"skip"|"ignore"
----@field things? table                more to save: anything with state and load_state
+---@field things? table                more objects to save, with state and load_state, by name
 ---@field before_step? fun(step: integer)
 ---@field after_backward? fun(step: integer)          before clipping
 ---@field after_step? fun(step: integer)              after the optimizer, inside the step
 ---@field on_eval? fun(step: integer, values: table)
 ---@class ms.TrainResult
----@field step integer
----@field loss? number
----@field valid? table<string, number>
+---@field step integer                 the last step, from 0
+---@field loss? number                 of the last step; nil if no step was left to do
+---@field valid? table<string, number>   the last evaluation
 ---@field tokens_per_second number
----@field run string
+---@field run string                   the run's folder
+--- On rank 0, why the last checkpoint is not on disk; nil if it is. A program of `moonshard run`
+--- then ends with exit code 3.
 ---@field lost_save? string
 ---@class ms
---- Runs the loop and returns what it reached. step: the last one, from 0; lost_save: on rank 0, why
---- the last checkpoint is not on disk, if it is not (a program of `moonshard run` then ends with
---- 3).
+--- Runs the training loop: step lines, metrics, validation, samples, checkpoints, stop and resume.
 ---@field train fun(options: ms.TrainOptions): ms.TrainResult
 
 -------------------------------------------------------------------------- files, checkpoints, trace
 
 ---@class ms.safetensors
---- On failure: nil, message, code; names: only these.
+--- Reads the tensors of a file (only those in `names`, if given). Returns them by name, and the
+--- file's metadata; on failure nil, message, code.
 ---@field load fun(path: string, names?: string[]): table<string, ms.Tensor>?, table<string, string>|string, string?
+--- Writes a file, as a whole or not at all; **blocks** until the tensors have their values.
 ---@field save fun(path: string, tensors: table<string, ms.Tensor>, metadata?: table<string, string>): true?, string?, string?
+--- Dtypes and shapes of a file's tensors by name, and the file's metadata.
 ---@field header fun(path: string): table<string, { dtype: string, shape: integer[] }>?, table<string, string>|string, string?
 
---- What a run needs to go on, bit for bit: things by name, each either with state() and
---- load_state(), or a plain value. The states of links, the bucket layout, metrics and random
---- numbers belong to it by themselves. Loads at any world size and strategy.
+--- A checkpoint has what a run needs to continue bit for bit: things by name, each of which has
+--- state() and load_state() or is a plain value. The states of links, the bucket layout and random
+--- numbers are added automatically. A checkpoint loads at any world size and strategy.
 ---@class ms.checkpoint
---- A folder step-NNNNNNNN, numbered by the step that comes next: things.step, else the one after
---- the current step. All ranks call it. Committed as a whole or not at all; written in the
---- background while training goes on, so a late failure is the result of the next save, or of wait.
---- A program of `moonshard run` whose last save failed ends with 3.
+--- Writes a folder step-NNNNNNNN below `folder` and returns its path. Its number is that of the
+--- next step: things.step, else the one after the current step. All ranks call it; rank 0 writes.
+--- Values are copied before it returns, and are written in the background, as a whole or not at
+--- all. If that fails, the next save or wait returns the failure. A program of `moonshard run`
+--- whose last save failed ends with exit code 3.
 ---@field save fun(folder: string, things: table<string, any>): string?, string?, string?
---- **blocks** until what is being written is on disk. On failure: nil, message, code.
+--- **blocks** until the checkpoint that is being written is on disk.
 ---@field wait fun(): true?, string?, string?
---- things: loaded in place.
+--- Loads things of these names in place, and returns all values by name.
 ---@field load fun(path: string, things?: table<string, any>): table<string, any>?, string?, string?
---- Path of the newest one that is not damaged; nil if there is none. Damaged ones are judged by
---- manifest and sizes, and a warning tells of those that are passed over. Where there are
---- checkpoints and none can be read: nil, message, code.
+--- The path of the newest checkpoint that is not damaged; nil if there is none. Damage is found by
+--- manifest and file sizes; a warning names each damaged checkpoint. If there are checkpoints and
+--- none can be read: nil, message, code.
 ---@field latest fun(folder: string): string?, string?, string?
 --- Errors: saving or loading an object without load_state raises. Codes: "corrupt" (damage anywhere
 --- in a checkpoint), "unsupported" (a newer version), "mismatch" (names, shapes), "no_space".
@@ -1207,10 +1316,11 @@
 ---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"): any
 
 ---@class ms.trace
---- path: Chrome / Perfetto JSON of all streams and ranks.
+--- Starts recording the work of all streams and ranks. path: the file to write, as JSON for Chrome
+--- or Perfetto.
 ---@field start fun(path: string): true?, string?, string?
----@field stop fun()
---- A named range around what f enqueues.
+---@field stop fun()   ends recording and writes the file; **blocks**
+--- Runs f; the trace shows the work that f enqueues as a range of this name.
 ---@field range fun(name: string, f: function)
 
 ---@type ms
