@@ -21,7 +21,8 @@
 
 /* -------------------------------------------------------------------- heads */
 
-/* A [batch, heads, time, width] tensor as the kernels walk it; the stride of the width is 1. */
+/* A [batch, heads, time, width] tensor as the kernels walk it; the stride of the width is 1. A
+ * stride of the width other than 1 has been copied away (with_rows). */
 static ms_heads heads_of(const ms_tensor *t)
 {
     return (ms_heads){ .data = ms_tensor_data(t),
@@ -31,7 +32,8 @@ static ms_heads heads_of(const ms_tensor *t)
 }
 
 /* A new [b, h, t, d] tensor that is stored as [b, t, h, d]: joining the heads again, as the next
- * linear layer takes them, is then a view. */
+ * linear layer takes them, is then a view. The window keeps the memory; the tensor of the other
+ * shape is released at once. */
 static ms_status make_heads(ms_engine *engine, ms_dtype dtype, const int64_t *shape,
                             ms_tensor **out)
 {
@@ -45,7 +47,8 @@ static ms_status make_heads(ms_engine *engine, ms_dtype dtype, const int64_t *sh
 }
 
 /* The tensor itself (retained) if each of its rows is contiguous and rows do not overlap, else a
- * copy. */
+ * copy. Batches and heads may lie anywhere, so parts of one matrix of queries, keys and values are
+ * read in place. */
 static ms_status with_rows(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
     if (tensor->strides[3] != 1 && tensor->shape[3] > 1)
@@ -59,7 +62,8 @@ static ms_status with_rows(ms_engine *engine, ms_tensor *tensor, ms_tensor **out
 
 /* ---------------------------------------------------------------- attention */
 
-/* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g; causal: s >= t. */
+/* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g; causal: s >= t. With more keys than
+ * queries the queries are the last ones, as when a text is continued from cached keys. */
 static ms_status attention_check(const ms_op_call *call)
 {
     const ms_tensor *q = call->inputs[0], *k = call->inputs[1], *v = call->inputs[2];
@@ -84,7 +88,8 @@ static ms_status attention_check(const ms_op_call *call)
     return MS_OK;
 }
 
-/* What forward and backward have in common. A scale of 0 means 1 / sqrt(width). */
+/* What forward and backward have in common. A scale of 0 means 1 / sqrt(width). The scale stays f64
+ * until the kernel rounds it, for every device in the same way. */
 static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const ms_tensor *k,
                       const ms_tensor *v, ms_attention_args *args)
 {
@@ -105,7 +110,9 @@ static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const
 }
 
 /* FLOPs of `products` products of queries by keys by width, two for each multiply-add. Causal:
- * query i sees keys 0 .. s - t + i, so t (t - 1) / 2 pairs are masked and not counted. */
+ * query i sees keys 0 .. s - t + i, so t (t - 1) / 2 pairs are masked and not counted. Masked pairs
+ * are not counted, since kernels leave out most of them; otherwise a causal model would seem twice
+ * as fast as it is. */
 static double flops_of(const ms_attention_args *args, double products)
 {
     double seen = (double)args->queries * (double)args->keys;
@@ -115,7 +122,8 @@ static double flops_of(const ms_attention_args *args, double products)
 }
 
 /* saved: q, k, v, o, and log_sum, which is made only if the call is recorded. Under autocast the
- * kernel rounds the products' operands itself; q, k and v are not cast in memory. */
+ * kernel rounds the products' operands itself; q, k and v are not cast in memory. Scores take no
+ * memory, so the peak of a step grows with the length of the text and not with its square. */
 static ms_status attention_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -145,6 +153,8 @@ static ms_status attention_forward(ms_op_call *call)
                                    &args, in, 3, writes, 3, cost);
     }
     if (!status) ms_tensor_keep_cast(out, cast);
+    /* The order in which backward finds them: in[] and not the inputs, as a copy may have been
+     * made. */
     ms_tensor *saved[] = { in[0], in[1], in[2], out, log_sum };
     for (int i = 0; i < 5 && !status && call->record; i++) status = ms_op_save(call, saved[i]);
     for (int i = 0; i < 3; i++) ms_tensor_release(in[i]);
@@ -156,7 +166,8 @@ static ms_status attention_forward(ms_op_call *call)
 }
 
 /* Whether queries, keys and values are parts of each row of one matrix, as one linear layer for all
- * three makes them. */
+ * three makes them. The offsets say that the heads of k begin where those of q end, in each row,
+ * and those of v after them. */
 static bool side_by_side(const ms_tensor *q, const ms_tensor *k, const ms_tensor *v)
 {
     int64_t width = q->shape[3];
@@ -168,7 +179,8 @@ static bool side_by_side(const ms_tensor *q, const ms_tensor *k, const ms_tensor
 }
 
 /* The tensors for dq, dk and dv. If q, k and v are side by side in one matrix, so are their
- * gradients: split's backward then finds the matrix's gradient complete and copies nothing. */
+ * gradients: split's backward then finds the matrix's gradient complete and copies nothing. Their
+ * three windows write every element of the matrix, so it needs no zeros. */
 static ms_status make_gradients(ms_op_gradient *gradient, ms_tensor **results)
 {
     ms_engine *engine = gradient->engine;
@@ -193,7 +205,7 @@ static ms_status make_gradients(ms_op_gradient *gradient, ms_tensor **results)
 }
 
 /* One task computes all three gradients, as they share the probabilities; those that are not needed
- * are released. */
+ * are released. 5 products against 2 of forward: scores again, their gradients, dv, dk and dq. */
 static ms_status attention_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;
@@ -201,6 +213,7 @@ static ms_status attention_backward(ms_op_gradient *gradient)
     ms_tensor *g = NULL, *results[3] = { NULL };
     ms_status status = with_rows(engine, gradient->gradients[0], &g);
     if (!status) status = make_gradients(gradient, results);
+    /* Without queries the task still runs: dk and dv are zeros then, which only the task writes. */
     if (!status && results[1]->count > 0) {
         ms_attention_args args = { .out = heads_of(saved[3]),
                                    .log_sum = ms_tensor_data(saved[4]),
@@ -232,7 +245,8 @@ const ms_op ms_op_attention = { .name = "attention",
 /* ------------------------------------------------------------------- rotary */
 
 /* Turns pairs of numbers by angles that grow with the position (rotary embedding, Su et al. 2021);
- * back turns by the negative angles. */
+ * back turns by the negative angles. The result has the layout that attention's kernel reads best,
+ * whatever that of x. */
 static ms_status turn(ms_engine *engine, const ms_attributes *attributes, ms_tensor *x, bool back,
                       ms_tensor **out)
 {
@@ -261,7 +275,8 @@ static ms_status turn(ms_engine *engine, const ms_attributes *attributes, ms_ten
     return status;
 }
 
-/* What is wrong with a scaling, or NULL. Written so that NaN is refused, too. */
+/* What is wrong with a scaling, or NULL. Written so that NaN is refused, too. The text is a
+ * constant: the caller puts the operator and the shapes before it. */
 static const char *scaling_fault(const ms_rotary_scaling *scaling)
 {
     if (scaling->kind == MS_ROTARY_PLAIN) return NULL;
@@ -275,7 +290,8 @@ static const char *scaling_fault(const ms_rotary_scaling *scaling)
     return NULL;
 }
 
-/* x [b, h, t, d] with even d. Nothing is saved: the angles follow from the attributes. */
+/* x [b, h, t, d] with even d. Nothing is saved: the angles follow from the attributes. Positions
+ * begin at `first`, for a text that is continued. */
 static ms_status rotary_forward(ms_op_call *call)
 {
     const char *fault = scaling_fault(&call->attributes.rotary.scaling);
@@ -290,7 +306,8 @@ static ms_status rotary_forward(ms_op_call *call)
     return turn(call->engine, &call->attributes, call->inputs[0], false, &call->outputs[0]);
 }
 
-/* A rotation's transpose is its inverse: dx is dy turned back. */
+/* A rotation's transpose is its inverse: dx is dy turned back. Forward and backward are thus one
+ * kernel with the sign of the sine changed. */
 static ms_status rotary_backward(ms_op_gradient *gradient)
 {
     return turn(gradient->engine, &gradient->attributes, gradient->gradients[0], true,

@@ -13,20 +13,23 @@
 #include "tensor/values.h"
 #include "tensor/op.h"
 
-/* f32 turns autocast off. Without memory for the state it stays off. */
+/* f32 turns autocast off. Without memory for the state it stays off. Only products ask for it.
+ * Casts that exist are not dropped: they are checked against the dtype when they are used. */
 void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype)
 {
     ms_tensor_state *state = NULL;
     if (!ms_tensor_state_of(engine, &state)) state->autocast = dtype;
 }
 
+/* f32 stands for "off", as f32 operands then need no cast. */
 ms_dtype ms_engine_autocast(const ms_engine *engine)
 {
     const ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
     return state ? state->autocast : MS_F32;
 }
 
-/* Each call of ms_tensor_drop_cast takes the first tensor off the list. */
+/* Each call of ms_tensor_drop_cast takes the first tensor off the list. Called at the end of a
+ * step: weights change then, and their casts would only hold memory. */
 void ms_engine_drop_casts(ms_engine *engine)
 {
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
@@ -37,7 +40,8 @@ void ms_engine_drop_casts(ms_engine *engine)
 
 #define MS_ORIGIN_CHUNK 32
 
-/* Called when the storage of the cast goes. */
+/* Called when the storage of the cast goes. Origins belong to the chunks of the state, so nothing
+ * is freed. */
 static void origin_give(void *object)
 {
     ms_cast_origin *origin = object;
@@ -72,7 +76,8 @@ static ms_status origin_take(ms_engine *engine, ms_cast_origin **out)
 }
 
 /* A copy of the tensor's window that owns nothing: no meta, no cast, no reference to the storage.
- * It serves as a tensor for a copy on the stream, and is never released. */
+ * It serves as a tensor for a copy on the stream, and is never released. The storages stay alive as
+ * long as the tie, so the window stays right. */
 static ms_tensor description_of(const ms_tensor *tensor)
 {
     ms_tensor copy = *tensor;
@@ -83,7 +88,8 @@ static ms_tensor description_of(const ms_tensor *tensor)
 }
 
 /* Ties a new cast to its weight's storage, so that both are dropped together, whether the cache or
- * the tape holds the cast by then. A weight on "meta" has no memory to drop. */
+ * the tape holds the cast by then. A weight on "meta" has no memory to drop. The storage of the
+ * cast owns the origin from here on. */
 static ms_status tie(const ms_tensor *weight, ms_tensor *cast)
 {
     ms_cast_origin *origin = NULL;
@@ -108,7 +114,8 @@ static void cast_is_computed(const ms_tensor *weight, const ms_tensor *cast)
 
 /* The weight must be readable: one that is dropped, or refilled and not yet written, is an error
  * that names it. The copy runs between two calls of ms_tensor_restoring, so the cast's version
- * stays if the weight's values did. */
+ * stays if the weight's values did. It runs on the host thread, before a task that reads the cast
+ * is enqueued, so the cast's copy comes first in the stream. */
 ms_status ms_storage_recast(ms_storage *storage)
 {
     void *how = NULL;
@@ -151,7 +158,8 @@ static ms_status make_cast(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype,
 
 /* A kept cast is dropped if it has another dtype, if the tensor was written since, or if the task
  * that wrote the cast failed. If its storage was dropped, its values are computed again into the
- * same storage. */
+ * same storage. Activations are not kept: they are used once, and a kept cast would hold memory
+ * until the step ends. */
 ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep,
                                 ms_tensor **out)
 {
@@ -174,7 +182,8 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
     return status;
 }
 
-/* Called after the task that writes both tensors has been enqueued. */
+/* Called after the task that writes both tensors has been enqueued. cast may be NULL, so that
+ * callers need not ask whether autocast is on. */
 void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast)
 {
     if (!cast) return;

@@ -1,7 +1,8 @@
 /* backends.c: the table of kernels that belongs to the engine's device. */
 #include "tensor/backend.h"
 
-/* One table for each kernel family, ended by NULL; a device says which family it runs. */
+/* One table for each kernel family, ended by NULL; a device says which family it runs. The sim
+ * device runs none of them, but looks up names and kinds here. */
 static const ms_kernels *const backends[] = { &ms_cpu_backend.kernels, NULL };
 
 /* The cast is right because `kernels` is the first member. */

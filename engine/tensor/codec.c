@@ -12,15 +12,16 @@
 #include "tensor/values.h"
 
 /* Codes of a row are packed without gaps and rounded up to whole bytes; each block has one f32
- * scale. */
+ * scale. Ranks compute it for themselves, so both sides of a transfer know the size of a payload
+ * without sending it. */
 int64_t ms_codec_bytes(const ms_codec *codec, int64_t n)
 {
     int64_t codes = (n * ms_codec_bits(codec->kind) + 7) / 8;
     return codec->bare ? codes : ms_codec_blocks(codec, n) * (int64_t)sizeof(float) + codes;
 }
 
-/* Blocks are multiples of 8, so that every block's codes begin with a byte, even at one bit each.
- */
+/* Blocks are multiples of 8, so that every block's codes begin with a byte, even at one bit each. A
+ * sign has no size to be rounded, and all other codes mean nothing without a scale. */
 static ms_status check_codec(const ms_op_call *call)
 {
     const ms_codec *codec = &call->attributes.codec.codec;
@@ -37,7 +38,9 @@ static ms_status check_codec(const ms_op_call *call)
 }
 
 /* x [..., n] to u8 [..., bytes]. A second output, if asked for, is x minus what the payload decodes
- * to: the residual of error feedback, in the same pass. */
+ * to: the residual of error feedback, in the same pass. bytes is stated by the shape of the result,
+ * so a hook can allocate the room for it before the task runs. Random numbers come from the
+ * attributes: the same call codes to the same bytes. */
 static ms_status encode_forward(ms_op_call *call)
 {
     ms_tensor *x = call->inputs[0], *from = NULL, *out[2] = { NULL, NULL };
@@ -76,7 +79,9 @@ static ms_status encode_forward(ms_op_call *call)
 }
 
 /* u8 [..., bytes] to f32 [..., n]; n is an attribute, as bytes alone do not tell it. sum: payloads
- * [rows, bytes] are decoded and added in order of rows to [n], without storing them apart. */
+ * [rows, bytes] are decoded and added in order of rows to [n], without storing them apart.
+ * Stochastic rounding does not matter here: codes say which way each number was rounded. Adding
+ * while decoding saves writing and reading an f32 tensor for each rank's payload. */
 static ms_status decode(ms_op_call *call, bool sum)
 {
     ms_tensor *payload = call->inputs[0], *from = NULL, *out = NULL;
@@ -116,6 +121,7 @@ static ms_status decode(ms_op_call *call, bool sum)
     return status;
 }
 
+/* The results are f32 for every dtype that was coded, as sums of several payloads need it. */
 static ms_status decode_forward(ms_op_call *call) { return decode(call, false); }
 static ms_status decode_sum_forward(ms_op_call *call) { return decode(call, true); }
 

@@ -13,7 +13,8 @@
 #include "tensor/values.h"
 
 /* Copies source into tensor as a restore: the version stays if the source has not been written
- * since the drop. */
+ * since the drop. Both calls of ms_tensor_restoring enclose one copy, also when it fails: the state
+ * must not stay set. */
 ms_status ms_tensor_restore(ms_tensor *tensor, ms_tensor *source)
 {
     ms_engine *engine = ms_tensor_engine(tensor);
@@ -31,7 +32,8 @@ ms_status ms_tensor_restore(ms_tensor *tensor, ms_tensor *source)
 
 /* -------------------------------------------------- clone, contiguous, cast */
 
-/* The result is contiguous and shares nothing with the input. */
+/* The result is contiguous and shares nothing with the input. Repeated elements of an expanded
+ * input become elements of their own. */
 static ms_status clone_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *out = NULL;
@@ -40,7 +42,8 @@ static ms_status clone_forward(ms_op_call *call)
     return status ? status : ms_copy_into(call->engine, in, out);
 }
 
-/* y = x, dx = dy: the gradient goes on as it is, without a copy. */
+/* y = x, dx = dy: the gradient goes on as it is, without a copy. Results of backward may be the
+ * incoming gradient itself. */
 static ms_status pass_backward(ms_op_gradient *gradient)
 {
     if (gradient->needs[0] && gradient->gradients[0])
@@ -48,7 +51,8 @@ static ms_status pass_backward(ms_op_gradient *gradient)
     return MS_OK;
 }
 
-/* The result is a view only if nothing had to be copied. */
+/* The result is a view only if nothing had to be copied. The alias has no history of its own: the
+ * tape gives the output one. */
 static ms_status contiguous_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0];
@@ -56,7 +60,8 @@ static ms_status contiguous_forward(ms_op_call *call)
                                        : clone_forward(call);
 }
 
-/* A copy even where the dtype is the same: the caller may write the result. */
+/* A copy even where the dtype is the same: the caller may write the result. Casts that a product
+ * needs do not come here: see ms_tensor_cast_cached. */
 static ms_status cast_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *out = NULL;
@@ -67,7 +72,8 @@ static ms_status cast_forward(ms_op_call *call)
     return status ? status : ms_copy_into(call->engine, in, out);
 }
 
-/* dx = dy, in the dtype of x. */
+/* dx = dy, in the dtype of x. The gradient of a cast to 16 bits thus arrives in f32 where x is
+ * f32. */
 static ms_status cast_backward(ms_op_gradient *gradient)
 {
     if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
@@ -77,7 +83,8 @@ static ms_status cast_backward(ms_op_gradient *gradient)
 
 /* ------------------------------------------------------------ copy and fill */
 
-/* to = from, broadcast and cast to the shape and dtype of `to`. */
+/* to = from, broadcast and cast to the shape and dtype of `to`. `to` keeps its memory, so windows
+ * on it see the new values. */
 static ms_status copy_forward(ms_op_call *call)
 {
     ms_tensor *to = call->inputs[0], *from = call->inputs[1], *out = NULL;
@@ -94,7 +101,8 @@ static ms_status copy_forward(ms_op_call *call)
 }
 
 /* For copy and fill: the old values are gone, so their gradient is 0. What was copied gets the
- * gradient, summed over the dimensions along which it was repeated, in its own dtype. */
+ * gradient, summed over the dimensions along which it was repeated, in its own dtype. Results are
+ * filled in only after everything has succeeded. */
 static ms_status overwrite_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;
@@ -118,7 +126,9 @@ static ms_status overwrite_backward(ms_op_gradient *gradient)
 }
 
 /* The value is a number of the attributes, or a tensor of one element, which is read on the device.
- * An integer target takes whole numbers only: rounding in silence would hide a mistake. */
+ * An integer target takes whole numbers only: rounding in silence would hide a mistake. A tensor as
+ * value means that no value has to come to the host: a chain of tasks can compute what is filled
+ * in. */
 static ms_status fill_forward(ms_op_call *call)
 {
     ms_tensor *to = call->inputs[0], *from = call->input_count > 1 ? call->inputs[1] : NULL,
@@ -143,7 +153,9 @@ static ms_status fill_forward(ms_op_call *call)
 /* ------------------------------------------------------------ cat and stack */
 
 /* Copies the inputs one after the other along dim of the result; with `stack` each is one position
- * of a new dimension. One copy task for each input that has elements. */
+ * of a new dimension. One copy task for each input that has elements. Parts are windows of the
+ * result, so each element is written once and nothing is copied twice. They may overlap no input,
+ * as the result is new. */
 static ms_status join(ms_op_call *call, uint32_t dim, bool stack, uint32_t dims,
                       const int64_t *shape)
 {
@@ -163,7 +175,8 @@ static ms_status join(ms_op_call *call, uint32_t dim, bool stack, uint32_t dims,
     return status;
 }
 
-/* Inputs [.., n_i, ..] give [.., sum of n_i, ..]; all other sizes and the dtype agree. */
+/* Inputs [.., n_i, ..] give [.., sum of n_i, ..]; all other sizes and the dtype agree. The dtype is
+ * not promoted: a silent cast of one input would hide a mistake. */
 static ms_status cat_forward(ms_op_call *call)
 {
     const ms_tensor *first = call->inputs[0];
@@ -212,7 +225,8 @@ static ms_status stack_forward(ms_op_call *call)
 }
 
 /* dx_i is the window of dy at which x_i was put: nothing is copied. After an error the windows that
- * were made are released here. */
+ * were made are released here. The windows keep the whole of dy in memory as long as one of them is
+ * used. */
 static ms_status join_backward(ms_op_gradient *gradient, bool stack)
 {
     ms_tensor *g = gradient->gradients[0];

@@ -5,7 +5,8 @@
 #include "moonshard/tensor.h"
 #include "tensor/loop.h"
 
-/* Operand 0 of the loop is the target, 1 the source; both have elements of `size` bytes. */
+/* Operand 0 of the loop is the target, 1 the source; both have elements of `size` bytes. Elements
+ * are not interpreted: a copy keeps every bit pattern. */
 typedef struct ms_copy_args {
     ms_loop loop;
     void *to;
@@ -13,7 +14,8 @@ typedef struct ms_copy_args {
     uint8_t size;
 } ms_copy_args;
 
-/* One bit pattern for all elements: the low `size` bytes of bits. */
+/* One bit pattern for all elements: the low `size` bytes of bits. The host has rounded the value,
+ * so all devices fill with the same bits. */
 typedef struct ms_fill_args {
     ms_loop loop;
     void *to;

@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-/* Names as scripts, checkpoints and messages write them; bytes of an element. */
+/* Names as scripts, checkpoints and messages write them; bytes of an element. Scripts write them,
+ * so a name cannot be changed later. */
 static const struct {
     const char *name;
     uint8_t bytes;
@@ -13,9 +14,12 @@ static const struct {
     [MS_U8] = { "u8", 1 },   [MS_BOOL] = { "bool", 1 },
 };
 
+/* A dtype comes from the enumeration and is not checked here; the numbers from scripts are checked
+ * by those who read them (cast_forward). */
 size_t ms_dtype_bytes(ms_dtype dtype) { return dtypes[dtype].bytes; }
 const char *ms_dtype_name(ms_dtype dtype) { return dtypes[dtype].name; }
 
+/* False for an unknown name; the caller writes the message, as it knows where the name stood. */
 bool ms_dtype_find(const char *name, ms_dtype *out)
 {
     for (ms_dtype dtype = 0; dtype < MS_DTYPES; dtype++)

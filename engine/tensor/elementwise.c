@@ -55,13 +55,15 @@ enum {
     MASK1 = 128       /* the same for input 1 */
 };
 
-/* How the gradient of one input is computed: a kernel and its operands. */
+/* How the gradient of one input is computed: a kernel and its operands. Operands are those of the
+ * enumeration above. */
 typedef struct gradient_part {
     uint8_t kernel, operands[3];
 } gradient_part;
 
 /* All that is known of an operator. operands end with NONE, which is 0, so short lists need no
- * filling up. */
+ * filling up. `save` decides the positions S0 to S2 of backward: the first saved tensor is S0,
+ * whichever input it is. */
 typedef struct elementwise_rule {
     uint8_t kernel, operands[3], flags, save;
     /* Of each input; MS_KERNEL_cast of G passes the gradient on as it is. */
@@ -196,7 +198,8 @@ static const elementwise_rule rule_power_zero = {
     MS_KERNEL_pow, { IN0 }, WHOLE | USES_NUMBER, 0, { BACK(minimum, ZERO, ZERO) }
 };
 
-/* Forward and backward choose by the same exponent, so they use the same rule. */
+/* Forward and backward choose by the same exponent, so they use the same rule. The comparison with
+ * whole numbers is exact in f64. */
 static const elementwise_rule *power_rule(double exponent)
 {
     if (exponent == 2) return &rule_power_two;
@@ -216,7 +219,8 @@ const ms_op ms_op_pow = { "pow", forward_pow, backward_pow, 1, 1, MS_OP_IN_PLACE
 /* ------------------------------------------------------------------ forward */
 
 /* The dtype that the operands share; masks are left out. A tensor of one element may be of another
- * float dtype: it stands for a number and does not change the dtype of the result. */
+ * float dtype: it stands for a number and does not change the dtype of the result. Mixed dtypes are
+ * refused and not promoted: which of them should win is for the script to say. */
 static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *rule, ms_dtype *out)
 {
     const ms_tensor *main_input = call->inputs[rule->flags & MASK0 ? 1 : 0];
@@ -242,7 +246,8 @@ static ms_status common_dtype(const ms_op_call *call, const elementwise_rule *ru
 }
 
 /* What integers and bool refuse. A number for an integer tensor must be whole: computing in float
- * and cutting would give other results than the script says. */
+ * and cutting would give other results than the script says. bool takes numbers as true or false,
+ * so they need not be whole. */
 static ms_status check_numbers(const ms_op_call *call, const elementwise_rule *rule, ms_dtype dtype)
 {
     if (dtype == MS_BOOL && !(rule->flags & TRUTH))
@@ -264,7 +269,8 @@ static ms_status check_numbers(const ms_op_call *call, const elementwise_rule *r
     return MS_OK;
 }
 
-/* The shape to which all inputs broadcast, the mask included. */
+/* The shape to which all inputs broadcast, the mask included. The result of an in-place call must
+ * have the target's shape; ms_op_output checks that. */
 static ms_status common_shape(const ms_op_call *call, uint32_t *dims, int64_t *shape)
 {
     *dims = 0;
@@ -280,7 +286,9 @@ static ms_status common_shape(const ms_op_call *call, uint32_t *dims, int64_t *s
 }
 
 /* Saves input i. If the call writes in place and input i shares that memory, a copy is saved
- * instead, as backward needs the values before the write; *copy is the caller's to release. */
+ * instead, as backward needs the values before the write; *copy is the caller's to release. The
+ * copy is the price of an in-place operator whose gradient needs its input; those that need the
+ * result only have none. */
 static ms_status save_input(ms_op_call *call, uint32_t i, ms_tensor **copy)
 {
     ms_tensor *input = call->inputs[i];
@@ -292,6 +300,8 @@ static ms_status save_input(ms_op_call *call, uint32_t i, ms_tensor **copy)
     return ms_op_save(call, input);
 }
 
+/* In the order of the inputs, which the rules' S0 to S2 count on. An absent input is not saved: its
+ * place is taken by the number. */
 static ms_status save_inputs(ms_op_call *call, const elementwise_rule *rule)
 {
     if (!call->record) return MS_OK;
@@ -306,7 +316,8 @@ static ms_status save_inputs(ms_op_call *call, const elementwise_rule *rule)
 }
 
 /* Writes defaults into the attributes, which the tape keeps: backward then reads the same numbers.
- * A missing bound is infinite, so the kernel compares always. */
+ * A missing bound is infinite, so the kernel compares always. It changes nothing when it is run
+ * again on its own result. */
 static void normalize(ms_attributes *attributes, const elementwise_rule *rule)
 {
     if ((rule->flags & FACTOR) && attributes->scalar.value == 0 && !attributes->scalar.has_low)
@@ -316,7 +327,8 @@ static void normalize(ms_attributes *attributes, const elementwise_rule *rule)
 }
 
 /* Forward of every elementwise operator. Inputs are saved before the task is enqueued: in place,
- * they must be copied before they are overwritten. */
+ * they must be copied before they are overwritten. The order of operands is the rule's, and may
+ * differ from that of the inputs (masked_fill). */
 static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule)
 {
     ms_dtype dtype = MS_F32;
@@ -354,7 +366,8 @@ static ms_status run_forward(ms_op_call *call, const elementwise_rule *rule)
 /* The gradient of one input in the shape and dtype of the result, before what was broadcast is
  * summed. A factor, bounds and an exponent are parameters of the gradient's kernel as well; a
  * number that was an operand is one here too (N). Where the gradient is the incoming one, that
- * tensor is returned, without a task. */
+ * tensor is returned, without a task. A part without a tensor, as minimum(ZERO, ZERO), fills a
+ * tensor with its number. */
 static ms_status backward_part(const ms_op_gradient *gradient, const elementwise_rule *rule,
                                const gradient_part *part, ms_tensor **out)
 {
@@ -382,7 +395,8 @@ static ms_status backward_part(const ms_op_gradient *gradient, const elementwise
 
 /* Backward of every elementwise operator. Each needed gradient is computed in the result's shape,
  * summed over the dimensions along which the input was broadcast, and cast to the input's dtype.
- * After an error no result is left. */
+ * After an error no result is left. A needed input always has a part in its rule; a bool mask never
+ * needs one. */
 static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *rule)
 {
     if (!gradient->gradients[0]) return MS_OK;

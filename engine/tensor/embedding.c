@@ -8,7 +8,8 @@
 #include "tensor/values.h"
 #include "tensor/state.h"
 
-/* The values of ids are checked by the task: they are on the device. */
+/* The values of ids are checked by the task: they are on the device. The dtype of the result is the
+ * weight's; ids of u16 are taken as a data set stores tokens. */
 static ms_status check(const ms_op_call *call)
 {
     const ms_tensor *ids = call->inputs[0], *weight = call->inputs[1];
@@ -22,7 +23,8 @@ static ms_status check(const ms_op_call *call)
 }
 
 /* One task for both ways: forward gathers rows of the table, backward adds rows of values to it. A
- * gradient that begins from nothing also pays for clearing the table. */
+ * gradient that begins from nothing also pays for clearing the table. No FLOPs are counted: time
+ * goes into moving rows. */
 static ms_status enqueue(ms_engine *engine, ms_kernel kernel, ms_tensor *ids, ms_tensor *table,
                          ms_tensor *values, bool accumulate)
 {
@@ -44,7 +46,8 @@ static ms_status enqueue(ms_engine *engine, ms_kernel kernel, ms_tensor *ids, ms
 }
 
 /* y[..., :] = weight[ids[...], :]. Only the ids are saved: the gradient does not depend on the
- * weight. */
+ * weight. The weight is not cast under autocast: there is no product, and the rows keep the
+ * precision of f32. */
 static ms_status embedding_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -67,7 +70,8 @@ static ms_status embedding_forward(ms_op_call *call)
 }
 
 /* dweight[r, :] = sum of g over all positions whose id is r, in order of position; ids have no
- * gradient. */
+ * gradient. The gradient is a whole table, with zeros for ids that did not occur: optimizers and
+ * reductions then treat it like every other gradient. */
 static ms_status embedding_backward(ms_op_gradient *gradient)
 {
     if (!gradient->needs[1]) return MS_OK;

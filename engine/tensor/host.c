@@ -14,7 +14,8 @@
 
 /* ----------------------------------------------------- from and to the host */
 
-/* Frees the buffers whose copies are done. */
+/* Frees the buffers whose copies are done. It asks without waiting; a buffer that is still in use
+ * stays for the next time. */
 static void release_staged(ms_engine *engine, ms_tensor_state *state)
 {
     size_t kept = 0;
@@ -26,7 +27,8 @@ static void release_staged(ms_engine *engine, ms_tensor_state *state)
 }
 
 /* Writes `bytes` bytes from the host into a contiguous tensor with memory. Room in the list comes
- * before the buffer, and that before the copy: after the copy is enqueued nothing can fail. */
+ * before the buffer, and that before the copy: after the copy is enqueued nothing can fail. A small
+ * write (MS_COPY_INLINE) travels within the command itself, so it needs no buffer. */
 static ms_status write_contiguous(ms_tensor *tensor, const void *host, size_t bytes)
 {
     ms_engine *engine = tensor->engine;
@@ -59,7 +61,9 @@ static ms_status write_contiguous(ms_tensor *tensor, const void *host, size_t by
 }
 
 /* On "meta" only the version changes. A tensor with gaps is written by way of a contiguous one, by
- * the operator copy without the tape. */
+ * the operator copy without the tape. The bytes are those of the elements in row-major order,
+ * whatever the tensor's strides. The copy is released at once: stream order keeps its memory until
+ * it was read. */
 ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t bytes)
 {
     if (bytes != ms_tensor_bytes(tensor))
@@ -88,7 +92,8 @@ ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t bytes)
 }
 
 /* Blocks until the values are there. The memory is checked before a copy is made of it, so that the
- * error names the read and not the copy. */
+ * error names the read and not the copy. The result has the elements in row-major order. An error
+ * of an earlier task is reported here, since the read waits for it. */
 ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
 {
     ms_engine *engine = tensor->engine;
@@ -112,7 +117,8 @@ ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
 
 /* One element on its way to the host; the copy writes into the struct. It is freed when both are
  * true: the host has let it go, and the copy is done. If the host is first, the list of staged
- * buffers keeps it. */
+ * buffers keeps it. Its memory comes from ms_host_memory_new, since a device may need memory of a
+ * kind of its own for copies that the host does not wait for. */
 struct ms_readback {
     ms_engine *engine;
     ms_point ready;
@@ -120,7 +126,8 @@ struct ms_readback {
     _Alignas(8) unsigned char value[8];
 };
 
-/* The first element is copied; the host does not wait here. */
+/* The first element is copied; the host does not wait here. A training loop reads its loss this
+ * way: it asks for the number, enqueues the next step, and only then waits. */
 ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out)
 {
     ms_engine *engine = tensor->engine;
@@ -150,7 +157,8 @@ ms_status ms_tensor_readback(ms_tensor *tensor, ms_readback **out)
     return MS_OK;
 }
 
-/* Waits for the copy. i64 beyond 2^53 is rounded. */
+/* Waits for the copy. i64 beyond 2^53 is rounded. The error of a failed task is returned by the
+ * wait. */
 ms_status ms_readback_number(ms_readback *readback, double *out)
 {
     ms_status status = ms_point_sync(readback->engine, readback->ready);
@@ -168,7 +176,8 @@ ms_status ms_readback_number(ms_readback *readback, double *out)
     return MS_OK;
 }
 
-/* The host has let go: the struct is freed now, or after the copy that writes into it. */
+/* The host has let go: the struct is freed now, or after the copy that writes into it. The room in
+ * `staged` was made by ms_tensor_readback, so nothing is allocated here. */
 void ms_readback_free(ms_readback *readback)
 {
     if (!readback) return;

@@ -23,10 +23,12 @@ static ms_tensor *bias_of(const ms_op_call *call)
     return call->input_count > 2 ? call->inputs[2] : NULL;
 }
 
-/* x [..., in], weight [out, in] or [in, out], bias [out] or none; *width: out. */
+/* x [..., in], weight [out, in] or [in, out], bias [out] or none; *width: out. The dtypes must
+ * agree: autocast casts f32 operands itself, and a cast of one of them by hand is a mistake. */
 static ms_status linear_check(const ms_op_call *call, int64_t *width)
 {
     const ms_tensor *x = call->inputs[0], *w = call->inputs[1], *bias = bias_of(call);
+    /* linear_t takes weights as [in, out], as some published models store them. */
     bool turned = call->op == &ms_op_linear_t;
     if (!ms_dtype_is_float(x->dtype) || x->dtype != w->dtype || (bias && bias->dtype != x->dtype))
         return ms_op_refuse(call, "all must have the same float dtype");
@@ -46,7 +48,8 @@ static ms_status linear_check(const ms_op_call *call, int64_t *width)
     return MS_OK;
 }
 
-/* The weight as [in, out], whichever way it is stored. */
+/* The weight as [in, out], whichever way it is stored. A view costs nothing, since a product reads
+ * either order of strides. */
 static ms_status weight_matrix(const ms_op *op, ms_tensor *weight, ms_tensor **out)
 {
     if (op == &ms_op_linear) return ms_matrix_swapped(weight, out);
@@ -63,7 +66,8 @@ static bool is_activated(const ms_attributes *attributes)
 }
 
 /* The dtype of what goes into the activation, which is kept for the gradient. Under autocast to
- * bf16 it is kept in bf16: that is as exact as the product's operands, at half the bytes. */
+ * bf16 it is kept in bf16: that is as exact as the product's operands, at half the bytes. Under
+ * autocast to f16 it stays f32: values beyond 65504 would become infinite. */
 static ms_dtype before_dtype(const ms_op_call *call, ms_dtype compute)
 {
     ms_dtype dtype = call->inputs[0]->dtype;
@@ -72,7 +76,8 @@ static ms_dtype before_dtype(const ms_op_call *call, ms_dtype compute)
 
 /* Applies the activation to `before` and makes the output. The gradient needs `before`, so it is
  * saved; without a gradient, and in the output's dtype, the activation overwrites it. Under
- * autocast the same task writes the result's cast, which the next linear layer takes. */
+ * autocast the same task writes the result's cast, which the next linear layer takes. The 20 FLOPs
+ * of an element are an estimate of tanh's form of gelu, for the sim device. */
 static ms_status activate(ms_op_call *call, ms_tensor *before)
 {
     ms_engine *engine = call->engine;
@@ -108,7 +113,9 @@ static ms_status activate(ms_op_call *call, ms_tensor *before)
 }
 
 /* x is cast for this product only, the weight's cast is kept for the step. Saved are the operands
- * as the product took them (casts, under autocast), then `before` if there is an activation. */
+ * as the product took them (casts, under autocast), then `before` if there is an activation. `out`
+ * is what goes into the activation; without one it is the result. The cast of x is released with
+ * the call unless it is saved, the weight's is kept by the weight. */
 static ms_status linear_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -143,7 +150,8 @@ static ms_status linear_forward(ms_op_call *call)
 /* ----------------------------------------------------------------- backward */
 
 /* dw, written into the weight's home if it has one. rows and g are matrices [rows, in] and [rows,
- * out] of the products' dtype; the sum over rows is the inner dimension of the product. */
+ * out] of the products' dtype; the sum over rows is the inner dimension of the product. Written to
+ * its home, the gradient is in its bucket already, and no copy is made before the reduction. */
 static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor *g)
 {
     ms_tensor *turned = NULL, *made = NULL;
@@ -157,7 +165,8 @@ static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows
     return status;
 }
 
-/* dx = h w in the dtype of x, as a new tensor of x's shape. */
+/* dx = h w in the dtype of x, as a new tensor of x's shape. For linear the two exchanges cancel:
+ * the product reads the weight as it is stored. */
 static ms_status input_gradient(const ms_op_gradient *gradient, ms_tensor *weight, ms_tensor *g)
 {
     ms_tensor *matrix = NULL, *back = NULL, *made = NULL, *flat = NULL;
@@ -177,7 +186,8 @@ static ms_status input_gradient(const ms_op_gradient *gradient, ms_tensor *weigh
 }
 
 /* The incoming gradient as [rows, out] with an inner stride of 1, which the kernel needs. An
- * expanded gradient (that of a sum) is copied. */
+ * expanded gradient (that of a sum) is copied. x may have any number of leading dimensions; the
+ * kernel sees rows. */
 static ms_status gradient_rows(const ms_op_gradient *gradient, ms_tensor **out)
 {
     ms_tensor *flat = NULL;
@@ -208,7 +218,8 @@ static ms_status result_place(const ms_op_gradient *gradient, const ms_tensor *r
 /* One pass over the incoming gradient: through the activation, to the dtype of the products, and
  * sums for the bias. *out is h, [rows, out], owned: a new tensor, or rows itself where nothing
  * changes it. The bias's gradient becomes results[2]; without rows it is zeros, and no task runs.
- */
+ * Nothing is enqueued where rows can serve as h and the bias needs no gradient. The flops count 25
+ * for each element through the activation, an estimate for the sim device. */
 static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor **out)
 {
     ms_engine *engine = gradient->engine;
@@ -261,7 +272,7 @@ static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor
 }
 
 /* Gradients as stated at the top of this file. saved: x, weight, and `before` with an activation.
- */
+ * Results that were made before a failure are the caller's to release. */
 static ms_status linear_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;

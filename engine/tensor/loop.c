@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+/* Operands that are not set later keep strides of 0, as numbers need. */
 void ms_loop_begin(ms_loop *loop, uint32_t dims, const int64_t *shape, const int64_t *strides)
 {
     memset(loop, 0, sizeof *loop);
@@ -17,7 +18,8 @@ void ms_loop_begin(ms_loop *loop, uint32_t dims, const int64_t *shape, const int
     }
 }
 
-/* Aligned at the last dimension. A size of 1 repeats, whatever its stride says. */
+/* Aligned at the last dimension. A size of 1 repeats, whatever its stride says. Leading dimensions
+ * that the operand has not keep the stride 0 of ms_loop_begin. */
 void ms_loop_set(ms_loop *loop, uint32_t index, uint32_t dims, const int64_t *shape,
                  const int64_t *strides)
 {
@@ -25,7 +27,8 @@ void ms_loop_set(ms_loop *loop, uint32_t index, uint32_t dims, const int64_t *sh
         loop->strides[index][loop->dims - dims + d] = shape[d] == 1 ? 0 : strides[d];
 }
 
-/* Exchanges two dimensions for all operands. */
+/* Exchanges two dimensions for all operands. Operands that are not set have strides of 0, which do
+ * no harm. */
 static void loop_swap(ms_loop *loop, uint32_t a, uint32_t b)
 {
     int64_t size = loop->shape[a];
@@ -46,7 +49,8 @@ static void loop_move(ms_loop *loop, uint32_t to, uint32_t from)
 }
 
 /* Whether all operands step over dimensions d and next (the one inside of it) as over a single one
- * of shape[d] * shape[next] positions. */
+ * of shape[d] * shape[next] positions. An operand that repeats along both has stride 0 in both, and
+ * they join; along one of them only, they do not. */
 static bool loop_joins(const ms_loop *loop, uint32_t operands, uint32_t d, uint32_t next)
 {
     for (uint32_t k = 0; k < operands; k++)
@@ -55,7 +59,8 @@ static bool loop_joins(const ms_loop *loop, uint32_t operands, uint32_t d, uint3
 }
 
 /* Three passes: drop sizes of 1, sort by the result's stride, join neighbours. The result decides
- * the order, since writes that jump cost more than reads that do. */
+ * the order, since writes that jump cost more than reads that do. A loop without dimensions
+ * (numbers only) becomes one of a single position. */
 void ms_loop_collapse(ms_loop *loop, uint32_t operands)
 {
     uint32_t dims = 0;
@@ -82,6 +87,7 @@ void ms_loop_collapse(ms_loop *loop, uint32_t operands)
     loop->dims = dims == 0 ? 1 : last + 1;
 }
 
+/* 0 where a size is 0; callers enqueue nothing then. */
 int64_t ms_loop_count(const ms_loop *loop)
 {
     int64_t count = 1;

@@ -19,7 +19,8 @@
 
 /* Into how many tiles work of this size is cut. Few, large products are best: with two halves a
  * core that is stolen for a moment holds up the other, and more than four cost some percent on two
- * cores; large work is cut further for the sake of larger machines. */
+ * cores; large work is cut further for the sake of larger machines. The steps were measured on two
+ * cores; a device that cuts by itself finds the whole size as (parts - 1) * part + last. */
 static uint32_t tiles_for(double flops)
 {
     static const double steps[] = { 2e6, 2.5e9, 4e10, 4e11 };
@@ -30,7 +31,8 @@ static uint32_t tiles_for(double flops)
 
 /* Whether a library can read the matrix: one of its two strides is 1, and rows do not overlap.
  * *transposed: it is the row stride that is 1. *row: elements from one stored row to the next. A
- * single row or column has a stride that does not count. */
+ * single row or column has a stride that does not count. Overlapping rows (an expanded operand) are
+ * refused, as libraries assume that each row has memory of its own. */
 static bool layout_of(const ms_tensor *t, bool *transposed, int64_t *row)
 {
     int64_t rows = t->shape[t->dims - 2], columns = t->shape[t->dims - 1];
@@ -45,8 +47,8 @@ static bool layout_of(const ms_tensor *t, bool *transposed, int64_t *row)
     return (down == 1 || rows == 1) && (across >= rows || columns == 1);
 }
 
-/* The tensor itself (retained) if a library can read it, else a contiguous copy. Caller releases.
- */
+/* The tensor itself (retained) if a library can read it, else a contiguous copy. Caller releases. A
+ * copy costs two passes over the operand, little next to a product with more than a few columns. */
 static ms_status readable(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
     bool transposed;
@@ -58,7 +60,8 @@ static ms_status readable(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 
 /* Describes the leading dimensions for the kernel: those of size 1 are dropped, and neighbours are
  * joined where all three operands walk them as one. A stride of 0 repeats an operand that was
- * broadcast. */
+ * broadcast. Fewer dimensions mean fewer divisions when the kernel looks for the place of a
+ * batch. */
 static void describe_batches(ms_matmul_args *args, const ms_tensor *a, const ms_tensor *b,
                              const ms_tensor *c)
 {
@@ -83,7 +86,8 @@ static void describe_batches(ms_matmul_args *args, const ms_tensor *a, const ms_
 
 /* Cuts the work by its shape alone: whole batches first, then the longer one of rows and columns,
  * because each part reads all of the other operand. Parts are multiples of 16, the last one takes
- * what is left. Afterwards args->shape is that of one part. */
+ * what is left. Afterwards args->shape is that of one part. Multiples of 16 suit the library's
+ * tiles, and count as regular for its plans. `parts` times `groups` is the number of tiles. */
 static void cut(ms_matmul_args *args, double flops)
 {
     int64_t m = args->shape.m, n = args->shape.n, tiles = tiles_for(flops);
@@ -101,7 +105,8 @@ static void cut(ms_matmul_args *args, double flops)
 
 /* Enqueues the product of readable operands. Plans of a library are made here, on the host: making
  * one can fail and takes time, which a task should not. Nothing is planned where nothing will run.
- */
+ * m or n of 1 have strides that do not count, hence the natural one for c. A device without values
+ * (sim) only needs the cost. */
 static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
                          ms_tensor *out)
 {
@@ -133,7 +138,8 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
                              &out, 1, cost);
 }
 
-/* A bias is added in f32, so it is cast if it has 16 bits. */
+/* A bias is added in f32, so it is cast if it has 16 bits. out may not overlap an operand: a
+ * library reads them while it writes. */
 ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
                          ms_tensor *out)
 {
@@ -151,7 +157,8 @@ ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
 
 /* -------------------------------------------------------------------- views */
 
-/* A view: the last two dimensions exchanged, with their strides. */
+/* A view: the last two dimensions exchanged, with their strides. Strides may come out in any order;
+ * readable decides later whether the product takes them. */
 ms_status ms_matrix_swapped(ms_tensor *tensor, ms_tensor **out)
 {
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
@@ -166,7 +173,8 @@ ms_status ms_matrix_swapped(ms_tensor *tensor, ms_tensor **out)
 }
 
 /* The leading dimensions are regular if each steps over all of those inside of it. An expanded one
- * (stride 0) is not, although it could be described: its rows would be one row. */
+ * (stride 0) is not, although it could be described: its rows would be one row. A linear layer's
+ * input [batch, time, width] thus becomes one matrix, without a copy in the usual case. */
 ms_status ms_matrix_flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
     uint32_t last = tensor->dims - 1;
@@ -194,7 +202,8 @@ ms_status ms_matrix_flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **
 }
 
 /* The operand as a matrix with leading dimensions of size 1 up to `dims` in all. A vector on the
- * left is one row, on the right (column) one column: the product's rule for 1-D operands. */
+ * left is one row, on the right (column) one column: the product's rule for 1-D operands. The
+ * strides of added dimensions are 0 and never used, since their size is 1. */
 static ms_status as_matrices(ms_tensor *tensor, uint32_t dims, bool column, ms_tensor **out)
 {
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
@@ -217,7 +226,8 @@ static ms_status as_matrices(ms_tensor *tensor, uint32_t dims, bool column, ms_t
 }
 
 /* The memory of a contiguous tensor under another shape of as many elements; used where vectors
- * become matrices and back. */
+ * become matrices and back. The window is checked against the storage, so a mistake in the shape
+ * cannot reach other memory. */
 static ms_status reshaped(ms_tensor *tensor, uint32_t dims, const int64_t *shape, ms_tensor **out)
 {
     int64_t strides[MS_DIMS_MAX], stride = 1;
@@ -239,7 +249,8 @@ typedef struct product {
 } product;
 
 /* False if the shapes do not fit: the inner sizes differ, or the leading dimensions do not
- * broadcast. */
+ * broadcast. a and b are shapes and not tensors, because backward asks when the inputs may be
+ * gone. */
 static bool product_of(const ms_tensor_info *a, const ms_tensor_info *b, product *p)
 {
     int64_t am[2] = { a->dims > 1 ? a->shape[a->dims - 2] : 1, a->shape[a->dims - 1] };
@@ -270,7 +281,8 @@ static ms_tensor_info info_of(const ms_tensor *tensor)
 
 /* a b into the contiguous out of shape [batch ..., m, n]; all have as many dimensions. If the right
  * operand is a single matrix and the left one covers all batches, the product is made as one of two
- * matrices, which a library does best. */
+ * matrices, which a library does best. Otherwise each batch would be a small product of its own,
+ * and the shared matrix would be packed for each. */
 static ms_status multiply(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *out)
 {
     /* One matrix on the right for all batches: the batches are more rows of one large product. */
@@ -291,12 +303,14 @@ static ms_status multiply(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tens
     return status;
 }
 
+/* Autocast changes f32 only: operands that are 16-bit already are multiplied as they are. */
 ms_dtype ms_product_dtype(ms_engine *engine, ms_dtype dtype)
 {
     return dtype == MS_F32 ? ms_engine_autocast(engine) : dtype;
 }
 
-/* Two float operands of one dtype; fills in *p. */
+/* Two float operands of one dtype; fills in *p. Messages name the sizes that do not fit, since
+ * shapes alone are hard to compare. */
 static ms_status matmul_check(const ms_op_call *call, product *p)
 {
     const ms_tensor *a = call->inputs[0], *b = call->inputs[1];
@@ -317,7 +331,8 @@ static ms_status matmul_check(const ms_op_call *call, product *p)
 
 /* y = a b. Under autocast both operands are cast; neither cast is kept for the step, as either may
  * be an activation. The casts are saved, not the operands: backward multiplies in the same dtype.
- */
+ * The result has the dtype of the operands, f32 under autocast too: sums over k are not rounded to
+ * 16 bits. */
 static ms_status matmul_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -343,7 +358,8 @@ static ms_status matmul_forward(ms_op_call *call)
 }
 
 /* Sums what broadcasting repeated, and gives the gradient the shape of the input, which may be a
- * vector. Releases `whole`. */
+ * vector. Releases `whole`. The gradient of a vector drops the dimension of size 1 that made it a
+ * matrix. */
 static ms_status finish_gradient(ms_engine *engine, ms_tensor *whole, const ms_tensor_info *input,
                                  const ms_tensor *matrix, ms_tensor **out)
 {
@@ -357,7 +373,8 @@ static ms_status finish_gradient(ms_engine *engine, ms_tensor *whole, const ms_t
     return status;
 }
 
-/* da = g b^T, summed over the batches along which a was broadcast. */
+/* da = g b^T, summed over the batches along which a was broadcast. The product has the batches of
+ * the result; where a was one matrix for all of them, they are summed afterwards. */
 static ms_status left_gradient(const ms_op_gradient *gradient, const product *p, ms_tensor *g,
                                ms_tensor *a, ms_tensor *b)
 {
@@ -379,7 +396,8 @@ static ms_status left_gradient(const ms_op_gradient *gradient, const product *p,
 
 /* db = a^T g. If one matrix served all batches, the rows of all batches are one long sum: a single
  * product instead of one for each batch and a sum of the results. A 2-D operand is then written to
- * its home, if it has one. */
+ * its home, if it has one. A long sum over all rows also rounds to 16 bits once, where a sum of
+ * products would round each. */
 static ms_status right_gradient(const ms_op_gradient *gradient, const product *p, ms_tensor *g,
                                 ms_tensor *a, ms_tensor *b)
 {
@@ -418,7 +436,8 @@ static ms_status right_gradient(const ms_op_gradient *gradient, const product *p
     return status;
 }
 
-/* The incoming gradient, contiguous, in the dtype in which forward multiplied. Caller releases. */
+/* The incoming gradient, contiguous, in the dtype in which forward multiplied. Caller releases. An
+ * expanded gradient, as that of a sum, is copied here once for both products. */
 static ms_status incoming(const ms_op_gradient *gradient, ms_dtype dtype, ms_tensor **out)
 {
     ms_tensor *cast = NULL;
@@ -430,7 +449,8 @@ static ms_status incoming(const ms_op_gradient *gradient, ms_dtype dtype, ms_ten
     return status;
 }
 
-/* saved: a and b as they were multiplied. Shapes are worked out again from what the inputs were. */
+/* saved: a and b as they were multiplied. Shapes are worked out again from what the inputs were.
+ * Results that were made before a failure are the caller's to release. */
 static ms_status matmul_backward(ms_op_gradient *gradient)
 {
     ms_tensor *g = NULL, *full = NULL, *a = NULL, *b = NULL;

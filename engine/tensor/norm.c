@@ -29,7 +29,7 @@ static bool is_sum(const ms_op *op)
 }
 
 /* Input `index`, or NULL where it is absent. The inputs are x, then residual (fused forms), then
- * weight, then bias (layer norm). */
+ * weight, then bias (layer norm). Scripts may leave out weight and bias. */
 static ms_tensor *input(const ms_op_call *call, uint32_t index)
 {
     return index < call->input_count ? call->inputs[index] : NULL;
@@ -51,6 +51,7 @@ static ms_status check_scales(const ms_op_call *call, const ms_tensor *x, const 
 }
 
 /* x of any shape with a last dimension that is not empty; weight and bias [width], all of one float
+ * dtype. Weight and bias must have the dtype of x, since the kernel reads all rows with one
  * dtype. */
 static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual, ms_tensor *weight,
                        ms_tensor *bias)
@@ -66,13 +67,15 @@ static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual
 }
 
 /* What a forward reads and writes. sum and y are the call's outputs (borrowed), all others are
- * owned; those that are not wanted are NULL. */
+ * owned; those that are not wanted are NULL. They are retained until the task is enqueued, as
+ * copies would lose their memory otherwise. */
 typedef struct parts {
     ms_tensor *x, *residual, *weight, *bias; /* contiguous */
     ms_tensor *sum, *y, *cast, *mean, *scale;
 } parts;
 
-/* Releases what the forward owns; sum and y belong to the call. */
+/* Releases what the forward owns; sum and y belong to the call. NULLs are allowed, so it is right
+ * after a failure at any place. */
 static void release_parts(parts *p)
 {
     ms_tensor_release(p->x);
@@ -90,7 +93,8 @@ static ms_status contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **ou
     return tensor ? ms_op_as_contiguous(engine, tensor, out) : MS_OK;
 }
 
-/* One task: the sum, the statistics, the result and its cast in one pass over the rows. */
+/* One task: the sum, the statistics, the result and its cast in one pass over the rows. Fused, the
+ * sum is written but not read again: four tensors move, where two tasks would move five. */
 static ms_status enqueue_forward(ms_op_call *call, parts *p, int64_t rows)
 {
     ms_norm_args args = { .x = ms_tensor_data(p->x),
@@ -119,7 +123,8 @@ static ms_status enqueue_forward(ms_op_call *call, parts *p, int64_t rows)
 }
 
 /* Outputs: y, or s and then y for the fused forms, whose s is the residual of the next block.
- * Statistics are made only if the call is recorded. */
+ * Statistics are made only if the call is recorded. x itself is saved and not the normalized rows:
+ * it exists already. */
 static ms_status norm_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -161,7 +166,8 @@ typedef struct backward_parts {
 } backward_parts;
 
 /* The gradient of output `index`, contiguous and owned. If none arrived, because nothing used that
- * output, it is zeros where the kernel needs one, else NULL. */
+ * output, it is zeros where the kernel needs one, else NULL. The gradient of y is always needed;
+ * that of s only adds to dx. */
 static ms_status arrived(ms_op_gradient *gradient, uint32_t index, bool needed, ms_tensor **out)
 {
     const ms_tensor_info *info = &gradient->outputs[index];
@@ -172,7 +178,7 @@ static ms_status arrived(ms_op_gradient *gradient, uint32_t index, bool needed, 
 }
 
 /* Which of the saved tensors is the mean follows from their number: it is the last one, of layer
- * norm only. */
+ * norm only. `reads` has NULLs for what is absent, which ms_tensor_enqueue passes over. */
 static ms_status enqueue_backward(ms_op_gradient *gradient, ms_tensor *weight, backward_parts *p)
 {
     ms_tensor *s = gradient->saved[0], *scale = gradient->saved[1];
@@ -203,7 +209,7 @@ static ms_status enqueue_backward(ms_op_gradient *gradient, ms_tensor *weight, b
 
 /* Formulas at the top of this file. s of the fused forms is an output too, so its own gradient is
  * added to ds in the same task. The task also runs for a tensor without rows: weight and bias still
- * need gradients. */
+ * need gradients. dx is one tensor for x and residual, which have the same gradient. */
 static ms_status norm_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;

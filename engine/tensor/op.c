@@ -15,7 +15,8 @@
 
 /* ------------------------------------------------------------------ running */
 
-/* Four inputs at most are described: a cat may have hundreds. */
+/* Four inputs at most are described: a cat may have hundreds. Every check of an operator ends here,
+ * so all messages have one form; the script line is added by the error record. */
 ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...)
 {
     char text[MS_ERROR_MESSAGE_BYTES], shape[160];
@@ -33,7 +34,8 @@ ms_status ms_op_refuse(const ms_op_call *call, const char *format, ...)
 }
 
 /* What holds for every operator, so that forward need not ask: how many inputs there are, and one
- * engine for all. */
+ * engine for all. Optional inputs may be NULL in the middle of the list, so the indices of later
+ * ones do not move. */
 static ms_status check_inputs(ms_op_call *call)
 {
     const ms_op *op = call->op;
@@ -56,7 +58,9 @@ static ms_status check_inputs(ms_op_call *call)
 
 /* Runs forward with new tensors made where the inputs are: on "meta", or with memory. Inputs of
  * both sorts are an error, but for a number (no dimensions) with memory, which may meet tensors on
- * "meta" unless it is what is written: scripts make numbers without asking where the model is. */
+ * "meta" unless it is what is written: scripts make numbers without asking where the model is.
+ * "meta" is an engine's state and not an argument, because operators make tensors in many places;
+ * it is put back after a failure as well. */
 static ms_status forward_there(ms_op_call *call)
 {
     const ms_tensor *meta = NULL, *real = NULL;
@@ -76,7 +80,9 @@ static ms_status forward_there(ms_op_call *call)
 }
 
 /* As long as an engine has made no tensor on "meta", inputs are not looked at for it. After a
- * failure all outputs are NULL, those of an in-place call too, whose target was only retained. */
+ * failure all outputs are NULL, those of an in-place call too, whose target was only retained.
+ * Tasks that were enqueued before the failure run all the same; what they write is released in
+ * stream order. */
 ms_status ms_op_run(ms_op_call *call)
 {
     const ms_tensor_state *state = ms_engine_get(call->engine, MS_SLOT_TENSOR);
@@ -93,13 +99,15 @@ ms_status ms_op_run(ms_op_call *call)
     return status;
 }
 
+/* The aliases are released, not the tensors that they were made of. */
 void ms_op_drop_saved(ms_op_call *call)
 {
     for (uint32_t i = 0; i < call->saved_count; i++) ms_tensor_release(call->saved[i]);
     call->saved_count = 0;
 }
 
-/* Without the tape: call.record stays false, so nothing is saved. */
+/* Without the tape: call.record stays false, so nothing is saved. The result has no history:
+ * gradients do not flow through it. */
 ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
                       bool in_place, ms_tensor *const *inputs, uint32_t input_count,
                       ms_tensor **outputs, uint32_t output_count)
@@ -118,7 +126,9 @@ ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attributes *a
 /* ------------------------------------------------------ helpers for forward */
 
 /* Outputs of an in-place call after the first are new tensors. A target with a stride of 0 is
- * refused: one element stands for several, and which of the results it would keep is undefined. */
+ * refused: one element stands for several, and which of the results it would keep is undefined. An
+ * in-place result is the target itself with one more reference, so callers release it like a new
+ * one. */
 ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_t dims,
                        const int64_t *shape, ms_tensor **borrowed)
 {
@@ -143,7 +153,8 @@ ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_
     return MS_OK;
 }
 
-/* The alias is made now: the caller may release the tensor as soon as forward returns. */
+/* The alias is made now: the caller may release the tensor as soon as forward returns. An alias
+ * also leaves the tensor's version behind: the tape compares it when the node runs. */
 ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor)
 {
     if (!call->record) return MS_OK;
@@ -156,7 +167,8 @@ ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor)
 
 /* Adds the tensor's part of its storage to a task's accesses; the flags say what is special about
  * it. The cells are looked up for each task: the storage may have been split since the window was
- * made. */
+ * made. The bytes between first and last element count as touched, also where the tensor has
+ * gaps. */
 static uint32_t access_to(const ms_tensor *tensor, uint8_t mode, ms_access *out)
 {
     size_t begin, end;
@@ -165,7 +177,8 @@ static uint32_t access_to(const ms_tensor *tensor, uint8_t mode, ms_access *out)
 }
 
 /* The first error of these tensors, if there is one: memory that was dropped, and, to be read,
- * memory that nothing has written since it was refilled. */
+ * memory that nothing has written since it was refilled. The task's name makes the message say
+ * which operator wanted the memory. */
 static ms_status check_memory(const ms_task *task, ms_tensor *const *tensors, uint32_t count,
                               bool read)
 {
@@ -180,7 +193,7 @@ static ms_status check_memory(const ms_task *task, ms_tensor *const *tensors, ui
 }
 
 /* Whether all that a task writes is on "meta". Such a task would compute nothing, so it is not
- * enqueued. */
+ * enqueued. A task that writes nothing at all is no such task. */
 static bool writes_meta(ms_tensor *const *writes, uint32_t count)
 {
     uint32_t found = 0;
@@ -193,7 +206,7 @@ static bool writes_meta(ms_tensor *const *writes, uint32_t count)
 }
 
 /* The pair is kept in the state, not passed along: the copy or cast in between is several calls
- * deep. */
+ * deep. Callers pair the two calls; the state is the host thread's, like all of this layer. */
 void ms_tensor_restoring(ms_engine *engine, const ms_tensor *target, const ms_tensor *source)
 {
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
@@ -203,7 +216,8 @@ void ms_tensor_restoring(ms_engine *engine, const ms_tensor *target, const ms_te
 }
 
 /* Counts what a task of this name writes in the tensor: as a new version of the written parts, or,
- * between calls of ms_tensor_restoring, as a restore from the source. */
+ * between calls of ms_tensor_restoring, as a restore from the source. The task's name is kept as
+ * the writer, for the message of a saved tensor that was overwritten. */
 static void count_write(const ms_tensor_state *state, const ms_tensor *tensor, const char *task)
 {
     size_t begin, end, from, to;
@@ -223,7 +237,8 @@ _Static_assert((int)MS_COST_F32 == (int)MS_F32 && (int)MS_COST_F16 == (int)MS_F1
 
 /* Storages are checked only if an access was flagged, which is rare. The versions change after the
  * enqueue: a task that could not be enqueued has written nothing. NULLs among the tensors are
- * passed over, so that operators with optional tensors need not pack their lists. */
+ * passed over, so that operators with optional tensors need not pack their lists. The cost's dtype
+ * is that of the first operand, by which a device chooses between its peak rates. */
 ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *arguments,
                             ms_tensor *const *reads, uint32_t read_count, ms_tensor *const *writes,
                             uint32_t write_count, ms_task_cost cost)
@@ -256,6 +271,7 @@ ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *
 
 /* ----------------------------------------------------- helpers for backward */
 
+/* These bypass the tape, as a backward must. */
 ms_status ms_op_unary(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
                       ms_tensor *a, ms_tensor **out)
 {
@@ -269,6 +285,8 @@ ms_status ms_op_binary(ms_engine *engine, const ms_op *op, const ms_attributes *
     return ms_op_apply(engine, op, attributes, false, inputs, 2, out, 1);
 }
 
+/* A home spares the copy of a gradient into its bucket. Whether a backward uses it is its own
+ * choice. */
 ms_status ms_op_result(const ms_op_gradient *gradient, uint32_t index, ms_tensor **out)
 {
     const ms_tensor_info *info = &gradient->inputs[index];

@@ -13,7 +13,9 @@
 #include "tensor/op.h"
 
 /* Fills inputs[0] in place. Positions count in row-major order, so a tensor with other strides is
- * drawn into a contiguous one and copied: the same numbers whatever the strides. */
+ * drawn into a contiguous one and copied: the same numbers whatever the strides. A recomputed
+ * function gets the same attributes, and so the same numbers. The flops are a rough cost of Philox
+ * for the sim device. */
 static ms_status fill_random(ms_op_call *call, ms_random_args *args)
 {
     ms_tensor *target = call->inputs[0], *out = NULL, *drawn = NULL;
@@ -49,7 +51,8 @@ static double rounded(ms_dtype dtype, double value)
 
 /* The next number that the dtype holds, towards +infinity if up. The bits of 16-bit floats of one
  * sign ascend with their size, so the neighbour is one more or one less; from zero it is the
- * smallest number of the sign asked for. */
+ * smallest number of the sign asked for. Infinity can come out at the end of the range; the caller
+ * tests for it. */
 static double neighbour(ms_dtype dtype, double value, bool up)
 {
     double direction = up ? INFINITY : -INFINITY;
@@ -61,6 +64,7 @@ static double neighbour(ms_dtype dtype, double value, bool up)
     return dtype == MS_F16 ? ms_float_from_f16(bits) : ms_float_from_bf16(bits);
 }
 
+/* The bounds are worked out in f64 on the host, once, so that the kernel only has to clamp. */
 static ms_status uniform_forward(ms_op_call *call)
 {
     double low = call->attributes.random.a, high = call->attributes.random.b;
@@ -85,7 +89,8 @@ static ms_status uniform_forward(ms_op_call *call)
     return fill_random(call, &args);
 }
 
-/* mean + deviation * z. A deviation of 0 is allowed: it gives the mean. */
+/* mean + deviation * z. A deviation of 0 is allowed: it gives the mean. A result beyond the range
+ * of f16 becomes infinite, as with any rounding to it. */
 static ms_status normal_forward(ms_op_call *call)
 {
     double mean = call->attributes.random.a, deviation = call->attributes.random.b;
@@ -100,7 +105,8 @@ static ms_status normal_forward(ms_op_call *call)
 }
 
 /* low <= x < high. Limits arrive as doubles: for i64 the upper one is the greatest double below
- * 2^63, so that the conversion cannot overflow. */
+ * 2^63, so that the conversion cannot overflow. The range is computed unsigned: from the least to
+ * the greatest i64 it does not fit a signed number. It is not 0, as low < high. */
 static ms_status randint_forward(ms_op_call *call)
 {
     static const double least[MS_DTYPES] = {
@@ -124,7 +130,8 @@ static ms_status randint_forward(ms_op_call *call)
     return fill_random(call, &args);
 }
 
-/* The old values do not enter the result: dx = 0. */
+/* The old values do not enter the result: dx = 0. Zeros and not NULL: the tensor was an input, and
+ * its earlier history gets a gradient that says that nothing depends on it. */
 static ms_status overwrite_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -137,7 +144,7 @@ static ms_status overwrite_backward(ms_op_gradient *gradient)
 
 /* out = in * mask / (1 - p), with the mask of the attributes. An element is dropped if the upper 24
  * bits of its draw are below p * 2^24, so p = 0 drops nothing and p = 1 everything; the scale is 0
- * then, which avoids 1 / 0. */
+ * then, which avoids 1 / 0. In place, and without gaps, `from` and `to` are the same tensor. */
 static ms_status drop(ms_engine *engine, const ms_attributes *attributes, ms_tensor *in,
                       ms_tensor *out)
 {
@@ -168,7 +175,8 @@ static ms_status drop(ms_engine *engine, const ms_attributes *attributes, ms_ten
     return status;
 }
 
-/* y = x * mask / (1 - p) (Srivastava et al. 2014). */
+/* y = x * mask / (1 - p) (Srivastava et al. 2014). Scaling by 1 / (1 - p) in training leaves
+ * nothing to do in evaluation. */
 static ms_status dropout_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *out = NULL;
@@ -181,7 +189,8 @@ static ms_status dropout_forward(ms_op_call *call)
     return status ? status : drop(call->engine, &call->attributes, in, out);
 }
 
-/* dx = g * mask / (1 - p). The mask is drawn again from the attributes, so nothing is saved. */
+/* dx = g * mask / (1 - p). The mask is drawn again from the attributes, so nothing is saved. The
+ * numbers are the same because the attributes, which the tape keeps, hold seed, step and draw. */
 static ms_status dropout_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];

@@ -19,7 +19,8 @@
 /* ------------------------------------------------------------------- shapes */
 
 /* What is reduced: which dimension of the input (all of them if `all`), and the shape that is left,
- * in which a reduced dimension is absent, or has size 1 with keep. */
+ * in which a reduced dimension is absent, or has size 1 with keep. `dim` is counted from 0 and
+ * never negative. */
 typedef struct reduction {
     bool all;
     uint32_t dim, dims;
@@ -38,7 +39,8 @@ static void reduction_shape(uint32_t dims, const int64_t *shape, bool all, uint3
     }
 }
 
-/* The reduction that the call's attributes ask for. */
+/* The reduction that the call's attributes ask for. Sizes of 0 are no error here: a sum over
+ * nothing is 0. Operators for which it is one ask refuse_nothing. */
 static ms_status reduction_of(const ms_op_call *call, reduction *out)
 {
     const ms_tensor *in = call->inputs[0];
@@ -54,7 +56,8 @@ static ms_status reduction_of(const ms_op_call *call, reduction *out)
 
 /* The input's rows, and the tensor in which they are: the input itself (retained), or a contiguous
  * copy where its strides allow no rows. Positions along n count in row-major order of what is
- * reduced, which ms_rows_take guarantees. */
+ * reduced, which ms_rows_take guarantees. Most inputs need no copy: a contiguous tensor has rows
+ * along each of its dimensions, and so have its transposes. */
 static ms_status rows_of(const ms_op_call *call, const reduction *what, ms_tensor **in,
                          ms_rows *rows)
 {
@@ -64,7 +67,8 @@ static ms_status rows_of(const ms_op_call *call, const reduction *what, ms_tenso
 }
 
 /* A tensor of the reduced shape as a window of the input's shape: strides of 0 repeat it along the
- * reduced dimensions. This is the gradient of a sum, without a copy. */
+ * reduced dimensions. This is the gradient of a sum, without a copy. The result repeats elements,
+ * which results of backward may; who adds to it later makes a tensor of its own. */
 static ms_status spread(ms_tensor *small, const ms_op_gradient *gradient, ms_tensor **out)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -82,7 +86,8 @@ static ms_status spread(ms_tensor *small, const ms_op_gradient *gradient, ms_ten
 
 /* ------------------------------------------------------------ the reduction */
 
-/* How rows are reduced, apart from what they are: see ms_reduce_args. mean: divide by n. */
+/* How rows are reduced, apart from what they are: see ms_reduce_args. mean: divide by n. One task
+ * of one kernel serves all kinds, so that a device has one reduction to write. */
 typedef struct reduce_call {
     ms_reduce_kind kind;
     double power, root;
@@ -91,7 +96,8 @@ typedef struct reduce_call {
 } reduce_call;
 
 /* Enqueues the reduction of rows of `in` into `out`, which is contiguous. how->dtype is the dtype
- * of out. */
+ * of out. One FLOP is counted for each element, whatever the kind. Reading the input is what takes
+ * time. */
 static ms_status enqueue_reduce(ms_engine *engine, const reduce_call *how, const ms_rows *rows,
                                 ms_tensor *in, ms_tensor *out)
 {
@@ -110,7 +116,8 @@ static ms_status enqueue_reduce(ms_engine *engine, const reduce_call *how, const
                              &out, 1, cost);
 }
 
-/* Reduces the call's input into `out`, which has the reduced shape. */
+/* Reduces the call's input into `out`, which has the reduced shape. No result, no task; with
+ * results the task runs even where n is 0, as it writes what a sum of nothing is. */
 static ms_status reduce_into(ms_op_call *call, const reduction *what, const reduce_call *how,
                              ms_tensor *out)
 {
@@ -124,7 +131,8 @@ static ms_status reduce_into(ms_op_call *call, const reduction *what, const redu
     return status;
 }
 
-/* Makes the call's output and reduces into it; *out is borrowed. */
+/* Makes the call's output and reduces into it; *out is borrowed. The output is made first, so a
+ * failure later leaves it to ms_op_run to release. */
 static ms_status reduce(ms_op_call *call, const reduce_call *how, ms_tensor **out)
 {
     reduction what;
@@ -133,7 +141,8 @@ static ms_status reduce(ms_op_call *call, const reduce_call *how, ms_tensor **ou
     return status ? status : reduce_into(call, &what, how, *out);
 }
 
-/* Integers and bool are summed in i64: their own size would overflow soon. */
+/* Integers and bool are summed in i64: their own size would overflow soon. i64 wraps like all
+ * integers of the engine. */
 static ms_status sum_forward(ms_op_call *call)
 {
     ms_dtype dtype = ms_tensor_dtype(call->inputs[0]);
@@ -145,6 +154,8 @@ static ms_status sum_forward(ms_op_call *call)
                   &out);
 }
 
+/* Integers are refused, because the mean of integers is no integer, and a silent choice of f32
+ * would hide the rounding of large ones. */
 static ms_status mean_forward(ms_op_call *call)
 {
     ms_dtype dtype = ms_tensor_dtype(call->inputs[0]);
@@ -156,7 +167,7 @@ static ms_status mean_forward(ms_op_call *call)
                   &out);
 }
 
-/* dx = g, repeated along what was summed. */
+/* dx = g, repeated along what was summed. Nothing is computed and no memory is taken. */
 static ms_status sum_backward(ms_op_gradient *gradient)
 {
     if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
@@ -164,7 +175,7 @@ static ms_status sum_backward(ms_op_gradient *gradient)
 }
 
 /* dx = g / n. The division comes before g is spread: it is done once for each result, not for each
- * element. */
+ * element. n comes from the counts of elements, which is right for one dimension and for all. */
 static ms_status mean_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0], *result = &gradient->outputs[0];
@@ -182,7 +193,9 @@ static ms_status mean_backward(ms_op_gradient *gradient)
 
 /* ------------------------------------------------- undoing a broadcast: sum_to */
 
-/* Sums dimensions first .. last-1 of a tensor; they have size 1 in *out, which is owned. */
+/* Sums dimensions first .. last-1 of a tensor; they have size 1 in *out, which is owned. The
+ * dimension stays in the shape with size 1, so that the numbers of the other dimensions do not
+ * shift between two calls. */
 static ms_status sum_between(ms_engine *engine, ms_tensor *tensor, uint32_t first, uint32_t last,
                              ms_tensor **out)
 {
@@ -204,7 +217,8 @@ static ms_status sum_between(ms_engine *engine, ms_tensor *tensor, uint32_t firs
 }
 
 /* Whether dimension d of a result was repeated to reach its size from that of the operand `to`, or
- * is not there in `to`. */
+ * is not there in `to`. A size of 1 that stayed 1 was not repeated, and summing it would cost a
+ * task. */
 static bool is_repeated(const ms_tensor *result, const ms_tensor_info *to, uint32_t d)
 {
     uint32_t lead = ms_tensor_dims(result) - to->dims;
@@ -213,7 +227,8 @@ static bool is_repeated(const ms_tensor *result, const ms_tensor_info *to, uint3
 
 /* The transpose of a broadcast: an element that was used several times gets the sum of the
  * gradients of its uses. Leading dimensions that the operand has not are summed and dropped at the
- * end, when the contiguous sums are seen in the operand's shape. */
+ * end, when the contiguous sums are seen in the operand's shape. Shapes are aligned at the last
+ * dimension, as in ms_shape_broadcast. The usual case, equal shapes, costs a reference. */
 ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_info *to,
                        ms_tensor **out)
 {
@@ -238,6 +253,7 @@ ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_i
         now = next;
         last = first;
     }
+    /* `now` is contiguous here: it is the result of at least one sum. */
     int64_t strides[MS_DIMS_MAX], step = 1;
     for (uint32_t d = to->dims; d-- > 0;) {
         strides[d] = step;
@@ -251,7 +267,8 @@ ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_i
 /* -------------------------------------------------------------- any and every */
 
 /* Any is the greatest of 0 and 1, every the least. They reduce everything, whatever the attributes
- * say. */
+ * say. The kernel computes bool as integers 0 and 1; over nothing `any` is false and `every` true
+ * (reduce_row_whole). */
 static ms_status truth_forward(ms_op_call *call, ms_reduce_kind kind)
 {
     ms_tensor *out = NULL;
@@ -262,12 +279,14 @@ static ms_status truth_forward(ms_op_call *call, ms_reduce_kind kind)
     return reduce(call, &(reduce_call){ .kind = kind, .root = 1, .dtype = MS_BOOL }, &out);
 }
 
+/* The two differ in the kind of the reduction only. */
 static ms_status any_forward(ms_op_call *call) { return truth_forward(call, MS_REDUCE_GREATEST); }
 static ms_status every_forward(ms_op_call *call) { return truth_forward(call, MS_REDUCE_LEAST); }
 
 /* --------------------------------------------------------- max, min, argmax */
 
-/* Positions of the greatest or least elements, i64, into `out` of the reduced shape. */
+/* Positions of the greatest or least elements, i64, into `out` of the reduced shape. It reads the
+ * input a second time, which only a recorded call pays for. */
 static ms_status positions(ms_op_call *call, const reduction *what, bool least, ms_tensor *out)
 {
     ms_tensor *in = NULL;
@@ -286,7 +305,8 @@ static ms_status positions(ms_op_call *call, const reduction *what, bool least, 
     return status;
 }
 
-/* The extreme of no elements does not exist; a sum of none is 0. */
+/* The extreme of no elements does not exist; a sum of none is 0. The test is on the reduced size:
+ * with results but nothing to choose from there would be no value to write. */
 static ms_status refuse_nothing(const ms_op_call *call, const reduction *what)
 {
     int64_t n =
@@ -296,7 +316,8 @@ static ms_status refuse_nothing(const ms_op_call *call, const reduction *what)
 }
 
 /* Max and min. The position of the extreme is found by a second task, and only if the call is
- * recorded: backward needs it, and sends the gradient to the first of equal elements. */
+ * recorded: backward needs it, and sends the gradient to the first of equal elements. Sending the
+ * whole gradient to one element keeps its sum right where several are equal. */
 static ms_status extreme_forward(ms_op_call *call, bool least)
 {
     ms_dtype dtype = ms_tensor_dtype(call->inputs[0]);
@@ -320,11 +341,14 @@ static ms_status extreme_forward(ms_op_call *call, bool least)
     return status;
 }
 
+/* `least` is all that differs. */
 static ms_status max_forward(ms_op_call *call) { return extreme_forward(call, false); }
 static ms_status min_forward(ms_op_call *call) { return extreme_forward(call, true); }
 
 /* dx is zeros with g at the position that was found. The input is seen as [outer, n, inner],
- * positions and g as [outer, 1, inner], and g is scattered along n. */
+ * positions and g as [outer, 1, inner], and g is scattered along n. Positions count along n in
+ * row-major order, also where all dimensions were reduced, so one shape [outer, n, inner] serves
+ * both cases. Each row has one position, so a scatter without additions is enough. */
 static ms_status extreme_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -360,7 +384,7 @@ static ms_status extreme_backward(ms_op_gradient *gradient)
     return status;
 }
 
-/* The lowest position of equal ones. */
+/* The lowest position of equal ones. NaN counts as the greatest: its first position is returned. */
 static ms_status argmax_forward(ms_op_call *call)
 {
     reduction what;
@@ -374,7 +398,8 @@ static ms_status argmax_forward(ms_op_call *call)
 /* --------------------------------------------------------------------- norm */
 
 /* (sum of |x|^p)^(1/p) in f32; for infinity the greatest |x|. p of 1, 2 and infinity have kernels
- * without powers. */
+ * without powers. The result is f32 for 16-bit inputs too: a norm of many elements may be out of
+ * the range of f16. */
 static ms_status norm_forward(ms_op_call *call)
 {
     double p = call->attributes.reduce.p;
@@ -396,7 +421,8 @@ static ms_status norm_forward(ms_op_call *call)
 
 /* The gradient of a maximum norm: shared equally by all elements that reach it, with their signs.
  * In steps: equal = (|x| == y), as numbers; dx = equal * sign(x) * g / (how many are equal). y and
- * g are spread to the shape of x. */
+ * g are spread to the shape of x. Several small tasks instead of a kernel: this norm is rare in
+ * training. A zero has the sign 0, so a tensor of zeros gets gradients of 0. */
 static ms_status infinity_backward(ms_op_gradient *gradient, ms_tensor *x, ms_tensor *y,
                                    ms_tensor *g)
 {
@@ -444,7 +470,8 @@ static ms_status infinity_backward(ms_op_gradient *gradient, ms_tensor *x, ms_te
 }
 
 /* dx = g * sign(x) * |x|^(p-1) / y^(p-1), 0 where y is 0; for p = 1, g * sign(x). y is saved, so
- * the sum is not made again. */
+ * the sum is not made again. x may have 16 bits while y and g are f32: elementwise kernels convert
+ * each operand by itself. */
 static ms_status norm_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -475,7 +502,7 @@ static ms_status norm_backward(ms_op_gradient *gradient)
 /* -------------------------------------------------------------- cumsum, dot */
 
 /* y[i] = x[0] + ... + x[i] along dim; reverse: x[i] + ... + x[n-1]. out is contiguous and has the
- * shape. */
+ * shape. The rows of the result are contiguous [outer, n, inner], which the kernel assumes. */
 static ms_status cumsum_into(ms_engine *engine, ms_tensor *tensor, uint32_t dim, bool reverse,
                              ms_tensor *out)
 {
@@ -496,7 +523,8 @@ static ms_status cumsum_into(ms_engine *engine, ms_tensor *tensor, uint32_t dim,
     return status;
 }
 
-/* As sums, integers are added in i64. */
+/* As sums, integers are added in i64. A reverse sum is for the gradient only; scripts have no
+ * attribute for it. */
 static ms_status cumsum_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *out = NULL;
@@ -509,7 +537,8 @@ static ms_status cumsum_forward(ms_op_call *call)
     return status ? status : cumsum_into(call->engine, in, dim, false, out);
 }
 
-/* dx[i] = g[i] + ... + g[n-1]: element i is part of all sums from its position on. */
+/* dx[i] = g[i] + ... + g[n-1]: element i is part of all sums from its position on. Nothing is
+ * saved: the gradient does not depend on x. */
 static ms_status cumsum_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -524,7 +553,8 @@ static ms_status cumsum_backward(ms_op_gradient *gradient)
     return status;
 }
 
-/* y = sum of a[i] b[i]: a reduction of products, one row, any strides. */
+/* y = sum of a[i] b[i]: a reduction of products, one row, any strides. Products are added in f64
+ * between blocks, so a long dot product is more exact than a matmul of [1, n] and [n, 1]. */
 static ms_status dot_forward(ms_op_call *call)
 {
     ms_tensor *a = call->inputs[0], *b = call->inputs[1], *out = NULL;
@@ -557,7 +587,8 @@ static ms_status dot_forward(ms_op_call *call)
     return status;
 }
 
-/* da = g b, db = g a. After an error no result is left. */
+/* da = g b, db = g a. After an error no result is left. g has no dimensions and broadcasts in
+ * mul. */
 static ms_status dot_backward(ms_op_gradient *gradient)
 {
     ms_status status = MS_OK;
@@ -576,7 +607,7 @@ static ms_status dot_backward(ms_op_gradient *gradient)
 /* ------------------------------------------------------ histogram, quantile */
 
 /* All elements as one row with a single stride: the tensor itself (retained) or a copy. The caller
- * releases it. */
+ * releases it. Order does not matter to what calls it, but ms_rows_take keeps it. */
 static ms_status flat(ms_engine *engine, ms_tensor *tensor, ms_tensor **out, int64_t *stride)
 {
     ms_rows rows;
@@ -585,7 +616,8 @@ static ms_status flat(ms_engine *engine, ms_tensor *tensor, ms_tensor **out, int
     return status;
 }
 
-/* i64 [bins] over [low, high], over all elements. */
+/* i64 [bins] over [low, high], over all elements. bins is bounded, since each tile of the kernel
+ * has bins of its own. */
 static ms_status histogram_forward(ms_op_call *call)
 {
     double low = call->attributes.histogram.low, high = call->attributes.histogram.high;
@@ -615,7 +647,8 @@ static ms_status histogram_forward(ms_op_call *call)
     return status;
 }
 
-/* One number over all elements, interpolated between the two nearest in order. */
+/* One number over all elements, interpolated between the two nearest in order. The kernel works on
+ * a copy of the input in f32, in scratch; `cost` counts the bytes of the input only. */
 static ms_status quantile_forward(ms_op_call *call)
 {
     ms_tensor *in = NULL, *out = NULL;

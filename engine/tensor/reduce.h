@@ -18,7 +18,9 @@ typedef enum ms_reduce_kind {
     MS_REDUCE_KINDS
 } ms_reduce_kind;
 
-/* The sum is divided by `divisor`, then raised to 1 / root (root 1: left as it is). */
+/* The sum is divided by `divisor`, then raised to 1 / root (root 1: left as it is). Sums go on in
+ * f64 from block to block until they are rounded, once, to out_dtype. Of integers only ADD,
+ * GREATEST and LEAST exist; they are computed in i64. */
 typedef struct ms_reduce_args {
     ms_rows rows;
     void *out;
@@ -28,7 +30,8 @@ typedef struct ms_reduce_args {
     uint8_t kind, dtype, out_dtype;
 } ms_reduce_args;
 
-/* The lowest position in each row of the greatest (or least) element. */
+/* The lowest position in each row of the greatest (or least) element. NaN counts as the greatest
+ * and as the least: the first one is found. */
 typedef struct ms_reduce_arg_args {
     ms_rows rows;
     int64_t *out;
@@ -37,7 +40,8 @@ typedef struct ms_reduce_arg_args {
     bool least;
 } ms_reduce_arg_args;
 
-/* Running sums along the rows; reverse: from the end. */
+/* Running sums along the rows; reverse: from the end. `out` is contiguous [outer, n, inner];
+ * integers are added in i64 and wrap. */
 typedef struct ms_cumsum_args {
     ms_rows rows;
     void *out;
@@ -46,7 +50,8 @@ typedef struct ms_cumsum_args {
     bool reverse;
 } ms_cumsum_args;
 
-/* Counts of `count` elements with one stride, over [low, high]. */
+/* Counts of `count` elements with one stride, over [low, high]. Both bounds are inside; NaN and
+ * values outside are not counted. */
 typedef struct ms_histogram_args {
     int64_t *out;
     const void *in;

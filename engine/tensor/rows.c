@@ -5,7 +5,8 @@
 
 /* Joins dimensions first .. last-1 to one with a single stride, if walking them in order has one.
  * It goes from the innermost outwards: each further dimension must step exactly over all that is
- * inside of it. Without elements there is no walk, and any strides will do. */
+ * inside of it. Without elements there is no walk, and any strides will do. A group of no
+ * dimensions has the count 1, and its stride is never used. */
 static bool join_dims(const ms_tensor *tensor, uint32_t first, uint32_t last, int64_t *count,
                       int64_t *stride)
 {
@@ -21,6 +22,8 @@ static bool join_dims(const ms_tensor *tensor, uint32_t first, uint32_t last, in
     return true;
 }
 
+/* Each of the three groups may have its own stride; only inside a group must strides follow from
+ * each other. So a transposed matrix has rows, too. */
 bool ms_rows_between(const ms_tensor *tensor, uint32_t first, uint32_t last, ms_rows *out)
 {
     return join_dims(tensor, 0, first, &out->outer, &out->outer_stride)
@@ -34,7 +37,8 @@ bool ms_rows_of(const ms_tensor *tensor, uint32_t dim, ms_rows *out)
 }
 
 /* The copy is contiguous, and a contiguous tensor always has rows, so the second call cannot fail.
- */
+ * It is what reductions and selections call first: kernels then have three loops and no
+ * dimensions. */
 ms_status ms_rows_take(ms_engine *engine, ms_tensor *tensor, uint32_t first, uint32_t last,
                        ms_tensor **out, ms_rows *rows)
 {

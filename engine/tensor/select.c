@@ -13,20 +13,22 @@
 #include "tensor/op.h"
 #include "tensor/values.h"
 
-/* The dtypes of an index. */
+/* The dtypes of an index. The kernels read these three; u16 is what a data set of tokens is stored
+ * as, which spares a cast. */
 static bool is_index(ms_dtype dtype)
 {
     return dtype == MS_I64 || dtype == MS_I32 || dtype == MS_U16;
 }
 
-/* ms_rows_take along a single dimension. */
+/* ms_rows_take along a single dimension. The tensor that comes back may be a copy, so arguments
+ * must take their addresses from it. */
 static ms_status take_rows(ms_engine *engine, ms_tensor *tensor, uint32_t dim, ms_tensor **out,
                            ms_rows *rows)
 {
     return ms_rows_take(engine, tensor, dim, dim + 1, out, rows);
 }
 
-/* The order of strides in ms_select_args. */
+/* The order of strides in ms_select_args. Outer, k, inner. */
 static void set_strides(int64_t *strides, const ms_rows *rows)
 {
     strides[0] = rows->outer_stride;
@@ -37,7 +39,9 @@ static void set_strides(int64_t *strides, const ms_rows *rows)
 /* ----------------------------------------------------- gather, index_select */
 
 /* small[o, j, i] = whole[o, index[o, j, i], i]; small is new and contiguous. With one_index the
- * index is 1-D and serves all rows, by strides of 0. */
+ * index is 1-D and serves all rows, by strides of 0. An empty result enqueues nothing: kernels
+ * never see a size of 0. A copy that take_rows made may be released at once, since memory is reused
+ * in stream order only. */
 static ms_status gather_into(ms_engine *engine, const char *name, ms_tensor *whole, uint32_t dim,
                              ms_tensor *index, bool one_index, ms_tensor *small)
 {
@@ -51,6 +55,7 @@ static ms_status gather_into(ms_engine *engine, const char *name, ms_tensor *who
     ms_status status = take_rows(engine, whole, dim, &from, &args.rows);
     if (!status) status = take_rows(engine, index, one_index ? 0 : dim, &at, &index_rows);
     if (!status) {
+        /* small is contiguous, so it has rows. */
         ms_rows_of(small, dim, &small_rows);
         args.k = small_rows.n;
         set_strides(args.small_strides, &small_rows);
@@ -68,6 +73,8 @@ static ms_status gather_into(ms_engine *engine, const char *name, ms_tensor *who
     return status;
 }
 
+/* The caller has made sure that the target has rows: a copy of it would be written in its place.
+ * Index and values may be copied. */
 ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target, uint32_t dim,
                           ms_tensor *index, ms_tensor *values, bool add)
 {
@@ -100,7 +107,9 @@ ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target
     return status;
 }
 
-/* Checks the dimension, and that the index has the input's sizes in all other dimensions. */
+/* Checks the dimension, and that the index has the input's sizes in all other dimensions. Sizes are
+ * checked here, on the host. The values of the index are on the device, and only the task can check
+ * them. */
 static ms_status check_index(const ms_op_call *call, uint32_t *dim)
 {
     const ms_tensor *in = call->inputs[0], *index = call->inputs[1];
@@ -119,7 +128,8 @@ static ms_status check_index(const ms_op_call *call, uint32_t *dim)
                     ms_dim_named(*dim));
 }
 
-/* y has the shape of the index. Only the index is saved. */
+/* y has the shape of the index. Only the index is saved. The input is not saved: its gradient
+ * depends on the index and the shape alone. */
 static ms_status gather_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *index = call->inputs[1], *out = NULL;
@@ -132,7 +142,8 @@ static ms_status gather_forward(ms_op_call *call)
     return status ? status : ms_op_save(call, index);
 }
 
-/* Whole slices along dim, chosen by a 1-D index; y has the index's length there. */
+/* Whole slices along dim, chosen by a 1-D index; y has the index's length there. Repeating the
+ * index by strides of 0 makes it a gather without an index of the result's size. */
 static ms_status index_select_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *index = call->inputs[1], *out = NULL;
@@ -150,7 +161,9 @@ static ms_status index_select_forward(ms_op_call *call)
     return status ? status : ms_op_save(call, index);
 }
 
-/* Zeros, and the gradient added at the indices, in f32; then in the input's dtype. */
+/* Zeros, and the gradient added at the indices, in f32; then in the input's dtype. f32, because
+ * 16-bit sums lose small gradients, and because the kernel adds no 16-bit floats. An f32 gradient
+ * is not copied by either cast. */
 static ms_status add_back(ms_op_gradient *gradient, uint32_t dim, ms_tensor *index)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -165,7 +178,8 @@ static ms_status add_back(ms_op_gradient *gradient, uint32_t dim, ms_tensor *ind
     return status;
 }
 
-/* dx is zeros, and g added at index: an element that was picked twice gets both gradients. */
+/* dx is zeros, and g added at index: an element that was picked twice gets both gradients. The
+ * index has no gradient: integers have none. */
 static ms_status gather_backward(ms_op_gradient *gradient)
 {
     uint32_t dim = 0;
@@ -195,7 +209,8 @@ static ms_status index_select_backward(ms_op_gradient *gradient)
 /* ----------------------------------------------------- scatter, scatter_add */
 
 /* The values as a window of the index's shape, owned: one element may stand for all, by strides of
- * 0. The dtype must be that of the tensor they are placed in. */
+ * 0. The dtype must be that of the tensor they are placed in. An error here names scatter and its
+ * inputs; ms_scatter_into checks nothing. */
 static ms_status values_for(const ms_op_call *call, ms_tensor **out)
 {
     const ms_tensor *index = call->inputs[1];
@@ -214,7 +229,8 @@ static ms_status values_for(const ms_op_call *call, ms_tensor **out)
 }
 
 /* Adds to a 16-bit tensor in f32 and rounds once at the end: rounding each addition would lose
- * small terms. */
+ * small terms. All of the tensor is widened, also the elements that get nothing: the cost is that
+ * of two casts, whatever the length of the index. */
 static ms_status add_in_f32(ms_op_call *call, uint32_t dim, ms_tensor *values, ms_tensor *out)
 {
     ms_engine *engine = call->engine;
@@ -231,7 +247,8 @@ static ms_status add_in_f32(ms_op_call *call, uint32_t dim, ms_tensor *values, m
 
 /* inputs[0] with values placed goes into out: the same tensor (in place) or a new one. Values or an
  * index in the memory that is being written would change on the way, so then the work is done in a
- * copy; likewise where out has no rows. */
+ * copy; likewise where out has no rows. The test is on storages and not on bytes, so some calls
+ * copy without need, which is only slower. */
 static ms_status place_into(ms_op_call *call, bool add, uint32_t dim, ms_tensor *index,
                             ms_tensor *values, ms_tensor *out)
 {
@@ -255,7 +272,8 @@ static ms_status place_into(ms_op_call *call, bool add, uint32_t dim, ms_tensor 
     return status;
 }
 
-/* scatter and scatter_add, in place or not. The index is saved for the gradient. */
+/* scatter and scatter_add, in place or not. The index is saved for the gradient. The values are not
+ * saved: neither gradient depends on them. */
 static ms_status place(ms_op_call *call, bool add)
 {
     ms_tensor *in = call->inputs[0], *index = call->inputs[1], *out = NULL, *values = NULL;
@@ -274,7 +292,9 @@ static ms_status place(ms_op_call *call, bool add)
 static ms_status scatter_forward(ms_op_call *call) { return place(call, false); }
 static ms_status scatter_add_forward(ms_op_call *call) { return place(call, true); }
 
-/* dvalues = g gathered at index; the sum of that if one element stood for all values. */
+/* dvalues = g gathered at index; the sum of that if one element stood for all values. Where scatter
+ * wrote one place several times, only the last value is in the result, but the gradient of that
+ * place goes to all of them. A script with distinct indices does not notice. */
 static ms_status values_gradient(ms_op_gradient *gradient, uint32_t dim)
 {
     const ms_tensor_info *info = &gradient->inputs[2];
@@ -302,7 +322,9 @@ static ms_status values_gradient(ms_op_gradient *gradient, uint32_t dim)
 }
 
 /* dx = g for scatter_add. For scatter dx is g with zeros at the positions that were overwritten;
- * the zeros are one element, repeated by strides of 0. */
+ * the zeros are one element, repeated by strides of 0. gradients[0] is borrowed and may be the
+ * gradient of other nodes too, so zeros are written into a copy. After an error no result is
+ * left. */
 static ms_status place_backward(ms_op_gradient *gradient, bool add)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -333,6 +355,7 @@ static ms_status place_backward(ms_op_gradient *gradient, bool add)
     return status;
 }
 
+/* The two gradients differ only in what becomes of the old values: overwritten or added to. */
 static ms_status scatter_backward(ms_op_gradient *gradient)
 {
     return place_backward(gradient, false);
@@ -344,7 +367,9 @@ static ms_status scatter_add_backward(ms_op_gradient *gradient)
 
 /* -------------------------------------------------------------- topk, above */
 
-/* The k greatest (or least) along dim in order, and their positions; the positions are saved. */
+/* The k greatest (or least) along dim in order, and their positions; the positions are saved. k is
+ * an attribute, so the shapes are known on the host. Two outputs of one task: values and
+ * indices. */
 static ms_status topk_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *from = NULL, *values = NULL, *indices = NULL;
@@ -384,7 +409,7 @@ static ms_status topk_forward(ms_op_call *call)
 }
 
 /* dx is zeros with g at the saved positions, which are distinct in a row. The indices have no
- * gradient. */
+ * gradient. A plain scatter suffices, without additions, so 16-bit gradients need no f32 sums. */
 static ms_status topk_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -404,7 +429,9 @@ static ms_status topk_backward(ms_op_gradient *gradient)
 
 /* The elements with |x| above a threshold, their positions, and how many were kept. The threshold
  * is on the device and a shape cannot depend on values, so the outputs have `capacity` elements and
- * the count is an output too. */
+ * the count is an output too. A communication hook can send values and positions in place of a
+ * gradient. The input is not copied, so a window with one stride is read where it is. The cost
+ * counts the input twice, as the kernel reads it twice. */
 static ms_status above_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0], *threshold = call->inputs[1], *out[3] = { NULL, NULL, NULL };

@@ -22,7 +22,7 @@ bool ms_shape_broadcast(uint32_t a_dims, const int64_t *a, uint32_t b_dims, cons
     return true;
 }
 
-/* A tensor without dimensions has no dimension that could be named. */
+/* A tensor without dimensions has no dimension that could be named. -1 is the last one. */
 bool ms_shape_dim(uint32_t dims, int32_t dim, uint32_t *out)
 {
     if (dim < -(int32_t)dims || dim >= (int32_t)dims) return false;
@@ -30,6 +30,8 @@ bool ms_shape_dim(uint32_t dims, int32_t dim, uint32_t *out)
     return true;
 }
 
+/* 1 for no dimensions, 0 where a size is 0. It cannot overflow for the shape of a tensor that
+ * exists (shape_bytes in tensor.c). */
 int64_t ms_shape_count(uint32_t dims, const int64_t *shape)
 {
     int64_t count = 1;
@@ -37,6 +39,7 @@ int64_t ms_shape_count(uint32_t dims, const int64_t *shape)
     return count;
 }
 
+/* Without dimensions the pointers may be NULL, which memcmp does not allow. */
 bool ms_shape_equal(uint32_t a_dims, const int64_t *a, uint32_t b_dims, const int64_t *b)
 {
     return a_dims == b_dims && (a_dims == 0 || memcmp(a, b, a_dims * sizeof *a) == 0);

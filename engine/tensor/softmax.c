@@ -13,7 +13,8 @@
 
 /* ------------------------------------------------------------------ softmax */
 
-/* The tensor as [outer, n, inner], with n the dimension of the softmax. */
+/* The tensor as [outer, n, inner], with n the dimension of the softmax. The tensor must be
+ * contiguous: the kernel takes no strides. */
 static void split_shape(const ms_tensor *tensor, uint32_t dim, ms_softmax_args *args)
 {
     args->outer = ms_shape_count(dim, tensor->shape);
@@ -22,7 +23,8 @@ static void split_shape(const ms_tensor *tensor, uint32_t dim, ms_softmax_args *
 }
 
 /* y = exp(x - max) / sum of exp(x - max) along dim, or its logarithm. y is saved: the gradient
- * needs y alone. */
+ * needs y alone. The 8 FLOPs of an element stand for two exponentials and three passes; they are
+ * for the sim device and the trace. A tensor without elements enqueues nothing. */
 static ms_status softmax_forward(ms_op_call *call)
 {
     ms_tensor *x = call->inputs[0], *whole = NULL, *y = NULL;
@@ -49,7 +51,8 @@ static ms_status softmax_forward(ms_op_call *call)
 }
 
 /* softmax: dx = y * (g - sum of g y along dim). log_softmax: dx = g - exp(y) * (sum of g along
- * dim). */
+ * dim). g may be expanded (the gradient of a sum is), so it is made contiguous. dx is a new tensor:
+ * y may be saved by other nodes, and g may be shared. */
 static ms_status softmax_backward(ms_op_gradient *gradient)
 {
     ms_tensor *y = gradient->saved[0], *g = NULL, *dx = NULL;
@@ -90,7 +93,9 @@ const ms_op ms_op_log_softmax = { .name = "log_softmax",
 
 /* ------------------------------------------------------------ cross entropy */
 
-/* Logits [..., classes], targets [...]; whether a target is a class is checked by the task. */
+/* Logits [..., classes], targets [...]; whether a target is a class is checked by the task. Targets
+ * are values on the device, so that a target outside is an error of the stream that names the
+ * row. */
 static ms_status cross_entropy_check(const ms_op_call *call)
 {
     const ms_tensor *logits = call->inputs[0], *target = call->inputs[1];
@@ -105,7 +110,8 @@ static ms_status cross_entropy_check(const ms_op_call *call)
     return MS_OK;
 }
 
-/* What forward and backward have in common. */
+/* What forward and backward have in common. The logits' dtype may be of 16 bits; the loss is f32 in
+ * any case. */
 static void fill_args(const ms_attributes *attributes, const ms_tensor *logits,
                       const ms_tensor *target, ms_cross_entropy_args *args)
 {
@@ -121,7 +127,8 @@ static void fill_args(const ms_attributes *attributes, const ms_tensor *logits,
 
 /* The loss of a row is log(sum of exp(logits)) - logits[target]. Of each row only the logarithm of
  * the sum is saved, from which backward makes the probabilities again, and `share`, by which the
- * reduction has scaled the rows. */
+ * reduction has scaled the rows. Without record nothing but the loss is written: evaluation needs
+ * no memory for log_sum. */
 static ms_status cross_entropy_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -136,6 +143,8 @@ static ms_status cross_entropy_forward(ms_op_call *call)
     if (!status && call->record)
         status = ms_tensor_new(engine, MS_F32, 1, &target->count, &log_sum);
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 0, NULL, &share);
+    /* With a reduction the task also runs for no rows: the mean of nothing is NaN, the sum 0, and
+     * someone must write it. */
     if (!status && (!rows || target->count > 0)) {
         ms_cross_entropy_args args = { .loss = ms_tensor_data(loss) };
         fill_args(&call->attributes, logits, target, &args);
@@ -147,6 +156,7 @@ static ms_status cross_entropy_forward(ms_op_call *call)
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_cross_entropy), &args,
                                    reads, 2, writes, 3, cost);
     }
+    /* In the order in which backward takes them apart. */
     ms_tensor *saved[] = { logits, target, log_sum, share };
     for (int i = 0; i < 4 && !status && call->record; i++) status = ms_op_save(call, saved[i]);
     ms_tensor_release(logits);
@@ -158,7 +168,8 @@ static ms_status cross_entropy_forward(ms_op_call *call)
 
 /* Where the logits' gradient goes. Logits are often the largest tensor of a step. If the graph is
  * freed after this call and no other reference to their storage is left but the saved alias's, the
- * gradient overwrites them, and the peak of memory holds them once instead of twice. */
+ * gradient overwrites them, and the peak of memory holds them once instead of twice. The count is 1
+ * for the alias itself. A user who kept the logits, or another node that saved them, makes it 2. */
 static ms_status gradient_place(const ms_op_gradient *gradient, ms_tensor *logits, ms_tensor **out)
 {
     if (gradient->last && ms_storage_references(logits->storage) == 1)
@@ -167,7 +178,8 @@ static ms_status gradient_place(const ms_op_gradient *gradient, ms_tensor *logit
 }
 
 /* dlogits[c] = g * share * (exp(logits[c] - log_sum) - (1 if c is the target, else 0)); 0 in rows
- * that are ignored. */
+ * that are ignored. The gradient of the loss stays on the device: backward enqueues without waiting
+ * for its value. */
 static ms_status cross_entropy_backward(ms_op_gradient *gradient)
 {
     ms_tensor *logits = gradient->saved[0], *target = gradient->saved[1],
@@ -202,7 +214,8 @@ const ms_op ms_op_cross_entropy = { .name = "cross_entropy",
 
 /* ------------------------------------------------------------ squared error */
 
-/* loss = mean of (a - b)^2 over all elements. */
+/* loss = mean of (a - b)^2 over all elements. The loss has the dtype of its inputs, where that of
+ * cross entropy is f32 always. A loss over no elements is NaN, which the task writes. */
 static ms_status mse_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -231,7 +244,8 @@ static ms_status mse_forward(ms_op_call *call)
     return status;
 }
 
-/* da = 2 g (a - b) / count, db = -da; both in one task. */
+/* da = 2 g (a - b) / count, db = -da; both in one task. Both read a and b once. After an error
+ * neither is left. */
 static ms_status mse_backward(ms_op_gradient *gradient)
 {
     ms_tensor *a = gradient->saved[0], *b = gradient->saved[1], *g = gradient->gradients[0],

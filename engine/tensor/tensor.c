@@ -15,7 +15,9 @@
 
 /* -------------------------------------------------------- the layer's state */
 
-/* Called when the engine goes. Casts hold references to storages, so they are dropped first. */
+/* Called when the engine goes. Casts hold references to storages, so they are dropped first. Chunks
+ * hold tensors and origins alike, so one loop frees both. The device has finished by now, and
+ * staged buffers are no longer read. */
 static void state_free(ms_engine *engine, void *object)
 {
     ms_tensor_state *state = object;
@@ -29,6 +31,8 @@ static void state_free(ms_engine *engine, void *object)
     ms_release(context, state);
 }
 
+/* Made at first use, so an engine without tensors pays nothing. Callers that only read it take
+ * ms_engine_get, and NULL for an answer. */
 ms_status ms_tensor_state_of(ms_engine *engine, ms_tensor_state **out)
 {
     ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
@@ -44,7 +48,8 @@ ms_status ms_tensor_state_of(ms_engine *engine, ms_tensor_state **out)
     return MS_OK;
 }
 
-/* A tensor of zeros with one reference. Free structs are chained by next_cast. */
+/* A tensor of zeros with one reference. Free structs are chained by next_cast. A step makes and
+ * frees as many tensors as the step before, so it allocates nothing here after the first one. */
 static ms_status struct_take(ms_engine *engine, ms_tensor **out)
 {
     ms_tensor_state *state = NULL;
@@ -73,6 +78,7 @@ static ms_status struct_take(ms_engine *engine, ms_tensor **out)
     return MS_OK;
 }
 
+/* The chunk is kept until the engine goes, so this cannot fail. */
 static void struct_give(ms_tensor *tensor)
 {
     ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
@@ -83,7 +89,9 @@ static void struct_give(ms_tensor *tensor)
 /* ------------------------------------------------------- making and freeing */
 
 /* Fills in what follows from shape and strides. Dimensions of size 1 are never walked, so their
- * strides do not count; a tensor without elements is contiguous whatever its strides. */
+ * strides do not count; a tensor without elements is contiguous whatever its strides. Kernels
+ * choose their path by `contiguous`, and hazards are found by `extent`: it covers the gaps between
+ * the elements as well. */
 static void derive(ms_tensor *tensor)
 {
     tensor->count = ms_shape_count(tensor->dims, tensor->shape);
@@ -98,7 +106,8 @@ static void derive(ms_tensor *tensor)
     tensor->extent = tensor->count ? last + 1 : 0;
 }
 
-/* Row-major. A size of 0 counts as 1, so that all strides stay above 0. */
+/* Row-major. A size of 0 counts as 1, so that all strides stay above 0. Strides above 0 keep apart
+ * a repeated dimension (0) and an empty one. */
 static void natural_strides(uint32_t dims, const int64_t *shape, int64_t *strides)
 {
     int64_t stride = 1;
@@ -109,7 +118,8 @@ static void natural_strides(uint32_t dims, const int64_t *shape, int64_t *stride
 }
 
 /* Checks a new tensor's shape; *out: its bytes, 0 if a size is 0. The product of the other sizes
- * must not overflow either: count and strides are computed from them. */
+ * must not overflow either: count and strides are computed from them. Messages count dimensions
+ * from 1. */
 static ms_status shape_bytes(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
                              size_t *out)
 {
@@ -136,7 +146,7 @@ static ms_status shape_bytes(ms_engine *engine, ms_dtype dtype, uint32_t dims, c
 
 /* A tensor on a storage that exists already. The check of its room is that of a window on a tensor
  * without dimensions that begins at the storage's first byte; that tensor lives on the stack only.
- */
+ * The storage is retained by the window. */
 ms_status ms_tensor_on(ms_storage *storage, ms_dtype dtype, uint32_t dims, const int64_t *shape,
                        ms_tensor **out)
 {
@@ -169,7 +179,8 @@ bool ms_engine_makes_meta(const ms_engine *engine)
 
 bool ms_tensor_is_meta(const ms_tensor *tensor) { return ms_storage_is_meta(tensor->storage); }
 
-/* The struct comes first: it is given back if the pool has no memory. */
+/* The struct comes first: it is given back if the pool has no memory. The memory is the current
+ * stream's: it is ready for tasks of that stream at once, and holds anything. */
 ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
                         ms_tensor **out)
 {
@@ -209,7 +220,8 @@ void ms_tensor_drop_cast(ms_tensor *tensor)
     ms_tensor_release(cast);
 }
 
-/* The cast is valid as long as the tensor's memory has the version that it has now. */
+/* The cast is valid as long as the tensor's memory has the version that it has now. The tensor is
+ * not retained: when it goes, it takes itself off the list (ms_tensor_release). */
 void ms_tensor_hold_cast(ms_tensor *tensor, ms_tensor *cast)
 {
     ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
@@ -222,7 +234,9 @@ void ms_tensor_hold_cast(ms_tensor *tensor, ms_tensor *cast)
 
 /* Gives a window of a tensor that has a valid cast the same window of the cast. Without it, the
  * parts of one weight (queries, keys and values in one matrix) would be cast again, each for
- * itself. The cast must have the base's order in memory, as the window's strides apply to both. */
+ * itself. The cast must have the base's order in memory, as the window's strides apply to both. A
+ * cast with another version than the base's is out of date and is left alone: ms_tensor_cast_cached
+ * drops it. */
 static ms_status inherit_cast(ms_tensor *base, int64_t offset, ms_tensor *window)
 {
     ms_tensor *cast = base->cast, *part = NULL;
@@ -238,7 +252,8 @@ static ms_status inherit_cast(ms_tensor *base, int64_t offset, ms_tensor *window
 }
 
 /* offset counts from the base's first element. The window must lie in the storage; it may be larger
- * than the base. An empty window keeps the base's offset, so that it never points past the end. */
+ * than the base. An empty window keeps the base's offset, so that it never points past the end.
+ * made_version is that of its memory now: the tape compares it with later versions. */
 ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
                            const int64_t *strides, int64_t offset, ms_tensor **out)
 {
@@ -286,7 +301,8 @@ ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
 }
 
 /* The tensor's cast is of the old memory, so it goes. Natural strides: the part is filled in
- * row-major order. */
+ * row-major order. Nothing is allocated, so it cannot fail. Gradient history that points at the old
+ * memory is the caller's concern. */
 void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset)
 {
     ms_storage *before = tensor->storage;
@@ -300,12 +316,14 @@ void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset)
 }
 
 /* A new window on the same elements, without history: operators save aliases, so that a node does
- * not hold itself. */
+ * not hold itself. It shares the storage, so it keeps the memory alive and sees later writes; the
+ * version says whether there were any. */
 ms_status ms_tensor_alias(ms_tensor *tensor, ms_tensor **out)
 {
     return ms_tensor_window(tensor, tensor->dims, tensor->shape, tensor->strides, 0, out);
 }
 
+/* A plain counter: tensors belong to the host thread. */
 ms_tensor *ms_tensor_retain(ms_tensor *tensor)
 {
     MS_ASSERT(tensor->references > 0);
@@ -313,6 +331,8 @@ ms_tensor *ms_tensor_retain(ms_tensor *tensor)
     return tensor;
 }
 
+/* NULL is allowed, so that exits release what they may not have made. The storage's memory is
+ * reused in stream order: tasks that are still enqueued may go on reading it. */
 void ms_tensor_release(ms_tensor *tensor)
 {
     MS_ASSERT(!tensor || tensor->references > 0);
@@ -331,6 +351,8 @@ uint32_t ms_tensor_dims(const ms_tensor *tensor) { return tensor->dims; }
 const int64_t *ms_tensor_shape(const ms_tensor *tensor) { return tensor->shape; }
 const int64_t *ms_tensor_strides(const ms_tensor *tensor) { return tensor->strides; }
 int64_t ms_tensor_count(const ms_tensor *tensor) { return tensor->count; }
+/* The bytes of its elements, which is more than its memory where it is expanded and less than its
+ * extent where it has gaps. */
 size_t ms_tensor_bytes(const ms_tensor *tensor)
 {
     return (size_t)tensor->count * ms_dtype_bytes(tensor->dtype);

@@ -9,7 +9,8 @@
 
 /* ------------------------------------------------------------------ windows */
 
-/* First and last byte of a tensor in its storage. Only for tensors that have elements. */
+/* First and last byte of a tensor in its storage. Only for tensors that have elements. Strides are
+ * never negative, so the last position has the greatest offset. */
 static void span_of(const ms_tensor *tensor, int64_t *first, int64_t *last)
 {
     int64_t size = (int64_t)ms_dtype_bytes(ms_tensor_dtype(tensor)), end = 0;
@@ -20,7 +21,7 @@ static void span_of(const ms_tensor *tensor, int64_t *first, int64_t *last)
 }
 
 /* Whether both walk the same elements in the same order: then each position is read before it is
- * written. */
+ * written. Dimensions of size 1 may differ in their strides, which are never used. */
 static bool same_window(const ms_tensor *a, const ms_tensor *b)
 {
     uint32_t dims = ms_tensor_dims(a);
@@ -35,7 +36,8 @@ static bool same_window(const ms_tensor *a, const ms_tensor *b)
 }
 
 /* Decided by the first and last bytes. Interleaved windows (even and odd columns) count as
- * overlapping although they share nothing: they cost a copy, no error. */
+ * overlapping although they share nothing: they cost a copy, no error. An exact test of two strided
+ * windows would cost more than the rare copy. */
 bool ms_tensor_overlaps(const ms_tensor *out, const ms_tensor *in)
 {
     if (ms_tensor_storage(out) != ms_tensor_storage(in) || ms_tensor_count(out) == 0
@@ -49,7 +51,7 @@ bool ms_tensor_overlaps(const ms_tensor *out, const ms_tensor *in)
 }
 
 /* An empty slice at the end of a dimension would begin past the memory, so it begins at the start.
- */
+ * The range is the caller's to check. */
 ms_status ms_tensor_slice(ms_tensor *whole, uint32_t dim, int64_t start, int64_t length, bool drop,
                           ms_tensor **out)
 {
@@ -67,7 +69,8 @@ ms_status ms_tensor_slice(ms_tensor *whole, uint32_t dim, int64_t start, int64_t
 /* ------------------------------------------------------------------ copying */
 
 /* Copies between tensors of one dtype that do not overlap, broadcasting `from`. The kernel moves
- * elements by their size only. */
+ * elements by their size only. So f16 and bf16, or i32 and f32, share one path, and NaNs keep their
+ * bits. */
 static ms_status enqueue_copy(ms_engine *engine, ms_tensor *from, ms_tensor *to)
 {
     ms_copy_args args = { .to = ms_tensor_data(to),
@@ -83,7 +86,8 @@ static ms_status enqueue_copy(ms_engine *engine, ms_tensor *from, ms_tensor *to)
 }
 
 /* A change of dtype is the elementwise kernel cast, which does its own check for overlaps.
- * Overlapping memory of one dtype is copied twice, by way of a new tensor. */
+ * Overlapping memory of one dtype is copied twice, by way of a new tensor. All copies of the layer
+ * end here, also those of a restore. */
 ms_status ms_copy_into(ms_engine *engine, ms_tensor *from, ms_tensor *to)
 {
     if (ms_tensor_count(to) == 0) return MS_OK;
@@ -101,7 +105,8 @@ ms_status ms_copy_into(ms_engine *engine, ms_tensor *from, ms_tensor *to)
     return status;
 }
 
-/* A new tensor with the shape of `from`, the dtype and from's values. */
+/* A new tensor with the shape of `from`, the dtype and from's values. The copy is contiguous
+ * whatever the strides of `from`. */
 static ms_status copy_as(ms_engine *engine, ms_tensor *from, ms_dtype dtype, ms_tensor **out)
 {
     ms_tensor *copy = NULL;
@@ -118,6 +123,7 @@ ms_status ms_copy_new(ms_engine *engine, ms_tensor *from, ms_tensor **out)
     return copy_as(engine, from, ms_tensor_dtype(from), out);
 }
 
+/* Callers release the result in both cases, and take addresses from it and not from the tensor. */
 ms_status ms_op_as_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
 {
     if (!ms_tensor_is_contiguous(tensor)) return ms_copy_new(engine, tensor, out);
@@ -125,6 +131,7 @@ ms_status ms_op_as_contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **
     return MS_OK;
 }
 
+/* A copy in another dtype is contiguous; the tensor itself may have any strides. */
 ms_status ms_op_as_dtype(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, ms_tensor **out)
 {
     if (ms_tensor_dtype(tensor) != dtype) return copy_as(engine, tensor, dtype, out);
@@ -134,7 +141,8 @@ ms_status ms_op_as_dtype(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, m
 
 /* ---------------------------------------------------------------- constants */
 
-/* The value as an element of the dtype, in the low bytes. */
+/* The value as an element of the dtype, in the low bytes. Rounding to 16 bits goes by way of f32,
+ * as that of all computed values does. */
 static uint64_t bits_of(ms_dtype dtype, double value)
 {
     switch (dtype) {
@@ -146,7 +154,8 @@ static uint64_t bits_of(ms_dtype dtype, double value)
     }
 }
 
-/* Filling writes bit patterns, so one kernel serves all dtypes of a size. */
+/* Filling writes bit patterns, so one kernel serves all dtypes of a size. The order of positions
+ * does not matter, so the loop collapses a contiguous tensor of any dimensions to one row. */
 ms_status ms_fill_into(ms_engine *engine, ms_tensor *out, double value)
 {
     if (ms_tensor_count(out) == 0) return MS_OK;
@@ -161,7 +170,8 @@ ms_status ms_fill_into(ms_engine *engine, ms_tensor *out, double value)
                              1, cost);
 }
 
-/* On failure *out is untouched. */
+/* On failure *out is untouched. Used for zeros where a gradient must exist and nothing has computed
+ * one. */
 ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int64_t *shape,
                      double value, ms_tensor **out)
 {
@@ -177,7 +187,8 @@ ms_status ms_op_full(ms_engine *engine, ms_dtype dtype, uint32_t dims, const int
 
 /* Arguments and cost of a call whose operands do not overlap the result. Operand k of the call is
  * operand k + 1 of the loop. Integers compute in 64 bits if neither the result nor an operand is a
- * float; a FLOP is counted for each element, whatever the function. */
+ * float; a FLOP is counted for each element, whatever the function. The cost counts an operand's
+ * bytes by its elements, which is too much for an expanded one. */
 static void fill_arguments(const ms_elementwise *call, ms_tensor *const *operands, ms_tensor *out,
                            ms_elementwise_args *args, ms_task_cost *cost)
 {
@@ -210,7 +221,8 @@ static void fill_arguments(const ms_elementwise *call, ms_tensor *const *operand
 }
 
 /* Whether a large operand is contiguous along another dimension than the result: walking it across
- * its cache lines takes many times as long as turning it with the blocked copy first. */
+ * its cache lines takes many times as long as turning it with the blocked copy first. Small
+ * operands stay in a cache, where the order of reading costs little. */
 static bool is_turned(const ms_tensor *out, const ms_tensor *operand)
 {
     ms_loop loop;
@@ -229,7 +241,8 @@ static bool is_turned(const ms_tensor *out, const ms_tensor *operand)
 
 /* Operands are copied first where they overlap the result in another window, or where walking them
  * is slow. A copy is held until the task is enqueued: stream order keeps its memory from being
- * reused earlier. */
+ * reused earlier. An operand that is the same window as the result is not copied: kernels read a
+ * position before they write it. */
 ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_tensor *out)
 {
     if (ms_tensor_count(out) == 0) return MS_OK;
@@ -253,6 +266,7 @@ ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_
     return status;
 }
 
+/* A result that has no memory yet can overlap nothing, but its operands may still be turned. */
 ms_status ms_elementwise_new(ms_engine *engine, const ms_elementwise *call, ms_dtype dtype,
                              uint32_t dims, const int64_t *shape, ms_tensor **out)
 {

@@ -13,20 +13,22 @@
 #include "tensor/op.h"
 #include "tensor/state.h"
 
-/* A window on inputs[0] as the only output. */
+/* A window on inputs[0] as the only output. ms_tensor_window checks what it may reach, so a mistake
+ * in strides is an error and no access outside. */
 static ms_status window(ms_op_call *call, uint32_t dims, const int64_t *shape,
                         const int64_t *strides, int64_t offset)
 {
     return ms_tensor_window(call->inputs[0], dims, shape, strides, offset, &call->outputs[0]);
 }
 
-/* The dimension of inputs[0] that an attribute names; false if there is none. */
+/* The dimension of inputs[0] that an attribute names; false if there is none. Negative numbers
+ * count from the end. */
 static bool find_dim(const ms_op_call *call, int32_t dim, uint32_t *out)
 {
     return ms_shape_dim(ms_tensor_dims(call->inputs[0]), dim, out);
 }
 
-/* The error for that. */
+/* The error for that. Messages count dimensions from 1, as scripts do. */
 static ms_status no_dim(const ms_op_call *call, int32_t dim)
 {
     return ms_op_refuse(call, "there is no dimension %d", ms_dim_named(dim));
@@ -35,7 +37,8 @@ static ms_status no_dim(const ms_op_call *call, int32_t dim)
 /* ------------------------------------------------------------ view, reshape */
 
 /* The asked sizes, with a size of -1 worked out from the count of elements. It cannot be worked out
- * where another size is 0: any number would fit. */
+ * where another size is 0: any number would fit. The product of sizes is checked for overflow, as a
+ * script may ask for any. */
 static ms_status wanted_shape(const ms_op_call *call, int64_t *shape)
 {
     uint32_t dims = call->attributes.shape.dims;
@@ -66,7 +69,8 @@ static ms_status wanted_shape(const ms_op_call *call, int64_t *shape)
 /* The strides with which `shape` walks the tensor in order; false if there are none. From the
  * innermost dimension outwards, old dimensions that follow each other in memory form a run, and
  * each run must hold a whole number of new dimensions: a new dimension across the gap between two
- * runs would have no single stride. */
+ * runs would have no single stride. Dimensions of size 1 are skipped on both sides: their strides
+ * are never used. A tensor without elements takes any shape. */
 static bool view_strides(const ms_tensor *tensor, uint32_t dims, const int64_t *shape,
                          int64_t *strides)
 {
@@ -97,7 +101,9 @@ static bool view_strides(const ms_tensor *tensor, uint32_t dims, const int64_t *
 }
 
 /* reshape copies where no strides can express the shape; view refuses, so that a script that relies
- * on sharing memory learns that it would not. */
+ * on sharing memory learns that it would not. The copy is contiguous, so it has strides for every
+ * shape. It is a view of the copy that is returned, and the copy's memory lives as long as the
+ * view. */
 static ms_status reshape_to(ms_op_call *call, bool may_copy)
 {
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
@@ -122,7 +128,8 @@ static ms_status reshape_to(ms_op_call *call, bool may_copy)
 static ms_status view_forward(ms_op_call *call) { return reshape_to(call, false); }
 static ms_status reshape_forward(ms_op_call *call) { return reshape_to(call, true); }
 
-/* dx is g in the input's shape: for view, reshape, squeeze and unsqueeze. */
+/* dx is g in the input's shape: for view, reshape, squeeze and unsqueeze. A reshape and no view,
+ * since a gradient may have any strides, also 0. */
 static ms_status shape_backward(ms_op_gradient *gradient)
 {
     if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
@@ -135,7 +142,7 @@ static ms_status shape_backward(ms_op_gradient *gradient)
 /* ---------------------------------------------------- narrow, select, split */
 
 /* `length` positions of one dimension from `start` on, counted from 0; messages count from 1, as
- * scripts do. */
+ * scripts do. The test is written without start + length, which could overflow. */
 static ms_status narrow_forward(ms_op_call *call)
 {
     const ms_tensor *in = call->inputs[0];
@@ -150,7 +157,8 @@ static ms_status narrow_forward(ms_op_call *call)
     return ms_tensor_slice(call->inputs[0], dim, start, length, false, &call->outputs[0]);
 }
 
-/* One position of a dimension, which is dropped from the shape. */
+/* One position of a dimension, which is dropped from the shape. A window of the position's memory:
+ * a script that writes it writes the tensor. */
 static ms_status select_forward(ms_op_call *call)
 {
     const ms_tensor *in = call->inputs[0];
@@ -164,7 +172,9 @@ static ms_status select_forward(ms_op_call *call)
     return ms_tensor_slice(call->inputs[0], dim, start, 1, true, &call->outputs[0]);
 }
 
-/* dx is zeros with g copied into the slice. */
+/* dx is zeros with g copied into the slice. The rest of the tensor did not enter the result, so its
+ * gradient is 0. Where many slices of one tensor are used, split's backward costs less: it writes
+ * each element once. */
 static ms_status slice_backward(ms_op_gradient *gradient, bool drop)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -184,6 +194,7 @@ static ms_status slice_backward(ms_op_gradient *gradient, bool drop)
     return status;
 }
 
+/* `drop` says whether the gradient has the dimension. */
 static ms_status narrow_backward(ms_op_gradient *gradient)
 {
     return slice_backward(gradient, false);
@@ -193,7 +204,8 @@ static ms_status select_backward(ms_op_gradient *gradient)
     return slice_backward(gradient, true);
 }
 
-/* Adjoining slices that cover the dimension, one output each. */
+/* Adjoining slices that cover the dimension, one output each. A failure in the middle leaves the
+ * first outputs to ms_op_run, which releases them. */
 static ms_status split_forward(ms_op_call *call)
 {
     ms_tensor *in = call->inputs[0];
@@ -221,7 +233,8 @@ static ms_status split_forward(ms_op_call *call)
 }
 
 /* Whether the gradients of all parts have arrived and already are the parts of one tensor in
- * memory, as attention's backward makes them for the matrix of queries, keys and values. */
+ * memory, as attention's backward makes them for the matrix of queries, keys and values. The
+ * strides of all parts are equal, so the first part's strides walk the whole as well. */
 static bool adjoining(const ms_op_gradient *gradient, uint32_t dim)
 {
     const ms_tensor *first = gradient->gradients[0];
@@ -239,7 +252,8 @@ static bool adjoining(const ms_op_gradient *gradient, uint32_t dim)
 
 /* dx is the whole of which the gradients are parts: a window on their memory if they adjoin.
  * Otherwise each part's gradient, or zeros where none arrived, is copied into its place of one new
- * tensor, so that every element is written once. */
+ * tensor, so that every element is written once. Zeros are written only for parts whose output
+ * nothing used. */
 static ms_status split_backward(ms_op_gradient *gradient)
 {
     const ms_tensor_info *info = &gradient->inputs[0];
@@ -269,7 +283,8 @@ static ms_status split_backward(ms_op_gradient *gradient)
 
 /* ----------------------------------------------- transpose, permute, expand */
 
-/* Dimension d of the result is dimension order[d] of the input. */
+/* Dimension d of the result is dimension order[d] of the input. It checks nothing: callers pass an
+ * order in which each dimension occurs once. */
 static ms_status permuted(ms_tensor *in, const uint32_t *order, ms_tensor **out)
 {
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
@@ -280,7 +295,8 @@ static ms_status permuted(ms_tensor *in, const uint32_t *order, ms_tensor **out)
     return ms_tensor_window(in, ms_tensor_dims(in), shape, strides, 0, out);
 }
 
-/* The order that exchanges the two dimensions of the attributes; it is its own inverse. */
+/* The order that exchanges the two dimensions of the attributes; it is its own inverse. Both
+ * numbers may be negative, and may be equal. */
 static bool swap_order(uint32_t dims, const ms_attributes *attributes, uint32_t *order)
 {
     uint32_t a = 0, b = 0;
@@ -292,7 +308,8 @@ static bool swap_order(uint32_t dims, const ms_attributes *attributes, uint32_t 
     return true;
 }
 
-/* A view with two dimensions exchanged; nothing moves in memory. */
+/* A view with two dimensions exchanged; nothing moves in memory. A kernel that needs another order
+ * in memory copies later, and a product reads it as it is. */
 static ms_status transpose_forward(ms_op_call *call)
 {
     uint32_t order[MS_DIMS_MAX];
@@ -303,7 +320,7 @@ static ms_status transpose_forward(ms_op_call *call)
     return permuted(call->inputs[0], order, &call->outputs[0]);
 }
 
-/* dx is g with the same two dimensions exchanged. */
+/* dx is g with the same two dimensions exchanged. The dimensions were checked by forward. */
 static ms_status transpose_backward(ms_op_gradient *gradient)
 {
     uint32_t order[MS_DIMS_MAX];
@@ -312,7 +329,8 @@ static ms_status transpose_backward(ms_op_gradient *gradient)
     return permuted(gradient->gradients[0], order, &gradient->results[0]);
 }
 
-/* The order that the attributes list; false unless each dimension is named once. */
+/* The order that the attributes list; false unless each dimension is named once. `seen` has a bit
+ * for each dimension, so a repeated one leaves a gap. */
 static bool permute_order(uint32_t dims, const ms_attributes *attributes, uint32_t *order)
 {
     uint32_t seen = 0;
@@ -335,7 +353,7 @@ static ms_status permute_forward(ms_op_call *call)
     return permuted(call->inputs[0], order, &call->outputs[0]);
 }
 
-/* g in the inverse order. */
+/* g in the inverse order. The order is worked out again from the attributes; nothing is saved. */
 static ms_status permute_backward(ms_op_gradient *gradient)
 {
     uint32_t order[MS_DIMS_MAX], back[MS_DIMS_MAX] = { 0 };
@@ -345,7 +363,9 @@ static ms_status permute_backward(ms_op_gradient *gradient)
     return permuted(gradient->gradients[0], back, &gradient->results[0]);
 }
 
-/* Repeats dimensions of size 1, and adds leading ones, by strides of 0. -1 keeps a size. */
+/* Repeats dimensions of size 1, and adds leading ones, by strides of 0. -1 keeps a size. A tensor
+ * that was expanded cannot be written in place (ms_op_output), as one element stands for
+ * several. */
 static ms_status expand_forward(ms_op_call *call)
 {
     const ms_tensor *in = call->inputs[0];
@@ -369,6 +389,7 @@ static ms_status expand_forward(ms_op_call *call)
     return window(call, dims, shape, strides, 0);
 }
 
+/* The transpose of a repetition is a sum over it. */
 static ms_status expand_backward(ms_op_gradient *gradient)
 {
     if (!gradient->needs[0] || !gradient->gradients[0]) return MS_OK;
@@ -378,7 +399,8 @@ static ms_status expand_backward(ms_op_gradient *gradient)
 
 /* ------------------------------------------------------- squeeze, unsqueeze */
 
-/* Only a dimension of size 1 can be dropped: anything else would lose elements. */
+/* Only a dimension of size 1 can be dropped: anything else would lose elements. Its gradient is a
+ * reshape (shape_backward), which needs no number of the dimension. */
 static ms_status squeeze_forward(ms_op_call *call)
 {
     const ms_tensor *in = call->inputs[0];
@@ -390,7 +412,8 @@ static ms_status squeeze_forward(ms_op_call *call)
     return ms_tensor_slice(call->inputs[0], dim, 0, 1, true, &call->outputs[0]);
 }
 
-/* A new dimension of size 1; its stride is never used. */
+/* A new dimension of size 1; its stride is never used. The dimension is counted in the result, so
+ * the last one can be named, too. */
 static ms_status unsqueeze_forward(ms_op_call *call)
 {
     const ms_tensor *in = call->inputs[0];
