@@ -5,7 +5,8 @@
  * link before it. */
 enum { MOST_LINKS = 32, MARKS_PER_LINK = 2 };
 
-/* The accounts of one chain. The arrays follow the record in the same allocation. */
+/* The accounts of one chain. The arrays follow the record in the same allocation. A link wraps work
+ * twice if it encodes and decodes, hence two marks for each. */
 struct ms_accounts {
     ms_engine *engine;
     uint32_t buckets, links;
@@ -26,7 +27,8 @@ struct ms_accounts {
 };
 
 /* All groups, because a link may use groups of its own, and since only this bucket's work is
- * enqueued between two calls. */
+ * enqueued between two calls. Calls are not added: one reduction may consist of many collectives.
+ * */
 ms_traffic ms_accounts_traffic(const ms_engine *engine)
 {
     ms_traffic sum = { 0 };
@@ -66,6 +68,7 @@ ms_status ms_accounts_new(ms_group *group, uint32_t buckets, uint32_t links, ms_
     return MS_OK;
 }
 
+/* The marks' memory stays with the engine until the streams have passed them. */
 void ms_accounts_free(ms_accounts *accounts)
 {
     if (!accounts) return;
@@ -128,7 +131,8 @@ static ms_status account(void *user, uint32_t link)
     return status;
 }
 
-/* Work before the first call of `account` is charged to no link. */
+/* Work before the first call of `account` is charged to no link. bit 0 of `seen` stands for "no
+ * link", which counts no calls. The first bucket starts the counts of a pass. */
 void ms_accounts_begin(ms_accounts *accounts, ms_bucket *bucket, uint32_t set)
 {
     if (!accounts) return;
@@ -144,6 +148,8 @@ void ms_accounts_begin(ms_accounts *accounts, ms_bucket *bucket, uint32_t set)
     bucket->account_user = accounts;
 }
 
+/* The last link is charged up to here. The pointer is cleared first: nothing that follows belongs
+ * to this bucket. */
 ms_status ms_accounts_end(ms_accounts *accounts, ms_bucket *bucket)
 {
     if (!accounts) return MS_OK;
@@ -151,6 +157,7 @@ ms_status ms_accounts_end(ms_accounts *accounts, ms_bucket *bucket)
     return account(accounts, 0);
 }
 
+/* Gradients may be reduced again before the step ends; its counts are those of the last pass. */
 void ms_accounts_step_end(ms_accounts *accounts)
 {
     for (uint32_t i = 0; accounts && i <= accounts->links; i++)
@@ -166,7 +173,9 @@ static uint64_t overlap(uint64_t a, uint64_t b, uint64_t from, uint64_t to)
 }
 
 /* Each span between two marks is charged to the owner of that span. `exposed` is the part of it in
- * which the model's stream waited. */
+ * which the model's stream waited. The spans of the reductions come from times.c; a link's share of
+ * one begins where the link before it ended. Exposed time of all links adds up to that of the pass,
+ * as far as reductions ran then. */
 void ms_accounts_harvest(ms_accounts *accounts, uint32_t set, uint32_t buckets,
                          const ms_span *spans, uint64_t wait, uint64_t ready)
 {
@@ -189,6 +198,8 @@ void ms_accounts_harvest(ms_accounts *accounts, uint32_t set, uint32_t buckets,
 
 uint32_t ms_accounts_links(const ms_accounts *accounts) { return accounts ? accounts->links : 0; }
 
+/* Bytes and times may be of different passes: bytes are known when work is enqueued, times when it
+ * has run. */
 ms_link_stats ms_accounts_stats(const ms_accounts *accounts, uint32_t link, bool of_step)
 {
     if (!accounts || link > accounts->links) return (ms_link_stats){ 0 };

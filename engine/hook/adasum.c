@@ -10,14 +10,16 @@
  * and receive the result from it at the end. */
 #include "hook/work.h"
 
-/* A run of the bucket's numbers. */
+/* A run of the bucket's numbers. It may run across parameters, and across their borders. */
 typedef struct span {
     int64_t first, count;
 } span;
 
 /* ------------------------------------------------------------- what travels */
 
-/* One half of an exchange, on its own point: the caller decides when the current stream waits. */
+/* One half of an exchange, on its own point: the caller decides when the current stream waits.
+ * Sends and receives are numbered for each pair of ranks and direction and run on streams of their
+ * own, so that a pair cannot block another one. */
 static void pass(ms_work *w, ms_collective_kind kind, ms_tensor *t, uint32_t other, ms_point *ready)
 {
     ms_collective call = { .kind = kind,
@@ -102,7 +104,7 @@ static void multiply(ms_work *w, const table *t, uint32_t position, ms_tensor *m
                  entry(w, t, t->theirs, position));
 }
 
-/* mine = mine * its factor + theirs * its factor. */
+/* mine = mine * its factor + theirs * its factor. `theirs` is scratch and is scaled in place. */
 static void combine(ms_work *w, const table *t, uint32_t position, ms_tensor *mine,
                     ms_tensor *theirs)
 {
@@ -111,7 +113,8 @@ static void combine(ms_work *w, const table *t, uint32_t position, ms_tensor *mi
     ms_work_change(w, &ms_op_add, 0, mine, theirs);
 }
 
-/* f for the part of each parameter that is in `kept`; `theirs` begins at the same number. */
+/* f for the part of each parameter that is in `kept`; `theirs` begins at the same number. An inner
+ * work for each parameter keeps the number of tensors at once small, whatever the model has. */
 static void each_parameter(ms_work *w, span kept, ms_tensor *mine, ms_tensor *theirs,
                            const table *t, part_function f)
 {

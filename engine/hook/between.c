@@ -15,7 +15,8 @@ static size_t up(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
 /* The parts of gradients that are in the shard, which begins at number `first` of the buffer. A
  * gradient may lie in several shards; each of their ranks sees its part as a gradient of its own,
- * so that links by parameter (PowerSGD, Adasum) work on shards. */
+ * so that links by parameter (PowerSGD, Adasum) work on shards. The parts are 1-D, because a cut
+ * runs through rows. Padding belongs to no piece. */
 static ms_status take_pieces(ms_between *between, int64_t first)
 {
     ms_bucket *inner = &between->bucket;
@@ -49,7 +50,8 @@ static void place_lists(ms_between *between, char *at, size_t pointers)
 
 /* An all_reduce bucket of the replicas, which has no numbers yet. It copies the record of the
  * hybrid bucket, then replaces everything that the record owns, since ms_between_drop releases it.
- * links_before makes its links count on after those of the outer chain. */
+ * links_before makes its links count on after those of the outer chain. A copy of the record brings
+ * along what the inner links read: the engine, the index, the label and the account. */
 static ms_status new_between(ms_bucket *of, ms_between **out)
 {
     size_t head = up(sizeof(ms_between)), pointers = up(of->count * sizeof(void *));
@@ -115,6 +117,8 @@ static ms_status open_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op op
     return MS_OK;
 }
 
+/* For hosts that run the links between in their own language. Until the close, the outer bucket
+ * must not be touched. */
 ms_status ms_between_open(const ms_link *reduce, ms_bucket *bucket, ms_between **out)
 {
     return open_by(reduce, bucket, reduce->options.op, out);

@@ -23,7 +23,9 @@ ms_status ms_bucket_group(ms_bucket *bucket, ms_bucket_level level, ms_group **o
     return bucket->kind == lacks ? ms_comm_alone(bucket->engine, out) : MS_OK;
 }
 
-/* Retains before it releases: the new buffer may be the old one, or a view of it. */
+/* Retains before it releases: the new buffer may be the old one, or a view of it. Nothing is
+ * checked here: a link may encode into any dtype and length, and the links that cannot work on it
+ * say so themselves (ms_link_check_bucket). */
 void ms_bucket_set_buffer(ms_bucket *bucket, ms_tensor *tensor)
 {
     ms_tensor *before = bucket->buffer;
@@ -53,14 +55,16 @@ ms_status ms_bucket_set_sent(ms_bucket *bucket, ms_tensor *sent)
     return MS_OK;
 }
 
-/* Storage and version together identify the contents: any later write changes the version. */
+/* Storage and version together identify the contents: any later write changes the version. The
+ * storage is only compared, never used, so it needs no reference. */
 void ms_bucket_mark_lossless(ms_bucket *bucket)
 {
     bucket->lossless = ms_tensor_storage(bucket->buffer);
     bucket->lossless_version = ms_tensor_version(bucket->buffer);
 }
 
-/* True where no link wants the residual: later losses then do not matter. */
+/* True where no link wants the residual: later losses then do not matter. A buffer of another
+ * length makes the reduction ask for a report by itself, see ms_bucket_set_sent. */
 bool ms_bucket_loss_is_known(const ms_bucket *bucket)
 {
     if (!bucket->wants_sent || bucket->sent
@@ -94,6 +98,7 @@ ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor **out)
                             ms_tensor_offset(view) - ms_tensor_offset(bucket->flat), out);
 }
 
+/* In a hybrid bucket the shard group decides: the ranks outside of it hold the same shards. */
 uint32_t ms_bucket_shards(const ms_bucket *bucket, uint32_t *own)
 {
     const ms_group *group = bucket->kind == MS_BUCKET_HYBRID ? bucket->shards : bucket->group;
@@ -102,6 +107,7 @@ uint32_t ms_bucket_shards(const ms_bucket *bucket, uint32_t *own)
     return whole ? 1 : ms_group_size(group);
 }
 
+/* Padding is at the end, so this is also the position at which it begins. */
 int64_t ms_bucket_numbers(const ms_bucket *bucket)
 {
     int64_t count = 0;
@@ -110,7 +116,8 @@ int64_t ms_bucket_numbers(const ms_bucket *bucket)
 }
 
 /* Shards are equal parts in the order of ranks of the shard group; padding makes the length divide.
- */
+ * A view and not a copy: a link that writes its result there has written it where the reducer wants
+ * it. */
 ms_status ms_bucket_shard(ms_bucket *bucket, ms_tensor *full, ms_tensor **out)
 {
     char have[160];

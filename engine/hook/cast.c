@@ -3,7 +3,8 @@
 
 /* A cast loses only rounding. If the loss was known before, the buffer is marked as lossless again:
  * the reduction reports what travels, in the dtype of the cast, and the residual gets the rounding
- * from that report. */
+ * from that report. The new buffer is in memory of the group, where the collective reads it without
+ * a copy of its own. */
 ms_status ms_cast_encode(const ms_link *link, ms_bucket *bucket)
 {
     ms_tensor *made = NULL;
@@ -32,7 +33,8 @@ static ms_status place_for(ms_bucket *bucket, ms_tensor *before, int64_t count, 
 }
 
 /* Back to the dtype before the cast, in the memory of the buffer that was encoded, which needs no
- * allocation in the usual case. */
+ * allocation in the usual case. `before` is free to be overwritten: all that the later links wanted
+ * of it they have. */
 ms_status ms_cast_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
                          ms_tensor *reduced, ms_tensor **out)
 {

@@ -7,7 +7,7 @@
 /* ------------------------------------------------------------------- checks */
 
 /* place: a kind of bucket, or MS_BUCKET_KINDS for links between the reductions of a hybrid bucket.
- */
+ * The reason is the kind's own text, which says what to use there. */
 static ms_status check_place(ms_engine *engine, uint32_t place, const ms_link *link)
 {
     const ms_link_kind *kind = link->kind;
@@ -74,6 +74,7 @@ ms_status ms_chain_check(ms_engine *engine, ms_bucket_kind kind, const ms_link *
                               MS_CHAIN_LINKS, count);
     uint32_t outer = around(links, count);
     ms_status status = check_each(engine, kind, links, outer);
+    /* Without links between there is nothing that needs a hybrid bucket. */
     if (status || outer == count) return status;
     if (kind != MS_BUCKET_HYBRID)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
@@ -100,6 +101,7 @@ ms_status ms_chain_take(ms_engine *engine, ms_bucket_kind kind, const ms_link *l
     return status;
 }
 
+/* The pointers are cleared, so that dropping twice is harmless. */
 void ms_chain_drop(ms_link *taken, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -118,12 +120,15 @@ ms_status ms_link_run_encode(const ms_link *link, ms_bucket *bucket)
     return status ? status : link->kind->encode(link, bucket);
 }
 
+/* The bucket is not checked again: decode gets the tensors that it works on as arguments. */
 ms_status ms_link_run_decode(const ms_link *link, ms_bucket *bucket, ms_tensor *before,
                              ms_tensor *reduced, ms_tensor **out)
 {
     return link->kind->decode(link, bucket, before, reduced, out);
 }
 
+/* The result may be the buffer, a part of it, or another tensor; in each case it is one owned
+ * reference. */
 ms_status ms_link_run_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     ms_status status = ms_link_check_bucket(link, bucket);
@@ -151,7 +156,8 @@ void ms_chain_end(ms_bucket *bucket, ms_dtype autocast)
     bucket->sent = NULL;
 }
 
-/* Charges what comes now to link `number`. */
+/* Charges what comes now to link `number`. A reduction has no label of its own in the trace,
+ * because its collective has one. */
 static ms_status enter(const ms_link *link, uint32_t number, ms_bucket *bucket)
 {
     bucket->link = number;
@@ -262,6 +268,7 @@ ms_status ms_chain_run_links(const ms_link *links, uint32_t count, ms_bucket *bu
     return status;
 }
 
+/* The label of the trace is put back, since backward goes on with other work after this. */
 ms_status ms_chain_run(const ms_link *links, uint32_t count, ms_bucket *bucket, ms_tensor **result)
 {
     ms_dtype autocast = ms_chain_begin(bucket);

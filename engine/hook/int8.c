@@ -15,7 +15,8 @@
  * to even. */
 #define ROUND 12582912.0
 
-/* Rounds in place, to the nearest integer. */
+/* Rounds in place, to the nearest integer. There is no operator for it; the price is a second pass
+ * over the numbers. */
 static void round_into(ms_work *w, ms_tensor *t)
 {
     ms_work_change(w, &ms_op_add_scalar, ROUND, t, NULL);
@@ -43,6 +44,7 @@ static ms_tensor *find_scales(ms_work *w, ms_tensor *x, ms_tensor **zero)
     ms_work_change(w, &ms_op_maximum_scalar, 0, high, NULL);
     ms_work_change(w, &ms_op_sub, 1, high, low);
     ms_work_change(w, &ms_op_div_scalar, 255, high, NULL);
+    /* A row of zeros has the range 0, and the division below would give NaN. */
     ms_work_change(w, &ms_op_maximum_scalar, FLT_EPSILON, high, NULL);
     *zero = ms_work_apply(w, &ms_op_div, 0, low, high);
     ms_work_change(w, &ms_op_neg, 0, *zero, NULL);
@@ -70,7 +72,9 @@ static ms_tensor *quantize(ms_work *w, ms_tensor *x, ms_tensor **scales)
     return wire;
 }
 
-/* What a receiver decodes, x = (code - zero) * scale, from codes [rows, n] and scales [rows, 2]. */
+/* What a receiver decodes, x = (code - zero) * scale, from codes [rows, n] and scales [rows, 2].
+ * The zero is subtracted before the product, in this order on every rank: the results are the same
+ * bits. */
 static ms_tensor *numbers(ms_work *w, ms_tensor *codes, ms_tensor *scales)
 {
     ms_tensor *x = ms_work_cast(w, codes, MS_F32), *part[2] = { NULL };
@@ -84,7 +88,8 @@ static ms_tensor *numbers(ms_work *w, ms_tensor *codes, ms_tensor *scales)
 }
 
 /* The mean of the ranks' codes [ranks * rows, n] with scales [ranks * rows, 2]. Ranks are added in
- * their order on every rank, so that all get the same bits. */
+ * their order on every rank, so that all get the same bits. The codes of one rank are widened to
+ * f32 at a time, so the f32 memory does not grow with the number of ranks. */
 static ms_tensor *mean(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t ranks, int64_t rows,
                        int64_t n)
 {
@@ -101,14 +106,17 @@ static ms_tensor *mean(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t 
     return sum;
 }
 
-/* For error feedback. own [rows, n]: what the other ranks decode from this rank's codes. */
+/* For error feedback. own [rows, n]: what the other ranks decode from this rank's codes. The
+ * padding at the end of the rows is cut off: `sent` has the buffer's length. */
 static void report(ms_work *w, ms_tensor *own)
 {
     own = ms_work_view(w, own, 0, ms_tensor_count(w->bucket->buffer), 0);
     if (!w->status) w->status = ms_bucket_set_sent(w->bucket, own);
 }
 
-/* The same for this rank's part of the mean: exact, and what its codes decode to. */
+/* The same for this rank's part of the mean: exact, and what its codes decode to. The second
+ * rounding, of the mean, is done by one rank for all, so only this rank's residual may take it.
+ * */
 static void report_part(ms_work *w, ms_tensor *exact, ms_tensor *rounded)
 {
     if (w->status) return;
@@ -119,7 +127,9 @@ static void report_part(ms_work *w, ms_tensor *exact, ms_tensor *rounded)
     ms_work_report_rounding(w, offset, exact, rounded, ms_link_share(w->link, w->bucket));
 }
 
-/* Form all_gather: every rank adds up the codes of all ranks. */
+/* Form all_gather: every rank adds up the codes of all ranks. One round of messages; each rank
+ * receives (ranks - 1) times the codes and decodes all of them, so it suits few ranks or small
+ * buckets. */
 static ms_tensor *gather_rows(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t ranks,
                               int64_t rows, int64_t n)
 {
@@ -127,7 +137,9 @@ static ms_tensor *gather_rows(ms_work *w, ms_tensor *codes, ms_tensor *scales, i
     return mean(w, all, all_scales, ranks, rows, n);
 }
 
-/* Form all_to_all: this rank adds up its part, and all gather the codes of the parts. */
+/* Form all_to_all: this rank adds up its part, and all gather the codes of the parts. Two rounds of
+ * messages, but each rank receives about twice the codes of one bucket however many ranks there
+ * are, and decodes a part of each. */
 static ms_tensor *exchange_rows(ms_work *w, ms_tensor *codes, ms_tensor *scales, int64_t ranks,
                                 int64_t rows, int64_t n, bool reports)
 {
@@ -175,7 +187,9 @@ static ms_tensor *decode_mean(ms_work *w, ms_codec blocks, ms_tensor *payload, i
     return sum;
 }
 
-/* The mean, coded by the int8 codec. x [ranks, n] (all_to_all), or [1, n]. */
+/* The mean, coded by the int8 codec. x [ranks, n] (all_to_all), or [1, n]. The same two forms as
+ * above, with the codec instead of rows: its scales travel inside the payload, so there is one
+ * collective where rows need two. */
 static ms_tensor *reduce_blocks(ms_work *w, ms_tensor *x, int64_t rows, int64_t n)
 {
     const ms_codec blocks = { .kind = MS_CODEC_INT8, .block = w->link->options.int8.block };
@@ -192,13 +206,15 @@ static ms_tensor *reduce_blocks(ms_work *w, ms_tensor *x, int64_t rows, int64_t 
     return decode(w, &ms_op_codec_decode, blocks, ms_work_all_gather(w, payload), n);
 }
 
-/* The next multiple, as rows and blocks are padded to. */
+/* The next multiple, as rows and blocks are padded to. Counts of numbers are far below the overflow
+ * of the sum. */
 static int64_t up(int64_t count, int64_t multiple)
 {
     return (count + multiple - 1) / multiple * multiple;
 }
 
-/* How many rows of how many numbers the bucket is cut into; the last ones are padded. */
+/* How many rows of how many numbers the bucket is cut into; the last ones are padded. The layout
+ * depends on the count, the ranks and the options only, so all ranks cut alike. */
 static void lay_out(const ms_link_options *o, int64_t count, int64_t ranks, int64_t *rows,
                     int64_t *n)
 {
@@ -214,7 +230,8 @@ static void lay_out(const ms_link_options *o, int64_t count, int64_t ranks, int6
 }
 
 /* The buffer is copied into a padded matrix, since rows must have equal lengths; ms_work_give
- * copies the numbers back and leaves the padding out. */
+ * copies the numbers back and leaves the padding out. An empty bucket has no row to code, and its
+ * result is itself. */
 ms_status ms_int8_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     ms_work w = { .link = link, .bucket = bucket };
@@ -230,7 +247,7 @@ ms_status ms_int8_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out
     return ms_work_give(&w, result, out);
 }
 
-/* The codec packs blocks of 8 numbers. */
+/* The codec packs blocks of 8 numbers. Per tensor there is no block. */
 ms_status ms_int8_check(ms_engine *engine, const ms_link_options *options)
 {
     int64_t block = options->int8.block;

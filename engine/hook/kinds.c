@@ -8,7 +8,9 @@
 
 /* ------------------------------------------------------------------ options */
 
-/* Names of the values of each enum, in the order of the enum. */
+/* Names of the values of each enum, in the order of the enum: a host that reads an option writes
+ * the index of the name. premul_sum is missing from ops, because links choose its factor
+ * themselves. */
 static const char *const ops[] = { "sum", "avg", "min", "max", "prod", NULL };
 static const char *const pers[] = { "tensor", "channel", "block", NULL };
 static const char *const forms[] = { "all_gather", "all_to_all", NULL };
@@ -49,13 +51,18 @@ _Static_assert(sizeof(ms_reduce_op) == sizeof(int) && sizeof(ms_int8_per) == siz
         .name = NULL \
     }
 
+/* The options of each kind, in the order in which hosts list them. A field that has no row here
+ * cannot be set by a script and keeps the value of .defaults. */
 static const ms_link_option of_reduce[] = {
     CHOICE("op", op, ops),
     { .name = "between", .type = MS_OPTION_BETWEEN, AT(between) },
     END,
 };
+/* Only links that reduce over a group of their choice have `group`. A mean is then over that
+ * group's size, see ms_link_share. */
 static const ms_link_option of_all_reduce[] = { CHOICE("op", op, ops), GROUP("group", group), END };
 static const ms_link_option of_noop[] = { GROUP("group", group), END };
+/* A cast has no default: f16 and bf16 lose different things, so the script says which. */
 static const ms_link_option of_cast[] = {
     { .name = "dtype",
       .type = MS_OPTION_DTYPE,
@@ -64,6 +71,8 @@ static const ms_link_option of_cast[] = {
     END,
 };
 static const ms_link_option of_error_feedback[] = { NUMBER("decay", decay), END };
+/* The defaults, further down, are those of PyTorch's PowerSGDState, so that what is known about it
+ * applies here. */
 static const ms_link_option of_powersgd[] = {
     INTEGER("rank", powersgd.rank),
     INTEGER("start_step", powersgd.start_step),
@@ -82,6 +91,7 @@ static const ms_link_option of_int8[] = {
     CHOICE("form", int8.form, forms),
     END,
 };
+/* `fraction` has no sensible default: it decides between speed and accuracy. */
 static const ms_link_option of_top_k[] = {
     { .name = "fraction",
       .type = MS_OPTION_NUMBER,
@@ -99,6 +109,8 @@ static const ms_link_option of_post_local_sgd[] = {
     BOOLEAN("reduce_after", post_local_sgd.reduce_after),
     END,
 };
+/* scope is required, since the three compute different things and only "global" is what other
+ * libraries mean by clipping. */
 static const ms_link_option of_clip[] = {
     { .name = "scope",
       .type = MS_OPTION_CHOICE,
@@ -129,6 +141,8 @@ static const ms_link_kind kinds[] = {
       .defaults = { .op = MS_REDUCE_OP_AVG },
       .places = MS_PLACE_ALL,
       .can_round = true },
+    /* The reduction of one kind of bucket, for scripts that say what they mean; in other places it
+     * would return more numbers than the bucket's kind allows. */
     { .name = "all_reduce",
       .reduce = ms_reduce_reduce,
       .options = of_all_reduce,
@@ -136,6 +150,7 @@ static const ms_link_kind kinds[] = {
       .places = MS_PLACE(MS_BUCKET_ALL_REDUCE) | MS_PLACE_BETWEEN,
       .reason = "it leaves every rank all numbers; reduce ends a chain for every kind",
       .can_round = true },
+    /* Nothing travels, and each rank trains by itself: for measuring what communication costs. */
     { .name = "noop", .reduce = ms_noop_reduce, .options = of_noop, .places = MS_PLACE_ALL },
     { .name = "cast",
       .encode = ms_cast_encode,
@@ -145,6 +160,8 @@ static const ms_link_kind kinds[] = {
       .places = MS_PLACE_ALL,
       .keeps_result = true,
       .casts = true },
+    /* It adds the residual before the later links encode, and keeps what they lost. Integers or an
+     * encoded buffer have no residual, hence needs_floats. */
     { .name = "error_feedback",
       .encode = ms_error_feedback_encode,
       .decode = ms_error_feedback_decode,
@@ -156,6 +173,8 @@ static const ms_link_kind kinds[] = {
       .has_state = true,
       .needs_floats = true,
       .keeps_result = true },
+    /* one_model: start_step counts passes of the model whose last bucket ends a pass. Two models
+     * would count together. */
     { .name = "powersgd",
       .reduce = ms_powersgd_reduce,
       .check = ms_powersgd_check,
@@ -171,6 +190,7 @@ static const ms_link_kind kinds[] = {
       .one_model = true,
       .needs_floats = true,
       .compresses = true },
+    /* It keeps no residual of its own; error_feedback before it does. */
     { .name = "int8",
       .reduce = ms_int8_reduce,
       .check = ms_int8_check,
@@ -178,6 +198,8 @@ static const ms_link_kind kinds[] = {
       .defaults = { .int8 = { .block = 512 } },
       .places = MS_PLACE_ALL,
       .needs_floats = true },
+    /* It keeps its own residual and reports all numbers as sent, so error_feedback before it is
+     * allowed and has nothing to do. */
     { .name = "top_k",
       .reduce = ms_top_k_reduce,
       .check = ms_top_k_check,
@@ -185,17 +207,20 @@ static const ms_link_kind kinds[] = {
       .places = MS_PLACE_ALL,
       .has_state = true,
       .needs_floats = true },
+    /* A vote is no mean of what was sent: no residual can make up for what it loses. */
     { .name = "sign_vote",
       .reduce = ms_sign_vote_reduce,
       .places = MS_PLACE_ALL,
       .no_feedback = "leave error_feedback out; recipes/hooks/onebit_adam.lua sends signs with "
                      "feedback",
       .needs_floats = true },
+    /* The factors depend on all ranks' numbers, so a rank does not know what its own became. */
     { .name = "adasum",
       .reduce = ms_adasum_reduce,
       .places = MS_PLACE_ALL,
       .no_feedback = "leave error_feedback out",
       .needs_floats = true },
+    /* It needs no floats: until start_step it is a reduction, and then each subgroup's. */
     { .name = "post_local_sgd",
       .reduce = ms_post_local_sgd_reduce,
       .check = ms_post_local_sgd_check,
@@ -207,6 +232,8 @@ static const ms_link_kind kinds[] = {
                 "between = ... })",
       .has_state = true,
       .one_model = true },
+    /* The link's decode writes the reduced gradients, so keeps_result is false. It is one_model
+     * because of its "global" and "lagged" scopes; ms_link_is_of_one_model excepts "bucket". */
     { .name = "clip",
       .encode = ms_clip_encode,
       .decode = ms_clip_decode,
@@ -218,6 +245,8 @@ static const ms_link_kind kinds[] = {
       .has_state = true,
       .one_model = true,
       .clips = true },
+    /* Its state is the flag "bad" of the pass. It keeps the result: what is wrong is left for the
+     * optimizer to skip. */
     { .name = "nan_check",
       .encode = ms_nan_check_encode,
       .decode = ms_nan_check_decode,
@@ -230,11 +259,13 @@ static const ms_link_kind kinds[] = {
       .checks = true },
 };
 
+/* Hosts build their own tables from these rows at their start, in this order. */
 const ms_link_kind *ms_link_kind_get(uint32_t index)
 {
     return index < COUNT(kinds) ? &kinds[index] : NULL;
 }
 
+/* A linear search: it is used when a link is made, not when it runs. */
 const ms_link_kind *ms_link_find(const char *name)
 {
     for (size_t i = 0; i < COUNT(kinds); i++)

@@ -3,7 +3,8 @@
 
 #include <stdio.h>
 
-/* The group that the link's options name, else the bucket's. */
+/* The group that the link's options name, else the bucket's. Collectives are issued there, so all
+ * ranks of the bucket must name the same one. */
 ms_group *ms_link_group(const ms_link *link, const ms_bucket *bucket)
 {
     return link->options.group ? link->options.group : bucket->group;
@@ -16,6 +17,7 @@ double ms_link_share(const ms_link *link, const ms_bucket *bucket)
     return 1.0 / (link->options.group ? ms_group_size(link->options.group) : bucket->divisor);
 }
 
+/* Optimizers that step bucket by bucket ask this, and then wait for the last bucket. */
 bool ms_link_is_whole(const ms_link *link)
 {
     return link->kind->clips && link->options.clip.scope == MS_CLIP_GLOBAL;
@@ -28,11 +30,13 @@ bool ms_link_is_of_one_model(const ms_link *link)
            && !(link->kind->clips && link->options.clip.scope == MS_CLIP_BUCKET);
 }
 
+/* With "stop" the stream fails, and there is no step to skip. */
 bool ms_link_skips_steps(const ms_link *link)
 {
     return link->kind->checks && link->options.nan_check.action == MS_NAN_SKIP;
 }
 
+/* A chain reports once: the first link that loses some of the numbers does. */
 bool ms_link_reports(const ms_bucket *bucket) { return bucket->wants_sent && !bucket->sent; }
 
 /* Every link's collective carries the bucket's index and label, for traces and for the messages of
@@ -46,7 +50,9 @@ ms_status ms_link_collective(const ms_bucket *bucket, ms_group *group, ms_collec
     return ms_group_enqueue(group, 1, &call, NULL);
 }
 
-/* The group's memory is shared between ranks where the transport needs that. */
+/* The group's memory is shared between ranks where the transport needs that. The memory is the
+ * link's own until the collective is done with it: the tensor keeps it, and tasks that use it later
+ * are in stream order. */
 ms_status ms_link_wire(ms_group *group, ms_tensor *t, ms_dtype dtype, ms_tensor **out)
 {
     ms_storage *storage = NULL;
@@ -96,6 +102,8 @@ static ms_status check_floats(const ms_link *link, const ms_bucket *bucket)
                           ms_tensor_describe(bucket->buffer, have, sizeof have));
 }
 
+/* It is checked when the bucket comes by, since only then it is known whether a link before has set
+ * wants_sent: links in Lua may. */
 ms_status ms_link_refuse_feedback(const ms_link *link, const ms_bucket *bucket)
 {
     if (!bucket->wants_sent) return MS_OK;

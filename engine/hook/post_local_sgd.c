@@ -3,7 +3,8 @@
 #include "hook/links.h"
 
 /* The iteration counts only up to start_step; after it the state does not change, which makes a
- * checkpoint of it valid at any later step. */
+ * checkpoint of it valid at any later step. Until then the mean is over the bucket's own group.
+ * `within` borrows everything from the link, so it needs no release. */
 ms_status ms_post_local_sgd_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     int64_t iteration = ms_link_state_iteration(link->state);

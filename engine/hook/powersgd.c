@@ -10,7 +10,8 @@
 #include <math.h>
 
 /* A gradient [n, m]. compressed: it travels as P [n, r] and Q [m, r]. The offsets are into the
- * tensors of the same names below; M's also into the bucket. */
+ * tensors of the same names below; M's also into the bucket. residual_at counts compressed matrices
+ * only, as those that travel whole lose nothing. */
 typedef struct matrix {
     int64_t n, m, r;
     int64_t offset, p_at, q_at, residual_at;
@@ -18,7 +19,8 @@ typedef struct matrix {
 } matrix;
 
 /* One call for one bucket. The arrays are one allocation of reduce_compressed; the tensors belong
- * to the work. */
+ * to the work. lengths and fresh are what ms_link_state_tensor asks for: one entry for each
+ * parameter of the bucket. */
 typedef struct call {
     ms_work *work;
     const ms_link_options *options;
@@ -34,7 +36,8 @@ typedef struct call {
 
 /* --------------------------------------------------------- which matrices */
 
-/* Puts a matrix into the list and gives it its offsets. */
+/* Puts a matrix into the list and gives it its offsets. All offsets depend on shapes and options,
+ * so they are the same on all ranks and in each iteration. */
 static void add_matrix(call *c, uint32_t index, matrix x)
 {
     x.p_at = c->p_count;
@@ -51,7 +54,8 @@ static void add_matrix(call *c, uint32_t index, matrix x)
 }
 
 /* The gradient as a matrix: its first dimension by all others. It is compressed if that makes it
- * smaller by min_rate: (n + m) r min_rate < n m. The rank r is at most n and m. */
+ * smaller by min_rate: (n + m) r min_rate < n m. The rank r is at most n and m. A convolution's
+ * [out, in, h, w] becomes [out, in h w]. */
 static matrix matrix_of(const call *c, const ms_tensor *gradient, int64_t offset)
 {
     int64_t count = ms_tensor_count(gradient);
@@ -193,6 +197,8 @@ static void reduce_rest(call *c)
  * after each. */
 typedef void step(ms_work *w, call *c, const matrix *x, uint32_t index);
 
+/* The products of one matrix do not depend on another, so the order is free; it is fixed so that
+ * runs repeat. */
 static void each_matrix(call *c, step *f)
 {
     for (uint32_t i = 0; i < c->count && !c->work->status; i++) {
@@ -203,6 +209,7 @@ static void each_matrix(call *c, step *f)
     }
 }
 
+/* Views of the tensors that hold all matrices: M [n, m], P [n, r] and Q [m, r]. */
 static ms_tensor *m_of(ms_work *w, const call *c, const matrix *x)
 {
     return ms_work_view(w, c->wide, x->offset, x->n, x->m);
@@ -216,7 +223,8 @@ static ms_tensor *q_of(ms_work *w, const call *c, const matrix *x)
     return ms_work_view(w, c->q, x->q_at, x->m, x->r);
 }
 
-/* The columns of t, in place; eps is added to each column's norm. */
+/* The columns of t, in place; eps is added to each column's norm. Every rank does this on the same
+ * bits and with a fixed order of sums, so the results agree without another message. */
 static void orthonormalize(ms_work *w, const call *c, ms_tensor *t)
 {
     const ms_attributes attributes = { .norm = { .eps = c->options->powersgd.eps } };
@@ -230,7 +238,8 @@ static void multiply(ms_work *w, ms_tensor *a, ms_tensor *b, ms_dtype dtype, ms_
     ms_work_copy(w, ms_work_cast(w, product, dtype), out);
 }
 
-/* M = gradient + residual. The residual keeps M until make_m subtracts what was sent. */
+/* M = gradient + residual. The residual keeps M until make_m subtracts what was sent. It adds only
+ * this rank's own: residuals are never exchanged. */
 static void add_residual(ms_work *w, call *c, const matrix *x, uint32_t index)
 {
     (void)index;
@@ -360,7 +369,8 @@ static ms_status run(ms_work *w, call *c)
     return ms_work_end(w);
 }
 
-/* Logs how much was sent, after an iteration's last bucket, on one rank. */
+/* Logs how much was sent, after an iteration's last bucket, on one rank. The counts are of this
+ * rank; they are computed from shapes, so one rank speaks for all. */
 static void log_compression(const ms_link *link, const ms_bucket *bucket)
 {
     ms_link_compression c = ms_link_state_compression(link->state);

@@ -2,7 +2,8 @@
 #include "hook/work.h"
 
 /* A mean is a sum of numbers that are multiplied by 1 / divisor as they are read, so that a sum in
- * f16 does not overflow where the mean would not. */
+ * f16 does not overflow where the mean would not. Minima, maxima and products have no factor. The
+ * caller fills in the kind and the tensors. */
 static ms_collective sum_of(ms_reduce_op op, double factor)
 {
     bool is_mean = op == MS_REDUCE_OP_AVG;
@@ -22,14 +23,16 @@ static ms_status begin(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, 
     return *reports ? ms_bucket_set_sent(bucket, bucket->buffer) : MS_OK;
 }
 
-/* Whether a sum in the tensor's dtype rounds so much that error feedback has to know of it. */
+/* Whether a sum in the tensor's dtype rounds so much that error feedback has to know of it. In f32
+ * the loss is of the size of the residual's own rounding. */
 static bool is_narrow(const ms_tensor *t) { return ms_dtype_bytes(ms_tensor_dtype(t)) == 2; }
 
 /* ------------------------------------------------------------ all_reduce kind */
 
 /* An all-reduce as an exchange of parts, a sum in f32 and an all-gather, whose rounding is
  * reported; parts.c says why. The result has the length of all parts, and ms_work_give drops the
- * padding. */
+ * padding. It takes several copies of the bucket where a plain all-reduce takes none, so it runs
+ * only where the report needs it. */
 static ms_status reduce_by_parts(const ms_link *link, ms_bucket *bucket, double factor,
                                  ms_tensor **out)
 {
@@ -42,7 +45,8 @@ static ms_status reduce_by_parts(const ms_link *link, ms_bucket *bucket, double 
     return ms_work_give(&w, ms_work_all_gather(&w, rounded), out);
 }
 
-/* In place in the buffer, unless the rounding of a 16-bit sum has to be reported. */
+/* In place in the buffer, unless the rounding of a 16-bit sum has to be reported. An empty bucket
+ * goes through the collective as well, since all ranks must make the same calls. */
 ms_status ms_link_reduce_whole(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
                                ms_tensor **out)
 {
@@ -137,12 +141,16 @@ ms_status ms_link_stay_local(ms_bucket *bucket, ms_tensor **out)
     return status ? status : ms_bucket_shard(bucket, bucket->buffer, out);
 }
 
+/* For measurements, and for ranks that train on their own. The result is a view of the buffer, so
+ * nothing is enqueued. */
 ms_status ms_noop_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     (void)link;
     return ms_link_stay_local(bucket, out);
 }
 
+/* The kinds differ in what a rank gets: all numbers, its shard, or its shard of what several shard
+ * groups hold. */
 ms_status ms_link_reduce_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
                             ms_tensor **out)
 {
@@ -151,6 +159,7 @@ ms_status ms_link_reduce_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op
     return ms_between_reduce(link, bucket, op, out);
 }
 
+/* Of a link `all_reduce` with a group of its own, the mean is over that group: ms_link_share. */
 ms_status ms_reduce_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **out)
 {
     return ms_link_reduce_by(link, bucket, link->options.op, out);

@@ -4,7 +4,9 @@
 #include <string.h>
 
 /* The numbers of one name and parameter: a part of `whole`, which has those of a whole bucket.
- * parameter NULL: they belong to none, or were put and no bucket has asked for them yet. */
+ * parameter NULL: they belong to none, or were put and no bucket has asked for them yet. The engine
+ * works on whole buckets, so the pieces of one bucket lie in one tensor, in its order: the usual
+ * iteration finds that tensor and copies nothing. Only when buckets change do pieces move. */
 typedef struct piece {
     char *text; /* two strings, each with its 0: the name, the parameter's name */
     ms_tensor *parameter, *whole;
@@ -12,7 +14,9 @@ typedef struct piece {
 } piece;
 
 /* A link's memory. Links, reducers and the host each hold a reference; the engine frees what is
- * left. `held` are tensors for the present pass only; they are not saved. */
+ * left. `held` are tensors for the present pass only; they are not saved. Everything belongs to the
+ * host thread. `abandoned` counts references that a finalizer has given up and the next sweep
+ * releases. */
 struct ms_link_state {
     ms_engine *engine;
     ms_link_state *next; /* of the engine's list */
@@ -28,6 +32,7 @@ struct ms_link_state {
 /* The second of the two strings. */
 static const char *parameter_name(const piece *p) { return p->text + strlen(p->text) + 1; }
 
+/* Tasks that still use the tensor are safe: its memory is reused in stream order. */
 static void drop_piece(ms_link_state *state, piece *p)
 {
     ms_release(ms_engine_context(state->engine), p->text);
@@ -36,7 +41,8 @@ static void drop_piece(ms_link_state *state, piece *p)
     *p = (piece){ 0 };
 }
 
-/* For loading: values and the count of iterations start over; references and statistics stay. */
+/* For loading: values and the count of iterations start over; references and statistics stay. Held
+ * tensors go as well: they belong to a pass of the values that are dropped. */
 void ms_link_state_clear(ms_link_state *state)
 {
     for (size_t i = 0; i < state->count; i++) drop_piece(state, &state->pieces[i]);
@@ -45,6 +51,7 @@ void ms_link_state_clear(ms_link_state *state)
     ms_link_state_let_go(state);
 }
 
+/* On a failure the tensor is not held, and the caller's pass fails with the status. */
 ms_status ms_link_state_hold(ms_link_state *state, ms_tensor *tensor)
 {
     ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->held,
@@ -53,12 +60,14 @@ ms_status ms_link_state_hold(ms_link_state *state, ms_tensor *tensor)
     return status;
 }
 
+/* The list is borrowed until the next hold or let_go. */
 ms_tensor *const *ms_link_state_held(const ms_link_state *state, uint32_t *count)
 {
     *count = (uint32_t)state->held_count;
     return state->held;
 }
 
+/* The room is kept for the next pass. */
 void ms_link_state_let_go(ms_link_state *state)
 {
     for (size_t i = 0; i < state->held_count; i++) ms_tensor_release(state->held[i]);
@@ -67,6 +76,7 @@ void ms_link_state_let_go(ms_link_state *state)
 
 /* ----------------------------------------------------------------- lifetime */
 
+/* The list of the engine no longer has it, or is being taken down as a whole. */
 static void free_state(ms_link_state *state)
 {
     ms_context *context = ms_engine_context(state->engine);
@@ -76,6 +86,8 @@ static void free_state(ms_link_state *state)
     ms_release(context, state);
 }
 
+/* The engine's end: references that hosts or reducers did not give back do not matter any more,
+ * since their owners cannot use the engine either. */
 static void free_all(ms_engine *engine, void *first)
 {
     (void)engine;
@@ -102,12 +114,15 @@ ms_status ms_link_state_new(ms_engine *engine, ms_link_state **out)
     return MS_OK;
 }
 
+/* Not atomic: retain and release are calls of the host thread. */
 ms_link_state *ms_link_state_retain(ms_link_state *state)
 {
     if (state) state->references++;
     return state;
 }
 
+/* The list is singly linked, since an engine has few states and they go rarely. With the last one
+ * the slot is emptied, so that no destroy function is called with NULL. */
 void ms_link_state_release(ms_link_state *state)
 {
     if (!state || --state->references > 0) return;
@@ -123,7 +138,7 @@ void ms_link_state_release(ms_link_state *state)
 void ms_link_state_abandon(ms_link_state *state) { state->abandoned++; }
 
 /* abandoned is cleared before the references are released, since the last release frees the state.
- */
+ * `next` is read first for the same reason. */
 void ms_link_states_sweep(ms_engine *engine)
 {
     for (ms_link_state *state = ms_engine_get(engine, MS_SLOT_HOOK), *next; state; state = next) {
@@ -164,18 +179,22 @@ typedef struct request {
     uint32_t count;
 } request;
 
+/* With lengths NULL the state is parallel to the gradients, number by number. */
 static int64_t length_of(const request *r, uint32_t i)
 {
     return r->lengths ? r->lengths[i] : ms_tensor_count(r->gradients[i]);
 }
 
+/* A request without parameters (ms_link_state_shared) has one item, whose name is "". */
 static piece *find_item(const ms_link_state *state, const request *r, uint32_t i, size_t hint)
 {
     return find(state, r->name, r->parameters ? r->parameters[i] : NULL, r->called[i], hint);
 }
 
 /* The tensor that has exactly the requested pieces in the requested order, or NULL. Found in every
- * iteration but the first after the buckets changed, so that nothing is copied. */
+ * iteration but the first after the buckets changed, so that nothing is copied. The pieces of a
+ * bucket were made one after another, so each search begins where the one before ended, and the
+ * whole takes linear time. */
 static ms_tensor *find_whole(const ms_link_state *state, const request *r, int64_t total)
 {
     ms_tensor *whole = NULL;
@@ -210,7 +229,8 @@ static ms_status make_text(ms_engine *engine, const char *name, const char *call
 }
 
 /* Adds the pieces that are missing, without numbers. Room and text come before the numbers, so that
- * move_in cannot fail. */
+ * move_in cannot fail. A piece without numbers is harmless if a later step fails: the next request
+ * finds it and fills it. */
 static ms_status make_pieces(ms_link_state *state, const request *r)
 {
     ms_status status = ms_grow(ms_engine_context(state->engine), (void **)&state->pieces,
@@ -225,7 +245,9 @@ static ms_status make_pieces(ms_link_state *state, const request *r)
     return status;
 }
 
-/* Copies the numbers that the state has into whole; the others are zero. */
+/* Copies the numbers that the state has into whole; the others are zero. The zeros come first, so
+ * that padding and new pieces need no case of their own. A piece of another length (a link's option
+ * has changed) starts anew. */
 static ms_status fill_in(ms_link_state *state, const request *r, ms_tensor *whole, bool *fresh)
 {
     int64_t at = 0;
@@ -267,7 +289,9 @@ static void move_in(ms_link_state *state, const request *r, ms_tensor *whole)
 }
 
 /* Either the tensor exists as requested, or a new one is filled from pieces that may lie in several
- * old tensors: so the state follows its parameters when buckets are rebuilt. */
+ * old tensors: so the state follows its parameters when buckets are rebuilt. The copies are tasks
+ * of the current stream, which in a chain is the communication stream; a checkpoint that reads the
+ * state on another stream waits for them by the storage's hazards. */
 static ms_status get(ms_link_state *state, const request *r, bool *fresh, ms_tensor **out)
 {
     int64_t total = r->padding;
@@ -306,6 +330,7 @@ ms_status ms_link_state_tensor(ms_link_state *state, const ms_bucket *bucket, co
     return get(state, &r, fresh, out);
 }
 
+/* One item of one name: the same code as for parameters, so that saving treats both alike. */
 ms_status ms_link_state_shared(ms_link_state *state, const char *name, int64_t length, bool *fresh,
                                ms_tensor **out)
 {
@@ -315,6 +340,8 @@ ms_status ms_link_state_shared(ms_link_state *state, const char *name, int64_t l
 }
 
 int64_t ms_link_state_iteration(const ms_link_state *state) { return state->iteration; }
+/* Links count for themselves, with the last bucket of a pass. Loading a checkpoint sets what was
+ * saved. */
 void ms_link_state_set_iteration(ms_link_state *state, int64_t iteration)
 {
     state->iteration = iteration;
@@ -324,6 +351,7 @@ ms_link_compression ms_link_state_compression(const ms_link_state *state)
     return state->compression;
 }
 
+/* Computed from shapes when the work is enqueued, so the host never waits for a count. */
 void ms_link_state_compressed(ms_link_state *state, int64_t before, int64_t after)
 {
     state->compression.before += (uint64_t)before;
@@ -341,6 +369,7 @@ bool ms_link_state_is_due(ms_link_state *state, int64_t every)
 
 /* ------------------------------------------------------- saving and loading */
 
+/* As many as ms_link_state_piece gives: those that have numbers. */
 uint32_t ms_link_state_pieces(const ms_link_state *state)
 {
     uint32_t count = 0;

@@ -10,6 +10,7 @@ static ms_status apply(const ms_op *op, double value, bool in_place, ms_tensor *
     return ms_op_apply(ms_tensor_engine(a), op, &attributes, in_place, inputs, b ? 2 : 1, out, 1);
 }
 
+/* The result is a new tensor on the current stream, owned by the caller. */
 ms_status ms_link_apply(const ms_op *op, double value, ms_tensor *a, ms_tensor *b, ms_tensor **out)
 {
     return apply(op, value, false, a, b, out);
@@ -24,7 +25,8 @@ ms_status ms_link_change(const ms_op *op, double value, ms_tensor *a, ms_tensor 
     return status;
 }
 
-/* Zeros where memory is infinite or NaN, in place, without a wait of the host. */
+/* Zeros where memory is infinite or NaN, in place, without a wait of the host. Three passes over
+ * the state; a branch on whether it is needed would have to wait for the device. */
 ms_status ms_link_keep_finite(ms_tensor *memory)
 {
     ms_tensor *finite = NULL, *bad = NULL;
@@ -65,6 +67,7 @@ ms_status ms_link_flat_copy(ms_tensor *t, ms_tensor **out)
     return status;
 }
 
+/* A window: `first` counts from t's own first element, so spans of spans work. */
 ms_status ms_link_span(ms_tensor *t, int64_t first, int64_t count, ms_tensor **out)
 {
     const int64_t stride = 1;

@@ -6,13 +6,16 @@
 /* ------------------------------------------------------- making and freeing */
 
 /* A set is a run of marks: the moments; begin and end of each reduction; when each bucket was
- * complete; when each gradient arrived. */
+ * complete; when each gradient arrived. Each of these is the index of the first mark of its part,
+ * counted from the beginning of a set. */
 static uint32_t spans_at(void) { return MS_MOMENTS; }
 static uint32_t completes_at(const ms_times *times) { return MS_MOMENTS + 2 * times->capacity; }
 static uint32_t arrivals_at(const ms_times *times) { return MS_MOMENTS + 3 * times->capacity; }
 static uint32_t set_length(const ms_times *times) { return arrivals_at(times) + times->gradients; }
 
-/* On a failure, pointers that were not reached stay NULL; ms_times_close frees the others. */
+/* On a failure, pointers that were not reached stay NULL; ms_times_close frees the others. The
+ * engine is set first: ms_times_close needs it to free what the rest has made. All memory is taken
+ * here, so that no pass can fail for lack of it. */
 ms_status ms_times_open(ms_times *times, ms_group *group, uint32_t capacity, uint32_t gradients,
                         uint32_t links)
 {
@@ -33,6 +36,8 @@ ms_status ms_times_open(ms_times *times, ms_group *group, uint32_t capacity, uin
     return status ? status : ms_accounts_new(group, capacity, links, &times->accounts);
 }
 
+/* A record that was never opened has no engine, and nothing to free. Marks that are still enqueued
+ * keep their memory until the streams have passed them. */
 void ms_times_close(ms_times *times)
 {
     if (!times->engine) return;
@@ -46,10 +51,11 @@ void ms_times_close(ms_times *times)
 /* --------------------------------------------------------------- harvesting */
 
 /* The set that the next pass, or the one that runs, uses: passes counts the passes that have ended.
- */
+ * So two passes in a row never write the same set. */
 static uint32_t set_of(const ms_times *times) { return times->passes % 2; }
 
-/* The time of a mark of that set, which is passed. */
+/* The time of a mark of that set, which is passed. It is called only after the last mark of the
+ * set, which waits for all others. */
 static uint64_t time_of(const ms_times *times, uint32_t set, uint32_t mark)
 {
     uint64_t ns;
@@ -59,7 +65,9 @@ static uint64_t time_of(const ms_times *times, uint32_t set, uint32_t mark)
     return ns;
 }
 
-/* The time since `begin` of a mark that this pass may not have set: 0 then. */
+/* The time since `begin` of a mark that this pass may not have set: 0 then. ms_marks_time gives 0
+ * for a mark that was never set, and the time of an earlier pass, which is before `begin` as well,
+ * for one that this pass has left out. */
 static uint64_t time_since(const ms_times *times, uint32_t set, uint32_t mark, uint64_t begin)
 {
     uint64_t ns;
@@ -67,7 +75,9 @@ static uint64_t time_since(const ms_times *times, uint32_t set, uint32_t mark, u
     return ns > begin ? ns - begin : 0;
 }
 
-/* Times of buckets and gradients since `begin`, which is forward's end. */
+/* Times of buckets and gradients since `begin`, which is forward's end. The arrays are the
+ * reducer's view of one pass: they are overwritten as a whole, together with the layout that says
+ * which buckets they are of. */
 static void harvest_buckets(ms_times *times, uint32_t index, uint64_t begin)
 {
     const ms_times_set *set = &times->sets[index];
@@ -80,7 +90,9 @@ static void harvest_buckets(ms_times *times, uint32_t index, uint64_t begin)
     times->timed_layout = set->layout;
 }
 
-/* The times of the parts of a pass; backward begins where forward's end was noted. */
+/* The times of the parts of a pass; backward begins where forward's end was noted. Without a mark
+ * at forward's end only the exposed time is known: it lies between two marks that every pass sets.
+ * */
 static void harvest_moments(ms_pass_stats *stats, const ms_times_set *set, const uint64_t *moments)
 {
     if (set->has[MS_AT_BACKWARD]) {
@@ -160,11 +172,14 @@ static ms_status note_in(ms_times *times, uint32_t set, ms_moment moment, bool l
     return MS_OK;
 }
 
+/* MS_AT_READY is the last mark of a pass without a step; ms_times_step_end may put a later one. */
 ms_status ms_times_note(ms_times *times, ms_moment moment)
 {
     return note_in(times, set_of(times), moment, moment == MS_AT_READY);
 }
 
+/* On the current stream, which is backward's, after the task that wrote the gradient. One mark for
+ * each gradient costs a slot of the stream, hence only in passes that record. */
 ms_status ms_times_gradient(ms_times *times, uint32_t position)
 {
     MS_ASSERT(position < times->gradients);
@@ -172,6 +187,8 @@ ms_status ms_times_gradient(ms_times *times, uint32_t position)
     return set_mark(times, set_of(times), arrivals_at(times) + position);
 }
 
+/* Set when the last gradient of the bucket has come, which may be long before its launch: buckets
+ * are launched in order. */
 ms_status ms_times_bucket_complete(ms_times *times, uint32_t bucket)
 {
     MS_ASSERT(bucket < times->capacity);
@@ -208,8 +225,10 @@ ms_status ms_times_end_reduction(ms_times *times, ms_bucket *bucket)
     return status ? status : mark_span(times, bucket->index, true);
 }
 
+/* From here on set_of names the other set, which the next pass writes. */
 void ms_times_end_pass(ms_times *times) { times->passes++; }
 
+/* Its set is the present one again, and its marks are set anew by the second backward. */
 void ms_times_reopen_pass(ms_times *times)
 {
     MS_ASSERT(times->passes > 0);
@@ -249,6 +268,8 @@ ms_pass_stats ms_times_stats(ms_times *times)
     return stats;
 }
 
+/* The layout is compared because planners ask for the buckets that they see: times of former
+ * buckets would be those of other parameters. */
 bool ms_times_bucket(const ms_times *times, uint64_t layout, uint32_t bucket, ms_bucket_times *out)
 {
     bool timed = times->timed_layout == layout && bucket < times->capacity;

@@ -6,7 +6,8 @@
 #include <math.h>
 
 /* How many of count numbers are sent: ceil(fraction * count). A decimal fraction may be stored a
- * little too high, and the product is rounded: 0.07 of 100 would be 8. */
+ * little too high, and the product is rounded: 0.07 of 100 would be 8. At least one number travels,
+ * since a bucket of which nothing is sent would never be trained. */
 static int64_t sent_of(double fraction, int64_t count)
 {
     int64_t sent = (int64_t)ceil(fraction * (double)count - (double)count * 0x1p-52);
@@ -40,7 +41,8 @@ static void put(ms_work *w, const ms_op *op, ms_tensor *t, ms_tensor *places, ms
 }
 
 /* The places of the k numbers of t with the greatest magnitude. Places travel as i32, half of i64.
- */
+ * topk sorts, which is not needed here; equal magnitudes are resolved by the lower place, so the
+ * choice is the same in every run. */
 static ms_tensor *find_greatest(ms_work *w, ms_tensor *t, int64_t k)
 {
     const ms_attributes greatest = { .top = { .k = k, .largest = true } };

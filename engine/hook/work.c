@@ -1,7 +1,9 @@
 /* work.c: operators one after another, for native links. */
 #include "hook/work.h"
 
-/* Takes ownership before anything else can fail, so no caller has to release. */
+/* Takes ownership before anything else can fail, so no caller has to release. The limit is an error
+ * and not an assertion, because the number of tensors may depend on a script's options. The tensor
+ * is released at once: an owner that gives up must leave nothing behind. */
 ms_tensor *ms_work_own(ms_work *work, ms_tensor *owned)
 {
     if (owned && work->count == MS_WORK_TENSORS) {
@@ -15,6 +17,8 @@ ms_tensor *ms_work_own(ms_work *work, ms_tensor *owned)
     return owned;
 }
 
+/* Releasing is safe before the tasks have run: memory is handed on in stream order, so its next
+ * owner waits for them. The count is reset, so that ending twice is harmless. */
 ms_status ms_work_end(ms_work *work)
 {
     for (uint32_t i = 0; i < work->count; i++) ms_tensor_release(work->made[i]);
@@ -22,6 +26,8 @@ ms_status ms_work_end(ms_work *work)
     return work->status;
 }
 
+/* It starts with the outer status: after a failure the inner part does nothing either. The caller
+ * writes the inner end's status back. */
 ms_work ms_work_inner(const ms_work *work)
 {
     return (ms_work){
@@ -29,6 +35,7 @@ ms_work ms_work_inner(const ms_work *work)
     };
 }
 
+/* The work's own group is for parts of a reduction, such as the shard group of a hybrid bucket. */
 ms_group *ms_work_group(const ms_work *work)
 {
     return work->group ? work->group : ms_link_group(work->link, work->bucket);
@@ -48,6 +55,8 @@ ms_tensor *ms_work_operator(ms_work *work, const ms_op *op, ms_attributes attrib
     return ms_work_own(work, outputs[0]);
 }
 
+/* The number goes to attributes.scalar.value, where all operators that links use expect theirs;
+ * operators that need other attributes go through ms_work_operator. */
 ms_tensor *ms_work_apply(ms_work *work, const ms_op *op, double value, ms_tensor *a, ms_tensor *b)
 {
     ms_tensor *inputs[] = { a, b };
@@ -55,12 +64,15 @@ ms_tensor *ms_work_apply(ms_work *work, const ms_op *op, double value, ms_tensor
                             inputs, b ? 2 : 1, NULL);
 }
 
+/* In place, so that a link's memory does not grow with the number of its operators. */
 void ms_work_change(ms_work *work, const ms_op *op, double value, ms_tensor *a, ms_tensor *b)
 {
     if (!work->status) work->status = ms_link_change(op, value, a, b);
 }
 
-/* A tensor that has the dtype is owned by one more reference, and released like a new one. */
+/* A tensor that has the dtype is owned by one more reference, and released like a new one. A tensor
+ * that may be the caller's own must not be changed in place: compare it with the argument first.
+ * */
 ms_tensor *ms_work_cast(ms_work *work, ms_tensor *t, ms_dtype dtype)
 {
     ms_tensor *made = NULL;
@@ -68,13 +80,15 @@ ms_tensor *ms_work_cast(ms_work *work, ms_tensor *t, ms_dtype dtype)
     return ms_work_own(work, made);
 }
 
+/* Casts on the way where the dtypes differ. */
 void ms_work_copy(ms_work *work, ms_tensor *from, ms_tensor *to)
 {
     if (!work->status) work->status = ms_copy_into(work->bucket->engine, from, to);
 }
 
 /* The group's memory, since a collective reads or writes the tensor; ms_work_scratch is for the
- * rest. */
+ * rest. Two dimensions, since what travels is either a row for each rank or a matrix; [1, n] is a
+ * plain list. The contents are undefined. */
 ms_tensor *ms_work_new(ms_work *work, ms_dtype dtype, int64_t rows, int64_t columns)
 {
     ms_storage *storage = NULL;
@@ -88,6 +102,7 @@ ms_tensor *ms_work_new(ms_work *work, ms_dtype dtype, int64_t rows, int64_t colu
     return ms_work_own(work, made);
 }
 
+/* Ordinary memory of this rank, which costs no space in the heap that ranks share. */
 ms_tensor *ms_work_scratch(ms_work *work, int64_t count)
 {
     ms_tensor *made = NULL;
@@ -95,6 +110,8 @@ ms_tensor *ms_work_scratch(ms_work *work, int64_t count)
     return ms_work_own(work, made);
 }
 
+/* For a tensor whose numbers are needed after it was written: the copy is ordered before that write
+ * on the same stream. */
 ms_tensor *ms_work_copy_of(ms_work *work, ms_tensor *t)
 {
     ms_tensor *made = NULL;
@@ -102,6 +119,7 @@ ms_tensor *ms_work_copy_of(ms_work *work, ms_tensor *t)
     return ms_work_own(work, made);
 }
 
+/* A window, which enqueues nothing. A list (columns 0) has one dimension, with stride 1. */
 ms_tensor *ms_work_view(ms_work *work, ms_tensor *t, int64_t offset, int64_t rows, int64_t columns)
 {
     ms_tensor *made = NULL;
@@ -121,6 +139,8 @@ ms_tensor *ms_work_transposed(ms_work *work, ms_tensor *t, int64_t offset, int64
     return ms_work_own(work, made);
 }
 
+/* It is found by the bucket's parameters, so each bucket of a pass gets its own. Writing it is how
+ * a link keeps something for the next iteration. */
 ms_tensor *ms_work_state(ms_work *work, const char *name)
 {
     ms_tensor *made = NULL;
@@ -130,6 +150,8 @@ ms_tensor *ms_work_state(ms_work *work, const char *name)
     return ms_work_own(work, made);
 }
 
+/* All ranks must come here in the same order with equal sizes: whether it is called may depend on
+ * shapes and options, never on values. */
 void ms_work_collective(ms_work *work, ms_collective_kind kind, ms_tensor *in, ms_tensor *out)
 {
     if (!work->status)
@@ -137,6 +159,8 @@ void ms_work_collective(ms_work *work, ms_collective_kind kind, ms_tensor *in, m
                                           (ms_collective){ .kind = kind, .in = in, .out = out });
 }
 
+/* ranks is the first dimension, so that the rows are in rank order, and sums over them are the same
+ * on all ranks. */
 ms_tensor *ms_work_all_gather(ms_work *work, ms_tensor *t)
 {
     if (work->status) return NULL;

@@ -12,7 +12,9 @@
 /* A sequence of operators with one error path. Every function does nothing once status is set, and
  * then returns NULL; so a link is written without a check after each call, and checks status only
  * before it reads a tensor's shape itself. Tensors that are returned are borrowed: the work owns
- * them until ms_work_end. group: of collectives and of the tensors for them; NULL: the link's. */
+ * them until ms_work_end. group: of collectives and of the tensors for them; NULL: the link's. It
+ * lives on the stack of the link's function. status is the first failure; later ones would only be
+ * its consequences. */
 typedef struct ms_work {
     const ms_link *link;
     ms_bucket *bucket;
