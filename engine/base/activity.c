@@ -15,6 +15,8 @@ static void write_line(ms_activity *activity, const char *line)
     atomic_store(&activity->version, version + 2);
 }
 
+/* Where ranks are threads of one process, the supervisor finds the state of the right thread in
+ * /proc by this number. */
 void ms_activity_host(ms_activity *activity, int32_t thread)
 {
     if (activity) atomic_store(&activity->thread, thread);
@@ -36,6 +38,7 @@ void ms_activity_done(ms_activity *activity)
     if (activity) atomic_fetch_add_explicit(&activity->done, 1, memory_order_relaxed);
 }
 
+/* A count and not a flag, since a long call may contain another one. */
 void ms_activity_begin(ms_activity *activity)
 {
     if (activity) atomic_fetch_add(&activity->busy, 1);

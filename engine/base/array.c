@@ -18,6 +18,7 @@ ms_status ms_allocate(ms_context *context, size_t bytes, const char *what, void 
     return MS_OK;
 }
 
+/* NULL is allowed, so that clean-up code need not know how far the making got. */
 void ms_release(ms_context *context, void *pointer)
 {
     if (pointer != NULL) context->os->release(context->os->user, pointer);

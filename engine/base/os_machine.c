@@ -79,6 +79,8 @@ static void find_model(ms_machine *machine)
     snprintf(machine->cpu, sizeof machine->cpu, "%.*s", (int)strcspn(name, "\n"), name);
 }
 
+/* Asked anew each time: affinity and cgroup limits may change while a process runs. *out is written
+ * only when all is known. */
 int ms_os_machine(ms_machine *out)
 {
     ms_machine machine = { 0 };

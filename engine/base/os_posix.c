@@ -23,6 +23,7 @@
 
 /* ------------------------------------------------------------------- memory */
 
+/* Zero bytes give an address too, so that NULL means a lack of memory and nothing else. */
 static void *os_allocate(void *user, size_t bytes, size_t alignment)
 {
     (void)user;
@@ -33,12 +34,15 @@ static void *os_allocate(void *user, size_t bytes, size_t alignment)
     return posix_memalign(&pointer, alignment, bytes) == 0 ? pointer : NULL;
 }
 
+/* Only for what was allocated with alignment 16: realloc keeps no more than malloc's own alignment.
+ * */
 static void *os_reallocate(void *user, void *pointer, size_t bytes)
 {
     (void)user;
     return realloc(pointer, bytes != 0 ? bytes : 1);
 }
 
+/* free() takes what malloc and posix_memalign gave alike, so the table needs no sizes. */
 static void os_release(void *user, void *pointer)
 {
     (void)user;
@@ -113,6 +117,8 @@ static int64_t os_read(void *user, ms_file *file, void *buffer, size_t bytes, ui
     return count < 0 ? -errno : count;
 }
 
+/* May write less than asked, on a full disk for example; ms_file_write goes on with the rest and
+ * gets the error then. */
 static int64_t os_write(void *user, ms_file *file, const void *buffer, size_t bytes,
                         uint64_t offset)
 {
@@ -139,6 +145,7 @@ static int os_lock(void *user, ms_file *file)
     return flock(file->descriptor, LOCK_EX | LOCK_NB) == 0 ? 0 : -errno;
 }
 
+/* Of the open file and not of its path: another file may have that name by now. */
 static int os_size(void *user, ms_file *file, uint64_t *bytes)
 {
     (void)user;
@@ -158,6 +165,8 @@ static int os_resize(void *user, ms_file *file, uint64_t bytes)
     return result == 0 ? 0 : -errno;
 }
 
+/* The result of close() is ignored: what must be durable was synced before, and the descriptor is
+ * gone in any case. */
 static void os_close(void *user, ms_file *file)
 {
     (void)user;
@@ -166,6 +175,7 @@ static void os_close(void *user, ms_file *file)
     free(file);
 }
 
+/* stat() follows links, so a link to a folder counts as one. */
 static int os_info(void *user, const char *path, ms_file_info *out)
 {
     (void)user;
@@ -177,18 +187,21 @@ static int os_info(void *user, const char *path, ms_file_info *out)
     return 0;
 }
 
+/* Replaces an existing file in one step: readers see the old content or the new one. */
 static int os_rename(void *user, const char *from, const char *to)
 {
     (void)user;
     return rename(from, to) == 0 ? 0 : -errno;
 }
 
+/* remove() takes files and empty folders, and never follows a link. */
 static int os_remove(void *user, const char *path)
 {
     (void)user;
     return remove(path) == 0 ? 0 : -errno;
 }
 
+/* The umask takes from these permissions what the user does not want. */
 static int os_make_directory(void *user, const char *path)
 {
     (void)user;
@@ -312,6 +325,7 @@ static int os_shared_is_claimed(void *user, ms_file *file, uint64_t place)
 
 /* --------------------------------------------------------------------- time */
 
+/* Both clocks are read without a system call. clock_gettime cannot fail for them. */
 static uint64_t clock_read(clockid_t clock)
 {
     struct timespec now;
@@ -319,12 +333,14 @@ static uint64_t clock_read(clockid_t clock)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* Of the machine, not of the process: times of ranks on one host can be compared. */
 static uint64_t os_monotonic_ns(void *user)
 {
     (void)user;
     return clock_read(CLOCK_MONOTONIC);
 }
 
+/* May jump; for names and reports only. */
 static uint64_t os_realtime_ns(void *user)
 {
     (void)user;
@@ -405,6 +421,7 @@ static int os_thread_pin(void *user, ms_os_thread *thread, uint32_t core)
     return -EINVAL;
 }
 
+/* In a file of its own, since it parses text. */
 static int os_machine(void *user, ms_machine *out)
 {
     (void)user;
@@ -423,12 +440,14 @@ static int os_entropy(void *user, void *buffer, size_t bytes)
     return 0;
 }
 
+/* Asked each time, because a forked child has another one. */
 static int64_t os_process_id(void *user)
 {
     (void)user;
     return getpid();
 }
 
+/* The text is the environment's and may change with setenv, so callers copy what they keep. */
 static const char *os_environment(void *user, const char *name)
 {
     (void)user;

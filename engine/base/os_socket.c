@@ -24,6 +24,8 @@ static int open_socket(const char *path, struct sockaddr_un *address)
     return descriptor < 0 ? -errno : descriptor;
 }
 
+/* Answers the descriptor or -errno. connect() does not wait for accept while the listener's queue
+ * has room. */
 static int connect_to(const char *path)
 {
     struct sockaddr_un address;
@@ -44,6 +46,8 @@ static int give(int descriptor, ms_file **out)
     return error;
 }
 
+/* The caller tries again while nobody listens yet (-ENOENT, -ECONNREFUSED): ranks start in any
+ * order. */
 int ms_os_socket_connect(void *user, const char *path, ms_file **out)
 {
     (void)user;
@@ -63,7 +67,9 @@ static int remove_stale(const char *path)
     return unlink(path) == 0 ? 0 : -errno;
 }
 
-/* The socket is made before the old path is removed, and every error closes it again. */
+/* The socket is made before the old path is removed, and every error closes it again. A listener
+ * that cannot listen takes its path away again, so that the next one does not find a stale socket.
+ * */
 int ms_os_socket_listen(void *user, const char *path, ms_file **out)
 {
     (void)user;
@@ -149,7 +155,8 @@ int ms_os_socket_send(void *user, ms_file *socket, const void *message, size_t b
 
 /* Takes the descriptors that came with a message, at most `most`. Those that cannot be kept are
  * closed, as the kernel has opened them in this process already. A message or a list of descriptors
- * that was cut off is -EMSGSIZE. Files taken before an error are the caller's. */
+ * that was cut off is -EMSGSIZE. Files taken before an error are the caller's. The caller's array
+ * is filled as far as *count says. */
 static int take_files(struct msghdr *header, ms_file **files, uint32_t most, uint32_t *count)
 {
     int error = 0;
@@ -170,7 +177,8 @@ static int take_files(struct msghdr *header, ms_file **files, uint32_t most, uin
 }
 
 /* MSG_CMSG_CLOEXEC closes received descriptors on exec from the start, so a fork between two calls
- * leaks none. */
+ * leaks none. A message that is cut off, or brings more files than the caller takes, is -EBADMSG;
+ * the files that were taken until then are the caller's to close. */
 int64_t ms_os_socket_receive(void *user, ms_file *socket, void *message, size_t bytes,
                              uint64_t timeout_ns, ms_file **files, uint32_t most, uint32_t *count)
 {

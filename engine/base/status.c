@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The names from "not_found" on are part of the Lua API: scripts compare the third result of a
+ * failed call with them. */
 const char *ms_status_name(ms_status status)
 {
     static const char *const names[] = {
@@ -29,7 +31,8 @@ const char *ms_status_name(ms_status status)
     return (unsigned)status < sizeof names / sizeof *names ? names[status] : "unknown";
 }
 
-/* -1 means that a number does not apply; 0 would name rank 0. */
+/* -1 means that a number does not apply; 0 would name rank 0. A field that an earlier error has set
+ * would otherwise stay and be reported with the next one. */
 static void error_clear(ms_error *error)
 {
     memset(error, 0, sizeof *error);
@@ -38,6 +41,8 @@ static void error_clear(ms_error *error)
     error->bucket = -1;
 }
 
+/* It allocates nothing, so a context can be made on the stack where there is none: in destructors
+ * and on threads of one's own. */
 void ms_context_init(ms_context *context, const ms_os *os)
 {
     memset(context, 0, sizeof *context);
@@ -46,6 +51,8 @@ void ms_context_init(ms_context *context, const ms_os *os)
     error_clear(&context->error);
 }
 
+/* The message is cut at MS_ERROR_MESSAGE_BYTES. The record belongs to the context's thread, so no
+ * lock is needed. */
 ms_status ms_fail(ms_context *context, ms_status status, const char *format, ...)
 {
     /* An argument may be the old message itself ("checkpoint: <reason>"), so the new one is made
@@ -66,17 +73,22 @@ ms_status ms_fail(ms_context *context, ms_status status, const char *format, ...
 static ms_status status_from_errno(int error)
 {
     switch (error) {
+    /* A part of the path that is a file counts as absent, too. */
     case ENOENT:
     case ENOTDIR: return MS_ERROR_NOT_FOUND;
+    /* The caller may try again as another user, or later. */
     case EACCES:
     case EPERM:
     case EROFS:
     case ETXTBSY:
     case EWOULDBLOCK:
     case EBUSY: return MS_ERROR_DENIED;
+    /* Something of another kind, or not empty, is in the way. */
     case EEXIST:
     case ENOTEMPTY:
     case EISDIR: return MS_ERROR_EXISTS;
+    /* Quotas and limits of a file's size are handled as a full disk is: by making room elsewhere.
+     * */
     case ENOSPC:
     case EDQUOT:
     case EFBIG: return MS_ERROR_NO_SPACE;
@@ -98,6 +110,8 @@ ms_status ms_fail_os(ms_context *context, int errno_negative, const char *what, 
     return ms_fail(context, status_from_errno(error), "%s '%s': %s", what, path, reason);
 }
 
+/* The level is tested before the text is made, so a debug message that nobody wants costs a
+ * comparison. */
 void ms_log(ms_context *context, ms_log_level level, const char *format, ...)
 {
     if (context->log == NULL || level < context->log_level) return;

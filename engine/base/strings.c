@@ -14,6 +14,7 @@ struct ms_strings {
     size_t count, capacity, slot_count;
 };
 
+/* The first slots are made with the first text. */
 ms_status ms_strings_new(ms_context *context, ms_strings **out)
 {
     void *made;

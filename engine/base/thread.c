@@ -26,11 +26,14 @@ static void futex_wake(ms_word *word, int operation, uint32_t count)
     syscall(SYS_futex, word, operation, most, NULL, NULL, 0);
 }
 
+/* The private forms are for threads of one process; the kernel then finds the waiters by address,
+ * without looking up the page. */
 bool ms_futex_wait(ms_word *word, uint32_t expected, uint64_t timeout_ns)
 {
     return futex_wait(word, FUTEX_WAIT_PRIVATE, expected, timeout_ns);
 }
 void ms_futex_wake(ms_word *word, uint32_t count) { futex_wake(word, FUTEX_WAKE_PRIVATE, count); }
+/* For words in memory that several processes map, where each sees another address. */
 bool ms_futex_wait_shared(ms_word *word, uint32_t expected, uint64_t timeout_ns)
 {
     return futex_wait(word, FUTEX_WAIT, expected, timeout_ns);
@@ -40,6 +43,8 @@ void ms_futex_wake_shared(ms_word *word, uint32_t count) { futex_wake(word, FUTE
 static _Thread_local const char mark;
 const void *ms_thread_mark(void) { return &mark; }
 
+/* For loops that poll a peer on the same core: without it they would use up their time slice while
+ * the peer waits for the core. */
 void ms_yield(void) { sched_yield(); }
 
 /* A wake takes 17-45 us to reach a thread on another core. Spinning for about that long at most
@@ -62,6 +67,8 @@ void ms_bell_ring(ms_bell *bell)
         ms_futex_wake(&bell->rings, UINT32_MAX);
 }
 
+/* By the vDSO, without a system call; it still costs much more than a look at the bell, so it is
+ * read once in 64 looks. */
 static uint64_t clock_ns(void)
 {
     struct timespec now;

@@ -96,6 +96,7 @@ static ms_status assign(ms_engine *engine, const uint64_t *bytes, const uint32_t
     return MS_OK;
 }
 
+/* For items in the order in which they become ready. */
 ms_status ms_ddp_assign(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys,
                         uint32_t count, const uint64_t *limits, uint32_t limit_count,
                         uint32_t *order, uint32_t *sizes, uint32_t *buckets)
@@ -103,6 +104,7 @@ ms_status ms_ddp_assign(ms_engine *engine, const uint64_t *bytes, const uint32_t
     return assign(engine, bytes, keys, count, limits, limit_count, false, order, sizes, buckets);
 }
 
+/* For items in order of registration, before any gradient has shown the true order. */
 ms_status ms_ddp_assign_backwards(ms_engine *engine, const uint64_t *bytes, const uint32_t *keys,
                                   uint32_t count, const uint64_t *limits, uint32_t limit_count,
                                   uint32_t *order, uint32_t *sizes, uint32_t *buckets)

@@ -9,7 +9,9 @@
 /* ------------------------------------------------------------------- memory */
 
 /* Gives each gradient that has elements a cell of its own. Without it, the tasks that write two
- * gradients of a bucket from different streams would wait for each other. */
+ * gradients of a bucket from different streams would wait for each other. Each part has a version
+ * of its own as well: writing one gradient does not make another one look changed. Empty parameters
+ * have no part, since two parts must not end at one byte. */
 static ms_status split_into_gradients(ms_storage *storage, const ms_bucket *bucket)
 {
     ms_context *context = ms_engine_context(bucket->engine);
@@ -28,7 +30,8 @@ static ms_status split_into_gradients(ms_storage *storage, const ms_bucket *buck
     return status;
 }
 
-/* A dense view in the parameter's shape, whatever the strides of the parameter itself. */
+/* A dense view in the parameter's shape, whatever the strides of the parameter itself. Optimizers
+ * and collectives then read the bucket in one run. */
 static ms_status make_view(ms_bucket *bucket, uint32_t index, int64_t offset)
 {
     const ms_tensor *like = bucket->parameters[index];
@@ -69,7 +72,8 @@ static ms_status list_parameters(ms_reducer *reducer, const uint32_t *positions,
 }
 
 /* The gradient buffer, in the group's memory so that collectives can work on it in place, and the
- * views of it. Gradients follow each other without padding, in the order of the bucket. */
+ * views of it. Gradients follow each other without padding, in the order of the bucket. The storage
+ * is kept by the views and by flat, so the reducer needs no reference of its own. */
 static ms_status make_buffer(ms_reducer *reducer, ms_bucket *bucket)
 {
     ms_storage *storage = NULL;
@@ -90,7 +94,8 @@ static ms_status make_buffer(ms_reducer *reducer, ms_bucket *bucket)
 }
 
 /* One bucket for the parameters at these positions. On failure, ms_buckets_free releases what was
- * made. */
+ * made. The label is the name of the first parameter: it tells a user which layers the bucket has.
+ * */
 static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uint32_t count,
                              ms_bucket_state *out)
 {
@@ -122,7 +127,8 @@ void ms_buckets_free(ms_reducer *reducer, ms_bucket_list *list)
     *list = (ms_bucket_list){ 0 };
 }
 
-/* Needed where a script has set the gradient itself, or backward could not write to the home. */
+/* Needed where a script has set the gradient itself, or backward could not write to the home. The
+ * copy is a task of the current stream, after what wrote the gradient there. */
 ms_status ms_gradient_to_bucket(ms_ddp_parameter *parameter)
 {
     ms_tensor *gradient = ms_tensor_grad(parameter->tensor);
@@ -140,7 +146,8 @@ static bool any_gradient(const ms_reducer *reducer)
 }
 
 /* Copies the gradients that exist into these buckets, before any parameter refers to them. If a
- * copy fails, the old buckets are still in place. */
+ * copy fails, the old buckets are still in place. This is the case of a change in the middle of
+ * accumulated passes. */
 static ms_status copy_gradients(ms_reducer *reducer, const ms_bucket_list *list)
 {
     ms_status status = MS_OK;
@@ -156,7 +163,8 @@ static ms_status copy_gradients(ms_reducer *reducer, const ms_bucket_list *list)
 
 /* From now on backward writes the parameters' gradients into these buckets. is_last marks the last
  * bucket that passes the links, which do there what they do once in an iteration; plain buckets
- * come after it. */
+ * come after it. Every parameter has its meta by now and the views fit, so none of these calls has
+ * a reason to fail half way. */
 static ms_status move_in(ms_reducer *reducer, ms_bucket_list *list)
 {
     ms_status status = MS_OK;
@@ -211,7 +219,8 @@ static ms_status make_buckets(ms_reducer *reducer, const uint32_t *order, const 
 
 /* Between steps there are no gradients: the old buckets are freed before the new ones are made, so
  * that the peak does not grow. If the new ones cannot be made then, the reducer has none, and its
- * next forward says so. */
+ * next forward says so. Clearing the homes first keeps backward from writing to memory that goes.
+ * */
 static void make_room(ms_reducer *reducer)
 {
     if (any_gradient(reducer)) return;

@@ -26,12 +26,15 @@ static bool is_legal(const ms_reducer *reducer, ms_reducer_phase to)
     }
 }
 
+/* All changes of the phase go through here, so that the assertion meets each of them. */
 void ms_reducer_enter(ms_reducer *reducer, ms_reducer_phase phase)
 {
     MS_ASSERT(is_legal(reducer, phase));
     reducer->phase = phase;
 }
 
+/* The message is copied, since the engine's error record is used again. Peers may wait in a
+ * collective for this rank; the abort is what frees them. */
 ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status)
 {
     const ms_error *error = ms_engine_error(reducer->engine);
@@ -45,7 +48,8 @@ ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status)
 
 /* The stream waits for every task that reads or writes the bucket's memory: the tasks that wrote
  * its gradients, and readers of the last pass's result (a step on a stream of its own). Links that
- * write the buffer by collectives or views then need no waits of their own. */
+ * write the buffer by collectives or views then need no waits of their own, also in strict mode.
+ * */
 static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor)
 {
     ms_point points[MS_STREAMS_MAX];
@@ -97,7 +101,8 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
     return status;
 }
 
-/* Tells the optimizer overlap that a bucket's result is on its way; or MS_REDUCED_ALL. */
+/* Tells the optimizer overlap that a bucket's result is on its way; or MS_REDUCED_ALL. A rank in
+ * shadow has no step to take for this pass. */
 static ms_status call_on_reduced(ms_reducer *reducer, uint32_t bucket)
 {
     if (!reducer->on_reduced || reducer->shadow) return MS_OK;

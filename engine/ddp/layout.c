@@ -12,7 +12,8 @@ typedef struct layout_room {
     uint32_t buckets;
 } layout_room;
 
-/* The caller releases room.numbers, which is the whole allocation. */
+/* The caller releases room.numbers, which is the whole allocation. `numbers` has one more, for the
+ * number of buckets. */
 static ms_status make_room(ms_context *context, uint32_t count, layout_room *out)
 {
     void *memory = NULL;
@@ -43,7 +44,8 @@ static void read_items(const ms_reducer *reducer, const uint32_t *positions, lay
 /* -------------------------------------------------------- the first buckets */
 
 /* All ranks compute the same layout without exchanging anything, since they registered the same
- * parameters (ms_ddp_compare). */
+ * parameters (ms_ddp_compare). One bucket for each dtype is reduced after the whole backward, which
+ * costs overlap in the first pass only. */
 ms_status ms_reducer_first_buckets(ms_reducer *reducer)
 {
     ms_context *context = ms_engine_context(reducer->engine);
@@ -64,7 +66,8 @@ ms_status ms_reducer_first_buckets(ms_reducer *reducer)
 
 /* --------------------------------------------------------------- rebuilding */
 
-/* All ranks get rank 0's numbers. Blocks. */
+/* All ranks get rank 0's numbers. Blocks. By hosts, on a channel of its own: the communication
+ * stream may still be busy with the last pass. */
 static ms_status take_from_first(ms_reducer *reducer, int64_t *numbers, uint32_t count)
 {
     ms_sharing sharing = {
@@ -119,7 +122,8 @@ ms_status ms_reducer_rebuild_now(ms_reducer *reducer)
 
 /* ------------------------------------------------------------------ planned */
 
-/* Checks one position in bucket b, whose first parameter has position `first`. */
+/* Checks one position in bucket b, whose first parameter has position `first`. seen[] has the
+ * positions of all buckets before this place. */
 static ms_status check_place(const ms_reducer *reducer, uint32_t b, uint32_t first,
                              uint32_t position, const bool *seen)
 {

@@ -259,6 +259,7 @@ ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
     return ms_times_begin_pass(&reducer->times, reducer->layout);
 }
 
+/* In no_sync there is no pass to time. */
 ms_status ms_reducer_forward_end(ms_reducer *reducer)
 {
     return reducer->phase == MS_REDUCER_EXPECTING ? ms_times_note(&reducer->times, MS_AT_BACKWARD)

@@ -4,14 +4,16 @@
 #include <string.h>
 
 /* The first bucket is small, so that communication begins early in backward; the others are large
- * enough to use the bandwidth. These are the limits of PyTorch's DDP. */
+ * enough to use the bandwidth. These are the limits of PyTorch's DDP. The last one holds for all
+ * further buckets. */
 static const uint64_t default_limits[] = { 1u << 20, 25u << 20 };
 
 /* ------------------------------------------------------- making and freeing */
 
 /* Frees a reducer, also one that make_parts has left half-made: fields that were not reached are 0.
  * Gradients stay with their parameters. They remain views of the bucket's storage, which lives as
- * long as they do. */
+ * long as they do. Hooks go first: from then on no gradient calls a reducer that is being freed.
+ * The homes go with them, so that backward makes gradients of its own again. */
 static void free_parts(ms_reducer *reducer)
 {
     ms_context *context = ms_engine_context(reducer->engine);
@@ -36,7 +38,8 @@ static void free_parts(ms_reducer *reducer)
     ms_release(context, reducer);
 }
 
-/* The engine's destructor of the slot: all reducers that the host has not freed. */
+/* The engine's destructor of the slot: all reducers that the host has not freed. The host's hook is
+ * told before the reducer's parts go, since it may hold tensors of the engine. */
 static void free_all(ms_engine *engine, void *first)
 {
     (void)engine;
@@ -48,7 +51,8 @@ static void free_all(ms_engine *engine, void *first)
 }
 
 /* The reducer leaves the engine's list before its parts are freed, so that nothing finds one that
- * is half freed. */
+ * is half freed. The slot is emptied with the last reducer, so that no destroy function is called
+ * with NULL. */
 void ms_reducer_free(ms_reducer *reducer)
 {
     if (!reducer) return;
@@ -74,7 +78,7 @@ void ms_reducer_sweep(ms_engine *engine)
 }
 
 /* The reducer that has this parameter already, or NULL. Two reducers on one parameter would both
- * set its gradient's home. */
+ * set its gradient's home. A walk over all reducers and parameters: models are wrapped once. */
 static const ms_reducer *owner_of(ms_engine *engine, const ms_tensor *tensor)
 {
     for (const ms_reducer *reducer = ms_engine_get(engine, MS_SLOT_DDP); reducer;
@@ -115,7 +119,8 @@ static ms_status check_parameters(ms_engine *engine, const ms_reducer_parameter 
 }
 
 /* Copies names and retains tensors first, and installs the gradient hooks last: a hook may only see
- * parameters that are complete. free_parts undoes a failure at any point. */
+ * parameters that are complete. free_parts undoes a failure at any point. The hooks' user is the
+ * parameter's address, so the array must have its final place by now. */
 static ms_status take_parameters(ms_reducer *reducer, const ms_reducer_parameter *parameters)
 {
     ms_context *context = ms_engine_context(reducer->engine);
@@ -254,6 +259,8 @@ ms_status ms_reducer_new(ms_engine *engine, const ms_reducer_options *options,
 
 /* ------------------------------------------------------- asking and setting */
 
+/* It changes no phase: a forward decides whether its backward reduces, and no_sync only makes the
+ * other case an error. */
 bool ms_reducer_set_no_sync(ms_reducer *reducer, bool inside)
 {
     bool before = reducer->no_sync;
@@ -278,13 +285,18 @@ void ms_reducer_set_on_reduced(ms_reducer *reducer, ms_reduced_function f, void 
     reducer->on_reduced_free = free_user;
 }
 
+/* Both points are of the last launch; seq 0 means that there is nothing to wait for. */
 void ms_reducer_ready(const ms_reducer *reducer, uint32_t index, ms_point ready[2])
 {
     memcpy(ready, reducer->buckets.items[index].ready, 2 * sizeof *ready);
 }
 
+/* Unlike ms_reducer_rebuild it keeps what was logged, so that a planner can ask for the last
+ * record. */
 void ms_reducer_record(ms_reducer *reducer, bool on) { reducer->logging = on; }
 
+/* What follows reads or sets a field. Everything belongs to the host thread, so there is nothing to
+ * lock. */
 ms_group *ms_reducer_group(const ms_reducer *reducer) { return reducer->group; }
 uint32_t ms_reducer_divisor(const ms_reducer *reducer) { return reducer->divisor; }
 void ms_reducer_set_divisor(ms_reducer *reducer, uint32_t divisor) { reducer->divisor = divisor; }
@@ -300,6 +312,8 @@ const char *ms_reducer_error(const ms_reducer *reducer)
     return reducer->error[0] ? reducer->error : NULL;
 }
 
+/* Both numbers depend only on passes and rebuilds that all ranks share, so planners on all ranks
+ * decide alike by them. */
 uint64_t ms_reducer_layout(const ms_reducer *reducer, uint64_t *passes)
 {
     *passes = reducer->times.passes - reducer->made_at;
@@ -314,6 +328,8 @@ ms_status ms_reducer_step_end(ms_reducer *reducer)
     return ms_times_step_end(&reducer->times, reducer->phase == MS_REDUCER_REDUCED);
 }
 
+/* It waits for this rank's device; on other ranks the same pass has ended when their own call
+ * returns. */
 ms_status ms_reducer_await_times(ms_reducer *reducer) { return ms_times_await(&reducer->times); }
 
 ms_pass_stats ms_reducer_stats(ms_reducer *reducer) { return ms_times_stats(&reducer->times); }

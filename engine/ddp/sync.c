@@ -13,7 +13,9 @@
  * all_gather moves the lines of all ranks and memcmp compares them; the rest is zeros. */
 #define LINE_BYTES 256 /* "'h.0.weight' [2, 3] f32" */
 
-/* Fills the line with zeros first: bytes after the text are hashed and compared too. */
+/* Fills the line with zeros first: bytes after the text are hashed and compared too. A name is cut
+ * at 100 characters, so two that differ later count as equal; dtype and shape are compared in full.
+ * */
 static void describe(const ms_reducer_parameter *parameter, char line[LINE_BYTES])
 {
     char tensor[128];
@@ -22,7 +24,8 @@ static void describe(const ms_reducer_parameter *parameter, char line[LINE_BYTES
              ms_tensor_describe(parameter->tensor, tensor, sizeof tensor));
 }
 
-/* Gathers `bytes` of `mine` from all ranks into all, in rank order. Blocks. */
+/* Gathers `bytes` of `mine` from all ranks into all, in rank order. Blocks. By hosts: nothing is
+ * put on a stream, and a difference is found before the first collective could hang on it. */
 static ms_status exchange(ms_group *group, const void *mine, size_t bytes, void *all)
 {
     ms_sharing sharing = {
@@ -41,7 +44,8 @@ static void list_ranks(const char *lines, uint32_t ranks, uint32_t like, char *t
             used += (size_t)snprintf(text + used, bytes - used, "%s%u", used ? ", " : "", r);
 }
 
-/* Compares parameter `index` over the ranks; MS_ERROR_MISMATCH at a difference. */
+/* Compares parameter `index` over the ranks; MS_ERROR_MISMATCH at a difference. A rank with fewer
+ * parameters says "none". The text of rank 0 stands for all ranks that agree with it. */
 static ms_status compare_one(ms_group *group, const ms_reducer_parameter *parameters,
                              uint32_t count, uint32_t index, char *lines)
 {
@@ -87,7 +91,8 @@ static ms_status find_difference(ms_group *group, const ms_reducer_parameter *pa
 }
 
 /* hashes[i] becomes the hash of the first i parameters, never 0: 0 stands for a rank that has fewer
- * parameters. */
+ * parameters. The hash of a prefix is the seed of the next one, so a difference shows in all longer
+ * prefixes, which the bisection relies on. */
 static void hash_prefixes(const ms_reducer_parameter *parameters, uint32_t count, uint64_t *hashes)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -137,7 +142,8 @@ ms_status ms_ddp_compare(ms_group *group, const ms_reducer_parameter *parameters
 
 /* ------------------------------------------------------------- broadcasting */
 
-/* View of `length` elements of a flat tensor in the shape of `like`. */
+/* View of `length` elements of a flat tensor in the shape of `like`. The flat buffer is dense, so
+ * the strides follow from the shape. */
 static ms_status view_as(ms_tensor *flat, int64_t offset, const ms_tensor *like, ms_tensor **out)
 {
     int64_t strides[MS_DIMS_MAX];

@@ -7,7 +7,8 @@
 
 /* ------------------------------------------------------------- contribution */
 
-/* Writes zeros into a view of the bucket: what a parameter without gradient adds to the sum. */
+/* Writes zeros into a view of the bucket: what a parameter without gradient adds to the sum. A task
+ * of the current stream, which the launch of the bucket waits for. */
 static ms_status zero(const ms_reducer *reducer, ms_tensor *view)
 {
     ms_tensor *same = NULL;
@@ -67,6 +68,7 @@ ms_status ms_unused_open(ms_reducer *reducer)
                        (void **)&reducer->uses);
 }
 
+/* Gradients that were kept from before a pass that never ended go here. */
 void ms_unused_close(ms_reducer *reducer)
 {
     for (uint32_t i = 0; reducer->parameters && i < reducer->count; i++)
@@ -76,7 +78,8 @@ void ms_unused_close(ms_reducer *reducer)
 
 /* uses[i] becomes the maximum over all ranks of how often parameter i was used. Every rank issues
  * this collective, or the sequences of the ranks would differ. A rank that used every parameter
- * itself knows the answer: it does not read it, and so does not wait. */
+ * itself knows the answer: it does not read it, and so does not wait. It goes by hosts and starts
+ * while the devices still reduce, so it costs no time on the streams. */
 static ms_status share_uses(ms_reducer *reducer, bool read)
 {
     ms_sharing sharing = { .kind = MS_ALL_REDUCE,
@@ -103,7 +106,8 @@ static ms_status settle_one(ms_ddp_parameter *parameter)
                : MS_OK;
 }
 
-/* Fills uses with this rank's numbers; whether it left a parameter unused. */
+/* Fills uses with this rank's numbers; whether it left a parameter unused. Static graphs send
+ * counts, which a rank in shadow takes over; otherwise 0 or 1 is enough. */
 static bool count_uses(ms_reducer *reducer)
 {
     bool any = false;

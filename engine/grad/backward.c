@@ -46,6 +46,7 @@ static const char *name_of(const ms_node *node)
     return node->function ? node->function->name : "a leaf";
 }
 
+/* Work that no script line has enqueued is the engine's own. */
 static const char *line_of(const ms_node *node, uint32_t script)
 {
     const char *line = ms_strings_get(ms_engine_strings(node->engine), script);
@@ -108,7 +109,8 @@ static ms_status check_node(const ms_node *node)
     return check_versions(node);
 }
 
-/* Appends a node to one of the pass's lists. */
+/* Appends a node to one of the pass's lists. The lists live for one pass. They grow geometrically,
+ * so discovery takes linear time. */
 static ms_status push(ms_pass *pass, ms_node ***items, size_t *count, size_t *capacity,
                       ms_node *node)
 {
@@ -647,6 +649,8 @@ static ms_status backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor 
     return status;
 }
 
+/* Reducers use it for the parameters that backward has not reached. A call that is registered
+ * inside of an inner backward waits for the outermost one as well. */
 ms_status ms_backward_at_end(ms_engine *engine, ms_status (*f)(void *user), void *user)
 {
     ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
@@ -665,6 +669,7 @@ ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *con
     return backward(engine, roots, gradients, count, retain_graph, false);
 }
 
+/* The inner graph is never retained: it was recorded for this one use. */
 ms_status ms_backward_inside(ms_engine *engine, ms_tensor *const *roots,
                              ms_tensor *const *gradients, uint32_t count)
 {

@@ -9,7 +9,8 @@
 #include "tensor/values.h"
 
 /* All leaves must be distinct, of one float dtype, and without a home: a wrapped model has laid out
- * its buckets already. *total: elements of all of them. */
+ * its buckets already. *total: elements of all of them. The search for equal leaves compares each
+ * with each: models have hundreds of parameters, and this runs once. */
 static ms_status check(ms_engine *engine, ms_tensor *const *leaves, uint32_t count, int64_t *total)
 {
     if (count == 0) return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "flat: the list is empty");
@@ -43,7 +44,8 @@ static ms_status check(ms_engine *engine, ms_tensor *const *leaves, uint32_t cou
 }
 
 /* Whether the leaves already follow each other in one storage without gaps: then flattening again
- * must not copy, or tensors that refer to the flat storage would lose their parameters. */
+ * must not copy, or tensors that refer to the flat storage would lose their parameters. Then the
+ * flat tensor is only another window on that storage. */
 static bool are_in_place(ms_tensor *const *leaves, uint32_t count)
 {
     int64_t at = leaves[0]->offset;

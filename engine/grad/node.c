@@ -23,6 +23,8 @@ static void tape_free(ms_engine *engine, void *object)
     ms_release(context, tape);
 }
 
+/* Made at first use, since an engine that only evaluates needs no tape. The slot's destroy function
+ * runs before the streams stop, and after that no tensor with a history may be left. */
 ms_status ms_tape_of(ms_engine *engine, ms_tape **out)
 {
     ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
@@ -52,7 +54,7 @@ static ms_status chunk_new(ms_tape *tape, ms_context *context, size_t bytes, voi
 
 /* A node from the free list, with one reference and the next order; its fields up to the own arrays
  * are zero. The arrays are a large part of a node and are filled later, as far as they are used.
- */
+ * The order is that of the calls, and the nodes of a call's inputs were made before. */
 static ms_status node_take(ms_engine *engine, ms_node **out)
 {
     ms_tape *tape = NULL;
@@ -80,7 +82,8 @@ static ms_status node_take(ms_engine *engine, ms_node **out)
     return MS_OK;
 }
 
-/* The node goes back to the free list; it owns nothing any more. */
+/* The node goes back to the free list; it owns nothing any more. Orders are not given back: a node
+ * that is used again gets a new one, so an old order never names two nodes. */
 static void node_give(ms_node *node)
 {
     ms_tape *tape = ms_engine_get(node->engine, MS_SLOT_GRAD);
@@ -90,7 +93,8 @@ static void node_give(ms_node *node)
 
 /* All arrays of a large node (cat of a hundred tensors) are one allocation, `many`. Edges and
  * gradients begin as NULL, so that a node can be released at any moment of its making; infos are
- * filled by the caller. */
+ * filled by the caller. node->script is noted now, as the script line is that of the call that is
+ * being recorded. */
 ms_status ms_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_node **out)
 {
     ms_node *node = NULL;
@@ -160,18 +164,23 @@ static void change_expected(const ms_node *node, int change)
     }
 }
 
+/* The flag makes a second call harmless: the count in a storage must rise once for each node. */
 void ms_node_expect(ms_node *node)
 {
     if (!node->expected) change_expected(node, 1);
     node->expected = true;
 }
 
+/* Called when the node has run, and for all nodes of a pass that failed. It comes before the saved
+ * tensors are dropped, since the reads are found through them. */
 void ms_node_unexpect(ms_node *node)
 {
     if (node->expected) change_expected(node, -1);
     node->expected = false;
 }
 
+/* next is read before the hook is released. free_user may run code of the host, which must find the
+ * hook's tensor without this hook: callers have taken the list out before. */
 void ms_hooks_free(ms_context *context, ms_hook *hooks)
 {
     while (hooks) {
@@ -206,6 +215,8 @@ static void node_free(ms_node *node, ms_node **list)
     node_give(node);
 }
 
+/* The list is of nodes without references: each is freed once, and what it alone has held joins the
+ * list. */
 void ms_node_release(ms_node *node)
 {
     MS_ASSERT(!node || node->references > 0);
@@ -221,7 +232,8 @@ void ms_node_release(ms_node *node)
 
 /* -------------------------------------------------------------------- metas */
 
-/* Called by the tensor layer when the tensor goes. */
+/* Called by the tensor layer when the tensor goes. A result's node may go with it, and with the
+ * node the whole graph before it. */
 static void meta_free(void *object)
 {
     ms_meta *meta = object;
@@ -235,7 +247,8 @@ static void meta_free(void *object)
     tape->unused_metas = meta;
 }
 
-/* The meta is the tensor's from now on and goes with it (free_meta). */
+/* The meta is the tensor's from now on and goes with it (free_meta). Most tensors never get one:
+ * without a gradient there is nothing to know. */
 ms_status ms_meta_of(ms_tensor *tensor, ms_meta **out)
 {
     if (tensor->meta) {
@@ -267,7 +280,8 @@ ms_status ms_meta_of(ms_tensor *tensor, ms_meta **out)
 
 /* The accumulator is not retained by the meta, only by edges: it goes with the last graph that uses
  * the leaf, and it retains the leaf, so that a graph keeps its parameters. Its order is the
- * greatest, see heap_push in backward.c. */
+ * greatest, see heap_push in backward.c. A leaf whose flag was turned off gets no edge, so later
+ * graphs treat it as a constant. */
 ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge)
 {
     ms_meta *meta = tensor ? tensor->meta : NULL;
@@ -307,6 +321,7 @@ bool ms_engine_set_recording(ms_engine *engine, bool on)
     return before;
 }
 
+/* Without a tape nothing was ever switched off. */
 bool ms_engine_is_recording(const ms_engine *engine)
 {
     const ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
@@ -321,6 +336,7 @@ bool ms_tensor_requires_grad(const ms_tensor *tensor)
     return meta && (meta->node || meta->requires_grad);
 }
 
+/* A tensor without a meta is one: nothing recorded has made it. */
 bool ms_tensor_is_leaf(const ms_tensor *tensor)
 {
     return !tensor->meta || !((const ms_meta *)tensor->meta)->node;
@@ -350,6 +366,8 @@ ms_status ms_tensor_set_requires_grad(ms_tensor *tensor, bool yes)
     return MS_OK;
 }
 
+/* The mark is on the memory and not on the tensor, so a detached view of a parameter is recognised
+ * as well. */
 void ms_leaf_mark_parameter(const ms_tensor *leaf)
 {
     size_t begin, end;
@@ -357,13 +375,15 @@ void ms_leaf_mark_parameter(const ms_tensor *leaf)
     ms_storage_mark_parameter(leaf->storage, begin, end);
 }
 
+/* NULL where no backward has reached the leaf since its gradient was removed. It is only borrowed:
+ * removing the gradient ends it. */
 ms_tensor *ms_tensor_grad(const ms_tensor *tensor)
 {
     return tensor->meta ? ((const ms_meta *)tensor->meta)->grad : NULL;
 }
 
 /* The old gradient is released last: it may be the same tensor. The mark of a scaled gradient goes
- * with the gradient. */
+ * with the gradient. A home stays: the next backward writes there again. */
 ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient)
 {
     char have[160], want[160];
@@ -441,13 +461,15 @@ static ms_status hook_add(ms_tensor *tensor, ms_hook hook, uint64_t *id)
 }
 
 /* Hooks of a result see its gradient before its node runs, hooks of a leaf before it is added up.
- */
+ * hook_add finds the list: the node's or the leaf's own. */
 ms_status ms_tensor_on_gradient(ms_tensor *tensor, ms_gradient_function f, void *user,
                                 void (*free_user)(void *), uint64_t *id)
 {
     return hook_add(tensor, (ms_hook){ .gradient = f, .user = user, .free_user = free_user }, id);
 }
 
+/* A reducer learns here that a parameter's gradient is complete, and launches the bucket when it
+ * was the last one. */
 ms_status ms_tensor_on_accumulated(ms_tensor *leaf, ms_accumulated_function f, void *user,
                                    void (*free_user)(void *), uint64_t *id)
 {

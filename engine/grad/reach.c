@@ -106,12 +106,16 @@ ms_status ms_tensor_mark_gradients(ms_tensor *tensor)
     return ms_tensor_on_gradient(tensor, mark_leaves, meta->node, NULL, &id);
 }
 
+/* Clipping and optimizers ask this and refuse, since a norm or a step of scaled gradients would be
+ * wrong by the scale. */
 bool ms_tensor_grad_is_marked(const ms_tensor *leaf)
 {
     const ms_meta *meta = leaf->meta;
     return meta && meta->marked;
 }
 
+/* Called when the gradient has been divided by the scale, or was replaced by one of the script's
+ * own. */
 void ms_tensor_grad_unmark(ms_tensor *leaf)
 {
     ms_meta *meta = leaf->meta;

@@ -53,6 +53,7 @@ ms_status ms_history_check(ms_engine *engine, const char *what, const ms_tensor 
         what, ms_tensor_describe(tensor, shape, sizeof shape));
 }
 
+/* Only for inputs whose history the call would use; see used in ms_apply. */
 static ms_status check_histories(ms_engine *engine, const char *what, ms_tensor *const *tensors,
                                  uint32_t count)
 {
@@ -104,6 +105,7 @@ static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t i
     return status;
 }
 
+/* Integer tensors never require one, so a call on indices alone records nothing. */
 static bool any_requires_grad(ms_tensor *const *inputs, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
@@ -244,6 +246,8 @@ static ms_status capture(ms_engine *engine, ms_captures *captures, ms_tensor *te
     return status;
 }
 
+/* Most calls end at the first test: captures is set only while a recomputed function runs for the
+ * first time. */
 ms_status ms_capture(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
                      bool differentiable)
 {
@@ -289,6 +293,7 @@ ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user
     return status;
 }
 
+/* For layers above, whose step is not an operator: a collective with a gradient is one. */
 ms_status ms_record(ms_engine *engine, const ms_function *f, void *user, ms_tensor *const *inputs,
                     uint32_t input_count, ms_tensor *const *outputs, uint32_t output_count)
 {

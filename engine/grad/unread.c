@@ -9,6 +9,8 @@
 
 #include <string.h>
 
+/* By bytes of the storage, so views and other parameters in the same flat storage are told apart.
+ * */
 bool ms_tensor_is_awaited(const ms_tensor *tensor)
 {
     size_t begin, end;
@@ -50,7 +52,8 @@ static ms_status unread_add(ms_engine *engine, ms_tape *tape, ms_unread item,
     return MS_OK;
 }
 
-/* user is freed in all cases but one: when the call waits, the list has taken it over. */
+/* user is freed in all cases but one: when the call waits, the list has taken it over. Outside of a
+ * backward nothing is expected to be read, so f is called at once. */
 ms_status ms_backward_when_unread(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
                                   ms_status (*f)(void *user), void *user,
                                   void (*free_user)(void *user))

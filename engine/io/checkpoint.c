@@ -78,6 +78,7 @@ ms_status ms_snapshot_new(ms_engine *engine, const char *const *names, ms_tensor
     return status;
 }
 
+/* Taken when the tensor was copied, so it is there before anything is written. */
 uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index)
 {
     return snapshot->copies[index].hash;
@@ -171,6 +172,7 @@ ms_status ms_checkpoint_remove(ms_context *context, const char *folder, const ch
     return status;
 }
 
+/* A checkpoint that is kept for good gets another name this way, without a copy. */
 ms_status ms_checkpoint_rename(ms_context *context, const char *folder, const char *name,
                                const char *to)
 {
@@ -260,6 +262,7 @@ done:
     return status;
 }
 
+/* The synchronous form; ms_checkpoint_start is what training uses. */
 ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot, const char *folder,
                               const char *name, const void *manifest, size_t bytes)
 {
@@ -329,6 +332,7 @@ static ms_status job_begin(ms_context *context, ms_checkpoint_job *job, ms_snaps
     return ms_fail_os(context, error, "cannot start the thread that writes checkpoints", NULL);
 }
 
+/* The snapshot is taken over only with success: after a failure the caller still frees it. */
 ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const char *folder,
                               const char *name, const void *manifest, size_t bytes,
                               ms_checkpoint_job **out)
@@ -347,6 +351,7 @@ ms_status ms_checkpoint_start(ms_context *context, ms_snapshot *snapshot, const 
     return status;
 }
 
+/* The thread may still have to leave its function; the join in ms_checkpoint_wait covers that. */
 bool ms_checkpoint_is_done(const ms_checkpoint_job *job) { return atomic_load(&job->done); }
 
 /* The join never fails, so the job is freed whatever the thread has met, and its error moves to the

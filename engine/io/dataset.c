@@ -46,17 +46,21 @@ static ms_status dataset_new(ms_context *context, ms_data *data, uint64_t first,
     return MS_OK;
 }
 
+/* The whole of the data. The caller's reference to data becomes that of the data set. */
 ms_status ms_dataset_of(ms_context *context, ms_data *data, ms_dataset **out)
 {
     return dataset_new(context, data, 0, data->count, out);
 }
 
+/* Loaders, whose thread reads the data, hold a reference of their own. */
 ms_dataset *ms_dataset_retain(ms_dataset *dataset)
 {
     atomic_fetch_add(&dataset->references, 1);
     return dataset;
 }
 
+/* The data's context is used, as it is for ms_data_release: the last reference may go on any
+ * thread. It is copied, since data may go with the next line. */
 void ms_dataset_release(ms_dataset *dataset)
 {
     if (dataset == NULL || atomic_fetch_sub(&dataset->references, 1) != 1) return;
@@ -65,6 +69,7 @@ void ms_dataset_release(ms_dataset *dataset)
     ms_release(&context, dataset);
 }
 
+/* Of this part, not of the data that it shares. */
 uint64_t ms_dataset_size(const ms_dataset *dataset) { return dataset->count; }
 bool ms_dataset_has_tokens(const ms_dataset *dataset) { return dataset->data->labels == NULL; }
 
@@ -123,6 +128,7 @@ static ms_status open_sized(ms_context *context, const char *path, ms_file **fil
     return ms_fail_os(context, error, "cannot tell the size of", path);
 }
 
+/* For bytes, where a file has no header: its size is what is read. */
 static ms_status append_whole_file(ms_context *context, ms_data *data, const char *path)
 {
     ms_file *file = NULL;
@@ -199,6 +205,7 @@ typedef struct ms_shard {
     uint32_t width;
 } ms_shard;
 
+/* Byte by byte, because the header need not be aligned, nor the machine little-endian. */
 static uint32_t little_endian(const uint8_t *at)
 {
     return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
@@ -285,6 +292,7 @@ static ms_status append_shard(ms_context *context, ms_data *data, const char *pa
     return status;
 }
 
+/* Shards are appended in the order of the paths, which is the order of the text. */
 ms_status ms_dataset_tokens(ms_context *context, const char *const *paths, uint32_t count,
                             ms_dataset **out)
 {

@@ -7,12 +7,15 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The message has the path; those of later calls get it as an argument, because ms_file does not
+ * keep it. */
 ms_status ms_file_open(ms_context *context, const char *path, int flags, ms_file **out)
 {
     int error = context->os->open(context->os->user, path, flags, out);
     return error == 0 ? MS_OK : ms_fail_os(context, error, "cannot open", path);
 }
 
+/* NULL is allowed, so that an error path closes whatever it has. */
 void ms_file_close(ms_context *context, ms_file *file)
 {
     if (file != NULL) context->os->close(context->os->user, file);
@@ -40,6 +43,7 @@ ms_status ms_file_read(ms_context *context, ms_file *file, const char *path, voi
     return MS_OK;
 }
 
+/* The system may take fewer bytes than asked for. The activity marks are those of ms_file_read. */
 ms_status ms_file_write(ms_context *context, ms_file *file, const char *path, const void *data,
                         size_t bytes, uint64_t offset)
 {
@@ -114,6 +118,8 @@ struct ms_writer {
     bool made; /* the temporary file exists and is ours to remove */
 };
 
+/* The temporary file is beside the final one. It gets its permissions from the umask, as a file
+ * that is written directly does. */
 ms_status ms_writer_new(ms_context *context, const char *path, ms_writer **out)
 {
     ms_writer *writer = NULL;
@@ -144,6 +150,7 @@ ms_status ms_writer_new(ms_context *context, const char *path, ms_writer **out)
     return MS_OK;
 }
 
+/* Errors name the final path, which the user knows, and not the temporary one. */
 ms_status ms_writer_write(ms_writer *writer, const void *data, size_t bytes, uint64_t offset)
 {
     return ms_file_write(writer->context, writer->file, writer->path, data, bytes, offset);
@@ -181,6 +188,7 @@ void ms_writer_free(ms_writer *writer)
     ms_release(context, writer);
 }
 
+/* For content that is in memory as a whole. */
 ms_status ms_file_write_atomic(ms_context *context, const char *path, const void *data,
                                size_t bytes)
 {

@@ -16,6 +16,7 @@ ms_status ms_bytes_new(ms_context *context, size_t bytes, const char *what, void
     return MS_OK;
 }
 
+/* Three texts in one allocation, which the caller releases. */
 static ms_status join(ms_context *context, const char *a, const char *between, const char *b,
                       char **out)
 {
@@ -30,11 +31,13 @@ static ms_status join(ms_context *context, const char *a, const char *between, c
     return MS_OK;
 }
 
+/* With b "" it is the way to copy a text here. */
 ms_status ms_text_join(ms_context *context, const char *a, const char *b, char **out)
 {
     return join(context, a, "", b, out);
 }
 
+/* An empty folder gives "/name": callers check that a path is not empty. */
 ms_status ms_path_join(ms_context *context, const char *folder, const char *name, char **out)
 {
     size_t length = strlen(folder);
@@ -81,6 +84,7 @@ bool ms_text_is_name(const char *text, size_t longest)
 
 /* -------------------------------------------------------------------- names */
 
+/* Room is made before the text, and the count rises last: after a failure the list is as it was. */
 ms_status ms_names_add(ms_context *context, ms_names *names, const char *name)
 {
     ms_status status = ms_grow(context, (void **)&names->items, &names->capacity, names->count + 1,
@@ -102,6 +106,7 @@ void ms_names_sort(ms_names *names)
     if (names->count > 1) qsort(names->items, names->count, sizeof *names->items, compare_names);
 }
 
+/* The list can be used again after this. */
 void ms_names_free(ms_context *context, ms_names *names)
 {
     for (size_t i = 0; i < names->count; i++) ms_release(context, names->items[i]);
@@ -146,6 +151,7 @@ typedef struct ms_listing {
     ms_status status;
 } ms_listing;
 
+/* The table's list function calls this for each name; the name is the system's and is copied. */
 static void add_entry(void *to, const char *name)
 {
     ms_listing *listing = to;
@@ -220,6 +226,8 @@ ms_status ms_folder_sync_of(ms_context *context, const char *path)
     return status;
 }
 
+/* Both paths lie in one folder, so one sync makes the old name's end and the new name's beginning
+ * durable. */
 ms_status ms_folder_rename(ms_context *context, const char *from, const char *to)
 {
     int error = context->os->rename(context->os->user, from, to);

@@ -17,6 +17,7 @@ static void *zlib_allocate(void *context, unsigned items, unsigned bytes)
     return ms_multiply(items, bytes, &size) ? os->allocate(os->user, size, 16) : NULL;
 }
 
+/* The counterpart of zlib_allocate. */
 static void zlib_release(void *context, void *memory) { ms_release(context, memory); }
 
 /* Expands into *data, which grows, until the data ends or zlib reports something; that code is

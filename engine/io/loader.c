@@ -303,6 +303,7 @@ ms_status ms_loader_new(ms_context *context, ms_dataset *dataset, const ms_loade
     return MS_OK;
 }
 
+/* The thread is joined first, since it reads the data set and writes the slots. */
 void ms_loader_free(ms_loader *loader)
 {
     if (loader == NULL) return;
@@ -316,11 +317,13 @@ void ms_loader_free(ms_loader *loader)
     ms_release(&context, loader);
 }
 
+/* A batch divides by the ranks: check_options has seen to it. */
 uint32_t ms_loader_rows(const ms_loader *loader)
 {
     return loader->options.batch / loader->options.ranks;
 }
 
+/* shape[2] is 0 for tokens, which have two dimensions. */
 uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype *dtype, int64_t shape[3])
 {
     bool tokens = ms_dataset_has_tokens(loader->dataset);
@@ -361,6 +364,7 @@ ms_status ms_loader_next(ms_context *context, ms_loader *loader, ms_batch *out)
     return MS_OK;
 }
 
+/* ms_loader_batch rounds down to equal rows for all ranks, which may leave none. */
 ms_status ms_loader_check_pass(ms_context *context, const ms_loader *loader)
 {
     const ms_loader_options *options = &loader->options;
@@ -401,6 +405,8 @@ ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t
     return MS_OK;
 }
 
+/* ms_loader_next has set it from the batch that it handed out, so what the thread has prepared
+ * ahead is not in it. */
 ms_loader_state ms_loader_get_state(const ms_loader *loader) { return loader->state; }
 
 /* The number of samples stands for the data set's identity: a position means something only with

@@ -12,6 +12,7 @@
 #include "io/safetensors.h"
 #include "io/scan.h"
 
+/* The writer searches this table by the engine's dtype, the reader by the name in files. */
 const ms_safetensors_dtype ms_safetensors_dtypes[] = {
     { "F32", "f32", 4, MS_F32 },
     { "F16", "f16", 2, MS_F16 },
@@ -35,7 +36,8 @@ const ms_safetensors_dtype ms_safetensors_dtypes[] = {
     { NULL, NULL, 0, MS_DTYPES },
 };
 
-/* One pair of the metadata. Both strings lie in the header's memory. */
+/* One pair of the metadata. Both strings lie in the header's memory. Pairs are read in the file's
+ * order and sorted at the end. */
 typedef struct ms_pair {
     char *key, *value;
 } ms_pair;
@@ -247,11 +249,14 @@ static int compare_offsets(const void *a, const void *b)
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
+/* By bytes, as strcmp compares: the same order in every locale, and the one that bsearch uses
+ * later. */
 static int compare_entries(const void *a, const void *b)
 {
     return strcmp(((const ms_safetensors_entry *)a)->name, ((const ms_safetensors_entry *)b)->name);
 }
 
+/* Metadata are sorted as well, so that duplicates are neighbours. */
 static int compare_pairs(const void *a, const void *b)
 {
     return strcmp(((const ms_pair *)a)->key, ((const ms_pair *)b)->key);
@@ -401,6 +406,8 @@ ms_status ms_safetensors_open(ms_context *context, const char *path, ms_safetens
     return MS_OK;
 }
 
+/* The context is copied first, since it goes with the reader. Everything may be NULL: open calls
+ * this after a failure half way. */
 void ms_safetensors_close(ms_safetensors *file)
 {
     if (file == NULL) return;
@@ -414,6 +421,7 @@ void ms_safetensors_close(ms_safetensors *file)
     ms_release(&context, file);
 }
 
+/* Constant once the file is open, as is all that follows. */
 uint32_t ms_safetensors_count(const ms_safetensors *file) { return file->count; }
 const ms_safetensors_entry *ms_safetensors_at(const ms_safetensors *file, uint32_t index)
 {
@@ -428,6 +436,7 @@ const ms_safetensors_entry *ms_safetensors_find(const ms_safetensors *file, cons
                        : NULL;
 }
 
+/* By key, in the order of check_names. */
 bool ms_safetensors_metadata(const ms_safetensors *file, uint32_t index, const char **key,
                              const char **value)
 {

@@ -31,6 +31,7 @@ typedef struct ms_ordered {
     uint32_t index;
 } ms_ordered;
 
+/* Bytes of one element, by which tensors are ordered in the file. */
 static size_t spec_width(const ms_safetensors_spec *spec) { return ms_dtype_bytes(spec->dtype); }
 
 /* Order of the tensors in the file. Wide dtypes come first, so that every tensor is aligned to its
@@ -75,6 +76,8 @@ typedef struct ms_header {
     ms_status status;
 } ms_header;
 
+/* Appends bytes. The header is built in memory as a whole: its length stands before it in the file.
+ * */
 static void put(ms_header *header, const char *text, size_t bytes)
 {
     if (!header->status)
@@ -85,8 +88,10 @@ static void put(ms_header *header, const char *text, size_t bytes)
     header->count += bytes;
 }
 
+/* For constants of the format, which need no escapes. */
 static void put_text(ms_header *header, const char *text) { put(header, text, strlen(text)); }
 
+/* Decimal, as JSON has no other form. 24 characters hold any 64-bit number. */
 static void put_number(ms_header *header, uint64_t number)
 {
     char text[24];
@@ -131,6 +136,8 @@ static ms_status put_metadata(ms_header *header, const char *path, const char *c
     return MS_OK;
 }
 
+/* One tensor's member of the header: "name":{"dtype":...,"shape":[...],"data_offsets":[begin,end]}.
+ * Offsets count from the end of the header, as the format demands. */
 static void put_entry(ms_header *header, const ms_safetensors_spec *spec, uint64_t begin,
                       uint64_t end)
 {
@@ -230,6 +237,8 @@ static ms_status begin_file(ms_safetensors_writer *writer, const char *path, ms_
     return status;
 }
 
+/* The specs are read during this call only. `order` is scratch: it goes before the return, and the
+ * places stay. */
 ms_status ms_safetensors_create(ms_context *context, const char *path,
                                 const ms_safetensors_spec *specs, uint32_t count,
                                 const char *const *metadata, uint32_t pairs,
@@ -258,6 +267,8 @@ done:
 
 /* ------------------------------------------------------------------ tensors */
 
+/* A tensor comes as a whole, in one call: a checkpoint has all of its bytes in host memory anyway.
+ * Writing one twice replaces it. */
 ms_status ms_safetensors_write(ms_safetensors_writer *writer, uint32_t index, const void *data,
                                size_t bytes)
 {
@@ -281,6 +292,7 @@ ms_status ms_safetensors_commit(ms_safetensors_writer *writer)
     return ms_writer_commit(writer->writer);
 }
 
+/* Without a commit, ms_writer_free removes the temporary file. */
 void ms_safetensors_free(ms_safetensors_writer *writer)
 {
     if (writer == NULL) return;

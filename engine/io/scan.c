@@ -15,6 +15,7 @@ static bool fail(ms_scan *scan, const char *problem)
     return false;
 }
 
+/* JSON's four characters only; isspace would accept others. */
 static void skip_space(ms_scan *scan)
 {
     while (scan->at < scan->end
@@ -47,6 +48,7 @@ bool ms_scan_character(ms_scan *scan, char expected)
     }
 }
 
+/* It may be called after a problem: the first one stays. */
 bool ms_scan_end(ms_scan *scan)
 {
     skip_space(scan);
@@ -176,6 +178,7 @@ bool ms_scan_string(ms_scan *scan, char **text)
 
 /* ------------------------------------------------------------- other values */
 
+/* isdigit must not be given a negative char, and a hostile file has any. */
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 /* Integers only: fractions, exponents, signs and leading zeros are refused, the last as JSON
@@ -197,6 +200,7 @@ bool ms_scan_size(ms_scan *scan, int64_t *value)
     return true;
 }
 
+/* One digit at least, as JSON demands after a point or an exponent. */
 static bool skip_digits(ms_scan *scan)
 {
     if (!is_digit(*scan->at)) return fail(scan, "a digit expected");
@@ -204,6 +208,8 @@ static bool skip_digits(ms_scan *scan)
     return true;
 }
 
+/* A value that is skipped must still be a number by JSON's rules: two readers must not see
+ * different ends of it. */
 static bool skip_number(ms_scan *scan)
 {
     if (*scan->at == '-') scan->at++;
@@ -221,6 +227,7 @@ static bool skip_number(ms_scan *scan)
     return true;
 }
 
+/* A skipped string is decoded like any other, so its escapes are checked, too. */
 static bool skip_scalar(ms_scan *scan)
 {
     static const char *const words[] = { "true", "false", "null" };
