@@ -26,12 +26,15 @@ static void hand_copy_in(ms_stream *stream, const ms_launch *launch, const void 
     stream->engine->device->copy_in(stream, launch, memory_of(copy), copy->from, copy->bytes);
 }
 
+/* The host memory must stay until the number is reached: the device writes it at any time
+ * before. */
 static void hand_copy_out(ms_stream *stream, const ms_launch *launch, const void *what)
 {
     const ms_transfer *copy = what;
     stream->engine->device->copy_out(stream, launch, copy->to, memory_of(copy), copy->bytes);
 }
 
+/* The flag is read on the device, so the host need not wait for its value. */
 static void hand_fail_if(ms_stream *stream, const ms_launch *launch, const void *what)
 {
     const ms_transfer *check = what;
@@ -57,6 +60,7 @@ static ms_status enqueue(ms_stream *stream, const char *name, uint8_t kind, ms_s
     return ms_stream_hand_over(stream, &launch, kind, hand, transfer, out);
 }
 
+/* A write of the storage's cells, so it waits for their readers as any task does. */
 ms_status ms_stream_copy_in(ms_stream *stream, ms_storage *to, size_t offset, const void *host,
                             size_t bytes, ms_point *out)
 {
@@ -64,6 +68,7 @@ ms_status ms_stream_copy_in(ms_stream *stream, ms_storage *to, size_t offset, co
     return enqueue(stream, "write", MS_KIND_COPY, to, offset, MS_WRITE, hand_copy_in, &copy, out);
 }
 
+/* A read: copies to the host and tasks that only read may run at the same time. */
 ms_status ms_stream_copy_out(ms_stream *stream, ms_storage *from, size_t offset, void *host,
                              size_t bytes, ms_point *out)
 {
@@ -71,6 +76,7 @@ ms_status ms_stream_copy_out(ms_stream *stream, ms_storage *from, size_t offset,
     return enqueue(stream, "read", MS_KIND_COPY, from, offset, MS_READ, hand_copy_out, &copy, out);
 }
 
+/* Name and message are not copied: they must outlive the task. */
 ms_status ms_stream_fail_if(ms_stream *stream, const char *name, ms_storage *flag, size_t offset,
                             const char *message)
 {
@@ -85,6 +91,7 @@ static void hand_call(ms_stream *stream, const ms_launch *launch, const void *wh
     stream->engine->device->call(stream, launch, what);
 }
 
+/* It takes a number like a task, so other streams can wait for it, and a failed stream skips it. */
 ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call, const ms_access *accesses,
                          uint32_t count, ms_task_cost cost, ms_point *out)
 {
@@ -130,6 +137,7 @@ ms_status ms_host_memory_new(ms_engine *engine, size_t bytes, const char *what, 
     return MS_OK;
 }
 
+/* The caller has made sure that no copy uses the memory any more. */
 void ms_host_memory_free(ms_engine *engine, void *memory)
 {
     if (!memory) return;

@@ -13,7 +13,9 @@
 /* ------------------------------------------------------ dropping, refilling */
 
 /* Storages derived from this one (casts) are dropped with it: they hold its values once more, and
- * the drop is to free those as well. The recursion is as deep as the chain of derivations. */
+ * the drop is to free those as well. The recursion is as deep as the chain of derivations. Vacant
+ * parts lose their mark with the memory; `dropped` and `owner` are for the message of whoever
+ * touches it next. */
 static void drop(ms_storage *storage, uint32_t owner)
 {
     ms_storage_vacate(storage);
@@ -47,7 +49,8 @@ ms_status ms_storage_drop(ms_storage *storage, const char *owner)
 }
 
 /* After a refill all parts are vacant: reading one is an error until it is written. The cells know
- * the users of the new block, so a first write on any stream waits for them. */
+ * the users of the new block, so a first write on any stream waits for them. The address is a new
+ * one: tasks that are enqueued from now on take it from the storage. */
 ms_status ms_storage_refill(ms_storage *storage, ms_stream *stream)
 {
     ms_engine *engine = storage->engine;
@@ -94,6 +97,7 @@ bool ms_storage_is_vacant(const ms_storage *storage, size_t begin, size_t end)
     return false;
 }
 
+/* A write of a vacant part is allowed: it is what ends the vacancy. */
 ms_status ms_storage_check(const ms_storage *storage, size_t begin, size_t end, bool read,
                            const char *task)
 {
@@ -102,7 +106,7 @@ ms_status ms_storage_check(const ms_storage *storage, size_t begin, size_t end, 
 }
 
 /* Reports problems as flags and makes no message: an enqueue with many accesses asks each of them,
- * and only one refusal needs a text. */
+ * and only one refusal needs a text. The cells are those of the bytes between begin and end. */
 uint32_t ms_storage_access(ms_storage *storage, size_t begin, size_t end, uint8_t mode,
                            ms_access *out)
 {

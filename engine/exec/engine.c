@@ -5,12 +5,15 @@
 
 #include "exec/poison.h"
 
+/* In the order of ms_isa; choose_isa compares the user's word with these. */
 const char *ms_isa_name(ms_isa isa)
 {
     static const char *const names[] = { "portable", "avx2", "avx512", "avx512bf16" };
     return names[isa];
 }
 
+/* Plain reads and writes of the host thread's fields, without a lock; what layers above may know of
+ * an engine goes through them, as the struct is private to exec/. */
 ms_context *ms_engine_context(ms_engine *engine) { return &engine->context; }
 const ms_error *ms_engine_error(const ms_engine *engine) { return &engine->context.error; }
 const char *ms_engine_device(const ms_engine *engine) { return engine->device->name; }
@@ -25,7 +28,9 @@ ms_strings *ms_engine_strings(ms_engine *engine) { return engine->strings; }
 ms_random ms_engine_random(const ms_engine *engine) { return engine->random; }
 void ms_engine_set_random(ms_engine *engine, ms_random random) { engine->random = random; }
 
-/* Each draw gets a number of its own in the step, so two operators never use the same counters. */
+/* Each draw gets a number of its own in the step, so two operators never use the same counters. A
+ * step that is run again with the same seed and step number draws the same numbers, since `draw`
+ * counts calls only. */
 ms_random ms_engine_draw(ms_engine *engine)
 {
     ms_random now = engine->random;
@@ -33,6 +38,7 @@ ms_random ms_engine_draw(ms_engine *engine)
     return now;
 }
 
+/* NULL until the layer has set its object. */
 void *ms_engine_get(const ms_engine *engine, ms_engine_slot slot)
 {
     return engine->slots[slot].object;
@@ -47,7 +53,8 @@ void ms_engine_set(ms_engine *engine, ms_engine_slot slot, void *object,
     engine->slots[slot].destroy = destroy;
 }
 
-/* Stays off on a device that cannot check. */
+/* Stays off on a device that cannot check. It may be switched while tasks are enqueued: the check
+ * drains all streams by itself. */
 void ms_engine_set_poison(ms_engine *engine, bool on)
 {
     engine->poison = on && engine->device->poison;

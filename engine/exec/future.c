@@ -24,12 +24,14 @@ ms_status ms_event_record(ms_stream *stream, ms_event **out)
     return MS_OK;
 }
 
+/* The wait is enqueued: the host does not block. */
 ms_status ms_event_wait(ms_event *event, ms_stream *stream)
 {
     return ms_stream_wait(stream, event->point);
 }
 ms_point ms_event_point(const ms_event *event) { return event->point; }
 
+/* Waits that were enqueued for the event know the point and do not need the struct. */
 void ms_event_free(ms_event *event)
 {
     if (event) ms_release(&event->engine->context, event);
@@ -45,6 +47,7 @@ struct ms_future {
     uint32_t references;
 };
 
+/* The value's own retain and release are called on the host thread only. */
 ms_status ms_future_new(ms_engine *engine, ms_value value, ms_point ready, ms_future **out)
 {
     void *memory = NULL;
@@ -64,6 +67,8 @@ ms_future *ms_future_retain(ms_future *future)
     return future;
 }
 
+/* The last reference releases the value, whether it is ready or not: its memory is reused in stream
+ * order. */
 void ms_future_release(ms_future *future)
 {
     MS_ASSERT(!future || future->references > 0);
@@ -74,7 +79,8 @@ void ms_future_release(ms_future *future)
 
 ms_point ms_future_point(const ms_future *future) { return future->ready; }
 
-/* The stream waits, not the host; the value may be used on that stream at once. */
+/* The stream waits, not the host; the value may be used on that stream at once. The value is
+ * borrowed: it lives as long as the future or another reference to it. */
 ms_status ms_future_value(ms_future *future, ms_stream *stream, void **borrowed)
 {
     ms_status status = ms_stream_wait(stream, future->ready);
@@ -132,6 +138,7 @@ ms_status ms_inflight_new(ms_engine *engine, const char *name, uint32_t count, u
     return MS_OK;
 }
 
+/* Held points need no wait: they only limited what was enqueued. */
 void ms_inflight_free(ms_inflight *inflight)
 {
     if (!inflight) return;
@@ -161,7 +168,8 @@ static ms_status check_room(const ms_inflight *inflight, uint64_t bytes)
     return MS_OK;
 }
 
-/* Waits that the stream took before an error stay taken; they do no harm. */
+/* Waits that the stream took before an error stay taken; they do no harm. The oldest is taken out
+ * before the next is looked at, so each point is waited for once. */
 ms_status ms_inflight_acquire(ms_inflight *inflight, ms_stream *stream, uint64_t bytes)
 {
     ms_status status = check_room(inflight, bytes);

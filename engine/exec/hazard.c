@@ -10,7 +10,8 @@
 
 /* The clock that `of` had at number seq: the newest remembered change at or before it, or NULL.
  * Older changes fall out of the log, which costs extra waits and never correctness: clocks only
- * grow, so knowing less means waiting more. */
+ * grow, so knowing less means waiting more. The search begins at the newest change, since waits are
+ * mostly for recent numbers. */
 static const uint64_t *clock_at(const ms_stream *of, uint64_t seq)
 {
     uint32_t kept = of->log_count < MS_CLOCK_LOG ? of->log_count : MS_CLOCK_LOG;
@@ -37,7 +38,8 @@ void ms_hazard_merge(ms_stream *into, const ms_stream *of, uint64_t seq)
     memcpy(change->clock, into->clock, streams * sizeof *change->clock);
 }
 
-/* The intervals ascend, so the search is binary. */
+/* The intervals ascend, so the search is binary. It runs for each read of what a stream with such
+ * intervals wrote last, so it must be cheap. */
 bool ms_hazard_spoiled(const ms_engine *engine, ms_point point)
 {
     const ms_stream *stream = engine->streams[point.stream];
@@ -50,6 +52,7 @@ bool ms_hazard_spoiled(const ms_engine *engine, ms_point point)
     return low < stream->spoiled_count && stream->spoiled[low].first <= point.seq;
 }
 
+/* Of the last writes only: an older write that was skipped has been written over. */
 bool ms_storage_spoiled(const ms_storage *storage)
 {
     for (uint32_t c = 0; c < storage->cell_count; c++)
@@ -94,7 +97,7 @@ ms_status ms_hazard_refuse(const ms_storage *storage, const char *task)
 
 /* Makes `stream` wait for number seq of `of`, unless its clock says that it is after it already. In
  * strict mode a missing wait is an error; calls that come from a script line get their waits even
- * then. */
+ * then. A stream needs no wait for its own earlier work, as it runs in order. */
 static ms_status order(ms_stream *stream, const char *task, uint16_t of, uint64_t seq,
                        const ms_storage *storage)
 {
@@ -150,7 +153,8 @@ ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access 
 }
 
 /* A write ends all earlier uses of the cell: it came after them, so whoever waits for the write
- * waits for them too. That is why its readers are cleared. */
+ * waits for them too. That is why its readers are cleared. It cannot fail, so that the launch,
+ * which follows, is always remembered. */
 void ms_hazard_after(ms_stream *stream, uint64_t seq, const ms_access *accesses, uint32_t count)
 {
     for (uint32_t a = 0; a < count; a++) {

@@ -59,6 +59,7 @@ void ms_marks_close(ms_engine *engine)
     }
 }
 
+/* The list is made with room for all marks at once: addresses that devices hold never move. */
 ms_status ms_marks_new(ms_engine *engine, uint32_t count, ms_marks **out)
 {
     void *memory = NULL;
@@ -90,7 +91,8 @@ void ms_marks_free(ms_marks *marks)
     sweep(marks->engine);
 }
 
-/* A mark is enqueued without hazards: it touches no storage. */
+/* A mark is enqueued without hazards: it touches no storage. It cannot fail once its number is
+ * taken. */
 ms_status ms_marks_set(ms_marks *marks, uint32_t index, ms_stream *stream)
 {
     ms_engine *engine = marks->engine;
@@ -105,6 +107,7 @@ ms_status ms_marks_set(ms_marks *marks, uint32_t index, ms_stream *stream)
     return MS_OK;
 }
 
+/* Marks that were not set have the point 0, for which nothing is enqueued. */
 ms_status ms_marks_wait(const ms_marks *marks, uint32_t first, uint32_t count, ms_stream *stream)
 {
     MS_ASSERT(first + count <= marks->count);
@@ -115,6 +118,7 @@ ms_status ms_marks_wait(const ms_marks *marks, uint32_t first, uint32_t count, m
     return MS_OK;
 }
 
+/* For callers that wait or ask by themselves. */
 ms_point ms_marks_point(const ms_marks *marks, uint32_t index)
 {
     MS_ASSERT(index < marks->count);

@@ -4,7 +4,9 @@
 
 #include <string.h>
 
-/* The best instruction set of this machine for which kernels are built. */
+/* The best instruction set of this machine for which kernels are built. Each set is asked for with
+ * the extensions that its files are compiled with (settings.cmake), but for f16c, which every
+ * processor with avx2 has. */
 static ms_isa best_isa(void)
 {
 #if defined(__x86_64__)
@@ -22,7 +24,8 @@ static ms_isa best_isa(void)
 }
 
 /* A cap lowers the instruction set and never raises it above what the machine has. That a cap was
- * given is kept, since libraries with a setting for the whole process are touched only then. */
+ * given is kept, since libraries with a setting for the whole process are touched only then. With a
+ * cap, tests run the kernels of every lower set on one machine. */
 static ms_status choose_isa(ms_engine *engine, const char *cap)
 {
     engine->isa = best_isa();
@@ -37,7 +40,8 @@ static ms_status choose_isa(ms_engine *engine, const char *cap)
                           "cpu \"%.40s\" is none of portable, avx2, avx512, avx512bf16", cap);
 }
 
-/* own_device goes before the name: tests bring a device that no list has. */
+/* own_device goes before the name: tests bring a device that no list has. The index is checked
+ * against the machine before anything is opened. */
 static ms_status choose_device(ms_engine *engine, const ms_engine_options *options)
 {
     static const ms_device *const devices[] = { &ms_device_cpu, &ms_device_sim };
@@ -57,7 +61,8 @@ static ms_status choose_device(ms_engine *engine, const ms_engine_options *optio
 }
 
 /* The device opens after the strings and the pool, which it may use, and before the first stream.
- * is_open tells ms_engine_free whether there is a device to close after an error. */
+ * is_open tells ms_engine_free whether there is a device to close after an error. After an error
+ * the engine is freed by ms_engine_free, which copes with any part that is missing. */
 static ms_status configure(ms_engine *engine, const ms_engine_options *options)
 {
     const ms_os *os = engine->context.os;
@@ -65,6 +70,7 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     int failed = os->machine(os->user, &machine);
     if (failed)
         return ms_fail_os(&engine->context, failed, "cannot read what this machine has", "/proc");
+    /* The device comes first, as the limit of memory may be its capacity. */
     ms_status status = choose_device(engine, options);
     if (status) return status;
     status = choose_isa(engine, options->cpu);
@@ -95,7 +101,8 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     return status;
 }
 
-/* An error is returned through `error`, as there is no engine whose context could hold it. */
+/* An error is returned through `error`, as there is no engine whose context could hold it. The
+ * context is copied into the engine, so options need not outlive the call. */
 ms_status ms_engine_new(const ms_engine_options *options, ms_error *error, ms_engine **out)
 {
     ms_engine_options defaults = { 0 };
@@ -122,7 +129,8 @@ ms_status ms_engine_new(const ms_engine_options *options, ms_error *error, ms_en
 /* The order matters. First all work ends, so that nothing touches what is freed. Then the layers'
  * objects go, from the highest slot to the lowest, as upper layers use lower ones. Then streams and
  * their threads, and marks. The device closes before its memory is given back, and storages before
- * the pool that their blocks lie in. */
+ * the pool that their blocks lie in. The context is copied to the stack for the last release, since
+ * it lies in the engine. */
 void ms_engine_free(ms_engine *engine)
 {
     if (!engine) return;

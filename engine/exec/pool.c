@@ -21,7 +21,8 @@
 
 /* The bin of a size. Four bins for each power of two: every block of a higher bin is larger than
  * every block of a lower one, so a search that starts in the bin of a request has to compare sizes
- * in that bin only. */
+ * in that bin only. The logarithm gives the power of two, the two bits below the highest one the
+ * quarter. */
 static uint32_t bin_of(uint64_t size)
 {
     uint32_t log = 63u - (uint32_t)__builtin_clzll(size | MS_POOL_ALIGN);
@@ -75,6 +76,7 @@ static void pool_close(ms_pool *pool)
     memset(pool, 0, sizeof *pool);
 }
 
+/* Safe on an engine that failed to open: a pool without an engine was never opened. */
 void ms_pool_close(ms_engine *engine)
 {
     ms_pool *pool = &engine->pool;
@@ -116,6 +118,7 @@ ms_status ms_arena_new(ms_engine *engine, void *base, uint64_t bytes, ms_commit_
     return MS_OK;
 }
 
+/* Its storages must be gone, since their blocks lie in this pool. */
 void ms_arena_free(ms_arena *arena)
 {
     if (!arena) return;
@@ -126,6 +129,7 @@ void ms_arena_free(ms_arena *arena)
     ms_release(&engine->context, arena);
 }
 
+/* The storage remembers its pool and gives the block back there. */
 ms_status ms_arena_storage(ms_arena *arena, ms_stream *stream, size_t bytes, ms_storage **out)
 {
     return ms_storage_new_in(&arena->pool, stream, bytes, out);
@@ -159,6 +163,7 @@ static ms_status reserve_structs(ms_pool *pool, uint32_t count)
     return MS_OK;
 }
 
+/* Zeroed: a block that is in use has `freed` 0. */
 static ms_block *struct_take(ms_pool *pool)
 {
     ms_block *block = pool->unused;
@@ -168,6 +173,7 @@ static ms_block *struct_take(ms_pool *pool)
     return block;
 }
 
+/* Structs go back to the pool's own list; chunks are freed with the pool. */
 static void struct_give(ms_pool *pool, ms_block *block)
 {
     block->next = pool->unused;
@@ -188,6 +194,7 @@ static void list_add(ms_pool *pool, ms_block *block)
     *head = block;
 }
 
+/* The bin is found from the size, so a block is taken off its list before its size changes. */
 static void list_remove(ms_pool *pool, ms_block *block)
 {
     MS_ASSERT(block->freed);
@@ -227,7 +234,8 @@ static ms_block *find_covered(const ms_pool *pool, const ms_stream *stream, uint
 }
 
 /* The block that was freed longest ago, whose uses are the likeliest to be over. The limit on
- * scanning does not hold here, since a miss would be an error. */
+ * scanning does not hold here, since a miss would be an error. It runs only at the limit, where the
+ * waits that follow cost more than the search. */
 static ms_block *find_oldest(const ms_pool *pool, uint64_t size)
 {
     ms_block *oldest = NULL;
@@ -240,7 +248,8 @@ static ms_block *find_oldest(const ms_pool *pool, uint64_t size)
 /* ----------------------------------------------------------- taking, giving */
 
 /* New memory at the top of the arena; NULL where the limit or the machine refuses. A covered free
- * block at the top is extended in place of leaving a hole below the new block. */
+ * block at the top is extended in place of leaving a hole below the new block. memory.reserved
+ * counts what was handed out at least once. */
 static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
 {
     ms_engine *engine = pool->engine;
@@ -278,7 +287,8 @@ static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
 }
 
 /* Cuts the block to `size` and frees the rest, which inherits the uses and the time of the whole. A
- * rest below MS_POOL_SPLIT stays with the block: such small blocks would only fill the bins. */
+ * rest below MS_POOL_SPLIT stays with the block: such small blocks would only fill the bins. The
+ * rest is covered for whoever is after the former users of the whole. */
 static void split(ms_pool *pool, ms_block *block, uint64_t size)
 {
     if (block->size - size < MS_POOL_SPLIT) return;
@@ -427,16 +437,21 @@ void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS
     list_add(pool, block);
 }
 
+/* Of all pools of the engine together. */
 ms_memory ms_engine_memory(const ms_engine *engine) { return engine->memory; }
 
+/* What is live counts towards the next peak. */
 void ms_engine_reset_peak(ms_engine *engine) { engine->memory.peak = engine->memory.live; }
 
+/* Never below what is live, so that a peak stays one. */
 void ms_engine_set_peak(ms_engine *engine, uint64_t bytes)
 {
     ms_memory *stats = &engine->memory;
     stats->peak = bytes > stats->live ? bytes : stats->live;
 }
 
+/* A garbage collector frees tensors only when it runs, and it sees small objects: this tells it to
+ * run. */
 bool ms_engine_under_pressure(const ms_engine *engine)
 {
     return engine->memory.live > engine->memory_mark;

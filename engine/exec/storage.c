@@ -54,13 +54,15 @@ void ms_storages_close(ms_engine *engine)
     engine->storages = NULL;
 }
 
+/* Memory of the engine's own pool, for use on this stream first. */
 ms_status ms_storage_new(ms_stream *stream, size_t bytes, ms_storage **out)
 {
     return ms_storage_new_in(&stream->engine->pool, stream, bytes, out);
 }
 
 /* Makes a zeroed struct a live storage with one reference and one cell and part; its memory is the
- * caller's business. */
+ * caller's business. The list of live storages is for messages, for the poison check and for the
+ * end of the engine. */
 static void enlist(ms_engine *engine, ms_pool *pool, size_t bytes, ms_storage *storage)
 {
     storage->engine = engine;
@@ -77,6 +79,8 @@ static void enlist(ms_engine *engine, ms_pool *pool, size_t bytes, ms_storage *s
     engine->storages = storage;
 }
 
+/* The struct comes before the memory, so that a failure of the pool has only a struct to give back.
+ * uses are written straight into the cell. */
 ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_storage **out)
 {
     ms_engine *engine = stream->engine;
@@ -113,6 +117,7 @@ ms_status ms_storage_new_meta(ms_engine *engine, size_t bytes, ms_storage **out)
     return MS_OK;
 }
 
+/* Host thread only, so the count is not atomic. */
 ms_storage *ms_storage_retain(ms_storage *storage)
 {
     MS_ASSERT(storage->references > 0);
@@ -160,6 +165,7 @@ void ms_storage_derive(ms_storage *storage, ms_storage *origin, void *how,
     origin->derived = storage;
 }
 
+/* Borrowed, and NULL once the origin was released. */
 ms_storage *ms_storage_origin(const ms_storage *storage, void **how)
 {
     if (how) *how = storage->how;
@@ -290,6 +296,7 @@ uint64_t ms_storage_version(const ms_storage *storage, size_t begin, size_t end)
     return version;
 }
 
+/* `vacant` of the storage counts the parts that are, so both change together. */
 void ms_part_settle(ms_storage *storage, ms_part *part)
 {
     if (part->vacant) storage->vacant--;
@@ -315,6 +322,7 @@ void ms_storage_touch(ms_storage *storage, size_t begin, size_t end, const char 
         ms_part_write(storage, part, task, storage->engine->script);
 }
 
+/* Of several parts the one that was written last; NULL where nothing has written any. */
 const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_t end,
                                   uint32_t *script)
 {
@@ -326,6 +334,8 @@ const char *ms_storage_written_by(const ms_storage *storage, size_t begin, size_
     return last ? last->task : NULL;
 }
 
+/* The newest of the range, as backward's question is whether anything was recorded after a
+ * version. */
 uint64_t ms_storage_recorded(const ms_storage *storage, size_t begin, size_t end)
 {
     uint64_t recorded = 0;
@@ -335,18 +345,21 @@ uint64_t ms_storage_recorded(const ms_storage *storage, size_t begin, size_t end
     return recorded;
 }
 
+/* The write that the tape has recorded is the last one, whose number storage->writes is. */
 void ms_storage_record(ms_storage *storage, size_t begin, size_t end)
 {
     ms_part_range range = ms_storage_parts(storage, begin, end);
     for (ms_part *part = range.first; part < range.end; part++) part->recorded = storage->writes;
 }
 
+/* +1 and -1 in pairs: a read that a running pass has before it, and its end. */
 void ms_storage_expect_reads(ms_storage *storage, size_t begin, size_t end, int change)
 {
     ms_part_range range = ms_storage_parts(storage, begin, end);
     for (ms_part *part = range.first; part < range.end; part++) part->reads += (uint32_t)change;
 }
 
+/* One part with a reader is enough, since a write of the range would reach it. */
 bool ms_storage_expects_reads(const ms_storage *storage, size_t begin, size_t end)
 {
     ms_part_range range = ms_storage_parts(storage, begin, end);
@@ -355,12 +368,14 @@ bool ms_storage_expects_reads(const ms_storage *storage, size_t begin, size_t en
     return false;
 }
 
+/* Never taken back: a parameter is one as long as its memory. */
 void ms_storage_mark_parameter(ms_storage *storage, size_t begin, size_t end)
 {
     ms_part_range range = ms_storage_parts(storage, begin, end);
     for (ms_part *part = range.first; part < range.end; part++) part->parameter = true;
 }
 
+/* True for a range that holds some other bytes as well. */
 bool ms_storage_is_parameter(const ms_storage *storage, size_t begin, size_t end)
 {
     ms_part_range range = ms_storage_parts(storage, begin, end);

@@ -50,6 +50,7 @@ ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
 
 ms_stream *ms_engine_current(const ms_engine *engine) { return engine->current; }
 
+/* Returns the stream before, so that callers can put it back. */
 ms_stream *ms_engine_set_current(ms_engine *engine, ms_stream *stream)
 {
     ms_stream *before = engine->current;
@@ -84,6 +85,7 @@ ms_status ms_stream_set_priority(ms_stream *stream, int32_t priority)
     return engine->device->set_priority(stream, priority);
 }
 
+/* For libraries that launch on the device's own queue, such as NCCL. */
 ms_status ms_stream_native(ms_stream *stream, void **out)
 {
     ms_engine *engine = stream->engine;
@@ -95,6 +97,7 @@ ms_status ms_stream_native(ms_stream *stream, void **out)
     return MS_OK;
 }
 
+/* False where the device cannot know: the caller then reports no deadlock. */
 bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves)
 {
     return engine->device->is_still && engine->device->is_still(engine, waiting, moves);
@@ -172,12 +175,15 @@ ms_status ms_stream_hand_over(ms_stream *stream, ms_launch *launch, uint8_t kind
     return poison ? poison->after(engine, launch->name, accesses, count, aside) : MS_OK;
 }
 
+/* A task brings its arguments in the launch, so `what` is not used. */
 static void hand_task(ms_stream *stream, const ms_launch *launch, const void *what)
 {
     (void)what;
     stream->engine->device->run(stream, launch);
 }
 
+/* Arguments are copied into a slot of fixed size, so an enqueue allocates nothing; the limits are
+ * checked here for all devices. */
 ms_status ms_stream_enqueue(ms_stream *stream, const ms_task *task, const void *arguments,
                             const ms_access *accesses, uint32_t count, ms_task_cost cost,
                             ms_point *out)
@@ -301,6 +307,8 @@ void ms_engine_await(ms_stream *stream, uint64_t seq)
     ms_activity_end(engine->context.activity);
 }
 
+/* Hooks run inside backward on the host: a wait there would stop the host from enqueueing what the
+ * device could do meanwhile. */
 ms_status ms_engine_check_sync(ms_engine *engine)
 {
     if (engine->sync_forbidden == 0) return MS_OK;
@@ -309,6 +317,7 @@ ms_status ms_engine_check_sync(ms_engine *engine)
                           "metric and lag(), or a future");
 }
 
+/* The error of any stream comes out here, not only of the one that was awaited. */
 static ms_status await(ms_engine *engine, ms_stream *stream, uint64_t seq)
 {
     ms_status status = ms_engine_check_sync(engine);
@@ -317,6 +326,7 @@ static ms_status await(ms_engine *engine, ms_stream *stream, uint64_t seq)
     return ms_engine_check(engine);
 }
 
+/* Of what is enqueued by now; later work is not waited for. */
 ms_status ms_stream_sync(ms_stream *stream)
 {
     return await(stream->engine, stream, stream->enqueued);
@@ -338,11 +348,13 @@ ms_status ms_point_sync(ms_engine *engine, ms_point point)
     return status;
 }
 
+/* It never blocks and reports no error. A number that a failure skipped counts as reached. */
 bool ms_point_reached(const ms_engine *engine, ms_point point)
 {
     return point.seq == 0 || engine->device->reached(engine->streams[point.stream], point.seq);
 }
 
+/* In the order of streams; an error ends it, after ms_streams_report has drained them all. */
 ms_status ms_engine_sync(ms_engine *engine)
 {
     for (uint16_t i = 0; i < engine->stream_count; i++) {

@@ -50,6 +50,7 @@ ms_status ms_trace_stop(ms_engine *engine)
     return ms_engine_sync(engine);
 }
 
+/* Kept as step + 1, so that a zeroed engine has no step (-1). */
 void ms_trace_step(ms_engine *engine, int64_t step) { engine->trace_step = (uint64_t)(step + 1); }
 
 /* Returns the label before, for ms_trace_relabel: labels nest like calls. The text is formatted
@@ -68,10 +69,12 @@ uint32_t ms_trace_label(ms_engine *engine, const char *format, ...)
     return before;
 }
 
+/* The caller puts back what ms_trace_label returned. */
 void ms_trace_relabel(ms_engine *engine, uint32_t label) { engine->trace_label = label; }
 
 size_t ms_trace_count(const ms_engine *engine) { return engine->trace_count; }
 
+/* NULL past the end. After ms_trace_stop all times are complete. */
 const ms_trace_record *ms_trace_get(const ms_engine *engine, size_t index)
 {
     return index < engine->trace_count
@@ -79,6 +82,7 @@ const ms_trace_record *ms_trace_get(const ms_engine *engine, size_t index)
                : NULL;
 }
 
+/* Streams are closed by now, so no worker writes into a record. */
 void ms_trace_close(ms_engine *engine)
 {
     for (size_t i = 0; i < engine->trace_chunk_count; i++)

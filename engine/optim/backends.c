@@ -5,6 +5,7 @@
  * share one. */
 static const ms_kernels *const backends[] = { &ms_cpu_optim, NULL };
 
+/* Chosen for each call: engines of one process may be on different devices. */
 const ms_task *ms_optim_task_of(ms_engine *engine, ms_optim_task task)
 {
     return ms_engine_kernels(engine, MS_SLOT_OPTIM, backends)->tasks[task];

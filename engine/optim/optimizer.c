@@ -22,6 +22,7 @@ typedef struct kind_facts {
     ms_hyperparameters defaults;
 } kind_facts;
 
+/* Checkpoints hold the states under these names, so a name cannot change. */
 static const kind_facts facts[MS_OPTIMIZER_KINDS] = {
     [MS_SGD] = { "sgd", { "momentum_buffer" }, { .lr = 0.01 } },
     [MS_ADAM] = { "adam",
@@ -53,6 +54,7 @@ static const kind_facts facts[MS_OPTIMIZER_KINDS] = {
                     { .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 } },
 };
 
+/* The name of the Lua function, with which messages begin. */
 const char *ms_optimizer_name(ms_optimizer_kind kind) { return facts[kind].name; }
 ms_hyperparameters ms_optimizer_defaults(ms_optimizer_kind kind) { return facts[kind].defaults; }
 
@@ -69,7 +71,8 @@ const char *ms_optimizer_state_name(ms_optimizer_kind kind, const ms_hyperparame
     return facts[kind].states[index];
 }
 
-/* All states begin as zeros but the sum of adagrad, whose start is a hyper-parameter. */
+/* All states begin as zeros but the sum of adagrad, whose start is a hyper-parameter. The caller
+ * makes the states, so it asks here what to fill them with. */
 double ms_optimizer_state_start(ms_optimizer_kind kind, const ms_hyperparameters *hyper,
                                 uint32_t index)
 {
@@ -116,7 +119,8 @@ static ms_status check_ranges(ms_engine *engine, ms_optimizer_kind kind,
     return MS_OK;
 }
 
-/* A first eta of 1 or more would never shrink a step that has passed a minimum. */
+/* A first eta of 1 or more would never shrink a step that has passed a minimum. The second must be
+ * above 1, or a step could never grow. */
 static ms_status check_rprop(ms_engine *engine, const ms_hyperparameters *hyper)
 {
     if (!(hyper->eta_minus > 0 && hyper->eta_minus < 1 && hyper->eta_plus > 1))
@@ -132,7 +136,8 @@ static ms_status check_rprop(ms_engine *engine, const ms_hyperparameters *hyper)
     return MS_OK;
 }
 
-/* The restrictions on nesterov are the peers'. */
+/* The restrictions on nesterov are the peers'. Called when an optimizer is made and at each step,
+ * since scripts may change a learning rate in between. */
 ms_status ms_optimizer_check(ms_engine *engine, ms_optimizer_kind kind,
                              const ms_hyperparameters *hyper)
 {
@@ -148,7 +153,7 @@ ms_status ms_optimizer_check(ms_engine *engine, ms_optimizer_kind kind,
 /* --------------------------------------------------------------------- step */
 
 /* States and master are f32 whatever the parameter's dtype: 16 bits lose the small terms of running
- * means. */
+ * means. The shape may differ where the count of elements agrees: the task sees flat memory. */
 static ms_status check_state(const ms_optimizer_step *step, const char *name,
                              const ms_tensor *state)
 {
@@ -170,7 +175,8 @@ static ms_status check_state(const ms_optimizer_step *step, const char *name,
 }
 
 /* The parameter must be contiguous, since it is written in place; a gradient with other strides is
- * copied before the step. */
+ * copied before the step. Parameter and gradient may differ in dtype: under a 16-bit model the
+ * gradient may be f32. */
 static ms_status check_gradient(ms_engine *engine, const ms_optimizer_step *step)
 {
     char have[160], want[160];
@@ -195,7 +201,9 @@ static bool is_number(const ms_tensor *tensor, ms_dtype dtype)
     return !tensor || (ms_tensor_dtype(tensor) == dtype && ms_tensor_count(tensor) == 1);
 }
 
-/* The numbers that the step reads on the device: count must be given, lr and only_if may be. */
+/* The numbers that the step reads on the device: count must be given, lr and only_if may be. The
+ * count is a tensor and no number of the host, because a skipped step must not raise it, and only
+ * the device knows of that. */
 static ms_status check_numbers(ms_engine *engine, const ms_optimizer_step *step)
 {
     char have[160];
@@ -230,8 +238,9 @@ static ms_status check_step(ms_engine *engine, const ms_optimizer_step *step)
 /* NULL for a tensor that is not given. */
 static void *data_of(ms_tensor *tensor) { return tensor ? ms_tensor_data(tensor) : NULL; }
 
-/* Enqueues the checked step; the gradient is contiguous. The cost is estimated as 12
- * FLOPs an element for every kind: a step is bound by the bytes it moves. */
+/* Enqueues the checked step; the gradient is contiguous. The cost is estimated as 12 FLOPs an
+ * element for every kind: a step is bound by the bytes it moves. lr and only_if are declared as
+ * reads, so the step waits for the tasks that compute them. */
 static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, ms_tensor *gradient)
 {
     ms_optimizer_args args = { .kind = step->kind,
@@ -265,7 +274,8 @@ static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, 
         (ms_task_cost){ .flops = 12.0 * (double)args.elements, .bytes = bytes });
 }
 
-/* A gradient with gaps is copied; it is not written, so the copy serves. */
+/* A gradient with gaps is copied; it is not written, so the copy serves. The copy may be released
+ * at once: stream order keeps its memory until the step has read it. */
 ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *step)
 {
     ms_tensor *gradient = NULL;

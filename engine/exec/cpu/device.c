@@ -22,6 +22,7 @@ static ms_status cpu_open(ms_engine *engine, void **state)
     return status;
 }
 
+/* All streams are closed by now, so no task uses the helpers. */
 static void cpu_close(ms_engine *engine, void *state)
 {
     ms_team_close(((ms_cpu *)state)->team);
@@ -29,7 +30,8 @@ static void cpu_close(ms_engine *engine, void *state)
 }
 
 /* The thread starts last and finds a complete worker. The worker reads its ring only from number 1
- * on, which the host publishes after this returns. */
+ * on, which the host publishes after this returns. Only the first stream is pinned, to the first
+ * core, since helpers take the others; other streams are left to the scheduler. */
 static ms_status cpu_stream_open(ms_stream *stream, void **state)
 {
     ms_engine *engine = stream->engine;
@@ -91,6 +93,7 @@ static ms_slot *slot_of(ms_stream *stream, uint64_t seq)
 }
 
 #if MS_CANARY
+/* The bytes lie after the storage's own: ms_pool_take has made room for one of each cell. */
 static void fill_canaries(ms_slot *slot, const ms_access *accesses, uint32_t count)
 {
     slot->canaries = count;
@@ -107,7 +110,8 @@ static void fill_canaries(ms_slot *slot, const ms_access *accesses, uint32_t cou
 }
 #endif
 
-/* All fields are written before publishing, which hands the slot to the worker. */
+/* All fields are written before publishing, which hands the slot to the worker. Nothing is
+ * allocated here: the host's cost of a task is one slot. */
 static void cpu_run(ms_stream *stream, const ms_launch *launch)
 {
     ms_slot *slot = slot_of(stream, launch->seq);
@@ -125,7 +129,8 @@ static void cpu_run(ms_stream *stream, const ms_launch *launch)
     ms_worker_publish(ms_cpu_stream_of(stream), launch->seq);
 }
 
-/* A wait is a slot like a task: the stream's own thread blocks in it. */
+/* A wait is a slot like a task: the stream's own thread blocks in it. That thread can run nothing
+ * else meanwhile, as its stream runs in order. */
 static void cpu_wait(ms_stream *stream, const ms_wait *wait)
 {
     ms_slot *slot = slot_of(stream, wait->seq);
@@ -150,6 +155,7 @@ static void cpu_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
     ms_worker_publish(ms_cpu_stream_of(stream), seq);
 }
 
+/* Of the monotonic clock, in which traces count, too. */
 static uint64_t cpu_mark_ns(const ms_engine *engine, const ms_mark *mark)
 {
     (void)engine;
@@ -163,7 +169,8 @@ static bool cpu_reached(const ms_stream *stream, uint64_t seq)
 }
 
 /* In a forked child there are no workers, so nothing more will ever be done: a wait becomes an
- * error of the stream in place of a deadlock. */
+ * error of the stream in place of a deadlock. The number is the first that is not done, so
+ * everything after it counts as skipped. */
 static void fail_forked(ms_stream *stream)
 {
     ms_error error = { .status = MS_ERROR_STATE, .rank = -1, .bucket = -1, .collective = -1 };
@@ -193,7 +200,8 @@ static void cpu_await(ms_stream *stream, uint64_t seq)
 /* Runs on any thread, while others go on; `moves` lets the caller see whether something has changed
  * between two looks. Still means: the host is blocked, every stream with work waits for another
  * stream whose number is not reached, or is among the `waiting` tasks that the caller knows to be
- * blocked. */
+ * blocked. All loads are atomic, but the answer is a snapshot that may be torn: the caller looks
+ * twice and compares `moves`. */
 static bool cpu_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves)
 {
     bool blocked = false;
@@ -213,12 +221,14 @@ static bool cpu_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *mo
 
 /* --------------------------------------------------------------------- memory */
 
+/* Host and device memory are the same here; the writers were awaited by the caller. */
 static void cpu_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 {
     (void)engine;
     memcpy(host, from, bytes);
 }
 
+/* Address space without memory: it does not count against the machine until cpu_commit. */
 static void *cpu_reserve(ms_engine *engine, uint64_t bytes)
 {
     return engine->context.os->reserve(engine->context.os->user, bytes);
@@ -230,6 +240,7 @@ static int cpu_commit(ms_engine *engine, void *address, uint64_t bytes)
     return engine->context.os->commit(engine->context.os->user, address, bytes, true);
 }
 
+/* Gives back address space and memory together. */
 static void cpu_unreserve(ms_engine *engine, void *address, uint64_t bytes)
 {
     engine->context.os->unreserve(engine->context.os->user, address, bytes);
@@ -244,6 +255,7 @@ static ms_status cpu_adopt(ms_engine *engine, void *base, uint64_t bytes)
     return MS_OK;
 }
 
+/* Nothing was done to adopt it. */
 static void cpu_disown(ms_engine *engine, void *base, uint64_t bytes)
 {
     (void)engine;

@@ -11,7 +11,8 @@
 
 #define MS_POISON 0xff
 
-/* Whether a storage is left alone: the task declares it, or it has no memory. */
+/* Whether a storage is left alone: the task declares it, or it has no memory. A storage counts as a
+ * whole: a task that declares one cell of it may touch the others unnoticed. */
 static bool is_spared(const ms_access *accesses, uint32_t count, const ms_storage *storage)
 {
     if (!storage->block) return true;
@@ -34,7 +35,8 @@ static void fill(ms_storage *storage)
     memset(storage->data, MS_POISON, storage->bytes);
 }
 
-/* The copies are in the order of the list of storages, which does not change before put_back. */
+/* The copies are in the order of the list of storages, which does not change before put_back. All
+ * of the engine's memory is copied for each task, which is why this is for small tests only. */
 static ms_status put_aside(ms_engine *engine, const ms_access *accesses, uint32_t count,
                            void **aside)
 {

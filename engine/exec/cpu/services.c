@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* Hands a task of the device's own to the engine's device, in place of the launch that the core
- * made. */
+ * made. The core has numbered the launch and found its hazards, so the task only needs to run. */
 static void run(ms_stream *stream, const ms_launch *launch, const ms_task *task,
                 const void *arguments)
 {
@@ -29,7 +29,8 @@ typedef struct ms_copy_args {
 
 _Static_assert(sizeof(ms_copy_args) <= MS_TASK_ARGS_MAX, "small copies travel inside their task");
 
-/* `from` NULL means that the bytes travel in the arguments. */
+/* `from` NULL means that the bytes travel in the arguments. One thread copies: a copy is bound by
+ * memory, and host copies are rare next to tasks. */
 static ms_task_result run_copy(ms_run *task, void *arguments)
 {
     (void)task;
@@ -38,6 +39,7 @@ static ms_task_result run_copy(ms_run *task, void *arguments)
     return MS_TASK_DONE;
 }
 
+/* Arguments of a task are copied into the ring, and so are the bytes of a small write. */
 void ms_cpu_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
                     size_t bytes)
 {
@@ -51,6 +53,7 @@ void ms_cpu_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const 
     run(stream, launch, &task, &args);
 }
 
+/* Its host memory is the caller's until the number is reached. */
 void ms_cpu_copy_out(ms_stream *stream, const ms_launch *launch, void *host, const void *from,
                      size_t bytes)
 {
@@ -74,6 +77,7 @@ typedef struct ms_flag_args {
     const char *name, *message;
 } ms_flag_args;
 
+/* The operation in the record is the caller's name for the check, not this task's. */
 static ms_task_result run_flag(ms_run *task, void *arguments)
 {
     const ms_flag_args *args = arguments;
@@ -84,6 +88,7 @@ static ms_task_result run_flag(ms_run *task, void *arguments)
     return MS_TASK_FAILED;
 }
 
+/* One float decides, so a kernel can compute the condition. */
 void ms_cpu_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
                     const char *message)
 {
@@ -110,6 +115,7 @@ static ms_task_result run_call(ms_run *task, void *arguments)
     return MS_TASK_FAILED;
 }
 
+/* The function runs on the stream's worker: while it runs, the stream does nothing else. */
 void ms_cpu_call_host(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)
 {
     static const ms_task task = { .name = "call",

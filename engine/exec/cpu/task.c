@@ -16,6 +16,7 @@ ms_task_result ms_cpu_call(ms_thread *thread, ms_team *team, const ms_task *task
     return run.failed ? MS_TASK_FAILED : result;
 }
 
+/* What a task may know of its run; the struct is private to this device. */
 ms_isa ms_run_isa(const ms_run *run) { return run->thread->engine->isa; }
 ms_thread *ms_run_thread(ms_run *run) { return run->thread; }
 ms_error *ms_run_error(ms_run *run) { return run->error; }
@@ -39,7 +40,8 @@ void ms_run_fail(ms_run *run, ms_status status, const char *format, ...)
 }
 
 /* Returns after the last tile. Tiles run in any order and on any threads, so each must write its
- * own part of the result. */
+ * own part of the result. A device without helpers (team NULL) gives the same results, only
+ * later. */
 void ms_run_tiles(ms_run *run, uint32_t tiles, ms_tile_function tile, void *context)
 {
     if (run->team) {
@@ -52,7 +54,8 @@ void ms_run_tiles(ms_run *run, uint32_t tiles, ms_tile_function tile, void *cont
 /* ------------------------------------------------------------------ scratch */
 
 /* Grows by whole pages and never shrinks. A larger request allocates before it releases, so a
- * failure leaves the old memory; the contents are not kept. */
+ * failure leaves the old memory; the contents are not kept. Pointers into a slot end with its next,
+ * larger request; so a task asks for a slot once, or takes another slot. */
 void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes)
 {
     if (slot >= MS_SCRATCH_SLOTS) return NULL;
@@ -67,6 +70,7 @@ void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes)
     return memory;
 }
 
+/* For tables with a place for each thread. */
 uint32_t ms_thread_index(const ms_thread *thread) { return thread->index; }
 
 /* The thread has ended or never ran: scratch belongs to it until then. */

@@ -5,7 +5,8 @@
 #define MS_TICKET_JOINED (MS_TICKET_OPEN - 1)
 
 /* Tiles are taken one by one from a counter, so a slow thread takes fewer. The order is relaxed
- * because the ticket and `finished` order the data of a job. */
+ * because the ticket and `finished` order the data of a job. A tile must be large against this one
+ * atomic addition, which ms_tiles and its like see to. */
 static void take_tiles(ms_team *team, ms_thread *thread)
 {
     for (;;) {
@@ -18,7 +19,8 @@ static void take_tiles(ms_team *team, ms_thread *thread)
 /* A helper joins by a compare and exchange that raises the ticket. It fails if the job has closed
  * or another helper has joined meanwhile; once it succeeds, the task waits for this helper. A
  * helper joins each generation at most once. The bell is read before the ticket, so a job that
- * opens in between is not slept through. */
+ * opens in between is not slept through. The number of the generation is in the upper half of the
+ * ticket, so an old ticket never looks like a new one. */
 static void helper_run(void *argument)
 {
     ms_thread *thread = argument;
@@ -104,7 +106,8 @@ void ms_team_close(ms_team *team)
 
 /* Opens a job, works on it, closes it, and waits for those who joined. The job's fields are written
  * before the ticket opens, which publishes them. Clearing the open bit returns how many had joined,
- * and no one can join afterwards. */
+ * and no one can join afterwards. A helper that is done raises `finished` and rings the bell; this
+ * thread goes on when all that joined have done so. */
 static void run_together(ms_team *team, uint32_t tiles, ms_tile_function tile, void *context,
                          ms_thread *thread)
 {
@@ -129,7 +132,8 @@ static void run_together(ms_team *team, uint32_t tiles, ms_tile_function tile, v
 }
 
 /* One stream at a time uses the team; another one that comes meanwhile computes its tiles alone,
- * which gives the same result and cannot deadlock. */
+ * which gives the same result and cannot deadlock. A helper never opens a job itself, so jobs do
+ * not nest. */
 void ms_team_run(ms_team *team, uint32_t tiles, ms_tile_function tile, void *context,
                  ms_thread *thread)
 {

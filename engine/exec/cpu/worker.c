@@ -43,7 +43,8 @@ static void finish(ms_cpu_stream *worker, uint64_t seq)
 
 /* Blocks until slot `seq` is published; false when the stream is to end, after all that was
  * published has run. It sleeps in the same manner as a bell: `asleep` is set before `head` is read
- * again, and ms_worker_publish stores `head` before it reads `asleep`. */
+ * again, and ms_worker_publish stores `head` before it reads `asleep`. Spinning spares a system
+ * call where the next task follows soon; it ends after the time that ms_spin_choose allows. */
 static bool await_work(ms_cpu_stream *worker, uint64_t seq, ms_spin spin)
 {
     const ms_engine *engine = worker->stream->engine;
@@ -88,6 +89,8 @@ void ms_worker_quit(ms_cpu_stream *worker)
 
 /* ------------------------------------------------------------------ running */
 
+/* A plain access, on purpose: an ordering that is missing is then a data race, which the sanitizer
+ * reports with both tasks. Without sanitizers there is nothing to touch. */
 static void touch_canaries(const ms_slot *slot)
 {
 #if MS_CANARY
@@ -103,7 +106,7 @@ static void touch_canaries(const ms_slot *slot)
 }
 
 /* A pending task is called again until it is done: it polls for something outside, such as another
- * rank. */
+ * rank. The tasks after it on this stream wait, those of other streams go on. */
 static void run_task(ms_cpu_stream *worker, ms_slot *slot, uint64_t seq)
 {
     ms_team *team = ms_cpu_of(worker->stream->engine)->team;
@@ -131,7 +134,8 @@ static void run_wait(ms_cpu_stream *worker, const ms_slot *slot, uint64_t seq)
 }
 
 /* Waits and marks are passed on a failed stream too, and tasks are skipped: other streams and the
- * host that wait for its numbers must go on. Every number counts as done. */
+ * host that wait for its numbers must go on. Every number counts as done. Times are taken on this
+ * thread, so a record shows waiting and running apart from enqueueing. */
 void ms_worker_run(void *argument)
 {
     ms_cpu_stream *worker = argument;

@@ -24,6 +24,7 @@ const ms_rates *ms_rates_default(void)
 
 _Static_assert(MS_LEVELS_MAX == 8, "ms_rates_problem says so");
 
+/* Written so that NaN fails. */
 static bool is_positive(double value) { return isfinite(value) && value > 0; }
 static bool is_duration(double value) { return isfinite(value) && value >= 0; }
 

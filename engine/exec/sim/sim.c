@@ -37,8 +37,10 @@ static ms_status sim_open(ms_engine *engine, void **state)
     return ms_allocate(&engine->context, sizeof(ms_sim), "device", state);
 }
 
+/* A simulated device has nothing but its clocks. */
 static void sim_close(ms_engine *engine, void *state) { ms_release(&engine->context, state); }
 
+/* Zeroed: a new stream is ready at time 0, and the ring's first entries ended before anything. */
 static ms_status sim_stream_open(ms_stream *stream, void **state)
 {
     return ms_allocate(&stream->engine->context, sizeof(ms_sim_stream), "stream", state);
@@ -75,6 +77,7 @@ static void advance(ms_stream *stream, uint64_t seq, double ready, double ns)
     *end = clock->now_ns;
 }
 
+/* The task's function is never called; its cost decides how long it takes. */
 static void sim_run(ms_stream *stream, const ms_launch *launch)
 {
     advance(stream, launch->seq, 0, ms_rates_ns(&stream->engine->rates, &launch->cost));
@@ -86,6 +89,7 @@ static void sim_wait(ms_stream *stream, const ms_wait *wait)
     advance(stream, wait->seq, end_of(wait->of, wait->of_seq), 0);
 }
 
+/* The time is known at once, while a real device writes it later. */
 static void sim_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
 {
     const ms_sim_stream *clock = stream->device_state;
@@ -93,6 +97,7 @@ static void sim_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
     mark->ns = (uint64_t)clock->now_ns;
 }
 
+/* Whole nanoseconds: fractions are cut off here and not in the clock. */
 static uint64_t sim_mark_ns(const ms_engine *engine, const ms_mark *mark)
 {
     (void)engine;
@@ -103,6 +108,7 @@ static uint64_t sim_mark_ns(const ms_engine *engine, const ms_mark *mark)
  * it would be. */
 static bool sim_reached(const ms_stream *stream, uint64_t seq) { return stream->enqueued >= seq; }
 
+/* The host goes on when the number has ended; it may be later already. */
 static void sim_await(ms_stream *stream, uint64_t seq)
 {
     ms_sim *sim = stream->engine->device_state;
@@ -138,6 +144,7 @@ static void sim_read(ms_engine *engine, void *host, const void *from, size_t byt
     if (host) memset(host, 0, bytes);
 }
 
+/* A flag has no value here, so no check ever fails. */
 static void sim_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
                         const char *message)
 {
@@ -162,6 +169,7 @@ static void *sim_reserve(ms_engine *engine, uint64_t bytes)
     return bytes <= MS_SIM_BYTES ? (void *)MS_SIM_BASE : NULL;
 }
 
+/* Never refuses: only the pool's limit bounds the memory of a simulated run. */
 static int sim_commit(ms_engine *engine, void *address, uint64_t bytes)
 {
     (void)engine;
@@ -185,6 +193,7 @@ static ms_status sim_adopt(ms_engine *engine, void *base, uint64_t bytes)
     return MS_OK;
 }
 
+/* Half of the range, so that the reserve for it, which is rounded up, succeeds. */
 static uint64_t sim_capacity(const ms_engine *engine)
 {
     (void)engine;

@@ -3,6 +3,8 @@
 
 extern const ms_task ms_cpu_optimizer, ms_cpu_measure, ms_cpu_combine, ms_cpu_scale;
 
+/* In the order of ms_optim_task; the sim device takes names and kinds from it and runs none of
+ * them. */
 static const ms_task *const tasks[MS_OPTIM_TASKS] = {
     [MS_OPTIM_STEP] = &ms_cpu_optimizer,
     [MS_OPTIM_MEASURE] = &ms_cpu_measure,

@@ -26,6 +26,8 @@ typedef struct tile_range {
     size_t n;
 } tile_range;
 
+/* The tiles of all gradients together, so that small gradients share the threads with large
+ * ones. */
 static int64_t count_tiles(const ms_clip_tensor *tensors, uint32_t count)
 {
     int64_t tiles = 0;
@@ -82,6 +84,7 @@ static double measure_range(const measure_job *j, const char *data, ms_dtype dty
     return sum;
 }
 
+/* A tile writes one place of `sums`; no two tiles share one. */
 static void measure_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -173,6 +176,7 @@ static bool scale_range(const scale_job *j, char *data, ms_dtype dtype, size_t n
     return finite;
 }
 
+/* The flag only ever goes from 0 to 1, so the order of tiles does not matter. */
 static void scale_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;

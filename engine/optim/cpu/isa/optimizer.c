@@ -9,12 +9,14 @@
 
 #include "tensor/cpu/vector_math.h"
 
+/* The head of a kernel: p is the parameter, g the gradient, a, b and c the states in the order of
+ * ms_optimizer_state_name. */
 #define MS_STEP(name)                                                                           \
     static void name(const ms_optimizer_scalars *s, float *restrict p, const float *restrict g, \
                      float *restrict a, float *restrict b, float *restrict c, size_t n)
 
 /* b = mu b + (1 - dampening) g; p -= lr b, or lr (g + mu b) for nesterov. Without momentum there is
- * no buffer. */
+ * no buffer. Weight decay is part of the gradient here, so the buffer holds it, too. */
 MS_STEP(sgd)
 {
     (void)b, (void)c;
@@ -35,7 +37,8 @@ MS_STEP(sgd)
  * begin at 0 are too small at first. Both corrections are in step_size and root_correction. amsgrad
  * (Reddi et al. 2018) takes the greatest v so far. decay: 1 - lr wd for adamw, 1 for adam; coupled:
  * weight decay that is added to the gradient. Inlined into its callers, so that the constants among
- * its parameters disappear from the loop. */
+ * its parameters disappear from the loop. Each element needs one root and one division; the pass is
+ * bound by memory all the same. */
 static inline __attribute__((always_inline)) void adam_step(
     const ms_optimizer_scalars *s, float decay, float coupled, bool amsgrad, float *restrict p,
     const float *restrict g, float *restrict m, float *restrict v, float *restrict most, size_t n)
@@ -69,7 +72,8 @@ MS_STEP(adamw)
     else adam_step(s, decay, 0, false, p, g, a, b, c, n);
 }
 
-/* s += g^2, never decayed, so the rate of an element only falls (Duchi et al. 2011). */
+/* s += g^2, never decayed, so the rate of an element only falls (Duchi et al. 2011). step_size is
+ * the decayed rate. */
 MS_STEP(adagrad)
 {
     (void)b, (void)c;
@@ -81,7 +85,8 @@ MS_STEP(adagrad)
 }
 
 /* The step is scaled by the running size of earlier steps over that of gradients, so that it has
- * the unit of the parameter (Zeiler 2012). beta1 is rho. */
+ * the unit of the parameter (Zeiler 2012). beta1 is rho. eps is inside both roots, so the first
+ * steps are not 0 although b begins at 0. */
 MS_STEP(adadelta)
 {
     (void)c;
@@ -95,7 +100,8 @@ MS_STEP(adadelta)
 }
 
 /* a: running mean of g^2; centered: c is that of g, and the square becomes a variance. eps is added
- * after the root. beta1 is alpha. */
+ * after the root. beta1 is alpha. A variance may come out slightly negative by rounding, where its
+ * root would be NaN; the peers compute it the same way. */
 MS_STEP(rmsprop)
 {
     for (size_t i = 0; i < n; i++) {
@@ -139,7 +145,7 @@ MS_STEP(rprop)
 }
 
 /* Adam with the infinity norm in place of the root of v: u = max(b2 u, |g| + eps). u needs no bias
- * correction. */
+ * correction. eps inside the maximum keeps u above 0, so the division is safe. */
 MS_STEP(adamax)
 {
     (void)c;
@@ -190,12 +196,14 @@ static double sum_of_powers(const float *g, size_t n, double p)
     return sum;
 }
 
+/* In place: one read and one write of each element, which bounds the speed. */
 static void scale(float *g, size_t n, float factor)
 {
     for (size_t i = 0; i < n; i++) g[i] *= factor;
 }
 
-/* An exponent of all ones is infinity or NaN; testing bits without a branch makes vectors. */
+/* An exponent of all ones is infinity or NaN; testing bits without a branch makes vectors. It asks
+ * the whole range and does not stop at the first: nearly always all is finite. */
 static bool all_finite(const float *g, size_t n)
 {
     uint32_t bad = 0;
