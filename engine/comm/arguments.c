@@ -3,7 +3,8 @@
 
 #include <stdio.h>
 
-/* An error that begins with the collective's name. */
+/* An error that begins with the collective's name. Every error of this file is one of arguments:
+ * nothing has been claimed, and peers know nothing of the call yet. */
 static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...)
     MS_PRINTF(3, 4);
 static ms_status refuse(ms_group *group, const ms_collective *c, const char *format, ...)
@@ -17,7 +18,9 @@ static ms_status refuse(ms_group *group, const ms_collective *c, const char *for
                           ms_collective_name(c->kind), text);
 }
 
-/* Collectives work on addresses and lengths, so tensors must be contiguous. */
+/* Collectives work on addresses and lengths, so tensors must be contiguous. `name` says which one
+ * in the message. in and out must have one dtype, because no transport converts; `travels` is the
+ * one exception, and it has no out. */
 static ms_status check_tensor(ms_group *group, const ms_collective *c, const char *name,
                               const ms_tensor *tensor)
 {
@@ -35,7 +38,8 @@ static ms_status check_tensor(ms_group *group, const ms_collective *c, const cha
     return MS_OK;
 }
 
-/* The sum is checked at each step: a sum that wraps would pass the checks of lengths. */
+/* The sum is checked at each step: a sum that wraps would pass the checks of lengths. The counts
+ * are the caller's numbers, and become offsets into tensors. */
 static ms_status check_counts(ms_group *group, const ms_collective *c, const char *name,
                               const int64_t *counts, uint64_t *sum)
 {
@@ -49,7 +53,8 @@ static ms_status check_counts(ms_group *group, const ms_collective *c, const cha
     return MS_OK;
 }
 
-/* Users have channels 1 and 2; the library's own channel for parameters is allowed too. */
+/* Users have channels 1 and 2; the library's own channel for parameters is allowed too. A send to
+ * this rank itself would wait for a recv that can only come after it. */
 static ms_status check_channel_and_root(ms_group *group, uint32_t channel, const ms_collective *c)
 {
     bool pair = ms_kind_is_pair(c->kind);
@@ -69,13 +74,16 @@ static bool wants_in(const ms_group *group, const ms_collective *c)
     return c->kind != MS_BARRIER && c->kind != MS_SPLIT && !elsewhere;
 }
 
+/* Kinds whose result has another length than the input, or goes to some ranks only, take a separate
+ * tensor. */
 static bool wants_out(const ms_group *group, const ms_collective *c)
 {
     bool all = c->kind == MS_REDUCE_SCATTER || c->kind == MS_ALL_GATHER || c->kind == MS_ALL_TO_ALL;
     return all || c->kind == MS_SCATTER || (c->kind == MS_GATHER && group->rank == c->root);
 }
 
-/* Which tensors and counts each kind has: the table at ms_collective. */
+/* Which tensors and counts each kind has: the table at ms_collective. A missing tensor is found
+ * here, so the checks after this one may read those that the kind needs. */
 static ms_status check_presence(ms_group *group, const ms_collective *c)
 {
     bool in = wants_in(group, c), out = wants_out(group, c);
@@ -92,7 +100,9 @@ static ms_status check_presence(ms_group *group, const ms_collective *c)
     return MS_OK;
 }
 
-/* Operations and dtypes that fit. A mean of integers has no exact result, so it is refused. */
+/* Operations and dtypes that fit. A mean of integers has no exact result, so it is refused.
+ * Rounding on the way has no meaning where the result goes to another tensor or another dtype.
+ * */
 static ms_status check_numbers(ms_group *group, const ms_collective *c)
 {
     bool rounds = c->travels != MS_F32,
@@ -110,12 +120,16 @@ static ms_status check_numbers(ms_group *group, const ms_collective *c)
     return MS_OK;
 }
 
-/* The elements of the whole, and of this rank's in and out, as the table at ms_collective says. */
+/* The elements of the whole, and of this rank's in and out, as the table at ms_collective says. All
+ * in elements. in and out are what this rank's tensors must have. */
 typedef struct lengths {
     uint64_t whole, in, out;
 } lengths;
 
-/* Computed from what this rank was given; peers compare the length of the whole when they claim. */
+/* Computed from what this rank was given; peers compare the length of the whole when they claim.
+ * Each kind has one tensor that says how long the whole is: `in` of most, `out` of a scatter
+ * elsewhere than on the root. size * in may overflow for a fake world of many ranks, hence the
+ * checked product. */
 static ms_status expect_lengths(ms_group *group, const ms_collective *c, lengths *expected)
 {
     uint64_t in = c->in ? (uint64_t)ms_tensor_count(c->in) : 0;
@@ -162,7 +176,8 @@ static ms_status check_lengths(ms_group *group, const ms_collective *c, uint64_t
 }
 
 /* Found here, before peers hear of the call: a tensor whose storage is dropped, or that nothing has
- * written since its refill. */
+ * written since its refill. The task would fail on its stream otherwise, and take the job with it.
+ * */
 static ms_status check_memory(const ms_collective *c, const ms_tensor *tensor, bool read)
 {
     if (!tensor) return MS_OK;
@@ -171,7 +186,9 @@ static ms_status check_memory(const ms_collective *c, const ms_tensor *tensor, b
                             ms_collective_name(c->kind));
 }
 
-/* A restore writes the values that the storage had before, so it needs a source apart from it. */
+/* A restore writes the values that the storage had before, so it needs a source apart from it.
+ * Reading a part of the destination while it is being written would make the "same values" depend
+ * on order. */
 static ms_status check_restore(ms_group *group, const ms_collective *c)
 {
     if (!c->restore) return MS_OK;
@@ -182,7 +199,8 @@ static ms_status check_restore(ms_group *group, const ms_collective *c)
     return MS_OK;
 }
 
-/* Presence comes before the checks that read the tensors; lengths come after the counts. */
+/* Presence comes before the checks that read the tensors; lengths come after the counts. Nothing
+ * here depends on peers, and nothing has changed if it fails. */
 ms_status ms_collective_check(ms_group *group, uint32_t channel, const ms_collective *c,
                               uint64_t *count)
 {

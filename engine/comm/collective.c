@@ -11,6 +11,8 @@
 
 /* -------------------------------------------------------------------- names */
 
+/* The names of the Lua API and of all reports. An unknown number gives a name, too: flight records
+ * come from memory that another process writes. */
 const char *ms_collective_name(ms_collective_kind kind)
 {
     static const char *const names[MS_COLLECTIVES] = { "all_reduce", "reduce",     "reduce_scatter",
@@ -20,6 +22,7 @@ const char *ms_collective_name(ms_collective_kind kind)
     return (unsigned)kind < MS_COLLECTIVES ? names[kind] : "unknown";
 }
 
+/* In the order of ms_reduce_op. */
 static const char *const op_names[MS_REDUCE_OPS] = { "sum", "avg",  "min",
                                                      "max", "prod", "premul_sum" };
 const char *ms_reduce_op_name(ms_reduce_op op)
@@ -27,6 +30,7 @@ const char *ms_reduce_op_name(ms_reduce_op op)
     return (unsigned)op < MS_REDUCE_OPS ? op_names[op] : "unknown";
 }
 
+/* *out is unchanged if there is none of that name. */
 bool ms_reduce_op_find(const char *name, ms_reduce_op *out)
 {
     for (ms_reduce_op op = 0; op < MS_REDUCE_OPS; op++)
@@ -41,7 +45,9 @@ bool ms_reduce_op_find(const char *name, ms_reduce_op *out)
 
 /* The bytes that a rank sends by the usual ring algorithms, whatever the transport does: 2 (s - 1)
  * / s of the whole for all_reduce, (s - 1) / s for what is gathered or cut, the whole for what
- * passes through every rank. The division comes first, so that no product overflows. */
+ * passes through every rank. The division comes first, so that no product overflows. It is what the
+ * counters and the sim device use, so numbers can be compared between transports; what a transport
+ * really sends may be more. */
 static uint64_t wire_of(const ms_group *group, uint8_t kind, uint64_t whole)
 {
     uint64_t size = group->size;
@@ -57,7 +63,8 @@ static uint64_t wire_of(const ms_group *group, uint8_t kind, uint64_t whole)
     }
 }
 
-/* Counts the call for its kind and for all kinds together. */
+/* Counts the call for its kind and for all kinds together. Counted when the call is launched and
+ * not when it has run, hence equal on the sim device. */
 static void account(ms_group *group, const ms_comm_args *args)
 {
     ms_traffic *all[] = { &group->traffic[args->kind], &group->traffic[MS_COLLECTIVES] };
@@ -68,6 +75,7 @@ static void account(ms_group *group, const ms_comm_args *args)
     }
 }
 
+/* Index MS_COLLECTIVES is the sum. */
 ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind)
 {
     return group->traffic[kind];
@@ -82,12 +90,14 @@ void ms_comm_record(ms_engine *engine, bool on)
     if (on) comm->record_count = 0;
 }
 
+/* 0 without a membership, so that callers need not ask for one first. */
 size_t ms_comm_record_count(const ms_engine *engine)
 {
     const ms_comm *comm = ms_comm_of(engine);
     return comm ? comm->record_count : 0;
 }
 
+/* Borrowed until the next collective, which may move the list. */
 const ms_collective_record *ms_comm_record_get(const ms_engine *engine, size_t index)
 {
     const ms_comm *comm = ms_comm_of(engine);
@@ -136,7 +146,8 @@ static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor, bool 
 
 /* Keeps a copy of both lists until the task is done, since the caller's lists may be gone by then;
  * copies of tasks that are done are freed on the way. The list of copies grows before the task is
- * enqueued, because nothing may fail after that. */
+ * enqueued, because nothing may fail after that. Counts of tasks cannot lie in the arguments, whose
+ * size is fixed. */
 static ms_status hold_counts(ms_comm *comm, const ms_collective *c, ms_comm_args *args, void **held)
 {
     ms_context *context = ms_engine_context(comm->engine);
@@ -170,7 +181,8 @@ void ms_copy_tail(char *to, size_t bytes, const char *text)
 }
 
 /* The point that the collective comes after. Collectives of a channel run one after the other, as
- * their phases and staging areas demand; so do all sends of a rank, and all its receives. */
+ * their phases and staging areas demand; so do all sends of a rank, and all its receives. Sends
+ * have one sequence for all peers, as they share one staging area. */
 static ms_point *place_of(ms_group *group, const ms_comm_args *args)
 {
     if (args->kind == MS_SEND) return &group->comm->last_send;
@@ -193,7 +205,8 @@ static ms_status choose_stream(ms_group *group, const ms_comm_args *args, const 
 
 _Static_assert((int)MS_ALL_REDUCE == MS_COST_ALL_REDUCE, "devices know it by its number");
 
-/* What the device is told about a collective: how much it moves, and between which ranks. */
+/* What the device is told about a collective: how much it moves, and between which ranks. There are
+ * no FLOPs: the reduction is bound by the bytes. */
 static ms_task_cost cost_of(const ms_comm_args *args)
 {
     const ms_group *group = args->group;
@@ -213,7 +226,7 @@ static ms_task_cost cost_of(const ms_comm_args *args)
 }
 
 /* Whether the call writes the tensor `in` on this rank; then the task declares a write of it, and
- * later readers wait. */
+ * later readers wait. Elsewhere `in` is only read, and readers do not wait for each other. */
 static bool writes_in(const ms_comm_args *args)
 {
     if (args->kind == MS_RECV) return true;
@@ -221,7 +234,7 @@ static bool writes_in(const ms_comm_args *args)
     return may && args->in && args->in == args->out && ms_flow_sink(args);
 }
 
-/* What a trace calls the task. */
+/* What a trace calls the task. Without a trace no text is made. */
 static uint32_t trace_label(const ms_comm *comm, const ms_comm_args *args)
 {
     const char *comma = *args->label ? ", " : "";
@@ -297,7 +310,9 @@ static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_co
     return MS_OK;
 }
 
-/* Addresses and dtypes. `travels` makes numbers of f32 memory 16-bit numbers on their way. */
+/* Addresses and dtypes. `travels` makes numbers of f32 memory 16-bit numbers on their way.
+ * Addresses are read now and kept in the task: a storage that is dropped and refilled later lies
+ * elsewhere, but a task that is enqueued keeps its memory. */
 static void describe_tensors(const ms_collective *c, ms_comm_args *args)
 {
     const ms_tensor *any = c->in ? c->in : c->out;
@@ -310,8 +325,9 @@ static void describe_tensors(const ms_collective *c, ms_comm_args *args)
         args->payload_bytes = (uint64_t)ms_tensor_count(c->in) * ms_dtype_bytes(args->dtype);
 }
 
-/* What ranks must agree on beside the fields of the call: how it is cut, and where results go.
- * all_to_all by counts: the counts differ, and each rank tells the others its longest part. */
+/* What ranks must agree on beside the fields of the call: how it is cut, and where results go. A
+ * hash of counts is odd, and so never 0, which stands for no counts. all_to_all by counts: the
+ * counts differ, and each rank tells the others its longest part. */
 static void describe_counts(const ms_group *group, const ms_collective *c, ms_comm_args *args)
 {
     args->by_counts = c->counts != NULL;
@@ -391,7 +407,8 @@ static ms_status check_transport(const ms_group *group, const ms_comm_args *args
 }
 
 /* All that the transport may refuse, or needs to do, before the call gets a number: a refused call
- * must not count, since peers refuse it alike. */
+ * must not count, since peers refuse it alike. `prepared` is per group: a transport makes a
+ * communicator once. */
 static ms_status prepare_transport(ms_group *group, const ms_comm_args *args)
 {
     if (args->by_hosts) return MS_OK;
@@ -408,7 +425,8 @@ static ms_status prepare_transport(ms_group *group, const ms_comm_args *args)
     return status;
 }
 
-/* The call's number, and its place among the calls of all groups around this one. */
+/* The call's number, and its place among the calls of all groups around this one. The number is not
+ * counted yet: it is this call's only once it is launched. */
 static void number_call(ms_group *group, ms_comm_args *args)
 {
     args->number = ms_kind_is_pair(args->kind) ? group->control->number(group->comm, args)
@@ -458,6 +476,8 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     return MS_OK;
 }
 
+/* The last kind, MS_SPLIT, is the library's own: a user cannot call it by its number. channel is
+ * checked before it is used. */
 ms_status ms_group_enqueue(ms_group *group, uint32_t channel, const ms_collective *collective,
                            ms_point *ready)
 {

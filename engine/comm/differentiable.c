@@ -18,6 +18,7 @@
 
 #include "moonshard/grad.h"
 
+/* It is the user of a node on the tape, and goes with the graph. */
 typedef struct link { /* the collective of a forward, as its backward needs it */
     ms_engine *engine;
     ms_group *group;
@@ -29,22 +30,25 @@ typedef struct link { /* the collective of a forward, as its backward needs it *
     int64_t *counts, *receive_counts; /* in the memory after this struct, or NULL */
 } link;
 
-/* Only sums pass a gradient on to every summand. */
+/* Only sums pass a gradient on to every summand. A minimum's gradient would go to the rank whose
+ * number it was, which no other rank knows. */
 static bool is_sum(ms_reduce_op op)
 {
     return op == MS_REDUCE_OP_SUM || op == MS_REDUCE_OP_AVG || op == MS_REDUCE_OP_PREMUL_SUM;
 }
 
+/* Every member gets something of the result, so every member goes backward. */
 static bool is_differentiable(const ms_collective *call)
 {
     if (call->kind == MS_ALL_REDUCE || call->kind == MS_REDUCE_SCATTER) return is_sum(call->op);
     return call->kind == MS_ALL_GATHER || call->kind == MS_ALL_TO_ALL || call->kind == MS_BROADCAST;
 }
 
+/* Of a broadcast: the rank whose values the others got. */
 static bool is_root(const link *l) { return ms_group_rank(l->group) == l->call.root; }
 
-/* The opposite collective of g into a new tensor in the input's shape (in place: g's copy
- * itself). */
+/* The opposite collective of g into a new tensor in the input's shape (in place: g's copy itself).
+ * It goes on the channel of the forward, in an order that the graph fixes on every rank. */
 static ms_status exchange(const link *l, ms_collective_kind kind, ms_tensor *in, ms_tensor *out)
 {
     ms_collective back = { .kind = kind,
@@ -74,7 +78,8 @@ static ms_status scale(const link *l, double factor, ms_tensor *t)
     return status;
 }
 
-/* What the sum did to this rank's tensor before it was added. */
+/* What the sum did to this rank's tensor before it was added. all_reduce by avg is its own
+ * opposite, so it needs no factor here. */
 static ms_status finish_sum(const link *l, ms_tensor *result)
 {
     if (l->call.op == MS_REDUCE_OP_PREMUL_SUM) return scale(l, l->call.factor, result);
@@ -138,6 +143,7 @@ static ms_status link_backward(void *user, ms_tensor *const *gradients, ms_tenso
     return status;
 }
 
+/* Tensors were never kept, so memory is all. */
 static void link_free(void *user)
 {
     link *l = user;

@@ -3,7 +3,8 @@
 
 #include <stdio.h>
 
-/* Records come from memory that another process writes, so values are not trusted. */
+/* Records come from memory that another process writes, so values are not trusted. The names of
+ * kinds and operations check their numbers themselves. */
 static const char *dtype_of(const ms_flight *flight)
 {
     return flight->dtype < MS_DTYPES ? ms_dtype_name((ms_dtype)flight->dtype) : "?";
@@ -17,7 +18,8 @@ ms_flight_names ms_flight_name(const ms_flight *flight)
                               .op = ms_reduce_op_name((ms_reduce_op)flight->op) };
 }
 
-/* The bucket, or the label of a call that belongs to none. */
+/* The bucket, or the label of a call that belongs to none. The bucket's label is the name of its
+ * first parameter, which says more to a user than its number. */
 static void describe_label(const ms_flight *flight, char *text, size_t bytes)
 {
     const char *label = flight->label;

@@ -1,7 +1,8 @@
 /* flow.c: how each kind of collective cuts tensors into parts. */
 #include "comm/flow.h"
 
-/* Without counts, total divides by parts: arguments.c has checked it. */
+/* Without counts, total divides by parts: arguments.c has checked it. With counts, the parts lie
+ * one after another, without gaps. */
 void ms_flow_part(const int64_t *counts, uint64_t total, uint32_t parts, uint32_t index,
                   uint64_t *begin, uint64_t *length)
 {
@@ -15,7 +16,8 @@ void ms_flow_part(const int64_t *counts, uint64_t total, uint32_t parts, uint32_
     *length = (uint64_t)counts[index];
 }
 
-/* What `member` gives to this rank; all_reduce, reduce and broadcast take the whole. */
+/* What `member` gives to this rank; all_reduce, reduce and broadcast take the whole. Everything in
+ * elements; the transport multiplies by the size in memory. */
 ms_flow ms_flow_from(const ms_comm_args *args, uint32_t member)
 {
     const ms_group *group = args->group;
@@ -43,7 +45,8 @@ ms_flow ms_flow_from(const ms_comm_args *args, uint32_t member)
     return flow;
 }
 
-/* The staged path lays down one slot for each receiver where parts differ, else one for all. */
+/* The staged path lays down one slot for each receiver where parts differ, else one for all. `to`
+ * is not used there. */
 ms_flow ms_flow_slot(const ms_comm_args *args, uint32_t slot)
 {
     const ms_group *group = args->group;

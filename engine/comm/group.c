@@ -12,6 +12,7 @@
 
 /* --------------------------------------------------------------- membership */
 
+/* NULL: the engine has joined no job and no fake world. */
 ms_comm *ms_comm_of(const ms_engine *engine) { return ms_engine_get(engine, MS_SLOT_COMM); }
 
 /* The transport's state of the group is freed by the transport's close. */
@@ -24,7 +25,8 @@ static void free_group(ms_context *context, ms_group *group)
 }
 
 /* In a forked child the membership is the parent's: only memory is given back. The transport closes
- * before control, as it may still use control's files. */
+ * before control, as it may still use control's files. The engine calls it before its streams stop,
+ * but after they have come to rest. Numbers of hosts that were never read go here. */
 static void comm_free(ms_engine *engine, void *object)
 {
     ms_comm *comm = object;
@@ -45,7 +47,8 @@ static void comm_free(ms_engine *engine, void *object)
     ms_release(context, comm);
 }
 
-/* Words of the bit set of a group's members. */
+/* Words of the bit set of a group's members. The first group is the world itself, which is not in
+ * the list yet while it is made. */
 static uint32_t set_words(const ms_group *group)
 {
     const ms_group *world = group->comm->groups[0];
@@ -61,7 +64,8 @@ static bool contains(const ms_group *outer, const ms_group *inner)
     return true;
 }
 
-/* members: NULL for 0 .. size-1. */
+/* members: NULL for 0 .. size-1. lowest and highest tell the sim device how far the group's links
+ * reach. */
 static void fill_members(ms_group *group, const uint32_t *members)
 {
     group->lowest = UINT32_MAX;
@@ -103,7 +107,8 @@ static ms_status allocate_group(ms_comm *comm, const char *name, uint32_t size,
 
 /* `around` is kept up to date in both directions: which groups contain the new one, and which ones
  * it contains. The group is stored before group_count is raised, because tasks look at all groups
- * below that number. */
+ * below that number. Only the host thread makes groups, so the count is atomic for its readers
+ * alone. */
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out)
 {
@@ -170,20 +175,26 @@ ms_status ms_comm_new(ms_engine *engine, const ms_control *control, const ms_tra
     return MS_OK;
 }
 
+/* Group 0 is the world by construction, so its id is 0 on every rank. */
 ms_group *ms_comm_world(const ms_engine *engine) { return ms_comm_group(engine, 0); }
 
+/* The order is that in which this rank joined; another rank may have joined other groups. Names are
+ * what both have in common. */
 ms_group *ms_comm_group(const ms_engine *engine, uint32_t index)
 {
     const ms_comm *comm = ms_comm_of(engine);
     return comm && index < atomic_load(&comm->group_count) ? comm->groups[index] : NULL;
 }
 
+/* Without a membership there is no peer to tell; so it is for the functions below. */
 void ms_comm_leave(ms_engine *engine, const char *message)
 {
     ms_comm *comm = ms_comm_of(engine);
     if (comm) comm->control->leave(comm, message);
 }
 
+/* For errors of the host thread, outside of any task: those of tasks come by ms_engine_on_failure.
+ * */
 void ms_comm_abort(ms_engine *engine, const ms_error *error)
 {
     ms_comm *comm = ms_comm_of(engine);
@@ -206,6 +217,7 @@ ms_status ms_comm_verify(ms_comm *comm)
     return status;
 }
 
+/* Hosts ask between steps, so that a rank without collectives in a step learns of the end, too. */
 ms_status ms_comm_check(ms_engine *engine)
 {
     ms_comm *comm = ms_comm_of(engine);
@@ -218,6 +230,7 @@ void ms_comm_progress(ms_engine *engine)
     if (comm) comm->control->progress(comm);
 }
 
+/* The values are cleared first, so that a rank without a job meets no request. */
 void ms_comm_step(ms_engine *engine, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS])
 {
     ms_comm *comm = ms_comm_of(engine);
@@ -233,14 +246,17 @@ void ms_comm_set_folder(ms_engine *engine, const char *folder)
 
 /* ------------------------------------------------------------------- groups */
 
+/* Fields that never change: tasks read them without a lock. */
 uint32_t ms_group_rank(const ms_group *group) { return group->rank; }
 uint32_t ms_group_size(const ms_group *group) { return group->size; }
 const char *ms_group_name(const ms_group *group) { return group->name; }
 uint32_t ms_group_id(const ms_group *group) { return group->id; }
+/* Callers use it to leave out work whose only purpose is to agree with others. */
 bool ms_group_has_others(const ms_group *group)
 {
     return group->size > 1 && group->control->has_others;
 }
+/* Hooks ask it before they leave a cast to the collective. */
 bool ms_group_rounds(const ms_group *group) { return group->transport->rounds; }
 ms_engine *ms_group_engine(const ms_group *group) { return group->comm->engine; }
 uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank) { return group->members[rank]; }

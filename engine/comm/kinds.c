@@ -7,7 +7,8 @@
 /* Prefixes differ, so a text names at most one kind. */
 static const ms_rendezvous_kind *const kinds[] = { &ms_rendezvous_host };
 
-/* The part of the record that all kinds share. */
+/* The part of the record that all kinds share. References count from 1 for the caller. A failure
+ * leaves *made as it was. */
 static ms_status finish(const ms_rendezvous_kind *kind, ms_status status, ms_rendezvous **made)
 {
     if (status) return status;

@@ -9,7 +9,8 @@
 
 /* Called for a failed task. Peers would wait for this rank's later collectives for ever, so its
  * error ends the job for all. A forked child has a copy of the engine but is no rank of the job; it
- * reports nothing. */
+ * reports nothing. It runs on the thread of the stream that failed, so it must not touch what
+ * belongs to the host thread; control's abort may be called from any. */
 static void end_job(ms_engine *engine, const ms_error *error)
 {
     ms_comm *comm = ms_comm_of(engine);
@@ -17,7 +18,9 @@ static void end_job(ms_engine *engine, const ms_error *error)
     if (comm && os->process_id(os->user) == comm->process) comm->control->abort(comm, error);
 }
 
-/* Which transports may go with which control. The first one for the device's kernels is taken. */
+/* Which transports may go with which control. The first one for the device's kernels is taken. A
+ * transport over MPI or NCCL gets its row here. Its kernels name the devices whose memory it moves.
+ * */
 static const struct pairing {
     const ms_control *control;
     const ms_transport *transport;

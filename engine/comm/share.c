@@ -4,7 +4,8 @@
 
 #include <string.h>
 
-/* Frees the results that were read, or that no host will read, once control has written them. */
+/* Frees the results that were read, or that no host will read, once control has written them. It
+ * walks the list of calls under way, of which there are few. */
 static void sweep(ms_comm *comm)
 {
     for (ms_shared **at = &comm->shared; *at;) {
@@ -18,7 +19,8 @@ static void sweep(ms_comm *comm)
     }
 }
 
-/* Control carries few kinds, dtypes and operations; others are refused on every rank alike. */
+/* Control carries few kinds, dtypes and operations; others are refused on every rank alike. Plans
+ * and ids need no more. A new dtype or operation needs its case in host/exchange.c. */
 static ms_status check(ms_group *group, const ms_sharing *sharing)
 {
     bool reduces = sharing->kind == MS_ALL_REDUCE;
@@ -35,7 +37,8 @@ static ms_status check(ms_group *group, const ms_sharing *sharing)
     return MS_OK;
 }
 
-/* The sum of `size` ranks that all bring the same. */
+/* The sum of `size` ranks that all bring the same. Integers wrap, as they do in a real sum: the
+ * unsigned types make that defined. */
 static void multiply(ms_dtype dtype, void *numbers, uint64_t count, uint32_t size)
 {
     for (uint64_t i = 0; i < count; i++) {
@@ -47,7 +50,9 @@ static void multiply(ms_dtype dtype, void *numbers, uint64_t count, uint32_t siz
 }
 
 /* Puts this rank's numbers in their place of the result. Without others the result is made here,
- * since nothing carries it: the sim device runs no task. */
+ * since nothing carries it: the sim device runs no task. mine is copied before the call returns, so
+ * the caller may reuse it at once. `out` is the whole result, into which control writes the others'
+ * numbers. */
 static void lay_out(const ms_group *group, const ms_sharing *sharing, const void *mine,
                     char *result, ms_comm_args *args)
 {
@@ -68,7 +73,8 @@ static void lay_out(const ms_group *group, const ms_sharing *sharing, const void
         multiply(sharing->dtype, result, sharing->count, group->size);
 }
 
-/* Results that were read are freed here: a rank that shares numbers in every step does not grow. */
+/* Results that were read are freed here: a rank that shares numbers in every step does not grow. It
+ * is zeroed, so a place that nobody writes reads as 0. */
 static ms_status new_result(ms_comm *comm, size_t bytes, ms_shared **out)
 {
     void *memory = NULL;
@@ -81,7 +87,8 @@ static ms_status new_result(ms_comm *comm, size_t bytes, ms_shared **out)
     return MS_OK;
 }
 
-/* Takes over `shared`, also when it fails. */
+/* Takes over `shared`, also when it fails. ms_group_issue gives it a number, a claim and a stream
+ * like any collective, so ranks that share different things are found out in the same way. */
 static ms_status issue(ms_group *group, ms_comm_args *args, const ms_collective *call,
                        ms_shared *shared)
 {
@@ -96,7 +103,8 @@ static ms_status issue(ms_group *group, ms_comm_args *args, const ms_collective 
     return MS_OK;
 }
 
-/* Without a ticket the host does not read the result; the sweep frees it once control is done. */
+/* Without a ticket the host does not read the result; the sweep frees it once control is done. A
+ * ticket is given only for a call that is under way, so a failed begin needs no end. */
 ms_status ms_group_share_begin(ms_group *group, const ms_sharing *sharing, const void *mine,
                                uint64_t *ticket)
 {
@@ -120,7 +128,8 @@ ms_status ms_group_share_begin(ms_group *group, const ms_sharing *sharing, const
 }
 
 /* A call of its own kind, so that a rank that splits while another makes a collective on channel 1
- * is found to disagree. */
+ * is found to disagree. channel stays 0, which is channel 1 of users. Without others the number
+ * that this rank took is the result. */
 ms_status ms_group_share_split(ms_group *group, uint64_t hash, void *all, size_t bytes)
 {
     ms_shared *shared = NULL;
@@ -156,6 +165,8 @@ ms_status ms_group_share_end(ms_group *group, uint64_t ticket, void *all)
     return status;
 }
 
+/* It blocks in its second half: a rank whose begin fails has enqueued nothing, and its peers learn
+ * of it by the end of the job. */
 ms_status ms_group_share(ms_group *group, const ms_sharing *sharing, const void *mine, void *all)
 {
     uint64_t ticket = 0;

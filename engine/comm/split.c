@@ -4,7 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Every number is a rank of the group, and none stands twice. *total: how many there are. */
+/* Every number is a rank of the group, and none stands twice. *total: how many there are. Ranks
+ * that are in no part are allowed: they take part in the call and get no group. */
 static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *sizes,
                              const uint32_t *ranks, uint32_t *total)
 {
@@ -35,7 +36,9 @@ static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *si
 }
 
 /* The group of part `number`, whose members are these `size` ranks of the group; `at` is this
- * rank's place among them. */
+ * rank's place among them. The name says how the group came about: "world/1.0" is part 0 of the
+ * second split of the world. All members have made as many splits of this group, so they give it
+ * the same name. */
 static ms_status make_group(ms_group *group, uint32_t id, uint32_t number, uint32_t size,
                             const uint32_t *ranks, uint32_t at, ms_group **out)
 {
@@ -55,7 +58,8 @@ static ms_status make_group(ms_group *group, uint32_t id, uint32_t number, uint3
     return status;
 }
 
-/* The group of the part that this rank is in; none if it is in no part. */
+/* The group of the part that this rank is in; none if it is in no part. `at` is this rank's number
+ * in the new group, which counts in the order of the list. */
 static ms_status make_part(ms_group *group, uint32_t first_id, uint32_t parts,
                            const uint32_t *sizes, const uint32_t *ranks, ms_group **out)
 {
@@ -69,7 +73,8 @@ static ms_status make_part(ms_group *group, uint32_t first_id, uint32_t parts,
 }
 
 /* The numbers of all parts, from *first_id on: the group's first member takes them, and all learn
- * them in one exchange of control. list_hash: the ranks must cut the group alike. */
+ * them in one exchange of control. list_hash: the ranks must cut the group alike. An id names the
+ * group's lines in the control file, so no two groups of a job may share one. */
 static ms_status agree_on_ids(ms_group *group, uint64_t list_hash, uint32_t parts,
                               uint32_t *first_id)
 {

@@ -16,7 +16,8 @@ typedef struct reduction {
 } reduction;
 
 /* Each tile writes elements of its own, so threads need no lock, and the result does not depend on
- * which thread takes which tile. */
+ * which thread takes which tile. A tile reads and writes its own range of every input and output.
+ * */
 static void reduce_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -27,7 +28,9 @@ static void reduce_tile(void *context, uint32_t tile, ms_thread *thread)
     work->kernels->reduce(&part);
 }
 
-/* A short tensor is reduced on the stream's own thread: waking other threads would take longer. */
+/* A short tensor is reduced on the stream's own thread: waking other threads would take longer. The
+ * loop is bound by memory: it reads every input once and writes every output once, so more threads
+ * help until the memory's rate is reached. */
 void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sources,
                     char *const *outputs, uint32_t output_count, uint64_t length)
 {
@@ -48,13 +51,15 @@ void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sou
     else ms_run_tiles(run, (uint32_t)tiles, reduce_tile, &work);
 }
 
-/* A copy that is cut into tiles. */
+/* A copy that is cut into tiles. Also on the task's stack; ms_run_tiles returns when all tiles are
+ * done. */
 typedef struct copying {
     char *to;
     const char *from;
     size_t bytes;
 } copying;
 
+/* Cut by bytes and not by elements, since a copy knows no dtype. */
 static void copy_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -63,6 +68,8 @@ static void copy_tile(void *context, uint32_t tile, ms_thread *thread)
     memcpy(work->to + begin, work->from + begin, rest < MS_TILE_BYTES ? rest : MS_TILE_BYTES);
 }
 
+/* to and from are equal where a rank gathers its own part in place; they never overlap otherwise.
+ * */
 void ms_flow_copy(ms_run *run, char *to, const char *from, size_t bytes)
 {
     if (bytes == 0 || to == from) return;

@@ -7,7 +7,8 @@
 #include "comm/flow.h"
 
 /* Every rank brings this rank's numbers. They are still added one by one, in the same kernel as on
- * a real transport, so the rounding is the same as there. */
+ * a real transport, so the rounding is the same as there. Adding a number n times and multiplying
+ * it by n round differently, so a loss in a fake world could not be compared with a run. */
 static ms_task_result reduce_alike(ms_run *run, const ms_comm_args *args)
 {
     const ms_group *group = args->group;
@@ -31,7 +32,8 @@ static ms_task_result reduce_alike(ms_run *run, const ms_comm_args *args)
 }
 
 /* All data are this rank's own; where its part for a member is shorter than what that member is
- * expected to send, the rest is zero. */
+ * expected to send, the rest is zero. A recv leaves its tensor as it is: what a peer would send is
+ * not known. */
 static ms_task_result run_alone(ms_run *run, void *arguments)
 {
     const ms_comm_args *args = arguments;

@@ -2,13 +2,15 @@
  * rank. */
 #include "comm/control.h"
 
+/* No other rank can end the job, and this one knows its own errors. */
 static ms_status check(ms_comm *comm)
 {
     (void)comm;
     return MS_OK;
 }
 
-/* An id past the last one tells the caller that there are none left. */
+/* An id past the last one tells the caller that there are none left. Ids are this rank's own, in
+ * the order of its splits. */
 static uint64_t take_ids(ms_comm *comm, uint32_t parts)
 {
     uint64_t id = comm->own_ids;
@@ -16,6 +18,7 @@ static uint64_t take_ids(ms_comm *comm, uint32_t parts)
     return id;
 }
 
+/* There are no lines of a group to make room for. */
 static ms_status join_group(ms_comm *comm, uint32_t id)
 {
     (void)comm, (void)id;
@@ -29,6 +32,7 @@ static uint64_t pair_number(ms_comm *comm, const ms_comm_args *args)
     return args->group->traffic[args->kind].calls + 1;
 }
 
+/* For prepare and claim: nobody compares this call with another. */
 static ms_status agree(ms_comm *comm, const ms_comm_args *args)
 {
     (void)comm, (void)args;
@@ -42,12 +46,14 @@ static void end(ms_comm *comm, const ms_error *error) { (void)comm, (void)error;
 static void nothing(ms_comm *comm) { (void)comm; }
 static void set_folder(ms_comm *comm, const char *folder) { (void)comm, (void)folder; }
 
+/* The caller has cleared the values; nobody requests anything. */
 static void step(ms_comm *comm, uint64_t serial, int64_t number, uint8_t values[MS_REQUESTS])
 {
     (void)comm, (void)serial, (void)number, (void)values;
 }
 
-/* What hosts share is made where it is asked for: share.c. */
+/* What hosts share is made where it is asked for: share.c. The task is enqueued all the same, so
+ * that a sharing takes its place in the stream as it does in a job. */
 static ms_task_result carry_nothing(ms_run *run, void *arguments)
 {
     (void)run, (void)arguments;

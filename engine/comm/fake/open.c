@@ -3,7 +3,7 @@
 #include "comm/transport.h"
 
 /* A world of `size` ranks in which only this rank runs. The numbers of the others are taken to
- * equal its own. */
+ * equal its own. It works on every device, the simulated one included, as nothing moves. */
 ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size, ms_group **world)
 {
     if (size < 1 || size > MS_FAKE_RANKS_MAX || rank >= size)

@@ -3,7 +3,8 @@
 
 /* The caller has stored its progress before. With both accesses sequentially consistent, either
  * this load sees the sleeper, or the sleeper's last look sees the progress. The futex call is saved
- * where no thread sleeps. */
+ * where no thread sleeps. All threads of the rank are woken, since they may wait for different
+ * things. */
 void ms_host_wake(ms_host *host, uint32_t rank)
 {
     ms_rank_line *line = &host->control->lines[rank];
@@ -24,6 +25,7 @@ void ms_host_sleep(ms_host *host, ms_wait *wait, uint64_t most_ns)
     atomic_fetch_sub(&line->asleep, 1);
 }
 
+/* For reports, which look again and again for a moment. */
 void ms_host_nap(ms_host *host, uint64_t most_ns) { ms_host_sleep(host, NULL, most_ns); }
 
 /* Wakes of peers end the sleep early, hence the loop. */

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+/* Unconditionally, also where no thread sleeps: it runs when a job ends, where a lost wake would be
+ * worse than a system call. */
 void ms_host_ring_all(ms_control_file *control)
 {
     for (uint32_t r = 0; r < control->ranks; r++) {
@@ -48,7 +50,8 @@ bool ms_host_end_job(ms_host_files *files, ms_abort_reason reason, int32_t rank,
     return true;
 }
 
-/* A rank may have died while it wrote the record: then there is a cause, but no text. */
+/* A rank may have died while it wrote the record: then there is a cause, but no text. A writer
+ * needs microseconds; 20 ms without it mean that it died. */
 bool ms_host_cause(const ms_host_files *files, ms_abort_record *out)
 {
     const ms_os *os = files->base.os;
@@ -73,7 +76,7 @@ bool ms_host_cause(const ms_host_files *files, ms_abort_record *out)
 }
 
 /* The ring may be overwritten while it is read, so texts are ended here. index counts all entries
- * of the rank. */
+ * of the rank. Group names are ended by the writer; they are shorter than their field. */
 bool ms_host_flight(const ms_host_files *files, uint32_t rank, uint64_t index, ms_flight *out)
 {
     ms_rank_line *line = &files->control->lines[rank];

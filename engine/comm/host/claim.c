@@ -11,7 +11,8 @@ _Static_assert(MS_CALLS_AHEAD >= MS_STREAM_DEPTH,
                "a stream holds no more calls than there are claims kept");
 _Static_assert(sizeof(ms_ledger_slot) % 8 == 0, "the fields of a call are published as words");
 
-/* Where a host publishes its calls: of one channel, or to one peer. */
+/* Where a host publishes its calls: of one channel, or to one peer. A ring of claims is long, as
+ * hosts run ahead; a ring of fields is short, as it serves reports only. */
 typedef struct call_rings {
     _Atomic uint64_t *claims;
     ms_published *published;
@@ -41,6 +42,7 @@ static call_rings rings_of_pair(const ms_host *host, const ms_comm_args *args, b
                          .shown = MS_PAIR_CALLS_SHOWN };
 }
 
+/* Where this rank publishes, which its peers read. */
 static call_rings own_rings(const ms_host *host, const ms_comm_args *args)
 {
     return ms_kind_is_pair(args->kind) ? rings_of_pair(host, args, args->kind == MS_SEND)
@@ -51,7 +53,9 @@ static call_rings own_rings(const ms_host *host, const ms_comm_args *args)
 #define MS_LAP_BITS 16
 #define MS_LAP_MASK (((uint64_t)1 << MS_LAP_BITS) - 1)
 
-/* A claim of the same lap that has another hash. An empty place has lap 0; laps count from 1. */
+/* A claim of the same lap that has another hash. An empty place has lap 0; laps count from 1. The
+ * hash has 48 bits beside the lap, so two different calls agree by chance once in 2^48; the ledger
+ * compares the fields again. */
 static bool disagrees(uint64_t mine, uint64_t theirs)
 {
     return theirs != mine && (theirs & MS_LAP_MASK) == (mine & MS_LAP_MASK);
@@ -80,7 +84,8 @@ static uint64_t publish(ms_host *host, const ms_comm_args *args)
 }
 
 /* The own member is compared too, which never disagrees. A peer that has not claimed yet has 0
- * there, or the claim of another lap, and will compare itself. */
+ * there, or the claim of another lap, and will compare itself. It costs a publication and a load
+ * for each member, and no waiting. */
 ms_status ms_host_claim(ms_comm *comm, const ms_comm_args *args)
 {
     ms_host *host = comm->control_state;

@@ -6,7 +6,8 @@
 #include <stdio.h>
 
 /* Only in jobs without a supervisor. If the system has no such claims, the rank is not watched, and
- * a peer notices its death by the time limit only. */
+ * a peer notices its death by the time limit only. The claim is a lock of the file, which the
+ * kernel frees with the process, whatever ended it. */
 void ms_death_watch(ms_host *host)
 {
     const ms_os *os = host->files->base.os;

@@ -16,7 +16,8 @@ typedef struct piece {
     uint32_t half;
 } piece;
 
-/* Whether this member's numbers are part of the result. */
+/* Whether this member's numbers are part of the result. A split's numbers come from the group's
+ * first member, whose root is 0. */
 static bool brings(const ms_comm_args *args, uint32_t member)
 {
     bool from_one = args->kind == MS_BROADCAST || args->kind == MS_SPLIT;
@@ -53,7 +54,8 @@ static void combine(const ms_comm_args *args, const piece *p, char *to, const ch
 }
 
 /* Members are taken in the order of ranks, which fixes the rounding of sums. The first member's
- * numbers are copied, the others combined. */
+ * numbers are copied, the others combined. Every member computes the whole result for itself: the
+ * numbers are few, and all get the same bits. */
 static void take(const ms_host *host, const ms_comm_args *args, const piece *p)
 {
     const ms_group *group = args->group;

@@ -13,7 +13,8 @@
 
 /* ------------------------------------------------------------------- making */
 
-/* Address space for all groups that a job may have. Pages are made only for those that are used. */
+/* Address space for all groups that a job may have. Pages are made only for those that are used. It
+ * grows with the square of the ranks by the pairs; 128 ranks are the most. */
 static uint64_t control_size(uint32_t ranks)
 {
     return sizeof(ms_control_file) + ranks * sizeof(ms_rank_line)
@@ -21,7 +22,9 @@ static uint64_t control_size(uint32_t ranks)
            + (uint64_t)MS_GROUPS_MAX * MS_CHANNELS * ranks * sizeof(ms_member_line);
 }
 
-/* Rounded to whole pages, which may belong to neighbours; making a page twice is harmless. */
+/* Rounded to whole pages, which may belong to neighbours; making a page twice is harmless. Each
+ * rank makes the pages that it will touch before its first use: a task that met a page without
+ * memory would die of SIGBUS. */
 int ms_host_files_populate_control(ms_host_files *files, void *address, size_t bytes)
 {
     const uintptr_t page = 4096, base = (uintptr_t)files->control;
@@ -32,6 +35,7 @@ int ms_host_files_populate_control(ms_host_files *files, void *address, size_t b
                                            end - begin);
 }
 
+/* Offsets of the file follow from the address, since each heap is mapped as a whole. */
 int ms_host_files_populate_heap(ms_host_files *files, uint32_t rank, void *address, size_t bytes)
 {
     return files->base.os->shared_populate(files->base.os->user, files->heaps[rank].file, address,
@@ -39,7 +43,8 @@ int ms_host_files_populate_heap(ms_host_files *files, uint32_t rank, void *addre
                                            bytes);
 }
 
-/* Also for a record that was filled in part: fields that were not reached are NULL. */
+/* Also for a record that was filled in part: fields that were not reached are NULL. Mappings go
+ * before descriptors; the memory itself goes with the last process that has it. */
 void ms_host_files_close(ms_rendezvous *rendezvous)
 {
     ms_host_files *files = ms_host_files_of(rendezvous);
@@ -54,7 +59,8 @@ void ms_host_files_close(ms_rendezvous *rendezvous)
     os->release(os->user, files);
 }
 
-/* An empty record, which ms_host_files_close can close at any point. */
+/* An empty record, which ms_host_files_close can close at any point. The record is this process'
+ * own; only the files are shared. */
 static ms_status new_record(ms_context *context, uint32_t ranks, ms_host_files **out)
 {
     void *memory = NULL;
@@ -68,7 +74,8 @@ static ms_status new_record(ms_context *context, uint32_t ranks, ms_host_files *
     return MS_OK;
 }
 
-/* Each rank maps the heaps of all ranks, so that it can read their tensors in place. */
+/* Each rank maps the heaps of all ranks, so that it can read their tensors in place. It costs
+ * address space and page tables, and no memory, until pages are touched. */
 static ms_status map_all(ms_context *context, ms_host_files *made, bool control_too)
 {
     const ms_os *os = context->os;
@@ -101,7 +108,7 @@ static ms_status create_files(ms_context *context, ms_host_files *made)
                       "cannot make the memory files that ranks share (memfd_create)", NULL);
 }
 
-/* The bytes of each rank's heap, with its staging areas. */
+/* The bytes of each rank's heap, with its staging areas. 2 MiB is the size of a huge page. */
 static uint64_t heap_size(const ms_rendezvous_options *options, const ms_machine *machine)
 {
     uint64_t most = machine->memory_bytes < MS_HEAP_MOST ? machine->memory_bytes : MS_HEAP_MOST;
@@ -109,7 +116,8 @@ static uint64_t heap_size(const ms_rendezvous_options *options, const ms_machine
     return MS_STAGES_BYTES + ((heap + MS_HEAP_GRAIN - 1) & ~(MS_HEAP_GRAIN - 1));
 }
 
-/* The files, mapped, with pages for what every rank touches. */
+/* The files, mapped, with pages for what every rank touches. The lines of ranks are small and used
+ * by all; lines of groups and pairs get their pages at their first use. */
 static ms_status make_files(ms_context *context, ms_host_files *made)
 {
     ms_status status = create_files(context, made);
@@ -121,7 +129,9 @@ static ms_status make_files(ms_context *context, ms_host_files *made)
     return ms_fail_os(context, error, "no memory for the control file of a job", NULL);
 }
 
-/* What all ranks read there and none writes. magic comes last: from then on it is a job's file. */
+/* What all ranks read there and none writes. magic comes last: from then on it is a job's file. No
+ * rank has the files yet, so plain stores are enough. `crowded` makes waiting ranks yield their
+ * core. */
 static void fill_control(const ms_host_files *made, const ms_rendezvous_options *options,
                          const ms_machine *machine)
 {
@@ -139,7 +149,8 @@ static void fill_control(const ms_host_files *made, const ms_rendezvous_options 
     control->magic = MS_CONTROL_MAGIC;
 }
 
-/* Called by the launcher, and by rank 0 of ranks that meet at a socket. */
+/* Called by the launcher, and by rank 0 of ranks that meet at a socket. The machine is read here
+ * once: heap sizes and threads follow from it, and must be the same for all ranks. */
 ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *options,
                             ms_rendezvous **out)
 {
@@ -165,7 +176,9 @@ ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *op
 
 /* ----------------------------------------------------------------- children */
 
-/* Descriptors are inherited by the child; the text names their numbers. */
+/* Descriptors are inherited by the child; the text names their numbers. From here on every program
+ * that this process starts inherits them, so a rank takes them out of inheritance again (adopt).
+ * */
 ms_status ms_host_files_share(ms_rendezvous *rendezvous, ms_context *context, char *text,
                               size_t bytes)
 {
@@ -187,7 +200,8 @@ ms_status ms_host_files_share(ms_rendezvous *rendezvous, ms_context *context, ch
                    rendezvous->ranks + 1);
 }
 
-/* The descriptors that text names as files of `made`; false if it does not name them. */
+/* The descriptors that text names as files of `made`; false if it does not name them. 0 to 2 are
+ * the standard streams and never a memory file. */
 static bool adopt_files(ms_context *context, const char *text, ms_host_files *made)
 {
     const ms_os *os = context->os;
@@ -205,7 +219,8 @@ static bool adopt_files(ms_context *context, const char *text, ms_host_files *ma
 }
 
 /* Whether the files are the memory of a job with this number of ranks; maps the control file. Sizes
- * are checked before anything is read. */
+ * are checked before anything is read. The magic names the layout, so a rank of another build
+ * refuses the files instead of reading wrong fields. */
 static bool check_files(ms_host_files *made)
 {
     const ms_os *os = made->base.os;
@@ -225,7 +240,8 @@ static bool check_files(ms_host_files *made)
 }
 
 /* The text comes from the environment, and the files from another process: numbers, sizes and magic
- * are checked before anything in them is used. */
+ * are checked before anything in them is used. The message is the caller's: kinds.c has one for all
+ * kinds. */
 ms_status ms_host_files_adopt(ms_context *context, const char *text, ms_rendezvous **out)
 {
     unsigned ranks = 0;
@@ -244,7 +260,8 @@ ms_status ms_host_files_adopt(ms_context *context, const char *text, ms_rendezvo
     return status;
 }
 
-/* As adopt, with files that came over a socket. */
+/* As adopt, with files that came over a socket. Here the other end of the socket is a process of
+ * the same user, but it may be of another build. */
 ms_status ms_host_files_take(ms_context *context, uint32_t ranks, ms_file *const *files,
                              ms_rendezvous **out)
 {

@@ -6,7 +6,8 @@
 
 /* ------------------------------------------------------------------ the job */
 
-/* One load in the usual case; it runs before every call. */
+/* One load in the usual case; it runs before every call. After the end of a job, this fails each
+ * later call of the rank with the same cause. */
 static ms_status check(ms_comm *comm)
 {
     ms_host *host = comm->control_state;
@@ -18,7 +19,8 @@ static ms_status check(ms_comm *comm)
 }
 
 /* `finished` tells waiting peers that no further call of this rank comes; it is set once. Peers
- * that sleep look around by themselves, but a wake makes them notice at once. */
+ * that sleep look around by themselves, but a wake makes them notice at once. A message ends the
+ * job first, so that peers do not report "left" instead of the reason. */
 static void leave(ms_comm *comm, const char *message)
 {
     ms_host *host = comm->control_state;
@@ -33,7 +35,8 @@ static void leave(ms_comm *comm, const char *message)
 }
 
 /* The line of the script is added unless the message has it already. A mismatch stays one on every
- * rank. */
+ * rank. Peers get "because rank R", so that a user reads the cause on whichever rank is looked at.
+ * */
 static void raise(ms_comm *comm, const ms_error *error)
 {
     ms_host *host = comm->control_state;
@@ -56,7 +59,8 @@ static void progress(ms_comm *comm)
 
 /* -------------------------------------------------------------------- calls */
 
-/* Atomic, because several groups may be split at the same time. */
+/* Atomic, because several groups may be split at the same time. Numbers of groups are not given
+ * back. */
 static uint64_t take_ids(ms_comm *comm, uint32_t parts)
 {
     ms_host *host = comm->control_state;
@@ -64,7 +68,8 @@ static uint64_t take_ids(ms_comm *comm, uint32_t parts)
 }
 
 /* The pages of the group's lines are made before its first use. Without memory for them a rank
- * would die of SIGBUS in the middle of a collective. */
+ * would die of SIGBUS in the middle of a collective. Every member does it for itself; pages that
+ * another has made already cost nothing. */
 static ms_status join_group(ms_comm *comm, uint32_t id)
 {
     ms_host *host = comm->control_state;
@@ -84,7 +89,8 @@ static uint64_t pair_number(ms_comm *comm, const ms_comm_args *args)
     return (args->kind == MS_SEND ? host->sends : host->receives)[other] + 1;
 }
 
-/* The pages of the pair's line, before the first call between the two. */
+/* The pages of the pair's line, before the first call between the two. Collectives have their pages
+ * since join_group. Later calls of the pair find them. */
 static ms_status prepare(ms_comm *comm, const ms_comm_args *args)
 {
     ms_host *host = comm->control_state;
@@ -115,7 +121,8 @@ static void launched(ms_comm *comm, const ms_comm_args *args)
 
 /* ------------------------------------------------------------------ joining */
 
-/* The place at the rendezvous, with the pages of the control file that the rank needs first. */
+/* The place at the rendezvous, with the pages of the control file that the rank needs first. The
+ * exchange decides between two processes that claim one number. */
 static ms_status take_place(ms_comm *comm, ms_host_files *files, uint32_t rank)
 {
     uint32_t absent = MS_RANK_ABSENT;
@@ -133,7 +140,7 @@ static ms_status take_place(ms_comm *comm, ms_host_files *files, uint32_t rank)
 }
 
 /* The place is taken before the record is filled; a failure before it leaves the rendezvous as it
- * was. */
+ * was. A reference to the rendezvous keeps the files mapped until close. */
 static ms_status open_host(ms_comm *comm, ms_rendezvous *rendezvous)
 {
     ms_context *context = ms_engine_context(comm->engine);
@@ -159,7 +166,8 @@ static ms_status open_host(ms_comm *comm, ms_rendezvous *rendezvous)
     return MS_OK;
 }
 
-/* From now on other ranks and the supervisor see the process and its activity. */
+/* From now on other ranks and the supervisor see the process and its activity. The process number
+ * goes first, since death.c compares it. */
 static void joined(ms_comm *comm)
 {
     ms_host *host = comm->control_state;

@@ -12,7 +12,8 @@ static void wake_members(ms_host *host, const ms_group *group)
 /* ----------------------------------------------------------------- entering */
 
 /* Looks from the cursor on, so that members that have come are not read again. A member whose call
- * differs ends the job here, before bytes move. */
+ * differs ends the job here, before bytes move. It is called from a spin, so it reads one cache
+ * line of one member in the usual case. */
 static bool all_entered(ms_wait *wait)
 {
     const ms_group *group = wait->args->group;
@@ -27,7 +28,8 @@ static bool all_entered(ms_wait *wait)
 }
 
 /* The missing rank may have finished, or have called in another order; a different call of this
- * number was found before it was launched (claim.c). */
+ * number was found before it was launched (claim.c). `finished` and `gone` are read before the
+ * counts: what such a rank has not done by then, it will not do. */
 static void look_for_the_missing(ms_wait *wait)
 {
     ms_host *host = wait->host;
@@ -100,7 +102,7 @@ static void look_for_ended(ms_wait *wait)
 static const ms_wait_kind for_phase = { all_in_phase, look_for_ended, missing_member };
 
 /* A barrier of the members. What this rank wrote before the store is visible to every rank that has
- * passed it. */
+ * passed it. A group of one passes at once. */
 bool ms_ledger_phase(ms_host *host, const ms_comm_args *args, uint64_t phases)
 {
     const ms_group *group = args->group;

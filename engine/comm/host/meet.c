@@ -24,7 +24,8 @@ typedef struct ms_hello {
     char refusal[160]; /* of rank 0; empty: welcome */
 } ms_hello;
 
-/* Built from zeros: records are compared and sent as bytes. */
+/* Built from zeros: records are compared and sent as bytes. The bytes between the fields are zero
+ * as well. */
 static ms_hello hello_of(uint32_t ranks, uint32_t rank)
 {
     ms_hello hello = { .magic = MS_MEET_MAGIC, .ranks = ranks, .rank = rank };
@@ -32,12 +33,14 @@ static ms_hello hello_of(uint32_t ranks, uint32_t rank)
     return hello;
 }
 
+/* 0 once the limit has passed; the callers then give up with a message. */
 static uint64_t left_until(const ms_os *os, uint64_t limit)
 {
     uint64_t now = os->monotonic_ns(os->user);
     return now < limit ? limit - now : 0;
 }
 
+/* Files that came with an answer that is refused. */
 static void close_files(const ms_os *os, ms_file **files, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) os->close(os->user, files[i]);
@@ -59,7 +62,9 @@ static const char *refusal_of(const ms_hello *hello, int64_t bytes, uint32_t ran
     return here[hello->rank] ? "its rank is taken" : NULL;
 }
 
-/* Sends the files to a visitor, or refuses it. */
+/* Sends the files to a visitor, or refuses it. A failure here concerns this visitor only: the job
+ * goes on waiting for others. The visitor counts only after its files were sent, so one that has
+ * gone away may come again. */
 static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file *visitor,
                         bool *here, uint32_t *arrived)
 {
@@ -100,7 +105,8 @@ static ms_status fail_missing(ms_context *context, uint32_t ranks, const bool *h
 }
 
 /* Visitors are served one after the other. One limit holds for all together, so that a stream of
- * refused visitors does not keep the job waiting. */
+ * refused visitors does not keep the job waiting. Each place in `here` stands for a rank; rank 0 is
+ * this process. */
 static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_file *listener)
 {
     const ms_os *os = context->os;
@@ -124,7 +130,8 @@ static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_
 }
 
 /* Rank 0 makes the files before it listens. The socket's file is removed when all have come or the
- * wait has failed, because a later job may use the same path. */
+ * wait has failed, because a later job may use the same path. No launcher watches these ranks, so
+ * they are told to look after each other (unsupervised). */
 static ms_status hold(ms_context *context, const ms_rendezvous_options *options, const char *path,
                       ms_rendezvous **out)
 {
@@ -153,7 +160,8 @@ static ms_status hold(ms_context *context, const ms_rendezvous_options *options,
 
 /* --------------------------------------------------------------- the others */
 
-/* Rank 0 may come later than this one. */
+/* Rank 0 may come later than this one. It tries again every 5 ms until the limit; the futex of a
+ * word that never changes is a sleep without a signal. */
 static ms_status find_rank_0(ms_context *context, const char *path, uint64_t limit, ms_file **out)
 {
     const ms_os *os = context->os;
@@ -189,7 +197,8 @@ static ms_status check_answer(ms_context *context, const char *path, const ms_he
                    expected);
 }
 
-/* A rank other than 0: says who it is, and gets the files. */
+/* A rank other than 0: says who it is, and gets the files. The socket is closed before the answer
+ * is judged: nothing more is said on it. */
 static ms_status go(ms_context *context, const ms_rendezvous_options *options, const char *path,
                     uint32_t rank, ms_rendezvous **out)
 {

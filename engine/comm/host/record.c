@@ -12,7 +12,8 @@ const ms_ledger_slot *ms_ledger_slot_of(const ms_host *host, const ms_comm_args 
     return &ms_ledger_line(host, args, member)->slots[args->number & 1];
 }
 
-/* seq is left alone; the caller stores it when the slot may be read. */
+/* seq is left alone; the caller stores it when the slot may be read. heap_offset is plus 1, so that
+ * 0 means "not in the heap"; peers add it to where they have mapped this rank's heap. */
 void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *slot)
 {
     const ms_os *os = host->files->base.os;
@@ -39,7 +40,8 @@ void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *sl
     memcpy(slot->call.script, args->script, sizeof slot->call.script);
 }
 
-/* The counter is atomic, because several streams of a rank enter calls at the same time. */
+/* The counter is atomic, because several streams of a rank enter calls at the same time. The line
+ * is the rank's own, but a supervisor reads it when the rank has died. */
 uint64_t ms_ledger_flight(ms_host *host, const ms_flight *call)
 {
     ms_rank_line *line = &host->control->lines[host->rank];
@@ -59,7 +61,8 @@ void ms_ledger_landed(ms_host *host, uint64_t flight)
 }
 
 /* Labels, script lines and factors may differ between ranks; everything that decides which bytes
- * move must not. */
+ * move must not. The order of calls is compared as well, so two groups that share members find
+ * different orders. */
 bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b)
 {
     const ms_flight *x = &a->call, *y = &b->call;
@@ -96,6 +99,7 @@ uint64_t ms_ledger_hash(const ms_comm_args *args)
     return ms_hash(fields, sizeof fields, 0);
 }
 
+/* Groups are small, and this is asked for reports and slow waits. */
 uint32_t ms_ledger_member(const ms_group *group, uint32_t rank)
 {
     uint32_t at = 0;

@@ -15,7 +15,8 @@
 
 /* A new request is raised only after all ranks have met the one before: `raised` holds only the
  * last value. A request that comes earlier is dropped. Called from signal handlers, so it takes no
- * lock and does not retry. */
+ * lock and does not retry. Ranks that have finished meet nothing any more and are not waited for.
+ * */
 void ms_host_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value)
 {
     ms_control_file *control = ms_host_files_of(rendezvous)->control;
@@ -39,7 +40,8 @@ static uint64_t highest_serial(const ms_control_file *control)
     return highest;
 }
 
-/* The request of this kind that all ranks meet before `serial`, or 0. */
+/* The request of this kind that all ranks meet before `serial`, or 0. The loop ends: either this
+ * proposal wins, or another rank's is read. */
 static uint8_t meet(ms_control_file *control, ms_rank_line *own, ms_request kind, uint64_t serial)
 {
     ms_request_line *line = &control->requests[kind];

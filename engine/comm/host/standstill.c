@@ -40,8 +40,10 @@ static void lock(ms_standstill *s)
     }
 }
 
+/* A plain lock of this process' memory: other ranks see only `still`. */
 static void unlock(ms_standstill *s) { atomic_store(&s->lock, 0); }
 
+/* Its streams have ended, so it waits for nothing. */
 static bool has_left(const ms_control_file *control, uint32_t rank)
 {
     return atomic_load(&control->lines[rank].phase) == MS_RANK_LEFT;

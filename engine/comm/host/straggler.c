@@ -10,7 +10,8 @@
 
 /* The limit is ten steps as long as the median of the last few, but not less than 5 s. The median
  * is not moved by one slow step (a checkpoint). Runs on the host thread; waiting tasks read the
- * limit relaxed, since a limit that is one step old does no harm. */
+ * limit relaxed, since a limit that is one step old does no harm. The list has 15 numbers, so
+ * sorting by insertion is cheap enough for every step. */
 void ms_straggler_step(ms_host *host, uint64_t now)
 {
     uint64_t sorted[MS_STEPS_TIMED];
@@ -32,7 +33,8 @@ void ms_straggler_step(ms_host *host, uint64_t now)
 }
 
 /* Where the missing rank is, as far as this rank can see. The call that it entered before stays in
- * its slot as long as this rank waits. */
+ * its slot as long as this rank waits. The slots are read without a check of their seq afterwards:
+ * it is a hint in a warning. */
 static void locate(const ms_host *host, const ms_comm_args *args, uint32_t missing, char *text,
                    size_t bytes)
 {

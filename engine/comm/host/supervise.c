@@ -2,33 +2,39 @@
  */
 #include "comm/host/host.h"
 
+/* What the rank shows to others, in the control file. The caller has checked the number. */
 static ms_rank_line *line_of(const ms_rendezvous *rendezvous, uint32_t rank)
 {
     return &ms_host_files_of(rendezvous)->control->lines[rank];
 }
 
+/* Fixed when the files were made. */
 static uint32_t threads(const ms_rendezvous *rendezvous)
 {
     return ms_host_files_of(rendezvous)->control->threads;
 }
 
+/* The supervisor is one more writer of the record; the first of all wins. */
 static bool end_job(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank,
                     const char *message)
 {
     return ms_host_end_job(ms_host_files_of(rendezvous), reason, rank, message);
 }
 
+/* The text may come a moment after the cause: ms_host_cause waits for it. */
 static bool cause(const ms_rendezvous *rendezvous, ms_abort_record *out)
 {
     return ms_host_cause(ms_host_files_of(rendezvous), out);
 }
 
+/* Of ranks that have ended; see ms_rendezvous_flight. */
 static bool flight(const ms_rendezvous *rendezvous, uint32_t rank, uint64_t index, ms_flight *out)
 {
     return ms_host_flight(ms_host_files_of(rendezvous), rank, index, out);
 }
 
-/* The fields are read one by one while the rank runs, so they may be of different moments. */
+/* The fields are read one by one while the rank runs, so they may be of different moments. step is
+ * kept plus 1, so that 0, which the pages begin with, means none. */
 static void rank_state(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_state *out)
 {
     ms_rank_line *line = line_of(rendezvous, rank);
@@ -43,7 +49,8 @@ static void rank_state(const ms_rendezvous *rendezvous, uint32_t rank, ms_rank_s
 }
 
 /* Called by the supervisor after the rank's process has ended. Its tasks never run any more, so
- * ranks that wait for it are woken. */
+ * ranks that wait for it are woken. `finished` before `gone`: a peer that sees the process gone
+ * also sees that no call of it will come. */
 static void left(ms_rendezvous *rendezvous, uint32_t rank)
 {
     atomic_store(&line_of(rendezvous, rank)->finished, 1);
@@ -51,11 +58,13 @@ static void left(ms_rendezvous *rendezvous, uint32_t rank)
     ms_host_ring_all(ms_host_files_of(rendezvous)->control);
 }
 
+/* In the control file, so that the supervisor and the rank see the same record. */
 static ms_activity *activity(ms_rendezvous *rendezvous, uint32_t rank)
 {
     return &line_of(rendezvous, rank)->activity;
 }
 
+/* The table that kinds.c finds by its prefix; a control over several hosts has one of its own. */
 const ms_rendezvous_kind ms_rendezvous_host = { .prefix = MS_HOST_PREFIX,
                                                 .control = &ms_control_host,
                                                 .create = ms_host_files_new,

@@ -4,13 +4,15 @@
 
 #include <string.h>
 
-/* Calls of the host and tasks done: it grows as long as the rank does anything. */
+/* Calls of the host and tasks done: it grows as long as the rank does anything. Only differences
+ * count, so it need not begin at 0. */
 uint64_t ms_rank_progress(const ms_rank_line *line)
 {
     return atomic_load(&line->activity.calls) + atomic_load(&line->activity.done);
 }
 
-/* The first rank that reports writes; the others wait for the same decision. */
+/* The first rank that reports writes; the others wait for the same decision. True: a supervisor
+ * decides, and the caller goes on waiting. */
 bool ms_suspect(ms_host *host, uint32_t missing, uint64_t progress, const char *text)
 {
     if (!atomic_load(&host->control->judged)) return false;

@@ -9,7 +9,8 @@
 #define MS_ELSEWHERE_NS 20000000 /* the same where it seems to stand elsewhere */
 #define MS_NAP_NS 1000000
 
-/* "rank 2" or "ranks 0, 1, 3", and the call. */
+/* "rank 2" or "ranks 0, 1, 3", and the call. `order` adds the place of the call among all calls
+ * around it, where that is what differs. */
 static size_t describe_side(char *text, size_t bytes, const uint32_t *ranks, uint32_t count,
                             const ms_ledger_slot *slot, bool order)
 {
@@ -28,7 +29,8 @@ static size_t describe_side(char *text, size_t bytes, const uint32_t *ranks, uin
 }
 
 /* A call in which another rank waits, and which this rank has not made, or NULL. The other rank
- * cannot leave the call, so its slot stays. */
+ * cannot leave the call, so its slot stays. It is found by its number: one that this rank has not
+ * issued, and that the other has entered. */
 static const ms_ledger_slot *waits_in(ms_host *host, uint32_t other)
 {
     const ms_comm *comm = host->comm;
@@ -59,7 +61,8 @@ static size_t describe_unseen(char *text, size_t bytes, ms_host *host, uint32_t 
 
 /* Waits a moment for `other` to make this call, so that a report can show it: hosts enqueue ahead
  * of their streams, so the call is often on its way. The moment is shorter where the rank has
- * finished or waits in another call. False: there is nothing to show. */
+ * finished or waits in another call. False: there is nothing to show. begun_ns is shared by several
+ * calls of one report, so that all of them together wait for one moment. */
 static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint64_t number,
                        uint64_t begun_ns, ms_ledger_slot *out)
 {
@@ -75,7 +78,8 @@ static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint
     return true;
 }
 
-/* Who made which of two calls: side 0 this rank's, side 1 the other. */
+/* Who made which of two calls: side 0 this rank's, side 1 the other. The ranks of each side are in
+ * order of the group. */
 typedef struct call_sides {
     uint32_t ranks[2][MS_LOCAL_RANKS_MAX], counts[2];
 } call_sides;
@@ -100,7 +104,8 @@ static void take_sides(ms_host *host, const ms_comm_args *args, uint32_t member,
 }
 
 /* The smaller side is blamed; of equal ones, the one without rank 0, or the higher rank. shown: the
- * fields of the other side's call are known. */
+ * fields of the other side's call are known. Both sides are shown in one error, because each user
+ * sees the output of one rank. */
 static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledger_slot calls[2],
                          const call_sides *sides, bool shown)
 {
@@ -151,7 +156,8 @@ void ms_ledger_disagree_pair(ms_host *host, const ms_comm_args *args, const ms_l
     ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)other, text);
 }
 
-/* The peer's script ended before the call that this rank waits for. */
+/* The peer's script ended before the call that this rank waits for. `last` shows what it did last,
+ * if its slot still holds it. */
 void ms_ledger_gone(ms_host *host, const ms_comm_args *args, uint32_t other, uint64_t calls,
                     const ms_ledger_slot *last)
 {
@@ -185,7 +191,9 @@ void ms_ledger_ended(ms_host *host, const ms_comm_args *args, uint32_t other, bo
     ms_host_end_job(host->files, MS_ABORT_LEFT, (int32_t)other, text);
 }
 
-/* number: the first call of that group and channel that this rank has not made. */
+/* number: the first call of that group and channel that this rank has not made. This is the
+ * deadlock of two ranks that issue two collectives in opposite orders, found without a time limit.
+ * */
 static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
                         const ms_group *group, uint32_t channel, uint64_t number,
                         uint32_t other_member)

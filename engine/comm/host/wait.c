@@ -12,7 +12,8 @@
 #define MS_LOOK_NS 50000000 /* a sleeper looks around at least this often */
 
 /* The moment before sleeping: a peer usually arrives within the time that a sleep and a wake would
- * cost. The clock is read once in 64 looks. True: *result is decided. */
+ * cost. The clock is read once in 64 looks. True: *result is decided. A task that waits holds its
+ * stream's thread, so it yields where other ranks need the core. */
 static bool spin(ms_wait *wait, bool *result)
 {
     ms_host *host = wait->host;
@@ -34,7 +35,9 @@ static bool spin(ms_wait *wait, bool *result)
 }
 
 /* The time limit has passed. A supervisor decides about a rank that may only be slow (a long
- * compile, a debugger); without one, or where the call has a limit of its own, the job ends. */
+ * compile, a debugger); without one, or where the call has a limit of its own, the job ends. The
+ * progress of the missing rank goes along: a report that is older than its last progress does not
+ * count. */
 static void give_up(ms_wait *wait, uint32_t missing, uint64_t progress, uint64_t waited_ns)
 {
     char call[256], text[512];
@@ -51,7 +54,8 @@ static void give_up(ms_wait *wait, uint32_t missing, uint64_t progress, uint64_t
 }
 
 /* Sleeps and looks around in turns. The time limit begins anew when the missing rank makes
- * progress. */
+ * progress. Each look may end the job (hopeless, standstill, death), which the next turn of the
+ * loop then sees. */
 static bool sleep_until_reached(ms_wait *wait)
 {
     ms_host *host = wait->host;
@@ -85,7 +89,8 @@ static bool sleep_until_reached(ms_wait *wait)
     }
 }
 
-/* Runs on the thread of a stream, in the task of a collective. */
+/* Runs on the thread of a stream, in the task of a collective. Most waits end while spinning, and
+ * then deadlock detection hears nothing of them. */
 bool ms_host_wait(ms_wait *wait)
 {
     bool result = false;
@@ -112,6 +117,8 @@ ms_task_result ms_host_fail(ms_run *run, ms_host *host, const ms_comm_args *args
     return MS_TASK_FAILED;
 }
 
+/* Peers get the reason as the job's cause; this rank's error keeps the status of its own trouble
+ * (memory, files). */
 ms_task_result ms_host_raise(ms_run *run, ms_host *host, const ms_comm_args *args, ms_status status,
                              const char *what)
 {

@@ -2,7 +2,8 @@
 #include "comm/local/local.h"
 
 /* The link is busy from the moment when the data are ready. All that this rank sends shares it.
- * Only the stream waits. */
+ * Only the stream waits. Without a simulated link it returns at once. The division is done in two
+ * parts, so that bytes * 10^9 does not overflow. */
 bool ms_local_pace(ms_local *local, uint64_t bytes)
 {
     const ms_control_file *control = local->host->control;

@@ -11,7 +11,8 @@
 /* ----------------------------------------------------------------- in place */
 
 /* Whether all data that other ranks read are in heaps. Every rank reads the same slots of the
- * ledger, so all of them choose the same way. */
+ * ledger, so all of them choose the same way. Then no byte is copied to a staging area, and a
+ * collective costs one pass over the tensors. */
 static bool in_reach(const ms_local *local, const ms_comm_args *args)
 {
     /* Only the sender knows where a part begins. */
@@ -22,7 +23,8 @@ static bool in_reach(const ms_local *local, const ms_comm_args *args)
     return true;
 }
 
-/* Where each member's tensor is in this process' address space; NULL where it is not in a heap. */
+/* Where each member's tensor is in this process' address space; NULL where it is not in a heap. It
+ * is on the stack of the task: 128 ranks are the most. */
 typedef struct reach {
     const char *data[MS_LOCAL_RANKS_MAX];
     char *writable[MS_LOCAL_RANKS_MAX];
@@ -30,7 +32,7 @@ typedef struct reach {
 } reach;
 
 /* The part of `count` elements that a member reduces for all. Slices begin at whole cache lines of
- * the longest element. */
+ * the longest element. The last slices may be shorter, or empty. */
 static uint64_t slice_of(const ms_group *group, uint64_t count, uint32_t member, uint64_t *begin)
 {
     uint64_t slice = ((count + group->size - 1) / group->size + 63) & ~(uint64_t)63;
@@ -38,7 +40,8 @@ static uint64_t slice_of(const ms_group *group, uint64_t count, uint32_t member,
     return count - *begin < slice ? count - *begin : slice;
 }
 
-/* Each rank reduces its slice of all tensors and writes it to all of them. */
+/* Each rank reduces its slice of all tensors and writes it to all of them. Every number is read
+ * once by one rank and written to all tensors by it, so all ranks have the same bits. */
 static void all_reduce_slice(ms_run *run, const ms_comm_args *args, const reach *in)
 {
     const ms_group *group = args->group;
@@ -54,7 +57,8 @@ static void all_reduce_slice(ms_run *run, const ms_comm_args *args, const reach 
 
 /* All members have entered, so their inputs are complete; they stay unchanged until all have left.
  * Each rank reads peers' memory and writes its own, except in all_reduce in place, where each rank
- * writes its slice of every tensor. */
+ * writes its slice of every tensor. The barrier after this (ms_ledger_leave) keeps peers from
+ * changing what others still read. */
 static void take_in_place(ms_run *run, ms_local *local, const ms_comm_args *args)
 {
     const ms_group *group = args->group;
@@ -91,7 +95,8 @@ static void take_in_place(ms_run *run, ms_local *local, const ms_comm_args *args
 #define MS_SLICES_BYTES ((uint64_t)16 << 10)
 
 /* The staged path: in each step every contributor copies `width` elements of each slot to its
- * staging area, all wait, and every receiver reads its part. */
+ * staging area, all wait, and every receiver reads its part. width: elements of a slot in one step;
+ * longest: those of the longest slot of any rank, so that all ranks do equally many steps. */
 typedef struct staging {
     uint32_t area;
     uint64_t width, longest, item;
@@ -99,7 +104,8 @@ typedef struct staging {
     bool by_slices; /* see reduce_by_slices */
 } staging;
 
-/* Copies this rank's part of the step into one half of its staging area. */
+/* Copies this rank's part of the step into one half of its staging area. Two tasks of different
+ * channels have areas of their own. */
 static void lay_down(const ms_local *local, const ms_comm_args *args, const staging *pass,
                      uint64_t step, uint64_t half)
 {
@@ -145,7 +151,8 @@ static void pick_up(ms_run *run, const ms_local *local, const ms_comm_args *args
 }
 
 /* Each of many ranks reduces a slice in its own area, where no other rank reads that slice. Then
- * all copy the slices from each other. */
+ * all copy the slices from each other. It is two phases for each step instead of one, hence only
+ * for many ranks and larger tensors. */
 static bool reduce_by_slices(ms_run *run, ms_local *local, const ms_comm_args *args,
                              const staging *pass, uint64_t step, uint64_t half, uint64_t *phases)
 {
@@ -176,7 +183,8 @@ static bool reduce_by_slices(ms_run *run, ms_local *local, const ms_comm_args *a
 }
 
 /* all_to_all by counts: the ranks first exchange how many elements each sends to each; these must
- * be the numbers that the receivers expect. */
+ * be the numbers that the receivers expect. Both sides' numbers go into the error, so that the user
+ * sees which list is wrong. */
 static bool agree_on_counts(ms_local *local, const ms_comm_args *args, uint32_t area)
 {
     const ms_group *group = args->group;
@@ -201,7 +209,9 @@ static bool agree_on_counts(ms_local *local, const ms_comm_args *args, uint32_t 
     return true;
 }
 
-/* How all ranks of the group cut this collective into steps: it follows from what they agree on. */
+/* How all ranks of the group cut this collective into steps: it follows from what they agree on.
+ * The width is a multiple of 16 elements, so each slot begins at a multiple of 16 bytes at least.
+ * */
 static staging plan_steps(const ms_local *local, const ms_comm_args *args)
 {
     const ms_group *group = args->group;
@@ -219,7 +229,8 @@ static staging plan_steps(const ms_local *local, const ms_comm_args *args)
     return pass;
 }
 
-/* Pages for this rank's staging area of the channel, before its first use; 0 or -errno. */
+/* Pages for this rank's staging area of the channel, before its first use; 0 or -errno. A channel
+ * that never stages takes no memory for it. */
 static int populate_stage(const ms_local *local, ms_channel *channel, uint32_t area)
 {
     ms_host *host = local->host;
@@ -266,7 +277,8 @@ static ms_task_result take_staged(ms_run *run, ms_local *local, const ms_comm_ar
 
 /* Runs on the channel's stream: enter (all have made the same call), move bytes, leave (all are
  * done with each other's memory). Every rank advances the same number of phases, because how the
- * call is cut follows from what all agree on. */
+ * call is cut follows from what all agree on. The simulated link delays the stream between entering
+ * and moving, as a network would. */
 static ms_task_result run_collective(ms_run *run, void *arguments)
 {
     const ms_comm_args *args = arguments;

@@ -8,7 +8,8 @@ static int populate_heap(void *user, void *address, uint64_t bytes)
     return ms_host_files_populate_heap(local->host->files, local->host->rank, address, bytes);
 }
 
-/* The staging areas are at the beginning of the heap, the arena after them. */
+/* The staging areas are at the beginning of the heap, the arena after them. The arena is a pool of
+ * its own, so tensors of the group's memory count like any others. */
 ms_status ms_local_open(ms_comm *comm)
 {
     ms_context *context = ms_engine_context(comm->engine);

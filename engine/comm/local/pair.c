@@ -27,15 +27,18 @@ static ms_ledger_slot *slot_of(const ms_host *host, const ms_comm_args *args, bo
 /* ------------------------------------------------------------------ waiting */
 
 /* What the three kinds of waits wait for. */
+/* The other side of this call has come. */
 static bool other_entered(ms_wait *wait)
 {
     return atomic_load(&slot_of(wait->host, wait->args, wait->args->kind != MS_SEND)->seq)
            >= wait->args->number;
 }
+/* The receiver has read so many chunks, which frees their halves of the staging area. */
 static bool all_read(ms_wait *wait)
 {
     return atomic_load(&line_of(wait->host, wait->args)->read) >= wait->target;
 }
+/* The sender has written so many chunks, which may be read now. */
 static bool all_written(ms_wait *wait)
 {
     return atomic_load(&line_of(wait->host, wait->args)->written) >= wait->target;
@@ -49,6 +52,7 @@ static bool has_ended(ms_wait *wait)
     return gone && !wait->kind->reached(wait);
 }
 
+/* Both have entered, so only the end of the other's process can keep it from coming on. */
 static void look_inside(ms_wait *wait)
 {
     if (has_ended(wait)) ms_ledger_ended(wait->host, wait->args, other_of(wait->args), true);
@@ -71,6 +75,7 @@ static const ms_wait_kind for_entry = { other_entered, look_for_the_other, missi
                           for_reading = { all_read, look_inside, missing },
                           for_writing = { all_written, look_inside, missing };
 
+/* The wait is on the stack of the task; standstill.c sees it while it sleeps. */
 static bool await(ms_local *local, const ms_comm_args *args, const ms_wait_kind *kind,
                   uint64_t target)
 {
@@ -80,7 +85,8 @@ static bool await(ms_local *local, const ms_comm_args *args, const ms_wait_kind 
 
 /* ----------------------------------------------------------------- entering */
 
-/* As ms_ledger_enter, for two ranks. */
+/* As ms_ledger_enter, for two ranks. seq is stored last, as in ms_ledger_enter: the other reads the
+ * slot only after it. */
 static bool enter(ms_local *local, const ms_comm_args *args, ms_ledger_slot **mine,
                   const ms_ledger_slot **theirs)
 {
@@ -153,7 +159,8 @@ static ms_task_result receive(ms_run *run, ms_local *local, const ms_comm_args *
     return MS_TASK_DONE;
 }
 
-/* A tensor in the sender's heap is one chunk, which the receiver reads in place. */
+/* A tensor in the sender's heap is one chunk, which the receiver reads in place. Large tensors are
+ * copied once, by several threads. */
 static ms_task_result receive_in_place(ms_run *run, ms_local *local, const ms_comm_args *args,
                                        uint64_t heap_offset)
 {
@@ -166,7 +173,7 @@ static ms_task_result receive_in_place(ms_run *run, ms_local *local, const ms_co
     return MS_TASK_DONE;
 }
 
-/* Ends when the receiver has read all. */
+/* Ends when the receiver has read all. The sender's stream may then reuse the tensor. */
 static ms_task_result run_send(ms_run *run, ms_local *local, const ms_comm_args *args,
                                const ms_ledger_slot *mine)
 {

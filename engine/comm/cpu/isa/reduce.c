@@ -10,7 +10,8 @@
 
 /* ------------------------------------------------------------------- floats */
 
-/* A NaN of either side is the result of min and max. */
+/* A NaN of either side is the result of min and max. The comparison with b alone is enough: a NaN
+ * in a makes both comparisons false, and a is kept. */
 MS_VECTOR ms_vf combine(ms_reduce_op op, ms_vf a, ms_vf b)
 {
     switch (op) {
@@ -53,7 +54,8 @@ MS_VECTOR ms_vf rounded_to(ms_dtype dtype, ms_vf v)
     return dtype == MS_F16 ? ms_v_from_f16(ms_v_to_f16(v)) : v;
 }
 
-/* What an input contributes from element i on. */
+/* What an input contributes from element i on. The numbers of one input at a time, so only the sum
+ * and one block are in registers, however many ranks there are. */
 MS_VECTOR void get_block(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
                          const ms_reduce_task *task, const char *const *inputs, uint32_t input,
                          size_t i, ms_vf block[UNROLL])
@@ -77,7 +79,8 @@ MS_VECTOR void get_block(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
         block[u] = block[u] * ms_v_splat(task->factors[input]);
 }
 
-/* Rounds the block to `memory` once and stores it in every output. */
+/* Rounds the block to `memory` once and stores it in every output. All outputs get the same bits,
+ * so ranks cannot drift apart. */
 MS_VECTOR void put_block(ms_dtype memory, ms_reduce_op op, char *const *to, uint32_t outputs,
                          size_t i, const ms_vf block[UNROLL])
 {
