@@ -11,13 +11,13 @@ Future.__index = Future
 Future.__name = "ms.Future"
 Future.__metatable = "locked"
 
--- Callbacks that wait for their turn, in order of registration: { sources, stream, made, f }. One
--- runs as soon as it is the first whose sources all have values; it never runs inside a hook or
+-- Callbacks that have not run yet, in order of registration: { sources, stream, made, f }. The next
+-- one to run is the first whose sources all have values. A callback never runs inside a hook or
 -- another callback.
 local queue, running = {}, false
 
--- The link that runs now, whose callbacks messages name after it; hooks.lua says which, and how
--- links are called.
+-- The link that runs now: messages name it for the callbacks that it registers. hooks.lua sets the
+-- link, and the function that gives a link's name.
 local author, name_of = nil, tostring
 
 --- For hooks.lua.
@@ -47,7 +47,7 @@ local function keep(value)
   return value
 end
 
---- A future of value, ready behind all that is enqueued on the stream.
+--- A future of value, which is ready after all work that is enqueued on the stream so far.
 ---@param value any
 ---@param stream ms.Stream
 ---@return ms.Future
@@ -58,8 +58,8 @@ function future.new(value, stream)
     Future)
 end
 
---- The same for what is ready at a known point and need not be kept: the result of a bucket's
---- reduction.
+--- A future of a value that is ready at a known point and need not outlive the step: the result of
+--- a bucket's reduction.
 ---@param value any
 ---@param index integer of the stream
 ---@param number integer
@@ -74,14 +74,14 @@ local function stream_of(self)
   return self.stream
 end
 
--- Where a future is wanted, a tensor is taken as one that is ready on the current stream.
+-- Takes a future, or a tensor, which becomes a future that is ready on the current stream.
 local function check_future(value, what)
   if is_future(value) then return value end
   if core.is_tensor(value) then return future.new(value, core.stream()) end
   core.raise(("%s: a future or a tensor is expected, not %s"):format(what, type(value)))
 end
 
--- Takes over what another future came to.
+-- Takes over the value and the point of another future.
 local function resolve(self, other)
   self.result, self.stream, self.index, self.number = other.result, other.stream, other.index,
     other.number
@@ -127,20 +127,20 @@ local function enqueue(item)
   return item.made
 end
 
--- made comes to what value comes to, which may be known only later.
+-- made gets the value of the future `value`, as soon as that has one.
 local function follow(made, value)
   if not value.pending and not value.failed then resolve(made, value)
   else queue[#queue + 1] = { sources = { value }, made = made } end
 end
 
--- The message with the callback's line in front, for mistakes of which Lua tells no line.
+-- Puts the callback's line before a message for which Lua gives no line.
 local function at_line(item, message)
   local info = debug.getinfo(item.f, "S")
   return ("%s:%d: and_then: %s"):format(info.short_src, info.linedefined, message)
 end
 
--- What a callback raised, with the link that the callback belongs to. Without a link, the errors of
--- a script stay the values that they are.
+-- Adds to a callback's error the name of the link that registered it. Without a link, the error
+-- value stays unchanged.
 local function with_author(item, message)
   if type(message) ~= "string" then return message end
   if message:find "^attempt to yield" then message = at_line(item, message) end
@@ -189,14 +189,14 @@ local function first_ready()
   end
 end
 
--- Whoever waits for a callback that will not run hears why.
+-- Marks the futures of all queued callbacks as failed, so that a wait for one raises the reason.
 local function give_up(message)
   for _, item in ipairs(queue) do item.made.failed, item.made.pending = message, nil end
   queue = {}
 end
 
--- Runs callbacks until none is left; what they register comes behind. After an error the others are
--- given up: their step is.
+-- Runs callbacks until none is left; callbacks that they register are appended. After an error the
+-- remaining callbacks are dropped, because the error ends their step.
 function future.drain()
   if running then return end
   running = true
@@ -224,8 +224,8 @@ core.set_drain(function(failed)
 end)
 
 --- f(value) runs on the host with the future's stream current: at once, or after the running hook
---- or callback has returned. What it returns (a future, a tensor, a list of tensors; nothing: the
---- same value) is the value of the new future.
+--- or callback has returned. f returns the value of the new future: a future, a tensor or a list of
+--- tensors; nil stands for the same value.
 ---@param f fun(value: any): any
 ---@return ms.Future
 function Future:and_then(f)

@@ -8,8 +8,8 @@ local group = {}
 ---@class ms.Group
 local Group = core.group_methods
 
--- The future of what a collective wrote: ready behind it on its stream. source: what it depends on,
--- where gradients are recorded.
+-- Enqueues a collective and returns the future of its result. source: the tensor on which the
+-- result depends, if gradients are recorded.
 local function run(self, kind, t, out, value, more, source)
   local stream = self:_enqueue(kind, t, out, more.op, more.root, more.counts, more.receive, nil,
     source)
@@ -22,7 +22,7 @@ local function check(t, what)
   end
 end
 
--- Elements behind one row, which is one position along dimension 1.
+-- The number of elements of one row, that is, of one position along dimension 1.
 local function row_of(t, what)
   if t:dim() == 0 then
     core.raise(what .. ": a number has no dimension 1 to cut or join along: use view(1)")
@@ -33,7 +33,7 @@ local function row_of(t, what)
   return elements, shape
 end
 
--- counts of rows as counts of elements, checked; their sum in rows.
+-- Checks counts of rows; returns them as counts of elements, and their sum in rows.
 local function elements_of(self, counts, row, what)
   if type(counts) ~= "table" or #counts ~= self:size() then
     core.raise(("%s: counts must be a list of %d numbers of rows, one for each rank")
@@ -50,7 +50,7 @@ local function elements_of(self, counts, row, what)
   return elements, sum
 end
 
--- Rows of each rank's part of `rows`.
+-- The number of rows of each rank's part if `rows` rows are cut into equal parts.
 local function equal_part(self, rows, what)
   local size = self:size()
   if rows % size ~= 0 then
@@ -61,7 +61,7 @@ local function equal_part(self, rows, what)
   return rows // size
 end
 
--- A new tensor like t but for its rows, on the collective's stream.
+-- A new tensor like t with another number of rows, made on the collective's stream.
 local function rows_like(self, t, shape, rows)
   local wanted = { rows, dtype = t:dtype() }
   for i = 2, #shape do wanted[i] = shape[i] end
@@ -72,8 +72,9 @@ end
 
 local function unrecorded(t) return core.no_grad(function() return t:contiguous() end) end
 
--- Runs an operation that writes t on a contiguous copy where t is not contiguous, and copies back.
--- What a gradient will need is left alone: the value is then a tensor of its own.
+-- Runs an operation that writes t. If t is not contiguous, it runs on a contiguous copy, which is
+-- copied back. If the operation is recorded for backward, t is not written: the value is then a new
+-- tensor.
 local function in_place(self, kind, t, more)
   check(t, kind)
   if core.is_recording() and t:requires_grad() then
@@ -244,7 +245,7 @@ function Group:scatter(t, root, counts)
   end)
 end
 
---- Two ranks: what one sends the other receives; sends and receives of a pair meet in order.
+--- Sends t to a rank of the group. Sends and receives of a pair of ranks match in order.
 ---@param t ms.Tensor
 ---@param to integer
 ---@return ms.Future
@@ -272,8 +273,8 @@ function Group:recv(t, from)
   end)
 end
 
---- Two levels: consecutive blocks of `size` ranks (unless given: the ranks of one host), and the
---- ranks of equal position in all blocks.
+--- Two groups: this rank's block of `size` consecutive ranks (unless given: the ranks of one host),
+--- and the ranks that have this rank's position in their blocks.
 ---@param size? integer
 ---@return ms.Group within, ms.Group across
 function Group:levels(size)
@@ -293,9 +294,9 @@ function Group:levels(size)
   return self:split(blocks), self:split(positions)
 end
 
---- Small numbers that the hosts of all ranks share, over a channel that waits for nothing that is
---- being computed. Blocks until the other hosts have come as far. Without others the result is that
---- of ranks that all bring these numbers.
+--- Shares a few numbers among the hosts of all ranks, over a channel that waits for no computation.
+--- Blocks until the hosts of the other ranks have made the same call. In a group without other
+--- ranks the result is that of ranks that all bring these numbers.
 ---@param form "sum"|"all_gather"
 ---@param dtype "i32"|"i64"|"f32"
 ---@param numbers number[] as many on each rank
@@ -314,8 +315,8 @@ function Group:_sum(numbers, label)
   return self:size() == 1 and numbers or self:_share("sum", "f32", numbers, label)
 end
 
--- Texts are filled up to multiples of this, so that the calls of ranks with somewhat different
--- texts look alike in a fake world, where no rank knows the others' lengths.
+-- Texts are padded to multiples of this length. In a fake world no rank knows the lengths of the
+-- others; with padding, ranks with slightly different texts still make equal calls.
 local TEXT_GRAIN <const> = 4096
 
 local function filled(text, length)
@@ -324,7 +325,7 @@ local function filled(text, length)
 end
 
 --- One rank's text, on all ranks of the group. Blocks.
----@param text string of that rank; elsewhere what it would be without other ranks
+---@param text string that rank's text; on other ranks, the text that they would have without it
 ---@param from integer
 ---@param label string for messages
 ---@return string

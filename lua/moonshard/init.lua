@@ -1,9 +1,10 @@
--- The module `moonshard`, which users call `ms`. Parts are loaded at first use, so that a script
--- pays for what it uses.
+-- The module `moonshard`, which users call `ms`. Each part is loaded at its first use, so that a
+-- script loads only what it needs.
 local core = require "moonshard.core"
 local options = require "moonshard.options"
 
--- Chunk names of this folder belong to the library: messages name the first line outside of it.
+-- Chunks of this folder belong to the library. An error message names the first line on the call
+-- stack that is outside of it.
 local source = debug.getinfo(1, "S").source
 core.set_library((source:gsub("init%.lua$", "")))
 
@@ -69,7 +70,7 @@ function ms.sorted_pairs(t)
   end
 end
 
--- Which file of the library has which name of `ms`.
+-- The module of each lazily loaded name of `ms`.
 local parts = {
   nn = "moonshard.nn", optim = "moonshard.optim", hooks = "moonshard.hooks",
   data = "moonshard.data", checkpoint = "moonshard.checkpoint",

@@ -1,8 +1,8 @@
--- What the launcher tells the recipe: arguments and switches of the command line; and how a run
+-- What the launcher passes to the recipe: arguments and switches of the command line. And how a run
 -- ends with an exit code.
 
---- The part of the library that only the program has: main.c in bindings/program fills it before
---- any other module is loaded.
+--- Functions that only the program has, not a host with the library: main.c in bindings/program
+--- fills this table before any other module is loaded.
 ---@class ms.Process
 ---@field program string path of the executable
 ---@field rank? integer this rank's number, in a job of several
@@ -30,12 +30,12 @@ local launch = {
   saved = false,         -- a checkpoint was started after a request to stop
   owns_state = false,    -- the program made this Lua state; a host's own state is left alone
   log_every = nil,       -- --log-every
-  -- `moonshard check`: nothing is written, no line is printed, values are zeros that decide nothing
+  -- `moonshard check`: nothing is written or printed, and values are zeros that decide nothing
   checking = false,
 }
 
---- Seeds math.random, whose state Lua cannot save, in a Lua state that the program made: the
---- numbers are then equal on all ranks and in every run from this step on.
+--- Seeds math.random in a Lua state that the program made. Lua cannot save the generator's state; a
+--- seed from the step gives equal numbers on all ranks, and in a resumed run.
 ---@param seed integer
 ---@param step integer that comes next
 function launch.seed_random(seed, step)

@@ -1,19 +1,19 @@
--- The line of a terminal that is written over and over in place, and what others do who write to
--- the same terminal.
+-- The line of a terminal that is rewritten in place, and what other writers to the same terminal
+-- must do so that their text does not mix with it.
 local launch = require "moonshard.launch"
 
 local live = { shown = false }           -- shown: the cursor stands at the end of the line
 
---- Whether lines can be written in place: only the program knows.
+--- Whether lines can be rewritten in place. Only the program (not a host) can tell.
 ---@return boolean
 function live.is_terminal() return launch.process ~= nil and launch.process.is_terminal() end
 
---- Shows these parts of a line in place of what was shown: as many, from the first on, as fit the
---- terminal as wide as it is now. A part is never cut, unless the first is wider than the terminal:
---- half a number would be another one.
+--- Replaces the shown line by as many of these parts, from the first on, as fit the terminal's
+--- present width. A part is never cut, because half a number would read as another number; only a
+--- first part that is wider than the terminal is.
 ---@param parts string[]
 function live.show(parts)
-  -- The last column stays free: some terminals go on to the next row as soon as it is written.
+  -- The last column stays free: some terminals move to the next row as soon as it is written.
   local room, text = math.max(launch.process.columns() - 1, 1), parts[1]
   for i = 2, #parts do
     local longer = text .. "  " .. parts[i]
@@ -25,7 +25,7 @@ function live.show(parts)
   live.shown = true
 end
 
---- Ends the line, so that other text begins one of its own.
+--- Ends the line, so that other text begins on a new line.
 function live.finish()
   if not live.shown then return end
   live.shown = false
@@ -33,8 +33,8 @@ function live.finish()
   io.stdout:flush()
 end
 
---- The same for a process that shows no line itself, while another one on the terminal may: what
---- its text must begin with, in one write.
+--- For a process that shows no line itself, while another process on the terminal may: returns the
+--- prefix of its text, which clears that line. Prefix and text go out in one write.
 ---@return string
 function live.fresh_row()
   live.finish()

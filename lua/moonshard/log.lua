@@ -1,12 +1,12 @@
--- Lines for people: ms.log on rank 0, ms.warn on whichever rank calls it.
+-- Log lines: ms.log prints on rank 0, ms.warn on any rank that calls it.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local live = require "moonshard.live"
 
 local log = {}
 
--- Tensors show shape and dtype, and only where the format says %s: showing values would wait for
--- the device.
+-- A tensor is an argument of %s only and shows shape and dtype: showing values would wait for the
+-- device.
 local function text(format, ...)
   if type(format) ~= "string" then core.raise("log: a format is expected, not " .. type(format)) end
   local count = select("#", ...)
@@ -37,7 +37,7 @@ function log.log(format, ...)
   io.stdout:flush()
 end
 
---- The same on whichever rank calls it, with its number.
+--- A line on stderr, on any rank that calls it, with the rank's number.
 ---@param format string
 function log.warn(format, ...)
   local line = ("moonshard: rank %d: %s\n"):format(core.rank(), text(format, ...))

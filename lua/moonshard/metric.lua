@@ -1,4 +1,5 @@
--- ms.metric: named series with one value a step, read some steps later so that nothing waits.
+-- ms.metric: named series with one value for each step. Values are read some steps later, so that
+-- the host does not wait.
 local core = require "moonshard.core"
 require "moonshard.group"                -- methods of the world
 local options_of = require "moonshard.options"
@@ -28,7 +29,8 @@ local combine = {
   end,
 }
 
--- What a rank without a value adds, and how the ranks' values are combined.
+-- For each op: the neutral value, which a rank without a value contributes, and the function that
+-- combines the ranks' values.
 local over_ranks = {
   avg = { 0, function(values) return values:sum(1) end },
   sum = { 0, function(values) return values:sum(1) end },
@@ -45,8 +47,8 @@ local function scalar(value)
   return core.is_tensor(value) and value:reshape(1) or core.full(value, { 1 })
 end
 
--- All metrics of a step in one all-gather of values and how often each was pushed; combined in rank
--- order.
+-- Combines all metrics of a step with one all-gather, of each metric's value and the number of
+-- times that it was pushed. Values are combined in rank order.
 local function close_together(step, world)
   local own = {}
   for _, self in ipairs(order) do
@@ -66,8 +68,8 @@ end
 
 local closed                              -- the end of step at which values were completed last
 
---- The values of a step become numbers or probes, before the step's tensors go. Once a step, on all
---- ranks.
+--- Turns the values of a step into numbers or probes, before the step's tensors are released.
+--- Called once in each step, on all ranks.
 ---@param step integer
 function metric.close(step)
   if closed == steps.ends or #order == 0 then return end
@@ -114,7 +116,7 @@ function metric.metric(name, op)
   return self
 end
 
---- What is pushed in a step is combined by op.
+--- Adds a value to the current step; the values of a step are combined by op.
 ---@param value ms.Number
 function Metric:push(value)
   if core.is_tensor(value) then
@@ -138,8 +140,8 @@ local function number(value)
   return type(value) == "userdata" and value:value() or value
 end
 
---- The value of step `ms.step() - back`; nil where there is none. Waits only if the device is
---- further behind.
+--- The value of step `ms.step() - back`; nil if that step has none. Waits only if the device has
+--- not finished that step.
 ---@param back integer 1 or more
 ---@return number?
 function Metric:lag(back)

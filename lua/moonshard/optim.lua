@@ -31,9 +31,9 @@ end
 Optimizer.__name = "ms.Optimizer"
 
 local kinds = {}       -- by name
-local overlapped = {}  -- kind's name -> how it runs overlapped, where that was registered
+local overlapped = {}  -- kind's name -> the function of register_overlapped
 
--- Options that every kind has, beside its own hyper-parameters.
+-- Options that every kind has, besides its own hyper-parameters.
 local common = { lr = 0.01, weight_decay = 0, maximize = false }
 local settings = { params = true, schedule = true, master = true, shard = true, name = true }
 
@@ -80,7 +80,7 @@ local function check_options(kind, options)
   if kind.native then core.optim_check(kind.name, options) end
 end
 
--- A module, a list of parameters or tensors, or a list of groups: a list of groups.
+-- Turns a module, a list of parameters or tensors, or a list of groups into a list of groups.
 local function groups_of(params)
   if module.is_module(params) then return { { params = params:parameters() } } end
   argument("optimizer", "params", params, "module|list")
@@ -111,7 +111,7 @@ local function add_group(self, group)
   if self.shard then
     for p, rank in pairs(shard.assign(list, self.shard:size())) do self.owner[p] = rank end
   end
-  -- What the group does not say comes from the optimizer's options, live.
+  -- Options that the group does not have are looked up in the optimizer's at each use.
   local live = setmetatable(group, { __index = self.defaults })
   live.params = list
   self.list[#self.list + 1] = live
@@ -138,8 +138,7 @@ local function new(kind, params, options)
   return self
 end
 
---- A new kind of optimizer; everything (groups, schedules, saving) works for it as for the built-in
---- ones.
+--- Defines a new kind of optimizer. Groups, schedules and saving work as for the built-in kinds.
 ---@param kind ms.Kind
 ---@return fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 function optim.define(kind)
@@ -195,8 +194,8 @@ local function at_this_step(self, group)
   return setmetatable({ lr = scheduled(self, group) }, { __index = group })
 end
 
--- The names of a state's tensors, in order: what is enqueued must not follow the order of pairs,
--- which differs between runs.
+-- The names of a state's tensors, sorted: work must not be enqueued in the order of `pairs`, which
+-- differs between runs.
 local function tensor_names(state)
   local names = {}
   for name, value in pairs(state) do if core.is_tensor(value) then names[#names + 1] = name end end
@@ -204,9 +203,9 @@ local function tensor_names(state)
   return names
 end
 
--- Lua kinds know no flags. Where the flag is false, the parameter and its state are put back to
--- what they were; state that begins with this step, to what it was when it was put there. The
--- gradient of such a step is zeros to them, so that nothing keeps its nan.
+-- Kinds in Lua do not handle the flag. If the flag is false, the parameter and its state are
+-- restored; a state tensor that this step adds is restored to the value with which it was added.
+-- The kind gets a gradient of zeros then, so that no nan of the real gradient stays in its state.
 local function step_if(kind, p, grad, slot, group, only_if)
   local state, before, old = slot.state, p:clone(), {}
   for _, name in ipairs(tensor_names(state)) do old[name] = state[name]:clone() end
@@ -230,7 +229,8 @@ end
 -- Whether this rank steps the parameter.
 local function is_own(self, p) return not self.shard or self.owner[p] == self.shard:rank() end
 
--- A gradient that is still multiplied by a loss scale would make steps, or norms, of another size.
+-- A gradient that is still multiplied by the loss scale would give a step, or a norm, of the wrong
+-- size.
 local function refuse_scaled(self_called, p, position, instead)
   if core.is_marked(p) then
     core.raise(("%s: the gradient of parameter '%s' is still multiplied by the loss scale: %s")
@@ -247,7 +247,7 @@ local function step_one(self, p, grad, group, only_if)
     return
   end
   if kind.native then
-    -- Numbers for rounding do not depend on the order in which parameters are stepped.
+    -- Random numbers for rounding must not depend on the order in which parameters are stepped.
     if group.master == "none" then
       slot.draws, slot.salt = (slot.draws or 0) + 1,
         slot.salt or core.hash(name_of(p, slot.position))
@@ -263,13 +263,14 @@ local function step_one(self, p, grad, group, only_if)
   for _, name in ipairs(tensor_names(slot.state)) do slot.state[name]:keep() end
 end
 
--- Whether the flag on the device prevented this step; **blocks** if the device is not there yet.
+-- Whether the flag on the device prevented this step; **blocks** if the device has not reached the
+-- step yet.
 local function was_lost(item)
   return item.lost or (item.probe and item.probe:value() == 0 and not core.is_sim())
 end
 
---- Steps that have been taken: those that a flag on the device prevented are known two steps later,
---- and counted out then, so that schedules do not advance through them.
+--- The number of steps that were taken. Whether a flag on the device prevented a step is known two
+--- steps later; such a step is then subtracted, so that schedules do not advance.
 ---@return integer
 function Optimizer:_finished()
   local pending = {}
@@ -288,7 +289,8 @@ end
 -- wait for reductions.
 local function share(self, params) shard.share(self.shard:_parameters(), params, self.owner) end
 
--- A flag comes too late for what was stepped in backward.
+-- Raises if only_if is given although a parameter was stepped in backward, before the flag was
+-- known.
 local function refuse_flag(self)
   for _, p in ipairs(self.order) do
     overlap.note_flag(p)
@@ -299,8 +301,8 @@ local function refuse_flag(self)
   end
 end
 
--- On the optimizer's stream, in the order in which the next forward uses them: it waits for each
--- parameter when it reads it.
+-- Steps the parameters of the policy "deferred" on the optimizer's stream, in the order in which
+-- the next forward uses them. That forward waits for each parameter when it reads it.
 local function step_late(self, late, options)
   table.sort(late, function(a, b)
     if a.turn ~= b.turn then return a.turn < b.turn end
@@ -318,8 +320,9 @@ local function step_late(self, late, options)
   for _, item in ipairs(late) do core.consume_grad(item.p) end
 end
 
--- For overlap.lua. One parameter in backward, as a part of the step that is not over yet. What
--- backward still reads is stepped after that; grad must last until then.
+-- For overlap.lua: steps one parameter in backward, as a part of a step that step() will end. If
+-- backward still reads the parameter's old values, the step waits for the last such read; grad must
+-- not change until then.
 function Optimizer:_step_early(p, grad)
   local slot = self.slots[p]
   if slot.early then
@@ -343,14 +346,14 @@ function Optimizer:_step_alone(p, grad)
   self.steps = self.steps + 1
 end
 
--- Whether some of these parameters were stepped in backward, as a part of the step that is not over
--- yet.
+-- Whether some of these parameters were stepped in backward, as a part of a step that has not
+-- ended.
 function Optimizer:_has_early(params)
   for _, p in ipairs(params) do if self.slots[p] and self.slots[p].early then return true end end
   return false
 end
 
--- Ends a step whose parameters were stepped in backward, where nobody calls step().
+-- Ends a step whose parameters were stepped in backward, for loops that do not call step().
 function Optimizer:_end_early()
   local any = false
   for _, p in ipairs(self.order) do
@@ -362,8 +365,8 @@ function Optimizer:_end_early()
   if any then self.steps, self.released = self.steps + 1, nil end
 end
 
--- Their ddp model is unwrapped: the step that they are a part of goes on, and ends with step(), or
--- where they get new gradients.
+-- Called when the ddp model of these parameters is unwrapped. The step that they are a part of
+-- stays open; it ends with step(), or when one of them gets a new gradient.
 function Optimizer:_release_early()
   for _, p in ipairs(self.order) do
     if self.slots[p].early then
@@ -384,9 +387,10 @@ function Optimizer:_end_released()
   end
 end
 
---- The engine runs the steps of this optimizer's parameters in this ddp model by the policy: a
---- ready-made one ("classic", "in_backward", "deferred", "early_where_hidden"), a file or what
---- ms.overlap returns. The loop stays as it is: step() finishes what was not stepped early.
+--- From now on the policy decides when this optimizer's parameters in this ddp model are stepped.
+--- policy: the name of a ready-made one ("classic", "in_backward", "deferred",
+--- "early_where_hidden"), a file, or a result of ms.overlap. The loop need not change: step() steps
+--- the parameters that were not stepped early.
 ---@param model ms.DDP
 ---@param policy string|ms.Overlap
 function Optimizer:overlap(model, policy)
@@ -407,8 +411,8 @@ function Optimizer:overlap(model, policy)
   overlap.attach(self, model, policy)
 end
 
---- How optimizers of this kind, and of kinds based on it, run overlapped, instead of the standard
---- way (optim.overlap_standard); a second registration raises.
+--- Registers the function that runs optimizers of this kind, and of kinds based on it, overlapped,
+--- in place of optim.overlap_standard. A second registration raises.
 ---@param kind string
 ---@param make fun(optimizer: ms.Optimizer, model: ms.Module, policy: string|ms.Overlap)
 function optim.register_overlapped(kind, make)
@@ -430,7 +434,7 @@ end
 
 optim.overlap_standard = overlap.attach
 
--- Tells ranks without inputs left of the join of this model what they need for their part of the
+-- Sends ranks of this model's join that have no inputs left what they need for their part of the
 -- step.
 local function tell_absent(self, s, only_if)
   if self.shard ~= s.group then
@@ -449,9 +453,10 @@ local function tell_absent(self, s, only_if)
   joined.send(self, s.group, absent, values, only_if)
 end
 
--- sent: what this rank, which has no inputs left in a join, got for it.
+-- Steps all parameters. sent: for a rank without inputs left in a join, the settings and gradients
+-- that it received.
 local function take_step(self, options, sent)
-  -- counted: slots whose own count goes up with this step
+  -- counted: slots of kinds in Lua that this step counts; a prevented step is subtracted later
   local counted, late, now_stepped = {}, {}, {}
   if options.only_if then refuse_flag(self) end
   for i, group in ipairs(self.list) do
@@ -491,9 +496,9 @@ function Optimizer:_step_joined(sent)
   take_step(self, { only_if = sent.only_if }, sent)
 end
 
---- One step from the gradients, which it consumes. Parameters without gradient are left alone.
---- Inside ddp:join a sharded optimizer steps on all ranks. options: only_if: one bool on the
---- device; false: nothing changes, not even the step count; keep_grads.
+--- Steps all parameters that have a gradient, and frees the gradients unless options.keep_grads is
+--- true. Inside ddp:join a sharded optimizer steps on all ranks. options.only_if: one bool on the
+--- device; if it is false nothing changes, not even the step count.
 ---@param options? { only_if?: ms.Tensor, keep_grads?: boolean }
 function Optimizer:step(options)
   if core.in_hook() then
@@ -533,7 +538,7 @@ function Optimizer:step_param(p, grad, options)
       sharded optimizer: use step()"
   end
   local group, only_if = at_this_step(self, slot.group), options and options.only_if
-  -- Until a step that waits is taken, the script may write the gradient.
+  -- The script may write the gradient before a waiting step is taken, so the step gets a copy.
   if core.is_awaited(p) then grad = core.no_grad(function() return grad:clone() end) end
   unread.step(self, { p }, function()
     step_one(self, p, grad, group, only_if)
@@ -560,17 +565,17 @@ function Optimizer:lr() return scheduled(self, self.list[1]) end
 
 --------------------------------------------------------------------------------------------- saving
 
---- State by parameter name, and the count of steps; **blocks** after steps with only_if. Of a
---- sharded optimizer all ranks call it, and rank 0 of the group gets the states of all parameters;
---- it loads at any number of ranks.
+--- State by parameter name, and the count of steps. **blocks** after steps with only_if. For a
+--- sharded optimizer all ranks call it, and rank 0 of the group gets the states of all parameters.
+--- The state loads at any number of ranks.
 ---@return table
 function Optimizer:state()
   if self.shard and overlap.joining(self.order) then
     core.raise "optimizer:state: inside join ranks without inputs left would not take part for a \z
       sharded optimizer: save before or behind it"
   end
-  -- Lost steps that are not counted out yet are saved as such, so that a resumed run counts them
-  -- out when this one does.
+  -- Prevented steps that are not subtracted yet are saved as a list, so that a resumed run
+  -- subtracts them in the same step as this run.
   local taken, behind, missed = self:_finished(), {}, {}
   for _, item in ipairs(self.skipped) do
     if was_lost(item) then
@@ -582,7 +587,7 @@ function Optimizer:state()
       behind[#behind + 1] = { step = item.step - self.lost, parameters = names }
     end
   end
-  -- A step that was taken in backward is over for who goes on from here.
+  -- For a run that resumes from this state, a step that was taken in backward has ended.
   if self:_has_early(self.order) then
     for _, p in ipairs(self.order) do
       if p:grad() and not self.slots[p].early and overlap.is_planned(p) then

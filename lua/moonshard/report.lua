@@ -16,8 +16,8 @@ local Report = {}
 Report.__index = Report
 Report.__name = "ms.Report"
 
--- Reports that somebody still has, with their numbers: what has to be done for them at the end of
--- steps must not keep them.
+-- All reports, with their serial numbers. The keys are weak: the work at the end of each step must
+-- not keep a report alive that a script has dropped.
 local all, made = setmetatable({}, { __mode = "k" }), 0
 
 local function in_order()
@@ -27,16 +27,16 @@ local function in_order()
   return list
 end
 
--- Sent by this rank since the start.
+-- Wire bytes that this rank has sent since the start, over all groups.
 local function wire_bytes()
   local sum = 0
   for _, group in ipairs(core.comm_groups()) do sum = sum + select(3, group:_traffic()) end
   return sum
 end
 
--- A step lasts from the end of the one before to its own, on the device: the host, which runs
--- ahead, knows its end when it has waited for it. A single step's time says little, so rates are
--- over the last ones.
+-- The time of a step is the time from the end of the step before to its own end on the device. The
+-- host runs ahead of the device, so it knows this time only after a wait. Times of single steps
+-- vary, so rates are means over the last 20.
 local function measure(self, entry)
   local now = core.clock_ms()
   local times, sum = self.times, 0
@@ -53,7 +53,7 @@ local function measure(self, entry)
   if entry.position == 3 then self.times = {} end
 end
 
--- The values as numbers, and the time: waits until the device has done the step.
+-- Converts the values to numbers and takes the time. Waits until the device has finished the step.
 local function resolve(self, entry)
   local values = entry.values
   for key, value in pairs(values) do
@@ -64,7 +64,7 @@ local function resolve(self, entry)
     entry.mark = nil
     measure(self, entry)
   end
-  -- With what followed the step: validation, text, a checkpoint.
+  -- The peak includes work after the step: validation, samples, a checkpoint.
   values.peak_bytes = core.memory().peak
   self.last = entry
 end
@@ -83,7 +83,7 @@ local function show(self, entry, always)
   io.stdout:flush()
 end
 
--- Writes what is known of the step before.
+-- Completes the step that was reported last and writes its line to metrics.jsonl.
 local function write(self)
   local entry = self.pending
   if not entry then return end
@@ -99,8 +99,8 @@ end
 
 local numbers = { "tokens", "every", "total" }
 
--- The machine's peak, for MFU. A measurement begins and ends with a collection; the other ranks'
--- memory is to be as rank 0's.
+-- The machine's peak rate, for MFU. Only rank 0 measures it. A measurement begins and ends with a
+-- garbage collection; the other ranks collect too, so that their memory stays equal to rank 0's.
 local function find_peak(self, dtype)
   if core.rank() ~= 0 then
     core.collect()
@@ -114,12 +114,13 @@ local function find_peak(self, dtype)
     when)
 end
 
---- For loops written by hand; ms.train makes its own. All ranks call it. options: run: folder;
---- tokens: of a step, over all ranks; every: a line each so many steps (unless given: each step on
---- a terminal, elsewhere the first 10, then one every 10 s or 1% of the steps, whichever is rarer;
---- `moonshard run --log-every` goes before); total: steps of the run, for the ETA; dtype: of the
---- products, for MFU ("f32"). metrics.jsonl has every step; from the first step that is reported
---- on, what stood in it before is cut.
+--- Makes a report, for loops written by hand; ms.train makes its own. All ranks call it. options:
+--- run: the folder; tokens: of one step, over all ranks; every: steps between two lines (unless
+--- given: each step on a terminal; elsewhere the first 10, then one every 10 s or 1% of the steps,
+--- whichever is rarer; `moonshard run --log-every` takes precedence); total: steps of the run, for
+--- the remaining time; dtype: of the matrix products, for MFU ("f32" unless given). metrics.jsonl
+--- has every step; lines that an earlier run left in it are removed from the first reported step
+--- on.
 ---@param options ms.ReportOptions
 ---@return ms.Report
 function report.report(options)
@@ -135,7 +136,7 @@ function report.report(options)
         :format(name, tostring(value)))
     end
   end
-  local first = core.rank() == 0  -- it writes; the others only come to the same values
+  local first = core.rank() == 0  -- only rank 0 writes; the others compute the same values
   if first then assert(core.make_directory(options.run)) end
   local self = setmetatable({
     run = options.run, tokens = options.tokens, every = launch.log_every or options.every,
@@ -151,8 +152,8 @@ function report.report(options)
   return self
 end
 
---- The step line. Tensors are shown one step late, so the device never waits for the host. values:
---- loss, grad_norm, lr and what else is to be in metrics.jsonl.
+--- Reports the current step. Values of tensors are shown one step late, so that the device never
+--- waits for the host. values: loss, grad_norm, lr and any other values for metrics.jsonl.
 ---@param values table<string, ms.Number>
 function Report:step(values)
   options_of.argument("report:step", "values", values, "table")
@@ -175,7 +176,7 @@ function Report:step(values)
   self.flops, self.wire = flops, wire
 end
 
---- Puts more values into the line of the step that was reported last.
+--- Adds values to the step that was reported last.
 ---@param values table<string, ms.Number>
 function Report:add(values)
   options_of.argument("report:add", "values", values, "table")
@@ -189,8 +190,8 @@ function Report:add(values)
   end
 end
 
---- Shows the line of the step that was reported last, now: waits for its values. What goes to
---- metrics.jsonl is written at that step's end, when its metrics are known.
+--- Waits for the values of the step that was reported last and shows its line, if it is due. The
+--- line in metrics.jsonl is written at that step's end, when its metrics are known.
 function Report:flush()
   local entry = self.pending
   if not entry then return end
@@ -199,8 +200,9 @@ function Report:flush()
   entry.flushed = true
 end
 
---- Runs f, whose time and work belong to no step (validation, saving), and returns what it returns.
---- What the steps before it have enqueued is waited for first, and is their time. **blocks**
+--- Runs f (validation, saving) and returns its results. Its time and work count for no step.
+--- **blocks** before f until the work of the steps before it has finished, so that their times are
+--- complete.
 ---@param f fun(): any
 ---@return any
 function Report:outside(f)
@@ -232,8 +234,8 @@ steps.on_end(function(step)
   end
 end)
 
---- Writes the last step of all reports. After an error, other ranks may never do what this one
---- would wait for.
+--- Writes the last step of all reports. After an error it writes nothing if there are other ranks:
+--- this rank could wait for them without end.
 ---@param failed boolean
 function report.write_all(failed)
   if failed and core.world():size() > 1 then return end

@@ -1,5 +1,5 @@
--- Averaging parameters now and then: local SGD with one period, with several group sizes, or
--- towards a common centre.
+-- Averages parameters over ranks in some steps: local SGD with one period, with several group
+-- sizes, or with an elastic pull towards a common centre.
 local core = require "moonshard.core"
 local log = require "moonshard.log"
 local module = require "moonshard.nn.module"
@@ -48,10 +48,10 @@ local function hierarchy(periods, group)
   return levels
 end
 
---- Averages parameters now and then: every `period` steps; or `periods = { { 4, 8 }, { 16, 16 } }`
---- (period, ranks; ascending; the largest period that divides the step wins); or `period` with
---- `elastic = alpha`, which pulls parameters and a common centre towards each other.
---- `averager:step(params)` once a step.
+--- An object that averages parameters in some steps: every `period` steps; or by `periods = { { 4,
+--- 8 }, { 16, 16 } }` (period, ranks; ascending; the largest period that divides the step is used);
+--- or every `period` steps with `elastic = alpha`, which moves parameters and a common centre
+--- towards each other. Call `averager:step(params)` once in each step.
 ---@param options ms.AveragerOptions
 ---@return ms.Averager
 local function averager(options)
@@ -137,7 +137,7 @@ local function pull(self, tensors)
   each_dtype(tensors, function(flat, _, list, dtype)
     local centre = self.centre[dtype]
     if not centre then
-      -- Where all begin: rank 0's parameters.
+      -- The first centre is rank 0's parameters.
       centre = flat:clone():keep()
       self.group:broadcast(centre, 0):value()
       self.centre[dtype] = centre
@@ -165,7 +165,7 @@ local function group_now(self)
   end
 end
 
---- Counts a step, and averages when it is due. All ranks call it, behind the optimizer's step.
+--- Counts a step, and averages if the step is due. All ranks call it, after the optimizer's step.
 ---@param params ms.Module|ms.Parameter[]|table nested tables of tensors will do
 ---@return boolean averaged
 function Averager:step(params)

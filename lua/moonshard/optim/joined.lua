@@ -1,16 +1,15 @@
--- Steps of a sharded optimizer inside ddp:join. A rank without inputs left has no gradients and no
--- say in hyper-parameters, and still is the only one to step the parameters that it owns: a rank
--- that has inputs sends it their gradients, just as they are to be stepped, and all else that the
--- step needs.
+-- Steps of a sharded optimizer inside ddp:join. A rank without inputs left has no gradients, but it
+-- alone can step the parameters that it owns. A rank that has inputs sends it the gradients of
+-- these parameters as the step will use them, and the hyper-parameters and the flag of the step.
 local core = require "moonshard.core"
 
 local joined = {}
 
--- Sharded optimizers, by the name of their group and by what its ranks call them.
+-- Sharded optimizers, by the name of their group and by their number in it.
 local numbered = {}
 
---- The number by which all ranks of its group know a sharded optimizer: they make them in the same
---- order.
+--- A new number for a sharded optimizer in its group. It is the same on all ranks, because all
+--- ranks make their optimizers in the same order.
 ---@param optimizer ms.Optimizer
 ---@return integer
 function joined.number(optimizer)
@@ -21,7 +20,8 @@ function joined.number(optimizer)
   return list.count
 end
 
--- Floats by their bits, as JSON has no inf and nan; nil for what cannot travel.
+-- A value in a form that JSON can hold: floats as their bits, because JSON has no inf and nan; nil
+-- for values of other types.
 local function coded(value)
   if math.type(value) == "float" then
     return { bits = (string.unpack("i8", string.pack("d", value))) }
@@ -41,7 +41,7 @@ local function decoded(value)
   return list
 end
 
--- Those of the list that rank owns, by dtype, in order of first appearance.
+-- The parameters of the list that this rank owns, grouped by dtype in order of first appearance.
 local function parts_of(optimizer, list, rank)
   local parts, by_dtype = {}, {}
   for _, p in ipairs(list) do
@@ -64,7 +64,7 @@ local function with_gradients(optimizer, positions)
   return list
 end
 
---- What those ranks need for this step.
+--- Sends these ranks what they need for this step.
 ---@param optimizer ms.Optimizer
 ---@param group ms.Group
 ---@param ranks integer[]
@@ -96,14 +96,14 @@ function joined.send(optimizer, group, ranks, settings, only_if)
   end)
 end
 
---- A rank that has inputs, while another one sends: hosts share texts together. Blocks as follow
---- does.
+--- For a rank that has inputs but does not send: all hosts of the group must take part in the
+--- exchange of the text. Blocks as `follow` does.
 ---@param group ms.Group
 ---@param from integer
 function joined.stand_by(group, from) group:_share_text("", from, "join") end
 
---- A rank without inputs left: its part of a step that the others take. Blocks until the other's
---- host has come as far.
+--- For a rank without inputs left: takes its part of a step of the other ranks. Blocks until the
+--- sending rank's host has made its call.
 ---@param number integer
 ---@param group ms.Group
 ---@param from integer

@@ -1,5 +1,5 @@
--- The loss scaler: multiplies losses so that 16-bit gradients do not vanish, skips steps whose
--- gradients overflowed, and adapts its factor once an iteration.
+-- The loss scaler: multiplies losses so that 16-bit gradients do not underflow, skips steps whose
+-- gradients overflowed, and adapts its factor once in each iteration.
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
 local check = options_of.check
@@ -20,7 +20,8 @@ local function check_optimizer(name, optimizer)
   options_of.argument("scaler:" .. name, "optimizer", optimizer, "optimizer")
 end
 
---- In order: 65536, 2, .5, 2000 unless given. Scale and counter lie on the device: nothing waits.
+--- Defaults: init_scale 65536, growth_factor 2, backoff_factor .5, growth_interval 2000. Factor and
+--- counter are on the device, so the host never waits for them.
 ---@param options? ms.ScalerOptions
 ---@return ms.Scaler
 local function scaler(options)
@@ -39,7 +40,7 @@ local function scaler(options)
   end
   self.factor = core.full(self.init_scale, {}):keep()
   self.good = core.zeros {}:keep()         -- iterations without overflow since the last change
-  -- Of the factor by which the losses of this step were scaled.
+  -- The reciprocal of the factor by which the losses of this step were scaled.
   self.inverse = core.full(1 / self.init_scale, {}):keep()
   self.finite = {}                         -- optimizer -> flag, between unscale and step
   -- Whether some optimizer has stepped since the last change; 1 while all their flags were true.
@@ -47,9 +48,9 @@ local function scaler(options)
   return setmetatable(self, Scaler)
 end
 
--- The next factor, from whether all gradients of an iteration were finite. From inf or 0 it would
--- never come back, and gradients are multiplied by its reciprocal, which counts as 0 if denormal:
--- the factor stays where it and its reciprocal are normal numbers.
+-- The next factor, by whether all gradients of an iteration were finite. The factor stays in the
+-- range in which it and its reciprocal are normal numbers: it could not recover from inf or 0, and
+-- gradients are multiplied by the reciprocal, where a denormal number counts as 0.
 local function adapted(self, finite)
   local grown, shrunk = self.factor * self.growth_factor, self.factor * self.backoff_factor
   grown = core.where(grown:le(MOST), grown, self.factor)
@@ -60,7 +61,8 @@ local function adapted(self, finite)
   return factor, core.where(due, good:zeros_like(), good)
 end
 
--- Once an iteration, whatever number of optimizers it steps: when the next one begins, or is saved.
+-- Adapts the factor once in each iteration, however many optimizers it steps: when the next
+-- iteration begins, or when the state is saved.
 local function adapt(self)
   if not self.stepped then return end
   core.no_grad(function()
@@ -89,9 +91,9 @@ function Scaler:scale(loss)
   return scaled
 end
 
---- Divides the gradients of the optimizer's parameters by the factor, in place, once between scale
---- and step; the device's flag (bool []) whether all are finite. `step` does it by itself: call it
---- before gradients are clipped or looked at.
+--- Divides the gradients of the optimizer's parameters by the factor, in place. Call it at most
+--- once between scale and step, before gradients are clipped or read; otherwise `step` calls it.
+--- Returns a bool [] on the device: whether all gradients are finite.
 ---@param optimizer ms.Optimizer
 ---@return ms.Tensor
 function Scaler:unscale(optimizer)
@@ -113,7 +115,7 @@ function Scaler:unscale(optimizer)
   return self.finite[optimizer]
 end
 
---- Replaces the flag that `unscale` gave: by what all ranks say.
+--- Replaces the flag that `unscale` returned by one that is equal on all ranks.
 ---@param optimizer ms.Optimizer
 ---@param finite ms.Tensor
 function Scaler:set_finite(optimizer, finite)
@@ -122,8 +124,9 @@ function Scaler:set_finite(optimizer, finite)
   self.finite[optimizer] = finite
 end
 
---- Unscales (unless that was done) and steps unless inf or nan was seen. The factor follows the
---- flags of all optimizers that are stepped until the next scale, or until the scaler is saved.
+--- Unscales the gradients (unless that was done before), and steps unless one is inf or nan. The
+--- factor adapts to the flags of all optimizers that are stepped before the next scale, or before
+--- the scaler is saved.
 ---@param optimizer ms.Optimizer
 function Scaler:step(optimizer)
   check_optimizer("step", optimizer)

@@ -1,5 +1,5 @@
--- Schedules: factors on the learning rate by the number of steps taken. Warm-up is linear: step 0
--- gets 1/warmup.
+-- Schedules: factors on the learning rate as functions of the number of steps taken. The warm-up is
+-- linear: step 0 has the factor 1/warmup.
 local core = require "moonshard.core"
 local check = require "moonshard.options".check
 
@@ -27,7 +27,7 @@ local function read(name, given, wanted)
   return options.warmup or 0, options.steps, options.floor or 0, options.decay
 end
 
--- f(progress) behind the warm-up, progress from 0 to 1 at `steps`.
+-- A schedule that is f(progress) after the warm-up; progress goes from 0 to 1 at step `steps`.
 local function warmed(warmup, steps, f)
   return function(step)
     if step < warmup then return (step + 1) / warmup end
@@ -44,7 +44,7 @@ function schedules.constant(options)
   return warmed(warmup, warmup + 1, function() return 1 end)
 end
 
---- From 1 straight down to floor at `steps`.
+--- Falls linearly from 1 to floor at step `steps`.
 ---@param options ms.ScheduleOptions
 ---@return fun(step: integer): number
 function schedules.linear(options)
@@ -53,7 +53,7 @@ function schedules.linear(options)
   return warmed(warmup, steps, function(progress) return 1 - (1 - floor) * progress end)
 end
 
---- From 1 down to floor at `steps`, as half a cosine wave.
+--- Falls from 1 to floor at step `steps`, as half a cosine wave.
 ---@param options ms.ScheduleOptions
 ---@return fun(step: integer): number
 function schedules.cosine(options)
@@ -64,7 +64,7 @@ function schedules.cosine(options)
   end)
 end
 
---- Warm up, stay at 1, go straight down to floor in the last `decay` steps.
+--- Warm-up, then 1, then a linear fall to floor in the last `decay` steps.
 ---@param options ms.WSDOptions
 ---@return fun(step: integer): number
 function schedules.wsd(options)

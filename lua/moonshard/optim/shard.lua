@@ -1,11 +1,12 @@
--- ZeRO-1: each parameter is stepped by one rank of a group, which alone holds its state, and sent
--- to the others. The bits are those of an optimizer that is not sharded.
+-- ZeRO-1: one rank of the group owns each parameter: it alone has the parameter's optimizer state,
+-- steps it, and sends it to the others. The results are bitwise equal to those of an optimizer that
+-- is not sharded.
 local core = require "moonshard.core"
 
 local shard = {}
 
---- Gives parameters to ranks: the largest first, each to the rank with the least elements so far,
---- the lowest of equal ones.
+--- Assigns parameters to ranks: the largest first, each to the rank with the fewest elements so
+--- far, to the lowest of equal ranks.
 ---@param params ms.Parameter[]
 ---@param ranks integer
 ---@return table<ms.Parameter, integer> owner
@@ -26,7 +27,7 @@ function shard.assign(params, ranks)
   return owner
 end
 
--- Parameters of one dtype, each rank's part behind the others'.
+-- Parameters of one dtype, the part of one rank after another.
 local function share_dtype(group, params, owner)
   local parts, counts, own = {}, {}, {}
   for rank = 1, group:size() do parts[rank], counts[rank] = {}, 0 end
@@ -71,7 +72,7 @@ end
 
 ---------------------------------------------------------------------------------------------- state
 
--- What of the states is tensors, and all else, as text for JSON; tensors in the order of names.
+-- Splits the states into tensors, in order of names, and all other values, as text (JSON).
 local function describe(states)
   local names, tensors, text = {}, {}, {}
   for name in pairs(states) do names[#names + 1] = name end
@@ -99,8 +100,8 @@ local function describe(states)
   return core.json_encode { states = core.json_list(text) }, tensors
 end
 
---- The states of all parameters, by name, on rank 0 of the group; the own ones elsewhere. Blocks;
---- all ranks call it.
+--- The states of all parameters by name on rank 0 of the group; on other ranks those of their own
+--- parameters. All ranks call it. Blocks.
 ---@param group ms.Group
 ---@param states table<string, table> by parameter name, of the own parameters
 ---@return table<string, table>

@@ -1,5 +1,5 @@
--- Hyper-parameters that were written to groups of an optimizer after it was made: what they are,
--- for saving, and loading them.
+-- Hyper-parameters that a script has written to an optimizer's groups after the optimizer was made:
+-- finding them for a checkpoint, and loading them.
 local core = require "moonshard.core"
 
 local written = {}
@@ -18,8 +18,8 @@ local function equal(a, b)
   return true
 end
 
---- The values with which a group begins. Tables become the group's own: what is written into one
---- must not change other optimizers.
+--- The first values of a group's hyper-parameters. Tables are copied, so that a write into one does
+--- not change other optimizers.
 ---@param group ms.ParamGroup
 ---@param defaults table<string, any> all hyper-parameters of the kind
 ---@return table<string, any>
@@ -33,8 +33,8 @@ function written.begin(group, defaults)
   return values
 end
 
---- What differs from the beginning, by position of the group. A tensor is always saved: the device
---- may write it.
+--- The hyper-parameters that differ from their first values, by position of the group. A tensor is
+--- always saved, because the device may have written it.
 ---@param groups ms.ParamGroup[]
 ---@param begins table<ms.ParamGroup, table<string, any>>
 ---@return table<integer, table<string, any>>? groups nil if nothing was written
@@ -75,8 +75,8 @@ function written.check(groups, begins, saved)
   end
 end
 
---- Gives the groups what was saved, and where nothing was written then, the values with which they
---- began.
+--- Sets the groups' hyper-parameters to the saved values; those that were not saved get their first
+--- values.
 ---@param groups ms.ParamGroup[]
 ---@param begins table<ms.ParamGroup, table<string, any>>
 ---@param saved? table<integer, table<string, any>>
