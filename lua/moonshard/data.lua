@@ -19,7 +19,7 @@ function data.bytes(path)
   return core.dataset_bytes(type(path) == "table" and path or { path })
 end
 
--- A pattern of the shell's kind as one of Lua's.
+-- Turns a shell pattern (* and ?) into a Lua pattern.
 local function to_lua_pattern(glob)
   local text = glob:gsub("[%^%$%(%)%%%.%[%]%+%-]", "%%%0"):gsub("%*", ".*"):gsub("%?", ".")
   return "^" .. text .. "$"
@@ -59,7 +59,7 @@ function data.tokens(pattern)
   return core.dataset_tokens(files)
 end
 
--- The one file of a folder whose name has this ending: the training files if there are several.
+-- The file of a folder whose name has this ending; if there are several, the training file.
 local function find_idx(folder, names, kind)
   local found = {}
   for _, name in ipairs(names) do

@@ -18,8 +18,8 @@ function nn.gpt2(options) return require "moonshard.nn.gpt2" (options) end
 ---@return ms.LanguageModel
 function nn.llama(options) return require "moonshard.nn.llama" (options) end
 
---- A GPT-2 or Llama as other tools (or model:save) wrote it: a folder with config.json and
---- .safetensors files, or one of these files.
+--- Reads a GPT-2 or Llama that other tools (or model:save) wrote: a folder with config.json and
+--- .safetensors files, or one .safetensors file with config.json beside it.
 ---@param path string
 ---@param options? { dropout?: number, recompute?: boolean }
 ---@return ms.LanguageModel?

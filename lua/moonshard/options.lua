@@ -1,5 +1,5 @@
--- What callers hand to the library: a wrong type is an error that names function, argument and
--- types; in a table of options an unknown name is one that tells the nearest.
+-- Checks of arguments and options. A wrong type raises and names function, argument and both types.
+-- An unknown option raises and names the nearest known one.
 local core = require "moonshard.core"
 
 local options = {}
@@ -23,14 +23,14 @@ end
 
 local function is_table(value) return type(value) == "table" and not is_object(value) end
 
--- Objects of our own classes that are tables.
+-- Whether a value is an object of this class of the library that is a table.
 local function named(value, name)
   local meta = type(value) == "table" and getmetatable(value)
   return type(meta) == "table" and meta.__name == name
 end
 
--- kind -> { what it is called in messages, test }. A list and a table are tables of the user, not
--- objects of ours.
+-- kind -> { its name in messages, test }. A list and a table are tables of the user, not objects of
+-- the library.
 local kinds = {
   string = { "a string", function(value) return type(value) == "string" end },
   number = { "a number", function(value) return type(value) == "number" end },
@@ -56,7 +56,8 @@ local function name_of(value)
   return value == nil and "nil" or "a " .. type(value)
 end
 
--- Whether a value is of one of the kinds "a|b"; else what was expected.
+-- Whether a value is of one of the kinds "a|b"; if not, the second result is the expected kinds as
+-- text.
 local function mismatch(value, wanted)
   local names = {}
   for kind in wanted:gmatch "[^|]+" do
@@ -67,8 +68,8 @@ local function mismatch(value, wanted)
 end
 
 --- Raises unless an argument is of one of these kinds: string, number, integer, boolean, function
---- (or what can be called), table, list, tensor, module, group; several as "a|b"; with ? at the
---- end, nil too.
+--- (or any callable value), table, list, tensor, module, group. "a|b" allows several kinds; ? at
+--- the end also allows nil.
 ---@param what string the function; begins the message
 ---@param name string the argument
 ---@param value any
@@ -96,8 +97,8 @@ function options.items(what, name, value, kind)
   end
 end
 
---- The methods of a class check what they are called on: object.method(x) in place of
---- object:method(x) is an error that says so.
+--- Wraps the methods of a class so that they check their object: object.method(x) instead of
+--- object:method(x) raises with a message about the colon.
 ---@param class table
 ---@param what string what its objects are, as "an optimizer"
 ---@param is_own? fun(value: any): boolean whether its metatable is the class, unless given
@@ -143,8 +144,8 @@ local function public_names(tables)
   return names
 end
 
---- For __index: reading a name that a table or an object of ours does not have raises and names the
---- nearest one. Names that begin with __, which tools probe, are nil.
+--- For __index of tables and objects of the library: reading an unknown name raises and names the
+--- nearest known one. Names that begin with __ are nil, because tools probe them.
 ---@param what string
 ---@param name any
 ---@param ... table those whose keys are known
@@ -155,7 +156,7 @@ function options.no_field(what, name, ...)
     :format(what, name, nearest and (": did you mean '%s'?"):format(nearest) or ""))
 end
 
---- Closes a table of functions: reading what it does not have is such an error.
+--- Closes a table of functions: reading an unknown name raises in the same way.
 ---@param t table
 ---@param what string its name
 ---@return table t
@@ -163,8 +164,8 @@ function options.closed(t, what)
   return setmetatable(t, { __index = function(_, name) return options.no_field(what, name, t) end })
 end
 
---- Raises unless given is nil or a table whose keys are all known, and whose values are of the
---- kinds that `known` says (see `argument`).
+--- Raises unless given is nil or a table whose keys are all in `known`, and whose values are of the
+--- kinds that `known` gives (see `argument`).
 ---@param what string whose options they are; begins the message
 ---@param given? table
 ---@param known string[]|table<string, string> names; or kind by name, "any" where the caller checks

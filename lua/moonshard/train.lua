@@ -1,5 +1,5 @@
--- ms.train: the loop, with everything that a user sees and relies on: lines, metrics, validation,
--- text, checkpoints, stopping, resuming.
+-- ms.train: the training loop: step lines, metrics, validation, samples, checkpoints, stopping,
+-- resuming.
 local core = require "moonshard.core"
 require "moonshard.group"                -- methods of the world
 local launch = require "moonshard.launch"
@@ -36,7 +36,7 @@ local function pass(self, x, y)
   return loss, outputs
 end
 
--- The mean of one number of each rank. Where one of them is inf or nan, so is the mean.
+-- The mean of one number of each rank. If one of them is inf or nan, so is the mean.
 local function mean_over_ranks(self, value)
   if self.world:size() == 1 then return value end
   return core.no_grad(function()
@@ -44,7 +44,7 @@ local function mean_over_ranks(self, value)
   end)
 end
 
--- A flag that says yes where all ranks say so: they skip the same steps.
+-- The flag that is true if it is true on all ranks, so that all ranks skip the same steps.
 local function on_all_ranks(self, finite)
   if self.world:size() == 1 then return finite end
   return core.no_grad(function()
@@ -57,7 +57,7 @@ local function forward_backward(self)
   local o, total = self.o, nil
   local function one_pass(i)
     local x, y = self.next_batch()
-    -- Targets of a step: tokens of a text, or samples.
+    -- The number of targets in a step: tokens of a text, or samples.
     if not self.report.tokens and core.is_tensor(y) then
       self.report.tokens = y:numel() * o.accumulate * self.world:size()
     end
@@ -69,16 +69,16 @@ local function forward_backward(self)
     total = i == 1 and value or total + value
   end
   for i = 1, o.accumulate do
-    -- A model of many ranks sends its gradients in the last pass only.
+    -- A ddp model reduces its gradients in the last pass only.
     if i < o.accumulate and o.model.no_sync then o.model:no_sync(function() one_pass(i) end)
     else one_pass(i) end
   end
   return mean_over_ranks(self, total)
 end
 
--- Unscales, clips, steps. On the device: the norm before clipping, whether this step's numbers were
--- finite (nil: nobody asks), and the position of the first gradient that was not; last, whose
--- gradients they are.
+-- Unscales, clips, steps. Returns, on the device, the norm before clipping, whether loss and
+-- gradients were finite (nil if on_nan is "ignore"), and the position of the first gradient that
+-- was not; and the parameters of these gradients.
 local function update(self, loss)
   local o = self.o
   local finite
@@ -102,16 +102,17 @@ local function update(self, loss)
   else
     finite = norm:is_finite():to "f32" * loss:is_finite():to "f32"
     finite = on_all_ranks(self, finite:gt(0))
-    -- What was stepped in backward is stepped: the run stops once the device has told, two steps
-    -- later.
+    -- Parameters that were stepped in backward cannot be skipped. The run stops when the flag has
+    -- reached the host, two steps later.
     o.optimizer:step { only_if = not self.early and finite or nil }
   end
   return norm, finite, bad, parameters
 end
 
--- Looks at a step of which the device has told by now: stops, or says that it was skipped.
+-- Judges a step whose flag has reached the host by now: ends the run, or warns that the step was
+-- skipped.
 local function judge(self, entry)
-  if core.is_sim() then return end                 -- values are zeros there and say nothing
+  if core.is_sim() then return end                 -- all values are zeros there
   if entry.finite:value() ~= 0 then
     self.skips = 0
     return
@@ -148,7 +149,7 @@ local function validate(self)
       local loss, outputs = pass(self, x, y)
       local values = o.eval.measure and o.eval.measure(outputs, y) or {}
       values.loss = loss
-      -- The last batch may be shorter: means are over rows.
+      -- The last batch may have fewer rows, so the means are over rows.
       local rows = #y
       for name, value in pairs(values) do
         if not core.is_tensor(value) then
@@ -212,13 +213,13 @@ local function validate_and_tell(self, step)
   if self.o.on_eval then self.o.on_eval(step, self.valid) end
 end
 
--- Where steps are early, gradients must be checked before a save.
+-- If steps are taken in backward, a bad step was applied: it must be found before a save.
 local function judge_all(self)
   for _, entry in ipairs(self.unjudged) do judge(self, entry) end
   self.unjudged = {}
 end
 
--- What follows a step's update and is no part of the step's time.
+-- Validation, samples and checkpoints after a step; they do not count in the step's time.
 local function after(self, step)
   local o, last = self.o, self.o.steps - 1
   folder.settle(self, false)
@@ -253,21 +254,22 @@ local function run_step(self, step)
     self.unjudged[#self.unjudged + 1] = {
       step = step, finite = core.probe(finite), bad = core.probe(bad), parameters = parameters,
     }
-    -- Two steps late, so that the host never waits for a step that it has only just enqueued.
+    -- Judged two steps later, so that the host never waits for a step that it has just enqueued.
     if #self.unjudged > 2 then judge(self, table.remove(self.unjudged, 1)) end
   end
   if o.after_step then o.after_step(step) end
   after(self, step)
 end
 
--- Ends the run that was told to stop: the recipe's own end is for runs that reached theirs.
+-- Ends a run that was requested to stop, with an exit code of its own. The code of the recipe after
+-- ms.train does not run.
 local function stop(self, last, signal)
   self.report:close()
   if self.o.save and last >= self.start and self.saved ~= last + 1 then
     folder.save(self, last + 1)
   end
   local committed = folder.close(self)
-  -- Where no save was due, the checkpoint that was loaded is the one to go on from.
+  -- If this run saved nothing since it was resumed, the checkpoint that it loaded is still valid.
   if committed or not self.saved and self.start > 0 then
     launch.exit(75,
       ("stopped on request behind step %d; a checkpoint is saved in %s"):format(last, self.run))
@@ -276,8 +278,7 @@ local function stop(self, last, signal)
     ("stopped on request behind step %d; no checkpoint is saved"):format(last))
 end
 
---- Runs the loop and returns what it reached. Where everything was done before (a resumed run that
---- had ended), loss is nil.
+--- Runs the loop and returns its result. If a resumed run has no steps left, loss is nil.
 ---@param options ms.TrainOptions
 ---@return ms.TrainResult
 function train.train(options)

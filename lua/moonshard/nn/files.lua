@@ -11,8 +11,8 @@ local INDEX = "model.safetensors.index.json"
 
 -------------------------------------------------------------------------------------------- loading
 
--- What the index of a folder says: a list of { path, names }. Files that it does not name are not
--- read; the log says so.
+-- Reads the index of a folder: a list of { path, names }. Files that it does not name are not read;
+-- a log line says so.
 local function by_index(folder, where)
   local text, message, code = core.file_read(where)
   if not text then return nil, message, code end
@@ -43,8 +43,8 @@ local function by_index(folder, where)
   return list
 end
 
--- The files to read, a list of { path, names }: of a folder those of its index, or all whose names
--- end in .safetensors.
+-- The files to read, as a list of { path, names }. Of a folder, these are the files of its index,
+-- or without an index all files whose names end in .safetensors.
 local function files_of(path)
   local list = {}
   if type(path) == "table" then
@@ -64,8 +64,8 @@ local function files_of(path)
   return list
 end
 
--- Puts the tensors of a file into found: state by own names, and for each of them the name in the
--- file and the file.
+-- Adds the tensors of a file to `found`: the state, by this library's names, and for each name the
+-- name in the file and the file.
 local function take(self, found, file, tensors)
   for name, t in pairs(tensors) do
     local own, copy = name, nil
@@ -81,8 +81,8 @@ local function take(self, found, file, tensors)
   return true
 end
 
--- Files may repeat a tied weight. One that differs is a weight of its own, which the model has no
--- place for.
+-- Files may repeat a tied weight. If the copy differs, it is a separate weight, for which the model
+-- has no parameter.
 local function check_copies(found)
   for name, copy in pairs(found.copies) do
     local own = found.state[copy.of]
@@ -100,8 +100,8 @@ local function check_copies(found)
   return true
 end
 
---- Reads files and copies their tensors into a module. Returns what was read, by the module's
---- names.
+--- Reads files and copies their tensors into a module. Returns the tensors that were read, by the
+--- module's names.
 ---@param self ms.Module
 ---@param path string|string[]
 ---@param options? ms.LoadOptions
@@ -134,8 +134,8 @@ function files.read(self, path, options)
   return found
 end
 
---- A file, a list of files or a folder (by its model.safetensors.index.json if it has one). Returns
---- true, or nil, message, code; nothing is changed then.
+--- Loads a file, a list of files or a folder (by its model.safetensors.index.json if it has one).
+--- Returns true, or nil, message, code; then nothing has changed.
 ---@param path string|string[]
 ---@param options? ms.LoadOptions
 ---@return true?, string?, string?
@@ -153,8 +153,8 @@ end
 local bytes_of = { f32 = 4, f16 = 2, bf16 = 2 }
 local names_elsewhere = { f32 = "float32", f16 = "float16", bf16 = "bfloat16" }
 
--- The tensors to write, by their names in the file; how many of them are rounded, and to which
--- dtypes; what config.json must say of dtype if it changed.
+-- Returns the tensors to write, by their names in the file; how many of them are rounded, and to
+-- which dtypes; and the dtype for config.json if it changed.
 local function tensors_of(self, origin, dtype)
   local tensors, rounded, changed, words = {}, { count = 0 }, false, {}
   for name, t in pairs(self:state()) do
@@ -173,8 +173,8 @@ local function tensors_of(self, origin, dtype)
   return tensors, rounded, changed and next(words, word) == nil and word or nil
 end
 
--- The text of config.json: as it was read, but for the dtype of weights that are written in another
--- one.
+-- The text of config.json: as it was read, but with a new dtype if the weights are written in
+-- another dtype.
 local function config_text(self, origin, word)
   if not origin.config then return core.json_encode(self:config(), true) .. "\n" end
   if not word then return origin.config end
@@ -198,7 +198,8 @@ end
 local function file_of(path)
   if path:match "%.safetensors$" then return path end
   local folder = path:gsub("(.)/+$", "%1")
-  -- It would name the old weights to whoever reads the folder, and the new ones would not be read.
+  -- The index would still name the old weights, so readers of the folder would not read the new
+  -- ones.
   if core.exists(folder .. "/" .. INDEX) then
     return core.refuse(
       ("'%s' holds a model in several files (%s): save to another folder, or remove that model")
@@ -209,12 +210,12 @@ local function file_of(path)
   return folder .. "/model.safetensors"
 end
 
---- As safetensors. All ranks call it; rank 0 writes. A model with a configuration puts config.json
---- beside it; a path that is a folder (or ends in /) gets model.safetensors. A model of
---- nn.pretrained is saved as it was read: names, dtypes, config.json, and the files of its
---- tokenizer and of generation; the log says if numbers are rounded to these dtypes.
---- options.dtype: of all float tensors; unless given, that of the file which nn.pretrained read,
---- else the tensor's.
+--- Writes the state as safetensors. All ranks call it; rank 0 writes. path: a .safetensors file, or
+--- a folder, which gets model.safetensors. A model with a configuration also writes config.json. A
+--- model of nn.pretrained is saved as it was read: names, dtypes, config.json, and the files of its
+--- tokenizer and of generation; a log line says if numbers are rounded to these dtypes.
+--- options.dtype: of all float tensors; unless given, the dtype in the file that nn.pretrained
+--- read, else the tensor's own.
 ---@param path string
 ---@param options? ms.SaveOptions
 ---@return true?, string?, string?

@@ -43,8 +43,8 @@ end
 
 function MLP:forward(x) return self.c_proj(self.c_fc(x, "gelu")) end
 
--- A block gets the residual stream and what is to be added to it, so that each sum is one pass with
--- the norm that follows.
+-- A block gets the residual stream and the change that is to be added to it, so that the sum and
+-- the next norm are one pass over memory.
 local Block = module.class "GPT2Block"
 
 function Block:init(options, std)
@@ -75,7 +75,8 @@ local GPT2 = module.class("GPT2", LanguageModel)
 function GPT2:init(options)
   options = LanguageModel.check("nn.gpt2", options, { "dropout" })
   self.options = options
-  -- Weights that write into the residual stream start smaller, by the number of them.
+  -- Weights of layers that write into the residual stream get a smaller standard deviation, by the
+  -- number of such layers.
   local std = 0.02 / math.sqrt(2 * options.layers)
   self.wte = layers.Embedding(options.vocab, options.width)
   self.wpe = layers.Embedding(options.context, options.width)
@@ -132,7 +133,7 @@ function GPT2:last_logits(tokens)
   return head(self, x:narrow(2, x:size(2), 1))
 end
 
---- What config.json says of this model.
+--- The contents of config.json for this model.
 ---@return table
 function GPT2:config()
   local o = self.options
@@ -143,13 +144,14 @@ function GPT2:config()
     activation_function = "gelu_new",
     tie_word_embeddings = o.tie ~= false, resid_pdrop = o.dropout or 0, embd_pdrop = o.dropout or 0,
     attn_pdrop = 0,
-    -- Which tokens begin and end a text is not known here; the peer's default would be token 50256.
+    -- Null, because the ids that begin and end a text are not known here; without the keys,
+    -- transformers would assume 50256.
     bos_token_id = core.json_null, eos_token_id = core.json_null,
   }
 end
 
---- Options from a config.json of this kind. What it does not say has the peer's default (GPT2Config
---- of transformers).
+--- Options from a config.json of this kind. A missing key has the default of transformers
+--- (GPT2Config).
 ---@param config table
 ---@return ms.ModelOptions
 function GPT2.from_config(config)
@@ -165,8 +167,8 @@ function GPT2.from_config(config)
   }
 end
 
---- The name here of a weight in a file: the prefix `transformer.`, masks and a tied head are left
---- out.
+--- The name in this library of a weight in a file; nil for masks and a tied head. The prefix
+--- `transformer.` is removed.
 ---@param name string
 ---@return string? own nil: it is no weight of this model
 ---@return string? copy where own is nil: the weight here that it must be a copy of
@@ -179,8 +181,8 @@ function GPT2:own_name(name)
   return name
 end
 
---- The name in a file of a weight here. The peer reads names without its prefix, but not where a
---- head stands beside them.
+--- The name in a file of a weight of this model. transformers reads names without the prefix, but
+--- not if the file also has a head.
 ---@param name string
 ---@return string
 function GPT2:file_name(name)

@@ -1,4 +1,5 @@
--- What gpt2 and llama share: options, loading and saving with config.json, writing text.
+-- What gpt2 and llama have in common: options, loading and saving with config.json, generating
+-- text.
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.options"
@@ -20,7 +21,7 @@ local ranges = {
 }
 
 --- Checks the options of a model and returns a copy. own: names of the options that only this model
---- has; those of another model are unknown.
+--- has. An option of another model is an unknown option.
 ---@param name string
 ---@param given ms.ModelOptions
 ---@param own string[]
@@ -60,7 +61,7 @@ function LanguageModel.check(name, given, own)
   return checked
 end
 
--- Ids drawn from logits [vocab], on the device: nothing waits.
+-- Draws an id from logits [vocab], on the device: the host does not wait.
 local function draw(logits, how, seed, position)
   if how.temperature == 0 then return logits:argmax():view(1) end
   logits = logits:to("f32") / (how.temperature or 1)
@@ -72,8 +73,8 @@ local function draw(logits, how, seed, position)
   local chances = logits:softmax()
   local sums = chances:cumsum(1)
   if how.top_p then
-    -- Keep the first ones up to the mass top_p, the one that crosses it included; the very first
-    -- always.
+    -- Keep the likeliest ids up to a total probability of top_p, including the one that crosses it,
+    -- and always the likeliest one.
     local before = sums - chances
     chances = chances:masked_fill(before:ge(math.max(how.top_p, 1e-30)), 0)
     sums = chances:cumsum(1)
@@ -106,8 +107,8 @@ local function check_drawing(how)
   end
 end
 
---- Writes on: the new ids, one after another, each drawn from what the model says of all before it
---- (of the last `context`).
+--- Continues a text. Returns the new ids, each of which is drawn from the model's logits after the
+--- last `context` ids before it.
 ---@param tokens ms.Tensor ids [length], 1 or more
 ---@param how ms.GenerateOptions
 ---@return ms.Tensor i64 [count]

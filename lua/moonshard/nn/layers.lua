@@ -38,7 +38,7 @@ function Linear:init(inputs, outputs, options)
 end
 
 ---@param x ms.Tensor [..., inputs]
----@param activation? "gelu" behind the product
+---@param activation? "gelu" applied after the product
 ---@return ms.Tensor [..., outputs]
 function Linear:forward(x, activation)
   argument("Linear", "x", x, "tensor")

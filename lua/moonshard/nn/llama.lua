@@ -70,7 +70,7 @@ local Llama = module.class("Llama", LanguageModel)
 function Llama:init(options)
   options = LanguageModel.check("nn.llama", options,
     { "kv_heads", "rotary_base", "rotary_scaling" })
-  -- Two thirds of four times the width, rounded up to a multiple of 64, where nothing is said.
+  -- Unless given, two thirds of four times the width, rounded up to a multiple of 64.
   options.hidden = options.hidden or (8 * options.width // 3 + 63) // 64 * 64
   self.options = options
   self.model = Body(options)
@@ -112,7 +112,7 @@ function Llama:last_logits(tokens)
   return head(self, x:narrow(2, x:size(2), 1))
 end
 
---- What config.json says of this model.
+--- The contents of config.json for this model.
 ---@return table
 function Llama:config()
   local o = self.options
@@ -124,14 +124,14 @@ function Llama:config()
     num_key_value_heads = o.kv_heads or o.heads, intermediate_size = o.hidden,
     rms_norm_eps = o.eps or 1e-5, rope_theta = theta, rope_scaling = scaling, hidden_act = "silu",
     tie_word_embeddings = o.tie == true, attention_bias = false,
-    -- Which tokens begin and end a text is not known here; the peer's defaults would be tokens 1
-    -- and 2.
+    -- Null, because the ids that begin and end a text are not known here; without the keys,
+    -- transformers would assume 1 and 2.
     bos_token_id = core.json_null, eos_token_id = core.json_null,
   }
 end
 
---- Options from a config.json of this kind. What it does not say has the peer's default
---- (LlamaConfig of transformers).
+--- Options from a config.json of this kind. A missing key has the default of transformers
+--- (LlamaConfig).
 ---@param config table
 ---@return ms.ModelOptions?
 ---@return string? message
@@ -152,7 +152,7 @@ function Llama.from_config(config)
   }
 end
 
---- The name here of a weight in a file.
+--- The name in this library of a weight in a file; nil for inv_freq and a tied head.
 ---@param name string
 ---@return string? own nil: it is no weight of this model
 ---@return string? copy where own is nil: the weight here that it must be a copy of

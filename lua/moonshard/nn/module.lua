@@ -5,9 +5,9 @@ local options_of = require "moonshard.options"
 local tree = require "moonshard.nn.tree"
 local check, argument = options_of.check, options_of.argument
 
--- What an object owns lies in its metatable, so that every assignment is seen:
+-- An object's fields are kept in its metatable, so that every assignment runs `assign`:
 --   fields   all values by key (the object itself stays empty); falls back to the class
---   order    keys of owned things in order of first assignment
+--   order    keys of parameters, buffers and modules, in order of first assignment
 --   training train or eval
 --   unsaved  names of buffers that are not saved;  hooks   lists of functions by moment
 local module = {}
@@ -18,8 +18,8 @@ Module.__index = Module
 Module.__name = "ms.Module"
 module.base = Module
 
--- tensor -> dtype of the file that nn.pretrained read it from: what `save` writes it in. Module:to
--- forgets it.
+-- tensor -> dtype that it has in the file from which nn.pretrained read it. `save` writes it in
+-- this dtype; Module:to removes the entry.
 module.loaded_dtype = setmetatable({}, { __mode = "k" })
 
 local function state_of(object)
@@ -48,7 +48,8 @@ function module.Parameter(t)
   return core.mark_parameter(t)
 end
 
--- Whether names depend on a value: buffers come and go in forward, and have none.
+-- Whether an assignment of this value can change names. Buffers have no names; forward may assign
+-- them often.
 local function is_named(value) return module.is_module(value) or core.is_parameter(value) end
 
 local function assign(object, key, value)
@@ -81,7 +82,8 @@ local function as_list(value, what)
   return value
 end
 
--- Calls the hooks in order; what one returns replaces the last value, for the next ones too.
+-- Calls the hooks in order. A value that a hook returns replaces the last argument, also for the
+-- hooks after it.
 local function run_hooks(what, list, ...)
   local values = table.pack(...)
   for _, hook in ipairs { table.unpack(list) } do
@@ -91,8 +93,9 @@ local function run_hooks(what, list, ...)
   return values[values.n]
 end
 
--- Runs hooks on the gradients of these tensors, once all have come. With one tensor, what they
--- return replaces its gradient; of several, some have been used already.
+-- Runs hooks on the gradients of these tensors, once all gradients are complete. With one tensor, a
+-- hook may return a replacement of its gradient. With several that is refused, because backward has
+-- already used some of them.
 local function on_gradients(object, what, tensors, list)
   local wanted, arrived, count = {}, {}, 0
   for i = 1, tensors.n or #tensors do
@@ -118,7 +121,8 @@ local function on_gradients(object, what, tensors, list)
   end
 end
 
--- Aliases of inputs, whose gradients are those of this call alone, and go with its graph.
+-- Aliases of the inputs. The gradients of an alias are those of this call alone, and its hooks are
+-- freed with this call's graph.
 local function alias_inputs(inputs)
   local aliases = { n = inputs.n or #inputs }
   for i = 1, aliases.n do
@@ -180,7 +184,7 @@ end
 ---@class ms.Tensor
 local Tensor = core.tensor_methods
 
---- Dotted; "" until a module has it.
+--- The dotted name; "" until a module has the tensor.
 ---@return string
 function Tensor:name() return names.of(self) end
 
@@ -189,7 +193,7 @@ function Tensor:full_shape() return self:shape() end
 
 options_of.methods(Tensor, "a tensor", core.is_tensor, { "name", "full_shape" })
 
---- itself ("") and all below, in order
+--- Iterates over the module itself (named "") and all modules below, in order.
 ---@return fun(): string, ms.Module
 function Module:modules()
   local found, seen = {}, {}
@@ -226,7 +230,7 @@ local function each_tensor(self, f)
   end
 end
 
---- each once, tied ones under their first name
+--- All parameters, each once; a tied one comes at its first name.
 ---@param filter? fun(p: ms.Parameter, name: string): boolean
 ---@return ms.Parameter[]
 function Module:parameters(filter)
@@ -256,7 +260,7 @@ function Module:buffers()
   return buffers
 end
 
---- direct ones
+--- The modules that are direct fields.
 ---@return ms.Module[]
 function Module:children()
   local state, list = state_of(self), {}
@@ -308,8 +312,8 @@ local function replace(root, old, new)
   end
 end
 
---- dtype of float parameters and buffers, or device. Tensors that are shared stay shared. Make
---- optimizers afterwards.
+--- Casts float parameters and buffers, or moves them to a device. Shared tensors stay shared.
+--- Optimizers must be made afterwards, because the parameters are new tensors.
 ---@param what ms.DType|string
 ---@return self
 function Module:to(what)
@@ -336,8 +340,8 @@ end
 
 local moments = { "pre_forward", "forward", "pre_backward", "backward" }
 
---- forward: f(module, inputs, outputs); pre_forward: f(module, inputs); pre_backward, backward:
---- f(module, gradients). What it returns replaces.
+--- Adds a hook. forward: f(module, inputs, outputs); pre_forward: f(module, inputs); pre_backward
+--- and backward: f(module, gradients). A value that f returns replaces its last argument.
 ---@param when "pre_forward"|"forward"|"pre_backward"|"backward"
 ---@param f function
 ---@return fun() removes f
@@ -363,11 +367,11 @@ end
 
 local accumulating = false  -- inside a pass of accumulate that is not the last
 
---- Whether gradients are only added up now: the last pass of accumulate is still to come.
+--- Whether a pass of accumulate runs that is not the last one, so that gradients are only added up.
 ---@return boolean
 function module.is_accumulating() return accumulating end
 
---- f(i) for i = 1..count; each call must run backward.
+--- Calls f(i) for i = 1..count. Each call must run backward.
 ---@param count integer
 ---@param f fun(i: integer)
 function Module:accumulate(count, f)
@@ -393,7 +397,7 @@ end
 
 --------------------------------------------------------------------------------------------- saving
 
---- Complete tensors by name; parameters and saved buffers.
+--- Parameters and saved buffers by name.
 ---@param options? { kind?: "full"|"sharded" }
 ---@return table<string, ms.Tensor>
 function Module:state(options)

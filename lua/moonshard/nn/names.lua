@@ -1,12 +1,12 @@
--- Names of parameters: where a module finds them. A parameter or a module may stand in several
--- places (tied weights); its name is that of the first place on the way from the root, in order of
--- assignment, as `parameters`, `state` and `save` meet it.
+-- Names of parameters: paths from the root module. A parameter or a module may be in several places
+-- (tied weights). Its name is that of the first place from the root, in order of assignment;
+-- `parameters`, `state` and `save` visit places in the same order.
 local names = {}
 
--- parameter, or fields of a module (which wrappers share) -> list of { state of a module, key }
--- where it was put. Places that hold something else by now do not count.
+-- parameter, or fields of a module (which wrappers share) -> list of the places { state of a
+-- module, key } to which it was assigned. Places that have another value by now are ignored.
 local places = setmetatable({}, { __mode = "k" })
--- cast that stands in a parameter's place for a while -> the parameter
+-- cast that temporarily takes a parameter's place -> the parameter
 local stands_for = setmetatable({}, { __mode = "k" })
 -- state of a root -> { version, of = name by parameter }
 local known = setmetatable({}, { __mode = "k" })
@@ -27,10 +27,10 @@ local function module_state(value)
   return type(meta) == "table" and meta.module and meta or nil
 end
 
---- What was put into a module, or taken out of it, changes names.
+--- Must be called when a module gets or loses a parameter or a module: names may change.
 function names.changed() version = version + 1 end
 
---- A parameter, or a module with these fields, was put into a place.
+--- Notes that a parameter, or a module with these fields, was assigned to a place.
 ---@param what any
 ---@param state table of the module that has it now
 ---@param key any
@@ -41,13 +41,13 @@ function names.note(what, state, key)
   list[#list + 1] = { state = state, key = key }
 end
 
---- `new` has taken all places of `old`.
+--- Notes that `new` has taken all places of `old`.
 function names.replace(old, new)
   places[new] = places[old]
   names.changed()
 end
 
---- While `cast` stands in its places, a parameter keeps its name.
+--- Notes that `cast` takes the places of a parameter for a while; the parameter keeps its name.
 function names.stand_in(cast, parameter) stands_for[cast] = parameter end
 
 local function holds(place, what)
@@ -57,7 +57,7 @@ local function holds(place, what)
   return inner ~= nil and inner.fields == what
 end
 
--- The first place that still holds it.
+-- The first place that still has the value.
 local function place_of(what)
   for _, place in ipairs(places[what] or {}) do if holds(place, what) then return place end end
 end
@@ -111,7 +111,7 @@ local function collect(root)
   return found
 end
 
---- Dotted; "" while no module has it.
+--- The dotted name; "" while no module has the parameter.
 ---@param parameter ms.Tensor
 ---@return string
 function names.of(parameter)

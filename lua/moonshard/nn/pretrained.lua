@@ -1,13 +1,13 @@
--- nn.pretrained: a model with weights that other tools (or model:save) wrote: config.json says what
--- it is.
+-- nn.pretrained: a model with weights that other tools (or model:save) wrote. config.json describes
+-- the model.
 local core = require "moonshard.core"
 local files = require "moonshard.nn.files"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.options"
 
--- Keys of config.json that would change what the model computes, with the values that are built
--- here. A missing key or null is one of them; all other keys are kept and mean nothing here. An
--- empty list: the feature itself is not built.
+-- Keys of config.json that change what the model computes, with the supported values. A missing key
+-- or null is supported. All other keys are kept and have no effect. An empty list: the feature is
+-- not supported.
 local built = {
   gpt2 = {
     activation_function = { "gelu_new", "gelu_pytorch_tanh" },
@@ -36,14 +36,14 @@ local function is_among(value, list)
   return false
 end
 
--- The first key whose value is not built, as a message; nil if there is none.
+-- A message about the first key whose value is not supported; nil if there is none.
 local function unbuilt(config)
   local keys = {}
   for name in pairs(built[config.model_type]) do keys[#keys + 1] = name end
   table.sort(keys)
   for _, name in ipairs(keys) do
     local value, values = config[name], built[config.model_type][name]
-    -- Some tools write the width of a window that they do not use.
+    -- Some tools write the width of an attention window that the model does not use.
     local unused = name == "sliding_window" and config.use_sliding_window == false
     if value ~= nil and not unused and not is_among(value, values) then
       local shown = {}
@@ -62,7 +62,8 @@ local function unbuilt(config)
   end
 end
 
--- The options of the model here that computes what the file means; else nil, message, code.
+-- The options of this library's model that computes the same as the file's model; else nil,
+-- message, code.
 local function settings_of(path, config, class)
   local fault = unbuilt(config)
   if fault then return refuse(path, fault) end
@@ -77,7 +78,8 @@ local function settings_of(path, config, class)
   return settings
 end
 
--- What belongs to a model beside weights and config.json, and does not change with training.
+-- Whether a file belongs to a model besides weights and config.json and does not change with
+-- training: generation settings and the tokenizer.
 local function is_companion(name)
   return name == "generation_config.json" or name == "special_tokens_map.json"
     or name == "added_tokens.json" or name == "merges.txt" or name == "spiece.model"
@@ -85,7 +87,7 @@ local function is_companion(name)
     or name:match "^chat_template%.%w+$"
 end
 
--- Their contents, on the rank that saves; nil, message, code where one cannot be read.
+-- The contents of these files, on the rank that saves; nil, message, code if one cannot be read.
 local function companions_of(folder)
   local found = {}
   for _, name in ipairs(core.rank() == 0 and core.list(folder) or {}) do
@@ -98,8 +100,8 @@ local function companions_of(folder)
   return found
 end
 
--- What `save` writes again as it was read: names and dtypes of weights, the text of config.json,
--- companions.
+-- What `save` writes as it was read: names and dtypes of weights, the text of config.json, the
+-- files of is_companion.
 local function remember(model, found, text, companions)
   local names, dtypes = {}, {}
   for name, t in pairs(model:state()) do
@@ -112,7 +114,7 @@ local function remember(model, found, text, companions)
   }
 end
 
--- config.json: its text and what it says.
+-- Reads config.json: its text and its contents.
 local function read_config(path)
   local text, message, code = core.file_read(path)
   if not text then return nil, message, code end
@@ -127,7 +129,8 @@ local function read_config(path)
 end
 
 --- A GPT-2 or Llama with the weights of a folder with config.json and .safetensors files, or of one
---- file beside its config.json. options: dropout and recompute, which config.json does not decide.
+--- .safetensors file with config.json beside it. options: dropout and recompute, which config.json
+--- does not determine.
 ---@param path string
 ---@param options? { dropout?: number, recompute?: boolean }
 ---@return ms.LanguageModel?
@@ -153,7 +156,8 @@ return function(path, options)
     core.raise(("nn.pretrained: option dropout: the %s in %s has no dropout")
       :format(config.model_type, where))
   end
-  -- A file from elsewhere may say anything: what it lacks is its fault, not the caller's.
+  -- The file may come from another tool, so a missing or wrong entry is a damaged file, not a
+  -- mistake of the caller.
   local made, model = pcall(class, settings)
   if not made then return refuse(where, tostring(model), "corrupt") end
   local found

@@ -1,11 +1,11 @@
--- Rotary positions: scaling beyond the trained context, and what the config.json of other tools
--- says about it. The formulas stand at ms_rotary_scaling in engine/include/moonshard/tensor.h.
+-- Rotary positions: scaling beyond the trained context, and its description in config.json. The
+-- formulas are at ms_rotary_scaling in engine/include/moonshard/tensor.h.
 local core = require "moonshard.core"
 local check_options = require "moonshard.options".check
 
 local rope = {}
 
--- What each kind of scaling needs, by our names.
+-- The fields that each kind of scaling needs.
 local numbers = {
   default = {},
   linear = { "factor" },
@@ -46,14 +46,14 @@ function rope.check(what, scaling)
   if fault then core.raise(("%s: %s"):format(what, fault)) end
 end
 
--- One description of rotary positions: rope_parameters, rope_scaling, or an empty table. Returns
--- base and scaling; or nil, message, code.
+-- Reads one description of rotary positions: rope_parameters, rope_scaling, or an empty table.
+-- Returns base and scaling; or nil, message, code.
 local function read_one(key, given, config)
   if type(given) ~= "table" then
     return nil, ("%s is %s; a table is expected"):format(key, tostring(given)), "corrupt"
   end
   for name, value in pairs(given) do
-    -- transformers 5 has such tables where kinds of layers turn differently.
+    -- transformers 5 writes such tables if kinds of layers have different rotary parameters.
     if type(value) == "table" then
       return nil,
         ("%s.%s is a table: positions by kind of layer are not supported"):format(key, name),
@@ -94,9 +94,10 @@ local function same(a, b)
   return true
 end
 
---- What config.json says: rope_parameters (transformers 5), or rope_theta and rope_scaling (until
---- 4). Precedence is that of RotaryEmbeddingConfigMixin in the peer's modeling_rope_utils.py; where
---- both forms stand and differ, releases of the peer differ, too.
+--- Reads the rotary positions of a config.json: rope_parameters (transformers 5), or rope_theta and
+--- rope_scaling (up to transformers 4). The precedence is that of RotaryEmbeddingConfigMixin in
+--- transformers' modeling_rope_utils.py. A file with both forms that differ is refused, because
+--- releases of transformers read it differently.
 ---@param config table
 ---@return { base: number, scaling: ms.RotaryScaling? }?
 ---@return string? message
@@ -120,7 +121,7 @@ function rope.read(config)
   return read_one("rope_theta", {}, config)
 end
 
---- For config.json, in the form that the peer's releases 4 and 5 both read.
+--- The entries for config.json, in the form that transformers 4 and 5 both read.
 ---@param base? number
 ---@param scaling? ms.RotaryScaling
 ---@return number rope_theta
@@ -129,7 +130,7 @@ function rope.write(base, scaling)
   base = (base or 10000) + 0.0
   if not scaling or scaling.type == "default" then return base, nil end
   local written = { rope_type = scaling.type }
-  -- The peer wants a float for all but the context.
+  -- transformers expects floats for all fields but the context.
   for _, name in ipairs(numbers[scaling.type]) do
     if name == "original_context" then written.original_max_position_embeddings = scaling[name]
     else written[name] = scaling[name] + 0.0 end

@@ -22,8 +22,8 @@ local function state_of(value)
   return type(meta) == "table" and meta.module and meta or nil
 end
 
--- What a module owns itself: texts of its parameters and buffers. A tied parameter counts where it
--- was met first.
+-- Texts for the parameters and buffers that are direct fields of a module. A tied parameter is
+-- counted at its first place.
 local function own_of(state, tree)
   local texts, count = {}, 0
   for _, key in ipairs(state.order) do
@@ -71,7 +71,7 @@ local function node_of(object, label, tree)
   return node
 end
 
--- The lines below a node's own one, and what its own one says after its label.
+-- The text of a node after its label, and the lines below it.
 local function text_of(node, depth)
   if node.head then return node.head, node.lines end
   local own = #node.own > 0 and ("  %s"):format(table.concat(node.own, ", ")) or ""
@@ -79,7 +79,7 @@ local function text_of(node, depth)
   while i <= #node.parts do
     local part = node.parts[i]
     local head, below = text_of(part, depth + 1)
-    -- Neighbours in a list that are alike are shown once.
+    -- Equal neighbours in a list are shown once.
     local last = i
     while math.type(part.label) == "integer" and node.parts[last + 1] do
       local next_head, next_below = text_of(node.parts[last + 1], depth + 1)
@@ -99,8 +99,8 @@ local function text_of(node, depth)
   return node.head, lines
 end
 
---- The tree, a line for each module: its name, class, how many parameters it and what is below it
---- have, and its own tensors.
+--- The tree of a module, with a line for each module: name, class, number of parameters in it and
+--- below it, and its own tensors.
 ---@param object ms.Module
 ---@return string
 return function(object)

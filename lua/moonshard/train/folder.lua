@@ -55,8 +55,8 @@ local function choose(o)
   return o.run or path, path
 end
 
--- Makes the folder and locks it: this rank writes there. What a crashed save has left is cleaned
--- up.
+-- Makes the folder, locks it for this rank, which writes there, and removes files that a crashed
+-- save has left.
 local function own(self, run)
   if core.is_sim() and not launch.checking then return end
   local ok, message = core.make_directory(run)
@@ -67,7 +67,7 @@ local function own(self, run)
   if not ok then launch.exit(3, message) end
 end
 
--- Rank 0 chooses and owns the folder; the others follow when it has it.
+-- Rank 0 chooses the folder and locks it; the other ranks then get its choice.
 local function choose_together(self)
   local world = core.world()
   local run, search, path = "", nil, nil
@@ -83,7 +83,7 @@ local function choose_together(self)
   return texts[1] or run, texts[2], texts[3]
 end
 
--- A warning that all ranks would give.
+-- A warning that concerns all ranks, printed once.
 local function warn_once(...)
   if core.rank() == 0 then log.warn(...) end
 end
@@ -92,9 +92,9 @@ local function tell(passed)
   for _, message in ipairs(passed) do warn_once("%s; it is passed over", message) end
 end
 
--- The newest checkpoint of a folder, or the newest before one that turned out to be damaged. Where
--- there are checkpoints and none can be read, training must not begin anew in silence: the run
--- ends.
+-- The newest checkpoint of a folder, or the newest one before `before`, which turned out to be
+-- damaged. If there are checkpoints and none can be read, the run ends: it must not start anew
+-- silently.
 local function find(search, before)
   local path, passed, message = store.find(search, before)
   tell(passed)
@@ -109,8 +109,8 @@ local function find(search, before)
   end
 end
 
--- Loads the checkpoint into what trains. Without a name, a damaged checkpoint is passed over for
--- the one before it.
+-- Loads the checkpoint into model, optimizer and the other things. If the user has not named a
+-- checkpoint, a damaged one is skipped and the one before it is loaded.
 local function load(self, search, path)
   while true do
     local loaded, message, code = checkpoints().load(path, things_of(self))
@@ -126,7 +126,8 @@ local function load(self, search, path)
   end
 end
 
---- Chooses the folder, locks it, loads the checkpoint if there is one to go on from.
+--- Chooses the folder, locks it, and loads the checkpoint from which the run continues, if there is
+--- one.
 ---@param self ms.Training
 function folder.open(self)
   local search, path
@@ -141,7 +142,7 @@ function folder.open(self)
     return
   end
   self.start, path = load(self, search, path)
-  -- Nothing is renamed while another rank reads it.
+  -- A checkpoint must not be renamed while another rank reads it.
   if core.world():size() > 1 then core.world():barrier() end
   if core.rank() == 0 and self.start < self.o.steps and not launch.checking then
     history.set_aside(self.run, path, self.start)
@@ -149,10 +150,10 @@ function folder.open(self)
   log.log("resumed from %s", path)
 end
 
---- Tells how the checkpoint ended that was being written, once it has: only then is it saved, and
---- old ones go.
+--- If the checkpoint that is being written has ended, logs its result and, after a success, removes
+--- old checkpoints.
 ---@param self ms.Training
----@param wait boolean for its end
+---@param wait boolean waits for its end
 function folder.settle(self, wait)
   local path = self.saving
   if not path or not (wait or core.checkpoint_is_done()) then return end
@@ -170,8 +171,8 @@ function folder.settle(self, wait)
   end
 end
 
---- Saves a checkpoint from which step `step` is the next. A failure is told and training goes on:
---- the one before is untouched.
+--- Saves a checkpoint whose next step is `step`. After a failure a warning is printed and training
+--- continues; the checkpoint before is not touched.
 ---@param self ms.Training
 ---@param step integer
 function folder.save(self, step)
@@ -184,7 +185,8 @@ function folder.save(self, step)
   if not path then log.warn("the checkpoint of step %d was not saved: %s", step, message) end
 end
 
---- Waits for what is still being written; whether the run's last checkpoint is on disk.
+--- Waits for the checkpoint that is being written. Returns whether the run's last checkpoint is on
+--- disk.
 ---@param self ms.Training
 ---@return boolean
 function folder.close(self)

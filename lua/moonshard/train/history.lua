@@ -1,5 +1,5 @@
--- Which checkpoints of a run stay on disk: those of the branch that was left are set aside on
--- resume, old ones are removed after a save.
+-- Which checkpoints of a run stay on disk. On resume, checkpoints after the loaded one are set
+-- aside. After a save, old checkpoints are removed.
 local core = require "moonshard.core"
 local log = require "moonshard.log"
 local store = require "moonshard.checkpoint.store"
@@ -40,16 +40,16 @@ function history.set_aside(run, loaded, step)
       log.log("set aside  %s/%s, now %s: the run goes on from step %d", run, one.name, aside, step)
     end
   end
-  -- One that had been set aside and is gone on from belongs to this run again.
+  -- A checkpoint that was set aside and is resumed from belongs to this run again.
   local name = loaded:match "[^/]+$"
   if name:match "^aside%-" and is_same(run .. "/" .. name, loaded) then
     rename(run, name, step_name(step))
   end
 end
 
---- Removes old checkpoints: of those up to the one just committed, the `last` newest stay, and of
---- the others those whose step divides by keep_every. Damaged ones are not counted. They are judged
---- by manifest and sizes.
+--- Removes old checkpoints. Of those up to the one just committed, the `last` newest stay, and
+--- others whose step divides by keep_every. Damaged checkpoints do not count; damage is judged by
+--- manifest and sizes.
 ---@param run string
 ---@param newest integer step of the checkpoint that was just committed; it is never removed
 ---@param last integer

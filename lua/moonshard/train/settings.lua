@@ -6,7 +6,7 @@ local module = require "moonshard.nn.module"
 
 local settings = {}
 
--- name = type, or a list of types; a count is an integer of 1 or more
+-- Options: name = type, or a list of types; a count is an integer of 1 or more.
 local known = {
   model = "module", optimizer = "optimizer", data = { "loader", "function" }, steps = "count",
   valid = "held-out loader", loss = "function",
@@ -97,7 +97,7 @@ function settings.check(options)
   if o.eval and not o.valid then
     core.raise("train: eval needs valid, a loader of held-out data")
   end
-  -- A loader says before the first step whether it has data for each rank.
+  -- Raises now, before the first step, if the loader does not have data for each rank.
   if o.eval and type(o.valid) == "userdata" then
     local ok, message = pcall(o.valid.batches, o.valid, 0)
     if not ok then
@@ -126,7 +126,7 @@ function settings.check_early(o, by)
   end
 end
 
---- The table of resolved settings.
+--- Logs the table of settings in force.
 ---@param self ms.Training
 function settings.show(self)
   local o, count = self.o, 0
