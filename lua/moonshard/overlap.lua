@@ -1,7 +1,8 @@
--- When optimizers run. An optimizer steps on a stream of its own, so that what is stepped early
--- runs beside the rest of backward, and what is stepped late beside the next forward; the engine
--- lets readers and writers of the same memory wait for each other, so every moment gives the same
--- weights. Here: what ddp models and optimizers call. The parts: overlap/.
+-- When optimizers run. An optimizer steps on a stream of its own: early steps run in parallel with
+-- the rest of backward, late steps in parallel with the next forward. The engine makes readers and
+-- writers of the same memory wait for each other, so the moment of a step does not change the
+-- weights. This file has the functions that ddp models and optimizers call; the parts are in
+-- overlap/.
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
 local chain = require "moonshard.overlap.chain"
@@ -27,7 +28,7 @@ function overlap.await(s)
   for _, entry in ipairs(s.overlap.entries) do if entry.planner then plans.await(entry, s) end end
 end
 
---- For ddp: after the reducer's forward. reduces: whether the backward of this pass does.
+--- For ddp: after the reducer's forward. reduces: whether the backward of this pass reduces.
 ---@param s ms.GradientSource
 ---@param reduces boolean
 function overlap.begin(s, reduces)
@@ -46,7 +47,8 @@ function overlap.begin(s, reduces)
   end
 end
 
--- For a chain that needs all gradients before the first step: nothing may step in backward.
+-- For a chain that needs all gradients before the first step: raises if something would step in
+-- backward.
 local function refuse_early_links(s, links)
   local whole = s.whole
   for _, p in ipairs(s.trained) do
@@ -69,7 +71,7 @@ function overlap.wrap(s, links)
   s.overlap = source.overlap_state(s)
   if s.whole then refuse_early_links(s, links) end
   for _, p in ipairs(s.trained) do owners.wrapped_in[p] = s end
-  -- What is ignored is not stepped in backward, as in the peers.
+  -- Ignored parameters are not stepped in backward; PyTorch does the same.
   for _, p in ipairs(s.left_out) do owners.wrapped_in[p] = s end
   for _, link in ipairs(links) do
     if type(link) == "table" and link.optimizer then
@@ -157,7 +159,7 @@ function overlap.attach(optimizer, model, policy)
   passes.listen(s)
 end
 
---- For optimizers: what a step needs to be known before plans can be made.
+--- For optimizers: notes that a step uses a flag, because a policy must know this before it plans.
 ---@param p ms.Parameter
 function overlap.note_flag(p) if owners.plan_of[p] then owners.plan_of[p].flag = true end end
 
@@ -166,8 +168,8 @@ function overlap.note_flag(p) if owners.plan_of[p] then owners.plan_of[p].flag =
 ---@return boolean
 function overlap.is_planned(p) return owners.plan_of[p] ~= nil end
 
---- For loops: what may step some of these parameters in backward, before all gradients are there,
---- as messages call it; nil where nothing does.
+--- For loops: the name, for messages, of what may step some of these parameters in backward, before
+--- all gradients are complete; nil if nothing does.
 ---@param params ms.Parameter[]
 ---@return string?
 function overlap.early(params)
@@ -184,8 +186,8 @@ function overlap.early(params)
   end
 end
 
---- For optimizers: the device's flag whether these parameters' gradients are as they should be,
---- where links look for that.
+--- For optimizers: the flag on the device whether the gradients of these parameters are finite, if
+--- a link of the chain checks them (hooks.nan_check).
 ---@param params ms.Parameter[]
 ---@return ms.Tensor?
 function overlap.guard(params)

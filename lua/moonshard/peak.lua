@@ -1,12 +1,12 @@
--- The machine's peak in matrix products, for MFU: measured once a machine, threads and dtype, kept
--- in a cache file.
+-- The machine's peak rate in matrix products, for MFU. It is measured once for each machine, number
+-- of threads and dtype, and kept in a cache file.
 local core = require "moonshard.core"
 
 local peak = {}
 
-local METHOD = 2                         -- of measuring: values of another one are not used
--- Rows x inputs -> outputs. Which of them a machine likes best differs: one that streams, one that
--- stays in caches, a square.
+local METHOD = 2                         -- version of the measurement; other versions are ignored
+-- Rows x inputs -> outputs. Machines differ in which shape is fastest: one streams from memory, one
+-- stays in caches, one is square.
 local SHAPES = { { 2048, 1024, 256 }, { 256, 768, 768 }, { 1024, 1024, 1024 } }
 local ROUNDS, PRODUCTS = 8, 2            -- of each shape, and in each round
 
@@ -16,7 +16,7 @@ local function cache_path()
   return base .. "/moonshard", base .. "/moonshard/peak.json"
 end
 
--- What the cache file holds; whatever else may stand in it is left out.
+-- The valid entries of the cache file; others are ignored.
 local function read_cache()
   local _, path = cache_path()
   local text = core.file_read(path)
@@ -27,7 +27,7 @@ local function read_cache()
   return cache
 end
 
--- Without a folder to write to it is measured each time.
+-- The cache file; nil if there is no folder for it: then each run measures.
 local function write_cache(cache)
   local folder, path = cache_path()
   if core.make_directory(folder) then core.file_write(path, core.json_encode(cache)) end
@@ -40,8 +40,8 @@ local function key_of(dtype)
     "/")
 end
 
--- FLOP/s of the best round of products of one shape. Each round writes where the one before did:
--- new memory would be measured otherwise.
+-- FLOP/s of the best round of products of one shape. Each round writes the memory of the round
+-- before; otherwise the time of getting new memory would be measured.
 local function measure_shape(rows, inputs, outputs, dtype)
   local x, w = core.randn { rows, inputs, seed = 1 }:to(dtype),
     core.randn { outputs, inputs, seed = 2 }:to(dtype)
@@ -76,7 +76,8 @@ end
 ---@param dtype string
 ---@return number?, boolean?
 function peak.flops(dtype)
-  -- Whether it is measured, read or not needed: what memory looks like afterwards must be the same.
+  -- The state of memory afterwards must be the same whether the peak is measured, read or not
+  -- needed.
   local before = core.memory().peak
   local value, measured
   if not core.is_sim() then
@@ -92,8 +93,8 @@ function peak.flops(dtype)
   return value, measured
 end
 
---- Notes that products were seen to reach this many FLOP/s: a neighbour's load may have slowed the
---- measurement. Returns the peak from now on.
+--- Notes that products have reached this many FLOP/s. If it is more than the measured peak (another
+--- process may have slowed the measurement), it becomes the peak. Returns the peak from now on.
 ---@param dtype string
 ---@param flops number
 ---@return number

@@ -1,12 +1,13 @@
--- What planners of every kind share (overlap.lua, ddp/buckets.lua): making and finding them, their
--- line for messages, and times that are the same on all ranks.
+-- Functions for planners of both kinds (overlap/plans.lua, ddp/buckets.lua): making and finding
+-- them, their line for messages, and times that are the same on all ranks.
 local core = require "moonshard.core"
 local watch = require "moonshard.watch"
 local check = require "moonshard.options".check
 
 local planner = {}
 
---- A kind of planner: their metatable. shown: what tostring says before the name.
+--- Makes a kind of planner, that is, the metatable of its planners. shown: the text that tostring
+--- puts before the name.
 ---@param name string
 ---@param shown string
 ---@return table
@@ -16,7 +17,7 @@ function planner.kind(name, shown)
   return kind
 end
 
---- A planner from what a user describes: { name, every?, plan }.
+--- Makes a planner from a user's table { name, every?, plan }.
 ---@param kind table
 ---@param what string the function that users call, for messages
 ---@param given table
@@ -57,8 +58,9 @@ function planner.refuse_options(options, ready_made, value)
   if key then core.raise(("'%s' is ready-made and takes no options, not %s"):format(value, key)) end
 end
 
---- A planner, the name of a ready-made one, or a file that returns one (read again under --watch).
---- words: for messages: where, what is looked for, and which function makes one.
+--- Finds a planner. value: a planner, the name of a ready-made one, or a file that returns one
+--- (read again under --watch). words: for messages: the option, the kind of thing, and the function
+--- that makes one.
 ---@param kind table
 ---@param value any
 ---@param ready_made table<string, table>
@@ -88,7 +90,7 @@ function planner.find(kind, value, ready_made, words, make)
   return found
 end
 
---- Its name and where it was written, for messages.
+--- A planner's name and the line of its function, for messages.
 ---@param of table
 ---@return string
 function planner.line(of)
@@ -96,7 +98,7 @@ function planner.line(of)
   return ("%s (%s:%d)"):format(of.name, info.short_src, info.linedefined)
 end
 
---- How messages call it: with its line, where it is not one of the ready-made.
+--- A planner's name in messages: with its line, unless it is ready-made.
 ---@param of table
 ---@return string
 function planner.called(of)
@@ -104,7 +106,8 @@ function planner.called(of)
   return planner.line(of)
 end
 
--- How messages call the planners that were asked, in order: what a view has are times.
+-- Names of the planners that were asked so far, in order. Their plans depend on the times in their
+-- views.
 local asked = {}
 
 local function note_asked(of)
@@ -116,8 +119,9 @@ end
 ---@return string[]
 function planner.from_times() return table.move(asked, 1, #asked, 1, {}) end
 
---- Its answer; an error says what it did wrong, with its line. A planner gets numbers only:
---- tensors, streams and groups are refused, since a plan that communicates could wait for ever.
+--- A planner's answer. An error says what the planner did wrong, with its line. While a planner
+--- runs, calls on tensors, streams and groups raise, because a plan that communicates could
+--- deadlock.
 ---@param of table
 ---@param view table
 ---@param refuse fun(message: string) raises
@@ -148,9 +152,9 @@ function planner.check_fields(t, fields, list, refuse)
   end
 end
 
---- Times in a view are means over the ranks that have some, so that planners cannot come to
---- different answers; nil where no rank has. How many ranks say yes to what is asked comes with it.
---- Blocks until the other ranks' hosts have come as far.
+--- The means of these numbers over the ranks that have numbers, so that all ranks plan with equal
+--- times; nil if no rank has any. The second result is the number of ranks whose `yes` is true.
+--- Blocks until the hosts of the other ranks have made the same call.
 ---@param s ms.GradientSource
 ---@param numbers number[]? as many on all ranks; nil: this rank has none
 ---@param count integer
@@ -168,7 +172,7 @@ function planner.mean_over_ranks(s, numbers, count, yes)
   return mean, math.tointeger(sum[2])
 end
 
---- Each rank's list, rank by rank; nil where there are no other ranks. Blocks as mean_over_ranks.
+--- Each rank's list, rank by rank; nil if there are no other ranks. Blocks as mean_over_ranks does.
 ---@param s ms.GradientSource
 ---@param own integer[]
 ---@return integer[][]?

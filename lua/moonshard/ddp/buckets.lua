@@ -13,15 +13,15 @@ local Buckets = planners.kind("ms.Buckets", "bucket plan")
 ------------------------------------------------------------------------------------------- planners
 
 --- A planner for buckets: its answer is a list of lists of positions in view.parameters, bucket 0
---- first, or { caps_bytes = { ... } }. every: iterations for which a plan holds. Planning waits for
---- no more of the device than the pass before the last, whose times it sees, and for the hosts of
---- the other ranks.
+--- first, or { caps_bytes = { ... } }. every: iterations for which a plan holds. Planning waits
+--- until the pass before the last has ended on the device, because it uses the times of that pass,
+--- and for the hosts of the other ranks.
 ---@param given ms.BucketsPlanner
 ---@return ms.Buckets
 function buckets.buckets(given) return planners.make(Buckets, "buckets", given) end
 
--- When the last bucket of this size is reduced, since backward began: each reduction begins when
--- its bucket is ready and the reduction before it has ended.
+-- The time, since backward began, at which the last reduction ends with buckets of this size. A
+-- reduction begins when its bucket is ready and the reduction before it has ended.
 local function finish_with(view, cap)
   local done, bytes = 0, 0
   for i, p in ipairs(view.parameters) do
@@ -34,8 +34,8 @@ local function finish_with(view, cap)
   return done
 end
 
--- The size, from 64 KiB in powers of two, with which reductions end first; the larger one where
--- that makes no difference.
+-- The bucket size (a power of two, from 64 KiB) with which the reductions end first; of nearly
+-- equal ones the largest.
 local function fitted(view)
   local best, best_ms
   for power = 32, 16, -1 do
@@ -58,9 +58,10 @@ buckets.ready_made = planners.names(ready_made)
 
 local words = { what = "ddp: buckets", thing = "plan", maker = "ms.buckets" }
 
---- A planner, the name of a ready-made one ("arrival": by caps, in order of arrival; "fitted": of
---- the size with which reductions end first), or a file that returns one. options, are_given: for
---- what a file makes from options, as scripts/made_by.lua has them.
+--- Finds a planner: value is a planner, the name of a ready-made one ("arrival": by size limits, in
+--- the order in which gradients are complete; "fitted": of the size with which reductions end
+--- first), or a file that returns one. options, are_given: for a file that makes its planner from
+--- options, as in scripts/made_by.lua.
 ---@param value any
 ---@param options? table
 ---@param are_given? boolean
@@ -71,19 +72,20 @@ function buckets.planner_of(value, options, are_given)
   return planners.find(Buckets, value, ready_made, words, make)
 end
 
--- Says what is wrong with a plan, with the line where its planner was written.
+-- Raises an error about a plan, with the line of its planner.
 local function refuse(planner, format, ...)
   core.raise(("bucket plan %s: %s"):format(planners.line(planner), format:format(...)))
 end
 
 ---------------------------------------------------------------------------------------------- views
 
--- Latency and speed: the line through what reductions of different sizes took.
+-- Latency and rate of reductions: a least-squares line through times over sizes.
 local function fit(plan, layout, numbers, first)
   local n, bytes, ms, square, product = 0, 0, 0, 0, 0
   for i, b in ipairs(layout) do plan.samples[b.bytes] = numbers[first + i] end
   for size, took in pairs(plan.samples) do plan.sorted[#plan.sorted + 1] = { size, took } end
-  table.sort(plan.sorted, function(a, b) return a[1] < b[1] end)  -- sums in one order on all ranks
+  -- Sums must have one order on all ranks.
+  table.sort(plan.sorted, function(a, b) return a[1] < b[1] end)
   for _, sample in ipairs(plan.sorted) do
     n, bytes, ms = n + 1, bytes + sample[1], ms + sample[2]
     square, product = square + sample[1] * sample[1], product + sample[1] * sample[2]
@@ -95,8 +97,8 @@ local function fit(plan, layout, numbers, first)
   return math.max(0, (ms - slope * bytes) / n), 1 / slope
 end
 
--- What the planner sees of a recorded pass, and the reducer's position of each of view.parameters;
--- nil where no rank has the times of one: in join, those that took part with zeros have none.
+-- The view of a recorded pass, and the reducer's position of each of view.parameters; nil if no
+-- rank has the times of one. In join, ranks that took part with zeros have no times.
 local function view_of(s, plan)
   local times, arrivals, layout = s.reducer:stats(), s.reducer:arrivals(), s.reducer:bucket_times()
   local numbers, bytes_of = {}, {}
@@ -154,7 +156,8 @@ local function cut_by_caps(planner, view, caps)
   return core.ddp_assign(bytes, dtypes, caps)
 end
 
--- Lists of positions in the view from a planner's answer, each position once, one dtype a bucket.
+-- Lists of positions in the view, from a planner's answer; raises unless each position occurs once
+-- and each bucket has one dtype.
 local function check_plan(planner, answer, view)
   if type(answer) ~= "table" then
     refuse(planner, "it returned %s; lists of positions in view.parameters, or { caps_bytes = { \z
@@ -198,7 +201,7 @@ local function check_plan(planner, answer, view)
   return answer
 end
 
--- Every rank must have planned the same: the bucket and the place of each parameter.
+-- Raises unless all ranks have planned the same bucket and place for each parameter.
 local function compare(s, planner, lists, view)
   local own = {}
   for b, list in ipairs(lists) do
@@ -266,9 +269,9 @@ function buckets.new(planner)
   return { planner = planner, pass = 0, next = 0, recorded = 0, samples = {}, sorted = {} }
 end
 
---- For ddp: before the reducer's synchronized forward. A plan is made after two passes that were
---- recorded, the first of which has ended on the device by then, or nearly, and holds for `every`
---- passes.
+--- For ddp: before the reducer's synchronized forward. A plan is made after two recorded passes and
+--- holds for `every` passes. It waits for the first of the two, which has usually ended on the
+--- device by then.
 ---@param s ms.DDPState
 function buckets.begin(s)
   local plan = s.plan
@@ -286,7 +289,7 @@ function buckets.begin(s)
   s.reducer:record(plan.records)
 end
 
---- For ddp: plan anew as soon as a pass was recorded.
+--- For ddp: makes a new plan due, as soon as passes were recorded.
 ---@param s ms.DDPState
 function buckets.again(s) s.plan.next = s.plan.pass end
 

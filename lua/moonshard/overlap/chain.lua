@@ -31,7 +31,8 @@ function Then.__call(self, bucket, next, _, is_first)
           local used = not s or source.is_used(s, s.overlap.position_of[p], optimizer.shard)
           local again = used == nil and optimizer.slots[p].early
             and source.is_used(s, s.overlap.position_of[p])
-          -- A step that comes later needs numbers that the links before this one do not write.
+          -- A delayed step needs a copy of the gradient, because the links before this one may
+          -- write the buffer.
           if not is_first and (used == nil or core.is_awaited(p)) then grad = grad:clone() end
           if used or again then
             optimizer:_step_early(p, grad)
@@ -50,9 +51,9 @@ function Then.__call(self, bucket, next, _, is_first)
   end)
 end
 
---- Steps on what the later links returned, bucket by bucket, all of the optimizer's parameters or
---- `params` only. The optimizer's step(), where it is called, finishes the others; where it is not,
---- a step ends with the next forward.
+--- A link that steps parameters on the result of the later links, bucket by bucket: all parameters
+--- of the optimizer, or `params` only. The optimizer's step(), if the loop calls it, steps the
+--- other parameters; otherwise a step ends with the next forward.
 ---@param options { optimizer: ms.Optimizer, params?: ms.Parameter[] }
 ---@return ms.Link
 function chain.then_optimizer(options)

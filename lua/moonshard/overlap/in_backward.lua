@@ -1,4 +1,4 @@
--- Optimizers of single parameters, which step in backward without a loop's help.
+-- Optimizers of single parameters, which step in backward without a call in the loop.
 local core = require "moonshard.core"
 local argument = require "moonshard.options".argument
 local owners = require "moonshard.overlap.owners"
@@ -6,9 +6,9 @@ local passes = require "moonshard.overlap.passes"
 
 local in_backward = {}
 
---- An optimizer of its own for each parameter, stepped in backward when the gradient is complete:
---- after its reduction in a ddp model (wrapped before or after this call), and in the last pass of
---- accumulate only. The gradient is gone then, unless options.keep_grads.
+--- Makes an optimizer for each parameter. It steps in backward when the parameter's gradient is
+--- complete: after its reduction in a ddp model (wrapped before or after this call), and in the
+--- last pass of accumulate only. The step frees the gradient, unless options.keep_grads is true.
 ---@param make fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 ---@param params ms.Parameter[]
 ---@param options? ms.OptimizerOptions and keep_grads
@@ -63,7 +63,8 @@ function in_backward.in_backward(make, params, options)
       owners.own_of[p] = { list = { made[i] }, keep = keep }
       if owners.wrapped_in[p] then passes.listen(owners.wrapped_in[p]) end
       p:on_grad_ready(function(ready)
-        -- Looked up in owners.own_of each time: the hook must not keep its parameter alive.
+        -- The owner is looked up in owners.own_of in each call, because the hook must not keep its
+        -- parameter alive.
         if owners.wrapped_in[ready] or module.is_accumulating() then return end
         owners.stream():run(function() passes.step_own(ready, owners.own_of[ready]) end)
       end)
@@ -72,7 +73,7 @@ function in_backward.in_backward(make, params, options)
   return made
 end
 
---- The optimizers that in_backward gave to the parameters of a module, in order of parameters.
+--- The optimizers that in_backward made for the parameters of a module, in order of parameters.
 ---@param model ms.Module
 ---@return { parameter: ms.Parameter, optimizers: ms.Optimizer[] }[]
 function in_backward.in_backward_of(model)

@@ -1,5 +1,5 @@
--- Plans for optimizers (numbers in, table out), which name a moment for each bucket: planners, what
--- they see, and what becomes of their answers.
+-- Plans for optimizers (numbers in, table out): for each bucket, the moment at which its parameters
+-- are stepped. Planners, their views, and the use of their answers.
 local core = require "moonshard.core"
 local made_by = require "moonshard.scripts.made_by"
 local planners = require "moonshard.planner"
@@ -16,8 +16,8 @@ local number_of = { on_reduced = 1, after_backward = 2, before_next_use = 3 }
 ------------------------------------------------------------------------------------------- planners
 
 --- A planner for the moments at which optimizers step. every: iterations for which a plan holds.
---- Planning waits for no more of the device than the pass before the last, whose times it sees, and
---- for the hosts of the other ranks.
+--- Planning waits until the pass before the last has ended on the device, because it uses the times
+--- of that pass, and for the hosts of the other ranks.
 ---@param given ms.OverlapPlanner
 ---@return ms.Overlap
 function plans.overlap(given) return planners.make(Overlap, "overlap", given) end
@@ -26,8 +26,7 @@ local function always(name, moment)
   return setmetatable({ name = name, every = 1, always = moment }, Overlap)
 end
 
--- Steps in backward what is reduced before backward ends; the rest would only delay the next
--- forward.
+-- Steps a bucket in backward if its reduction ends before backward does.
 local function early_where_hidden(view)
   local plan = {}
   for i, b in ipairs(view.buckets) do
@@ -50,8 +49,8 @@ plans.ready_made = planners.names(ready_made)
 
 local words = { what = "overlap", thing = "policy", maker = "ms.overlap" }
 
---- A planner, the name of a ready-made one, or a file that returns one. options, are_given: for
---- what a file makes from options, as scripts/made_by.lua has them.
+--- Finds a planner: value is a planner, the name of a ready-made one, or a file that returns one.
+--- options, are_given: for a file that makes its planner from options, as in scripts/made_by.lua.
 ---@param policy any
 ---@param options? table
 ---@param are_given? boolean
@@ -64,8 +63,8 @@ end
 
 ---------------------------------------------------------------------------------------------- views
 
--- What a planner sees of a pass with the present buckets, or nil where no rank has the times of
--- one: in join, those that took part with zeros have none.
+-- The view of a pass with the present buckets; nil if no rank has the times of one. In join, ranks
+-- that took part with zeros have no times.
 local function view_of(entry, s, buckets)
   local times, bytes, numbers = s.reducer:stats(), 0, {}
   local known = times.backward_ms > 0
@@ -82,7 +81,7 @@ local function view_of(entry, s, buckets)
   local asked
   numbers, asked = planners.mean_over_ranks(s, numbers, 2 * #buckets + 3, entry.norm or entry.flag)
   if not numbers then return nil end
-  -- As other ranks have: those without inputs left do not clip.
+  -- Ranks without inputs left do not clip, so they learn from the others that norms are used.
   entry.norm = entry.norm or asked > 0 and not entry.flag
   local view = {
     step = entry.pass, world_size = s.group:size(), forward_ms = numbers[1],
@@ -91,7 +90,8 @@ local function view_of(entry, s, buckets)
   }
   for i, b in ipairs(buckets) do
     local ready = numbers[2 * i + 2]
-    -- Steps take time by their bytes; what is ready early in backward was used late in forward.
+    -- Estimates: the time of a step is proportional to its bytes, and parameters whose gradients
+    -- are ready early in backward are used late in forward.
     view.buckets[i] = {
       index = b.index,
       bytes = b.bytes,
@@ -115,8 +115,7 @@ local function refuse_plan(entry, message)
   core.raise(("overlap plan %s: %s"):format(planners.line(entry.planner), message))
 end
 
--- Moments by bucket index, from a planner's answer; what is wrong with it is raised with the
--- planner's line.
+-- Moments by bucket index, from a planner's answer. A wrong answer raises with the planner's line.
 local function check_plan(entry, plan, count)
   local function refuse(format, ...) refuse_plan(entry, format:format(...)) end
   if type(plan) ~= "table" then
@@ -150,7 +149,7 @@ local function check_plan(entry, plan, count)
   return chosen
 end
 
--- Every rank must have planned the same.
+-- Raises unless all ranks have made the same plan.
 local function compare(entry, s, chosen, count)
   local own = {}
   for index = 0, count - 1 do own[index + 1] = number_of[chosen[index]] end
@@ -166,8 +165,8 @@ local function compare(entry, s, chosen, count)
   end
 end
 
--- Raises if the planner's steps in backward (of the first such bucket, or of "each bucket") cannot
--- wait for what is known only after it: what the chain or the loop needs all gradients for.
+-- Raises if the plan steps a bucket in backward although the chain or the loop needs all gradients
+-- before the first step.
 local function check_early(entry, chosen)
   local early
   for index, moment in pairs(chosen) do
@@ -176,7 +175,8 @@ local function check_early(entry, chosen)
   if early then plans.refuse_early(entry, ("bucket %d"):format(early)) end
 end
 
---- What to do where gradients are clipped by the norm of all and steps are early.
+--- Advice for messages: what to do if gradients are clipped by the global norm and steps are taken
+--- in backward.
 plans.instead_of_norm = "clip in the model's chain by the norm of the step before, "
   .. "hooks.clip { max_norm = x, scope = 'lagged' } (after then_optimizer, if the chain has one), "
   .. "or use the policy 'classic' or 'deferred'"
@@ -196,8 +196,8 @@ function plans.refuse_early(entry, what)
     :format(planners.called(entry.planner), what, why))
 end
 
--- Tells each slot its moment, and its turn among those that step late: what forward uses first
--- comes first.
+-- Writes into each slot whether its parameter is stepped late, and its turn among those: parameters
+-- that forward uses first come first.
 local function apply(entry, s, chosen, buckets)
   entry.chosen = chosen
   for _, b in ipairs(buckets) do
@@ -216,8 +216,8 @@ local function plan_now(entry, s, view, count)
   return chosen
 end
 
--- Whether there is to be another plan for these buckets: times of the pass before the last are
--- times with them.
+-- Whether a new plan for the present buckets is due. The planner needs two passes with them, so
+-- that the times of the pass before the last are times with these buckets.
 local function is_due(entry, s)
   local planner = entry.planner
   if planner.always then return false end
@@ -226,8 +226,8 @@ local function is_due(entry, s)
     and (entry.layout ~= layout or entry.version ~= planner.version or entry.pass >= entry.next)
 end
 
---- Before the reducer's forward: what a planner will see must not depend on how far the device has
---- come.
+--- Before the reducer's forward: if a plan is due, waits for the times of the pass before the last,
+--- so that the view does not depend on how far the device has come.
 ---@param entry ms.OverlapEntry
 ---@param s ms.GradientSource
 function plans.await(entry, s) if is_due(entry, s) then s.reducer:await_times() end end
@@ -242,8 +242,8 @@ local function begin_always(entry, s)
   apply(entry, s, chosen, buckets)
 end
 
---- After the reducer's forward: the first passes with these buckets are recorded and run classic;
---- a plan holds for `every` passes, or until buckets are rebuilt.
+--- After the reducer's forward: the first passes with these buckets are recorded and run as
+--- "classic". A plan holds for `every` passes, or until buckets are rebuilt.
 ---@param entry ms.OverlapEntry
 ---@param s ms.GradientSource
 function plans.begin(entry, s)
