@@ -9,6 +9,7 @@
 
 /* ------------------------------------------------------------------ tensors */
 
+/* The magic is gone once the handle was finalized, which scripts can see in a __gc of their own. */
 bool ms_lua_is_tensor(lua_State *L, int index)
 {
     const ms_handle *handle = luaL_testudata(L, index, MS_TENSOR_TYPE);
@@ -16,7 +17,8 @@ bool ms_lua_is_tensor(lua_State *L, int index)
 }
 
 /* The error names the line that made the tensor and why it is gone, since the line that uses it is
- * rarely the one that is wrong. */
+ * rarely the one that is wrong. handle->script is the line that made it; it is a number of the
+ * engine's table of strings, and 0 if no script did. */
 ms_handle *ms_lua_handle(lua_State *L, int index)
 {
     ms_handle *handle = luaL_testudata(L, index, MS_TENSOR_TYPE);
@@ -33,8 +35,11 @@ ms_handle *ms_lua_handle(lua_State *L, int index)
     return handle;
 }
 
+/* The tensor is borrowed: the handle on the stack keeps it as long as the bound function runs,
+ * unless that function itself ends handles. */
 ms_tensor *ms_lua_tensor(lua_State *L, int index) { return ms_lua_handle(L, index)->tensor; }
 
+/* nil and an absent argument mean the same. false does not, and raises. */
 ms_tensor *ms_lua_optional_tensor(lua_State *L, int index)
 {
     return lua_isnoneornil(L, index) ? NULL : ms_lua_tensor(L, index);
@@ -64,7 +69,7 @@ ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count)
 /* ------------------------------------------------------------------ numbers */
 
 /* Strings that look like numbers are refused, unlike in Lua's own functions: they are mistakes
- * here. */
+ * here. Floats with an integer value (2.0) are taken, as in Lua itself. */
 int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const char *what)
 {
     int ok = 0;
@@ -92,7 +97,8 @@ int32_t ms_lua_dim(lua_State *L, int index, uint32_t dims)
 }
 
 /* -1 is let through: it stands for the size that follows from the others, in functions that allow
- * it. */
+ * it. Sizes come as a list or as the rest of the arguments, so t:view(2, 3) and t:view({ 2, 3 })
+ * are the same. */
 uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what)
 {
     bool table = lua_istable(L, index);
@@ -119,7 +125,8 @@ static bool same_letter(char a, char b)
 
 /* Edit distance with insertions, deletions, replacements and swaps of neighbours, for short names;
  * small and capital letters are equal. rows[i % 3][j] is the distance of the first i letters of a
- * and the first j of b. */
+ * and the first j of b. Three rows are kept, because a swap of neighbours looks back two letters.
+ * Names beyond the limit are not near to anything. */
 static int distance(const char *a, const char *b)
 {
     enum { LONGEST = 40 };
@@ -141,7 +148,8 @@ static int distance(const char *a, const char *b)
     return rows[n % 3][m];
 }
 
-/* Whether `shorter` is the first letters of the words of `longer`: "lr" of "learning_rate". */
+/* Whether `shorter` is the first letters of the words of `longer`: "lr" of "learning_rate". A name
+ * without _ has no words to take the initials of. */
 static bool is_initials(const char *shorter, const char *longer)
 {
     if (!strchr(longer, '_')) return false;
@@ -177,7 +185,8 @@ static int compare_names(const void *a, const void *b)
 }
 
 /* The string keys of the table, sorted and NULL-ended, as a userdata on the stack; those with _ in
- * front are private. */
+ * front are private. Counted first, since a userdata cannot grow. The strings are the table's.
+ * */
 static const char **push_names(lua_State *L, int table)
 {
     size_t count = 0;
@@ -202,7 +211,8 @@ int ms_lua_no_field(lua_State *L, int key, int methods, const char *what)
     return ms_lua_error(L, "%s has no '%.60s': did you mean '%s'?", what, given, nearest);
 }
 
-/* Raises "unknown <what> 'x': did you mean 'y'?", or the whole list. */
+/* Raises "unknown <what> 'x': did you mean 'y'?", or the whole list. A short list is the best help
+ * where nothing is near. */
 static int refuse_name(lua_State *L, const char *what, const char *given, const char *const names[])
 {
     const char *nearest = ms_lua_nearest(given, names);
@@ -239,7 +249,8 @@ ms_dtype ms_lua_dtype(lua_State *L, int index)
     return dtype;
 }
 
-/* An option that is misspelled would be ignored without a word otherwise. */
+/* An option that is misspelled would be ignored without a word otherwise. Keys that are no strings
+ * are passed over: the list part of a shape table has the sizes. */
 void ms_lua_known_keys(lua_State *L, int index, const char *const names[], const char *what)
 {
     if (lua_isnoneornil(L, index)) return;
@@ -256,7 +267,8 @@ void ms_lua_known_keys(lua_State *L, int index, const char *const names[], const
 
 /* ------------------------------------------------------------------- fields */
 
-/* Pushes field `name` of the options at `table`, or nil if there are none; returns its type. */
+/* Pushes field `name` of the options at `table`, or nil if there are none; returns its type.
+ * Lookups go through __index, so a group of options may fall back to its defaults. */
 static int field(lua_State *L, int table, const char *name)
 {
     if (lua_isnoneornil(L, table)) {
@@ -266,6 +278,8 @@ static int field(lua_State *L, int table, const char *name)
     return lua_getfield(L, table, name);
 }
 
+/* false and true are refused as numbers, since an option that is switched off by mistake would
+ * count as 0. */
 double ms_lua_field_number(lua_State *L, int table, const char *name, double fallback)
 {
     int type = field(L, table, name);
@@ -276,6 +290,8 @@ double ms_lua_field_number(lua_State *L, int table, const char *name, double fal
     return value;
 }
 
+/* The limits do not hold for the fallback, so 0 can stand for "not given" where 0 itself is not
+ * allowed. */
 int64_t ms_lua_field_integer(lua_State *L, int table, const char *name, int64_t fallback,
                              int64_t low, int64_t high)
 {
@@ -285,6 +301,7 @@ int64_t ms_lua_field_integer(lua_State *L, int table, const char *name, int64_t 
     return value;
 }
 
+/* Only true and false: "no" and 0 count as true in Lua, and are mistakes here. */
 bool ms_lua_field_boolean(lua_State *L, int table, const char *name, bool fallback)
 {
     int type = field(L, table, name);

@@ -10,6 +10,7 @@
 
 #define MS_BUCKET_TYPE "ms.Bucket"
 
+/* The address is the key, so no other library can meet it. */
 static const char life_key = 0; /* registry: the userdata with the struct below */
 static const char gone[] = "was only valid inside its comm hook; clone it, and call keep() on the "
                            "clone, to keep its values";
@@ -18,7 +19,9 @@ static const char gone[] = "was only valid inside its comm hook; clone it, and c
  * and do not nest. A Lua handle of a bucket is good while its serial is this one's. User value 1:
  * list of the tensor handles that were given out, which end with the hook; 2: the reducer's list of
  * parameters. between: the second half of a hybrid bucket's reduction, while it runs. buffer,
- * buffer_at: the tensor that the last buffer() returned, and its place in user value 1. */
+ * buffer_at: the tensor that the last buffer() returned, and its place in user value 1. It is in
+ * the registry and not in the runtime, because its user values keep the tensor handles and the
+ * parameters alive. */
 typedef struct bucket_life {
     uint64_t serial;
     ms_bucket *bucket;
@@ -29,7 +32,8 @@ typedef struct bucket_life {
     int buffer_at;
 } bucket_life;
 
-/* A Lua handle of a bucket. index and label are copies, for messages after the bucket is gone. */
+/* A Lua handle of a bucket. index and label are copies, for messages after the bucket is gone.
+ * bucket must not be used once the serials differ: the reducer may have freed it. */
 typedef struct bucket_box {
     bucket_life *life;
     ms_bucket *bucket;
@@ -49,6 +53,7 @@ static bucket_life *get_life(lua_State *L)
     return life;
 }
 
+/* The test is a comparison of two numbers, so it can stand in every method. */
 ms_bucket *ms_lua_bucket(lua_State *L, int index)
 {
     const bucket_box *box = luaL_checkudata(L, index, MS_BUCKET_TYPE);
@@ -60,14 +65,19 @@ ms_bucket *ms_lua_bucket(lua_State *L, int index)
     return box->bucket;
 }
 
+/* `bucket` of the life is set only while a hook runs that has a bucket; gradient hooks of
+ * parameters are not links. */
 void ms_lua_refuse_in_link(lua_State *L, const char *what, const char *instead)
 {
     if (get_life(L)->bucket) ms_lua_error(L, "%s cannot be used inside a link: %s", what, instead);
 }
 
+/* For methods, whose object is at 1. */
 static ms_bucket *check_bucket(lua_State *L) { return ms_lua_bucket(L, 1); }
 
-/* Pushes a handle of the tensor that ends with the hook. */
+/* Pushes a handle of the tensor that ends with the hook. Each is noted in a list, since a script
+ * may keep the handle in a variable: after the hook the bucket's memory belongs to the next pass.
+ * */
 static ms_handle *give(lua_State *L, bucket_life *life)
 {
     ms_handle *handle = ms_lua_new_handle(L);
@@ -80,42 +90,49 @@ static ms_handle *give(lua_State *L, bucket_life *life)
     return handle;
 }
 
-/* bucket:index() -> its index; 0 is launched first */
+/* bucket:index() -> its index; 0 is launched first. In the order of launch, which is the same on
+ * all ranks. */
 static int bucket_index(lua_State *L)
 {
     lua_pushinteger(L, check_bucket(L)->index);
     return 1;
 }
 
-/* bucket:is_last() -> whether it is the last bucket of the pass */
+/* bucket:is_last() -> whether it is the last bucket of the pass. Links that do something once in a
+ * pass do it there. Buckets of delayed parameters come after it and pass no link. */
 static int bucket_is_last(lua_State *L)
 {
     lua_pushboolean(L, check_bucket(L)->is_last);
     return 1;
 }
 
-/* bucket:kind() -> "all_reduce", "reduce_scatter" or "hybrid" */
+/* bucket:kind() -> "all_reduce", "reduce_scatter" or "hybrid". It says what the chain has to
+ * return: all numbers, or this rank's shard. */
 static int bucket_kind(lua_State *L)
 {
     lua_pushstring(L, ms_bucket_kind_name(check_bucket(L)->kind));
     return 1;
 }
 
-/* bucket:dtype() -> dtype of the gradients, whatever the buffer is now */
+/* bucket:dtype() -> dtype of the gradients, whatever the buffer is now. A result must have it
+ * again. */
 static int bucket_dtype(lua_State *L)
 {
     lua_pushstring(L, ms_dtype_name(ms_tensor_dtype(check_bucket(L)->flat)));
     return 1;
 }
 
-/* bucket:divisor() -> the number of ranks that a mean is over */
+/* bucket:divisor() -> the number of ranks that a mean is over. It is smaller than the group where
+ * ranks have run out of inputs (join). */
 static int bucket_divisor(lua_State *L)
 {
     lua_pushinteger(L, check_bucket(L)->divisor);
     return 1;
 }
 
-/* bucket:group(level?) -> group; level "all" (the default), "shard" or "replicate" */
+/* bucket:group(level?) -> group; level "all" (the default), "shard" or "replicate". A level that
+ * the kind does not have is the group of this rank alone, so a link can be written once for all
+ * kinds. The handle has channel 1: the collectives of links run there. */
 static int bucket_group(lua_State *L)
 {
     static const char *const levels[] = { "all", "shard", "replicate", NULL };
@@ -130,7 +147,8 @@ static int bucket_group(lua_State *L)
 }
 
 /* bucket:buffer() -> the tensor that the next link gets. As long as no link replaces it, all calls
- * return one handle, so that scripts may compare them. */
+ * return one handle, so that scripts may compare them. The bucket's first buffer has the sum of
+ * this rank's gradients, undivided. */
 static int bucket_buffer(lua_State *L)
 {
     ms_lua_enter(L);
@@ -150,7 +168,8 @@ static int bucket_buffer(lua_State *L)
 }
 
 /* bucket:set_buffer(tensor): later links see this one. Whether it is a cast is decided before the
- * buffer is replaced, because it is compared with the old one. */
+ * buffer is replaced, because it is compared with the old one. The bucket retains the tensor, so
+ * the script's handle may end. */
 static int bucket_set_buffer(lua_State *L)
 {
     ms_lua_enter(L);
@@ -175,6 +194,7 @@ static int bucket_wants_sent(lua_State *L)
     return 1;
 }
 
+/* Where nobody has asked for a report, nothing happens: a link need not ask before it reports. */
 static int bucket_set_sent(lua_State *L)
 {
     ms_lua_enter(L);
@@ -185,7 +205,8 @@ static int bucket_set_sent(lua_State *L)
 }
 
 /* For links that keep the residual. bucket:ask_sent(): later links have to report; bucket:sent() ->
- * what they reported, or nil */
+ * what they reported, or nil. It stands for ms_error_feedback_encode in a chain that Lua runs.
+ * */
 static int bucket_ask_sent(lua_State *L)
 {
     ms_bucket *bucket = check_bucket(L);
@@ -194,6 +215,7 @@ static int bucket_ask_sent(lua_State *L)
     return 0;
 }
 
+/* The tensor belongs to the chain; the handle ends with the hook. */
 static int bucket_sent(lua_State *L)
 {
     ms_lua_enter(L);
@@ -205,7 +227,9 @@ static int bucket_sent(lua_State *L)
 }
 
 /* bucket:gradients() -> list of views of the buffer in the parameters' shapes. Each handle is in
- * the list before its view is made: an error must not leave a view that nothing releases. */
+ * the list before its view is made: an error must not leave a view that nothing releases. They are
+ * made anew after set_buffer: of a buffer of another length there are none, which is an error.
+ * */
 static int bucket_gradients(lua_State *L)
 {
     ms_lua_enter(L);
@@ -222,7 +246,8 @@ static int bucket_gradients(lua_State *L)
     return 1;
 }
 
-/* bucket:parameters() -> list of the parameters, the same handles that the script knows */
+/* bucket:parameters() -> list of the parameters, the same handles that the script knows. A link may
+ * use them as keys of its own tables, hence the same handles. */
 static int bucket_parameters(lua_State *L)
 {
     ms_bucket *bucket = check_bucket(L);
@@ -237,7 +262,9 @@ static int bucket_parameters(lua_State *L)
     return 1;
 }
 
-/* bucket:shard(tensor) -> this rank's part of it; of all_reduce buckets the same handle */
+/* bucket:shard(tensor) -> this rank's part of it; of all_reduce buckets the same handle. It is how
+ * a link for sharded buckets returns its result: the view is written where the reducer wants it.
+ * */
 static int bucket_shard(lua_State *L)
 {
     ms_lua_enter(L);
@@ -263,7 +290,8 @@ static const ms_link *enter_link(lua_State *L, ms_bucket **bucket)
     return ms_lua_link(L, 2);
 }
 
-/* bucket:_encode(link): the buffer may be another one after it */
+/* bucket:_encode(link): the buffer may be another one after it. enter_inside: a link's work is
+ * charged to the line that called backward. */
 static int bucket_encode(lua_State *L)
 {
     ms_bucket *bucket = NULL;
@@ -273,7 +301,9 @@ static int bucket_encode(lua_State *L)
     return 0;
 }
 
-/* bucket:_decode(link, before, reduced) -> tensor */
+/* bucket:_decode(link, before, reduced) -> tensor. before and reduced are the tensors that
+ * hooks.lua has kept for this link. The result's handle ends with the hook, like all that a bucket
+ * gives out. */
 static int bucket_decode(lua_State *L)
 {
     ms_bucket *bucket = NULL;
@@ -285,7 +315,8 @@ static int bucket_decode(lua_State *L)
     return 1;
 }
 
-/* bucket:_reduce(link) -> tensor, stream, number: the result and the point at which it is ready */
+/* bucket:_reduce(link) -> tensor, stream, number: the result and the point at which it is ready.
+ * The future that hooks.lua makes of it needs the point. */
 static int bucket_reduce(lua_State *L)
 {
     ms_bucket *bucket = NULL;
@@ -300,7 +331,8 @@ static int bucket_reduce(lua_State *L)
     return 3;
 }
 
-/* Pushes a handle of the bucket, or of the bucket between its reductions; it ends with the hook. */
+/* Pushes a handle of the bucket, or of the bucket between its reductions; it ends with the hook.
+ * label is an array of fixed size, so a copy cannot fail. */
 static void push_bucket(lua_State *L, bucket_life *life, ms_bucket *bucket)
 {
     bucket_box *box = lua_newuserdatauv(L, sizeof *box, 0);
@@ -312,7 +344,8 @@ static void push_bucket(lua_State *L, bucket_life *life, ms_bucket *bucket)
 }
 
 /* bucket:_open_between(reduce) -> the bucket of this rank's shard, which the links between the two
- * reductions of a hybrid bucket get; bucket:_close_between(inner, result) */
+ * reductions of a hybrid bucket get; bucket:_close_between(inner, result). The inner bucket has the
+ * same serial, so both handles end together. */
 static int bucket_open_between(lua_State *L)
 {
     ms_bucket *bucket = NULL;
@@ -336,7 +369,8 @@ static int bucket_close_between(lua_State *L)
     return 0;
 }
 
-/* bucket:_key() -> a text that identifies its list of parameters */
+/* bucket:_key() -> a text that identifies its list of parameters: their names, each with a line
+ * end. Tables of Lua link states that go by bucket use it as their key. */
 static int bucket_key(lua_State *L)
 {
     const ms_bucket *bucket = check_bucket(L);
@@ -351,7 +385,8 @@ static int bucket_key(lua_State *L)
 }
 
 /* core.bucket_account(link?) -> the link to which work is charged now, or nil if none is counted;
- * charges it to `link` from now on */
+ * charges it to `link` from now on. Chains in Lua call it around each of their links, so that stats
+ * can say what each costs. */
 static int bucket_account(lua_State *L)
 {
     bucket_life *life = get_life(L);
@@ -364,21 +399,23 @@ static int bucket_account(lua_State *L)
     return 1;
 }
 
-/* bucket:_loss_is_known() -> whether error feedback, if a link wants it, can be computed */
+/* bucket:_loss_is_known() -> whether error feedback, if a link wants it, can be computed. hooks.lua
+ * raises with the names of its links where it is not. */
 static int bucket_loss_is_known(lua_State *L)
 {
     lua_pushboolean(L, ms_bucket_loss_is_known(check_bucket(L)));
     return 1;
 }
 
-/* core.is_bucket(value) */
+/* core.is_bucket(value) -> boolean, also for a bucket whose hook has returned. */
 static int is_bucket(lua_State *L)
 {
     lua_pushboolean(L, luaL_testudata(L, 1, MS_BUCKET_TYPE) != NULL);
     return 1;
 }
 
-/* __tostring, also of a bucket whose hook has returned */
+/* tostring(bucket) -> its index and label, which are copies: error messages name a bucket also when
+ * its hook has returned. */
 static int bucket_string(lua_State *L)
 {
     const bucket_box *box = luaL_checkudata(L, 1, MS_BUCKET_TYPE);
@@ -389,7 +426,8 @@ static int bucket_string(lua_State *L)
 /* --------------------------------------------------------- calling the hook */
 
 /* What the engine calls, protected: makes the handle and calls f(bucket), upvalue 2, with the
- * parameters, upvalue 3, at hand; upvalue 4 is the hook's name. */
+ * parameters, upvalue 3, at hand; upvalue 4 is the hook's name. All that may raise (making the
+ * handle, the hook itself) happens in here, below the protected call. */
 static int call_with_bucket(lua_State *L)
 {
     ms_bucket *bucket = lua_touserdata(L, 1);
@@ -404,6 +442,7 @@ static int call_with_bucket(lua_State *L)
     return 1;
 }
 
+/* One closure holds all that the hook needs, so a reducer keeps a single reference alive. */
 void ms_lua_push_bucket_hook(lua_State *L, int hook, int parameters, int name)
 {
     hook = lua_absindex(L, hook);
@@ -416,7 +455,9 @@ void ms_lua_push_bucket_hook(lua_State *L, int hook, int parameters, int name)
     lua_pushcclosure(L, call_with_bucket, 4);
 }
 
-/* The tensor handles that were given out end; nothing here allocates. */
+/* The tensor handles that were given out end; nothing here allocates. The serial grows, which ends
+ * all bucket handles at once. Handles in the list are emptied, so that a script that kept one gets
+ * an error with the reason. */
 static void end_life(lua_State *L, bucket_life *life)
 {
     lua_rawgetp(L, LUA_REGISTRYINDEX, &life_key);
@@ -432,7 +473,8 @@ static void end_life(lua_State *L, bucket_life *life)
     *life = (bucket_life){ .serial = life->serial + 1 };
 }
 
-/* How messages name the hook of that callback. */
+/* How messages name the hook of that callback. It leaves values on the stack; the callers restore
+ * the top. */
 static const char *hook_name(lua_State *L, const ms_callback *callback)
 {
     return ms_callback_push(callback) && lua_getupvalue(L, -1, 4) ? lua_tostring(L, -1) : NULL;
@@ -468,7 +510,9 @@ static bool open_future(lua_State *L, ms_point *ready)
     return true;
 }
 
-/* The value on top: a tensor, or a future that has its value. */
+/* The value on top: a tensor, or a future that has its value. Everything is compared with what the
+ * reducer expects before it is retained. The second check repeats the first to make its message
+ * name the hook. */
 static ms_status take_result(lua_State *L, const ms_callback *callback, const ms_bucket *bucket,
                              ms_tensor **result, ms_point *ready)
 {
@@ -493,7 +537,7 @@ static ms_status take_result(lua_State *L, const ms_callback *callback, const ms
 
 /* Calls the hook, which is on top of the stack, and takes what it returns while its handle is still
  * alive. The error of a hook gets the bucket's name; the error object itself stays in the registry.
- */
+ * ms_chain_begin and ms_chain_end prepare the bucket as they do for a native chain. */
 static ms_status run_hook(lua_State *L, const ms_callback *callback, ms_bucket *bucket,
                           ms_tensor **result, ms_point *ready)
 {

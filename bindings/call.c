@@ -13,7 +13,7 @@ static const char trace_key = 0;
 
 /* The message handler: error object -> the same object. Errors are not changed, whatever catches
  * them. The traceback is kept beside the error, because the stack is gone when the error is
- * printed. */
+ * printed. A table of two, because the traceback belongs to one error object only. */
 static int keep_traceback(lua_State *L)
 {
     lua_settop(L, 1);
@@ -26,7 +26,8 @@ static int keep_traceback(lua_State *L)
     return 1;
 }
 
-/* The pair in the registry may belong to an older error; rawequal tells. */
+/* The pair in the registry may belong to an older error; rawequal tells. Where it answers false it
+ * leaves one value on the stack. */
 bool ms_lua_traceback(lua_State *L, int index)
 {
     index = lua_absindex(L, index);
@@ -68,6 +69,7 @@ ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int resu
 /* registry: the library's function that runs what futures wait for */
 static const char drain_key = 0;
 
+/* Set once, by the library when it is loaded. */
 void ms_lua_set_drain(lua_State *L, int index)
 {
     lua_pushvalue(L, index);
@@ -100,6 +102,8 @@ ms_status ms_lua_hook(lua_State *L, ms_runtime *runtime, int arguments, int resu
     return status;
 }
 
+/* The command line compares the message with the error that ends the run; an error that the script
+ * has handled does not decide. */
 void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error)
 {
     runtime->exit_code = error->status >= MS_ERROR_NOT_FOUND ? 3 : 1;
@@ -141,7 +145,8 @@ int ms_lua_failed(lua_State *L, const ms_error *error)
 static const char weak_key = 0; /* registry: number -> function, weak values */
 
 /* Functions by number. The values are weak, so that the table keeps no function alive: the anchor
- * does, or a reference in the registry. */
+ * does, or a reference in the registry. A number instead of a reference makes a function that
+ * refers to its own anchor collectable. */
 static void push_weak_table(lua_State *L)
 {
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &weak_key) == LUA_TTABLE) return;
@@ -156,7 +161,7 @@ static void push_weak_table(lua_State *L)
 }
 
 /* Keeps the function at `index` alive with the userdata at `anchor`: as a key of the table that is
- * its first user value. */
+ * its first user value. The anchor must have a user value. */
 static void keep_with(lua_State *L, int anchor, int index)
 {
     anchor = lua_absindex(L, anchor);
@@ -173,6 +178,7 @@ static void keep_with(lua_State *L, int anchor, int index)
     lua_pop(L, 1);
 }
 
+/* Afterwards the callback finds no function, unless something else holds it. */
 void ms_callback_forget(lua_State *L, int anchor, int index)
 {
     index = lua_absindex(L, index);

@@ -11,7 +11,8 @@ static const char pending_key = 0; /* registry: the userdata that holds the job 
 
 /* ---------------------------------------------------------------- snapshots */
 
-/* __gc and __close of a snapshot that was not written. */
+/* __gc and __close of a snapshot that was not written. The copies are host memory of the size of
+ * the model and its optimizer, so a snapshot that is not written should be closed. */
 static int snapshot_gc(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, SNAPSHOT);
@@ -20,7 +21,9 @@ static int snapshot_gc(lua_State *L)
     return 0;
 }
 
-/* core.snapshot(names, tensors) -> snapshot, hashes in the same order; blocks */
+/* core.snapshot(names, tensors) -> snapshot, hashes in the same order; blocks. The copy is what
+ * training waits for; writing goes on beside it. The table of hashes is made before the copy, so
+ * that a lack of Lua memory leaves nothing half done. */
 static int snapshot(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "checkpoint.save", "it waits for the values");
@@ -44,13 +47,15 @@ static int snapshot(lua_State *L)
 /* ------------------------------------------------------------------ writing */
 
 /* The checkpoint that is written in the background; there is at most one. os is kept, because the
- * engine may be gone when the state closes. */
+ * engine may be gone when the state closes. A second one would need as much memory again, and the
+ * order in which they end would be open. */
 typedef struct pending {
     ms_checkpoint_job *job;
     const ms_os *os;
 } pending;
 
-/* Runs when the state closes: the program ends only after its last checkpoint is on disk. */
+/* Runs when the state closes: the program ends only after its last checkpoint is on disk. An error
+ * cannot be raised here, so it is a warning. */
 static int pending_gc(lua_State *L)
 {
     pending *self = luaL_checkudata(L, 1, PENDING);
@@ -65,7 +70,8 @@ static int pending_gc(lua_State *L)
     return 0;
 }
 
-/* Pushes the only one of this Lua state, made at first use. */
+/* Pushes the only one of this Lua state, made at first use. It is in the registry, so its __gc runs
+ * when the state closes and not before. */
 static pending *push_pending(lua_State *L)
 {
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &pending_key) == LUA_TUSERDATA)
@@ -80,7 +86,8 @@ static pending *push_pending(lua_State *L)
 }
 
 /* core.checkpoint_wait() -> true, or nil, message, code if the one that was written in the
- * background failed; blocks */
+ * background failed; blocks. The error of a checkpoint is reported once, by the first wait after
+ * it. */
 static int wait_pending(lua_State *L)
 {
     pending *self = push_pending(L);
@@ -91,7 +98,8 @@ static int wait_pending(lua_State *L)
     return 1;
 }
 
-/* core.checkpoint_is_done() -> whether checkpoint_wait would return at once */
+/* core.checkpoint_is_done() -> whether checkpoint_wait would return at once. For loops that report
+ * a checkpoint when it is written, without waiting for it. */
 static int is_done(lua_State *L)
 {
     const pending *self = push_pending(L);
@@ -100,7 +108,8 @@ static int is_done(lua_State *L)
 }
 
 /* core.checkpoint_start(snapshot, folder, name, manifest): takes the snapshot over; the one before
- * must have been waited for */
+ * must have been waited for. The snapshot's box is emptied only after the job has taken it over:
+ * after a failure the script may try again. */
 static int start(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, SNAPSHOT);
@@ -119,7 +128,8 @@ static int start(lua_State *L)
     return 1;
 }
 
-/* core.checkpoint_sweep(folder), core.checkpoint_remove(folder, name) */
+/* core.checkpoint_sweep(folder) -> true, or nil, message, code: removes what a crash has left
+ * there. No checkpoint of the folder may be written meanwhile. */
 static int sweep(lua_State *L)
 {
     if (ms_checkpoint_sweep(ms_lua_context(L), ms_lua_path(L, 1, "a folder")))
@@ -128,7 +138,8 @@ static int sweep(lua_State *L)
     return 1;
 }
 
-/* core.checkpoint_remove(folder, name) -> true, or nil, message, code */
+/* core.checkpoint_remove(folder, name) -> true, or nil, message, code. Its name goes first, so a
+ * crash in the middle leaves no checkpoint that lacks files. */
 static int remove_one(lua_State *L)
 {
     if (ms_checkpoint_remove(ms_lua_context(L), ms_lua_path(L, 1, "a folder"),
@@ -138,7 +149,8 @@ static int remove_one(lua_State *L)
     return 1;
 }
 
-/* core.checkpoint_rename(folder, name, to) */
+/* core.checkpoint_rename(folder, name, to) -> true, or nil, message, code. `to` must not exist, or
+ * be an empty folder. The new name is durable when it returns. */
 static int rename_one(lua_State *L)
 {
     const char *folder = ms_lua_path(L, 1, "a folder"), *name = ms_lua_path(L, 2, "a name"),
@@ -148,7 +160,8 @@ static int rename_one(lua_State *L)
     return 1;
 }
 
-/* core.hash(text) -> an integer */
+/* core.hash(text) -> an integer. Not for secrets: it is fast, and the same on all machines.
+ * Integers of Lua are signed, so half of the hashes are negative. */
 static int hash(lua_State *L)
 {
     size_t bytes;

@@ -8,7 +8,8 @@
 #define MS_REDUCER_TYPE "ms.Reducer"
 
 /* A Lua reducer; `reducer` is NULL after free(). runtime tells its __gc whether the engine still
- * exists. User value 1: what keeps its callbacks alive; 2: the function of on_reduced. */
+ * exists. User value 1: what keeps its callbacks alive; 2: the function of on_reduced. The user
+ * values keep Lua functions alive: the engine holds numbers of them only (ms_callback). */
 typedef struct reducer_box {
     ms_reducer *reducer;
     const ms_runtime *runtime;
@@ -17,7 +18,8 @@ typedef struct reducer_box {
 /* ----------------------------------------------------------------- reducers */
 
 /* Tensors and their names, two lists of one length at `tensors` and `names`; in a userdata on the
- * stack. */
+ * stack. Names are borrowed from the Lua list; the reducer copies them. Duplicates and tensors that
+ * are no leaves are refused by the engine. */
 static ms_reducer_parameter *read_parameters(lua_State *L, int tensors, int names, uint32_t *count)
 {
     luaL_checktype(L, tensors, LUA_TTABLE);
@@ -34,7 +36,8 @@ static ms_reducer_parameter *read_parameters(lua_State *L, int tensors, int name
     return parameters;
 }
 
-/* The reducer at 1. Raises after unwrap, whose reducer is gone. */
+/* The reducer at 1. Raises after unwrap, whose reducer is gone. Every method begins with it, so an
+ * unwrapped model fails with one message. */
 static ms_reducer *check_reducer(lua_State *L)
 {
     reducer_box *box = luaL_checkudata(L, 1, MS_REDUCER_TYPE);
@@ -44,7 +47,8 @@ static ms_reducer *check_reducer(lua_State *L)
 }
 
 /* Option bucket_bytes, a list of limits; NULL if it is absent. Leaves the list and the memory on
- * the stack, where they live until the bound function returns. */
+ * the stack, where they live until the bound function returns. Whether the list is empty or too
+ * long is checked by the engine. */
 static const uint64_t *read_caps(lua_State *L, int table, uint32_t *count)
 {
     if (lua_getfield(L, table, "bucket_bytes") == LUA_TNIL) return NULL;
@@ -59,7 +63,8 @@ static const uint64_t *read_caps(lua_State *L, int table, uint32_t *count)
 }
 
 /* __gc: only marks the reducer; the sweep frees it at a fixed point. If the state was closed, its
- * engine has freed the reducer already. */
+ * engine has freed the reducer already. The next core.reducer sweeps; until then the reducer's
+ * buckets take memory. */
 static int reducer_gc(lua_State *L)
 {
     reducer_box *box = lua_touserdata(L, 1);
@@ -68,14 +73,17 @@ static int reducer_gc(lua_State *L)
     return 0;
 }
 
-/* Options with what they point to. */
+/* Options with what they point to. It is on the C stack of core.reducer, since the engine copies
+ * what it takes. */
 typedef struct reducer_options {
     ms_reducer_options options;
     ms_dtype delayed_dtype;
     ms_link links[MS_CHAIN_LINKS];
 } reducer_options;
 
-/* Reads the table at index 3, but for its hook. count: number of parameters. */
+/* Reads the table at index 3, but for its hook. count: number of parameters. Lists and groups stay
+ * on the stack until the bound function returns. The library has checked the names of the options
+ * before. */
 static void read_options(lua_State *L, uint32_t count, reducer_options *out)
 {
     ms_reducer_options *options = &out->options;
@@ -95,7 +103,8 @@ static void read_options(lua_State *L, uint32_t count, reducer_options *out)
         options->link_count = ms_lua_chain(L, -1, out->links);
 }
 
-/* Makes the hook of the table at index 3, if there is one; it lives as long as the box at `box`. */
+/* Makes the hook of the table at index 3, if there is one; it lives as long as the box at `box`.
+ * hook_links is how many links the hook tells apart in stats (core.bucket_account). */
 static void read_hook(lua_State *L, int box, ms_reducer_options *options)
 {
     if (lua_getfield(L, 3, "hook") != LUA_TFUNCTION) return;
@@ -109,7 +118,9 @@ static void read_hook(lua_State *L, int box, ms_reducer_options *options)
 
 /* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, find_unused =, static_graph
  * =, planned =, delayed = how many of the last, delayed_dtype = what those travel in?, links = { {
- * kind = ... } ... } } or { hook = f(bucket) -> future }) */
+ * kind = ... } ... } } or { hook = f(bucket) -> future }). The box exists before the reducer, and
+ * its callback shares its life: a model that no script can reach is collected with its hook, also
+ * where the hook refers to the model. */
 static int reducer(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -128,6 +139,7 @@ static int reducer(lua_State *L)
     luaL_setmetatable(L, MS_REDUCER_TYPE);
     read_hook(L, at, &given.options);
     ms_status status = ms_reducer_new(engine, &given.options, parameters, count, &box->reducer);
+    /* The engine takes the hook over only with success. */
     if (status && given.options.hook_user) ms_callback_free(given.options.hook_user);
     ms_lua_ok(L, status);
     lua_settop(L, at);
@@ -135,7 +147,8 @@ static int reducer(lua_State *L)
 }
 
 /* reducer:forward(synchronize): call before the forward of a pass; may rebuild the buckets, which
- * blocks once */
+ * blocks once. lua/moonshard/ddp.lua calls it in the model's __call; synchronize is false inside
+ * no_sync. */
 static int reducer_forward(lua_State *L)
 {
     ms_lua_enter(L);
@@ -143,7 +156,8 @@ static int reducer_forward(lua_State *L)
     return 0;
 }
 
-/* reducer:outputs(tensors): the outputs of the forward */
+/* reducer:outputs(tensors): the outputs of the forward. For find_unused: the tensors are those in
+ * what the model's forward returned, however deeply nested. */
 static int reducer_outputs(lua_State *L)
 {
     ms_lua_enter(L);
@@ -154,7 +168,9 @@ static int reducer_outputs(lua_State *L)
     return 0;
 }
 
-/* reducer:shadow(): after forward(true), takes part in the reductions of a backward, with zeros */
+/* reducer:shadow(): after forward(true), takes part in the reductions of a backward, with zeros.
+ * The join of ranks with different numbers of batches uses it: peers' collectives need every rank.
+ * */
 static int reducer_shadow(lua_State *L)
 {
     ms_lua_enter(L);
@@ -162,7 +178,8 @@ static int reducer_shadow(lua_State *L)
     return 0;
 }
 
-/* reducer:divisor(ranks): the number of ranks that a mean is over */
+/* reducer:divisor(ranks): the number of ranks that a mean is over. Ranks without inputs contribute
+ * zeros; with the smaller divisor the mean is over those that have some. */
 static int reducer_divisor(lua_State *L)
 {
     ms_reducer *r = check_reducer(L);
@@ -172,7 +189,7 @@ static int reducer_divisor(lua_State *L)
 }
 
 /* reducer:layout() -> how often buckets were made, how many passes with the present ones were
- * reduced */
+ * reduced. Both are equal on all ranks between two passes, so planners may decide by them. */
 static int reducer_layout(lua_State *L)
 {
     uint64_t passes;
@@ -181,7 +198,9 @@ static int reducer_layout(lua_State *L)
     return 2;
 }
 
-/* reducer:await_times(): before forward(true); blocks until the pass before the last has ended */
+/* reducer:await_times(): before forward(true); blocks until the pass before the last has ended.
+ * After it, the times of that pass are known on every rank, and planners on all ranks plan from the
+ * same facts. */
 static int reducer_await_times(lua_State *L)
 {
     ms_lua_enter(L);
@@ -189,7 +208,8 @@ static int reducer_await_times(lua_State *L)
     return 0;
 }
 
-/* reducer:is_used(position) -> whether any rank uses it, true; or whether this rank does, false */
+/* reducer:is_used(position) -> whether any rank uses it, true; or whether this rank does, false.
+ * Positions count from 1 in Lua. */
 static int reducer_is_used(lua_State *L)
 {
     bool known;
@@ -200,21 +220,24 @@ static int reducer_is_used(lua_State *L)
     return 2;
 }
 
-/* reducer:no_sync(inside) -> the setting before */
+/* reducer:no_sync(inside) -> the setting before. The caller puts the former setting back, also when
+ * the function inside raises. */
 static int reducer_no_sync(lua_State *L)
 {
     lua_pushboolean(L, ms_reducer_set_no_sync(check_reducer(L), lua_toboolean(L, 2)));
     return 1;
 }
 
-/* reducer:rebuild(): the next synchronized backward logs the order of gradients anew */
+/* reducer:rebuild(): the next synchronized backward logs the order of gradients anew. For models
+ * whose order of execution has changed, such as after unfreezing layers. */
 static int reducer_rebuild(lua_State *L)
 {
     ms_reducer_rebuild(check_reducer(L));
     return 0;
 }
 
-/* reducer:rebuild_due(): rebuilds the buckets now if the next forward would */
+/* reducer:rebuild_due(): rebuilds the buckets now if the next forward would. Checkpoints call it
+ * first: the saved layout is then the one that training goes on with. All ranks call it. */
 static int reducer_rebuild_due(lua_State *L)
 {
     ms_lua_enter(L);
@@ -223,7 +246,7 @@ static int reducer_rebuild_due(lua_State *L)
 }
 
 /* reducer:free(): removes it from the model, which can be wrapped again. Refused in hooks: the
- * reduction that runs uses it. */
+ * reduction that runs uses it. Gradients stay with their parameters. */
 static int reducer_free(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "unwrap", "the reduction that runs needs it");
@@ -235,7 +258,8 @@ static int reducer_free(lua_State *L)
 
 /* --------------------------------------------------- as buckets are reduced */
 
-/* Positions of the bucket's parameters in the list that the reducer was made of, from 1. */
+/* Positions of the bucket's parameters in the list that the reducer was made of, from 1. An
+ * optimizer finds its parameters by them. */
 static void push_positions(lua_State *L, const ms_bucket *bucket)
 {
     lua_createtable(L, (int)bucket->count, 0);
@@ -245,7 +269,8 @@ static void push_positions(lua_State *L, const ms_bucket *bucket)
     }
 }
 
-/* Upvalue 1: f(index, positions); 2: g() or nil. */
+/* Upvalue 1: f(index, positions); 2: g() or nil. MS_REDUCED_ALL stands for the end of the pass, and
+ * then there is no bucket. */
 static int call_on_reduced(lua_State *L)
 {
     const ms_reducer *r = lua_touserdata(L, 1);
@@ -261,14 +286,17 @@ static int call_on_reduced(lua_State *L)
     return 0;
 }
 
-/* What on_reduced gets as user; free_on_reduced frees both. */
+/* What on_reduced gets as user; free_on_reduced frees both. The reducer is borrowed: it calls the
+ * function, so it exists then. */
 typedef struct reduced_user {
     ms_callback *callback;
     ms_reducer *reducer;
 } reduced_user;
 
 /* Called by the engine on the host thread once the bucket's reduction is enqueued. Errors become
- * MS_ERROR_SCRIPT and end the job. */
+ * MS_ERROR_SCRIPT and end the job. It runs as a hook: nothing in it may block. A function whose box
+ * is gone is an error here, since an optimizer that silently stopped stepping would not be noticed.
+ * */
 static ms_status on_reduced(void *user, uint32_t bucket)
 {
     const reduced_user *u = user;
@@ -326,7 +354,8 @@ static int reducer_on_reduced(lua_State *L)
 }
 
 /* reducer:bucket_times() -> list of { index, bytes, positions, ready_ms, reduce_ms } in order of
- * index; the times are nil while none with these buckets are known */
+ * index; the times are nil while none with these buckets are known. ms_reducer_stats is called for
+ * what it does on the way: it takes over times that have come in since. */
 static int reducer_bucket_times(lua_State *L)
 {
     ms_reducer *r = check_reducer(L);
@@ -351,7 +380,8 @@ static int reducer_bucket_times(lua_State *L)
 
 /* -------------------------------------------------------------------- plans */
 
-/* reducer:record(on): whether the next pass logs order and times of its gradients */
+/* reducer:record(on): whether the next pass logs order and times of its gradients. Planned reducers
+ * only; others log by themselves until they are rebuilt. */
 static int reducer_record(lua_State *L)
 {
     ms_reducer_record(check_reducer(L), lua_toboolean(L, 2));
@@ -359,7 +389,8 @@ static int reducer_record(lua_State *L)
 }
 
 /* reducer:arrivals() -> list of { position, ms } in the order in which gradients came in the last
- * pass that was recorded; nil if there was none */
+ * pass that was recorded; nil if there was none. One userdata holds both lists. Times are by
+ * position, the order is by arrival. */
 static int reducer_arrivals(lua_State *L)
 {
     ms_reducer *r = check_reducer(L);
@@ -380,7 +411,8 @@ static int reducer_arrivals(lua_State *L)
     return 1;
 }
 
-/* The number of items in the lists of the list at `index`. */
+/* The number of items in the lists of the list at `index`. The sizes come first, so that one
+ * userdata can hold everything. */
 static size_t count_items(lua_State *L, int index, uint32_t lists)
 {
     size_t total = 0;
@@ -394,7 +426,8 @@ static size_t count_items(lua_State *L, int index, uint32_t lists)
 }
 
 /* Reads a list of lists of positions (from 1) into one list of positions (from 0), followed by the
- * sizes of the lists. Both are in a userdata on the stack. */
+ * sizes of the lists. Both are in a userdata on the stack. Whether each position is there exactly
+ * once is checked by ms_reducer_assign. */
 static uint32_t *read_buckets(lua_State *L, int index, uint32_t *buckets, uint32_t **sizes)
 {
     luaL_checktype(L, index, LUA_TTABLE);
@@ -415,7 +448,8 @@ static uint32_t *read_buckets(lua_State *L, int index, uint32_t *buckets, uint32
     return order;
 }
 
-/* reducer:assign(lists of positions, bucket after bucket) */
+/* reducer:assign(lists of positions, bucket after bucket). Planners' buckets go through it. All
+ * ranks must call it with equal lists. */
 static int reducer_assign(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "assigning buckets",
@@ -435,7 +469,7 @@ typedef struct assignment {
     uint32_t count, limit_count, buckets;
 } assignment;
 
-/* Number i (from 0) of the list at index `list`. */
+/* Number i (from 0) of the list at index `list`. The limits make the cast to unsigned safe. */
 static uint64_t item(lua_State *L, int list, uint32_t i, int64_t least, int64_t most,
                      const char *what)
 {
@@ -446,7 +480,7 @@ static uint64_t item(lua_State *L, int list, uint32_t i, int64_t least, int64_t 
 }
 
 /* The lists bytes, keys and limits at indices 1 to 3, and room for the result, in one userdata on
- * the stack. */
+ * the stack. keys has as many entries as bytes; a missing one is nil and raises. */
 static assignment read_assignment(lua_State *L)
 {
     for (int i = 1; i <= 3; i++) luaL_checktype(L, i, LUA_TTABLE);
@@ -468,7 +502,8 @@ static assignment read_assignment(lua_State *L)
 }
 
 /* core.ddp_assign(bytes, keys, limits) -> lists of positions: cuts items (only those of equal
- * integer keys share a bucket) by the limits in bytes */
+ * integer keys share a bucket) by the limits in bytes. It is pure arithmetic, offered so that
+ * planners in Lua cut as the engine does. */
 static int ddp_assign(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -487,7 +522,8 @@ static int ddp_assign(lua_State *L)
     return 1;
 }
 
-/* reducer:buckets() -> list of { index, bytes, parameters }, how many iterations were reduced */
+/* reducer:buckets() -> list of { index, bytes, parameters }, how many iterations were reduced. For
+ * messages and reports. */
 static int reducer_buckets(lua_State *L)
 {
     const ms_reducer *r = check_reducer(L);
@@ -504,7 +540,8 @@ static int reducer_buckets(lua_State *L)
     return 2;
 }
 
-/* reducer:forward_end(), reducer:step_end(): note these moments for stats() */
+/* reducer:forward_end(), reducer:step_end(): note these moments for stats(). Both enqueue a mark
+ * and do not wait. Without them the times of forward, backward and step are 0. */
 static int reducer_forward_end(lua_State *L)
 {
     ms_lua_enter(L);
@@ -520,7 +557,8 @@ static int reducer_step_end(lua_State *L)
 }
 
 /* reducer:link_stats() -> list of { calls, payload_bytes, wire_bytes, ms, exposed_ms }, one for
- * each link; empty if the chain has no accounts. Call stats() before. */
+ * each link; empty if the chain has no accounts. Call stats() before. stats() takes over the times
+ * of passes that have ended since, and this reads them. */
 static int reducer_link_stats(lua_State *L)
 {
     const ms_reducer *reducer = check_reducer(L);
@@ -541,7 +579,8 @@ static int reducer_link_stats(lua_State *L)
 
 /* reducer:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, rebuilt, calls,
  * payload_bytes, wire_bytes } of the last pass that has ended; error: of the last that failed, or
- * nil */
+ * nil. Nothing waits: times are those of a pass that the device has finished. The error is a text,
+ * as the reduction that failed has ended its job. */
 static int reducer_stats(lua_State *L)
 {
     ms_pass_stats stats = ms_reducer_stats(check_reducer(L));
@@ -560,7 +599,8 @@ static int reducer_stats(lua_State *L)
     return 1;
 }
 
-/* core.ddp_compare(group, tensors, names): raises on every rank if the models differ; blocks */
+/* core.ddp_compare(group, tensors, names): raises on every rank if the models differ; blocks.
+ * Without it, models that differ would add up gradients of different parameters, or hang. */
 static int ddp_compare(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "ddp", "models are wrapped before training");
@@ -571,8 +611,8 @@ static int ddp_compare(lua_State *L)
     return 0;
 }
 
-/* core.ddp_broadcast(group, tensors, root): copies the root's values to all ranks; does not block
- */
+/* core.ddp_broadcast(group, tensors, root): copies the root's values to all ranks; does not block.
+ * Collectives on the group's first channel; this rank's current stream waits for the values. */
 static int ddp_broadcast(lua_State *L)
 {
     ms_lua_enter(L);

@@ -3,14 +3,16 @@
 
 #include <string.h>
 
-/* t:requires_grad() -> boolean */
+/* t:requires_grad() -> boolean. True of a leaf whose flag is set, and of every result that depends
+ * on one. */
 static int requires_grad(lua_State *L)
 {
     lua_pushboolean(L, ms_tensor_requires_grad(ms_lua_tensor(L, 1)));
     return 1;
 }
 
-/* t:requires_grad_(on = true) -> t */
+/* t:requires_grad_(on = true) -> t. Only float leaves can be told; the engine's error names the
+ * operator that made another tensor. */
 static int set_requires_grad(lua_State *L)
 {
     ms_lua_enter(L);
@@ -20,7 +22,8 @@ static int set_requires_grad(lua_State *L)
     return 1;
 }
 
-/* t:detach() -> an alias of the same memory, outside of the graph */
+/* t:detach() -> an alias of the same memory, outside of the graph. Writes through either are seen
+ * by the other, and count as writes for what backward has saved. */
 static int detach(lua_State *L)
 {
     ms_lua_enter(L);
@@ -31,7 +34,8 @@ static int detach(lua_State *L)
     return 1;
 }
 
-/* Pushes the table that lives with the tensor's handle at `index`. */
+/* Pushes the table that lives with the tensor's handle at `index`. It is the handle's user value,
+ * so it is collected with the handle. Hooks of leaves are in it, too (ms_callback_new). */
 static void push_table_of(lua_State *L, int index)
 {
     if (lua_getiuservalue(L, index, 1) == LUA_TTABLE) return;
@@ -42,7 +46,8 @@ static void push_table_of(lua_State *L, int index)
 }
 
 /* t:grad() -> its gradient, or nil. There is one handle for a gradient, however often it is asked
- * for, so that consuming the gradient gives its memory back at once. */
+ * for, so that consuming the gradient gives its memory back at once. The gradient's handle is kept:
+ * it outlives the step, as parameters do. */
 static int grad(lua_State *L)
 {
     ms_lua_enter(L);
@@ -68,7 +73,8 @@ static int grad(lua_State *L)
 static const char result_is_gradient[] =
     "what the chain returns becomes the gradients of its bucket: return zeros to train nothing";
 
-/* core.consume_grad(p): the gradient is gone, for those who still hold its handle too. */
+/* core.consume_grad(p): the gradient is gone, for those who still hold its handle too, so that its
+ * memory comes back at once. */
 static int consume_grad(lua_State *L)
 {
     ms_lua_enter(L);
@@ -85,7 +91,7 @@ static int consume_grad(lua_State *L)
 }
 
 /* t:set_grad(gradient or nil). A gradient that a script sets is not multiplied by a loss scale, so
- * the mark goes. */
+ * the mark goes. nil removes it. Shape and dtype must be the tensor's own. */
 static int set_grad(lua_State *L)
 {
     ms_lua_enter(L);
@@ -105,12 +111,14 @@ static int mark_gradients(lua_State *L)
     return 0;
 }
 
+/* Optimizers ask it and refuse a step with scaled gradients. */
 static int is_marked(lua_State *L)
 {
     lua_pushboolean(L, ms_tensor_grad_is_marked(ms_lua_tensor(L, 1)));
     return 1;
 }
 
+/* Called where the gradient has been divided by the scale. */
 static int unmark(lua_State *L)
 {
     ms_tensor_grad_unmark(ms_lua_tensor(L, 1));
@@ -142,7 +150,8 @@ static int backward(lua_State *L)
     return 0;
 }
 
-/* core.backwards() -> how many there were */
+/* core.backwards() -> how many there were. The library compares it with an earlier count to learn
+ * whether gradients are new. */
 static int backwards(lua_State *L)
 {
     lua_pushinteger(L, ms_lua_runtime(L)->backwards);
@@ -151,7 +160,9 @@ static int backwards(lua_State *L)
 
 /* -------------------------------------------------------------------- hooks */
 
-/* Calls f(gradient) and takes a tensor that it returns. */
+/* Calls f(gradient) and takes a tensor that it returns. Called by the engine in the middle of
+ * backward; L has values of the bound function below. A function whose anchor is gone is no error:
+ * the tensor's handle went, and nobody waits for the hook. */
 static ms_status gradient_hook(void *user, ms_tensor *gradient, ms_tensor **replacement)
 {
     ms_callback *callback = user;
@@ -176,7 +187,8 @@ static ms_status gradient_hook(void *user, ms_tensor *gradient, ms_tensor **repl
 }
 
 /* The function that the engine calls for a hook: upvalue 2 is the user's; makes a handle of the
- * borrowed gradient, which ends with the call. */
+ * borrowed gradient, which ends with the call. It returns what the user's function returned. If
+ * that is the handle itself, it must live until the engine has looked at it. */
 static int call_with_gradient(lua_State *L)
 {
     ms_tensor *gradient = lua_touserdata(L, 1);
@@ -191,7 +203,8 @@ static int call_with_gradient(lua_State *L)
     return 1;
 }
 
-/* Removes a hook: upvalue 2 is the tensor, 3 the id, 4 the function that the engine calls. */
+/* Removes a hook: upvalue 2 is the tensor, 3 the id, 4 the function that the engine calls. Calling
+ * it twice is harmless: ids are unique and never used again. */
 static int remove_hook(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -202,7 +215,8 @@ static int remove_hook(lua_State *L)
     return 0;
 }
 
-/* The function that the engine calls is on top. */
+/* Pushes the function that removes the hook with this id; the function that the engine calls is on
+ * top. The remover holds the tensor's handle, so it must be dropped with the model. */
 static int push_remover(lua_State *L, uint64_t id)
 {
     lua_pushvalue(L, lua_upvalueindex(1));
@@ -215,7 +229,8 @@ static int push_remover(lua_State *L, uint64_t id)
 
 /* t:on_grad(f(gradient) -> tensor or nil) -> function that removes the hook. A leaf keeps its hook
  * by its handle; the hook of another tensor lives as long as its node, since scripts drop such
- * handles early. */
+ * handles early. The engine calls call_with_gradient and not the user's function, since a borrowed
+ * tensor needs a handle first. */
 static int on_grad(lua_State *L)
 {
     ms_lua_enter(L);
@@ -248,7 +263,7 @@ static ms_status accumulated_hook(void *user, ms_tensor *leaf)
 }
 
 /* Upvalue 2: the user's function; 3: the parameter. They refer to each other, and both live with
- * the parameter. */
+ * the parameter. It gets the parameter's own handle and not the gradient: t:grad() has that. */
 static int call_with_parameter(lua_State *L)
 {
     lua_pushvalue(L, lua_upvalueindex(2));
@@ -257,8 +272,8 @@ static int call_with_parameter(lua_State *L)
     return 0;
 }
 
-/* t:on_grad_ready(f(t)) -> function that removes the hook; f runs once the gradient is accumulated
- */
+/* t:on_grad_ready(f(t)) -> function that removes the hook; f runs once the gradient is accumulated.
+ * Of leaves only. Optimizers that step in backward register here. */
 static int on_grad_ready(lua_State *L)
 {
     ms_lua_enter(L);
@@ -280,7 +295,8 @@ static int on_grad_ready(lua_State *L)
 
 /* ----------------------------------------------- writes that wait for reads */
 
-/* Whether a running backward still has to read one of them. */
+/* Whether a running backward still has to read one of them. One look at a storage for each, so it
+ * may be asked for every parameter. */
 static bool awaits_any(ms_tensor *const *tensors, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
@@ -289,7 +305,7 @@ static bool awaits_any(ms_tensor *const *tensors, uint32_t count)
 }
 
 /* core.is_awaited(tensor or list): whether a node that a running backward still has to run reads
- * the memory of one of them. */
+ * the memory of one of them. Outside of a backward nothing is awaited. */
 static int is_awaited(lua_State *L)
 {
     ms_lua_enter(L);
@@ -301,7 +317,8 @@ static int is_awaited(lua_State *L)
     return 1;
 }
 
-/* What when_unread has registered; runs as a hook. */
+/* What when_unread has registered; runs as a hook. The callback is freed after the call, by the
+ * engine. */
 static ms_status unread_hook(void *user)
 {
     ms_callback *callback = user;
@@ -312,7 +329,8 @@ static ms_status unread_hook(void *user)
 }
 
 /* core.when_unread(list, f): f() as a hook, at once or after the last node of the running backwards
- * that reads one of these tensors. */
+ * that reads one of these tensors. Steps in backward use it: writing a parameter that a later node
+ * still reads would give that node wrong values. */
 static int when_unread(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -328,7 +346,7 @@ static int when_unread(lua_State *L)
 /* ------------------------------------------------------------------- scopes */
 
 /* Calls the function at 1 with nothing and leaves its results; an error is raised again by
- * ms_lua_ok after the caller has cleaned up. */
+ * ms_lua_ok after the caller has cleaned up. It is the common part of all "inside" functions. */
 static ms_status call_scope(lua_State *L, int function)
 {
     lua_pushvalue(L, function);
@@ -336,7 +354,8 @@ static ms_status call_scope(lua_State *L, int function)
 }
 
 /* core.no_grad(f) -> what f returns; nothing is recorded inside. The setting is restored before an
- * error of f is raised again. */
+ * error of f is raised again. What f made beyond 16 MiB is collected when it returns: evaluation
+ * loops would otherwise grow until the next pressure. */
 static int no_grad(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TFUNCTION);
@@ -351,7 +370,8 @@ static int no_grad(lua_State *L)
     return lua_gettop(L) - 1;
 }
 
-/* core.autocast(dtype, f) -> what f returns; operators that allow it run in that dtype inside */
+/* core.autocast(dtype, f) -> what f returns; operators that allow it run in that dtype inside. The
+ * setting is the engine's, so it holds for library code that f calls as well. */
 static int autocast(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -369,7 +389,8 @@ static int autocast(lua_State *L)
     return lua_gettop(L) - 2;
 }
 
-/* core.on_device(name, f): the engine's own device, or "meta", inside f. */
+/* core.on_device(name, f): the engine's own device, or "meta", inside f. Any other device name is
+ * an error: an engine has one. */
 static int on_device(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -386,7 +407,8 @@ static int on_device(lua_State *L)
     return lua_gettop(L) - 2;
 }
 
-/* core.is_recording() -> whether operators are recorded for backward now */
+/* core.is_recording() -> whether operators are recorded for backward now. Library code asks it
+ * before it keeps what only backward needs. */
 static int is_recording(lua_State *L)
 {
     lua_pushboolean(L, ms_engine_is_recording(ms_lua_enter(L)));
@@ -396,14 +418,15 @@ static int is_recording(lua_State *L)
 /* ------------------------------------------------------------ recomputation */
 
 /* What recompute keeps: the function, and its arguments with tensors replaced by the engine's
- * aliases at each run. */
+ * aliases at each run. begin and end bracket the handles that the last run made. */
 typedef struct recomputed {
     ms_callback *callback;
     uint32_t inputs;
     uint64_t begin, end;
 } recomputed;
 
-/* Frees the callback and what was kept; the context is read before the callback goes. */
+/* Frees the callback and what was kept; the context is read before the callback goes. Called by the
+ * engine with the node, or by recompute where the node was never made. */
 static void recomputed_free(void *object)
 {
     recomputed *kept = object;
@@ -421,7 +444,7 @@ typedef struct recompute_io {
 } recompute_io;
 
 /* Pushes the arguments of f from the list in upvalue 3: false stands for the next tensor, any other
- * value is boxed in a table. */
+ * value is boxed in a table. Arguments may be nil and false themselves, hence the boxes. */
 static void push_arguments(lua_State *L, int count, ms_tensor *const *tensors)
 {
     int used = 0;
@@ -437,7 +460,8 @@ static void push_arguments(lua_State *L, int count, ms_tensor *const *tensors)
     }
 }
 
-/* Takes the tensors from `base` to the top of the stack as outputs; anything else is an error. */
+/* Takes the tensors from `base` to the top of the stack as outputs; anything else is an error. A
+ * retained tensor survives the handles, which recompute_done ends. */
 static void take_outputs(lua_State *L, int base, recompute_io *io)
 {
     int results = lua_gettop(L) - base + 1;
@@ -455,7 +479,8 @@ static void take_outputs(lua_State *L, int base, recompute_io *io)
     io->count = (uint32_t)results;
 }
 
-/* Runs f: upvalue 2 is f, 3 the list of arguments, 4 how many; argument 1 is a recompute_io. */
+/* Runs f: upvalue 2 is f, 3 the list of arguments, 4 how many; argument 1 is a recompute_io. It
+ * runs protected, below ms_lua_call. */
 static int run_recomputed(lua_State *L)
 {
     recompute_io *io = lua_touserdata(L, 1);
@@ -470,7 +495,7 @@ static int run_recomputed(lua_State *L)
 }
 
 /* Runs f in forward and again in backward. begin and end bracket the handles that f makes, for
- * recompute_done. */
+ * recompute_done. The handles of inputs are among those that end: the engine has the tensors. */
 static ms_status recompute_call(void *user, ms_tensor *const *inputs, uint32_t input_count,
                                 ms_tensor **outputs, uint32_t *count)
 {
@@ -489,7 +514,8 @@ static ms_status recompute_call(void *user, ms_tensor *const *inputs, uint32_t i
 }
 
 /* Pushes run_recomputed for a call f(...) with the arguments of recompute(f, ...), and before it a
- * userdata with the tensors among them, which it returns. */
+ * userdata with the tensors among them, which it returns. The list of arguments keeps values that
+ * are no tensors alive until backward. */
 static ms_tensor **push_recomputed(lua_State *L, uint32_t *tensors)
 {
     int count = lua_gettop(L) - 1;
@@ -514,7 +540,8 @@ static ms_tensor **push_recomputed(lua_State *L, uint32_t *tensors)
 }
 
 /* The tape retains what backward reads. Other tensors of the function would stay in memory as long
- * as Lua handles refer to them. */
+ * as Lua handles refer to them. It also gives memory back between the first run and the rest of the
+ * forward, which is what recomputation is for. */
 static void recompute_done(void *user)
 {
     const recomputed *kept = user;
@@ -524,7 +551,7 @@ static void recompute_done(void *user)
 }
 
 /* Allocates what a recomputed function keeps, for the function at `index`; raises if there is no
- * memory. */
+ * memory. anchor 0: the function lives as long as the node, since backward calls it. */
 static recomputed *new_recomputed(lua_State *L, int index, uint32_t inputs)
 {
     ms_runtime *runtime = ms_lua_runtime(L);

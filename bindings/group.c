@@ -6,19 +6,23 @@
 
 #define MS_GROUP_TYPE "ms.Group"
 
-/* the engine owns the group */
+/* The engine owns the group and keeps it to its end, so a handle needs no __gc. Two handles of one
+ * group may differ in their channel. */
 typedef struct group_box {
     ms_group *group;
     uint32_t channel;
 } group_box;
 
-/* In the order of ms_collective_kind and ms_reduce_op. */
+/* In the order of ms_collective_kind and ms_reduce_op: an index into a list is the enum's value.
+ * barrier and split have functions of their own. */
 static const char *const kinds[] = { "all_reduce", "reduce",     "reduce_scatter",
                                      "all_gather", "all_to_all", "broadcast",
                                      "gather",     "scatter",    "send",
                                      "recv",       NULL };
 static const char *const ops[] = { "sum", "avg", "min", "max", "prod", "premul_sum", NULL };
 
+/* A handle is made anew in each call; __eq makes equal ones equal for scripts, but they are
+ * different keys of a table. */
 int ms_lua_push_group(lua_State *L, ms_group *group, uint32_t channel)
 {
     group_box *box = lua_newuserdatauv(L, sizeof *box, 0);
@@ -27,6 +31,7 @@ int ms_lua_push_group(lua_State *L, ms_group *group, uint32_t channel)
     return 1;
 }
 
+/* For functions that need the channel as well. */
 static group_box *check_box(lua_State *L, int index)
 {
     return luaL_checkudata(L, index, MS_GROUP_TYPE);
@@ -34,7 +39,8 @@ static group_box *check_box(lua_State *L, int index)
 ms_group *ms_lua_group(lua_State *L, int index) { return check_box(L, index)->group; }
 
 /* The world of the engine. An engine that was started without a job gets a fake world of one rank,
- * so that scripts need no case of their own for it. */
+ * so that scripts need no case of their own for it. enter_inside: the library asks for the world on
+ * behalf of a line that was noted already, and planners ask for rank and size. */
 ms_group *ms_lua_world(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter_inside(L);
@@ -43,12 +49,14 @@ ms_group *ms_lua_world(lua_State *L)
     return world;
 }
 
-/* core.world() -> group of all ranks */
+/* core.world() -> group of all ranks. Channel 1 is where collectives go unless a script chooses
+ * another. */
 static int world(lua_State *L) { return ms_lua_push_group(L, ms_lua_world(L), 1); }
 
 /* ---------------------------------------------------------- what a group is */
 
-/* group:rank() -> this rank's number in the group, from 0 */
+/* group:rank() -> this rank's number in the group, from 0. Facts of a group start no engine by
+ * themselves: the handle exists only because one runs. */
 static int group_rank(lua_State *L)
 {
     lua_pushinteger(L, ms_group_rank(ms_lua_group(L, 1)));
@@ -62,21 +70,23 @@ static int group_size(lua_State *L)
     return 1;
 }
 
-/* group:_has_others(): whether other ranks take part */
+/* group:_has_others(): whether other ranks take part. False in a fake world, where the library
+ * leaves out what only peers could answer. */
 static int group_has_others(lua_State *L)
 {
     lua_pushboolean(L, ms_group_has_others(ms_lua_group(L, 1)));
     return 1;
 }
 
-/* group:name() -> its name in messages and traces */
+/* group:name() -> its name in messages and traces. The same on all its ranks. */
 static int group_name(lua_State *L)
 {
     lua_pushstring(L, ms_group_name(ms_lua_group(L, 1)));
     return 1;
 }
 
-/* group:_world_rank(rank) -> that member's rank in the world */
+/* group:_world_rank(rank) -> that member's rank in the world. Messages name ranks by their number
+ * in the world, which is also that of their process. */
 static int group_world_rank(lua_State *L)
 {
     ms_group *group = ms_lua_group(L, 1);
@@ -86,20 +96,25 @@ static int group_world_rank(lua_State *L)
     return 1;
 }
 
-/* group:channel(number) -> the same group; its collectives run on that channel's stream */
+/* group:channel(number) -> the same group; its collectives run on that channel's stream. Two
+ * channels are two streams, so a small collective need not wait for a large one. All ranks must
+ * choose the same channel for a call. */
 static int group_channel(lua_State *L)
 {
     return ms_lua_push_group(L, ms_lua_group(L, 1),
                              (uint32_t)ms_lua_integer(L, 2, 1, MS_USER_CHANNELS, "channel"));
 }
 
-/* group:_parameters(): the channel on which owners send the parameters that they have stepped */
+/* group:_parameters(): the channel on which owners send the parameters that they have stepped. It
+ * is not among the channels that a script can name, so nothing that a user enqueues stands before a
+ * parameter. */
 static int group_parameters(lua_State *L)
 {
     return ms_lua_push_group(L, ms_lua_group(L, 1), MS_CHANNEL_PARAMETERS);
 }
 
-/* __eq: two handles are equal if group and channel are */
+/* __eq: two handles are equal if group and channel are. Lua calls it only for two userdata that are
+ * not the same object. */
 static int group_equal(lua_State *L)
 {
     const group_box *a = check_box(L, 1), *b = check_box(L, 2);
@@ -107,7 +122,8 @@ static int group_equal(lua_State *L)
     return 1;
 }
 
-/* __tostring */
+/* tostring(group) -> its name, this rank's place in it, and the channel where it is not the usual
+ * one. For messages: "group world (rank 0 of 4)". */
 static int group_string(lua_State *L)
 {
     const group_box *box = check_box(L, 1);
@@ -118,7 +134,8 @@ static int group_string(lua_State *L)
     return 1;
 }
 
-/* group:_stream(): the channel's stream */
+/* group:_stream(): the channel's stream. It makes the stream at its first use, which may fail when
+ * the engine has no more. */
 static int group_stream(lua_State *L)
 {
     group_box *box = check_box(L, 1);
@@ -128,7 +145,9 @@ static int group_stream(lua_State *L)
     return ms_lua_push_stream(L, stream);
 }
 
-/* group:bytes_sent() -> wire bytes by operation */
+/* group:bytes_sent() -> wire bytes by operation. As a bandwidth-optimal algorithm would send them
+ * (ms_traffic), so numbers of different transports can be compared. Splits are the library's own
+ * calls and are left out. */
 static int group_bytes_sent(lua_State *L)
 {
     ms_group *group = ms_lua_group(L, 1);
@@ -142,7 +161,7 @@ static int group_bytes_sent(lua_State *L)
     return 1;
 }
 
-/* group:_calls() -> calls by operation since the start */
+/* group:_calls() -> calls by operation since the start. Tests count collectives with it. */
 static int group_calls(lua_State *L)
 {
     ms_group *group = ms_lua_group(L, 1);
@@ -156,7 +175,8 @@ static int group_calls(lua_State *L)
     return 1;
 }
 
-/* group:_traffic() -> calls, payload bytes, wire bytes of all operations since the start */
+/* group:_traffic() -> calls, payload bytes, wire bytes of all operations since the start. Reports
+ * take the difference of two calls. */
 static int group_traffic(lua_State *L)
 {
     ms_traffic traffic = ms_group_traffic(ms_lua_group(L, 1), MS_COLLECTIVES);
@@ -169,7 +189,8 @@ static int group_traffic(lua_State *L)
 /* ---------------------------------------------------------------- splitting */
 
 /* The lists at index 2 as numbers: how many there are, their lengths, and all ranks, list after
- * list. In a userdata on the stack. */
+ * list. In a userdata on the stack. The total is bounded by the group's size before memory is
+ * taken. Whether a rank is named twice is checked by ms_group_split, for C hosts as well. */
 static uint32_t read_parts(lua_State *L, uint32_t size, uint32_t **sizes, uint32_t **ranks)
 {
     luaL_checktype(L, 2, LUA_TTABLE);
@@ -202,7 +223,9 @@ static uint32_t read_parts(lua_State *L, uint32_t size, uint32_t **sizes, uint32
     return (uint32_t)parts;
 }
 
-/* group:split{ { 0, 1 }, { 2, 3 } } -> the group of the part that this rank is in, or nil */
+/* group:split{ { 0, 1 }, { 2, 3 } } -> the group of the part that this rank is in, or nil. All
+ * ranks of the group call it with equal lists. It blocks, so it is refused in hooks. The new handle
+ * has the channel of this one. */
 static int group_split(lua_State *L)
 {
     group_box *box = check_box(L, 1);
@@ -217,7 +240,9 @@ static int group_split(lua_State *L)
     return 1;
 }
 
-/* group:barrier(timeout_ms?): blocks */
+/* group:barrier(timeout_ms?): blocks until all ranks of the group have come. Without a timeout the
+ * job's holds. It is refused in hooks: a rank would wait there for peers that wait for its
+ * gradients. */
 static int group_barrier(lua_State *L)
 {
     ms_group *group = ms_lua_group(L, 1);
@@ -233,7 +258,8 @@ static int group_barrier(lua_State *L)
 
 /* -------------------------------------------------------------- collectives */
 
-/* "sum" ..., or { premul_sum = factor }. */
+/* "sum" ..., or { premul_sum = factor }. The default is "sum". The factor may differ from rank to
+ * rank; everything else of a call must be equal. */
 static void read_op(lua_State *L, int index, ms_collective *call)
 {
     if (lua_isnoneornil(L, index)) return;
@@ -252,7 +278,9 @@ static void read_op(lua_State *L, int index, ms_collective *call)
     lua_pop(L, 1);
 }
 
-/* A list of as many numbers as the group has ranks, in a userdata on the stack; NULL for nil. */
+/* A list of as many numbers as the group has ranks, in a userdata on the stack; NULL for nil. The
+ * engine copies the list when the call is enqueued, so it lives in Lua's memory until then only.
+ * */
 static const int64_t *read_counts(lua_State *L, int index, const ms_group *group)
 {
     if (lua_isnoneornil(L, index)) return NULL;
@@ -272,12 +300,15 @@ static const int64_t *read_counts(lua_State *L, int index, const ms_group *group
 
 /* group:_enqueue(kind, in?, out?, op?, root?, counts?, receive_counts?, label?, source?) -> the
  * stream that it runs on; counts are of elements. source: the result depends on it, if it requires
- * a gradient. */
+ * a gradient. lua/moonshard/group.lua has the collectives that users call; it makes the result
+ * tensors, and the future from the stream. Which tensors a kind needs is checked by the engine.
+ * */
 static int group_enqueue(lua_State *L)
 {
     group_box *box = check_box(L, 1);
     ms_collective call = { .bucket = -1,
                            .kind = (ms_collective_kind)ms_lua_choice(L, 2, kinds, "collective") };
+    /* Missing arguments become nil, so that fixed indices are safe below. */
     lua_settop(L, 10);
     ms_lua_enter(L);
     call.in = ms_lua_optional_tensor(L, 3);
@@ -298,13 +329,15 @@ static int group_enqueue(lua_State *L)
 
 /* ----------------------------------------------------- numbers of the hosts */
 
-/* Of what group:_share_begin and group:_share_end are to share; whole: of all ranks together. */
+/* Of what group:_share_begin and group:_share_end are to share; whole: of all ranks together. whole
+ * counts numbers, not bytes. */
 typedef struct shared_numbers {
     ms_sharing sharing;
     uint64_t whole;
 } shared_numbers;
 
-/* (group, kind, dtype, count): kind is "sum" or "all_gather", dtype "i32", "i64" or "f32". */
+/* (group, kind, dtype, count): kind is "sum" or "all_gather", dtype "i32", "i64" or "f32". Begin
+ * and end must be given the same form, dtype and count, since the engine keeps bytes only. */
 static shared_numbers read_sharing(lua_State *L, const ms_group *group, uint64_t count)
 {
     static const char *const forms[] = { "sum", "all_gather", NULL };
@@ -319,7 +352,8 @@ static shared_numbers read_sharing(lua_State *L, const ms_group *group, uint64_t
 }
 
 /* Reads the Lua number on top; raises if it is none. It is called before the engine, with the
- * memory owned by a userdata. */
+ * memory owned by a userdata. All dtypes get 8 bytes of room for each number, which is more than
+ * enough; only the first `count` items of the dtype's own size are used. */
 static void put_number(lua_State *L, ms_dtype dtype, void *numbers, uint64_t i)
 {
     if (dtype == MS_F32) ((float *)numbers)[i] = (float)luaL_checknumber(L, -1);
@@ -335,7 +369,8 @@ static void push_number(lua_State *L, ms_dtype dtype, const void *numbers, uint6
     else lua_pushinteger(L, ((const int64_t *)numbers)[i]);
 }
 
-/* group:_share_begin(form, dtype, numbers, label) -> ticket. The host does not wait. */
+/* group:_share_begin(form, dtype, numbers, label) -> ticket. The host does not wait. The ticket is
+ * an integer, so a script may drop it: the result is then kept until the engine ends. */
 static int group_share_begin(lua_State *L)
 {
     ms_group *group = ms_lua_group(L, 1);
@@ -356,7 +391,8 @@ static int group_share_begin(lua_State *L)
 }
 
 /* group:_share_end(form, dtype, count, ticket) -> the result as a list: every rank's `count`
- * numbers, rank by rank, or their sums. Blocks. */
+ * numbers, rank by rank, or their sums. Blocks. It uses enter_inside, since planners' views are
+ * made of such numbers. */
 static int group_share_end(lua_State *L)
 {
     ms_group *group = ms_lua_group(L, 1);
@@ -373,7 +409,8 @@ static int group_share_end(lua_State *L)
 }
 
 /* group:_share_bytes(form, bytes, label, from?) -> bytes: those of rank `from` ("broadcast"), or
- * every rank's, rank by rank ("all_gather"). All ranks bring equally many. Blocks. */
+ * every rank's, rank by rank ("all_gather"). All ranks bring equally many. Blocks. The library pads
+ * texts to one length before (group.lua). */
 static int group_share_bytes(lua_State *L)
 {
     static const char *const forms[] = { "broadcast", "all_gather", NULL };
@@ -397,14 +434,15 @@ static int group_share_bytes(lua_State *L)
 
 /* -------------------------------------------------------------- for `check` */
 
-/* core.comm_record(on) */
+/* core.comm_record(on): whether collectives are recorded from now on, for comm_records. Turning it
+ * on drops what was recorded before. A fake world on the sim device records from its start. */
 static int comm_record(lua_State *L)
 {
     ms_comm_record(ms_group_engine(ms_lua_world(L)), lua_toboolean(L, 1));
     return 0;
 }
 
-/* Field of the table on top. */
+/* Field of the table on top; counts are unsigned in the engine. */
 static void set_integer(lua_State *L, const char *name, uint64_t value)
 {
     lua_pushinteger(L, (lua_Integer)value);
@@ -412,7 +450,8 @@ static void set_integer(lua_State *L, const char *name, uint64_t value)
 }
 
 /* core.comm_records() -> list of { op, dtype, count, group, channel, label, payload_bytes,
- * wire_bytes }, hash of their order */
+ * wire_bytes }, hash of their order. `moonshard check` prints the list; ranks that make the same
+ * calls in the same order have equal hashes. */
 static int comm_records(lua_State *L)
 {
     ms_engine *engine = ms_group_engine(ms_lua_world(L));
@@ -441,7 +480,8 @@ static int comm_records(lua_State *L)
     return 2;
 }
 
-/* core.comm_groups() -> all groups of this engine, the world first */
+/* core.comm_groups() -> all groups of this engine, the world first. In the order in which this rank
+ * joined them. */
 static int comm_groups(lua_State *L)
 {
     ms_engine *engine = ms_group_engine(ms_lua_world(L));
@@ -454,7 +494,7 @@ static int comm_groups(lua_State *L)
     return 1;
 }
 
-/* core.is_group(value) */
+/* core.is_group(value) -> boolean, for values of any type: for checks of options. */
 static int is_group(lua_State *L)
 {
     lua_pushboolean(L, luaL_testudata(L, 1, MS_GROUP_TYPE) != NULL);

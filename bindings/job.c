@@ -6,7 +6,8 @@
 
 #include "moonshard/comm.h"
 
-/* core.rank(): this rank's number, which needs no engine. */
+/* core.rank(): this rank's number, which needs no engine. Scripts ask it before ms.init as well, so
+ * it starts nothing. */
 static int rank(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);
@@ -16,7 +17,9 @@ static int rank(lua_State *L)
 }
 
 /* core.comm_step(step) -> the requests to stop, to save (signals' numbers, or nil) and to reload (1
- * or nil) that all ranks meet before the step that is about to begin */
+ * or nil) that all ranks meet before the step that is about to begin. The serial number counts the
+ * steps of all loops of this rank, so that ranks agree on "before the same step" however the loops
+ * are nested or named. */
 static int comm_step(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -44,7 +47,7 @@ static int comm_steps(lua_State *L)
 }
 
 /* core.comm_request(signal): asks all ranks to stop, as the supervisor does; false if this rank is
- * alone. */
+ * alone. A rank that catches a signal itself (a preemption notice, say) uses it. */
 static int comm_request(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -56,7 +59,8 @@ static int comm_request(lua_State *L)
 }
 
 /* core.comm_reload(): asks all ranks to read watched files again between two steps; false if this
- * rank is alone. */
+ * rank is alone. The request is met between two steps, so all ranks run the same version of the
+ * script in every step. */
 static int comm_reload(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -65,7 +69,8 @@ static int comm_reload(lua_State *L)
     return 1;
 }
 
-/* core.comm_folder(path): where this job keeps its files. */
+/* core.comm_folder(path): where this job keeps its files. The supervisor writes its report there if
+ * the job fails. */
 static int comm_folder(lua_State *L)
 {
     const char *path = luaL_checkstring(L, 1);
@@ -75,7 +80,7 @@ static int comm_folder(lua_State *L)
 }
 
 /* core.comm_cause() -> why the job has ended ("mismatch" ...), the rank at fault (-1: no single
- * rank), the message; nil while the job runs */
+ * rank), the message; nil while the job runs. The list is in the order of ms_abort_reason. */
 static int comm_cause(lua_State *L)
 {
     static const char *const reasons[] = { "none",   "mismatch", "left",   "timeout",
@@ -90,7 +95,8 @@ static int comm_cause(lua_State *L)
 }
 
 /* core.comm_leave(message?): no more collectives of this rank; with a message the job ends because
- * of it. */
+ * of it. Without an engine the rendezvous is told directly: peers must not wait for a rank whose
+ * script failed before its first tensor. */
 static int comm_leave(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);

@@ -10,7 +10,8 @@
 #define DEPTH_MAX 100           /* of nested tables: the walk recurses */
 
 /* The tree is in a userdata while Lua functions that may raise are called, so that an error frees
- * it. */
+ * it. It is put there when it is complete enough to be freed, and the userdata's __gc runs whatever
+ * happens next. */
 static json_t **new_tree(lua_State *L)
 {
     json_t **tree = lua_newuserdatauv(L, sizeof *tree, 0);
@@ -19,7 +20,7 @@ static json_t **new_tree(lua_State *L)
     return tree;
 }
 
-/* __gc */
+/* __gc: frees the tree of a call that is over, or that has raised. json_decref accepts NULL. */
 static int tree_gc(lua_State *L)
 {
     json_t **tree = luaL_checkudata(L, 1, JSON_TYPE);
@@ -49,7 +50,8 @@ static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent,
                          int depth);
 
 /* Whether a table of n list items is a JSON array; raises if it is neither an array nor an object.
- * An empty table is an array only if it was made by core.json_list. */
+ * An empty table is an array only if it was made by core.json_list. The keys are counted, because #
+ * alone cannot tell a list with gaps. */
 static bool is_list(lua_State *L, int index, lua_Integer n)
 {
     lua_Integer keys = 0;
@@ -69,7 +71,8 @@ static bool is_list(lua_State *L, int index, lua_Integer n)
     return list;
 }
 
-/* Raises for what JSON cannot say. A depth limit also catches tables that refer to themselves. */
+/* Raises for what JSON cannot say. A depth limit also catches tables that refer to themselves. Keys
+ * are written in the order of jansson's flag, so equal tables give equal texts. */
 static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent, const char *key,
                          int depth)
 {
@@ -93,7 +96,8 @@ static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent,
     }
 }
 
-/* JSON has no word for infinities and NaN; every reader knows what to do with a missing number. */
+/* JSON has no word for infinities and NaN; every reader knows what to do with a missing number. An
+ * integer stays one: 3 is "3" and 3.0 is "3.0", so that decoding gives the same type. */
 static json_t *encode_number(lua_State *L, int index)
 {
     if (lua_isinteger(L, index)) return json_integer(lua_tointeger(L, index));
@@ -101,7 +105,8 @@ static json_t *encode_number(lua_State *L, int index)
     return isfinite(number) ? json_real(number) : json_null();
 }
 
-/* Lua strings are any bytes, JSON text is UTF-8. */
+/* Lua strings are any bytes, JSON text is UTF-8. Bytes that are not UTF-8 would make a file that no
+ * reader takes. */
 static json_t *encode_text(lua_State *L, int index)
 {
     size_t bytes;
@@ -134,7 +139,8 @@ static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent,
     attach(L, tree, parent, key, made);
 }
 
-/* core.json_list(table): the table, written as a list even when it is empty */
+/* core.json_list(table): the table, written as a list even when it is empty. The metatable is the
+ * mark; it goes with the table and is not seen by pairs(). */
 static int list_of(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -144,7 +150,8 @@ static int list_of(lua_State *L)
 }
 
 /* core.json_encode(value, pretty): keys sorted; numbers that are not finite become null; an empty
- * table is {} unless json_list made it */
+ * table is {} unless json_list made it. The text is made twice, first to learn its length: then the
+ * buffer is Lua's and nothing leaks. */
 static int encode(lua_State *L)
 {
     luaL_checkany(L, 1);
@@ -166,7 +173,8 @@ static int encode(lua_State *L)
 
 static void push_value(lua_State *L, const json_t *value, bool exact, int depth);
 
-/* Pushes a table with the object's keys. */
+/* Pushes a table with the object's keys. json_object_iter_key gives no length; keys with zero bytes
+ * are refused by the parser. */
 static void push_object(lua_State *L, const json_t *object, bool exact, int depth)
 {
     /* jansson's iterators want a mutable object, and do not change it. */
@@ -214,7 +222,8 @@ static void push_value(lua_State *L, const json_t *value, bool exact, int depth)
 
 /* core.json_decode(text, exact): the value, or nil, message, "corrupt". A key that stands twice is
  * an error. null is nil; with exact it is core.json_null and lists stay lists when they are empty,
- * so that json_encode gives the same value again. */
+ * so that json_encode gives the same value again. The text is hostile: duplicates are refused,
+ * since two readers may pick different ones. */
 static int decode(lua_State *L)
 {
     size_t bytes;

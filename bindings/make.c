@@ -4,7 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-/* What a shape table says. */
+/* What a shape table says. group: the tensor is to be in memory that the group's collectives reach.
+ * */
 typedef struct shape_options {
     uint32_t dims;
     int64_t sizes[MS_DIMS_MAX];
@@ -13,13 +14,15 @@ typedef struct shape_options {
     ms_group *group;
 } shape_options;
 
+/* All keys that a shape table may have beside its list of sizes; an unknown one raises and names
+ * the nearest. */
 static const char *const shape_keys[] = { "dtype", "device", "group", "requires_grad", NULL };
 static const char *const random_keys[] = { "dtype",    "device", "group", "requires_grad", "seed",
                                            "per_rank", "std",    "low",   "high",          NULL };
 
 /* Whether the tensor is to be on "meta". Beside that an engine has one device. Recipes may name it,
- * and "cpu", which they are written for, is accepted everywhere, so that `check` can simulate
- * them. */
+ * and "cpu", which they are written for, is accepted everywhere, so that `check` can simulate them.
+ * The key is optional, and without it the engine's setting (on_device) holds. */
 static bool read_device(lua_State *L, int index)
 {
     bool meta = ms_engine_makes_meta(ms_lua_runtime(L)->engine);
@@ -34,7 +37,9 @@ static bool read_device(lua_State *L, int index)
     return meta;
 }
 
-/* Reads { sizes..., dtype =, device =, group =, requires_grad = } and raises for any other key. */
+/* Reads { sizes..., dtype =, device =, group =, requires_grad = } and raises for any other key. -1,
+ * which ms_lua_sizes lets through for views, is refused here: a new tensor has no size that follows
+ * from others. */
 static void read_shape(lua_State *L, int index, const char *const keys[], ms_dtype fallback,
                        shape_options *out)
 {
@@ -55,7 +60,7 @@ static void read_shape(lua_State *L, int index, const char *const keys[], ms_dty
 }
 
 /* Makes a tensor in ordinary memory or, with a group, in memory that the group's collectives reach
- * without a copy. */
+ * without a copy. On "meta" a group has no meaning, as there is no memory. */
 static ms_status make_tensor(ms_engine *engine, const shape_options *shape, ms_tensor **out)
 {
     if (!shape->group || shape->meta) {
@@ -75,7 +80,8 @@ static ms_status make_tensor(ms_engine *engine, const shape_options *shape, ms_t
     return status;
 }
 
-/* Makes a tensor, fills it in place with an operator (NULL: leaves it), and pushes it. */
+/* Makes a tensor, fills it in place with an operator (NULL: leaves it), and pushes it. All random
+ * and filled tensors come from operators in place, so that the values are made by the device. */
 static int make(lua_State *L, const shape_options *shape, const ms_op *op,
                 const ms_attributes *attributes)
 {
@@ -92,7 +98,8 @@ static int make(lua_State *L, const shape_options *shape, const ms_op *op,
     return 1;
 }
 
-/* empty{ sizes..., options } -> tensor whose values are undefined */
+/* empty{ sizes..., options } -> tensor whose values are undefined. For tensors that are written as
+ * a whole next, such as the result of a collective. */
 static int empty(lua_State *L)
 {
     shape_options shape;
@@ -101,7 +108,8 @@ static int empty(lua_State *L)
     return make(L, &shape, NULL, NULL);
 }
 
-/* A tensor of one value; its shape table is at `index`. */
+/* A tensor of one value, for zeros, ones and full; its shape table is at `index`. The default dtype
+ * is f32 whatever the value: full(1, ...) is no integer tensor, unless dtype says so. */
 static int filled(lua_State *L, int index, double value)
 {
     shape_options shape;
@@ -115,7 +123,8 @@ static int filled(lua_State *L, int index, double value)
 static int zeros(lua_State *L) { return filled(L, 1, 0); }
 static int ones(lua_State *L) { return filled(L, 1, 1); }
 
-/* full(value, { sizes..., options }) */
+/* full(value, { sizes..., options }). The value is a number; a tensor would have to be read by the
+ * host. */
 static int full(lua_State *L)
 {
     double value = luaL_checknumber(L, 1);
@@ -126,7 +135,8 @@ static int full(lua_State *L)
 
 /* Where the numbers come from. With `seed` they are the same wherever and whenever they are asked
  * for; without it they are the next of the engine's stream of random numbers. With `per_rank` every
- * rank gets others. */
+ * rank gets others. Without per_rank all ranks that have made the same draws get the same numbers,
+ * which is how models are equal on all ranks before the first step. */
 static ms_random read_random(lua_State *L, int index)
 {
     ms_random random;
@@ -141,7 +151,7 @@ static ms_random read_random(lua_State *L, int index)
 }
 
 /* op has attributes random.a and b: the mean and the standard deviation of normal numbers, the
- * bounds of others. */
+ * bounds of others. The check is written so that NaN is refused. */
 static int random_tensor(lua_State *L, const ms_op *op, ms_dtype fallback, bool normal)
 {
     shape_options shape;
@@ -164,7 +174,8 @@ static int random_tensor(lua_State *L, const ms_op *op, ms_dtype fallback, bool 
 static int uniform(lua_State *L) { return random_tensor(L, &ms_op_uniform, MS_F32, false); }
 static int normal(lua_State *L) { return random_tensor(L, &ms_op_normal, MS_F32, true); }
 
-/* randint{ sizes..., low = 0, high =, ... }: integers from low to below high */
+/* randint{ sizes..., low = 0, high =, ... }: integers from low to below high. high is required: a
+ * default would be as wrong as any other. */
 static int randint(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -177,14 +188,16 @@ static int randint(lua_State *L)
 /* -------------------------------------------------------------- from values */
 
 /* What nested lists have in common. dims is UINT32_MAX until a value, or an empty list, has been
- * seen; sizes are -1 until a list of that depth has. */
+ * seen; sizes are -1 until a list of that depth has. The flags are combined over all values, and
+ * decide the dtype in the end. */
 typedef struct nested {
     uint32_t dims;
     int64_t sizes[MS_DIMS_MAX];
     bool integers, booleans, numbers;
 } nested;
 
-/* All values, and all empty lists, stand at the same depth. */
+/* All values, and all empty lists, stand at the same depth. An empty list counts as a list of depth
+ * + 1 without values: {{}, {}} is [2, 0]. */
 static void check_depth(lua_State *L, nested *shape, uint32_t dims)
 {
     if (shape->dims == UINT32_MAX) shape->dims = dims;
@@ -208,7 +221,8 @@ static void measure_value(lua_State *L, int index, uint32_t depth, nested *out)
     out->integers &= lua_isinteger(L, index);
 }
 
-/* The value or nested list at `index`, `depth` lists deep. */
+/* The value or nested list at `index`, `depth` lists deep. It recurses as deep as the lists, at
+ * most MS_DIMS_MAX. */
 static void measure(lua_State *L, int index, uint32_t depth, nested *out)
 {
     index = lua_absindex(L, index);
@@ -234,7 +248,7 @@ static void measure(lua_State *L, int index, uint32_t depth, nested *out)
 }
 
 /* Element `at` of data, which has this dtype. Floats and booleans take `number`, integers
- * `integer`. */
+ * `integer`. f16 and bf16 round once, to nearest even. */
 static void store(ms_dtype dtype, void *data, int64_t at, double number, int64_t integer)
 {
     switch (dtype) {
@@ -249,7 +263,8 @@ static void store(ms_dtype dtype, void *data, int64_t at, double number, int64_t
     }
 }
 
-/* Whether an integer is one of this dtype; floats take every one, rounded. */
+/* Whether an integer is one of this dtype; floats take every one, rounded. Without it, 300 as u8
+ * would become 44 without an error. */
 static bool fits(ms_dtype dtype, int64_t value)
 {
     switch (dtype) {
@@ -260,7 +275,8 @@ static bool fits(ms_dtype dtype, int64_t value)
     }
 }
 
-/* One number or boolean of a list; a number that the dtype cannot hold is an error. */
+/* One number or boolean of a list; a number that the dtype cannot hold is an error. A float dtype
+ * takes every number, rounded; bool takes every number as "not 0". */
 static void store_value(lua_State *L, int index, ms_dtype dtype, void *data, int64_t at)
 {
     if (lua_isboolean(L, index)) {
@@ -278,7 +294,8 @@ static void store_value(lua_State *L, int index, ms_dtype dtype, void *data, int
     store(dtype, data, at, lua_tonumber(L, index), integer);
 }
 
-/* Stores the values of nested lists in row-major order from position `at` on; the next position. */
+/* Stores the values of nested lists in row-major order from position `at` on; the next position.
+ * measure has checked lengths and depth, so the list is not checked again. */
 static int64_t collect_values(lua_State *L, int index, ms_dtype dtype, void *data, int64_t at)
 {
     index = lua_absindex(L, index);
@@ -295,7 +312,8 @@ static int64_t collect_values(lua_State *L, int index, ms_dtype dtype, void *dat
     return at;
 }
 
-/* Pushes a new tensor with these values, in row-major order. */
+/* Pushes a new tensor with these values, in row-major order. ms_tensor_write copies `data` before
+ * it returns. */
 static int push_values(lua_State *L, ms_dtype dtype, uint32_t dims, const int64_t *sizes,
                        const void *data)
 {
@@ -310,8 +328,9 @@ static int push_values(lua_State *L, ms_dtype dtype, uint32_t dims, const int64_
     return 1;
 }
 
-/* core.tensor(values, dtype?): integers become i64, other numbers f32, unless dtype says
- * otherwise. */
+/* core.tensor(values, dtype?): integers become i64, other numbers f32, unless dtype says otherwise.
+ * Two walks over the lists: the first finds shape and dtype, the second stores, so no memory is
+ * moved. */
 static int tensor(lua_State *L)
 {
     ms_lua_enter(L);
@@ -332,7 +351,8 @@ static int tensor(lua_State *L)
 }
 
 /* How many integers first, first + step, ... there are up to last, step not 0; INT64_MAX if more
- * than that. Differences of integers need 65 bits. */
+ * than that. Differences of integers need 65 bits. Unsigned arithmetic gives the span exactly, also
+ * from INT64_MIN to INT64_MAX. */
 static int64_t count_integers(int64_t first, int64_t last, int64_t step)
 {
     bool up = step > 0;
@@ -346,7 +366,8 @@ static int64_t count_integers(int64_t first, int64_t last, int64_t step)
     return steps < INT64_MAX ? (int64_t)steps + 1 : INT64_MAX;
 }
 
-/* The arguments of arange(first, last, step?). */
+/* The arguments of arange(first, last, step?). Floats and integers have separate steps because
+ * doubles cannot hold all 64-bit integers. */
 typedef struct range {
     double first, last, step;
     bool integers;
@@ -355,7 +376,8 @@ typedef struct range {
 } range;
 
 /* Reads and checks first, last, step? at 1 to 3. Integers are counted as integers, because doubles
- * lose them above 2^53. */
+ * lose them above 2^53. last is part of the result if a step meets it: arange counts as Lua's
+ * numeric for does. */
 static range read_range(lua_State *L)
 {
     enum { LONGEST = 1000000000 };
@@ -381,7 +403,8 @@ static range read_range(lua_State *L)
     return r;
 }
 
-/* core.arange(first, last, step?) */
+/* core.arange(first, last, step?). i64 if all arguments are integers, else f32. Each number is
+ * computed from its index and not from the one before, so errors do not add up. */
 static int arange(lua_State *L)
 {
     ms_lua_enter(L);
@@ -398,7 +421,7 @@ static int arange(lua_State *L)
 /* ------------------------------------------------------------------ joining */
 
 /* core.cat(list, dim?), core.stack(list, dim?); the result has `extra` more dimensions than the
- * tensors. */
+ * tensors. A dimension of a stack may be the place after the last one, hence `extra`. */
 static int join(lua_State *L, const ms_op *op, uint32_t extra)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -420,7 +443,8 @@ static int cat(lua_State *L) { return join(L, &ms_op_cat, 0); }
 static int stack(lua_State *L) { return join(L, &ms_op_stack, 1); }
 
 /* pack(list) -> one 1-D tensor with all values, list of views of it in the original shapes. Handles
- * are made first, so that nothing can raise once the tensors exist. */
+ * are made first, so that nothing can raise once the tensors exist. Both results have gradients;
+ * the originals stay where they are. flat moves them instead. */
 static int pack(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -444,7 +468,8 @@ static int pack(lua_State *L)
 }
 
 /* flat(list) -> one tensor into which the parameters have moved, and which is kept. Refused inside
- * steps and hooks. */
+ * steps and hooks. In a step, tensors that backward still needs would keep the old memory. The
+ * handles of the parameters stay valid: their tensors have moved. */
 static int flat(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);

@@ -11,7 +11,9 @@
 
 /* The engine's log goes where the Lua state's warnings go, unless a host has set another place
  * (ms_lua_log): a stock interpreter prints them after warn("@on"). A line of another thread waits
- * until the state's own calls the engine again; one can wait at a time. */
+ * until the state's own calls the engine again; one can wait at a time. lua_warning must not be
+ * called from another thread, and a message in the waiting place is better than none: a second one
+ * that comes meanwhile is lost. */
 static void log_as_warning(void *user, ms_log_level level, const char *message)
 {
     static const char *const names[] = { "debug: ", "info: ", "warning: ", "" };
@@ -29,7 +31,8 @@ static void log_as_warning(void *user, ms_log_level level, const char *message)
 }
 
 /* MOONSHARD_CPU, MOONSHARD_STRICT and MOONSHARD_LOG mean the same for the program, a stock
- * interpreter and a host. */
+ * interpreter and a host. An empty variable counts as unset. The options cpu and strict of ms.init
+ * override the first two. */
 static void read_environment(ms_runtime *runtime)
 {
     const ms_os *os = runtime->context.os;
@@ -50,7 +53,8 @@ static void read_environment(ms_runtime *runtime)
 
 /* ------------------------------------------------------------------ opening */
 
-/* core.set_library(prefix): chunks whose names begin with it are parts of the library. */
+/* core.set_library(prefix): chunks whose names begin with it are parts of the library. A prefix
+ * that is too long counts as none: messages then name lines of the library. */
 static int set_library(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -78,7 +82,7 @@ static void (*const parts[])(lua_State *L, int runtime) = {
 };
 
 /* Pushes the module; the runtime is below it. The parts run in order: tensor methods exist before
- * the files that add to them. */
+ * the files that add to them. The runtime stays reachable as the upvalue of all functions. */
 static int open_module(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_new_runtime(L);
@@ -104,7 +108,8 @@ MS_API int luaopen_moonshard_core(lua_State *L)
     return 1;
 }
 
-/* The runtime of a state; it and two other values stay on the stack. */
+/* The runtime of a state; it and two other values stay on the stack. The runtime is found by an
+ * upvalue and not by a global, so a script cannot replace it. */
 static ms_runtime *push_runtime(lua_State *L)
 {
     lua_getglobal(L, "require");
@@ -139,6 +144,8 @@ MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
     lua_pop(L, 3);
 }
 
+/* Level 0, since it is called from a hook of lua_sethook, where the script's own function is at
+ * level 0. */
 MS_API void ms_lua_where(lua_State *L, char *text, size_t bytes)
 {
     ms_lua_line_at(L, push_runtime(L), 0, text, bytes);

@@ -7,10 +7,12 @@
 #include "bindings/group.h"
 #include "bindings/link.h"
 
-/* the most parameters of such a bucket */
+/* The most parameters of such a bucket: the lists are in a struct on the C stack, so that nothing
+ * has to be freed when an argument is wrong. */
 enum { MOST = 64 };
 
-/* What the caller gave, and what has to be released. */
+/* What the caller gave, and what has to be released. `links` are owned (ms_chain_take); the links
+ * that Lua gives are borrowed. */
 typedef struct one_bucket {
     ms_bucket bucket;
     ms_tensor *views[MOST];
@@ -25,7 +27,7 @@ typedef struct one_bucket {
 
 /* ------------------------------------------------------------------ reading */
 
-/* Group `name` of the table at 1. */
+/* Group `name` of the table at 1; `otherwise` where it is absent. hybrid buckets need all three. */
 static ms_group *group_field(lua_State *L, const char *name, ms_group *otherwise)
 {
     ms_group *group = otherwise;
@@ -34,7 +36,8 @@ static ms_group *group_field(lua_State *L, const char *name, ms_group *otherwise
     return group;
 }
 
-/* Names are borrowed from the list in the table at 1, which stays on the stack until the end. */
+/* Names are borrowed from the list in the table at 1, which stays on the stack until the end. The
+ * positions are 0, 1, 2 ..., as if the bucket had all parameters of a model. */
 static void read_names(lua_State *L, one_bucket *one)
 {
     lua_getfield(L, 1, "names");
@@ -47,7 +50,8 @@ static void read_names(lua_State *L, one_bucket *one)
     lua_pop(L, 1);
 }
 
-/* Raises on what is missing. Nothing is owned yet. */
+/* Raises on what is missing. Nothing is owned yet. The divisor is the group's size, as a reducer's
+ * is unless it is set. The label is the first name, as in a reducer, so messages look alike. */
 static void read_bucket(lua_State *L, one_bucket *one)
 {
     static const char *const kinds[] = { "all_reduce", "reduce_scatter", "hybrid", NULL };
@@ -72,7 +76,8 @@ static void read_bucket(lua_State *L, one_bucket *one)
 
 /* ------------------------------------------------------------------ running */
 
-/* Gradients follow each other in `flat`, as in a reducer's bucket. */
+/* Gradients follow each other in `flat`, as in a reducer's bucket. The buffer gets a reference of
+ * its own, because links replace it. */
 static ms_status make_views(one_bucket *one)
 {
     ms_bucket *b = &one->bucket;
@@ -88,7 +93,9 @@ static ms_status make_views(one_bucket *one)
     return MS_OK;
 }
 
-/* As a reducer does: on the group's communication stream, after what the current stream has. */
+/* As a reducer does: on the group's communication stream, after what the current stream has. The
+ * current stream is put back before the status is looked at. It waits for the result in the end, as
+ * the model's stream does after backward. */
 static ms_status run(one_bucket *one)
 {
     ms_bucket *b = &one->bucket;
@@ -106,7 +113,8 @@ static ms_status run(one_bucket *one)
     return status ? status : ms_stream_wait(before, ms_stream_last(stream));
 }
 
-/* Releases what run and the reading made, in any state; the result is the caller's. */
+/* Releases what run and the reading made, in any state; the result is the caller's. Releasing NULL
+ * is allowed, so it need not know how far run came. */
 static void drop(one_bucket *one)
 {
     ms_bucket *b = &one->bucket;

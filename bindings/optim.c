@@ -6,18 +6,20 @@
 
 #include "moonshard/optim.h"
 
-/* In the order of ms_optimizer_kind. */
+/* In the order of ms_optimizer_kind: an index into this list is the kind. */
 static const char *const kinds[] = { "sgd",     "adam",  "adamw",  "adagrad", "adadelta",
                                      "rmsprop", "rprop", "adamax", NULL };
 
-/* The kind at that index; raises and names the nearest. */
+/* The kind at that index; raises and names the nearest. The names are those of the functions in
+ * lua/moonshard/optim.lua. */
 static ms_optimizer_kind check_kind(lua_State *L, int index)
 {
     return (ms_optimizer_kind)ms_lua_choice(L, index, kinds, "optimizer");
 }
 
 /* Field `name` = { a, b } of the table at `index`; through __index, so that a group falls back to
- * its defaults. */
+ * its defaults. A list of another length is an error, since a missing second beta would silently be
+ * the default. */
 static void pair(lua_State *L, int index, const char *name, double *a, double *b)
 {
     int type = lua_getfield(L, index, name);
@@ -37,8 +39,8 @@ static void pair(lua_State *L, int index, const char *name, double *a, double *b
     lua_pop(L, 1);
 }
 
-/* The hyper-parameters that are plain numbers; those that the group does not give stay as they
- * are. */
+/* The hyper-parameters that are plain numbers; those that the group does not give stay as they are.
+ * Which of them an optimizer has is checked in Lua, where groups are made. */
 static void read_numbers(lua_State *L, int index, ms_hyperparameters *hyper)
 {
     struct {
@@ -58,7 +60,9 @@ static void read_numbers(lua_State *L, int index, ms_hyperparameters *hyper)
         *numbers[i].value = ms_lua_field_number(L, index, numbers[i].name, *numbers[i].value);
 }
 
-/* Hyper-parameters from a group. lr may be a one-element tensor: then *lr is it. */
+/* Hyper-parameters from a group. lr may be a one-element tensor: then *lr is it. It is read in
+ * every step, so a schedule that writes group.lr takes effect with the next one. An lr that is a
+ * tensor is not read by the host. */
 static void read_group(lua_State *L, int index, ms_optimizer_kind kind, ms_hyperparameters *hyper,
                        ms_tensor **lr)
 {
@@ -78,7 +82,8 @@ static void read_group(lua_State *L, int index, ms_optimizer_kind kind, ms_hyper
     hyper->amsgrad = ms_lua_field_boolean(L, index, "amsgrad", hyper->amsgrad);
     hyper->centered = ms_lua_field_boolean(L, index, "centered", hyper->centered);
 }
-/* core.optim_check(kind, group): raises if a hyper-parameter is out of range. */
+/* core.optim_check(kind, group): raises if a hyper-parameter is out of range. Called when an
+ * optimizer is made, so that a bad value is an error there and not in the first step. */
 static int optim_check(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -90,7 +95,8 @@ static int optim_check(lua_State *L)
     return 0;
 }
 
-/* Pushes a kept tensor filled with `start`, of the shape of `like` (NULL: one number). */
+/* Pushes a kept tensor filled with `start`, of the shape of `like` (NULL: one number). State lives
+ * across steps, hence kept. */
 static void push_filled(lua_State *L, ms_dtype dtype, const ms_tensor *like, double start)
 {
     ms_engine *engine = ms_lua_runtime(L)->engine;
@@ -109,7 +115,8 @@ static void push_filled(lua_State *L, ms_dtype dtype, const ms_tensor *like, dou
 }
 
 /* State `name` of the table at `state`; where it is missing a new tensor is made, filled with
- * `start`, kept and stored. */
+ * `start`, kept and stored. State is made in the first step of a parameter, when its dtype and
+ * shape are final. It is f32 (the count i64), also for 16-bit parameters. */
 static ms_tensor *state_tensor(lua_State *L, int state, const char *name, ms_dtype dtype,
                                const ms_tensor *like, double start)
 {
@@ -124,7 +131,8 @@ static ms_tensor *state_tensor(lua_State *L, int state, const char *name, ms_dty
     return t;
 }
 
-/* The f32 copy of a 16-bit parameter, made from it at first. */
+/* The f32 copy of a 16-bit parameter, made from it at first. The copy is a task of the current
+ * stream, before the step that uses it. */
 static ms_tensor *master_of(lua_State *L, int state, ms_tensor *parameter)
 {
     bool fresh = lua_getfield(L, state, "master") == LUA_TNIL;
@@ -160,7 +168,8 @@ static void choose_rounding(lua_State *L, ms_optimizer_step *step)
 /* core.optim_step(kind, parameter, gradient, state, group, only_if?, salt?, count?): enqueues one
  * step of one parameter. Missing tensors of the state are made and stored in the Lua table, which
  * owns them; so everything that may raise comes before the step itself. See choose_rounding for
- * salt and count. */
+ * salt and count. only_if is a bool on the device: where it is false the task changes nothing, and
+ * the host never waits for it. */
 static int optim_step(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -184,7 +193,8 @@ static int optim_step(lua_State *L)
 }
 
 /* core.clip_norm(gradients, max, p) -> norm before, position of the first gradient that is not
- * finite (from 0; -1: none) */
+ * finite (from 0; -1: none). Both results are tensors on the device: the step that follows is
+ * enqueued without waiting for the norm. */
 static int clip_norm(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -198,7 +208,8 @@ static int clip_norm(lua_State *L)
     return 2;
 }
 
-/* core.unscale(gradients, factor) -> bool on the device: whether all are finite */
+/* core.unscale(gradients, factor) -> bool on the device: whether all are finite. factor is a
+ * tensor, because a loss scale changes on the device. */
 static int unscale(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);

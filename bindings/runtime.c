@@ -10,8 +10,9 @@
 
 /* ----------------------------------------------------------------- entering */
 
-/* Starts the engine at first use, because its settings may come from ms.init. An error that happens
- * here is copied before the engine is freed, since its text is the engine's. */
+/* Starts the engine at first use, because its settings may come from ms.init. A rank joins its job
+ * here. An error that happens here is copied before the engine is freed, since its text is the
+ * engine's. */
 static void start_engine(lua_State *L, ms_runtime *runtime)
 {
     if (!runtime->rendezvous
@@ -41,7 +42,7 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
 
 /* A finalizer runs in the middle of whatever allocates, so what it enqueued or released would
  * depend on the collector's pace, and could be what a bound function below it is working on. Lua
- * answers no question about its collector there. */
+ * answers no question about its collector there. lua_gc answers -1 while a finalizer runs. */
 static bool in_finalizer(lua_State *L) { return lua_gc(L, LUA_GCCOUNT) < 0; }
 
 /* May raise, so it runs before a bound function owns anything. Collecting under memory pressure
@@ -82,7 +83,8 @@ ms_engine *ms_lua_enter(lua_State *L)
 }
 
 /* Releases the dropped tensors of that step (0: of any) that were made after `begin` and up to
- * `end`. The others stay in their order. */
+ * `end`. The others stay in their order. The list is compacted in place: a release runs no Lua
+ * code, so nothing is added to the list meanwhile. */
 static void release_dropped(ms_runtime *runtime, uint64_t step, uint64_t begin, uint64_t end)
 {
     size_t kept = 0;
@@ -95,6 +97,7 @@ static void release_dropped(ms_runtime *runtime, uint64_t step, uint64_t begin, 
     runtime->dropped_count = kept;
 }
 
+/* Each round may free functions that held other tensors, which only the next collection finds. */
 void ms_lua_collect(lua_State *L, ms_runtime *runtime)
 {
     /* With a tensor the engine may give up functions (of recompute, of hooks) that were all that
@@ -108,6 +111,8 @@ void ms_lua_collect(lua_State *L, ms_runtime *runtime)
     ms_engine_relieved(runtime->engine);
 }
 
+/* Every rank takes the draw, so that the draws of all ranks stay in step, and then changes the
+ * seed. */
 ms_random ms_lua_own_draw(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);
@@ -126,6 +131,7 @@ bool ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live)
 
 /* ------------------------------------------------------------------ handles */
 
+/* A handle that is kept, or was never filled, is in no list; both pointers are NULL then. */
 static void unlink_handle(ms_handle *handle)
 {
     ms_runtime *runtime = handle->runtime;
@@ -135,7 +141,8 @@ static void unlink_handle(ms_handle *handle)
     handle->previous = handle->next = NULL;
 }
 
-/* The tensor goes to the list of dropped ones; the handle tells later users why. */
+/* The tensor goes to the list of dropped ones; the handle tells later users why. A kept tensor gets
+ * step 0, so no step's end releases it early. */
 static void drop_later(ms_handle *handle)
 {
     ms_runtime *runtime = handle->runtime;
@@ -220,6 +227,7 @@ void ms_handle_drop(ms_handle *handle, const char *why)
     ms_tensor_release(tensor);
 }
 
+/* A number to compare with: handles that are made later have higher ones. */
 uint64_t ms_handle_count(const ms_runtime *runtime) { return runtime->orders; }
 
 /* Handles are in the order in which they were made, the latest first, so the walk ends at the first
@@ -236,7 +244,8 @@ void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const ch
 }
 
 /* Releases everything that was made in the step and not kept, also where a script still has a
- * handle. */
+ * handle. The first handle that belongs to another step ends the loop: the list is in order of
+ * making. */
 static void release_step(ms_runtime *runtime)
 {
     while (runtime->handles && runtime->handles->step == runtime->step_serial)
@@ -247,7 +256,9 @@ static void release_step(ms_runtime *runtime)
 
 /* -------------------------------------------------------------------- steps */
 
-/* core.step_begin(step) */
+/* core.step_begin(step): what is made from now on belongs to this step. Random numbers begin anew
+ * by the step's number, so a run that is resumed at a step draws what the whole run would have
+ * drawn. */
 static int step_begin(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -265,7 +276,9 @@ static int step_begin(lua_State *L)
     return 0;
 }
 
-/* core.step_end(): releases what the step made; the host waits for the step before the last. */
+/* core.step_end(): releases what the step made; the host waits for the step before the last. The
+ * wait keeps the host from enqueueing without limit: it may be two steps ahead of the device. Casts
+ * of weights that were kept for the step go, since the optimizer has changed the weights. */
 static int step_end(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -299,7 +312,8 @@ void ms_open_steps(lua_State *L, int runtime)
 /* -------------------------------------------------------- making and closing */
 
 /* Runs when the Lua state closes. Finalizers that Lua calls later see `closed` and leave the engine
- * alone; it has freed what was theirs. */
+ * alone; it has freed what was theirs. Finalizers that ran before it (handles, reducers) have left
+ * their tensors in the list of dropped ones. */
 static int runtime_gc(lua_State *L)
 {
     ms_runtime *runtime = lua_touserdata(L, 1);

@@ -5,7 +5,8 @@
 #include <string.h>
 
 /* Every bound function gets its runtime here. The check of the thread costs a comparison, and keeps
- * a second thread from corrupting the state. */
+ * a second thread from corrupting the state. `closed` is looked at because finalizers may call
+ * bound functions while the state closes, when the engine is gone. */
 ms_runtime *ms_lua_runtime(lua_State *L)
 {
     ms_runtime *runtime = lua_touserdata(L, lua_upvalueindex(1));
@@ -16,7 +17,8 @@ ms_runtime *ms_lua_runtime(lua_State *L)
     return runtime;
 }
 
-/* Whether a chunk belongs to the library, by the prefix of its name. */
+/* Whether a chunk belongs to the library, by the prefix of its name. The prefix is the folder of
+ * the library's Lua files, as Lua writes it into chunk names. */
 static bool is_library(const ms_runtime *runtime, const char *source)
 {
     return strncmp(source, runtime->library_prefix, runtime->library_prefix_bytes) == 0;
@@ -26,7 +28,8 @@ static bool is_library(const ms_runtime *runtime, const char *source)
  * Lua allows 200 calls through C. */
 #define LIBRARY_DEEPEST 256
 
-/* The first Lua frame outside the library; else the first Lua frame. */
+/* The first Lua frame outside the library; else the first Lua frame. Where all frames are the
+ * library's (a test of it, its own start), the innermost is better than none. */
 static bool user_frame(lua_State *L, const ms_runtime *runtime, int first, lua_Debug *out)
 {
     lua_Debug frame;
@@ -47,6 +50,7 @@ static bool user_frame(lua_State *L, const ms_runtime *runtime, int first, lua_D
     return found;
 }
 
+/* Empty if no Lua function runs. The text may be cut to its room; it is for messages only. */
 void ms_lua_line_at(lua_State *L, const ms_runtime *runtime, int level, char *text, size_t bytes)
 {
     lua_Debug frame;
@@ -55,6 +59,7 @@ void ms_lua_line_at(lua_State *L, const ms_runtime *runtime, int level, char *te
         snprintf(text, bytes, "%s:%d", frame.short_src, frame.currentline);
 }
 
+/* Level 1, since level 0 is the bound function itself. */
 void ms_lua_line(lua_State *L, char *text, size_t bytes)
 {
     ms_lua_line_at(L, ms_lua_runtime(L), 1, text, bytes);
@@ -68,6 +73,8 @@ uint32_t ms_lua_script(lua_State *L, ms_runtime *runtime)
     char text[160];
     if (!user_frame(L, runtime, 1, &frame)) return 0;
     ms_strings *strings = ms_engine_strings(runtime->engine);
+    /* Lua keeps one string for a chunk's name, so its address stands for it. Four low bits are
+     * always 0. */
     size_t at = (((uintptr_t)frame.source >> 4) + (size_t)frame.currentline * 7)
                 % (sizeof runtime->lines / sizeof *runtime->lines),
            length = strlen(frame.short_src);

@@ -9,11 +9,13 @@
 
 /* ------------------------------------------------------------------ streams */
 
-/* the engine owns the stream */
+/* The engine owns the stream and keeps it to its end: a handle needs no __gc and never goes stale.
+ * */
 typedef struct stream_box {
     ms_stream *stream;
 } stream_box;
 
+/* Handles are made anew each time; __eq compares what they stand for. */
 int ms_lua_push_stream(lua_State *L, ms_stream *stream)
 {
     stream_box *box = lua_newuserdatauv(L, sizeof *box, 0);
@@ -28,7 +30,8 @@ static ms_stream *check_stream(lua_State *L, int index)
     return ((stream_box *)luaL_checkudata(L, index, MS_STREAM_TYPE))->stream;
 }
 
-/* core.stream(name?) -> the current stream, or the one of that name */
+/* core.stream(name?) -> the current stream, or the one of that name. A name that is new makes a
+ * stream, of which an engine has MS_STREAMS_MAX at most. "compute" is there from the start. */
 static int stream(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -38,7 +41,8 @@ static int stream(lua_State *L)
     return ms_lua_push_stream(L, found);
 }
 
-/* core.stream_at(index) */
+/* core.stream_at(index) -> the stream of that number, which a future keeps instead of a handle:
+ * plain numbers can be stored in any table. */
 static int stream_at(lua_State *L)
 {
     ms_stream *found = ms_engine_stream_at(
@@ -54,7 +58,9 @@ static int stream_name(lua_State *L)
     return 1;
 }
 
-/* stream:run(f) -> what f returns. The stream is current inside f only, also where f raises. */
+/* stream:run(f) -> what f returns. The stream is current inside f only, also where f raises.
+ * Tensors that f makes belong to that stream's order; what uses them on another stream waits by
+ * itself. */
 static int stream_run(lua_State *L)
 {
     ms_stream *target = check_stream(L, 1);
@@ -69,7 +75,8 @@ static int stream_run(lua_State *L)
     return lua_gettop(L) - 2;
 }
 
-/* stream:sync(): blocks until all that is enqueued on it has run */
+/* stream:sync(): blocks until all that is enqueued on it has run. It waits for this stream only,
+ * and raises the first error of it. */
 static int stream_sync(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "stream:sync", "hooks only enqueue");
@@ -86,7 +93,7 @@ static int stream_equal(lua_State *L)
 }
 
 /* stream:_point() -> stream index, number: the moment after all that is enqueued on it.
- * stream:_wait(index, number) waits for one. */
+ * stream:_wait(index, number) waits for one. A future keeps these two numbers. */
 static int stream_point(lua_State *L)
 {
     ms_point point = ms_stream_last(check_stream(L, 1));
@@ -95,6 +102,8 @@ static int stream_point(lua_State *L)
     return 2;
 }
 
+/* The stream waits and the host does not. A point that is not enqueued yet is an error, so waits
+ * cannot form a cycle. */
 static int stream_wait(lua_State *L)
 {
     ms_lua_enter(L);
@@ -104,7 +113,7 @@ static int stream_wait(lua_State *L)
     return 0;
 }
 
-/* core.point_sync(index, number): blocks. */
+/* core.point_sync(index, number): blocks. Refused in hooks like all that waits. */
 static int point_sync(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "sync", "use value(), which lets the stream wait, or and_then");
@@ -115,7 +124,9 @@ static int point_sync(lua_State *L)
     return 0;
 }
 
-/* core.hook_enter(), core.hook_leave(): callbacks of futures are hooks. */
+/* core.hook_enter(), core.hook_leave(): callbacks of futures are hooks. The library calls them
+ * around a future's callback that it runs itself, so that the same things are refused in it as in
+ * hooks of the engine. hook_leave never goes below 0: an error may have skipped an enter. */
 static int hook_enter(lua_State *L)
 {
     ms_lua_runtime(L)->hook_depth++;
@@ -130,7 +141,9 @@ static int hook_leave(lua_State *L)
 }
 
 /* core.plan(planner, view) -> what planner(view) returns: a hook with numbers only. It is called
- * through call.c, so that it cannot yield out of the forward that asks it. */
+ * through call.c, so that it cannot yield out of the forward that asks it. Inside, ms_lua_enter
+ * refuses every function that uses tensors, streams or groups. `planning` is cleared also where the
+ * planner raises. */
 static int plan(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -146,7 +159,8 @@ static int plan(lua_State *L)
 }
 
 /* core.set_drain(f): what runs futures' callbacks; core.request_drain(): run it when the current
- * hook has returned. */
+ * hook has returned. The drain runs when the outermost hook has returned (call.c), so that no
+ * callback runs in the middle of another hook. */
 static int set_drain(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TFUNCTION);
@@ -154,6 +168,7 @@ static int set_drain(lua_State *L)
     return 0;
 }
 
+/* A flag is enough: however many futures became ready, the drain goes through all of them. */
 static int request_drain(lua_State *L)
 {
     ms_lua_runtime(L)->drain = true;
@@ -163,12 +178,14 @@ static int request_drain(lua_State *L)
 /* ------------------------------------------------------------------- probes */
 
 /* A value on its way to the host. It is copied after all work that is enqueued now, and read later
- * without waiting for work that was enqueued after it. */
+ * without waiting for work that was enqueued after it. The tensor itself may be released meanwhile:
+ * the copy has been enqueued. */
 typedef struct probe_box {
     ms_readback *readback;
 } probe_box;
 
-/* __gc and __close. The field is cleared first, so that a second call does nothing. */
+/* __gc and __close. The field is cleared first, so that a second call does nothing. Freeing never
+ * blocks: the engine keeps the memory until the copy is done. */
 static int probe_gc(lua_State *L)
 {
     probe_box *box = luaL_checkudata(L, 1, MS_PROBE_TYPE);
@@ -178,7 +195,8 @@ static int probe_gc(lua_State *L)
     return 0;
 }
 
-/* core.probe(t) -> probe; t has one element, a float or an integer */
+/* core.probe(t) -> probe; t has one element, a float or an integer. Metrics use it: a loss of each
+ * step is probed, and read some steps later, when it has long arrived. */
 static int probe(lua_State *L)
 {
     ms_tensor *t = ms_lua_tensor(L, 1);
@@ -195,7 +213,8 @@ static int probe(lua_State *L)
     return 1;
 }
 
-/* probe:value() -> number; waits only if the device is not there yet. */
+/* probe:value() -> number; waits only if the device is not there yet. It may be called again and
+ * gives the same number. */
 static int probe_value(lua_State *L)
 {
     probe_box *box = luaL_checkudata(L, 1, MS_PROBE_TYPE);
@@ -209,7 +228,7 @@ static int probe_value(lua_State *L)
 
 /* ------------------------------------------------------------------- traces */
 
-/* core.trace_start(): records tasks and waits from now on */
+/* core.trace_start(): records tasks and waits from now on. What was recorded before is dropped. */
 static int trace_start(lua_State *L)
 {
     ms_lua_ok(L, ms_trace_start(ms_lua_enter(L)));
@@ -223,7 +242,8 @@ static int trace_count(lua_State *L)
     return 1;
 }
 
-/* core.trace_label(text?): what follows is for this; nil: for nothing in particular. */
+/* core.trace_label(text?): what follows is for this; nil: for nothing in particular. Hooks label
+ * what a link enqueues, so that a trace shows which link a task belongs to. */
 static int trace_label(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -235,6 +255,7 @@ static int trace_label(lua_State *L)
 /* One record as a table; fields without a meaning for it are absent. */
 static void push_record(lua_State *L, ms_engine *engine, const ms_trace_record *record)
 {
+    /* In the order of ms_task_kind. */
     static const char *const kinds[] = { "compute", "comm", "optimizer", "copy", "wait" };
     const ms_strings *strings = ms_engine_strings(engine);
     lua_createtable(L, 0, 12);
@@ -254,7 +275,8 @@ static void push_record(lua_State *L, ms_engine *engine, const ms_trace_record *
 }
 
 /* core.trace_stop() -> list of { name, stream, kind, start_ns, end_ns, enqueued_ns, bytes, flops,
- * script, label, step, of }; label and step may be nil, of is a wait's */
+ * script, label, step, of }; label and step may be nil, of is a wait's. It blocks, since times are
+ * known only when the tasks have run. The records stay in the engine until the next start. */
 static int trace_stop(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
