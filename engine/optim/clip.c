@@ -83,6 +83,7 @@ static ms_status scale(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
             args.tensors[i].elements = ms_tensor_count(g);
             bytes += 2 * ms_tensor_bytes(g);
         }
+        /* NULL where the caller does not ask: ms_tensor_enqueue passes over it. */
         used[args.count] = finite;
         used[args.count + 1] = factor;
         ms_status status = ms_tensor_enqueue(engine, ms_optim_task_of(engine, MS_OPTIM_SCALE),
@@ -116,6 +117,7 @@ static ms_status combine(ms_engine *engine, ms_tensor *partial, uint32_t count, 
 ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t count, double max,
                        double p, ms_tensor **norm, ms_tensor **bad)
 {
+    /* The order in which combine takes its results. */
     enum { NORM, FACTOR, BAD };
     ms_tensor *partial = NULL, *made[3] = { NULL };
     if (!(max >= 0))
@@ -133,6 +135,7 @@ ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
     if (!status) status = ms_tensor_new(engine, MS_I64, 0, NULL, &made[BAD]);
     if (!status) status = measure(engine, gradients, count, p, partial);
     if (!status) status = combine(engine, partial, count, max, p, made);
+    /* The scaling tasks read the factor in stream order, after combine has written it. */
     if (!status && max < INFINITY) status = scale(engine, gradients, count, made[FACTOR], NULL);
     ms_tensor_release(partial);
     ms_tensor_release(made[FACTOR]);

@@ -65,6 +65,7 @@ const char *ms_optimizer_state_name(ms_optimizer_kind kind, const ms_hyperparame
 {
     bool adam = kind == MS_ADAM || kind == MS_ADAMW;
     if (index >= MS_OPTIMIZER_STATES || (adam && index == 2 && !hyper->amsgrad)) return NULL;
+    /* Without momentum a buffer would hold nothing that the next step reads. */
     if ((kind == MS_SGD && index == 0) || (kind == MS_RMSPROP && index == 1))
         if (hyper->momentum == 0) return NULL;
     if (kind == MS_RMSPROP && index == 2 && !hyper->centered) return NULL;
@@ -108,6 +109,7 @@ static ms_status check_ranges(ms_engine *engine, ms_optimizer_kind kind,
         { "alpha", hyper->alpha, false },
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        /* NaN fails the first comparison. */
         if (!(rules[i].value >= 0) || isinf(rules[i].value))
             return refuse(engine, kind, rules[i].name, rules[i].value,
                           "a finite number of 0 or more");
@@ -229,6 +231,7 @@ static ms_status check_step(ms_engine *engine, const ms_optimizer_step *step)
     if (!status) status = check_numbers(engine, step);
     if (!status && step->master) status = check_state(step, "master", step->master);
     for (uint32_t i = 0; i < MS_OPTIMIZER_STATES && !status; i++) {
+        /* A state that the options leave out may be NULL, or be there: it is not looked at. */
         const char *name = ms_optimizer_state_name(step->kind, &step->hyper, i);
         if (name) status = check_state(step, name, step->states[i]);
     }
@@ -259,9 +262,11 @@ static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, 
      * `updated` of the reads. */
     ms_tensor *used[MS_OPTIMIZER_STATES + 6] = { step->parameter, step->count, step->master };
     uint32_t updated = 3;
+    /* What is updated counts twice: it is read and written. */
     uint64_t bytes = 2 * ms_tensor_bytes(step->parameter) + ms_tensor_bytes(gradient);
     for (uint32_t i = 0; i < MS_OPTIMIZER_STATES; i++)
         if (ms_optimizer_state_name(step->kind, &step->hyper, i)) {
+            /* Kernels find a state by its index, so one that is left out keeps its NULL. */
             args.states[i] = ms_tensor_data(step->states[i]);
             used[updated++] = step->states[i];
             bytes += 2 * ms_tensor_bytes(step->states[i]);

@@ -37,6 +37,7 @@ static ms_heads heads_of(const ms_tensor *t)
 static ms_status make_heads(ms_engine *engine, ms_dtype dtype, const int64_t *shape,
                             ms_tensor **out)
 {
+    /* The names of the layout: batch, heads, time, width. */
     int64_t b = shape[0], h = shape[1], t = shape[2], d = shape[3];
     ms_tensor *memory = NULL;
     ms_status status = ms_tensor_new(engine, dtype, 4, (int64_t[]){ b, t, h, d }, &memory);

@@ -52,11 +52,13 @@ static ms_status encode_forward(ms_op_call *call)
     ms_status status = check_codec(call);
     if (status) return status;
     memcpy(shape, ms_tensor_shape(x), dims * sizeof *shape);
+    /* Rows are the last dimension; all others only count them. */
     int64_t n = shape[dims - 1];
     shape[dims - 1] = ms_codec_bytes(codec, n);
     status = ms_op_output(call, 0, MS_U8, dims, shape, &out[0]);
     if (!status && call->output_count > 1)
         status = ms_op_output(call, 1, ms_tensor_dtype(x), dims, ms_tensor_shape(x), &out[1]);
+    /* An empty x has rows without numbers, or no rows: its payload is empty, too. */
     if (status || ms_tensor_count(x) == 0) return status;
     status = ms_op_as_contiguous(call->engine, x, &from);
     if (status) return status;
@@ -95,6 +97,7 @@ static ms_status decode(ms_op_call *call, bool sum)
                                       : "it takes payloads, u8 [..., bytes]");
     if (n < 0) return ms_op_refuse(call, "n cannot be %lld", (long long)n);
     memcpy(shape, ms_tensor_shape(payload), dims * sizeof *shape);
+    /* A payload of another length was coded with other options, or for another n. */
     int64_t have = shape[dims - 1], bytes = ms_codec_bytes(codec, n);
     if (have != bytes)
         return ms_op_refuse(call, "rows of %lld numbers have %lld bytes, not %lld", (long long)n,

@@ -134,6 +134,7 @@ static ms_status fill_forward(ms_op_call *call)
     ms_tensor *to = call->inputs[0], *from = call->input_count > 1 ? call->inputs[1] : NULL,
               *out = NULL, *one = NULL;
     double value = call->attributes.scalar.value;
+    /* Floats take every number, bool takes it as true or false. */
     bool number = ms_dtype_is_float(ms_tensor_dtype(to)) || ms_tensor_dtype(to) == MS_BOOL;
     if (!call->in_place) return ms_op_refuse(call, "it works in place only");
     if (from && (ms_tensor_count(from) != 1 || ms_tensor_dims(from) > ms_tensor_dims(to)))
@@ -144,6 +145,7 @@ static ms_status fill_forward(ms_op_call *call)
     ms_status status =
         ms_op_output(call, 0, ms_tensor_dtype(to), ms_tensor_dims(to), ms_tensor_shape(to), &out);
     if (status || !from) return status ? status : ms_fill_into(call->engine, out, value);
+    /* The value without its dimensions, so that it broadcasts to any shape. */
     status = ms_tensor_window(from, 0, NULL, NULL, 0, &one);
     if (!status) status = ms_copy_into(call->engine, one, out);
     ms_tensor_release(one);
@@ -165,6 +167,7 @@ static ms_status join(ms_op_call *call, uint32_t dim, bool stack, uint32_t dims,
     for (uint32_t i = 0; i < call->input_count && !status; i++) {
         int64_t length = stack ? 1 : ms_tensor_shape(call->inputs[i])[dim];
         ms_tensor *part = NULL;
+        /* An empty input adds nothing, and a window of size 0 needs no task. */
         if (ms_tensor_count(call->inputs[i]) > 0) {
             status = ms_tensor_slice(out, dim, at, length, stack, &part);
             if (!status) status = ms_copy_into(call->engine, call->inputs[i], part);

@@ -46,6 +46,7 @@ static ms_status write_contiguous(ms_tensor *tensor, const void *host, size_t by
                     state->staged_count + state->readbacks + 1, sizeof *state->staged);
         if (!status) status = ms_host_memory_new(engine, bytes, "a tensor's values", &buffer);
         if (status) return status;
+        /* The caller's memory is free from here on. */
         host = memcpy(buffer, host, bytes);
     }
     ms_status status =

@@ -83,6 +83,7 @@ static ms_status activate(ms_op_call *call, ms_tensor *before)
     ms_engine *engine = call->engine;
     ms_tensor *y = NULL, *cast = NULL;
     ms_dtype dtype = call->inputs[0]->dtype;
+    /* Nothing else holds `before` then: it was made by this call. */
     bool in_place = !call->record && before->dtype == dtype;
     ms_status status = ms_op_save(call, before);
     if (!status && in_place) y = ms_tensor_retain(before);
@@ -127,6 +128,8 @@ static ms_status linear_forward(ms_op_call *call)
     uint32_t dims = call->inputs[0]->dims;
     memcpy(shape, call->inputs[0]->shape, sizeof shape);
     shape[dims - 1] = width;
+    /* If the task that computed x has written its cast, too, that cast is taken and no task
+     * runs. */
     status = ms_tensor_cast_cached(engine, call->inputs[0], compute, false, &x);
     if (!status) status = ms_tensor_cast_cached(engine, call->inputs[1], compute, true, &w);
     if (!status) status = ms_matrix_flattened(engine, x, &rows);
@@ -228,6 +231,7 @@ static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor
     ms_dtype compute = gradient->saved[0]->dtype;
     bool wants_bias = gradient->input_count > 2 && gradient->needs[2],
          changes = before || rows->dtype != compute;
+    /* h is read by the two products only. */
     bool wants_h = changes && (gradient->needs[0] || gradient->needs[1]);
     ms_status status = MS_OK;
     if (wants_h) status = result_place(gradient, rows, compute, &h);

@@ -70,6 +70,7 @@ static void describe_batches(ms_matmul_args *args, const ms_tensor *a, const ms_
         int64_t size = c->shape[d];
         args->batches *= size;
         if (size == 1) continue;
+        /* A batch dimension of size 1 is read again for every batch of the other operand. */
         int64_t sa = a->shape[d] == 1 ? 0 : a->strides[d];
         int64_t sb = b->shape[d] == 1 ? 0 : b->strides[d];
         int64_t sc = c->strides[d];
@@ -92,6 +93,8 @@ static void cut(ms_matmul_args *args, double flops)
 {
     int64_t m = args->shape.m, n = args->shape.n, tiles = tiles_for(flops);
     args->groups = (uint32_t)(args->batches < tiles ? args->batches : tiles);
+    /* What is left to cut after the batches; part sizes are rounded up, so there may be fewer
+     * parts. */
     int64_t wanted = tiles / args->groups;
     args->split_columns = n > m;
     int64_t whole = args->split_columns ? n : m,
@@ -118,6 +121,7 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
     shape->m = out->shape[out->dims - 2];
     shape->n = out->shape[out->dims - 1];
     shape->k = a->shape[a->dims - 1];
+    /* Both are readable, so the answer is not asked for. */
     layout_of(a, &shape->a_transposed, &shape->a_row);
     layout_of(b, &shape->b_transposed, &shape->b_row);
     shape->c_row = shape->m > 1 ? out->strides[out->dims - 2] : shape->n;
@@ -253,6 +257,7 @@ typedef struct product {
  * gone. */
 static bool product_of(const ms_tensor_info *a, const ms_tensor_info *b, product *p)
 {
+    /* The last two dimensions of each as a matrix; a vector gets a size of 1 on its outer side. */
     int64_t am[2] = { a->dims > 1 ? a->shape[a->dims - 2] : 1, a->shape[a->dims - 1] };
     int64_t bm[2] = { b->shape[0], 1 };
     if (b->dims > 1) memcpy(bm, b->shape + b->dims - 2, sizeof bm);
@@ -404,8 +409,10 @@ static ms_status right_gradient(const ms_op_gradient *gradient, const product *p
     ms_engine *engine = gradient->engine;
     ms_tensor *a_swapped = NULL, *whole = NULL, *a_rows = NULL, *g_rows = NULL;
     int64_t shape[MS_DIMS_MAX];
+    /* One matrix b for all batches, and an a that was not broadcast. */
     bool fold = ms_shape_count(b->dims - 2, b->shape) == 1
                 && ms_shape_equal(a->dims - 2, a->shape, p->dims - 2, p->full);
+    /* Then the product has the shape of the input and may be written to its home. */
     bool direct = fold && gradient->inputs[1].dims == 2;
     uint32_t dims = fold ? 2 : p->dims;
     memcpy(shape, p->full + (p->dims - dims), dims * sizeof *shape);

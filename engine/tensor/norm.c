@@ -218,6 +218,7 @@ static ms_status norm_backward(ms_op_gradient *gradient)
     const ms_tensor_info *x = &gradient->inputs[0];
     backward_parts p = { 0 };
     bool has_mean = is_centered(gradient->op);
+    /* What was normalized, its scale, and the mean; one more is the weight. */
     uint32_t always_saved = has_mean ? 3 : 2;
     ms_tensor *weight = gradient->saved_count > always_saved ? gradient->saved[2] : NULL;
     bool needs_x = gradient->needs[0] || (fused && gradient->needs[1]);

@@ -72,6 +72,7 @@ static ms_status forward_there(ms_op_call *call)
     }
     if (meta && real && (real->dims > 0 || (call->in_place && real == call->inputs[0])))
         return ms_op_refuse(call, "some are on \"meta\" and have no values, others have memory");
+    /* No input at all: the engine's own setting decides. */
     if (!meta && !real) return call->op->forward(call);
     bool before = ms_engine_set_meta(call->engine, meta != NULL);
     ms_status status = call->op->forward(call);
@@ -256,6 +257,7 @@ ms_status ms_tensor_enqueue(ms_engine *engine, const ms_task *task, const void *
     if (!operand && write_count) operand = writes[0];
     if (operand) cost.dtype = (uint8_t)operand->dtype;
     ms_status status = MS_OK;
+    /* A task without memory to write does nothing on any device. */
     bool idle = (found & MS_ACCESS_META) && writes_meta(writes, write_count);
     if (found && !idle) status = check_memory(task, reads, read_count, true);
     if (found && !idle && !status) status = check_memory(task, writes, write_count, false);

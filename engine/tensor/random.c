@@ -59,6 +59,7 @@ static double neighbour(ms_dtype dtype, double value, bool up)
     if (dtype == MS_F32) return nextafterf((float)value, (float)direction);
     uint16_t bits =
         dtype == MS_F16 ? ms_f16_from_float((float)value) : ms_bf16_from_float((float)value);
+    /* Both zeros: the neighbour is the least subnormal number. */
     if ((bits & 0x7fffu) == 0) bits = up ? 1 : 0x8001u;
     else bits = (uint16_t)((bits >> 15 == 0) == up ? bits + 1 : bits - 1);
     return dtype == MS_F16 ? ms_float_from_f16(bits) : ms_float_from_bf16(bits);
@@ -161,6 +162,7 @@ static ms_status drop(ms_engine *engine, const ms_attributes *attributes, ms_ten
                                  .out = ms_tensor_data(to),
                                  .in = ms_tensor_data(from),
                                  .count = ms_tensor_count(out),
+                                 /* Rounded up: a p above 0 always can drop something. */
                                  .threshold = (uint32_t)ceil(p * 16777216.0),
                                  .scale = p < 1 ? (float)(1 / (1 - p)) : 0,
                                  .dtype = (uint8_t)ms_tensor_dtype(out) };

@@ -105,6 +105,7 @@ static ms_status enqueue_reduce(ms_engine *engine, const reduce_call *how, const
                             .out = ms_tensor_data(out),
                             .in = ms_tensor_data(in),
                             .power = how->power,
+                            /* A mean over nothing divides 0 by 0: it is NaN. */
                             .divisor = how->mean ? (double)rows->n : 1,
                             .root = how->root,
                             .kind = (uint8_t)how->kind,
@@ -234,6 +235,7 @@ ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_i
 {
     ms_tensor *now = ms_tensor_retain(gradient);
     uint32_t dims = ms_tensor_dims(gradient);
+    /* Nothing was broadcast. */
     if (ms_shape_equal(dims, ms_tensor_shape(gradient), to->dims, to->shape)) {
         *out = now;
         return MS_OK;
@@ -274,6 +276,7 @@ static ms_status truth_forward(ms_op_call *call, ms_reduce_kind kind)
     ms_tensor *out = NULL;
     if (ms_tensor_dtype(call->inputs[0]) != MS_BOOL)
         return ms_op_refuse(call, "it needs bool: compare first (for example with ne)");
+    /* Backward never reads them, since the operator has none. */
     call->attributes.reduce.all = true;
     call->attributes.reduce.keep = false;
     return reduce(call, &(reduce_call){ .kind = kind, .root = 1, .dtype = MS_BOOL }, &out);
@@ -333,6 +336,7 @@ static ms_status extreme_forward(ms_op_call *call, bool least)
                                              .root = 1,
                                              .dtype = dtype },
                              out);
+    /* Without a gradient to come the second pass over the input is spared. */
     if (status || !call->record) return status;
     status = ms_tensor_new(call->engine, MS_I64, what.dims, what.shape, &found);
     if (!status) status = positions(call, &what, least, found);
@@ -367,6 +371,7 @@ static ms_status extreme_backward(ms_op_gradient *gradient)
     ms_status status = ms_op_full(engine, info->dtype, info->dims, info->shape, 0, &whole);
     if (!status) status = ms_op_as_contiguous(engine, gradient->gradients[0], &g);
     if (!status) {
+        /* All three are contiguous, so they can be seen under the three-dimensional shape. */
         ms_tensor *flat[3] = { NULL, NULL, NULL }, *from[3] = { whole, gradient->saved[0], g };
         for (int i = 0; i < 3 && !status; i++) {
             int64_t n = i == 0 ? rows.n : 1, shape[3] = { rows.outer, n, rows.inner },
@@ -407,6 +412,7 @@ static ms_status norm_forward(ms_op_call *call)
     if (!ms_dtype_is_float(ms_tensor_dtype(in)))
         return ms_op_refuse(call, "a norm needs f32, f16 or bf16: cast first");
     if (!(p > 0)) return ms_op_refuse(call, "p is %g: it must be above 0 (infinity is allowed)", p);
+    /* Any other p costs a logarithm and an exponential for each element. */
     reduce_call how = { .kind = MS_REDUCE_ADD_POWERS, .power = p, .root = p, .dtype = MS_F32 };
     if (p == 1) how = (reduce_call){ .kind = MS_REDUCE_ADD_ABS, .root = 1, .dtype = MS_F32 };
     else if (p == 2)
@@ -430,6 +436,7 @@ static ms_status infinity_backward(ms_op_gradient *gradient, ms_tensor *x, ms_te
     ms_engine *engine = gradient->engine;
     ms_tensor *size = NULL, *equal = NULL, *count = NULL, *counts = NULL, *share = NULL;
     ms_attributes reduce_same = { .reduce = gradient->attributes.reduce };
+    /* In f32, as y is: a 16-bit x is widened exactly, so the comparison that follows is exact. */
     ms_elementwise abs_call = { .kernel = MS_KERNEL_abs,
                                 .operands = { { .tensor = x } },
                                 .count = 1 };
@@ -440,6 +447,7 @@ static ms_status infinity_backward(ms_op_gradient *gradient, ms_tensor *x, ms_te
                                   .count = 2 };
     if (!status)
         status = ms_elementwise_new(engine, &equal_call, MS_F32, info->dims, info->shape, &equal);
+    /* How many elements reach the norm, in the shape of the norm. */
     if (!status) status = ms_op_unary(engine, &ms_op_sum, &reduce_same, equal, &count);
     if (!status) status = spread(count, gradient, &counts);
     ms_elementwise share_call = { .kernel = MS_KERNEL_scaled_div,
@@ -448,6 +456,7 @@ static ms_status infinity_backward(ms_op_gradient *gradient, ms_tensor *x, ms_te
                                   .value = 1 };
     if (!status)
         status = ms_elementwise_new(engine, &share_call, MS_F32, info->dims, info->shape, &share);
+    /* results[0] holds an intermediate tensor here; after an error the caller releases it. */
     ms_elementwise signed_call = { .kernel = MS_KERNEL_abs_backward,
                                    .operands = { { .tensor = x }, { .tensor = g } },
                                    .count = 2 };
@@ -487,6 +496,7 @@ static ms_status norm_backward(ms_op_gradient *gradient)
                                 .operands = { { .tensor = x }, { .tensor = y }, { .tensor = g } },
                                 .count = 3,
                                 .value = p };
+        /* |x|^0 is 1, so y does not enter. */
         if (p == 1)
             call = (ms_elementwise){ .kernel = MS_KERNEL_abs_backward,
                                      .operands = { { .tensor = x }, { .tensor = g } },
@@ -564,6 +574,7 @@ static ms_status dot_forward(ms_op_call *call)
         return ms_op_refuse(call, "it takes two 1-D tensors of one length and one float dtype");
     ms_status status = ms_op_output(call, 0, dtype, 0, NULL, &out);
     if (status) return status;
+    /* With one row the strides between rows are never used. */
     ms_reduce_args args = { .rows = { .outer = 1,
                                       .n = ms_tensor_count(a),
                                       .inner = 1,

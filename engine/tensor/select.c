@@ -60,6 +60,7 @@ static ms_status gather_into(ms_engine *engine, const char *name, ms_tensor *who
         args.k = small_rows.n;
         set_strides(args.small_strides, &small_rows);
         set_strides(args.index_strides, &index_rows);
+        /* Neither the outer nor the inner position chooses then. */
         if (one_index) args.index_strides[0] = args.index_strides[2] = 0;
         args.whole = ms_tensor_data(from);
         args.index = ms_tensor_data(at);
@@ -85,6 +86,7 @@ ms_status ms_scatter_into(ms_engine *engine, const char *name, ms_tensor *target
                             .dtype = (uint8_t)ms_tensor_dtype(target),
                             .index_dtype = (uint8_t)ms_tensor_dtype(index) };
     if (ms_tensor_count(values) == 0) return MS_OK;
+    /* No copy may be taken here: it would be written in the target's place. */
     ms_rows_of(target, dim, &args.rows);
     ms_status status = take_rows(engine, values, dim, &from, &value_rows);
     if (!status) status = take_rows(engine, index, dim, &at, &index_rows);
@@ -256,8 +258,10 @@ static ms_status place_into(ms_op_call *call, bool add, uint32_t dim, ms_tensor 
     ms_tensor *in = call->inputs[0], *apart = NULL;
     const char *name = add ? "scatter_add" : "scatter";
     ms_rows rows;
+    /* The kernel adds no 16-bit floats. */
     if (add && (ms_tensor_dtype(in) == MS_F16 || ms_tensor_dtype(in) == MS_BF16))
         return add_in_f32(call, dim, values, out);
+    /* Out of place the result is new memory, which nothing can share. */
     bool shared = call->in_place
                   && (ms_tensor_storage(values) == ms_tensor_storage(out)
                       || ms_tensor_storage(index) == ms_tensor_storage(out));
@@ -306,6 +310,7 @@ static ms_status values_gradient(ms_op_gradient *gradient, uint32_t dim)
     if (!status)
         status = gather_into(gradient->engine, gradient->op->name, gradient->gradients[0], dim,
                              index, false, picked);
+    /* One element stood for all values, so its gradient is the sum of theirs. */
     if (!status && one) {
         const ms_tensor_info number = { .dtype = info->dtype };
         int64_t strides[MS_DIMS_MAX] = { 0 };
@@ -380,6 +385,7 @@ static ms_status topk_forward(ms_op_call *call)
     if (!ms_shape_dim(dims, call->attributes.top.dim, &dim))
         return ms_op_refuse(call, "there is no dimension %d",
                             ms_dim_named(call->attributes.top.dim));
+    /* k = 0 is allowed and gives empty results. */
     if (k < 0 || k > ms_tensor_shape(in)[dim])
         return ms_op_refuse(call, "k is %lld: dimension %d has size %lld", (long long)k,
                             ms_dim_named(dim), (long long)ms_tensor_shape(in)[dim]);
@@ -446,6 +452,7 @@ static ms_status above_forward(ms_op_call *call)
     if (!status) status = ms_op_output(call, 1, MS_I64, 1, &capacity, &out[1]);
     if (!status) status = ms_op_output(call, 2, MS_I64, 1, &one, &out[2]);
     if (status) return status;
+    /* The input is 1-D, so it has one stride, and needs no copy whatever it is. */
     ms_above_args args = { .in = ms_tensor_data(in),
                            .threshold = ms_tensor_data(threshold),
                            .values = ms_tensor_data(out[0]),

@@ -135,6 +135,7 @@ static ms_status cross_entropy_forward(ms_op_call *call)
     ms_tensor *logits = NULL, *target = NULL, *loss = NULL, *log_sum = NULL, *share = NULL;
     ms_status status = cross_entropy_check(call);
     if (status) return status;
+    /* A loss for each row has the shape of the targets. */
     bool rows = call->attributes.loss.reduction == MS_REDUCE_NONE;
     status = ms_op_as_contiguous(engine, call->inputs[0], &logits);
     if (!status) status = ms_op_as_contiguous(engine, call->inputs[1], &target);
@@ -187,6 +188,7 @@ static ms_status cross_entropy_backward(ms_op_gradient *gradient)
     ms_tensor *g = NULL, *out = NULL;
     ms_status status = ms_op_as_contiguous(gradient->engine, gradient->gradients[0], &g);
     if (!status) status = gradient_place(gradient, logits, &out);
+    /* Without rows there is nothing to write. */
     if (!status && logits->count > 0) {
         ms_cross_entropy_args args = { .gradient = ms_tensor_data(g),
                                        .log_sum = ms_tensor_data(log_sum),

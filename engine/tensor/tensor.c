@@ -64,6 +64,7 @@ static ms_status struct_take(ms_engine *engine, ms_tensor **out)
             status = ms_allocate(context, MS_TENSOR_CHUNK * sizeof(ms_tensor), "tensors", &chunk);
         if (status) return status;
         state->chunks[state->chunk_count++] = chunk;
+        /* From the end, so that tensors are taken in the order of addresses. */
         for (int i = MS_TENSOR_CHUNK - 1; i >= 0; i--) {
             ms_tensor *unused = (ms_tensor *)chunk + i;
             unused->next_cast = state->unused;
@@ -240,6 +241,8 @@ void ms_tensor_hold_cast(ms_tensor *tensor, ms_tensor *cast)
 static ms_status inherit_cast(ms_tensor *base, int64_t offset, ms_tensor *window)
 {
     ms_tensor *cast = base->cast, *part = NULL;
+    /* Out of date, or in another order of memory: the window is cast for itself when a product
+     * needs it. */
     if (!cast || base->cast_version != ms_tensor_version(base)
         || memcmp(cast->strides, base->strides, base->dims * sizeof *base->strides) != 0)
         return MS_OK;

@@ -253,6 +253,7 @@ ms_status ms_elementwise_into(ms_engine *engine, const ms_elementwise *call, ms_
         if (!operands[k] || !(ms_tensor_overlaps(out, operands[k]) || is_turned(out, operands[k])))
             continue;
         status = ms_copy_new(engine, operands[k], &copies[k]);
+        /* After an error it is NULL, and nothing is enqueued. */
         operands[k] = copies[k];
     }
     if (!status) {

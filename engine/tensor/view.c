@@ -85,9 +85,11 @@ static bool view_strides(const ms_tensor *tensor, uint32_t dims, const int64_t *
             old--;
             continue;
         }
+        /* A run: old dimensions, from `old` outwards, that one stride walks. */
         int64_t stride = old_strides[old], run = old_shape[old];
         for (old--; old >= 0 && (old_shape[old] == 1 || old_strides[old] == stride * run); old--)
             run *= old_shape[old];
+        /* New dimensions are taken from the run until it is used up; sizes of 1 fit anywhere. */
         for (; now >= 0 && (run > 1 || shape[now] == 1); now--) {
             if (run % shape[now] != 0) return false;
             strides[now] = stride;
@@ -262,6 +264,7 @@ static ms_status split_backward(ms_op_gradient *gradient)
     int64_t at = 0;
     if (!gradient->needs[0]) return MS_OK;
     ms_shape_dim(info->dims, gradient->attributes.split.dim, &dim);
+    /* No task and no memory in this case. */
     if (gradient->output_count > 0 && adjoining(gradient, dim))
         return ms_tensor_window(gradient->gradients[0], info->dims, info->shape,
                                 gradient->gradients[0]->strides, 0, &gradient->results[0]);
@@ -375,6 +378,7 @@ static ms_status expand_forward(ms_op_call *call)
         return ms_op_refuse(call, "%u sizes are given: it takes at least %u and at most %d", dims,
                             had, MS_DIMS_MAX);
     for (uint32_t d = 0; d < dims; d++) {
+        /* A dimension that the input has not: it repeats the whole input. */
         bool leading = d < dims - had;
         int64_t old = leading ? 1 : ms_tensor_shape(in)[d - (dims - had)],
                 size = call->attributes.shape.sizes[d];

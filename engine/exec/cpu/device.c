@@ -59,6 +59,7 @@ static ms_status cpu_stream_open(ms_stream *stream, void **state)
         return ms_fail_os(&engine->context, failed, "cannot start the thread of stream",
                           ms_stream_name(stream));
     }
+    /* A thread that cannot be pinned runs anyway, so the result is not checked. */
     if (engine->pin && ms_stream_index(stream) == 0) os->thread_pin(os->user, worker->thread, 0);
     *state = worker;
     return MS_OK;
@@ -173,6 +174,7 @@ static bool cpu_reached(const ms_stream *stream, uint64_t seq)
  * everything after it counts as skipped. */
 static void fail_forked(ms_stream *stream)
 {
+    /* -1 stands for "does not apply". */
     ms_error error = { .status = MS_ERROR_STATE, .rank = -1, .bucket = -1, .collective = -1 };
     snprintf(error.message, sizeof error.message,
              "this process was forked from one with a running engine, whose threads did not come "
@@ -209,10 +211,12 @@ static bool cpu_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *mo
     for (uint16_t i = 0; i < atomic_load(&engine->stream_count); i++) {
         ms_cpu_stream *worker = ms_cpu_stream_of(engine->streams[i]);
         uint64_t done = atomic_load(&worker->done), head = atomic_load(&worker->head);
+        /* Both only grow, so any step of any stream changes the sum. */
         *moves += done + head;
         blocked |= atomic_load(&worker->host_awaits) > done;
         if (done >= head) continue;
         uint64_t at = atomic_load(&worker->stands_at), seq = at & 0xffffffffffffu;
+        /* Not in a wait, so in a task, or between two slots. */
         if (!at) running++;
         else if (cpu_reached(engine->streams[at >> 48], seq)) return false;
     }
@@ -266,6 +270,7 @@ static void cpu_disown(ms_engine *engine, void *base, uint64_t bytes)
 /* The memory of the machine, or the limit of its cgroup. */
 static uint64_t cpu_capacity(const ms_engine *engine)
 {
+    /* Zeroed, so an error leaves a limit of 0, which refuses every storage, and no random one. */
     ms_machine machine = { 0 };
     engine->context.os->machine(engine->context.os->user, &machine);
     return machine.memory_bytes;

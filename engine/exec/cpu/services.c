@@ -48,6 +48,7 @@ void ms_cpu_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const 
                                   .args_bytes = sizeof(ms_copy_args),
                                   .kind = MS_KIND_COPY };
     ms_copy_args args = { .to = to, .bytes = bytes };
+    /* `from` stays NULL then. */
     if (bytes <= MS_COPY_INLINE) memcpy(args.data, host, bytes);
     else args.from = host;
     run(stream, launch, &task, &args);

@@ -30,6 +30,7 @@ static void helper_run(void *argument)
         uint32_t seen = ms_bell_read(&team->idle);
         if (atomic_load(&team->quit)) return;
         uint64_t ticket = atomic_load(&team->ticket);
+        /* No job, or one that this helper has worked on already. */
         if (!(ticket & MS_TICKET_OPEN) || ticket >> 32 == generation) {
             ms_bell_wait(&team->idle, seen, team->spin);
             continue;
@@ -70,6 +71,8 @@ ms_status ms_team_open(ms_engine *engine, ms_cpu *cpu)
     team->spin = ms_spin_choose(engine->threads, machine.cores, true);
     cpu->spin = ms_spin_choose(engine->threads, machine.cores, false);
     cpu->team = team;
+    /* helper_count grows with each thread that has started, so that ms_team_close joins just
+     * those. */
     for (; team->helper_count < wanted; team->helper_count++) {
         ms_thread *helper = &team->helpers[team->helper_count];
         helper->engine = engine;

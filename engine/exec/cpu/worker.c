@@ -22,6 +22,8 @@ void ms_worker_await(ms_cpu_stream *worker, uint64_t seq, ms_spin spin)
     }
     for (;;) {
         uint32_t seen = atomic_load(&worker->done_bell);
+        /* Several sleepers leave the lowest of their numbers; those that are woken too early look
+         * again and go back to sleep. */
         uint64_t lowest = atomic_load(&worker->wake_at);
         while (seq < lowest && !atomic_compare_exchange_weak(&worker->wake_at, &lowest, seq)) {}
         if (atomic_load(&worker->done) >= seq) return;
@@ -60,6 +62,8 @@ static bool await_work(ms_cpu_stream *worker, uint64_t seq, ms_spin spin)
             if (!limit) limit = now + spin.nanoseconds;
             if (now < limit) continue;
         }
+        /* The bell is read before `asleep` is set: a publish in between changes it, and the futex
+         * does not sleep. */
         uint32_t seen = atomic_load(&worker->bell);
         atomic_store(&worker->asleep, 1);
         if (atomic_load(&worker->head) < seq && !atomic_load(&worker->quit))
@@ -145,6 +149,7 @@ void ms_worker_run(void *argument)
         ms_slot *slot = &worker->ring[(seq - 1) % MS_STREAM_DEPTH];
         ms_trace_record *record = slot->record;
         if (record) record->started_ns = ms_now(engine);
+        /* A slot without a task and a mark is a wait. */
         if (slot->mark) slot->mark->ns = ms_now(engine);
         else if (!slot->task) run_wait(worker, slot, seq);
         else if (!ms_stream_has_failed(worker->stream)) run_task(worker, slot, seq);

@@ -70,6 +70,7 @@ static void advance(ms_stream *stream, uint64_t seq, double ready, double ns)
 {
     ms_sim *sim = stream->engine->device_state;
     ms_sim_stream *clock = stream->device_state;
+    /* The place of number seq still holds the end of number seq - MS_STREAM_DEPTH. */
     double *end = &clock->ends[(seq - 1) % MS_STREAM_DEPTH];
     /* A full stream blocks the host until its oldest number, whose place this is, has ended. */
     sim->host_ns = later(sim->host_ns + stream->engine->rates.enqueue_ns, *end);
@@ -166,6 +167,7 @@ static void sim_call(ms_stream *stream, const ms_launch *launch, const ms_host_c
 static void *sim_reserve(ms_engine *engine, uint64_t bytes)
 {
     (void)engine;
+    /* One address serves all engines, as nothing is read or written there. */
     return bytes <= MS_SIM_BYTES ? (void *)MS_SIM_BASE : NULL;
 }
 

@@ -138,6 +138,7 @@ static ms_task_result combine_run(ms_run *run, void *arguments)
     }
     double norm = sum;
     if (!isinf(args->p) && args->p != 1) norm = args->p == 2 ? sqrt(sum) : pow(sum, 1 / args->p);
+    /* Without a maximum nothing is scaled; dividing infinity by a norm of infinity would be NaN. */
     double factor = isinf(args->max) ? 1 : args->max / (norm + 1e-6);
     *args->norm = (float)norm;
     *args->factor = factor < 1 || isnan(factor) ? (float)factor : 1;

@@ -5,7 +5,12 @@
  * keys, which leave out the vectors of queries that see none of them. Operands are packed first, as
  * f32 or as pairs of bf16; scores, softmax and all sums are f32. Sums over keys go from the first
  * to the last, sums over queries from the first head's first block to the last head's last: who
- * computes which tile never shows in the result. */
+ * computes which tile never shows in the result.
+ *
+ * A kernel of another device may block the work in another way. It must take tensors by their
+ * strides, write log_sum as [batch, heads, queries], see in causal attention keys up to keys -
+ * queries + i for query i, keep its scratch from growing with queries times keys, and add dk and dv
+ * in an order that does not depend on timing. */
 #include "tensor/cpu/attention.h"
 
 #include <math.h>

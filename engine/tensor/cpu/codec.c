@@ -1,4 +1,8 @@
-/* codec.c: rows of floats to bytes and back on the CPU: tiles of whole blocks. */
+/* codec.c: rows of floats to bytes and back on the CPU: tiles of whole blocks.
+ *
+ * A kernel of another device must write the same bytes for the same numbers, since payloads travel
+ * between ranks: the scale is an f32, rounding is to the nearest or by the draws at the same
+ * positions, and unused bits are 0. How blocks are divided among threads is free. */
 #include "tensor/cpu/codec.h"
 
 #include <stdatomic.h>

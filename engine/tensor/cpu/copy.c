@@ -1,5 +1,9 @@
 /* copy.c: tasks that copy and fill strided memory, element by element, row by row or in transposed
- * blocks. */
+ * blocks.
+ *
+ * A kernel of another device must move bits unchanged and write only the positions of the loop. A
+ * source that is contiguous along another dimension than the target is the case that needs care:
+ * each side should touch whole cache lines or memory segments. */
 #include "tensor/copy.h"
 
 #include "tensor/backend.h"

@@ -1,5 +1,9 @@
 /* elementwise.c: the tasks of the elementwise kernels: tiles, chunks, and staging of operands that
- * are not contiguous f32 or i64. */
+ * are not contiguous f32 or i64.
+ *
+ * A kernel of another device computes floats in f32 and integers in i64, takes any strides (0
+ * repeats an operand), and allows the result to be one of the operands. Exponentials and logarithms
+ * of its own may differ in the last bits. */
 #include "tensor/cpu/elementwise.h"
 
 #include "tensor/cpu/convert.h"

@@ -1,5 +1,9 @@
 /* embedding.c: rows of a table on the CPU: copies forward; backward sums of the rows of one id in
- * order of position. */
+ * order of position.
+ *
+ * A kernel of another device must copy bits unchanged, fail with the lowest bad position, and add
+ * the rows of one id in an order that does not depend on timing. Tables are large and ids few: what
+ * counts is to touch each row of the table once. */
 #include "tensor/cpu/embedding.h"
 
 #include <stdatomic.h>

@@ -1,5 +1,9 @@
 /* linear.c: tasks around the product of a linear layer: its activation, and one pass over its
- * gradient. */
+ * gradient.
+ *
+ * A kernel of another device may divide rows and columns as it likes, if the sums for the bias
+ * depend on the shape only. It must allow the results to lie over `before` (see ms_activation_args
+ * and ms_linear_gradient_args) and write the cast in the same pass. */
 #include "tensor/cpu/linear.h"
 
 #include <string.h>

@@ -1,5 +1,10 @@
 /* matmul.c: products of matrices on the CPU: parts of the work as library calls, and dtypes that
- * the library does not know. */
+ * the library does not know.
+ *
+ * A kernel of another device gets the shape of one part; along the dimension that is cut the whole
+ * size is (parts - 1) times the part's size plus args->last. It adds products in f32 whatever the
+ * dtype of the operands, adds the bias to every row, overwrites c, and rounds once. With k = 0 the
+ * result is the bias, or 0. */
 #include "tensor/matmul.h"
 
 #include <stdatomic.h>

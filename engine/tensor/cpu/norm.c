@@ -1,5 +1,9 @@
 /* norm.c: the norms on the CPU: rows in tiles, and the gradients of weight and bias as sums of the
- * tiles' sums. */
+ * tiles' sums.
+ *
+ * A kernel of another device must take its statistics from the stored sum (rounded to its dtype),
+ * compute them in f32, and subtract the mean before it squares. It writes mean and scale where they
+ * are asked for: backward reads them and computes no statistics itself. */
 #include "tensor/cpu/norm.h"
 
 #include <string.h>

@@ -1,5 +1,9 @@
 /* orthonormalize.c: columns of matrices made orthonormal on the CPU: a tile for each matrix, so
- * that results do not depend on threads. */
+ * that results do not depend on threads.
+ *
+ * A kernel of another device must do the columns in order, subtract from the columns that are
+ * changed already (the modified process), and compute in f32: PowerSGD runs it on every rank, and
+ * all must get the same bits. */
 #include "tensor/cpu/orthonormalize.h"
 
 #include <stdatomic.h>

@@ -1,4 +1,9 @@
-/* random.c: tasks that draw numbers and drop elements. */
+/* random.c: tasks that draw numbers and drop elements.
+ *
+ * A kernel of another device must draw the same words: Philox 4x32-10 with the seed as key, and a
+ * counter whose lower half is the element's position divided by 4 and whose upper half is
+ * ms_random_high. Element i takes word i % 4. Uniform numbers, integers and masks then agree in
+ * every bit, normal numbers up to the rounding of logarithm and cosine. */
 #include "tensor/cpu/random.h"
 
 #include "tensor/backend.h"

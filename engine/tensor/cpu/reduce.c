@@ -2,7 +2,11 @@
  *
  * What is added to what depends on shapes only: blocks of a row in f32 (64 partial sums), blocks in
  * f64 in order, and parts of a very long row, which different threads may take, in f64 in order of
- * position. */
+ * position.
+ *
+ * A kernel of another device may add in another order, if that depends on shapes only. It must keep
+ * the edge cases: a sum over nothing is 0, NaN wins over every extreme, the lowest position wins
+ * among equals, and integers wrap. Every kind reads its input once, so memory bounds its speed. */
 #include "tensor/cpu/reduce.h"
 
 #include <math.h>

@@ -1,5 +1,9 @@
 /* rotary.c: rotary position embedding on the CPU: the angles of a moment are made once for all
- * batches and heads. */
+ * batches and heads.
+ *
+ * A kernel of another device may compute angles in another way, if their error stays as far below
+ * that of f32: the product of position and frequency must not be rounded to f32 before it is
+ * reduced to one turn. */
 #include "tensor/cpu/attention.h"
 
 #include <math.h>

@@ -1,5 +1,9 @@
 /* select.c: tasks that gather, scatter and choose. What one position gets is always done by one
- * thread, in order of position. */
+ * thread, in order of position.
+ *
+ * A kernel of another device must keep what the order decides: the last of equal indices wins in
+ * scatter, scatter_add adds from first to last, topk orders equal values by position, and `above`
+ * gives positions in ascending order. Bad indices fail the task and touch no memory. */
 #include "tensor/select.h"
 
 #include <math.h>

@@ -45,6 +45,7 @@ static inline __attribute__((always_inline)) void adam_step(
 {
     for (size_t i = 0; i < n; i++) {
         float grad = s->sign * g[i] + coupled * p[i];
+        /* Both means are kept in registers until the parameter is updated. */
         float mean = s->beta1 * m[i] + s->rest1 * grad;
         float square = s->beta2 * v[i] + s->rest2 * grad * grad;
         m[i] = mean;
@@ -108,6 +109,7 @@ MS_STEP(rmsprop)
         float grad = s->sign * g[i] + s->weight_decay * p[i];
         a[i] = s->beta1 * a[i] + s->rest1 * grad * grad;
         float square = a[i];
+        /* The conditions do not depend on the element, so compilers take them out of the loop. */
         if (s->centered) {
             c[i] += s->rest1 * (grad - c[i]);
             square -= c[i] * c[i];

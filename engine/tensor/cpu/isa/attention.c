@@ -4,6 +4,8 @@
 #include "tensor/cpu/row.h"
 
 #define LEAST (-__builtin_inff())
+/* How many rows ahead of its use a row is prefetched: near enough to stay in the cache, far enough
+ * to have arrived. */
 #define FETCH_ROWS 16
 /* Sums of a tile are [rows, TILE_VECTORS]: as many as there are registers for. */
 #if defined(__AVX512F__)
@@ -11,8 +13,11 @@ enum { TILE_VECTORS = 4 };
 #else
 enum { TILE_VECTORS = 2 };
 #endif
+/* Stands before loops whose bounds are constants after inlining, so that gcc unrolls them and the
+ * arrays become registers. */
 #define UNROLL _Pragma("GCC unroll 16")
 
+/* The width of packed rows: products take columns in multiples of 16. */
 MS_VECTOR int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
 /* ----------------------------------------------------------------- products */
@@ -43,6 +48,7 @@ MS_VECTOR void tile(const bool pairs, const int rows, const int vectors, const m
     UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < vectors; v++) sum[i][v] =
         p->accumulate ? ms_v_load(c + i * c_row + v * MS_LANES) : (ms_vf){ 0 };
     for (int64_t u = 0; u < p->depth; u++, a += a_step, b += b_step) {
+        /* The vectors of b serve all rows of the tile. */
         ms_vf right[TILE_VECTORS];
         UNROLL for (int v = 0; v < vectors; v++) right[v] = ms_v_load(b + v * MS_LANES);
         UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < vectors; v++) sum[i][v] =
@@ -171,6 +177,8 @@ MS_VECTOR void pack_steps_as(const ms_dtype D, const char *from, int64_t row, in
         fetch(from + FETCH_ROWS * bytes, width * (D == MS_F32 ? 4 : 2));
         fetch(from + (FETCH_ROWS + 1) * bytes, width * (D == MS_F32 ? 4 : 2));
         for (int64_t k = 0; k < wide; k += MS_LANES) {
+            /* Two rows of the tensor become one packed row, whose units are pairs of numbers that
+             * lie under each other. */
             ms_vf first = i < count ? row_part(D, from, k, width) : ms_v_splat(0.0f);
             ms_vf second = i + 1 < count ? row_part(D, from + bytes, k, width) : ms_v_splat(0.0f);
             ms_v_store(to + k, join_pairs(first, second));
@@ -194,6 +202,7 @@ MS_VECTOR void unpack_as(const ms_dtype D, const float *from, int64_t from_row, 
     for (int64_t i = 0; i < count; i++, from += from_row, to += row * item) {
         for (int64_t k = 0; k < width; k += 64 / item)
             __builtin_prefetch(to + FETCH_ROWS * row * item + k * item, 1);
+        /* A factor belongs to a row, that is, to a query. */
         ms_vf times = ms_v_splat(factor != NULL ? factor[i] : 1.0f);
         int64_t k = 0;
         for (; k + MS_LANES <= width; k += MS_LANES)
@@ -232,6 +241,7 @@ static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t
             ms_v4f a = *(const v4f_any *)x, b = *(const v4f_any *)(x + from_row),
                    c = *(const v4f_any *)(x + 2 * from_row),
                    d = *(const v4f_any *)(x + 3 * from_row);
+            /* First pairs of rows are interleaved, then pairs of pairs. */
             ms_v4f ab_low = LOW(a, b), ab_high = HIGH(a, b);
             ms_v4f cd_low = LOW(c, d), cd_high = HIGH(c, d);
             *(v4f_any *)y = FRONT(ab_low, cd_low);
@@ -284,6 +294,8 @@ static void mask(const ms_score_block *b, float *most)
             ms_v_store(b->scores + row * MS_QUERY_LANES + q, x);
             greatest = ms_v_greater(x, greatest);
         }
+        /* The scale is not negative, so the greatest score stays the greatest; -infinity stays what
+         * it is. */
         greatest = ms_v_greater(greatest, other) * b->scale;
         ms_v_store(most + q, ms_v_greater(greatest, ms_v_load(most + q)));
     }
@@ -296,6 +308,7 @@ static void shrink(const float *before, const float *now, float *total, float *o
 {
     for (int64_t q = 0; q < MS_QUERY_LANES; q += MS_LANES) {
         ms_vf old = ms_v_load(before + q), new = ms_v_load(now + q);
+        /* Compared as numbers: -infinity equals itself, so an empty block changes nothing. */
         int differ = 0;
         for (int i = 0; i < MS_LANES; i++) differ |= before[q + i] != now[q + i];
         if (!differ) continue;
@@ -362,9 +375,12 @@ MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *cha
 {
     const int64_t lanes = pairs ? MS_QUERY_LANES / 2 : MS_QUERY_LANES;
     for (int64_t q = b->begin; q < b->end; q += MS_LANES) {
+        /* p = exp(score - log_sum) needs no division: log_sum holds the sum of exponentials
+         * already. */
         ms_vf shift = ms_v_load(log_sum + q), less = ms_v_load(offset + q);
         int64_t clear = clear_rows(b, q), lane = pairs ? q / 2 : q;
         for (int64_t row = 0; row < b->rows; row += 2) {
+            /* Of two keys: the probabilities, and the gradients of the scores. */
             ms_vf p[2], d[2];
             UNROLL for (int i = 0; i < 2; i++)
             {

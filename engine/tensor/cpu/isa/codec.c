@@ -69,11 +69,13 @@ MS_VECTOR ms_vu encode_float(ms_vf x, const float *u, const small_float f)
                                   (ms_vf)least, (ms_vf)exponent);
     ms_vf step = (ms_vf)((ms_vu)(exponent - f.mantissa) << 23),
           inverse = (ms_vf)((ms_vu)(254 - (exponent - f.mantissa)) << 23);
+    /* Scaling by powers of two is exact, so this rounds once. */
     ms_vf value = round_lanes(size * inverse, u) * step;
     value = ms_v_lesser(value, ms_v_splat((float)f.greatest));
     ms_vu normal =
         ((ms_vu)value >> (23 - f.mantissa)) - (((ms_vu)ms_v_splat_int(f.least) - 1) << f.mantissa);
     ms_vf smallest = (ms_vf)((ms_vu)ms_v_splat_int(254 - (f.least - f.mantissa)) << 23);
+    /* Below the least normal number the code counts steps of the smallest size. */
     ms_vu subnormal = whole_bits(value * smallest) & 0xffu;
     ms_vu code = (ms_vu)ms_v_select(ms_v_less(value, (ms_vf)((ms_vu)least << 23)), (ms_vf)subnormal,
                                     (ms_vf)normal);
@@ -131,11 +133,13 @@ MS_VECTOR void pack(const ms_codec_kind K, ms_vu code, size_t count, uint8_t *to
         memcpy(to, c.lane, count);
     } else if (K == MS_CODEC_SIGN) {
         unsigned bits = 0;
+        /* The lowest bit is the first number of a byte. */
         for (unsigned i = 0; i < MS_LANES; i++) bits |= (unsigned)c.lane[i] << i;
         to[0] = (uint8_t)bits;
         if (count > 8) to[1] = (uint8_t)(bits >> 8);
     } else {
         for (size_t i = 0; i < MS_LANES / 2; i++)
+            /* The first number of a byte is its lower half. */
             c.lane[i] = (uint8_t)(c.lane[2 * i] | c.lane[2 * i + 1] << 4);
         memcpy(to, c.lane, (count + 1) / 2);
     }
@@ -156,6 +160,7 @@ MS_VECTOR ms_vu unpack(const ms_codec_kind K, const uint8_t *from, size_t count)
         for (unsigned i = 0; i < MS_LANES; i++) c.lane[i] = bits >> i & 1;
     } else {
         memcpy(c.lane, from, (count + 1) / 2);
+        /* From the end, as the codes are spread out in place. */
         for (size_t i = MS_LANES / 2; i-- > 0;) {
             c.lane[2 * i + 1] = c.lane[i] >> 4;
             c.lane[2 * i] = c.lane[i] & 15;
@@ -202,6 +207,7 @@ MS_VECTOR float mean_size(const ms_dtype D, const void *x, size_t n)
     float mean = mean_of(D, x, n, 1.0f);
     if (mean - mean == 0.0f) return mean;
     mean = mean_of(D, x, n, 0x1p-64f);
+    /* Still not finite: the block itself holds an infinity or a NaN. */
     if (mean - mean != 0.0f) return __builtin_nanf("");
     return (mean < MOST * 0x1p-64f ? mean : MOST * 0x1p-64f) * 0x1p64f;
 }
@@ -214,11 +220,13 @@ MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_co
                             const void *x, size_t n, const float *u, float *scale, uint8_t *codes,
                             void *error)
 {
+    /* The scale, and the factor that divides by it; both are 1 for a bare sign. */
     float size = 1.0f, inverse = 1.0f;
     if (K == MS_CODEC_SIGN) {
         if (!codec->bare) memcpy(scale, &(float){ size = mean_size(D, x, n) }, sizeof size);
     } else {
         float most = greatest(D, x, n);
+        /* Bounded, so that the product of scale and greatest code is a float. */
         size = (most > MOST ? MOST : most) / greatest_code(K);
         inverse = greatest_code(K) / most;
         if (!(most >= LEAST)) { /* zeros, or not finite: all codes are that of 0 */
@@ -230,11 +238,14 @@ MS_VECTOR void encode_block(const ms_codec_kind K, const ms_dtype D, const ms_co
     for (size_t i = 0; i < n; i += MS_LANES) {
         size_t count = n - i < MS_LANES ? n - i : MS_LANES;
         ms_vf v = count == MS_LANES ? ms_row_get(D, x, i) : ms_row_get_part(D, x, i, n, 0.0f);
+        /* A sign needs no scaling. A block that is coded as zeros is not multiplied: infinity times
+         * 0 would be NaN. */
         ms_vf scaled = v;
         if (K != MS_CODEC_SIGN) scaled = inverse == 0.0f ? ms_v_splat(0.0f) : v * inverse;
         ms_vu code = encode_lanes(K, scaled, u != NULL && inverse != 0.0f ? u + i : NULL);
         pack(K, code, count, codes + i * (size_t)ms_codec_bits(K) / 8);
         if (error == NULL) continue;
+        /* The error is what a receiver is missing: it decodes with the same scale. */
         v -= decode_lanes(K, code) * size;
         if (count == MS_LANES) ms_row_put(D, error, i, v);
         else ms_row_put_part(D, error, i, n, v);
@@ -250,6 +261,7 @@ MS_VECTOR void decode_block(const ms_codec_kind K, const uint8_t *codes, size_t 
         size_t count = n - i < MS_LANES ? n - i : MS_LANES;
         ms_vf v =
             decode_lanes(K, unpack(K, codes + i * (size_t)ms_codec_bits(K) / 8, count)) * scale;
+        /* In order of the callers' rows: one addition for each payload. */
         if (add) v += count == MS_LANES ? ms_v_load(out + i) : ms_v_load_part(out + i, count);
         if (count == MS_LANES) ms_v_store(out + i, v);
         else ms_v_store_part(out + i, v, count);

@@ -80,6 +80,8 @@ static inline void f16_store(uint16_t *out, const float *in)
 }
 #else
 #define F16_LANES 1
+/* Without the instruction a number is converted by integer arithmetic, which gives the same
+ * bits. */
 static inline void f16_load(float *out, const uint16_t *in) { *out = ms_float_from_f16(*in); }
 static inline void f16_store(uint16_t *out, const float *in) { *out = ms_f16_from_float(*in); }
 #endif
@@ -93,6 +95,8 @@ static void f16_to_f32(float *out, const void *from, size_t n)
     for (; i + F16_LANES <= n; i += F16_LANES) f16_load(out + i, in + i);
     for (; i < n; i++) out[i] = ms_float_from_f16(in[i]);
 }
+/* Rounds to nearest even on every path; too large numbers become infinite, and small ones
+ * subnormal. */
 static void f16_from_f32(void *to, const float *in, size_t n)
 {
     uint16_t *out = to;
@@ -125,6 +129,8 @@ FROM(u16_from_f32, uint16_t, float, (uint16_t)whole(x))
 FROM(u8_from_f32, uint8_t, float, (uint8_t)whole(x))
 FROM(bool_from_f32, uint8_t, float, x != 0.0f)
 
+/* i64 holds every integer dtype, so these are exact; the way back keeps the lowest bits, as
+ * unsigned arithmetic does. */
 TO(i32_to_i64, int32_t, int64_t, x)
 TO(u16_to_i64, uint16_t, int64_t, x)
 TO(u8_to_i64, uint8_t, int64_t, x)

@@ -45,6 +45,7 @@
  * which would make NaN of 0 times infinity. */
 MS_VECTOR ms_vf truth(ms_vi mask) { return (ms_vf)(mask & (ms_vi)ms_v_splat(1.0f)); }
 MS_VECTOR ms_vf keep(ms_vi mask, ms_vf x) { return (ms_vf)(mask & (ms_vi)x); }
+/* 0 for NaN, as for both zeros, so the gradient of |x| does not spread a NaN by itself. */
 MS_VECTOR ms_vf sign(ms_vf x)
 {
     const ms_vf zero = ms_v_splat(0.0f);
@@ -106,6 +107,7 @@ ONE(sigmoid, ms_v_sigmoid(a))
 ONE(pow, power(a, s->value))
 ONE(clamp, ms_v_min(ms_v_max(a, v), h))
 ONE(is_finite, truth(ms_v_less(ms_v_abs(a), ms_v_splat(__builtin_inff()))))
+/* `value` is 1 unless a script gives a factor. */
 TWO(add, a + v * b)
 TWO(sub, a - v * b)
 TWO(mul, a *b)
@@ -115,16 +117,21 @@ TWO(scaled_div, v *(a / b))
 TWO(maximum, ms_v_max(a, b))
 TWO(minimum, ms_v_min(a, b))
 TWO(swiglu, a *(b *ms_v_sigmoid(b)))
+/* Comparisons give 1 or 0 in f32, which the store converts to bool. With NaN all are false but
+ * ne. */
 TWO(eq, truth(ms_v_equal(a, b)))
 TWO(ne, truth(ms_v_differ(a, b)))
 TWO(lt, truth(ms_v_less(a, b)))
 TWO(le, truth(ms_v_less_equal(a, b)))
 TWO(gt, truth(ms_v_less(b, a)))
 TWO(ge, truth(ms_v_less_equal(b, a)))
+/* The factor of addcmul and addcdiv is `value`; the product or quotient is formed first. */
 THREE(lerp, a + c * (b - a))
 THREE(addcmul, a + v * (b * c))
 THREE(addcdiv, a + v * (b / c))
 THREE(where, ms_v_select(ms_v_differ(a, ms_v_splat(0.0f)), b, c))
+/* Gradients: a (and b) are what forward saved, the last operand is the incoming gradient, but for
+ * div_backward and lerp_backward, which take it first. backend.h lists the operands. */
 TWO(sqrt_backward, 0.5f * b / a)
 TWO(rsqrt_backward, -0.5f * b * (a * a * a))
 TWO(relu_backward, keep(ms_v_less(ms_v_splat(0.0f), a), b))
@@ -155,6 +162,7 @@ THREE(p_norm_backward, c *p_norm_slope(a, b, s->value))
         (void)v, (void)h, (void)pb, (void)pc;                                                     \
         for (size_t i = 0; i < n; i++) out[i] = (int64_t)(formula);                               \
     }
+/* Short names for the formulas below; U computes modulo 2^64. */
 #define A pa[i]
 #define B pb[i]
 #define C pc[i]

@@ -78,6 +78,7 @@ MS_VECTOR void gradient_columns(const ms_dtype G, const ms_dtype B, const ms_dty
 {
     size_t i = 0;
     for (; i + MS_LANES <= width; i += MS_LANES) {
+        /* The sums stay in a register over the rows of the band. */
         ms_vf sum = b->sums != NULL ? ms_v_load(b->sums + i) : ms_v_splat(0.0f);
         for (size_t r = 0; r < b->rows; r++) {
             ms_vf v = ms_row_get(G, b->g + r * b->g_step, i);
@@ -88,6 +89,7 @@ MS_VECTOR void gradient_columns(const ms_dtype G, const ms_dtype B, const ms_dty
         }
         if (b->sums != NULL) ms_v_store(b->sums + i, sum);
     }
+    /* The last columns of the band, fewer than MS_LANES. */
     for (size_t r = 0; r < b->rows && i < width; r++) {
         ms_vf v = ms_row_get_part(G, b->g + r * b->g_step, i, width, 0.0f);
         if (B != NO_TENSOR)
@@ -105,6 +107,7 @@ MS_VECTOR void gradient_rows(const ms_dtype G, const ms_dtype B, const ms_dtype 
                              float *sums)
 {
     size_t width = (size_t)a->width;
+    /* The steps of operands that are absent are computed, too, and not used. */
     band b = { .g_step = (size_t)a->g_row * bytes_of(G),
                .before_step = width * bytes_of(B),
                .out_step = width * bytes_of(O),
@@ -125,6 +128,8 @@ static void gradient(const ms_linear_gradient_args *a, int64_t begin, int64_t en
     ms_dtype d1 = (ms_dtype)a->g_dtype;
     ms_dtype d2 = a->before != NULL ? (ms_dtype)a->before_dtype : NO_TENSOR;
     ms_dtype d3 = a->out != NULL ? (ms_dtype)a->out_dtype : NO_TENSOR;
+    /* f32 without an activation: only the bias; the same with a cast for the products; f32 with
+     * gelu; autocast to bf16 with gelu. */
     SPECIAL(MS_F32, NO_TENSOR, NO_TENSOR, gradient_rows(D1, D2, D3, a, begin, end, sums))
     SPECIAL(MS_F32, NO_TENSOR, MS_BF16, gradient_rows(D1, D2, D3, a, begin, end, sums))
     SPECIAL(MS_F32, MS_F32, MS_F32, gradient_rows(D1, D2, D3, a, begin, end, sums))

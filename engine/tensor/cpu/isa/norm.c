@@ -26,6 +26,7 @@ MS_VECTOR float row_sum(const ms_dtype D, const ms_norm_args *a, const char *x,
     for (; i + MS_LANES <= width; i += MS_LANES) {
         ms_vf v = ms_row_get(D, x, i);
         if (residual != NULL) {
+            /* Stored and read back: with 16 bits this is the rounding, with f32 nothing. */
             ms_row_put(D, sum, i, v + ms_row_get(D, residual, i));
             v = ms_row_get(D, sum, i);
         }
@@ -54,6 +55,7 @@ MS_VECTOR float row_squares(const ms_dtype D, const void *s, size_t width, float
         total += v * v;
     }
     if (i < width) {
+        /* Only here can lanes lie past the end of the row. */
         ms_vf v = inside(ms_row_get_part(D, s, i, width, 0.0f) - mean, width - i);
         total += v * v;
     }
@@ -70,6 +72,7 @@ MS_VECTOR void row_write(const ms_dtype D, const ms_norm_args *a, const void *s,
     ms_dtype C = (ms_dtype)a->cast_dtype;
     for (; i + MS_LANES <= width; i += MS_LANES) {
         ms_vf v = (ms_row_get(D, s, i) - mean) * scale;
+        /* The tests for NULL are the same for all rows; they cost little next to the loads. */
         if (a->weight != NULL) v *= ms_row_get(D, a->weight, i);
         if (a->bias != NULL) v += ms_row_get(D, a->bias, i);
         ms_row_put(D, y, i, v);
@@ -97,9 +100,12 @@ MS_VECTOR void forward_rows(const ms_dtype D, const ms_norm_args *a, int64_t beg
             residual = (const char *)a->residual + at;
             s = sum = (char *)a->sum + at;
         }
+        /* The pass also writes the sum, so it runs for RMS norm with a residual, whose total is not
+         * used. */
         float total = a->centered || residual != NULL ? row_sum(D, a, x, residual, sum) : 0.0f;
         float mean = a->centered ? total / (float)a->width : 0.0f;
         float variance = row_squares(D, s, (size_t)a->width, mean) / (float)a->width;
+        /* eps is added under the root, as the published formulas have it. */
         float scale = 1.0f / __builtin_sqrtf(variance + (float)a->eps);
         void *cast = a->cast != NULL ? (uint16_t *)a->cast + row * a->width : NULL;
         row_write(D, a, s, (char *)a->y + at, cast, mean, scale);
@@ -141,6 +147,7 @@ MS_VECTOR row_sums sum_row(const ms_dtype D, const ms_norm_backward_args *a, con
     row_sums sums = { ms_v_splat(0.0f), ms_v_splat(0.0f) };
     for (; i + MS_LANES <= width; i += MS_LANES) {
         ms_vf d = ms_row_get(D, gradient, i), h = (ms_row_get(D, s, i) - mean) * scale;
+        /* Rows are added one after the other, so the order within a tile is that of the rows. */
         if (dweight != NULL) ms_v_store(dweight + i, ms_v_load(dweight + i) + d * h);
         if (dbias != NULL) ms_v_store(dbias + i, ms_v_load(dbias + i) + d);
         add_sums(&sums, d, h, a->weight != NULL ? ms_row_get(D, a->weight, i) : ms_v_splat(1.0f));
@@ -196,6 +203,7 @@ MS_VECTOR void backward_rows(const ms_dtype D, const ms_norm_backward_args *a, i
         const char *s = (const char *)a->s + at, *gradient = (const char *)a->gradient + at;
         float mean = a->centered ? a->mean[row] : 0.0f, scale = a->scale[row];
         row_sums sums = sum_row(D, a, s, gradient, mean, scale, dweight, dbias);
+        /* The two sums serve dx only. */
         if (a->dx == NULL) continue;
         float g_mean = a->centered ? ms_v_sum(sums.g) / (float)a->width : 0.0f,
               gh_mean = ms_v_sum(sums.gh) / (float)a->width;

@@ -4,8 +4,10 @@
 
 #include "tensor/cpu/vector_math.h"
 
-/* 64 partial sums, so that the bits are the same on every instruction set. Columns of a gradient's
- * factor are read r times each, from a cache where the matrix fits one. */
+/* 64 partial sums, so that the order of additions is the same on every instruction set. The
+ * compiler may contract a product and a sum into one instruction: then the last bits differ from
+ * those of a set without that instruction. Columns of a gradient's factor are read r times each,
+ * from a cache where the matrix fits one. */
 MS_VECTOR float dot(const float *a, const float *b, size_t n)
 {
     ms_sum64 total = { { { 0 } } };

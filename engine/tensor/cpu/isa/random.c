@@ -26,6 +26,7 @@
 #else
 #define PRODUCT(a, b) (((a)&0xffffffffu) * ((b)&0xffffffffu))
 #endif
+/* A register as 64-bit lanes, which is how the instruction leaves its products. */
 typedef uint64_t ms_part_l __attribute__((vector_size(4 * MS_PART_LANES)));
 /* 16 words, one of each of 16 blocks, as lanes, as one vector, or as the parts that a register
  * holds. */
@@ -55,6 +56,7 @@ MS_VECTOR void draw(ms_random random, uint64_t block, ms_vu words[4])
     uint32_t k0 = (uint32_t)random.seed, k1 = (uint32_t)(random.seed >> 32);
     uint64_t high = ms_random_high(random);
     words16 c0, c1, c2, c3;
+    /* The four words of the counter, in the order of the reference implementation. */
     for (uint32_t l = 0; l < MS_LANES; l++) {
         uint64_t counter = block + 4 * (l % 4) + l / 4;
         c0.lane[l] = (uint32_t)counter;
@@ -70,6 +72,8 @@ MS_VECTOR void draw(ms_random random, uint64_t block, ms_vu words[4])
         c2.whole = upper0.whole ^ c3.whole ^ k1;
         c1 = lower1;
         c3 = lower0;
+        /* The keys of the next round: the increments are the fractions of the golden ratio and of
+         * the root of 3. */
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
@@ -94,6 +98,7 @@ MS_VECTOR void draw(ms_random random, uint64_t block, ms_vu words[4])
  * are wanted. It is a transposition of 4 x 4 lanes within each register. */
 MS_VECTOR void deal(float *out, size_t n, const ms_vf v[4])
 {
+    /* A short last group goes through a buffer, so nothing after n is written. */
     float all[MS_RANDOM_GROUP], *to = n >= MS_RANDOM_GROUP ? out : all;
     ms_parts_f in[4] = { { .whole = v[0] },
                          { .whole = v[1] },
@@ -145,6 +150,8 @@ static void uniform(float *out, size_t n, uint64_t position, const ms_random_arg
         ms_vf v[4];
         draw(args->random, (position + i) / 4, words);
         for (int w = 0; w < 4; w++)
+            /* One word makes one number, without rejection, so every element has its own place in
+             * the sequence. */
             v[w] = ms_v_min(ms_v_max(unit(words[w]) * width + args->a, least), greatest);
         deal(out + i, n - i, v);
     }
@@ -160,6 +167,7 @@ static void normal(float *out, size_t n, uint64_t position, const ms_random_args
         ms_vu words[4];
         ms_vf v[4];
         draw(args->random, (position + i) / 4, words);
+        /* The radius is finite: positive_unit never gives 0. */
         for (int pair = 0; pair < 4; pair += 2) {
             ms_vf radius = ms_v_sqrt(-2.0f * ms_v_log(positive_unit(words[pair]))), cosine, sine;
             ms_v_cos_sin_turns(unit(words[pair + 1]), &cosine, &sine);

@@ -52,6 +52,7 @@ MS_VECTOR ms_vf plus(ms_vf a, ms_vf b) { return a + b; }
         }                                                                              \
         return ms_v_sum64(all);                                                        \
     }
+/* The power is a parameter of all kernels and used by one, so that they share a type. */
 ROW_SUM(add, NOTHING)
 ROW_SUM(abs, NOTHING)
 ROW_SUM(squares, NOTHING)
@@ -82,6 +83,7 @@ ROW_SUM(products, FETCH)
         }                                                                                         \
         return all[0];                                                                            \
     }
+/* greatest_abs needs no least_abs beside it: no operator asks for that. */
 ROW_EXTREME(greatest, ms_v_max)
 ROW_EXTREME(least, ms_v_min)
 ROW_EXTREME(greatest_abs, ms_v_max)
@@ -114,6 +116,7 @@ ROW_EXTREME(greatest_abs, ms_v_max)
                 else ms_v_store_part(totals + i, total, m);                                     \
             }                                                                                   \
     }
+/* The totals begin as what changes nothing (identity in cpu/reduce.c). */
 COLUMNS(add, plus)
 COLUMNS(abs, plus)
 COLUMNS(squares, plus)

@@ -69,8 +69,10 @@ MS_VECTOR void row_spread(const ms_dtype D, const void *row, size_t n, float shi
 MS_VECTOR void forward_row(const ms_dtype D, const ms_softmax_args *a, const void *x, void *y)
 {
     size_t n = (size_t)a->n;
+    /* The order of the passes is fixed: each needs the result of the one before. */
     float most = row_max(D, x, n);
     float total = row_exp_sum(D, x, n, most);
+    /* The logarithm of the sum joins the shift, so both cases are one pass over the row. */
     if (a->logarithm) row_spread(D, x, n, most + one_log(total), 1.0f, true, y);
     else row_spread(D, x, n, most, 1.0f / total, false, y);
 }
@@ -104,6 +106,7 @@ MS_VECTOR void backward_row(const ms_dtype D, const ms_softmax_args *a, const vo
                             const void *g, void *dx)
 {
     size_t n = (size_t)a->n, i = 0;
+    /* The sum must be known before the first gradient is, hence the pass of its own. */
     ms_vf total = ms_v_splat(backward_sum(D, y, g, n, a->logarithm));
     for (; i + MS_LANES <= n; i += MS_LANES)
         ms_row_put(D, dx, i,
@@ -144,6 +147,7 @@ MS_VECTOR void forward_columns(const ms_dtype D, const ms_softmax_args *a, const
     for (size_t i = 0; i < n; i++) most = ms_v_greater(column_get(D, x, i, lane, inner), most);
     for (size_t i = 0; i < n; i++)
         total += ms_v_exp_normal(column_get(D, x, i, lane, inner) - most);
+    /* Each lane has a shift and a factor of its own. */
     ms_vf shift = a->logarithm ? most + ms_v_log(total) : most, factor = 1.0f / total;
     for (size_t i = 0; i < n; i++) {
         ms_vf v = column_get(D, x, i, lane, inner) - shift;
@@ -175,6 +179,7 @@ MS_VECTOR void forward_all(const ms_dtype D, const ms_softmax_args *a, int64_t b
     for (int64_t outer = begin; outer < end; outer++) {
         const char *x = (const char *)a->x + (size_t)outer * bytes;
         char *y = (char *)a->y + (size_t)outer * bytes;
+        /* The last block of lanes may be partly empty; column_get fills it with zeros. */
         if (a->inner == 1) forward_row(D, a, x, y);
         else
             for (size_t lane = 0; lane < (size_t)a->inner; lane += MS_LANES)
