@@ -366,6 +366,7 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
 {
     ms_engine *engine = pool->engine;
     uint64_t canaries = MS_CANARY ? MS_CELLS_MAX : 0;
+    /* Also keeps the sum below from overflowing. */
     if (bytes > pool->reserved) return out_of_memory(engine, bytes);
     uint64_t size = (bytes + canaries + MS_POOL_ALIGN - 1) & ~(uint64_t)(MS_POOL_ALIGN - 1);
     if (size == 0) size = MS_POOL_ALIGN;

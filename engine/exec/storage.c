@@ -98,6 +98,8 @@ ms_status ms_storage_new_in(ms_pool *pool, ms_stream *stream, size_t bytes, ms_s
     /* What was here before counts as read, so that a first write on another stream waits for it. */
     for (uint32_t i = 0; i < engine->stream_count; i++)
         if (storage->own.reads[i]) storage->own.readers |= 1u << i;
+    /* New memory holds what its last owner left; the check fills it with NaN, so that reading it
+     * shows. */
     if (engine->poison) engine->device->poison->fill(storage);
     *out = storage;
     return MS_OK;

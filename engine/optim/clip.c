@@ -45,6 +45,8 @@ static ms_status measure(ms_engine *engine, ms_tensor *const *gradients, uint32_
     for (uint32_t first = 0; first < count; first += MS_CLIP_TENSORS) {
         ms_measure_args args = { .p = p,
                                  .count = group_size(count, first),
+                                 /* Each task writes its own places, so groups need no order among
+                                  * them. */
                                  .partial = (double *)ms_tensor_data(partial) + first };
         uint64_t bytes = 0;
         for (uint32_t i = 0; i < args.count; i++) {
@@ -120,6 +122,7 @@ ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
     /* The order in which combine takes its results. */
     enum { NORM, FACTOR, BAD };
     ms_tensor *partial = NULL, *made[3] = { NULL };
+    /* Written so that NaN is refused. */
     if (!(max >= 0))
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                               "clip_grad_norm: max = %g; a number of 0 or more is allowed", max);
@@ -141,6 +144,7 @@ ms_status ms_clip_norm(ms_engine *engine, ms_tensor *const *gradients, uint32_t 
     ms_tensor_release(made[FACTOR]);
     if (!status) *norm = made[NORM];
     else ms_tensor_release(made[NORM]);
+    /* The caller may not want to know; the task writes it in any case. */
     if (!status && bad) *bad = made[BAD];
     else ms_tensor_release(made[BAD]);
     return status;

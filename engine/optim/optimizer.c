@@ -63,6 +63,7 @@ ms_hyperparameters ms_optimizer_defaults(ms_optimizer_kind kind) { return facts[
 const char *ms_optimizer_state_name(ms_optimizer_kind kind, const ms_hyperparameters *hyper,
                                     uint32_t index)
 {
+    /* Both have the same states. */
     bool adam = kind == MS_ADAM || kind == MS_ADAMW;
     if (index >= MS_OPTIMIZER_STATES || (adam && index == 2 && !hyper->amsgrad)) return NULL;
     /* Without momentum a buffer would hold nothing that the next step reads. */
@@ -257,6 +258,7 @@ static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, 
                                .lr = data_of(step->lr),
                                .only_if = data_of(step->only_if),
                                .elements = ms_tensor_count(step->parameter),
+                               /* Only a 16-bit parameter without a master draws from it. */
                                .random = step->random };
     /* What is updated is read as well. It comes first in `used`, so that the writes are the first
      * `updated` of the reads. */

@@ -16,7 +16,8 @@ typedef struct ms_heads {
 } ms_heads;
 
 /* Query head h looks at key and value head h / (heads / groups). Causal: query i sees keys 0 ..
- * keys - queries + i. */
+ * keys - queries + i. There is at least one key. log_sum is what backward computes the
+ * probabilities from. */
 typedef struct ms_attention_args {
     /* cast: the (f32) result once more in cast_dtype; without data: not wanted */
     ms_heads q, k, v, out, cast;

@@ -66,6 +66,7 @@ static ms_status origin_take(ms_engine *engine, ms_cast_origin **out)
         if (status) return status;
         state->chunks[state->chunk_count++] = chunk;
         for (int i = MS_ORIGIN_CHUNK - 1; i >= 0; i--) {
+            /* Set once: an origin never leaves its engine. */
             ((ms_cast_origin *)chunk + i)->state = state;
             origin_give((ms_cast_origin *)chunk + i);
         }
@@ -120,6 +121,7 @@ ms_status ms_storage_recast(ms_storage *storage)
 {
     void *how = NULL;
     ms_storage *source = ms_storage_origin(storage, &how);
+    /* Not a cast, or the weight is gone. */
     if (!source || !how) return MS_OK;
     ms_cast_origin *origin = how;
     ms_engine *engine = ms_storage_engine(storage);

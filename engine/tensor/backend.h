@@ -4,7 +4,21 @@
  * Each family declares its argument structs in its own header (elementwise.h, reduce.h ...).
  * Arguments are plain data: addresses, sizes, strides, scalars; nothing in them is owned.
  * tensor/cpu/backend.c fills the table for the CPU; the sim device uses the same table and never
- * runs a task. */
+ * runs a task.
+ *
+ * What a kernel may rely on: the host has checked shapes, dtypes and attributes. Addresses are
+ * aligned to their elements and no more, as a window may begin at any element of a storage; the
+ * storage itself is aligned to 64 bytes. Operands overlap the result only where their header says
+ * so. Values on the device (ids, indices, targets, flags) are not checked: the kernel does that.
+ *
+ * What it must not rely on: sizes may be 0 where a result has to be written all the same. These are
+ * a reduction, a histogram or `above` over nothing, a product with k = 0, norm_backward and
+ * cross_entropy without rows, embedding_backward without ids, mse without elements,
+ * attention_backward without queries, and a sum of no decoded rows. A device that cannot launch
+ * over nothing handles them by itself.
+ *
+ * Results must not depend on timing, nor on how many threads run: the order of additions follows
+ * from shapes. Atomic additions of floats do not fit this. */
 #ifndef MOONSHARD_TENSOR_BACKEND_H
 #define MOONSHARD_TENSOR_BACKEND_H
 

@@ -6,7 +6,8 @@
 
 /* encode: x [rows, n] of any float dtype to payload [rows, bytes]; error, if not NULL, gets x minus
  * what the payload decodes to, in x's dtype. decode: payload to x in f32; sum: x is [n], the sum of
- * the decoded rows. All contiguous. */
+ * the decoded rows. All contiguous. `bytes` is the distance between payloads, which need not be a
+ * multiple of 4: scales are not aligned. */
 typedef struct ms_codec_args {
     ms_codec codec;
     ms_random random;

@@ -140,6 +140,7 @@ static ms_status fill_forward(ms_op_call *call)
     if (from && (ms_tensor_count(from) != 1 || ms_tensor_dims(from) > ms_tensor_dims(to)))
         return ms_op_refuse(
             call, "a fill value has one element, and no more dimensions than what it fills");
+    /* A little below 2^63, so that the conversion cannot overflow. */
     if (!from && !number && !(value == floor(value) && fabs(value) < 9.2e18))
         return ms_op_refuse(call, "%g is not a whole number that fits", value);
     ms_status status =
@@ -165,6 +166,7 @@ static ms_status join(ms_op_call *call, uint32_t dim, bool stack, uint32_t dims,
     ms_status status = ms_op_output(call, 0, ms_tensor_dtype(call->inputs[0]), dims, shape, &out);
     int64_t at = 0;
     for (uint32_t i = 0; i < call->input_count && !status; i++) {
+        /* A stacked input is one position of the new dimension. */
         int64_t length = stack ? 1 : ms_tensor_shape(call->inputs[i])[dim];
         ms_tensor *part = NULL;
         /* An empty input adds nothing, and a window of size 0 needs no task. */

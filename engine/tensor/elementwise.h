@@ -9,7 +9,8 @@
 /* In place of an operand's dtype: the operand is the number of the arguments. */
 #define MS_NUMBER MS_DTYPES
 
-/* Task arguments. Operand 0 of the loop is the result. */
+/* Task arguments. Operand 0 of the loop is the result. `out` may be one of the inputs in the same
+ * window; other overlaps have been copied away. */
 typedef struct ms_elementwise_args {
     ms_loop loop;
     void *out;

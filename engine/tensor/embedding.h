@@ -6,7 +6,8 @@
 
 /* ids [count]; table [rows, width] and values [count, width], contiguous, one float dtype. Forward:
  * values from table; backward: table is the gradient of the table, values that of the result. An id
- * outside of 0 .. rows-1 fails the task. */
+ * outside of 0 .. rows-1 fails the task. The message names the lowest such position. Backward
+ * writes every row of the table, also those that no id names, unless it accumulates. */
 typedef struct ms_embedding_args {
     const void *ids;
     void *table, *values;

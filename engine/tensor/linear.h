@@ -4,8 +4,8 @@
 
 #include "tensor/backend.h"
 
-/* y = gelu(before), both contiguous; y may be before. cast: y once more in another dtype, or
- * NULL. */
+/* y = gelu(before), both contiguous; y may be before. cast: y once more in another dtype, or NULL.
+ * The cast holds the value before y was rounded to its own dtype. */
 typedef struct ms_activation_args {
     const void *before;
     void *y, *cast;

@@ -294,6 +294,7 @@ static ms_status multiply(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tens
     bool shared = ms_shape_count(b->dims - 2, b->shape) == 1;
     if (!shared || out->dims == 2) return ms_matmul_into(engine, a, b, NULL, out);
     ms_tensor *rows = NULL, *right = NULL, *flat = NULL;
+    /* An a that is broadcast would have to be repeated to form the rows. */
     bool whole = ms_shape_equal(a->dims - 2, a->shape, out->dims - 2, out->shape);
     if (!whole) return ms_matmul_into(engine, a, b, NULL, out);
     ms_status status = ms_matrix_flattened(engine, a, &rows);

@@ -19,7 +19,8 @@ typedef struct ms_norm_args {
 } ms_norm_args;
 
 /* dx = gradient of s through the norm, plus sum_gradient (of the other output) if not NULL. Results
- * that are NULL are not computed. */
+ * that are NULL are not computed. Without rows dweight and dbias are zeros, which the task
+ * writes. */
 typedef struct ms_norm_backward_args {
     const void *s, *weight, *gradient, *sum_gradient;
     const float *mean, *scale;

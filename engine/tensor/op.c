@@ -67,6 +67,7 @@ static ms_status forward_there(ms_op_call *call)
     for (uint32_t i = 0; i < call->input_count; i++) {
         const ms_tensor *input = call->inputs[i];
         if (!input) continue;
+        /* A number counts only where there is nothing larger. */
         if (ms_tensor_is_meta(input)) meta = input;
         else if (input->dims > 0 || !real) real = input;
     }

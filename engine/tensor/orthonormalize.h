@@ -4,7 +4,8 @@
 
 #include "tensor/backend.h"
 
-/* [matrices, n, r] in place, contiguous, one float dtype, r <= n. */
+/* [matrices, n, r] in place, contiguous, one float dtype, r <= n. A column of zeros stays zero,
+ * also with an eps of 0. */
 typedef struct ms_orthonormalize_args {
     void *x;
     int64_t matrices, n, r;

@@ -72,11 +72,13 @@ static ms_status uniform_forward(ms_op_call *call)
     ms_dtype dtype = ms_tensor_dtype(call->inputs[0]);
     if (!ms_dtype_is_float(dtype))
         return ms_op_refuse(call, "it fills f32, f16 or bf16: use randint for integers");
+    /* The width is used as f32, in which it may overflow. */
     if (!(low < high) || !isfinite((float)(high - low)))
         return ms_op_refuse(call, "low %g must be below high %g, and both finite", low, high);
     /* low <= x < high must hold after rounding to the dtype, too, so draws are kept between the
      * least and the greatest number of the dtype that satisfy it. */
     double least = rounded(dtype, low), greatest = rounded(dtype, high);
+    /* Rounding to the dtype may have gone past a bound. */
     if (least < low) least = neighbour(dtype, least, true);
     if (greatest >= high) greatest = neighbour(dtype, greatest, false);
     if (!(least <= greatest) || !isfinite(least) || !isfinite(greatest))

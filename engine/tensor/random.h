@@ -27,7 +27,7 @@ typedef struct ms_random_args {
 } ms_random_args;
 
 /* An element is kept, times scale, if the upper 24 bits of its draw are at least `threshold`. A
- * threshold of 2^24 drops every element. */
+ * threshold of 2^24 drops every element. `out` may be `in`. */
 typedef struct ms_dropout_args {
     ms_random random;
     void *out;

@@ -62,6 +62,7 @@ static ms_status rows_of(const ms_op_call *call, const reduction *what, ms_tenso
                          ms_rows *rows)
 {
     ms_tensor *tensor = call->inputs[0];
+    /* All dimensions as one row: outer and inner are 1. */
     if (what->all) return ms_rows_take(call->engine, tensor, 0, ms_tensor_dims(tensor), in, rows);
     return ms_rows_take(call->engine, tensor, what->dim, what->dim + 1, in, rows);
 }
@@ -222,6 +223,7 @@ static ms_status sum_between(ms_engine *engine, ms_tensor *tensor, uint32_t firs
  * task. */
 static bool is_repeated(const ms_tensor *result, const ms_tensor_info *to, uint32_t d)
 {
+    /* Leading dimensions that the operand has not. */
     uint32_t lead = ms_tensor_dims(result) - to->dims;
     return d < lead || (to->shape[d - lead] == 1 && ms_tensor_shape(result)[d] != 1);
 }
@@ -261,6 +263,7 @@ ms_status ms_op_sum_to(ms_engine *engine, ms_tensor *gradient, const ms_tensor_i
         strides[d] = step;
         step *= to->shape[d] > 0 ? to->shape[d] : 1;
     }
+    /* A view: leading sizes of 1 are dropped without a copy. */
     ms_status status = ms_tensor_window(now, to->dims, to->shape, strides, 0, out);
     ms_tensor_release(now);
     return status;
@@ -636,6 +639,7 @@ static ms_status histogram_forward(ms_op_call *call)
     ms_tensor *in = NULL, *out = NULL;
     if (bins < 1 || bins > 1 << 24)
         return ms_op_refuse(call, "%lld bins: it takes 1 to %d", (long long)bins, 1 << 24);
+    /* NaN fails the first comparison; an infinite width would make every bin 0. */
     if (!(low < high) || !isfinite(high - low))
         return ms_op_refuse(call, "low %g must be below high %g, and both finite", low, high);
     if (ms_tensor_dtype(call->inputs[0]) == MS_BOOL)
@@ -667,6 +671,7 @@ static ms_status quantile_forward(ms_op_call *call)
     ms_dtype dtype = ms_tensor_dtype(call->inputs[0]);
     if (!ms_dtype_is_float(dtype))
         return ms_op_refuse(call, "it needs f32, f16 or bf16: cast first");
+    /* Written so that NaN is refused. */
     if (!(q >= 0 && q <= 1)) return ms_op_refuse(call, "%g is not between 0 and 1", q);
     if (ms_tensor_count(call->inputs[0]) == 0)
         return ms_op_refuse(call, "there is nothing to choose from: the tensor is empty");

@@ -5,7 +5,7 @@
 #include "moonshard/tensor.h"
 
 /* Sizes, and strides in elements. A reduction over n gives a contiguous [outer, inner]; cumsum a
- * contiguous [outer, n, inner]. */
+ * contiguous [outer, n, inner]. Strides may be 0 (repeated) and in any order. */
 typedef struct ms_rows {
     int64_t outer, n, inner, outer_stride, stride, inner_stride;
 } ms_rows;

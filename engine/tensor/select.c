@@ -312,6 +312,7 @@ static ms_status values_gradient(ms_op_gradient *gradient, uint32_t dim)
                              index, false, picked);
     /* One element stood for all values, so its gradient is the sum of theirs. */
     if (!status && one) {
+        /* A shape without dimensions: summing to it sums everything. */
         const ms_tensor_info number = { .dtype = info->dtype };
         int64_t strides[MS_DIMS_MAX] = { 0 };
         status = ms_op_sum_to(gradient->engine, picked, &number, &total);

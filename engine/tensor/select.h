@@ -5,7 +5,8 @@
 #include "tensor/reduce.h"
 
 /* gather: small[o, k, i] = whole[o, index[o, k, i], i]; scatter and scatter_add: the other way
- * round. Strides in elements. */
+ * round. Strides in elements. Where indices repeat, scatter keeps the last value and scatter_add
+ * adds in order. An index outside fails the task, with `name` before the message. */
 typedef struct ms_select_args {
     ms_rows rows; /* of the whole; rows.n is the limit of indices */
     int64_t k, small_strides[3], index_strides[3];
@@ -15,7 +16,8 @@ typedef struct ms_select_args {
     uint8_t dtype, index_dtype;
 } ms_select_args;
 
-/* Per row the k greatest (or least) in order; results contiguous [outer, k, inner]. */
+/* Per row the k greatest (or least) in order; results contiguous [outer, k, inner]. Equal keys come
+ * in ascending order of position; NaN counts as the greatest number. */
 typedef struct ms_topk_args {
     ms_rows rows;
     int64_t k;
@@ -36,7 +38,8 @@ typedef struct ms_above_args {
     uint8_t dtype, threshold_dtype;
 } ms_above_args;
 
-/* The quantile q of `count` elements with one stride, interpolated. */
+/* The quantile q of `count` elements with one stride, interpolated. `out` has the dtype of `in`;
+ * NaN anywhere makes it NaN. */
 typedef struct ms_quantile_args {
     const void *in;
     void *out;

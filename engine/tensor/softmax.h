@@ -5,7 +5,8 @@
 #include "tensor/backend.h"
 
 /* Over the middle one of [outer, n, inner], contiguous, one float dtype. Forward: y from x.
- * Backward: dx from y and the gradient. */
+ * Backward: dx from y and the gradient. `inner` above 1 is a softmax over another dimension than
+ * the last. */
 typedef struct ms_softmax_args {
     const void *x, *gradient; /* backward: x is the result of forward */
     void *y;
@@ -15,7 +16,8 @@ typedef struct ms_softmax_args {
 } ms_softmax_args;
 
 /* Logits [rows, classes], contiguous; a row whose target is ignore_index gives no loss and no
- * gradient. */
+ * gradient. Forward fails for a target that is neither a class nor ignore_index, with the lowest
+ * such row in the message. log_sum and share are NULL where no backward will follow. */
 typedef struct ms_cross_entropy_args {
     const void *logits, *target;
     const float *gradient; /* backward: of the loss, one number or [rows] */
@@ -28,7 +30,8 @@ typedef struct ms_cross_entropy_args {
     uint8_t dtype, target_dtype, reduction;
 } ms_cross_entropy_args;
 
-/* Mean of (a - b)^2. Backward: da = 2 (a - b) gradient / count, db = -da; NULL where not wanted. */
+/* Mean of (a - b)^2. Backward: da = 2 (a - b) gradient / count, db = -da; NULL where not wanted.
+ * The loss of no elements is NaN. */
 typedef struct ms_mse_args {
     const void *a, *b, *gradient;
     void *loss, *da, *db;

@@ -22,6 +22,7 @@ static void state_free(ms_engine *engine, void *object)
 {
     ms_tensor_state *state = object;
     ms_context *context = ms_engine_context(engine);
+    /* Each call takes the head off the list. */
     while (state->casts) ms_tensor_drop_cast(state->casts);
     for (size_t i = 0; i < state->staged_count; i++)
         ms_host_memory_free(engine, state->staged[i].buffer);
@@ -73,6 +74,7 @@ static ms_status struct_take(ms_engine *engine, ms_tensor **out)
     }
     *out = state->unused;
     state->unused = (*out)->next_cast;
+    /* Structs come back from the list with the values of their last tensor. */
     memset(*out, 0, sizeof **out);
     (*out)->engine = engine;
     (*out)->references = 1;
@@ -135,6 +137,8 @@ static ms_status shape_bytes(ms_engine *engine, ms_dtype dtype, uint32_t dims, c
                                   "dimension %u of a tensor cannot be %lld", d + 1,
                                   (long long)shape[d]);
         empty |= shape[d] == 0;
+        /* A size of 0 is left out of the product, so that it cannot hide an overflow of the
+         * others. */
         overflow |= shape[d] > 0
                     && (!ms_multiply(bytes, (size_t)shape[d], &bytes) || bytes > (size_t)INT64_MAX);
     }
@@ -213,6 +217,7 @@ ms_status ms_tensor_new(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
 void ms_tensor_drop_cast(ms_tensor *tensor)
 {
     ms_tensor_state *state = ms_engine_get(tensor->engine, MS_SLOT_TENSOR);
+    /* `link` is the pointer that leads to the tensor, so its removal needs no case for the head. */
     ms_tensor **link = &state->casts;
     while (*link && *link != tensor) link = &(*link)->next_cast;
     if (*link) *link = tensor->next_cast;

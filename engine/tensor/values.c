@@ -149,6 +149,7 @@ static uint64_t bits_of(ms_dtype dtype, double value)
     case MS_F32: return ms_bits_from_float((float)value);
     case MS_F16: return ms_f16_from_float((float)value);
     case MS_BF16: return ms_bf16_from_float((float)value);
+    /* NaN is true. */
     case MS_BOOL: return value != 0;
     default: return (uint64_t)(int64_t)value; /* wraps to the size when it is stored */
     }
@@ -205,6 +206,7 @@ static void fill_arguments(const ms_elementwise *call, ms_tensor *const *operand
     ms_loop_begin(&args->loop, ms_tensor_dims(out), ms_tensor_shape(out), ms_tensor_strides(out));
     for (uint32_t k = 0; k < call->count; k++) {
         const ms_tensor *operand = operands[k];
+        /* A number needs no strides: those of ms_loop_begin are 0. */
         if (!operand) {
             args->in_dtype[k] = MS_NUMBER;
             args->number = call->operands[k].number;

@@ -91,6 +91,7 @@ static bool view_strides(const ms_tensor *tensor, uint32_t dims, const int64_t *
             run *= old_shape[old];
         /* New dimensions are taken from the run until it is used up; sizes of 1 fit anywhere. */
         for (; now >= 0 && (run > 1 || shape[now] == 1); now--) {
+            /* The new dimension would end within the run of another stride. */
             if (run % shape[now] != 0) return false;
             strides[now] = stride;
             stride *= shape[now];
@@ -247,6 +248,7 @@ static bool adjoining(const ms_op_gradient *gradient, uint32_t dim)
             return false;
         if (memcmp(part->strides, first->strides, first->dims * sizeof *first->strides) != 0)
             return false;
+        /* Where the next part must begin. */
         at += part->shape[dim] * part->strides[dim];
     }
     return true;
@@ -382,6 +384,7 @@ static ms_status expand_forward(ms_op_call *call)
         bool leading = d < dims - had;
         int64_t old = leading ? 1 : ms_tensor_shape(in)[d - (dims - had)],
                 size = call->attributes.shape.sizes[d];
+        /* A new leading dimension has no old size that could be kept. */
         if (size == -1 && !leading) size = old;
         if (size < 0 || (size != old && old != 1))
             return ms_op_refuse(call, "dimension %d of size %lld cannot become %lld",

@@ -51,6 +51,7 @@ static ms_status cpu_stream_open(ms_stream *stream, void **state)
     worker->own.index = atomic_fetch_add(&ms_cpu_of(engine)->threads, 1);
     atomic_store(&worker->wake_at, UINT64_MAX);
     char name[16];
+    /* The system allows 15 bytes of a thread's name. */
     snprintf(name, sizeof name, "ms-%.11s", ms_stream_name(stream));
     int failed = os->thread_start(os->user, name, ms_worker_run, worker, &worker->thread);
     if (failed) {

@@ -61,6 +61,7 @@ void *ms_thread_scratch(ms_thread *thread, uint32_t slot, size_t bytes)
     if (slot >= MS_SCRATCH_SLOTS) return NULL;
     if (thread->scratch[slot].bytes >= bytes) return thread->scratch[slot].memory;
     const ms_os *os = thread->engine->context.os;
+    /* Slightly growing requests then reuse the memory. */
     size_t rounded = (bytes + 4095) & ~(size_t)4095;
     void *memory = os->allocate(os->user, rounded, 64);
     if (!memory) return NULL;

@@ -59,6 +59,8 @@ const char *ms_rates_problem(const ms_rates *rates)
 static double collective_ns(const ms_rates *rates, const ms_task_cost *cost)
 {
     const ms_level_rate *level = rates->levels;
+    /* Ranks of one level are neighbours: first and last in one group means that all are. The last
+     * level has no number of ranks and ends the search. */
     while (level->ranks && cost->first_rank / level->ranks != cost->last_rank / level->ranks)
         level++;
     uint32_t rounds = 0;

@@ -132,6 +132,7 @@ MS_STEP(rprop)
     (void)c;
     for (size_t i = 0; i < n; i++) {
         float grad = s->sign * g[i] + s->weight_decay * p[i], agree = grad * a[i];
+        /* The learning rate is the size of the first step only. */
         float step = s->first ? s->lr : b[i];
         float factor = agree < 0 ? s->eta_minus : 1.0f;
         factor = agree > 0 ? s->eta_plus : factor;
@@ -139,6 +140,7 @@ MS_STEP(rprop)
         float at_most = step > s->step_max ? s->step_max : step;
         step = step < s->step_min ? s->step_min : at_most;
         grad = agree < 0 ? 0 : grad;
+        /* A gradient of 0, or NaN, moves nothing. */
         float change = grad < 0 ? -step : 0;
         p[i] -= grad > 0 ? step : change;
         a[i] = grad;

@@ -1,4 +1,8 @@
-/* attention.c: products of units, softmax with queries as lanes, and back; rotation of pairs. */
+/* attention.c: products of units, softmax with queries as lanes, and back; rotation of pairs.
+ *
+ * The order of sums depends on the number of lanes in row_dots only; elsewhere each lane has a sum
+ * of its own. Operands are bf16 with `pairs`, and products and sums may be contracted, so results
+ * of two instruction sets agree up to rounding. */
 #include "tensor/cpu/attention.h"
 
 #include "tensor/cpu/row.h"

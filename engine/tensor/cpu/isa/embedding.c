@@ -1,4 +1,7 @@
-/* embedding.c: a row of any float dtype added to a row of f32. */
+/* embedding.c: a row of any float dtype added to a row of f32.
+ *
+ * Only additions, one for each element, in the order of the calls: the bits are the same on every
+ * instruction set. */
 #include "tensor/cpu/embedding.h"
 
 #include "tensor/cpu/row.h"

@@ -1,4 +1,7 @@
-/* linear.c: gelu after a linear layer's product, and the pass over its gradient. */
+/* linear.c: gelu after a linear layer's product, and the pass over its gradient.
+ *
+ * Bits may differ between instruction sets, since the polynomials of gelu may be contracted; the
+ * order in which rows are added is the same on all. */
 #include "tensor/cpu/linear.h"
 
 #include "tensor/cpu/gelu.h"

@@ -1,5 +1,8 @@
 /* norm.c: rows through layer norm and RMS norm, forward and backward. A row is read three times,
- * but from memory only once. */
+ * but from memory only once.
+ *
+ * Bits may differ between instruction sets: the sums over a row have as many parts as there are
+ * lanes. */
 #include "tensor/cpu/norm.h"
 
 #include "tensor/cpu/row.h"

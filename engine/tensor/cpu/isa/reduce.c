@@ -1,5 +1,8 @@
 /* reduce.c: inner loops of the reductions, compiled once for each instruction set. 64 partial sums
- * in fixed order on all of them. */
+ * in fixed order on all of them.
+ *
+ * Sums of x and |x| and the extremes have the same bits on every instruction set. Terms with a
+ * product may be contracted with the addition, and then round once less. */
 #include "tensor/cpu/reduce.h"
 
 #include "tensor/cpu/vector_math.h"

@@ -1,4 +1,7 @@
-/* softmax.c: rows through softmax, log-softmax, cross entropy and squared error. */
+/* softmax.c: rows through softmax, log-softmax, cross entropy and squared error.
+ *
+ * Bits may differ between instruction sets: sums depend on the number of lanes, and products and
+ * sums may be contracted. */
 #include "tensor/cpu/softmax.h"
 
 #include "tensor/cpu/row.h"
