@@ -1,9 +1,9 @@
 -- Checkpoints: the part `ms.checkpoint`. A folder step-00000050 with manifest.json and
 -- tensors.safetensors.
 --
--- The manifest holds all values as a tree in which {"$tensor": name} stands for a tensor of the
--- other file, with type and hash of each tensor, behind a hash of its own: a bit that flips
--- anywhere is found. Nothing in a checkpoint is ever run.
+-- The manifest has all values as a tree, in which {"$tensor": name} stands for a tensor of the
+-- other file. It also has the type and hash of each tensor, and begins with a hash of itself, so
+-- that a flipped bit anywhere is detected. Nothing in a checkpoint is executed.
 local core = require "moonshard.core"
 local layouts = require "moonshard.ddp.layouts"
 local log = require "moonshard.log"
@@ -17,13 +17,13 @@ local store = require "moonshard.checkpoint.store"
 local checkpoint = {}
 
 local DEEPEST = 30               -- of nested tables; JSON needs up to three levels for each
--- { message, code }: why a checkpoint in the background was not written, until somebody was told
+-- { message, code } of a background write that failed, until save or wait returns it
 local late
 
 ------------------------------------------------------------------------------------- values as JSON
 
--- A part of a tensor's name. Different keys give different parts: integers get #, and what has a
--- meaning here or is not plain is escaped.
+-- A part of a tensor's name. Different keys give different parts: integers get a #; characters with
+-- a meaning here, and all that are not printable ASCII, are escaped.
 local function name_part(key)
   if math.type(key) == "integer" then return "#" .. key end
   return (key:gsub("[%c/%%#\127-\255]", function(c) return ("%%%02x"):format(c:byte()) end))
@@ -67,7 +67,8 @@ local function encode_table(value, path, depth, out)
   return plain and made or { ["$table"] = made }
 end
 
--- JSON's own words where they are exact. out collects the tensors.
+-- Values that JSON can hold exactly stay as they are; others become marked objects. out collects
+-- the tensors.
 function encode(value, path, depth, out)
   local kind = math.type(value) or type(value)
   if kind == "integer" or kind == "boolean" then return value end
@@ -92,7 +93,7 @@ end
 
 local FLOATS = { nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge }
 
--- The value again; tensor(name) gives a tensor.
+-- The inverse of encode; tensor(name) gives a tensor.
 local function decode(value, tensor)
   if type(value) ~= "table" then return value end
   if value["$tensor"] then return tensor(value["$tensor"]) end
@@ -125,7 +126,7 @@ end
 local function is_object(value)
   local kind = type(value)
   if core.is_tensor(value) or (kind ~= "table" and kind ~= "userdata") then return false end
-  -- What is userdata of ours and has no state raises.
+  -- Objects of the library raise for unknown names.
   local ok, state = pcall(function() return value.state end)
   return ok and type(state) == "function"
 end
@@ -159,7 +160,7 @@ local function collect(things)
   return values, out, links
 end
 
--- Joins the checkpoint that is being written in the background, if there is one.
+-- Waits for the checkpoint that is being written in the background, if there is one.
 local function join()
   local ok, message, code = core.checkpoint_wait()
   if ok then return end
@@ -178,13 +179,14 @@ function checkpoint.wait()
   return nil, message, code
 end
 
--- What was saved after a request to stop makes the run one that can go on.
+-- Notes a checkpoint that was saved after a request to stop: the run then ends with the code that
+-- says that it can be resumed.
 local function note_saved()
   local launch = require "moonshard.launch"
   if launch.cut or launch.process and launch.process.stop_requested() then launch.saved = true end
 end
 
--- Copies the tensors and begins to write folder/name in the background; completes the manifest.
+-- Completes the manifest, copies the tensors, and starts writing folder/name in the background.
 local function write(folder, name, out, manifest)
   local snapshot, hashes = core.snapshot(out.names, out.tensors)
   local tensors = {}
@@ -199,17 +201,17 @@ local function write(folder, name, out, manifest)
   return core.checkpoint_start(snapshot, folder, name, store.manifest_text(manifest))
 end
 
--- The step that comes next: what a checkpoint is called by, unless its things say another.
+-- The next step, which gives a checkpoint its name unless things.step is given.
 local function next_step()
   local step, running = core.step()
   return (running or steps.ends > 0) and step + 1 or step
 end
 
---- Saves things by name under folder/step-NNNNNNNN: each has state() and load_state(), or is a
---- plain value. The number is that of the step that comes next: things.step, else the one after the
---- current step. Values are copied before it returns; the files are written while training goes on.
---- A failure to write them is the result of the next save (which still writes its own) or of
---- `wait`. All ranks call it; rank 0 writes, and only there a failure is the result.
+--- Saves things by name under folder/step-NNNNNNNN. Each thing has state() and load_state(), or is
+--- a plain value. The number is that of the next step: things.step, else the one after the current
+--- step. Values are copied before the call returns; the files are written while training continues.
+--- If writing fails, the next save (which still writes its own checkpoint) or `wait` returns the
+--- failure. All ranks call it; rank 0 writes, and only rank 0 returns failures.
 ---@param folder string
 ---@param things table<string, any>
 ---@return string? path
@@ -225,7 +227,7 @@ function checkpoint.save(folder, things)
   local ok, why, kind = true, nil, nil
   if first then ok, why, kind = core.make_directory(folder) end
   layouts.settle()
-  -- On all ranks, whatever happens on one: it may need them all.
+  -- All ranks collect, even if rank 0 has failed: the state of a thing may need a collective.
   local values, out, links = collect(things)
   folder = folder:gsub("/+$", "")
   local name = ("step-%08d"):format(step)
@@ -255,8 +257,8 @@ local function known_names(values)
   return table.concat(names, ", ")
 end
 
--- Decodes what is asked for, and all else that is cheap. Every tensor's hash is checked, and
--- nothing is changed yet.
+-- Decodes the values that things name, and all values without tensors. Checks the hash of every
+-- tensor that it reads. Changes nothing yet.
 local function decode_all(path, manifest, file, things)
   local failure
   local function tensor(name)
@@ -291,10 +293,9 @@ local function decode_all(path, manifest, file, things)
   return result, links
 end
 
---- Gives things of these names their saved state, in place, and returns all values by name: the
---- objects, and the plain values that were saved, asked for or not. What is damaged is "corrupt",
---- and then nothing has changed.
----@param path string a checkpoint: what save or latest returned
+--- Loads the saved state of things of these names, in place. Returns all values by name: the
+--- objects, and all plain values that were saved. Damage is "corrupt"; then nothing has changed.
+---@param path string a checkpoint, as save or latest returned it
 ---@param things? table<string, any> objects with load_state; for plain values any value
 ---@return table<string, any>?
 ---@return string? message
@@ -345,8 +346,8 @@ function checkpoint.load(path, things)
   return result
 end
 
---- The newest checkpoint of a folder that is not damaged; nil if there is none. Waits for one that
---- is being written. A warning tells of damaged ones that were passed over. Where there are
+--- The path of the newest checkpoint of a folder that is not damaged; nil if there is none. Waits
+--- for one that is being written. A warning names each damaged one that was skipped. If there are
 --- checkpoints and none can be read: nil, message, code.
 ---@param folder string
 ---@return string? path

@@ -5,7 +5,7 @@ local table_file = require "moonshard.table_file"
 
 local config = {}
 
--- Turns the declaration into a list of { path, default, help, choices }, groups flattened to dotted
+-- Turns the declaration into a list of { path, default, help, choices }; groups become dotted
 -- paths.
 local function declare(options, prefix, list)
   local keys = {}
@@ -47,7 +47,7 @@ end
 
 local function fail(text) launch.exit(2, text) end
 
--- Checks a value against its option; text (of the command line) is read as the option's type.
+-- Checks a value against its option. A text of the command line is converted to the option's type.
 local function convert(item, value, from)
   local wanted = type_name(item.default)
   local given = value
@@ -79,7 +79,8 @@ function config.guess(text)
   return tonumber(text) or text
 end
 
--- The open option (item.open) that path is a part of, and the part's name: hook.fraction of hook.
+-- The open option (item.open) to which a path belongs, and the rest of the path: hook and fraction
+-- for hook.fraction.
 local function open_part(list, path)
   local name, part = path:match "^(.*)%.([%w_]+)$"
   if name and list[name] and list[name].open then return list[name], part end
@@ -144,7 +145,8 @@ local function put(list, values, path, value, from)
   if wrong then fail(("option %s (from %s): %s"):format(path, from, wrong)) end
 end
 
--- The values as a table of tables, with the parts of an open option beside it: hook, hook_options.
+-- The values as a table of tables. The parts of an open option are in a table beside it: hook,
+-- hook_options.
 local function nest(list, values)
   local result = {}
   for _, item in ipairs(list) do
@@ -159,7 +161,7 @@ local function nest(list, values)
   return result
 end
 
--- What is shown when the run begins.
+-- The list of settings that is shown when the run begins.
 local function note_settings(list, values)
   launch.settings = {}
   local function note(name, value, changed)
@@ -174,8 +176,8 @@ local function note_settings(list, values)
   end
 end
 
---- Declares the recipe's options and returns their values: default, then the file of `--config`,
---- then `key=value` of the command line.
+--- Declares the recipe's options and returns their values. A value comes from the command line
+--- (`key=value`), else from the file of `--config`, else it is the default.
 ---@param options table
 ---@return table
 function config.config(options)

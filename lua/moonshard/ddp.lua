@@ -16,8 +16,8 @@ require "moonshard.group"  -- a link's bucket:group() has its collectives
 
 local ddp = {}
 
--- States of the ddp models that are still referenced. Values are weak, too: an entry with only a
--- weak key would still be there in the collection that has finalized its reducer.
+-- States of the ddp models that are still referenced. Keys and values are weak: with weak keys
+-- alone, an entry would remain until the collection after the one that finalizes its reducer.
 local live = setmetatable({}, { __mode = "kv" })
 
 ---@class ms.DDP: ms.Module
@@ -39,7 +39,7 @@ local DDP = {}
 ---@field rebuild? boolean rebuild_buckets was called since the last synchronized forward
 ---@field plan? ms.BucketPlan option buckets
 ---@field precision? ms.Precision
----@field skipped? table<ms.Parameter, boolean> parameters that keep their precision
+---@field skipped? table<ms.Parameter, boolean> parameters that keep their dtype
 ---@field restore? fun() gives buffers the dtypes that they had before wrapping
 ---@field calls table<string, integer> calls of all groups by operation, at the last step's end
 ---@field step? integer the last step that has ended
@@ -114,8 +114,8 @@ local function is_listed(name, list)
   return false
 end
 
--- All that is synchronized: names and tensors of parameters, then of buffers; those that are
--- trained, delayed ones after the others; buffers by name.
+-- Three results: names and tensors of all synchronized parameters, then buffers; those of the
+-- trained parameters, delayed ones last; and the buffers, as a list and by name.
 local function collect(model, o)
   local all = { tensors = {}, names = {} }
   local trained = { tensors = {}, names = {}, delayed = 0, left_out = {} }
@@ -165,7 +165,7 @@ local function check_ignored(model, o)
   end
 end
 
--- Whether there are buffers that a synchronized forward makes equal.
+-- Whether there are buffers that a synchronized forward must make equal on all ranks.
 local function has_buffers(s)
   if s.options.broadcast_buffers == false and not s.options.buffer_hook then return false end
   for name in pairs(s.wrapped:buffers()) do
@@ -218,8 +218,8 @@ local function forward(self, ...)
     core.raise "ddp: this model was unwrapped; use the module inside, or wrap it anew"
   end
   if not core.is_recording() then return run(s, ...) end
-  -- As in the peers, a pass without synchronization leaves buffers alone, and so does the pass
-  -- after it.
+  -- As in PyTorch, a pass without synchronization does not synchronize buffers, and neither does
+  -- the pass after it.
   local due = s.buffers_due and not s.no_sync and has_buffers(s)
   s.buffers_due = not s.no_sync
   local root = s.joining and join.before_forward(s, due) or 0
@@ -234,7 +234,7 @@ local function forward(self, ...)
   return end_forward(s, run(s, ...))
 end
 
---- f: forward and backward inside: gradients stay local and add up.
+--- Gradients of a forward and backward inside f stay on this rank and add up.
 ---@param f function
 function DDP:no_sync(f)
   local s = state_of(self)
@@ -250,7 +250,7 @@ function DDP:no_sync(f)
   return f()
 end
 
---- f(i) for i = 1..count; gradients are reduced in the last pass only.
+--- Calls f(i) for i = 1..count; gradients are reduced in the last pass only.
 ---@param count integer
 ---@param f fun(i: integer)
 function DDP:accumulate(count, f)
@@ -272,10 +272,11 @@ local function copy_values(s, root)
   if #buffers.tensors > 0 then core.ddp_broadcast(s.group, buffers.tensors, root) end
 end
 
---- For uneven inputs: a rank whose f has returned takes part with zeros until f has returned on all
---- ranks; in the end all ranks have the values of a rank that went on longest. Means are over all
---- ranks ("all"), or over those that still have inputs ("live", what bucket:divisor() says). stop:
---- all ranks raise when the first is done. f must communicate through this model only.
+--- Handles uneven inputs. A rank whose f has returned takes part with zeros until f has returned on
+--- all ranks. At the end all ranks get the values of a rank that had inputs longest. divisor:
+--- "all": means are over all ranks; "live": over the ranks that still have inputs, as
+--- bucket:divisor() says. stop: all ranks raise when the first one has no inputs left. f must
+--- communicate through this model only.
 ---@param options { divisor?: "all"|"live", stop?: boolean }
 ---@param f function
 ---@return any ... what f returned
@@ -293,7 +294,7 @@ function DDP:rebuild_buckets()
   if s.plan then buckets.again(s) else s.reducer:rebuild() end
 end
 
---- Removes everything that wrapping installed, so that the module can be wrapped anew.
+--- Removes everything that wrapping installed, so that the module can be wrapped again.
 ---@return ms.Module
 function DDP:unwrap()
   local s = state_of(self)
@@ -321,7 +322,7 @@ local function count_calls()
   return calls
 end
 
--- At a step's end: counts what was communicated in it.
+-- At a step's end: counts the collectives of the step.
 local function close_step(s, step)
   local now, collectives = count_calls(), {}
   for name, count in pairs(now) do
@@ -334,10 +335,10 @@ end
 
 steps.on_end(function(step) for s in pairs(live) do close_step(s, step) end end)
 
---- Of the last finished step: its collectives, by operation. Times are those of the last
---- synchronized pass that has ended on the device, so it never waits; step_ms: from the reduced
---- gradients to the step's end. payload_bytes, wire_bytes: of all. links: one entry for each of the
---- chain; of exposed_ms, what each had a part in.
+--- Statistics. Collectives are those of the last finished step, by operation. Times are those of
+--- the last synchronized pass that has ended on the device, so the call never waits. step_ms is the
+--- time from the reduced gradients to the step's end. links has one entry for each link of the
+--- chain; its exposed_ms is the part of the link's time in which the model's stream waited.
 ---@return ms.Stats
 function DDP:stats()
   local s = state_of(self)
@@ -356,7 +357,7 @@ function DDP:stats()
     }
   end
   for i, link in ipairs(links) do link.compression = chain[i] and hooks._compression(chain[i]) end
-  -- Where the last link reduces, no reduction follows it.
+  -- If the last link reduces, the added reduction never runs and is removed.
   if links[#links].calls == 0 and #links > #chain then links[#links] = nil end
   return {
     step = s.step, forward_ms = times.forward_ms, backward_ms = times.backward_ms,
@@ -370,9 +371,9 @@ end
 
 ------------------------------------------------------------------------------------------- wrapping
 
--- Fields and methods of the wrapped module. What every module has works on the module itself
--- (names, state, modes); its own methods (generate) on the ddp model, so that what they call goes
--- through its forward.
+-- Fields and methods of the wrapped module. Methods of every module (names, state, modes) run on
+-- the module itself. The module's own methods (generate) run on the ddp model, so that their calls
+-- go through its forward.
 local function index(self, key)
   if DDP[key] ~= nil then return DDP[key] end
   local s = state_of(self)
@@ -407,8 +408,8 @@ local function make_object(s)
   })
 end
 
--- Compiles what the reducer runs: the user's chain, after a cast to the dtype in which gradients
--- travel (precision.reduce).
+-- Compiles the chain that the reducer runs: a cast to precision.reduce, if parameters have another
+-- dtype, then the user's links.
 local function compile_hook(o, low, trained)
   local hook, due = o.comm_hook, false
   for _, p in ipairs(trained) do
@@ -435,8 +436,8 @@ options_of.methods(DDP, "a ddp model", function(value)
   return type(meta) == "table" and meta.ddp ~= nil
 end)
 
---- Gradients of this module are averaged over the group's ranks in each backward after a forward of
---- the result.
+--- Wraps a module. Each backward after a forward of the result averages the gradients over the
+--- group's ranks.
 ---@param model ms.Module
 ---@param options? ms.DDPOptions
 ---@return ms.DDP

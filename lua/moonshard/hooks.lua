@@ -1,10 +1,10 @@
--- Communication hooks: native links, and chains. The files of hooks/ are readable twins of the
--- native links, in Lua.
+-- Communication hooks: native links, and chains. The files in hooks/ are versions of the native
+-- links in Lua, for reading.
 --
 -- A link is a function(bucket, next) -> future, or a callable table. A native link is a table {
 -- kind, name, facts, core, options } that is callable too. The engine runs a chain that has only
 -- native links; every other chain runs here. All facts about native links come from the engine's
--- table of them (core.link_kinds), so that a link which is added there is a function here.
+-- table (core.link_kinds): a link that is added there has a function here.
 local core = require "moonshard.core"
 local future = require "moonshard.future"
 local link_state = require "moonshard.link_state"
@@ -22,14 +22,14 @@ local Between = {} -- metatable of hooks.reduce with links in Lua between its re
 local Stage = {}   -- metatable of stages: { name, needs, gives, encode, decode, observe, state }
 local Chain = {}   -- metatable of chains: { links... }, flat
 
--- While a trace runs, tasks say which link they belong to.
+-- While a trace is recorded, labels tasks with the bucket and the link that enqueues them.
 local function label(bucket, link)
   if core.tracing then
     core.trace_label(link and ("bucket %d: %s"):format(bucket:index(), hooks._name(link)) or nil)
   end
 end
 
--- The same around f, which runs later.
+-- Wraps f, which runs later, so that its tasks have this label.
 local function labelled(bucket, link, f)
   if not core.tracing then return f end
   return function(reduced)
@@ -99,8 +99,8 @@ end
 local floats = { f32 = true, f16 = true, bf16 = true }
 local integers = { i64 = true, i32 = true, u16 = true, u8 = true, bool = true }
 
--- One function for each native link; meta.lua has their annotations. reduce stands below, because
--- it takes links.
+-- One function for each native link; meta.lua has their annotations. reduce is defined below,
+-- because it takes links.
 for _, kind in ipairs(kind_names) do
   hooks[kind] = function(options)
     options = check("hooks." .. kind, options, kinds[kind].options)
@@ -127,7 +127,7 @@ hooks.fp16_compress = compress("fp16_compress", "f16")
 ---@return ms.Link
 hooks.bf16_compress = compress("bf16_compress", "bf16")
 
--- Links that a name alone makes, because they need no options.
+-- Links that a name alone can make, because they have no required options.
 local by_name = { "fp16_compress", "bf16_compress" }
 for _, kind in ipairs(kind_names) do
   if next(kinds[kind].required) == nil then by_name[#by_name + 1] = kind end
@@ -143,8 +143,8 @@ hooks.state = link_state.new
 
 local stage_options = { "name", "needs", "gives", "encode", "decode", "observe" }
 
---- The usual link: encode what goes in, decode what comes back, or only observe; each may be left
---- out.
+--- Makes a link from functions, each of which is optional: encode changes the buffer before the
+--- later links, decode changes their result, observe only reads.
 ---@param stage ms.Stage
 ---@return ms.Link
 function hooks.stage(stage)
@@ -210,7 +210,7 @@ local function refuse_file(link)
   return not is_callable(link) and ("returned a %s, not a link"):format(type(link)) or nil
 end
 
--- A link from a link, the name of a native one, or the name of a file that returns one.
+-- The link that a value stands for: a link, the name of a native one, or a file that returns one.
 local function link_of(value, what)
   if type(value) == "string" and value:match "%.lua$" then
     return watch.link(value, what, refuse_file, hooks._name)
@@ -232,8 +232,8 @@ end
 hooks._ready_made = { "bf16_compress", "fp16_compress", table.unpack(kind_names) }
 table.sort(hooks._ready_made)
 
---- For scripts.lua: the native link of that name with these options; or what a file returns, or
---- makes from options, as scripts/made_by.lua has them.
+--- For scripts.lua: the native link of that name with these options; or the link that a file
+--- returns, or makes from options as in scripts/made_by.lua.
 ---@param value string
 ---@param options table
 ---@param are_given boolean
@@ -243,7 +243,7 @@ function hooks._from(value, options, are_given)
   return watch.link(value, "hook", refuse_file, hooks._name, made_by.link(options, are_given))
 end
 
---- What messages call a link.
+--- The name of a link in messages.
 ---@param link any
 ---@return string
 function hooks._name(link)
@@ -252,8 +252,8 @@ function hooks._name(link)
   return ("link '%s:%d'"):format(info.short_src, info.linedefined)
 end
 
---- How many numbers a link was given since the start, how many were sent for them, and the ratio of
---- the two (0: none yet); nil for links that do not compress.
+--- For links that compress: the numbers that the link was given since the start, the numbers that
+--- were sent for them, and the ratio of the two (0: none yet). nil for other links.
 ---@param link any
 ---@return { before: integer, after: integer, rate: number }?
 function hooks._compression(link)
@@ -282,8 +282,8 @@ local set_author = future.set_author
 -- because a chain runs once for each bucket, one bucket after another.
 local function runner(chain, is_between)
   local at, called, nexts, agains = {}, {}, {}, {}
-  -- Links between two reductions are numbered after the link that has them, which runs when they
-  -- begin; `at.number` is its number, or nil where nothing is counted.
+  -- Links between two reductions have the numbers after that of the link that contains them, which
+  -- is the current account when they begin. `at.number` is its number; nil if nothing is counted.
   local account = not is_between and core.bucket_account or function(position)
     if at.number then core.bucket_account(at.number + position) end
   end
@@ -341,13 +341,13 @@ local function runner(chain, is_between)
   end, at
 end
 
--- A chain inside of another.
+-- Runs a chain that is a link of another chain.
 function Chain.__call(self, bucket, next) return runner(self)(bucket, next) end
 
 local function is_whole(link) return getmetatable(link) == Native and link.needs.whole end
 
--- Why steps must wait for the last bucket, or nil; and the states whose "bad" says that a step is
--- to be skipped.
+-- The reason why steps must wait for the last bucket, or nil; and the link states whose value "bad"
+-- tells optimizers to skip the step.
 local function facts_of(chain)
   local guards, whole = {}, is_whole(chain[1])
     and "it is clipped by the norm of all (hooks.clip with the scope lagged does not wait)" or nil
@@ -381,8 +381,8 @@ local function each_link(list)
   end)
 end
 
--- The residual of error_feedback is right only before links whose result is the mean of what ranks
--- send.
+-- Raises if a link after error_feedback does not return the mean of what ranks send: the residual
+-- would be wrong.
 local function check_feedback(list, what)
   local first
   for link, i in each_link(list) do
@@ -396,11 +396,12 @@ local function check_feedback(list, what)
   end
 end
 
--- Links in Lua that do not work everywhere: link -> { places = { all_reduce = true ... }, reason }
+-- Limits of links in Lua: link -> { places = { all_reduce = true ... }, reason }
 local limits = setmetatable({}, { __mode = "k" })
 
---- For links in Lua that do not work on every kind of bucket: names the kinds on which they do
---- ("between": between the reductions of hybrid buckets). A chain for another kind is refused.
+--- For links in Lua that do not work on every kind of bucket: declares the kinds on which the link
+--- works ("between": between the reductions of hybrid buckets). A chain for another kind is
+--- refused.
 ---@param link ms.Link
 ---@param places string[]
 ---@param reason string
@@ -419,7 +420,7 @@ local function limits_of(link)
   return getmetatable(link) == Native and link.facts or limits[link]
 end
 
--- Whether all links work on buckets of that kind.
+-- Raises unless all links work on buckets of that kind.
 local function check_kind(list, kind, what)
   for link, i, is_between in each_link(list) do
     local place, facts = is_between and "between" or kind, limits_of(link)
@@ -435,15 +436,15 @@ local function check_kind(list, kind, what)
   end
 end
 
--- Whether a link certainly leaves the result as it is: of links in Lua nothing is known.
+-- Whether a link is known not to change the result. Of links in Lua this is not known.
 local function keeps_result(link)
   local kind = getmetatable(link)
   return kind == Native and link.facts.keeps_result or kind == Stage and not link.decode
     or type(link) == "table" and link.optimizer ~= nil
 end
 
--- then_optimizer steps on the result of the links after it: a link before it would change that
--- result too late.
+-- Raises if a link that changes the result comes before then_optimizer, which steps on the result
+-- of the links after it: the change would come after the step.
 local function check_steps(list, what)
   local before
   for i, link in ipairs(list) do
@@ -459,7 +460,7 @@ local function check_steps(list, what)
   end
 end
 
--- A stage must need the dtype that the link before it gives, where the chain states one.
+-- Raises if a stage needs another dtype than the link before it gives, if that is declared.
 local function check_dtypes(list, what)
   local dtype, giver
   for i, link in ipairs(list) do
@@ -474,7 +475,7 @@ local function check_dtypes(list, what)
   end
 end
 
---- Links around the reduction at their end: hooks.reduce { op = "avg" } unless one is there. A
+--- Makes a chain of links. If its last link does not reduce, hooks.reduce { op = "avg" } follows. A
 --- chain is a link, too.
 ---@param links ms.LinkLike[]
 ---@return ms.Link
@@ -505,13 +506,14 @@ end
 -- link -> state of the ddp model that it serves
 local serves = setmetatable({}, { __mode = "kv" })
 
--- Two models would overwrite each other's state. State that is kept by parameter alone may be
--- shared.
+-- Whether a link may serve only one model, because two models would overwrite each other's state.
+-- State that is kept for each parameter may be shared.
 local function is_of_one_model(link)
   return getmetatable(link) == Native and link.needs.one_model
 end
 
---- For ddp: these links serve this model until hooks._release, or until the model is collected.
+--- For ddp: marks these links as links of this model until hooks._release, or until the model is
+--- collected. Raises if one that may serve only one model has another.
 ---@param chain ms.Link[]
 ---@param s table the model's state
 function hooks._claim(chain, s)
@@ -531,15 +533,15 @@ end
 ---@param chain ms.Link[]
 function hooks._release(chain) for link in each_link(chain) do serves[link] = nil end end
 
---- For ddp: under --watch, the files of these links are read again when they change, from _watch
---- until _unwatch.
+--- For ddp: from _watch until _unwatch, the files of these links are read again when they change,
+--- under --watch.
 ---@param chain ms.Link[]
 function hooks._watch(chain) for link in each_link(chain) do watch.use(link) end end
 
 ---@param chain ms.Link[]
 function hooks._unwatch(chain) for link in each_link(chain) do watch.drop(link) end end
 
--- The link that ends a chain without a reduction of its own.
+-- The reduction that ends a chain whose last link calls next.
 local function default_reduction(op)
   local reduce
   return function(bucket)
@@ -548,8 +550,9 @@ local function default_reduction(op)
   end
 end
 
---- The kind's own reduction. op: "avg" unless given. between, for hybrid buckets: the links that
---- reduce a shard over the ranks that hold it, after the reduction over the shard group.
+--- The reduction that the kind of the bucket needs. op: "avg" unless given. between, for hybrid
+--- buckets: the links that reduce a shard over the ranks that hold it, after the reduction over the
+--- shard group.
 ---@param options? { op?: ms.Op, between?: ms.LinkLike }
 ---@return ms.Link
 function hooks.reduce(options)
@@ -586,9 +589,9 @@ function Between.__call(self, bucket)
   end)
 end
 
---- What a reducer runs: { links = ... } if all are native, else { hook = f(bucket) }; and
---- `accounts`, the links in the order in which a bucket's accounts number them. dtype: what
---- gradients travel in. kind: of its buckets, all_reduce unless given.
+--- Compiles a chain for a reducer: { links = ... } if all links are native, else { hook = f(bucket)
+--- }; and `accounts`, the links in the order of their account numbers. dtype: in which gradients
+--- are sent. kind: of the buckets, all_reduce unless given.
 ---@param value? ms.LinkLike
 ---@param what string
 ---@param dtype? ms.DType
@@ -618,8 +621,8 @@ function hooks._compile(value, what, dtype, kind)
     local ok, result = pcall(run, bucket, outer)
     label()
     set_author(nil)
-    -- error(message, 2) of a link puts a line of the library before the message; the link's own is
-    -- in its name.
+    -- error(message, 2) in a link puts a line of the library before the message. It is removed: the
+    -- link's own line is in its name.
     local text = not ok and tostring(result):gsub("^[^\n:]*moonshard/[%w_/]+%.lua:%d+: ", "")
     if not ok then error(("%s: %s"):format(hooks._name(at.link), text), 0) end
     return result

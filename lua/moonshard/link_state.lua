@@ -1,9 +1,9 @@
--- The state of links: hooks.state. The engine keeps its numbers, by parameter; its tables are here.
--- Checkpoints save all of it.
+-- The state of links: hooks.state. The engine keeps a state's numbers, by parameter; the state's
+-- tables are kept here. Checkpoints save both.
 --
--- A tensor that is the same on all ranks is saved once. A tensor that differs (a rank's own
--- residual) is saved for every rank. As many ranks load each its own; another number of ranks load
--- the mean of all, so that the mean over the ranks stays the same.
+-- A tensor that is equal on all ranks is saved once. A tensor that differs (a rank's own residual)
+-- is saved for every rank. If the same number of ranks loads it, each rank gets its own tensor.
+-- Another number of ranks gets the mean of all, which keeps the mean over the ranks.
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
 local log = require "moonshard.log"
@@ -56,7 +56,7 @@ local function make(name)
   return state
 end
 
--- The state of this name that an earlier version of the running script has made.
+-- The state of this name that an earlier version of the running script made; nil if there is none.
 local function inherited(name)
   if not heir or heir.names[name] then return nil end
   local state = heir.before[name] and live[name]
@@ -64,8 +64,8 @@ local function inherited(name)
   return state
 end
 
---- Calls f, whose states are, by name, those of its earlier version. Returns the result of f and
---- the names of its states, for the next version.
+--- Calls f, a new version of a script. It gets the states that its earlier version made, by name.
+--- Returns the result of f and the names of its states, for the next version.
 ---@param before? table<string, true>
 ---@param f function
 ---@return any, table<string, true>
@@ -95,8 +95,8 @@ function link_state.new(name)
   return make(name)
 end
 
---- State of a native link of that kind. Its name is the kind, from the second state on with a
---- number.
+--- Makes the state of a native link of that kind. Its name is the kind; from the second state on,
+--- the kind and a number.
 ---@param kind string
 ---@return ms.State
 function link_state.numbered(kind)
@@ -115,13 +115,13 @@ end
 ---@return ms.State?
 function link_state.find(name) return live[name] end
 
---- The engine's part, for native links.
+--- The engine's object of a state, for native links.
 ---@param state ms.State
 ---@return userdata
 function link_state.core(state) return self_of(state).core end
 
---- As long as the bucket's buffer; zeros at first; f32. Kept by parameter, so it follows them when
---- buckets are rebuilt.
+--- An f32 tensor with the length of the bucket's buffer, zeros at first. Its numbers are kept for
+--- each parameter and follow it when buckets are rebuilt.
 ---@param bucket ms.Bucket
 ---@param name string
 ---@return ms.Tensor
@@ -150,7 +150,7 @@ function State:pieces(bucket, name, lengths)
   return self_of(self).core:flat(bucket, name, lengths)
 end
 
--- The table in `tables` at key, made at first use from the loaded values under `called`.
+-- The table in `tables` at key; at its first use it is made from the loaded values under `called`.
 local function table_at(own, tables, kind, key, called)
   local found = tables[key]
   if not found then
@@ -262,8 +262,8 @@ function link_state.restore(state, saved)
   own.put = { texts = saved.texts, parameters = saved.parameters, buckets = saved.buckets }
 end
 
--- Whether each of two numbers is the same on all ranks: hashes of the names and types of tensors,
--- and of all other values.
+-- Whether two hashes are equal on all ranks: that of the names and types of tensors, and that of
+-- all other values.
 local function same_everywhere(world, numbers)
   local list, same = world:_share("all_gather", "i64", numbers, "states of links"), { true, true }
   for i, number in ipairs(list) do
@@ -273,8 +273,8 @@ local function same_everywhere(world, numbers)
   return table.unpack(same)
 end
 
--- The tensor if it is the same on all ranks, and false; else the tensors of all ranks, stacked, on
--- rank 0, and true.
+-- If the tensor is equal on all ranks, the tensor and false. Otherwise, on rank 0, the stacked
+-- tensors of all ranks, and true.
 local function merge(world, tensor)
   local own = core.no_grad(function() return tensor:detach():contiguous():clone() end)
   local first = core.no_grad(function() return own:clone() end)
@@ -286,8 +286,8 @@ local function merge(world, tensor)
   return all:view(world:size(), table.unpack(tensor:shape())), true
 end
 
---- All states as values of a checkpoint. All ranks call it. encode(value, name, out): the
---- checkpoint's; out collects tensors.
+--- All states as values of a checkpoint. All ranks call it. encode(value, name, out) is the
+--- checkpoint's function; out collects tensors.
 ---@param encode fun(value: any, name: string, out: table): any
 ---@param out { names: string[], tensors: ms.Tensor[] }
 ---@return table<string, table>?
@@ -325,8 +325,8 @@ function link_state.save(encode, out)
   return { ranks = world:size(), states = saved, apart = apart, of_rank = of_rank }
 end
 
--- This rank's tensor of those of all ranks; if another number of ranks saved them, their mean, or
--- of integers the first.
+-- This rank's tensor, from the saved tensors of all ranks. If another number of ranks saved them:
+-- their mean, or for integers the first.
 local function own_part(tensor, ranks, world)
   if ranks == world:size() then return tensor:select(1, world:rank() + 1) end
   local dtype = tensor:dtype()
@@ -363,7 +363,7 @@ function link_state.read(links, decode, tensor)
   return result
 end
 
---- Sets all states to their saved values; states that the checkpoint does not have begin anew.
+--- Sets all states to their saved values; states that the checkpoint does not have are reset.
 ---@param saved table<string, table>
 function link_state.load(saved)
   waiting = {}

@@ -6,7 +6,7 @@ local argument = options_of.argument
 ---@class ms.safetensors
 local safetensors = {}
 
---- Reads tensors of a file, all or those of `names`. A file that breaks a rule of the format is
+--- Reads all tensors of a file, or those of `names`. A file that breaks a rule of the format is
 --- refused as a whole.
 ---@param path string
 ---@param names? string[] only these; "not_found" if one is missing
@@ -74,8 +74,8 @@ function safetensors.save(path, tensors, metadata)
   return core.safetensors_save(path, names, list, flat)
 end
 
---- What a file holds, without reading the tensors. dtype may be one that cannot be loaded, such as
---- "f64".
+--- Dtypes and shapes of a file's tensors, without reading their data. A dtype may be one that
+--- cannot be loaded, such as "f64".
 ---@param path string
 ---@return table<string, { dtype: string, shape: integer[] }>?
 ---@return table<string, string>|string metadata on failure the message

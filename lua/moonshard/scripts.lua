@@ -1,5 +1,6 @@
--- Scripts of one's own on any recipe: the options hook=, overlap= and buckets= of a command line,
--- each the name of a ready-made way or a Lua file, and what they do to a model and its optimizer.
+-- A user's scripts on any recipe: the options hook=, overlap= and buckets= of a command line. Each
+-- is the name of a ready-made link, policy or plan, or a Lua file. This file applies them to a
+-- model and its optimizer.
 local buckets = require "moonshard.ddp.buckets"
 local core = require "moonshard.core"
 local ddp = require "moonshard.ddp"
@@ -14,7 +15,7 @@ local check = options_of.check
 ---@class ms.scripts
 local scripts = {}
 
--- Of each option: its ready-made ways, the folders in which files of its kind lie, and its help.
+-- For each option: its ready-made values, the folder of its scripts in recipes/, and its help text.
 local kinds = {
   hook = {
     ready = hooks._ready_made, noun = "hook", folder = "hooks", what = "how gradients travel",
@@ -29,7 +30,7 @@ local kinds = {
   },
 }
 
--- The Lua files that lie where a user would look for them, without doubles.
+-- The Lua files in the folders where a user keeps scripts, each once.
 local function files_at_hand(folder)
   local recipe, found, seen = launch.recipe or "", {}, {}
   local near = recipe:match "^(.*/)[^/]*$" or ""
@@ -44,7 +45,7 @@ local function files_at_hand(folder)
   return found
 end
 
--- What is wrong with the value of an option, or nil.
+-- A text that says what is wrong with the value of an option, or nil.
 local function complaint(name, value)
   local kind = kinds[name]
   if value == "" or core.exists(value) == "file" and value:match "%.lua$" then return nil end
@@ -62,8 +63,8 @@ local function complaint(name, value)
     #files > 0 and table.concat(files, ", ") or "none; a file's name ends in .lua")
 end
 
---- Adds the options hook, overlap and buckets to those of a recipe, for ms.config. What a script
---- takes itself is given as hook.fraction=0.001.
+--- Adds the options hook, overlap and buckets to those of a recipe, for ms.config. A script's own
+--- options are given as hook.fraction=0.001.
 ---@param options table
 ---@return table the same
 function scripts.options(options)
@@ -81,7 +82,8 @@ function scripts.options(options)
   return options
 end
 
---- Ends the program with 2 unless the value is a ready-made way of its kind, or a Lua file.
+--- Ends the program with code 2 unless the value is the name of a ready-made link, policy or plan
+--- of its kind, or a Lua file.
 ---@param name "hook"|"overlap"|"buckets"
 ---@param value string
 function scripts._check(name, value)
@@ -91,8 +93,8 @@ end
 
 local makers = { hook = hooks._from, overlap = plans.planner_of, buckets = buckets.planner_of }
 
---- What one of the options names: a link for "hook", a policy for "overlap", a plan for
---- "buckets"; nil where it is not set. What is wrong with it ends the run with 2.
+--- The object that one of the options names: a link for "hook", a policy for "overlap", a plan for
+--- "buckets"; nil if it is not set. A wrong value ends the run with code 2.
 ---@param cfg table what ms.config gave
 ---@param name "hook"|"overlap"|"buckets"
 ---@return any
@@ -120,10 +122,10 @@ local late = { [""] = true, classic = true, deferred = true }
 --- Wraps the model, and makes its optimizer, as the options hook, overlap and buckets of cfg say.
 --- One rank without any of them keeps the plain model.
 ---
---- make(net) gives the optimizer of the model that is trained. extra: clip, the norm by which the
---- loop clips gradients; ddp, other options of ms.ddp; links, that stand before the hook. The
---- third result is what the loop is to clip by: clip, or nil where a policy may step in backward,
---- so that the chain clips, by the norm of the step before.
+--- make(net) makes the optimizer. extra: clip, the norm to which the loop clips gradients; ddp,
+--- other options of ms.ddp; links, which come before the hook. The third result is the norm to
+--- which the loop must clip: clip, or nil if the policy may step in backward; then the chain clips
+--- by the norm of the step before.
 ---@param cfg table what ms.config gave
 ---@param model ms.Module
 ---@param make fun(net: ms.Module): ms.Optimizer

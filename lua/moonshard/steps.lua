@@ -1,12 +1,12 @@
--- ms.steps: the only way to say what a step is; ms.step.
+-- ms.steps, the loop that defines steps; and ms.step.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 
 local steps = { ends = 0 }         -- ends: of steps, so far
-local at_end = {}    -- functions called with the step's number before what it made is released
+local at_end = {}    -- functions called with the step's number, before its tensors are released
 local at_leave = {}  -- functions called when a loop of steps is over
 
---- The current step: 0-based; after a resume it goes on where the run stopped.
+--- The current step, from 0; a resumed run continues the count of the run that was stopped.
 ---@return integer
 function steps.step() return (core.step()) end
 
@@ -14,12 +14,12 @@ function steps.step() return (core.step()) end
 ---@param f fun(step: integer)
 function steps.on_end(f) at_end[#at_end + 1] = f end
 
---- f(failed) runs when a loop of steps has been left, in whatever way: its last step has ended.
---- failed: by an error.
+--- f(failed) runs when a loop of steps has been left in any way; its last step has ended by then.
+--- failed: whether it was left by an error.
 ---@param f fun(failed: boolean)
 function steps.on_leave(f) at_leave[#at_leave + 1] = f end
 
--- The step ends whatever its functions do.
+-- Ends the step, also if one of the functions raises.
 local function finish()
   local step, running = core.step()
   if not running then return end
@@ -30,8 +30,8 @@ local function finish()
   if not ok then error(failure, 0) end
 end
 
--- The requests for the step that is about to begin: where there are several ranks, those
--- that all of them meet here. Only the program catches signals.
+-- The requests for the step that is about to begin. With several ranks these are the requests that
+-- all ranks see before this step. Only the program catches signals.
 local function meet_requests(step)
   local process = launch.process
   local own = process and process.stop_requested()
@@ -75,7 +75,8 @@ function steps.steps(count, first)
       for _, f in ipairs(at_leave) do f(false) end
       return
     end
-    -- After an error the tensors of the step go too, but nothing may hide the error.
+    -- After an error the tensors of the step are also released, but a second error must not hide
+    -- the first.
     pcall(core.step_end)
     for _, f in ipairs(at_leave) do pcall(f, true) end
   end })

@@ -3,7 +3,7 @@ local core = require "moonshard.core"
 
 local table_file = {}
 
---- The table in a file; or nil, and what is wrong. A Lua file gets no globals.
+--- The table in a file; or nil and a message. A Lua file gets no globals.
 ---@param path string
 ---@return table?, string?
 function table_file.read(path)

@@ -1,9 +1,9 @@
--- ms.trace: what ran when, as a Chrome / Perfetto trace: one file of all streams and ranks.
+-- ms.trace: a recording of all tasks with their times, as one Chrome / Perfetto file for all ranks.
 --
 -- `pid` is the rank; `tid` is a number of the rank's own, and the stream's name is its thread_name.
--- An event "moonshard" of each rank says what ran: recipe, command, date, machine, version.
--- Every rank of a job writes a part beside the file; whoever finds all parts there joins them.
--- Clocks of ranks on one machine are the same.
+-- An event "moonshard" of each rank describes the run: recipe, command, date, machine, version.
+-- Every rank of a job writes a part beside the file; the rank that finds all parts joins them.
+-- Ranks on one machine have one clock.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local options_of = require "moonshard.options"
@@ -13,7 +13,7 @@ local trace = {}
 
 local path                             -- of the trace that runs
 local begun                            -- its date, UTC
--- { name, first, last }: what was enqueued while a range was open, as positions in the records
+-- { name, first, last }: positions of the records that were enqueued while a range was open
 local ranges = {}
 
 local function part_of(file, rank) return ("%s.rank-%d"):format(file, rank) end
@@ -24,8 +24,8 @@ local function writers()
   return world:_has_others() and world:size() or 1
 end
 
---- Joins the parts of ranks 0 to count - 1 that are there into file, and removes them. all: only if
---- none is missing.
+--- Joins the parts of ranks 0 to count - 1 that exist into file, and removes them. all: only if no
+--- part is missing.
 ---@param file string
 ---@param count integer
 ---@param all? boolean
@@ -55,7 +55,7 @@ function trace._sweep(file, count)
   end
 end
 
---- From now on all tasks of all streams are recorded; stop writes them to path.
+--- Starts recording all tasks of all streams; stop writes them to path.
 ---@param file string
 ---@return true?, string?, string?
 function trace.start(file)
@@ -71,7 +71,7 @@ function trace.start(file)
   return true
 end
 
--- What ran, for who looks at the file later.
+-- A description of the run, for readers of the file.
 local function about()
   local info = core.info()
   return {
@@ -81,7 +81,7 @@ local function about()
   }
 end
 
--- One line for each event of this rank: who is who, tasks and waits, steps, ranges.
+-- One line for each event of this rank: names of rank and streams, tasks and waits, steps, ranges.
 local function lines_of(records)
   local rank, lines, threads, count, steps = core.rank(), {}, {}, 0, {}
   local function metadata(name, args, thread)
@@ -160,7 +160,8 @@ function trace.stop()
   return ok, message, code
 end
 
---- A named range around what f enqueues; returns f's results.
+--- Runs f and returns its results. The trace shows the work that f enqueues as a range of this
+--- name.
 ---@param name string
 ---@param f function
 function trace.range(name, f)

@@ -1,9 +1,9 @@
--- moonshard run --watch: files from which links and planners come are read again when they change,
--- and all ranks switch to the new one between the same two steps. Rank 0 looks at the files; the
--- ranks meet as for a request to stop, and rank 0 sends what the file says now.
+-- moonshard run --watch: files of links and planners are read again when they change, and all ranks
+-- switch to the new version between the same two steps. Rank 0 looks at the files. All ranks learn
+-- of a change before the same step, as of a request to stop, and rank 0 sends the new text.
 --
--- A new script is on trial for its first step. One that does not load, is not what was there, or
--- fails on trial is told about, and the old one goes on.
+-- A new script is on trial for its first step. If it does not load, returns another kind of object,
+-- or fails on trial, a warning is printed and the old script stays in force.
 local core = require "moonshard.core"
 local future = require "moonshard.future"
 local link_state = require "moonshard.link_state"
@@ -13,8 +13,8 @@ local watch = { on = false }
 
 local LOOK_MS <const> = 20             -- between two looks at the files
 
--- what ranks are sent: how many have changed; of each its number, its hash, and its text in any
--- encoding
+-- The message to the ranks: how many files have changed; of each its number, its hash, and its text
+-- in any encoding.
 local COUNT <const>, CHANGE <const> = "<i4", "<i4i8s4"
 
 local files = {}  -- in the order in which they were opened or used, which is the same on all ranks
@@ -23,8 +23,8 @@ local item_of = setmetatable({}, { __mode = "k" })
 local on_trial = {}                    -- those whose new script runs its first step
 local looked = 0
 
--- What the script gives, or nil and what is wrong with it. States that its link had before are its
--- own.
+-- The object that a script returns, or nil and a message. Its link gets the states of the earlier
+-- version.
 local function run(item, text)
   local chunk, message = load(text, "@" .. item.path, "t")
   if not chunk then return nil, "cannot be loaded: " .. message end
@@ -38,9 +38,9 @@ local function run(item, text)
   return value, nil, states
 end
 
---- What a file returns. accept(value) says what is wrong with it, or nothing. take(value, item):
---- for watched files, whenever there is a new value: puts it in force, and returns what puts the
---- old one back.
+--- The object that a file returns. accept(value) returns what is wrong with the object, or nil.
+--- take(value, item) is called for watched files whenever there is a new object: it puts the object
+--- in force, and returns a function that restores the old one.
 ---@param path string
 ---@param what string for messages
 ---@param accept fun(value: any): string?
@@ -68,8 +68,8 @@ local function place_of(item)
   for i, other in ipairs(files) do if other == item then return i end end
 end
 
---- A model has this link or planner, and has it no more when it is unwrapped: a file that no model
---- has is not looked at. All ranks call both, in one order.
+--- use: a model has this link or planner. drop: the model is unwrapped. A file that no model uses
+--- is not watched. All ranks call both functions, in the same order.
 ---@param owner any
 function watch.use(owner)
   local item = item_of[owner]
@@ -90,7 +90,8 @@ end
 
 local function tell(format, ...) if core.rank() == 0 then log.log("watch: " .. format, ...) end end
 
--- The new script goes; each rank says why, since it may have failed on one only.
+-- Goes back to the old script. Each rank prints its own reason, because the new one may have failed
+-- on one rank only.
 local function fall_back(item, message)
   item.undo()
   item.states, item.trial, item.failed = item.before, false, true
@@ -98,7 +99,7 @@ local function fall_back(item, message)
     tostring(message))
 end
 
--- All ranks take the new text, or none does.
+-- All ranks switch to the new text, or no rank does.
 local function switch(item, text, step)
   local value, wrong, states = run(item, text)
   item.text = text
@@ -115,20 +116,20 @@ local function switch(item, text, step)
   tell("'%s' has changed: the new one is in force from step %d on", item.path, step)
 end
 
--- Of rank 0: whether a file says something new.
+-- On rank 0: whether a file has a new text.
 local function has_changed()
   if core.rank() ~= 0 or core.clock_ms() - looked < LOOK_MS then return false end
   looked = core.clock_ms()
   for _, item in ipairs(files) do
-    -- One that is being replaced is looked at again.
+    -- A file that cannot be read now may be in the middle of a replacement: it is tried again.
     item.seen = core.file_read(item.path) or item.text
     if item.seen ~= item.text then return true end
   end
   return false
 end
 
---- Before the requests of a step are met: whether this rank, being alone, is to switch now.
---- Otherwise all meet.
+--- Called before the requests of a step are read: whether this rank, which is alone, must switch
+--- now. With several ranks, a request tells all of them.
 ---@return boolean
 function watch.ask()
   if #files == 0 or not has_changed() then return false end
@@ -160,8 +161,8 @@ function watch.reload(step)
   end
 end
 
--- A link that failed on some ranks only has given the others something else: what they have trained
--- differs from here on.
+-- If a link failed on some ranks only, the ranks have computed different gradients, so their
+-- parameters would differ from now on: raises.
 local function agree(item)
   local world = require "moonshard.group".world()
   local failures = world:_sum({ item.failed and 1 or 0 }, "watch")[1]
@@ -186,7 +187,7 @@ end)
 
 ------------------------------------------------------------------------------------------- planners
 
---- Takes the fields of a watched planner over into the one that is in use, and back.
+--- Copies the fields of a new planner into the one that is in use, and back.
 ---@param planner table
 ---@return fun(value: table, item: table): fun()
 function watch.into(planner)
@@ -222,7 +223,7 @@ end
 
 ---------------------------------------------------------------------------------------------- links
 
--- metatable: { current, item, name }, in the place of the link that a watched file gives
+-- metatable of { current, item, name }, which stands for the link of a watched file
 local Link = {}
 
 --- A link from a file; name(link) is what messages call one.
@@ -244,8 +245,8 @@ end
 
 Link.__tostring = function(self) return self.name(self.current) end
 
--- On trial the bucket's numbers are kept, so that the old link can begin anew wherever the new one
--- fails: in its call, or in what it does with the result.
+-- On trial, the bucket's numbers are copied, so that the old link can start from them if the new
+-- one fails, in its call or in its use of the result.
 local function try(self, bucket, next, again, first)
   local item, before, failed = self.item, bucket:buffer(), false
   local kept = before:clone()
@@ -277,7 +278,7 @@ local function try(self, bucket, next, again, first)
   end
   if not ok then return instead(result) end
   if not first or bucket:kind() ~= "all_reduce" then return result end
-  -- What the engine would refuse as the result of the whole chain.
+  -- The checks that the engine makes on the result of a chain, made while the old link can still run.
   return guarded(future.is_future(result) and result or future.new(result, core.stream()))
     :and_then(function(value)
       if not core.is_tensor(value) or value:dtype() ~= before:dtype()
@@ -288,7 +289,7 @@ local function try(self, bucket, next, again, first)
     end)
 end
 
--- again: lets next be called once more; first: nobody stands before this link in its chain.
+-- again: allows next to be called once more. first: whether this is the first link of its chain.
 function Link.__call(self, bucket, next, again, first)
   if self.item and self.item.trial then return try(self, bucket, next, again, first) end
   return self.current(bucket, next)

@@ -1,9 +1,10 @@
--- Folders of checkpoints on disk: manifests, what a folder holds, which of them can be read. No
--- tensor's data is read here.
+-- Checkpoint folders on disk: their manifests, the list of them, and which of them can be read.
+-- Data of tensors is not read here.
 local core = require "moonshard.core"
 
 ---@class ms.checkpoint.store
---- Why the checkpoint that was saved last is not on disk; nil if it is, or is still being written.
+--- The reason why the last saved checkpoint is not on disk; nil if it is, or is still being
+--- written.
 ---@field lost? string
 local store = { VERSION = 1 }
 
@@ -25,8 +26,8 @@ function store.corrupt(path, rule)
   return core.refuse(("'%s' is damaged: %s"):format(path, rule), "corrupt")
 end
 
--- The hash is no signature: whoever can write files can write a right one. The fields are checked
--- as well.
+-- The hash is not a signature: anyone who can write the file can write a matching hash. So the
+-- fields are checked as well.
 local function is_whole(manifest)
   local random = manifest.random
   if math.type(manifest.step) ~= "integer" then return false end
@@ -94,7 +95,7 @@ function store.type_text(dtype, shape)
   return ("%s [%s]"):format(dtype, table.concat(shape, ", "))
 end
 
--- How the entries of the tensors' file differ from what the manifest says of them, nil if they do
+-- A text that says how the entries of the tensors' file differ from the manifest; nil if they do
 -- not.
 local function difference(entries, tensors)
   for name, expected in pairs(tensors) do
@@ -110,8 +111,8 @@ local function difference(entries, tensors)
   end
 end
 
---- Opens the file of a checkpoint's tensors. Every difference from the manifest is damage, an
---- unknown dtype included.
+--- Opens the file of a checkpoint's tensors. Every difference from the manifest is damage, also an
+--- unknown dtype.
 ---@param folder string of the checkpoint
 ---@param manifest table
 ---@return any? file
@@ -132,8 +133,8 @@ function store.open_tensors(folder, manifest)
   return store.corrupt(path, differs)
 end
 
---- Judges a checkpoint by its manifest and by the header and size of the tensors' file. Data is not
---- read: bits that flipped there are found by loading only.
+--- Judges a checkpoint by its manifest and by the header and size of the tensors' file. It does not
+--- read the data: only loading detects flipped bits there.
 ---@param folder string of the checkpoint
 ---@return table? manifest
 ---@return string? message
@@ -148,8 +149,8 @@ function store.judge(folder)
   return manifest
 end
 
---- The checkpoints of a folder, newest first, whatever state they are in; one that a crash left
---- while it was being replaced comes after its successor.
+--- The checkpoints of a folder, newest first, also damaged ones. An old checkpoint that a crash
+--- left during its replacement comes after the new one.
 ---@param folder string
 ---@return { name: string, path: string, step: integer }[]
 function store.list(folder)
@@ -170,8 +171,8 @@ function store.list(folder)
   return found
 end
 
---- The newest checkpoint of a folder that is not damaged, as far as `judge` can tell; nil if there
---- is none, or if one is met that cannot be judged (a newer version, no permission).
+--- The newest checkpoint of a folder that is not damaged, as far as `judge` can tell. nil if there
+--- is none, or if the search meets one that cannot be judged (a newer version, no permission).
 ---@param folder string
 ---@param before? string path of one of them: only those that come after it in the list count
 ---@return string? path

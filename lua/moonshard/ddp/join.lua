@@ -1,6 +1,6 @@
--- ddp:join: ranks with different numbers of inputs. Before each forward all ranks tell each other
--- what they are about to do, in one small all_gather; a rank that has no inputs left takes part
--- with zeros until no rank has any.
+-- ddp:join: ranks with different numbers of inputs. Before each forward, one small all_gather tells
+-- all ranks what each rank is about to do. A rank without inputs left takes part with zeros until
+-- no rank has inputs.
 local buckets = require "moonshard.ddp.buckets"
 local core = require "moonshard.core"
 local log = require "moonshard.log"
@@ -14,16 +14,16 @@ local join = {}
 ---@class ms.Joining
 ---@field live boolean means are over the ranks that still have inputs
 ---@field stop? boolean all ranks raise when the first has no inputs left
----@field flags integer the bits of every word that say both
+---@field flags integer the bits for `live` and `stop` in every word
 ---@field answer? table the exchange of words that has not been read yet
 ---@field last? integer the highest rank that had inputs when ranks last compared
----@field stopped? boolean it ends because of `stop`
+---@field stopped? boolean the join ends because of `stop`
 
--- A rank's word: 0 when it has no inputs left, else 1 and what its forward does; or that a sharded
--- optimizer steps, and which.
+-- A rank's word in the exchange: 0 if it has no inputs left; else 1 and bits for what its forward
+-- does; or a step of a sharded optimizer, with the optimizer's number.
 local LIVE <const>, SYNC <const>, BUFFERS <const>, REBUILD <const> = 1, 2, 4, 8
 local OF_LIVE <const>, STOP <const>, STEP <const>, NUMBER <const> = 16, 32, 64, 7
-local MANY <const> = 1000  -- steps without inputs of its own that call for a remark
+local MANY <const> = 1000  -- after so many steps without own inputs, a rank logs a warning
 
 -- Sends this rank's word. The answer waits for the other ranks' hosts, not for computation.
 local function send_word(s, word)
@@ -50,8 +50,9 @@ local function read_words(s)
   return words, live, highest
 end
 
--- All ranks meet a request to stop before the step of the same number. They had different numbers
--- of steps here, so they go on from the highest one. Every rank calls this once, when it leaves.
+-- All ranks see a request to stop before the step of the same number. In a join they have run
+-- different numbers of steps, so afterwards they all continue from the highest number. Every rank
+-- calls this once, when it leaves the join.
 local function align_steps(s)
   if s.group:size() == 1 then return end
   for _, count in ipairs(s.group:_share("all_gather", "i64", { core.comm_steps() }, "join")) do
@@ -59,7 +60,7 @@ local function align_steps(s)
   end
 end
 
--- With stop, all ranks end as soon as one has no inputs left.
+-- With stop, raises on all ranks as soon as one has no inputs left.
 local function check_all_live(s, words, live)
   if not s.joining.stop or live == #words or live == 0 then return end
   for rank, word in ipairs(words) do
@@ -73,8 +74,8 @@ end
 
 local function set_divisor(s, live) s.reducer:divisor(s.joining.live and live or s.group:size()) end
 
---- Before a recorded forward of this rank: says what it is about to do. Returns the rank whose
---- buffers all ranks take, if buffers are synchronized.
+--- Before a recorded forward of this rank: sends the rank's word. Returns the rank whose buffers
+--- all ranks get, if buffers are synchronized.
 ---@param s ms.DDPState
 ---@param buffers boolean
 ---@return integer?
@@ -83,7 +84,7 @@ function join.before_forward(s, buffers)
   if j.answer then read_words(s) end
   send_word(s, LIVE | j.flags | (s.no_sync and 0 or SYNC | (s.rebuild and REBUILD or 0))
     | (buffers and BUFFERS or 0))
-  -- Otherwise no rank waits here; the answer is read later.
+  -- If no rank needs the answer now, it is read later, and no rank waits here.
   if not (j.live or j.stop or buffers) then return nil end
   local words, live, highest = read_words(s)
   check_all_live(s, words, live)
@@ -102,8 +103,8 @@ local function check_same(words, highest)
   return word
 end
 
---- Before a step of a sharded optimizer of this rank: the ranks without inputs left, and the rank
---- that sends them what they need for the step.
+--- Before a step of a sharded optimizer of this rank: returns the ranks without inputs left, and
+--- the rank that sends them what they need for the step.
 ---@param s ms.DDPState
 ---@param number integer the optimizer's
 ---@return integer[] absent
@@ -119,7 +120,8 @@ function join.before_step(s, number)
   return absent, highest
 end
 
--- Takes part in one step of the other ranks, with zeros. Whether it was a pass that reduces.
+-- Takes part in one step of the other ranks, with zeros. Returns whether it was a pass that
+-- reduces.
 local function take_part(s, words, live, highest, synchronize_buffers)
   local word = check_same(words, highest)
   if word & STEP ~= 0 then joined.follow(word >> NUMBER, s.group, highest) end
@@ -159,8 +161,8 @@ local function follow(s, synchronize_buffers)
   end
 end
 
---- f runs with this rank's inputs; then this rank takes part until all have run out, and gets the
---- values of one of those that went on longest.
+--- Runs f, with this rank's inputs. Then this rank takes part with zeros until all ranks have run
+--- out of inputs, and gets the values of a rank that had inputs longest.
 ---@param s ms.DDPState
 ---@param options { divisor?: "all"|"live", stop?: boolean }
 ---@param f function
@@ -186,7 +188,7 @@ function join.run(s, options, f, synchronize_buffers, copy)
   local scope <close> = setmetatable({}, { __close = function(_, failure) -- luacheck: ignore scope
     s.joining = nil
     if s.reducer then s.reducer:divisor(s.group:size()) end
-    -- Without this the other ranks would wait for this one.
+    -- If this rank left silently, the other ranks would wait for it.
     if failure ~= nil and not j.stopped and s.group:size() > 1 then
       core.comm_leave("join: " .. tostring(failure))
     end

@@ -1,21 +1,20 @@
--- The buckets of ddp models in checkpoints: what was saved is reduced from the first pass on in the
--- buckets that it had, so that links which look at a bucket as a whole (the greatest of its
--- numbers, one scale for all) go on bit for bit.
+-- The buckets of ddp models in checkpoints. A loaded model reduces in the saved buckets from the
+-- first pass on. Links that treat a bucket as a whole (top_k, one scale for all numbers) then
+-- continue bit for bit.
 local core = require "moonshard.core"
 local steps = require "moonshard.steps"
 
 local layouts = {}
 
--- States of ddp models (ms.DDPState). Why values are weak, too: ddp.lua.
+-- States of ddp models (ms.DDPState). Why keys and values are weak: see `live` in ddp.lua.
 local live = setmetatable({}, { __mode = "kv" })
 local made = 0                                             -- how many models were wrapped so far
--- What was loaded for models that are not wrapped yet; those of a later step have nothing to do
--- with it.
+-- Loaded buckets for models that are not wrapped yet. They are dropped at the end of the next step:
+-- models that are wrapped after it are other models.
 local waiting = {}
 steps.on_end(function() waiting = {} end)
 
--- Tells models of other parameters, of other dtypes (a bucket has one) or other sizes of buckets
--- apart.
+-- The key of a model: it differs for models with other parameters, dtypes or bucket sizes.
 local function key_of(s)
   local lines = {}
   for i, p in ipairs(s.trained) do lines[i] = s.names[i] .. " " .. p:dtype() end
@@ -29,7 +28,7 @@ local function apply(s, lists)
   if not s.options.static_graph then s.reducer:record(false) end
 end
 
---- For ddp: a model that was wrapped.
+--- For ddp: adds a model that was wrapped.
 ---@param s ms.DDPState
 function layouts.add(s)
   live[s], s.made, made = s, made, made + 1
@@ -37,8 +36,8 @@ function layouts.add(s)
   if lists then apply(s, lists) end
 end
 
---- Before save, on all ranks: models that are about to change their buckets do it now; inside join
---- not all ranks come here.
+--- Called on all ranks before a save: models whose buckets are due to change change them now. Not
+--- inside join, where not all ranks call it.
 function layouts.settle()
   local order = {}
   for s in pairs(live) do if s.reducer and not s.joining then order[#order + 1] = s end end
@@ -63,7 +62,7 @@ function layouts.save()
   return found
 end
 
---- Gives models the buckets that were saved of them; others keep theirs.
+--- Gives models their saved buckets; models that were not saved keep their buckets.
 ---@param saved? table<string, integer[][]>
 function layouts.load(saved)
   waiting = saved or {}

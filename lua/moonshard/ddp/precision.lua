@@ -1,6 +1,5 @@
--- Models that compute in another precision than their weights: inside forward each parameter's
--- place is taken by a cast of it, which the tape knows, so that gradients arrive in the weights'
--- dtype.
+-- Models that compute in another precision than their weights. During forward, a recorded cast
+-- takes each parameter's place in its module, so the gradients have the weights' dtype.
 local core = require "moonshard.core"
 local check = require "moonshard.options".check
 local names = require "moonshard.nn.names"
@@ -11,13 +10,13 @@ local floats = { f32 = true, f16 = true, bf16 = true }
 local current                                  -- the scope that forward runs in, or nil
 
 ---@class ms.Precision
----@field param? ms.DType              compute
----@field reduce? ms.DType             communication; param unless given
----@field buffer? ms.DType
----@field output? ms.DType
----@field cast_inputs? boolean         true where param is given
+---@field param? ms.DType              in which forward and backward compute
+---@field reduce? ms.DType             in which gradients are reduced; param unless given
+---@field buffer? ms.DType             of buffers
+---@field output? ms.DType             to which outputs of forward are cast
+---@field cast_inputs? boolean         whether inputs are cast to param; true if param is given
 
---- Checks what a user wrote and fills in what follows from it.
+--- Checks a user's table and returns a copy with the defaults filled in.
 ---@param given any
 ---@param what string begins the message
 ---@return ms.Precision
@@ -51,7 +50,7 @@ end
 
 local function is_float(value) return core.is_tensor(value) and floats[value:dtype()] == true end
 
--- Float tensors in value, which may be nested tables, in dtype; all else as it is.
+-- A copy of value, which may be nested tables, with its float tensors cast to dtype.
 local function cast(value, dtype)
   if is_float(value) then return value:to(dtype) end
   if type(value) ~= "table" or getmetatable(value) ~= nil then return value end
@@ -67,7 +66,7 @@ local function cast_all(dtype, ...)
   return table.unpack(values, 1, values.n)
 end
 
--- f(fields, key, value) for all that the modules own.
+-- Calls f(fields, key, value) for all fields that the modules own.
 local function each_field(model, f)
   for _, part in model:modules() do
     local state = getmetatable(part)
@@ -75,7 +74,7 @@ local function each_field(model, f)
   end
 end
 
--- What forward finds in place of the parameters: a list of { fields, key, parameter, cast }.
+-- The casts for the parameters of a model: a list of { fields, key, parameter, cast }.
 local function make_scope(model, dtype, skipped)
   local scope, casts = {}, {}
   each_field(model, function(fields, key, value)
@@ -94,7 +93,7 @@ local function put(scope, which)
   for _, item in ipairs(scope) do item.fields[item.key] = item[which] end
 end
 
--- f(...) with the casts in their places.
+-- Calls f(...) while the casts have the parameters' places.
 local function inside(scope, f, ...)
   if current == scope then return f(...) end
   local before = current
@@ -109,7 +108,7 @@ local function inside(scope, f, ...)
   return f(...)
 end
 
--- A recomputed function finds the same casts when backward runs it again.
+-- A recomputed function must use the same casts when backward runs it again.
 local recompute = core.recompute
 function core.recompute(f, ...)
   local scope = current
@@ -117,10 +116,10 @@ function core.recompute(f, ...)
   return recompute(function(...) return inside(scope, f, ...) end, ...)
 end
 
---- model(...) in the precision.
+--- Calls model(...) in this precision.
 ---@param model ms.Module
 ---@param p ms.Precision
----@param skipped fun(parameter: ms.Parameter): boolean which keep theirs
+---@param skipped fun(parameter: ms.Parameter): boolean whether a parameter keeps its dtype
 ---@return any ...
 function precision.run(model, p, skipped, ...)
   local function forward(...)
@@ -130,7 +129,7 @@ function precision.run(model, p, skipped, ...)
   return inside(make_scope(model, p.param, skipped), forward, ...)
 end
 
---- Buffers in dtype from now on. Returns what puts them back in the dtypes that they had.
+--- Casts the buffers to dtype. Returns a function that restores their former dtypes.
 ---@param model ms.Module
 ---@param dtype ms.DType
 ---@param skipped fun(name: string): boolean
@@ -148,7 +147,7 @@ function precision.cast_buffers(model, dtype, skipped)
     fields[key] = cast_of[value]
   end)
   return function()
-    local back = {}                                          -- what is shared stays shared
+    local back = {}                                          -- shared buffers stay shared
     for _, item in ipairs(before) do
       local now = item.fields[item.key]
       back[now] = back[now] or core.no_grad(function() return now:to(item.dtype):keep() end)

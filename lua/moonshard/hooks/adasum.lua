@@ -1,5 +1,6 @@
--- The native link adasum, in Lua: by pairs of ranks, a (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b) for
--- each parameter. Each of a pair combines one half of what both have.
+-- The native link adasum, in Lua. Two ranks combine their gradients a and b of each parameter to a
+-- (1 - a.b / 2 a.a) + b (1 - a.b / 2 b.b); each of the two ranks computes one half. Pairs of pairs
+-- follow, until all ranks have the result.
 local ms = require "moonshard"
 
 return function()
@@ -21,8 +22,8 @@ return function()
       sent:value()
       return theirs
     end
-    -- f(position, mine, theirs) for the part of each parameter that lies in the numbers first ..
-    -- first + count - 1.
+    -- Calls f(position, mine, theirs) for the part of each parameter that is among the numbers
+    -- first .. first + count - 1.
     local function each(first, count, theirs, f)
       local begin = 1
       for i, p in ipairs(shapes) do
@@ -34,8 +35,9 @@ return function()
       end
     end
 
-    -- Into those numbers of mine. The ranks that differ from this one in bits up to distance hold
-    -- the other parts, and their products are added.
+    -- Combines these numbers, in `mine`. The ranks whose numbers differ from this rank's in bits up
+    -- to distance have the other parts of the same vectors; the dot products of all parts are
+    -- added.
     local function combine(first, count, theirs, distance)
       local products = ms.zeros { 3, #shapes }
       local own = rank & distance ~= 0 and 3 or 2            -- the rows: a.b, a.a, b.b

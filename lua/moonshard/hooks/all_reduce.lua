@@ -1,4 +1,4 @@
--- The native link all_reduce, in Lua: divides first, then sums; every rank gets all numbers.
+-- The native link all_reduce, in Lua: divides first, then sums. Every rank gets all numbers.
 local hooks = require "moonshard.hooks"
 local reduce = require "moonshard.hooks.reduce"
 

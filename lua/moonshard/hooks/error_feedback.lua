@@ -1,6 +1,6 @@
--- The native link error_feedback, in Lua: what later links lose of this rank's numbers, the
--- residual, is added to its numbers of the next iteration. options.name: of its state; two of one
--- name are an error.
+-- The native link error_feedback, in Lua. The residual, that is, what later links lose of this
+-- rank's numbers, is added to this rank's numbers in the next iteration. options.name: the name of
+-- its state; a second state of the same name is an error.
 local hooks = require "moonshard.hooks"
 
 return function(options)
@@ -21,7 +21,7 @@ return function(options)
           .. "it calls bucket:set_sent(t)", 0)
       end
       left:sub_(sent)
-      left:masked_fill_(left:is_finite():eq(0), 0)  -- one bad step would spoil all later ones
+      left:masked_fill_(left:is_finite():eq(0), 0)  -- else inf or nan would stay in the residual
       return reduced
     end)
   end

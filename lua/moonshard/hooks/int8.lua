@@ -1,5 +1,5 @@
--- The native link int8, in Lua: gradients as 8-bit numbers, to every rank, or each part to the rank
--- that adds it up and from there to all.
+-- The native link int8, in Lua: gradients are sent as 8-bit numbers, either to every rank, or each
+-- part to the rank that adds it up and sends the sum to all.
 local ms = require "moonshard"
 local stay_local = require "moonshard.hooks.noop" ()
 
@@ -19,7 +19,7 @@ local function numbers(codes, scales)
   return codes:to("f32"):sub_(scales:narrow(2, 2, 1)):mul_(scales:narrow(2, 1, 1))
 end
 
--- Adds what `ranks` have sent, each [rows, n], in order of ranks.
+-- Adds the numbers that `ranks` ranks have sent, each [rows, n], in order of ranks.
 local function add_up(codes, scales, ranks, rows, n)
   local sum
   codes, scales = codes:view(ranks, rows, n), scales:view(ranks, rows, 2)
@@ -45,7 +45,8 @@ return function(options)
     local function report(own)
       if reports then sent = own:view(-1):narrow(1, 1, count) end
     end
-    -- This rank's residual takes what the second coding of its part of the mean has lost.
+    -- The loss of the second coding, of this rank's part of the mean, goes into this rank's
+    -- residual.
     local function report_part(exact, coded)
       local length = exact:numel()
       local first = group:rank() * length

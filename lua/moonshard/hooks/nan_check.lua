@@ -1,7 +1,7 @@
 -- The native link nan_check, in Lua: looks for infinities and NaN in each rank's numbers and in the
 -- result. The second result is a function that gives the flag, for optimizer:step { only_if =
 -- good() }, which the native link passes on by itself.
--- options.name: of its state; two of one name are an error.
+-- options.name: the name of its state; a second state of the same name is an error.
 local ms = require "moonshard"
 local hooks = require "moonshard.hooks"
 

@@ -1,5 +1,6 @@
 -- The native link post_local_sgd, in Lua: means over all ranks until start_step, then over a
--- smaller group, or none. options.name: of its state; two of one name are an error.
+-- smaller group, or no means. options.name: the name of its state; a second state of the same name
+-- is an error.
 local hooks = require "moonshard.hooks"
 local mean_over = require "moonshard.hooks.reduce"
 local stay_local = require "moonshard.hooks.noop" ()

@@ -1,11 +1,11 @@
--- The native link powersgd, in Lua: each gradient matrix M travels as two narrow ones, P and Q,
--- with M near to P Q' (Vogels et al. 2019). options.name: of its state; two of one name are an
--- error.
+-- The native link powersgd, in Lua: each gradient matrix M is sent as two narrow matrices P and Q
+-- with M approximately P Q' (Vogels et al. 2019). options.name: the name of its state; a second
+-- state of the same name is an error.
 local ms = require "moonshard"
 local hooks = require "moonshard.hooks"
 local mean = require "moonshard.hooks.reduce" ()
 
--- The matrices of a bucket: rows n, columns m, rank r, offset; small: it is compressed.
+-- The matrices of a bucket: rows n, columns m, rank r, offset; small: whether it is compressed.
 local function matrices(bucket, rank, min_rate)
   local list, offset = {}, 0
   for i, p in ipairs(bucket:gradients()) do
@@ -39,8 +39,8 @@ return function(options)
     option("warm_start", true), option("eps", 0), option("seed", 0), option("batched", false)
   local state = hooks.state(options.name or "powersgd in Lua")
 
-  -- State `name` with count(matrix) numbers for each that is compressed; of a square, each
-  -- parameter has as many as it has elements, and the last one the rest.
+  -- State `name` with count(matrix) numbers for each compressed matrix. For a square, each
+  -- parameter has as many numbers as it has elements, and the last parameter also has the rest.
   local function kept(bucket, list, name, count)
     local lengths, parameters, total = {}, bucket:gradients(), 0
     if not batched then
@@ -64,7 +64,7 @@ return function(options)
     local buffer, iteration = bucket:buffer(), counts.iteration or 0
     if bucket:is_last() then counts.iteration = iteration + 1 end
     if iteration < start then return mean(bucket) end
-    -- For error_feedback before this link: what this link's own residual keeps is not lost.
+    -- For error_feedback before this link: numbers in this link's own residual are not lost.
     local sent = bucket:wants_sent() and buffer:to("f32"):clone()
 
     local dtype = buffer:dtype()
@@ -136,8 +136,8 @@ return function(options)
           x.error:sub_(x.m_view)
           x.error:masked_fill_(x.error:is_finite():eq(0), 0)
         end
-        -- A column of Q is zero, or not finite, where all gradients were, and would stay so for
-        -- ever: the next iteration then starts from what this one started from.
+        -- A column of Q that is zero or not finite would stay so in all later iterations. Such a
+        -- column is set back to the value with which this iteration started.
         if begun_with then
           local norms, before = x.q:norm(2, 1, true), part(begun_with, x.q_at, x.m, x.r)
           x.q:copy_(ms.where(norms:is_finite(), ms.where(norms:eq(0), before, x.q), before))

@@ -1,7 +1,9 @@
--- The native link reduce, in Lua, for means: divides first, then sums; each kind of bucket as it
--- needs it. What the links between the reductions of a hybrid bucket do, an all-reduce does here.
+-- The native link reduce, in Lua, for means: divides first, then sums, with the collectives that
+-- each kind of bucket needs. Between the reductions of a hybrid bucket there are no links here,
+-- only an all-reduce.
 
--- This rank's part of the mean of a 16-bit tensor over the group, in f32, which loses nothing.
+-- This rank's part of the mean of a 16-bit tensor over the group, in f32, without rounding; and the
+-- position of the part.
 local function exact_part(group, t, share)
   local ranks = group:size()
   local part = (t:numel() + ranks - 1) // ranks
@@ -9,8 +11,8 @@ local function exact_part(group, t, share)
   return received:to("f32"):mul_(share):sum(1), group:rank() * part
 end
 
--- Takes the loss of rounding numbers from `first` of the bucket on out of what counts as sent, so
--- that this rank's residual gets it.
+-- Subtracts the rounding loss of the numbers from `first` on from `sent`, so that it goes into this
+-- rank's residual.
 local function report(sent, first, exact, rounded, share)
   local length = math.min(exact:numel(), sent:numel() - first)
   if length <= 0 then return end
@@ -18,7 +20,7 @@ local function report(sent, first, exact, rounded, share)
   sent:narrow(1, first + 1, length):sub_(lost:div_(share))
 end
 
--- The mean of t over the group, in place, and what the others receive of this rank's numbers.
+-- The mean of t over the group, in place; and this rank's numbers as the other ranks receive them.
 local function mean_and_sent(group, t, share)
   local sent, count = t:to("f32"):clone(), t:numel()
   if t:dtype() == "f32" or count == 0 then

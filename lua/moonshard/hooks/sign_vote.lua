@@ -1,5 +1,5 @@
--- The native link sign_vote, in Lua: one bit a number; the result is the sign that most ranks have,
--- and 0 where as many have the one as the other.
+-- The native link sign_vote, in Lua: each number is sent as one bit, its sign. The result is the
+-- sign that most ranks have, and 0 if both signs are equally frequent.
 local ms = require "moonshard"
 
 return function()
@@ -14,7 +14,7 @@ return function()
     local bits = codec:encode(buffer:to "f32")
     local all = bucket:group():all_gather(bits:view(1, -1)):value()
     local votes = codec:decode_sum(all, n):sign_()
-    -- A zero has a sign too; padding stays zero.
+    -- A zero counts with its sign bit, but padding must stay zero.
     if numbers < n then votes:narrow(1, numbers + 1, n - numbers):zero_() end
     return bucket:shard(buffer:copy_(votes))
   end

@@ -1,5 +1,6 @@
--- The native link top_k, in Lua: the greatest numbers travel, with their places; the rest is added
--- to the next iteration's numbers. options.name: of its state; two of one name are an error.
+-- The native link top_k, in Lua: the numbers with the greatest magnitude are sent, with their
+-- positions; the others are added to the next iteration's numbers. options.name: the name of its
+-- state; a second state of the same name is an error.
 local ms = require "moonshard"
 local hooks = require "moonshard.hooks"
 
@@ -21,7 +22,7 @@ return function(options)
     local values = left:index_select(1, places):to(dtype)
     left:scatter_add_(1, places, -values:to "f32")
     if fast then fast:scatter_(1, places, 0) end
-    -- One bad step would spoil all later ones.
+    -- Otherwise inf or nan would stay in the memory for all later steps.
     for _, memory in ipairs { left, fast } do memory:masked_fill_(memory:is_finite():eq(0), 0) end
     local all, all_places = group:all_gather(values):value(), group:all_gather(places):value()
     return bucket:shard(buffer:copy_(ms.zeros({ n }):scatter_add_(1, all_places, all:to "f32")

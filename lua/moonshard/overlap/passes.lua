@@ -1,5 +1,6 @@
--- What steps in a backward, bucket by bucket as it is reduced: parameters with optimizers of their
--- own, what a plan says, and at its end what was not known before.
+-- The steps in a backward, bucket by bucket as buckets are reduced: parameters with optimizers of
+-- their own, then parameters that a plan steps; and at the end, parameters for which it was not
+-- known before whether any rank uses them.
 local core = require "moonshard.core"
 local owners = require "moonshard.overlap.owners"
 local source = require "moonshard.overlap.source"
@@ -7,8 +8,8 @@ local unread = require "moonshard.overlap.unread"
 
 local passes = {}
 
---- Steps the optimizers that a parameter has for itself; its gradient is gone then. What backward
---- still reads is stepped after that.
+--- Steps a parameter with its own optimizers, and frees its gradient. If backward still reads the
+--- parameter's old values, the step waits for the last such read.
 ---@param p ms.Parameter
 ---@param own table
 function passes.step_own(p, own)
@@ -44,9 +45,9 @@ local function on_reduced(s, index, positions)
   owners.stream():run(function()
     step_owns(s, positions)
     for _, entry in ipairs(s.overlap.entries) do
-      -- step() steps what is not stepped here: what a sharded optimizer sends must not depend on
-      -- what this rank has used, and inside join ranks without inputs left need other ranks'
-      -- gradients for it.
+      -- These parameters are left to step(): the collectives of a sharded optimizer must not depend
+      -- on which parameters this rank has used, and inside join, ranks without inputs left need the
+      -- gradients of other ranks.
       local shard = entry.optimizer.shard
       if entry.chosen[index] == "on_reduced" and not (shard and s.joining) then
         local stepped = {}
@@ -64,8 +65,8 @@ local function on_reduced(s, index, positions)
   end)
 end
 
---- After the last bucket, when it is known which parameters any rank has used: a gradient that only
---- other ranks have computed is this rank's by now.
+--- Runs after the last bucket, when it is known which parameters any rank has used. A gradient that
+--- only other ranks have computed has reached this rank by then.
 ---@param s ms.GradientSource
 function passes.finish(s)
   local owns, postponed = s.overlap.unstepped, s.overlap.postponed
@@ -92,13 +93,12 @@ function passes.finish(s)
   end)
 end
 
---- Lets the reducer call for each bucket; a model of which nothing steps early pays nothing for it.
+--- Makes the reducer call back for each bucket. Models without early steps do not have this cost.
 ---@param s ms.GradientSource
 function passes.listen(s)
   if s.overlap.listens then return end
   s.overlap.listens = true
-  -- The reducer must not keep the model alive that keeps it: both would be collected together, the
-  -- reducer first.
+  -- The reducer must not keep its model alive: both would be collected together, the reducer first.
   local held = setmetatable({ s }, { __mode = "v" })
   s.reducer:on_reduced(function(index, positions)
     if held[1] then on_reduced(held[1], index, positions) end

@@ -1,5 +1,5 @@
--- What optimizers, planners and join see of a model whose gradients are reduced bucket by bucket.
--- The state of a ddp model is such a source; that of an fsdp model will be one.
+-- The interface that optimizers, planners and join use of a model whose gradients are reduced
+-- bucket by bucket. The state of a ddp model is such a source; that of an fsdp model will be one.
 
 --- Reduces gradients. Positions count from 1 in the source's list of trained parameters, indices of
 --- buckets from 0.
@@ -32,7 +32,7 @@
 ---@field index integer
 ---@field bytes integer
 ---@field positions integer[]
----@field ready_ms? number when its last gradient was there, since forward's end; nil: not known yet
+---@field ready_ms? number when its last gradient was complete, since forward's end; nil: not known
 ---@field reduce_ms? number
 
 ---@class ms.GradientSource
@@ -41,8 +41,8 @@
 ---@field trained ms.Parameter[] by position
 ---@field left_out ms.Parameter[] the model's other parameters that require gradients
 ---@field uses_all boolean every parameter gets a gradient in every pass
----@field whole? string what needs all gradients before the first step, for messages
----@field guards? ms.State[] of links that look for gradients that are inf or nan
+---@field whole? string text for messages: what needs all gradients before the first step
+---@field guards? ms.State[] of links that check gradients for inf and nan
 ---@field joining? ms.Joining join runs
 ---@field shadow? boolean this rank has no inputs left, and takes part in a pass with zeros
 ---@field overlap ms.OverlapState
@@ -73,9 +73,9 @@
 
 local source = {}
 
---- Whether a parameter is used in this pass: true or false where it is known whether any rank uses
---- it, nil where only other ranks may. by_all: for what all ranks must do alike; nil, too, where
---- only this rank knows.
+--- Whether a parameter is used in this pass: true or false if it is known whether any rank uses it;
+--- nil if this rank does not use it and another rank may. by_all: for decisions that all ranks must
+--- make equally; then nil also if only this rank knows.
 ---@param s ms.GradientSource
 ---@param at integer position
 ---@param by_all? boolean
@@ -87,7 +87,7 @@ function source.is_used(s, at, by_all)
   return nil
 end
 
---- What overlap keeps for a source that was just made.
+--- The new ms.OverlapState of a source.
 ---@param s ms.GradientSource
 ---@return ms.OverlapState
 function source.overlap_state(s)
@@ -99,7 +99,8 @@ function source.overlap_state(s)
   }
 end
 
---- A forward begins: nothing was stepped after it, and nothing waits.
+--- Resets the state at the beginning of a forward: no parameter has been stepped after it, and none
+--- waits.
 ---@param s ms.GradientSource
 function source.begin_pass(s)
   s.overlap.stepped, s.overlap.unstepped, s.overlap.postponed = {}, {}, {}

@@ -1,13 +1,14 @@
--- Steps that wait: what writes a parameter while a backward runs waits for the last node of that
--- backward that has saved the parameter's values (a detached use of a weight, say), so that
--- stepping early gives the bits of stepping after backward. The host never waits.
+-- Delayed steps. A step that writes a parameter while a backward runs is delayed until the last
+-- node of that backward that has saved the parameter's values has run (for example after a detached
+-- use of a weight). An early step then gives the same bits as a step after backward. The host never
+-- waits.
 local core = require "moonshard.core"
 local owners = require "moonshard.overlap.owners"
 
 local unread = {}
 
---- Calls f at once, or after the last read of these parameters that is still to come in this
---- backward; on the stream that is current now either way.
+--- Calls f at once, or after the last read of these parameters that the running backward still has
+--- to do. In both cases f runs on the stream that is current now.
 ---@param params ms.Parameter[]
 ---@param f fun()
 function unread.call(params, f)
@@ -16,8 +17,9 @@ function unread.call(params, f)
   core.when_unread(params, function() stream:run(f) end)
 end
 
--- A sharded optimizer sends what it steps. Its collectives cannot wait: which parameters are still
--- read is known to each rank alone, and all ranks must enqueue collectives in one order.
+-- Raises for a sharded optimizer, which sends the parameters that it steps. Its collectives cannot
+-- be delayed: each rank knows only its own pending reads, and all ranks must enqueue collectives in
+-- one order.
 local function refuse(p)
   local entry = owners.plan_of[p]
   local who = entry and ("policy %s"):format(entry.planner.name) or "a link or hook"
@@ -27,8 +29,8 @@ local function refuse(p)
     :format(who, p:name()))
 end
 
---- The same for a part of an optimizer's step. Raises where the optimizer is sharded and would have
---- to wait.
+--- The same for a part of an optimizer's step. Raises if the optimizer is sharded and the step
+--- would be delayed.
 ---@param optimizer ms.Optimizer
 ---@param params ms.Parameter[]
 ---@param f fun()

@@ -1,10 +1,10 @@
--- The step line: its text, and in which steps there is one.
+-- The step line: its text, and the steps in which it is shown.
 local core = require "moonshard.core"
 
 local line = {}
 
-local FIRST_LINES = 10                  -- of a run, without a terminal; then the rarer of these two
-local EVERY_MS, EVERY_PART = 10e3, 100  -- part of all steps
+local FIRST_LINES = 10  -- lines for the first steps without a terminal; then the rarer of:
+local EVERY_MS, EVERY_PART = 10e3, 100  -- every 10 s, every 1/100 of all steps
 
 local function duration(seconds)
   seconds = math.floor(seconds + 0.5)
@@ -44,9 +44,9 @@ function line.parts(self, entry)
   return parts
 end
 
---- Whether a step's line is shown. On a terminal each is; elsewhere the first ones, then one every
---- 10 s or 1% of the steps, whichever is rarer; where `every` was given, each so many steps. The
---- last step of a run is always shown.
+--- Whether a step's line is shown. If `every` is given, every so many steps. Otherwise each step on
+--- a terminal; elsewhere the first 10, then one every 10 s or 1% of the steps, whichever is rarer.
+--- The last step of a run is always shown.
 ---@param self ms.Report
 ---@param entry table
 ---@return boolean

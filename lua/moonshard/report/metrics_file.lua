@@ -1,4 +1,4 @@
--- metrics.jsonl: an object a line, a line a step.
+-- metrics.jsonl: a line for each step, which is a JSON object.
 local core = require "moonshard.core"
 local log = require "moonshard.log"
 
@@ -8,7 +8,8 @@ File.__index = File
 
 local metrics_file = {}
 
---- The file of a run; made if need be, opened for good when the first line comes.
+--- The file of a run. It is created if it does not exist, and opened for writing with the first
+--- line.
 ---@param run string folder
 ---@return ms.MetricsFile
 function metrics_file.new(run)
@@ -17,8 +18,8 @@ function metrics_file.new(run)
   return self
 end
 
--- Lines of this step and later ones go: the run makes them again. So does what a process that was
--- killed has left of a line.
+-- Removes the lines of this step and of later steps, because the run writes them again, and an
+-- incomplete line of a process that was killed.
 local function cut(self, step)
   local text = core.file_read(self.path)
   if not text or text == "" then return true end
@@ -39,7 +40,7 @@ local function cut(self, step)
   return core.file_write(self.path, whole)
 end
 
--- Training goes on without metrics; the user is told once.
+-- A failure to write does not stop training; one warning is printed.
 local function tell(self, message)
   if not self.told then log.warn("metrics are not written: %s", message) end
   self.told = true

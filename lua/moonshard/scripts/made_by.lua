@@ -1,5 +1,5 @@
--- What a script file gives, where it gives a function that makes it from options; and whether the
--- script has read the options that were given.
+-- Scripts that return a function which makes a link or a planner from options; and the check
+-- whether the script has read the given options.
 local core = require "moonshard.core"
 local log = require "moonshard.log"
 local steps = require "moonshard.steps"
@@ -9,8 +9,9 @@ local made_by = {}
 -- { name, path, options, read, asked }: of scripts that are on their first step.
 local waiting = {}
 
---- The options of a script, as it sees them. Names that it never reads are told after the first
---- step: it may read some only while it runs.
+--- The options of a script, in a table that notes which names are read. Given options that the
+--- script has not read are reported after the first step, because it may read some only while it
+--- runs.
 ---@param name string of the option of the command line: "hook"
 ---@param path string
 ---@param options table
@@ -47,14 +48,15 @@ steps.on_end(function()
   waiting = {}
 end)
 
--- A link takes a bucket; what else a file returns as a function makes one from options.
+-- Whether a function is a link: its first parameter is called bucket, or it has two parameters. Any
+-- other function makes a link from options.
 local function is_link(f)
   local info = debug.getinfo(f, "u")
   return info.nparams >= 2 or debug.getlocal(f, 1) == "bucket"
 end
 
---- A link from what a file returned: itself; or what it makes from options, if it is a function
---- whose first parameter is not called bucket.
+--- The link for a value that a file returned: the value itself, or, if it is a function that is not
+--- a link, the link that it makes from options.
 ---@param options table
 ---@param are_given boolean whether the user gave some
 ---@return fun(value: any): any
@@ -72,7 +74,8 @@ function made_by.link(options, are_given)
   end
 end
 
---- A planner from what a file returned: itself, or what a function makes from options.
+--- The planner for a value that a file returned: the value itself, or, if it is a function, the
+--- planner that it makes from options.
 ---@param options table
 ---@param are_given boolean
 ---@return fun(value: any): any
