@@ -278,7 +278,7 @@ local function try(self, bucket, next, again, first)
   end
   if not ok then return instead(result) end
   if not first or bucket:kind() ~= "all_reduce" then return result end
-  -- The checks that the engine makes on the result of a chain, made while the old link can still run.
+  -- The engine's checks of a chain's result, made here while the old link can still run.
   return guarded(future.is_future(result) and result or future.new(result, core.stream()))
     :and_then(function(value)
       if not core.is_tensor(value) or value:dtype() ~= before:dtype()

@@ -1,5 +1,4 @@
--- moonshard bench: measurements. Nothing here is a test: figures are ratios to floors and peers,
--- see tests/bench/README.md.
+-- moonshard bench: measurements, not tests. tests/bench/README.md says how to compare the figures.
 local switches = require "moonshard.cli.switches"
 
 local bench = {}
@@ -33,8 +32,8 @@ local function emit(parsed, result, order)
   end
 end
 
--- Runs f often enough to fill about a second, at least `least` times, with prepare (if given)
--- before each; milliseconds of each run.
+-- Runs f for about a second, at least `least` times, with prepare (if given) before each run.
+-- Returns the milliseconds of each run.
 local function repeated(f, least, budget_ms, prepare)
   local core = require "moonshard.core"
   local times, start = {}, core.clock_ms()
@@ -90,8 +89,8 @@ local function bench_step(parser)
     local count = parsed.steps or (parsed.config == "tiny" and 40 or 12)
     local times, phases = {}, { forward = {}, backward = {}, optimizer = {} }
     local before
-    -- The first steps fill pools and plans; then whole steps as users run them; then some in parts,
-    -- with a wait behind each.
+    -- The first steps fill pools and plans. Then whole steps are measured as users run them, then
+    -- some steps in parts, with a wait after each part.
     for step in ms.steps(3 + count + 5) do
       local timed_parts = step >= 3 + count
       local function mark(name, start)
@@ -157,7 +156,7 @@ local function bench_gemm(parser)
         local times = repeated(function()
           x:linear(w)
           core.synchronize()
-        end, 10, 300, core.collect)  -- each product writes where the one before did, as in training
+        end, 10, 300, core.collect)  -- each product reuses the memory of the last, as in training
         local work = 2 * m * k * n * 1e3
         rows[i] = { m = m, k = k, n = n, gflops = work / median(times) / 1e9 }
         flops = peak.raise(parsed.dtype, work / times[1])
@@ -199,7 +198,7 @@ local function bench_optim(parser)
     end
     local bytes = n * 4 * (3 + 2 * states)
     local med = median(times)
-    -- The floor: the same bytes moved by a copy (one read and one write of each).
+    -- The lower bound: a copy of the same number of bytes (one read and one write of each).
     local copy = repeated(function()
       p:copy_(g)
       core.synchronize()
@@ -231,8 +230,8 @@ local function bench_enqueue()
   end
 end
 
--- Microseconds of one collective among `count`, which run one behind the other: the host has
--- enqueued them all while a first one, which is long, still ran.
+-- Microseconds of one collective of `count` that run one after another. The host enqueues all of
+-- them while a long first one still runs.
 local function collective_us(world, t, gate, count)
   local core = require "moonshard.core"
   world:barrier()
@@ -251,7 +250,7 @@ local function collective_us(world, t, gate, count)
   return (last - first) / count / 1e3
 end
 
--- All-reduces of tensors that lie in the shared heap, and of ordinary ones (staged).
+-- All-reduces of tensors in the shared heap, and of ordinary tensors (staged).
 local function bench_collectives()
   return function(parsed)
     local core, ms = require "moonshard.core", require "moonshard"
@@ -308,7 +307,7 @@ local function backward_ms(parameters, hook)
   return median(times)
 end
 
--- What a link of three lines in Lua that does nothing costs the host, a bucket.
+-- The host's time for a link in Lua that does nothing (three lines), for each bucket.
 local function bench_hook()
   return function(parsed)
     local ms = require "moonshard"

@@ -1,5 +1,5 @@
--- `moonshard bench hooks`: what a step takes with each way of communicating, over links of several
--- speeds, and which of them pays where.
+-- `moonshard bench hooks`: the time of a step with each link and policy, over network links of
+-- several speeds, and which of them are faster than the plain mean.
 local config = require "moonshard.config"
 local launch = require "moonshard.launch"
 local switches = require "moonshard.cli.switches"
@@ -9,9 +9,9 @@ local bench_hooks = {}
 local LINKS = { "none", "10Gbit,50us", "1Gbit,100us", "100Mbit,1ms" }
 local MODEL = { layers = 2, width = 128, heads = 4, vocab = 256, context = 64, batch = 8 }
 local SCRIPTS = { "hook", "overlap", "buckets" }
-local WARM = 5  -- steps in which buckets are rebuilt, plans made, and links with a start begin
+local WARM = 5  -- warm-up: buckets are rebuilt, plans are made, links reach their start_step
 
--- What `--hook "FILE key=value ..."` and its like say, as options of a recipe would.
+-- Parses `--hook "FILE key=value ..."` and the like into the form of a recipe's options.
 local function script_of(name, text)
   local words = {}
   for word in text:gmatch "%S+" do words[#words + 1] = word end
@@ -24,7 +24,7 @@ local function script_of(name, text)
   return words[1] and words[1]:match "([^/]*)%.lua$" or words[1] or "", cfg
 end
 
--- The scripts of the command line: each by itself, then all of them together.
+-- The scripts of the command line: each alone, then all of them together.
 local function own_ways(parsed)
   local list, all, names = {}, {}, {}
   for _, name in ipairs(SCRIPTS) do
@@ -39,8 +39,8 @@ local function own_ways(parsed)
   return list
 end
 
--- Name, and the link or the plan. The plain mean is what all are held against; noop is what a step
--- takes when nothing travels.
+-- Name, and the link or the plan. All are compared with the plain mean; noop gives the time of a
+-- step without communication.
 local function ways()
   local hooks = require "moonshard.hooks"
   return {
@@ -69,7 +69,7 @@ local function ways()
   }
 end
 
--- One way: median and least time of a step, exposed communication, bytes of a step.
+-- Measures one entry: median and least time of a step, exposed communication, bytes of a step.
 local function measure(way, count, median)
   local core, ms = require "moonshard.core", require "moonshard"
   ms.seed(1)
@@ -111,7 +111,7 @@ local function measure(way, count, median)
   }
 end
 
--- All ways on the ranks of this job, over its link.
+-- Measures all entries on the ranks of this job, over its network link.
 local function measure_all(parsed, median)
   local core, ms = require "moonshard.core", require "moonshard"
   local list = ways()
@@ -127,7 +127,8 @@ local function measure_all(parsed, median)
   return 0
 end
 
--- The same in a job of its own for each link. The shell's parent is this program.
+-- Measures all entries in a separate job for each network link. The parent process of the shell is
+-- this program.
 local function each_link(parsed)
   local core = require "moonshard.core"
   local table_of, failed = {}, nil
@@ -176,7 +177,7 @@ local function print_table(parsed, rows)
   for i, link in ipairs(parsed.links) do
     local plain, paying = rows[i][1] and rows[i][1].ms_step_med, {}
     for _, row in ipairs(rows[i]) do
-      -- Two per cent are noise.
+      -- A difference of up to 2 % is noise.
       if row.hook ~= "noop" and row.ms_step_med < 0.98 * plain then paying[#paying + 1] = row end
     end
     table.sort(paying, function(a, b) return a.ms_step_med < b.ms_step_med end)
@@ -202,7 +203,7 @@ function bench_hooks.register(parser, median)
   parser:option("--buckets", "a bucket plan of your own, likewise")
   parser:flag("--here", "measure over this job's own link (--link) only; lines of JSON")
   return function(parsed)
-    -- Once here, so that a mistake is told once, before anything is measured.
+    -- Checked here, so that a mistake is reported once, before anything is measured.
     for _, name in ipairs(SCRIPTS) do
       local _, cfg = script_of(name, parsed[name] or "")
       if cfg[name] then require "moonshard.scripts"._check(name, cfg[name]) end

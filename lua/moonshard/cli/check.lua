@@ -1,5 +1,5 @@
--- moonshard check: runs a recipe on the sim device, which makes every decision of the host and
--- has no data: what it would take.
+-- moonshard check: runs a recipe on the sim device, which makes all decisions but has no data, and
+-- reports the memory and the collectives that a real run would have.
 local launch = require "moonshard.launch"
 local switches = require "moonshard.cli.switches"
 
@@ -9,8 +9,8 @@ local BUILT_IN <const> = "built in"
 
 local function yes() return true end
 
--- The functions of the core that write say yes and do nothing; what reading a tensor for them does
--- to memory is kept.
+-- Functions of the core that write files are replaced by ones that succeed without writing. If they
+-- read tensors, the replacement reads them too, so that memory is the same.
 local function without_output(core)
   local sink = { write = function(self) return self end, close = yes }
   core.file_append = function() return sink end
@@ -35,7 +35,7 @@ local function without_output(core)
   end
 end
 
--- stdout is for the answer; what the recipe prints by itself goes to stderr.
+-- stdout is for the result; text that the recipe prints goes to stderr.
 local function set_print()
   -- luacheck: push globals print
   function print(...)
@@ -47,9 +47,9 @@ local function set_print()
   io.output(io.stderr)
 end
 
--- What this rank needs: its peak over the whole run, and the collectives of the last step. Plans
--- that were made from times are listed: the simulated machine's times are estimates, so a real run
--- may plan otherwise, and then send and hold something else.
+-- The result for this rank: its peak memory over the whole run, and the collectives of the last
+-- step. Plans that depend on times are listed: the simulated times are estimates, so a real run may
+-- plan differently, and its memory and collectives then differ.
 local function result_of(core, rates)
   local collectives, hash = core.comm_records()
   local groups, by_name = {}, {}
@@ -85,7 +85,7 @@ local function describe(record)
     :format(record.op, record.group, record.dtype, record.count, record.channel, label)
 end
 
--- Ranks that do the same have one line.
+-- Ranks with equal results share a line.
 local function show(result)
   local lines, first = {}, 0
   for rank = 1, result.ranks do
@@ -120,8 +120,8 @@ end
 
 local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 
--- Every rank is a world of its own in a process of its own; its answer goes to a file, since the
--- recipe may write to stdout. What a recipe says is shown of rank 0, and of others where they fail.
+-- Every rank is a fake world in a process of its own. Its result goes to a file, because the recipe
+-- may write to stdout. The recipe's output is shown for rank 0, and for other ranks if they fail.
 local function start(program, arguments, rank)
   local parts = { quoted(program), "check" }
   for _, argument in ipairs(arguments) do parts[#parts + 1] = quoted(argument) end
@@ -146,8 +146,8 @@ local function finish(core, child)
   return core.json_decode(text)
 end
 
--- In the groups that both know, two ranks must make the same calls in the same order; but for what
--- concerns two ranks only, or one by itself.
+-- Checks that two ranks make the same calls in the same order in the groups of which both are
+-- members. Sends and receives, and groups of one rank, are not compared.
 local function compare(first, second, rank)
   local plans = first.estimated_times.plans
   local hint = #plans > 0 and ("\nplans depend on estimated times, which each rank has of its own \z
@@ -174,9 +174,9 @@ local function compare(first, second, rank)
   end
 end
 
--- Replicated training does the same on all ranks but the first, which writes, and perhaps the last,
--- whose share of the data may be smaller: these three are run, and those between are as rank 1,
--- unless all are asked for.
+-- In replicated training all ranks do the same, except the first, which writes, and perhaps the
+-- last, whose part of the data may be smaller. So ranks 0, 1 and the last are run, and the ranks
+-- between are taken to be equal to rank 1, unless --all-ranks is given.
 local function many(core, parsed, arguments)
   local program, count, children, results = launch.process.program,
     parsed.ranks, {}, {}
@@ -239,7 +239,7 @@ function check.main(arguments)
     { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
   if code ~= 0 or parsed.help then return code end
   local result = result_of(core, parsed.rates)
-  -- As many peaks as ranks, whichever was run.
+  -- The result has a peak for each rank, also for ranks that were not run.
   for rank = 2, result.ranks do result.peak_bytes[rank] = result.peak_bytes[1] end
   return tell(result)
 end

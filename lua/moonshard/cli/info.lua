@@ -1,4 +1,4 @@
--- moonshard info: what was found on this machine.
+-- moonshard info: prints a description of this machine and this build.
 local switches = require "moonshard.cli.switches"
 
 local info = {}

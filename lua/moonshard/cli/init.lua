@@ -1,5 +1,4 @@
--- The command line: finds the command, runs it, turns what happened into an exit code and one clear
--- line.
+-- The command line: finds the command, runs it, and turns an error into an exit code and a message.
 local cli = {}
 
 local commands = {
@@ -31,8 +30,8 @@ local function usage(to)
   end
 end
 
--- For Lua states that the program makes. They load text only: binary chunks can crash the
--- interpreter.
+-- Restricts load, loadfile and dofile to text in Lua states that the program makes: binary chunks
+-- can crash the interpreter.
 local function own_state()
   local launch = require "moonshard.launch"
   launch.owns_state = true
@@ -69,7 +68,7 @@ local function own_state()
   end
 end
 
--- What ends a job of several ranks has codes of its own.
+-- Exit codes for errors that end a job of several ranks.
 local CODES = { mismatch = 5, left = 5, timeout = 6, died = 7 }
 
 -- The exit code and message for an error value.
@@ -85,7 +84,7 @@ end
 local function handler(failure)
   local launch = require "moonshard.launch"
   if launch.is_exit(failure) then return failure end
-  -- An error of a hook was raised further in than where it arrives.
+  -- An error in a hook was raised deeper in the stack than the place where it arrives.
   local inner = require "moonshard.core".traceback(failure)
   if type(failure) ~= "string" then
     local meta = getmetatable(failure)
@@ -95,24 +94,23 @@ local function handler(failure)
   if os.getenv "MOONSHARD_LOG" == "debug" then
     return failure .. "\n" .. (inner or debug.traceback("", 2))
   end
-  -- The part of the traceback that belongs to the user: without the library's and the program's own
-  -- frames.
+  -- The user's part of the traceback, without the frames of the library and the program.
   local lines = {}
   for line in (inner or debug.traceback("", 2)):gmatch "[^\n]+" do
     local ours = line:match "^stack traceback" or line:match "lua/[%d.]*/?moonshard/"
       or line:match "%[C%]" or line:match "%(%.%.%.tail calls"
-    -- A recursion is shown once.
+    -- Repeated lines of a recursion are shown once.
     if not ours and line ~= lines[#lines] then lines[#lines + 1] = line end
   end
-  -- One frame, which the message begins with, says nothing more.
+  -- A single frame adds nothing: the message begins with its line.
   local only = #lines == 1 and lines[1]:match "^%s*(.-:%d+:)"
   if #lines == 0 or only and failure:sub(1, #only) == only then return failure end
   return failure .. "\n" .. table.concat(lines, "\n")
 end
 
--- Code and message of a process that is about to end with this code and message. Every process
--- waits for the checkpoint that is being written. If it is lost, success becomes code 3; another
--- code says more and stays.
+-- Exit code and message of a process that is about to end with this code and message. Every process
+-- first waits for the checkpoint that is being written. If that fails, success becomes code 3;
+-- another code stays.
 local function settled(code, message)
   local store = package.loaded["moonshard.checkpoint.store"]
   local lost = store and store.settle()
@@ -123,15 +121,16 @@ local function settled(code, message)
   return code, message:find(lost, 1, true) and message or message .. "\n" .. text
 end
 
--- Runs f and returns its exit code; what went wrong goes to stderr in one piece.
+-- Runs f and returns its exit code, and the message of an error, which the caller writes to stderr
+-- at once.
 local function protected(f, ...)
   local ok, result = xpcall(f, handler, ...)
   if ok then return settled(math.type(result) == "integer" and result or 0) end
   return settled(judge(result))
 end
 
--- os.exit ends the process without closing the Lua state, which would wait for the checkpoint that
--- is being written.
+-- Replaces os.exit, which would end the process without closing the Lua state: the new one first
+-- waits for the checkpoint that is being written.
 local function settle_at_exit()
   local exit = os.exit
   os.exit = function(code, close) -- luacheck: ignore 122
@@ -144,7 +143,8 @@ local function settle_at_exit()
   end
 end
 
--- What os.exit does in a rank: the others learn that it has left, and whether that was an error.
+-- Replaces os.exit in a rank: it first tells the other ranks that this rank has left, and whether
+-- that was an error.
 local function leave_at_exit(process)
   local exit = os.exit
   -- luacheck: push ignore 122
@@ -160,8 +160,8 @@ local function leave_at_exit(process)
   -- luacheck: pop
 end
 
--- Lua's print writes a line in parts, between which other threads would write theirs, and knows
--- nothing of a line that is shown in place.
+-- Replaces print: Lua's print writes a line in parts, so lines of several threads could mix, and it
+-- does not end a line that is shown in place.
 local function print_whole_lines()
   local live = require "moonshard.live"
   -- luacheck: push globals print
@@ -174,11 +174,11 @@ local function print_whole_lines()
   -- luacheck: pop
 end
 
--- The supervisor prints what ended the job, whose message has so much room.
+-- Bytes of the job's error message, which the supervisor prints.
 local ROOM = 800
 
--- What a rank prints of the message with which it fails: what the job's message, which the
--- supervisor prints, does not say.
+-- The part of a failing rank's message that the rank prints: what is not in the job's message,
+-- which the supervisor prints.
 local function untold(message, told)
   told = told:gsub("^because rank %d+: ", "")
   if told == message then return nil end
@@ -187,8 +187,8 @@ local function untold(message, told)
   return rest ~= "" and " was at:\n" .. rest or nil
 end
 
--- The end of a rank: it tells the others, and keeps to itself what they or the supervisor report.
--- Returns the message to print.
+-- The end of a rank: tells the other ranks. Returns the message that this rank prints; nil if
+-- another rank or the supervisor reports the error.
 local function leave(process, code, message)
   local core, launch = require "moonshard.core", require "moonshard.launch"
   if code == 0 or launch.cut and (code == 75 or code == 128 + launch.cut) then
@@ -209,7 +209,7 @@ end
 ---@return integer code, string? message
 function cli.recipe(file, arguments)
   own_state()
-  -- The process is the host's: a recipe ends only itself.
+  -- The process belongs to the host: os.exit in a recipe ends the recipe only.
   os.exit = function(code) -- luacheck: ignore 122
     require "moonshard.launch".exit(math.tointeger(code) or (code == false and 1 or 0),
       "the recipe called os.exit")

@@ -1,4 +1,4 @@
--- moonshard run -n N: the process that supervises the ranks: its switches, the report of how a job
+-- moonshard run -n N: the process that supervises the ranks. Its switches, the report on how a job
 -- ended, the exit code.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
@@ -54,7 +54,7 @@ end
 local SIGKILL = 9
 local CODES = { mismatch = 5, left = 5, timeout = 6, died = 7 }
 
--- The code of the first rank that failed, never of those that were stopped then.
+-- The code of the first rank that failed, not of ranks that were stopped because of it.
 local function code_of(outcome)
   local cause = outcome.cause
   if not cause then return outcome.ranks[1].code end
@@ -103,7 +103,7 @@ local function places(outcome, numbers, flights)
   return table.concat(texts, "; ")
 end
 
--- The command with which to go on.
+-- The command that resumes the run.
 local function resume_command(parsed)
   local parts = { "moonshard run", parsed.recipe, "-n " .. parsed.ranks }
   local resume = false
@@ -122,8 +122,8 @@ local function read(path)
   return text
 end
 
---- How often the kernel has killed a process of this control group, or of those in it, for want of
---- memory.
+--- The number of processes that the kernel has killed in this control group and below it because
+--- memory ran out.
 ---@param root? string where proc and sys are: "" unless given
 ---@return integer
 function ranks.oom_kills(root)
@@ -134,7 +134,7 @@ function ranks.oom_kills(root)
   if two then
     files = { "/sys/fs/cgroup" .. two .. "/memory.events", "/sys/fs/cgroup/memory.events" }
   end
-  -- A container may see the path of its group outside, and its files at the top.
+  -- A container may see its group's path on the host, while the group's files are at the top.
   if one then
     table.move({
       "/sys/fs/cgroup/memory" .. one .. "/memory.oom_control",
@@ -148,11 +148,11 @@ function ranks.oom_kills(root)
   return 0
 end
 
---- What is told of a job that ended badly.
+--- The report on a job that ended with an error.
 ---@param outcome table of process.launch
 ---@param parsed table
 ---@param flights fun(rank: integer): table[] flight record of a rank
----@param oom_kills integer processes that the kernel killed for want of memory since the job began
+---@param oom_kills integer processes that the kernel killed since the job began: out of memory
 ---@return string
 function ranks.report(outcome, parsed, flights, oom_kills)
   local cause, lines = outcome.cause, {}
@@ -190,7 +190,7 @@ function ranks.report(outcome, parsed, flights, oom_kills)
   return "moonshard: " .. table.concat(lines, "\n") .. "\n"
 end
 
--- The flight records as folder/flight/rank-R.jsonl, an object a collective.
+-- Writes the flight records to folder/flight/rank-R.jsonl, a line for each collective.
 local function write_flights(folder, count, flights)
   if folder == "" then return end
   core.make_directory(folder .. "/flight")
@@ -237,14 +237,14 @@ function ranks.launch(parsed)
       .. ranks.report(outcome, parsed, flights, ranks.oom_kills() - kills_before))
     write_flights(outcome.folder, parsed.ranks, flights)
   end
-  -- What the ranks that are gone have left; when all ended well, they have joined their parts
-  -- themselves.
+  -- Joins the trace parts that ranks have left. After a successful run there are none: the ranks
+  -- have joined them.
   local joined, why = true, nil
   if trace then joined, why = trace._join(parsed.trace, parsed.ranks) end
   if not joined then io.stderr:write(("moonshard: the trace was not written: %s\n"):format(why)) end
   local code = code_of(outcome)
   for _, rank in ipairs(outcome.ranks) do
-    if not rank.ended then process.quit(code) end          -- a thread that does not leave
+    if not rank.ended then process.quit(code) end          -- a rank that is a thread and hangs
   end
   return code
 end

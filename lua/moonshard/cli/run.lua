@@ -22,7 +22,7 @@ function run.recipe(file, settings)
   local core = require "moonshard.core"
   core.synchronize()
   local report = package.loaded["moonshard.report"]
-  if report then report.write_all(false) end               -- of loops that are not ms.steps
+  if report then report.write_all(false) end               -- for loops other than ms.steps
   if not launch.cut then return 0 end
   return launch.saved and not require "moonshard.checkpoint.store".settle() and 75
     or 128 + launch.cut
@@ -52,7 +52,7 @@ function run.main(arguments)
   if process and not parsed.help then process.watch_signals() end
   local trace = parsed.trace and require "moonshard.trace"
   if trace then assert(trace.start(parsed.trace)) end
-  -- However the recipe ends, what was recorded until then is written.
+  -- The trace is written however the recipe ends.
   local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
     if not trace then return end
     local ok, message = trace.stop()

@@ -1,5 +1,5 @@
--- The switches that commands share, read by argparse; everything of the form key=value is the
--- recipe's.
+-- The switches that commands share, parsed by argparse. Arguments of the form key=value are the
+-- recipe's options.
 local launch = require "moonshard.launch"
 
 local switches = {}
@@ -47,7 +47,7 @@ function switches.parser(name, description, device)
   return parser
 end
 
---- How many ranks.
+--- Adds the switch for the number of ranks.
 ---@param parser table
 function switches.add_ranks(parser)
   parser:option("-n --ranks", "ranks, all on this machine"):argname "N":convert(switches.count)
@@ -70,8 +70,8 @@ function switches.recipe_parser(name, description, device)
   return parser
 end
 
--- The options that a recipe seems to declare: keys of the table after `ms.config`. For advice only,
--- since nothing of the recipe is run.
+-- The options that a recipe seems to declare: keys of the table after `ms.config` in its text. Used
+-- for hints only, because the recipe has not run.
 local function declared_in(recipe)
   local file = recipe and io.open(recipe)
   local text = file and file:read "a" or ""
@@ -85,8 +85,7 @@ local function declared_in(recipe)
   return names
 end
 
--- Says of an unknown switch what it may have been meant to be: another one, or an option of the
--- recipe.
+-- Adds to the message about an unknown switch a hint at the nearest switch or option of the recipe.
 local function advice(parser, message, arguments)
   local given, bare = message:match "^unknown option '(%-%-?([^'=]+))"
   if not given then return message end
@@ -104,8 +103,8 @@ local function advice(parser, message, arguments)
     :format(given, nearest and (": did you mean %s?"):format(meant[nearest]) or "")
 end
 
---- Parses; ends with exit code 2 and the parser's message, or after printing the help that was
---- asked for. Where there is a recipe, its own help is meant.
+--- Parses arguments. A mistake ends the program with exit code 2 and the parser's message; --help
+--- prints the help and ends it. With a recipe, --help is for the recipe.
 ---@param parser table
 ---@param arguments string[]
 ---@return table
@@ -121,7 +120,7 @@ function switches.parse(parser, arguments)
   return result
 end
 
---- The same for a command that runs a recipe.
+--- The same for a command that runs a recipe, which must be given.
 ---@param parser table
 ---@param arguments string[]
 ---@return table
@@ -131,7 +130,7 @@ function switches.parse_recipe(parser, arguments)
   return parsed
 end
 
--- The speeds of the simulated machine from a file, if one is given.
+-- Reads the speeds of the simulated machine from a file, if one is given.
 local function apply_rates(parsed)
   if not parsed.rates then return end
   if parsed.device ~= "sim" then
@@ -141,14 +140,14 @@ local function apply_rates(parsed)
   local values, message = require "moonshard.table_file".read(parsed.rates)
   local ok = values ~= nil
   if ok then ok, message = pcall(require "moonshard.core".configure, { rates = values }) end
-  -- Without the position that the error has in this file.
+  -- The message without this file's line.
   if not ok then
     launch.exit(3, ("rates file %s: %s"):format(parsed.rates,
       (tostring(message):gsub("^%S*switches%.lua:%d+: ", ""))))
   end
 end
 
---- Hands the engine's switches to the engine. What they do not say comes from the environment:
+--- Passes the engine's switches to the engine. Settings without a switch come from the environment:
 --- MOONSHARD_CPU, MOONSHARD_STRICT, MOONSHARD_LOG.
 ---@param parsed table
 function switches.apply(parsed)

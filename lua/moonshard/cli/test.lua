@@ -1,5 +1,5 @@
--- moonshard test --golden DIR [-n N]: runs what another implementation computed, case by case, and
--- compares.
+-- moonshard test --golden DIR [-n N]: runs cases whose results another implementation has computed,
+-- and compares.
 local launch = require "moonshard.launch"
 local switches = require "moonshard.cli.switches"
 
@@ -32,8 +32,8 @@ local function reader(folder)
   end
 end
 
--- All cases of a kind, each with the file that it says or that its kind says. Returns the report
--- and how many were run.
+-- Runs all cases of a kind, each with the file that the case or its kind names. Returns the report
+-- and the number of cases that ran.
 local function run_kind(kind, section, read)
   local cases = section.cases or section
   local own, found = require("moonshard.cli.golden." .. kind),
@@ -52,18 +52,18 @@ local function run_kind(kind, section, read)
   return found, run
 end
 
--- What is the same on all ranks is said by the first.
+-- Prints on rank 0 a text that is the same on all ranks.
 local function say(text) if require "moonshard".rank() == 0 then print(text) end end
 
--- A line for the kind; failures behind it.
+-- Prints a line for the kind, then its failures.
 local function print_kind(found, run)
   say(("%-12s %3d cases, %d failures; largest error %.2g, %.2g of its tolerance (%s)")
     :format(found.kind, run, #found.failures, found.error, found.share, found.place))
   for _, line in ipairs(found.failures) do print(line) end
 end
 
--- Of the cases of communication hooks those for as many ranks as there are; says what is left out,
--- and why. Third: the other numbers of ranks.
+-- Chooses the cases of communication hooks for this number of ranks; prints how many are left out,
+-- and why. The third result is the set of other numbers of ranks.
 local function hooks_for_this_size(list)
   local own, size = require "moonshard.cli.golden.hooks", require "moonshard".world_size()
   local chosen, failures, elsewhere, sizes = {}, 0, 0, {}
@@ -86,22 +86,22 @@ local function hooks_for_this_size(list)
   return chosen, failures, sizes
 end
 
--- How many cases the manifest has, counted apart from those that run.
+-- The number of cases in the manifest, counted independently of the cases that run.
 local function count_cases(section)
   local count = 0
   for _ in pairs(section.cases or section) do count = count + 1 end
   return count
 end
 
---- Runs all cases of a folder that are for this number of ranks; how many failures there were, and
---- what other numbers of ranks there are cases for.
+--- Runs all cases of a folder for this number of ranks. Returns the number of failures, and the set
+--- of other numbers of ranks that have cases.
 ---@param folder string
 ---@return integer
 ---@return table<integer, true>
 function test.golden(folder)
   local other_sizes = {}
   local manifest, read, failures, kinds_run = read_manifest(folder), reader(folder), 0, 0
-  -- Operators and optimizers are the same on every rank.
+  -- Operators and optimizers do not depend on the number of ranks: they run on one rank only.
   local alone = require "moonshard".world_size() == 1
   local kinds = alone and { "optimizers", "operators", "models" } or { "models" }
   local known = { peer = true, seed = true, comm_hooks = true, optimizers = true, operators = true }
@@ -142,7 +142,7 @@ function test.golden(folder)
   return failures, other_sizes
 end
 
--- The same folder on other numbers of ranks, each with a run of this program.
+-- Runs this program on the same folder for each of the other numbers of ranks.
 local function run_on_ranks(folder, sizes)
   local process, failures = launch.process, 0
   for size in require "moonshard".sorted_pairs(sizes) do
@@ -169,7 +169,7 @@ function test.main(arguments)
     launch.exit(2, "say what to compare with: --golden DIR\n" .. parser:get_usage())
   end
   if parsed.device == "sim" then launch.exit(2, "--device sim has no data to compare") end
-  -- On several ranks: models on slices of their batches, and the hooks of that many ranks.
+  -- On several ranks: models, with a part of each batch on each rank, and hooks for so many ranks.
   if parsed.ranks > 1 and not launch.process.rank then
     return require "moonshard.cli.ranks".launch(parsed)
   end

@@ -1,5 +1,4 @@
--- moonshard trace: what the steps of a recorded run spent their time on, as a table, JSON or a
--- page.
+-- moonshard trace: how the steps of a recorded run used their time, as a table, JSON or a page.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local switches = require "moonshard.cli.switches"
@@ -8,7 +7,7 @@ local trace = {}
 
 ------------------------------------------------------------------------------------------ intervals
 
--- Sorted, none touches the next: { from, to } ...
+-- The union of intervals { from, to }: sorted, and disjoint.
 local function union(list)
   table.sort(list, function(a, b) return a[1] < b[1] end)
   local result = {}
@@ -20,7 +19,7 @@ local function union(list)
   return result
 end
 
--- What of a union lies between from and to.
+-- The part of a union between from and to.
 local function length(spans, from, to)
   local sum = 0
   for _, span in ipairs(spans) do
@@ -29,7 +28,7 @@ local function length(spans, from, to)
   return sum
 end
 
--- Parts of the union a that the union b leaves.
+-- The union a without the union b.
 local function without(a, b)
   local result, first = {}, 1
   for _, span in ipairs(a) do
@@ -51,7 +50,7 @@ end
 local COLUMNS = {
   "step_ms", "compute_ms", "comm_ms", "exposed_ms", "optimizer_ms", "idle_ms", "overlap_percent",
 }
--- Copies of gradients and buffers are work of the device as computing is.
+-- Copies of gradients and buffers count as computing.
 local CLASS = { compute = "compute", copy = "compute", comm = "comm", optimizer = "optimizer" }
 
 -- Tasks by rank: spans of each class, and of each class in each step.
@@ -62,7 +61,7 @@ local function by_rank(events)
     if class then
       local rank = ranks[event.pid] or { compute = {}, comm = {}, optimizer = {}, steps = {} }
       ranks[event.pid] = rank
-      -- A trace without steps is one.
+      -- A trace without steps counts as one step.
       local number, span = event.args.step or -1, { event.ts, event.ts + event.dur }
       local step = rank.steps[number]
         or { compute = {}, comm = {}, optimizer = {}, from = span[1], to = span[2] }
@@ -75,8 +74,8 @@ local function by_rank(events)
   return ranks
 end
 
--- One step of one rank, milliseconds. Communication is exposed while nothing else of its rank runs,
--- of whatever step; idle is when nothing at all does.
+-- The times of one step of one rank, in milliseconds. Communication is exposed while nothing else
+-- of its rank runs, in any step. A rank is idle while nothing of it runs at all.
 local function row_of(number, rank_number, step, other, all)
   local comm = union(step.comm)
   local function inside(spans) return length(spans, step.from, step.to) end
@@ -95,7 +94,7 @@ local function row_of(number, rank_number, step, other, all)
   return row
 end
 
--- The mean of rows; overlap is that of their sums.
+-- The mean of rows; the overlap is computed from the sums of the rows.
 local function mean_of(rows)
   local mean = {}
   for _, key in ipairs(COLUMNS) do
@@ -107,17 +106,17 @@ local function mean_of(rows)
   return mean
 end
 
--- The first steps make memory, plans and buckets: means leave these out where enough others are
--- left.
+-- The first steps allocate memory, make plans and build buckets: means do not count them if enough
+-- other steps remain.
 local FIRST_STEPS <const>, LEAST_LEFT <const> = 2, 3
 
 local function first_counted(count)
   return count >= FIRST_STEPS + LEAST_LEFT and FIRST_STEPS + 1 or 1
 end
 
---- What tasks of each name took, in the steps that counts names (by number; nil: in all), the
---- longest total first: { name, kind, calls, total_ms, mean_ms, share }. share: of the time of all
---- tasks, percent. Waits are no tasks.
+--- The times of the tasks of each name, the longest total first: { name, kind, calls, total_ms,
+--- mean_ms, share }. counts: the set of step numbers that count; nil: all steps. share: percent of
+--- the time of all tasks. Waits do not count as tasks.
 ---@param events table[] of a Chrome trace
 ---@param counts? table<integer, boolean>
 ---@return table[]
@@ -146,10 +145,10 @@ function trace.operators(events, counts)
   return list
 end
 
---- What each step of each rank spent its time on: { ranks, rows = one a step and rank, steps = one
---- a step: the mean over ranks, mean = of steps from mean.from_step on, operators = of these steps,
---- see trace.operators }. Work outside of steps is left out, unless there are no steps: then all is
---- one, number -1.
+--- The times of each step of each rank: { ranks, rows = one for each step and rank, steps = one for
+--- each step: the mean over ranks, mean = the mean over the steps from mean.from_step on, operators
+--- = the operators of these steps, see trace.operators }. Work outside of steps does not count,
+--- unless the trace has no steps: then all work is one step with the number -1.
 ---@param events table[] of a Chrome trace
 ---@return table
 function trace.summary(events)
@@ -205,7 +204,7 @@ local HEADS = {
 
 local MOST_OPERATORS <const> = 20
 
--- Lines of the table of operators; what is beyond the longest is one line.
+-- Lines of the table of operators: the longest ones, and one line for all others.
 local function operator_lines(operators)
   local widest, lines = #"operator", {}
   local rest = { name = "others", kind = "", calls = 0, total_ms = 0, share = 0 }
@@ -230,7 +229,7 @@ local function operator_lines(operators)
   return lines
 end
 
---- The steps as text, a line each, and the operators of the steps that the mean is of.
+--- The summary as text: a line for each step, and the operators of the steps that the mean is over.
 ---@param summary table
 ---@return string
 function trace.text(summary)

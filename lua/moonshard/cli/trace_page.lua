@@ -1,9 +1,9 @@
--- The page of moonshard trace --html: a trace as a timeline, in one file that needs nothing else.
+-- The page of moonshard trace --html: a trace as a timeline, in one file without other resources.
 local core = require "moonshard.core"
 
--- Rows are streams, grouped by rank. Pointers (mouse, pen, fingers) and keys move the same window
--- [from, to); the address keeps it, so that a view can be shared. It opens at the second step: the
--- first makes memory and plans.
+-- Rows are streams, grouped by rank. Pointers (mouse, pen, fingers) and keys move the shown window
+-- [from, to). The address has the window, so that a view can be shared. The page opens at the
+-- second step, because the first one allocates memory and makes plans.
 local PAGE = [==[
 <!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>@title@</title>
@@ -187,7 +187,7 @@ local function escaped(text)
   return (text:gsub("&", "&amp;"):gsub("<", "&lt;"):gsub(">", "&gt;"))
 end
 
--- What the pointer shows beside name, kind and time.
+-- The details that the pointer shows besides name, kind and time.
 local function more_of(args)
   local parts = {}
   if args.label then parts[#parts + 1] = args.label end
@@ -198,11 +198,11 @@ local function more_of(args)
   return table.concat(parts, "\n")
 end
 
--- Steps and ranges stand above the streams of their rank, which come in the order of their first
--- task.
+-- Steps and ranges are above the streams of their rank; streams are in the order of their first
+-- tasks.
 local FIRST = { steps = -2, ranges = -1 }
 
--- Names of threads by "pid/tid", and what the first rank says of the run.
+-- Names of threads by "pid/tid", and the first rank's description of the run.
 local function metadata_of(events)
   local names, about = {}, nil
   for _, event in ipairs(events) do
@@ -260,7 +260,7 @@ return function(title, events, text)
       }
     end
   end
-  -- Inside of a script element only its end would be read as markup.
+  -- In a script element only the text of its end tag is read as markup.
   local values = {
     title = escaped(title),
     about = about_of(about),

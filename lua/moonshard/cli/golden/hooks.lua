@@ -1,4 +1,4 @@
--- Golden communication hooks: what gradients are behind them, on as many ranks as a case has.
+-- Golden communication hooks: gradients after reduction, on the number of ranks of the case.
 local ms = require "moonshard"
 local link_state = require "moonshard.link_state"
 local report = require "moonshard.cli.golden.report"
@@ -6,7 +6,7 @@ local hooks = ms.hooks
 
 local cases = {}
 
--- By the manifest's name: the native link, which is also the name of the same in Lua.
+-- The native link for each name of the manifest; the link in Lua has the same name.
 local links = { allreduce = "all_reduce", fp16 = "fp16_compress" }
 
 local function powersgd_rank(case)
@@ -24,7 +24,7 @@ function cases.name(case)
   return ("%s, %s ranks"):format(tostring(case.hook), tostring(case.world_size))
 end
 
---- Raises for hooks that nobody knows.
+--- Raises for unknown hooks.
 ---@param case table
 function cases.check(case)
   if not links[case.hook] and not powersgd_rank(case) then
@@ -32,8 +32,8 @@ function cases.check(case)
   end
 end
 
--- A sum over parameters that are multiplied by what a rank was given, so that these are its
--- gradients.
+-- A loss whose gradients are the rank's given numbers: the sum of the parameters times these
+-- numbers.
 local Weighted = ms.nn.class "Weighted"
 function Weighted:init(shapes)
   for i, shape in ipairs(shapes) do self[i] = ms.nn.Parameter(ms.zeros(shape)) end
@@ -44,15 +44,15 @@ function Weighted:forward(constants)
   return total
 end
 
--- The distance between a number that f16 holds and the next one.
+-- The distance between an f16 number and the next one.
 local function f16_step(x)
   local step = 0x1p-24
   while step * 2048 <= math.abs(x) do step = step * 2 end
   return step
 end
 
--- Two ranks add in one order, so the bits are those of the file; with more the last place may
--- differ.
+-- With two ranks there is one order of addition, so results are bitwise equal to the file; with
+-- more ranks the last place may differ.
 local function compare(case, found, what, ours, golden)
   if powersgd_rank(case) then return found:relative(what, ours, golden, 1e-5) end
   if case.world_size == 2 or not golden then return found:absolute(what, ours, golden, 0x1p-149) end
@@ -83,8 +83,8 @@ local function run_link(case, tensors, found, link, name)
   model:unwrap()
 end
 
--- The file's random draws, as if the state had been loaded with them: one for each matrix that is
--- compressed, in the order of the bucket, the reverse of registration.
+-- Puts the file's random draws into the state: one for each compressed matrix, in the order of the
+-- bucket, which is the reverse order of registration.
 local function put_draws(case, tensors, state, rank)
   local own, draw = link_state.core(state), 0
   for k = #case.shapes - 1, 0, -1 do
@@ -99,8 +99,8 @@ local function put_draws(case, tensors, state, rank)
   end
 end
 
---- Runs a case on its number of ranks, which must be ours: with the native link, and with the one
---- in Lua.
+--- Runs a case, with the native link and with the link in Lua. The number of ranks must be the
+--- case's.
 ---@param case table
 ---@param tensors table<string, ms.Tensor>
 ---@param found ms.GoldenReport

@@ -3,12 +3,12 @@ local ms = require "moonshard"
 local optimizers = require "moonshard.cli.golden.optimizers"
 local report = require "moonshard.cli.golden.report"
 
--- From how far PyTorch itself moves between builds and numbers of ranks.
+-- Chosen from the differences of PyTorch between its builds and numbers of ranks.
 local models = { tolerance = { loss = 2e-5, grad_norm = 1e-5, grad = 1e-5, final = 1e-4 } }
--- Of weights whose gradient is zero in mathematics, so that rounding decides where they go.
+-- For weights whose exact gradient is zero, so that they depend on rounding errors only.
 local NOISE_GRADIENT, NOISE_WEIGHT = 1e-8, 5e-3
 
--- Names of the manifest's configuration and those of our options.
+-- Names in the manifest's configuration -> names of the options here.
 local architectures = {
   gpt2 = { vocab = "vocab", ctx = "context", layer = "layers", head = "heads", dim = "width" },
   llama = {
@@ -36,7 +36,7 @@ local function make(case)
   return ms.nn[case.model](options)
 end
 
--- The tensors of the file whose names begin with the prefix, without it.
+-- The tensors of the file whose names begin with the prefix, by their names without it.
 local function with_prefix(tensors, prefix)
   local found = {}
   for name, t in pairs(tensors) do
@@ -45,8 +45,8 @@ local function with_prefix(tensors, prefix)
   return found
 end
 
--- Which of the rows this rank takes: consecutive ones, by sizes that differ by at most one, larger
--- first. First (from 0), and how many.
+-- The consecutive rows of this rank: the first one (from 0) and their number. The numbers of the
+-- ranks differ by at most one, larger ones first.
 local function slice(rows)
   local rank, size = ms.rank(), ms.world_size()
   if rows < size then error(("%d rows on %d ranks"):format(rows, size), 0) end
@@ -54,8 +54,8 @@ local function slice(rows)
   return rank * least + math.min(rank, more), least + (rank < more and 1 or 0)
 end
 
--- One pass forward and backward for each part of the batch; the loss of the whole. Where slices are
--- uneven, a rank's mean counts by its rows.
+-- One pass forward and backward for each part of the batch; returns the loss of the whole batch. If
+-- ranks have different numbers of rows, the mean of a rank is weighted by its rows.
 local function pass(model, case, tokens)
   local parts = case.micro_batches or 1
   if case.batch % parts ~= 0 then
@@ -74,15 +74,14 @@ local function pass(model, case, tokens)
   return ms.world():all_reduce(loss, "avg"):value():item()
 end
 
--- Where in a tensor the key part of an attention's bias lies; nil for all other tensors. Keys shift
--- all scores of a query alike.
+-- The position of the key part of an attention bias in a tensor; nil for all other tensors. A key
+-- bias adds the same number to all scores of a query, so its exact gradient is zero.
 local function noise_range(case, name)
   if case.model ~= "gpt2" or not name:match "^h%.%d+%.attn%.c_attn%.bias$" then return nil end
   return case.config.dim + 1, case.config.dim
 end
 
--- Calls f(what, ours, golden, is_noise) for the parts of a tensor that are compared by different
--- rules.
+-- Calls f(what, ours, golden, is_noise) for the parts of a tensor that have different tolerances.
 local function each_part(case, name, ours, golden, f)
   local start, length = noise_range(case, name)
   if not start or not ours or not golden or ours:numel() ~= golden:numel() then
@@ -122,7 +121,7 @@ local function compare_weights(case, model, tensors, found)
   end
 end
 
---- Trains as the manifest says and compares every step.
+--- Trains as described in the manifest and compares every step.
 ---@param case table
 ---@param tensors table<string, ms.Tensor>
 ---@param found ms.GoldenReport

@@ -11,7 +11,7 @@ end
 
 local function unary(f) return { inputs = { "x" }, run = f } end
 local function matmul(t) return t.a:matmul(t.b) end
--- attributes that only describe: true
+-- Attributes that are descriptions only: name = true.
 local attention = {
   inputs = { "q", "k", "v" },
   attributes = { layout = true },
@@ -76,7 +76,7 @@ operators.known = {
 ---@return string
 function operators.name(case) return ("%s (%s)"):format(tostring(case.case), tostring(case.op)) end
 
--- The inputs of a case by name; those that the manifest lists want a gradient.
+-- The inputs of a case by name; those that the manifest lists require a gradient.
 local function read_inputs(case, known, tensor)
   local inputs, names = {}, {}
   for _, name in ipairs(known.inputs) do names[name] = true end

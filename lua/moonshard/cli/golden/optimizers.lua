@@ -4,7 +4,7 @@ local report = require "moonshard.cli.golden.report"
 
 local optimizers = { tolerance = 1e-5 }
 
--- Also of the golden models. What a kind does not have of these, its constructor refuses.
+-- Also used for the golden models. A kind's constructor refuses options that it does not have.
 optimizers.kinds = {
   sgd = true, adam = true, adamw = true, adagrad = true, adadelta = true, rmsprop = true,
   rprop = true, adamax = true,

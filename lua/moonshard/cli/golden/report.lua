@@ -1,4 +1,4 @@
--- What a golden test has found: comparisons of tensors and numbers, the largest error, failures as
+-- The report of a golden test: comparisons of tensors and numbers, the largest error, failures as
 -- lines.
 local report = {}
 
@@ -6,13 +6,13 @@ local report = {}
 local Report = {}
 Report.__index = Report
 
-local CHUNK = 1 << 18                      -- values that are in Lua at a time
+local CHUNK = 1 << 18                      -- values that are copied into Lua at a time
 
---- Of one kind of cases.
+--- A report on one kind of cases.
 ---@param kind string
 ---@return ms.GoldenReport
 function report.new(kind)
-  -- share: the largest error, as a part of its tolerance; error: that error itself
+  -- share: the largest error, divided by its tolerance; error: that error itself
   return setmetatable(
     { kind = kind, failures = {}, share = 0, error = 0, place = "nothing was compared" }, Report)
 end
@@ -21,7 +21,7 @@ local function shape_text(t) return "[" .. table.concat(t:shape(), ", ") .. "]" 
 
 local function same_shape(a, b) return shape_text(a) == shape_text(b) end
 
---- The case that the next comparisons are about.
+--- Names the case of the next comparisons.
 ---@param name string
 function Report:begin(name) self.case = name end
 
@@ -33,7 +33,7 @@ function Report:fail(what, text)
 end
 
 local function note(self, what, err, tolerance, measure)
-  -- Not a number is no small error.
+  -- A nan must count as a failure.
   local share = err == err and err / tolerance or math.huge
   if share > self.share or self.place == "nothing was compared" then
     self.share, self.error, self.place = share, err, ("case %s, %s"):format(self.case, what)
@@ -61,8 +61,8 @@ local function extremes(ours, golden)
   return difference, largest
 end
 
--- Whether the two can be compared at all; a file without the tensor is a failure, not one tensor
--- less.
+-- Whether the two tensors exist and have one shape. A tensor that is missing in the file is a
+-- failure.
 local function comparable(self, what, ours, golden)
   if not golden then
     self:fail(what, "the file has no such tensor")
@@ -75,8 +75,8 @@ local function comparable(self, what, ours, golden)
   end
 end
 
---- max|ours - golden| / max|golden| is at most tolerance; where golden is all zeros, ours must be
---- too.
+--- Checks that max|ours - golden| / max|golden| is at most tolerance. If golden is all zeros, ours
+--- must be all zeros.
 ---@param what string
 ---@param ours ms.Tensor?
 ---@param golden ms.Tensor?
@@ -87,7 +87,7 @@ function Report:relative(what, ours, golden, tolerance)
   note(self, what, difference == 0 and 0 or difference / largest, tolerance, "relative")
 end
 
---- max|ours - golden| is at most tolerance.
+--- Checks that max|ours - golden| is at most tolerance.
 ---@param what string
 ---@param ours ms.Tensor?
 ---@param golden ms.Tensor?
@@ -97,7 +97,7 @@ function Report:absolute(what, ours, golden, tolerance)
   note(self, what, extremes(ours, golden), tolerance, "absolute")
 end
 
---- The same for a number; relative: to the golden one.
+--- The same for a number; relative: the error is divided by the golden number.
 ---@param what string
 ---@param ours number
 ---@param golden number?
