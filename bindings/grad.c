@@ -150,8 +150,8 @@ static int backward(lua_State *L)
     return 0;
 }
 
-/* core.backwards() -> how many there were. The library compares it with an earlier count to learn
- * whether gradients are new. */
+/* core.backwards() -> how many there were. accumulate compares two counts to find a pass that
+ * forgot to call backward. */
 static int backwards(lua_State *L)
 {
     lua_pushinteger(L, ms_lua_runtime(L)->backwards);

@@ -70,6 +70,7 @@ static ms_status check_channel_and_root(ms_group *group, uint32_t channel, const
 /* Whether this rank brings a tensor, and whether it gets its result in another one. */
 static bool wants_in(const ms_group *group, const ms_collective *c)
 {
+    /* The other ranks of a scatter only receive. */
     bool elsewhere = c->kind == MS_SCATTER && group->rank != c->root;
     return c->kind != MS_BARRIER && c->kind != MS_SPLIT && !elsewhere;
 }
@@ -87,12 +88,14 @@ static bool wants_out(const ms_group *group, const ms_collective *c)
 static ms_status check_presence(ms_group *group, const ms_collective *c)
 {
     bool in = wants_in(group, c), out = wants_out(group, c);
+    /* Where a separate result is allowed but not required. */
     bool may_out =
         out || c->kind == MS_ALL_REDUCE || (c->kind == MS_REDUCE && group->rank == c->root);
     if (in != (c->in != NULL))
         return refuse(group, c, in ? "the tensor is missing" : "this rank brings no tensor");
     if (out && !c->out) return refuse(group, c, "the tensor for the result is missing");
     if (!may_out && c->out) return refuse(group, c, "this rank has no separate result");
+    /* receive_counts belong to all_to_all, and only together with counts. */
     bool cuts = ms_kind_parts(c->kind) || c->kind == MS_ALL_GATHER || c->kind == MS_GATHER;
     if ((c->counts && !cuts)
         || (c->receive_counts != NULL) != (c->kind == MS_ALL_TO_ALL && c->counts))
@@ -142,6 +145,7 @@ static ms_status expect_lengths(ms_group *group, const ms_collective *c, lengths
     bool joins = c->kind == MS_ALL_GATHER || c->kind == MS_GATHER, cuts = ms_kind_parts(c->kind);
     if (joins && __builtin_mul_overflow(in, size, &whole))
         return refuse(group, c, "the result has more than 64 bits of elements");
+    /* A rank that brings nothing knows the whole from what it gets. */
     if (c->kind == MS_SCATTER && !c->in) whole = out * size;
     if (c->counts) whole = sum;
     if (cuts && !c->counts && whole % size)
@@ -181,6 +185,7 @@ static ms_status check_lengths(ms_group *group, const ms_collective *c, uint64_t
 static ms_status check_memory(const ms_collective *c, const ms_tensor *tensor, bool read)
 {
     if (!tensor) return MS_OK;
+    /* Bytes of the storage; the tensor is contiguous, as was checked before. */
     size_t begin = (size_t)ms_tensor_offset(tensor) * ms_dtype_bytes(ms_tensor_dtype(tensor));
     return ms_storage_check(ms_tensor_storage(tensor), begin, begin + ms_tensor_bytes(tensor), read,
                             ms_collective_name(c->kind));

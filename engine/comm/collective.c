@@ -51,6 +51,7 @@ bool ms_reduce_op_find(const char *name, ms_reduce_op *out)
 static uint64_t wire_of(const ms_group *group, uint8_t kind, uint64_t whole)
 {
     uint64_t size = group->size;
+    /* A recv sends nothing, and a group of one has nobody to send to. */
     if (size == 1 || kind == MS_RECV) return 0;
     uint64_t others = whole / size * (size - 1) + whole % size * (size - 1) / size;
     switch (kind) {
@@ -112,6 +113,7 @@ uint64_t ms_comm_order_hash(const ms_engine *engine)
     uint64_t hash = 0;
     for (size_t i = 0; comm && i < comm->record_count; i++) {
         const ms_collective_record *r = &comm->records[i];
+        /* Groups by name, since their addresses differ from rank to rank. */
         uint64_t fields[] = { r->kind,
                               r->op,
                               r->dtype,
@@ -153,6 +155,7 @@ static ms_status hold_counts(ms_comm *comm, const ms_collective *c, ms_comm_args
     ms_context *context = ms_engine_context(comm->engine);
     size_t kept = 0, one = args->group->size * sizeof(int64_t);
     if (!c->counts) return MS_OK;
+    /* Copies whose task has run are freed now, so the list is as long as calls are under way. */
     for (size_t i = 0; i < comm->held_count; i++)
         if (ms_point_reached(comm->engine, comm->held[i].point))
             ms_release(context, comm->held[i].memory);
@@ -198,6 +201,7 @@ static ms_status choose_stream(ms_group *group, const ms_comm_args *args, const 
 {
     *out = c->stream;
     if (c->stream) return MS_OK;
+    /* The two streams of sends and receives are this rank's, not the group's. */
     if (ms_kind_is_pair(args->kind))
         return ms_engine_stream(group->comm->engine, args->kind == MS_SEND ? "send" : "recv", out);
     return ms_group_stream(group, args->channel + 1u, out);
@@ -216,6 +220,7 @@ static ms_task_cost cost_of(const ms_comm_args *args)
                           .first_rank = group->lowest,
                           .last_rank = group->highest,
                           .collective = args->kind };
+    /* Only two ranks take part, whatever the group. */
     if (ms_kind_is_pair(args->kind)) {
         uint32_t own = group->members[group->rank], peer = group->members[args->root];
         cost.ranks = 2;
@@ -257,8 +262,10 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
     if (status) return status;
     ms_stream *before = ms_engine_set_current(comm->engine, stream);
     uint32_t label = trace_label(comm, args);
+    /* What hosts share is carried by control and never by the network. */
     const ms_task *tasks =
         args->by_hosts ? args->group->control->tasks : args->group->transport->tasks;
+    /* The write is counted as a restore from `in` while this is set. */
     if (c->restore) ms_tensor_restoring(comm->engine, c->out, c->in);
     status = ms_tensor_enqueue(comm->engine, &tasks[args->kind], args, reads, 1, writes, 1,
                                cost_of(args));
@@ -321,6 +328,7 @@ static void describe_tensors(const ms_collective *c, ms_comm_args *args)
     args->dtype = c->travels != MS_F32 ? (uint8_t)c->travels : args->memory;
     args->in = c->in ? ms_tensor_data(c->in) : NULL;
     args->out = c->out ? ms_tensor_data(c->out) : args->in;
+    /* A recv's tensor is filled and not handed in. */
     if (c->in && c->kind != MS_RECV)
         args->payload_bytes = (uint64_t)ms_tensor_count(c->in) * ms_dtype_bytes(args->dtype);
 }
@@ -369,6 +377,7 @@ static uint64_t calls_around(const ms_group *group)
     const ms_comm *comm = group->comm;
     uint64_t calls = 0;
     for (uint32_t word = 0; word < MS_GROUPS_MAX / 64; word++)
+        /* Clears the lowest bit in each turn. */
         for (uint64_t bits = group->around[word]; bits; bits &= bits - 1) {
             const ms_group *outer = comm->groups[word * 64 + (uint32_t)__builtin_ctzll(bits)];
             for (uint32_t c = 0; c < MS_CHANNELS; c++) calls += outer->channels[c].number;
@@ -385,6 +394,7 @@ static ms_status check_transport(const ms_group *group, const ms_comm_args *args
     const char *kind = ms_collective_name((ms_collective_kind)args->kind), *name = transport->name,
                *dtype = ms_dtype_name((ms_dtype)args->dtype),
                *op = ms_reduce_op_name((ms_reduce_op)args->op);
+    /* In the order in which the message helps most: operation, dtype, reduction, rounding. */
     if (!(transport->kinds & 1u << args->kind))
         return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED,
                               "%s: the transport \"%s\" has no such operation", kind, name);
@@ -420,6 +430,8 @@ static ms_status prepare_transport(ms_group *group, const ms_comm_args *args)
                               "members, and %s has made none: make a barrier first",
                               ms_collective_name((ms_collective_kind)args->kind),
                               group->transport->name, group->name);
+    /* It may share numbers with the members, which uses channel "numbers" and so does not come back
+     * here. */
     status = group->transport->prepare(group);
     group->prepared = status == MS_OK;
     return status;
@@ -442,6 +454,7 @@ static void note_call(ms_group *group, const ms_comm_args *args, void *held, ms_
     if (held) comm->held[comm->held_count++] = (ms_held){ .point = point, .memory = held };
     if (!ms_kind_is_pair(args->kind)) group->channels[args->channel].number++;
     if (comm->recording) comm->record_count++;
+    /* The next call of the channel comes after this one, on whatever stream. */
     *place_of(group, args) = point;
     group->control->launched(comm, args);
     account(group, args);
@@ -457,6 +470,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     ms_stream *stream = NULL;
     void *held = NULL;
     describe(group, c, args);
+    /* A job that has ended takes no further call. */
     ms_status status = ms_comm_verify(comm);
     if (!status) status = prepare_transport(group, args);
     if (status) return status;
@@ -470,6 +484,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
         ms_release(ms_engine_context(comm->engine), held);
         return status;
     }
+    /* Taken at once: the host enqueues nothing in between. */
     ms_point point = ms_stream_last(stream);
     note_call(group, args, held, point);
     if (ready) *ready = point;

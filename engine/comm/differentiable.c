@@ -60,6 +60,7 @@ static ms_status exchange(const link *l, ms_collective_kind kind, ms_tensor *in,
                            .bucket = -1,
                            .label = "gradient" };
     if (kind == MS_ALL_REDUCE && l->call.op == MS_REDUCE_OP_AVG) back.op = MS_REDUCE_OP_AVG;
+    /* What came in now goes out: the two lists change places. */
     if (kind == MS_ALL_TO_ALL && l->counts) {
         back.counts = l->receive_counts;
         back.receive_counts = l->counts;
@@ -178,6 +179,7 @@ static ms_status new_link(ms_group *group, uint32_t channel, const ms_collective
     if (call->counts) l->counts = memcpy(list, call->counts, size * sizeof *list);
     if (call->receive_counts)
         l->receive_counts = memcpy(list + size, call->receive_counts, size * sizeof *list);
+    /* Tensors and lists of the caller may be gone when backward runs. */
     l->call.in = l->call.out = NULL;
     l->call.counts = l->call.receive_counts = NULL;
     *out = l;
@@ -202,6 +204,7 @@ ms_status ms_group_apply(ms_group *group, uint32_t channel, const ms_collective 
                               ms_collective_name(call->kind), with, operation);
     }
     link *l = NULL;
+    /* In place, `in` is a copy of the input that the caller has made. */
     ms_tensor *output = call->out ? call->out : call->in;
     ms_status status = new_link(group, channel, call, input, &l);
     if (!status) status = ms_group_enqueue(group, channel, call, ready);

@@ -34,6 +34,7 @@ static void describe_label(const ms_flight *flight, char *text, size_t bytes)
 const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes)
 {
     char tensor[64] = "", op[24] = "", root[32] = "", label[80] = "", script[96] = "", inside[320];
+    /* A barrier and a split have no tensor to show. */
     bool moves = flight->kind != MS_BARRIER && flight->kind != MS_SPLIT;
     const char *role = ms_kind_is_pair(flight->kind) ? "peer" : "root", *channel = "", *comma = "";
     if (moves)
@@ -45,6 +46,7 @@ const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes
     describe_label(flight, label, sizeof label);
     if (*flight->script) snprintf(script, sizeof script, ", at %.64s", flight->script);
     snprintf(inside, sizeof inside, "%s%s%s%s%s", tensor, op, root, label, script);
+    /* The first part that is there needs no comma. */
     const char *shown = *inside == ',' ? inside + 2 : inside;
     if (flight->channel) {
         comma = ", channel ";

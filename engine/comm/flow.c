@@ -12,6 +12,7 @@ void ms_flow_part(const int64_t *counts, uint64_t total, uint32_t parts, uint32_
         return;
     }
     *begin = 0;
+    /* Linear in the ranks for each part; lists of counts are short. */
     for (uint32_t i = 0; i < index; i++) *begin += (uint64_t)counts[i];
     *length = (uint64_t)counts[index];
 }

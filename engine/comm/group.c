@@ -59,7 +59,7 @@ static uint32_t set_words(const ms_group *group)
 static bool contains(const ms_group *outer, const ms_group *inner)
 {
     uint32_t words = set_words(inner);
-    for (uint32_t w = 0; w < words; w++)
+    for (uint32_t w = 0; w < words; w++) /* A rank of the inner group that the outer one lacks. */
         if (inner->set[w] & ~outer->set[w]) return false;
     return true;
 }
@@ -71,6 +71,8 @@ static void fill_members(ms_group *group, const uint32_t *members)
     group->lowest = UINT32_MAX;
     for (uint32_t m = 0; m < group->size; m++) {
         uint32_t rank = group->members[m] = members ? members[m] : m;
+        /* Order does not matter in the set, but does in the list: it is the numbering of the group.
+         * */
         group->set[rank / 64] |= (uint64_t)1 << rank % 64;
         if (rank < group->lowest) group->lowest = rank;
         if (rank > group->highest) group->highest = rank;
@@ -114,6 +116,8 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
 {
     ms_context *context = ms_engine_context(comm->engine);
     uint32_t count = atomic_load(&comm->group_count);
+    /* A full table is an error for this rank alone; ids that the whole job lacks are found in
+     * agree_on_ids. */
     if (count == MS_GROUPS_MAX)
         return ms_fail(context, MS_ERROR_STATE,
                        "this rank is in %d groups already, which is the most", MS_GROUPS_MAX);
@@ -142,6 +146,7 @@ static ms_status open_both(ms_comm *comm, ms_rendezvous *rendezvous)
     ms_status status = comm->control->open ? comm->control->open(comm, rendezvous) : MS_OK;
     if (status || !comm->transport->open) return status;
     status = comm->transport->open(comm);
+    /* The place at the rendezvous is given back: `joined` was not called yet. */
     if (status) comm->control->close(comm);
     return status;
 }
@@ -161,6 +166,7 @@ ms_status ms_comm_new(ms_engine *engine, const ms_control *control, const ms_tra
     comm->control = control;
     comm->transport = transport;
     comm->process = context->os->process_id(context->os->user);
+    /* 0 is the world's. */
     comm->own_ids = 1;
     status = ms_group_new(comm, 0, "world", rank, size, NULL, &all);
     if (!status) status = open_both(comm, rendezvous);
@@ -208,9 +214,12 @@ ms_status ms_comm_verify(ms_comm *comm)
     ms_status status = comm->control->check(comm);
     if (!status && comm->transport->poll_error) {
         status = comm->transport->poll_error(comm);
+        /* Work that failed on the network is this rank's error, so peers learn of it from control.
+         * */
         if (status) comm->control->abort(comm, &ms_engine_context(comm->engine)->error);
     }
     if (status && comm->transport->abort && !comm->aborted) {
+        /* Set first: an abort that comes back here through an error is not repeated. */
         comm->aborted = true;
         comm->transport->abort(comm);
     }
@@ -281,6 +290,8 @@ ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out)
     ms_status status = MS_OK;
     if (!own->stream) {
         uint32_t index = 0;
+        /* The place in this rank's list names the stream; other ranks may use another name for it.
+         * */
         while (group->comm->groups[index] != group) index++;
         char name[32];
         const char *kind = channel <= MS_USER_CHANNELS ? "comm" : "";
@@ -300,6 +311,7 @@ ms_status ms_group_storage(ms_group *group, ms_stream *stream, size_t bytes, ms_
     ms_status status = transport->storage ? transport->storage(group->comm, stream, bytes, out)
                                           : ms_storage_new(stream, bytes, out);
     if (status || !transport->enroll) return status;
+    /* Before its first use, so that no collective meets memory that the network does not know. */
     status = transport->enroll(group->comm, *out);
     if (status) {
         ms_storage_release(*out);

@@ -47,6 +47,7 @@ static ms_status choose_transport(ms_engine *engine, const ms_control *control,
 ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank,
                        ms_group **world)
 {
+    /* Before the device's kernels are looked at: those of the sim device are the cpu's. */
     if (ms_engine_is_sim(engine))
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                               "the sim device has no data to exchange: open a fake world");

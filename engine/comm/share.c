@@ -10,6 +10,7 @@ static void sweep(ms_comm *comm)
 {
     for (ms_shared **at = &comm->shared; *at;) {
         ms_shared *shared = *at;
+        /* Control may still write into a result that is not reached. */
         if (shared->ticket || !ms_point_reached(comm->engine, shared->ready)) {
             at = &shared->next;
             continue;
@@ -62,10 +63,13 @@ static void lay_out(const ms_group *group, const ms_sharing *sharing, const void
     args->count = sharing->count * (gathers ? group->size : 1);
     args->payload_bytes = bytes;
     args->by_hosts = true;
+    /* In an all_gather each rank has its place; otherwise the numbers are combined where they are.
+     * */
     char *own = gathers ? result + group->rank * bytes : result;
     if (bytes) memcpy(own, mine, bytes);
     args->in = own;
     args->out = result;
+    /* The rest is done by control's task. */
     if (group->control->has_others) return;
     for (uint32_t m = 0; gathers && bytes && m < group->size; m++)
         if (m != group->rank) memcpy(result + m * bytes, own, bytes);
@@ -82,6 +86,7 @@ static ms_status new_result(ms_comm *comm, size_t bytes, ms_shared **out)
     ms_status status = ms_allocate(ms_engine_context(comm->engine), sizeof(ms_shared) + bytes,
                                    "numbers of hosts", &memory);
     if (status) return status;
+    /* The numbers follow the head in the same allocation. */
     *out = memory;
     (*out)->bytes = bytes;
     return MS_OK;
@@ -135,6 +140,7 @@ ms_status ms_group_share_split(ms_group *group, uint64_t hash, void *all, size_t
     ms_shared *shared = NULL;
     ms_status status = new_result(group->comm, bytes, &shared);
     if (status) return status;
+    /* Only the first member's number counts; the others bring zeros. */
     memcpy(shared->result, all, bytes);
     ms_comm_args args = { .counts_hash = hash,
                           .by_hosts = true,
@@ -161,6 +167,7 @@ ms_status ms_group_share_end(ms_group *group, uint64_t ticket, void *all)
         return ms_engine_fail(engine, MS_ERROR_STATE, "these numbers have been read already");
     ms_status status = group->control->has_others ? ms_point_sync(engine, shared->ready) : MS_OK;
     if (!status && shared->bytes) memcpy(all, shared->result, shared->bytes);
+    /* From now on the next sweep may free it; a second end with this ticket is an error. */
     shared->ticket = 0;
     return status;
 }

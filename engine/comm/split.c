@@ -19,6 +19,7 @@ static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *si
         if (sizes[p] == 0)
             status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "split: part %u is empty", p + 1);
         for (uint32_t end = i + sizes[p]; i < end && !status; i++) {
+            /* One byte for each rank of the group, zeroed by ms_allocate. */
             char *mark = seen;
             if (ranks[i] >= group->size)
                 status = ms_engine_fail(engine, MS_ERROR_ARGUMENT,
@@ -51,6 +52,7 @@ static ms_status make_group(ms_group *group, uint32_t id, uint32_t number, uint3
     if (!status) snprintf(name, bytes, "%s/%u.%u", group->name, group->splits, number);
     for (uint32_t m = 0; m < size && !status; m++)
         ((uint32_t *)members)[m] = group->members[ranks[m]];
+    /* Control makes room for the group before anybody can call in it. */
     if (!status) status = comm->control->join(comm, id);
     if (!status) status = ms_group_new(comm, id, name, at, size, members, out);
     ms_release(context, members);
@@ -99,16 +101,19 @@ ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
     uint32_t total = 0, first_id = 0;
     ms_status status = check_parts(group, parts, sizes, ranks, &total);
     if (status) return status;
+    /* The group of this rank alone cannot be cut further, and no peer takes part. */
     if (group == group->comm->alone) {
         *out = group;
         return MS_OK;
     }
+    /* Refused before peers hear of it: a split waits for them. */
     status = ms_engine_check_sync(group->comm->engine);
     if (status) return status;
     uint64_t hash =
         ms_hash(ranks, total * sizeof *ranks, ms_hash(sizes, parts * sizeof *sizes, parts)) | 1;
     status = agree_on_ids(group, hash, parts, &first_id);
     if (status) return status;
+    /* Counted on every member, also on those that are in no part, so that names stay equal. */
     group->splits++;
     return make_part(group, first_id, parts, sizes, ranks, out);
 }

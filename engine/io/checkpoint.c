@@ -129,6 +129,7 @@ static ms_status sweep_one(ms_context *context, const char *folder, const char *
     bool temporary = strncmp(name, TEMPORARY, strlen(TEMPORARY)) == 0,
          replaced = strncmp(name, REPLACED, strlen(REPLACED)) == 0;
     char *path = NULL, *committed = NULL;
+    /* Committed checkpoints and other files are none of its business. */
     if (!temporary && !replaced) return MS_OK;
     ms_status status = ms_path_join(context, folder, name, &path);
     if (!status)

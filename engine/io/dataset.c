@@ -15,6 +15,7 @@ ms_status ms_data_new(ms_context *context, ms_data **out)
     ms_status status = ms_allocate(context, sizeof **out, "a data set", (void **)out);
     if (status) return status;
     ms_context_init(&(*out)->context, context->os);
+    /* Atomic, because a loader's thread and the host may release at the same time. */
     atomic_init(&(*out)->references, 1);
     (*out)->width = 1;
     return MS_OK;
@@ -95,6 +96,7 @@ ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double frac
         ms_release(context, a);
         return status;
     }
+    /* The source's own reference is still held, so the data cannot go before this. */
     atomic_fetch_add(&dataset->data->references, 2);
     *first = a;
     *rest = b;
@@ -108,6 +110,7 @@ ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double frac
 static ms_status append_file(ms_context *context, ms_data *data, ms_file *file, const char *path,
                              uint64_t offset, uint64_t end)
 {
+    /* The array grows geometrically, so many small files cost a few copies of each byte. */
     size_t used = (size_t)data->count * data->width, more = (size_t)(end - offset);
     ms_status status = ms_grow(context, (void **)&data->samples, &data->capacity, used + more, 1);
     if (!status) status = ms_file_read(context, file, path, data->samples + used, more, offset);
@@ -149,6 +152,7 @@ static ms_status append_folder(ms_context *context, ms_data *data, const char *p
     ms_status status = ms_folder_list(context, path, &names);
     for (size_t i = 0; i < names.count && !status; i++) {
         char *inner = NULL;
+        /* Hidden files are those of editors and version control, not data. */
         if (names.items[i][0] == '.') continue;
         status = ms_path_join(context, path, names.items[i], &inner);
         if (!status) status = append_path(context, data, inner, depth + 1);
@@ -233,6 +237,7 @@ static ms_status check_shard(ms_context *context, const char *path, uint64_t byt
                              const ms_shard_format *format, const uint8_t *header, ms_shard *out)
 {
     uint32_t version = little_endian(header + 4), tokens = little_endian(header + 8);
+    /* 32 bits of count times 4 bytes cannot overflow 64. */
     uint64_t end = SHARD_HEADER + (uint64_t)tokens * format->width;
     if (version != format->version)
         return ms_fail(context, MS_ERROR_CORRUPT,
@@ -254,12 +259,14 @@ static ms_status read_shard_header(ms_context *context, ms_file *file, const cha
                                    uint64_t bytes, ms_shard *out)
 {
     uint8_t header[12] = { 0 };
+    /* Magic, version and count are all that is used of the header. */
     if (bytes >= sizeof header) {
         ms_status status = ms_file_read(context, file, path, header, sizeof header, 0);
         if (status) return status;
     }
     const ms_shard_format *format = find_format(little_endian(header));
     if (format) return check_shard(context, path, bytes, format, header, out);
+    /* Half a token means that the file is something else, or was cut off. */
     if (bytes % 2)
         return ms_fail(
             context, MS_ERROR_CORRUPT,
@@ -279,6 +286,7 @@ static ms_status append_shard(ms_context *context, ms_data *data, const char *pa
     ms_shard shard = { 0 };
     ms_status status = open_sized(context, path, &file, &bytes);
     if (!status) status = read_shard_header(context, file, path, bytes, &shard);
+    /* The width is that of the first shard that had tokens. */
     if (!status && data->count > 0 && data->width != shard.width)
         status = ms_fail(
             context, MS_ERROR_MISMATCH,

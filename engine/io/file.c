@@ -67,6 +67,7 @@ ms_status ms_file_append(ms_context *context, ms_file *file, const char *path, c
                          size_t bytes)
 {
     const ms_os *os = context->os;
+    /* Where the file ends now is where a failed record is cut off again. */
     uint64_t before = 0;
     int error = os->size(os->user, file, &before);
     if (error) return ms_fail_os(context, error, "cannot tell the size of", path);
@@ -90,6 +91,7 @@ ms_status ms_file_read_all(ms_context *context, const char *path, uint64_t limit
     if (status) return status;
     int error = context->os->size(context->os->user, file, &size);
     if (error) status = ms_fail_os(context, error, "cannot tell the size of", path);
+    /* One byte more is needed for the zero at the end. */
     else if (size > limit || size > SIZE_MAX - 1)
         status =
             ms_fail(context, MS_ERROR_CORRUPT,
@@ -168,6 +170,7 @@ ms_status ms_writer_commit(ms_writer *writer)
     int error = os->sync(os->user, writer->file);
     ms_activity_end(context->activity);
     ms_file_close(context, writer->file);
+    /* Closed in any case: after a failed sync the descriptor is of no use. */
     writer->file = NULL;
     if (error) return ms_fail_os(context, error, "cannot write", writer->path);
     error = os->rename(os->user, writer->temporary, writer->path);
@@ -182,6 +185,7 @@ void ms_writer_free(ms_writer *writer)
     if (writer == NULL) return;
     ms_context *context = writer->context;
     ms_file_close(context, writer->file);
+    /* Best effort: a temporary file that stays is named as one. */
     if (writer->made) (void)context->os->remove(context->os->user, writer->temporary);
     ms_release(context, writer->temporary);
     ms_release(context, writer->path);
@@ -206,6 +210,7 @@ ms_status ms_file_write_atomic(ms_context *context, const char *path, const void
  * gives an empty text: the lock itself was tested by the system, not by this text. */
 static void read_holder(ms_context *context, ms_file *file, char *text, size_t bytes)
 {
+    /* The holder may be writing its text just now. */
     int64_t count = context->os->read(context->os->user, file, text, bytes - 1, 0);
     text[count > 0 ? count : 0] = 0;
     text[strcspn(text, "\n")] = 0;

@@ -52,16 +52,19 @@ size_t ms_text_character(const char *characters)
     static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
     const unsigned char *text = (const unsigned char *)characters;
     size_t bytes = 0;
+    /* The first byte says how many follow; bytes 0x80 to 0xbf cannot be first and leave 0. */
     if (text[0] < 0x80) bytes = text[0] != 0;
     else if (text[0] >= 0xf0) bytes = 4;
     else if (text[0] >= 0xe0) bytes = 3;
     else if (text[0] >= 0xc0) bytes = 2;
     if (bytes <= 1) return bytes;
+    /* The bits after the length mark. */
     uint32_t code = text[0] & (0xffu >> (bytes + 1));
     for (size_t i = 1; i < bytes; i++) {
         if ((text[i] & 0xc0) != 0x80) return 0;
         code = code << 6 | (text[i] & 0x3fu);
     }
+    /* least[] has the smallest code that needs so many bytes. */
     if (text[0] >= 0xf8 || code < least[bytes] || code > 0x10ffff
         || (code >= 0xd800 && code < 0xe000))
         return 0;
@@ -127,6 +130,7 @@ ms_status ms_folder_make(ms_context *context, const char *path)
     for (char *end = part; !status && *end;) {
         end += strspn(end, "/");
         end += strcspn(end, "/");
+        /* The path is cut here for the moment, and is whole again at the end of the turn. */
         char kept = *end;
         *end = 0;
         ms_file_info info;
@@ -193,6 +197,8 @@ ms_status ms_folder_remove(ms_context *context, const char *path)
         if (error) status = ms_fail_os(context, error, "cannot remove", file);
         ms_release(context, file);
     }
+    /* Empty by now, unless someone has written into it meanwhile; then the removal fails and says
+     * so. */
     int error = status ? 0 : os->remove(os->user, path);
     if (error) status = ms_fail_os(context, error, "cannot remove", path);
     ms_names_free(context, &names);
@@ -218,6 +224,7 @@ ms_status ms_folder_sync_of(ms_context *context, const char *path)
     char *folder = NULL;
     ms_status status = ms_text_join(context, path, "", &folder);
     if (status) return status;
+    /* For the root, the slash itself is kept. */
     char *slash = strrchr(folder, '/');
     if (slash == folder) slash[1] = 0;
     else if (slash) *slash = 0;

@@ -27,6 +27,7 @@ static void zlib_release(void *context, void *memory) { ms_release(context, memo
 static ms_status inflate_into(ms_context *context, const char *path, z_stream *stream,
                               uint8_t **data, int *result)
 {
+    /* The stream's own count of bytes is the position in *data, which may move as it grows. */
     size_t capacity = 0;
     for (*result = Z_OK; *result == Z_OK;) {
         if (stream->total_out >= IDX_BYTES_MAX)
@@ -46,6 +47,7 @@ static ms_status inflate_into(ms_context *context, const char *path, z_stream *s
 static ms_status check_end(ms_context *context, const char *path, const z_stream *stream,
                            int result)
 {
+    /* A lack of memory is not the file's fault and must not be reported as such. */
     if (result == Z_MEM_ERROR)
         return ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
     if (result == Z_STREAM_END && !stream->avail_in) return MS_OK;
@@ -69,6 +71,7 @@ static ms_status inflate_all(ms_context *context, const char *path, const uint8_
         return ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
     stream.next_in = (uint8_t *)(uintptr_t)packed; /* zlib only reads it */
     stream.avail_in = (unsigned)packed_bytes;
+    /* The stream ends on every path: zlib's own memory comes from the table, and tests count it. */
     ms_status status = inflate_into(context, path, &stream, &data, &result);
     if (!status) status = check_end(context, path, &stream, result);
     *bytes = stream.total_out;
@@ -84,6 +87,8 @@ static ms_status read_expanded(ms_context *context, const char *path, uint8_t **
     uint8_t *data = NULL;
     size_t size = 0;
     ms_status status = ms_file_read_all(context, path, IDX_BYTES_MAX, (void **)&data, &size);
+    /* gzip's magic number. An idx file begins with two zero bytes, so the two cannot be confused.
+     * */
     if (!status && size >= 2 && data[0] == 0x1f && data[1] == 0x8b) {
         uint8_t *packed = data;
         data = NULL;
@@ -103,6 +108,8 @@ static ms_status check_idx(ms_context *context, const char *path, const uint8_t 
                            uint32_t dims, uint32_t sizes[3], size_t *values)
 {
     size_t expected = 1, header = 4 + 4 * (size_t)dims;
+    /* Only unsigned bytes are read; the format has floats and integers too, which MNIST does not
+     * use. */
     if (bytes < header || data[0] || data[1] || data[2] != 8 || data[3] != dims)
         return ms_fail(context, MS_ERROR_CORRUPT,
                        "'%s', byte 0: not an idx file of bytes with %u dimension%s", path, dims,
@@ -134,6 +141,7 @@ static ms_status read_idx(ms_context *context, const char *path, uint32_t dims, 
         ms_release(context, data);
         return status;
     }
+    /* The header of a few bytes stays behind the values; it is freed with them. */
     memmove(data, data + bytes - values, values);
     *out = data;
     return MS_OK;
@@ -149,9 +157,11 @@ ms_status ms_dataset_images(ms_context *context, const char *images, const char 
     ms_status status = ms_data_new(context, &data);
     if (!status) status = read_idx(context, images, 3, sizes, &data->samples);
     if (!status) status = read_idx(context, labels, 1, label_sizes, &data->labels);
+    /* Also files that are each valid may not belong together: training images with test labels. */
     if (!status && sizes[0] != label_sizes[0])
         status = ms_fail(context, MS_ERROR_MISMATCH, "'%s' has %u images, '%s' %u labels", images,
                          sizes[0], labels, label_sizes[0]);
+    /* An empty image would give batches of no bytes, and divisions by 0 in models. */
     if (!status && (sizes[0] == 0 || sizes[1] == 0 || sizes[2] == 0))
         status = ms_fail(context, MS_ERROR_CORRUPT, "'%s' holds no image", images);
     if (!status) {

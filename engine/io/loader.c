@@ -63,6 +63,7 @@ static uint64_t draw_below(uint64_t seed, uint64_t epoch, uint64_t what, uint64_
 static uint64_t permute(uint64_t seed, uint64_t epoch, uint64_t count, uint64_t index)
 {
     uint32_t half = 1;
+    /* The domain is 2^(2 half), at most four times count. */
     while (half < 32 && UINT64_C(1) << (2 * half) < count) half++;
     uint64_t mask = (UINT64_C(1) << half) - 1;
     do {
@@ -83,6 +84,8 @@ static uint64_t permute(uint64_t seed, uint64_t epoch, uint64_t count, uint64_t 
  * borders between windows fall on different tokens and every pair of neighbours is learned. */
 static uint64_t epoch_offset(const ms_loader *loader, uint64_t epoch)
 {
+    /* Only tokens come here: images have no windows. room is 0 or more, as count_windows has left
+     * it. */
     uint64_t room = loader->dataset->count - 1 - loader->windows * loader->options.length;
     return loader->options.shuffle ? draw_below(loader->seed, epoch, 0, room + 1) : 0;
 }
@@ -130,6 +133,7 @@ static void fill_row(const ms_loader *loader, uint64_t epoch, uint64_t position,
     const ms_dataset *dataset = loader->dataset;
     const ms_data *data = dataset->data;
     uint64_t sample = sample_at(loader, epoch, position);
+    /* The one place that tells images from tokens while filling. */
     if (data->labels) {
         fill_image(data, dataset->first + sample, x, y);
         return;
@@ -145,6 +149,7 @@ static void fill(const ms_loader *loader, ms_loader_state state, uint32_t first,
                  void *x, void *y)
 {
     for (uint32_t i = 0; i < rows; i++) {
+        /* Positions of one batch may belong to two epochs. */
         uint64_t at = state.position + first + i;
         fill_row(loader, state.epoch + at / loader->windows, at % loader->windows,
                  (char *)x + i * loader->x_row, (char *)y + i * loader->y_row);
@@ -215,6 +220,8 @@ static ms_status start_thread(ms_context *context, ms_loader *loader)
                 ms_bytes_new(context, loader->y_row * ms_loader_rows(loader), "a batch", &slot->y);
         if (status) return status;
     }
+    /* The thread does not run, so the order of these stores does not matter; its start publishes
+     * them. */
     atomic_store(&loader->filled, 0);
     atomic_store(&loader->taken, 0);
     atomic_store(&loader->stop, false);
@@ -242,6 +249,7 @@ static ms_status check_options(ms_context *context, bool tokens, const ms_loader
                        "loader: a batch of %u does not divide by %u ranks, which share it: take a "
                        "multiple of %u",
                        options->batch, options->ranks, options->ranks);
+    /* A rank outside would be given rows past the batch. */
     if (options->rank >= options->ranks)
         return ms_fail(context, MS_ERROR_ARGUMENT, "loader: rank %u of %u", options->rank,
                        options->ranks);

@@ -87,6 +87,7 @@ static ms_status scan_shape(ms_context *context, ms_safetensors *file, ms_scan *
     if (!ms_scan_character(scan, '[')) return malformed(context, file, scan);
     for (raw->dims = 0; ms_scan_more(scan, ']', &first); raw->dims++) {
         if (!ms_scan_size(scan, &size)) return malformed(context, file, scan);
+        /* The limit bounds what a hostile shape can make the list of sizes take. */
         if (raw->dims == MS_SAFETENSORS_DIMS_MAX)
             return corrupt(context, file, "tensor '%.200s' has more than 16 dimensions: '%s'",
                            name);
@@ -116,10 +117,12 @@ static ms_status scan_member(ms_context *context, ms_safetensors *file, ms_scan 
         if (status) return status;
     } else if (strcmp(key, "data_offsets") == 0) {
         twice = raw->begin >= 0;
+        /* Problems are looked at once, at the end of this function. */
         (void)(ms_scan_character(scan, '[') && ms_scan_size(scan, &raw->begin)
                && ms_scan_character(scan, ',') && ms_scan_size(scan, &raw->end)
                && ms_scan_character(scan, ']'));
     } else {
+        /* Skipping needs no memory, whatever the member holds. */
         (void)ms_scan_skip(scan);
     }
     if (twice) return corrupt(context, file, "tensor '%.200s' has '%s' twice: '%s'", name, key);
@@ -176,9 +179,11 @@ static ms_status check_entry(ms_context *context, const ms_safetensors *file, co
     ms_status status = find_dtype(context, file, raw->dtype, entry, &width);
     if (status) return status;
     entry->dims = (uint32_t)raw->dims;
+    /* An entry that cannot be loaded is still listed, and its range is checked. */
     entry->supported = entry->dtype != MS_DTYPES && entry->dims <= MS_DIMS_MAX;
     if (!count_bytes(entry, file->sizes + file->size_count - entry->dims, width, &bytes))
         return corrupt(context, file, "tensor '%.200s' is larger than any file: '%s'", entry->name);
+    /* Both offsets are below 2^63, so the difference is exact. */
     if (raw->begin > raw->end || (uint64_t)(raw->end - raw->begin) != bytes)
         return corrupt(context, file,
                        "tensor '%.200s' has %" PRIu64
@@ -202,6 +207,7 @@ static ms_status scan_entry(ms_context *context, ms_safetensors *file, ms_scan *
             context, file,
             "the name of tensor %u is longer than 1,024 bytes or has control characters: '%s'",
             file->count + 1);
+    /* Before the entry is read: its members could not be kept. */
     if (file->count == MS_SAFETENSORS_COUNT_MAX)
         return corrupt(context, file, "more than %u tensors: '%s'", MS_SAFETENSORS_COUNT_MAX);
     if (!ms_scan_character(scan, '{')) return malformed(context, file, scan);
@@ -213,6 +219,7 @@ static ms_status scan_entry(ms_context *context, ms_safetensors *file, ms_scan *
     ms_status status = ms_grow(context, (void **)&file->entries, &file->entry_capacity,
                                (size_t)file->count + 1, sizeof *file->entries);
     if (status) return status;
+    /* The name is in the header's memory, where the scanner has decoded it. */
     file->entries[file->count].name = name;
     status = check_entry(context, file, &raw, data, &file->entries[file->count]);
     if (!status) file->count++;
@@ -272,6 +279,7 @@ static ms_status check_ranges(ms_context *context, ms_safetensors *file, uint64_
     uint64_t at = data;
     for (uint32_t i = 0; i < file->count; i++) {
         const ms_safetensors_entry *entry = &file->entries[i];
+        /* at never exceeds end, so the subtraction cannot wrap. */
         if (entry->offset != at || entry->bytes > end - at)
             return corrupt(context, file,
                            "tensor '%.200s' lies at byte %" PRIu64 " with %" PRIu64
@@ -280,6 +288,7 @@ static ms_status check_ranges(ms_context *context, ms_safetensors *file, uint64_
                            entry->name, entry->offset, entry->bytes, at, end);
         at += entry->bytes;
     }
+    /* Bytes that belong to no tensor could be anything, and another reader may see them as data. */
     if (at != end)
         return corrupt(context, file, "%" PRIu64 " bytes at the end belong to no tensor: '%s'",
                        end - at);
@@ -323,6 +332,7 @@ static ms_status scan_header(ms_context *context, ms_safetensors *file, size_t l
                              uint64_t data, uint64_t end)
 {
     ms_scan scan = { .begin = file->header, .at = file->header, .end = file->header + length };
+    /* __metadata__ may stand anywhere among the tensors. */
     bool first = true, has_metadata = false;
     char *name;
     if (length == 0 || file->header[0] != '{')
@@ -340,6 +350,7 @@ static ms_status scan_header(ms_context *context, ms_safetensors *file, size_t l
         if (status) return status;
     }
     if (scan.problem || !ms_scan_end(&scan)) return malformed(context, file, &scan);
+    /* Before the sorts below, see there. */
     place_shapes(file);
     ms_status status = check_ranges(context, file, data, end);
     return status ? status : check_names(context, file);
@@ -358,6 +369,7 @@ static ms_status read_length(ms_context *context, ms_safetensors *file, uint64_t
     if (status) return status;
     *length = 0;
     for (int i = 7; i >= 0; i--) *length = *length << 8 | prefix[i];
+    /* Compared with what is left of the file, so the sum 8 + length cannot overflow. */
     if (*length > end - sizeof prefix)
         return corrupt(context, file,
                        "the header should have %" PRIu64 " bytes, the file has %" PRIu64 ": '%s'",
@@ -395,6 +407,7 @@ ms_status ms_safetensors_open(ms_context *context, const char *path, ms_safetens
     ms_status status = ms_allocate(context, sizeof *file, "a safetensors reader", (void **)&file);
     if (status) return status;
     ms_context_init(&file->context, context->os);
+    /* The path is kept for the messages of later reads. */
     status = ms_text_join(context, path, "", &file->path);
     if (!status) status = ms_file_open(context, path, MS_FILE_READ, &file->file);
     if (!status) status = read_header(context, file);
@@ -477,6 +490,8 @@ ms_status ms_safetensors_load(ms_engine *engine, ms_safetensors *file,
     for (uint64_t i = 0; !status && values && entry->dtype == MS_BOOL && i < entry->bytes; i++)
         data[i] = data[i] != 0;
     if (!status) status = ms_tensor_new(engine, entry->dtype, entry->dims, entry->shape, &tensor);
+    /* ms_tensor_write copies, so `data` may go right after it. On the sim device data is NULL and
+     * only the order counts. */
     if (!status && entry->bytes) status = ms_tensor_write(tensor, data, (size_t)entry->bytes);
     ms_release(context, data);
     if (status) {

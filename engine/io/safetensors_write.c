@@ -80,6 +80,7 @@ typedef struct ms_header {
  * */
 static void put(ms_header *header, const char *text, size_t bytes)
 {
+    /* Growth is geometric, so building a header takes time in proportion to its length. */
     if (!header->status)
         header->status = ms_grow(header->context, (void **)&header->text, &header->capacity,
                                  header->count + bytes, 1);
@@ -107,6 +108,7 @@ static void put_string(ms_header *header, const char *text)
     put_text(header, "\"");
     for (; *text; text++) {
         if (*text == '"' || *text == '\\') put(header, "\\", 1);
+        /* Names have no control characters (check_spec), metadata may. */
         if ((unsigned char)*text >= 0x20) put(header, text, 1);
         else {
             snprintf(escape, sizeof escape, "\\u%04x", (unsigned)*text);
@@ -123,6 +125,7 @@ static ms_status put_metadata(ms_header *header, const char *path, const char *c
                               uint32_t pairs)
 {
     if (pairs) put_text(header, "\"__metadata__\":{");
+    /* Keys and values take turns, so an even index is a key; i & ~1u is the key of value i. */
     for (uint32_t i = 0; i < 2 * pairs; i++) {
         for (const char *at = metadata[i]; *at; at += ms_text_character(at))
             if (!ms_text_character(at))
@@ -171,6 +174,7 @@ static ms_status place_all(ms_safetensors_writer *writer, const ms_ordered *orde
         uint64_t bytes = spec_width(spec);
         for (uint32_t d = 0; d < spec->dims; d++) bytes *= (uint64_t)spec->shape[d];
         put_entry(header, spec, at, at + bytes);
+        /* By the caller's index, since the caller writes tensors by it. */
         writer->places[order[i].index] = (ms_place){ .offset = at, .bytes = bytes };
         at += bytes;
     }
@@ -183,13 +187,16 @@ static ms_status place_all(ms_safetensors_writer *writer, const ms_ordered *orde
 static ms_status write_header(ms_safetensors_writer *writer, const char *path, ms_header *header)
 {
     put_text(header, "}");
+    /* The length before the header has 8 bytes itself, so the data begin at a multiple of 8. */
     while (header->count % 8 && !header->status) put_text(header, " ");
     if (header->status) return header->status;
+    /* Nothing is on disk yet but an empty temporary file. */
     if (header->count > MS_SAFETENSORS_HEADER_MAX || writer->count > MS_SAFETENSORS_COUNT_MAX)
         return ms_fail(writer->context, MS_ERROR_ARGUMENT,
                        "'%s': a header of %zu bytes with %u tensors is more than readers take",
                        path, header->count, writer->count);
     uint8_t length[8];
+    /* Little-endian by the format, whatever the machine is. */
     for (int i = 0; i < 8; i++) length[i] = (uint8_t)(header->count >> 8 * i);
     ms_status status = ms_writer_write(writer->writer, length, sizeof length, 0);
     if (!status)
@@ -257,6 +264,7 @@ ms_status ms_safetensors_create(ms_context *context, const char *path,
         status = ms_allocate(context, count * sizeof *order, "a table of tensors", (void **)&order);
     if (status) goto done;
     for (uint32_t i = 0; i < count; i++) order[i] = (ms_ordered){ .spec = &specs[i], .index = i };
+    /* On a failure the free below also removes the temporary file, if there is one. */
     status = begin_file(writer, path, order, metadata, pairs);
 done:
     ms_release(context, order);
@@ -272,6 +280,7 @@ done:
 ms_status ms_safetensors_write(ms_safetensors_writer *writer, uint32_t index, const void *data,
                                size_t bytes)
 {
+    /* A wrong length would write over the next tensor. */
     if (index >= writer->count || writer->places[index].bytes != bytes)
         return ms_fail(writer->context, MS_ERROR_ARGUMENT,
                        "safetensors: tensor %u of %u does not have %zu bytes", index, writer->count,
@@ -286,6 +295,7 @@ ms_status ms_safetensors_write(ms_safetensors_writer *writer, uint32_t index, co
 ms_status ms_safetensors_commit(ms_safetensors_writer *writer)
 {
     for (uint32_t i = 0; i < writer->count; i++)
+        /* Found before the sync, so the temporary file never gets its final name. */
         if (!writer->places[i].written && writer->places[i].bytes)
             return ms_fail(writer->context, MS_ERROR_STATE,
                            "safetensors: tensor %u of %u was never written", i, writer->count);
@@ -344,6 +354,7 @@ ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *c
     ms_status status =
         ms_allocate(context, count * sizeof *specs, "a table of tensors", (void **)&specs);
     if (status) return status;
+    /* One buffer serves all tensors in turn. */
     size_t largest = describe(names, tensors, count, specs);
     status = ms_bytes_new(context, largest, "a buffer for tensors", &buffer);
     if (!status)

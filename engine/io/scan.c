@@ -18,6 +18,7 @@ static bool fail(ms_scan *scan, const char *problem)
 /* JSON's four characters only; isspace would accept others. */
 static void skip_space(ms_scan *scan)
 {
+    /* The end is compared here, so that the zero behind the text is never taken for white space. */
     while (scan->at < scan->end
            && (*scan->at == ' ' || *scan->at == '\n' || *scan->at == '\r' || *scan->at == '\t'))
         scan->at++;
@@ -60,6 +61,7 @@ bool ms_scan_end(ms_scan *scan)
 bool ms_scan_more(ms_scan *scan, char close, bool *first)
 {
     if (scan->problem) return false;
+    /* An empty list closes at once; after the first item only a comma or the end may follow. */
     if (*first) {
         *first = false;
         return !ms_scan_is(scan, close);
@@ -110,6 +112,7 @@ static char *put_character(char *to, uint32_t code)
         }
         *to++ = (char)(0x80 | (code >> 6 & 0x3f));
     }
+    /* Six bits a byte, the highest first; 10 in front marks a continuation. */
     *to++ = (char)(0x80 | (code & 0x3f));
     return to;
 }
@@ -124,11 +127,14 @@ static bool read_escaped_unit(ms_scan *scan, char **to)
     if (!read_unit(scan, &unit)) return false;
     if (unit >= 0xdc00 && unit < 0xe000) return fail(scan, "half of a surrogate pair");
     if (unit >= 0xd800 && unit < 0xdc00) {
+        /* Reading two characters is safe: the text ends with a zero, and the first test stops at
+         * it. */
         if (scan->at[0] != '\\' || scan->at[1] != 'u')
             return fail(scan, "half of a surrogate pair");
         scan->at += 2;
         if (!read_unit(scan, &low)) return false;
         if (low < 0xdc00 || low >= 0xe000) return fail(scan, "half of a surrogate pair");
+        /* The two halves carry ten bits each of the code point above U+FFFF. */
         unit = 0x10000 + ((unit - 0xd800) << 10 | (low - 0xdc00));
     }
     if (unit == 0) return fail(scan, "a zero byte in a string");
@@ -163,6 +169,8 @@ bool ms_scan_string(ms_scan *scan, char **text)
             if (!read_escape(scan, &to)) return false;
             continue;
         }
+        /* JSON forbids control characters in strings, and UTF-8 must be well formed; both count as
+         * 0 bytes. */
         size_t bytes = (unsigned char)*scan->at < 0x20 ? 0 : ms_text_character(scan->at);
         if (bytes == 0)
             return fail(scan, scan->at == scan->end ? "a string without an end"
@@ -192,6 +200,7 @@ bool ms_scan_size(ms_scan *scan, int64_t *value)
         if (__builtin_mul_overflow(size, 10, &size)
             || __builtin_add_overflow(size, *scan->at - '0', &size))
             return fail(scan, "an integer beyond 63 bits");
+    /* A fraction or an exponent after the digits would make it another kind of number. */
     bool leading_zero = *start == '0' && scan->at - start > 1;
     if (scan->problem || scan->at == start || leading_zero || *scan->at == '.' || *scan->at == 'e'
         || *scan->at == 'E')
@@ -213,6 +222,7 @@ static bool skip_digits(ms_scan *scan)
 static bool skip_number(ms_scan *scan)
 {
     if (*scan->at == '-') scan->at++;
+    /* No digit may follow a leading zero, so "012" fails at the next character. */
     if (*scan->at == '0') scan->at++;
     else if (!skip_digits(scan)) return false;
     if (*scan->at == '.') {
@@ -253,6 +263,7 @@ bool ms_scan_skip(ms_scan *scan)
     do {
         skip_space(scan);
         if (*scan->at == '[' || *scan->at == '{') {
+            /* A file of a few kilobytes can nest deeper than any stack. */
             if (depth == DEPTH_MAX) return fail(scan, "values nested too deep");
             close[depth++] = *scan->at++ == '[' ? ']' : '}';
             first = true;
@@ -265,6 +276,7 @@ bool ms_scan_skip(ms_scan *scan)
             if (scan->problem) return false;
             depth--;
         }
+        /* In an object a key stands before each value, also before the first. */
         if (depth > 0 && close[depth - 1] == '}'
             && !(ms_scan_string(scan, &key) && ms_scan_character(scan, ':')))
             return false;

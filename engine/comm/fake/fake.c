@@ -12,6 +12,8 @@
 static ms_task_result reduce_alike(ms_run *run, const ms_comm_args *args)
 {
     const ms_group *group = args->group;
+    /* Lists of every rank's tensor and factor, though all are this rank's own. A fake world may
+     * have 65536 ranks, so they are not on the stack. */
     char *memory = ms_thread_scratch(ms_run_thread(run), 3,
                                      group->size * (sizeof(char *) + sizeof(float))),
          *out = args->out;
@@ -39,6 +41,7 @@ static ms_task_result run_alone(ms_run *run, void *arguments)
     const ms_comm_args *args = arguments;
     const ms_group *group = args->group;
     size_t item = ms_dtype_bytes(args->memory);
+    /* A rank that gets nothing, or whose result is its own tensor, has nothing to do. */
     if (args->kind >= MS_SEND || args->kind == MS_BROADCAST || !ms_flow_sink(args) || !args->in)
         return MS_TASK_DONE;
     if (ms_kind_reduces(args->kind)) return reduce_alike(run, args);
@@ -46,6 +49,7 @@ static ms_task_result run_alone(ms_run *run, void *arguments)
         if (!ms_flow_source(args, m)) continue;
         ms_flow flow = ms_flow_from(args, m),
                 own = ms_flow_slot(args, ms_kind_parts(args->kind) ? group->rank : 0);
+        /* With counts the parts differ: no more is copied than this rank would send. */
         uint64_t length = flow.length < own.length ? flow.length : own.length;
         ms_flow_copy(run, args->out + flow.to * item, args->in + flow.from * item, length * item);
         if (flow.length > length)

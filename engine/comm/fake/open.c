@@ -26,6 +26,7 @@ ms_status ms_comm_alone(ms_engine *engine, ms_group **out)
         ms_status status = ms_group_new(comm, UINT32_MAX, "self", 0, 1,
                                         &world->members[world->rank], &comm->alone);
         if (status) return status;
+        /* ms_group_new has given it those of the membership. */
         comm->alone->control = &ms_control_none;
         comm->alone->transport = &ms_transport_fake;
     }

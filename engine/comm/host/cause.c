@@ -37,6 +37,7 @@ bool ms_host_end_job(ms_host_files *files, ms_abort_reason reason, int32_t rank,
 {
     ms_control_file *control = files->control;
     uint32_t none = 0;
+    /* From here on every waiting rank sees that the job ends, and waits for the text. */
     if (!atomic_compare_exchange_strong(&control->aborted, &none, 1)) return false;
     ms_error *error = &control->record.error;
     control->record.reason = reason;

@@ -32,6 +32,7 @@ void ms_death_look(ms_host *host, uint32_t rank)
 {
     const ms_os *os = host->files->base.os;
     ms_rank_line *line = &host->control->lines[rank];
+    /* A process does not see its own claims. */
     if (rank == host->rank || !atomic_load(&line->claimed) || !is_alone(host->control, rank))
         return;
     if (os->shared_is_claimed(os->user, host->files->control_file, rank) != 0

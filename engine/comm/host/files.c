@@ -69,6 +69,7 @@ static ms_status new_record(ms_context *context, uint32_t ranks, ms_host_files *
     ms_host_files *made = memory;
     made->base.os = context->os;
     made->base.ranks = ranks;
+    /* It follows from the number of ranks alone, so a rank that adopts the files can check it. */
     made->control_bytes = control_size(ranks);
     *out = made;
     return MS_OK;
@@ -81,6 +82,7 @@ static ms_status map_all(ms_context *context, ms_host_files *made, bool control_
     const ms_os *os = context->os;
     if (control_too && !made->control)
         made->control = os->shared_map(os->user, made->control_file, made->control_bytes);
+    /* check_files has mapped the control file of adopted files already. */
     bool mapped = made->control != NULL;
     for (uint32_t r = 0; mapped && made->heap_bytes && r < made->base.ranks; r++) {
         made->heaps[r].memory = os->shared_map(os->user, made->heaps[r].file, made->heap_bytes);
@@ -112,6 +114,7 @@ static ms_status create_files(ms_context *context, ms_host_files *made)
 static uint64_t heap_size(const ms_rendezvous_options *options, const ms_machine *machine)
 {
     uint64_t most = machine->memory_bytes < MS_HEAP_MOST ? machine->memory_bytes : MS_HEAP_MOST;
+    /* No heap is larger than the machine's memory, whatever the option says. */
     uint64_t heap = options->heap_bytes && options->heap_bytes < most ? options->heap_bytes : most;
     return MS_STAGES_BYTES + ((heap + MS_HEAP_GRAIN - 1) & ~(MS_HEAP_GRAIN - 1));
 }
@@ -209,6 +212,7 @@ static bool adopt_files(ms_context *context, const char *text, ms_host_files *ma
         char *end = NULL;
         long descriptor = strtol(text, &end, 10);
         ms_file **file = i ? &made->heaps[i - 1].file : &made->control_file;
+        /* Bounds keep a hostile number out of the calls that follow. */
         if (end == text || descriptor < 3 || descriptor > 1 << 20
             || *end != (i < made->base.ranks ? ',' : '\0'))
             return false;
@@ -267,6 +271,7 @@ ms_status ms_host_files_take(ms_context *context, uint32_t ranks, ms_file *const
 {
     ms_host_files *made = NULL;
     ms_status status = new_record(context, ranks, &made);
+    /* The files are owned also where not even a record could be made. */
     if (status) {
         for (uint32_t i = 0; i <= ranks; i++) context->os->close(context->os->user, files[i]);
         return status;

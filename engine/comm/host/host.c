@@ -29,6 +29,7 @@ static void leave(ms_comm *comm, const char *message)
         snprintf(text, sizeof text, "because rank %u: %.900s", host->rank, message);
         ms_host_end_job(host->files, MS_ABORT_RAISED, (int32_t)host->rank, text);
     }
+    /* A second call finds it set, and the peers are awake already. */
     if (atomic_exchange(&host->control->lines[host->rank].finished, 1)) return;
     for (uint32_t r = 0; r < host->control->ranks; r++)
         if (r != host->rank) ms_host_wake(host, r);
@@ -134,6 +135,7 @@ static ms_status take_place(ms_comm *comm, ms_host_files *files, uint32_t rank)
                                                (size_t)MS_CHANNELS * files->base.ranks
                                                    * sizeof(ms_member_line));
     if (!error) return MS_OK;
+    /* Another process may take the place now. */
     atomic_store(phase, MS_RANK_ABSENT);
     return ms_fail_os(ms_engine_context(comm->engine), error,
                       "no memory for the control file of a job", NULL);

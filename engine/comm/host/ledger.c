@@ -45,6 +45,7 @@ static void look_for_the_missing(ms_wait *wait)
         if (gone && entered < args->number) ms_ledger_ended(host, args, other, false);
         return;
     }
+    /* Its last call, to be named in the report. */
     const ms_ledger_slot *last = &line->slots[issued & 1];
     if (ms_ledger_check_order(host, args, other, wait->cursor) || !finished) return;
     ms_ledger_gone(host, args, other, issued,

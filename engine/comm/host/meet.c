@@ -75,6 +75,7 @@ static void receive_one(ms_context *context, ms_rendezvous *rendezvous, ms_file 
     int64_t bytes = os->socket_receive(os->user, visitor, &hello, sizeof hello, MS_MEET_SILENCE_NS,
                                        files, 0, &brought);
     const char *refusal = refusal_of(&hello, bytes, rendezvous->ranks, here);
+    /* The answer is sent as well as it can be; a visitor that does not read it learns nothing. */
     if (refusal) {
         ms_log(context, MS_LOG_WARN, "a process at the rendezvous is refused: %s", refusal);
         snprintf(answer.refusal, sizeof answer.refusal, "%s", refusal);
@@ -118,6 +119,7 @@ static ms_status receive_all(ms_context *context, ms_rendezvous *rendezvous, ms_
         uint64_t rest = left_until(os, limit);
         int error = rest ? os->socket_accept(os->user, listener, rest, &visitor) : -ETIMEDOUT;
         if (error == -ETIMEDOUT) return fail_missing(context, rendezvous->ranks, here);
+        /* Another user's process is shut out by the table, and the meeting goes on. */
         if (error == -EACCES)
             ms_log(context, MS_LOG_WARN, "a process of another user is refused at the rendezvous");
         else if (error && error != -EAGAIN)
@@ -151,6 +153,7 @@ static ms_status hold(ms_context *context, const ms_rendezvous_options *options,
     if (!status) {
         status = receive_all(context, made, listener);
         os->close(os->user, listener);
+        /* All have come, or none will be waited for any more. */
         (void)os->remove(os->user, path);
     }
     if (status) ms_host_files_close(made);
@@ -214,6 +217,7 @@ static ms_status go(ms_context *context, const ms_rendezvous_options *options, c
         bytes = os->socket_receive(os->user, socket, &answer, sizeof answer, left_until(os, limit),
                                    files, expected, &count);
     os->close(os->user, socket);
+    /* The text comes from another process. */
     answer.refusal[sizeof answer.refusal - 1] = '\0';
     status = check_answer(context, path, &answer, bytes, count, expected);
     if (!status) return ms_host_files_take(context, options->ranks, files, out);

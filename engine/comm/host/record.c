@@ -19,6 +19,8 @@ void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *sl
     const ms_os *os = host->files->base.os;
     const ms_group *group = args->group;
     const char *heap = host->files->heaps[host->rank].memory;
+    /* Only the beginning is compared: a tensor that begins in the heap ends there, as the arena
+     * gave it. */
     bool in_heap = args->in && args->in >= heap && args->in < heap + host->files->heap_bytes;
     slot->heap_offset = in_heap ? (uint64_t)(args->in - heap) + 1 : 0;
     slot->counts_hash = args->counts_hash;

@@ -17,6 +17,7 @@ void ms_straggler_step(ms_host *host, uint64_t now)
     uint64_t sorted[MS_STEPS_TIMED];
     uint32_t timed =
         host->steps_timed < MS_STEPS_TIMED ? (uint32_t)host->steps_timed : MS_STEPS_TIMED;
+    /* The first step has no beginning to measure from. */
     if (host->step_began_ns) {
         host->step_ns[host->steps_timed++ % MS_STEPS_TIMED] = now - host->step_began_ns;
         if (timed < MS_STEPS_TIMED) timed++;

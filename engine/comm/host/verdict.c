@@ -70,6 +70,7 @@ static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint
     while (!ms_ledger_call(line, number, out)) {
         uint64_t waited = os->monotonic_ns(os->user) - begun_ns;
         if (ms_host_aborted(host) || waited >= MS_WITNESS_NS) return false;
+        /* A host that has finished issues nothing more. */
         bool ends_before = atomic_load(&host->control->lines[other].finished)
                            && atomic_load(&line->issued) < number;
         if (waited >= MS_ELSEWHERE_NS && (ends_before || waits_in(host, other))) return false;
@@ -112,6 +113,7 @@ static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledge
     char text[MS_ERROR_MESSAGE_BYTES];
     size_t used = (size_t)snprintf(text, sizeof text, "ranks disagree in call #%llu of %s:",
                                    (unsigned long long)args->number, args->group->name);
+    /* The side with the lowest rank is shown first, so all ranks write the same text. */
     bool mine_first = sides->ranks[0][0] < sides->ranks[1][0];
     bool order = shown && calls[0].order != calls[1].order;
     for (int side = 0; side < 2; side++) {
@@ -138,6 +140,7 @@ void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member
     ms_ledger_write(host, args, &calls[0]);
     bool shown = await_call(host, args->group->members[member], ms_ledger_line(host, args, member),
                             args->number, os->monotonic_ns(os->user), &calls[1]);
+    /* Another rank has reported meanwhile. */
     if (ms_host_aborted(host)) return;
     take_sides(host, args, member, calls, &sides);
     report_sides(host, args, calls, &sides, shown);
@@ -234,6 +237,7 @@ bool ms_ledger_check_order(ms_host *host, const ms_comm_args *args, uint32_t oth
                 return false;
             uint64_t mine =
                 atomic_load(&ms_member(host->files, group->id, channel, group->rank)->issued);
+            /* This rank has made all calls of that group that the other has. */
             if (theirs <= mine) continue;
             wrong_order(host, args, other, group, channel, mine + 1, at);
             return true;

@@ -72,6 +72,7 @@ static bool sleep_until_reached(ms_wait *wait)
         uint64_t moved = ms_rank_progress(&host->control->lines[now_missing]),
                  now = ms_host_now(host);
         if (now_missing != missing || moved != progress) {
+            /* The first look only notes whom it waits for; the time runs from the beginning. */
             since = missing == UINT32_MAX ? since : now;
             missing = now_missing;
             progress = moved;

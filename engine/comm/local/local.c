@@ -142,6 +142,7 @@ static void pick_up(ms_run *run, const ms_local *local, const ms_comm_args *args
         if (!ms_kind_reduces(args->kind))
             ms_flow_copy(run, args->out + (flow.to + done) * pass->item, sources[m],
                          length * pass->item);
+        /* All sources of a reduction are listed now. */
         else if (m + 1 == group->size) {
             char *out = args->out + done * pass->item;
             ms_flow_reduce(run, args, &(ms_sources){ .data = sources, .factors = factors }, &out, 1,
@@ -221,6 +222,7 @@ static staging plan_steps(const ms_local *local, const ms_comm_args *args)
                      .by_counts = args->kind == MS_ALL_TO_ALL && args->by_counts };
     for (uint32_t m = 0; pass.by_counts && m < group->size; m++) {
         uint64_t theirs = ms_ledger_slot_of(local->host, args, m)->value;
+        /* The ledger carries each rank's longest part, since the counts differ. */
         if (theirs > pass.longest) pass.longest = theirs;
     }
     pass.width = (MS_STAGE_BYTES / ms_flow_slots(args) / pass.item) & ~(uint64_t)15;
@@ -288,6 +290,7 @@ static ms_task_result run_collective(ms_run *run, void *arguments)
     uint64_t phases = 0;
     if (!ms_local_pace(local, args->wire_bytes)) return ms_host_fail(run, local->host, args);
     if (args->kind != MS_BARRIER) {
+        /* In place there is one phase, the leaving; staging adds one for each step. */
         if (in_reach(local, args)) take_in_place(run, local, args);
         else if (take_staged(run, local, args, &phases) != MS_TASK_DONE) return MS_TASK_FAILED;
     }

@@ -131,6 +131,7 @@ static ms_task_result send(ms_run *run, ms_local *local, const ms_comm_args *arg
     }
     for (uint64_t done = 0; done < bytes; done += MS_STAGE_BYTES) {
         uint64_t chunk = base + done / MS_STAGE_BYTES, rest = bytes - done;
+        /* The first two chunks fill both halves, which the call before has left free. */
         if (done >= 2 * MS_STAGE_BYTES && !await(local, args, &for_reading, chunk - 1))
             return ms_host_fail(run, local->host, args);
         memcpy(ms_stage(local->host->files, local->host->rank, MS_STAGE_AREAS - 1, chunk),
@@ -180,6 +181,7 @@ static ms_task_result run_send(ms_run *run, ms_local *local, const ms_comm_args 
     ms_pair_line *line = line_of(local->host, args);
     uint64_t chunks = 0;
     if (!ms_local_pace(local, args->wire_bytes)) return ms_host_fail(run, local->host, args);
+    /* One chunk stands for the whole tensor: the receiver reads it in place. */
     if (mine->heap_offset) {
         chunks = atomic_load(&line->written) + 1;
         say(local, args, &line->written, chunks);
