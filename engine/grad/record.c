@@ -49,7 +49,7 @@ ms_status ms_history_check(ms_engine *engine, const char *what, const ms_tensor 
         engine, MS_ERROR_STATE,
         "%s: the tensor %s shares memory with one that was written in place after this was made, "
         "and its gradient knows nothing of that write: "
-        "take the view (or detach) behind the write, or use the form without _ there",
+        "take the view (or detach) after the write, or use the form without _ there",
         what, ms_tensor_describe(tensor, shape, sizeof shape));
 }
 

@@ -359,7 +359,7 @@ function checkpoint.latest(folder)
   folder = folder:gsub("(.)/+$", "%1")
   local path, passed, message, code = store.find(folder)
   if core.rank() == 0 then
-    for _, one in ipairs(passed) do log.warn("%s; it is passed over", one) end
+    for _, one in ipairs(passed) do log.warn("%s; it is skipped", one) end
   end
   if path then return path end
   if message then return core.refuse(message, code) end

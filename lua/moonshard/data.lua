@@ -33,7 +33,7 @@ local function expand(pattern)
   local folder, last = pattern:match "^(.*/)([^/]*)$"
   folder, last = folder or "./", last or pattern
   if folder:find "[*?]" then
-    core.raise(("data.tokens: '%s': * and ? may stand only behind the last /"):format(pattern))
+    core.raise(("data.tokens: '%s': * and ? may stand only after the last /"):format(pattern))
   end
   local names, message, code = core.list(folder)
   if not names then return nil, message, code end

@@ -89,8 +89,8 @@ function link_state.new(name)
   local old = inherited(name)
   if old then return old end
   if is_taken(name) then
-    core.raise(("hooks.state: there is a state '%s' already, in which another link would find its \z
-      own numbers"):format(name))
+    core.raise(("hooks.state: there is a state '%s' already, and two links cannot share one: \z
+      choose another name"):format(name))
   end
   return make(name)
 end

@@ -572,7 +572,7 @@ function Optimizer:lr() return scheduled(self, self.list[1]) end
 function Optimizer:state()
   if self.shard and overlap.joining(self.order) then
     core.raise "optimizer:state: inside join ranks without inputs left would not take part for a \z
-      sharded optimizer: save before or behind it"
+      sharded optimizer: save before or after it"
   end
   -- Prevented steps that are not subtracted yet are saved as a list, so that a resumed run
   -- subtracts them in the same step as this run.
@@ -592,7 +592,7 @@ function Optimizer:state()
     for _, p in ipairs(self.order) do
       if p:grad() and not self.slots[p].early and overlap.is_planned(p) then
         core.raise(("optimizer:state: parameter '%s' waits for step(), and others were stepped in \z
-          backward already: save behind step()"):format(p:name()))
+          backward already: save after step()"):format(p:name()))
       end
     end
     taken = taken + 1

@@ -272,10 +272,10 @@ local function stop(self, last, signal)
   -- If this run saved nothing since it was resumed, the checkpoint that it loaded is still valid.
   if committed or not self.saved and self.start > 0 then
     launch.exit(75,
-      ("stopped on request behind step %d; a checkpoint is saved in %s"):format(last, self.run))
+      ("stopped on request after step %d; a checkpoint is saved in %s"):format(last, self.run))
   end
   launch.exit(128 + signal,
-    ("stopped on request behind step %d; no checkpoint is saved"):format(last))
+    ("stopped on request after step %d; no checkpoint is saved"):format(last))
 end
 
 --- Runs the loop and returns its result. If a resumed run has no steps left, loss is nil.

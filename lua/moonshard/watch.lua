@@ -95,7 +95,7 @@ local function tell(format, ...) if core.rank() == 0 then log.log("watch: " .. f
 local function fall_back(item, message)
   item.undo()
   item.states, item.trial, item.failed = item.before, false, true
-  log.warn("watch: '%s' failed in its first step, the old one goes on: %s", item.path,
+  log.warn("watch: '%s' failed in its first step, the old one stays in force: %s", item.path,
     tostring(message))
 end
 
@@ -106,7 +106,7 @@ local function switch(item, text, step)
   local failures = require "moonshard.group".world():_sum({ wrong and 1 or 0 }, "watch")[1]
   if failures > 0 then
     if wrong then
-      log.warn("watch: '%s' has changed, but the old one goes on: it %s", item.path, wrong)
+      log.warn("watch: '%s' has changed, but the old one stays in force: it %s", item.path, wrong)
     end
     return
   end
@@ -155,7 +155,7 @@ function watch.reload(step)
     local file, hash, text
     file, hash, text, at = CHANGE:unpack(all, at)
     if core.hash(text) ~= hash then
-      core.raise(("watch: '%s' came over damaged"):format(files[file].path))
+      core.raise(("watch: '%s' arrived damaged"):format(files[file].path))
     end
     switch(files[file], text, step)
   end

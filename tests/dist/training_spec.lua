@@ -207,7 +207,7 @@ describe("training on several ranks", function()
         ("run r.lua -n 2 run=%s steps=100000 save=100000 ask=%s"):format(signal, signal))
       assert.equal(75, code, err)
       local step = tonumber(
-        err:match "^moonshard: stopped on request behind step (%d+); a checkpoint is saved in ")
+        err:match "^moonshard: stopped on request after step (%d+); a checkpoint is saved in ")
       assert.equal(1, select(2, err:gsub("stopped on request", "")))
       assert.truthy(step and step >= 3, err)
       assert.truthy(core.exists(("%s/%s/step-%08d/manifest.json"):format(folder, signal, step + 1)),

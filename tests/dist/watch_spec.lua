@@ -100,7 +100,7 @@ describe("watched scripts", function()
       assert.equal(("1 "):rep(12), factors .. " ")
       for rank = 0, ranks - 1 do
         local told =
-          ("moonshard: rank %d: watch: 'hook.lua' has changed, but the old one goes on: it ")
+          ("moonshard: rank %d: watch: 'hook.lua' has changed, but the old one stays in force: it ")
             :format(rank)
         for _, why in ipairs {
           "cannot be loaded: hook.lua:1:", "returned a number, not a link",
@@ -131,7 +131,7 @@ describe("watched scripts", function()
       ]])
       local factors, _, err = run(kind .. " steps=15", ranks)
       assert.equal(("2 "):rep(15), factors .. " ")
-      local told = "watch: 'hook.lua' failed in its first step, the old one goes on: "
+      local told = "watch: 'hook.lua' failed in its first step, the old one stays in force: "
       assert.equal(4 * ranks, select(2, err:gsub(told:gsub("%p", "%%%0"), "")), err)
       assert.truthy(err:find(told .. "it returned nothing", 1, true), err)
       assert.matches(told:gsub("%p", "%%%0")
@@ -188,8 +188,8 @@ describe("watched scripts", function()
     command.write(folder .. "/policy-5.lua", policy("whenever", "bad"))
     local _, out, err = run("-n 2 policy=policy.lua", 2)
     switches(out, "policy.lua")
-    assert.matches("rank 0: watch: 'policy.lua' failed in its first step, the old one goes on: \z
-      [^\n]*unknown step 'whenever'", err)
+    assert.matches("rank 0: watch: 'policy.lua' failed in its first step, the old one stays in \z
+      force: [^\n]*unknown step 'whenever'", err)
     command.write(folder .. "/policy.lua", [[
       local function plan() return { caps_bytes = { 1 << 20 } } end
       return require "moonshard".buckets { name = "one", plan = plan }
@@ -198,8 +198,8 @@ describe("watched scripts", function()
       [[return require "moonshard".buckets { name = "none", plan = function(view) return {} end }]])
     _, out, err = run("-n 2 buckets=policy.lua", 2)
     assert.matches("'policy.lua' has changed: the new one is in force from step [34] on", out)
-    assert.matches("rank 1: watch: 'policy.lua' failed in its first step, the old one goes on: ",
-      err)
+    assert.matches("rank 1: watch: 'policy.lua' failed in its first step, the old one stays in \z
+      force: ", err)
   end)
 
   it("are forgotten with the models that are unwrapped, until another has them", function()

@@ -75,7 +75,7 @@ describe("the folder of a run", function()
     assert.same({ "step-00000010", "step-00000020", "step-00000030" }, names "step-")
     local out = succeed "steps=25 last=1 keep_every=10 target=3 resume=out/step-00000010"
     assert.matches(
-      "set aside +out/step%-00000030, now aside%-step%-00000030: the run goes on from step 10\n",
+      "set aside +out/step%-00000030, now aside%-step%-00000030: the run continues from step 10\n",
       out)
     assert.matches("set aside +out/step%-00000020, now aside%-step%-00000020: ", out)
     for _, step in ipairs { 15, 20, 25 } do
@@ -144,7 +144,7 @@ describe("the folder of a run", function()
     succeed "steps=10"
     damage_data(10)
     local out, err = succeed "steps=12 last=1 every=1 resume=auto"
-    assert.matches("step%-00000010/tensors.safetensors.*it is passed over", err)
+    assert.matches("step%-00000010/tensors.safetensors.*it is skipped", err)
     assert.matches("resumed from out/step%-00000005", out)
     assert.same({ "step-00000012" }, names "step-")
     assert.same({ "aside-step-00000010" }, names "aside-")
@@ -161,15 +161,15 @@ describe("the folder of a run", function()
       "step%-00000020/manifest.json", "step%-00000015/tensors.safetensors",
       "step%-00000010/tensors.safetensors",
     } do
-      assert.matches("rank 0: 'out/" .. file .. "'[^\n]*; it is passed over\n", err)
+      assert.matches("rank 0: 'out/" .. file .. "'[^\n]*; it is skipped\n", err)
     end
-    assert.matches("going on from out/step%-00000005", err)
+    assert.matches("resuming from out/step%-00000005", err)
     assert.matches("resumed from out/step%-00000005", out)
     assert.equal(whole, weight(out))
     -- The same where the folder was named.
     damage_manifest(20)
     local _, said = succeed "steps=20 resume=out"
-    assert.matches("going on from out/step%-00000015", said)
+    assert.matches("resuming from out/step%-00000015", said)
   end)
 
   it("ends with 3 where there are checkpoints and none can be read", function()
@@ -179,7 +179,7 @@ describe("the folder of a run", function()
     for _, resume in ipairs { "auto", "out" } do
       local code, out, err = run("steps=10 resume=" .. resume)
       assert.equal(3, code, out)
-      assert.matches("'out/step%-00000005/manifest.json' is damaged[^\n]*; it is passed over", err)
+      assert.matches("'out/step%-00000005/manifest.json' is damaged[^\n]*; it is skipped", err)
       assert.matches("resume: no checkpoint in 'out' can be read", err)
       assert.is_nil(out:match "step +0/")
     end
@@ -189,7 +189,7 @@ describe("the folder of a run", function()
     damage_data(5)
     local code, _, err = run "steps=10 resume=auto"
     assert.equal(3, code)
-    assert.matches("tensors.safetensors.*it is passed over\n.*no checkpoint in 'out' can be read",
+    assert.matches("tensors.safetensors.*it is skipped\n.*no checkpoint in 'out' can be read",
       err)
     assert.equal(metrics, command.read(folder .. "/out/metrics.jsonl"))
     -- Where there is none at all, training begins, and says so.
@@ -207,12 +207,12 @@ describe("the folder of a run", function()
     local code, _, err = run "steps=12 resume=auto"
     assert.equal(3, code)
     assert.matches("step%-00000010/manifest.json' has version 2; this Moonshard reads 1", err)
-    assert.is_nil(err:match "passed over")
+    assert.is_nil(err:match "it is skipped")
     command.write(path, text)
     code, _, err = run "steps=12 width=3 resume=auto"
     assert.equal(3, code)
     assert.matches("out/step%-00000010', 'model': ", err)
-    assert.is_nil(err:match "passed over")
+    assert.is_nil(err:match "it is skipped")
     assert.same({}, names "aside-")
   end)
 
@@ -246,7 +246,7 @@ describe("the folder of a run", function()
     code, out, err = run "steps=40 every=100 kill=17 resume=auto"
     assert.equal(128 + 15, code, out)
     assert.matches(
-      "step%-00000018 was not saved.*stopped on request behind step 17; no checkpoint is saved",
+      "step%-00000018 was not saved.*stopped on request after step 17; no checkpoint is saved",
       err)
     assert.equal(75, (run "steps=40 every=100 kill=18 resume=auto"))
     assert.matches("resumed at step 19%)", (succeed "steps=20 every=100 resume=auto"))
@@ -346,7 +346,7 @@ describe("the folder of a run", function()
     assert.equal(1, code)
     assert.equal(4, #command.metrics(folder .. "/out"))
     local out = succeed "steps=5 resume=auto"
-    assert.matches("4 lines of out/metrics.jsonl were cut: this run begins at step 0", out)
+    assert.matches("4 lines of out/metrics.jsonl were removed: this run begins at step 0", out)
     local seen = {}
     for i, entry in ipairs(command.metrics(folder .. "/out")) do seen[i] = entry.step end
     assert.same({ 0, 1, 2, 3, 4 }, seen)
@@ -356,8 +356,8 @@ describe("the folder of a run", function()
     succeed "-n 2 steps=20"
     damage_data(20)
     local out, err = succeed "-n 2 steps=16 resume=auto"
-    assert.equal(1, select(2, err:gsub("it is passed over", "")))
-    assert.equal(1, select(2, err:gsub("going on from out/step%-00000015", "")))
+    assert.equal(1, select(2, err:gsub("it is skipped", "")))
+    assert.equal(1, select(2, err:gsub("resuming from out/step%-00000015", "")))
     assert.equal(1, select(2, out:gsub("set aside", "")))
     assert.same({ "aside-step-00000020" }, names "aside-")
   end)

@@ -589,7 +589,7 @@ describe("mistakes are named:", function()
     for step = 1, 5 do
       pass(net, step)
       if step == 5 then
-        fails(function() opt:state() end, "waits for step()", "save behind step()")
+        fails(function() opt:state() end, "waits for step()", "save after step()")
       end
       opt:step()
       assert.equal(step, opt:state().steps)

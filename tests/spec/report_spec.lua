@@ -193,7 +193,7 @@ describe("ms.report", function()
     for step in ms.steps(6, 4) do r:step { loss = 10 * step } end
     assert.same({ 0, 1, 2, 3, 4, 5 }, file_steps())
     assert.same({ 3, 40, 50 }, { metrics()[4].loss, metrics()[5].loss, metrics()[6].loss })
-    assert.matches("3 lines of [^\n]*metrics.jsonl were cut: this run begins at step 4\n",
+    assert.matches("3 lines of [^\n]*metrics.jsonl were removed: this run begins at step 4\n",
       table.concat(said))
     -- Nothing is cut before there is something else to write.
     report {}

@@ -318,7 +318,7 @@ end
         local code, out, err = run(("%s run=%s resume=auto kill.step=%d kill.signal=%s")
           :format(options, name, step, signal))
         assert.equal(75, code, out .. err)
-        assert.matches(("stopped on request behind step %d; a checkpoint is saved"):format(step),
+        assert.matches(("stopped on request after step %d; a checkpoint is saved"):format(step),
           err)
         assert.is_nil(out:match "final")
       end
@@ -372,7 +372,7 @@ end
     assert.matches("whole/step%-00000012/tensors.safetensors.*not those that were saved", err)
     local out
     out, err = succeed "steps=12 save=4 run=whole resume=auto"
-    assert.matches("going on from whole/step%-00000008", err)
+    assert.matches("resuming from whole/step%-00000008", err)
     assert.equal(final(whole), final(out))
   end)
 

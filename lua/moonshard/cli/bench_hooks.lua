@@ -185,7 +185,8 @@ local function print_table(parsed, rows)
       paying[k] = ("%s (%.2fx)"):format(paying[k].hook, plain / paying[k].ms_step_med)
     end
     print(("over %s %s"):format(link == "none" and "no link" or link, #paying > 0
-      and "these pay: " .. table.concat(paying, ", ") or "nothing is faster than the plain mean"))
+      and "faster than the plain mean: " .. table.concat(paying, ", ")
+      or "nothing is faster than the plain mean"))
   end
 end
 

@@ -4,8 +4,8 @@ local switches = require "moonshard.cli.switches"
 local info = {}
 
 function info.main(arguments)
-  switches.apply(switches.parse(switches.parser("info", "Tells what was found on this machine."),
-    arguments))
+  switches.apply(switches.parse(switches.parser("info",
+    "Prints a description of this machine and this build."), arguments))
   local ms = require "moonshard"
   local found = ms.info()
   local products = found.blas_isa ~= "" and found.blas .. ", " .. found.blas_isa or found.blas

@@ -7,14 +7,14 @@ local commands = {
   { "bench", "measure: step, gemm, optim, enqueue, collectives, hook, hooks" },
   { "trace", "what the steps of a recorded run spent their time on: table, JSON, page" },
   { "test", "compare with golden data: moonshard test --golden DIR" },
-  { "info", "what was found on this machine" },
+  { "info", "describe this machine and this build" },
   { "repl", "an interactive session" },
 }
 
 local variables = {
   {
     "MOONSHARD_CPU",
-    "instruction set at most: portable, avx2, avx512 or avx512bf16 (default: the best of the CPU)",
+    "best instruction set: portable, avx2, avx512 or avx512bf16 (default: the best of the CPU)",
   },
   { "MOONSHARD_STRICT", "1: as --strict" },
   { "MOONSHARD_LOG", "debug: messages of the engine, and whole tracebacks of errors" },

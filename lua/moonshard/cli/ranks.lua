@@ -40,7 +40,7 @@ end
 function ranks.add_switches(parser)
   parser:flag("--thread-ranks", "ranks are threads of one process, not processes")
   parser:option("--link",
-    "what ranks send each other goes through a link like this, as 1Gbit,5ms (default: memory)")
+    "simulated network link between ranks, such as 1Gbit,5ms (default: none, shared memory)")
     :argname "LINK":convert(link)
   parser:option("--timeout", "seconds that ranks wait for one that shows no progress")
     :argname "SECONDS":convert(seconds):default "300"
@@ -91,7 +91,7 @@ local function places(outcome, numbers, flights)
     local last = record[#record]
     local where
     if last then
-      where = (last.left_ns == 0 and "at " or "behind ") .. ("%s #%d"):format(last.op, last.number)
+      where = (last.left_ns == 0 and "at " or "after ") .. ("%s #%d"):format(last.op, last.number)
     else
       where = state.step >= 0 and ("at step %d"):format(state.step) or "before its first collective"
     end

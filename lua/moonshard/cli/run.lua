@@ -38,7 +38,7 @@ function run.main(arguments)
     :argname "FILE"
   parser:flag("--watch", "read files of hooks, plans and policies again when they change, on all \z
     ranks before the same step")
-  parser:option("--log-every", "a line each so many steps (default: each on a terminal; else the \z
+  parser:option("--log-every", "steps between two lines (default: 1 on a terminal; else the \z
     first 10, then one every 10 s or 1% of the steps)"):argname "STEPS":convert(switches.count)
   require "moonshard.cli.ranks".add_switches(parser)
   local parsed = switches.parse_recipe(parser, arguments)

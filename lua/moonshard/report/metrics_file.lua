@@ -35,7 +35,8 @@ local function cut(self, step)
   local whole = table.concat(kept)
   if whole == text then return true end
   if lost > 0 then
-    log.log("metrics    %d lines of %s were cut: this run begins at step %d", lost, self.path, step)
+    log.log("metrics    %d lines of %s were removed: this run begins at step %d", lost,
+      self.path, step)
   end
   return core.file_write(self.path, whole)
 end

@@ -89,7 +89,7 @@ local function warn_once(...)
 end
 
 local function tell(passed)
-  for _, message in ipairs(passed) do warn_once("%s; it is passed over", message) end
+  for _, message in ipairs(passed) do warn_once("%s; it is skipped", message) end
 end
 
 -- The newest checkpoint of a folder, or the newest one before `before`, which turned out to be
@@ -99,7 +99,7 @@ local function find(search, before)
   local path, passed, message = store.find(search, before)
   tell(passed)
   if path then
-    if before or #passed > 0 then warn_once("going on from %s", path) end
+    if before or #passed > 0 then warn_once("resuming from %s", path) end
     return path
   end
   if message then launch.exit(3, message) end

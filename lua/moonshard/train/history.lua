@@ -37,7 +37,8 @@ function history.set_aside(run, loaded, step)
     if one.step > step or one.step == step and not is_same(one.path, loaded) then
       local aside = free_name(run, one.name)
       rename(run, one.name, aside)
-      log.log("set aside  %s/%s, now %s: the run goes on from step %d", run, one.name, aside, step)
+      log.log("set aside  %s/%s, now %s: the run continues from step %d", run, one.name,
+        aside, step)
     end
   end
   -- A checkpoint that was set aside and is resumed from belongs to this run again.
