@@ -42,6 +42,7 @@ ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
         ms_release(&engine->context, memory);
         return status;
     }
+    /* The entry is complete before the count covers it. */
     engine->streams[stream->index] = stream;
     engine->stream_count++;
     *out = stream;

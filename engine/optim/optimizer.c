@@ -114,6 +114,8 @@ static ms_status check_ranges(ms_engine *engine, ms_optimizer_kind kind,
         if (!(rules[i].value >= 0) || isinf(rules[i].value))
             return refuse(engine, kind, rules[i].name, rules[i].value,
                           "a finite number of 0 or more");
+        /* At 1 a running mean would never take anything in, and its correction would divide by
+         * 0. */
         if (rules[i].below_one && rules[i].value >= 1)
             return refuse(engine, kind, rules[i].name, rules[i].value, "0 or more and below 1");
     }

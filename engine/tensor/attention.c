@@ -111,9 +111,8 @@ static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const
 }
 
 /* FLOPs of `products` products of queries by keys by width, two for each multiply-add. Causal:
- * query i sees keys 0 .. s - t + i, so t (t - 1) / 2 pairs are masked and not counted. Masked pairs
- * are not counted, since kernels leave out most of them; otherwise a causal model would seem twice
- * as fast as it is. */
+ * query i sees keys 0 .. s - t + i, so t (t - 1) / 2 pairs are masked and not counted. Kernels
+ * leave out most of them; counted, they would make a causal model seem twice as fast as it is. */
 static double flops_of(const ms_attention_args *args, double products)
 {
     double seen = (double)args->queries * (double)args->keys;
@@ -246,8 +245,8 @@ const ms_op ms_op_attention = { .name = "attention",
 /* ------------------------------------------------------------------- rotary */
 
 /* Turns pairs of numbers by angles that grow with the position (rotary embedding, Su et al. 2021);
- * back turns by the negative angles. The result has the layout that attention's kernel reads best,
- * whatever that of x. */
+ * back turns by the negative angles. The result has the layout of make_heads, whatever that of
+ * x. */
 static ms_status turn(ms_engine *engine, const ms_attributes *attributes, ms_tensor *x, bool back,
                       ms_tensor **out)
 {

@@ -169,6 +169,7 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
         *out = ms_tensor_retain(tensor);
         return MS_OK;
     }
+    /* A cast of an older version would be a weight from before the last step. */
     uint64_t version = ms_tensor_version(tensor);
     if (tensor->cast
         && (tensor->cast->dtype != dtype || tensor->cast_version != version

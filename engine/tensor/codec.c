@@ -103,6 +103,7 @@ static ms_status decode(ms_op_call *call, bool sum)
         return ms_op_refuse(call, "rows of %lld numbers have %lld bytes, not %lld", (long long)n,
                             (long long)bytes, (long long)have);
     shape[dims - 1] = n;
+    /* All payloads become one row. */
     if (sum) status = ms_op_output(call, 0, MS_F32, 1, &n, &out);
     else status = ms_op_output(call, 0, MS_F32, dims, shape, &out);
     if (status || ms_tensor_count(out) == 0) return status;

@@ -214,6 +214,7 @@ static ms_status stack_forward(ms_op_call *call)
     int64_t shape[MS_DIMS_MAX];
     if (dims == MS_DIMS_MAX)
         return ms_op_refuse(call, "the result would have more than %d dimensions", MS_DIMS_MAX);
+    /* The new dimension is counted in the result, so it can be the last one. */
     if (!ms_shape_dim(dims + 1, call->attributes.dim.a, &dim))
         return ms_op_refuse(call, "the result has no dimension %d",
                             ms_dim_named(call->attributes.dim.a));

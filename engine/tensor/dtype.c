@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Names as scripts, checkpoints and messages write them; bytes of an element. Scripts write them,
- * so a name cannot be changed later. */
+/* Names as scripts, checkpoints and messages write them; bytes of an element. A name cannot be
+ * changed once scripts use it. */
 static const struct {
     const char *name;
     uint8_t bytes;

@@ -56,6 +56,7 @@ static ms_status embedding_forward(ms_op_call *call)
     ms_status status = check(call);
     if (status) return status;
     uint32_t dims = call->inputs[0]->dims;
+    /* The shape of the ids, and the width of the table after it. */
     memcpy(shape, call->inputs[0]->shape, dims * sizeof *shape);
     shape[dims] = call->inputs[1]->shape[1];
     status = ms_op_as_contiguous(engine, call->inputs[0], &ids);

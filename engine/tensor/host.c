@@ -164,6 +164,7 @@ ms_status ms_readback_number(ms_readback *readback, double *out)
 {
     ms_status status = ms_point_sync(readback->engine, readback->ready);
     if (status) return status;
+    /* The wait above orders the device's write before these reads. */
     const void *value = readback->value;
     switch (readback->dtype) {
     case MS_F32: *out = (double)*(const float *)value; break;

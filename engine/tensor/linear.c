@@ -243,6 +243,7 @@ static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor
                                          .g_row = rows->strides[0],
                                          .g_dtype = (uint8_t)rows->dtype,
                                          .out_dtype = (uint8_t)compute };
+        /* NULLs are passed over: there may be no activation, no h, or no bias. */
         ms_tensor *reads[] = { rows, before }, *writes[] = { h, bias };
         ms_task_cost cost = { .flops = (double)rows->count, .bytes = ms_tensor_bytes(rows) };
         if (before) {

@@ -326,6 +326,7 @@ static ms_status matmul_check(const ms_op_call *call, product *p)
         return ms_op_refuse(call, "a number has no rows and columns: use mul");
     ms_tensor_info ai = info_of(a), bi = info_of(b);
     if (product_of(&ai, &bi, p)) return MS_OK;
+    /* What does not fit: the inner sizes, or the dimensions before them. */
     int64_t k = a->shape[a->dims - 1], rows = b->shape[b->dims > 1 ? b->dims - 2 : 0];
     if (k != rows)
         return ms_op_refuse(call,

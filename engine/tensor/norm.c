@@ -142,6 +142,7 @@ static ms_status norm_forward(ms_op_call *call)
     if (!status) status = contiguous(engine, residual, &p.residual);
     if (!status) status = contiguous(engine, weight, &p.weight);
     if (!status) status = contiguous(engine, bias, &p.bias);
+    /* The sum is the first output: the next block takes it as its residual. */
     if (!status && fused) status = ms_op_output(call, 0, x->dtype, x->dims, x->shape, &p.sum);
     if (!status) status = ms_op_output(call, fused ? 1 : 0, x->dtype, x->dims, x->shape, &p.y);
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 1, &rows, &p.scale);

@@ -155,8 +155,8 @@ ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_
     return MS_OK;
 }
 
-/* The alias is made now: the caller may release the tensor as soon as forward returns. An alias
- * also leaves the tensor's version behind: the tape compares it when the node runs. */
+/* The alias is made now: the caller may release the tensor as soon as forward returns. It shares
+ * the memory and copies nothing; the tape notices later writes by the version. */
 ms_status ms_op_save(ms_op_call *call, ms_tensor *tensor)
 {
     if (!call->record) return MS_OK;

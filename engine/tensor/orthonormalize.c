@@ -28,6 +28,7 @@ static ms_status orthonormalize_forward(ms_op_call *call)
     if (!(eps >= 0)) return ms_op_refuse(call, "eps is %g: it must be 0 or more", eps);
     ms_status status = ms_op_output(call, 0, dtype, dims, shape, &out);
     if (status || ms_tensor_count(out) == 0) return status;
+    /* The tensor itself where it is contiguous; then nothing is copied back. */
     status = ms_op_as_contiguous(call->engine, out, &apart);
     if (status) return status;
     ms_orthonormalize_args args = { .x = ms_tensor_data(apart),

@@ -57,7 +57,7 @@ static ms_status reduction_of(const ms_op_call *call, reduction *out)
 /* The input's rows, and the tensor in which they are: the input itself (retained), or a contiguous
  * copy where its strides allow no rows. Positions along n count in row-major order of what is
  * reduced, which ms_rows_take guarantees. Most inputs need no copy: a contiguous tensor has rows
- * along each of its dimensions, and so have its transposes. */
+ * along each of its dimensions, and so has a transposed matrix. */
 static ms_status rows_of(const ms_op_call *call, const reduction *what, ms_tensor **in,
                          ms_rows *rows)
 {
@@ -291,8 +291,8 @@ static ms_status every_forward(ms_op_call *call) { return truth_forward(call, MS
 
 /* --------------------------------------------------------- max, min, argmax */
 
-/* Positions of the greatest or least elements, i64, into `out` of the reduced shape. It reads the
- * input a second time, which only a recorded call pays for. */
+/* Positions of the greatest or least elements, i64, into `out` of the reduced shape. For max and
+ * min this reads the input a second time, which only a recorded call pays for. */
 static ms_status positions(ms_op_call *call, const reduction *what, bool least, ms_tensor *out)
 {
     ms_tensor *in = NULL;

@@ -23,8 +23,8 @@ static void split_shape(const ms_tensor *tensor, uint32_t dim, ms_softmax_args *
 }
 
 /* y = exp(x - max) / sum of exp(x - max) along dim, or its logarithm. y is saved: the gradient
- * needs y alone. The 8 FLOPs of an element stand for two exponentials and three passes; they are
- * for the sim device and the trace. A tensor without elements enqueues nothing. */
+ * needs y alone. The 8 FLOPs of an element are an estimate for the sim device and the trace. A
+ * tensor without elements enqueues nothing. */
 static ms_status softmax_forward(ms_op_call *call)
 {
     ms_tensor *x = call->inputs[0], *whole = NULL, *y = NULL;
@@ -151,6 +151,7 @@ static ms_status cross_entropy_forward(ms_op_call *call)
         fill_args(&call->attributes, logits, target, &args);
         if (log_sum) args.log_sum = ms_tensor_data(log_sum);
         if (share) args.share = ms_tensor_data(share);
+        /* The NULLs among the writes are passed over. */
         ms_tensor *reads[] = { logits, target }, *writes[] = { loss, log_sum, share };
         ms_task_cost cost = { .flops = 6.0 * (double)logits->count,
                               .bytes = ms_tensor_bytes(logits) + ms_tensor_bytes(target) };

@@ -30,6 +30,7 @@ void ms_run_fail(ms_run *run, ms_status status, const char *format, ...)
     ms_error *error = run->error;
     memset(error, 0, sizeof *error);
     error->status = status;
+    /* -1: the layers above fill these in where they apply (ms_run_error). */
     error->rank = error->bucket = -1;
     error->collective = -1;
     snprintf(error->operation, sizeof error->operation, "%s", run->task->name);

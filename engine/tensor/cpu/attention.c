@@ -263,9 +263,9 @@ static void begin_queries(const job *j, progress *p, float *rows, float **room)
 
 /* Extends the softmax by one block of keys (Milakov and Gimelshein 2018, online softmax): the new
  * greatest score is found first, what was summed so far is scaled to it, then the block is added.
- * All scores are masked before the first exponential, since the maximum must cover every part. A
- * twin may take other blocks: the result is the same up to rounding, since every block scales what
- * was summed before. */
+ * All scores are masked before the first exponential, since the maximum must cover every part.
+ * Another device may take other blocks: the result is the same up to rounding, since every block
+ * scales what was summed before. */
 static void forward_block(const job *j, const progress *p, const forward_room *r, int64_t key)
 {
     ms_score_block part;
@@ -452,7 +452,7 @@ static void backward_block(const job *j, const queries *q, const group_room *g, 
 /* One group of one batch: all query heads that share its keys and values. No other tile adds to
  * their gradients, so no lock is needed and the order of additions is fixed. The price is that
  * there are only batches * groups tiles: a single sequence with one group runs on one thread. A
- * twin that divides the queries must add up dk and dv of its parts in a fixed order. */
+ * device that divides the queries must add up dk and dv of its parts in a fixed order. */
 static void backward_tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;

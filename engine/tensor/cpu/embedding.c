@@ -88,7 +88,7 @@ static ms_task_result forward_run(ms_run *run, void *arguments)
 /* Sums the gradients of rows begin .. end - 1 of the table in f32. It reads all ids and adds those
  * in its range, in order of position: no atomics, and the same bits for any number of threads. It
  * trusts the ids: forward has failed for bad ones, and an id outside of every range is added
- * nowhere. A twin with atomic additions would give other bits in each run. */
+ * nowhere. Atomic additions would give other bits in each run. */
 static void sum_rows(const job *j, int64_t begin, int64_t end, float *sums)
 {
     const ms_embedding_args *args = j->args;

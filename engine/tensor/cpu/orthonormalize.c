@@ -50,6 +50,7 @@ static void orthonormalize_tile(void *context, uint32_t tile, ms_thread *thread)
     int64_t n = j->args->n, r = j->args->r;
     char *matrix =
         (char *)j->args->x + (size_t)(tile * n * r) * ms_dtype_bytes((ms_dtype)j->args->dtype);
+    /* Two slots, since both are used at the same time. */
     float *columns = ms_thread_scratch(thread, 0, (size_t)(n * r) * sizeof *columns),
           *rows = ms_thread_scratch(thread, 1, (size_t)(ROWS * r) * sizeof *rows);
     if (columns == NULL || rows == NULL) {

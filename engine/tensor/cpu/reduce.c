@@ -20,8 +20,7 @@
 
 /* How one reduction is cut. A unit is what one tile step computes: a part of a row, or a part of a
  * strip of columns. With several parts per result, `partial` holds their values and `finish` joins
- * them. A twin may cut the work in another way, since its sums are its own; what it must keep is
- * that a result does not depend on how many threads ran. */
+ * them. The cut decides the order of additions, so it follows from the shape alone. */
 typedef struct reduce_work {
     const ms_reduce_args *args;
     const ms_reduce_kernels *kernels;
@@ -174,7 +173,8 @@ static void reduce_columns(const reduce_work *work, const void *from, int64_t be
         work->kernels->column[args->kind];
     for (int64_t i = 0; i < width; i++) totals[i] = identity(args->kind);
     for (int64_t at = begin; at < end; at += MS_REDUCE_ROWS) {
-        /* Extremes start at infinities, which every element replaces; sums start at 0. */
+        /* Extremes start at an infinity (those of |x| at 0), which every element replaces; sums
+         * start at 0. */
         float sums[WIDTH];
         int64_t rows = end - at < MS_REDUCE_ROWS ? end - at : MS_REDUCE_ROWS;
         const void *x = step(from, at * args->rows.stride, dtype);
@@ -455,8 +455,8 @@ typedef struct cumsum_work {
 
 /* One row, block by block. The running sum is f64, whose error over a long row stays below that of
  * one f32 addition. A reverse sum walks blocks and elements from the end. The copy into `sums`
- * comes first, so the output may be the input. A twin that scans in parallel adds in another order;
- * it then differs in the last bits, as f32 results of other devices do. */
+ * comes first, so the output may be the input. A parallel scan adds in another order, so its
+ * results may differ in the last bits. */
 static void cumsum_row(const cumsum_work *work, int64_t row)
 {
     const ms_cumsum_args *args = work->args;

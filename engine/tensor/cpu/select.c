@@ -139,8 +139,8 @@ static void add_one(ms_dtype dtype, void *to, const void *from)
 /* Units are (outer, some columns). All k of a column belong to one unit, so two threads never write
  * to the same place and additions happen in order of position. Where an index occurs several times,
  * scatter leaves the value of the last position and scatter_add adds from the first position to the
- * last. A twin that uses atomic operations would keep neither promise; it may give one thread a
- * column, as here, or sort by index first. */
+ * last. Atomic operations would keep neither promise; a device may give one thread a column, as
+ * here, or sort by index first. */
 static void scatter_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -222,8 +222,8 @@ typedef struct topk_work {
 
 /* An integer in the order of the numbers. The bits of positive floats ascend with the value; those
  * of negative ones descend, so the magnitude is negated. Both zeros are equal, and NaN is above
- * all. Any total order would do for a twin as long as NaN counts as the greatest and +0 equals -0:
- * positions of equal keys then decide, and they are the same on every device. */
+ * all. Any mapping that keeps the order of numbers would do: what other devices must share is that
+ * NaN is the greatest and that both zeros are equal, so that their positions decide. */
 static int64_t order_of(float x)
 {
     if (x != x) return INT64_MAX;
@@ -233,8 +233,8 @@ static int64_t order_of(float x)
 }
 
 /* Whether a comes after b in the result: a lower key, or the same key at a higher position. The
- * order is total, so the result does not depend on the heap's history. A twin that sorts must use
- * both keys, or equal values come out in an order of its own. */
+ * order is total, so the result does not depend on the heap's history. A device that sorts must
+ * compare both, or equal values come out in an order of its own. */
 static bool worse(candidate a, candidate b)
 {
     return a.key < b.key || (a.key == b.key && a.index > b.index);

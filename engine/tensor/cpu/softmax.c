@@ -3,8 +3,8 @@
  *
  * A kernel of another device must subtract the maximum before the exponentials, add the losses of
  * rows in an order of their own that does not depend on timing, leave out rows with ignore_index,
- * and fail for a bad target before it writes the loss. It writes log_sum and share where they are
- * asked for, which backward reads. */
+ * and fail for a bad target. It writes log_sum and share where they are asked for, which backward
+ * reads. */
 #include "tensor/cpu/softmax.h"
 
 #include <math.h>

@@ -168,6 +168,7 @@ MS_STEP(adamax)
  * out, and is the same for every instruction set. */
 static double sum_of_squares(const float *g, size_t n)
 {
+    /* Eight lanes of f64: one register with AVX-512, two or four with less. */
     typedef double v8d __attribute__((vector_size(64)));
     v8d low = { 0 }, high = { 0 };
     size_t i = 0;

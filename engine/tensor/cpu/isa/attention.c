@@ -70,6 +70,7 @@ MS_VECTOR void columns_of(const bool pairs, const int rows, const int vectors,
 {
     int64_t row = 0;
     for (; row + rows <= p->rows; row += rows) tile(pairs, rows, vectors, p, row, column);
+    /* Rows that are left after the tall tiles. */
     for (; row + 4 <= p->rows; row += 4) tile(pairs, 4, vectors, p, row, column);
     if (row < p->rows) tile(pairs, 2, vectors, p, row, column);
 }
@@ -331,6 +332,8 @@ MS_VECTOR void exponentials_as(const bool pairs, const ms_score_block *b, const 
                                float *total, float *steps)
 {
     for (int64_t q = b->begin; q < b->end; q += MS_LANES) {
+        /* Every query sees the first key, so `most` is finite from the first block on, and a hidden
+         * score (-infinity) minus `most` is no NaN. */
         ms_vf shift = ms_v_load(most + q), sum = ms_v_load(total + q), other = ms_v_splat(0.0f);
         float *x = b->scores + q, *to = steps + q;
         for (int64_t row = 0; row < b->rows; row += 2, x += 2 * MS_QUERY_LANES) {
@@ -391,6 +394,8 @@ MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *cha
                 p[i] = ms_v_exp_normal(ms_v_load(row_at(b, row + i) + q) * b->scale - shift);
                 if (row + i >= clear)
                     p[i] = ms_v_select(hidden(b, row + i, q), ms_v_splat(0.0f), p[i]);
+                /* The scale belongs to the score, so its gradient is multiplied by it once more;
+                 * the products that follow take keys and queries as they are. */
                 d[i] =
                     p[i] * (ms_v_load(change + (row + i) * MS_QUERY_LANES + q) - less) * b->scale;
                 float *p_row = units->p_rows + (row + i) * lanes + lane,

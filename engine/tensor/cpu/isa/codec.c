@@ -19,6 +19,7 @@
 typedef struct small_float {
     int mantissa, least, greatest;
 } small_float;
+/* Neither format has an infinity here: larger numbers become the greatest one. */
 static const small_float fp8 = { 3, 121, 448 }, fp4 = { 1, 127, 6 };
 
 /* The greatest number that a code stands for; the scale maps the greatest number of a block to
@@ -38,7 +39,7 @@ MS_VECTOR float greatest_code(ms_codec_kind kind)
 
 /* To nearest, or stochastically: floor(x + u) with u from [0, 1) rounds up with the probability of
  * the fraction, so the expected value is x. Without contraction and with 16 lanes this gives the
- * same codes on every instruction set; a twin that rounds in the same way can be compared with it
+ * same codes on every instruction set; a device that rounds in the same way can be compared with it
  * byte by byte. */
 MS_VECTOR ms_vf round_lanes(ms_vf x, const float *u)
 {
@@ -118,6 +119,7 @@ MS_VECTOR ms_vf decode_lanes(const ms_codec_kind K, ms_vu code)
 
 /* ------------------------------------------------------------------ packing */
 
+/* One byte for each of 16 codes, before they are packed. */
 typedef uint8_t v16b __attribute__((vector_size(16)));
 
 /* Packs count codes, 16 or the last few of a block, from the lowest bit on. Bits after them are 0,

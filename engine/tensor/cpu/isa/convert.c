@@ -50,6 +50,7 @@ static inline uint16_t bf16_bits(float value)
     uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, quiet = (bits >> 16) | 0x40u;
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
+/* bf16 is the upper half of an f32, so widening is exact. */
 TO(bf16_to_f32, uint16_t, float, ms_float_from_bf16(x))
 FROM(bf16_from_f32, uint16_t, float, bf16_bits(x))
 
@@ -123,6 +124,7 @@ TO(i32_to_f32, int32_t, float, (float)x)
 TO(u16_to_f32, uint16_t, float, (float)x)
 TO(u8_to_f32, uint8_t, float, (float)x)
 TO(bool_to_f32, uint8_t, float, x != 0 ? 1.0f : 0.0f)
+/* Fractions are cut off, as C does. */
 FROM(i64_from_f32, int64_t, float, whole(x))
 FROM(i32_from_f32, int32_t, float, (int32_t)whole(x))
 FROM(u16_from_f32, uint16_t, float, (uint16_t)whole(x))

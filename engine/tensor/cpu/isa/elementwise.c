@@ -37,6 +37,7 @@
     {                                                                                     \
         LOOP(load_b, load_c, formula)                                                     \
     }
+/* What a kernel does not have is loaded by NOTHING, so the pointer may be NULL. */
 #define ONE(name, formula) KERNEL(name, NOTHING, NOTHING, formula)
 #define TWO(name, formula) KERNEL(name, FETCH, NOTHING, formula)
 #define THREE(name, formula) KERNEL(name, FETCH, FETCH, formula)
@@ -106,6 +107,7 @@ ONE(tanh, ms_v_tanh(a))
 ONE(sigmoid, ms_v_sigmoid(a))
 ONE(pow, power(a, s->value))
 ONE(clamp, ms_v_min(ms_v_max(a, v), h))
+/* Below infinity in size: false for infinities and for NaN. */
 ONE(is_finite, truth(ms_v_less(ms_v_abs(a), ms_v_splat(__builtin_inff()))))
 /* `value` is 1 unless a script gives a factor. */
 TWO(add, a + v * b)
@@ -116,6 +118,8 @@ TWO(scaled_mul, v *(a *b))
 TWO(scaled_div, v *(a / b))
 TWO(maximum, ms_v_max(a, b))
 TWO(minimum, ms_v_min(a, b))
+/* a is the value and b the gate, which is silu(b). The gradient of a is the same kernel with g in
+ * its place. */
 TWO(swiglu, a *(b *ms_v_sigmoid(b)))
 /* Comparisons give 1 or 0 in f32, which the store converts to bool. With NaN all are false but
  * ne. */
@@ -129,6 +133,7 @@ TWO(ge, truth(ms_v_less_equal(b, a)))
 THREE(lerp, a + c * (b - a))
 THREE(addcmul, a + v * (b * c))
 THREE(addcdiv, a + v * (b / c))
+/* The mask comes as f32: 0 is false and every other number true. */
 THREE(where, ms_v_select(ms_v_differ(a, ms_v_splat(0.0f)), b, c))
 /* Gradients: a (and b) are what forward saved, the last operand is the incoming gradient, but for
  * div_backward and lerp_backward, which take it first. backend.h lists the operands. */
@@ -187,6 +192,7 @@ static inline int64_t clamped(int64_t value, int64_t low, int64_t high)
 WHOLE(cast, A)
 WHOLE(neg, -U(A))
 WHOLE(square, U(A) * U(A))
+/* The least i64 has no positive counterpart: its absolute value wraps to itself. */
 WHOLE(abs, A < 0 ? -U(A) : U(A))
 WHOLE(sign, (A > 0) - (A < 0))
 WHOLE(relu, A > 0 ? A : 0)

@@ -19,6 +19,7 @@ MS_VECTOR void add_row(const ms_dtype D, float *to, const void *from, size_t n)
             to + i, ms_v_load_part(to + i, n - i) + ms_row_get_part(D, from, i, n, 0.0f), n - i);
 }
 
+/* `from` may have 16 bits; `to` is the row of sums, or an f32 table itself. */
 static void add(float *to, ms_dtype dtype, const void *from, int64_t n)
 {
     MS_ROW_SWITCH(dtype, add_row(D, to, from, (size_t)n));

@@ -129,6 +129,8 @@ MS_VECTOR void gradient_rows(const ms_dtype G, const ms_dtype B, const ms_dtype 
 static void gradient(const ms_linear_gradient_args *a, int64_t begin, int64_t end, float *sums)
 {
     ms_dtype d1 = (ms_dtype)a->g_dtype;
+    /* Without an activation there is nothing to go back through; without a result only the sums are
+     * wanted. */
     ms_dtype d2 = a->before != NULL ? (ms_dtype)a->before_dtype : NO_TENSOR;
     ms_dtype d3 = a->out != NULL ? (ms_dtype)a->out_dtype : NO_TENSOR;
     /* f32 without an activation: only the bias; the same with a cast for the products; f32 with

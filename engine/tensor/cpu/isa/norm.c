@@ -72,6 +72,8 @@ MS_VECTOR void row_write(const ms_dtype D, const ms_norm_args *a, const void *s,
                          void *cast, float mean, float scale)
 {
     size_t width = (size_t)a->width, i = 0;
+    /* Read only where `cast` is given. It is no constant, since that would multiply the number of
+     * loops. */
     ms_dtype C = (ms_dtype)a->cast_dtype;
     for (; i + MS_LANES <= width; i += MS_LANES) {
         ms_vf v = (ms_row_get(D, s, i) - mean) * scale;
@@ -210,6 +212,7 @@ MS_VECTOR void backward_rows(const ms_dtype D, const ms_norm_backward_args *a, i
         if (a->dx == NULL) continue;
         float g_mean = a->centered ? ms_v_sum(sums.g) / (float)a->width : 0.0f,
               gh_mean = ms_v_sum(sums.gh) / (float)a->width;
+        /* The sum is an output as well, and what used it sends a gradient straight to s. */
         const char *add = a->sum_gradient != NULL ? (const char *)a->sum_gradient + at : NULL;
         write_row(D, a, s, gradient, add, (char *)a->dx + at, mean, scale, g_mean, gh_mean);
     }

@@ -24,8 +24,8 @@ MS_VECTOR float dot(const float *a, const float *b, size_t n)
 
 /* The modified process: the share is taken out of all later columns at once, which loses far less
  * orthogonality in f32 than to subtract from the original column. eps keeps a column of zeros
- * finite; with an eps of 0 it stays zero. It must be serial over columns: a twin may run the dot
- * products and subtractions of one column on many threads, but not two columns at a time. */
+ * finite; with an eps of 0 it stays zero. It must be serial over columns: the dot products and
+ * subtractions of one column may run on many threads, but not those of two columns at a time. */
 static void columns(float *columns, int64_t n, int64_t r, float eps)
 {
     size_t length = (size_t)n;
@@ -33,6 +33,8 @@ static void columns(float *columns, int64_t n, int64_t r, float eps)
         float *column = columns + c * n, size = __builtin_sqrtf(dot(column, column, length)) + eps,
               factor = size == 0.0f ? 0.0f : 1.0f / size;
         for (size_t i = 0; i < length; i++) column[i] *= factor;
+        /* The later columns are changed now, so each of them sees the effect of this one before its
+         * own turn. */
         for (int64_t other = c + 1; other < r; other++) {
             float *behind = columns + other * n, share = dot(column, behind, length);
             for (size_t i = 0; i < length; i++) behind[i] -= share * column[i];

@@ -226,6 +226,7 @@ MS_VECTOR float log_sum_row(const ms_dtype D, const void *row, size_t n)
     return most + one_log(row_exp_sum(D, row, n, most));
 }
 
+/* The result leaves the switch over dtypes through a variable, as the switch is no expression. */
 static float log_sum(ms_dtype dtype, const void *row, int64_t n)
 {
     float result = 0.0f;
@@ -258,6 +259,7 @@ MS_VECTOR float squares_row(const ms_dtype D, const void *a, const void *b, size
     return ms_v_sum(total);
 }
 
+/* A block's sum, which the caller adds to an f64 total. */
 static float squares(ms_dtype dtype, const void *a, const void *b, int64_t n)
 {
     float result = 0.0f;
