@@ -111,6 +111,16 @@ struct ms_device {
      */
     void (*call)(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
 
+    /* Recording and replaying (ms_capture). From `capture_begin` to `capture_end` the device
+     * carries out what it is given as ever, at `capture_end` at the latest, and keeps it in *graph:
+     * tasks, copies, calls and waits between streams, but no marks. `replay` is one number of the
+     * origin that carries all of it out again; the core has declared its accesses and its waits. If
+     * `capture_end` fails, the work was still carried out. All NULL: the device cannot record. */
+    ms_status (*capture_begin)(ms_stream *origin);
+    ms_status (*capture_end)(ms_stream *origin, void **graph);
+    void (*replay)(ms_stream *origin, const ms_launch *launch, void *graph);
+    void (*capture_free)(ms_engine *engine, void *graph);
+
     const ms_poison *poison; /* NULL: the device cannot check what tasks touch */
 
     /* The pool's memory: a range of addresses, of which parts become usable later. `reserve`
@@ -126,6 +136,13 @@ struct ms_device {
      * owner has committed it. Both NULL: the device cannot use memory of the host. */
     ms_status (*adopt)(ms_engine *engine, void *base, uint64_t bytes);
     void (*disown)(ms_engine *engine, void *base, uint64_t bytes);
+    /* Memory of this device's pool that other processes use, too. `share` describes a committed
+     * range; `import` makes a range usable that another process has described, at an address of
+     * this process, until `forget`. All NULL: the memory is of this process alone. */
+    ms_status (*share)(ms_engine *engine, const void *address, uint64_t bytes,
+                       ms_memory_handle *out);
+    ms_status (*import)(ms_engine *engine, const ms_memory_handle *handle, void **address);
+    void (*forget)(ms_engine *engine, void *address);
     /* Bytes that the pool may take where the engine's options do not say. */
     uint64_t (*capacity)(const ms_engine *engine);
 };

@@ -324,6 +324,163 @@ static void host_functions_declare_what_they_touch(void **state)
     ms_engine_free(engine);
 }
 
+/* ------------------------------------------------------ recording, replaying */
+
+/* Adds what `from` has to what `to` has. */
+typedef struct addition {
+    int64_t *to;
+    const int64_t *from;
+} addition;
+
+static ms_task_result add(ms_run *run, void *arguments)
+{
+    (void)run;
+    const addition *a = arguments;
+    *a->to += *a->from;
+    return MS_TASK_DONE;
+}
+
+static void add_to(ms_stream *stream, ms_storage *to, ms_storage *from)
+{
+    static const ms_task task = { .name = "add", .function = add, .args_bytes = sizeof(addition) };
+    addition arguments = { ms_storage_data(to), ms_storage_data(from) };
+    ms_access accesses[] = { { .storage = to, .cells = 1, .mode = MS_READ | MS_WRITE },
+                             { .storage = from, .cells = 1, .mode = MS_READ } };
+    ms_status status =
+        ms_stream_enqueue(stream, &task, &arguments, accesses, 2, (ms_task_cost){ 0 }, NULL);
+    assert_int_equal(status, MS_OK);
+}
+
+static int64_t number_in(ms_storage *storage)
+{
+    int64_t value = 0;
+    assert_int_equal(ms_storage_read(storage, 0, &value, sizeof value), MS_OK);
+    return value;
+}
+
+static ms_storage *number(ms_stream *stream, int64_t value)
+{
+    ms_storage *storage = storage_of(stream, sizeof value);
+    assert_int_equal(ms_stream_copy_in(stream, storage, 0, &value, sizeof value, NULL), MS_OK);
+    return storage;
+}
+
+/* Fibonacci numbers on two streams: the result shows each task's place in the order. */
+static void what_was_recorded_runs_again_in_order(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    ms_capture *capture = NULL, *second = NULL;
+    if (!late_device("cpu")) {
+        assert_int_equal(ms_capture_begin(a, &capture), MS_ERROR_UNSUPPORTED);
+        assert_non_null(
+            strstr(ms_engine_error(engine)->message, "device \"cpu\" cannot record work"));
+        ms_engine_free(engine);
+        return;
+    }
+    ms_storage *x = number(a, 0), *y = number(a, 1);
+    ms_point point = { 0 };
+    assert_int_equal(ms_capture_begin(a, &capture), MS_OK);
+    assert_int_equal(ms_capture_begin(b, &second), MS_ERROR_STATE);
+    add_to(a, x, y); /* 1, 1 */
+    add_to(b, y, x); /* 1, 2 */
+    assert_int_equal(ms_stream_sync(a), MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "while work is recorded"));
+    assert_int_equal(ms_capture_replay(capture, &point), MS_ERROR_STATE);
+    assert_int_equal(ms_capture_end(capture), MS_OK);
+    assert_int_equal(ms_capture_end(capture), MS_ERROR_STATE);
+    assert_int_equal(number_in(x), 1);
+    assert_int_equal(number_in(y), 2);
+    uint64_t version = ms_storage_version(y, 0, 8);
+    for (int i = 0; i < 3; i++) assert_int_equal(ms_capture_replay(capture, &point), MS_OK);
+    assert_true(ms_storage_version(y, 0, 8) > version); /* each replay counts as a write */
+    assert_int_equal(ms_point_sync(engine, point), MS_OK);
+    assert_int_equal(number_in(x), 21);
+    assert_int_equal(number_in(y), 34);
+    /* What comes after it on any of its streams sees its values, and what came before does not. */
+    add_to(b, x, y); /* 55 */
+    assert_int_equal(ms_capture_replay(capture, NULL), MS_OK);
+    add_to(b, x, y);
+    assert_int_equal(number_in(y), 55 + 34 + 34);
+    assert_int_equal(number_in(x), 55 + 34 + 55 + 34 + 34);
+    ms_capture_free(capture);
+    ms_storage_release(x);
+    ms_storage_release(y);
+    ms_engine_free(engine);
+}
+
+static void a_replay_touches_only_the_memory_that_was_recorded(void **state)
+{
+    (void)state;
+    if (!late_device("cpu")) return;
+    ms_engine *engine = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine);
+    ms_capture *capture = NULL;
+    ms_storage *x = number(a, 1), *y = number(a, 2), *kept = x;
+    assert_int_equal(ms_capture_begin(a, &capture), MS_OK);
+    add_to(a, x, y);
+    assert_int_equal(ms_capture_end(capture), MS_OK);
+    /* Nobody else gets the memory of a storage that was released since. */
+    ms_storage_retain(kept);
+    ms_storage_release(x);
+    assert_int_equal(ms_capture_replay(capture, NULL), MS_OK);
+    assert_int_equal(number_in(kept), 5);
+    assert_int_equal(ms_storage_drop(y, "the test"), MS_OK);
+    assert_int_equal(ms_capture_replay(capture, NULL), MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "the test"));
+    ms_storage *taken = number(a, 9); /* the memory of y */
+    assert_int_equal(ms_storage_refill(y, a), MS_OK);
+    assert_int_equal(ms_capture_replay(capture, NULL), MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "refilled elsewhere"));
+    assert_int_equal(number_in(taken), 9);
+    ms_capture_free(capture);
+    ms_storage_release(kept);
+    ms_storage_release(y);
+    ms_storage_release(taken);
+    ms_engine_free(engine);
+}
+
+/* ------------------------------------------------------------ shared memory */
+
+static void memory_is_shared_where_the_device_can(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine("cpu"), *other = make_engine("cpu");
+    ms_stream *a = ms_engine_current(engine), *b = ms_engine_current(other);
+    ms_memory_handle handle;
+    void *address = NULL;
+    ms_storage *x = number(a, 7), *y = number(b, 1), *none = storage_of(a, 0);
+    if (!late_device("cpu")) {
+        assert_int_equal(ms_storage_export(x, &handle), MS_ERROR_UNSUPPORTED);
+        assert_non_null(strstr(ms_engine_error(engine)->message, "device \"cpu\" has no memory"));
+        assert_int_equal(ms_memory_import(other, &handle, &address), MS_ERROR_UNSUPPORTED);
+    } else {
+        assert_int_equal(number_in(x), 7);
+        assert_int_equal(ms_storage_export(none, &handle), MS_ERROR_ARGUMENT);
+        assert_int_equal(ms_storage_export(x, &handle), MS_OK);
+        assert_int_equal(handle.size, sizeof(int64_t));
+        assert_int_equal(ms_memory_import(other, &handle, &address), MS_OK);
+        static const ms_task task = { .name = "add",
+                                      .function = add,
+                                      .args_bytes = sizeof(addition) };
+        addition arguments = { ms_storage_data(y), address };
+        ms_access access = { .storage = y, .cells = 1, .mode = MS_READ | MS_WRITE };
+        ms_status status =
+            ms_stream_enqueue(b, &task, &arguments, &access, 1, (ms_task_cost){ 0 }, NULL);
+        assert_int_equal(status, MS_OK);
+        assert_int_equal(number_in(y), 8);
+        ms_memory_forget(other, address);
+        assert_int_equal(ms_storage_drop(x, "the test"), MS_OK);
+        assert_int_equal(ms_storage_export(x, &handle), MS_ERROR_STATE);
+    }
+    ms_storage_release(x);
+    ms_storage_release(y);
+    ms_storage_release(none);
+    ms_engine_free(engine);
+    ms_engine_free(other);
+}
+
 /* ------------------------------------------------ what a device may not have */
 
 static void priorities_are_the_devices(void **state)
@@ -801,6 +958,9 @@ int main(void)
         cmocka_unit_test(a_stream_fails_if_its_flag_is_set),
         cmocka_unit_test(host_functions_run_in_stream_order),
         cmocka_unit_test(host_functions_declare_what_they_touch),
+        cmocka_unit_test(what_was_recorded_runs_again_in_order),
+        cmocka_unit_test(a_replay_touches_only_the_memory_that_was_recorded),
+        cmocka_unit_test(memory_is_shared_where_the_device_can),
         cmocka_unit_test(priorities_are_the_devices),
         cmocka_unit_test(what_a_device_does_not_have_is_an_error_that_names_it),
         cmocka_unit_test(an_engine_runs_on_one_of_several_devices),

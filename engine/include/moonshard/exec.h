@@ -309,6 +309,29 @@ MS_API ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call,
                                 const ms_access *accesses, uint32_t count, ms_task_cost cost,
                                 ms_point *out);
 
+/* ---------------------------------------------------- recording and replaying */
+
+/* Work that was enqueued once, on any streams, and can be carried out again by one command, where a
+ * device has that (CUDA graphs). Between begin and end, everything that is enqueued in the engine
+ * is recorded, and is also carried out, once, at the end at the latest. The host must not wait for
+ * the device in between (MS_ERROR_STATE). A replay carries out all recorded work again, with the
+ * same arguments and the same addresses: it comes after all that its streams have enqueued before,
+ * and what they enqueue next comes after it. It counts as a write of all that the work writes.
+ * - The recording retains the storages that the work touches. One that was dropped since is an
+ * error of the replay, and so is one that has other memory now.
+ * - What the host decides for each step, such as random numbers, is that of the recording. Marks
+ * are not recorded. */
+typedef struct ms_capture ms_capture;
+/* Waits between all streams are inserted, so that the recorded work depends on nothing that was
+ * enqueued before but its storages' values. origin: the stream that replays are put on.
+ * MS_ERROR_UNSUPPORTED where the device cannot record, MS_ERROR_STATE while a recording is open. */
+MS_API ms_status ms_capture_begin(ms_stream *origin, ms_capture **out);
+/* After an error the recording cannot be replayed; the work was still carried out. */
+MS_API ms_status ms_capture_end(ms_capture *capture);
+MS_API ms_status ms_capture_replay(ms_capture *capture, ms_point *out);
+/* Blocks until the last replay has finished. NULL is allowed. */
+MS_API void ms_capture_free(ms_capture *capture);
+
 /* -------------------------------------------------------------------- marks */
 
 /* A list of marks. A mark says when a stream passed it, in nanoseconds of the device's clock: the
@@ -449,6 +472,23 @@ enum {
 /* The access to bytes [begin, end) in this mode; answers a mask of the above. */
 MS_API uint32_t ms_storage_access(ms_storage *storage, size_t begin, size_t end, uint8_t mode,
                                   ms_access *out);
+
+/* For transports that move bytes between processes without a copy: memory of a storage as another
+ * process can use it. The handle means something to the device only, and is sent to the other
+ * process as it is. It is valid until the storage is dropped or freed. */
+#define MS_MEMORY_HANDLE_BYTES 64
+typedef struct ms_memory_handle {
+    unsigned char bytes[MS_MEMORY_HANDLE_BYTES];
+    uint64_t size; /* of the memory, in bytes */
+} ms_memory_handle;
+/* MS_ERROR_UNSUPPORTED where the device's memory is of this process alone. */
+MS_API ms_status ms_storage_export(const ms_storage *storage, ms_memory_handle *out);
+/* *address: for tasks of this engine. The caller knows when the other process writes there; the
+ * engine does not. */
+MS_API ms_status ms_memory_import(ms_engine *engine, const ms_memory_handle *handle,
+                                  void **address);
+/* After the last task that uses the address has finished. */
+MS_API void ms_memory_forget(ms_engine *engine, void *address);
 
 /* A second pool over memory of the caller: `bytes` of address space at base. commit makes a range
  * of it usable and answers 0 or -errno. ms_engine_memory counts its storages as any other. Free the
