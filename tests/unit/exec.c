@@ -1,6 +1,6 @@
 /* exec.c: streams, hazards, the pool, errors, limits and allocation failures of the execution
  * core. ctest: late */
-#include "fault_os.h"
+#include "fault_engine.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -760,23 +760,8 @@ static ms_status program(const ms_os *os, ms_engine **engine)
 static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 {
     (void)state;
-    for (int forever = 0; forever < 2; forever++)
-        for (long n = 1;; n++) {
-            fault_os fault;
-            fault_os_init(&fault);
-            atomic_store(&fault.fail_at, n);
-            atomic_store(&fault.forever, forever);
-            ms_engine *engine = NULL;
-            ms_status status = program(&fault.table, &engine);
-            bool reached = atomic_load(&fault.calls) >= n;
-            ms_engine_free(engine);
-            assert_int_equal(atomic_load(&fault.live), 0);
-            if (!reached) {
-                assert_int_equal(status, MS_OK);
-                break;
-            }
-            assert_true(n < 1000);
-        }
+    fail_each_call(program, false);
+    fail_each_call(program, true);
 }
 
 int main(void)
