@@ -111,15 +111,15 @@ struct ms_device {
      */
     void (*call)(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
 
-    /* Recording and replaying (ms_capture). From `capture_begin` to `capture_end` the device
-     * carries out what it is given as ever, at `capture_end` at the latest, and keeps it in *graph:
+    /* Recording and replaying (ms_replay). From `record_begin` to `record_end` the device
+     * carries out what it is given as ever, at `record_end` at the latest, and keeps it in *graph:
      * tasks, copies, calls and waits between streams, but no marks. `replay` is one number of the
      * origin that carries all of it out again; the core has declared its accesses and its waits. If
-     * `capture_end` fails, the work was still carried out. All NULL: the device cannot record. */
-    ms_status (*capture_begin)(ms_stream *origin);
-    ms_status (*capture_end)(ms_stream *origin, void **graph);
+     * `record_end` fails, the work was still carried out. All NULL: the device cannot record. */
+    ms_status (*record_begin)(ms_stream *origin);
+    ms_status (*record_end)(ms_stream *origin, void **graph);
     void (*replay)(ms_stream *origin, const ms_launch *launch, void *graph);
-    void (*capture_free)(ms_engine *engine, void *graph);
+    void (*record_free)(ms_engine *engine, void *graph);
 
     const ms_poison *poison; /* NULL: the device cannot check what tasks touch */
 

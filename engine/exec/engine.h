@@ -222,9 +222,9 @@ struct ms_engine {
     uint32_t trace_label;
     uint64_t trace_step; /* plus 1; 0: none */
     bool tracing;
-    bool poison;         /* poison.h */
-    ms_marks *given_up;  /* lists of marks that may still be enqueued: mark.c */
-    ms_capture *capture; /* the recording that is open, or NULL */
+    bool poison;        /* poison.h */
+    ms_marks *given_up; /* lists of marks that may still be enqueued: mark.c */
+    ms_replay *replay;  /* the recording that is open, or NULL */
 };
 
 /* hazard.c. before: inserts the waits that the accesses need (or MS_ERROR_HAZARD); after: remembers
@@ -270,9 +270,9 @@ ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq);
 /* Frees the lists that were given up; after all streams have finished. */
 void ms_marks_close(ms_engine *engine);
 
-/* capture.c */
+/* replay.c */
 /* While a recording is open: notes work that is about to be enqueued. */
-ms_status ms_capture_note(ms_stream *stream, const ms_launch *launch);
+ms_status ms_replay_note(ms_stream *stream, const ms_launch *launch);
 
 /* storage.c */
 /* Gives the memory of a storage back to its pool. */

@@ -153,7 +153,7 @@ ms_status ms_stream_hand_over(ms_stream *stream, ms_launch *launch, uint8_t kind
     MS_ASSERT(ms_on_host(engine));
     if (atomic_load_explicit(&engine->failed, memory_order_relaxed)) return ms_engine_check(engine);
     ms_status status = ms_hazard_before(stream, launch->name, accesses, count);
-    if (!status && engine->capture) status = ms_capture_note(stream, launch);
+    if (!status && engine->replay) status = ms_replay_note(stream, launch);
     if (status) return status;
     void *aside = NULL;
     if (poison) status = poison->before(engine, accesses, count, &aside);
@@ -313,7 +313,7 @@ void ms_engine_await(ms_stream *stream, uint64_t seq)
  * device could do meanwhile. */
 ms_status ms_engine_check_sync(ms_engine *engine)
 {
-    if (engine->capture)
+    if (engine->replay)
         return ms_engine_fail(engine, MS_ERROR_STATE,
                               "this call waits for the device while work is recorded, which may be "
                               "carried out only when the recording ends");

@@ -348,9 +348,9 @@ static void what_was_recorded_runs_again_in_order(void **state)
     (void)state;
     ms_engine *engine = make_engine("cpu");
     ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
-    ms_capture *capture = NULL, *second = NULL;
+    ms_replay *replay = NULL, *second = NULL;
     if (!late_device("cpu")) {
-        assert_int_equal(ms_capture_begin(a, &capture), MS_ERROR_UNSUPPORTED);
+        assert_int_equal(ms_replay_begin(a, &replay), MS_ERROR_UNSUPPORTED);
         assert_non_null(
             strstr(ms_engine_error(engine)->message, "device \"cpu\" cannot record work"));
         ms_engine_free(engine);
@@ -358,30 +358,30 @@ static void what_was_recorded_runs_again_in_order(void **state)
     }
     ms_storage *x = number(a, 0), *y = number(a, 1);
     ms_point point = { 0 };
-    assert_int_equal(ms_capture_begin(a, &capture), MS_OK);
-    assert_int_equal(ms_capture_begin(b, &second), MS_ERROR_STATE);
+    assert_int_equal(ms_replay_begin(a, &replay), MS_OK);
+    assert_int_equal(ms_replay_begin(b, &second), MS_ERROR_STATE);
     add_to(a, x, y); /* 1, 1 */
     add_to(b, y, x); /* 1, 2 */
     assert_int_equal(ms_stream_sync(a), MS_ERROR_STATE);
     assert_non_null(strstr(ms_engine_error(engine)->message, "while work is recorded"));
-    assert_int_equal(ms_capture_replay(capture, &point), MS_ERROR_STATE);
-    assert_int_equal(ms_capture_end(capture), MS_OK);
-    assert_int_equal(ms_capture_end(capture), MS_ERROR_STATE);
+    assert_int_equal(ms_replay_run(replay, &point), MS_ERROR_STATE);
+    assert_int_equal(ms_replay_end(replay), MS_OK);
+    assert_int_equal(ms_replay_end(replay), MS_ERROR_STATE);
     assert_int_equal(number_in(x), 1);
     assert_int_equal(number_in(y), 2);
     uint64_t version = ms_storage_version(y, 0, 8);
-    for (int i = 0; i < 3; i++) assert_int_equal(ms_capture_replay(capture, &point), MS_OK);
+    for (int i = 0; i < 3; i++) assert_int_equal(ms_replay_run(replay, &point), MS_OK);
     assert_true(ms_storage_version(y, 0, 8) > version); /* each replay counts as a write */
     assert_int_equal(ms_point_sync(engine, point), MS_OK);
     assert_int_equal(number_in(x), 21);
     assert_int_equal(number_in(y), 34);
     /* What comes after it on any of its streams sees its values, and what came before does not. */
     add_to(b, x, y); /* 55 */
-    assert_int_equal(ms_capture_replay(capture, NULL), MS_OK);
+    assert_int_equal(ms_replay_run(replay, NULL), MS_OK);
     add_to(b, x, y);
     assert_int_equal(number_in(y), 55 + 34 + 34);
     assert_int_equal(number_in(x), 55 + 34 + 55 + 34 + 34);
-    ms_capture_free(capture);
+    ms_replay_free(replay);
     ms_storage_release(x);
     ms_storage_release(y);
     ms_engine_free(engine);
@@ -393,25 +393,25 @@ static void a_replay_touches_only_the_memory_that_was_recorded(void **state)
     if (!late_device("cpu")) return;
     ms_engine *engine = make_engine("cpu");
     ms_stream *a = ms_engine_current(engine);
-    ms_capture *capture = NULL;
+    ms_replay *replay = NULL;
     ms_storage *x = number(a, 1), *y = number(a, 2), *kept = x;
-    assert_int_equal(ms_capture_begin(a, &capture), MS_OK);
+    assert_int_equal(ms_replay_begin(a, &replay), MS_OK);
     add_to(a, x, y);
-    assert_int_equal(ms_capture_end(capture), MS_OK);
+    assert_int_equal(ms_replay_end(replay), MS_OK);
     /* Nobody else gets the memory of a storage that was released since. */
     ms_storage_retain(kept);
     ms_storage_release(x);
-    assert_int_equal(ms_capture_replay(capture, NULL), MS_OK);
+    assert_int_equal(ms_replay_run(replay, NULL), MS_OK);
     assert_int_equal(number_in(kept), 5);
     assert_int_equal(ms_storage_drop(y, "the test"), MS_OK);
-    assert_int_equal(ms_capture_replay(capture, NULL), MS_ERROR_STATE);
+    assert_int_equal(ms_replay_run(replay, NULL), MS_ERROR_STATE);
     assert_non_null(strstr(ms_engine_error(engine)->message, "the test"));
     ms_storage *taken = number(a, 9); /* the memory of y */
     assert_int_equal(ms_storage_refill(y, a), MS_OK);
-    assert_int_equal(ms_capture_replay(capture, NULL), MS_ERROR_STATE);
+    assert_int_equal(ms_replay_run(replay, NULL), MS_ERROR_STATE);
     assert_non_null(strstr(ms_engine_error(engine)->message, "refilled elsewhere"));
     assert_int_equal(number_in(taken), 9);
-    ms_capture_free(capture);
+    ms_replay_free(replay);
     ms_storage_release(kept);
     ms_storage_release(y);
     ms_storage_release(taken);
@@ -691,17 +691,17 @@ static void cost_reaches_the_device(void **state)
 
 static ms_status record_something(ms_stream *stream)
 {
-    ms_capture *capture = NULL;
+    ms_replay *replay = NULL;
     ms_storage *x = NULL, *y = NULL;
     if (!late_device("cpu")) return MS_OK;
     ms_status status = ms_storage_new(stream, 8, &x);
     if (!status) status = ms_storage_new(stream, 8, &y);
-    if (!status) status = ms_capture_begin(stream, &capture);
+    if (!status) status = ms_replay_begin(stream, &replay);
     if (!status) status = ms_stream_copy_in(stream, x, 0, "seven..", 8, NULL);
     if (!status) status = ms_stream_copy_in(stream, y, 0, "eleven.", 8, NULL);
-    if (!status) status = ms_capture_end(capture);
-    if (!status) status = ms_capture_replay(capture, NULL);
-    ms_capture_free(capture);
+    if (!status) status = ms_replay_end(replay);
+    if (!status) status = ms_replay_run(replay, NULL);
+    ms_replay_free(replay);
     ms_storage_release(x);
     ms_storage_release(y);
     return status;

@@ -321,16 +321,16 @@ MS_API ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call,
  * error of the replay, and so is one that has other memory now.
  * - What the host decides for each step, such as random numbers, is that of the recording. Marks
  * are not recorded. */
-typedef struct ms_capture ms_capture;
+typedef struct ms_replay ms_replay;
 /* Waits between all streams are inserted, so that the recorded work depends on nothing that was
  * enqueued before but its storages' values. origin: the stream that replays are put on.
  * MS_ERROR_UNSUPPORTED where the device cannot record, MS_ERROR_STATE while a recording is open. */
-MS_API ms_status ms_capture_begin(ms_stream *origin, ms_capture **out);
+MS_API ms_status ms_replay_begin(ms_stream *origin, ms_replay **out);
 /* After an error the recording cannot be replayed; the work was still carried out. */
-MS_API ms_status ms_capture_end(ms_capture *capture);
-MS_API ms_status ms_capture_replay(ms_capture *capture, ms_point *out);
+MS_API ms_status ms_replay_end(ms_replay *replay);
+MS_API ms_status ms_replay_run(ms_replay *replay, ms_point *out);
 /* Blocks until the last replay has finished. NULL is allowed. */
-MS_API void ms_capture_free(ms_capture *capture);
+MS_API void ms_replay_free(ms_replay *replay);
 
 /* -------------------------------------------------------------------- marks */
 

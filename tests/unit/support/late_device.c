@@ -106,7 +106,7 @@ static void late_run(ms_stream *stream, const ms_launch *launch)
 }
 
 /* The order in which the host enqueued tasks is an order in which one stream may run them. */
-static ms_status late_capture_begin(ms_stream *origin)
+static ms_status late_record_begin(ms_stream *origin)
 {
     late *self = origin->engine->device_state;
     self->recorded = NULL;
@@ -114,7 +114,7 @@ static ms_status late_capture_begin(ms_stream *origin)
     return MS_OK;
 }
 
-static ms_status late_capture_end(ms_stream *origin, void **graph)
+static ms_status late_record_end(ms_stream *origin, void **graph)
 {
     late *self = origin->engine->device_state;
     self->recording = NULL;
@@ -129,7 +129,7 @@ static void late_replay(ms_stream *origin, const ms_launch *launch, void *graph)
     made->script = launch->script;
 }
 
-static void late_capture_free(ms_engine *engine, void *graph)
+static void late_record_free(ms_engine *engine, void *graph)
 {
     (void)engine;
     for (piece *one = graph, *next; one; one = next) {
@@ -308,10 +308,10 @@ const ms_device *late_device(const char *device)
     table.mark_close = late_mark_close;
     table.mark = late_mark;
     table.mark_ns = late_mark_ns;
-    table.capture_begin = late_capture_begin;
-    table.capture_end = late_capture_end;
+    table.record_begin = late_record_begin;
+    table.record_end = late_record_end;
     table.replay = late_replay;
-    table.capture_free = late_capture_free;
+    table.record_free = late_record_free;
     table.share = late_share;
     table.import = late_import;
     table.forget = late_forget;

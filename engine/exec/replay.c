@@ -1,4 +1,4 @@
-/* capture.c: a range of work that is enqueued once and replayed as one piece of work.
+/* replay.c: a range of work that is enqueued once and replayed as one piece of work.
  *
  * A step of training enqueues the same work again and again. A device that can carry out a whole
  * step from one command saves the cost of enqueueing it. The core keeps what it must know of the
@@ -17,7 +17,7 @@ typedef struct touched {
 
 /* A recording. The origin carries the replays; other streams join in by waits. `list` holds one
  * entry for each cell range once the recording has ended, and one for each access before. */
-struct ms_capture {
+struct ms_replay {
     ms_engine *engine;
     ms_stream *origin;
     uint32_t streams; /* bit for each stream that the work is on */
@@ -42,50 +42,50 @@ static ms_status join_streams(ms_engine *engine, ms_stream *origin)
     return status;
 }
 
-ms_status ms_capture_begin(ms_stream *origin, ms_capture **out)
+ms_status ms_replay_begin(ms_stream *origin, ms_replay **out)
 {
     ms_engine *engine = origin->engine;
     void *memory = NULL;
-    if (!engine->device->capture_begin)
+    if (!engine->device->record_begin)
         return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED,
                               "device \"%s\" cannot record work and replay it",
                               engine->device->name);
-    if (engine->capture)
+    if (engine->replay)
         return ms_engine_fail(engine, MS_ERROR_STATE,
                               "a recording is open already: end it before the next one begins");
-    ms_status status = ms_allocate(&engine->context, sizeof(ms_capture), "a recording", &memory);
+    ms_status status = ms_allocate(&engine->context, sizeof(ms_replay), "a recording", &memory);
     if (!status) status = join_streams(engine, origin);
-    if (!status) status = engine->device->capture_begin(origin);
+    if (!status) status = engine->device->record_begin(origin);
     if (status) {
         ms_release(&engine->context, memory);
         return status;
     }
-    ms_capture *capture = memory;
-    capture->engine = engine;
-    capture->origin = origin;
-    capture->is_open = true;
-    engine->capture = capture;
-    *out = capture;
+    ms_replay *replay = memory;
+    replay->engine = engine;
+    replay->origin = origin;
+    replay->is_open = true;
+    engine->replay = replay;
+    *out = replay;
     return MS_OK;
 }
 
 /* Comes before the work is enqueued, so that a failure leaves nothing that was not recorded. The
  * storages are retained: their memory cannot go to others while the recording may be replayed. */
-ms_status ms_capture_note(ms_stream *stream, const ms_launch *launch)
+ms_status ms_replay_note(ms_stream *stream, const ms_launch *launch)
 {
     ms_engine *engine = stream->engine;
-    ms_capture *capture = engine->capture;
-    ms_status status = ms_grow(&engine->context, (void **)&capture->list, &capture->capacity,
-                               capture->count + launch->access_count, sizeof *capture->list);
+    ms_replay *replay = engine->replay;
+    ms_status status = ms_grow(&engine->context, (void **)&replay->list, &replay->capacity,
+                               replay->count + launch->access_count, sizeof *replay->list);
     if (status) return status;
     for (uint32_t i = 0; i < launch->access_count; i++) {
         ms_storage *storage = ms_storage_retain(launch->accesses[i].storage);
-        capture->list[capture->count++] =
+        replay->list[replay->count++] =
             (touched){ .access = launch->accesses[i], .data = storage->data };
     }
-    capture->streams |= 1u << stream->index;
-    capture->cost.flops += launch->cost.flops;
-    capture->cost.bytes += launch->cost.bytes;
+    replay->streams |= 1u << stream->index;
+    replay->cost.flops += launch->cost.flops;
+    replay->cost.bytes += launch->cost.bytes;
     return MS_OK;
 }
 
@@ -99,43 +99,43 @@ static int by_storage(const void *left, const void *right)
 }
 
 /* Merges entries for the same cells, so that a replay declares each once. */
-static void merge(ms_capture *capture)
+static void merge(ms_replay *replay)
 {
     size_t kept = 0;
-    if (capture->count == 0) return;
-    qsort(capture->list, capture->count, sizeof *capture->list, by_storage);
-    for (size_t i = 1; i < capture->count; i++) {
-        touched *one = &capture->list[i];
-        if (by_storage(&capture->list[kept], one) == 0) {
-            capture->list[kept].access.mode |= one->access.mode;
+    if (replay->count == 0) return;
+    qsort(replay->list, replay->count, sizeof *replay->list, by_storage);
+    for (size_t i = 1; i < replay->count; i++) {
+        touched *one = &replay->list[i];
+        if (by_storage(&replay->list[kept], one) == 0) {
+            replay->list[kept].access.mode |= one->access.mode;
             ms_storage_release(one->access.storage);
-        } else capture->list[++kept] = *one;
+        } else replay->list[++kept] = *one;
     }
-    capture->count = kept + 1;
+    replay->count = kept + 1;
 }
 
-ms_status ms_capture_end(ms_capture *capture)
+ms_status ms_replay_end(ms_replay *replay)
 {
-    ms_engine *engine = capture->engine;
-    if (!capture->is_open)
+    ms_engine *engine = replay->engine;
+    if (!replay->is_open)
         return ms_engine_fail(engine, MS_ERROR_STATE, "this recording has ended already");
-    capture->is_open = false;
-    engine->capture = NULL;
-    merge(capture);
-    return engine->device->capture_end(capture->origin, &capture->graph);
+    replay->is_open = false;
+    engine->replay = NULL;
+    merge(replay);
+    return engine->device->record_end(replay->origin, &replay->graph);
 }
 
 /* ------------------------------------------------------------------- replay */
 
 /* The recorded work has the addresses of its recording in it. A storage that was dropped since, or
  * refilled elsewhere, must not be touched there. */
-static ms_status check_addresses(const ms_capture *capture)
+static ms_status check_addresses(const ms_replay *replay)
 {
-    for (size_t i = 0; i < capture->count; i++) {
-        const ms_storage *storage = capture->list[i].access.storage;
+    for (size_t i = 0; i < replay->count; i++) {
+        const ms_storage *storage = replay->list[i].access.storage;
         if (!storage->block) return ms_hazard_refuse(storage, "replay");
-        if (storage->data != capture->list[i].data)
-            return ms_engine_fail(capture->engine, MS_ERROR_STATE,
+        if (storage->data != replay->list[i].data)
+            return ms_engine_fail(replay->engine, MS_ERROR_STATE,
                                   "replay: a storage of %zu bytes was refilled elsewhere since it "
                                   "was recorded: record the work again",
                                   storage->bytes);
@@ -145,28 +145,27 @@ static ms_status check_addresses(const ms_capture *capture)
 
 static void hand_replay(ms_stream *stream, const ms_launch *launch, const void *what)
 {
-    stream->engine->device->replay(stream, launch, ((const ms_capture *)what)->graph);
+    stream->engine->device->replay(stream, launch, ((const ms_replay *)what)->graph);
 }
 
 /* The list of accesses as ms_stream_hand_over takes it; the caller frees it. */
-static ms_status copy_accesses(const ms_capture *capture, ms_access **out)
+static ms_status copy_accesses(const ms_replay *replay, ms_access **out)
 {
     void *memory = NULL;
-    ms_status status =
-        ms_allocate(&capture->engine->context, (capture->count + 1) * sizeof(ms_access),
-                    "a recording", &memory);
+    ms_status status = ms_allocate(&replay->engine->context,
+                                   (replay->count + 1) * sizeof(ms_access), "a recording", &memory);
     if (status) return status;
     *out = memory;
-    for (size_t i = 0; i < capture->count; i++) (*out)[i] = capture->list[i].access;
+    for (size_t i = 0; i < replay->count; i++) (*out)[i] = replay->list[i].access;
     return MS_OK;
 }
 
 /* A write that the tape does not know of: each replay counts as a write of all that the work
  * writes, so that a tensor that was saved before is not taken for unchanged. */
-static void touch_all(const ms_capture *capture)
+static void touch_all(const ms_replay *replay)
 {
-    for (size_t i = 0; i < capture->count; i++) {
-        const ms_access *access = &capture->list[i].access;
+    for (size_t i = 0; i < replay->count; i++) {
+        const ms_access *access = &replay->list[i].access;
         if (!(access->mode & MS_WRITE)) continue;
         size_t begin = 0, end = access->storage->bytes;
         if (access->storage->ends) {
@@ -179,42 +178,42 @@ static void touch_all(const ms_capture *capture)
 
 /* The work is one number of the origin, after all that its streams have enqueued. The streams then
  * wait for it, as if each had carried out its part. */
-ms_status ms_capture_replay(ms_capture *capture, ms_point *out)
+ms_status ms_replay_run(ms_replay *replay, ms_point *out)
 {
-    ms_engine *engine = capture->engine;
-    ms_stream *origin = capture->origin;
+    ms_engine *engine = replay->engine;
+    ms_stream *origin = replay->origin;
     ms_access *accesses = NULL;
-    if (capture->is_open || !capture->graph)
+    if (replay->is_open || !replay->graph)
         return ms_engine_fail(engine, MS_ERROR_STATE,
                               "only a recording that has ended can be replayed");
-    ms_status status = check_addresses(capture);
-    if (!status) status = copy_accesses(capture, &accesses);
+    ms_status status = check_addresses(replay);
+    if (!status) status = copy_accesses(replay, &accesses);
     for (uint16_t i = 0; i < engine->stream_count && !status; i++)
-        if (capture->streams >> i & 1)
+        if (replay->streams >> i & 1)
             status = ms_stream_wait_seq(origin, engine->streams[i], engine->streams[i]->enqueued);
     ms_launch launch = { .name = "replay",
                          .accesses = accesses,
-                         .access_count = (uint32_t)capture->count,
-                         .cost = capture->cost };
+                         .access_count = (uint32_t)replay->count,
+                         .cost = replay->cost };
     if (!status)
-        status = ms_stream_hand_over(origin, &launch, MS_KIND_COMPUTE, hand_replay, capture, out);
+        status = ms_stream_hand_over(origin, &launch, MS_KIND_COMPUTE, hand_replay, replay, out);
     ms_release(&engine->context, accesses);
-    if (!status) touch_all(capture);
+    if (!status) touch_all(replay);
     for (uint16_t i = 0; i < engine->stream_count && !status; i++)
-        if (capture->streams >> i & 1)
+        if (replay->streams >> i & 1)
             status = ms_stream_wait_seq(engine->streams[i], origin, origin->enqueued);
     return status;
 }
 
 /* The device may still be carrying out a replay, so the host waits for it first. */
-void ms_capture_free(ms_capture *capture)
+void ms_replay_free(ms_replay *replay)
 {
-    if (!capture) return;
-    ms_engine *engine = capture->engine;
-    if (capture->is_open) ms_capture_end(capture);
-    ms_engine_await(capture->origin, capture->origin->enqueued);
-    if (capture->graph) engine->device->capture_free(engine, capture->graph);
-    for (size_t i = 0; i < capture->count; i++) ms_storage_release(capture->list[i].access.storage);
-    ms_release(&engine->context, capture->list);
-    ms_release(&engine->context, capture);
+    if (!replay) return;
+    ms_engine *engine = replay->engine;
+    if (replay->is_open) ms_replay_end(replay);
+    ms_engine_await(replay->origin, replay->origin->enqueued);
+    if (replay->graph) engine->device->record_free(engine, replay->graph);
+    for (size_t i = 0; i < replay->count; i++) ms_storage_release(replay->list[i].access.storage);
+    ms_release(&engine->context, replay->list);
+    ms_release(&engine->context, replay);
 }
