@@ -5,7 +5,8 @@
 #include <stdlib.h>
 
 /* A rank that is wrong is an error, not a run alone: the launcher's other ranks would wait for it.
- */
+ * The variables are read from the table's environment, so tests can replace it. A number with text
+ * after it counts as wrong. */
 ms_status ms_lua_adopt(ms_context *context, ms_rendezvous **out, uint32_t *rank)
 {
     const ms_os *os = context->os;
@@ -13,11 +14,13 @@ ms_status ms_lua_adopt(ms_context *context, ms_rendezvous **out, uint32_t *rank)
     const char *number = os->environment(os->user, "MOONSHARD_RANK");
     char *end = NULL;
     *out = NULL;
+    /* No launcher: this process is a job of its own. */
     if (!text || !*text) return MS_OK;
     long value = number && *number ? strtol(number, &end, 10) : -1;
     ms_rendezvous *rendezvous = NULL;
     ms_status status = ms_rendezvous_adopt(context, text, &rendezvous);
     if (status) return status;
+    /* The files were adopted before the check, since only they say how many ranks there are. */
     if (value < 0 || *end || value >= (long)ms_rendezvous_ranks(rendezvous)) {
         ms_rendezvous_release(rendezvous);
         return ms_fail(context, MS_ERROR_ARGUMENT,

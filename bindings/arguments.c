@@ -52,6 +52,7 @@ ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count)
     index = lua_absindex(L, index);
     luaL_checktype(L, index, LUA_TTABLE);
     lua_Unsigned n = lua_rawlen(L, index);
+    /* An empty list is a mistake wherever a list of tensors is asked for. */
     luaL_argcheck(L, n > 0 && n < UINT32_MAX, index, "a list of one or more tensors expected");
     ms_tensor **tensors = lua_newuserdatauv(L, (size_t)n * sizeof *tensors, 0);
     for (lua_Unsigned i = 0; i < n; i++) {
@@ -89,6 +90,7 @@ int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const
 int32_t ms_lua_dim(lua_State *L, int index, uint32_t dims)
 {
     int64_t dim = ms_lua_integer(L, index, INT32_MIN, INT32_MAX, "a dimension");
+    /* A scalar has no dimension at all, so every number is refused for it. */
     if (dim == 0 || dim > (int64_t)dims || dim < -(int64_t)dims)
         ms_lua_error(L,
                      "dimension %lld of a tensor with %u: they count from 1, or from -1 at the end",
@@ -107,6 +109,7 @@ uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what)
         ms_lua_error(L, "%s: %lld sizes are given, a tensor has at most %d dimensions", what,
                      (long long)count, MS_DIMS_MAX);
     for (int64_t i = 0; i < count; i++) {
+        /* Both forms are read through the top of the stack, so that one check serves both. */
         if (table) lua_rawgeti(L, index, i + 1);
         else lua_pushvalue(L, index + (int)i);
         sizes[i] = ms_lua_integer(L, -1, -1, INT64_MAX, what);
@@ -134,6 +137,8 @@ static int distance(const char *a, const char *b)
     if (n > LONGEST || m > LONGEST) return LONGEST;
     for (int j = 0; j <= m; j++) rows[0][j] = j;
     for (int i = 1; i <= n; i++) {
+        /* Rows are used in turns; (i + 2) % 3 is the row before, (i + 1) % 3 the one before that.
+         * */
         int *now = rows[i % 3], *before = rows[(i + 2) % 3], *two = rows[(i + 1) % 3];
         now[0] = i;
         for (int j = 1; j <= m; j++) {
@@ -165,6 +170,7 @@ static bool is_initials(const char *shorter, const char *longer)
 const char *ms_lua_nearest(const char *given, const char *const names[])
 {
     const char *best = NULL;
+    /* "lr" may differ in two letters, a long name in half of them. */
     int least = (int)strlen(given) / 2 + 2;
     for (int i = 0; names[i]; i++)
         if (is_initials(given, names[i]) || is_initials(names[i], given)) return names[i];
@@ -205,6 +211,7 @@ static const char **push_names(lua_State *L, int table)
 int ms_lua_no_field(lua_State *L, int key, int methods, const char *what)
 {
     const char *given = lua_type(L, key) == LUA_TSTRING ? lua_tostring(L, key) : "__";
+    /* Lua's own functions and debuggers look for metamethods this way and expect nil. */
     if (strncmp(given, "__", 2) == 0) return 0;
     const char *nearest = ms_lua_nearest(given, push_names(L, methods));
     if (!nearest) return ms_lua_error(L, "%s has no '%.60s'", what, given);

@@ -85,6 +85,7 @@ static ms_handle *give(lua_State *L, bucket_life *life)
     lua_getiuservalue(L, -1, 1);
     lua_pushvalue(L, -3);
     lua_rawseti(L, -2, life->given + 1);
+    /* Raised only when the handle is in the list, so that end_life finds each. */
     life->given++;
     lua_pop(L, 2);
     return handle;
@@ -255,6 +256,7 @@ static int bucket_parameters(lua_State *L)
     lua_rawgetp(L, LUA_REGISTRYINDEX, &life_key);
     lua_getiuservalue(L, -1, 2);
     for (uint32_t i = 0; i < bucket->count; i++) {
+        /* Positions count from 0 in C. */
         lua_rawgeti(L, -1, (lua_Integer)bucket->positions[i] + 1);
         lua_rawseti(L, -4, (lua_Integer)i + 1);
     }
@@ -351,6 +353,7 @@ static int bucket_open_between(lua_State *L)
     ms_bucket *bucket = NULL;
     const ms_link *link = enter_link(L, &bucket);
     bucket_life *life = get_life(L);
+    /* One reduction is under way or was done: a second would add up numbers twice. */
     if (life->between)
         return ms_lua_error(L, "bucket %d was reduced before: a bucket is reduced once",
                             (int)bucket->index);
@@ -546,6 +549,7 @@ static ms_status run_hook(lua_State *L, const ms_callback *callback, ms_bucket *
     ms_status status = ms_lua_hook(L, callback->runtime, 1, 1);
     ms_chain_end(bucket, autocast);
     if (!status) return take_result(L, callback, bucket, result, ready);
+    /* A copy, since ms_engine_fail writes the record that the text is in. */
     char message[MS_ERROR_MESSAGE_BYTES];
     snprintf(message, sizeof message, "%s", ms_engine_error(bucket->engine)->message);
     return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT, "comm hook, bucket %u \"%s\": %s",
@@ -569,7 +573,9 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
         return ms_engine_fail(engine, MS_ERROR_STATE,
                               "ddp: the ddp model of these parameters is gone, with its comm hook: "
                               "call unwrap() before it goes");
+    /* A new serial ends handles of earlier buckets, should one have been missed. */
     *life = (bucket_life){ .serial = life->serial + 1, .bucket = bucket };
+    /* The first bucket of a pass: what is live now is not the links' own. */
     if (bucket->index == 0) callback->runtime->live_before_links = ms_engine_memory(engine).live;
     ms_status status = run_hook(L, callback, bucket, result, ready);
     end_life(L, life);

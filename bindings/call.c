@@ -45,12 +45,14 @@ bool ms_lua_traceback(lua_State *L, int index)
 ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int results)
 {
     int function = lua_gettop(L) - arguments;
+    /* The engine may call at any depth of the script's own stack. */
     if (!lua_checkstack(L, 8)) {
         lua_settop(L, function - 1);
         return ms_engine_fail(runtime->engine, MS_ERROR_MEMORY,
                               "no room on the Lua stack for a callback");
     }
     lua_pushcfunction(L, keep_traceback);
+    /* The handler must be below the function. */
     lua_insert(L, function);
     int failed = lua_pcall(L, arguments, results, function);
     if (!failed) {
@@ -59,6 +61,7 @@ ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int resu
     }
     ms_context *context = runtime->engine ? ms_engine_context(runtime->engine) : &runtime->context;
     const char *message = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : NULL;
+    /* The object itself is kept, and raised again by ms_lua_ok. */
     if (!message) message = "a callback raised an error that is not a string";
     ms_fail(context, MS_ERROR_SCRIPT, "%.*s", (int)strcspn(message, "\n"), message);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &error_key);
@@ -83,6 +86,7 @@ ms_status ms_lua_hook(lua_State *L, ms_runtime *runtime, int arguments, int resu
     runtime->hook_depth++;
     ms_status status = ms_lua_call(L, runtime, arguments, results);
     runtime->hook_depth--;
+    /* Only the outermost hook drains. */
     if (!runtime->drain || runtime->hook_depth > 0) return status;
     runtime->drain = false;
     if (!lua_checkstack(L, 8))
@@ -92,12 +96,14 @@ ms_status ms_lua_hook(lua_State *L, ms_runtime *runtime, int arguments, int resu
     if (status) {
         /* Giving up calls nothing that fails; the hook's own error must stay the one that is
          * kept. */
+        /* true: give up; false: run. */
         lua_pushboolean(L, true);
         if (lua_pcall(L, 1, 0, 0)) lua_pop(L, 1);
         return status;
     }
     lua_pushboolean(L, false);
     status = ms_lua_call(L, runtime, 1, 0);
+    /* The hook's own results go: its caller gets an error instead. */
     if (status) lua_pop(L, results);
     return status;
 }
@@ -106,6 +112,7 @@ ms_status ms_lua_hook(lua_State *L, ms_runtime *runtime, int arguments, int resu
  * has handled does not decide. */
 void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error)
 {
+    /* 3 for data and files, 8 for memory, 1 for everything else. */
     runtime->exit_code = error->status >= MS_ERROR_NOT_FOUND ? 3 : 1;
     if (error->status == MS_ERROR_MEMORY) runtime->exit_code = 8;
     snprintf(runtime->exit_message, sizeof runtime->exit_message, "%s", error->message);
@@ -200,6 +207,7 @@ ms_callback *ms_callback_new(lua_State *L, int index, int anchor)
     if (anchor) keep_with(L, anchor, index);
     push_weak_table(L);
     lua_pushvalue(L, index);
+    /* Never used again, so a callback that is gone cannot name a newer function. */
     int64_t number = ++runtime->callbacks;
     lua_rawseti(L, -2, number);
     lua_pop(L, 1);

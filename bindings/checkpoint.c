@@ -63,6 +63,7 @@ static int pending_gc(lua_State *L)
     ms_checkpoint_job *job = self->job;
     self->job = NULL;
     if (!job) return 0;
+    /* A context of its own: the engine's may be gone. */
     ms_context_init(&context, self->os);
     if (ms_checkpoint_wait(&context, job) == MS_OK) return 0;
     lua_warning(L, "the last checkpoint was not saved: ", true);
@@ -117,6 +118,7 @@ static int start(lua_State *L)
     size_t bytes;
     const char *manifest = luaL_checklstring(L, 4, &bytes);
     pending *self = push_pending(L);
+    /* One message each: a snapshot is written once, and one checkpoint at a time. */
     if (!*box || self->job)
         return ms_lua_error(L, "checkpoint: %s",
                             *box ? "another one is being written"

@@ -110,6 +110,7 @@ static int loader_new(lua_State *L)
         .rank = (uint32_t)ms_lua_field_integer(L, 2, "rank", 0, 0, INT32_MAX),
         .ranks = (uint32_t)ms_lua_field_integer(L, 2, "ranks", 1, 1, INT32_MAX),
     };
+    /* 0 stands for "not given" here, since the range of the option begins at 1. */
     if (options.batch == 0)
         return ms_lua_error(L, "loader: give a batch, the samples of one pass over all ranks");
     void **box = ms_lua_box(L, LOADER);
@@ -130,6 +131,7 @@ static ms_status make_pair(ms_engine *engine, const ms_loader *loader, uint32_t 
     ms_tensor *x = NULL, *y = NULL;
     uint32_t dims = ms_loader_shape(loader, rows, &dtype, shape);
     ms_status status = ms_tensor_new(engine, dtype, dims, shape, &x);
+    /* Classes of images are one number a row. */
     if (!status) status = ms_tensor_new(engine, MS_I64, dims == 2 ? 2 : 1, shape, &y);
     if (status) {
         ms_tensor_release(x);
@@ -179,6 +181,7 @@ static void batch_bytes(const ms_loader *loader, size_t *x_bytes, size_t *y_byte
     ms_dtype dtype;
     int64_t shape[3];
     uint32_t rows = ms_loader_rows(loader);
+    /* Two dimensions are tokens, three are images. */
     bool tokens = ms_loader_shape(loader, rows, &dtype, shape) == 2;
     size_t row = (size_t)shape[1] * (tokens ? sizeof(int64_t) : (size_t)shape[2] * sizeof(float));
     *x_bytes = rows * row;
@@ -195,6 +198,7 @@ static int batches_step(lua_State *L)
     lua_Integer index = lua_tointeger(L, lua_upvalueindex(3));
     size_t x_bytes, y_bytes;
     batch_bytes(loader, &x_bytes, &y_bytes);
+    /* No value ends a generic for. */
     if (index >= lua_tointeger(L, lua_upvalueindex(4))) return 0;
     ms_handle *x = ms_lua_new_handle(L), *y = ms_lua_new_handle(L);
     char *memory = lua_touserdata(L, lua_upvalueindex(5));
@@ -208,6 +212,7 @@ static int batches_step(lua_State *L)
     ms_tensor *pair[2] = { NULL, NULL };
     ms_lua_ok(L, make_pair(engine, loader, batch.rows, pair));
     push_pair(L, x, y, pair, &batch, MS_OK);
+    /* Only now: an error leaves the iterator at this batch. */
     lua_pushinteger(L, index + 1);
     lua_replace(L, lua_upvalueindex(3));
     return 2;
@@ -320,6 +325,7 @@ static int to_text(lua_State *L)
     char *text = luaL_buffinitsize(L, &buffer, count);
     for (size_t i = 0; i < count; i++) {
         int64_t token = token_at(dtype, data, i);
+        /* The buffer is on the stack, so an error leaks nothing. */
         if (token < 0 || token > 255)
             return ms_lua_error(L, "to_text: token %lld is no byte", (long long)token);
         text[i] = (char)token;

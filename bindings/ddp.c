@@ -31,6 +31,7 @@ static ms_reducer_parameter *read_parameters(lua_State *L, int tensors, int name
         lua_rawgeti(L, names, (lua_Integer)i + 1);
         parameters[i] = (ms_reducer_parameter){ .tensor = ms_lua_tensor(L, -2),
                                                 .name = luaL_checkstring(L, -1) };
+        /* The list keeps the name's string. */
         lua_pop(L, 2);
     }
     return parameters;
@@ -302,6 +303,7 @@ static ms_status on_reduced(void *user, uint32_t bucket)
     const reduced_user *u = user;
     lua_State *L = u->callback->L;
     ms_engine *engine = u->callback->runtime->engine;
+    /* The engine calls with the stack of whatever bound function is running. */
     if (!lua_checkstack(L, 12))
         return ms_engine_fail(engine, MS_ERROR_MEMORY, "no room on the Lua stack for a callback");
     if (!ms_callback_push(u->callback))
@@ -338,6 +340,7 @@ static int reducer_on_reduced(lua_State *L)
     luaL_checktype(L, 2, LUA_TFUNCTION);
     if (!lua_isnil(L, 3)) luaL_checktype(L, 3, LUA_TFUNCTION);
     lua_pushcclosure(L, call_on_reduced, 2);
+    /* Anchored to the reducer's userdata, so that functions that refer to the model are no leak. */
     ms_callback *callback = ms_callback_new(L, -1, 1);
     ms_runtime *runtime = callback->runtime;
     if (ms_allocate(&runtime->context, sizeof(reduced_user), "a callback", &memory)) {
@@ -347,6 +350,7 @@ static int reducer_on_reduced(lua_State *L)
     reduced_user *user = memory;
     *user = (reduced_user){ callback, r };
     ms_reducer_set_on_reduced(r, on_reduced, user, free_on_reduced);
+    /* The former function is found in user value 2 and forgotten, or both would be kept. */
     if (lua_getiuservalue(L, 1, 2) == LUA_TFUNCTION) ms_callback_forget(L, 1, -1);
     lua_pop(L, 1);
     lua_setiuservalue(L, 1, 2);
@@ -511,6 +515,7 @@ static int ddp_assign(lua_State *L)
     ms_lua_ok(L, ms_ddp_assign(engine, a.bytes, a.keys, a.count, a.limits, a.limit_count, a.order,
                                a.sizes, &a.buckets));
     lua_createtable(L, (int)a.buckets, 0);
+    /* order has the positions of all buckets in a row. */
     for (uint32_t b = 0; b < a.buckets; a.order += a.sizes[b++]) {
         lua_createtable(L, (int)a.sizes[b], 0);
         for (uint32_t i = 0; i < a.sizes[b]; i++) {

@@ -59,6 +59,7 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
      * that is misspelled gets the nearest one. */
     int group = ms_lua_choice(L, -1, groups, "group");
     lua_pop(L, 1);
+    /* The enum has the two that are built; the list has all names. */
     if (group > FAKE) ms_lua_error(L, "init: group \"%s\" is not in this build", groups[group]);
     uint32_t most = group == LOCAL ? MS_LOCAL_RANKS_MAX : MS_FAKE_RANKS_MAX;
     uint32_t size = (uint32_t)ms_lua_field_integer(L, 1, "world_size", 0, 1, most);
@@ -193,7 +194,9 @@ static int seed(lua_State *L)
     ms_engine *engine = ms_lua_enter(L);
     ms_random random = ms_engine_random(engine);
     random.seed = (uint64_t)ms_lua_integer(L, 1, INT64_MIN, INT64_MAX, "seed");
+    /* The next draw is the first of this seed. */
     random.draw = 0;
+    /* Inside a step its number stays, as step_begin has set it. */
     if (!ms_lua_runtime(L)->step_serial) random.step = 0;
     ms_engine_set_random(engine, random);
     return 0;
@@ -247,6 +250,7 @@ static int info(lua_State *L)
     set_text(L, "blas", ms_engine_blas());
     set_text(L, "blas_isa", ms_engine_is_sim(engine) ? "" : ms_engine_blas_isa(engine));
     set_text(L, "device", ms_engine_device(engine));
+    /* One device so far; a list, so that scripts need not change when there are more. */
     lua_createtable(L, 1, 0);
     lua_pushstring(L, "cpu");
     lua_rawseti(L, -2, 1);

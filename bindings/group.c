@@ -154,6 +154,7 @@ static int group_bytes_sent(lua_State *L)
     lua_newtable(L);
     for (int kind = 0; kind < MS_COLLECTIVES; kind++) {
         ms_traffic traffic = ms_group_traffic(group, (ms_collective_kind)kind);
+        /* Operations that were never used are absent, so tables are short. */
         if (traffic.calls == 0 || kind == MS_SPLIT) continue;
         lua_pushinteger(L, (lua_Integer)traffic.wire_bytes);
         lua_setfield(L, -2, ms_collective_name((ms_collective_kind)kind));
@@ -306,6 +307,7 @@ static const int64_t *read_counts(lua_State *L, int index, const ms_group *group
 static int group_enqueue(lua_State *L)
 {
     group_box *box = check_box(L, 1);
+    /* No bucket: the call is a script's own. */
     ms_collective call = { .bucket = -1,
                            .kind = (ms_collective_kind)ms_lua_choice(L, 2, kinds, "collective") };
     /* Missing arguments become nil, so that fixed indices are safe below. */
@@ -321,6 +323,7 @@ static int group_enqueue(lua_State *L)
     call.counts = read_counts(L, 7, box->group);
     call.receive_counts = read_counts(L, 8, box->group);
     ms_point ready = { 0 };
+    /* With a source, the result depends on it on the tape (ms_group_apply). */
     ms_tensor *source = ms_lua_optional_tensor(L, 10);
     ms_lua_ok(L, source ? ms_group_apply(box->group, box->channel, &call, source, &ready)
                         : ms_group_enqueue(box->group, box->channel, &call, &ready));
@@ -467,6 +470,7 @@ static int comm_records(lua_State *L)
         set_integer(L, "count", record->count);
         lua_pushstring(L, ms_group_name(record->group));
         lua_setfield(L, -2, "group");
+        /* Channels of the library have names instead of numbers. */
         if (record->channel <= MS_USER_CHANNELS) lua_pushinteger(L, record->channel);
         else lua_pushstring(L, ms_channel_name(record->channel));
         lua_setfield(L, -2, "channel");

@@ -130,6 +130,7 @@ typedef struct open_file {
 static open_file *new_file(lua_State *L, const char *path)
 {
     open_file *made = lua_newuserdatauv(L, sizeof *made, 0);
+    /* The whole struct is set, so the path ends with a zero even where strncpy fills its room. */
     *made = (open_file){ .os = ms_lua_context(L)->os };
     strncpy(made->path, path, sizeof made->path - 1);
     luaL_setmetatable(L, FILE_TYPE);
@@ -141,6 +142,7 @@ static open_file *new_file(lua_State *L, const char *path)
 static int file_close(lua_State *L)
 {
     open_file *open = luaL_checkudata(L, 1, FILE_TYPE);
+    /* Taken out first: a second close finds NULL. */
     ms_file *file = open->file;
     open->file = NULL;
     if (file) open->os->close(open->os->user, file);
@@ -251,6 +253,7 @@ static int list(lua_State *L)
     const char *path = ms_lua_path(L, 1, "a path");
     names_box *box = lua_newuserdatauv(L, sizeof *box, 0);
     *box = (names_box){ 0 };
+    /* Its errors are its own too, so the message of this call is read from there. */
     ms_context_init(&box->context, ms_lua_context(L)->os);
     luaL_setmetatable(L, "ms.Names");
     if (ms_folder_list(&box->context, path, &box->names))

@@ -11,6 +11,7 @@
 static int rank(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);
+    /* A fake world's rank is known to the engine; before that, the setting is. */
     const ms_group *world = runtime->engine ? ms_comm_world(runtime->engine) : NULL;
     lua_pushinteger(L, world ? ms_group_rank(world) : runtime->rank);
     return 1;

@@ -38,6 +38,7 @@ static json_t *attach(lua_State *L, json_t **tree, json_t *parent, const char *k
 {
     int failed = !value;
     if (failed) ms_lua_error(L, "json: no memory");
+    /* From here on the userdata's __gc frees it. */
     if (!parent) *tree = value;
     else
         failed =
@@ -57,6 +58,7 @@ static bool is_list(lua_State *L, int index, lua_Integer n)
     lua_Integer keys = 0;
     for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
         keys++;
+        /* Numbers as keys of an object would come back as strings. */
         if (n == 0 && lua_type(L, -2) != LUA_TSTRING)
             ms_lua_error(L, "json: a key is a %s; keys are strings, or 1 to n without gaps",
                          luaL_typename(L, -2));
@@ -79,6 +81,7 @@ static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent,
     if (depth >= DEPTH_MAX)
         ms_lua_error(L, "json: tables are nested more than %d deep (or refer to themselves)",
                      DEPTH_MAX);
+    /* Each level needs a few slots, and Lua guarantees only LUA_MINSTACK of them. */
     luaL_checkstack(L, 6, "nested tables");
     lua_Integer n = (lua_Integer)lua_rawlen(L, index);
     bool list = is_list(L, index, n);
@@ -90,6 +93,8 @@ static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent,
     }
     if (n > 0) return;
     for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
+        /* The key is a string (is_list), so lua_tostring does not change it in place, which would
+         * confuse lua_next. */
         const char *name = lua_tostring(L, -2);
         if (strlen(name) != lua_rawlen(L, -2)) ms_lua_error(L, "json: a key has a zero byte in it");
         encode_value(L, lua_gettop(L), tree, made, name, depth + 1);
@@ -157,6 +162,7 @@ static int encode(lua_State *L)
     luaL_checkany(L, 1);
     size_t flags =
         JSON_ENCODE_ANY | JSON_SORT_KEYS | (lua_toboolean(L, 2) ? JSON_INDENT(1) : JSON_COMPACT);
+    /* Only the value stays, so that the tree is at a known place. */
     lua_settop(L, 1);
     json_t **tree = new_tree(L);
     encode_value(L, 1, tree, NULL, NULL, 0);
@@ -232,6 +238,7 @@ static int decode(lua_State *L)
     lua_settop(L, 2);
     json_t **tree = new_tree(L);
     *tree = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+    /* What is in a file is the environment's, so it is nil, message, code and not an error. */
     if (!*tree) {
         lua_pushnil(L);
         lua_pushfstring(L, "not JSON at line %d, column %d: %s", error.line, error.column,

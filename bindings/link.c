@@ -252,6 +252,7 @@ static int link_kinds(lua_State *L)
  * (kind->check), so that C hosts get them as well; here only the type is checked. */
 static void read_option(lua_State *L, const ms_link_option *o, ms_link_options *options)
 {
+    /* The table of kinds has the offsets (kinds.c). */
     void *at = (char *)options + o->offset;
     bool given = lua_getfield(L, 1, o->name) != LUA_TNIL;
     switch (o->type) {
@@ -326,6 +327,7 @@ static int native_link(lua_State *L)
     if (between >= MS_CHAIN_LINKS)
         return ms_lua_error(L, "a chain has at most %d native links", MS_CHAIN_LINKS);
     ms_link *link = lua_newuserdatauv(L, (1 + between) * sizeof *link, 2);
+    /* Zeroed before the metatable is set, as an error may come at any line after it. */
     memset(link, 0, (1 + between) * sizeof *link);
     luaL_setmetatable(L, MS_LINK_TYPE);
     read_link(L, link, between);
@@ -357,6 +359,7 @@ uint32_t ms_lua_chain(lua_State *L, int index, ms_link *links)
         lua_rawgeti(L, index, i);
         lua_getfield(L, -1, "core");
         const ms_link *link = ms_lua_link(L, -1);
+        /* The links that follow it in its userdata belong to it. */
         uint32_t more = 1 + link->options.between;
         if (count + more > MS_CHAIN_LINKS)
             ms_lua_error(L, "a chain has at most %d native links", MS_CHAIN_LINKS);

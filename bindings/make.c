@@ -72,10 +72,13 @@ static ms_status make_tensor(ms_engine *engine, const shape_options *shape, ms_t
     ms_storage *storage = NULL;
     size_t bytes = ms_dtype_bytes(shape->dtype);
     for (uint32_t d = 0; d < shape->dims; d++)
+        /* ms_tensor_new checks this for ordinary memory; a group's storage is asked for in bytes.
+         * */
         if (__builtin_mul_overflow(bytes, (size_t)shape->sizes[d], &bytes))
             return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a tensor of this shape is too large");
     ms_status status = ms_group_storage(shape->group, ms_engine_current(engine), bytes, &storage);
     if (!status) status = ms_tensor_on(storage, shape->dtype, shape->dims, shape->sizes, out);
+    /* The tensor keeps it, if there is one. */
     ms_storage_release(storage);
     return status;
 }
@@ -90,6 +93,7 @@ static int make(lua_State *L, const shape_options *shape, const ms_op *op,
     ms_tensor *made = NULL, *result = NULL;
     ms_status status = make_tensor(engine, shape, &made);
     if (!status && op) status = ms_op_apply(engine, op, attributes, true, &made, 1, &result, 1);
+    /* In place, the operator gives another reference to `made`. */
     ms_tensor_release(result);
     if (!status && shape->requires_grad) status = ms_tensor_set_requires_grad(made, true);
     if (status) ms_tensor_release(made);
@@ -163,6 +167,7 @@ static int random_tensor(lua_State *L, const ms_op *op, ms_dtype fallback, bool 
         return ms_lua_error(
             L, "low = %g and high = %g: low must be below high, which is not reached", low, high);
     ms_attributes attributes = { .random = { .a = low, .b = high, .random = read_random(L, 1) } };
+    /* For normal numbers the two attributes mean the mean and the deviation. */
     if (normal) {
         attributes.random.a = 0;
         attributes.random.b = std;
@@ -218,6 +223,7 @@ static void measure_value(lua_State *L, int index, uint32_t depth, nested *out)
             L, "tensor: a value is %s; numbers, booleans and nested lists of them are allowed",
             luaL_typename(L, index));
     out->numbers = true;
+    /* One float among integers makes all of them floats. */
     out->integers &= lua_isinteger(L, index);
 }
 
@@ -234,6 +240,7 @@ static void measure(lua_State *L, int index, uint32_t depth, nested *out)
     if (depth >= MS_DIMS_MAX)
         ms_lua_error(L, "tensor: lists are nested more than %d deep", MS_DIMS_MAX);
     int64_t n = (int64_t)lua_rawlen(L, index);
+    /* The first list of a depth sets its size, and all others are compared with it. */
     if (out->sizes[depth] < 0) out->sizes[depth] = n;
     if (out->sizes[depth] != n)
         ms_lua_error(
@@ -283,6 +290,7 @@ static void store_value(lua_State *L, int index, ms_dtype dtype, void *data, int
         store(dtype, data, at, lua_toboolean(L, index), lua_toboolean(L, index));
         return;
     }
+    /* 2.0 counts as an integer, as in Lua. */
     int exact = 0;
     int64_t integer = lua_tointegerx(L, index, &exact);
     if (!exact && !ms_dtype_is_float(dtype) && dtype != MS_BOOL)
@@ -335,11 +343,13 @@ static int tensor(lua_State *L)
 {
     ms_lua_enter(L);
     nested shape = { .dims = UINT32_MAX, .integers = true };
+    /* -1: no list of that depth was seen yet. */
     for (int d = 0; d < MS_DIMS_MAX; d++) shape.sizes[d] = -1;
     luaL_checkany(L, 1);
     measure(L, 1, 0, &shape);
     if (shape.booleans && shape.numbers)
         return ms_lua_error(L, "tensor: numbers and booleans are mixed");
+    /* No value at all (empty lists) gives f32. */
     ms_dtype dtype = shape.numbers && shape.integers ? MS_I64 : MS_F32;
     if (shape.booleans) dtype = MS_BOOL;
     if (!lua_isnoneornil(L, 2)) dtype = ms_lua_dtype(L, 2);
@@ -362,6 +372,7 @@ static int64_t count_integers(int64_t first, int64_t last, int64_t step)
         span = 0 - span;
         stride = 0 - stride;
     }
+    /* A step of 0 was refused before; the test is for readers of this function alone. */
     uint64_t steps = stride ? span / stride : 0;
     return steps < INT64_MAX ? (int64_t)steps + 1 : INT64_MAX;
 }

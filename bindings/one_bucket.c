@@ -133,6 +133,8 @@ int ms_lua_reduce_bucket(lua_State *L)
     ms_engine *engine = ms_lua_enter(L);
     one_bucket one = { .bucket = { .engine = engine } };
     ms_link links[MS_CHAIN_LINKS];
+    /* Everything is read and checked before anything is owned; the lists live in the tables at 1
+     * and 2. */
     luaL_checktype(L, 1, LUA_TTABLE);
     luaL_checktype(L, 2, LUA_TTABLE);
     lua_settop(L, 2);
@@ -141,12 +143,14 @@ int ms_lua_reduce_bucket(lua_State *L)
     one.bucket.positions = one.positions;
     one.bucket.gradients = one.views;
     if (lua_getfield(L, 2, "links") == LUA_TTABLE) {
+        /* Borrowed first, then taken: ms_chain_take retains states and makes missing ones. */
         uint32_t count = ms_lua_chain(L, -1, links);
         ms_lua_ok(L, ms_chain_take(engine, one.bucket.kind, links, count, one.links));
         one.link_count = count;
     } else {
         lua_getfield(L, 2, "hook");
         lua_getfield(L, 1, "parameters");
+        /* The hook has no name. */
         lua_pushnil(L);
         ms_lua_push_bucket_hook(L, -3, -2, -1);
         one.hook = ms_callback_new(L, -1, 0);
@@ -154,6 +158,7 @@ int ms_lua_reduce_bucket(lua_State *L)
     ms_handle *handle = ms_lua_new_handle(L);
     ms_status status = run(&one);
     drop(&one);
+    /* A failure after the reduction leaves a result that nobody gets. */
     if (status) ms_tensor_release(one.result);
     ms_lua_ok(L, status);
     ms_handle_fill(handle, one.result);

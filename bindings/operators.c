@@ -24,6 +24,7 @@ int ms_lua_apply(lua_State *L, const ms_op *op, const ms_attributes *attributes,
         ms_handle_fill(handle, out);
     } else {
         ms_tensor_release(out);
+        /* Above index 1 are arguments that are no longer needed. */
         lua_settop(L, 1);
     }
     return 1;

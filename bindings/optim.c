@@ -23,6 +23,7 @@ static ms_optimizer_kind check_kind(lua_State *L, int index)
 static void pair(lua_State *L, int index, const char *name, double *a, double *b)
 {
     int type = lua_getfield(L, index, name);
+    /* The kind's default stays. */
     if (type == LUA_TNIL) {
         lua_pop(L, 1);
         return;
@@ -67,6 +68,7 @@ static void read_group(lua_State *L, int index, ms_optimizer_kind kind, ms_hyper
                        ms_tensor **lr)
 {
     luaL_checktype(L, index, LUA_TTABLE);
+    /* What the group does not say has the kind's default. */
     *hyper = ms_optimizer_defaults(kind);
     *lr = NULL;
     lua_getfield(L, index, "lr");
@@ -177,9 +179,11 @@ static int optim_step(lua_State *L)
                                .parameter = ms_lua_tensor(L, 2),
                                .gradient = ms_lua_tensor(L, 3),
                                .only_if = ms_lua_optional_tensor(L, 6) };
+    /* The state table is the script's: checkpoints save it. */
     luaL_checktype(L, 4, LUA_TTABLE);
     read_group(L, 5, step.kind, &step.hyper, &step.lr);
     ms_lua_ok(L, ms_optimizer_check(engine, step.kind, &step.hyper));
+    /* On the device, because a step that only_if forbids must not count. */
     step.count = state_tensor(L, 4, "step", MS_I64, NULL, 0);
     for (uint32_t i = 0; i < MS_OPTIMIZER_STATES; i++) {
         const char *name = ms_optimizer_state_name(step.kind, &step.hyper, i);
@@ -187,6 +191,7 @@ static int optim_step(lua_State *L)
             step.states[i] = state_tensor(L, 4, name, MS_F32, step.parameter,
                                           ms_optimizer_state_start(step.kind, &step.hyper, i));
     }
+    /* f32 parameters are updated as they are. */
     if (ms_tensor_dtype(step.parameter) != MS_F32) choose_rounding(L, &step);
     ms_lua_ok(L, ms_optimizer_step_param(engine, &step));
     return 0;

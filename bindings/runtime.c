@@ -27,6 +27,7 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
         luaL_error(L, "moonshard could not start: %s", error.message);
     ms_group *world = NULL;
     ms_status status = MS_OK;
+    /* On the sim device, `check` reads the list of collectives. */
     if (runtime->fake_size) {
         status = ms_comm_open_fake(engine, runtime->rank, runtime->fake_size, &world);
         if (!status) ms_comm_record(engine, ms_engine_is_sim(engine));
@@ -54,6 +55,7 @@ ms_engine *ms_lua_enter_inside(lua_State *L)
         ms_lua_error(L, "a finalizer (__gc) cannot use tensors: it runs at any moment; use "
                         "<close>, or call a function");
     if (!runtime->engine) start_engine(L, runtime);
+    /* A log line that another thread has left; this is the state's own thread. */
     if (atomic_load_explicit(&runtime->waiting_line, memory_order_acquire) == 2) {
         lua_warning(L, runtime->waiting_text, 0);
         atomic_store(&runtime->waiting_line, 0);
@@ -74,6 +76,7 @@ ms_engine *ms_lua_enter(lua_State *L)
     uint32_t script = ms_lua_script(L, runtime);
     ms_engine_set_script(engine, script);
     /* The text is written only where the line is another one. */
+    /* For the supervisor, which names this line if the rank shows no progress. */
     ms_activity *activity = ms_engine_context(engine)->activity;
     ms_activity_call(activity, activity && script && script != runtime->shown_script
                                    ? ms_strings_get(ms_engine_strings(engine), script)
@@ -108,6 +111,7 @@ void ms_lua_collect(lua_State *L, ms_runtime *runtime)
         ms_link_states_sweep(runtime->engine);
         if (runtime->callbacks_freed == before) break;
     }
+    /* The mark of memory pressure moves, whether or not much came back. */
     ms_engine_relieved(runtime->engine);
 }
 
@@ -182,6 +186,7 @@ static int handle_gc(lua_State *L)
 ms_handle *ms_lua_new_handle(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
+    /* Room for every live handle and this one: finalizers must not allocate. */
     if (ms_grow(&runtime->context, (void **)&runtime->dropped, &runtime->dropped_capacity,
                 runtime->dropped_count + runtime->handle_count + 1, sizeof *runtime->dropped))
         luaL_error(L, "%s", runtime->context.error.message);
@@ -189,6 +194,7 @@ ms_handle *ms_lua_new_handle(lua_State *L)
     memset(handle, 0, sizeof *handle);
     handle->magic = MS_HANDLE_MAGIC;
     handle->runtime = runtime;
+    /* What a script would read if an error left it in a table. */
     handle->gone = "was never filled";
     runtime->handle_count++;
     luaL_setmetatable(L, MS_TENSOR_TYPE);
@@ -283,6 +289,7 @@ static int step_end(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     ms_runtime *runtime = ms_lua_runtime(L);
+    /* Ending twice is harmless: the library ends a step also after an error. */
     if (!runtime->step_serial) return 0;
     release_step(runtime);
     runtime->step_serial = 0;
@@ -335,6 +342,7 @@ ms_runtime *ms_lua_new_runtime(lua_State *L)
     ms_runtime *runtime = lua_newuserdatauv(L, sizeof *runtime, 0);
     memset(runtime, 0, sizeof *runtime);
     runtime->owner = pthread_self();
+    /* Warnings go through the main thread's state, which lives as long as the runtime. */
     lua_rawgeti(L, LUA_REGISTRYINDEX, LUA_RIDX_MAINTHREAD);
     runtime->main = lua_tothread(L, -1);
     lua_pop(L, 1);

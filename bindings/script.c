@@ -36,6 +36,7 @@ static bool user_frame(lua_State *L, const ms_runtime *runtime, int first, lua_D
     bool found = false;
     for (int level = first; level < LIBRARY_DEEPEST && lua_getstack(L, level, &frame); level++) {
         lua_getinfo(L, "Sl", &frame);
+        /* C functions have no line. */
         if (frame.currentline <= 0) continue;
         bool library = runtime->library_prefix_bytes && is_library(runtime, frame.source);
         if (!library) {
@@ -86,6 +87,7 @@ uint32_t ms_lua_script(lua_State *L, ms_runtime *runtime)
     }
     uint32_t id = 0;
     snprintf(text, sizeof text, "%s:%d", frame.short_src, frame.currentline);
+    /* Without memory for it, errors name no line, which is no reason to fail. */
     if (ms_strings_add(strings, text, strlen(text), &id)) return 0;
     runtime->lines[at].source = frame.source;
     runtime->lines[at].line = frame.currentline;

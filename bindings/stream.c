@@ -47,6 +47,7 @@ static int stream_at(lua_State *L)
 {
     ms_stream *found = ms_engine_stream_at(
         ms_lua_enter(L), (uint16_t)ms_lua_integer(L, 1, 0, MS_STREAMS_MAX - 1, "stream"));
+    /* Streams are numbered in the order of their making, without gaps. */
     if (!found) return ms_lua_error(L, "there is no stream %d", (int)lua_tointeger(L, 1));
     return ms_lua_push_stream(L, found);
 }
@@ -68,6 +69,7 @@ static int stream_run(lua_State *L)
     lua_settop(L, 2);
     ms_engine *engine = ms_lua_enter(L);
     ms_stream *before = ms_engine_set_current(engine, target);
+    /* The function is below its arguments, of which there are none. */
     lua_pushvalue(L, 2);
     ms_status status = ms_lua_call(L, ms_lua_runtime(L), 0, LUA_MULTRET);
     ms_engine_set_current(engine, before);
@@ -207,6 +209,7 @@ static int probe(lua_State *L)
                             ms_tensor_describe(t, text, sizeof text));
     }
     probe_box *box = lua_newuserdatauv(L, sizeof *box, 0);
+    /* The box is complete before the engine makes the readback, so __gc is right at any moment. */
     box->readback = NULL;
     luaL_setmetatable(L, MS_PROBE_TYPE);
     ms_lua_ok(L, ms_tensor_readback(t, &box->readback));

@@ -279,12 +279,15 @@ static void show_nested(luaL_Buffer *buffer, const ms_tensor *t, const void *dat
         return;
     }
     int64_t n = ms_tensor_shape(t)[d];
+    /* From the number of elements of this dimension to that of one item of it. */
     stride = n ? stride / n : 0;
     luaL_addchar(buffer, '[');
     for (int64_t i = 0; i < n; i++) {
+        /* Rows of the last dimension stay on one line. */
         if (i) luaL_addstring(buffer, d + 1 == ms_tensor_dims(t) ? ", " : ",\n ");
         if (n > SHOWN && i == SHOWN / 2) {
             luaL_addstring(buffer, d + 1 == ms_tensor_dims(t) ? "..., " : "...,\n ");
+            /* Goes on with the last items. */
             i = n - SHOWN / 2;
         }
         show_nested(buffer, t, data, d + 1, at + i * stride, stride);

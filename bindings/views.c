@@ -144,6 +144,7 @@ static int permute(lua_State *L)
     ms_lua_enter(L);
     const ms_tensor *t = ms_lua_tensor(L, 1);
     ms_attributes attributes = { 0 };
+    /* Arguments only: a list would be taken for one dimension and raise. */
     int count = lua_gettop(L) - 1;
     if (count != (int)ms_tensor_dims(t))
         return ms_lua_error(L, "permute: %d dimensions are given for a tensor with %u", count,
@@ -299,6 +300,7 @@ static int64_t *part_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *cou
 {
     if (lua_istable(L, 2)) return listed_sizes(L, size, dim, count);
     int64_t each = ms_lua_integer(L, 2, 1, INT64_MAX, "the size of a part");
+    /* Rounded up without an overflow for sizes near 2^63. */
     *count = size ? (size - 1) / each + 1 : 0;
     int64_t *sizes = new_sizes(L, *count);
     for (int64_t i = 0; i < *count; i++) sizes[i] = size - i * each < each ? size - i * each : each;
@@ -371,6 +373,7 @@ static int pad_to(lua_State *L)
     if (ms_tensor_dims(t) != 1)
         return ms_lua_error(L, "pad_to: the tensor has %u dimensions; flatten it first",
                             ms_tensor_dims(t));
+    /* 0 where the length fits already. */
     int64_t rest = (multiple - count % multiple) % multiple;
     if (rest == 0) {
         lua_settop(L, 1);
@@ -380,6 +383,7 @@ static int pad_to(lua_State *L)
     ms_tensor *zeros = NULL, *out = NULL;
     ms_status status = ms_lua_filled(engine, ms_tensor_dtype(t), 1, &rest, 0, &zeros);
     if (!status) {
+        /* cat along the only dimension; it is recorded, so gradients go back to t. */
         ms_tensor *inputs[] = { t, zeros };
         status = ms_apply(engine, &ms_op_cat, &(ms_attributes){ 0 }, false, inputs, 2, &out, 1);
     }

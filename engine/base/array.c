@@ -34,6 +34,7 @@ ms_status ms_grow(ms_context *context, void **items, size_t *capacity, size_t ne
     /* Half as much again: the sum of all copies stays below three times the final size. */
     size_t grown = *capacity + *capacity / 2;
     if (grown < *capacity || grown < need) grown = need;
+    /* Short lists do not grow one by one. */
     if (grown < 8) grown = 8;
     size_t bytes;
     if (!ms_multiply(grown, item_bytes, &bytes))

@@ -16,6 +16,7 @@
 static bool read_text(const char *path, char *text, size_t bytes)
 {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    /* Not there on other kernels or in some containers: then there is no such limit. */
     if (descriptor < 0) return false;
     ssize_t count = read(descriptor, text, bytes - 1);
     close(descriptor);
@@ -49,6 +50,7 @@ static void limit_by_cgroup(ms_machine *machine)
 {
     char groups[4096], path[4352], text[64];
     if (!read_text("/proc/self/cgroup", groups, sizeof groups)) return;
+    /* Version 2 has one line, which begins with 0::, perhaps after lines of version 1. */
     char *group = strncmp(groups, "0::", 3) == 0 ? groups : strstr(groups, "\n0::");
     if (group == NULL) return;
     group = strchr(group, '/');
@@ -59,6 +61,7 @@ static void limit_by_cgroup(ms_machine *machine)
         if (read_text(path, text, sizeof text)) limit_cores(text, machine);
         snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", group);
         if (read_text(path, text, sizeof text)) limit_memory(text, machine);
+        /* One level up, until the root has been read. */
         char *slash = strrchr(group, '/');
         if (slash == NULL) break;
         *slash = '\0';

@@ -18,6 +18,7 @@
 static int open_socket(const char *path, struct sockaddr_un *address)
 {
     *address = (struct sockaddr_un){ .sun_family = AF_UNIX };
+    /* 108 bytes on Linux, far less than a path may have. */
     if (strlen(path) >= sizeof address->sun_path) return -ENAMETOOLONG;
     strcpy(address->sun_path, path);
     int descriptor = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -60,6 +61,7 @@ static int remove_stale(const char *path)
 {
     struct stat what;
     if (lstat(path, &what) != 0) return errno == ENOENT ? 0 : -errno;
+    /* A file of the user must never be removed. */
     if (!S_ISSOCK(what.st_mode)) return -EADDRINUSE;
     int other = connect_to(path);
     if (other >= 0) close(other);
@@ -81,6 +83,7 @@ int ms_os_socket_listen(void *user, const char *path, ms_file **out)
     if (error == 0) error = fchmod(descriptor, 0600) == 0 ? 0 : -errno;
     if (error == 0 && bind(descriptor, (struct sockaddr *)&address, sizeof address) != 0)
         error = -errno;
+    /* As many as there may be ranks, so that none is refused while rank 0 is busy. */
     if (error == 0 && listen(descriptor, 128) != 0) {
         error = -errno;
         unlink(path);
@@ -114,6 +117,7 @@ int ms_os_socket_accept(void *user, ms_file *listener, uint64_t timeout_ns, ms_f
     if (descriptor < 0) return errno == EINTR || errno == ECONNABORTED ? -EAGAIN : -errno;
     struct ucred peer = { .uid = (uid_t)-1 };
     socklen_t bytes = sizeof peer;
+    /* Of the process that has connected, at the time when it did. */
     if (getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0
         && peer.uid == geteuid())
         return give(descriptor, out);

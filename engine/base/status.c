@@ -104,6 +104,7 @@ static ms_status status_from_errno(int error)
  * temporarily unavailable. */
 ms_status ms_fail_os(ms_context *context, int errno_negative, const char *what, const char *path)
 {
+    /* A positive value is a mistake of the caller, and gets the general reason. */
     int error = errno_negative < 0 ? -errno_negative : EIO;
     const char *reason = error == EWOULDBLOCK ? "another process uses it" : strerror(error);
     if (path == NULL) return ms_fail(context, status_from_errno(error), "%s: %s", what, reason);
@@ -118,6 +119,7 @@ void ms_log(ms_context *context, ms_log_level level, const char *format, ...)
     char message[MS_ERROR_MESSAGE_BYTES];
     va_list list;
     va_start(list, format);
+    /* A message that is too long is cut; a log line has no second part. */
     vsnprintf(message, sizeof message, format, list);
     va_end(list);
     context->log(context->log_user, level, message);

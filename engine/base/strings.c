@@ -50,6 +50,7 @@ static size_t strings_find(const ms_strings *strings, const char *text, size_t b
     size_t mask = strings->slot_count - 1, at = (size_t)ms_hash(text, bytes, 0) & mask;
     for (; strings->slots[at] != 0; at = (at + 1) & mask) {
         const char *other = strings->texts[strings->slots[at] - 1];
+        /* The text need not end with a zero, so its length is compared, too. */
         if (strncmp(other, text, bytes) == 0 && other[bytes] == '\0') break;
     }
     return at;
@@ -59,6 +60,7 @@ static size_t strings_find(const ms_strings *strings, const char *text, size_t b
  * are still in place. */
 static ms_status strings_widen(ms_strings *strings)
 {
+    /* At most half full keeps the probes short. */
     if (strings->slot_count != 0 && (strings->count + 1) * 2 <= strings->slot_count) return MS_OK;
     size_t old_count = strings->slot_count, new_count = old_count != 0 ? old_count * 2 : 64;
     uint32_t *old_slots = strings->slots;

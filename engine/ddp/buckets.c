@@ -58,6 +58,7 @@ static ms_status list_parameters(ms_reducer *reducer, const uint32_t *positions,
     if (status) return status;
     bucket->gradients = memory;
     bucket->parameters = bucket->gradients + count;
+    /* The lists follow each other: gradients, parameters, names, positions. */
     const char **names = (const char **)(void *)(bucket->parameters + count);
     out->positions = (uint32_t *)(names + count);
     bucket->names = names;
@@ -132,6 +133,7 @@ void ms_buckets_free(ms_reducer *reducer, ms_bucket_list *list)
 ms_status ms_gradient_to_bucket(ms_ddp_parameter *parameter)
 {
     ms_tensor *gradient = ms_tensor_grad(parameter->tensor);
+    /* The usual case: backward has written it to its home. */
     if (gradient == parameter->view) return MS_OK;
     ms_status status = ms_copy_into(parameter->reducer->engine, gradient, parameter->view);
     return status ? status : ms_tensor_set_grad(parameter->tensor, parameter->view);
@@ -236,6 +238,7 @@ ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const u
                              uint32_t buckets)
 {
     void *memory = NULL;
+    /* Delayed parameters have at most one bucket for each dtype. */
     uint32_t most = buckets + (reducer->delayed ? MS_DTYPES : 0);
     ms_status status = ms_allocate(ms_engine_context(reducer->engine),
                                    most * sizeof(ms_bucket_state), "buckets", &memory);

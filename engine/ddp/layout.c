@@ -51,6 +51,8 @@ ms_status ms_reducer_first_buckets(ms_reducer *reducer)
     ms_context *context = ms_engine_context(reducer->engine);
     uint32_t count = reducer->count - reducer->delayed;
     const uint64_t endless = UINT64_MAX;
+    /* Unused parameters are complete as soon as backward begins, so limits are worth their buckets
+     * there. */
     bool limited = reducer->find_unused && !reducer->static_graph;
     layout_room room = { .buckets = 0 };
     ms_status status = make_room(context, count, &room);
@@ -83,6 +85,7 @@ static ms_status agree(ms_reducer *reducer, layout_room *room)
 {
     uint32_t count = reducer->count - reducer->delayed;
     int64_t *numbers = room->numbers;
+    /* The number of buckets and the order go first, in one message of known length. */
     numbers[0] = room->buckets;
     for (uint32_t i = 0; i < count; i++) numbers[1 + i] = room->order[i];
     ms_status status = take_from_first(reducer, numbers, count + 1);
@@ -104,6 +107,7 @@ ms_status ms_reducer_rebuild_now(ms_reducer *reducer)
     layout_room room = { .buckets = 0 };
     ms_status status = make_room(context, count, &room);
     if (status) return status;
+    /* Callers come here only when every parameter has been logged. */
     MS_ASSERT(reducer->arrived == count);
     read_items(reducer, reducer->arrival, &room);
     status = ms_ddp_assign(reducer->engine, room.bytes, room.keys, count, reducer->limits,
@@ -155,6 +159,7 @@ static ms_status check_buckets(const ms_reducer *reducer, const uint32_t *order,
             return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT, "buckets: bucket %u is empty",
                                   b);
         for (uint32_t i = 0; i < sizes[b]; i++, at++) {
+            /* Found before order[] is read beyond what a right plan has. */
             if (at >= count)
                 return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
                                       "buckets: there are %u parameters; buckets 0 to %u have more",

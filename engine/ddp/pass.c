@@ -15,6 +15,7 @@ static ms_status missing_gradients(ms_reducer *reducer)
     uint32_t missing = 0;
     size_t used = 0;
     for (uint32_t i = 0; i < reducer->count; i++) {
+        /* Three names are enough to find the branch of the model; the rest is counted. */
         if (reducer->parameters[i].ready || missing++ >= 3) continue;
         used += (size_t)snprintf(names + used, sizeof names - used, "%s'%.100s'", used ? ", " : "",
                                  reducer->parameters[i].name);

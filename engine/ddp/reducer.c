@@ -19,6 +19,7 @@ static void free_parts(ms_reducer *reducer)
     ms_context *context = ms_engine_context(reducer->engine);
     for (uint32_t i = 0; reducer->parameters && i < reducer->count; i++) {
         ms_ddp_parameter *parameter = &reducer->parameters[i];
+        /* Not reached by take_parameters. */
         if (!parameter->tensor) continue;
         if (parameter->hook) {
             ms_tensor_remove_hook(parameter->tensor, parameter->hook);
@@ -170,6 +171,7 @@ static ms_status take_limits(ms_reducer *reducer, const ms_reducer_options *opti
 static ms_status take_chains(ms_reducer *reducer, const ms_reducer_options *options)
 {
     const ms_link_kind *reduce = ms_link_find("reduce");
+    /* A mean in place, the chain of a model without hooks. */
     const ms_link plain = { .kind = reduce, .options = reduce->defaults };
     if (options->delayed_dtype)
         reducer->plain[reducer->plain_count++] =

@@ -51,6 +51,7 @@ static ms_status compare_one(ms_group *group, const ms_reducer_parameter *parame
 {
     char mine[LINE_BYTES] = "none", here[96] = "", there[96] = "";
     uint32_t ranks = ms_group_size(group);
+    /* A rank with fewer parameters takes part, too: all make the same exchanges. */
     if (index < count) describe(&parameters[index], mine);
     ms_status status = exchange(group, mine, LINE_BYTES, lines);
     for (uint32_t r = 1; r < ranks && !status; r++) {
@@ -73,6 +74,7 @@ static ms_status compare_one(ms_group *group, const ms_reducer_parameter *parame
 static ms_status find_difference(ms_group *group, const ms_reducer_parameter *parameters,
                                  uint32_t count, const uint64_t *hashes, uint64_t *all, char *lines)
 {
+    /* high becomes the largest number of parameters of any rank. */
     uint32_t low = 0, high = 0, ranks = ms_group_size(group);
     uint64_t mine = count;
     ms_status status = exchange(group, &mine, sizeof mine, all);
@@ -214,6 +216,7 @@ ms_status ms_ddp_broadcast(ms_group *group, ms_tensor *const *tensors, uint32_t 
         for (uint32_t i = 0; i < count && !status; i++) {
             if (ms_tensor_dtype(tensors[i]) != dtype || ms_tensor_count(tensors[i]) == 0) continue;
             int64_t more = elements + ms_tensor_count(tensors[i]);
+            /* The piece so far is sent; this tensor begins the next one. */
             if (taken && (uint64_t)more * ms_dtype_bytes(dtype) > MS_DDP_PIECE_BYTES) {
                 status = broadcast_piece(group, tensors, chosen, taken, elements, root);
                 taken = 0;

@@ -133,6 +133,7 @@ ms_status ms_unused_settle(ms_reducer *reducer)
     for (uint32_t i = 0; i < reducer->count; i++) {
         ms_ddp_parameter *parameter = &reducer->parameters[i];
         if (ask) parameter->used_anywhere = reducer->uses[i] > 0;
+        /* The rank has seen no gradient itself, and takes over the counts of the others. */
         if (ask && reducer->shadow) parameter->fired = (uint32_t)reducer->uses[i];
         if (!status && !parameter->used && !reducer->shadow) status = settle_one(parameter);
         ms_tensor_release(parameter->old_gradient);

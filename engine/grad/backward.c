@@ -422,6 +422,7 @@ static ms_status deliver(ms_pass *pass, ms_node *node, ms_tensor **results, ms_t
     for (uint32_t i = 0; i < node->input_count; i++) {
         ms_edge edge = node->edges[i];
         if (!edge.node) continue;
+        /* The operator has added to the sum, so the second reference goes. */
         if (status || (sums[i] && results[i] == sums[i])) ms_tensor_release(results[i]);
         else if (results[i]) status = add_to(edge, results[i]);
         if (!status && edge.node->visit == pass->visit && --edge.node->pending == 0)
@@ -485,6 +486,7 @@ static ms_status run_node(ms_pass *pass, ms_node *node)
     if (any && !status) status = check_versions(node);
     if (status) goto done;
     /* A node that no gradient reached is not run, but still delivers: its inputs count on it. */
+    /* What backward makes is on "meta" exactly if its gradients are. */
     bool meta = ms_engine_set_meta(engine, any && on_meta(node));
     if (any) status = run_backward(node, results, needs, sums, homes, !pass->retain);
     ms_engine_set_meta(engine, meta);

@@ -70,6 +70,7 @@ static ms_status split_into_leaves(ms_tensor *flat, ms_tensor *const *leaves, ui
     ms_status status = ms_allocate(context, count * sizeof(size_t), "flat", &memory);
     size_t *ends = memory;
     for (uint32_t i = 0; i < count && !status; i++) {
+        /* Parts must have different ends. */
         if (leaves[i]->count == 0) continue;
         end += (size_t)leaves[i]->count * item;
         ends[parts++] = end;
@@ -88,6 +89,7 @@ static ms_status move(ms_engine *engine, ms_tensor *const *leaves, uint32_t coun
     for (uint32_t i = 0; i < count; i++) {
         int64_t strides[MS_DIMS_MAX], stride = 1;
         ms_tensor *view = NULL;
+        /* Row-major strides, whatever the leaf's own were. */
         for (uint32_t d = leaves[i]->dims; d-- > 0;) {
             strides[d] = stride;
             stride *= leaves[i]->shape[d];
@@ -102,6 +104,7 @@ static ms_status move(ms_engine *engine, ms_tensor *const *leaves, uint32_t coun
     at = 0;
     for (uint32_t i = 0; i < count; i++) {
         int64_t length = leaves[i]->count;
+        /* An empty leaf stands at the beginning, as the end of the storage is outside of it. */
         ms_tensor_rebase(leaves[i], flat, length ? at : 0);
         if (ms_tensor_requires_grad(leaves[i])) ms_leaf_mark_parameter(leaves[i]);
         at += length;
@@ -116,7 +119,9 @@ ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count
     ms_tensor *made = NULL;
     ms_status status = check(engine, leaves, count, &total);
     if (status) return status;
+    /* A window on the storage that they lie in already; nothing is copied. */
     if (are_in_place(leaves, count)) return ms_tensor_window(leaves[0], 1, &total, &one, 0, flat);
+    /* Put back below, whatever comes of it. */
     bool meta = ms_engine_set_meta(engine, ms_tensor_is_meta(leaves[0]));
     status = ms_tensor_new(engine, leaves[0]->dtype, 1, &total, &made);
     ms_engine_set_meta(engine, meta);

@@ -65,6 +65,7 @@ static ms_status node_take(ms_engine *engine, ms_node **out)
         status =
             chunk_new(tape, ms_engine_context(engine), MS_TAPE_CHUNK * sizeof(ms_node), &chunk);
         if (status) return status;
+        /* Backwards, so that the nodes of a chunk are handed out in order of their addresses. */
         for (int i = MS_TAPE_CHUNK - 1; i >= 0; i--) {
             ms_node *unused = (ms_node *)chunk + i;
             unused->next = tape->unused_nodes;
@@ -106,6 +107,7 @@ ms_status ms_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_n
         node->outputs = node->own_infos + MS_NODE_INPUTS;
         node->gradients = node->own_gradients;
     } else {
+        /* Types in order of decreasing alignment need no padding between them. */
         size_t edges = inputs * sizeof(ms_edge),
                infos = ((size_t)inputs + outputs) * sizeof(ms_tensor_info),
                gradients = outputs * sizeof(ms_tensor *);
@@ -207,6 +209,7 @@ static void node_free(ms_node *node, ms_node **list)
     for (uint32_t i = 0; i < node->output_count; i++) ms_tensor_release(node->gradients[i]);
     ms_context *context = ms_engine_context(node->engine);
     ms_hooks_free(context, node->hooks);
+    /* The leaf's meta must not point to a node that goes back to the list. */
     if (node->leaf) {
         ((ms_meta *)node->leaf->meta)->accumulator = NULL;
         ms_tensor_release(node->leaf);
@@ -357,6 +360,7 @@ ms_status ms_tensor_set_requires_grad(ms_tensor *tensor, bool yes)
         return ms_engine_fail(tensor->engine, MS_ERROR_ARGUMENT,
                               "requires_grad_: a tensor of %s has no gradient; use a float dtype",
                               ms_dtype_name(tensor->dtype));
+    /* Turning off what was never on makes no meta. */
     if (!yes && !tensor->meta) return MS_OK;
     ms_meta *meta = NULL;
     ms_status status = ms_meta_of(tensor, &meta);
@@ -451,6 +455,7 @@ static ms_status hook_add(ms_tensor *tensor, ms_hook hook, uint64_t *id)
     if (!status)
         status = ms_allocate(ms_engine_context(engine), sizeof(ms_hook), "gradient hook", &memory);
     if (status) return status;
+    /* A walk to the end: lists of hooks are short. */
     ms_hook *made = memory, **last = meta->node ? &meta->node->hooks : &meta->hooks;
     *made = hook;
     made->id = *id = ++((ms_tape *)ms_engine_get(engine, MS_SLOT_GRAD))->hook_ids;

@@ -29,6 +29,7 @@ static ms_status meet(walk *w, ms_node *node)
         ms_grow(w->context, (void **)&w->nodes, &w->capacity, w->count + 1, sizeof *w->nodes);
     if (status) return status;
     w->nodes[w->count++] = (met){ node, node->visit };
+    /* Noted only after there is room for it, so that `end` can put it back. */
     node->visit = w->visit;
     return MS_OK;
 }

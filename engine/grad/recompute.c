@@ -180,6 +180,7 @@ static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *)
     if (status) return status;
     ms_captures *outer = tape->captures;
     bool recording = ms_engine_set_recording(engine, false);
+    /* Only the outermost recording call watches: an inner one has recording off here. */
     if (recording) tape->captures = &kept->captures;
     status = kept->f(user, kept->inputs, kept->input_count, made, count);
     if (status) *count = 0;

@@ -29,6 +29,8 @@ static void describe(ms_tensor_info *info, const ms_tensor *tensor)
 static void attach(ms_tensor *tensor, ms_node *node, uint32_t output)
 {
     ms_meta *meta = tensor->meta;
+    /* The release is last: the node before may be held by this meta and by the new node's edge
+     * only. */
     ms_node *before = meta->node;
     node->references++;
     meta->node = node;
@@ -89,6 +91,8 @@ static ms_status prepare(ms_engine *engine, ms_tensor *const *inputs, uint32_t i
                          ms_captures *captures, uint32_t output_count, ms_node **out)
 {
     ms_node *node = NULL;
+    /* Captured nodes get edges after those of the inputs, and an empty description, since no result
+     * is made for them. */
     uint32_t captured = captures ? (uint32_t)captures->count : 0;
     ms_status status = ms_node_new(engine, input_count + captured, output_count, &node);
     for (uint32_t i = 0; i < captured && !status; i++) {
@@ -166,6 +170,7 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
                         .output_count = output_count,
                         .in_place = in_place,
                         .record = true };
+    /* A copy: the caller's attributes may be on its stack, and backward needs them. */
     if (attributes) call.attributes = *attributes;
     ms_node *node = NULL;
     ms_meta *meta = NULL;
@@ -180,6 +185,7 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
     }
     node->op = op;
     node->attributes = call.attributes;
+    /* The operator has retained what it saves; the node owns it from here on. */
     node->saved_count = call.saved_count;
     for (uint32_t i = 0; i < call.saved_count; i++)
         node->saved[i] =
@@ -280,6 +286,7 @@ ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user
     if (status) return status;
     if (!ms_engine_is_recording(engine)
         || (!any_node(captures) && !any_requires_grad(inputs, input_count))) {
+        /* Taken over in any case, so a caller never asks whether it was recorded. */
         f->free(user);
         return MS_OK;
     }

@@ -48,6 +48,7 @@ ms_status ms_accounts_new(ms_group *group, uint32_t buckets, uint32_t links, ms_
     void *memory = NULL;
     if (links < 2) return MS_OK;
     if (links > MOST_LINKS) links = MOST_LINKS;
+    /* One owner more than marks, and one count of marks, for each bucket of each set. */
     size_t marks = MARKS_PER_LINK * links, bytes = 2 * buckets * (marks + 2);
     ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_accounts) + bytes,
                                    "a chain's accounts", &memory);
@@ -114,6 +115,7 @@ static ms_status account(void *user, uint32_t link)
     ms_stream *stream = ms_engine_current(accounts->engine);
     ms_point now = ms_stream_last(stream);
     ms_status status = MS_OK;
+    /* A link beyond the limit is counted with the last one. */
     if (link > accounts->links) link = accounts->links;
     if (link == accounts->owner) return MS_OK;
     charge_traffic(accounts);
@@ -126,6 +128,7 @@ static ms_status account(void *user, uint32_t link)
     if (now.stream == accounts->last.stream)
         owners_at(accounts, accounts->place)[*used] = (uint8_t)link;
     accounts->owner = link;
+    /* A link that encodes and decodes counts once for a bucket. */
     if (!(accounts->seen >> link & 1)) accounts->counts[link].calls++;
     accounts->seen |= (uint64_t)1 << link;
     return status;

@@ -26,6 +26,7 @@ static ms_status take_pieces(ms_between *between, int64_t first)
         end = begin + ms_tensor_count(of->gradients[i]);
         int64_t from = begin > first ? begin : first;
         int64_t to = end < last ? end : last;
+        /* The gradient lies in other shards. */
         if (from >= to) continue;
         ms_status status =
             ms_link_span(inner->flat, from - first, to - from, &inner->gradients[inner->count]);

@@ -14,6 +14,8 @@ const char *ms_bucket_kind_name(ms_bucket_kind kind)
  * any level of any bucket: over one rank a collective changes nothing. */
 ms_status ms_bucket_group(ms_bucket *bucket, ms_bucket_level level, ms_group **out)
 {
+    /* all_reduce lacks the shard level: each rank has all numbers. reduce_scatter lacks the
+     * replicate level: no other rank has this shard. */
     bool hybrid = bucket->kind == MS_BUCKET_HYBRID;
     ms_bucket_kind lacks =
         level == MS_LEVEL_SHARD ? MS_BUCKET_ALL_REDUCE : MS_BUCKET_REDUCE_SCATTER;
@@ -82,6 +84,7 @@ ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor **out)
 {
     const ms_tensor *view = bucket->gradients[index];
     char have[160];
+    /* The usual case, in which a view exists already. */
     if (bucket->buffer == bucket->flat) {
         *out = ms_tensor_retain(bucket->gradients[index]);
         return MS_OK;
@@ -145,6 +148,7 @@ ms_status ms_bucket_check_result(const ms_bucket *bucket, const char *hook, cons
     uint32_t own, shards = ms_bucket_shards(bucket, &own);
     int64_t count = ms_tensor_count(result), length = ms_tensor_count(bucket->flat) / shards;
     if (!hook) hook = "";
+    /* A script with two engines could return a tensor of the other one. */
     if (ms_tensor_engine(result) != bucket->engine)
         return ms_engine_fail(
             bucket->engine, MS_ERROR_ARGUMENT,

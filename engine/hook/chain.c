@@ -32,6 +32,7 @@ static ms_status check_order(ms_engine *engine, const ms_link *links, uint32_t c
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                               "link %u (%s) is the last and does not reduce", count,
                               links[count - 1].kind->name);
+    /* From the second on: the first may be whole. */
     for (uint32_t i = 1; i < count; i++)
         if (ms_link_is_whole(&links[i]))
             return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
@@ -190,6 +191,7 @@ static ms_status name_link(const ms_link *link, const ms_bucket *bucket, ms_stat
     if (status != MS_ERROR_ARGUMENT && status != MS_ERROR_STATE && status != MS_ERROR_MEMORY)
         return status;
     snprintf(message, sizeof message, "%s", ms_engine_error(bucket->engine)->message);
+    /* An inner chain has named its link already. */
     if (strncmp(message, "comm hook, ", 11) == 0) return status;
     if (strncmp(message, name, strlen(name)) == 0) name = colon = "";
     return ms_engine_fail(bucket->engine, status, "comm hook, bucket %u \"%s\": %s%s%s",
@@ -224,6 +226,8 @@ static ms_status encode_all(run_state *run, ms_bucket *bucket)
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < run->reducer && !status; i++) {
         run->at = &links[i];
+        /* Only right before the reduction: a link in between would see numbers that are not
+         * rounded. */
         if (i + 1 == run->reducer && rounds_on_the_way(run->at, &links[i + 1], bucket)) {
             bucket->travels = run->at->options.dtype;
             break;

@@ -58,8 +58,10 @@ static void by_last_step(ms_work *w, ms_tensor *reduced)
     if (!w->status) w->status = ms_link_state_shared(w->link->state, "squares", 2, NULL, &both);
     ms_work_own(w, both);
     ms_tensor *before = ms_work_view(w, both, 0, 1, 0), *now = ms_work_view(w, both, 1, 1, 0);
+    /* The sum of the pass before is complete now, and this pass begins a new one. */
     if (w->bucket->index == 0) {
         add_shards(w, now);
+        /* is_finite ? now : before, on the device. */
         ms_tensor *choices[] = { ms_work_apply(w, &ms_op_is_finite, 0, now, NULL), now, before };
         ms_work_copy(
             w, ms_work_operator(w, &ms_op_where, (ms_attributes){ 0 }, false, choices, 3, NULL),

@@ -62,6 +62,7 @@ static matrix matrix_of(const call *c, const ms_tensor *gradient, int64_t offset
     int64_t n = ms_tensor_dims(gradient) ? ms_tensor_shape(gradient)[0] : 1;
     matrix x = { .n = n, .m = n ? count / n : 0, .offset = offset };
     x.r = x.n < x.m ? x.n : x.m;
+    /* A matrix smaller than the rank would not get smaller. */
     if (x.r > c->options->powersgd.rank) x.r = c->options->powersgd.rank;
     double small = (double)((x.n + x.m) * x.r) * c->options->powersgd.min_rate;
     x.compressed = small < (double)(x.n * x.m);
@@ -115,6 +116,7 @@ static ms_tensor *get_state(call *c, const char *name, int64_t (*per)(const matr
 {
     ms_work *w = c->work;
     const ms_bucket *bucket = w->bucket;
+    /* In the square form no matrix belongs to a parameter, so the lengths are all set below. */
     bool square = c->options->powersgd.batched;
     ms_tensor *state = NULL;
     for (uint32_t i = 0; i < bucket->count; i++)

@@ -55,6 +55,7 @@ ms_status ms_link_cast(ms_tensor *t, ms_dtype dtype, ms_tensor **out)
 ms_status ms_link_flat_copy(ms_tensor *t, ms_tensor **out)
 {
     ms_engine *engine = ms_tensor_engine(t);
+    /* -1: one dimension with all elements. */
     ms_attributes flat = { .shape = { .dims = 1, .sizes = { -1 } } };
     ms_tensor *from = NULL, *made = NULL;
     int64_t count = ms_tensor_count(t);

@@ -93,6 +93,7 @@ ms_status ms_top_k_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **ou
     ms_work w = { .link = link, .bucket = bucket };
     int64_t count = ms_tensor_count(bucket->buffer);
     int64_t k = sent_of(link->options.top_k.fraction, count);
+    /* Refused, because wider places would double the bytes for all others. */
     if (count > INT32_MAX)
         return ms_engine_fail(
             bucket->engine, MS_ERROR_ARGUMENT,
