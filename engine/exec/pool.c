@@ -444,7 +444,7 @@ ms_memory ms_engine_memory(const ms_engine *engine) { return engine->memory; }
 /* What is live counts towards the next peak. */
 void ms_engine_reset_peak(ms_engine *engine) { engine->memory.peak = engine->memory.live; }
 
-/* Never below what is live, so that a peak stays one. */
+/* Never below what is live now, as a peak cannot be. */
 void ms_engine_set_peak(ms_engine *engine, uint64_t bytes)
 {
     ms_memory *stats = &engine->memory;

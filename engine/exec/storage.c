@@ -354,7 +354,8 @@ void ms_storage_record(ms_storage *storage, size_t begin, size_t end)
     for (ms_part *part = range.first; part < range.end; part++) part->recorded = storage->writes;
 }
 
-/* +1 and -1 in pairs: a read that a running pass has before it, and its end. */
+/* Called in pairs: +1 when a running pass gets a read of these bytes to do, -1 when it has done
+ * it. */
 void ms_storage_expect_reads(ms_storage *storage, size_t begin, size_t end, int change)
 {
     ms_part_range range = ms_storage_parts(storage, begin, end);

@@ -18,6 +18,7 @@ static ms_status check_gradients(ms_engine *engine, const char *what, ms_tensor 
                                  uint32_t count)
 {
     char text[160];
+    /* A norm of nothing would be 0, and hides that a script passed the wrong list. */
     if (count == 0)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: there are no gradients", what);
     for (uint32_t i = 0; i < count; i++)

@@ -196,6 +196,7 @@ static ms_status gradient_rows(const ms_op_gradient *gradient, ms_tensor **out)
     ms_tensor *flat = NULL;
     ms_status status = ms_matrix_flattened(gradient->engine, gradient->gradients[0], &flat);
     if (status) return status;
+    /* A width of 1 has a stride that does not count. */
     if (flat->strides[1] == 1 || flat->shape[1] <= 1) {
         *out = flat;
         return MS_OK;

@@ -199,6 +199,7 @@ ms_status ms_matrix_flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **
     if (status) return status;
     int64_t shape[2] = { rows, width },
             strides[2] = { regular && rows > 1 ? step : width, tensor->strides[last] };
+    /* The copy is contiguous. */
     if (!regular) strides[1] = 1;
     status = ms_tensor_window(source, 2, shape, strides, 0, out);
     ms_tensor_release(source);

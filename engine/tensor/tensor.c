@@ -314,6 +314,7 @@ ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
 void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset)
 {
     ms_storage *before = tensor->storage;
+    /* The list of casts must not hold a tensor that is gone. */
     if (tensor->cast) ms_tensor_drop_cast(tensor);
     tensor->storage = ms_storage_retain(base->storage);
     tensor->offset = base->offset + offset;

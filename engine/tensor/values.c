@@ -58,6 +58,7 @@ ms_status ms_tensor_slice(ms_tensor *whole, uint32_t dim, int64_t start, int64_t
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
     uint32_t dims = 0;
     for (uint32_t d = 0; d < ms_tensor_dims(whole); d++) {
+        /* Its position is in the offset already. */
         if (d == dim && drop) continue;
         shape[dims] = d == dim ? length : ms_tensor_shape(whole)[d];
         strides[dims++] = ms_tensor_strides(whole)[d];

@@ -81,6 +81,7 @@ static bool view_strides(const ms_tensor *tensor, uint32_t dims, const int64_t *
         return true;
     }
     while (old >= 0) {
+        /* It belongs to no run: its stride may be anything. */
         if (old_shape[old] == 1) {
             old--;
             continue;

@@ -127,6 +127,8 @@ static void run_task(ms_cpu_stream *worker, ms_slot *slot, uint64_t seq)
  * the other stream is carried over afterwards. */
 static void run_wait(ms_cpu_stream *worker, const ms_slot *slot, uint64_t seq)
 {
+    /* The usual case is a number that is done already: then nothing is published and no clock is
+     * read. */
     ms_cpu_stream *of = ms_cpu_stream_of(slot->wait);
     if (atomic_load_explicit(&of->done, memory_order_acquire) < slot->wait_seq) {
         atomic_store(&worker->stands_at,

@@ -40,7 +40,7 @@ static ms_status sim_open(ms_engine *engine, void **state)
 /* A simulated device has nothing but its clocks. */
 static void sim_close(ms_engine *engine, void *state) { ms_release(&engine->context, state); }
 
-/* Zeroed: a new stream is ready at time 0, and the ring's first entries ended before anything. */
+/* Zeroed: a new stream is ready at time 0, and the ring holds no end that could delay the host. */
 static ms_status sim_stream_open(ms_stream *stream, void **state)
 {
     return ms_allocate(&stream->engine->context, sizeof(ms_sim_stream), "stream", state);
@@ -74,6 +74,7 @@ static void advance(ms_stream *stream, uint64_t seq, double ready, double ns)
     double *end = &clock->ends[(seq - 1) % MS_STREAM_DEPTH];
     /* A full stream blocks the host until its oldest number, whose place this is, has ended. */
     sim->host_ns = later(sim->host_ns + stream->engine->rates.enqueue_ns, *end);
+    /* The three things that work waits for; it takes its own time after the last of them. */
     clock->now_ns = later(later(clock->now_ns, sim->host_ns), ready) + ns;
     *end = clock->now_ns;
 }

@@ -68,6 +68,7 @@ MS_STEP(adam)
 /* Weight decay is applied to the parameter, apart from the means (Loshchilov and Hutter 2019). */
 MS_STEP(adamw)
 {
+    /* The decay depends on the learning rate of this step, not on the corrected step size. */
     float decay = 1 - s->lr * s->weight_decay;
     if (s->has_max) adam_step(s, decay, 0, true, p, g, a, b, c, n);
     else adam_step(s, decay, 0, false, p, g, a, b, c, n);
@@ -149,7 +150,7 @@ MS_STEP(rprop)
 }
 
 /* Adam with the infinity norm in place of the root of v: u = max(b2 u, |g| + eps). u needs no bias
- * correction. eps inside the maximum keeps u above 0, so the division is safe. */
+ * correction. An eps above 0 inside the maximum keeps u above 0, so the division is safe. */
 MS_STEP(adamax)
 {
     (void)c;

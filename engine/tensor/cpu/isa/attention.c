@@ -161,6 +161,7 @@ MS_VECTOR void pack_rows_as(const bool pairs, const ms_dtype D, const char *from
             else ms_v_store(to + k, v);
         }
     }
+    /* The rest of the last tile, which products compute and nothing uses. */
     if (count < all) __builtin_memset(to, 0, (size_t)((all - count) * units) * sizeof *to);
 }
 

@@ -91,6 +91,7 @@ static inline void f16_store(uint16_t *out, const float *in) { *out = ms_f16_fro
  * values. */
 static void f16_to_f32(float *out, const void *from, size_t n)
 {
+    /* The vectors are not aligned: a chunk may begin at any element. */
     const uint16_t *in = from;
     size_t i = 0;
     for (; i + F16_LANES <= n; i += F16_LANES) f16_load(out + i, in + i);

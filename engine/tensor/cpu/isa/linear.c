@@ -51,6 +51,7 @@ static void activate(const ms_activation_args *a, int64_t begin, int64_t end)
     ms_dtype d1 = (ms_dtype)a->before_dtype, d2 = (ms_dtype)a->y_dtype,
              d3 = a->cast != NULL ? (ms_dtype)a->cast_dtype : NO_TENSOR;
     const void *x = (const char *)a->before + (size_t)begin * bytes_of(d1);
+    /* x, y and the cast may each have another dtype, so each address is found by itself. */
     void *y = (char *)a->y + (size_t)begin * bytes_of(d2),
          *cast = a->cast != NULL ? (char *)a->cast + (size_t)begin * bytes_of(d3) : NULL;
     size_t n = (size_t)(end - begin);

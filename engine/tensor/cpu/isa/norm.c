@@ -99,6 +99,7 @@ MS_VECTOR void forward_rows(const ms_dtype D, const ms_norm_args *a, int64_t beg
     size_t bytes = (size_t)a->width * (D == MS_F32 ? 4 : 2);
     for (int64_t row = begin; row < end; row++) {
         size_t at = (size_t)row * bytes;
+        /* Without a residual s is x itself, and nothing is copied. */
         const char *x = (const char *)a->x + at, *s = x, *residual = NULL;
         char *sum = NULL;
         if (a->residual != NULL) {

@@ -39,6 +39,7 @@ typedef union words16 {
 /* The 20 multiplications of a block of four numbers are most of the work of a uniform draw. */
 MS_VECTOR void multiply(words16 x, uint32_t by, words16 *upper, words16 *lower)
 {
+    /* A scalar that is added to a vector is put into each of its lanes. */
     ms_part_l factor = (ms_part_l){ 0 } + by;
     for (int k = 0; k < MS_PARTS; k++) {
         ms_part_l even = PRODUCT(x.part[k], factor), odd = PRODUCT(x.part[k] >> 32, factor);
@@ -134,6 +135,7 @@ MS_VECTOR ms_vf unit(ms_vu bits)
  * the lower half are exact, so their sum is rounded once. */
 MS_VECTOR ms_vf positive_unit(ms_vu bits)
 {
+    /* The half in `lower` keeps the sum above 0: it is at least 2^-33. */
     ms_vf upper = ms_v_from_int((ms_vi)(bits >> 16)) * 1.52587890625e-05f;
     ms_vf lower = (ms_v_from_int((ms_vi)(bits & 0xffffu)) + 0.5f) * 2.3283064365386963e-10f;
     return upper + lower;
