@@ -8,7 +8,7 @@ local cfg = ms.config(ms.scripts.options {
   data       = { "README.md", help = "a text file or a folder" },
   steps      = { 300, help = "optimizer steps" },
   batch      = { 16, help = "sequences of a step, over all ranks" },
-  accumulate = { 2, help = "passes of a step; gradients travel in the last one only" },
+  accumulate = { 2, help = "passes of a step; gradients are reduced in the last one only" },
   length     = { 64, help = "bytes of a sequence" },
   lr         = { 2e-3, help = "peak learning rate" },
   run        = { "runs/ddp_by_hand", help = "folder of metrics.jsonl" },
@@ -20,8 +20,8 @@ local batches = train:loader {
 }
 local held_out = valid:loader { batch = cfg.batch, length = cfg.length }
 
--- What is written on the way sees each bucket of gradients, on every rank: this link measures, and
--- leaves the rest to those behind it.
+-- A link gets each bucket of gradients, on every rank. This one measures, and leaves the reduction
+-- to the links after it.
 local buckets, bytes = ms.metric("buckets", "sum"), ms.metric("bucket_bytes", "sum")
 local function count(bucket, next)
   buckets:push(1)
@@ -29,7 +29,7 @@ local function count(bucket, next)
   return next(bucket)
 end
 
--- clip is nil where overlap= lets steps be early: the chain clips then.
+-- clip is nil if overlap= allows steps during backward: then the chain clips.
 local gpt = nn.gpt2 { vocab = 256, context = cfg.length, layers = 4, width = 128, heads = 4 }
 local model, optimizer, clip = ms.scripts.apply(cfg, gpt, function(net)
   local schedule = optim.cosine { warmup = 20, steps = cfg.steps, floor = 0.1 }

@@ -15,7 +15,7 @@ local cfg = ms.config(ms.scripts.options {
       they decide the size",
   },
   vocab      = {
-    50304, help = "rows of the embedding: 50257 tokens, filled up to a multiple of 128",
+    50304, help = "rows of the embedding: 50257 tokens, padded to a multiple of 128",
   },
   steps      = { 20000, help = "optimizer steps" },
   batch      = { 4, help = "sequences of a pass" },
@@ -63,7 +63,7 @@ else
   }
 end
 
--- Weight decay is for matrices; biases and norms go without.
+-- Weight decay applies to matrices, not to biases and norms.
 local optimizer, clip
 model, optimizer, clip = ms.scripts.apply(cfg, model, function(net)
   return optim.adamw({
@@ -83,7 +83,7 @@ local result = ms.train {
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.every.eval, batches = 20 },
-  -- Shards do not say which text their tokens are.
+  -- No sample is printed for shards, because they do not have the tokenizer.
   sample = cfg.bytes and { every = cfg.every.sample, count = 300 } or nil,
   save = { every = cfg.every.save, last = 2 },
   resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,

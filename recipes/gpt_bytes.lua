@@ -1,6 +1,5 @@
--- A GPT that reads and writes bytes: trains on any text, by default on this repository's own files,
--- and prints what it has learned to write.
---     ./moonshard run recipes/gpt_bytes.lua data=FILE_OR_FOLDER
+-- A GPT on bytes: trains on any text, by default on this repository's own files, and prints samples
+-- of the text that it generates. ./moonshard run recipes/gpt_bytes.lua data=FILE_OR_FOLDER
 local ms = require "moonshard"
 local nn, optim, data = ms.nn, ms.optim, ms.data
 

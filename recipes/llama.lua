@@ -15,7 +15,7 @@ local cfg = ms.config(ms.scripts.options {
     help = "start from these .safetensors (a file or a folder, with config.json); \z
       they decide the model",
   },
-  vocab      = { 32000, help = "tokens that there are" },
+  vocab      = { 32000, help = "number of different tokens" },
   steps      = { 2000, help = "optimizer steps" },
   batch      = { 8, help = "sequences of a pass" },
   accumulate = { 1, help = "passes of a step" },
@@ -51,7 +51,7 @@ local model = cfg.weights ~= ""
     kv_heads = m.kv_heads, rotary_base = m.rotary_base,
     recompute = cfg.recompute,
   }
--- Weight decay is for matrices; norms go without.
+-- Weight decay applies to matrices, not to norms.
 local optimizer, clip
 model, optimizer, clip = ms.scripts.apply(cfg, model, function(net)
   return optim.adamw({
@@ -71,7 +71,7 @@ local result = ms.train {
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.every.eval, batches = 20 },
-  -- Shards do not say which text their tokens are.
+  -- No sample is printed for shards, because they do not have the tokenizer.
   sample = cfg.bytes and { every = cfg.every.sample, count = 300 } or nil,
   save = { every = cfg.every.save, last = 2 },
   resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,

@@ -1,4 +1,4 @@
--- For two_engines.c: learns the sine on one thread, and says so when it has.
+-- For two_engines.c: learns the sine function on one thread, and prints a line when it is done.
 local ms = require "moonshard"
 local nn = ms.nn
 
@@ -12,7 +12,7 @@ local model = nn.Sequential(
 local optimizer = ms.optim.adamw(model, {
   lr = cfg.lr, schedule = ms.optim.cosine { steps = cfg.steps },
 })
--- The sine itself is no operator: a table of it is.
+-- There is no sine operator, so the targets come from a table of values.
 local xs, ys = {}, {}
 for i = 1, 256 do
   local x = (i - 128) / 40

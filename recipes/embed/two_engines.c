@@ -1,22 +1,22 @@
 /* two_engines.c: a C program that hosts two engines: two recipes at the same time, each in a
  * thread, a Lua state and an engine of its own.
  *
- *     two_engines [RECIPE [key=value ...] -- RECIPE [key=value ...]]      (run in the checkout, it
- * finds its two recipes by
- * itself) */
+ *     two_engines [RECIPE [key=value ...] -- RECIPE [key=value ...]]
+ *
+ * Run in the checkout without arguments, it runs sine.lua and parity.lua. */
 #include <moonshard/moonshard_lua.h>
 
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
-/* What one thread runs, and how it ended. */
+/* The recipe of one thread, and its result. */
 typedef struct job {
     const char *recipe;
     const char *const *arguments;
     int count;
-    int code;       /* as the command line's: 0 is done */
-    ms_error error; /* why, when it is not 0 */
+    int code;       /* the exit code of `moonshard run`; 0: done */
+    ms_error error; /* the reason if code is not 0 */
 } job;
 
 static void *run(void *object)

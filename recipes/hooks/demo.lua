@@ -1,8 +1,8 @@
--- DeMo: each rank keeps its momentum to itself; only the largest coefficients of its cosine
--- transform travel, and leave the momentum. Peng, Quesnelle, Kingma: "DeMo: Decoupled Momentum
--- Optimization", 2024. A link; what arrives at the optimizer is the mean of what was sent, or its
--- signs with sign = true (for SGD, as in the paper). Options: chunk 64, keep 8 of its coefficients,
--- decay 0.9, sign false.
+-- DeMo: each rank has a local momentum. Only the largest coefficients of its cosine transform are
+-- sent, and they are subtracted from the momentum. Peng, Quesnelle, Kingma: "DeMo: Decoupled
+-- Momentum Optimization", 2024. A link; the optimizer gets the mean of the sent coefficients, or
+-- its signs with sign = true (for SGD, as in the paper). Options: chunk 64, keep 8 of its
+-- coefficients, decay 0.9, sign false.
 local ms, hooks = require "moonshard", require "moonshard.hooks"
 
 -- The orthonormal cosine transform of vectors of n numbers, as a matrix: one product transforms all
@@ -23,7 +23,7 @@ return function(options)
   local state, transform = hooks.state "demo", cosines(chunk)
 
   return function(bucket)
-    if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- what waits is not lost
+    if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- unsent numbers are kept
     local flat, group = bucket:buffer():to "f32", bucket:group()
     local momentum = state:flat(bucket, "momentum")
     momentum:mul_(decay):add_(flat)
@@ -33,7 +33,7 @@ return function(options)
     local _, positions = coefficients:abs():topk(keep)
     local values = coefficients:gather(2, positions)
 
-    -- What the chosen coefficients say, as numbers of the flat buffer.
+    -- The inverse transform of the chosen coefficients, as numbers of the flat buffer.
     local function back(at, of)
       local spread = coefficients:zeros_like():scatter_add_(2, at, of)
       return spread:matmul(transform):view(-1):narrow(1, 1, flat:numel())

@@ -1,8 +1,8 @@
--- Deep Gradient Compression: the largest entries of locally accumulated momentum travel, the others
--- wait. Lin, Han, Mao, Wang, Dally: "Deep Gradient Compression: Reducing the Communication
--- Bandwidth for Distributed Training", 2018. A link for an optimizer without momentum of its own
--- (SGD); options: fraction 0.01 of the entries, momentum 0.9, warmup 0: steps in which the fraction
--- falls from 1/4.
+-- Deep Gradient Compression: the largest entries of the locally accumulated momentum are sent; the
+-- others stay in the accumulator. Lin, Han, Mao, Wang, Dally: "Deep Gradient Compression: Reducing
+-- the Communication Bandwidth for Distributed Training", 2018. A link for an optimizer without
+-- momentum of its own (SGD); options: fraction 0.01 of the entries, momentum 0.9, warmup 0: steps
+-- in which the fraction falls from 1/4.
 local ms, hooks = require "moonshard", require "moonshard.hooks"
 
 return function(options)
@@ -20,7 +20,7 @@ return function(options)
   end
 
   return function(bucket)
-    if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- what waits is not lost
+    if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- unsent numbers are kept
     local flat, group = bucket:buffer():to "f32", bucket:group()
     local velocity, waiting = state:flat(bucket, "velocity"), state:flat(bucket, "waiting")
     velocity:mul_(momentum):add_(flat)  -- momentum correction: entries wait with their momentum
@@ -28,8 +28,8 @@ return function(options)
 
     local _, positions = waiting:abs():topk(kept(flat:numel()))
     local values = waiting:gather(1, positions)
-    waiting:scatter_(1, positions, 0)   -- what travels does not wait any more
-    velocity:scatter_(1, positions, 0)  -- and begins anew (momentum factor masking)
+    waiting:scatter_(1, positions, 0)   -- sent entries leave the accumulator
+    velocity:scatter_(1, positions, 0)  -- and their momentum is reset (momentum factor masking)
 
     local sent = { group:all_gather(values), group:all_gather(positions:to "i32") }
     return ms.all(sent):and_then(function(all)

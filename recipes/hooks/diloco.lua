@@ -1,15 +1,16 @@
--- DiLoCo: each rank trains by itself; every H steps the mean of how far all have come is a gradient
--- for an outer optimizer. Douillard, Feng, Rusu, Chhaparia, Donchev, Kuncoro, Ranzato, Szlam, Shen:
--- "DiLoCo: Distributed Low-Communication Training of Language Models", 2023. For a model that is
--- not wrapped; call the result's after_step(step) once a step, behind the inner optimizer, and save
--- it with the checkpoint. Options: model, period 100, lr 0.7, momentum 0.9, group.
+-- DiLoCo: each rank trains alone. Every H steps, the mean over the ranks of the change of the
+-- weights is the gradient of an outer optimizer. Douillard, Feng, Rusu, Chhaparia, Donchev,
+-- Kuncoro, Ranzato, Szlam, Shen: "DiLoCo: Distributed Low-Communication Training of Language
+-- Models", 2023. For a model that is not wrapped; call the result's after_step(step) once in each
+-- step, after the inner optimizer, and save it with the checkpoint. Options: model, period 100, lr
+-- 0.7, momentum 0.9, group.
 local ms, optim = require "moonshard", require "moonshard.optim"
 
 return function(options)
   assert(options and options.model, "diloco: model is missing")
   local period, group = options.period or 100, options.group or ms.world()
   local weights = ms.flat(options.model:parameters())
-  local anchor = weights:clone():keep()                              -- where all ranks last agreed
+  local anchor = weights:clone():keep()                              -- the last common weights
   local momentum = options.momentum or 0.9
   local outer = optim.sgd({ anchor }, {
     lr = options.lr or 0.7, momentum = momentum, nesterov = momentum > 0,

@@ -1,8 +1,8 @@
--- Local SGD with hierarchical averaging: ranks train by themselves and average their weights, often
--- with their neighbours, seldom with all. Lin, Stich, Patel, Jaggi: "Don't Use Large Mini-Batches,
--- Use Local SGD", 2020. For a model that is not wrapped; call the result's after_step(step) once a
--- step. Options: model, periods { { period, ranks }, ... } ascending (the largest that divides the
--- step counts), group.
+-- Local SGD with hierarchical averaging: ranks train alone, and average their weights often with
+-- neighbouring ranks and less often with all ranks. Lin, Stich, Patel, Jaggi: "Don't Use Large
+-- Mini-Batches, Use Local SGD", 2020. For a model that is not wrapped; call the result's
+-- after_step(step) once in each step. Options: model, periods { { period, ranks }, ... } ascending
+-- (the largest period that divides the step is used), group.
 local ms = require "moonshard"
 
 return function(options)

@@ -1,10 +1,9 @@
--- 1-bit Adam: after a warm-up with plain means, Adam's variance is frozen and only the signs of the
--- momentum travel, with error feedback on both ways. Tang, Gan, Awan, Rajbhandari, Li, Lian, Liu,
--- Zhang, He: "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
--- Speed", 2021. Gives a link and the optimizer that belongs to it:
---     local onebit = dofile "recipes/hooks/onebit_adam.lua" { warmup = 100 }
---     local net = ms.ddp(model, { comm_hook = onebit.link })
---     local opt = onebit.optimizer(model, { lr = 1e-3 })
+-- 1-bit Adam: after a warm-up with plain means, Adam's variance is frozen, and only the signs of
+-- the momentum are sent, with error feedback in both directions. Tang, Gan, Awan, Rajbhandari, Li,
+-- Lian, Liu, Zhang, He: "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
+-- Convergence Speed", 2021. Returns a link and its optimizer: local onebit = dofile
+-- "recipes/hooks/onebit_adam.lua" { warmup = 100 } local net = ms.ddp(model, { comm_hook =
+-- onebit.link }) local opt = onebit.optimizer(model, { lr = 1e-3 })
 local ms, hooks, optim = require "moonshard", require "moonshard.hooks", require "moonshard.optim"
 
 return function(options)
@@ -14,7 +13,7 @@ return function(options)
   local state, sign = hooks.state "onebit_adam", ms.codec("sign", { block = block })
   local made = {}
 
-  -- What to send of t, which gets what was not sent before and keeps what is not sent now.
+  -- The codes of t plus its residual; the residual then gets the part that the codes lose.
   local function compress(t, residual)
     local payload, left = sign:encode(t + residual, { error = true })
     residual:copy_(left)
@@ -27,7 +26,7 @@ return function(options)
     if ms.step() < warmup then
       return next(bucket):and_then(function(mean) momentum:lerp_(mean:to "f32", 1 - beta1) end)
     end
-    momentum:lerp_(flat, 1 - beta1)  -- of this rank's gradients, till the mean arrives
+    momentum:lerp_(flat, 1 - beta1)  -- from this rank's gradients; the mean replaces it below
     local padded = momentum:pad_to(ranks * block)
     local chunk = padded:numel() // ranks
     local own = state:of(bucket)
@@ -45,7 +44,7 @@ return function(options)
       end)
   end
 
-  -- What arrives is a gradient at first, the mean momentum later.
+  -- The optimizer gets the mean gradient during the warm-up, and the mean momentum after it.
   made.optimizer = optim.define {
     name = "onebit_adam", defaults = { lr = 1e-3, eps = 1e-8 },
     step_param = function(p, arrived, own, group, step)

@@ -1,7 +1,7 @@
 -- PowerSGD: low-rank gradients with error feedback and warm start. Vogels, Karimireddy, Jaggi:
 -- "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", 2019. A link;
--- options: rank 1, start_step 10 (plain means before), min_rate 2 (a matrix is compressed if that
--- saves so much).
+-- options: rank 1, start_step 10 (plain means before), min_rate 2 (a matrix is compressed if it
+-- shrinks by at least this factor).
 local ms, hooks = require "moonshard", require "moonshard.hooks"
 
 return function(options)
@@ -15,10 +15,10 @@ return function(options)
 
   return function(bucket, next)
     if ms.step() < start then return next(bucket) end
-    if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- what waits is not lost
+    if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- unsent numbers are kept
     local group, ranks = bucket:group(), bucket:divisor()
     local flat, residual = bucket:buffer():to "f32", state:flat(bucket, "residual")
-    bucket:set_buffer(flat)  -- gradients() are views of it, of 16 bits too
+    bucket:set_buffer(flat)  -- gradients() are views of it, also if gradients have 16 bits
     flat:add_(residual)
     residual:copy_(flat)
 
@@ -48,7 +48,7 @@ return function(options)
     local function reduce_matrices()
       local left, p = ms.pack(lefts)
       local right, q
-      -- No mean: orthonormalizing removes the scale.
+      -- The sum is enough: orthonormalizing removes the scale.
       return group:all_reduce(left):and_then(function()
         local rights = {}
         for i, one in ipairs(matrices) do rights[i] = one.m:t():matmul(p[i]:orthonormalize_()) end

@@ -1,6 +1,6 @@
 -- Random-k: all ranks send the same randomly chosen entries, so that a plain reduction of few
--- numbers does; error feedback keeps the rest. Stich, Cordonnier, Jaggi: "Sparsified SGD with
--- Memory", 2018. A link; options: fraction 0.05, seed 0.
+-- numbers is enough; error feedback keeps the others. Stich, Cordonnier, Jaggi: "Sparsified SGD
+-- with Memory", 2018. A link; options: fraction 0.05, seed 0.
 local ms, hooks = require "moonshard", require "moonshard.hooks"
 
 return function(options)
@@ -9,14 +9,14 @@ return function(options)
   local state = hooks.state "random_k"
 
   return function(bucket)
-    if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- what waits is not lost
+    if bucket:wants_sent() then bucket:set_sent(bucket:buffer()) end  -- unsent numbers are kept
     local flat, residual = bucket:buffer():to "f32", state:flat(bucket, "residual")
     local n = flat:numel()
-    -- Of 100 entries 0.07 are 7, not 8.
+    -- Without the second term rounding would make 0.07 of 100 entries 8, not 7.
     local count = math.min(n, math.max(1, math.ceil(n * fraction - n * 0x1p-52)))
     residual:add_(flat)
 
-    -- The seed is that of the step and the bucket, so the draws are everyone's.
+    -- The seed depends on step and bucket only, so all ranks draw the same entries.
     local draws = ms.rand {
       flat:numel(), seed = (seed * 1000003 + ms.step()) * 1009 + bucket:index(),
     }

@@ -1,8 +1,8 @@
 -- SlowMo: local steps, then an average, then a slow momentum over these averages. Wang, Tantia,
 -- Ballas, Rabbat: "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum",
--- 2020. For a model that is not wrapped; call the result's after_step(step) once a step, behind the
--- inner optimizer, and save it with the checkpoint. Options: model, period 12, momentum 0.5, lr 1,
--- group.
+-- 2020. For a model that is not wrapped; call the result's after_step(step) once in each step,
+--       after the inner optimizer, and save it with the checkpoint. Options: model, period 12,
+--       momentum 0.5, lr 1, group.
 local ms = require "moonshard"
 
 return function(options)
@@ -16,7 +16,7 @@ return function(options)
     if (step + 1) % period ~= 0 then return end
     ms.no_grad(function()
       local mean = group:all_reduce(weights:clone(), "avg"):value()
-      slow:mul_(beta):add_(anchor - mean)  -- how far the ranks came together
+      slow:mul_(beta):add_(anchor - mean)  -- minus the change of the mean weights
       anchor:sub_(slow, lr)
       weights:copy_(anchor)
     end)

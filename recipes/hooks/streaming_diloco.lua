@@ -1,10 +1,10 @@
--- Streaming DiLoCo: DiLoCo whose model is cut into fragments that are averaged one after another,
--- each while `delay` more steps run. Douillard, Donchev, Rush, Kale, Charles, Garrett, Teston,
--- Lacey, McIlroy, Shen, Rame, Szlam, Ranzato, Barham: "Streaming DiLoCo with overlapping
--- communication: Towards a Distributed Free Lunch", 2025. For a model that is not wrapped; call the
--- result's after_step(step) once a step, behind the inner optimizer, and save it with the
--- checkpoint. Options: fragments (lists of modules, each parameter in one of them), period 100,
--- delay 5, mix 0.5 (what a rank keeps of its own), lr 0.7, momentum 0.9, group.
+-- Streaming DiLoCo: DiLoCo with a model that is cut into fragments. The fragments are averaged one
+-- after another, each during `delay` further steps. Douillard, Donchev, Rush, Kale, Charles,
+-- Garrett, Teston, Lacey, McIlroy, Shen, Rame, Szlam, Ranzato, Barham: "Streaming DiLoCo with
+-- overlapping communication: Towards a Distributed Free Lunch", 2025. For a model that is not
+-- wrapped; call the result's after_step(step) once in each step, after the inner optimizer, and
+-- save it with the checkpoint. Options: fragments (lists of modules, each parameter in one of
+-- them), period 100, delay 5, mix 0.5 (what a rank keeps of its own), lr 0.7, momentum 0.9, group.
 local ms, optim = require "moonshard", require "moonshard.optim"
 
 return function(options)
@@ -23,7 +23,7 @@ return function(options)
       table.move(module:parameters(), 1, #module:parameters(), #parameters + 1, parameters)
     end
     local weights = ms.flat(parameters)
-    local anchor = weights:clone():keep()  -- where all ranks last agreed
+    local anchor = weights:clone():keep()  -- the last common weights
     fragments[i] = {
       weights = weights, anchor = anchor,
       offset = (i - 1) * period // #options.fragments,
@@ -45,7 +45,7 @@ return function(options)
     for _, f in ipairs(fragments) do
       local age = step + 1 - period - f.offset
       if age >= 0 and age % period == 0 then
-        -- `delay` more steps run while this travels.
+        -- `delay` further steps run during this communication.
         f.pending = group:all_reduce(f.anchor - f.weights, "avg")
       end
       if f.pending and age % period == delay then land(f) end

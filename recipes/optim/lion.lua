@@ -1,16 +1,15 @@
 -- Lion (Chen et al. 2023) written in Lua: an optimizer of your own, with groups, schedules, saving
--- and everything that the built-in ones have.
---     local lion = require "lion"
--- Or run this file: it trains a small model with Lion and with AdamW.
+-- and all other features of the built-in ones. local lion = require "lion" Or run this file: it
+-- trains a small model with Lion and with AdamW.
 local ms = require "moonshard"
 local optim = ms.optim
 
 local lion = optim.define {
   name = "lion",
   defaults = { lr = 1e-4, betas = { 0.9, 0.99 }, weight_decay = 0.0 },
-  --- parameter, gradient: tensors to read and write in place; state: this parameter's own table,
-  --- saved in checkpoints; group: live hyper-parameters; step: how often this parameter was stepped
-  --- before.
+  --- parameter, gradient: tensors to read and write in place; state: a table for this parameter,
+  --- saved in checkpoints; group: the present hyper-parameters; step: the number of steps of this
+  --- parameter before.
   step_param = function(parameter, gradient, state, group, _)
     state.momentum = state.momentum or parameter:zeros_like("f32")
     local beta1, beta2 = group.betas[1], group.betas[2]
@@ -21,7 +20,7 @@ local lion = optim.define {
   end,
 }
 
--- As a module (`require` gives its name): return the constructor. As a recipe: show it at work.
+-- As a module (`require` passes its name): return the constructor. As a recipe: demonstrate it.
 if ... then return lion end
 
 local cfg = ms.config { steps = 200, width = 64 }

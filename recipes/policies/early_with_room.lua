@@ -1,7 +1,7 @@
 -- Steps a bucket in backward if its step ends before backward does, counting the steps of the
--- buckets before it: the optimizer's stream runs one after the other. What would not fit waits
--- for the end of backward. An overlap policy; options: room 1.0, the share of backward that steps
--- may fill, every 20.
+-- buckets before it: the optimizer's stream runs one step after another. Buckets whose steps do not
+-- fit wait for the end of backward. An overlap policy; options: room 1.0, the share of backward
+-- that steps may fill, every 20.
 local ms = require "moonshard"
 
 return function(options)

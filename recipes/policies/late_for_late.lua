@@ -1,8 +1,8 @@
--- Steps what the next forward uses late under that forward, and the rest at the end of backward:
--- the first layers are there when forward begins, and the others are stepped while it runs. No
--- step comes before all gradients are there, so clipping by hand and loss scalers work. An
--- overlap policy; options: spare 1.0, how many times the time of the steps before it a bucket
--- must leave, every 20.
+-- Steps parameters that the next forward uses late during that forward, and the others at the end
+-- of backward: the first layers are up to date when forward begins, and the others are stepped
+-- while it runs. No step comes before all gradients are complete, so clipping by hand and loss
+-- scalers work. An overlap policy; options: spare 1.0, how many times the time of the steps before
+-- it a bucket must leave, every 20.
 local ms = require "moonshard"
 
 return function(options)

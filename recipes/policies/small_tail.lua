@@ -1,8 +1,8 @@
--- Large buckets first, a small one last: what comes at the end of backward is reduced when
--- nothing is left to compute, so it should be short; the others travel while backward goes on,
--- and large pieces cost less latency. A bucket plan; options: bytes of a large bucket (4 MiB, or
--- a sixth of the model where that is less), tail, the bytes of the last (a sixteenth of the
--- others), every 50.
+-- Large buckets first, a small one last. The gradients that come at the end of backward are reduced
+-- when nothing is left to compute, so their bucket should be small. The others are reduced while
+-- backward runs, and large buckets have less latency in total. A bucket plan; options: bytes of a
+-- large bucket (4 MiB, or a sixth of the model where that is less), tail, the bytes of the last (a
+-- sixteenth of the others), every 50.
 local ms = require "moonshard"
 
 return function(options)
