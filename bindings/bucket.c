@@ -588,6 +588,8 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
     return status;
 }
 
+/* The one life of this Lua state is made here, before any hook can run: ms_lua_bucket_hook must not
+ * allocate in Lua. Its user value 1 is the list of handles that are given out. */
 void ms_open_bucket(lua_State *L, int runtime)
 {
     static const luaL_Reg methods[] = {

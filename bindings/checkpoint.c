@@ -188,6 +188,8 @@ static const luaL_Reg snapshot_metamethods[] = { { "__gc", snapshot_gc },
                                                  { NULL, NULL } };
 static const luaL_Reg pending_metamethods[] = { { "__gc", pending_gc }, { NULL, NULL } };
 
+/* A snapshot has no methods: the library passes it on to checkpoint_start. The type of the job
+ * under way exists so that its __gc runs. */
 void ms_open_checkpoint(lua_State *L, int runtime)
 {
     ms_lua_type(L, runtime, SNAPSHOT, snapshot_metamethods, NULL);

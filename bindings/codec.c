@@ -128,6 +128,7 @@ static int codec_string(lua_State *L)
     return 1;
 }
 
+/* The functions go to the module; the methods are reached through codecs only. */
 void ms_open_codec(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "codec", codec }, { NULL, NULL } };

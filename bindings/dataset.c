@@ -297,7 +297,8 @@ static int to_tokens(lua_State *L)
 }
 
 /* Element i of an integer dtype. The dtype is an integer one other than bool; the caller has
- * checked it. */
+ * checked it. Unlike a cast on the device, this needs no second tensor for the text of a few
+ * tokens. */
 static int64_t token_at(ms_dtype dtype, const void *data, size_t i)
 {
     switch (dtype) {
@@ -360,6 +361,8 @@ static const luaL_Reg loader_metamethods[] = { { "__gc", loader_gc },
                                                { "__close", loader_gc },
                                                { NULL, NULL } };
 
+/* core.Dataset is the table of a data set's methods: the library adds to it. Loaders need nothing
+ * from Lua. */
 void ms_open_dataset(lua_State *L, int runtime)
 {
     /* Lua adds `loader`, which reads a group. */

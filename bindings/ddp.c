@@ -554,6 +554,8 @@ static int reducer_forward_end(lua_State *L)
     return 0;
 }
 
+/* Called after the optimizer. Where steps are noted, stats() is of whole steps and not of the last
+ * pass. */
 static int reducer_step_end(lua_State *L)
 {
     ms_lua_enter(L);
@@ -662,6 +664,7 @@ static const luaL_Reg methods[] = {
 
 static const luaL_Reg events[] = { { "__gc", reducer_gc }, { NULL, NULL } };
 
+/* lua/moonshard/ddp.lua has the class that users see; it keeps a reducer in a field. */
 void ms_open_ddp(lua_State *L, int runtime)
 {
     ms_lua_register(L, runtime, functions);

@@ -127,6 +127,7 @@ static void set_text(lua_State *L, const char *name, const char *value)
     lua_setfield(L, -2, name);
 }
 
+/* For the tables of this file's functions, which are on top of the stack. */
 static void set_integer(lua_State *L, const char *name, lua_Integer value)
 {
     lua_pushinteger(L, value);
@@ -214,6 +215,8 @@ static int random_state(lua_State *L)
     return 3;
 }
 
+/* The next draw is the one after `draw` of that step. Loading a checkpoint calls it with what
+ * random_state gave. */
 static int set_random_state(lua_State *L)
 {
     ms_random random = { .seed = (uint64_t)ms_lua_integer(L, 1, INT64_MIN, INT64_MAX, "seed"),
@@ -429,6 +432,7 @@ static int bench_enqueue(lua_State *L)
     return 1;
 }
 
+/* core.version is a text, so a script can compare it without a call. */
 void ms_open_engine(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = {

@@ -591,6 +591,8 @@ static int recompute(lua_State *L)
     return (int)made;
 }
 
+/* The scopes are functions of the module, whose last argument is a function; what concerns one
+ * tensor is a method. */
 void ms_open_grad(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "no_grad", no_grad },

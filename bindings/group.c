@@ -364,7 +364,8 @@ static void put_number(lua_State *L, ms_dtype dtype, void *numbers, uint64_t i)
     else ((int64_t *)numbers)[i] = luaL_checkinteger(L, -1);
 }
 
-/* Pushes number i of the result. */
+/* Pushes number i of the result: an integer stays one, so ids and counts are exact; an f32 becomes
+ * a Lua number without loss. */
 static void push_number(lua_State *L, ms_dtype dtype, const void *numbers, uint64_t i)
 {
     if (dtype == MS_F32) lua_pushnumber(L, (lua_Number)((const float *)numbers)[i]);
@@ -505,6 +506,8 @@ static int is_group(lua_State *L)
     return 1;
 }
 
+/* core.group_methods is the table of a group's methods: the library adds the collectives that users
+ * call, which make futures of streams. */
 void ms_open_group(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "world", world },

@@ -308,6 +308,7 @@ static const luaL_Reg file_metamethods[] = { { "__gc", file_close },
                                              { NULL, NULL } };
 static const luaL_Reg names_metamethods[] = { { "__gc", names_gc }, { NULL, NULL } };
 
+/* Nothing here needs an engine, so files can be read before ms.init. */
 void ms_open_io(lua_State *L, int runtime)
 {
     ms_lua_type(L, runtime, FILE_TYPE, file_metamethods, file_methods);

@@ -121,6 +121,8 @@ static json_t *encode_text(lua_State *L, int index)
     return made;
 }
 
+/* One value of any type that JSON has. The error names the key, since the value itself may be deep
+ * in a table. A light userdata is null only if it is NULL. */
 static void encode_value(lua_State *L, int index, json_t **tree, json_t *parent, const char *key,
                          int depth)
 {
@@ -255,6 +257,8 @@ static const luaL_Reg functions[] = {
 };
 static const luaL_Reg metamethods[] = { { "__gc", tree_gc }, { NULL, NULL } };
 
+/* The metatable of lists is empty: to have it is all that matters. core.json_null is a value that
+ * is not nil, so a table can hold it. */
 void ms_open_json(lua_State *L, int runtime)
 {
     ms_lua_type(L, runtime, JSON_TYPE, metamethods, NULL);

@@ -227,6 +227,7 @@ static int unscale(lua_State *L)
     return 1;
 }
 
+/* Only what one task does is here; groups, schedules and checkpoints are Lua's. */
 void ms_open_optim(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "optim_check", optim_check },

@@ -125,6 +125,8 @@ ms_random ms_lua_own_draw(lua_State *L)
     return random;
 }
 
+/* It compares with the live bytes of an earlier moment and not with a fixed limit, so it means the
+ * same for small and large models. */
 bool ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live)
 {
     /* Below 16 MiB of growth the collection costs more than what it can give back is worth. */
@@ -216,6 +218,8 @@ void ms_handle_fill(ms_handle *handle, ms_tensor *owned)
     runtime->handles = handle;
 }
 
+/* It leaves the list of handles that end with their step; whoever keeps it releases it, or the
+ * collector does. */
 void ms_handle_keep(ms_handle *handle)
 {
     unlink_handle(handle);
@@ -307,6 +311,7 @@ static int step_number(lua_State *L)
     return 2;
 }
 
+/* The library's ms.steps calls them around the body of the loop. */
 void ms_open_steps(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "step_begin", step_begin },

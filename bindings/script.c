@@ -109,6 +109,8 @@ int ms_lua_error(lua_State *L, const char *format, ...)
     return lua_error(L);
 }
 
+/* Hooks run in the middle of backward, on the host thread that feeds all streams: a call that waits
+ * there would wait for work that only this thread can enqueue. `instead` tells what to do. */
 void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead)
 {
     if (ms_lua_runtime(L)->hook_depth > 0)

@@ -135,6 +135,7 @@ static int hook_enter(lua_State *L)
     return 0;
 }
 
+/* The counterpart of hook_enter, also after an error of the callback. */
 static int hook_leave(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -238,7 +239,7 @@ static int trace_start(lua_State *L)
     return 0;
 }
 
-/* core.trace_count() -> records so far */
+/* core.trace_count() -> records so far. Tests look at it to see what a call has enqueued. */
 static int trace_count(lua_State *L)
 {
     lua_pushinteger(L, (lua_Integer)ms_trace_count(ms_lua_enter(L)));
@@ -319,6 +320,7 @@ static const luaL_Reg probe_methods[] = { { "value", probe_value }, { NULL, NULL
                                          { "__close", probe_gc },
                                          { NULL, NULL } };
 
+/* core.stream_methods is the table of a stream's methods: the library adds wait(future) to it. */
 void ms_open_stream(lua_State *L, int runtime)
 {
     ms_lua_register(L, runtime, functions);

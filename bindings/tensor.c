@@ -244,7 +244,7 @@ static float float_at(ms_dtype type, const void *data, int64_t i)
     return ms_float_from_bf16(((const uint16_t *)data)[i]);
 }
 
-/* Element i of an integer dtype. */
+/* Element i of an integer dtype, for show() only: Lua's own integers are pushed by push_element. */
 static long long integer_at(ms_dtype type, const void *data, int64_t i)
 {
     if (type == MS_I64) return ((const int64_t *)data)[i];
@@ -253,7 +253,8 @@ static long long integer_at(ms_dtype type, const void *data, int64_t i)
     return ((const uint8_t *)data)[i];
 }
 
-/* Appends one element as text. */
+/* Appends one element as text: five digits of a float tell magnitudes apart and keep columns short.
+ * */
 static void show_element(luaL_Buffer *buffer, ms_dtype type, const void *data, int64_t i)
 {
     char text[40];

@@ -195,6 +195,7 @@ static void set_integer(lua_State *L, const char *name, int64_t value)
     lua_setfield(L, -2, name);
 }
 
+/* value NULL makes the field nil. */
 static void set_text(lua_State *L, const char *name, const char *value)
 {
     lua_pushstring(L, value);
@@ -255,7 +256,9 @@ static int folder(lua_State *L)
     return 1;
 }
 
-/* Pushes the outcome of one rank. */
+/* Pushes the outcome of one rank: how its process ended and how far its script was. `state` is
+ * there only where the supervisor has looked at the rank's process because it showed no progress.
+ * */
 static void push_rank(lua_State *L, const ms_job *job, uint32_t rank)
 {
     const ms_outcome *outcome = &job->outcomes[rank];

@@ -79,7 +79,8 @@ static void os_unreserve(void *user, void *address, size_t bytes)
 /* -------------------------------------------------------------------- files */
 
 /* The descriptor is closed on exec, so that ranks and readers that are started from here do not
- * inherit it. Mode 0666 and the process' umask give the permissions. */
+ * inherit it. Mode 0666 and the process' umask give the permissions. The record is made first, so
+ * that an opened descriptor always has an owner. */
 static int os_open(void *user, const char *path, int flags, ms_file **out)
 {
     (void)user;
@@ -130,7 +131,8 @@ static int64_t os_write(void *user, ms_file *file, const void *buffer, size_t by
 }
 
 /* Not repeated after a failure: the kernel may have dropped the dirty pages and then report success
- * for data that are lost. */
+ * for data that are lost. fsync and not fdatasync: the size of a file that has grown must be
+ * durable, too. */
 static int os_sync(void *user, ms_file *file)
 {
     (void)user;

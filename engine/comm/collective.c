@@ -25,6 +25,7 @@ const char *ms_collective_name(ms_collective_kind kind)
 /* In the order of ms_reduce_op. */
 static const char *const op_names[MS_REDUCE_OPS] = { "sum", "avg",  "min",
                                                      "max", "prod", "premul_sum" };
+/* Also for numbers from memory that another process writes. */
 const char *ms_reduce_op_name(ms_reduce_op op)
 {
     return (unsigned)op < MS_REDUCE_OPS ? op_names[op] : "unknown";

@@ -30,7 +30,8 @@ static void describe_label(const ms_flight *flight, char *text, size_t bytes)
 }
 
 /* "all_reduce #12 of world [f32 x 1024, sum, bucket 3, at train.lua:40]". Parts without meaning for
- * the kind are left out. Every text of another process is cut to its field. */
+ * the kind are left out. Every text of another process is cut to its field. Channel 0 is the usual
+ * one and is not named. The text may be cut to its room. */
 const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes)
 {
     char tensor[64] = "", op[24] = "", root[32] = "", label[80] = "", script[96] = "", inside[320];

@@ -61,7 +61,8 @@ ms_flow ms_flow_slot(const ms_comm_args *args, uint32_t slot)
     return flow;
 }
 
-/* All ranks must run the same number of steps, so the longest slot of any rank counts. */
+/* All ranks must run the same number of steps, so the longest slot of any rank counts. Equal parts
+ * are all of one length; with counts the search is linear. */
 uint64_t ms_flow_longest(const ms_comm_args *args)
 {
     uint64_t longest = 0, begin, length;

@@ -208,7 +208,9 @@ void ms_comm_abort(ms_engine *engine, const ms_error *error)
 }
 
 /* Whether the job still runs. What the transport launched earlier and failed since ends the job
- * like any failed task. The transport's abort is called once, whoever found the end. */
+ * like any failed task. The transport's abort is called once, whoever found the end. It runs before
+ * each call, so in the usual case it costs one load of control and one question to the transport.
+ * */
 ms_status ms_comm_verify(ms_comm *comm)
 {
     ms_status status = comm->control->check(comm);
@@ -233,6 +235,8 @@ ms_status ms_comm_check(ms_engine *engine)
     return comm ? ms_comm_verify(comm) : MS_OK;
 }
 
+/* A rank that works without enqueueing anything (a long loop in its script) can show that it lives.
+ * */
 void ms_comm_progress(ms_engine *engine)
 {
     ms_comm *comm = ms_comm_of(engine);
@@ -247,6 +251,7 @@ void ms_comm_step(ms_engine *engine, uint64_t serial, int64_t step, uint8_t valu
     if (comm) comm->control->step(comm, serial, step, values);
 }
 
+/* The first folder that a rank names is the job's. */
 void ms_comm_set_folder(ms_engine *engine, const char *folder)
 {
     ms_comm *comm = ms_comm_of(engine);

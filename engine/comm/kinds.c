@@ -24,6 +24,8 @@ ms_status ms_rendezvous_new(ms_context *context, const ms_rendezvous_options *op
     return finish(&ms_rendezvous_host, ms_rendezvous_host.create(context, options, out), out);
 }
 
+/* The path is a socket of this host; a rendezvous over several hosts would be told apart by its
+ * path. */
 ms_status ms_rendezvous_meet(ms_context *context, const ms_rendezvous_options *options,
                              const char *path, uint32_t rank, ms_rendezvous **out)
 {

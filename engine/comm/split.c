@@ -92,9 +92,10 @@ static ms_status agree_on_ids(ms_group *group, uint64_t list_hash, uint32_t part
     return MS_OK;
 }
 
-/* A collective: every member calls it with the same lists, also members that are in no part. The
- * hash of the lists is compared with the call, so ranks that cut differently get an error rather
- * than different groups. Blocks. */
+/* A group of one or more ranks, with a number, a name and channels of its own. A collective: every
+ * member calls it with the same lists, also members that are in no part. The hash of the lists is
+ * compared with the call, so ranks that cut differently get an error rather than different groups.
+ * Blocks. */
 ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
                          const uint32_t *ranks, ms_group **out)
 {

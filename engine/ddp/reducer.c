@@ -303,12 +303,14 @@ ms_group *ms_reducer_group(const ms_reducer *reducer) { return reducer->group; }
 uint32_t ms_reducer_divisor(const ms_reducer *reducer) { return reducer->divisor; }
 void ms_reducer_set_divisor(ms_reducer *reducer, uint32_t divisor) { reducer->divisor = divisor; }
 uint32_t ms_reducer_buckets(const ms_reducer *reducer) { return reducer->buckets.count; }
+/* It may change with the next forward, when buckets are rebuilt. */
 const ms_bucket *ms_reducer_bucket(const ms_reducer *reducer, uint32_t index)
 {
     return index < reducer->buckets.count ? &reducer->buckets.items[index].bucket : NULL;
 }
 uint64_t ms_reducer_iterations(const ms_reducer *reducer) { return reducer->times.passes; }
 bool ms_reducer_is_rebuilt(const ms_reducer *reducer) { return reducer->rebuilt; }
+/* It stays after the job's end, for stats and reports. */
 const char *ms_reducer_error(const ms_reducer *reducer)
 {
     return reducer->error[0] ? reducer->error : NULL;
@@ -336,6 +338,7 @@ ms_status ms_reducer_await_times(ms_reducer *reducer) { return ms_times_await(&r
 
 ms_pass_stats ms_reducer_stats(ms_reducer *reducer) { return ms_times_stats(&reducer->times); }
 
+/* 0 where the chain has one link: all costs are its own. */
 uint32_t ms_reducer_links(const ms_reducer *reducer)
 {
     return ms_accounts_links(reducer->times.accounts);

@@ -665,6 +665,7 @@ ms_status ms_backward_at_end(ms_engine *engine, ms_status (*f)(void *user), void
     return status;
 }
 
+/* Called by the host, also by a hook that goes through a graph of its own. */
 ms_status ms_backward(ms_engine *engine, ms_tensor *const *roots, ms_tensor *const *gradients,
                       uint32_t count, bool retain_graph)
 {

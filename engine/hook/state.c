@@ -346,6 +346,7 @@ void ms_link_state_set_iteration(ms_link_state *state, int64_t iteration)
 {
     state->iteration = iteration;
 }
+/* Of this rank, since the state was made; loading a checkpoint does not change it. */
 ms_link_compression ms_link_state_compression(const ms_link_state *state)
 {
     return state->compression;

@@ -101,7 +101,8 @@ void ms_snapshot_free(ms_snapshot *snapshot)
 
 /* ----------------------------------------------------------- folder of them */
 
-/* folder/<prefix>name */
+/* folder/<prefix>name, as a text that the caller releases. The prefix tells a checkpoint from one
+ * that is being written or replaced. */
 static ms_status place(ms_context *context, const char *folder, const char *prefix,
                        const char *name, char **out)
 {

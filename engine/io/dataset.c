@@ -254,7 +254,8 @@ static ms_status check_shard(ms_context *context, const char *path, uint64_t byt
 
 /* Finds the tokens of a shard. A file without one of the magic numbers is taken for nanoGPT's
  * format, which has no header: tokens of two bytes. Such a file of fewer than 12 bytes is legal;
- * its header stays zero, which is no magic number. */
+ * its header stays zero, which is no magic number. A file of text that happens to begin with a
+ * magic number fails the check of its size. */
 static ms_status read_shard_header(ms_context *context, ms_file *file, const char *path,
                                    uint64_t bytes, ms_shard *out)
 {

@@ -46,7 +46,8 @@ ms_status ms_path_join(ms_context *context, const char *folder, const char *name
 
 /* Refuses overlong forms, surrogates and code points beyond U+10FFFF, as RFC 3629 demands: one text
  * must not have two spellings. The zero that ends the text is no continuation byte, so a character
- * that is cut off is refused without reading past the end. */
+ * that is cut off is refused without reading past the end. Every byte that is looked at was reached
+ * by a valid one before it. */
 size_t ms_text_character(const char *characters)
 {
     static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
@@ -120,7 +121,9 @@ void ms_names_free(ms_context *context, ms_names *names)
 /* ------------------------------------------------------------------ folders */
 
 /* Makes the parents from left to right by cutting a copy of the path after each part. Several ranks
- * may make the same folder at once: whoever comes second finds it there, which is success. */
+ * may make the same folder at once: whoever comes second finds it there, which is success. Each new
+ * folder is synced in its parent at once, so a later crash leaves the whole path or a part of it
+ * from the left. */
 ms_status ms_folder_make(ms_context *context, const char *path)
 {
     const ms_os *os = context->os;

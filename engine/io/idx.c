@@ -23,7 +23,7 @@ static void zlib_release(void *context, void *memory) { ms_release(context, memo
 /* Expands into *data, which grows, until the data ends or zlib reports something; that code is
  * *result. The size is not known in advance: gzip stores it modulo 2^32 and a hostile file may lie.
  * Therefore the limit is checked before every step. *data belongs to the caller, also after an
- * error. */
+ * error. 64 KiB are the least room for each step, so zlib always can go on. */
 static ms_status inflate_into(ms_context *context, const char *path, z_stream *stream,
                               uint8_t **data, int *result)
 {
@@ -103,7 +103,8 @@ static ms_status read_expanded(ms_context *context, const char *path, uint8_t **
 
 /* The header of an idx file: two zero bytes, the type (8: unsigned bytes), the number of
  * dimensions, then each size as 32 bits, big-endian. The product of the sizes must be the rest of
- * the file; it is computed with a check for overflow, as the sizes come from the file. */
+ * the file; it is computed with a check for overflow, as the sizes come from the file. The number
+ * of dimensions is fixed by what is read: three for images, one for labels. */
 static ms_status check_idx(ms_context *context, const char *path, const uint8_t *data, size_t bytes,
                            uint32_t dims, uint32_t sizes[3], size_t *values)
 {

@@ -100,7 +100,8 @@ static uint64_t sample_at(const ms_loader *loader, uint64_t epoch, uint64_t posi
 /* ------------------------------------------------------------------ filling */
 
 /* Tokens as i64, the type of indices. Bytes are put together one by one: files are little-endian,
- * the machine need not be, and a shard's tokens need not be aligned. */
+ * the machine need not be, and a shard's tokens need not be aligned. The loops are bound by memory:
+ * 8 bytes are written for each token. They run on the loader's thread, beside training. */
 static void widen_tokens(const uint8_t *from, uint32_t width, size_t count, int64_t *to)
 {
     if (width == 1) {

@@ -436,6 +436,7 @@ void ms_safetensors_close(ms_safetensors *file)
 
 /* Constant once the file is open, as is all that follows. */
 uint32_t ms_safetensors_count(const ms_safetensors *file) { return file->count; }
+/* index must be below the count; entries do not move, so the pointer is good until close. */
 const ms_safetensors_entry *ms_safetensors_at(const ms_safetensors *file, uint32_t index)
 {
     return &file->entries[index];

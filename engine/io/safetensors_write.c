@@ -17,7 +17,8 @@ typedef struct ms_place {
 } ms_place;
 
 /* A file being written. All places are fixed when it is made, so tensors can be written in any
- * order. The context is borrowed and must outlive the writer. */
+ * order. The context is borrowed and must outlive the writer. Memory is one place for each tensor,
+ * not their data. */
 struct ms_safetensors_writer {
     ms_context *context;
     ms_writer *writer;
@@ -329,7 +330,7 @@ static size_t describe(const char *const *names, ms_tensor *const *tensors, uint
 }
 
 /* Reads each tensor into `buffer`, which has room for the largest, and writes it. Each read blocks
- * until the tensor has its value. */
+ * until the tensor has its value. The order is the caller's; that of the file is another one. */
 static ms_status write_through(ms_safetensors_writer *writer, ms_tensor *const *tensors,
                                uint32_t count, void *buffer)
 {

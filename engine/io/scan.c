@@ -143,7 +143,8 @@ static bool read_escaped_unit(ms_scan *scan, char **to)
 }
 
 /* Decodes one escape after its backslash. `c` is tested before strchr, which would find the zero
- * that ends its string. */
+ * that ends its string. meaning[] has at each place what the letter of from[] at that place stands
+ * for. */
 static bool read_escape(ms_scan *scan, char **to)
 {
     static const char from[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
@@ -157,7 +158,8 @@ static bool read_escape(ms_scan *scan, char **to)
 }
 
 /* Decodes the string where it stands: `to` never passes scan->at, since no escape is shorter than
- * what it means. The text before scan->at is overwritten by this. */
+ * what it means. The text before scan->at is overwritten by this. A string without escapes is moved
+ * onto itself. */
 bool ms_scan_string(ms_scan *scan, char **text)
 {
     if (!ms_scan_is(scan, '"')) return fail(scan, "a string expected");

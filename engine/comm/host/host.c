@@ -106,7 +106,8 @@ static ms_status prepare(ms_comm *comm, const ms_comm_args *args)
                  : MS_OK;
 }
 
-/* Stored after the launch: from now on peers may wait for this call. */
+/* Stored after the launch: from now on peers may wait for this call. The host counts its sends and
+ * receives itself; peers read the stored number. */
 static void launched(ms_comm *comm, const ms_comm_args *args)
 {
     ms_host *host = comm->control_state;

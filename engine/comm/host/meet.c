@@ -48,7 +48,8 @@ static void close_files(const ms_os *os, ms_file **files, uint32_t count)
 
 /* ------------------------------------------------------------------- rank 0 */
 
-/* Why this rank is not admitted, or NULL. */
+/* Why this rank is not admitted, or NULL. The text goes to the visitor, whose user has to correct
+ * it. The first reason that applies is given. */
 static const char *refusal_of(const ms_hello *hello, int64_t bytes, uint32_t ranks,
                               const bool *here)
 {

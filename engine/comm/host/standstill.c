@@ -27,7 +27,8 @@
 #define MS_PROMPT_NS 20000000
 #define MS_PROMPTS 8
 
-/* The lower half of `still`. */
+/* The lower half of `still`; the upper half numbers the standstill, so two of them are never taken
+ * for one. */
 static uint32_t rounds_of(uint64_t still) { return (uint32_t)still; }
 
 /* A lock between the waiting tasks of this rank. */

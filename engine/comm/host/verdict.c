@@ -146,7 +146,8 @@ void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member
     report_sides(host, args, calls, &sides, shown);
 }
 
-/* Pairs have no majority: the error names both sides, and the peer as the rank at fault. */
+/* Pairs have no majority: the error names both sides, and the peer as the rank at fault. `theirs`
+ * may be NULL: the ring of published fields is short. */
 void ms_ledger_disagree_pair(ms_host *host, const ms_comm_args *args, const ms_ledger_slot *theirs)
 {
     char text[MS_ERROR_MESSAGE_BYTES], a[256], b[256] = "another call";
@@ -223,7 +224,8 @@ static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
 /* Whether the other rank has issued a call that this rank has not, in any group and channel of
  * both, before the call that this rank waits for. Then the ranks differ in order, and neither can
  * go on. The calls that the other has issued there are read first, those here second: so it had
- * issued that call before the awaited one. */
+ * issued that call before the awaited one. It looks at all groups that both are in, so it runs only
+ * while a rank sleeps. */
 bool ms_ledger_check_order(ms_host *host, const ms_comm_args *args, uint32_t other, uint32_t member)
 {
     const ms_comm *comm = host->comm;

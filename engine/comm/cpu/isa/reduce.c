@@ -32,7 +32,9 @@ MS_VECTOR ms_vf combine(ms_reduce_op op, ms_vf a, ms_vf b)
 typedef uint32_t words __attribute__((vector_size(4 * MS_LANES), aligned(2), may_alias));
 
 /* Rounded, in the upper halves. From bf16 numbers (from_bf16) comes no NaN but with a lower half of
- * 0, and rounding leaves that as it is. */
+ * 0, and rounding leaves that as it is. To nearest even: adding 0x7fff and the lowest kept bit
+ * carries exactly where the lower half is above one half, or equal to it and the kept bit is odd.
+ * */
 MS_VECTOR ms_vu bf16_rounded(bool from_bf16, ms_vf v)
 {
     ms_vu bits = (ms_vu)v, rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -101,7 +103,9 @@ MS_VECTOR void put_block(ms_dtype memory, ms_reduce_op op, char *const *to, uint
 }
 
 /* inputs and outputs are constants in the common case of two ranks, so that the loops over them
- * vanish. from and to: the addresses in task, or copies that no store can change. */
+ * vanish. from and to: the addresses in task, or copies that no store can change. The loop is bound
+ * by memory: inputs + outputs numbers are moved for each element, and one addition for each input.
+ * */
 MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
                              const ms_reduce_task *task, const char *const *from, uint32_t inputs,
                              char *const *to, uint32_t outputs)
@@ -156,7 +160,8 @@ MS_VECTOR void reduce_op(ms_dtype memory, ms_dtype dtype, const ms_reduce_task *
     }
 }
 
-/* Two ranks in place, the most frequent case, with loops of known length. */
+/* Two ranks in place, the most frequent case, with loops of known length. The pointers are copied
+ * to locals, so the compiler knows that stores to tensors do not change them. */
 MS_VECTOR void reduce_two(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
                           const ms_reduce_task *task)
 {
