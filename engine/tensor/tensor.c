@@ -314,7 +314,6 @@ ms_status ms_tensor_window(ms_tensor *base, uint32_t dims, const int64_t *shape,
 void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset)
 {
     ms_storage *before = tensor->storage;
-    /* The list of casts must not hold a tensor that is gone. */
     if (tensor->cast) ms_tensor_drop_cast(tensor);
     tensor->storage = ms_storage_retain(base->storage);
     tensor->offset = base->offset + offset;
@@ -346,6 +345,7 @@ void ms_tensor_release(ms_tensor *tensor)
 {
     MS_ASSERT(!tensor || tensor->references > 0);
     if (!tensor || --tensor->references > 0) return;
+    /* The list of casts must not hold a tensor that is gone. */
     if (tensor->cast) ms_tensor_drop_cast(tensor);
     if (tensor->meta) tensor->free_meta(tensor->meta);
     ms_storage_release(tensor->storage);
