@@ -220,8 +220,8 @@ static void add_to_rows(const job *j, const ms_score_block *part, const float *l
 
 /* A block of queries between the first and the last block of keys: its packed columns, its
  * unnormalised result [width, queries], and per query the greatest scaled score so far and the sum
- * of exponentials relative to it. The arrays are scratch of the thread, in f32,
- * and live as long as the tile. */
+ * of exponentials relative to it. The arrays are scratch of the thread, in f32, and live as long as
+ * the tile. */
 typedef struct progress {
     queries q;
     float *columns, *out, *most, *total;

@@ -14,9 +14,9 @@
 /* Elements staged at once: a few of these buffers stay in the first-level cache. */
 #define MS_CHUNK 512
 
-/* The number of tiles depends on sizes only, so that results never depend on threads. At least 8,
- * so that a machine with 8 threads has work for all; no more than 65536, which bounds the cost of
- * handing tiles out. */
+/* The number of tiles depends on sizes only, so that results never depend on threads. Work that is
+ * shared at all has at least 8 tiles, so that 8 threads have something to do, and at most 65536,
+ * which bounds the cost of handing them out. */
 static inline uint32_t ms_tiles(int64_t elements, uint64_t bytes)
 {
     if (bytes < MS_TILES_MIN_BYTES || elements < 8) return elements > 0;
@@ -26,8 +26,8 @@ static inline uint32_t ms_tiles(int64_t elements, uint64_t bytes)
 }
 
 /* Where tile `index` of `tiles` begins; multiples of 64 elements, so that tiles share no cache line
- * of f32. Rounding up can leave the last tiles empty: begin is then the number of elements for all
- * of them. */
+ * of f32. Rounding up can leave the last tiles empty: they begin where the elements end. What
+ * rounding down leaves over belongs to the last tile. */
 static inline int64_t ms_tile_begin(int64_t elements, uint32_t tiles, uint32_t index)
 {
     if (index >= tiles) return elements;

@@ -257,8 +257,8 @@ MS_VECTOR ms_vf ms_v_exp_normal(ms_vf x)
 }
 
 /* Natural logarithm, at most 1 ulp; -infinity at 0, NaN below. x = m 2^e gives log x = log m + e
- * log 2. log 2 is split in two as in ms_v_exp, the small part is added first, so that the great
- * ones round last. */
+ * log 2. log 2 is split in two as in ms_v_exp, and the small part is added first: in the larger sum
+ * it would lose its digits. */
 MS_VECTOR ms_vf ms_v_log(ms_vf x)
 {
     ms_vi tiny = ms_v_less(x, ms_v_splat(1.17549435e-38f)); /* subnormals are scaled up first */
