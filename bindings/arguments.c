@@ -138,7 +138,7 @@ static int distance(const char *a, const char *b)
     for (int j = 0; j <= m; j++) rows[0][j] = j;
     for (int i = 1; i <= n; i++) {
         /* Rows are used in turns; (i + 2) % 3 is the row before, (i + 1) % 3 the one before that.
-         * */
+         */
         int *now = rows[i % 3], *before = rows[(i + 2) % 3], *two = rows[(i + 1) % 3];
         now[0] = i;
         for (int j = 1; j <= m; j++) {
@@ -191,8 +191,7 @@ static int compare_names(const void *a, const void *b)
 }
 
 /* The string keys of the table, sorted and NULL-ended, as a userdata on the stack; those with _ in
- * front are private. Counted first, since a userdata cannot grow. The strings are the table's.
- * */
+ * front are private. Counted first, since a userdata cannot grow. The strings are the table's. */
 static const char **push_names(lua_State *L, int table)
 {
     size_t count = 0;

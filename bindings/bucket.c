@@ -77,7 +77,7 @@ static ms_bucket *check_bucket(lua_State *L) { return ms_lua_bucket(L, 1); }
 
 /* Pushes a handle of the tensor that ends with the hook. Each is noted in a list, since a script
  * may keep the handle in a variable: after the hook the bucket's memory belongs to the next pass.
- * */
+ */
 static ms_handle *give(lua_State *L, bucket_life *life)
 {
     ms_handle *handle = ms_lua_new_handle(L);
@@ -206,8 +206,7 @@ static int bucket_set_sent(lua_State *L)
 }
 
 /* For links that keep the residual. bucket:ask_sent(): later links have to report; bucket:sent() ->
- * what they reported, or nil. It stands for ms_error_feedback_encode in a chain that Lua runs.
- * */
+ * what they reported, or nil. It stands for ms_error_feedback_encode in a chain that Lua runs. */
 static int bucket_ask_sent(lua_State *L)
 {
     ms_bucket *bucket = check_bucket(L);
@@ -229,8 +228,7 @@ static int bucket_sent(lua_State *L)
 
 /* bucket:gradients() -> list of views of the buffer in the parameters' shapes. Each handle is in
  * the list before its view is made: an error must not leave a view that nothing releases. They are
- * made anew after set_buffer: of a buffer of another length there are none, which is an error.
- * */
+ * made anew after set_buffer: of a buffer of another length there are none, which is an error. */
 static int bucket_gradients(lua_State *L)
 {
     ms_lua_enter(L);
@@ -265,8 +263,7 @@ static int bucket_parameters(lua_State *L)
 }
 
 /* bucket:shard(tensor) -> this rank's part of it; of all_reduce buckets the same handle. It is how
- * a link for sharded buckets returns its result: the view is written where the reducer wants it.
- * */
+ * a link for sharded buckets returns its result: the view is written where the reducer wants it. */
 static int bucket_shard(lua_State *L)
 {
     ms_lua_enter(L);

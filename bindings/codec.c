@@ -48,8 +48,7 @@ static int codec(lua_State *L)
 
 /* codec:encode(t, { error = false }?) -> payload, with error also what the encoding loses. With
  * stochastic rounding each rank draws its own numbers (ms_lua_own_draw): with the same draws on all
- * ranks their rounding errors would add up in one direction instead of cancelling in the mean.
- * */
+ * ranks their rounding errors would add up in one direction instead of cancelling in the mean. */
 static int codec_encode(lua_State *L)
 {
     static const char *const keys[] = { "error", NULL };

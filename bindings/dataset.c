@@ -24,7 +24,7 @@ typedef ms_status (*read_function)(ms_context *context, const char *const *paths
 
 /* Pushes the data set, or returns nil, message, code: files are the environment's. Reading blocks
  * the host for as long as the disk needs and uses no engine; the other ranks read their own copy.
- * */
+ */
 static int dataset_of_files(lua_State *L, read_function read)
 {
     uint32_t count = 0;

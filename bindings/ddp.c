@@ -171,7 +171,7 @@ static int reducer_outputs(lua_State *L)
 
 /* reducer:shadow(): after forward(true), takes part in the reductions of a backward, with zeros.
  * The join of ranks with different numbers of batches uses it: peers' collectives need every rank.
- * */
+ */
 static int reducer_shadow(lua_State *L)
 {
     ms_lua_enter(L);
@@ -297,7 +297,7 @@ typedef struct reduced_user {
 /* Called by the engine on the host thread once the bucket's reduction is enqueued. Errors become
  * MS_ERROR_SCRIPT and end the job. It runs as a hook: nothing in it may block. A function whose box
  * is gone is an error here, since an optimizer that silently stopped stepping would not be noticed.
- * */
+ */
 static ms_status on_reduced(void *user, uint32_t bucket)
 {
     const reduced_user *u = user;

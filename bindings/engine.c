@@ -153,7 +153,7 @@ static int memory(lua_State *L)
 }
 
 /* core.reset_peak(): the peak becomes what is live now. A measurement of one phase begins with it.
- * */
+ */
 static int reset_peak(lua_State *L)
 {
     ms_engine_reset_peak(ms_lua_enter(L));
@@ -285,8 +285,7 @@ static int is_sim(lua_State *L)
 /* core.exit_code(message) -> what the command line exits with for this error. The error may have
  * passed through code that added text, so the noted message is searched in it. The error is a
  * string by the time it arrives here, so its status is gone: ms_lua_note_exit has kept the message
- * with the code. "not enough memory" is Lua's own error, which never passed through the engine.
- * */
+ * with the code. "not enough memory" is Lua's own error, which never passed through the engine. */
 static int exit_code(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);

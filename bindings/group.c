@@ -280,8 +280,7 @@ static void read_op(lua_State *L, int index, ms_collective *call)
 }
 
 /* A list of as many numbers as the group has ranks, in a userdata on the stack; NULL for nil. The
- * engine copies the list when the call is enqueued, so it lives in Lua's memory until then only.
- * */
+ * engine copies the list when the call is enqueued, so it lives in Lua's memory until then only. */
 static const int64_t *read_counts(lua_State *L, int index, const ms_group *group)
 {
     if (lua_isnoneornil(L, index)) return NULL;
@@ -302,8 +301,7 @@ static const int64_t *read_counts(lua_State *L, int index, const ms_group *group
 /* group:_enqueue(kind, in?, out?, op?, root?, counts?, receive_counts?, label?, source?) -> the
  * stream that it runs on; counts are of elements. source: the result depends on it, if it requires
  * a gradient. lua/moonshard/group.lua has the collectives that users call; it makes the result
- * tensors, and the future from the stream. Which tensors a kind needs is checked by the engine.
- * */
+ * tensors, and the future from the stream. Which tensors a kind needs is checked by the engine. */
 static int group_enqueue(lua_State *L)
 {
     group_box *box = check_box(L, 1);

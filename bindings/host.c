@@ -57,7 +57,7 @@ MS_API void ms_lua_open(lua_State *L, const char *library)
 
 /* Arguments and result of run_protected, by pointer through lua_pcall. `code` is the exit code of
  * the command line. It starts as 1, so that an error before the recipe returns counts as a failure.
- * */
+ */
 typedef struct recipe_call {
     const char *recipe, *library;
     int count;

@@ -52,7 +52,7 @@ static int state_gc(lua_State *L)
 
 /* The integers of the list at an index, `count` of them, in memory on top of the stack. The list
  * must have exactly one number for each parameter of the bucket; a missing one is nil and raises.
- * */
+ */
 static const int64_t *push_lengths(lua_State *L, int index, uint32_t count)
 {
     luaL_checktype(L, index, LUA_TTABLE);
@@ -315,7 +315,7 @@ static void read_link(lua_State *L, ms_link *link, uint32_t between)
  * list of native links without such lists of their own. The second result is what Lua has to know
  * about this link with these options and cannot read from the kind alone: whether two models may
  * share it, whether optimizers must wait for its last bucket, whether it can make them skip a step.
- * */
+ */
 static int native_link(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);

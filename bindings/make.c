@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* What a shape table says. group: the tensor is to be in memory that the group's collectives reach.
- * */
+ */
 typedef struct shape_options {
     uint32_t dims;
     int64_t sizes[MS_DIMS_MAX];
@@ -73,7 +73,7 @@ static ms_status make_tensor(ms_engine *engine, const shape_options *shape, ms_t
     size_t bytes = ms_dtype_bytes(shape->dtype);
     for (uint32_t d = 0; d < shape->dims; d++)
         /* ms_tensor_new checks this for ordinary memory; a group's storage is asked for in bytes.
-         * */
+         */
         if (__builtin_mul_overflow(bytes, (size_t)shape->sizes[d], &bytes))
             return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "a tensor of this shape is too large");
     ms_status status = ms_group_storage(shape->group, ms_engine_current(engine), bytes, &storage);

@@ -66,7 +66,7 @@ double ms_lua_number(lua_State *L, int index, const char *what)
 
 /* All handles are made before the operator runs: once there are outputs, nothing may raise until
  * each of them has its handle. Three is the most results that an operator with a fixed number has.
- * */
+ */
 int ms_lua_apply_many(lua_State *L, const ms_op *op, const ms_attributes *attributes,
                       ms_tensor *const *inputs, uint32_t count, int results)
 {

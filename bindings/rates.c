@@ -18,8 +18,7 @@ static double number_at(lua_State *L, int table, const char *where, const char *
 }
 
 /* Pushes table `name`; raises if it is none, or has a key that is not in `keys` (NULL: any). The
- * message distinguishes a missing table from a value of another type. The caller pops the table.
- * */
+ * message distinguishes a missing table from a value of another type. The caller pops the table. */
 static void table_at(lua_State *L, int table, const char *name, const char *const keys[])
 {
     if (lua_getfield(L, table, name) != LUA_TTABLE) {

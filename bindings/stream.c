@@ -10,7 +10,7 @@
 /* ------------------------------------------------------------------ streams */
 
 /* The engine owns the stream and keeps it to its end: a handle needs no __gc and never goes stale.
- * */
+ */
 typedef struct stream_box {
     ms_stream *stream;
 } stream_box;

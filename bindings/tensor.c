@@ -254,7 +254,7 @@ static long long integer_at(ms_dtype type, const void *data, int64_t i)
 }
 
 /* Appends one element as text: five digits of a float tell magnitudes apart and keep columns short.
- * */
+ */
 static void show_element(luaL_Buffer *buffer, ms_dtype type, const void *data, int64_t i)
 {
     char text[40];

@@ -6,8 +6,7 @@
 
 /* A new tensor of the shape of t: t:empty_like(dtype?), t:zeros_like(dtype?), t:ones_like(dtype?).
  * It is contiguous whatever the strides of t are, has no gradient history, and belongs to the
- * current step like any tensor. The handle is made before the tensor, since making it may raise.
- * */
+ * current step like any tensor. The handle is made before the tensor, since making it may raise. */
 static int like(lua_State *L, double value, bool fill)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -295,7 +294,7 @@ static int64_t *listed_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *c
 
 /* Sizes of the parts that split's second argument asks for: a list of sizes, or the size of all but
  * the last part. In a userdata on the stack. The last part has what is left, so it may be smaller.
- * */
+ */
 static int64_t *part_sizes(lua_State *L, int64_t size, int32_t dim, int64_t *count)
 {
     if (lua_istable(L, 2)) return listed_sizes(L, size, dim, count);

@@ -84,7 +84,7 @@ static void rank_ended(ms_job *job, uint32_t rank)
  * left to the caller. false: there is nothing more to wait for. A second deadline follows the first
  * where a request to stop has passed its grace: the job then ends with that as its cause, and ranks
  * get MS_LEAVE_NS to leave. Killed ranks need no further deadline, since SIGKILL cannot be ignored.
- * */
+ */
 static bool time_is_over(ms_job *job)
 {
     if (!job->ending) {
@@ -204,7 +204,7 @@ static void set_text(lua_State *L, const char *name, const char *value)
 
 /* Pushes one entry of a flight record as a table. Times stay integers of nanoseconds, since the
  * report computes differences between ranks with them. channel counts from 1, as scripts write it.
- * */
+ */
 static void push_flight(lua_State *L, const ms_flight *flight)
 {
     char text[320];
@@ -258,7 +258,7 @@ static int folder(lua_State *L)
 
 /* Pushes the outcome of one rank: how its process ended and how far its script was. `state` is
  * there only where the supervisor has looked at the rank's process because it showed no progress.
- * */
+ */
 static void push_rank(lua_State *L, const ms_job *job, uint32_t rank)
 {
     const ms_outcome *outcome = &job->outcomes[rank];

@@ -82,7 +82,7 @@ static void stop_all(ms_job *job)
 
 /* The records live until all threads have ended. The handler of MS_LOCATE_THREAD is one for the
  * whole process; each rank installs it for itself, and the signal is ignored until the first has.
- * */
+ */
 ms_status ms_start_threads(ms_job *job)
 {
     void *memory = NULL;

@@ -120,8 +120,7 @@ static uint32_t finished_other(const ms_job *job, uint32_t rank)
 }
 
 /* Since when the rank has shown no progress while a finished one waits for it: the later of the two
- * moments. Before the other finished, nobody waited; before the last progress, the rank worked.
- * */
+ * moments. Before the other finished, nobody waited; before the last progress, the rank worked. */
 static uint64_t awaited_since(const ms_watched *w)
 {
     return w->changed_ns > w->awaited_ns ? w->changed_ns : w->awaited_ns;

@@ -35,7 +35,7 @@ static void *os_allocate(void *user, size_t bytes, size_t alignment)
 }
 
 /* Only for what was allocated with alignment 16: realloc keeps no more than malloc's own alignment.
- * */
+ */
 static void *os_reallocate(void *user, void *pointer, size_t bytes)
 {
     (void)user;

@@ -71,7 +71,7 @@ static int remove_stale(const char *path)
 
 /* The socket is made before the old path is removed, and every error closes it again. A listener
  * that cannot listen takes its path away again, so that the next one does not find a stale socket.
- * */
+ */
 int ms_os_socket_listen(void *user, const char *path, ms_file **out)
 {
     (void)user;

@@ -88,7 +88,7 @@ static ms_status status_from_errno(int error)
     case ENOTEMPTY:
     case EISDIR: return MS_ERROR_EXISTS;
     /* Quotas and limits of a file's size are handled as a full disk is: by making room elsewhere.
-     * */
+     */
     case ENOSPC:
     case EDQUOT:
     case EFBIG: return MS_ERROR_NO_SPACE;

@@ -104,8 +104,7 @@ static ms_status check_presence(ms_group *group, const ms_collective *c)
 }
 
 /* Operations and dtypes that fit. A mean of integers has no exact result, so it is refused.
- * Rounding on the way has no meaning where the result goes to another tensor or another dtype.
- * */
+ * Rounding on the way has no meaning where the result goes to another tensor or another dtype. */
 static ms_status check_numbers(ms_group *group, const ms_collective *c)
 {
     bool rounds = c->travels != MS_F32,
@@ -181,7 +180,7 @@ static ms_status check_lengths(ms_group *group, const ms_collective *c, uint64_t
 
 /* Found here, before peers hear of the call: a tensor whose storage is dropped, or that nothing has
  * written since its refill. The task would fail on its stream otherwise, and take the job with it.
- * */
+ */
 static ms_status check_memory(const ms_collective *c, const ms_tensor *tensor, bool read)
 {
     if (!tensor) return MS_OK;

@@ -72,7 +72,7 @@ static void fill_members(ms_group *group, const uint32_t *members)
     for (uint32_t m = 0; m < group->size; m++) {
         uint32_t rank = group->members[m] = members ? members[m] : m;
         /* Order does not matter in the set, but does in the list: it is the numbering of the group.
-         * */
+         */
         group->set[rank / 64] |= (uint64_t)1 << rank % 64;
         if (rank < group->lowest) group->lowest = rank;
         if (rank > group->highest) group->highest = rank;
@@ -200,7 +200,7 @@ void ms_comm_leave(ms_engine *engine, const char *message)
 }
 
 /* For errors of the host thread, outside of any task: those of tasks come by ms_engine_on_failure.
- * */
+ */
 void ms_comm_abort(ms_engine *engine, const ms_error *error)
 {
     ms_comm *comm = ms_comm_of(engine);
@@ -210,14 +210,14 @@ void ms_comm_abort(ms_engine *engine, const ms_error *error)
 /* Whether the job still runs. What the transport launched earlier and failed since ends the job
  * like any failed task. The transport's abort is called once, whoever found the end. It runs before
  * each call, so in the usual case it costs one load of control and one question to the transport.
- * */
+ */
 ms_status ms_comm_verify(ms_comm *comm)
 {
     ms_status status = comm->control->check(comm);
     if (!status && comm->transport->poll_error) {
         status = comm->transport->poll_error(comm);
         /* Work that failed on the network is this rank's error, so peers learn of it from control.
-         * */
+         */
         if (status) comm->control->abort(comm, &ms_engine_context(comm->engine)->error);
     }
     if (status && comm->transport->abort && !comm->aborted) {
@@ -236,7 +236,7 @@ ms_status ms_comm_check(ms_engine *engine)
 }
 
 /* A rank that works without enqueueing anything (a long loop in its script) can show that it lives.
- * */
+ */
 void ms_comm_progress(ms_engine *engine)
 {
     ms_comm *comm = ms_comm_of(engine);
@@ -296,7 +296,7 @@ ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out)
     if (!own->stream) {
         uint32_t index = 0;
         /* The place in this rank's list names the stream; other ranks may use another name for it.
-         * */
+         */
         while (group->comm->groups[index] != group) index++;
         char name[32];
         const char *kind = channel <= MS_USER_CHANNELS ? "comm" : "";

@@ -20,7 +20,7 @@ static void end_job(ms_engine *engine, const ms_error *error)
 
 /* Which transports may go with which control. The first one for the device's kernels is taken. A
  * transport over MPI or NCCL gets its row here. Its kernels name the devices whose memory it moves.
- * */
+ */
 static const struct pairing {
     const ms_control *control;
     const ms_transport *transport;

@@ -64,7 +64,7 @@ static void lay_out(const ms_group *group, const ms_sharing *sharing, const void
     args->payload_bytes = bytes;
     args->by_hosts = true;
     /* In an all_gather each rank has its place; otherwise the numbers are combined where they are.
-     * */
+     */
     char *own = gathers ? result + group->rank * bytes : result;
     if (bytes) memcpy(own, mine, bytes);
     args->in = own;

@@ -96,7 +96,7 @@ static ms_status make_buffer(ms_reducer *reducer, ms_bucket *bucket)
 
 /* One bucket for the parameters at these positions. On failure, ms_buckets_free releases what was
  * made. The label is the name of the first parameter: it tells a user which layers the bucket has.
- * */
+ */
 static ms_status make_bucket(ms_reducer *reducer, const uint32_t *positions, uint32_t count,
                              ms_bucket_state *out)
 {
@@ -222,7 +222,7 @@ static ms_status make_buckets(ms_reducer *reducer, const uint32_t *order, const 
 /* Between steps there are no gradients: the old buckets are freed before the new ones are made, so
  * that the peak does not grow. If the new ones cannot be made then, the reducer has none, and its
  * next forward says so. Clearing the homes first keeps backward from writing to memory that goes.
- * */
+ */
 static void make_room(ms_reducer *reducer)
 {
     if (any_gradient(reducer)) return;

@@ -48,8 +48,7 @@ ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status)
 
 /* The stream waits for every task that reads or writes the bucket's memory: the tasks that wrote
  * its gradients, and readers of the last pass's result (a step on a stream of its own). Links that
- * write the buffer by collectives or views then need no waits of their own, also in strict mode.
- * */
+ * write the buffer by collectives or views then need no waits of their own, also in strict mode. */
 static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor)
 {
     ms_point points[MS_STREAMS_MAX];

@@ -15,7 +15,7 @@
 
 /* Fills the line with zeros first: bytes after the text are hashed and compared too. A name is cut
  * at 100 characters, so two that differ later count as equal; dtype and shape are compared in full.
- * */
+ */
 static void describe(const ms_reducer_parameter *parameter, char line[LINE_BYTES])
 {
     char tensor[128];

@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* By bytes of the storage, so views and other parameters in the same flat storage are told apart.
- * */
+ */
 bool ms_tensor_is_awaited(const ms_tensor *tensor)
 {
     size_t begin, end;

@@ -28,7 +28,7 @@ struct ms_accounts {
 
 /* All groups, because a link may use groups of its own, and since only this bucket's work is
  * enqueued between two calls. Calls are not added: one reduction may consist of many collectives.
- * */
+ */
 ms_traffic ms_accounts_traffic(const ms_engine *engine)
 {
     ms_traffic sum = { 0 };

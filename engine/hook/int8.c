@@ -115,8 +115,7 @@ static void report(ms_work *w, ms_tensor *own)
 }
 
 /* The same for this rank's part of the mean: exact, and what its codes decode to. The second
- * rounding, of the mean, is done by one rank for all, so only this rank's residual may take it.
- * */
+ * rounding, of the mean, is done by one rank for all, so only this rank's residual may take it. */
 static void report_part(ms_work *w, ms_tensor *exact, ms_tensor *rounded)
 {
     if (w->status) return;

@@ -92,7 +92,7 @@ static void harvest_buckets(ms_times *times, uint32_t index, uint64_t begin)
 
 /* The times of the parts of a pass; backward begins where forward's end was noted. Without a mark
  * at forward's end only the exposed time is known: it lies between two marks that every pass sets.
- * */
+ */
 static void harvest_moments(ms_pass_stats *stats, const ms_times_set *set, const uint64_t *moments)
 {
     if (set->has[MS_AT_BACKWARD]) {

@@ -71,8 +71,7 @@ void ms_work_change(ms_work *work, const ms_op *op, double value, ms_tensor *a, 
 }
 
 /* A tensor that has the dtype is owned by one more reference, and released like a new one. A tensor
- * that may be the caller's own must not be changed in place: compare it with the argument first.
- * */
+ * that may be the caller's own must not be changed in place: compare it with the argument first. */
 ms_tensor *ms_work_cast(ms_work *work, ms_tensor *t, ms_dtype dtype)
 {
     ms_tensor *made = NULL;

@@ -88,7 +88,7 @@ static ms_status read_expanded(ms_context *context, const char *path, uint8_t **
     size_t size = 0;
     ms_status status = ms_file_read_all(context, path, IDX_BYTES_MAX, (void **)&data, &size);
     /* gzip's magic number. An idx file begins with two zero bytes, so the two cannot be confused.
-     * */
+     */
     if (!status && size >= 2 && data[0] == 0x1f && data[1] == 0x8b) {
         uint8_t *packed = data;
         data = NULL;

@@ -78,7 +78,7 @@ typedef struct ms_header {
 } ms_header;
 
 /* Appends bytes. The header is built in memory as a whole: its length stands before it in the file.
- * */
+ */
 static void put(ms_header *header, const char *text, size_t bytes)
 {
     /* Growth is geometric, so building a header takes time in proportion to its length. */

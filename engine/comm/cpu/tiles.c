@@ -17,7 +17,7 @@ typedef struct reduction {
 
 /* Each tile writes elements of its own, so threads need no lock, and the result does not depend on
  * which thread takes which tile. A tile reads and writes its own range of every input and output.
- * */
+ */
 static void reduce_tile(void *context, uint32_t tile, ms_thread *thread)
 {
     (void)thread;
@@ -69,7 +69,7 @@ static void copy_tile(void *context, uint32_t tile, ms_thread *thread)
 }
 
 /* to and from are equal where a rank gathers its own part in place; they never overlap otherwise.
- * */
+ */
 void ms_flow_copy(ms_run *run, char *to, const char *from, size_t bytes)
 {
     if (bytes == 0 || to == from) return;

@@ -180,8 +180,7 @@ ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *op
 /* ----------------------------------------------------------------- children */
 
 /* Descriptors are inherited by the child; the text names their numbers. From here on every program
- * that this process starts inherits them, so a rank takes them out of inheritance again (adopt).
- * */
+ * that this process starts inherits them, so a rank takes them out of inheritance again (adopt). */
 ms_status ms_host_files_share(ms_rendezvous *rendezvous, ms_context *context, char *text,
                               size_t bytes)
 {

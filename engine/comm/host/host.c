@@ -37,7 +37,7 @@ static void leave(ms_comm *comm, const char *message)
 
 /* The line of the script is added unless the message has it already. A mismatch stays one on every
  * rank. Peers get "because rank R", so that a user reads the cause on whichever rank is looked at.
- * */
+ */
 static void raise(ms_comm *comm, const ms_error *error)
 {
     ms_host *host = comm->control_state;

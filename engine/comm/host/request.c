@@ -16,7 +16,7 @@
 /* A new request is raised only after all ranks have met the one before: `raised` holds only the
  * last value. A request that comes earlier is dropped. Called from signal handlers, so it takes no
  * lock and does not retry. Ranks that have finished meet nothing any more and are not waited for.
- * */
+ */
 void ms_host_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value)
 {
     ms_control_file *control = ms_host_files_of(rendezvous)->control;

@@ -197,7 +197,7 @@ void ms_ledger_ended(ms_host *host, const ms_comm_args *args, uint32_t other, bo
 
 /* number: the first call of that group and channel that this rank has not made. This is the
  * deadlock of two ranks that issue two collectives in opposite orders, found without a time limit.
- * */
+ */
 static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
                         const ms_group *group, uint32_t channel, uint64_t number,
                         uint32_t other_member)

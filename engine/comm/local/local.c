@@ -212,7 +212,7 @@ static bool agree_on_counts(ms_local *local, const ms_comm_args *args, uint32_t 
 
 /* How all ranks of the group cut this collective into steps: it follows from what they agree on.
  * The width is a multiple of 16 elements, so each slot begins at a multiple of 16 bytes at least.
- * */
+ */
 static staging plan_steps(const ms_local *local, const ms_comm_args *args)
 {
     const ms_group *group = args->group;

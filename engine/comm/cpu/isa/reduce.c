@@ -34,7 +34,7 @@ typedef uint32_t words __attribute__((vector_size(4 * MS_LANES), aligned(2), may
 /* Rounded, in the upper halves. From bf16 numbers (from_bf16) comes no NaN but with a lower half of
  * 0, and rounding leaves that as it is. To nearest even: adding 0x7fff and the lowest kept bit
  * carries exactly where the lower half is above one half, or equal to it and the kept bit is odd.
- * */
+ */
 MS_VECTOR ms_vu bf16_rounded(bool from_bf16, ms_vf v)
 {
     ms_vu bits = (ms_vu)v, rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -105,7 +105,7 @@ MS_VECTOR void put_block(ms_dtype memory, ms_reduce_op op, char *const *to, uint
 /* inputs and outputs are constants in the common case of two ranks, so that the loops over them
  * vanish. from and to: the addresses in task, or copies that no store can change. The loop is bound
  * by memory: inputs + outputs numbers are moved for each element, and one addition for each input.
- * */
+ */
 MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
                              const ms_reduce_task *task, const char *const *from, uint32_t inputs,
                              char *const *to, uint32_t outputs)
