@@ -143,6 +143,26 @@ struct ms_stream {
     ms_error error; /* without the script line, which the host adds */
 };
 
+/* A storage that recorded work touches, and where its memory was. */
+typedef struct ms_touched {
+    ms_access access; /* retained storage */
+    const char *data;
+} ms_touched;
+
+/* A recording (replay.c). The origin carries the replays; other streams join in by waits. `list`
+ * holds one entry for each cell range once the recording has ended, and one for each access
+ * before. */
+struct ms_replay {
+    ms_engine *engine;
+    ms_stream *origin;
+    uint32_t streams; /* bit for each stream that the work is on */
+    bool is_open;
+    void *graph; /* the device's, once the recording has ended */
+    ms_touched *list;
+    size_t count, capacity;
+    ms_task_cost cost; /* of all work together */
+};
+
 /* --------------------------------------------------------------------- pool */
 
 /* A range of a pool's arena, in use or free. All blocks of an arena form a list by address without
@@ -269,10 +289,6 @@ ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq);
 /* mark.c */
 /* Frees the lists that were given up; after all streams have finished. */
 void ms_marks_close(ms_engine *engine);
-
-/* replay.c */
-/* While a recording is open: notes work that is about to be enqueued. */
-ms_status ms_replay_note(ms_stream *stream, const ms_launch *launch);
 
 /* storage.c */
 /* Gives the memory of a storage back to its pool. */

@@ -9,25 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A storage that the work touches, and where its memory was. */
-typedef struct touched {
-    ms_access access; /* retained storage */
-    const char *data;
-} touched;
-
-/* A recording. The origin carries the replays; other streams join in by waits. `list` holds one
- * entry for each cell range once the recording has ended, and one for each access before. */
-struct ms_replay {
-    ms_engine *engine;
-    ms_stream *origin;
-    uint32_t streams; /* bit for each stream that the work is on */
-    bool is_open;
-    void *graph; /* the device's, once the recording has ended */
-    touched *list;
-    size_t count, capacity;
-    ms_task_cost cost; /* of all work together */
-};
-
 /* ---------------------------------------------------------------- recording */
 
 /* All streams start from one place: each waits for what all others have enqueued so far. No task of
@@ -69,29 +50,10 @@ ms_status ms_replay_begin(ms_stream *origin, ms_replay **out)
     return MS_OK;
 }
 
-/* Comes before the work is enqueued, so that a failure leaves nothing that was not recorded. The
- * storages are retained: their memory cannot go to others while the recording may be replayed. */
-ms_status ms_replay_note(ms_stream *stream, const ms_launch *launch)
-{
-    ms_engine *engine = stream->engine;
-    ms_replay *replay = engine->replay;
-    ms_status status = ms_grow(&engine->context, (void **)&replay->list, &replay->capacity,
-                               replay->count + launch->access_count, sizeof *replay->list);
-    if (status) return status;
-    for (uint32_t i = 0; i < launch->access_count; i++) {
-        ms_storage *storage = ms_storage_retain(launch->accesses[i].storage);
-        replay->list[replay->count++] =
-            (touched){ .access = launch->accesses[i], .data = storage->data };
-    }
-    replay->streams |= 1u << stream->index;
-    replay->cost.flops += launch->cost.flops;
-    replay->cost.bytes += launch->cost.bytes;
-    return MS_OK;
-}
-
 static int by_storage(const void *left, const void *right)
 {
-    const ms_access *a = &((const touched *)left)->access, *b = &((const touched *)right)->access;
+    const ms_access *a = &((const ms_touched *)left)->access,
+                    *b = &((const ms_touched *)right)->access;
     if (a->storage->serial != b->storage->serial)
         return a->storage->serial < b->storage->serial ? -1 : 1;
     if (a->first_cell != b->first_cell) return a->first_cell < b->first_cell ? -1 : 1;
@@ -105,7 +67,7 @@ static void merge(ms_replay *replay)
     if (replay->count == 0) return;
     qsort(replay->list, replay->count, sizeof *replay->list, by_storage);
     for (size_t i = 1; i < replay->count; i++) {
-        touched *one = &replay->list[i];
+        ms_touched *one = &replay->list[i];
         if (by_storage(&replay->list[kept], one) == 0) {
             replay->list[kept].access.mode |= one->access.mode;
             ms_storage_release(one->access.storage);
