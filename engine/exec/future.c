@@ -55,6 +55,7 @@ ms_status ms_future_new(ms_engine *engine, ms_value value, ms_point ready, ms_fu
     if (status) return status;
     ms_future *future = memory;
     *future = (ms_future){ .engine = engine, .value = value, .ready = ready, .references = 1 };
+    /* A future may be a point alone, without a value. */
     if (value.object) value.retain(value.object);
     *out = future;
     return MS_OK;
@@ -193,6 +194,7 @@ ms_status ms_inflight_acquire(ms_inflight *inflight, ms_stream *stream, uint64_t
 ms_status ms_inflight_release(ms_inflight *inflight, ms_point point, uint64_t bytes)
 {
     ms_engine *engine = inflight->engine;
+    /* Otherwise the counts would wrap, and the limit would hold no more. */
     if (inflight->open == 0 || bytes > inflight->open_bytes)
         return ms_engine_fail(engine, MS_ERROR_STATE,
                               "limit \"%s\": released more than was acquired", inflight->name);

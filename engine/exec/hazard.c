@@ -140,6 +140,7 @@ ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access 
                     order(stream, task, cell->writer.stream, cell->writer.seq, access->storage);
                 if (status) return status;
             }
+            /* Readers need not wait for each other. */
             if (!(access->mode & MS_WRITE)) continue;
             for (uint32_t readers = cell->readers; readers; readers &= readers - 1) {
                 uint16_t reader = (uint16_t)__builtin_ctz(readers);

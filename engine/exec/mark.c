@@ -98,6 +98,7 @@ ms_status ms_marks_set(ms_marks *marks, uint32_t index, ms_stream *stream)
     ms_engine *engine = marks->engine;
     ms_mark_item *item = &marks->items[index];
     MS_ASSERT(index < marks->count && ms_on_host(engine) && stream->engine == engine);
+    /* As every enqueue does: an error is reported by the next call. */
     if (atomic_load_explicit(&engine->failed, memory_order_relaxed)) return ms_engine_check(engine);
     /* Two streams may not write one mark at the same time. */
     ms_status status = ms_stream_wait(stream, item->point);

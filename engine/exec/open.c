@@ -134,6 +134,7 @@ ms_status ms_engine_new(const ms_engine_options *options, ms_error *error, ms_en
 void ms_engine_free(ms_engine *engine)
 {
     if (!engine) return;
+    /* Without a check for errors: nobody is left to hear of them. */
     for (uint16_t i = 0; i < engine->stream_count; i++)
         ms_engine_await(engine->streams[i], engine->streams[i]->enqueued);
     for (int slot = MS_SLOTS - 1; slot >= 0; slot--)

@@ -182,6 +182,7 @@ void ms_storage_release(ms_storage *storage)
     if (!storage || --storage->references > 0) return;
     ms_engine *engine = storage->engine;
     if (storage->block) ms_storage_vacate(storage);
+    /* As a derived storage, then as an origin: no tie may lead to a struct that is used again. */
     if (storage->origin) untie(storage);
     while (storage->derived) untie(storage->derived);
     if (storage->previous) storage->previous->next = storage->next;
@@ -202,6 +203,7 @@ static uint32_t cells_of_parts(const size_t *ends, uint32_t parts, size_t cell_e
     uint32_t cells = 0;
     for (uint32_t i = 0; i < parts; i++)
         if (ends[i] - begin >= least) cell_ends[cells++] = begin = ends[i];
+    /* The last parts, which together were too small for a cell. */
     if (begin < total) cell_ends[cells++] = total;
     return cells;
 }
@@ -223,6 +225,7 @@ ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t par
                                   "part %u ends at byte %zu: ends must ascend and the last must be "
                                   "the storage's %zu bytes",
                                   i, ends[i], storage->bytes);
+    /* A storage is one part from the start. */
     if (parts == 1) return MS_OK;
     size_t cell_ends[MS_CELLS_MAX];
     uint32_t cells = cells_of_parts(ends, parts, cell_ends);
@@ -239,6 +242,7 @@ ms_status ms_storage_split(ms_storage *storage, const size_t *ends, uint32_t par
     storage->cells = cell_memory;
     storage->ends = (size_t *)(void *)(storage->cells + cells);
     storage->cell_count = cells;
+    /* Each cell takes over the former users of the memory. */
     for (uint32_t i = 0; i < cells; i++) storage->cells[i] = storage->own;
     memcpy(storage->ends, cell_ends, cells * sizeof *cell_ends);
     storage->parts = part_memory;

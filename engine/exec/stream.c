@@ -131,6 +131,7 @@ ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq)
 ms_status ms_stream_wait(ms_stream *stream, ms_point point)
 {
     ms_engine *engine = stream->engine;
+    /* The point of a stream without work: it is reached. */
     if (point.seq == 0) return MS_OK;
     if (point.stream >= engine->stream_count || point.seq > engine->streams[point.stream]->enqueued)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
@@ -194,6 +195,8 @@ ms_status ms_stream_hand_over(ms_stream *stream, ms_launch *launch, uint8_t kind
     ms_hazard_after(stream, launch->seq, accesses, count);
     stream->enqueued = launch->seq;
     hand(stream, launch, what);
+    /* Counted here and not when the work ends, so the sum does not depend on how far the device
+     * is. */
     engine->flops += launch->cost.flops;
     if (out) *out = (ms_point){ .stream = stream->index, .seq = launch->seq };
     return poison ? poison->after(engine, launch->name, accesses, count, aside) : MS_OK;
@@ -301,6 +304,7 @@ void ms_streams_report(ms_engine *engine)
             snprintf(error->message + used, sizeof error->message - used, ", enqueued at %s",
                      error->script);
     }
+    /* All streams are idle, so no worker can report meanwhile. */
     for (uint16_t i = 0; i < engine->stream_count; i++)
         atomic_store(&engine->streams[i]->failed, 0);
     atomic_store(&engine->failed, 0);
@@ -369,6 +373,7 @@ ms_status ms_point_sync(ms_engine *engine, ms_point point)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                               "the host was told to wait for work that is not enqueued yet");
     ms_status status = await(engine, engine->streams[point.stream], point.seq);
+    /* The failure may have been reported by an earlier call. */
     if (!status && ms_hazard_spoiled(engine, point))
         status =
             ms_engine_fail(engine, MS_ERROR_TASK,

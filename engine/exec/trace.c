@@ -64,6 +64,7 @@ uint32_t ms_trace_label(ms_engine *engine, const char *format, ...)
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
+    /* Without memory the records have no label; tracing goes on. */
     if (ms_strings_add(engine->strings, text, strlen(text), &engine->trace_label))
         engine->trace_label = 0;
     return before;
