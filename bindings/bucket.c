@@ -589,6 +589,7 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
  * allocate in Lua. Its user value 1 is the list of handles that are given out. */
 void ms_open_bucket(lua_State *L, int runtime)
 {
+    /* Methods with _ in front serve hooks.lua, which runs chains that are not all native. */
     static const luaL_Reg methods[] = {
         { "index", bucket_index },
         { "is_last", bucket_is_last },

@@ -172,6 +172,7 @@ static int hash(lua_State *L)
     return 1;
 }
 
+/* The layout of a checkpoint (its manifest, which tensors it has) is lua/moonshard/checkpoint's. */
 static const luaL_Reg functions[] = {
     { "snapshot", snapshot },
     { "checkpoint_start", start },

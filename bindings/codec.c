@@ -136,6 +136,7 @@ void ms_open_codec(lua_State *L, int runtime)
                                         { "decode_sum", codec_decode_sum },
                                         { "bytes", codec_bytes },
                                         { NULL, NULL } };
+    /* No __gc: see check_codec. */
     static const luaL_Reg events[] = { { "__tostring", codec_string }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
     ms_lua_type(L, runtime, MS_CODEC_TYPE, events, methods);

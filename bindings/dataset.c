@@ -210,6 +210,7 @@ static int batches_step(lua_State *L)
     ms_lua_ok(L, ms_loader_batch(ms_engine_context(engine), loader, (uint64_t)index, &batch));
     if (batch.rows == 0) return 0;
     ms_tensor *pair[2] = { NULL, NULL };
+    /* The last batch of a pass may be shorter, so the tensors are made when its rows are known. */
     ms_lua_ok(L, make_pair(engine, loader, batch.rows, pair));
     push_pair(L, x, y, pair, &batch, MS_OK);
     /* Only now: an error leaves the iterator at this batch. */
@@ -226,6 +227,8 @@ static int loader_batches(lua_State *L)
 {
     ms_lua_ok(L, ms_loader_check_pass(ms_lua_context(L), ms_lua_unbox(L, 1, LOADER)));
     int64_t count = lua_isnoneornil(L, 2) ? INT64_MAX : ms_lua_integer(L, 2, 0, INT64_MAX, "count");
+    /* The iterator is a closure: runtime, loader, index, limit, memory. It keeps the loader alive.
+     */
     lua_pushvalue(L, lua_upvalueindex(1));
     lua_pushvalue(L, 1);
     lua_pushinteger(L, 0);
@@ -284,6 +287,7 @@ static int to_tokens(lua_State *L)
     ms_engine *engine = ms_lua_enter(L);
     size_t bytes;
     const char *text = luaL_checklstring(L, 1, &bytes);
+    /* One byte more than needed, so that an empty text has memory, too. */
     int64_t *values = lua_newuserdatauv(L, bytes * sizeof *values + 1, 0), count = (int64_t)bytes;
     for (size_t i = 0; i < bytes; i++) values[i] = (unsigned char)text[i];
     ms_handle *handle = ms_lua_new_handle(L);
@@ -335,6 +339,8 @@ static int to_text(lua_State *L)
     return 1;
 }
 
+/* Data sets are made by functions of the module, which reads no group: lua/moonshard/data.lua fills
+ * in ranks and defaults. */
 static const luaL_Reg functions[] = {
     { "dataset_bytes", dataset_bytes },
     { "dataset_tokens", dataset_tokens },
@@ -347,6 +353,7 @@ static const luaL_Reg functions[] = {
 static const luaL_Reg dataset_methods[] = { { "size", dataset_size },
                                             { "split", dataset_split },
                                             { NULL, NULL } };
+/* What a loader has is its position; the options that made it are the script's. */
 static const luaL_Reg loader_methods[] = {
     { "next", loader_next },
     { "batches", loader_batches },

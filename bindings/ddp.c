@@ -631,6 +631,7 @@ static int ddp_broadcast(lua_State *L)
     return 0;
 }
 
+/* Making a reducer, and what ranks do before the first step. */
 static const luaL_Reg functions[] = { { "reducer", reducer },
                                       { "ddp_assign", ddp_assign },
                                       { "ddp_compare", ddp_compare },

@@ -8,9 +8,10 @@
 #include "moonshard/comm.h"
 
 /* Meets the other ranks of a local group that no launcher has started, at the socket `rendezvous`
- * of the options at index 1. Blocks until all have come. It takes place in ms.init and not at the
+ * of the options at index 1. Blocks until all have come. That takes place in ms.init and not at the
  * first use of the engine, because it waits for other processes: a script says here that it is
- * ready to. `threads` and `memory_bytes` are this rank's; rank 0's decide about the files. */
+ * ready to. Rank 0 makes the files of the job, so its threads and memory_bytes hold for all ranks.
+ */
 static void meet_ranks(lua_State *L, ms_runtime *runtime, uint32_t rank, uint32_t size)
 {
     if (runtime->rendezvous)
@@ -215,7 +216,7 @@ static int random_state(lua_State *L)
     return 3;
 }
 
-/* The next draw is the one after `draw` of that step. Loading a checkpoint calls it with what
+/* The next draw gets the number `draw` of that step. Loading a checkpoint calls it with what
  * random_state gave. */
 static int set_random_state(lua_State *L)
 {

@@ -140,6 +140,8 @@ static int backward(lua_State *L)
         if (lua_getfield(L, 2, "gradient") != LUA_TNIL) gradient = ms_lua_tensor(L, -1);
         lua_pop(L, 1);
     }
+    /* Without it the graph is freed on the way, and a second backward is an error that names both
+     * lines. */
     bool retain = ms_lua_field_boolean(L, 2, "retain_graph", false);
     /* What the forward pass dropped is not needed any more: without it backward can write where it
      * was. */
@@ -243,6 +245,7 @@ static int on_grad(lua_State *L)
     ms_callback *callback = ms_callback_new(L, -1, ms_tensor_is_leaf(t) ? 1 : 0);
     uint64_t id = 0;
     ms_status status = ms_tensor_on_gradient(t, gradient_hook, callback, ms_callback_free, &id);
+    /* The engine has not taken it over. */
     if (status) ms_callback_free(callback);
     ms_lua_ok(L, status);
     return push_remover(L, id);
@@ -578,6 +581,7 @@ static int recompute(lua_State *L)
     ms_tensor **inputs = push_recomputed(L, &tensors);
     ms_tensor *outputs[MS_RECOMPUTE_OUTPUTS] = { NULL };
     ms_handle *handles[MS_RECOMPUTE_OUTPUTS];
+    /* The closure is on top; handles follow above it. */
     int function = lua_gettop(L);
     luaL_checkstack(L, MS_RECOMPUTE_OUTPUTS + 8, "recompute");
     for (int i = 0; i < MS_RECOMPUTE_OUTPUTS; i++) handles[i] = ms_lua_new_handle(L);
@@ -587,6 +591,7 @@ static int recompute(lua_State *L)
     if (status) recomputed_free(kept);
     ms_lua_ok(L, status);
     for (uint32_t i = 0; i < made; i++) ms_handle_fill(handles[i], outputs[i]);
+    /* Handles that were made for outputs that never came go. */
     lua_settop(L, function + (int)made);
     return (int)made;
 }

@@ -196,6 +196,7 @@ static uint32_t read_parts(lua_State *L, uint32_t size, uint32_t **sizes, uint32
 {
     luaL_checktype(L, 2, LUA_TTABLE);
     lua_Integer parts = (lua_Integer)lua_rawlen(L, 2), total = 0;
+    /* No more parts than members, so the table below stays small. */
     if (parts < 1 || parts > size)
         ms_lua_error(L, "split: 1 to %d lists of ranks are expected, not %d", (int)size,
                      (int)parts);
@@ -508,6 +509,7 @@ static int is_group(lua_State *L)
  * call, which make futures of streams. */
 void ms_open_group(lua_State *L, int runtime)
 {
+    /* What needs no group: the world itself starts the engine. */
     static const luaL_Reg functions[] = { { "world", world },
                                           { "is_group", is_group },
                                           { "comm_record", comm_record },

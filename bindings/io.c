@@ -286,6 +286,7 @@ static int real_time(lua_State *L)
     return 1;
 }
 
+/* They return nil, message, code where the system refuses; a wrong argument raises. */
 static const luaL_Reg functions[] = {
     { "file_read", file_read },
     { "file_write", file_write },

@@ -237,6 +237,7 @@ static int attention(lua_State *L)
 
 /* ------------------------------------------------------------------ opening */
 
+/* Only the scatters have twins; orthonormalize_ exists in place alone. */
 static const ms_method methods[] = {
     { "scatter", scatter, &ms_op_scatter, true },
     { "scatter_add", scatter, &ms_op_scatter_add, true },

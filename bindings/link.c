@@ -302,6 +302,7 @@ static void read_link(lua_State *L, ms_link *link, uint32_t between)
         read_option(L, o, &link->options);
     lua_pushvalue(L, 2);
     if (between) read_between(L, link, between);
+    /* Kept alive although the links are copied: their states are borrowed. */
     lua_setiuservalue(L, at, 2);
     if (lua_getfield(L, 1, "state") != LUA_TNIL) link->state = check_state(L, -1);
     lua_setiuservalue(L, at, 1);
@@ -331,6 +332,7 @@ static int native_link(lua_State *L)
     memset(link, 0, (1 + between) * sizeof *link);
     luaL_setmetatable(L, MS_LINK_TYPE);
     read_link(L, link, between);
+    /* With the values in place, as the engine will see them. */
     if (link->kind->check) ms_lua_ok(L, link->kind->check(engine, &link->options));
     lua_createtable(L, 0, 3);
     lua_pushboolean(L, ms_link_is_of_one_model(link));

@@ -183,6 +183,7 @@ static int normal(lua_State *L) { return random_tensor(L, &ms_op_normal, MS_F32,
  * default would be as wrong as any other. */
 static int randint(lua_State *L)
 {
+    /* Checked before the field is read, so the message is about the argument. */
     luaL_checktype(L, 1, LUA_TTABLE);
     if (lua_getfield(L, 1, "high") == LUA_TNIL)
         return ms_lua_error(L, "randint: give high, which is not reached (low is 0 unless given)");
@@ -441,6 +442,8 @@ static int join(lua_State *L, const ms_op *op, uint32_t extra)
     ms_tensor **tensors = ms_lua_tensor_list(L, 1, &count);
     ms_attributes attributes = { 0 };
     if (!lua_isnoneornil(L, 2))
+        /* The first tensor says how many dimensions there are; the operator compares the others
+         * with it. */
         attributes.dim.a = ms_lua_dim(L, 2, ms_tensor_dims(tensors[0]) + extra);
     ms_handle *handle = ms_lua_new_handle(L);
     ms_tensor *out = NULL;
@@ -463,6 +466,7 @@ static int pack(lua_State *L)
     ms_tensor **tensors = ms_lua_tensor_list(L, 1, &count), *made = NULL;
     ms_tensor **parts = lua_newuserdatauv(L, (count + 1) * sizeof *parts, 0);
     ms_handle *whole = ms_lua_new_handle(L);
+    /* The list of parts, with a handle for each, before anything is made. */
     lua_createtable(L, (int)count, 0);
     for (uint32_t i = 0; i < count; i++) {
         ms_lua_new_handle(L);
@@ -496,6 +500,8 @@ static int flat(lua_State *L)
     return 1;
 }
 
+/* The names of the module's functions; ms.tensor and its like are these, with annotations in
+ * meta.lua. */
 static const luaL_Reg functions[] = {
     { "empty", empty },   { "zeros", zeros },  { "ones", ones },       { "full", full },
     { "rand", uniform },  { "randn", normal }, { "randint", randint }, { "tensor", tensor },

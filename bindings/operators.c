@@ -132,6 +132,7 @@ static int gelu(lua_State *L)
     static const char *const forms[] = { "tanh", "erf", NULL };
     ms_lua_enter(L);
     ms_lua_tensor(L, 1);
+    /* An unknown form raises and names the nearest. */
     bool erf_form = !lua_isnoneornil(L, 2) && ms_lua_choice(L, 2, forms, "form of gelu") == 1;
     return ms_lua_apply_one(L, erf_form ? &ms_op_gelu_erf : &ms_op_gelu, NULL,
                             ms_lua_own_in_place(L));
@@ -434,6 +435,7 @@ void ms_open_operators(lua_State *L, int runtime)
         int binary;
     } events[] = { { "__add", 0 }, { "__sub", 1 }, { "__mul", 2 }, { "__div", 3 } };
     ms_lua_register(L, runtime, functions);
+    /* ms_open_tensor has made it; module.c runs the parts in that order. */
     lua_getfield(L, -1, "tensor_methods");
     ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);
     ms_open_views(L, runtime);

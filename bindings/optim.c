@@ -30,6 +30,8 @@ static void pair(lua_State *L, int index, const char *name, double *a, double *b
     }
     if (type != LUA_TTABLE || lua_rawlen(L, -1) != 2)
         ms_lua_error(L, "%s must be a list of two numbers", name);
+    /* Written one by one: a second number that is wrong raises after the first was stored, but the
+     * struct is the caller's and goes with the error. */
     double *values[] = { a, b };
     for (int i = 0; i < 2; i++) {
         if (lua_rawgeti(L, -1, i + 1) != LUA_TNUMBER)
@@ -141,6 +143,7 @@ static ms_tensor *master_of(lua_State *L, int state, ms_tensor *parameter)
     lua_pop(L, 1);
     ms_tensor *master = state_tensor(L, state, "master", MS_F32, parameter, 0);
     if (!fresh) return master;
+    /* In place: the master copy gets the parameter's values, widened. */
     ms_tensor *inputs[] = { master, parameter }, *result = NULL;
     ms_lua_ok(
         L, ms_op_apply(ms_lua_runtime(L)->engine, &ms_op_copy, NULL, true, inputs, 2, &result, 1));

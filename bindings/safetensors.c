@@ -124,6 +124,7 @@ static int save(lua_State *L)
 static const luaL_Reg functions[] = { { "safetensors_open", open_file },
                                       { "safetensors_save", save },
                                       { NULL, NULL } };
+/* One tensor at a time, so a file larger than memory can be read in parts. */
 static const luaL_Reg methods[] = { { "entries", entries },
                                     { "metadata", metadata },
                                     { "load", load },

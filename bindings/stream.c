@@ -294,6 +294,7 @@ static int trace_stop(lua_State *L)
     return 1;
 }
 
+/* What is not about one stream or probe: points, hooks, plans and traces. */
 static const luaL_Reg functions[] = { { "stream_at", stream_at },
                                       { "stream", stream },
                                       { "point_sync", point_sync },
@@ -309,6 +310,7 @@ static const luaL_Reg functions[] = { { "stream_at", stream_at },
                                       { "trace_label", trace_label },
                                       { NULL, NULL } };
 
+/* A method that begins with _ is the library's own. */
 static const luaL_Reg stream_methods[] = { { "name", stream_name },  { "run", stream_run },
                                            { "sync", stream_sync },  { "_point", stream_point },
                                            { "_wait", stream_wait }, { NULL, NULL } };

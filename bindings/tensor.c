@@ -367,6 +367,7 @@ static int refuse_newindex(lua_State *L)
         L, "a tensor has no fields to assign; write values with t[i]:copy_(x) or t[i]:fill_(x)");
 }
 
+/* The library adds methods in Lua and other files add theirs; the table is core.tensor_methods. */
 static const luaL_Reg methods[] = {
     { "shape", shape },
     { "size", size },
@@ -382,6 +383,7 @@ static const luaL_Reg methods[] = {
     { NULL, NULL },
 };
 
+/* __gc and __close are in the metatable already (runtime.c). */
 static const luaL_Reg metamethods[] = { { "__len", length },
                                         { "__tostring", to_string },
                                         { "__newindex", refuse_newindex },

@@ -396,6 +396,8 @@ static int pad_to(lua_State *L)
 
 /* ------------------------------------------------------------------ opening */
 
+/* None has a twin in place: views write nothing, and copy_, fill_ and zero_ have the name of one
+ * already. */
 static const ms_method methods[] = {
     { "contiguous", contiguous, NULL, false },
     { "to", to, NULL, false },

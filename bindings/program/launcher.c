@@ -94,6 +94,7 @@ static bool time_is_over(ms_job *job)
         ms_end_job(job, MS_ABORT_STOPPED, -1, text);
         return true;
     }
+    /* Thread ranks: the process ends with them still in it. */
     if (!job->kill) return false;
     job->deadline_ns = 0;
     for (uint32_t r = 0; r < job->ranks; r++) {
@@ -118,6 +119,7 @@ static void stop_requested(ms_job *job, int number)
         ms_end_job(job, MS_ABORT_STOPPED, -1, text);
         return;
     }
+    /* The first one is kept: it is what the exit code says. */
     job->stop_signal = number;
     if (!job->ending) job->deadline_ns = now_of(job) + job->grace_ns;
     ms_rendezvous_request(job->rendezvous, MS_REQUEST_STOP, (uint8_t)number);
@@ -178,6 +180,8 @@ static void supervise(lua_State *L, ms_job *job)
         /* One millisecond more than the rest, which is cut to whole milliseconds: without it the
          * last fraction of one would be spent in a busy loop. */
         int changed = poll(waits, job->ranks + 1, (int)(rest_ns / 1000000) + 1);
+        /* After the poll, whatever woke it: a rank that sends events all the time does not keep
+         * others from being looked at. */
         if (!job->ending) ms_watch(job, now_of(job));
         if (changed <= 0) continue;
         if (waits[0].revents) read_signals(L, job);

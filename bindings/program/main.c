@@ -181,6 +181,7 @@ static int traceback(lua_State *L)
  * passed as a light userdata, since they outlive the state. */
 static void set_process(lua_State *L, arguments *args, const char *program)
 {
+    /* Each has upvalue 1: whether this state is a rank's thread. */
     static const luaL_Reg functions[] = { { "stop_requested", stop_requested },
                                           { "save_requested", save_requested },
                                           { "watch_signals", watch_signals },
@@ -222,6 +223,7 @@ static int run(lua_State *L)
     if (bytes <= 0) return luaL_error(L, "the path of this program cannot be read from /proc");
     program[bytes] = 0;
     strcpy(library, program);
+    /* A path from /proc is absolute, so there is a slash. */
     char *slash = strrchr(library, '/');
     snprintf(slash + 1, 200, "%s", MS_LUA_FROM_BIN);
     luaL_openlibs(L);
@@ -263,6 +265,7 @@ int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t ran
                                 "no memory for a Lua state");
         return 8;
     }
+    /* Before anything else, so that warnings of the libraries' own opening are lines, too. */
     lua_setwarnf(L, warning, &args);
     lua_gc(L, LUA_GCGEN, 0, 0);
     lua_pushcfunction(L, traceback);

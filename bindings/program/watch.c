@@ -60,6 +60,7 @@ static char state_of(const ms_job *job, uint32_t rank, int32_t thread)
     if (thread) snprintf(path, sizeof path, "/proc/%lld/task/%d/stat", process, thread);
     else snprintf(path, sizeof path, "/proc/%lld/stat", process);
     read_text(job, path, text, sizeof text);
+    /* The state follows the name after a blank. */
     const char *end_of_name = strrchr(text, ')');
     return end_of_name && end_of_name[1] == ' ' ? end_of_name[2] : '\0';
 }

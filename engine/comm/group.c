@@ -59,7 +59,8 @@ static uint32_t set_words(const ms_group *group)
 static bool contains(const ms_group *outer, const ms_group *inner)
 {
     uint32_t words = set_words(inner);
-    for (uint32_t w = 0; w < words; w++) /* A rank of the inner group that the outer one lacks. */
+    /* A rank of the inner group that the outer one lacks decides. */
+    for (uint32_t w = 0; w < words; w++)
         if (inner->set[w] & ~outer->set[w]) return false;
     return true;
 }

@@ -24,8 +24,9 @@ static void describe(const ms_reducer_parameter *parameter, char line[LINE_BYTES
              ms_tensor_describe(parameter->tensor, tensor, sizeof tensor));
 }
 
-/* Gathers `bytes` of `mine` from all ranks into all, in rank order. Blocks. By hosts: nothing is
- * put on a stream, and a difference is found before the first collective could hang on it. */
+/* Gathers `bytes` of `mine` from all ranks into all, in rank order. Blocks. By hosts: nothing waits
+ * for the streams that compute, and a difference is found before the first collective of tensors
+ * could hang on it. */
 static ms_status exchange(ms_group *group, const void *mine, size_t bytes, void *all)
 {
     ms_sharing sharing = {

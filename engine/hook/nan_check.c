@@ -15,8 +15,8 @@ static void look(ms_work *w, ms_tensor *t, ms_tensor *bad)
     ms_work_change(w, &ms_op_maximum, 0, bad, other);
 }
 
-/* One number for the whole pass, kept in the state so that all buckets share it. The state keeps it
- * between the buckets of a pass; ms_link_state_shared makes it of zeros. */
+/* One number for the whole pass, kept in the state so that all buckets share it. It is made of
+ * zeros at its first use. */
 static ms_tensor *flag(ms_work *w)
 {
     ms_tensor *bad = NULL;

@@ -62,7 +62,7 @@ static matrix matrix_of(const call *c, const ms_tensor *gradient, int64_t offset
     int64_t n = ms_tensor_dims(gradient) ? ms_tensor_shape(gradient)[0] : 1;
     matrix x = { .n = n, .m = n ? count / n : 0, .offset = offset };
     x.r = x.n < x.m ? x.n : x.m;
-    /* A matrix smaller than the rank would not get smaller. */
+    /* The option is the most: a matrix with a shorter side has a lower rank. */
     if (x.r > c->options->powersgd.rank) x.r = c->options->powersgd.rank;
     double small = (double)((x.n + x.m) * x.r) * c->options->powersgd.min_rate;
     x.compressed = small < (double)(x.n * x.m);
