@@ -1,5 +1,5 @@
--- Adasum by its definition, in f64 on the host, for hooks.lua and hooks_spec.lua. vectors[r]: rank
--- r's, from 0, as a list; gives all ranks' result.
+-- Adasum by its definition, in f64 on the host, for hooks.lua and hooks_spec.lua. vectors[r]: the
+-- vector of rank r, from 0, as a list. Returns the result, which is the same for all ranks.
 local function pair(a, b)
   local ab, aa, bb, result = 0, 0, 0, {}
   for i = 1, #a do ab, aa, bb = ab + a[i] * b[i], aa + a[i] * a[i], bb + b[i] * b[i] end

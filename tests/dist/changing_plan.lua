@@ -1,5 +1,5 @@
--- A bucket plan that is another one at each planning, for loops.lua and ddp_graph.lua: buckets of
--- one to three parameters, turned round.
+-- A bucket plan that differs at each planning, for loops.lua and ddp_graph.lua: buckets of one to
+-- three parameters, in reverse order.
 return function(view)
   local plan, at = {}, 1
   while at <= #view.parameters do

@@ -1,5 +1,5 @@
--- moonshard check -n N: what it predicts is what the run takes on each rank: peak to the byte,
--- bytes of a step, collectives, their order.
+-- moonshard check -n N: its predictions equal the real run on each rank: the peak to the byte, the
+-- bytes of a step, the collectives and their order.
 local command = require "command"
 local core = require "moonshard.core"
 

@@ -1,5 +1,5 @@
--- What every rank of group_spec.lua runs: each collective through Lua against values worked out by
--- hand, and gradients against closed forms.
+-- Run by every rank of group_spec.lua: each collective through Lua, compared with values computed
+-- by hand, and gradients compared with closed forms.
 local ms = require "moonshard"
 local world = ms.world()
 local rank, size = ms.rank(), ms.world_size()

@@ -1,7 +1,7 @@
--- What every rank of conformance_ddp_spec.lua runs: for tests of PyTorch's own suite about data
--- parallelism, what they hold their reducer to. A case is named after the file and the test that it
--- stands for; values are those of theirs where it has some, else each case compares with gradients
--- that are averaged by hand.
+-- Run by every rank of conformance_ddp_spec.lua: cases from PyTorch's own tests of data
+-- parallelism, with the requirements that these tests have for the reducer. A case is named after
+-- the file and the test that it stands for. It has the values of that test if there are some;
+-- otherwise it compares with gradients that are averaged by hand.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local hooks, nn = ms.hooks, ms.nn
@@ -51,8 +51,8 @@ function Net:init()
 end
 function Net:forward(x) return self.fc3(self.fc2(self.fc1(x):relu()):relu()):softmax() end
 
--- Averages over the ranks of the gradients that f leaves in a model without ddp; false where no
--- rank has one.
+-- Averages over the ranks of the gradients that f leaves in a model without ddp; false if no rank
+-- has a gradient.
 local function averages(model, f)
   clear(model)
   f(model)
@@ -75,7 +75,7 @@ local function check_gradients(model, expected, tolerance)
   end
 end
 
--- f on a plain model and on one with ddp gives the same gradients, several times over.
+-- Checks, several times, that f gives the same gradients on a plain model and on a ddp model.
 local function parity(make, options, f, passes)
   local plain, model = make(), ms.ddp(make(), options)
   for step = 1, passes or 3 do
@@ -154,7 +154,7 @@ case("test_c10d_gloo.py: test_forward_backward_optimizer", function()
   end
 end)
 
--- Both compare a model that has seen all ranks' samples with one that has seen its own.
+-- Both compare a model that gets the samples of all ranks with one that gets its rank's samples.
 for _, name in ipairs {
   "test_c10d_gloo.py: test_gloo_backend_cpu_module",
   "test_c10d_ucc.py: test_ucc_backend_cpu_module",
@@ -289,7 +289,7 @@ case("test_c10d_gloo.py: test_ddp_invalid_comm_hook_init", function()
   raises(function() ms.ddp(Net(), { comm_hook = "no_such_hook" }) end, "unknown link")
 end)
 
--- One parameter that all ranks use, one that rank 0 uses, one that nobody does.
+-- One parameter that all ranks use, one that only rank 0 uses, one that no rank uses.
 local Unused = nn.class "Unused"
 function Unused:init()
   ms.seed(8)
@@ -394,7 +394,8 @@ case("distributed_test.py: test_ddp_uneven_input_join_disable", function()
   end
 end)
 case("distributed_test.py: test_ddp_join_model_equivalence", function()
-  -- Rank r brings its step s; one process that has them all takes the same steps.
+  -- Each rank r has gradients of its own in step s; one process with all gradients must take the
+  -- same steps.
   local model, alone = train_uneven(nil, { divisor = "live" }, { 1, 2, 3, 4 }), Net()
   local optimizer = ms.optim.sgd(alone, { lr = 0.1 })
   for step = 1, size do
@@ -492,7 +493,7 @@ case("distributed_test.py: test_ddp_static_graph_multi_forward", function()
   end)
 end)
 case("ours: several forwards, one backward, unused parameters", function()
-  -- Each forward uses other parameters; what neither does is unused.
+  -- The two forwards use different parameters; a parameter that neither uses is unused.
   local Which = nn.class("Which", Recomputed)
   function Which:forward(x, first) return first and self.l1(x) or self.l2(self.l1(x)) end
   parity(function() return Which(1) end, { find_unused = true }, function(model, step)

@@ -1,7 +1,6 @@
--- PyTorch's own tests of data parallelism, of what its reducer does: one spec for each, named after
--- its file and test. conformance_ddp.lua has the cases; those whose end is the job's are here. Not
--- there: sparse gradients, SyncBatchNorm, device placement, profilers, several joined objects at
--- once.
+-- PyTorch's own tests of its data-parallel reducer: one spec for each, named after its file and
+-- test. conformance_ddp.lua has the cases; cases that end the job are here. Not covered: sparse
+-- gradients, SyncBatchNorm, device placement, profilers, several joined objects at once.
 local command = require "command"
 
 local folder
@@ -11,7 +10,7 @@ after_each(function() command.remove(folder) end)
 local ways = { { 2, " --thread-ranks" }, { 3, "" } }
 local said = {}
 
--- What the job on so many ranks printed; run once.
+-- The output of the job on so many ranks, which is run once.
 local function output(ranks, way)
   said[ranks] = said[ranks] or select(2, command.run(folder,
     ("run '%s/tests/dist/conformance_ddp.lua' -n %d%s"):format(command.source, ranks, way)))
@@ -41,7 +40,7 @@ describe("PyTorch's", function()
   end
 end)
 
--- Runs a script on 3 ranks as threads; all that was said. The job must fail.
+-- Runs a script on 3 ranks as threads; returns all its output. The job must fail.
 local function told(text, ...)
   local script = command.write(folder .. "/script.lua",
     'local ms = require "moonshard"\nlocal rank = ms.rank()\n' .. text)

@@ -1,4 +1,4 @@
--- What every rank of conformance_hooks_spec.lua runs: PyTorch's own tests of comm hooks, of
+-- Run by every rank of conformance_hooks_spec.lua: cases from PyTorch's own tests of comm hooks, of
 -- quantized collectives and of optimizers that overlap or are sharded. A case is named after the
 -- file and the test that it stands for.
 local ms = require "moonshard"
@@ -228,7 +228,7 @@ end)
 case(in_backward .. "test_no_register_hook", function()
   local model = small()
   local before, opt = weights(model), optim.sgd(model, { lr = 1e-2 })
-  pass(model, 1)  -- an optimizer that nobody asked to step in backward does not
+  pass(model, 1)  -- an optimizer that is not registered to step in backward does not
   near(weights(model), before, 0)
   opt:step()
   assert(not weights(model):eq(before):all():item())
@@ -343,8 +343,8 @@ case(zero .. "test_ddp_zero_overlap", function()
   end
 end)
 
--- Where ranks have different numbers of inputs, the ddp model and its sharded optimizer are joined
--- together: those that are done go on stepping what is theirs.
+-- If ranks have different numbers of inputs, one join covers the ddp model and its sharded
+-- optimizer: ranks without inputs still step the parameters that they own.
 local function join_both(counts, options, make)
   local function train(sharded)
     local model = small()

@@ -1,6 +1,7 @@
--- What every rank of ddp_spec.lua runs: ddp against the same sums made by one process, hooks
--- against their twins, buffers, counts. Ends with a hash of weights, which must not depend on ranks
--- being processes or threads, nor on the number of threads.
+-- Run by every rank of ddp_spec.lua: ddp compared with the same sums computed by one process,
+-- native hooks compared with their versions in Lua, buffers, counts. It ends with a hash of the
+-- weights, which must not depend on whether ranks are processes or threads, nor on the number of
+-- threads.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local hooks = ms.hooks
@@ -50,7 +51,7 @@ local function same(a, b, what)
   end
 end
 
--- What one process makes: each rank's gradient apart, divided, added in rank order.
+-- The reference by one process: each rank's gradient separately, divided, added in rank order.
 local function alone(model, step, dtype)
   local sums
   for r = 0, size - 1 do
@@ -66,7 +67,7 @@ local function alone(model, step, dtype)
   return sums
 end
 
--- Training: the bits of one process, step by step.
+-- Training: in each step, bitwise equal to one process.
 local plain, model = new_model(), ms.ddp(new_model(1 + rank), { bucket_bytes = SMALL })
 local mine, reference = ms.optim.adamw(model, { lr = 1e-2 }), ms.optim.adamw(plain, { lr = 1e-2 })
 same(model:parameters(), plain:parameters(), "rank 0's values are everyone's")
@@ -116,7 +117,7 @@ model:accumulate(3, function(i) backward(model, 19 + i, rank) end)
 same(gradients(model), accumulated, "accumulated gradients")
 mine:zero_grad()
 
--- Every link and its twin: the same bits, and those that arithmetic says.
+-- Every link and its version in Lua: bitwise equal, and equal to the computed result.
 local function reduced_by(hook, step, passes)
   local own = ms.ddp(new_model(), { bucket_bytes = SMALL, comm_hook = hook })
   local result
@@ -148,8 +149,8 @@ same(reduced_by(hooks.all_reduce { group = group }, 30), reduced_by("noop", 30),
 same(reduced_by(require "moonshard.hooks.fp16_compress" { group = group }, 30),
   reduced_by(hooks.fp16_compress { group = group }, 30), "fp16 in a group of one")
 
--- noop and a reduction by hand give what no hook gives; the handle's facts; only the last bucket
--- says that it is.
+-- noop and a reduction by hand give the same as no hook; facts about the bucket; is_last is true
+-- for the last bucket only.
 local by_hand, flags, indices = reduced_by("noop", 30), {}, {}
 for i, gradient in ipairs(by_hand) do
   by_hand[i] = world:all_reduce(gradient, { premul_sum = 1 / size }):value()
@@ -173,7 +174,7 @@ for i, index in ipairs(indices) do
   assert(flags[i] == (i == 1 or i == #indices), "is_last")
 end
 
--- A future that comes from several collectives, one behind the other.
+-- A future that comes from several collectives, one after another.
 same(reduced_by(function(bucket)
   local flat = bucket:buffer()
   return bucket:group():reduce_scatter(flat:pad_to(size), "sum"):and_then(function(part)
@@ -194,8 +195,8 @@ end, 30), (function()
   return sums
 end)(), "reduce_scatter and all_gather by hand")
 
--- Whoever steps early is told of each bucket, as in a hook, with gradients that are the reduced
--- ones; it may consume them.
+-- The callback for early steps is called for each bucket, as in a hook. The gradients are the
+-- reduced ones; the callback may consume them.
 do
   local steppers = { ddp = ms.ddp(new_model(), { bucket_bytes = SMALL }), weights = {}, calls = 0 }
   local parameters = steppers.ddp:parameters()
@@ -223,7 +224,7 @@ do
   steppers.ddp:unwrap()
 end
 
--- Buffers: rank 0's at each synchronized forward; not behind a pass without.
+-- Buffers: rank 0's at each synchronized forward, but not after a pass without synchronization.
 local Counter = ms.nn.class "Counter"
 function Counter:init()
   self.weight = ms.nn.Parameter(ms.ones { 3 })
@@ -270,7 +271,7 @@ for i, item in ipairs(part:named_parameters()) do
   end
 end
 
--- Of the weights behind the training, as one number that any bit changes.
+-- A hash of the weights after the training.
 local sum = 0
 for _, p in ipairs(model:parameters()) do
   for i, value in ipairs(p:detach():reshape(-1):to_table()) do

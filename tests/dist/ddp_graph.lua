@@ -1,5 +1,6 @@
--- What every rank of ddp_graph_spec.lua runs: parameters that are not used, static graphs, uneven
--- inputs, delayed parameters; each against the same sums made by one process, bit for bit.
+-- Run by every rank of ddp_graph_spec.lua: parameters that are not used, static graphs, uneven
+-- inputs, delayed parameters. Each is compared, bit for bit, with the same sums computed by one
+-- process.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
@@ -7,8 +8,8 @@ local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 local CAPS = { 64, 100 }
 local names = { "a", "b", "c", "d" }
 
--- Four layers; forward(x, which) uses those whose letters are in which, in order; capital letters
--- give an output that is returned, too.
+-- Four layers. forward(x, which) uses the layers whose letters are in `which`, in order. A capital
+-- letter also returns the layer's output.
 local Branches = ms.nn.class "Branches"
 function Branches:init()
   ms.seed(1)
@@ -46,14 +47,14 @@ local function random_subset(...)
     local kind = pick(5, i, ...)
     if kind < 2 then which = which .. name elseif kind == 2 then which = which .. name:upper() end
   end
-  -- A rank whose loss depends on nothing has nothing to go back through.
+  -- If a rank's loss depends on no parameter, it runs no backward.
   return which:find "%l" and which or ""
 end
 
 local function clear(model) for _, p in ipairs(model:parameters()) do p:set_grad(nil) end end
 
--- Gradients of passes(r), a function for each rank, apart, divided, added in rank order; nil where
--- no rank has any.
+-- Gradients of passes(r), a function for each rank: computed separately, divided, added in rank
+-- order; nil if no rank has any.
 local function alone(model, run, divisor)
   local sums = {}
   local parameters = model:parameters()
@@ -84,8 +85,8 @@ end
 
 local function calls(model) return model:stats().collectives.all_reduce or 0 end
 
--- Unused parameters: other ones on each rank and in each step, in passes without synchronization
--- too.
+-- Unused parameters: different ones on each rank and in each step, also in passes without
+-- synchronization.
 do
   local plain, model = Branches(), ms.ddp(Branches(), { find_unused = true, bucket_bytes = CAPS })
   for step in ms.steps(12) do
@@ -104,7 +105,7 @@ do
   assert(#model:stats().buckets > 2 and calls(model) == #model:stats().buckets + 1,
     "one all_reduce more")
 
-  -- A gradient from before stays as it is, to the bit, where nobody has used the parameter.
+  -- An earlier gradient stays unchanged, bit for bit, if no rank has used the parameter.
   local old = ms.randn { 4, 4, seed = 5 }
   model.d.weight:set_grad(old:clone())
   pass(model, 50, rank, rank == 0 and "ab" or "a")
@@ -113,14 +114,14 @@ do
   local expected = alone(plain, function(r) pass(plain, 50, r, r == 0 and "ab" or "a") end)
   expected[7] = old
   check(model, expected, "with an old gradient")
-  -- And is part of the mean where somebody has.
+  -- It is part of the mean if a rank has used the parameter.
   pass(model, 51, rank, rank == 0 and "d" or "a")
   local share = alone(plain, function(r) pass(plain, 51, r, r == 0 and "d" or "a") end)[7]
   assert((model.d.weight:grad() - old - share):abs():max():item() < 1e-5,
     "an old gradient and a new one")
   model:unwrap()
 
-  -- The same in an optimizer's hands: who has no gradient is left alone on every rank.
+  -- The same with an optimizer: a parameter without a gradient is not stepped on any rank.
   model = ms.ddp(model.module, { find_unused = true })
   clear(model)
   local optimizer = ms.optim.adam(model, { lr = 0.1 })
@@ -137,8 +138,8 @@ do
   model:unwrap()
 end
 
--- Static graphs: parameters used twice, in recomputed functions, on some ranks only, by none; two
--- backward passes behind one forward.
+-- Static graphs: parameters used twice, in recomputed functions, on some ranks only, on no rank;
+-- two backward passes after one forward.
 do
   local Twice = ms.nn.class "Twice"
   function Twice:init()
@@ -182,8 +183,8 @@ do
   model:unwrap()
 end
 
--- Uneven inputs: each rank has some steps; against one process that adds the gradients of those
--- ranks that have inputs left.
+-- Uneven inputs: each rank has a number of steps. Compared with one process that adds the gradients
+-- of the ranks that have inputs left.
 local function uneven(options, what, join_options, steps_of, which, windows)
   local plain, model = Branches(), ms.ddp(Branches(), options)
   local mine, reference = ms.optim.sgd(model, { lr = 0.1 }), ms.optim.sgd(plain, { lr = 0.1 })
@@ -301,7 +302,7 @@ do
   model:unwrap()
 end
 
--- Delayed parameters: in a bucket of their own behind all others, without the hook.
+-- Delayed parameters: in a bucket of their own after all others, without the hook.
 do
   local plain, seen, last = Branches(), {}, {}
   local model = ms.ddp(Branches(),
@@ -324,7 +325,7 @@ do
   assert(#buckets == #last + 1 and buckets[#buckets].parameters == 3
     and buckets[#buckets].bytes == 144, "one bucket of delayed ones")
   assert(not pcall(ms.ddp, model:unwrap(), { delayed = { "no_such" } }), "a name that is nobody's")
-  -- All of them, and anew.
+  -- All parameters, and a second wrap.
   model = ms.ddp(model.module,
     { delayed = { ".*" }, comm_hook = function() error "never called" end })
   pass(model, 1, rank, "abcd")
@@ -332,7 +333,7 @@ do
   model:unwrap()
 end
 
--- Bucket plans: whatever they say, and when, the gradients are the same.
+-- Bucket plans do not change gradients, whatever the plans are and whenever they change.
 do
   local plain, views = Branches(), {}
   local changing_plan = dofile((debug.getinfo(1, "S").source:match "^@(.*)ddp_graph%.lua$")
@@ -355,7 +356,7 @@ do
       check(model, expected, "bucket plans, step " .. step)
       clear(model)
     end
-    -- Who has no inputs left plans with the others.
+    -- A rank without inputs left plans with the others.
     model:join({}, function()
       for step = 1, rank do pass(model, step, rank, "dacb") clear(model) end
     end)

@@ -1,6 +1,6 @@
 -- Unused parameters, static graphs, uneven inputs and delayed parameters on several ranks:
--- ddp_graph.lua holds what each rank expects; here, the ways of running it, and what a job says in
--- which a rank leaves the others alone.
+-- ddp_graph.lua has the expectations of each rank. Here: the ways of running it, and the message of
+-- a job in which a rank leaves early.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)
@@ -21,7 +21,7 @@ for ranks = 1, 4 do
   end
 end
 
--- Runs a script on 3 ranks; exit code and all that was said.
+-- Runs a script on 3 ranks; returns the exit code and all output.
 local function run(text, way)
   local script = command.write(folder .. "/script.lua",
     'local ms = require "moonshard"\nlocal rank = ms.rank()\n' .. text)
@@ -105,7 +105,7 @@ it("ranks that plan their buckets differently are told so", function()
   end
 end)
 
--- Without data all of this takes the memory and sends the bytes that it does with data.
+-- On the sim device all of this needs the same memory and sends the same bytes as with data.
 it("check tells peak memory and bytes exactly, with all that may come together", function()
   local script = command.write(folder .. "/script.lua", [[
     local ms = require "moonshard"

@@ -1,5 +1,5 @@
--- What every rank of ddp_precision_spec.lua runs: ddp's option precision, against casts written by
--- hand, with hooks, recomputation and everything else that may come with it.
+-- Run by every rank of ddp_precision_spec.lua: ddp's option precision, compared with casts written
+-- by hand, with hooks, recomputation and all other features that can be combined with it.
 local ms = require "moonshard"
 local hooks = ms.hooks
 local rank, size = ms.rank(), ms.world_size()
@@ -84,7 +84,7 @@ for _, dtype in ipairs { "bf16", "f16" } do
   end
 end
 
--- reduce is param unless given; inputs and outputs may be left alone.
+-- reduce is param unless given; inputs and outputs may keep their dtypes.
 local model = ms.ddp(Net(), { precision = { param = "bf16", buffer = "bf16" } })
 assert(model(input(0, 0))[1]:dtype() == "bf16")
 model(input(0, rank))[1]:sum():backward()
@@ -98,7 +98,7 @@ assert(
     input(0, 0)), "inputs are left alone")
 
 -- A language model: recomputed blocks give the same bits, tied weights are cast once; with hooks in
--- a chain, unused parameters, joined ranks, accumulated passes, and whoever steps early.
+-- a chain, unused parameters, joined ranks, accumulated passes, and early steps.
 local function gradients(options, recompute, more)
   ms.seed(1)
   local gpt = ms.nn.gpt2 {

@@ -1,4 +1,4 @@
--- ddp's option precision on several ranks: ddp_precision.lua holds what each rank expects.
+-- ddp's option precision on several ranks: ddp_precision.lua has the expectations of each rank.
 local command = require "command"
 
 for ranks = 1, 3 do

@@ -1,6 +1,6 @@
--- ddp on several ranks, as processes and as threads: ddp.lua and golden.lua hold what each rank
--- expects; here, that results depend on neither of the two nor on the number of threads, and what a
--- job says whose ranks do not agree.
+-- ddp on several ranks, as processes and as threads: ddp.lua and golden.lua have the expectations
+-- of each rank. Here: results do not depend on processes or threads, nor on the number of threads;
+-- and the message of a job whose ranks do not agree.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)
@@ -8,7 +8,7 @@ after_each(function() command.remove(folder) end)
 
 local ways = { processes = "", threads = " --thread-ranks" }
 
--- Runs a file of this folder on all ranks; what they print.
+-- Runs a file of this folder on all ranks; returns their output.
 local function on_ranks(file, ranks, arguments)
   return command.succeed(folder,
     ("run '%s/tests/dist/%s' -n %d %s"):format(command.source, file, ranks, arguments or ""))
@@ -80,8 +80,8 @@ describe("recipes", function()
   end)
 end)
 
--- Temporaries of a hook, casts, rebuilt buckets, accumulated passes: without data all of it takes
--- the memory and sends the bytes that it does with data.
+-- Temporaries of a hook, casts, rebuilt buckets, accumulated passes: on the sim device all of it
+-- needs the same memory and sends the same bytes as with data.
 it("check tells peak memory and bytes of ddp exactly", function()
   local script = command.write(folder .. "/script.lua", [[
     local ms = require "moonshard"
@@ -116,7 +116,7 @@ it("check tells peak memory and bytes of ddp exactly", function()
 end)
 
 describe("a job whose ranks do not agree", function()
-  -- Runs a script on 3 ranks; exit code and all that was said.
+  -- Runs a script on 3 ranks; returns the exit code and all output.
   local function fails(text, way)
     local script = command.write(folder .. "/script.lua",
       'local ms = require "moonshard"\nlocal rank = ms.rank()\n' .. text)

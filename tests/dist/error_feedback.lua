@@ -1,5 +1,5 @@
--- What every rank of error_feedback_spec.lua runs: ranks have different, constant gradients.
--- What is applied tends, on average, to the mean of all ranks' gradients.
+-- Run by every rank of error_feedback_spec.lua: ranks have different, constant gradients. The
+-- average of the applied gradients must tend to the mean of all ranks' gradients.
 local ms = require "moonshard"
 local hooks, rank, size = ms.hooks, ms.rank(), ms.world_size()
 
@@ -29,7 +29,7 @@ for r = 0, size - 1 do
   for i, g in ipairs(gradients(r)) do truth[i] = truth[i] and truth[i] + g / size or g / size end
 end
 
--- The greatest distance between the mean of what STEPS steps have applied and the true mean.
+-- The greatest distance between the mean of the applied gradients of STEPS steps and the true mean.
 local function distance(chain)
   local net = ms.ddp(Weighted(), { comm_hook = chain, init_sync = false })
   local sums, own, most = {}, gradients(rank), 0
@@ -59,8 +59,8 @@ local function make(name, options, twin)
   return require("moonshard.hooks." .. name)(given)
 end
 
--- kept: what a rank still owes in the end, at most, as a multiple of a gradient's size (about 4):
--- the mean of STEPS steps is off by kept * 4 / STEPS at most. 1e-3: rounding of the sums here.
+-- kept: a bound of the residual at the end, as a multiple of a gradient's size (about 4): the mean
+-- of STEPS steps is off by at most kept * 4 / STEPS. 1e-3: rounding of the sums here.
 local function powersgd(kept, options) return { "powersgd", options, kept = kept } end
 local cases = {
   { "cast", { dtype = "bf16" }, kept = 1 / 64 }, { "cast", { dtype = "f16" }, kept = 1 / 512 },
@@ -96,7 +96,7 @@ for at, case in ipairs(cases) do
     expect(what, case, hooks.chain(chain))
   end
 end
--- Methods in Lua alone: those with memories of their own, and one that rounds twice.
+-- Methods in Lua: those with residuals of their own, and one that rounds twice.
 local folder = debug.getinfo(1, "S").source:match "^@(.*)tests/dist/[^/]*$" .. "recipes/hooks/"
 for name, case in ms.sorted_pairs {
   random_k = { "random_k", { fraction = 0.3 }, kept = 6 },
@@ -105,7 +105,7 @@ for name, case in ms.sorted_pairs {
   local link = dofile(folder .. name .. ".lua")(case[2])
   expect("error_feedback before " .. name .. ".lua", case, hooks.chain { "error_feedback", link })
 end
--- The links that remember by themselves do it alone as well.
+-- Links with residuals of their own, without error_feedback.
 for _, twin in ipairs { false, true } do
   local top_k = { "top_k", { fraction = 0.25 }, kept = 2 }
   for _, case in ipairs { top_k, powersgd(2, { start_step = 0, rank = 2 }) } do

@@ -1,4 +1,4 @@
--- What every rank of ddp_spec.lua's golden cases runs: the cases of the folder on this number of
+-- Run by every rank of ddp_spec.lua's golden cases: the cases of the folder for this number of
 -- ranks.
 local ms = require "moonshard"
 local folder = ms.config { folder = "" }.folder

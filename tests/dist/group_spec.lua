@@ -1,5 +1,5 @@
--- Collectives of several ranks, as processes and as threads: collectives.lua holds what each rank
--- expects.
+-- Collectives of several ranks, as processes and as threads: collectives.lua has the expectations
+-- of each rank.
 local command = require "command"
 
 describe("collectives", function()
@@ -21,7 +21,7 @@ describe("collectives", function()
   end
 
   -- A checkpoint's description, the states of a sharded optimizer and of links, and the text of a
-  -- join: hosts wait for them, so they pass by what is computed.
+  -- join: hosts wait for them, so they must not wait for computation.
   it("of numbers that hosts wait for are on a channel of their own", function()
     command.write(folder .. "/s.lua", [[
       local ms, core = require "moonshard", require "moonshard.core"

@@ -27,7 +27,7 @@ local function draws(t, r, shapes)
   return list
 end
 
--- Gradients behind the hook in each iteration; buckets are rebuilt for the second one.
+-- Gradients after the hook in each iteration; buckets are rebuilt for the second one.
 local function reduced(hook, options)
   options = options or {}
   local shapes, make = options.shapes or SHAPES, options.draws or draws
@@ -59,7 +59,7 @@ local function close(what, a, b, tolerance)
   end
 end
 
--- The mean over all ranks of what they have in each iteration.
+-- The mean over all ranks of their gradients in each iteration.
 local function means(options)
   options = options or {}
   local shapes, result = options.shapes or SHAPES, {}
@@ -110,7 +110,7 @@ local cases = {
 }
 local number = 0
 
--- The link, natively or in Lua, inside of what surrounds it.
+-- The link, native or in Lua, inside the chain that surrounds it.
 local function build(case, twin, around)
   local options = {}
   for key, value in pairs(case[2] or {}) do options[key] = value end
@@ -134,7 +134,7 @@ for i, case in ipairs(cases) do
     native[i][around] = result
   end
 end
--- Twins are made of what scripts have.
+-- The versions in Lua use only functions that scripts have.
 local native_link = core.native_link
 core.native_link = function() error("a twin used a native link", 2) end
 for i, case in ipairs(cases) do
@@ -145,7 +145,7 @@ for i, case in ipairs(cases) do
   end
 end
 core.native_link = native_link
--- In a chain that Lua runs native links give what they give in one that the engine runs.
+-- Native links give the same results in a chain that Lua runs as in one that the engine runs.
 for i, case in ipairs(cases) do
   close(case[1] .. " behind a link in Lua",
     reduced(hooks.chain { function(bucket, next) return next(bucket) end, build(case, false) }),
@@ -204,7 +204,7 @@ end
 close("full rank", reduced(hooks.powersgd { start_step = 0, rank = 100, min_rate = 0.01 }), means(),
   2e-5)
 
--- What a link hands to collectives, for one bucket.
+-- The bytes that a link passes to collectives, for one bucket.
 local function payload(hook, shape)
   local before = select(2, world:_traffic())
   local model = ms.ddp(Weighted { shape }, { comm_hook = hook, init_sync = false })
@@ -216,7 +216,7 @@ local function check_bytes(what, hook, shape, due)
   local bytes = payload(hook, shape)
   if bytes ~= due then error(("%s: %d bytes, expected %d"):format(what, bytes, due), 0) end
 end
--- Which matrices are compressed, as the bytes that travel tell; P and Q are [n, r] and [m, r].
+-- Which matrices are compressed, judged by the sent bytes; P and Q are [n, r] and [m, r].
 for _, case in ipairs {
   { { 64, 64 }, 1, 128 }, { { 64, 1 }, 1, 64 }, { { 4, 4 }, 1, 16 }, { { 64, 64 }, 4, 512 },
 } do
@@ -264,7 +264,7 @@ check_bytes("int8 all_to_all", hooks.int8 { form = "all_to_all" }, { n },
 ----------------------------------------------------------------------------------- top_k, sign_vote
 
 close("top_k of all", reduced(hooks.top_k { fraction = 1 }), means(), 1e-6)
--- Whatever is left goes out later.
+-- Numbers that were not sent are sent later.
 local later = { count = 8, shapes = { { 30 }, { 5, 5 } }, draws = function(t, r, list)
   if t < 4 then return draws(t, r, list) end
   return { ms.zeros { 30 }, ms.zeros { 5, 5 } }
@@ -327,8 +327,8 @@ while power * 2 <= size do power = power * 2 end
 local by_definition = dofile((debug.getinfo(1, "S").source:match "^@(.*)hooks%.lua$")
   .. "adasum_reference.lua")
 close("adasum", reduced("adasum", one_step), { ms.tensor(by_definition(all, size)) }, 1e-6)
--- Halves there and back, and in round k three products for a parameter to each of k ranks; what is
--- no power of two travels whole.
+-- Halves in both directions, and in round k three products for each parameter to each of k ranks.
+-- Ranks beyond a power of two send all their numbers.
 local rounds, halves = math.log(power, 2) // 1 | 0, 2 * 6400 * 4 * (power - 1) // power
 local beside = rank >= size - power and rank < power and 0 or 6400 * 4
 check_bytes("adasum", hooks.adasum(), { 6400 },
@@ -336,7 +336,7 @@ check_bytes("adasum", hooks.adasum(), { 6400 },
 
 ---------------------------------------------------------------------- what is lost, and what is not
 
--- What stays in the memory of top_k or powersgd is not lost: error_feedback changes nothing there.
+-- Numbers in the residual of top_k or powersgd are not lost, so error_feedback changes nothing.
 for _, twin in ipairs { false, true } do
   local inners = { top_k = { fraction = 0.1 }, powersgd = { start_step = 1 } }
   for inner, options in ms.sorted_pairs(inners) do
@@ -351,7 +351,7 @@ for _, twin in ipairs { false, true } do
     close("error_feedback before " .. inner, reduced(both), reduced(make(inner, options)), 0)
   end
 end
--- A link that changes numbers tells what they stand for, and the links behind it believe it.
+-- A link that changes numbers reports what it sends, and error_feedback uses the report.
 local function doubled(bucket, next)
   local own = bucket:buffer()
   if bucket:wants_sent() then bucket:set_sent(own) end
@@ -367,8 +367,8 @@ for _, make in ipairs {
     reduced(hooks.chain { doubled, make() }), 0)
 end
 
--- One rank's inf and NaN spoil the step in which they come, not what links remember for those that
--- follow.
+-- inf and NaN of one rank spoil the step in which they occur, but not the links' states for later
+-- steps.
 for _, case in ipairs {
   { "error_feedback", {}, wraps = true, inner = "int8" },
   { "error_feedback", {}, wraps = true },
@@ -436,7 +436,7 @@ for i = count + 1, #by_bucket do  -- from the second iteration on each parameter
   close("clip bucket", { by_bucket[i] },
     { plain[i] * math.min(1, 0.5 / (plain[i]:norm():item() + 1e-6)) }, 1e-6)
 end
--- The norm of a step whose gradients are not finite says nothing: it does not spoil the next one.
+-- The norm of a step with gradients that are not finite is not used to clip the next step.
 local odd = {
   count = 5,
   shapes = { { 4 } },
@@ -452,8 +452,8 @@ close("clip behind a cast",
 
 ------------------------------------------------------------------------------------------ nan_check
 
--- In step 2 one rank has a NaN, in step 4 another an infinity: none of the ranks steps, not even
--- moments and counts move, whatever comes behind the check.
+-- In step 2 one rank has a NaN, in step 4 another rank has an infinity. No rank takes these steps,
+-- and moments and counts do not change, whichever links follow the check.
 for _, inner in ipairs { "reduce", "sign_vote" } do
   local name = "nan_check before " .. inner
   local link, good = require "moonshard.hooks.nan_check" { name = name }
@@ -487,8 +487,8 @@ end
 
 ---------------------------------------------------------------------------------------------- stats
 
--- Bytes are those of the link that has handed them over, in chains that the engine runs and in
--- chains that Lua runs; times are parts of the reductions' time.
+-- Bytes are charged to the link that passed them to a collective, in chains that the engine runs
+-- and in chains that Lua runs. Times are parts of the reductions' time.
 local function watch(bucket, next) return next(bucket):and_then(function(t) return t * 1 end) end
 local gathering = hooks.stage {
   name = "gathering",

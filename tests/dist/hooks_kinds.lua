@@ -1,5 +1,6 @@
--- What every rank of hooks_spec.lua's links runs on buckets of sharded kinds, on four ranks: twins
--- against native links, bit for bit, and links in Lua between the reductions of a hybrid bucket.
+-- Run by every rank of hooks_spec.lua for buckets of sharded kinds, on four ranks: links in Lua
+-- compared with native links, bit for bit, and links in Lua between the reductions of a hybrid
+-- bucket.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local hooks, world, rank = ms.hooks, ms.world(), ms.rank()
@@ -98,8 +99,8 @@ close("error feedback around a twin",
   reduced("hybrid", fed(between(require "moonshard.hooks.cast" { dtype = "bf16" }))),
   reduced("hybrid", fed(between(hooks.cast { dtype = "bf16" }))), 0)
 
--- Each of the links is charged for its own work: those between after the one that has them. What is
--- charged to whom is seen at the engine's function.
+-- Each link is charged for its own work; links between the reductions have the numbers after the
+-- link that contains them. The engine's account function shows the charges.
 do
   local charged, now, account = {}, nil, core.bucket_account
   rawset(core, "bucket_account", function(owner)
@@ -112,13 +113,13 @@ do
   assert(#compiled.accounts == 4)
   reduced("hybrid", link)
   rawset(core, "bucket_account", account)
-  -- In, to the reduction between, out again; then what follows the results, in the order in which
-  -- they were chained.
+  -- First the links up to the reduction between, then back out; then the callbacks on results, in
+  -- the order in which they were chained.
   local first = table.concat(charged, " ", 1, 9)
   if first ~= "1 2 3 4 5 4 3 2 1" then error("charged to " .. table.concat(charged, " ")) end
 end
 
--- What a link between them sees.
+-- The bucket that a link between the reductions sees.
 reduced("hybrid", between(function(bucket, next)
   assert(bucket:kind() == "all_reduce" and bucket:divisor() == 2)
   assert(bucket:group() == places and bucket:group("shard"):size() == 1)
@@ -132,7 +133,7 @@ reduced("hybrid", between(function(bucket, next)
   return next(bucket)
 end))
 
--- What a chain returns is checked, on every kind; what does not work is refused before it runs.
+-- The result of a chain is checked on every kind of bucket; a chain that cannot work is refused.
 local function fails(f, ...)
   local ok, message = pcall(f)
   assert(not ok, "it did not fail")

@@ -1,5 +1,6 @@
--- Links and their states on several ranks: files of this folder hold what each rank expects; here,
--- that it holds for any number of ranks, and what a job says whose hook fails on one of them.
+-- Links and their states on several ranks: other files of this folder have the expectations of each
+-- rank. Here: they are met on any number of ranks; and the message of a job whose hook fails on one
+-- rank.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)
@@ -84,8 +85,8 @@ describe("what links remember", function()
   end
 end)
 
--- Trains with links that remember; `saved` (a folder) or nil, and how many steps. Ends with the
--- weights' bits.
+-- Trains with links that have a state, from a checkpoint folder `saved` or nil, for a number of
+-- steps. Prints the bits of the weights.
 local TRAINING = [[
   local ms = require "moonshard"
   local cfg = ms.config { folder = "", steps = 6, link = "powersgd" }

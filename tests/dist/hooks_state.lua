@@ -1,5 +1,5 @@
--- What every rank of hooks_spec.lua's states runs: three passes whose state differs between ranks,
--- saved behind the second; or, from what was saved, the third.
+-- Run by every rank of hooks_spec.lua for states: three passes with a state that differs between
+-- ranks and is saved after the second pass; or, from the saved state, the third pass alone.
 local ms = require "moonshard"
 local hooks, rank, size = ms.hooks, ms.rank(), ms.world_size()
 local cfg = ms.config { folder = "", saved = 0 }        -- saved: by how many ranks; 0: save
@@ -42,8 +42,8 @@ if cfg.saved == 0 then
 else assert(ms.checkpoint.load(ms.checkpoint.latest(cfg.folder), {})) end
 local passes = state:of "all".passes
 local a, b = pass()
--- Each rank had added up its own; where their number is another, each goes on with the mean of
--- them.
+-- Each rank had its own sum. If another number of ranks loads them, each rank continues with their
+-- mean.
 local before = cfg.saved == size and 2 * of_one or 2 * of_one / ranks * size
 if cfg.saved == 0 then before = 2 * of_one end
 check("a", a, before + size * (size + 1) / 2)

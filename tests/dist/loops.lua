@@ -1,7 +1,7 @@
--- What every rank of loops_spec.lua runs: training loops drawn at random (graphs, buckets, links,
--- optimizers, what else a loop may do), once with optimizers that step early, late or sharded, and
--- once plainly: the same bits. folder: for checkpoints; force: Lua code that changes what was
--- drawn, `c`, to look into one.
+-- Run by every rank of loops_spec.lua: training loops drawn at random (graphs, buckets, links,
+-- optimizers, other features of a loop). Each runs once with optimizers that step early, late or
+-- sharded, and once plainly; the weights must be bitwise equal. folder: for checkpoints; force: Lua
+-- code that changes the drawn loop `c`, to debug one.
 local ms = require "moonshard"
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local o = ms.config { first = 1, count = 10, folder = "", force = "" }
@@ -136,7 +136,7 @@ local function link_of(c)
   return c.link ~= "mean" and { c.link } or {}
 end
 
--- What is trained: model, net, optimizers, and the mode of each.
+-- The objects of a training: model, net, optimizers, and the mode of each optimizer.
 local function make(c, early)
   local t = { model = Net(), modes = {}, lists = {}, optimizers = {} }
   if c.dtype ~= "f32" then t.model:to(c.dtype) end
@@ -198,9 +198,9 @@ local function wrap(c, t)
   end
 end
 
--- All that there is goes into a checkpoint and comes back into new optimizers and a new ddp model.
+-- Saves everything in a checkpoint, and loads it into new optimizers and a new ddp model.
 local function save_and_load(c, t, early)
-  -- Which have no state to save in one place.
+  -- Optimizers of in_backward are not saved here: there is one for each parameter.
   for _, mode in ipairs(c.modes) do if mode == "own" then return end end
   local function things()
     local list = { model = t.model }
@@ -281,8 +281,8 @@ local function train(c, early)
   wrap(c, t)
   t.scaler = c.scales and optim.scaler { init_scale = 8, growth_interval = 2 } or nil
   for step in ms.steps(#c.events) do train_one(c, t, step + 1, c.events[step + 1], early) end
-  -- Ranks without inputs left lack the steps of optimizers that are not sharded, so this comes
-  -- last.
+  -- Ranks without inputs left do not take the steps of optimizers that are not sharded, so this
+  -- comes last.
   if c.joins then
     t.net:join({ divisor = c.divisor }, function()
       for step in ms.steps((rank * 2 + c.seed) % 4) do
@@ -298,7 +298,7 @@ local function train(c, early)
   return table.concat(bits, " ")
 end
 
--- What checkpoints leave for models and links that are yet to come.
+-- Loaded states that wait for models and links that are made later.
 local function forget()
   collectgarbage()
   require("moonshard.ddp.layouts").load(nil)

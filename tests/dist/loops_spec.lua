@@ -1,5 +1,5 @@
--- Training loops drawn at random: however optimizers step, the bits are those of the plain loop.
--- loops.lua is what each rank runs.
+-- Training loops drawn at random: for every way in which optimizers step, the weights are bitwise
+-- equal to those of the plain loop. Each rank runs loops.lua.
 local command = require "command"
 local full = os.getenv "MOONSHARD_TEST_FULL" == "1"
 local folder

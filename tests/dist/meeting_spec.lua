@@ -1,7 +1,7 @@
--- Ranks that nobody launched: ms.init with a group, in stock interpreters. ctest: serial
+-- Ranks without a launcher: ms.init with a group, in stock interpreters. ctest: serial
 local command = require "command"
 
--- ms.init with these options, an all-reduce, and what came of it.
+-- Calls ms.init with these options and an all-reduce, and prints the result.
 local SCRIPT = [[
 local ms = require "moonshard"
 local rank, size, path = math.tointeger(arg[1]), math.tointeger(arg[2]), arg[3]
@@ -13,8 +13,8 @@ ms.world():all_reduce(t):sync()
 print(("rank %d of %d: %g"):format(ms.rank(), ms.world_size(), t:to_table()[1]))
 ]]
 
--- Connects to a socket and speaks as no rank does, then as a rank of another job would. Perl: every
--- Debian has it.
+-- Connects to a socket and sends a message that no rank sends, then one of a rank of another job.
+-- It is in Perl, because every Debian has Perl.
 local STRANGER = [[
 use Socket;
 my $rank = pack("Q<a16L<L<a160", 0x3154454d4d44534d, "9.9.9", 2, 1, "");
@@ -42,7 +42,7 @@ describe("ms.init", function()
     return arg[i]
   end
 
-  -- said: a file for what it says.
+  -- said: the file for its output.
   local function start(rank, size, path, said)
     local line = ("timeout 100 '%s' '%s/rank.lua' %d %d '%s' 2>&1")
       :format(interpreter(), folder, rank, size, path or socket)
@@ -83,14 +83,14 @@ describe("ms.init", function()
   it("lets nobody in who is no rank of this job", function()
     command.write(folder .. "/stranger.pl", STRANGER)
     local first = start(0, 3)
-    -- The strangers and a rank with another world_size go there when it is open; the right ones
-    -- come then.
+    -- The strangers and a rank with another world_size connect when the socket is open; the right
+    -- ranks come after them.
     while not io.popen(("stat -c %%A '%s' 2>/dev/null"):format(socket)):read "l" do end
     local answers = io.popen(("perl '%s/stranger.pl' '%s'"):format(folder, socket)):read "a"
     assert.equal(4, select(2, answers:gsub("%d+\n", "")), answers)
     assert.matches("refused: .*its world_size is another one", start(1, 2)())
-    -- Of two with one rank the later is refused. The last rank comes when that is seen: behind it
-    -- the door is closed, and who is late waits for another job.
+    -- Of two processes with the same rank the later one is refused. The last rank comes after that:
+    -- then the socket is closed, and a late process waits for another job.
     local said = { folder .. "/said-1", folder .. "/said-2" }
     local pair = { start(1, 3, nil, said[1]), start(1, 3, nil, said[2]) }
     while not ((command.read(said[1]) or "") .. (command.read(said[2]) or "")):find "\n" do

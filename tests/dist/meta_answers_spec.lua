@@ -1,5 +1,5 @@
--- What lua/moonshard/meta.lua answers authors of new methods: seeds, dtypes and sizes that they
--- would have to guess. ctest: serial
+-- Statements of lua/moonshard/meta.lua on which authors of new methods rely: seeds, dtypes and
+-- sizes. ctest: serial
 local command = require "command"
 local ms = require "moonshard"
 

@@ -1,6 +1,6 @@
--- What every rank of methods_spec.lua runs: a tiny GPT trained by one of the methods of
--- recipes/hooks, or by plain means with the same optimizer. Prints losses, the payload of the last
--- step and of all, and what it follows from.
+-- Run by every rank of methods_spec.lua: a tiny GPT trained with one of the methods of
+-- recipes/hooks, or with plain means and the same optimizer. Prints losses, the payload of the last
+-- step and of all steps, and the shapes from which the payload follows.
 local ms = require "moonshard"
 local nn, optim, data = ms.nn, ms.optim, ms.data
 local o = ms.config {
@@ -11,7 +11,7 @@ local rank, size = ms.rank(), ms.world_size()
 
 local function recipe(name) return dofile(o.source .. "/recipes/hooks/" .. name .. ".lua") end
 
--- link: a link; make: its own optimizer; outer: an object whose after_step(step) is called behind
+-- link: a link; make: its own optimizer; outer: an object whose after_step(step) is called after
 -- each step of a model that is not wrapped.
 local half = o.steps // 10
 local methods = {
@@ -63,8 +63,8 @@ local opt = (method.make or kind[1])(model, {
   momentum = not method.momentum and kind[3] or nil,
   schedule = optim.linear { warmup = o.steps // 10, steps = o.steps, floor = 0.05 },
 })
--- Letters each of which has a few that follow it, one of them mostly: the same text on every
--- machine, now and later, and a loss that falls evenly.
+-- A text in which each letter is followed by one of a few letters, mostly the same one. The text is
+-- the same on every machine, and its loss falls evenly.
 local function make_text()
   local number = 12345
   local function draw(n)

@@ -1,6 +1,6 @@
 -- The methods of recipes/hooks: a tiny GPT trains by each about as well as by plain means with the
--- same optimizer, and each sends exactly the bytes that its formula says. methods.lua is what each
--- rank runs, and makes the text.
+-- same optimizer, and each sends exactly the bytes of its formula. Each rank runs methods.lua,
+-- which also makes the text.
 local command = require "command"
 local full = os.getenv "MOONSHARD_TEST_FULL" == "1"
 local folder = command.folder()
@@ -51,7 +51,7 @@ local function each_bucket(f)
   end
 end
 
--- Two ways over all ranks' parts: what leaves this rank is all parts once, then its own.
+-- Two exchanges: a rank sends all parts once, then its own part of the mean.
 local function both_ways(bytes_of)
   return each_bucket(function(n)
     local chunk = ceil(n, ranks * 256) * 256
@@ -268,7 +268,7 @@ describe("moonshard bench hooks", function()
     local plain = seen.all_reduce
     assert.same({ 0, plain, plain }, { seen.noop, 2 * seen.bf16_compress, seen["plan deferred"] })
     assert.is_true(seen["powersgd, rank 1"] < plain / 20)
-    -- A minute more, for what is printed.
+    -- A minute more, for the output.
     if (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" then return end
     out = command.succeed(folder, "bench hooks --steps 1 --thread-ranks --links none")
     assert.matches("over no link", out)

@@ -1,6 +1,6 @@
--- What every rank of optim_spec.lua runs: sharded optimizers against whole ones, bit for bit, and
--- averagers against numbers worked out by hand. how=other_group: sharded over other ranks than
--- those of the join; how=more_here: ranks without inputs have another optimizer.
+-- Run by every rank of optim_spec.lua: sharded optimizers compared with whole ones, bit for bit,
+-- and averagers compared with numbers computed by hand. how=other_group: sharded over other ranks
+-- than those of the join; how=more_here: ranks without inputs have another optimizer.
 local ms = require "moonshard"
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local options = ms.config { how = "all" }
@@ -107,7 +107,7 @@ do
   same(round(false), round(true), "stochastic rounding")
 end
 
--- Each state lies on one rank only; rank 0 gets all of them to save; what was saved goes on in any
+-- Each state is on one rank only. Rank 0 gets all of them to save. Saved states load into any
 -- optimizer.
 do
   local _, whole = train(optim.adam, false, plain)
@@ -129,8 +129,7 @@ do
       end
     end
   end
-  -- The whole state is what every rank loads: here it is the one of the optimizer that is not
-  -- sharded.
+  -- Every rank loads the whole state: here the one of the optimizer that is not sharded.
   local function go_on(sharded)
     local model = make_model()
     local parameters = model:parameters()
@@ -149,7 +148,7 @@ do
   same(go_on(false), go_on(true), "behind loading")
 end
 
--- Numbers that are no JSON come to rank 0 as they are.
+-- Numbers that JSON cannot hold reach rank 0 unchanged.
 do
   local values = { best = math.huge, worst = -math.huge, tenth = 0.1, whole = 2.0, count = 3 }
   local keeps = optim.define {
@@ -173,8 +172,8 @@ end
 
 --------------------------------------------------------------------------------------------- joined
 
--- Uneven inputs: ranks without any go on stepping what is theirs, and all get what an optimizer
--- that is not sharded gives.
+-- Uneven inputs: ranks without inputs still step the parameters that they own, and all ranks get
+-- the results of an optimizer that is not sharded.
 local inputs = ({ { 3 }, { 2, 4 }, { 4, 1, 2 }, { 1, 5, 3, 0 } })[size][rank + 1]
 
 local function train_joined(make, sharded, o)
@@ -233,7 +232,7 @@ for what, o in ms.sorted_pairs {
   end
 end
 
--- What ranks without inputs left would not take part in.
+-- Calls in which ranks without inputs left would not take part.
 do
   local model = make_model()
   local opt, net = optim.sgd(model, { shard = world }), plain(model)
@@ -274,7 +273,7 @@ end
 local mean = (size - 1) / 2
 local function rank_tensor() return ms.full(rank, { 3 }):keep() end
 
--- By period, behind a warm-up.
+-- By period, after a warm-up.
 do
   local averager, due = optim.averager { period = 4, warmup = 6 }, {}
   for step = 0, 20 do
@@ -303,8 +302,8 @@ if size == 4 then
   end
 end
 
--- Towards a centre: against the same in plain numbers, from a state that was saved and loaded on
--- the way.
+-- Towards a centre: compared with the same in plain numbers; the state is saved and loaded in
+-- between.
 do
   local averager, p, centre = optim.averager { period = 2, elastic = 0.25 }, {}, 0
   for r = 0, size - 1 do p[r] = r end

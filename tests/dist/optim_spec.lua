@@ -1,4 +1,4 @@
--- Sharded optimizers and averagers on several ranks: optim.lua holds what each rank expects.
+-- Sharded optimizers and averagers on several ranks: optim.lua has the expectations of each rank.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)

@@ -1,6 +1,6 @@
--- What every rank of overlap_spec.lua runs: all plans against the plain loop, with links, and what
--- planners see. how=differ: planners that disagree; how=sharded: a plan that a sharded optimizer
--- cannot follow.
+-- Run by every rank of overlap_spec.lua: all plans compared with the plain loop, with links; and
+-- the views of planners. how=differ: planners that disagree; how=sharded: a plan that a sharded
+-- optimizer cannot follow.
 local ms = require "moonshard"
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local options = ms.config { how = "agree" }
@@ -89,8 +89,8 @@ for _, link in ipairs {
   end
 end
 
--- A weight that is also used detached: its gradient is there, and steps early, while backward still
--- reads its values. Every moment gives the bits of the plain loop.
+-- A weight that is also used detached: its gradient is complete, and its step is due, while
+-- backward still reads its values. Every moment of the step gives the same bits as the plain loop.
 do
   local Twice = nn.class "Twice"
   function Twice:init()
@@ -159,8 +159,8 @@ for _, numbers in ipairs(views) do
     for i, x in ipairs(row) do assert(x == all[1][i], "views differ") end
   end
 end
--- Uneven inputs: a rank that only takes part does not step, and all end with the weights of one
--- that went on longest.
+-- Uneven inputs: a rank that takes part with zeros does not step, and all ranks end with the
+-- weights of a rank that had inputs longest.
 for _, prepare in ipairs {
   policy "in_backward", policy "deferred", policy(mixed), linked, in_backward,
 } do
@@ -181,8 +181,8 @@ for _, prepare in ipairs {
   local sums = ms.world():all_gather(flat:view(1, -1)):sync()
   for r = 2, size do assert(sums[r]:eq(sums[1]):all():item(), "weights differ behind join") end
 end
--- Planners go on inside join and behind it, on all ranks in the same passes, also where buckets are
--- rebuilt in a pass that some ranks have no inputs for.
+-- Planners run inside join and after it, on all ranks in the same passes, also if buckets are
+-- rebuilt in a pass for which some ranks have no inputs.
 for _, kind in ipairs { "moments", "buckets" } do
   for before = 1, 2 do
     for first = 0, 1 do
@@ -222,8 +222,8 @@ for _, kind in ipairs { "moments", "buckets" } do
   end
 end
 
--- Parameters that this rank has not used, and others have: their own optimizers, and what a sharded
--- one sends.
+-- Parameters that this rank has not used and other ranks have: optimizers of single parameters, and
+-- the collectives of a sharded optimizer.
 local Switch = nn.class "Switch"
 function Switch:init()
   ms.seed(1)

@@ -1,5 +1,5 @@
--- Plans for optimizers on several ranks, as processes and as threads: overlap.lua holds what each
--- rank expects.
+-- Plans for optimizers on several ranks, as processes and as threads: overlap.lua has the
+-- expectations of each rank.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)
