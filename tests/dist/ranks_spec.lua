@@ -60,8 +60,8 @@ describe("a job of several ranks", function()
     return command.run(folder, ("run %s/ways.lua %s"):format(folder, arguments), settings)
   end
 
-  -- Seconds that a job takes: the least of three, as somebody else may be busy on this machine for
-  -- a moment.
+  -- Seconds that a job takes: the least of three runs, because other processes may use the machine
+  -- for a moment.
   local function length_of(arguments)
     local least = math.huge
     for _ = 1, 3 do
@@ -111,8 +111,8 @@ describe("a job of several ranks", function()
           at [^\n]*\n  rank 2: all_reduce #6",
       },
     }
-    -- What is printed once: by the supervisor, with the lines that lead there, and not by the rank
-    -- as well.
+    -- The message is printed once: by the supervisor, with the traceback, and not by the rank as
+    -- well.
     local once = {
       raise = "boom", table = "not a string", exit = "the recipe called os.exit",
       memory = "no memory for", file = "nowhere",
@@ -124,7 +124,7 @@ describe("a job of several ranks", function()
         assert.equal(expected[1], code, err)
         for i = 2, #expected do assert.matches(expected[i], err) end
         if once[how] then assert.equal(1, select(2, err:gsub(once[how], "")), err) end
-        -- One report, and nobody else's traceback.
+        -- One report, and no traceback of another rank.
         assert.equal(0, select(2, err:gsub("moonshard: rank [02]: ", "")), err)
       end)
     end
@@ -167,7 +167,7 @@ describe("a job of several ranks", function()
         assert.is_truthy(last:match "^moonshard: rank 0 stopped because rank 1: "
           and last:find(place, 1, true), err)
         assert.equal(1, select(2, err:gsub(": mine", "")), err)
-        -- What led to it stands before it, without our own files.
+        -- The traceback comes before it, without the library's files.
         assert.matches("moonshard: rank 1 was at:\n\t[^\n]*hook.lua:7: ", err)
         assert.is_nil(err:match "share/lua")
       end
@@ -185,7 +185,7 @@ describe("a job of several ranks", function()
     end)
   end
 
-  -- As an early return is; whether the collective had begun on that rank or not.
+  -- As after an early return; whether the collective had begun on that rank or not.
   it("ends at once when a rank exits with collectives enqueued", function()
     command.write(folder .. "/exits.lua", [[
 local ms = require "moonshard"
@@ -201,7 +201,7 @@ if ms.rank() == 1 then
   ms.world():all_reduce(t)
   os.exit(0)
 end
--- Until that process is gone, it may still do its part.
+-- Until the process has ended, it may still take part.
 os.execute(("while kill -0 %d 2>/dev/null; do sleep 0.01; done"):format(other))
 ms.world():all_reduce(t):sync()
 print "done"]])
@@ -238,7 +238,7 @@ print "done"]])
         assert.equal(7, code)
         assert.matches(("^moonshard: rank 2 %%(pid %%d+%%) killed by %s after all_reduce #7 of \z
           world %%[f32 x 1024, avg, at [^\n]*ways.lua:31%%] at step 7\n"):format(signal), err)
-        -- One that has not come to the next collective when it hears of the death is still behind
+        -- A rank that learns of the death before it enters the next collective is reported after
         -- the last one.
         assert.matches("ranks 0, 1 ended within [%d.]+ ms; rank 0 %a+ all_reduce #[78]; rank 1 \z
           %a+ all_reduce #[78]", err)
@@ -268,7 +268,7 @@ for step in ms.steps(1 << 40) do
   ms.world():all_reduce(t, "avg"):sync()
   if step == 3 then io.stdout:write("rank ", ms.rank(), "\n") io.stdout:flush() end
 end]])
-    -- The launcher's end is the pipe's end only when its ranks, which hold it too, are gone.
+    -- The pipe ends when the launcher and its ranks, which hold it too, have ended.
     local pipe = io.popen(("cd '%s' && '%s' run forever.lua -n 3 2>/dev/null & echo $!; wait")
       :format(folder, command.program))
     local launcher = pipe:read "l"
@@ -431,8 +431,8 @@ assert(ok)
   end)
 
   -- The moment is drawn over the whole run, its beginning and end included, and so is the rank;
-  -- both by time, and by place in the recipe. At its end the address sanitizer's search for leaks
-  -- is a child of the launcher too, and nobody survives its death.
+  -- both by time, and by place in the recipe. At the end, the address sanitizer's leak search is a
+  -- child of the launcher too, and its death ends the job.
   it("survives nothing, but never hangs: kills", function()
     local count = command.full and 200 or 12
     math.randomseed(20)
@@ -492,7 +492,7 @@ echo rc=$?]]):format(command.program, folder, ranks, folder, moment, send, twice
         :format(trial, signal, whom, ranks, moment, twice and ", twice" or "", tostring(code), err)
       assert.is_true(code == "0" or tonumber(code) == expected[signal], where)
       if not twice then assert.equal("", err, where) end
-      -- The ranks go with their launcher.
+      -- The ranks end with their launcher.
       assert.equal("", io.popen(("pgrep -f '^[^ ]*moonshard run %s/'"):format(folder)):read "a",
         where)
     end

@@ -1,5 +1,5 @@
--- Rates of a run whose steps wait for a slow link: what validation and saving wait for is the
--- steps' time.
+-- Rates of a run whose steps wait for a slow link: the time that validation and saving wait for
+-- earlier steps counts as the steps' time.
 local command = require "command"
 
 local RECIPE = [[
@@ -32,8 +32,8 @@ describe("the rates of a run", function()
     command.succeed(folder, "run r.lua -n 2 --link 100ms")
     local list = command.metrics(folder .. "/out")
     assert.equal(12, #list)
-    -- A step's gradients need the link once, and so does its loss: it cannot take less than
-    -- 100 ms, on however fast a machine.
+    -- A step sends its gradients and its loss over the link, so it takes at least 100 ms on any
+    -- machine.
     for i, entry in ipairs(list) do
       assert.truthy(entry.ms_step >= 100, ("step %d took %.3f ms"):format(i - 1, entry.ms_step))
       assert.truthy(entry.tok_s <= 2 * 32 * 64 / 0.1,

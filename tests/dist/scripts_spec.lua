@@ -4,7 +4,7 @@ local folder
 before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
 
--- Halves gradients, or what options.by says, and says once per run what it was made with.
+-- Multiplies gradients by one half, or by options.by, and prints its options once in a run.
 local HALF = [[
 return function(options)
   local by = options.by or 0.5
@@ -16,7 +16,7 @@ return function(options)
 end
 ]]
 
--- Steps on gradients of 1; prints the weight, which tells what the hook did.
+-- Steps on gradients of 1; prints the weight, which shows the hook's factor.
 local LOOP = [[
 local ms = require "moonshard"
 local cfg = ms.config(ms.scripts.options { steps = 4 })
@@ -129,7 +129,7 @@ describe("a recipe with ms.scripts", function()
   end)
 end)
 
--- Small runs of what is shipped; each writes what its hook was made with.
+-- Small runs of the shipped recipes; each writes the options of its hook.
 describe("every training recipe takes hook=, overlap= and buckets=:", function()
   local text = ("data='%s/README.md' "):format(command.source)
   local small = text .. "length=16 batch=4 dtype=f32 every.eval=0 every.sample=0 every.save=0 "

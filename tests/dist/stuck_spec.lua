@@ -1,5 +1,5 @@
--- Ranks that show no progress: which of them end the job, which are only warned about, and what is
--- said of where they are. ctest: serial
+-- Ranks that show no progress: which of them end the job, which only cause a warning, and what the
+-- report says about their positions. ctest: serial
 local command = require "command"
 
 local SANITIZED = (os.getenv "MOONSHARD_SANITIZE" or "") ~= ""
@@ -51,7 +51,7 @@ describe("a rank that shows no progress", function()
 
   local function job(arguments) return command.run(folder, "run r.lua " .. arguments) end
 
-  -- What is said of rank 1, by what it does.
+  -- The report on rank 1, for each thing that it does.
   local PLACES = {
     loop = "it runs its script at r.lua:6",
     finalizer = "it runs a finalizer %(__gc%), its last known line is r.lua:4",
@@ -64,8 +64,8 @@ describe("a rank that shows no progress", function()
 
   for how, place in pairs(PLACES) do
     for _, waits in ipairs { false, true } do
-      -- Who waits makes no difference to what is found: two ways are enough. Sanitizers hold
-      -- signals back from loops that call nothing.
+      -- The report does not depend on which call waits, so two ways are enough. Sanitizers delay
+      -- signals in loops without calls.
       if (not waits or how == "loop" or how == "stop") and not SANITIZED then
         it(("(%s) ends the job when %s")
           :format(how, waits and "others wait for it" or "the others have finished"), function()

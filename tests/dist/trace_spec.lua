@@ -1,4 +1,4 @@
--- Traces of jobs: one file of all ranks, whatever these are and however they end. ctest: serial
+-- Traces of jobs: one file of all ranks, for processes and threads, for every end. ctest: serial
 local command = require "command"
 local core = require "moonshard.core"
 
@@ -48,7 +48,7 @@ describe("the trace of a job", function()
       if event.ph == "X" then
         local args = event.args
         assert.is_true(event.dur >= 0)
-        -- Viewers want numbers and categories.
+        -- Viewers need numbers and categories.
         assert.equal("integer", math.type(event.tid))
         assert.equal(args.kind, event.cat)
         seen[event.pid] = seen[event.pid] or {}
@@ -80,7 +80,7 @@ describe("the trace of a job", function()
       assert.equal((32 * 32 + 32) * 2, collectives[rank][1].args.bytes)
       assert.equal(0, collectives[rank][1].args.step)
     end
-    -- All clocks are one: ranks are in a collective together.
+    -- All ranks have one clock: they are in a collective at the same time.
     for i = 1, 3 do
       local from, to = 0, math.huge
       for rank = 0, ranks - 1 do
@@ -93,7 +93,7 @@ describe("the trace of a job", function()
 
   for _, kind in ipairs { "", "--thread-ranks" } do
     it("has all ranks in one file" .. kind, function()
-      -- Of an earlier run with more ranks.
+      -- A part of an earlier run with more ranks.
       command.write(folder .. "/t.json.rank-1", "[]")
       command.succeed(folder, ("run r.lua -n 2 %s --trace t.json"):format(kind))
       check(events_of "t.json", 2)

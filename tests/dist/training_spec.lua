@@ -70,7 +70,7 @@ describe("training on several ranks", function()
   end)
   after_each(function() command.remove(folder) end)
 
-  -- What each rank said at its end, from rank 0 on, and all output.
+  -- Returns the last output of each rank, from rank 0 on, and all output.
   local function train(arguments)
     local out, err = command.succeed(folder, "run r.lua " .. arguments)
     local ranks = {}
@@ -164,7 +164,7 @@ describe("training on several ranks", function()
     train "-n 3 --link 20ms"
     local list = command.metrics(folder .. "/run")
     assert.equal(8, #list)
-    -- A step waits for the link; its figures are told by one of the next.
+    -- A step waits for the link; a later step reports its figures.
     assert.truthy(list[8].exposed_comm_ms > 1)
     for _, entry in ipairs(list) do
       assert.equal(1, entry.everyone)
@@ -222,7 +222,7 @@ describe("training on several ranks", function()
     for name in out:gmatch "saved usr/(step%-%d+)" do saved[#saved + 1] = name end
     assert.equal(2, #saved, out)
     assert.equal("step-00000040", saved[2])
-    -- By hand, the first loss behind that checkpoint is that of the run.
+    -- By hand, the first loss after that checkpoint is that of the run.
     local step = tonumber(saved[1]:match "%d+")
     assert.truthy(step >= 5 and step <= 40)
     train "-n 2 run=usr2 steps=40 save=1000 ask=USR2"
@@ -262,7 +262,7 @@ describe("training on several ranks", function()
       end
       assert.truthy(lines > 36 and lines <= 128)
     end
-    -- What goes on from there ends as if nothing had happened.
+    -- A run that resumes from there ends as if it had not been stopped.
     train "-n 2 run=whole save=100 steps=20"
     local _, warnings = command.succeed(folder,
       "run dies.lua -n 2 run=dies save=5 steps=20 resume=auto")

@@ -1,9 +1,9 @@
 -- moonshard run --watch: scripts that change while a job runs. ctest: serial
 local command = require "command"
 
--- Each step all ranks add the loss's gradient through the hook; what the hook did is in the
--- weights. Between steps rank 0 puts files in the place of others: as an editor would, but at known
--- steps. It prints what the hook of each step multiplied with.
+-- In each step all ranks reduce the loss's gradient with the hook, whose factor shows in the
+-- weights. Between steps rank 0 replaces files, as an editor would, but at known steps. It prints
+-- the factor of the hook in each step.
 local RECIPE = [[
 local ms = require "moonshard"
 local core = require "moonshard.core"
@@ -45,7 +45,7 @@ describe("watched scripts", function()
   end)
   after_each(function() command.remove(folder) end)
 
-  -- Runs; the line of each rank, all of which must be equal.
+  -- Runs the job; returns the line of the ranks, which must be equal on all.
   local function run(arguments, ranks)
     local out, err = command.succeed(folder, "run r.lua --watch " .. arguments)
     local first
@@ -58,8 +58,8 @@ describe("watched scripts", function()
     return first, out, err
   end
 
-  -- The two steps with which something new was in force. Where rank 0 is ahead of others, they meet
-  -- a step later.
+  -- The two steps from which a new script was in force. If rank 0 is ahead of others, all switch a
+  -- step later.
   local function switches(out, file)
     local found = {}
     for step in out:gmatch(
@@ -76,7 +76,7 @@ describe("watched scripts", function()
 
     it("are in force on all ranks from the same step on: " .. kind, function()
       command.write(folder .. "/next-2.lua", "-- in Latin-1: \xe9\n" .. times(3))
-      -- A script may be longer than what other texts that ranks share.
+      -- A script may be longer than other texts that ranks share.
       command.write(folder .. "/next-5.lua", ("-- long\n"):rep(2000) .. [[
         local hooks = require "moonshard.hooks"
         return hooks.chain {
@@ -260,7 +260,7 @@ describe("watched scripts", function()
       assert.is_true((tonumber(step) > 8) == (file == "hook"), out)
     end
     table.sort(told)
-    -- The plan of the model that is still wrapped; nobody has the policy.
+    -- The plan of the model that is still wrapped; no model uses the policy any more.
     assert.same({ "hook", "other", "plan" }, told, out)
     for rank = 0, 1 do
       assert.truthy(out:find(("rank %d ends with 3"):format(rank), 1, true), out)

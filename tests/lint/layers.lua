@@ -1,10 +1,10 @@
--- Reads the sources as text and reports what breaks the house rules: layers, system calls, global
--- state, flags, first lines.
+-- Reads the sources as text and reports violations of the project's rules: layers, system calls,
+-- global state, flags, first lines.
 --
 --     lua5.4 tests/lint/layers.lua [ROOT]
 --
--- It knows C only as far as these rules need: comments and strings are blanked, the rest is matched
--- by words.
+-- It parses C only as far as these rules need: comments and strings are blanked, the rest is
+-- matched by words.
 
 local root = arg[1] or "."
 
@@ -89,8 +89,7 @@ local function blank(text)
   return (text:gsub("[^\n]", " "))
 end
 
--- Walks over C text and blanks comments and, if asked, what stands inside quotes; line numbers stay
--- true.
+-- Walks over C text and blanks comments and, if asked, strings; line numbers do not change.
 local function strip(text, strings_too)
   local out, at = {}, 1
   while at <= #text do
@@ -174,7 +173,7 @@ local function check_calls(path, code)
   for _, name in ipairs(ALLOWED[path] or {}) do allowed[name] = true end
   if allowed["*"] then return end
   for position, name in code:gmatch("()%f[%w_]([%a_][%w_]*)%f[^%w_]%s*%(") do
-    -- A member (os->open, table.free) is somebody's function pointer, not the system's function.
+    -- A member (os->open, table.free) is a function pointer, not the system's function.
     if SYSTEM[name] and not allowed[name] then
       local before = code:sub(math.max(1, position - 40), position - 1):match("(%S*)%s*$")
       if not before:find("%.$") and not before:find("->$") then
@@ -218,7 +217,7 @@ local function check_global(path, code, position, statement)
   end
 end
 
--- Splits a file into its outermost statements; each block is replaced by {}. A block behind a
+-- Splits a file into its outermost statements; each block is replaced by {}. A block after a
 -- closing parenthesis is a function's body and ends its statement; statics inside bodies are looked
 -- for by their word.
 local function check_globals(path, code)

@@ -1,5 +1,5 @@
--- Shows that layers.lua finds what it is for and lets the rest pass: each case is a small tree and
--- the report it must give.
+-- Shows that layers.lua reports violations and nothing else: each case is a small tree and the
+-- expected report.
 --
 --     lua5.4 tests/lint/layers_test.lua
 

@@ -1,5 +1,5 @@
--- Shows that symbols.lua finds what it is for and lets the rest pass: each case is a small build
--- tree of compiled objects, and what the lint must say about it.
+-- Shows that symbols.lua reports violations and nothing else: each case is a small build tree of
+-- compiled objects, and the expected report.
 --
 --     lua5.4 tests/lint/symbols_test.lua CC NM
 

@@ -2,7 +2,7 @@
 -- fields of tables of options.
 local annotations = {}
 
--- Splits at a character that stands outside of brackets and quotes.
+-- Splits at a character that is outside of brackets and quotes.
 local function split(text, separator)
   local parts, depth, quoted, first = {}, 0, false, 1
   for i = 1, #text do
@@ -49,7 +49,7 @@ local function type_of(text)
 end
 
 --- Classes by name: { functions = { { name, parameters } }, fields = { { name, optional, type } }
---- }; the second result are aliases.
+--- }. The second result has the aliases.
 ---@param path string
 ---@return table<string, table>, table<string, string>
 function annotations.read(path)
@@ -80,7 +80,7 @@ local plain = {
   ["ms.Tensor"] = "tensor", ["ms.Parameter"] = "tensor",
 }
 
--- Whether a class is one of objects: it has methods on self.
+-- Whether the values of a class are objects: it has methods on self.
 local function is_object(class)
   for _, declared_function in ipairs(class.functions) do
     if (declared_function.parameters[1] or {}).type == "self" then return true end

@@ -21,7 +21,8 @@ local function declared()
   return classes
 end
 
--- What meta.lua says of each kind of optimizer, beside its line or above it: its hyper-parameters.
+-- The hyper-parameters of each kind of optimizer: the comment in meta.lua beside its line or above
+-- it.
 local function hyper_parameters()
   local kinds, above = {}, ""
   for line in io.lines((os.getenv "MOONSHARD_SOURCE" or ".") .. "/lua/moonshard/meta.lua") do
@@ -69,7 +70,7 @@ describe("the annotations", function()
     ["ms.Report"] = ms.report { run = folder }, ["ms.Dataset"] = set,
     ["ms.Loader"] = set:loader { batch = 1, length = 4 },
   }
-  -- Descriptions of tables that users write: nothing of them exists by itself.
+  -- Descriptions of tables that users write: the library has no such tables.
   local descriptions = {
     ["ms.TrainOptions"] = true, ["ms.OptimizerOptions"] = true, ["ms.Kind"] = true,
     ["ms.DDPOptions"] = true, ["ms.Stage"] = true, ["ms.EvalOptions"] = true,
@@ -132,7 +133,7 @@ describe("the annotations", function()
       local more = ({ ["ms.Tensor"] = "ms.Parameter", ["ms.DDP"] = "ms.Module" })[class]
       for name, field in pairs(more and fields_of(more) or {}) do known[name] = field end
       for name in pairs(methods) do
-        -- In-place twins are told of together.
+        -- In-place forms are documented together.
         local told = known[name] or class == "ms.Tensor" and known[name:match "^(.*)_$"]
         assert.is_truthy(name:find "^_" or told, ("%s.%s is not in meta.lua"):format(class, name))
       end
@@ -197,7 +198,7 @@ describe("the annotations", function()
     ["ms.optim.in_backward"] = of(ms.optim, "in_backward", ms.optim.sgd, layer:parameters()),
   }
 
-  -- What these options need beside the unknown one.
+  -- Options that are required besides the unknown one.
   local function with(f, name, value)
     return function(o)
       o[name] = value
@@ -210,7 +211,7 @@ describe("the annotations", function()
   takes["ms.full"] = of(ms, "full", 1)
   takes["ms.randint"] = with(of(ms, "randint"), "high", 2)
 
-  -- What a function says that it takes when an option is none of it.
+  -- The options that a function lists in its error about an unknown option.
   local function accepted(f)
     local ok, message = pcall(f, { zzqqxxzzqqxx = 1 })
     assert.is_false(ok)
@@ -255,7 +256,7 @@ describe("the annotations", function()
             f = function(o) return tables[class][method.name](o) end
           end
           assert.is_truthy(f, "this spec has no call of " .. where)
-          -- The hyper-parameters of a kind stand in its comment.
+          -- The hyper-parameters of a kind are in its comment.
           local open = optimizer
             and (method.name == "in_backward" and kinds.sgd or kinds[method.name]) or nil
           if last.type == "ms.RandomShape" then
@@ -263,7 +264,7 @@ describe("the annotations", function()
             table.move(shape, 1, #shape, #fields + 1, fields)
           end
           local known = accepted(f)
-          -- Models share one table of options; each field says whether it is of one of them only.
+          -- Models share one table of options; a field's comment says if only one model has it.
           if last.type == "ms.ModelOptions" then
             for _, other in ipairs { "gpt2", "llama" } do
               for name in pairs(accepted(ms.nn[other])) do known[name] = true end

@@ -70,7 +70,7 @@ describe("errors of workers", function()
     assert.truthy(message:find("never computed", 1, true), message)
     assert.is_false((pcall(function() return after * 2 end)))
     assert.is_false((pcall(function() return core.probe(after[1][1]):value() end)))
-    -- What was written before and after is as it was.
+    -- Memory that was written before and after is unchanged.
     near({ 1 }, ms.ones { 1 })
     after:fill_(3)
     near({ { 3, 3 } }, after)
@@ -233,7 +233,7 @@ describe("errors in strange places", function()
     end
     local ok, failure = pcall(ms.no_grad, function() error() end)
     assert.is_false(ok)
-    -- Nil says nothing; this at least says where.
+    -- The error value nil has no message; this message at least has the place.
     assert.truthy(failure:find("not a string", 1, true))
     local bad = setmetatable({}, { __tostring = function() error "tostring" end })
     ok, failure = pcall(ms.no_grad, function() error(bad) end)

@@ -128,8 +128,8 @@ local function alone(text, expected)
   file:close()
   local interpreter = arg and arg[-1] or "lua5.4"
   for i = -1, -20, -1 do if arg and arg[i] then interpreter = arg[i] end end
-  -- Who leaves in the middle of a hook leaves the engine's frames behind; all else must free what
-  -- it has.
+  -- A program that exits inside a hook does not unwind the engine's frames, so it may leak; all
+  -- others must free everything.
   local quiet = text:find("os.exit(0, true) end) x:sum", 1, true)
     and "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 " or ""
   local code, output = shell(("%s'%s' '%s'"):format(quiet, interpreter, path))

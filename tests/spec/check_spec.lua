@@ -1,4 +1,4 @@
--- moonshard check: what it predicts is what the run takes, to the byte.
+-- moonshard check: its predictions equal the real run, to the byte.
 local command = require "command"
 local core = require "moonshard.core"
 
@@ -24,8 +24,8 @@ describe("moonshard check", function()
     return assert(core.json_decode(out))
   end
 
-  -- Runs it really and by check; both peaks must be equal. Nothing but what the real run wrote may
-  -- be in the folder afterwards.
+  -- Runs the recipe, and checks it; both peaks must be equal. Afterwards the folder must have only
+  -- the files of the real run.
   local function same_peak(recipe, options)
     local before = core.list(folder)
     local predicted = checked(recipe, options)
@@ -68,8 +68,8 @@ describe("moonshard check", function()
     local peak = same_peak(recipe, options)
     local metrics = command.metrics(folder .. "/out")
     assert.equal(peak, metrics[#metrics].peak_bytes)
-    -- Going on from a checkpoint holds what it read beside the model; and a second run has measured
-    -- nothing first.
+    -- A resumed run holds the loaded state besides the model; and a second run does not measure the
+    -- peak first.
     same_peak(recipe, options:gsub("steps=7", "steps=9") .. " resume=auto")
     for _, dtype in ipairs { "f32", "f16" } do
       same_peak(recipe, options:gsub("run=out", "run=" .. dtype) .. " dtype=" .. dtype)
@@ -209,7 +209,8 @@ describe("moonshard check", function()
     },
   }]]
 
-  -- A recipe whose policy steps early what is reduced before backward ends, and prints its moments.
+  -- A recipe whose policy steps buckets early that are reduced before backward ends, and prints the
+  -- moments.
   local PLANNED = [[
     local ms = require "moonshard"
     local o = ms.config { overlap = "classic" }
@@ -251,7 +252,7 @@ describe("moonshard check", function()
 
   it("says which plans were made from times", function()
     command.write(folder .. "/p.lua", PLANNED)
-    -- Links that are slow beside arithmetic, and the other way round.
+    -- Links that are slow compared with arithmetic, and fast links.
     command.write(folder .. "/hidden.lua", RATES:format("1e6", "1e15", "1e12"))
     command.write(folder .. "/late.lua", RATES:format("1e15", "1e15", "1e3"))
     for name, pattern in pairs { hidden = "early [1-9]%d* of", late = "early 0 of" } do

@@ -118,7 +118,7 @@ describe("checkpoint", function()
     assert.same({ "step-00000001" }, core.list(folder))
   end)
 
-  it("what is not whole is passed over by latest", function()
+  it("latest skips checkpoints that are not whole", function()
     assert(checkpoint.save(folder, { step = 1 }))
     assert(checkpoint.save(folder, { step = 2 }))
     checkpoint.wait()
@@ -126,8 +126,8 @@ describe("checkpoint", function()
     core.make_directory(folder .. "/step-00000003")
     core.make_directory(folder .. "/.tmp-step-00000004")
     assert.equal(folder .. "/step-00000001", checkpoint.latest(folder))
-    -- A crash in the middle of a replacement leaves it under another name, until the next save puts
-    -- it back.
+    -- A crash during a replacement leaves the old checkpoint under another name, until the next
+    -- save restores it.
     shell("mv '%s/step-00000001' '%s/.old-step-00000001'", folder, folder)
     local aside = checkpoint.latest(folder)
     assert.equal(1, assert(checkpoint.load(aside, {})).step)
@@ -228,7 +228,7 @@ describe("checkpoint", function()
     core.file_write(folder, "a file where the folder should be")
     assert.is_nil((checkpoint.save(folder, { step = 1 })))
     os.remove(folder)
-    -- A file where the temporary folder should be: only the thread meets it.
+    -- A file in place of the temporary folder: only the writing thread fails on it.
     core.make_directory(folder)
     core.file_write(folder .. "/.tmp-step-00000001", "in the way")
     assert.equal(folder .. "/step-00000001", checkpoint.save(folder, { step = 1 }))
@@ -309,7 +309,7 @@ describe("checkpoint", function()
     end
     refused({ { 1, 2, 3 } }, "'1.bias' is in no bucket", "wrapped as it was when it was saved")
     refused({ { 1, 2 }, { 3, 4, 5 } }, "have more")
-    -- A backward that has not come to an end is no damage, either.
+    -- A backward that has not ended is not reported as damage, either.
     model(ms.ones { 4 })
     model[1](ms.ones { 4 }):sum():backward()
     refused(nil, "while a backward fills them")

@@ -1,5 +1,5 @@
--- For specs: runs the program in a folder of its own and tells how it ended. Nothing waits for a
--- time to pass; `timeout` only ends what hangs.
+-- For specs: runs the program in a folder of its own and returns how it ended. No test waits for a
+-- fixed time; `timeout` only ends a process that hangs.
 local command = {
   program = os.getenv "MOONSHARD_BIN", source = os.getenv "MOONSHARD_SOURCE",
   full = os.getenv "MOONSHARD_TEST_FULL" == "1",
@@ -44,7 +44,7 @@ function command.line(folder, arguments, settings)
     :format(folder, folder, settings or "", DEADLINE, command.program, arguments)
 end
 
--- What a shell says of the end of a command, as one number: 128 + n for a signal.
+-- The exit code of a command as a shell reports it: 128 + n for a signal.
 local function code_of(_, how, number) return how == "signal" and 128 + number or number end
 
 --- Runs `moonshard ARGUMENTS` in the folder to its end.
@@ -57,7 +57,7 @@ function command.run(folder, arguments, settings)
   return code, command.read(folder .. "/.stdout"), command.read(folder .. "/.stderr")
 end
 
---- The same, which must end well; shows what the program said otherwise.
+--- The same for a command that must succeed; shows its output if it fails.
 ---@return string stdout
 function command.succeed(folder, arguments, settings)
   local code, out, err = command.run(folder, arguments, settings)
@@ -67,7 +67,8 @@ function command.succeed(folder, arguments, settings)
   return out, err
 end
 
---- Starts it and gives its output as a file to read lines from; finish() waits and tells the code.
+--- Starts it and returns its output as a file; finish() waits for its end and returns the exit
+--- code.
 function command.start(folder, arguments, settings)
   local file = assert(io.popen(("{ %s; } 2>'%s/.stderr'")
     :format(command.line(folder, "run " .. arguments, settings), folder), "r"))

@@ -1,5 +1,5 @@
--- The program's commands but `run` and `check`: what they answer, what they refuse, and the peak
--- that figures are shares of. ctest: serial
+-- The program's commands except `run` and `check`: their output, their errors, and the peak of
+-- which figures are shares. ctest: serial
 local core = require "moonshard.core"
 local command = require "command"
 
@@ -40,8 +40,7 @@ describe("the command line", function()
         :gsub("\n" .. (" "):rep(9) .. "+", " ")
       for switch in options:gmatch "\n   ([^\n]+)" do
         local _, count = switch:gsub("default", "")
-        -- What takes a value and has a default says it; these have none: nothing is done without
-        -- them.
+        -- The help of a switch with a value states its default. These switches have no default.
         local none = switch:match "^%-%-trace" or switch:match "^%-%-html"
           or switch:match "^%-%-golden" or switch:match "^%-%-rank "
           or switch:match "^%-%-config FILE" or name == "bench hooks"

@@ -2,8 +2,8 @@
 -- prints "ok: name on rank R".
 local command = require "command"
 
---- The names of all cases that ran anywhere, in order; for each whether it was right on every rank
---- of every way; how many stand in the file; what went wrong.
+--- Returns the names of all cases that ran, in order; for each, whether it passed on every rank in
+--- every way; the number of cases in the file; and the failures.
 ---@param path string within the repository
 ---@param ways { [1]: integer, [2]: string }[] numbers of ranks, and more arguments
 return function(path, ways)

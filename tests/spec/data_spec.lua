@@ -129,7 +129,7 @@ describe("data", function()
     local again = set:loader(options)
     again:load_state(state)
     for i = 1, 30 do assert.equal(expected[i], data.to_text(again:next():reshape(64))) end
-    -- The one that ran on can also go back.
+    -- The loader that continued can also be set back.
     loader:load_state(state)
     assert.equal(expected[1], data.to_text(loader:next():reshape(64)))
     assert.error_matches(function() set:loader { batch = 4, length = 17 }:load_state(state) end,

@@ -1,5 +1,5 @@
--- ddp and hooks as scripts see them on one rank: what a wrapped model does, options, what links may
--- and may not. Several ranks: dist/ddp_spec.lua.
+-- ddp and hooks as scripts see them on one rank: wrapped models, options, what links may and may
+-- not do. Several ranks: dist/ddp_spec.lua.
 local ms = require "moonshard"
 local support = require "support"
 local near, fails = support.near, support.fails
@@ -71,7 +71,7 @@ describe("a ddp model", function()
     model:no_sync(function() run(model) end)
     near({ { 6, 8 } }, first, 0)
     assert.equal(first, model.weight:grad())
-    -- A gradient of the script's own comes into the bucket.
+    -- A gradient that a script has set is copied into its bucket.
     model.weight:set_grad(ms.tensor { { 1., 1 } })
     run(model)
     near({ { 4, 5 } }, model.weight:grad(), 0)
@@ -304,7 +304,7 @@ describe("a ddp model", function()
       assert.equal(0, code, text)
       return tonumber(text:match "(%d+)%s*$")
     end
-    -- 16 MiB a bucket, 96 in all; from 16 on what nobody holds goes.
+    -- 16 MiB for each bucket, 96 in total; from 16 on, memory without a reference is released.
     local piled = peak "function(b, next) local t = b:buffer() * 2 return \z
       next(b):and_then(function(r) return r * 1 + t * 0 end) end"
     assert.is_true(piled <= peak "'reduce'" + 32, piled)
@@ -343,8 +343,8 @@ describe("a ddp model", function()
 end)
 
 describe("a bucket plan", function()
-  -- Three layers, used last to first; the sizes of buckets, in parameters, behind `passes` passes
-  -- by a plan.
+  -- Three layers, used from the last to the first. Returns the sizes of buckets, in parameters,
+  -- after `passes` passes with a plan.
   local Three = ms.nn.class "Three"
   function Three:init()
     self.a, self.b, self.c = ms.nn.Linear(2, 2), ms.nn.Linear(2, 2), ms.nn.Linear(2, 2)
@@ -721,7 +721,7 @@ describe("without data", function()
     assert.truthy(ahead > 2 * product and ahead < 2.2 * product, out)
     assert.truthy(back > 3 * product and back < 4 * product, out)
     assert.truthy(ready > 0 and ready < back, out)
-    -- One bucket of 66304 bytes at first, among 4 ranks: its reduction is latency and speed in one.
+    -- One bucket of 66304 bytes at first, on 4 ranks: its reduction shows latency and rate in one.
     assert.equal(0, tonumber(latency))
     near(66304 / (4 * 1 + 66304 * 2 * 3 / 4 / 1e6), tonumber(speed), 1)
     assert.truthy(out:find("\n2\n", 1, true), out)

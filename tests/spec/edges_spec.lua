@@ -1,5 +1,5 @@
--- Where programs end up by accident: tensors without elements, shapes that cannot be counted,
--- gradients that an operator has none of, and what messages call a dimension.
+-- Edge cases that programs reach by accident: tensors without elements, shapes whose number of
+-- elements overflows, operators without a gradient, and the names of dimensions in messages.
 local ms = require "moonshard"
 local support = require "support"
 local fails = support.fails
@@ -82,7 +82,7 @@ describe("shapes that cannot be counted", function()
   it("are refused, also where strides of 0 need no memory for them", function()
     local one = ms.ones { 1, 1 }
     fails(function() one:expand(1 << 32, 1 << 32) end, "more bytes than 63 bits can count")
-    -- Elements can, their bytes not.
+    -- The number of elements fits, the number of bytes does not.
     fails(function() one:expand(1 << 31, 1 << 31) end, "more bytes than 63 bits can count")
     assert.equal(1 << 40, one:expand(1 << 20, 1 << 20):numel())
   end)

@@ -1,4 +1,4 @@
--- recipes/embed/two_engines: a C program with two engines; what happens in one is nothing to the
+-- recipes/embed/two_engines: a C program with two engines; an error in one does not affect the
 -- other.
 local command = require "command"
 

@@ -1,4 +1,4 @@
--- Streams as scripts see them: the host runs ahead of the work, streams run side by side, and
+-- Streams as scripts see them: the host runs ahead of the work, streams run in parallel, and
 -- recorded times show both. ctest: serial
 local ms = require "moonshard"
 local core = require "moonshard.core"
@@ -48,8 +48,8 @@ describe("streams", function()
     local a = ms.ones { 300, 300 }
     for _ = 1, 20 do
       local b = a:matmul(a)                                  -- compute
-      local c = side:run(function() return b:add(1) end)     -- side, behind it
-      local d = c:sum()                                      -- compute, behind side
+      local c = side:run(function() return b:add(1) end)     -- side, after it
+      local d = c:sum()                                      -- compute, after side
       assert.equal(300 * 300 * 301, d:item())
     end
   end)

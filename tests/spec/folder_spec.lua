@@ -3,8 +3,8 @@
 local command = require "command"
 local core = require "moonshard.core"
 
--- A model so small that a step takes no time. It prints its weight, which tells branches with other
--- data apart.
+-- A model so small that a step takes almost no time. It prints its weight, which differs between
+-- branches with different data.
 local RECIPE = [[
 local ms = require "moonshard"
 local cfg = ms.config {
@@ -83,11 +83,11 @@ describe("the folder of a run", function()
     end
     assert.same({ "step-00000010", "step-00000020", "step-00000025" }, names "step-")
     assert.same({ "aside-step-00000020", "aside-step-00000030" }, names "aside-")
-    -- auto goes on with the branch that was trained last.
+    -- auto continues the branch that was trained last.
     local resumed = succeed "steps=25 target=3 resume=auto"
     assert.matches("resumed from out/step%-00000025", resumed)
     assert.equal(weight(out), weight(resumed))
-    -- A second branch that is left does not overwrite the first.
+    -- A second abandoned branch does not overwrite the first.
     succeed "steps=21 last=1 keep_every=10 target=5 resume=out/step-00000010"
     assert.same({
       "aside-2-step-00000020", "aside-step-00000020", "aside-step-00000025", "aside-step-00000030",
@@ -192,7 +192,7 @@ describe("the folder of a run", function()
     assert.matches("tensors.safetensors.*it is skipped\n.*no checkpoint in 'out' can be read",
       err)
     assert.equal(metrics, command.read(folder .. "/out/metrics.jsonl"))
-    -- Where there is none at all, training begins, and says so.
+    -- Without any checkpoint, training begins, and a log line says so.
     assert.matches("nothing to resume in fresh: training begins at step 0",
       (succeed "steps=1 run=fresh resume=auto"))
   end)
@@ -217,7 +217,7 @@ describe("the folder of a run", function()
   end)
 
   it("says saved only when it is so, and a lost last save ends with 3", function()
-    -- A file where the temporary folder should be: the thread that writes meets it.
+    -- A file in place of the temporary folder: the writing thread fails on it.
     local function block(step)
       command.write(("%s/out/.tmp-step-%08d"):format(folder, step), "in the way")
     end
@@ -228,20 +228,20 @@ describe("the folder of a run", function()
     assert.matches("saved out/step%-00000010\n", out)
     assert.is_nil(out:match "saved out/step%-00000015")
     assert.matches("lost [^\n]*out/.tmp%-step%-00000015", out)
-    assert.matches("weight ", out)  -- what the recipe does after training is done all the same
+    assert.matches("weight ", out)  -- the recipe's code after the training still runs
     assert.matches("rank 0: out/step%-00000015 was not saved: [^\n]*out/.tmp%-step%-00000015", err)
     assert.matches(
       "\nmoonshard: the last checkpoint was not saved: [^\n]*out/.tmp%-step%-00000015[^\n]*\n$",
       err)
     assert.same({ "step-00000005", "step-00000010" }, names "step-")
-    -- One that was lost on the way is told, and a later one that is saved makes the run good.
+    -- A checkpoint that was not saved is reported; a later one that is saved makes the run succeed.
     block(12)
     out, err = succeed "steps=14 every=2 resume=auto"
     assert.matches("step%-00000012 was not saved", err)
     assert.is_nil(out:match "saved out/step%-00000012")
     assert.matches("saved out/step%-00000014\n", out)
     assert.matches("lost nil\n", out)
-    -- A run that was told to stop ends with 75 only if what it has done is on disk.
+    -- A run that was requested to stop ends with 75 only if its last checkpoint is on disk.
     block(18)
     code, out, err = run "steps=40 every=100 kill=17 resume=auto"
     assert.equal(128 + 15, code, out)

@@ -118,7 +118,7 @@ describe("a future", function()
     assert.is_true(rawequal(object, failure))
     f:and_then(function() ran = true end)
     assert.is_true(ran)
-    -- Whoever waits for a value that will not come hears why.
+    -- A wait for a value that will not come raises the reason.
     local dependent
     pcall(function()
       f:and_then(function()

@@ -168,8 +168,8 @@ describe("moonshard test --golden", function()
   end
 
   it("takes numbers of steps, sizes and hyper-parameters from the manifest", function()
-    -- Other hyper-parameters than those of the file must be noticed: nothing is compared with what
-    -- we know already.
+    -- Hyper-parameters that differ from the file's must be noticed: results must be compared with
+    -- the file's, not with our own.
     local code, text = run(function(m)
       only(m, "optimizers")
       m.optimizers.cases[1].hyperparameters.lr = 0.2

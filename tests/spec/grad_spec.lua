@@ -125,7 +125,7 @@ describe("backward", function()
     local y = x * x:detach()
     y:sum():backward()
     near({ 3 }, x:grad())
-    -- The same memory: what is written to one is in the other.
+    -- Both share memory: a write to one shows in the other.
     x:detach():fill_(5)
     near({ 5 }, x)
     local a, b, c = ms.no_grad(function() return 1, nil, 3 end)
@@ -339,8 +339,8 @@ describe("recompute", function()
     local less = peak(function()
       return ms.recompute(body, ms.recompute(body, ms.recompute(body, x)))
     end)
-    -- Plainly the 24 results are kept; else the inputs of three parts, eight results of the one
-    -- that runs, and some gradients.
+    -- Without recomputation the 24 results are kept; with it, the inputs of three parts, eight
+    -- results of the part that runs, and some gradients.
     local one = x:numel() * 4
     assert.is_true(plain >= 24 * one, ("%d"):format(plain))
     assert.is_true(less <= 14 * one + 64, ("%d against %d"):format(less, plain))
@@ -405,8 +405,8 @@ describe("autocast", function()
     near(x:rms_norm():to_table(), ms.autocast("bf16", function() return x:rms_norm() end), 0)
   end)
 
-  -- What runs before a product also writes the product's operand in bf16. That copy must be what a
-  -- cast gives, and end with the values that it copies.
+  -- The operator before a product also writes the product's operand in bf16. This copy must equal a
+  -- cast, and must be dropped when the values change.
   local before_products = {
     layer_norm = function(x, w) return x:layer_norm(w, w) end,
     rms_norm = function(x, w) return x:rms_norm(w) end,
@@ -494,7 +494,7 @@ describe("flat", function()
       at = at + p:numel()
     end
     assert.is_false(flat:eq(0.5):any():item() and flat:eq(0.5):all():item())
-    -- The same again is the same memory.
+    -- A second call gives the same memory.
     ms.flat(parameters):fill_(2)
     assert.is_true(flat:eq(2):all():item())
   end)

@@ -1,4 +1,4 @@
--- What the specs of the bindings share: a leaf, some training, and a value of every kind.
+-- Helpers of the specs of the bindings: a leaf, some training, and a value of every kind.
 local ms = require "moonshard"
 -- Nothing here may take much memory, whatever numbers it gets.
 ms.init { memory_bytes = 1 << 28, threads = 2 }

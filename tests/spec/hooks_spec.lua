@@ -192,7 +192,7 @@ describe("a state", function()
     fails(function() hooks.stage { name = name } end, name)
     fails(function() hooks.state() end, "name")
     state = nil                                          -- luacheck: ignore
-    hooks.state(name)                                    -- nobody has the first one any more
+    hooks.state(name)                                    -- the first one has no reference any more
   end)
 
   it("goes when nobody has it, with its memory", function()
@@ -229,7 +229,7 @@ describe("a state", function()
         state:of(bucket).deep = { list = { own.passes, "x" } }
         return link(bucket, next)
       end, hooks.error_feedback { decay = 0.5 }, function(bucket)
-        bucket:set_sent(bucket:buffer() * 0.75)          -- a quarter of what comes is lost
+        bucket:set_sent(bucket:buffer() * 0.75)          -- a quarter of each number is lost
         return bucket:buffer()
       end } })
       return model, state
@@ -248,7 +248,7 @@ describe("a state", function()
       local model, state
       if order == "state first" then
         model, state = build()
-        pass(model)                                      -- what is there is replaced
+        pass(model)                                      -- loading replaces these values
       end
       assert(ms.checkpoint.load(ms.checkpoint.latest(folder), {}))
       if not model then model, state = build() end
@@ -391,7 +391,7 @@ describe("error feedback", function()
       end
       pass(ms.ddp(Three(), { comm_hook = hooks.chain { way, "all_reduce" } }))
     end
-    -- What only looks, and what tells, may stand there.
+    -- Links that only read, and links that report, are allowed there.
     local told = hooks.stage {
       name = unique(), decode = double, encode = function(buffer, _, bucket)
         if bucket:wants_sent() then bucket:set_sent(buffer) end
@@ -494,7 +494,7 @@ describe("powersgd", function()
       end
     ]], "")
     assert.equal(0, code, text)
-    -- A vector of 40 numbers travels as it is; the square is 36 x 36.
+    -- A vector of 40 numbers is sent uncompressed; the square is 36 x 36.
     assert.equal("0 0 0.000, 1240 180 6.889, 2480 360 6.889, 3720 540 6.889, 4960 720 6.889\n\z
       0 0 0.000, 1240 72 17.222, 2480 144 17.222, 3720 216 17.222, 4960 288 17.222\n", text)
   end)

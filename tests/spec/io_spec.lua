@@ -1,4 +1,4 @@
--- Files and JSON as the library uses them: what its other parts write for users goes through here.
+-- Files and JSON as the library uses them: its other parts write files through these functions.
 local core = require "moonshard.core"
 
 local function temporary()

@@ -1,4 +1,4 @@
--- What is told of a job that ended badly, where the machine had a part in it.
+-- The report on a job that failed because of the machine (out of memory).
 local command = require "command"
 local ranks = require "moonshard.cli.ranks"
 

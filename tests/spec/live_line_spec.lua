@@ -1,4 +1,4 @@
--- The live line of a run on a terminal, which `script` makes. What the program writes is read as a
+-- The live line of a run on a terminal, which `script` provides. The output is interpreted as a
 -- terminal would show it.
 local command = require "command"
 local core = require "moonshard.core"
@@ -105,7 +105,7 @@ describe("the live line", function()
       assert.truthy(#shown.text < 40, shown.text)
       assert.matches("^step +%d+/12  loss %d+%.%d%d%d%d  norm %d+%.%d%d%d$", shown.text)
     end
-    -- One row has them all, and what follows begins another.
+    -- One row has all lines of steps, and other text begins a new row.
     local last = row_of(rows, narrow[12].text)
     assert.equal(12, #rows[last].states - 1)
     assert.equal("the recipe ends", rows[last + 1].text)
@@ -130,11 +130,11 @@ describe("the live line", function()
       assert.equal(("moonshard: rank 0: warned at %d"):format(step), rows[at + 1].text)
       assert.matches(("^printed +%d$"):format(step), (rows[at + 2].text:gsub("\t", " ")))
     end
-    -- What Lua itself or the engine's C code says clears the row.
+    -- Messages of Lua itself and of the engine's C code clear the row.
     rows = run(100, "lua_warns=6")
     local states = rows[row_of(rows, "moonshard: rank 0: a finalizer failed")].states
     assert.matches("^step +5/12 ", states[#states - 1])
-    -- Another rank's warning clears the row in which the line of rank 0 may stand.
+    -- Another rank's warning clears the row, which may show the line of rank 0.
     rows = run(100, "-n 2 say=true")
     for rank = 0, 1 do
       local count = 0

@@ -1,9 +1,9 @@
--- What training operators need of memory, as a script meets it: forward and backward, with whatever
--- Lua still holds.
+-- The memory that training operators need in a script: forward and backward, with values that Lua
+-- still holds.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 
--- Bytes above what is live now that f needs at its peak.
+-- The peak of f, in bytes above the memory that is live now.
 local function peak_of(f)
   core.collect()
   ms.reset_peak()

@@ -53,8 +53,7 @@ describe("a module", function()
     near(model[1].down(model[1].up(ms.ones { 1, 2 }):relu()):to_table(), model[1](ms.ones { 1, 2 }))
   end)
 
-  -- One name for each parameter: what it says itself, what filters and lists say, and what is
-  -- saved.
+  -- Each parameter has one name: from p:name(), in filters and lists, and in saved files.
   local function names_agree(model, expected)
     local filtered = {}
     model:parameters(function(p, name)
@@ -89,7 +88,7 @@ describe("a module", function()
     names_agree(model, { "b.weight" })
     names_agree(nn.List { Pair(), model }, { "0.b.weight", "1.b.weight" })
     assert.equal("1.b.weight", model.a.weight:name())
-    -- Places that were given away count no more, and neither do modules that were replaced.
+    -- Places that have another value now do not count, and neither do modules that were replaced.
     local tied = Pair()
     local weight = tied.a.weight
     tied.b.weight = nn.Parameter(ms.ones { 2, 2 })
@@ -282,7 +281,7 @@ describe("module hooks", function()
     near({ { 1, 1 } }, seen.out)
     near({ { 4, 6 } }, seen.inputs)
     near({ { 102, 103 } }, x:grad())
-    -- Each call has its own; nothing piles up on a leaf that is passed again and again.
+    -- Each call has its own alias; hooks do not accumulate on a leaf that is passed repeatedly.
     for _ = 1, 3 do model(x):sum():backward() end
     assert.equal(8, #calls)
   end)

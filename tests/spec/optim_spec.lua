@@ -237,8 +237,8 @@ describe("only_if", function()
     run(false, false)
     for _ = 1, 3 do run(true, true) end
     assert.same({ 3, 3 }, seen)
-    -- The same when the lost step is counted out only behind a checkpoint; what the other had
-    -- counted before it was loaded is gone.
+    -- The same if the prevented step is subtracted only after a checkpoint. Loading replaces the
+    -- counts of the other optimizer.
     run(false, false)
     local saved = optimizer:state()
     assert.equal(3, saved.parameters["#1"]["#taken"])
@@ -497,7 +497,7 @@ describe("the scaler", function()
       local scaler, seen = optim.scaler { init_scale = 4, growth_interval = interval }, {}
       for i = 1, count do
         scaler:scale((p + q * bad):sum()):backward()
-        seen[i] = scaler.factor:item()                   -- what this iteration was scaled by
+        seen[i] = scaler.factor:item()                   -- the factor of this iteration
         scaler:step(a)
         scaler:step(b)
       end
@@ -604,8 +604,8 @@ describe("16-bit parameters", function()
     -- 256 steps of 2^-12 are 2^-4; each alone is far below half a unit of bf16 at 1 (2^-9).
     near(1 - 2 ^ -4, run("bf16"))
     near(1 - 2 ^ -4, run("f16"))
-    -- Stochastic rounding gets there on average: the deviation of a walk of such steps over 64
-    -- values is below 0.002; five of them.
+    -- With stochastic rounding the mean is right: the standard deviation of such a walk over 64
+    -- values is below 0.002; the tolerance is five of them.
     near(1 - 2 ^ -4, run("bf16", "none"), 0.01)
   end)
 end)

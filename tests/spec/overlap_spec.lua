@@ -48,8 +48,8 @@ for _, kind in ipairs {
   makers[kind] = optim[kind]
 end
 
--- The loop that a user writes; prepare gets the model and the options and gives what is trained and
--- what is stepped.
+-- The loop that a user writes; prepare gets the model and the options, and returns the trained
+-- model and its optimizers.
 local function train(make, prepare, passes)
   local model = make_model()
   local net, opt = prepare(model, make, { lr = 0.05, schedule = optim.linear { steps = 20 } })
@@ -189,7 +189,7 @@ describe("every moment to step gives the same weights:", function()
         if opt then opt:step() end
         if resume and step == 1 then
           local saved = opt:state()
-          ms.rand { 3 }  -- what else is drawn makes no difference
+          ms.rand { 3 }  -- other draws make no difference
           opt = optim.sgd(model, { lr = 1e-2, master = "none" })
           opt:load_state(saved)
         end
@@ -276,7 +276,7 @@ describe("then_optimizer", function()
 end)
 
 describe("recorded times show that", function()
-  -- What one more step did, by stream, once plans are in force.
+  -- The work of one more step, by stream, once plans are in force.
   local function one_step(policy, factor)
     local model = make_model(512 * factor)
     local net, opt = with_policy(policy)(model, optim.adamw, { lr = 0.01 })
@@ -679,8 +679,8 @@ describe("mistakes are named:", function()
 end)
 
 describe("unwrapping behind steps in backward", function()
-  -- Steps of the schedule must be counted as the plain loop counts them; moment: when the ddp model
-  -- is unwrapped, before or behind the third step().
+  -- Steps of the schedule must be counted as in the plain loop. moment: when the ddp model is
+  -- unwrapped, before or after the third step().
   local mixed = ms.overlap { name = "every second", plan = function(view)
     local plan = {}
     for i, b in ipairs(view.buckets) do

@@ -278,7 +278,7 @@ describe("models of the peer", function()
     assert.equal(1, #lines)
     local long = assert(ms.nn.pretrained(folder .. "/long"))
     assert.equal(1 + 2 ^ -12, long.model.norm.weight:max():item())
-    -- config.json says the new dtype, and all else that it said before: null and lists, too.
+    -- config.json has the new dtype and all its other entries, also null and lists.
     local before, after = command.read(path .. "/config.json"),
       command.read(folder .. "/long/config.json")
     local expected = core.json_decode(before, true)
@@ -286,7 +286,7 @@ describe("models of the peer", function()
     expected.dtype = "float32"
     assert.equal(core.json_encode(expected), core.json_encode(core.json_decode(after, true)))
     assert.matches('"bos_token_id": null', after, 1, true)
-    -- Memory is what counts once a model was told its dtype.
+    -- After model:to, the dtype in memory counts.
     assert(assert(ms.nn.pretrained(path)):to("f32"):save(folder .. "/told"))
     assert.equal("f32",
       (ms.safetensors.header(folder .. "/told/model.safetensors"))["lm_head.weight"].dtype)

@@ -13,7 +13,7 @@ local function case_of(model)
   end
 end
 
--- What a config.json of other code says of the golden models.
+-- A config.json for the golden models, as another tool writes it.
 local configs = {
   gpt2 = function(c)
     return {
@@ -67,7 +67,7 @@ describe("pretrained models", function()
     local case, weights, tokens = write(model, prefix, extra)
     local loaded = assert(ms.nn.pretrained(folder))
     assert.near(case.losses[1], loss_of(loaded, tokens, case), 2e-5)
-    -- What is saved has the same names, shapes and dtypes, and the same bytes.
+    -- The saved file has the same names, shapes and dtypes, and the same bytes.
     assert(loaded:save(folder .. "/again/"))
     local saved = assert(ms.safetensors.load(folder .. "/again/model.safetensors"))
     for name, t in pairs(weights) do
@@ -81,7 +81,7 @@ describe("pretrained models", function()
     for key, value in pairs(configs[model](case.config)) do
       assert.equal(value, config[key], key)
     end
-    -- And it is a model of its own: a file and its config.json.
+    -- The saved files are a complete model: a file and its config.json.
     assert.near(case.losses[1],
       loss_of(assert(ms.nn.pretrained(folder .. "/again/model.safetensors")), tokens, case), 2e-5)
   end

@@ -1,5 +1,5 @@
--- ms.report: what the times and rates of metrics.jsonl mean, which lines are shown, what the file
--- holds however a loop ends. The clock is the test's own, so that every number is known.
+-- ms.report: the times and rates in metrics.jsonl, which lines are shown, and the contents of the
+-- file for every end of a loop. The clock is the test's own, so that every number is known.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local command = require "command"
@@ -38,8 +38,8 @@ describe("ms.report", function()
 
   it("gives a step the time until its end, and what runs outside of steps to none", function()
     local r = report { tokens = 100 }
-    -- What is still queued when validation begins takes 40 ms: the steps' time, not the
-    -- validation's.
+    -- Work that is still queued when validation begins takes 40 ms, which counts as the steps'
+    -- time, not the validation's.
     core.synchronize = function()
       now = now + 40
       return synchronize()
@@ -58,8 +58,8 @@ describe("ms.report", function()
     r:close()
     local list = metrics()
     assert.equal(6, #list)
-    -- A step that nothing follows ends when the next one has been enqueued, here 10 ms later; one
-    -- that validation follows, after the wait.
+    -- A step without validation after it ends when the next one has been enqueued, here 10 ms
+    -- later; a step with validation ends after the wait.
     local expected = { 20, 40, 20, 40, 20, 40 }
     local sum = 0
     for i, entry in ipairs(list) do
@@ -124,10 +124,10 @@ describe("ms.report", function()
     assert.same(lines(19, 10, 999, 999), shown({ total = 1000 }, 1000, 2000))
     -- 100 steps are 10 s
     assert.same(lines(109, 100, 499, 499), shown({ total = 500 }, 500, 100))
-    -- How many there will be is not known.
+    -- Without a known total number of steps.
     assert.same(lines(29, 20, 49, 59), shown({}, 60, 500))
     assert.same({ 0, 1, 2, 3, 4 }, shown({ total = 5 }, 5, 1))
-    -- A run that goes on shows its own first steps.
+    -- A resumed run shows its own first steps.
     assert.same({ 90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 119 }, shown({ total = 120 }, 120, 1, 90))
   end)
 
@@ -136,7 +136,7 @@ describe("ms.report", function()
     assert.same({ 0, 7, 14, 19 }, shown({ every = 7 }, 20, 1))
     local launch = require "moonshard.launch"
     finally(function() launch.log_every = nil end)
-    launch.log_every = 9                                       -- --log-every goes before
+    launch.log_every = 9                                       -- --log-every takes precedence
     assert.same({ 0, 9, 18, 19 }, shown({ total = 20, every = 7 }, 20, 1))
     for name, value in pairs { every = 0, total = 1.5, tokens = "many" } do
       assert.error_matches(function() report { [name] = value } end,
@@ -195,11 +195,11 @@ describe("ms.report", function()
     assert.same({ 3, 40, 50 }, { metrics()[4].loss, metrics()[5].loss, metrics()[6].loss })
     assert.matches("3 lines of [^\n]*metrics.jsonl were removed: this run begins at step 4\n",
       table.concat(said))
-    -- Nothing is cut before there is something else to write.
+    -- No line is removed before a new line is written.
     report {}
     for _ in ms.steps(2) do end
     assert.same({ 0, 1, 2, 3, 4, 5 }, file_steps())
-    -- A loop that begins anew in the same folder replaces what was there.
+    -- A loop that starts again in the same folder replaces the old lines.
     r = report {}
     for step in ms.steps(2) do r:step { loss = step } end
     assert.same({ 0, 1 }, file_steps())

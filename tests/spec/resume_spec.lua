@@ -1,5 +1,5 @@
--- What a resumed run has again besides weights and data: learning rates that were written, and what
--- math.random gives.
+-- State that a resumed run restores besides weights and data: written learning rates, and the
+-- numbers of math.random.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local command = require "command"

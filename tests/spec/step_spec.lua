@@ -1,4 +1,4 @@
--- Steps: what is released at their end, what stays, and how they may end.
+-- Steps: which tensors are released at their end, which stay, and how steps may end.
 local ms = require "moonshard"
 -- luacheck: ignore 512
 
@@ -29,7 +29,7 @@ describe("a step's end", function()
       outside:add_(1)
       kept = (outside * 3):keep()
       local whole = ms.arange(1, 6):view(2, 3)
-      part = whole[2]:keep()                    -- keeps the memory that it looks at
+      part = whole[2]:keep()                    -- keeps the memory of the whole tensor
     end
     near({ 2, 2 }, outside)
     near({ 6, 6 }, kept)

@@ -1,4 +1,4 @@
--- What several specs share: values as flat lists, comparisons with a tolerance, errors with their
+-- Helpers of several specs: values as flat lists, comparisons with a tolerance, errors with their
 -- line.
 local core = require "moonshard.core"
 
@@ -59,7 +59,7 @@ function support.fails(f, ...)
   return message
 end
 
---- Runs a shell command; its exit code and all that it printed.
+--- Runs a shell command; returns its exit code and all output.
 function support.shell(command)
   local pipe = io.popen("{ " .. command .. "; } 2>&1; code=$?; echo; echo rc=$code")
   local text = pipe:read "a"
@@ -96,9 +96,10 @@ function support.recorded(f)
   return list
 end
 
---- Times are at the mercy of whoever else runs on the machine. What an engine that waits, or runs
---- streams one after the other, could never show is shown if it is seen once. The work may grow by
---- the factor that `seen` gets: a busy machine holds the host up for longer than small work takes.
+--- For checks of parallel work by times, which other processes on the machine disturb. An engine
+--- that waits, or runs streams one after another, can never show the expected times, so it is
+--- enough to see them once. `seen` gets a factor by which the work may grow, because a busy machine
+--- may delay the host for longer than a small task takes.
 ---@param seen fun(factor: integer): boolean?
 function support.eventually(seen)
   for try = 1, 100 do

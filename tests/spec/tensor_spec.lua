@@ -638,8 +638,8 @@ describe("selection", function()
     near({ { 1, 2, 3 + 30 }, { 4 + 3, 5, 6 } },
       t:scatter_add(2, ms.tensor { { 2, 2 }, { 0, 0 } }, ms.tensor { { 10., 20 }, { 1, 2 } }))
     near({ 0, 6 }, ms.zeros({ 2 }):scatter_add_(1, ms.tensor { 1, 1, 1 }, ms.tensor { 1., 2, 3 }))
-    -- What is wrong with values in a tensor is known when they are read: the next call that waits
-    -- says it, with the line that asked.
+    -- Wrong values in a tensor are found when a task reads them. The next call that waits raises,
+    -- with the line of the call that enqueued the task.
     local line = debug.getinfo(1, "l").currentline + 1
     local ok, message = pcall(function() return t:index_select(2, ms.tensor { 3 }):to_table() end)
     assert.is_false(ok)
@@ -795,7 +795,7 @@ describe("linear algebra and layers", function()
 end)
 
 describe("the surface", function()
-  -- Every method of ms.Tensor; in-place twins where it says so.
+  -- Every method of ms.Tensor, and in-place forms where listed.
   local names = [[shape size dim numel dtype device is_contiguous item to_table show keep clone
     contiguous to empty_like zeros_like ones_like copy_ fill_ zero_ view reshape flatten narrow
     select split chunk transpose t permute squeeze unsqueeze expand pad_to is_finite eq ne lt le gt

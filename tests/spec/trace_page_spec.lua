@@ -1,5 +1,5 @@
--- The page of moonshard trace, opened in a real browser: what it shows at first, and what keys,
--- wheel and fingers do. Needs chromium; where there is none, the tests are pending and say so.
+-- The page of moonshard trace, opened in a real browser: its first view, and the effect of keys,
+-- wheel and fingers. Needs chromium; without it the tests are reported as pending.
 local command = require "command"
 local core = require "moonshard.core"
 
@@ -40,8 +40,8 @@ local function events()
   return list
 end
 
--- What a script says of the page after it has been opened. js: statements that call say(...);
--- address: what is appended to the page's.
+-- The output of a script in the opened page. js: statements that call say(...); address: text that
+-- is appended to the page's address.
 local function open(folder, js, address)
   command.write(folder .. "/t.json", core.json_encode(events()))
   command.succeed(folder, "trace t.json --html page.html")

@@ -1,4 +1,4 @@
--- moonshard trace: what a step spent its time on, from spans whose sums are known; the page.
+-- moonshard trace: the times of a step, from spans with known sums; and the page.
 local command = require "command"
 local core = require "moonshard.core"
 
@@ -11,7 +11,7 @@ local function task(rank, stream, kind, step, from, to, more)
   }
 end
 
--- Microseconds. Rank 0 communicates 0.7 ms of step 3, 0.2 of them exposed; the hole behind its
+-- Microseconds. Rank 0 communicates 0.7 ms of step 3, 0.2 of them exposed; the gap after its
 -- optimizer is filled by step 4. Rank 1 only communicates.
 local EVENTS = {
   { ph = "M", name = "process_name", pid = 0, args = { name = "rank 0" } },
@@ -118,7 +118,7 @@ describe("moonshard trace", function()
     assert.matches("^<!DOCTYPE html>", page)
     assert.is_nil(page:match "https?://")
     assert.is_nil(page:match "@%l+@")
-    -- What the trace says ends no element of the page.
+    -- Text of the trace must not end an element of the page.
     assert.equal(1, select(2, page:gsub("</script", "")))
     local data = core.json_decode(page:match "\nconst data = (%b{});\n")
     assert.same(

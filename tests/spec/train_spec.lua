@@ -1,5 +1,5 @@
--- ms.train as users meet it: what it prints and writes, stopping and going on bit for bit, bad
--- numbers, exit codes.
+-- ms.train as users see it: its output and files, stopping and resuming bit for bit, inf and nan,
+-- exit codes.
 local command = require "command"
 local core = require "moonshard.core"
 
@@ -7,8 +7,8 @@ local TEXT =
   ("It is a truth universally acknowledged, that a single man in possession of a good fortune. ")
     :rep(40)
 
--- A small model with dropout, a schedule, shuffled data. Its options let a test do harm at a step;
--- the hashes of everything come last.
+-- A small model with dropout, a schedule and shuffled data. Its options let a test cause errors at
+-- a step. It prints the hashes of everything at the end.
 local RECIPE = [[
 local ms = require "moonshard"
 local core = require "moonshard.core"
@@ -233,7 +233,7 @@ end
     assert.matches("run +keep%-2\n", (succeed "steps=2 run=keep"))
     assert.matches("run +keep%-3\n", (succeed "steps=2 run=keep"))
     assert.same({}, { core.exists(folder .. "/keep-4") or nil })
-    -- Resuming never takes the next name: neither what is there, nor what is not.
+    -- Resuming never takes the next free name, whether the folder exists or not.
     local out = succeed "steps=13 save=2 last=9 run=keep resume=auto"
     assert.matches("run +keep %(resumed at step 12%)\n", out)
     assert.is_false(core.exists(folder .. "/keep-4"))
@@ -306,8 +306,8 @@ end
     math.randomseed(os.time())
     for round = 1, command.full and 20 or 3 do
       local kind = ({ "adamw", "lion", "sgd" })[round % 3 + 1]
-      -- A step is skipped somewhere, perhaps right before the stop: the schedule must not notice
-      -- which.
+      -- A step is skipped, perhaps right before the stop; the schedule must not depend on which
+      -- one.
       local options = ("steps=16 save=5 on_nan=skip optimizer=%s poison.step=%d dtype=%s")
         :format(kind, math.random(0, 15), round % 2 == 0 and "f16" or "f32")
       local whole = succeed(options .. " run=whole" .. round)
@@ -338,8 +338,8 @@ end
     local out = succeed "steps=12 save=4 run=parts resume=auto"
     assert.matches("resumed from parts/step%-00000004", out)
     assert.equal(final(whole), final(out))
-    -- Steps 4 and 5 were made twice; each has one line. (Validation also came with what was then
-    -- the last step.)
+    -- Steps 4 and 5 ran twice; each has one line. (Validation also ran after the step that was then
+    -- the last one.)
     assert.same(series "whole", series "parts")
     out = succeed "steps=12 run=parts resume=auto"
     assert.matches("all 12 steps were done already", out)

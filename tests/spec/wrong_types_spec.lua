@@ -7,12 +7,12 @@ local ms = require "moonshard"
 
 local classes, aliases = annotations.read(command.source .. "/lua/moonshard/meta.lua")
 
--- Not called: what starts an engine, waits for other processes, or changes what other tests see.
+-- Not called: functions that start an engine, wait for other processes, or change global settings.
 local left_out = { ["ms.init"] = true, ["ms.trace.start"] = true, ["ms.trace.stop"] = true }
 
--- Any value is a condition, as everywhere in Lua. Numbers are text where a function in C takes
--- text, as in Lua's own library. Where a future is wanted, a tensor will do. Operators of tensors
--- take what their arithmetic takes.
+-- Any value is a condition, as everywhere in Lua. A function in C that takes text also takes
+-- numbers, as in Lua's own library. A tensor is allowed in place of a future. Operators of tensors
+-- take the same values as their arithmetic.
 local function is_lenient(class, kinds, specimen)
   return kinds.boolean and specimen ~= nil or kinds.string and type(specimen) == "number"
     or kinds["ms.Future"] or class == "ms.Tensor"
@@ -79,7 +79,7 @@ describe("wrong types", function()
     ["function"] = function() end,
     table = {}, any = 1, number = 0.5, ["ms.Group"] = ms.world(),
   }
-  local by_name = { scope = "global" }                      -- where not every string will do
+  local by_name = { scope = "global" }                      -- arguments that take certain strings
   local order = {
     "integer", "tensor", "ms.Module", "string", "boolean", "function", "table", "any", "number",
     "ms.Group",
