@@ -205,8 +205,8 @@ static void forward_and_back(ms_engine *engine, ms_tensor *const *in, ms_tensor 
     ms_tensor_release(out);
 }
 
-/* Queries, keys and values that one layer made: their gradients are those of separate tensors, and
- * lie as that layer's result does, so that the way back through the split is a view. */
+/* Queries, keys and values that one layer made: their gradients equal those of separate tensors and
+ * have the memory layout of that layer's result, so that the backward of the split is a view. */
 static void test_attention_side_by_side(void **state)
 {
     (void)state;
@@ -282,8 +282,8 @@ static void test_attention_side_by_side(void **state)
     ms_engine_free(engine);
 }
 
-/* At 4,096 queries the scores alone would be 64 MiB a head: what is live is inputs, result, one
- * number a row, gradients. */
+/* With 4,096 queries the scores alone would need 64 MiB for each head. Only inputs, result, one
+ * number for each row, and gradients are live. */
 static void test_attention_memory(void **state)
 {
     (void)state;
@@ -356,7 +356,7 @@ static void test_attention_refusals(void **state)
 
 /* ------------------------------------------------------------------- rotary */
 
-/* The frequency of a pair as the peer's code says it, by wavelengths. */
+/* The frequency of a pair, computed from wavelengths as in the code of transformers. */
 static double frequency_of(const ms_attributes *attributes, int64_t j, int64_t width)
 {
     const ms_rotary_scaling *s = &attributes->rotary.scaling;

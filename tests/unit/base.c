@@ -101,7 +101,8 @@ static void test_arrays_grow_zeroed_and_refuse_overflow(void **state)
 
     void *block;
     assert_int_equal(ms_allocate(&context, 100, "block", &block), MS_OK);
-    /* Two cache lines: streams and teams keep what different threads write that far apart. */
+    /* Two cache lines: streams and teams keep this distance between data that different threads
+     * write. */
     void *blocks[32];
     for (size_t i = 0; i < 32; i++) {
         assert_int_equal(ms_allocate(&context, 100 + 64 * i, "block", &blocks[i]), MS_OK);

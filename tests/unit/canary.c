@@ -26,8 +26,8 @@ static ms_task_result nothing(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-/* Two streams write to one storage. Without the wait: what hazards know of the first write is wiped
- * out, as if nobody had declared it. */
+/* Two streams write to one storage. Without the wait: the hazard record of the first write is
+ * erased, as if the task had not declared it. */
 static int two_streams(bool with_wait)
 {
     static const ms_task task = { .name = "library_product", .function = nothing };

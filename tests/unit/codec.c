@@ -1,5 +1,5 @@
-/* codec.c: floats as bytes and back: every code against a list of what the format can say, errors,
- * layout, and the same bytes everywhere. ctest: each-isa poisoned late */
+/* codec.c: floats as bytes and back: every code compared with a list of the format's values,
+ * errors, layout, and the same bytes on every instruction set. ctest: each-isa poisoned late */
 #include "gradcheck.h"
 
 #include <float.h>
@@ -24,7 +24,7 @@ static ms_attributes codec_of(ms_codec_kind kind, int64_t block)
     return (ms_attributes){ .codec = { .codec = { .kind = kind, .block = block } } };
 }
 
-/* What a code stands for, from its definition. */
+/* The value of a code, from the definition of the format. */
 static double value_of(ms_codec_kind kind, unsigned code)
 {
     if (kind == MS_CODEC_INT8) return (int8_t)code;
@@ -158,8 +158,8 @@ static void test_bare_signs(void **state)
     ms_tensor_release(back);
 }
 
-/* Sums and products of the greatest numbers are no floats, but their means and what codes stand for
- * are. */
+/* Sums and products of the greatest numbers overflow, but their means and the values of codes do
+ * not. */
 static void test_the_greatest_numbers(void **state)
 {
     (void)state;
@@ -184,7 +184,7 @@ static void test_the_greatest_numbers(void **state)
             free(says);
             free(left);
         }
-    /* What is not finite still says so. */
+    /* Numbers that are not finite still decode to numbers that are not finite. */
     ms_tensor *x = tensor_of(engine, MS_F32, DIMS(3), (double[]){ 3e38, INFINITY, 1 });
     ms_attributes attributes = codec_of(MS_CODEC_SIGN, 64);
     attributes.codec.n = 3;
@@ -222,7 +222,7 @@ static void test_sum_of_rows(void **state)
     }
 }
 
-/* What is not finite is seen by who decodes; what is next to nothing is nothing, and stays in the
+/* Blocks with inf or nan decode to nan. Tiny numbers decode to 0, and their values are in the
  * error. */
 static void test_nan_and_next_to_nothing(void **state)
 {

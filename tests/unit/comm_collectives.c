@@ -1,5 +1,5 @@
-/* comm_collectives.c: every collective against what it should give, computed apart: ops, dtypes,
- * odd sizes, in heaps and staged, threads and processes. ctest: each-isa */
+/* comm_collectives.c: every collective compared with a result that is computed separately: ops,
+ * dtypes, odd sizes, in heaps and staged, threads and processes. ctest: each-isa */
 #include "comm_support.h"
 
 #include <math.h>
@@ -282,7 +282,7 @@ typedef struct joined {
     int64_t begin;
 } joined;
 
-/* All ranks' tensors one behind the other. */
+/* The tensors of all ranks, one after another. */
 static double joined_value(const void *context, int64_t i)
 {
     const joined *j = context;

@@ -23,7 +23,7 @@ static ms_status gather(rank *self, ms_tensor *shard, ms_tensor *full)
     return run_one(self, self->world, &call);
 }
 
-/* A refused call is not published to the peers, so this rank and its peers can go on. */
+/* A refused call is not published to the peers, so this rank and its peers can continue. */
 static void refused(rank *self, ms_tensor *shard, ms_tensor *full)
 {
     CHECK(gather(self, shard, full) == MS_ERROR_STATE);
@@ -56,7 +56,8 @@ static void gather_again(rank *self)
         OK(ms_storage_drop(ms_tensor_storage(full), "unit 0"));
         refused(self, shard, full);
         if (*self->why) return;
-        /* Somebody else takes the place on one rank: peers find each rank's memory where it is. */
+        /* On one rank another storage takes the old place: peers must find each rank's memory at
+         * its new place. */
         if (self->number == 1) OK(make(self, MS_F32, all, heap, &filler));
         OK(ms_storage_refill(ms_tensor_storage(full), stream));
         OK(gather(self, shard, full));

@@ -22,7 +22,7 @@ static void nest(rank *self)
             CHECK(strcmp(ms_group_name(groups[i + 1]), ms_group_name(groups[k])) != 0);
     }
     CHECK(strlen(ms_group_name(groups[NESTED])) == strlen("world") + NESTED * strlen("/0.0"));
-    /* The order hash tells in which of two deep groups a call was made. */
+    /* The order hash depends on which of two deep groups a call was made in. */
     uint64_t hashes[2];
     for (int i = 0; i < 2; i++) {
         ms_tensor *t = NULL;
@@ -55,8 +55,8 @@ static void nested_groups_have_names_of_their_own(void **state)
 
 enum { PARTS = 40, OTHERS = 3 };
 
-/* Groups have streams of their own while there are enough, then they share the world's. What a rank
- * may need beside them still gets a stream: the world's channels, send and recv, and others. */
+/* Groups have streams of their own while there are enough; then they share the world's. Enough
+ * streams remain for a rank's other needs: the world's channels, send and recv, and others. */
 static void many_groups_leave_streams_for_others(void **state)
 {
     (void)state;
@@ -115,7 +115,7 @@ static void a_split_that_may_not_wait_enqueues_nothing(void **state)
 
 static atomic_uint reads;
 
-/* Time passes only where somebody looks at it: enough of it that a report's patience ends long
+/* The clock advances only when it is read, by so much that the time limit of a report passes long
  * before the moment below. */
 static uint64_t fast_clock(void *user)
 {
@@ -172,8 +172,8 @@ typedef struct gap {
     _Atomic int far;
 } gap;
 
-/* Rank 1's task waits behind a gate, so it has entered nothing when rank 0 calls something else:
- * rank 0 finds it before its launch, and shows both sides. */
+/* Rank 1's task waits at a gate, so rank 1 has entered nothing when rank 0 makes another call. Rank
+ * 0 detects the difference before its launch, and shows both sides. */
 typedef struct gate_args {
     _Atomic int *open;
 } gate_args;

@@ -1,4 +1,4 @@
-/* comm_ledger.c: nobody hangs: calls that differ in any field, in number or in order, ranks that
+/* comm_ledger.c: no rank hangs: calls that differ in any field, in number or in order, ranks that
  * leave, raise, or are killed. */
 #include "comm_support.h"
 
@@ -7,7 +7,7 @@
 
 #include "moonshard/cpu_task.h"
 
-/* What one rank does otherwise than the others in its third call. */
+/* The difference of one rank's third call from that of the others. */
 typedef enum difference {
     /* mismatches */
     KIND,
@@ -51,7 +51,7 @@ typedef struct tensors {
     ms_tensor *t, *out, *longer, *integers, *gathered, *part, *half;
 } tensors;
 
-/* The third call: what all make, or what the one makes instead. */
+/* The third call: the common one, or the different one of one rank. */
 static ms_collective third_call(const rank *self, const tensors *all, difference what, bool differs,
                                 int64_t counts[2][4])
 {
@@ -208,8 +208,8 @@ static void a_call_that_differs_is_shown_with_both_sides(void **state)
                    || (strstr(cause.error.message, "train.lua:")
                        && strstr(cause.error.message, "other.lua:7")));
             EXPECT(strstr(cause.error.message, "\n  rank"));
-            /* Who waits first shows the call where it waits and the first call of the other that it
-             * lacks: the changed one on one of the sides. */
+            /* The rank that waits first reports its own call and the first call of the other rank
+             * that does not match. One of the two is the changed call. */
             EXPECT((what != CHANNEL && what != GROUP) || strstr(cause.error.message, ".lua:"));
             EXPECT(what == GROUP || what == CHANNEL || pair || what == RECEIVE_COUNTS
                    || cause.error.rank == (int32_t)who);
@@ -221,8 +221,8 @@ static void a_call_that_differs_is_shown_with_both_sides(void **state)
         }
 }
 
-/* A rank that makes a call less, or more, or stops: whoever waits is told at once who left, after
- * what, and where it waits itself. */
+/* A rank that makes one call fewer, or one more, or stops. A rank that waits gets an error at once:
+ * which rank left, after which call, and its own call. */
 static void a_rank_that_leaves_others_waiting_is_named(void **state)
 {
     (void)state;
@@ -312,8 +312,8 @@ static ms_task_result fails(ms_run *run, void *arguments)
     return MS_TASK_FAILED;
 }
 
-/* A task fails while the host looks at nothing: the collective behind it is skipped, and the others
- * are told all the same. */
+/* A task fails while the host checks nothing. The collective after it is skipped, and the other
+ * ranks still get the error. */
 static void end_by_task(rank *self)
 {
     static const ms_task task = { .name = "bad_gather", .function = fails };
@@ -431,8 +431,8 @@ static void an_ended_job_stays_ended(void **state)
     run_well(THREADS, 3, calls_after_the_end, NULL);
 }
 
-/* A rank that neither comes nor leaves: the watchdog says who is missing. One that is slow but
- * moves is waited for. */
+/* A rank that neither makes the call nor leaves: the watchdog names it. The others wait for a rank
+ * that is slow but makes progress. */
 static void slow(rank *self)
 {
     bool moves = self->job->argument != NULL;

@@ -68,7 +68,7 @@ static step changed(step s, mutation how, uint32_t ranks)
     return s;
 }
 
-/* What this rank does at place i; how many times. */
+/* The call of this rank at place i, and how many times it is made. */
 static uint32_t planned(const program *p, bool mine, uint32_t i, uint32_t ranks, step *out)
 {
     *out = step_of(p->seed, i, ranks);

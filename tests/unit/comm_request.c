@@ -24,7 +24,7 @@ static void stepping(rank *self)
             ms_rendezvous_rank(self->rendezvous, self->number, &state);
             CHECK(state.step == (int64_t)serial + 9);
         }
-        /* Nobody runs through to the end before the others have asked. */
+        /* No rank reaches the end before the others have made their requests. */
         if (serial == 302) OK(ms_group_barrier(self->world, 0));
         /* Rank 1 asks, as a signal handler in any of them or a supervisor would. */
         if (self->number == 1 && serial % 50 == 7)

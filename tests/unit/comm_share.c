@@ -7,7 +7,7 @@
 #include "comm/transport.h"
 #include "comm_support.h"
 
-/* Every kind and dtype; what a rank brings differs from what others bring. */
+/* Every kind and dtype; each rank brings different numbers. */
 static void kinds(rank *self)
 {
     uint32_t n = self->ranks, r = self->number;
@@ -72,7 +72,7 @@ static void results_are_read_late_or_never(void **state)
 
 /* ------------------------------------------------------ by control, not by the transport */
 
-/* Lengths around those of a piece, and a sum whose bits tell the order of ranks. */
+/* Lengths around that of a piece, and a sum whose bits depend on the order of ranks. */
 static void pieces(rank *self)
 {
     static const uint64_t lengths[] = { 1, MS_SHARED_BYTES - 1, MS_SHARED_BYTES,
@@ -247,7 +247,7 @@ static const ms_task gate_task = { .name = "gate",
                                    .function = pass_gate,
                                    .args_bytes = sizeof(gate_args) };
 
-/* Both channels of users stand behind work that does not end before the numbers are there. */
+/* Both user channels wait for work that does not end before the numbers have arrived. */
 static void beside(rank *self)
 {
     _Atomic int open = 0;

@@ -53,7 +53,7 @@ static uint64_t read_clock(void *user)
 
 static const job_kind kinds[] = { THREADS, PROCESSES };
 
-/* The timeout is long: this is not what ends the job. */
+/* The timeout is long, so it is not the timeout that ends the job. */
 static ms_abort_record run_ranks(job_kind kind, uint32_t count, void (*run)(rank *),
                                  uint64_t latency_ns, rank *ranks)
 {
@@ -146,11 +146,12 @@ static void a_rank_with_two_waits_shows_both(void **state)
 
 /* ----------------------------------------------------------------- going on */
 
-/* Ranks that look around read the clock, so its reads tell how often they have: a moment is long
- * enough for many rounds, in which only rank 1 does anything, unseen. */
+/* Ranks read the clock in each round of their deadlock detection, so the number of reads counts the
+ * rounds. The waiting time covers many rounds, in which only rank 1 makes progress, unseen by the
+ * others. */
 enum { MOMENT_READS = 100, LATENCY_NS = 400000000 };
 
-/* Or until the job has ended, which is what must not happen. */
+/* Or until the job has ended, which must not happen. */
 static void let_a_moment_pass(const ms_rendezvous *rendezvous)
 {
     ms_abort_record cause;

@@ -1,5 +1,5 @@
-/* comm_straggler.c: a rank that keeps others waiting is told about once, in good time, with where
- * it is. The clock is the test's. */
+/* comm_straggler.c: a straggler is reported once, early enough, with its position. The clock is the
+ * test's. */
 #include "comm_support.h"
 
 #include <stdatomic.h>
@@ -36,8 +36,8 @@ static void pass(watch *w, uint64_t ns)
     atomic_fetch_add(&w->now, ns);
 }
 
-/* Ranks 1 and 2 wait in a barrier for rank 0, which lets time pass until it was told about, and
- * then as much again. */
+/* Ranks 1 and 2 wait in a barrier for rank 0, which lets time pass until it was reported, and then
+ * the same time again. */
 static void let_wait(rank *self, int told)
 {
     watch *w = (watch *)(uintptr_t)self->job->argument;

@@ -1,5 +1,6 @@
-/* comm_transport.c: what a membership asks of its transport and its control: a stand-in whose
- * collectives are launched, and fail later; and ranks that meet in another way than on one host. */
+/* comm_transport.c: the calls of a membership to its transport and its control: a test transport
+ * whose collectives are launched and fail later; and ranks that meet in another way than on one
+ * host. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -107,7 +108,7 @@ static void what_a_transport_cannot_do_is_refused(void **state)
         ms_tensor_release(t);
     }
     assert_int_equal(ms_group_traffic(world, MS_COLLECTIVES).calls, 1);
-    /* What hosts share does not ask the transport. */
+    /* The exchange of numbers between hosts does not use the transport. */
     int64_t mine = 3, all[2] = { 0 };
     ms_sharing sharing = { .kind = MS_ALL_GATHER, .dtype = MS_I64, .count = 1 };
     assert_int_equal(ms_group_share(world, &sharing, &mine, all), MS_OK);
@@ -136,7 +137,8 @@ static void storages_are_enrolled(void **state)
     ms_engine_free(engine);
 }
 
-/* The next call says so, and so does a mere look; the transport ends what it has launched once. */
+/* The next call returns the error, and so does ms_comm_check; the transport is told once to end its
+ * launched work. */
 static void an_error_after_the_launch_ends_the_job(void **state)
 {
     (void)state;
@@ -161,7 +163,7 @@ static void an_error_after_the_launch_ends_the_job(void **state)
 
 /* ---------------------------------------------- another way for ranks to meet */
 
-/* A stand-in for control over several hosts, and for where its ranks meet: nothing of the memory
+/* A test implementation of control over several hosts and of its rendezvous, without the memory
  * files of one host. */
 static struct meeting {
     ms_rendezvous base;

@@ -20,7 +20,7 @@ static ms_engine *alone(const char *device)
 
 /* ------------------------------------------------- handed to other programs */
 
-/* What this program does when it is started as a rank: its number and 1, added over all. */
+/* Runs when this program is started as a rank: adds its number and 1 over all ranks. */
 static int as_rank(const char *number)
 {
     ms_context context;
@@ -92,7 +92,7 @@ static void programs_inherit_a_job(void **state)
                             "all_reduce #1 of world [f32 x 1, sum]");
         assert_false(ms_rendezvous_flight(rendezvous, (uint32_t)r, 1, &flight));
     }
-    /* Nobody else may be rank 0 now. */
+    /* No other engine may be rank 0 now. */
     int status = 0;
     waitpid(start("0", text), &status, 0);
     assert_int_equal(WEXITSTATUS(status), 3);

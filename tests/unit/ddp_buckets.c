@@ -122,8 +122,8 @@ static void plan_some(rank *self)
     drop(&reference);
 }
 
-/* Buckets that cannot be made, for want of memory, after the old ones have made room: the model
- * says so at its next forward, and goes on once buckets are assigned. */
+/* New buckets cannot be allocated after the old ones were freed: the model's next forward returns
+ * the error, and the model works again once buckets are assigned. */
 static void fail_to_assign(rank *self, long n, bool gradients, bool *reached)
 {
     static const uint32_t order[] = { 2, 0, 1, 4, 3 }, sizes[] = { 1, 1, 1, 1, 1 };
@@ -141,7 +141,7 @@ static void fail_to_assign(rank *self, long n, bool gradients, bool *reached)
     assert_int_equal(ms_reducer_forward(reducer, true), MS_OK);
     assert_int_equal(pass(self, &m, 0, 0, WEIGHTS, false), MS_OK);
     if (!gradients) assert_int_equal(clear(&m), MS_OK);
-    /* Tasks allocate too: what fails is to be a call of the assignment. */
+    /* Tasks allocate too, but the allocation that fails must be one of the assignment. */
     assert_int_equal(ms_engine_sync(self->engine), MS_OK);
     long limit = atomic_load(&fault.calls) + n;
     atomic_store(&fault.fail_at, limit);

@@ -1,4 +1,4 @@
-/* ddp_errors.c: what goes wrong: mistakes, hooks that fail, models that differ, failing
+/* ddp_errors.c: errors: mistakes of the caller, hooks that fail, models that differ, failing
  * allocations. ctest: poisoned */
 #include "ddp_support.h"
 
@@ -72,7 +72,7 @@ static void mistakes_are_named_and_end_the_job(void **state)
     }
 }
 
-/* Rank 1's hook fails; rank 0, which waits for its reduction, hears why. */
+/* Rank 1's hook fails; rank 0, which waits for its reduction, gets the reason. */
 static ms_status fails_on_one(void *user, ms_bucket *bucket, ms_tensor **result, ms_point *ready)
 {
     (void)user, (void)ready;

@@ -1,4 +1,4 @@
-/* ddp_hooks.c: native chains, hooks of a host's own, and who is told of reduced buckets.
+/* ddp_hooks.c: native chains, hooks of the host, and the callback for reduced buckets.
  * ctest: each-isa poisoned */
 #include "ddp_support.h"
 

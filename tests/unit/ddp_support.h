@@ -1,5 +1,5 @@
-/* ddp_support.h: for tests of ddp: a model of a few lines, wrapped in a reducer, and what one
- * process gives in the place of all ranks. */
+/* ddp_support.h: for tests of ddp: a small model, wrapped in a reducer, and the reference of one
+ * process that replaces all ranks. */
 #ifndef MOONSHARD_TESTS_DDP_SUPPORT_H
 #define MOONSHARD_TESTS_DDP_SUPPORT_H
 
@@ -100,7 +100,7 @@ static inline ms_status wrap(rank *self, model *m, ms_reducer_options options, m
     return ms_reducer_new(self->engine, &options, parameters, WEIGHTS, out);
 }
 
-/* What one process gives that computes the ranks' gradients apart (summed over passes first ..
+/* The reference: one process computes the ranks' gradients separately (summed over passes first ..
  * last) and adds them in rank order. */
 static inline ms_status alone(rank *self, model *m, uint32_t first, uint32_t last, int w,
                               float *sum, size_t count)

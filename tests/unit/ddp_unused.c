@@ -91,8 +91,8 @@ static const ms_task standing_task = { .name = "gate",
                                        .function = stand,
                                        .args_bytes = sizeof(standing_args) };
 
-/* A whole pass while the model's stream stands: who asks whether its unused parameter was used
- * elsewhere hears from the other hosts alone. */
+/* A whole pass while the model's stream is blocked: the answer whether another rank used a
+ * parameter depends on the other hosts only. */
 static void ask_ahead_of_the_device(rank *self)
 {
     const ms_os *os = ms_engine_context(self->engine)->os;

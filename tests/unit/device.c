@@ -1,5 +1,5 @@
-/* device.c: what devices do beside tasks and waits: marks, copies and checks of flags, in stream
- * order, and what a device without values makes of them. ctest: late */
+/* device.c: functions of devices besides tasks and waits: marks, copies and checks of flags, in
+ * stream order, and their results on a device without values. ctest: late */
 #include "device_support.h"
 
 #include <stdio.h>
@@ -264,7 +264,7 @@ static void host_functions_run_in_stream_order(void **state)
     atomic_store(&open, 1);
     assert_int_equal(ms_engine_sync(engine), MS_OK);
     assert_string_equal(text, "abc");
-    /* One that fails: what comes after it is not called. */
+    /* A function that fails: later functions are not called. */
     open = 0;
     stand_at(a, &open);
     assert_int_equal(call(a, refuse, "the peer has gone"), MS_OK);
@@ -277,7 +277,7 @@ static void host_functions_run_in_stream_order(void **state)
     ms_engine_free(engine);
 }
 
-/* Hazards order it by what it declares, as any task. */
+/* Hazards order it by the storages that it declares, as any task. */
 static void host_functions_declare_what_they_touch(void **state)
 {
     (void)state;
@@ -303,7 +303,7 @@ static void host_functions_declare_what_they_touch(void **state)
 
 /* ------------------------------------------------------ recording, replaying */
 
-/* Adds what `from` has to what `to` has. */
+/* Adds the numbers of `from` to those of `to`. */
 typedef struct addition {
     int64_t *to;
     const int64_t *from;
@@ -375,7 +375,7 @@ static void what_was_recorded_runs_again_in_order(void **state)
     assert_int_equal(ms_point_sync(engine, point), MS_OK);
     assert_int_equal(number_in(x), 21);
     assert_int_equal(number_in(y), 34);
-    /* What comes after it on any of its streams sees its values, and what came before does not. */
+    /* Later work on any of its streams sees its values, and earlier work does not. */
     add_to(b, x, y); /* 55 */
     assert_int_equal(ms_replay_run(replay, NULL), MS_OK);
     add_to(b, x, y);
@@ -398,7 +398,7 @@ static void a_replay_touches_only_the_memory_that_was_recorded(void **state)
     assert_int_equal(ms_replay_begin(a, &replay), MS_OK);
     add_to(a, x, y);
     assert_int_equal(ms_replay_end(replay), MS_OK);
-    /* Nobody else gets the memory of a storage that was released since. */
+    /* No other storage gets the memory of a storage that was released meanwhile. */
     ms_storage_retain(kept);
     ms_storage_release(x);
     assert_int_equal(ms_replay_run(replay, NULL), MS_OK);

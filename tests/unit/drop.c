@@ -112,7 +112,7 @@ static void a_refill_without_room_leaves_the_storage_dropped(void **state)
     ms_engine_free(engine);
 }
 
-/* A task that has to wait for a gate, so that what follows is enqueued while it runs. */
+/* A task that waits for a gate, so that later work is enqueued while it runs. */
 typedef struct slow_args {
     float *to;
     _Atomic int *open;
@@ -192,8 +192,8 @@ static void strict_mode_finds_a_missing_wait_for_the_block_s_former_user(void **
     release_all(engine, &a, 1);
 }
 
-/* The old users of the storage used memory that is the pool's now: who writes the new memory need
- * not wait for them. */
+/* The former users of the storage used memory that now belongs to the pool, so writers of the new
+ * memory need not wait for them. */
 static void a_refill_forgets_the_users_of_the_old_memory(void **state)
 {
     (void)state;
@@ -213,7 +213,7 @@ static void a_refill_forgets_the_users_of_the_old_memory(void **state)
     release_all(engine, &a, 1);
 }
 
-/* A dropped storage is not put aside, and what is taken again holds poison. */
+/* A dropped storage is not copied anywhere, and after a refill it has poison. */
 static void a_checked_engine_passes_over_what_is_dropped(void **state)
 {
     (void)state;
@@ -309,7 +309,7 @@ static void what_was_refilled_cannot_be_read_before_it_is_written(void **state)
     release_all(engine, all, 3);
 }
 
-/* What is made on "meta" gets its memory later, and views that exist then get it with it. */
+/* Tensors made on "meta" get memory later, and so do their views that exist by then. */
 static void a_storage_on_meta_takes_memory_when_it_is_refilled(void **state)
 {
     (void)state;

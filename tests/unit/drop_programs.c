@@ -2,9 +2,10 @@
  * several streams agree bit for bit with the same programs without a drop. ctest: late
  *
  * A program trains a chain of layers. The weights of a layer are leaves of one flat storage, which
- * is restored from a shard before use; steps write the shard. Which layers are dropped when, and
- * gathered early, is up to chance, and so is the memory that is taken in between. The engine is
- * strict: a wait that the core relies on and that this program did not make is an error. */
+ * is restored from a shard before use; steps write the shard. The layers that are dropped or
+ * gathered early, and the moments, are random; so is the memory that is allocated in between. The
+ * engine is strict: a wait that the core relies on and that this program did not make is an
+ * error. */
 #include "grad_support.h"
 
 #include <stdio.h>
@@ -52,7 +53,8 @@ static uint32_t draw(uint64_t seed, uint64_t what, uint32_t below)
     return out[0] % below;
 }
 
-/* What is decided about memory must not change what is computed, so it has draws of its own. */
+/* Decisions about memory must not change the computation, so they have random numbers of their
+ * own. */
 static bool chance(program *p, uint32_t below) { return draw(~p->seed, p->place++, below) == 0; }
 
 static ms_status after(ms_stream *stream, const ms_stream *of)
@@ -338,7 +340,7 @@ static void programs_that_drop_agree_with_those_that_never_do(void **state)
         drops += free.drops;
         smaller += free.memory.peak < never.memory.peak;
     }
-    /* The programs do what this test is for. */
+    /* Checks that the programs have dropped and refilled storages. */
     assert_true(drops > (int)programs * 5);
     assert_true(smaller > 0 && finished > (int)programs / 5 && waits > programs / 2);
 }

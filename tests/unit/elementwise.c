@@ -159,8 +159,8 @@ static void test_values_in_every_float_dtype_at_every_length(void **state)
         }
 }
 
-/* What the reference cannot say: infinities, NaN, zeros of both signs, and where results overflow
- * or vanish. */
+/* Cases that the reference does not cover: infinities, NaN, zeros of both signs, and results that
+ * overflow or underflow. */
 static void test_special_values(void **state)
 {
     (void)state;

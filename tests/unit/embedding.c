@@ -1,4 +1,4 @@
-/* embedding.c: rows by number, repeated numbers, 16-bit tables, numbers that are no row.
+/* embedding.c: rows by index, repeated indices, 16-bit tables, indices out of range.
  * ctest: each-isa poisoned late */
 #include "reference.h"
 

@@ -177,7 +177,7 @@ static void hazards_order_streams(void **state)
             MS_OK);
     }
     assert_int_equal(ms_engine_sync(engine), MS_OK);
-    /* A random program on random streams gives what the same program gives in order. */
+    /* A random program on random streams gives the same results as the program in order. */
     for (int i = 0; i < 3000; i++) {
         draw = draw * 6364136223846793005u + 1442695040888963407u;
         int to = (int)(draw >> 33) & 3, from = (int)(draw >> 40) & 3, on = (int)((draw >> 50) % 3);
@@ -197,7 +197,7 @@ static void hazards_order_streams(void **state)
 }
 
 /* The streams are made while the program runs, so that cells and free blocks are older than some of
- * the streams that use them. Each storage is released and made anew at random. */
+ * the streams that use them. Each storage is released and allocated again at random. */
 static void a_program_on_all_streams_gives_what_it_gives_in_order(void **state)
 {
     (void)state;
@@ -378,14 +378,14 @@ static void a_failed_task_is_reported_with_its_reason(void **state)
     assert_int_equal(ms_stream_enqueue(a, &fail_task, NULL, &access, 1, (ms_task_cost){ 0 }, NULL),
                      MS_OK);
     ms_engine_set_script(engine, 0);
-    /* Refused at once, or skipped because what it waits for failed. */
+    /* Refused at once, or skipped because the work that it waits for failed. */
     ms_status later = add(b, other, cell, 1, NULL);
     assert_true(later == MS_OK || later == MS_ERROR_ARGUMENT);
     if (later == MS_OK) assert_int_equal(ms_engine_sync(engine), MS_ERROR_ARGUMENT);
     assert_string_equal(ms_engine_error(engine)->operation, "bad_gather");
     assert_string_equal(ms_engine_error(engine)->message,
                         "index 7 outside 0..3, enqueued at train.lua:12");
-    /* What was not written stays unusable; other memory can be used again. */
+    /* Memory that was not written stays unusable; other memory can be used again. */
     assert_int_equal(ms_stream_enqueue(a, &add_task, &(add_args){ .to = ms_storage_data(cell) },
                                        &(ms_access){ .storage = cell, .cells = 1, .mode = MS_READ },
                                        1, (ms_task_cost){ 0 }, NULL),
@@ -399,8 +399,8 @@ static void a_failed_task_is_reported_with_its_reason(void **state)
     ms_engine_free(engine);
 }
 
-/* However often tasks fail: what they should have written stays unreadable, and what was written
- * between is as good as ever. */
+/* However often tasks fail, memory that they should have written stays unreadable, and memory that
+ * was written in between stays valid. */
 static void many_failures_spoil_their_own_values_only(void **state)
 {
     (void)state;
@@ -696,13 +696,13 @@ static void poison_finds_what_a_task_does_not_declare(void **state)
     *(int64_t *)ms_storage_data(other) = 7;
     assert_int_equal(add(a, to, from, 1, NULL), MS_OK);
     assert_int_equal(*(int64_t *)ms_storage_data(to), 6);
-    /* The same task, declaring only what it writes: it reads -1 instead of 5. */
+    /* The same task, which declares only its write: it reads -1 instead of 5. */
     add_args args = { .to = ms_storage_data(to), .from = ms_storage_data(from), .value = 1 };
     ms_access access = whole(to, MS_WRITE);
     assert_int_equal(ms_stream_enqueue(a, &add_task, &args, &access, 1, (ms_task_cost){ 0 }, NULL),
                      MS_OK);
     assert_int_equal(*(int64_t *)ms_storage_data(to), 0);
-    /* Declaring only what it reads: its write is found, and undone. */
+    /* The task declares only its read: its write is detected and undone. */
     access = whole(from, MS_READ);
     assert_int_equal(ms_stream_enqueue(a, &add_task, &args, &access, 1, (ms_task_cost){ 0 }, NULL),
                      MS_ERROR_HAZARD);

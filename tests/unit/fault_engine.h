@@ -13,8 +13,8 @@
 
 #include "moonshard/exec.h"
 
-/* Makes the engine over this table and uses it; *engine stays NULL if it could not be made. What it
- * makes beside the engine it frees. */
+/* Makes the engine over this table and uses it; *engine stays NULL if it could not be made. It
+ * frees everything that it makes besides the engine. */
 typedef ms_status (*fault_program)(const ms_os *os, ms_engine **engine);
 
 /* Fails the n-th call, or all from the n-th on, until the program makes fewer calls than n: it must

@@ -1,5 +1,5 @@
-/* fault_os.h: an operating-system table that counts what can fail and fails the n-th of it, once or
- * for ever. */
+/* fault_os.h: an operating-system table that counts the calls that can fail, and makes the n-th one
+ * fail, once or from then on. */
 #ifndef MOONSHARD_TESTS_FAULT_OS_H
 #define MOONSHARD_TESTS_FAULT_OS_H
 

@@ -1,5 +1,5 @@
-/* fault_rank.h: for tests of what ranks use: one rank of a fake world whose n-th allocation fails,
- * for every n. */
+/* fault_rank.h: for tests of functions that ranks use: one rank of a fake world whose n-th
+ * allocation fails, for every n. */
 #ifndef MOONSHARD_TESTS_FAULT_RANK_H
 #define MOONSHARD_TESTS_FAULT_RANK_H
 
@@ -8,8 +8,8 @@
 #include "comm_support.h"
 #include "fault_os.h"
 
-/* Each failure (once, or of all from the n-th on) is an error or makes no difference, and nothing
- * is left behind; the engine goes on to be used. */
+/* Each failure (once, or of all from the n-th on) is an error or makes no difference. It leaks
+ * nothing, and the engine can still be used. */
 static inline void fail_each_allocation(ms_status (*life)(rank *self, const void *which),
                                         const void *which, bool forever)
 {

@@ -262,8 +262,8 @@ static void a_view_is_not_used_behind_a_recorded_write(void **state)
     ms_engine_free(engine);
 }
 
-/* Nor does a tensor without history know that a view of it got one; what is detached, or viewed,
- * after the write is as it should be. */
+/* A tensor without history has no record that a view of it got one. A detach or a view after the
+ * write is correct. */
 static void a_tensor_is_not_used_behind_a_recorded_write_to_its_view(void **state)
 {
     (void)state;
@@ -282,15 +282,15 @@ static void a_tensor_is_not_used_behind_a_recorded_write_to_its_view(void **stat
     OK(apply(engine, &ms_op_mul, apart, x, &loss));
     ms_tensor *unused = NULL;
     ms_attributes zero = { .scalar = { .value = 0 } };
-    /* A write that nobody records needs no history. */
+    /* A write that is not recorded needs no history. */
     OK(ms_apply(engine, &ms_op_fill, &zero, true, &buffer, 1, &unused, 1));
     ms_tensor *all[] = { x, buffer, view, loss, apart, unused };
     for (int i = 0; i < 6; i++) ms_tensor_release(all[i]);
     ms_engine_free(engine);
 }
 
-/* A write that is not recorded changes values only: the history of views stays true, and what was
- * saved is looked after. */
+/* A write that is not recorded changes values only: the history of views stays valid, and saved
+ * tensors are checked. */
 static void views_may_be_used_behind_a_write_that_is_not_recorded(void **state)
 {
     (void)state;
@@ -391,7 +391,7 @@ static void a_recomputed_function_may_return_what_it_got(void **state)
     assert_gradient(w, 3, -2);
     ms_tensor *all[] = { x, w, y[0], y[1], product, loss };
     for (int i = 0; i < 6; i++) ms_tensor_release(all[i]);
-    /* And a graph that nobody goes back through. */
+    /* And a graph without a backward. */
     OK(vector(engine, 3, -2, true, &x));
     OK(ms_recompute(engine, as_it_is, x, NULL, NULL, &x, 1, y, &made));
     ms_tensor_release(y[0]);
@@ -402,7 +402,7 @@ static void a_recomputed_function_may_return_what_it_got(void **state)
     assert_int_equal(atomic_load(&fault.live), 0);
 }
 
-/* x * w, where w is what the function holds. */
+/* x * w, where the function captures w. */
 static ms_status times_held(void *user, ms_tensor *const *inputs, uint32_t count,
                             ms_tensor **outputs, uint32_t *made)
 {
@@ -457,8 +457,8 @@ static ms_status nested(void *user, ms_tensor *const *inputs, uint32_t count, ms
     return recomputed_times(ms_tensor_engine(inputs[0]), inputs[0], user, outputs);
 }
 
-/* What a recomputed function holds may have a history, which the rest of the graph goes through as
- * well. */
+/* A tensor that a recomputed function captures may have a history, which the rest of the graph also
+ * uses. */
 static void a_result_held_by_a_recomputed_function_is_gone_through_once(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* grad_homes.c: gradients that are written where they are to lie: the same numbers as anywhere
- * else, on the shortest way. ctest: poisoned late */
+/* grad_homes.c: gradients that are written directly to their homes (destination buffers): the same
+ * numbers as without a home, and no copy. ctest: poisoned late */
 #include "moonshard/grad.h"
 
 #include <setjmp.h>
@@ -58,8 +58,8 @@ static ms_tensor *apply(ms_engine *engine, const ms_op *op, ms_tensor *a, ms_ten
     return out;
 }
 
-/* What each scene computes with: a weight w, a second parameter v, and what their gradients were
- * once (that of v as one row). */
+/* The tensors of each scene: a weight w, a second parameter v, and former gradients of both (that
+ * of v as one row). */
 typedef struct scene {
     ms_engine *engine;
     ms_tensor *w, *v, *x, *old, *old_row;
@@ -91,7 +91,7 @@ static ms_tensor *multiplied_with_itself(const scene *s)
     return apply(s->engine, &ms_op_matmul, s->w, s->w, NULL);
 }
 
-/* What `early` makes, then what `late` does, which backward comes to first, added up. */
+/* The sum of the results of `early` and of `late`; backward runs through `late` first. */
 static ms_tensor *both(const scene *s, ms_tensor *(*early)(const scene *s),
                        ms_tensor *(*late)(const scene *s))
 {
@@ -185,8 +185,8 @@ typedef struct outcome {
     float w[PASSES][NUMBERS], v[PASSES][WIDTH];
 } outcome;
 
-/* Two passes from scratch and one that adds to what is there; the gradients behind each, with or
- * without homes. The homes are parts of one storage. */
+/* Two passes without gradients and one that adds to the gradients. Returns the gradients after
+ * each, with or without homes. The homes are parts of one storage. */
 static void play(ms_tensor *(*play_scene)(const scene *s), bool at_home, outcome *out)
 {
     ms_engine *engine = make_engine();
@@ -278,8 +278,8 @@ static void a_home_changes_no_bit(void **state)
     }
 }
 
-/* The gradient that backward begins with lies over the homes: its last row is where the bias'
- * gradient goes, before the weight's is computed from it. */
+/* The first gradient of backward overlaps the homes: its last row is the home of the bias'
+ * gradient, which is written before the weight's gradient is computed from it. */
 static void the_first_gradient_may_lie_where_others_go(void **state)
 {
     (void)state;
@@ -308,8 +308,8 @@ static void the_first_gradient_may_lie_where_others_go(void **state)
     assert_memory_equal(got[0], got[1], sizeof got[0]);
 }
 
-/* Of two tensors that backward begins with, the later one comes first and has a gradient for w;
- * that of the other still is where w's is to lie. */
+/* Backward begins with two tensors. The later one is processed first and has a gradient for w,
+ * while the first gradient of the other tensor is still in w's home. */
 static void a_first_gradient_is_not_written_over_before_its_turn(void **state)
 {
     (void)state;
@@ -334,8 +334,8 @@ static void a_first_gradient_is_not_written_over_before_its_turn(void **state)
 
 enum { ONCE, MULTIPLIED, TABLE_AND_HEAD, ANOTHER_WAY };
 
-/* MiB that a backward through a weight of 4 MiB with a home has at most beside what was there
- * before. */
+/* The peak of a backward through a weight of 4 MiB with a home, in MiB above the memory before
+ * it. */
 static uint64_t mib_on_the_way(int use)
 {
     enum { SIDE = 1024 };
@@ -378,8 +378,8 @@ static uint64_t mib_on_the_way(int use)
     return most;
 }
 
-/* Also not of a table that is the head as well: its few rows are added at home; so is what comes by
- * other ways. */
+/* The same for a table that is also the head: its few rows are added in the home, and so are
+ * gradients from other operators. */
 static void a_gradient_at_home_takes_no_memory_on_its_way(void **state)
 {
     (void)state;
@@ -396,7 +396,7 @@ static ms_status keep(void *user, ms_tensor *gradient, ms_tensor **replacement)
     return MS_OK;
 }
 
-/* What a hook was shown stays as it was when the gradient at home changes. */
+/* A gradient that a hook has seen does not change when the gradient in the home changes. */
 static void a_hook_sees_a_gradient_of_its_own(void **state)
 {
     (void)state;

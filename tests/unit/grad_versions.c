@@ -1,5 +1,5 @@
-/* grad_versions.c: what writes a saved tensor, before or during a backward, is an error; and writes
- * that wait until backward has read. ctest: late */
+/* grad_versions.c: a write to a saved tensor, before or during a backward, is an error; and writes
+ * that wait until backward has read the tensor. ctest: late */
 #include "grad_support.h"
 
 #include "tensor/state.h"

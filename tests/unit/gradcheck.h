@@ -173,8 +173,8 @@ static inline double weight(size_t output, size_t i)
     return 0.5 + 0.37 * (double)((i * 7 + output * 3) % 5);
 }
 
-/* Runs forward; the sum of all float outputs with fixed weights. call keeps outputs and what was
- * saved. */
+/* Runs forward; the sum of all float outputs with fixed weights. call keeps outputs and saved
+ * tensors. */
 static inline double gradcheck_forward(ms_engine *engine, const gradcheck *check, ms_op_call *call,
                                        ms_tensor **inputs, ms_tensor **outputs, bool record)
 {
@@ -290,8 +290,8 @@ static inline void gradcheck_backward(ms_engine *engine, const gradcheck *check,
 
 /* Gradients of a weighted sum of all outputs, to every f32 input, against differences (4 D(h) -
  * D(2h)) / 3 with h = 1/64. The forward runs in f32: its rounding divided by h gives an error near
- * 1e-4 for sums near 10, the fifth derivative one near 1e-6; 2e-3 is far from both, and from what a
- * wrong formula gives. */
+ * 1e-4 for sums near 10, the fifth derivative one near 1e-6; 2e-3 is far above both, and far below
+ * the error of a wrong formula. */
 static inline void check_gradients(ms_engine *engine, gradcheck check, ms_tensor *const *inputs)
 {
     const double h = 1.0 / 64, tolerance = check.tolerance > 0 ? check.tolerance : 2e-3;

@@ -1,5 +1,5 @@
-/* hook.c: what links remember, the group of a rank alone, native links in strict mode and with
- * failing allocations. What links compute: dist/hooks.lua. ctest: each-isa poisoned */
+/* hook.c: the state of links, the group of a single rank, native links in strict mode and with
+ * failing allocations. The results of links: dist/hooks.lua. ctest: each-isa poisoned */
 #include "comm/control.h"
 #include "comm/transport.h"
 
@@ -94,7 +94,7 @@ static ms_status fill_with(ms_tensor *t, double value)
     return status;
 }
 
-/* Whether t has count[i] times value[i], one behind the other. */
+/* Whether t has count[i] times value[i], one after another. */
 static bool holds(ms_tensor *t, const int *counts, const double *values, int runs)
 {
     float got[256];
@@ -132,7 +132,7 @@ static void state_of_parameters(rank *self)
     OK(fill_with(t, 3));
     ms_tensor_release(t);
     OK(ms_link_state_tensor(state, &second.bucket, "x", (int64_t[]){ 7, 29 }, fresh, &t));
-    /* Another length begins anew. */
+    /* With another length the values are reset. */
     CHECK(!fresh[0] && fresh[1] && holds(t, (int[]){ 7, 29 }, (double[]){ 1, 0 }, 2));
     OK(fill_with(t, 2));
     ms_tensor_release(t);
@@ -146,7 +146,7 @@ static void state_of_parameters(rank *self)
     ms_tensor_release(t);
     ms_link_state_set_iteration(state, 9);
 
-    /* Saved and loaded: what is put waits for the first parameter of its name. */
+    /* Saved and loaded: a value that is put waits for the first parameter of its name. */
     CHECK(ms_link_state_pieces(state) == 4);
     ms_link_piece pieces[4];
     for (uint32_t i = 0; i < 4; i++) OK(ms_link_state_piece(state, i, &pieces[i]));

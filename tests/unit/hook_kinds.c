@@ -1,6 +1,6 @@
-/* hook_kinds.c: every native link on buckets of every kind. A sharded kind gives what the
- * all_reduce kind gives, cut to this rank's shard; where the method adds up in another order, what
- * arithmetic says. ctest: poisoned */
+/* hook_kinds.c: every native link on buckets of every kind. A sharded kind gives this rank's shard
+ * of the result of the all_reduce kind. If a method adds in another order, the result is compared
+ * with a computed one. ctest: poisoned */
 #include "fault_rank.h"
 
 #include <math.h>
@@ -154,7 +154,7 @@ static ms_status make_parameters(rank *self, ms_tensor **parameters)
 
 enum { ITERATIONS = 4 };
 
-/* What the chain gives for a bucket of that kind in each iteration: this rank's shard. */
+/* The chain's result for a bucket of that kind in each iteration: this rank's shard. */
 static void live(rank *self, const groups *g, const ms_link *given, uint32_t count, int64_t padded,
                  ms_bucket_kind kind, float results[ITERATIONS][MOST])
 {
@@ -233,8 +233,8 @@ static void sharded_kinds_give_shards_of_what_all_reduce_gives(void **state)
 
 /* ----------------------------------------------------------- error feedback */
 
-/* error_feedback, a cast if there is one, and the reduction; then what runs between the halves of
- * the reduction of a hybrid bucket. */
+/* error_feedback, a cast if there is one, and the reduction; then the links between the two
+ * reductions of a hybrid bucket. */
 typedef struct lossy {
     ms_bucket_kind kind;
     ms_dtype around;
@@ -278,8 +278,8 @@ static uint32_t read_lossy(const lossy *l, ms_link *links)
     return count;
 }
 
-/* Nothing is lost for good: what was given in all iterations and what all residuals still hold are,
- * together, the means of what ranks had. */
+/* Nothing is lost permanently: the results of all iterations plus all residuals equal the means of
+ * the ranks' numbers. */
 static void conserved(rank *self, const groups *g, const lossy *l)
 {
     enum { LENGTH = 80 };
@@ -385,7 +385,7 @@ static void chains_for_other_kinds_are_refused(void **state)
     ms_engine_free(engine);
 }
 
-/* The length and the dtype of a result, and of what is cut. */
+/* The length and the dtype of a result, and of a shard. */
 static void results(rank *self)
 {
     groups g = { NULL, NULL };

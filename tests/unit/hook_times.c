@@ -1,5 +1,5 @@
-/* hook_times.c: times and accounts of passes, filled by hand as ddp fills them: what whoever else
- * reduces by buckets can rely on. ctest: poisoned */
+/* hook_times.c: times and accounts of passes, filled by hand as ddp fills them. Other layers that
+ * reduce by buckets rely on them. ctest: poisoned */
 #include "comm_support.h"
 
 #include "hook/times.h"
@@ -160,7 +160,7 @@ static void buckets_are_timed(void **state)
     run_well(THREADS, 2, time_buckets, NULL);
 }
 
-/* The pass goes on: it counts once. */
+/* The pass continues: it counts once. */
 static void reopen(rank *self)
 {
     buckets all;

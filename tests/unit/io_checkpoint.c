@@ -34,8 +34,8 @@ static ms_status write_mark(ms_context *own, const char *name, float mark)
     return status;
 }
 
-/* The mark of a checkpoint, 0 if there is none of that name. What has a manifest must be whole, and
- * of one piece. */
+/* The mark of a checkpoint, 0 if there is none of that name. A folder with a manifest must be
+ * whole, with both files from one save. */
 static float read_mark(const char *name)
 {
     char path[300];
@@ -80,7 +80,7 @@ static void test_a_renamed_one_is_whole_under_its_new_name(void **state)
     assert_int_equal(write_mark(&context, "step-2", 2), MS_OK);
     assert_int_equal(ms_checkpoint_rename(&context, in_folder("run"), "step-1", "aside-1"), MS_OK);
     assert_true(read_mark("step-1") == 0 && read_mark("aside-1") == 1 && read_mark("step-2") == 2);
-    /* Neither what is not there, nor onto another checkpoint. */
+    /* A rename fails if the source does not exist, or if the target is another checkpoint. */
     assert_int_equal(ms_checkpoint_rename(&context, in_folder("run"), "step-1", "aside-1"),
                      MS_ERROR_NOT_FOUND);
     assert_int_not_equal(ms_checkpoint_rename(&context, in_folder("run"), "step-2", "aside-1"),
@@ -91,7 +91,7 @@ static void test_a_renamed_one_is_whole_under_its_new_name(void **state)
     assert_int_equal(count_names(in_folder("run")), 2);
 }
 
-/* What a crash can leave: a folder half written, one half removed, one that had stepped aside. */
+/* Folders that a crash can leave: half written, half removed, or renamed during a replacement. */
 static void test_a_sweep_restores_and_removes(void **state)
 {
     (void)state;
@@ -111,8 +111,8 @@ static void test_a_sweep_restores_and_removes(void **state)
 }
 
 /* Every file call of a save fails in turn, on a fresh name and on one that is replaced; then the
- * program goes on, or is dead. A committed checkpoint is never lost, and what looks committed is
- * whole. */
+ * program continues, or is dead. A committed checkpoint is never lost, and a folder that looks
+ * committed is whole. */
 static void test_each_file_call_may_fail(void **state)
 {
     static const char *const names[] = { "step-1", "step-2" };
@@ -151,8 +151,8 @@ static void test_each_file_call_may_fail(void **state)
 
 /* ------------------------------------------------------- the order of syncs */
 
-/* Follows what a crash could still undo: writes to files that were not synced, names in folders
- * that were not. */
+/* Tracks the changes that a crash could still undo: writes to files that were not synced, and names
+ * in folders that were not synced. */
 typedef struct watcher {
     ms_os table;
     const ms_os *real;
@@ -232,7 +232,7 @@ static void watch_close(void *user, ms_file *file)
 {
     watcher *self = user;
     int i = file_index(self, file);
-    /* Closed without a sync: the data may come to the disk after the name. */
+    /* Closed without a sync: the data may reach the disk after the name. */
     if (self->open[i].dirty) self->early = true;
     self->open[i].file = NULL;
     self->real->close(NULL, file);

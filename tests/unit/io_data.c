@@ -8,7 +8,7 @@ static ms_context context;
 
 /* ---------------------------------------------------------------- data sets */
 
-/* `count` tokens 0, 1, 2 ... as a nanoGPT file: what a token is tells where it lay. */
+/* `count` tokens 0, 1, 2 ... as a nanoGPT file: a token's value is its position. */
 static ms_dataset *counting_tokens(uint32_t count)
 {
     uint16_t *tokens = malloc(count * sizeof *tokens);
@@ -296,7 +296,7 @@ static void test_an_epoch_gives_each_window_once_from_a_new_beginning(void **sta
                 if (offset < 0) offset = begin % 5;
                 assert_int_equal(begin % 5, offset);
                 assert_true(begin + 5 <= sizes[s]);
-                /* Windows are told apart by where they begin; no two begin at the same place. */
+                /* A window is identified by its beginning; no two begin at the same place. */
                 uint32_t window = (uint32_t)(begin / 5) % windows;
                 assert_int_equal(seen[window], 0);
                 seen[window] = 1;

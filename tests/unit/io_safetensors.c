@@ -1,4 +1,4 @@
-/* io_safetensors.c: what the reader takes and refuses, what the writer writes, flipped bits,
+/* io_safetensors.c: files that the reader accepts and refuses, the writer's files, flipped bits,
  * failing calls and allocations. */
 #include "io_support.h"
 
@@ -140,7 +140,7 @@ static void test_what_breaks_a_rule_is_refused_by_name(void **state)
         MS_ERROR_UNSUPPORTED);
 }
 
-/* What the format allows although nobody writes it, because other readers take it too. */
+/* Files that the format allows and that other readers accept, although no writer makes them. */
 static void test_unusual_headers_are_taken(void **state)
 {
     (void)state;
@@ -193,7 +193,7 @@ static void test_deep_and_long_headers_are_refused(void **state)
         ms_safetensors_close(file);
         file = NULL;
     }
-    /* A length beyond the file, and one beyond what is read. */
+    /* A length beyond the file, and one beyond the limit of the reader. */
     uint64_t length = UINT64_MAX;
     put_file(in_folder("file"), &length, 8);
     assert_int_equal(ms_safetensors_open(&context, in_folder("file"), &file), MS_ERROR_CORRUPT);
@@ -296,7 +296,7 @@ static void test_the_writer_refuses_what_readers_would(void **state)
     assert_int_equal(ms_safetensors_create(&context, in_folder("file"), twice, 2, NULL, 0, &writer),
                      MS_ERROR_ARGUMENT);
     assert_non_null(strstr(context.error.message, "two tensors have the name 'a'"));
-    /* A tensor that nobody wrote must not appear as zeros. */
+    /* A tensor that was not written must not appear as zeros. */
     assert_int_equal(
         ms_safetensors_create(&context, in_folder("file"), specs, SPECS, NULL, 0, &writer), MS_OK);
     assert_int_equal(ms_safetensors_write(writer, 0, "1234567", 7), MS_ERROR_ARGUMENT);
@@ -306,8 +306,8 @@ static void test_the_writer_refuses_what_readers_would(void **state)
     assert_int_equal(count_names(test_folder), 0);
 }
 
-/* One bit flipped, at every place of a small file: refused, or a file in which all ranges still lie
- * inside. */
+/* One bit flipped, at every place of a small file: the file is refused, or all its ranges are
+ * inside the file. */
 static void test_flipped_bits_never_lead_outside(void **state)
 {
     (void)state;
@@ -337,7 +337,7 @@ static void test_flipped_bits_never_lead_outside(void **state)
     /* A reader cannot notice flipped bits of values and names; it must notice most of the
      * others. */
     assert_true(refused > 1000 && taken > 400);
-    /* Cut off anywhere, it is no file. */
+    /* A file that is cut off at any place is refused. */
     for (size_t length = 0; length < bytes; length++) {
         ms_safetensors *file = NULL;
         put_file(in_folder("cut"), data, length);

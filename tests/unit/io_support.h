@@ -103,7 +103,7 @@ static inline int64_t fault_write(void *user, ms_file *file, const void *data, s
 {
     fault_files *fault = user;
     int error = file_fault(user);
-    /* A failing write has moved half of what it was given. */
+    /* A failing write has written half of its bytes. */
     if (error && bytes > 1) (void)fault->real->write(NULL, file, data, bytes / 2, offset);
     if (error) return error;
     return fault->real->write(NULL, file, data, fault->trickle && bytes > 1 ? 1 : bytes, offset);

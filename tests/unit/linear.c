@@ -83,7 +83,7 @@ static void test_linear_half_and_autocast(void **state)
     }
 }
 
-/* Without a gradient to come the activation overwrites what the product gave: same values, one
+/* If no gradient is needed, the activation overwrites the product: the same values in one
  * tensor. */
 static void test_linear_gelu_without_gradient(void **state)
 {

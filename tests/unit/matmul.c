@@ -115,10 +115,10 @@ static void test_matmul_parts(void **state)
     MATMUL(MS_F32, SHAPE(3, 100, 64), SHAPE(3, 64, 90), SHAPE(3, 100, 90));
 }
 
-/* The gradient of a weight has one sum over all tokens, whose two operands lie token by token: rows
- * longer in the first one, in the second one, equal; tokens that are, and are not, a multiple of
- * what is summed at a time; matrices large and small enough to be copied first, or not (64 and
- * 4096). */
+/* The gradient of a weight has one sum over all tokens, whose two operands are stored token by
+ * token: longer rows in the first one, in the second one, or equal; numbers of tokens that are, and
+ * are not, a multiple of the block of the sum; matrices that are copied first, and matrices that
+ * are too large or too small for that (64 and 4096). */
 static void test_matmul_long_sums(void **state)
 {
     (void)state;

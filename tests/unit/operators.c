@@ -1,7 +1,7 @@
-/* operators.c: what every operator owes, checked for each of them by one table: it touches only
- * what its tasks declare, forward and backward (poison.h), makes the same decisions about memory
- * without data, and survives the failure of any allocation without a leak. A new operator without a
- * row here fails the first test. ctest: late */
+/* operators.c: requirements for every operator, checked with one table of all operators: it touches
+ * only memory that its tasks declare, forward and backward (poison.h), makes the same decisions
+ * about memory without data, and survives the failure of any allocation without a leak. A new
+ * operator without a row here fails the first test. ctest: late */
 #include "fault_os.h"
 
 #include <math.h>
@@ -241,7 +241,8 @@ static bool loses_gradient(const char *op)
     return (ms_op_find(op)->flags & MS_OP_LOSES_GRAD) != 0;
 }
 
-/* One row, forward and backward; *hash of all results. Whatever happens, nothing is left behind. */
+/* One row, forward and backward; *hash of all results. It releases everything, also after an
+ * error. */
 static ms_status run_row(ms_engine *engine, const row *r, uint64_t *hash)
 {
     ms_tensor *inputs[INPUTS] = { NULL }, *outputs[OUTPUTS] = { NULL };
@@ -254,8 +255,8 @@ static ms_status run_row(ms_engine *engine, const row *r, uint64_t *hash)
             continue;
         }
         status = input(engine, *kind, &inputs[count]);
-        /* In place the first operand is no leaf that needs a gradient; the others may, unless the
-         * operator would lose it. */
+        /* In place, the first operand must not be a leaf that requires a gradient; the others may
+         * require one, unless the operator does not support it. */
         if (!status && ms_dtype_is_float(ms_tensor_dtype(inputs[count]))
             && !(count == 0 && strchr(r->inputs, 'I')) && !loses_gradient(r->op))
             status = ms_tensor_set_requires_grad(inputs[count], true);
@@ -354,7 +355,7 @@ static void any_failed_allocation_is_an_error_and_no_leak(void **state)
                 fail_msg("%s: %s", rows[r].op, ms_engine_error(engine)->message);
             if (ms_engine_memory(engine).live != live)
                 fail_msg("%s, allocation %ld: tensor memory is left behind", rows[r].op, n);
-            /* The engine goes on: the same row now works. */
+            /* The engine still works: the same row now succeeds. */
             ms_engine_step_end(engine, 0);
             status = run_row(engine, &rows[r], &hash);
             if (status)

@@ -417,7 +417,7 @@ static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 
 /* ----------------------------------------------------- behind a failed task */
 
-/* A state, count or gradient that a failed task should have written is no number to go on from. */
+/* A state, count or gradient that a failed task should have written must not be used. */
 static void what_was_never_written_is_not_updated(void **state)
 {
     (void)state;

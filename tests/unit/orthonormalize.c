@@ -1,5 +1,5 @@
-/* orthonormalize.c: columns of matrices made orthonormal: against the same process in doubles, and
- * by what orthonormal means. ctest: each-isa poisoned late */
+/* orthonormalize.c: columns of matrices made orthonormal: compared with the same process in
+ * doubles, and checked for orthonormality. ctest: each-isa poisoned late */
 #include "gradcheck.h"
 
 static ms_engine *engine;

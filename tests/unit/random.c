@@ -32,7 +32,7 @@ static ms_tensor *filled(ms_engine *own, const ms_op *op, const ms_attributes *a
     return out;
 }
 
-/* Element i is lane i % 4 of block i / 4 of Philox under (seed, step and draw): what any other
+/* Element i is lane i % 4 of block i / 4 of Philox under (seed, step and draw), which any other
  * program can compute. */
 static void test_uniform_is_philox(void **state)
 {
@@ -191,7 +191,7 @@ static void test_dropout(void **state)
             kept += got[i] != 0;
         }
         assert_true(fabs(kept / N - 0.75) < 0.005);
-        /* Backward drops what forward dropped. */
+        /* Backward drops the same elements as forward. */
         gradcheck check = { .op = &ms_op_dropout, .attributes = half, .inputs = 1 };
         gradcheck_backward(engine, &check, &x, &result);
         double *back = tensor_get(result);

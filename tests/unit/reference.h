@@ -181,7 +181,7 @@ static inline void fill(operand *o, uint64_t *state)
 
 /* ------------------------------------------------------------------ one run */
 
-/* What an operator gave: outputs, then gradients of the inputs (NULL where there is none). */
+/* The results of an operator: outputs, then gradients of the inputs (NULL if there is none). */
 typedef struct answer {
     double *out[TENSORS], *gradient[TENSORS];
 } answer;
@@ -301,7 +301,7 @@ static inline void compare(const char *what, uint32_t index, const double *got,
                  index, at, got[at], expected[at], worst / most);
 }
 
-/* Sum of outputs times incoming gradients: what the gradients are gradients of. */
+/* The sum of outputs times incoming gradients: the function whose gradients are checked. */
 static inline double objective(const check *c, const operand *incoming)
 {
     double sum = 0;
@@ -411,8 +411,8 @@ static inline void run_check(check *c)
     }
 }
 
-/* Forward and backward while the n-th allocation fails, for every n: an error that says so, no
- * output, nothing lost. */
+/* Forward and backward while the n-th allocation fails, for every n: an error with a message, no
+ * output, no leak. */
 static inline void check_lack_of_memory(check *c)
 {
     bool reached = true;

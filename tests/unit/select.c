@@ -224,8 +224,8 @@ static void test_above(void **state)
 
 /* ------------------------------------------------------------------- errors */
 
-/* The host cannot know what an index tensor holds: the stream reports it, with operator, index and
- * limit. */
+/* The host does not know the values of an index tensor, so the stream reports a bad index, with
+ * operator, index and limit. */
 static void test_an_index_outside_is_the_streams_error(void **state)
 {
     (void)state;

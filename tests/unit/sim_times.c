@@ -82,7 +82,7 @@ static void streams_of_sim_run_side_by_side_and_wait(void **state)
     assert_int_equal(ms_stream_wait(b, early), MS_OK);
     assert_int_equal(now_on(b), 1000); /* not 10000: what it waits for has ended by then */
     assert_int_equal(now_on(a), 10000);
-    /* What is waited for has ended long ago. */
+    /* The work that is waited for has ended long ago. */
     work(b, (ms_task_cost){ .flops = 19000 });
     assert_int_equal(ms_stream_wait(b, ms_stream_last(a)), MS_OK);
     assert_int_equal(now_on(b), 20000);
@@ -122,8 +122,8 @@ static void the_host_of_sim_has_a_clock(void **state)
     ms_engine_free(engine);
 }
 
-/* What a program decides: addresses, waits, numbers, the peak. Its streams never have the same
- * work, and whether they keep up with the host depends on the rates. */
+/* The decisions of a program: addresses, waits, numbers, the peak. Its streams have different
+ * amounts of work, and the rates determine whether they keep up with the host. */
 static void decide(const ms_rates *rates, uint64_t decisions[4], uint64_t *ns)
 {
     ms_engine *engine = make_sim(rates);

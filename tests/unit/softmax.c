@@ -198,8 +198,8 @@ static void test_cross_entropy_names_the_bad_target(void **state)
     ms_engine_free(engine);
 }
 
-/* What the largest tensor of a training step costs: the logits once, when nobody else holds
- * them. */
+/* The memory for the largest tensor of a training step: the logits once, if no other reference to
+ * them exists. */
 static void test_cross_entropy_gradient_takes_the_logits_place(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* tensor.c: what tensors keep about themselves: the cells of a split storage, casts that are kept
- * for a step. ctest: late */
+/* tensor.c: records about tensors: the cells of a split storage, and casts that are kept for a
+ * step. ctest: late */
 #include "gate.h"
 
 #include <setjmp.h>

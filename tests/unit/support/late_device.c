@@ -1,8 +1,8 @@
 /* late_device.c: see late_device.h.
  *
  * Work waits in a queue for each stream. Nothing runs until the host awaits a number. Then the
- * device takes, again and again, the first piece of work of a stream that chance chooses among
- * those that can go on, until the number is reached. It has no threads: CPU tasks run on the host.
+ * device repeatedly chooses at random a stream that can make progress and runs its first piece of
+ * work, until the number is reached. It has no threads: CPU tasks run on the host.
  */
 #include "../late_device.h"
 
@@ -209,7 +209,7 @@ static ms_task_result run_graph(late *self, const piece *graph, ms_error *error)
     return MS_TASK_DONE;
 }
 
-/* Runs the stream's first piece of work if it can go on. */
+/* Runs the stream's first piece of work if it can run now. */
 static bool step(late *self, ms_stream *stream)
 {
     late_stream *queue = stream->device_state;
@@ -240,7 +240,7 @@ static ms_status late_set_priority(ms_stream *stream, int32_t priority)
     return MS_OK;
 }
 
-/* Work of a stream with a priority, if any can go on. */
+/* Work of a stream with a priority, if any can run now. */
 static bool step_first(late *self, const ms_engine *engine)
 {
     for (uint16_t i = 0; i < engine->stream_count; i++)
