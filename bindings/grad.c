@@ -85,6 +85,7 @@ static int consume_grad(lua_State *L)
     ms_handle_drop(
         lua_touserdata(L, -1),
         "was consumed with its gradient by an optimizer or zero_grad; clone it to keep its values");
+    /* The next gradient gets a handle of its own. */
     lua_pushnil(L);
     lua_setfield(L, -3, "grad");
     return 0;
@@ -147,6 +148,7 @@ static int backward(lua_State *L)
      * was. */
     ms_lua_collect_above(L, runtime, runtime->live_after_backward);
     ms_lua_ok(L, ms_backward(engine, &t, gradient ? &gradient : NULL, 1, retain));
+    /* Only a pass that has succeeded counts. */
     runtime->backwards++;
     runtime->live_after_backward = ms_engine_memory(engine).live;
     return 0;
@@ -178,6 +180,7 @@ static ms_status gradient_hook(void *user, ms_tensor *gradient, ms_tensor **repl
     ms_status status = ms_lua_hook(L, runtime, 1, 1);
     if (status) return status;
     ms_handle *returned = luaL_testudata(L, -1, MS_TENSOR_TYPE);
+    /* A hook that wrote its argument in place and returns it replaces nothing. */
     if (returned && returned->tensor && returned->tensor != gradient)
         *replacement = ms_tensor_retain(returned->tensor);
     else if (!returned && !lua_isnil(L, -1))
@@ -384,6 +387,7 @@ static int autocast(lua_State *L)
             L, "autocast: \"bf16\" or \"f16\" is expected (\"f32\" turns it off inside)");
     luaL_checktype(L, 2, LUA_TFUNCTION);
     lua_settop(L, 2);
+    /* Scopes nest: each puts back what it found, and the innermost one holds. */
     ms_dtype before = ms_engine_autocast(engine);
     ms_engine_set_autocast(engine, dtype);
     ms_status status = call_scope(L, 2);
@@ -399,6 +403,7 @@ static int on_device(lua_State *L)
     ms_engine *engine = ms_lua_enter(L);
     const char *name = luaL_checkstring(L, 1), *own = ms_engine_device(engine);
     bool meta = strcmp(name, "meta") == 0;
+    /* "cpu" is accepted by every engine, so a script that names it runs on any device. */
     if (!meta && strcmp(name, own) != 0 && strcmp(name, "cpu") != 0)
         return ms_lua_error(L, "device '%.40s': this engine runs on '%s'", name, own);
     luaL_checktype(L, 2, LUA_TFUNCTION);

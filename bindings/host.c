@@ -52,6 +52,7 @@ MS_API void ms_lua_open(lua_State *L, const char *library)
         lua_pushfstring(L, "%s;%s", lua_tostring(L, -1), before ? before : "");
         lua_setfield(L, -4, "path");
     }
+    /* The loaded modules, package, its old path and ours. */
     lua_pop(L, 4);
 }
 
@@ -96,6 +97,7 @@ MS_API int ms_lua_run_recipe(const char *recipe, int count, const char *const *a
     recipe_call call = {
         .recipe = recipe, .library = library, .count = count, .arguments = arguments, .code = 1
     };
+    /* A context of its own for errors: there may be no engine. */
     ms_context context;
     ms_context_init(&context, NULL);
     lua_State *L = luaL_newstate();

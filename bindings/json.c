@@ -91,6 +91,7 @@ static void encode_table(lua_State *L, int index, json_t **tree, json_t *parent,
         encode_value(L, lua_gettop(L), tree, made, NULL, depth + 1);
         lua_pop(L, 1);
     }
+    /* is_list has refused a list with other keys. */
     if (n > 0) return;
     for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
         /* The key is a string (is_list), so lua_tostring does not change it in place, which would
@@ -209,6 +210,7 @@ static void push_list(lua_State *L, const json_t *list, bool exact, int depth)
 /* exact: what Lua has no word for is kept: lists are marked as such, and null is core.json_null. */
 static void push_value(lua_State *L, const json_t *value, bool exact, int depth)
 {
+    /* The parser takes deeper values; this walk recurses on the C stack. */
     if (depth > DEPTH_MAX) ms_lua_error(L, "json: values are nested more than %d deep", DEPTH_MAX);
     luaL_checkstack(L, 4, "nested values");
     switch (json_typeof(value)) {
@@ -237,6 +239,7 @@ static int decode(lua_State *L)
     size_t bytes;
     const char *text = luaL_checklstring(L, 1, &bytes);
     json_error_t error;
+    /* The text stays on the stack, and so in memory. */
     lua_settop(L, 2);
     json_t **tree = new_tree(L);
     *tree = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);

@@ -30,6 +30,7 @@ static int above(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     ms_tensor *t = ms_lua_tensor(L, 1);
+    /* With this limit the bytes of 8-byte elements still fit 63 bits. */
     ms_attributes attributes = { .dim = { .length = ms_lua_integer(L, 3, 0, INT64_MAX / 8,
                                                                    "capacity") } };
     if (ms_lua_is_tensor(L, 2)) {
@@ -194,6 +195,7 @@ static ms_rotary_scaling rotary_scaling(lua_State *L)
     static const char *const kinds[] = { "default", "linear", "llama3", NULL };
     if (lua_isnoneornil(L, 4)) return (ms_rotary_scaling){ 0 };
     ms_lua_known_keys(L, 4, keys, "option of a rotary scaling");
+    /* It has no default: where it is missing, ms_lua_choice raises. */
     lua_getfield(L, 4, "type");
     ms_rotary_kind kind = (ms_rotary_kind)ms_lua_choice(L, -1, kinds, "type of a rotary scaling");
     lua_pop(L, 1);

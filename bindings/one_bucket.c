@@ -43,6 +43,7 @@ static void read_names(lua_State *L, one_bucket *one)
     lua_getfield(L, 1, "names");
     for (uint32_t i = 0; i < one->bucket.count; i++) {
         one->positions[i] = i;
+        /* The list keeps the string, so the pointer holds after the pop. */
         lua_rawgeti(L, -1, (lua_Integer)i + 1);
         one->names[i] = luaL_checkstring(L, -1);
         lua_pop(L, 1);
@@ -87,6 +88,7 @@ static ms_status make_views(one_bucket *one)
         const ms_tensor *like = b->parameters[i];
         ms_status status = ms_tensor_window(b->flat, ms_tensor_dims(like), ms_tensor_shape(like),
                                             ms_tensor_strides(like), at, &one->views[i]);
+        /* Views that were made before are drop's. */
         if (status) return status;
         at += ms_tensor_count(like);
     }

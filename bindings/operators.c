@@ -219,6 +219,7 @@ static int arithmetic(lua_State *L)
     lua_settop(L, 2);
     if (ms_lua_is_tensor(L, 1)) return binary_with(L, forms, false);
     ms_lua_enter(L);
+    /* Lua calls the event because the right side is a tensor; the left one must be a number. */
     ms_attributes attributes = { .scalar = { .value = ms_lua_number(L, 1, forms->name) } };
     ms_tensor *b = ms_lua_tensor(L, 2);
     const ms_op *op = forms->number;
@@ -274,6 +275,7 @@ static int where(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     ms_tensor *inputs[3] = { ms_lua_tensor(L, 1), NULL, NULL };
+    /* By the places of the inputs; the condition is always a tensor. */
     double numbers[3] = { 0 };
     ms_dtype dtype = MS_F32;
     for (int i = 1; i < 3; i++)
@@ -375,6 +377,7 @@ static int histogram(lua_State *L)
 {
     ms_lua_enter(L);
     ms_lua_tensor(L, 1);
+    /* The limit of bins refuses a mistake that would take all memory. */
     ms_attributes attributes = { .histogram = { .bins = ms_lua_integer(L, 2, 1, 1 << 24, "bins"),
                                                 .low = luaL_checknumber(L, 3),
                                                 .high = luaL_checknumber(L, 4) } };

@@ -38,6 +38,7 @@ static void read_level(lua_State *L, int index, ms_level_rate *level)
         ms_lua_error(L, "rates: links must be a list of tables, not of %s",
                      luaL_typename(L, index));
     ms_lua_known_keys(L, index, keys, "field of a link's rates");
+    /* Absent it is 0, the outermost level; that is why 0 itself is refused. */
     level->ranks = (uint32_t)ms_lua_field_integer(L, index, "ranks", 0, 1, UINT32_MAX);
     level->latency_ns = number_at(L, index, "links: ", "latency_ns");
     level->bytes_per_s = number_at(L, index, "links: ", "bytes_per_s");
@@ -63,6 +64,7 @@ void ms_lua_rates(lua_State *L, int index, ms_rates *out)
         rates.flops_per_s[i] = number_at(L, lua_gettop(L), "flops_per_s.", dtypes[i]);
     lua_pop(L, 1);
     rates.bytes_per_s = number_at(L, index, "", "bytes_per_s");
+    /* Optional: without it an enqueue costs the host no time. */
     if (lua_getfield(L, index, "enqueue_ns") != LUA_TNIL)
         rates.enqueue_ns = number_at(L, index, "", "enqueue_ns");
     lua_pop(L, 1);

@@ -83,6 +83,7 @@ static int load(lua_State *L)
     uint64_t expected =
                  checked ? (uint64_t)ms_lua_integer(L, 3, INT64_MIN, INT64_MAX, "a hash") : 0,
              hash = 0;
+    /* Making a handle may raise, so it comes before there is a tensor. */
     ms_handle *handle = ms_lua_new_handle(L);
     const ms_safetensors_entry *entry = ms_safetensors_find(file, name);
     ms_tensor *tensor = NULL;
@@ -115,6 +116,7 @@ static int save(lua_State *L)
     ms_tensor **tensors = count ? ms_lua_tensor_list(L, 3, &given) : NULL;
     if (given != count) return ms_lua_error(L, "safetensors: %u names, %u tensors", count, given);
     const char **pairs = ms_lua_string_list(L, 4, &strings, "metadata");
+    /* A key at the end that has no value is left out. */
     if (ms_safetensors_save(engine, path, names, tensors, count, pairs, strings / 2))
         return ms_lua_io_failed(L);
     lua_pushboolean(L, true);

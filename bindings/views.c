@@ -36,10 +36,9 @@ static int copy_(lua_State *L)
     return ms_lua_apply(L, &ms_op_copy, NULL, true, inputs, 2);
 }
 
-/* t:fill_(value) -> t, with value a number or a tensor of one element, which is not read by the
- * host */
-/* Each method that writes in place returns t itself, the handle at index 1, so that calls can be
- * chained without a second handle of the same tensor. */
+/* t:fill_(value) -> t, with value a number or a tensor of one element, which the host does not
+ * read. Each method that writes in place returns t itself, the handle at index 1, so that calls can
+ * be chained without a second handle of the same tensor. */
 static int fill_(lua_State *L)
 {
     ms_lua_enter(L);
@@ -252,7 +251,8 @@ static int squeeze(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_squeeze, &attributes, false);
 }
 
-/* t:unsqueeze(dim): dim is the place of the new dimension, so there is one more of them */
+/* t:unsqueeze(dim) -> a view with a dimension of size 1 more. dim is the place of the new one in the
+ * result, so it may be one beyond those of t: -1 puts it last. */
 static int unsqueeze(lua_State *L)
 {
     ms_lua_enter(L);

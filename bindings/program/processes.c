@@ -102,6 +102,7 @@ static void cores_of(const ms_job *job, uint32_t rank, cpu_set_t *out)
     if (sched_getaffinity(0, sizeof allowed, &allowed) || os->machine(os->user, &machine)) return;
     /* Where a quota allows less than the cores, the system chooses which ones are used. */
     if (machine.cores < (uint32_t)CPU_COUNT(&allowed)) return;
+    /* With fewer cores than ranks it is 0, and no core is set below. */
     uint32_t count = (uint32_t)CPU_COUNT(&allowed) / job->ranks, first = rank * count;
     uint32_t position = 0;
     for (int core = 0; core < CPU_SETSIZE; core++) {
@@ -160,6 +161,7 @@ static ms_status make_variables(ms_job *job, char **rendezvous, char **number)
 static void stop_all(ms_job *job)
 {
     for (uint32_t r = 0; r < job->ranks; r++) {
+        /* Not started, or reaped by start_one. */
         if (job->ended[r] < 0) continue;
         kill_rank(job, r);
         reap(job, r);
@@ -182,6 +184,7 @@ ms_status ms_start_processes(ms_job *job)
     status = make_environment(job, rendezvous, number, &environment);
     ssize_t bytes = readlink("/proc/self/exe", job->program, sizeof job->program - 1);
     job->program[bytes > 0 ? bytes : 0] = '\0';
+    /* Where it cannot be opened, ranks other than 0 keep this process' stdin. */
     int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     for (uint32_t r = 0; r < job->ranks && !status; r++) {
         snprintf(number, MS_NUMBER_BYTES, "MOONSHARD_RANK=%u", r);

@@ -140,6 +140,7 @@ static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64
     bool suspected = ms_rendezvous_suspect(job->rendezvous, rank, suspicion);
     uint32_t finished = finished_other(job, rank);
     double quiet = (double)(now - w->changed_ns) / 1e9;
+    /* Answered or not, the question is over; the next one needs a new number. */
     w->question = 0;
     w->warned_ns = now;
     if (!excused
@@ -185,6 +186,7 @@ static void look_at(ms_job *job, uint32_t rank, uint64_t now)
                            .changed_ns = now,
                            .warned_ns = now,
                            .awaited_ns = w->awaited_ns };
+        /* Reports of peers about the time before are out of date. */
         ms_rendezvous_acquit(job->rendezvous, rank);
         return;
     }
@@ -209,6 +211,7 @@ void ms_watch(ms_job *job, uint64_t now)
         job->watched_ns && now - job->watched_ns > 2 * MS_TICK_MOST_NS + 2 * ms_watch_tick(job);
     job->watched_ns = now;
     for (uint32_t r = 0; r < job->ranks && !job->ending; r++) {
+        /* look_at then starts anew, as at its first tick. */
         if (was_stopped) job->watched[r].changed_ns = 0;
         if (!job->outcomes[r].ended) look_at(job, r, now);
     }

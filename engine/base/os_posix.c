@@ -294,6 +294,7 @@ static int os_shared_populate(void *user, ms_file *file, void *address, uint64_t
     do result = madvise(address, bytes, POPULATE_WRITE);
     while (result != 0 && (errno == EINTR || errno == EAGAIN));
     if (result == 0) return 0;
+    /* EFAULT: touching the range would raise SIGBUS, so there are no pages for it. */
     if (errno == EFAULT) return -ENOMEM;
     if (errno != EINVAL) return -errno;
     do result = fallocate(file->descriptor, 0, (off_t)offset, (off_t)bytes);
@@ -384,6 +385,7 @@ static int os_thread_start(void *user, const char *name, void (*run)(void *), vo
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
+    /* The thread may run at once, so its record is complete before. */
     int error = pthread_create(&made->thread, NULL, thread_main, made);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error != 0) {
@@ -392,6 +394,7 @@ static int os_thread_start(void *user, const char *name, void (*run)(void *), vo
     }
     char shortened[16]; /* all that the kernel keeps */
     snprintf(shortened, sizeof shortened, "%s", name);
+    /* For debuggers and ps alone, so a failure does not matter. */
     pthread_setname_np(made->thread, shortened);
     *out = made;
     return 0;

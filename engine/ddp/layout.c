@@ -136,6 +136,7 @@ static ms_status check_place(const ms_reducer *reducer, uint32_t b, uint32_t fir
         return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,
                               "buckets: bucket %u: there is no parameter %u; they are 0 to %u", b,
                               position, count - 1);
+    /* The first parameter decides the bucket's dtype. */
     const ms_ddp_parameter *a = &reducer->parameters[first];
     const ms_ddp_parameter *parameter = &reducer->parameters[position];
     if (seen[position])
@@ -169,6 +170,7 @@ static ms_status check_buckets(const ms_reducer *reducer, const uint32_t *order,
             seen[order[at]] = true;
         }
     }
+    /* A plan that is too short has nothing twice, yet lacks some. */
     for (uint32_t i = 0; i < count; i++)
         if (!seen[i])
             return ms_engine_fail(reducer->engine, MS_ERROR_ARGUMENT,

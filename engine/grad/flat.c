@@ -125,6 +125,7 @@ ms_status ms_flatten(ms_engine *engine, ms_tensor *const *leaves, uint32_t count
     bool meta = ms_engine_set_meta(engine, ms_tensor_is_meta(leaves[0]));
     status = ms_tensor_new(engine, leaves[0]->dtype, 1, &total, &made);
     ms_engine_set_meta(engine, meta);
+    /* A storage without bytes has no parts. */
     if (!status && total) status = split_into_leaves(made, leaves, count);
     if (!status) status = move(engine, leaves, count, made);
     if (status) ms_tensor_release(made);

@@ -80,6 +80,7 @@ ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double frac
                            ms_dataset **first, ms_dataset **rest)
 {
     ms_dataset *a = NULL, *b = NULL;
+    /* Written so that NaN is refused, too. */
     if (!(fraction >= 0 && fraction <= 1))
         return ms_fail(context, MS_ERROR_ARGUMENT, "split: the fraction %g is not within 0 and 1",
                        fraction);
@@ -124,6 +125,7 @@ static ms_status open_sized(ms_context *context, const char *path, ms_file **fil
 {
     ms_status status = ms_file_open(context, path, MS_FILE_READ, file);
     if (status) return status;
+    /* Of the open file: another file may get the path's name meanwhile. */
     int error = context->os->size(context->os->user, *file, bytes);
     if (!error) return MS_OK;
     ms_file_close(context, *file);
@@ -187,6 +189,7 @@ ms_status ms_dataset_bytes(ms_context *context, const char *const *paths, uint32
     for (uint32_t i = 0; i < count && !status; i++)
         status = append_path(context, data, paths[i], 0);
     if (!status && data->count == 0) {
+        /* The first path stands for all: a list of them may be long. */
         if (count)
             status = ms_fail(context, MS_ERROR_NOT_FOUND, "there is not one byte of data in '%s'",
                              paths[0]);
@@ -294,6 +297,7 @@ static ms_status append_shard(ms_context *context, ms_data *data, const char *pa
             "'%s' has tokens of %u bytes, the shards before it of %u: they are not of one data set",
             path, shard.width, data->width);
     if (!status) {
+        /* Before append_file, which divides by it. */
         data->width = shard.width;
         status = append_file(context, data, file, path, shard.begin, shard.end);
     }

@@ -105,6 +105,7 @@ ms_status ms_file_read_all(ms_context *context, const char *path, uint64_t limit
     }
     data[size] = 0;
     *out = data;
+    /* Without the zero. */
     *bytes = (size_t)size;
     return MS_OK;
 }
@@ -135,6 +136,7 @@ ms_status ms_writer_new(ms_context *context, const char *path, ms_writer **out)
     ms_status status = ms_allocate(context, sizeof *writer, "a file writer", (void **)&writer);
     if (status) return status;
     writer->context = context;
+    /* A copy, since the caller's path may go before the commit. */
     status = ms_text_join(context, path, "", &writer->path);
     if (!status) status = ms_text_join(context, path, suffix, &writer->temporary);
     if (!status) {
@@ -217,7 +219,8 @@ static void read_holder(ms_context *context, ms_file *file, char *text, size_t b
 }
 
 /* The system drops the lock when the file is closed or the process ends, however it ends. So the
- * file is never removed, and a crash leaves nothing to clean up. */
+ * file is never removed, and a crash leaves nothing to clean up. The file is not truncated: those
+ * who are refused must still read the holder's text. */
 ms_status ms_file_lock(ms_context *context, const char *path, ms_file **out)
 {
     const ms_os *os = context->os;

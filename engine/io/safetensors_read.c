@@ -113,6 +113,7 @@ static ms_status scan_member(ms_context *context, ms_safetensors *file, ms_scan 
         (void)ms_scan_string(scan, &raw->dtype);
     } else if (strcmp(key, "shape") == 0) {
         twice = raw->dims >= 0;
+        /* A second shape is not read: its sizes would join those of the first. */
         ms_status status = twice ? MS_OK : scan_shape(context, file, scan, name, raw);
         if (status) return status;
     } else if (strcmp(key, "data_offsets") == 0) {
@@ -384,6 +385,7 @@ static ms_status read_length(ms_context *context, ms_safetensors *file, uint64_t
  * positions. */
 static ms_status read_header(ms_context *context, ms_safetensors *file)
 {
+    /* The header begins after the 8 bytes of its length. */
     uint64_t end, length = 0, begin = 8;
     int error = context->os->size(context->os->user, file->file, &end);
     if (error) return ms_fail_os(context, error, "cannot tell the size of", file->path);
@@ -445,6 +447,7 @@ const ms_safetensors_entry *ms_safetensors_at(const ms_safetensors *file, uint32
 /* A binary search: entries are sorted by name once the file is open. */
 const ms_safetensors_entry *ms_safetensors_find(const ms_safetensors *file, const char *name)
 {
+    /* compare_entries looks at the name alone. */
     ms_safetensors_entry key = { .name = name };
     return file->count ? bsearch(&key, file->entries, file->count, sizeof key, compare_entries)
                        : NULL;
@@ -477,6 +480,8 @@ ms_status ms_safetensors_load(ms_engine *engine, ms_safetensors *file,
     ms_context *context = ms_engine_context(engine);
     uint8_t *data = NULL;
     ms_tensor *tensor = NULL;
+    /* Such a tensor is refused here and not at open, so that the file's other tensors can be
+     * loaded. */
     if (!entry->supported)
         return ms_fail(context, MS_ERROR_UNSUPPORTED,
                        "tensor '%.200s' is %s with %u dimensions, which cannot be loaded: '%s'",

@@ -112,6 +112,7 @@ static void put_string(ms_header *header, const char *text)
         /* Names have no control characters (check_spec), metadata may. */
         if ((unsigned char)*text >= 0x20) put(header, text, 1);
         else {
+            /* Six characters for each, also where JSON has a shorter form: readers take both. */
             snprintf(escape, sizeof escape, "\\u%04x", (unsigned)*text);
             put_text(header, escape);
         }
@@ -241,6 +242,7 @@ static ms_status begin_file(ms_safetensors_writer *writer, const char *path, ms_
     if (!status) status = place_all(writer, order, path, &header);
     if (!status) status = ms_writer_new(context, path, &writer->writer);
     if (!status) status = write_header(writer, path, &header);
+    /* The writer keeps places alone; the text is in the file, or of no use. */
     ms_release(context, header.text);
     return status;
 }
@@ -259,6 +261,7 @@ ms_status ms_safetensors_create(ms_context *context, const char *path,
     if (status) return status;
     writer->context = context;
     writer->count = count;
+    /* count may be 0: such a file has metadata at most. */
     status = ms_allocate(context, count * sizeof *writer->places, "a table of tensors",
                          (void **)&writer->places);
     if (!status)

@@ -259,6 +259,7 @@ static bool skip_scalar(ms_scan *scan)
 bool ms_scan_skip(ms_scan *scan)
 {
     char close[DEPTH_MAX] = ""; /* of the lists and objects that we are in */
+    /* Keys of what is skipped are decoded, hence checked, and forgotten. */
     char *key;
     int depth = 0;
     bool first = false;

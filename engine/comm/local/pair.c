@@ -26,8 +26,7 @@ static ms_ledger_slot *slot_of(const ms_host *host, const ms_comm_args *args, bo
 
 /* ------------------------------------------------------------------ waiting */
 
-/* What the three kinds of waits wait for. */
-/* The other side of this call has come. */
+/* What the three kinds of waits wait for. First: the other side of this call has come. */
 static bool other_entered(ms_wait *wait)
 {
     return atomic_load(&slot_of(wait->host, wait->args, wait->args->kind != MS_SEND)->seq)
@@ -43,6 +42,7 @@ static bool all_written(ms_wait *wait)
 {
     return atomic_load(&line_of(wait->host, wait->args)->written) >= wait->target;
 }
+/* A pair has one other, so that is the rank that is waited for. */
 static uint32_t missing(ms_wait *wait) { return other_of(wait->args); }
 
 /* Whether the other's process ended before this wait came to its end. */
@@ -118,6 +118,7 @@ static ms_task_result send(ms_run *run, ms_local *local, const ms_comm_args *arg
 {
     ms_pair_line *line = line_of(local->host, args);
     uint64_t bytes = args->count * ms_dtype_bytes(args->dtype), base = atomic_load(&line->written);
+    /* The pages are taken at the first send: a rank that never sends pays nothing for them. */
     if (!local->pair_populated) {
         int error = ms_host_files_populate_heap(
             local->host->files, local->host->rank,
@@ -168,6 +169,7 @@ static ms_task_result receive_in_place(ms_run *run, ms_local *local, const ms_co
     ms_pair_line *line = line_of(local->host, args);
     uint64_t chunk = atomic_load(&line->read) + 1;
     if (!await(local, args, &for_writing, chunk)) return ms_host_fail(run, local->host, args);
+    /* The slot has the offset plus 1, since 0 says that the tensor is in no heap. */
     ms_flow_copy(run, args->in, local->host->files->heaps[other_of(args)].memory + heap_offset - 1,
                  args->count * ms_dtype_bytes(args->dtype));
     say(local, args, &line->read, chunk);
