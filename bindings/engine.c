@@ -99,6 +99,7 @@ static int configure(lua_State *L)
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     ms_lua_known_keys(L, 1, keys, "option of init");
+    /* An engine takes its settings when it starts and keeps them. */
     if (runtime->engine)
         return ms_lua_error(L, "init: the engine runs already; call ms.init before anything else");
     ms_engine_options settings = runtime->settings;
@@ -426,6 +427,7 @@ static int bench_enqueue(lua_State *L)
         accesses[i] =
             (ms_access){ .storage = storages[i], .cells = 1, .mode = i ? MS_READ : MS_WRITE };
     if (!status) status = enqueue_many(stream, accesses, 3, count, &spent);
+    /* After an error as well: those that were not made are NULL. */
     for (int i = 0; i < 3; i++) ms_storage_release(storages[i]);
     ms_lua_ok(L, status);
     lua_pushnumber(L, (double)spent / (double)count);

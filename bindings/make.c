@@ -355,7 +355,9 @@ static int tensor(lua_State *L)
     if (shape.booleans) dtype = MS_BOOL;
     if (!lua_isnoneornil(L, 2)) dtype = ms_lua_dtype(L, 2);
     int64_t count = 1;
+    /* The sizes are those of lists that exist, so the product cannot overflow. */
     for (uint32_t d = 0; d < shape.dims; d++) count *= shape.sizes[d];
+    /* In a userdata, since a value that does not fit the dtype raises below. */
     void *data = lua_newuserdatauv(L, (size_t)count * ms_dtype_bytes(dtype) + 1, 0);
     collect_values(L, 1, dtype, data, 0);
     return push_values(L, dtype, shape.dims, shape.sizes, data);
@@ -422,6 +424,7 @@ static int arange(lua_State *L)
     ms_lua_enter(L);
     lua_settop(L, 3);
     range r = read_range(L);
+    /* 8 bytes are enough for either dtype; one more gives an empty range an address. */
     void *data = lua_newuserdatauv(L, (size_t)r.count * 8 + 1, 0);
     for (int64_t i = 0; i < r.count; i++) {
         if (r.integers) ((int64_t *)data)[i] = lua_tointeger(L, 1) + i * r.stride;

@@ -87,7 +87,8 @@ static int stream_sync(lua_State *L)
     return 0;
 }
 
-/* __eq: two handles of one stream are equal */
+/* __eq: two handles of one stream are equal. Each call makes a new handle, so that the identity of
+ * the userdata says nothing. */
 static int stream_equal(lua_State *L)
 {
     lua_pushboolean(L, check_stream(L, 1) == check_stream(L, 2));

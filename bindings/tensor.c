@@ -189,6 +189,7 @@ static int64_t push_nested(lua_State *L, const ms_tensor *t, const void *data, u
     }
     int64_t n = ms_tensor_shape(t)[d];
     luaL_checkstack(L, 4, "to_table");
+    /* At most a million: to_table has counted. */
     lua_createtable(L, (int)n, 0);
     for (int64_t i = 0; i < n; i++) {
         at = push_nested(L, t, data, d + 1, at);

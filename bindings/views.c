@@ -85,6 +85,7 @@ static int to_device(lua_State *L, ms_tensor *t, const char *device)
     } else {
         const char *own = ms_engine_device(ms_lua_runtime(L)->engine);
         if (strcmp(device, own) != 0 && strcmp(device, "cpu") != 0)
+            /* It raises in any case here; the names are for its message. */
             ms_lua_choice(L, 2, names, "dtype or device");
         if (ms_tensor_is_meta(t))
             return ms_lua_error(L, "to: this tensor is on \"meta\" and has no values to copy");
@@ -176,6 +177,7 @@ static int flatten(lua_State *L)
     ms_lua_enter(L);
     const ms_tensor *t = ms_lua_tensor(L, 1);
     uint32_t dims = ms_tensor_dims(t);
+    /* What a scalar becomes. */
     ms_attributes attributes = { .shape = { .dims = 1, .sizes = { 1 } } };
     if (dims > 0) {
         int32_t first = lua_isnoneornil(L, 2) ? 0 : ms_lua_dim(L, 2, dims);
@@ -251,8 +253,8 @@ static int squeeze(lua_State *L)
     return ms_lua_apply_one(L, &ms_op_squeeze, &attributes, false);
 }
 
-/* t:unsqueeze(dim) -> a view with a dimension of size 1 more. dim is the place of the new one in the
- * result, so it may be one beyond those of t: -1 puts it last. */
+/* t:unsqueeze(dim) -> a view with a dimension of size 1 more. dim is the place of the new one in
+ * the result, so it may be one beyond those of t: -1 puts it last. */
 static int unsqueeze(lua_State *L)
 {
     ms_lua_enter(L);

@@ -282,11 +282,11 @@ static void push_rank(lua_State *L, const ms_job *job, uint32_t rank)
     if (outcome->state) set_text(L, "state", letter);
 }
 
-/* The outcome of the job: stop_signal, cause = { reason, rank, message } or nil, folder, ranks =
- * list from rank 0 on. */
-/* reasons: in the order of ms_abort_reason. */
+/* Pushes the outcome of the job: stop_signal, cause = { reason, rank, message } or nil, folder,
+ * ranks = list from rank 0 on. */
 static void push_outcome(lua_State *L, const ms_job *job)
 {
+    /* In the order of ms_abort_reason. */
     static const char *const reasons[] = { "none",   "mismatch", "left",   "timeout",
                                            "raised", "died",     "stopped" };
     char text[MS_FOLDER_BYTES];

@@ -154,6 +154,7 @@ static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64
         ms_end_job(job, MS_ABORT_TIMEOUT, (int32_t)rank, text);
         return;
     }
+    /* The rank seems to work, or nobody has waited long enough to blame it. */
     ms_rendezvous_acquit(job->rendezvous, rank);
     snprintf(text, sizeof text, "rank %u has shown no progress for %.1f s: %s", rank, quiet, place);
     job->warn(job, text);

@@ -234,6 +234,7 @@ static ms_status commit(ms_context *context, const char *temporary, const char *
     }
     int error = context->os->rename(context->os->user, temporary, final);
     if (error) {
+        /* The old checkpoint counts again at once, not only after the next sweep. */
         if (replacing) (void)context->os->rename(context->os->user, aside, final);
         return ms_fail_os(context, error, "cannot rename to", final);
     }

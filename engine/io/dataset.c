@@ -14,6 +14,7 @@ ms_status ms_data_new(ms_context *context, ms_data **out)
 {
     ms_status status = ms_allocate(context, sizeof **out, "a data set", (void **)out);
     if (status) return status;
+    /* A context of its own: the data may outlive the caller's, and go on any thread. */
     ms_context_init(&(*out)->context, context->os);
     /* Atomic, because a loader's thread and the host may release at the same time. */
     atomic_init(&(*out)->references, 1);

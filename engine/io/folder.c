@@ -58,6 +58,7 @@ size_t ms_text_character(const char *characters)
     else if (text[0] >= 0xf0) bytes = 4;
     else if (text[0] >= 0xe0) bytes = 3;
     else if (text[0] >= 0xc0) bytes = 2;
+    /* 0 is also the answer at the end of the text. */
     if (bytes <= 1) return bytes;
     /* The bits after the length mark. */
     uint32_t code = text[0] & (0xffu >> (bytes + 1));
@@ -131,6 +132,7 @@ ms_status ms_folder_make(ms_context *context, const char *path)
     ms_status status = ms_text_join(context, path, "", &part);
     if (status) return status;
     for (char *end = part; !status && *end;) {
+        /* Slashes in a row, and one in front, make no part of their own. */
         end += strspn(end, "/");
         end += strcspn(end, "/");
         /* The path is cut here for the moment, and is whole again at the end of the turn. */

@@ -119,6 +119,7 @@ static ms_status check_idx(ms_context *context, const char *path, const uint8_t 
     for (uint32_t d = 0; d < dims; d++) {
         const uint8_t *at = data + 4 + 4 * d;
         sizes[d] = (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+        /* A size of 0 makes the product 0; ms_dataset_images refuses it. */
         fits = fits && ms_multiply(expected, sizes[d], &expected);
     }
     if (!fits || expected != bytes - header)
