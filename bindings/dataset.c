@@ -332,7 +332,7 @@ static int to_text(lua_State *L)
         int64_t token = token_at(dtype, data, i);
         /* The buffer is on the stack, so an error leaks nothing. */
         if (token < 0 || token > 255)
-            return ms_lua_error(L, "to_text: token %lld is no byte", (long long)token);
+            return ms_lua_error(L, "to_text: token %lld is not a byte", (long long)token);
         text[i] = (char)token;
     }
     luaL_pushresultsize(&buffer, count);

@@ -308,8 +308,8 @@ static ms_status on_reduced(void *user, uint32_t bucket)
         return ms_engine_fail(engine, MS_ERROR_MEMORY, "no room on the Lua stack for a callback");
     if (!ms_callback_push(u->callback))
         return ms_engine_fail(engine, MS_ERROR_STATE,
-                              "ddp: the ddp model of these parameters is gone, with what steps "
-                              "them: call unwrap() before it goes");
+                              "ddp: the ddp model of these parameters was collected, and with it "
+                              "the functions that step them: call unwrap() before dropping it");
     lua_pushlightuserdata(L, u->reducer);
     lua_pushinteger(L, bucket);
     return ms_lua_hook(L, u->callback->runtime, 2, 0);

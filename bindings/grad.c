@@ -71,7 +71,7 @@ static int grad(lua_State *L)
 
 /* A gradient that is dropped there would leave the optimizer nothing to step on, without a word. */
 static const char result_is_gradient[] =
-    "what the chain returns becomes the gradients of its bucket: return zeros to train nothing";
+    "the result of the chain becomes the gradients of its bucket: to train nothing, return zeros";
 
 /* core.consume_grad(p): the gradient is gone, for those who still hold its handle too, so that its
  * memory comes back at once. */

@@ -202,7 +202,7 @@ static uint32_t read_parts(lua_State *L, uint32_t size, uint32_t **sizes, uint32
                      (int)parts);
     for (lua_Integer p = 1; p <= parts; p++) {
         if (lua_rawgeti(L, 2, p) != LUA_TTABLE)
-            ms_lua_error(L, "split: part %d is no list of ranks", (int)p);
+            ms_lua_error(L, "split: part %d is not a list of ranks", (int)p);
         total += (lua_Integer)lua_rawlen(L, -1);
         lua_pop(L, 1);
     }

@@ -295,7 +295,7 @@ static void store_value(lua_State *L, int index, ms_dtype dtype, void *data, int
     int exact = 0;
     int64_t integer = lua_tointegerx(L, index, &exact);
     if (!exact && !ms_dtype_is_float(dtype) && dtype != MS_BOOL)
-        ms_lua_error(L, "tensor: %g is no integer, and the dtype is %s", lua_tonumber(L, index),
+        ms_lua_error(L, "tensor: %g is not an integer, but the dtype is %s", lua_tonumber(L, index),
                      ms_dtype_name(dtype));
     if (exact && !fits(dtype, integer))
         ms_lua_error(L, "tensor: %lld does not fit into %s", (long long)integer,

@@ -259,8 +259,9 @@ void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const ch
 static void release_step(ms_runtime *runtime)
 {
     while (runtime->handles && runtime->handles->step == runtime->step_serial)
-        ms_handle_drop(runtime->handles,
-                       "was released when its step ended; call keep() on what is to live longer");
+        ms_handle_drop(
+            runtime->handles,
+            "was released when its step ended; call keep() on tensors that must live longer");
     release_dropped(runtime, runtime->step_serial, 0, UINT64_MAX);
 }
 

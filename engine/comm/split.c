@@ -26,8 +26,8 @@ static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *si
                                         "split: part %u names rank %u, but %s has ranks 0 to %u",
                                         p + 1, ranks[i], group->name, group->size - 1);
             else if (mark[ranks[i]])
-                status = ms_engine_fail(engine, MS_ERROR_ARGUMENT,
-                                        "split: rank %u stands in two places", ranks[i]);
+                status = ms_engine_fail(engine, MS_ERROR_ARGUMENT, "split: rank %u occurs twice",
+                                        ranks[i]);
             else mark[ranks[i]] = 1;
         }
         *total += sizes[p];

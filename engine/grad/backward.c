@@ -521,8 +521,8 @@ static ms_status root_gradient(ms_tensor *root, ms_tensor *given, ms_tensor **ou
     if (!ms_tensor_requires_grad(root))
         return ms_engine_fail(root->engine, MS_ERROR_ARGUMENT,
                               "backward: this tensor has no graph: nothing that it was computed "
-                              "from requires a gradient (what is computed from gradients has none "
-                              "either: gradients of gradients are not supported)");
+                              "from requires a gradient (a tensor computed from gradients has no "
+                              "graph either: gradients of gradients are not supported)");
     if (!given) {
         if (root->count != 1)
             return ms_engine_fail(root->engine, MS_ERROR_ARGUMENT,

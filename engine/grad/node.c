@@ -353,7 +353,7 @@ ms_status ms_tensor_set_requires_grad(ms_tensor *tensor, bool yes)
     if (!ms_tensor_is_leaf(tensor))
         return ms_engine_fail(
             tensor->engine, MS_ERROR_ARGUMENT,
-            "requires_grad_: only a leaf can be told; this tensor is the result of %s (use detach)",
+            "requires_grad_: the tensor is not a leaf but the result of %s (use detach)",
             ((ms_meta *)tensor->meta)->node->op ? ((ms_meta *)tensor->meta)->node->op->name
                                                 : "a recorded function");
     if (yes && !ms_dtype_is_float(tensor->dtype))

@@ -52,6 +52,6 @@ ms_status ms_cast_check(ms_engine *engine, const ms_link_options *options)
 {
     if (ms_dtype_is_float(options->dtype)) return MS_OK;
     return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
-                          "cast: gradients travel in a float dtype (f16, bf16, f32), not %s",
+                          "cast: dtype must be a float dtype (f16, bf16, f32), not %s",
                           ms_dtype_name(options->dtype));
 }

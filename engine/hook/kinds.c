@@ -67,7 +67,7 @@ static const ms_link_option of_cast[] = {
     { .name = "dtype",
       .type = MS_OPTION_DTYPE,
       AT(dtype),
-      .required = "what gradients travel in: f16, bf16 or f32" },
+      .required = "the dtype in which gradients are sent: f16, bf16 or f32" },
     END,
 };
 static const ms_link_option of_error_feedback[] = { NUMBER("decay", decay), END };
@@ -96,7 +96,7 @@ static const ms_link_option of_top_k[] = {
     { .name = "fraction",
       .type = MS_OPTION_NUMBER,
       AT(top_k.fraction),
-      .required = "what part of the numbers travels?" },
+      .required = "the part of the numbers that is sent, such as 0.01" },
     NUMBER("momentum", top_k.momentum),
     END,
 };

@@ -380,7 +380,7 @@ static void log_compression(const ms_link *link, const ms_bucket *bucket)
         || ms_group_rank(bucket->group) != 0)
         return;
     ms_log(ms_engine_context(bucket->engine), MS_LOG_INFO,
-           "powersgd: iteration %lld: of %llu numbers so far %llu have travelled, %.1f %%",
+           "powersgd: iteration %lld: of %llu numbers so far %llu were sent, %.1f %%",
            (long long)ms_link_state_iteration(link->state), (unsigned long long)c.before,
            (unsigned long long)c.after,
            c.before ? 100.0 * (double)c.after / (double)c.before : 0.0);

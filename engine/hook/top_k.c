@@ -97,7 +97,7 @@ ms_status ms_top_k_reduce(const ms_link *link, ms_bucket *bucket, ms_tensor **ou
     if (count > INT32_MAX)
         return ms_engine_fail(
             bucket->engine, MS_ERROR_ARGUMENT,
-            "top_k: bucket %u has %lld numbers; places travel as i32: use smaller buckets",
+            "top_k: bucket %u has %lld numbers; positions are sent as i32: use smaller buckets",
             bucket->index, (long long)count);
     /* top_k keeps its own residual, so nothing is left for error_feedback to keep. */
     if (ms_link_reports(bucket)) w.status = ms_bucket_set_sent(bucket, bucket->buffer);
@@ -112,10 +112,10 @@ ms_status ms_top_k_check(ms_engine *engine, const ms_link_options *options)
 {
     double fraction = options->top_k.fraction, momentum = options->top_k.momentum;
     if (!(fraction > 0 && fraction <= 1))
-        return ms_engine_fail(
-            engine, MS_ERROR_ARGUMENT,
-            "top_k: fraction is what part of the numbers travels, above 0 and at most 1, not %g",
-            fraction);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "top_k: fraction is the part of the numbers that is sent, above 0 "
+                              "and at most 1, not %g",
+                              fraction);
     if (!(momentum >= 0 && momentum < 1))
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                               "top_k: momentum must be from 0 to below 1, not %g", momentum);

@@ -304,7 +304,7 @@ static ms_status check_names(ms_context *context, ms_safetensors *file)
     if (file->count > 1) qsort(file->entries, file->count, sizeof *file->entries, compare_entries);
     for (uint32_t i = 1; i < file->count; i++)
         if (compare_entries(&file->entries[i - 1], &file->entries[i]) == 0)
-            return corrupt(context, file, "the name '%.200s' stands twice: '%s'",
+            return corrupt(context, file, "the name '%.200s' occurs twice: '%s'",
                            file->entries[i].name);
     if (file->pair_count > 1)
         qsort(file->metadata, file->pair_count, sizeof *file->metadata, compare_pairs);
@@ -344,7 +344,7 @@ static ms_status scan_header(ms_context *context, ms_safetensors *file, size_t l
             return malformed(context, file, &scan);
         bool is_metadata = strcmp(name, "__metadata__") == 0;
         if (is_metadata && has_metadata)
-            return corrupt(context, file, "__metadata__ stands twice: '%s'");
+            return corrupt(context, file, "__metadata__ occurs twice: '%s'");
         has_metadata |= is_metadata;
         ms_status status = is_metadata ? scan_metadata(context, file, &scan)
                                        : scan_entry(context, file, &scan, name, data);

@@ -144,8 +144,7 @@ ms_status ms_op_output(ms_op_call *call, uint32_t index, ms_dtype dtype, uint32_
         return ms_op_refuse(call, "the result is %s, which does not fit in place",
                             ms_dtype_name(dtype));
     if (!ms_shape_equal(target->dims, target->shape, dims, shape))
-        return ms_op_refuse(
-            call, "the result has another shape than the tensor that it is to be written into");
+        return ms_op_refuse(call, "the result has another shape than the tensor that receives it");
     for (uint32_t d = 0; d < target->dims; d++)
         if (target->strides[d] == 0 && target->shape[d] > 1 && target->count > 0)
             return ms_op_refuse(call,

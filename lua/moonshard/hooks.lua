@@ -314,8 +314,8 @@ local function runner(chain, is_between)
       if called[position] then error("it called next twice: a bucket is reduced once", 0) end
       called[position] = true
       if given ~= nil and not core.is_bucket(given) then
-        error(("next takes the bucket, or nothing, not %s: bucket:set_buffer(t) says what is to \z
-          travel"):format(tostring(given)), 0)
+        error(("next takes the bucket, or nothing, not %s: bucket:set_buffer(t) sets the \z
+          tensor that is sent"):format(tostring(given)), 0)
       end
       if not (given or at.bucket):_loss_is_known() then
         error("it has changed the bucket's numbers after error_feedback, which keeps what is \z

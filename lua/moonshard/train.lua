@@ -125,7 +125,7 @@ local function judge(self, entry)
   if self.o.on_nan == "stop" and not self.scaler then
     local applied, advice = "nothing of that step was applied", ", or choose on_nan = \"skip\""
     if self.early then
-      applied, advice = ("the step was applied already, by %s: go on from the last checkpoint")
+      applied, advice = ("the step was applied already, by %s: resume from the last checkpoint")
         :format(self.early), ""
     end
     launch.exit(4, ("step %d: loss or gradients are inf or nan%s; %s. Lower the learning rate, "

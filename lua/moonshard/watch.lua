@@ -167,8 +167,8 @@ local function agree(item)
   local world = require "moonshard.group".world()
   local failures = world:_sum({ item.failed and 1 or 0 }, "watch")[1]
   if failures == 0 or failures == world:size() then return end
-  core.raise(("watch: '%s' failed in its first step on %d of %d ranks, whose gradients were \z
-    reduced in another way than those of the others: go on from the last checkpoint")
+  core.raise(("watch: '%s' failed in its first step on %d of %d ranks, which have reduced their \z
+    gradients differently from the others: resume from the last checkpoint")
     :format(item.path, failures, world:size()))
 end
 

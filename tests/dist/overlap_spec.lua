@@ -39,7 +39,7 @@ describe("plans", function()
       ("run '%s/tests/dist/overlap.lua' -n 2 how=differ"):format(command.source))
     assert.equal(1, code, err)
     assert.matches("overlap plan by_rank %([^\n]*overlap.lua:%d+%): ranks planned differently: \z
-      bucket 2 is to step after_backward on rank 0 and on_reduced on rank 1", err)
+      bucket 2 steps after_backward on rank 0 and on_reduced on rank 1", err)
   end)
 
   it("that step a sharded parameter early which backward still reads are refused by \z

@@ -225,7 +225,7 @@ describe("ms.train with steps in backward", function()
     local code, _, err = run "overlap=in_backward bad=3"
     assert.equal(4, code, err)
     assert.truthy(err:find("step 3: loss or gradients are inf or nan", 1, true), err)
-    local told = "applied already, by policy in_backward: go on from the last checkpoint"
+    local told = "applied already, by policy in_backward: resume from the last checkpoint"
     assert.truthy(err:find(told, 1, true), err)
     assert.is_nil(command.read(folder .. "/out/step-00000004/manifest.json"))
     assert.truthy(command.read(folder .. "/out/step-00000002/manifest.json"))

@@ -31,7 +31,8 @@ describe("data", function()
     assert.equal("Aé\0", data.to_text(t))
     assert.equal("Aé\0", data.to_text(t:to "u8"))
     assert.equal("", data.to_text(data.to_tokens ""))
-    assert.error_matches(function() data.to_text(ms.tensor { 65, 256 }) end, "token 256 is no byte")
+    assert.error_matches(function() data.to_text(ms.tensor { 65, 256 }) end,
+      "token 256 is not a byte")
     assert.error_matches(function() data.to_text(ms.ones { 2 }) end, "tokens are integers")
   end)
 

@@ -514,8 +514,8 @@ describe("powersgd", function()
     local lines = {}
     for line in log:gmatch "powersgd: [^\n]*" do lines[#lines + 1] = line end
     assert.same({
-      "powersgd: iteration 1: of 1240 numbers so far 180 have travelled, 14.5 %",
-      "powersgd: iteration 3: of 3720 numbers so far 540 have travelled, 14.5 %",
+      "powersgd: iteration 1: of 1240 numbers so far 180 were sent, 14.5 %",
+      "powersgd: iteration 3: of 3720 numbers so far 540 were sent, 14.5 %",
     }, lines)
   end)
 

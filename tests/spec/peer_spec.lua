@@ -167,7 +167,7 @@ describe("models of the peer", function()
     assert(ms.safetensors.save(path .. "/z.safetensors",
       { ["lm_head.weight"] = ms.zeros { 48, 32 } }))
     refused(path,
-      "'lm_head.weight' stands twice: .*model%-00003%-of%-00003.safetensors' and .*z.safetensors'",
+      "'lm_head.weight' occurs twice: .*model%-00003%-of%-00003.safetensors' and .*z.safetensors'",
       "mismatch")
     local model = ms.nn.Linear(2, 2)
     for _, name in ipairs { "one", "two" } do
@@ -175,13 +175,13 @@ describe("models of the peer", function()
     end
     local ok, message = model:load { folder .. "/one.safetensors", folder .. "/two.safetensors" }
     assert.is_nil(ok)
-    assert.matches("stands twice: .*one.safetensors' and .*two.safetensors'", message)
+    assert.matches("occurs twice: .*one.safetensors' and .*two.safetensors'", message)
   end)
 
   it("the same weight with and without the prefix is a name that stands twice", function()
     local path = folder_of "gpt2"
     assert(ms.safetensors.save(path .. "/z.safetensors", { ["wte.weight"] = ms.zeros { 48, 16 } }))
-    refused(path, "'wte.weight' stands twice: as 'transformer.wte.weight' in .*model.safetensors' \z
+    refused(path, "'wte.weight' occurs twice: as 'transformer.wte.weight' in .*model.safetensors' \z
       and as 'wte.weight' in .*z.safetensors'", "mismatch")
   end)
 

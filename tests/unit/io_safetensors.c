@@ -74,7 +74,7 @@ static void test_what_breaks_a_rule_is_refused_by_name(void **state)
         { "{\"a\\udc00\":1}", 0, "half of a surrogate pair" },
         { "{\"a\\u0000\":1}", 0, "a zero byte" },
         { "{" U8("a", "1", "0", "1") "," U8("a", "1", "1", "2") "}", 2,
-          "the name 'a' stands twice" },
+          "the name 'a' occurs twice" },
         { "{" U8("a", "1", "0", "1") ",}", 1, "a string expected" },
         { "{" U8("a", "1", "0", "1") " " U8("b", "1", "1", "2") "}", 2, "',' or '}' expected" },
         { "{" U8("a", "1", "0", "1") "}", 2, "1 bytes at the end" },
@@ -123,7 +123,7 @@ static void test_what_breaks_a_rule_is_refused_by_name(void **state)
         { "{\"__metadata__\":[]}", 0, "'{' expected" },
         { "{\"__metadata__\":{\"k\":1}}", 0, "a string expected" },
         { "{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "the metadata 'k' stand twice" },
-        { "{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ stands twice" },
+        { "{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ occurs twice" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         ms_safetensors *file = NULL;

@@ -277,9 +277,10 @@ ms_status ms_host_files_take(ms_context *context, uint32_t ranks, ms_file *const
     }
     made->control_file = files[0];
     for (uint32_t r = 0; r < ranks; r++) made->heaps[r].file = files[r + 1];
-    status = check_files(made) ? map_all(context, made, false)
-                               : ms_fail(context, MS_ERROR_CORRUPT,
-                                         "the files that rank 0 brought are no memory of a job");
+    status = check_files(made)
+                 ? map_all(context, made, false)
+                 : ms_fail(context, MS_ERROR_CORRUPT,
+                           "the files that rank 0 sent are not the memory files of a job");
     if (status) ms_host_files_close(&made->base);
     else *out = &made->base;
     return status;

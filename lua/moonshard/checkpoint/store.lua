@@ -69,7 +69,7 @@ function store.read_manifest(folder)
   local body = text:sub(start + 1, -#TAIL - 1)
   if text:sub(1, start) ~= HEAD .. ("%016x"):format(core.hash(body)) .. MIDDLE
       or text:sub(-#TAIL) ~= TAIL then
-    return store.corrupt(path, "its text does not have the hash that stands in it")
+    return store.corrupt(path, "its text does not match its hash")
   end
   local manifest
   manifest, message = core.json_decode(body)

@@ -5,7 +5,7 @@ local commands = {
   { "run", "run a recipe: moonshard run FILE [-n RANKS] [key=value ...]" },
   { "check", "run a recipe without data: peak memory and collectives of each rank" },
   { "bench", "measure: step, gemm, optim, enqueue, collectives, hook, hooks" },
-  { "trace", "what the steps of a recorded run spent their time on: table, JSON, page" },
+  { "trace", "show how the steps of a recorded run used their time: table, JSON, page" },
   { "test", "compare with golden data: moonshard test --golden DIR" },
   { "info", "describe this machine and this build" },
   { "repl", "an interactive session" },

@@ -160,13 +160,13 @@ end
 ---@param arguments string[]
 ---@return integer
 function test.main(arguments)
-  local parser = switches.parser("test", "Compares with what another implementation computed.")
+  local parser = switches.parser("test", "Compares results with those of another implementation.")
   parser:option("--golden", "folder with manifest.json and safetensors files"):argname "DIR"
   switches.add_ranks(parser)
   require "moonshard.cli.ranks".add_switches(parser)
   local parsed = switches.parse(parser, arguments)
   if not parsed.golden then
-    launch.exit(2, "say what to compare with: --golden DIR\n" .. parser:get_usage())
+    launch.exit(2, "give the folder to compare with: --golden DIR\n" .. parser:get_usage())
   end
   if parsed.device == "sim" then launch.exit(2, "--device sim has no data to compare") end
   -- On several ranks: models, with a part of each batch on each rank, and hooks for so many ranks.

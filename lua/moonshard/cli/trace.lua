@@ -290,8 +290,8 @@ end
 ---@param arguments string[]
 ---@return integer
 function trace.main(arguments)
-  local parser = require "argparse"("moonshard trace", "What the steps of a run spent their time \z
-    on, from the file that `moonshard run --trace FILE` writes."):add_help(false)
+  local parser = require "argparse"("moonshard trace", "Shows how the steps of a run used their \z
+    time, from the file that `moonshard run --trace FILE` writes."):add_help(false)
   parser:argument("file", "the trace"):args "?"
   parser:flag("--json", "one line of JSON, with a row for each step and rank")
   parser:option("--html", "write a page with the timeline to this file")

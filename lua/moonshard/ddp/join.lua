@@ -155,8 +155,8 @@ local function follow(s, synchronize_buffers)
     check_all_live(s, words, live)
     if take_part(s, words, live, highest, synchronize_buffers) then steps = steps + 1 end
     if steps == MANY then
-      log.warn("join: rank %d has had no inputs for %d steps while others go on: share them out \z
-        more evenly", s.group:rank(), steps)
+      log.warn("join: rank %d has had no inputs for %d steps while other ranks have: \z
+        distribute inputs more evenly", s.group:rank(), steps)
     end
   end
 end

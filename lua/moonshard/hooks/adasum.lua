@@ -8,7 +8,7 @@ return function()
     local group, buffer, shapes = bucket:group(), bucket:buffer(), bucket:gradients()
     local rank, size, dtype = group:rank(), group:size(), buffer:dtype()
     if bucket:wants_sent() then
-      error("adasum in Lua: error_feedback stands before it, but its result is no mean", 0)
+      error("adasum in Lua: error_feedback stands before it, but its result is not a mean", 0)
     end
     local mine = buffer:to("f32"):clone()
 

@@ -6,7 +6,7 @@ return function()
   local codec = ms.codec("sign", { scale = false, block = 8 })
   return function(bucket)
     if bucket:wants_sent() then
-      error("sign_vote in Lua: error_feedback stands before it, but a vote is no mean", 0)
+      error("sign_vote in Lua: error_feedback stands before it, but a vote is not a mean", 0)
     end
     local buffer = bucket:buffer()
     local n, numbers = buffer:numel(), 0

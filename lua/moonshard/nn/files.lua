@@ -72,7 +72,7 @@ local function take(self, found, file, tensors)
     if self.own_name then own, copy = self:own_name(name) end
     local other = own and found.origin[own]
     if other then
-      return core.refuse(("the weight '%s' stands twice: as '%s' in '%s' and as '%s' in '%s'")
+      return core.refuse(("the weight '%s' occurs twice: as '%s' in '%s' and as '%s' in '%s'")
         :format(own, other.name, other.path, name, file.path), "mismatch")
     end
     if own then found.state[own], found.origin[own] = t, { name = name, path = file.path }

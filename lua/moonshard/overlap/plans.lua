@@ -157,7 +157,7 @@ local function compare(entry, s, chosen, count)
   for rank, row in ipairs(all or {}) do
     for i, number in ipairs(row) do
       if number ~= all[1][i] then
-        core.raise(("overlap plan %s: ranks planned differently: bucket %d is to step %s on rank \z
+        core.raise(("overlap plan %s: ranks planned differently: bucket %d steps %s on rank \z
           0 and %s on rank %d: plan from the view alone"):format(
           planners.line(entry.planner), i - 1, moments[all[1][i]], moments[number], rank - 1))
       end

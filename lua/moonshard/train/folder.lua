@@ -116,7 +116,7 @@ local function load(self, search, path)
     local loaded, message, code = checkpoints().load(path, things_of(self))
     if loaded then
       if math.type(loaded.step) ~= "integer" then
-        launch.exit(3, ("'%s' does not say at which step to go on"):format(path))
+        launch.exit(3, ("'%s' has no step from which to resume"):format(path))
       end
       return loaded.step, path
     end
