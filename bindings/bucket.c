@@ -164,6 +164,7 @@ static int bucket_buffer(lua_State *L)
     ms_handle *handle = give(L, life);
     ms_handle_fill(handle, ms_tensor_retain(bucket->buffer));
     life->buffer = bucket->buffer;
+    /* give has put the handle there. */
     life->buffer_at = life->given;
     return 1;
 }
@@ -182,6 +183,7 @@ static int bucket_set_buffer(lua_State *L)
                 && ms_bucket_loss_is_known(bucket);
     ms_bucket_set_buffer(bucket, tensor);
     if (cast) ms_bucket_mark_lossless(bucket);
+    /* The next buffer() makes a handle of the new tensor. */
     get_life(L)->buffer = NULL;
     return 0;
 }
@@ -271,6 +273,7 @@ static int bucket_shard(lua_State *L)
     ms_tensor *part = NULL, *full = ms_lua_tensor(L, 2);
     ms_handle *handle = ms_lua_new_handle(L);
     ms_lua_ok(L, ms_bucket_shard(bucket, full, &part));
+    /* No view was made: the script gets its own handle back. */
     if (part == full) {
         ms_tensor_release(part);
         lua_settop(L, 2);
@@ -434,6 +437,7 @@ static int call_with_bucket(lua_State *L)
     bucket_life *life = get_life(L);
     lua_rawgetp(L, LUA_REGISTRYINDEX, &life_key);
     lua_pushvalue(L, lua_upvalueindex(3));
+    /* For bucket:parameters(). */
     lua_setiuservalue(L, -2, 2);
     push_bucket(L, life, bucket);
     lua_pushvalue(L, lua_upvalueindex(2));
@@ -465,6 +469,7 @@ static void end_life(lua_State *L, bucket_life *life)
     for (int i = 1; i <= life->given; i++) {
         if (lua_rawgeti(L, -1, i) == LUA_TUSERDATA) ms_handle_drop(lua_touserdata(L, -1), gone);
         lua_pop(L, 1);
+        /* The list is emptied for the next hook, so that the handles can be collected. */
         lua_pushnil(L);
         lua_rawseti(L, -2, i);
     }

@@ -41,6 +41,7 @@ static int codec(lua_State *L)
                             kinds[made.kind]);
     if (made.stochastic && made.kind == MS_CODEC_SIGN)
         return ms_lua_error(L, "codec: 'sign' does not round: leave rounding out");
+    /* Everything was checked before: a codec that exists is a valid one. */
     *(ms_codec *)lua_newuserdatauv(L, sizeof made, 0) = made;
     luaL_setmetatable(L, MS_CODEC_TYPE);
     return 1;
@@ -72,6 +73,7 @@ static int codec_encode(lua_State *L)
  * message only. */
 static int64_t numbers_in(const ms_codec *codec, int64_t bytes)
 {
+    /* No code is shorter than one bit. */
     int64_t low = 0, high = 8 * bytes + 1;
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;

@@ -98,6 +98,7 @@ static void read_options(lua_State *L, uint32_t count, reducer_options *out)
         out->delayed_dtype = ms_lua_dtype(L, -1);
         options->delayed_dtype = &out->delayed_dtype;
     }
+    /* Required: ms_lua_group raises for nil. */
     lua_getfield(L, 3, "group");
     options->group = ms_lua_group(L, -1);
     if (lua_getfield(L, 3, "links") == LUA_TTABLE)
@@ -110,6 +111,7 @@ static void read_hook(lua_State *L, int box, ms_reducer_options *options)
 {
     if (lua_getfield(L, 3, "hook") != LUA_TFUNCTION) return;
     lua_getfield(L, 3, "name");
+    /* The list at index 1 has the handles that bucket:parameters() gives out. */
     ms_lua_push_bucket_hook(L, -2, 1, -1);
     options->hook_user = ms_callback_new(L, -1, box);
     options->hook = ms_lua_bucket_hook;
@@ -333,6 +335,7 @@ static int reducer_on_reduced(lua_State *L)
     ms_reducer *r = check_reducer(L);
     void *memory = NULL;
     lua_settop(L, 3);
+    /* The former functions stay in the user value until others take their place. */
     if (lua_isnil(L, 2)) {
         ms_reducer_set_on_reduced(r, NULL, NULL, NULL);
         return 0;
@@ -400,6 +403,7 @@ static int reducer_arrivals(lua_State *L)
     ms_reducer *r = check_reducer(L);
     uint32_t most = 0;
     for (uint32_t b = 0; b < ms_reducer_buckets(r); b++) most += ms_reducer_bucket(r, b)->count;
+    /* The 8-byte numbers come first, so that both lists are aligned. */
     uint64_t *ns =
         lua_newuserdatauv(L, ((size_t)most + 1) * (sizeof(uint64_t) + sizeof(uint32_t)), 0);
     uint32_t *order = (uint32_t *)(ns + most + 1);
@@ -493,6 +497,7 @@ static assignment read_assignment(lua_State *L)
     size_t numbers = (size_t)a.count + a.limit_count + 1;
     a.bytes = lua_newuserdatauv(
         L, numbers * sizeof(uint64_t) + 3 * (size_t)a.count * sizeof(uint32_t), 0);
+    /* The 8-byte numbers come first here, too. */
     a.limits = a.bytes + a.count;
     a.keys = (uint32_t *)(a.limits + a.limit_count);
     a.order = a.keys + a.count;

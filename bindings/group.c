@@ -237,6 +237,7 @@ static int group_split(lua_State *L)
     uint32_t parts = read_parts(L, ms_group_size(box->group), &sizes, &ranks);
     ms_group *made = NULL;
     ms_lua_ok(L, ms_group_split(box->group, parts, sizes, ranks, &made));
+    /* NULL: this rank is in none of the parts. */
     if (made) return ms_lua_push_group(L, made, box->channel);
     lua_pushnil(L);
     return 1;
@@ -465,6 +466,7 @@ static int comm_records(lua_State *L)
         lua_createtable(L, 0, 8);
         lua_pushstring(L, ms_collective_name(record->kind));
         lua_setfield(L, -2, "op");
+        /* A barrier has no numbers, hence no dtype. */
         lua_pushstring(L, record->kind == MS_BARRIER ? "" : ms_dtype_name(record->dtype));
         lua_setfield(L, -2, "dtype");
         set_integer(L, "count", record->count);

@@ -72,6 +72,7 @@ uint32_t ms_lua_script(lua_State *L, ms_runtime *runtime)
 {
     lua_Debug frame;
     char text[160];
+    /* 0 is the number of no line. */
     if (!user_frame(L, runtime, 1, &frame)) return 0;
     ms_strings *strings = ms_engine_strings(runtime->engine);
     /* Lua keeps one string for a chunk's name, so its address stands for it. Four low bits are

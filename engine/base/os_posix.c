@@ -421,6 +421,7 @@ static int os_thread_pin(void *user, ms_os_thread *thread, uint32_t core)
         if (!CPU_ISSET(i, &allowed)) continue;
         if (core-- != 0) continue;
         CPU_SET(i, &one);
+        /* It returns its error and leaves errno alone. */
         return -pthread_setaffinity_np(thread->thread, sizeof one, &one);
     }
     return -EINVAL;

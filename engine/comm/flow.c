@@ -55,6 +55,7 @@ ms_flow ms_flow_slot(const ms_comm_args *args, uint32_t slot)
     if (ms_kind_parts(args->kind))
         ms_flow_part(args->counts, args->count, group->size, slot, &flow.from, &flow.length);
     else if (args->kind == MS_ALL_GATHER || args->kind == MS_GATHER) {
+        /* A rank's tensor is its part alone, so `from` stays 0; begin is the place in the whole. */
         uint64_t begin = 0;
         ms_flow_part(args->counts, args->count, group->size, group->rank, &begin, &flow.length);
     }
@@ -66,6 +67,7 @@ ms_flow ms_flow_slot(const ms_comm_args *args, uint32_t slot)
 uint64_t ms_flow_longest(const ms_comm_args *args)
 {
     uint64_t longest = 0, begin, length;
+    /* The other kinds have one slot, which is the whole. */
     if (!ms_kind_parts(args->kind) && args->kind != MS_ALL_GATHER && args->kind != MS_GATHER)
         return args->count;
     for (uint32_t i = 0; i < args->group->size; i++) {

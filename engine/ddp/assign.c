@@ -47,8 +47,10 @@ static uint32_t cut(const uint64_t *bytes, const uint32_t *keys, uint32_t count,
         if (state->bytes < limits[state->limit]) continue;
         closed_as[state->number] = closed++;
         state->open = false;
+        /* The last limit holds for all further buckets of this key. */
         if (state->limit + 1 < limit_count) state->limit++;
     }
+    /* Buckets that are not full follow, in the order in which they were opened. */
     for (uint32_t number = 0; number < opened; number++)
         if (closed_as[number] == UNCLOSED) closed_as[number] = closed++;
     return opened;

@@ -170,6 +170,7 @@ static ms_status append_folder(ms_context *context, ms_data *data, const char *p
 static ms_status append_path(ms_context *context, ms_data *data, const char *path, int depth)
 {
     ms_file_info info;
+    /* Links are followed: one to a file or a folder counts as that. */
     int error = context->os->info(context->os->user, path, &info);
     if (error) return ms_fail_os(context, error, "cannot open", path);
     if (!info.is_directory) return append_whole_file(context, data, path);

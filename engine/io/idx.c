@@ -70,6 +70,7 @@ static ms_status inflate_all(ms_context *context, const char *path, const uint8_
     if (inflateInit2(&stream, 16 + MAX_WBITS) != Z_OK)
         return ms_fail(context, MS_ERROR_MEMORY, "'%s': no memory for zlib", path);
     stream.next_in = (uint8_t *)(uintptr_t)packed; /* zlib only reads it */
+    /* At most IDX_BYTES_MAX (read_expanded), so it fits. */
     stream.avail_in = (unsigned)packed_bytes;
     /* The stream ends on every path: zlib's own memory comes from the table, and tests count it. */
     ms_status status = inflate_into(context, path, &stream, &data, &result);

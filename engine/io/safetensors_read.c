@@ -369,6 +369,7 @@ static ms_status read_length(ms_context *context, ms_safetensors *file, uint64_t
     ms_status status = ms_file_read(context, file->file, file->path, prefix, sizeof prefix, 0);
     if (status) return status;
     *length = 0;
+    /* Little-endian: the last byte is the highest. */
     for (int i = 7; i >= 0; i--) *length = *length << 8 | prefix[i];
     /* Compared with what is left of the file, so the sum 8 + length cannot overflow. */
     if (*length > end - sizeof prefix)

@@ -225,6 +225,7 @@ static ms_status sort_specs(ms_context *context, const char *path, ms_ordered *o
         if (compare_names(&order[i - 1], &order[i]) == 0)
             return ms_fail(context, MS_ERROR_ARGUMENT, "'%s': two tensors have the name '%.200s'",
                            path, order[i].spec->name);
+    /* No two names are equal any more, so there is only one such order. */
     qsort(order, count, sizeof *order, compare_specs);
     return MS_OK;
 }

@@ -44,6 +44,7 @@ static void locate(const ms_host *host, const ms_comm_args *args, uint32_t missi
     int64_t step = atomic_load(&host->control->lines[missing].step) - 1;
     int used = step >= 0 ? snprintf(text, bytes, "; it is at step %lld", (long long)step)
                          : snprintf(text, bytes, "; it has begun no step");
+    /* The slots below are of a group's members; sends and receives have lines of their own. */
     if (ms_kind_is_pair(args->kind)) return;
     ms_member_line *line =
         ms_member(host->files, group->id, args->channel, ms_ledger_member(group, missing));
