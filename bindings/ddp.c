@@ -43,7 +43,7 @@ static ms_reducer *check_reducer(lua_State *L)
 {
     reducer_box *box = luaL_checkudata(L, 1, MS_REDUCER_TYPE);
     if (!box->reducer)
-        ms_lua_error(L, "ddp: this model was unwrapped; use the module inside, or wrap it anew");
+        ms_lua_error(L, "ddp: this model was unwrapped; use the module inside, or wrap it again");
     return box->reducer;
 }
 

@@ -215,7 +215,7 @@ end
 local function forward(self, ...)
   local s = state_of(self)
   if not s.reducer then
-    core.raise "ddp: this model was unwrapped; use the module inside, or wrap it anew"
+    core.raise "ddp: this model was unwrapped; use the module inside, or wrap it again"
   end
   if not core.is_recording() then return run(s, ...) end
   -- As in PyTorch, a pass without synchronization does not synchronize buffers, and neither does

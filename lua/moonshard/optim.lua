@@ -559,7 +559,7 @@ function Optimizer:add_group(group)
   add_group(self, group)
 end
 
---- What the next step of the first group uses, schedule included.
+--- The learning rate that the next step of the first group uses, schedule included.
 ---@return number
 function Optimizer:lr() return scheduled(self, self.list[1]) end
 

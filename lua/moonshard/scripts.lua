@@ -18,7 +18,7 @@ local scripts = {}
 -- For each option: its ready-made values, the folder of its scripts in recipes/, and its help text.
 local kinds = {
   hook = {
-    ready = hooks._ready_made, noun = "hook", folder = "hooks", what = "how gradients travel",
+    ready = hooks._ready_made, noun = "hook", folder = "hooks", what = "how gradients are sent",
   },
   overlap = {
     ready = plans.ready_made, noun = "policy", folder = "policies",

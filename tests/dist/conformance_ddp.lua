@@ -276,7 +276,7 @@ case("test_c10d_gloo.py: test_ddp_comm_hook_future_passing_cpu", function()
     { comm_hook = function(bucket) return bucket:group():all_reduce(bucket:buffer()) end })
   model():backward()
   equal(model.weight:grad(), ms.full(size * (size + 1) / 2, { 2, 2 }),
-    "the engine does not divide behind a hook")
+    "the engine does not divide after a hook")
 end)
 case("test_c10d_gloo.py: test_ddp_comm_hook_register_just_once", function()
   raises(function() ms.ddp(ms.ddp(Net(), { comm_hook = "noop" }), { comm_hook = "noop" }) end,

@@ -134,7 +134,7 @@ for _, name in ipairs { "reduce", "all_reduce", "noop", "fp16_compress", "bf16_c
   local native = reduced_by(name, 30)
   local mixed = reduced_by(
     hooks.chain { function(bucket, next) return next(bucket) end, hooks[name]() }, 30)
-  same(mixed, native, name .. " behind a link in Lua")
+  same(mixed, native, name .. " after a link in Lua")
   if name ~= "reduce" then
     same(reduced_by(require("moonshard.hooks." .. name) {}, 30), native, "the twin of " .. name)
   end
@@ -220,7 +220,7 @@ do
     assert(item.index == i - 1 and item.bytes > 0 and #item.positions > 0)
   end
   assert(steppers.ended == #steppers.ddp:stats().buckets and not parameters[1]:grad())
-  same(steppers.weights, average, "what whoever steps early has seen")
+  same(steppers.weights, average, "the gradients that early steps get")
   steppers.ddp:unwrap()
 end
 
@@ -239,7 +239,7 @@ counter.seen = ms.full(rank + 5, { 2 })
 counter:no_sync(pass)
 assert(seen() == rank + 5, "no_sync leaves buffers alone")
 pass()
-assert(seen() == rank + 5, "and so does the pass behind it")
+assert(seen() == rank + 5, "and so does the pass after it")
 pass()
 assert(seen() == 5, "buffers are rank 0's")
 local called

@@ -245,7 +245,7 @@ uneven({ bucket_bytes = CAPS, static_graph = true }, "with a static graph", {},
   function(r) return r == 0 and 0 or 1 + r end, function() return "bd" end)
 uneven(
   { bucket_bytes = CAPS, static_graph = true, comm_hook = "bf16_compress", delayed = { "a%..*" } },
-  "nobody has any", {}, function() return 0 end, all)
+  "no rank has any", {}, function() return 0 end, all)
 
 -- Every gradient is 1; 3, 2, 2 and 1 inputs.
 if size == 4 then
@@ -324,7 +324,7 @@ do
   local buckets = model:stats().buckets
   assert(#buckets == #last + 1 and buckets[#buckets].parameters == 3
     and buckets[#buckets].bytes == 144, "one bucket of delayed ones")
-  assert(not pcall(ms.ddp, model:unwrap(), { delayed = { "no_such" } }), "a name that is nobody's")
+  assert(not pcall(ms.ddp, model:unwrap(), { delayed = { "no_such" } }), "a name of no parameter")
   -- All parameters, and a second wrap.
   model = ms.ddp(model.module,
     { delayed = { ".*" }, comm_hook = function() error "never called" end })
@@ -362,7 +362,7 @@ do
     end)
     model:unwrap()
   end
-  assert(#views == (size + 3) // 2, "behind a change, two passes go before the next plan")
+  assert(#views == (size + 3) // 2, "after a change, two passes go before the next plan")
   for _, view in ipairs(views) do
     local numbers = { view.forward_ms, view.backward_ms, view.latency_ms, view.bytes_per_ms }
     for _, p in ipairs(view.parameters) do numbers[#numbers + 1] = p.ready_ms end

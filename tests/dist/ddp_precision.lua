@@ -75,7 +75,7 @@ for _, dtype in ipairs { "bf16", "f16" } do
       check(model, alone(reference, step, dtype, sent), dtype .. " sent in " .. sent)
       clear(model)
     end
-    assert(seen[1] == "f32" and seen[2] == sent, "the user's hook sees what travels")
+    assert(seen[1] == "f32" and seen[2] == sent, "the user's hook sees the dtype that is sent")
     assert(model:stats().payload_bytes == elements * (sent == "f32" and 4 or 2), "bytes")
     local inner = model:unwrap()
     assert(inner.scale:dtype() == "f32" and inner.first.weight:dtype() == "f32")

@@ -77,7 +77,7 @@ end
 
 ------------------------------------------------------------------------------------ links and twins
 
--- name, options; wraps: what follows is reduced by somebody else.
+-- name, options; wraps: another link reduces the rest.
 local cases = {
   { "all_reduce" },
   { "noop" },
@@ -147,7 +147,7 @@ end
 core.native_link = native_link
 -- Native links give the same results in a chain that Lua runs as in one that the engine runs.
 for i, case in ipairs(cases) do
-  close(case[1] .. " behind a link in Lua",
+  close(case[1] .. " after a link in Lua",
     reduced(hooks.chain { function(bucket, next) return next(bucket) end, build(case, false) }),
     native[i].none, 0)
 end
@@ -391,7 +391,7 @@ for _, case in ipairs {
     end
     local got = last(false)
     for _, g in ipairs(got) do assert(g:is_finite():all():item(), case[1] .. " is spoilt") end
-    close(case[1] .. " in Lua behind a bad step", last(true), got, 0)
+    close(case[1] .. " in Lua after a bad step", last(true), got, 0)
   end
 end
 
@@ -446,7 +446,7 @@ local lagged = reduced(hooks.clip { max_norm = 4, scope = "lagged" }, odd)
 for i, due in pairs { [1] = 8, [3] = 2, [5] = 2 } do
   close("clip lagged", { lagged[i] }, { ms.full(due, { 4 }) }, 1e-5)
 end
-close("clip behind a cast",
+close("clip after a cast",
   reduced(hooks.chain { hooks.clip { max_norm = 2, scope = "global" }, "bf16_compress" }),
   reduced(hooks.clip { max_norm = 2, scope = "global" }), 1e-2)
 

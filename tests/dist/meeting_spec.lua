@@ -54,7 +54,7 @@ describe("ms.init", function()
     end
   end
 
-  it("makes a group of processes, whoever comes first", function()
+  it("makes a group of processes, in any order of arrival", function()
     for _, order in ipairs { { 0, 1, 2 }, { 2, 1, 0 }, { 1, 0, 2 } } do
       local ends = {}
       for i, rank in ipairs(order) do ends[i] = start(rank, 3) end
@@ -80,7 +80,7 @@ describe("ms.init", function()
     assert.equal("a file of somebody", command.read(socket))
   end)
 
-  it("lets nobody in who is no rank of this job", function()
+  it("admits only ranks of this job", function()
     command.write(folder .. "/stranger.pl", STRANGER)
     local first = start(0, 3)
     -- The strangers and a rank with another world_size connect when the socket is open; the right

@@ -145,7 +145,7 @@ do
     end
     return bits(parameters)
   end
-  same(go_on(false), go_on(true), "behind loading")
+  same(go_on(false), go_on(true), "after loading")
 end
 
 -- Numbers that JSON cannot hold reach rank 0 unchanged.

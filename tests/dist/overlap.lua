@@ -179,7 +179,7 @@ for _, prepare in ipairs {
   assert(not opt or steps == 3 + rank)
   local flat = ms.pack(model:parameters())
   local sums = ms.world():all_gather(flat:view(1, -1)):sync()
-  for r = 2, size do assert(sums[r]:eq(sums[1]):all():item(), "weights differ behind join") end
+  for r = 2, size do assert(sums[r]:eq(sums[1]):all():item(), "weights differ after join") end
 end
 -- Planners run inside join and after it, on all ranks in the same passes, also if buckets are
 -- rebuilt in a pass for which some ranks have no inputs.

@@ -278,7 +278,7 @@ end]])
     pipe:close()
   end)
 
-  it("stops behind the same step when it is asked to", function()
+  it("stops after the same step when it is asked to", function()
     command.write(folder .. "/ask.lua", [[
 local ms = require "moonshard"
 local cfg = ms.config { signal = "INT", at = 3, together = true }
@@ -290,7 +290,7 @@ for step in ms.steps(1 << 40) do
     os.execute(("kill -%s $(ps -o ppid= -p $PPID)"):format(cfg.signal))
   end
 end
-print(("rank %d ended behind %d"):format(ms.rank(), last))
+print(("rank %d ended after %d"):format(ms.rank(), last))
 ]])
     local code_of = { INT = 130, TERM = 143, HUP = 129 }
     for signal, expected in pairs(code_of) do
@@ -299,7 +299,7 @@ print(("rank %d ended behind %d"):format(ms.rank(), last))
           :format(signal, together, together == "true" and 30 or 2000))
         assert.equal(expected, code, err)
         local steps = {}
-        for rank = 0, 2 do steps[rank] = out:match(("rank %d ended behind (%%d+)"):format(rank)) end
+        for rank = 0, 2 do steps[rank] = out:match(("rank %d ended after (%%d+)"):format(rank)) end
         assert.truthy(steps[0], out)
         assert.equal(steps[0], steps[1])
         assert.equal(steps[0], steps[2])

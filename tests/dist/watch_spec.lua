@@ -267,7 +267,7 @@ describe("watched scripts", function()
     end
   end)
 
-  it("are read once where nobody watches", function()
+  it("are read once without --watch", function()
     command.write(folder .. "/next-2.lua", times(3))
     local out = command.succeed(folder, "run r.lua -n 2")
     assert.matches("rank 0: " .. ("1 "):rep(11) .. "1\n", out)

@@ -186,7 +186,7 @@ describe("a ddp model", function()
     run(model)
   end)
 
-  it("orders its buckets anew on request, by the next backward", function()
+  it("reorders its buckets on request, by the next backward", function()
     local Two = ms.nn.class "Two"
     function Two:init()
       self.a = ms.nn.Linear(2, 2, { bias = false })
@@ -273,7 +273,7 @@ describe("a ddp model", function()
     fails(function() ms.ddp(frozen) end, "requires a gradient")
   end)
 
-  it("goes with its buckets when nobody has it any more", function()
+  it("is freed with its buckets when it has no reference any more", function()
     local live
     for i = 1, 5 do
       (function()
@@ -386,7 +386,7 @@ describe("a bucket plan", function()
     assert.equal(3, #views)
   end)
 
-  it("is made anew behind two passes when that is asked for", function()
+  it("is made again after two passes on request", function()
     local calls = 0
     local _, model = layouts(by(function()
       calls = calls + 1
@@ -511,7 +511,7 @@ describe("a comm hook", function()
     os.remove(path)
   end)
 
-  it("runs around the links behind it, in order", function()
+  it("runs around the links after it, in order", function()
     local order = {}
     local function link(name)
       return function(bucket, next)
@@ -570,13 +570,13 @@ describe("a comm hook", function()
     { "raises", function() error "boom" end, ": boom", "link '" },
     { "raises what is no string", function() error {} end, "table" },
     {
-      "raises behind a future",
+      "raises after a future",
       function(bucket, next) return next(bucket):and_then(function() error "boom" end) end,
       "boom",
       "ddp_spec.lua",
     },
     {
-      "raises in a link behind",
+      "raises in a later link",
       hooks.chain { function(bucket, next) return next(bucket) end, function() error "boom" end },
       "boom",
       "link '",
@@ -604,7 +604,7 @@ describe("a comm hook", function()
       bucket:parameters()[1]:set_grad(nil)
       return next(bucket)
     end, "link '", "set_grad cannot be used inside a link", "returns" },
-    { "sets a gradient behind a future", function(bucket, next)
+    { "sets a gradient after a future", function(bucket, next)
       local p = bucket:parameters()[1]
       return next(bucket):and_then(function(t) p:set_grad(t:view(1, 2)) end)
     end, "link '", "set_grad cannot be used inside a link" },
@@ -612,7 +612,7 @@ describe("a comm hook", function()
       ms.optim.sgd(bucket:parameters()):zero_grad()
       return next(bucket)
     end, "zero_grad cannot be used inside a link" },
-    { "yields behind a future", function(bucket, next)
+    { "yields after a future", function(bucket, next)
       return next(bucket):and_then(function() coroutine.yield() end)
     end, "link '", "ddp_spec.lua:", "yield" },
     { "waits for itself", function(bucket, next)
@@ -669,7 +669,7 @@ describe("a comm hook", function()
   end)
 end)
 
-describe("a model that nobody has any more", function()
+describe("a model without a reference", function()
   it("is not asked at the end of steps or for a checkpoint, also where it was part of \z
     another", function()
     local folder = os.tmpname()

@@ -102,7 +102,7 @@ describe("backward", function()
     fails(function() (x * 2)[1]:add_(1) end, "view")
   end)
 
-  it("refuses a view behind a write that its history does not know", function()
+  it("refuses a view made before a write that its history does not have", function()
     local x = leaf { 1, 2 }
     local y = x * 3
     local head = y[1]
@@ -185,7 +185,7 @@ describe("gradient hooks", function()
     near({ 42, 42 }, x:grad())                 -- ((1 + 1) * 10 + 1) * 2
   end)
 
-  it("on a leaf come before its gradient is added up, on_grad_ready behind that", function()
+  it("on a leaf come before its gradient is added up, on_grad_ready after that", function()
     local p, order = ms.nn.Parameter(ms.tensor { 1., 2 }), {}
     p:on_grad(function(g) order[#order + 1] = "grad" return g * 3 end)
     p:on_grad_ready(function(q)

@@ -195,7 +195,7 @@ describe("a state", function()
     hooks.state(name)                                    -- the first one has no reference any more
   end)
 
-  it("goes when nobody has it, with its memory", function()
+  it("is freed, with its memory, when it has no reference", function()
     local function train()
       local model = ms.ddp(Three(), {
         comm_hook = hooks.chain {

@@ -98,7 +98,7 @@ local ways = {
     end
     return plan
   end }),
-  ["in_backward behind wrapping"] = function(model, make, options)
+  ["in_backward after wrapping"] = function(model, make, options)
     local net = ms.ddp(model, wrap)
     optim.in_backward(make, model:parameters(), options)
     return net
@@ -198,7 +198,7 @@ describe("every moment to step gives the same weights:", function()
     end
     local want = run(plain)
     for name, way in pairs(ways) do assert.equal(want, run(way), name) end
-    assert.equal(want, run(plain, true), "behind loading")
+    assert.equal(want, run(plain, true), "after loading")
   end)
 
   it("and gradients stay until step() where they are asked for", function()
@@ -218,7 +218,7 @@ describe("every moment to step gives the same weights:", function()
 end)
 
 describe("then_optimizer", function()
-  it("saves a step that nobody has ended yet as taken", function()
+  it("saves a step that has not ended yet as taken", function()
     local function start(from)
       local model = make_model()
       local opt = optim.adamw(model, { lr = 0.05, schedule = optim.linear { steps = 20 } })
@@ -239,7 +239,7 @@ describe("then_optimizer", function()
     assert.equal(values(whole.model), values(second.model))
   end)
 
-  it("steps on what the links behind it returned, not on the bucket", function()
+  it("steps on what the links after it returned, not on the bucket", function()
     local function run(link)
       local model = make_model()
       local opt = optim.sgd(model, { lr = 0.1 })
@@ -562,7 +562,7 @@ describe("mistakes are named:", function()
     fails(function() net:clip_grad_norm(1) end, "stepped in backward already")
   end)
 
-  it("clipping what was added to an optimizer behind its policy", function()
+  it("clipping what was added to an optimizer after its policy", function()
     local model = make_model()
     local p = model:parameters()
     local opt, net = optim.sgd({ p[1], p[2] }, { lr = 0.1 }), ms.ddp(model, wrap)
@@ -606,7 +606,7 @@ describe("mistakes are named:", function()
     fails(function() pass(net, 4) end, "call its step() before", "accumulate")
   end)
 
-  it("a second backward through the first forward of a static graph, behind a step", function()
+  it("a second backward through the first forward of a static graph, after a step", function()
     -- Whose backward needs no weights; what others have saved was written, which is an error by
     -- itself.
     local Shift = nn.class "Shift"
@@ -652,7 +652,7 @@ describe("mistakes are named:", function()
     ms.ddp(two, { comm_hook = hooks.then_optimizer { optimizer = opt } })
   end)
 
-  it("unwrapping ends a policy, and the model can be wrapped anew", function()
+  it("unwrapping ends a policy, and the model can be wrapped again", function()
     local model = make_model()
     local net, opt = with_policy "deferred"(model, optim.adam, { lr = 0.1 })
     for step = 1, 3 do
@@ -678,7 +678,7 @@ describe("mistakes are named:", function()
   end)
 end)
 
-describe("unwrapping behind steps in backward", function()
+describe("unwrapping after steps in backward", function()
   -- Steps of the schedule must be counted as in the plain loop. moment: when the ddp model is
   -- unwrapped, before or after the third step().
   local mixed = ms.overlap { name = "every second", plan = function(view)
@@ -696,7 +696,7 @@ describe("unwrapping behind steps in backward", function()
       pass(net, step)
       if step == 5 and moment == "before" then net = net:unwrap() end
       if not stepless or step > 5 then opt:step() end
-      if step == 5 and moment == "behind" then net = net:unwrap() end
+      if step == 5 and moment == "after" then net = net:unwrap() end
       if step == 5 then assert.equal(5, opt:state().steps) end
     end
     return values(model) .. opt:state().steps
@@ -723,13 +723,13 @@ describe("unwrapping behind steps in backward", function()
   } do
     it("counts one step, of " .. what, function()
       local want = run(function(model) return ms.ddp(model, wrap) end)
-      for _, moment in ipairs { "before", "behind" } do
+      for _, moment in ipairs { "before", "after" } do
         assert.equal(want, run(prepare, moment), moment)
       end
     end)
   end
 
-  it("counts one step where nobody calls step()", function()
+  it("counts one step if the loop does not call step()", function()
     assert.equal(run(function(model) return ms.ddp(model, wrap) end),
       run(linked(false), "before", true))
   end)

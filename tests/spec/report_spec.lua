@@ -205,7 +205,7 @@ describe("ms.report", function()
     assert.same({ 0, 1 }, file_steps())
   end)
 
-  it("does not keep reports that nobody has any more", function()
+  it("does not keep reports that have no reference any more", function()
     local seen, count = setmetatable({}, { __mode = "k" }), 0
     for round = 1, 3 do
       local r = report {}

@@ -196,7 +196,7 @@ describe("ms.train", function()
     assert.near(math.log(256), metrics[1].loss, 0.2)     -- a model that knows nothing
   end)
 
-  it("has each metric in each step's line, also where validation or a checkpoint come behind the \z
+  it("has each metric in each step's line, also where validation or a checkpoint come after the \z
     step", function()
     command.write(folder .. "/metrics.lua", [[
 local ms = require "moonshard"
@@ -357,7 +357,7 @@ end
     command.write(folder .. "/pipe", "go\n")
     local code, out, err = started.finish()
     assert.equal(75, code, out .. err)
-    assert.matches("behind step 2", err)
+    assert.matches("after step 2", err)
     out = succeed "steps=8 run=last kill.step=7"
     assert.equal(final(out), final(succeed "steps=8 run=plain"))
   end)
@@ -553,7 +553,7 @@ end
         local code, _, err = run(("save=0 kill.step=3 kill.signal=%s run=%s")
           :format(signal, signal))
         assert.equal(128 + number, code)
-        assert.matches("behind step 3; no checkpoint is saved", err)
+        assert.matches("after step 3; no checkpoint is saved", err)
       end
       -- The second request ends the process at once.
       assert.equal(128 + 15, (run "kill.step=3 kill.times=2 run=twice"))

@@ -88,7 +88,7 @@ MS_API const char *ms_group_name(const ms_group *group); /* "world", "world/1.0"
 MS_API uint32_t ms_group_id(const ms_group *group); /* 0: the world; the same on all its ranks */
 /* Whether other ranks take part: not in a group of one, and not in a fake world. */
 MS_API bool ms_group_has_others(const ms_group *group);
-/* Whether its all_reduce can round numbers on their way: see ms_collective.travels. */
+/* Whether its all_reduce can round numbers during the reduction: see ms_collective.travels. */
 MS_API bool ms_group_rounds(const ms_group *group);
 MS_API ms_engine *ms_group_engine(const ms_group *group);
 MS_API uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank); /* of member `rank` */

@@ -59,7 +59,7 @@ typedef struct ms_reducer_options {
     /* The last `delayed` parameters share one bucket per dtype after all others; these buckets
      * pass no hook. */
     uint32_t delayed;
-    const ms_dtype *delayed_dtype; /* dtype in which their gradients travel; NULL: their own */
+    const ms_dtype *delayed_dtype; /* dtype in which their gradients are sent; NULL: their own */
     const ms_link *links;          /* a native chain; link_count 0: reduce with avg */
     uint32_t link_count;
     ms_comm_hook hook; /* NULL: links are used */
@@ -188,7 +188,7 @@ MS_API bool ms_reducer_bucket_times(const ms_reducer *reducer, uint32_t index,
  * sides. Takes one small all_gather, and a few more if something differs. Blocks. */
 MS_API ms_status ms_ddp_compare(ms_group *group, const ms_reducer_parameter *parameters,
                                 uint32_t count);
-/* Copies root's values to all ranks. Tensors travel together in pieces of at most
+/* Copies root's values to all ranks. Tensors are sent together in pieces of at most
  * MS_DDP_PIECE_BYTES; a larger tensor is a piece of its own. */
 #define MS_DDP_PIECE_BYTES (250u << 20)
 MS_API ms_status ms_ddp_broadcast(ms_group *group, ms_tensor *const *tensors, uint32_t count,

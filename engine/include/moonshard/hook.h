@@ -181,7 +181,7 @@ typedef enum ms_nan_action { MS_NAN_SKIP, MS_NAN_STOP } ms_nan_action;
 
 typedef struct ms_link_options {
     ms_reduce_op op; /* of a reduction; MS_REDUCE_OP_AVG: the mean over the bucket's divisor */
-    ms_dtype dtype;  /* cast: what travels */
+    ms_dtype dtype;  /* cast: in which gradients are sent */
     ms_group *group; /* NULL: the bucket's; a mean is over its size */
     double decay;    /* error_feedback: factor of the residual */
     /* reduce, of a hybrid bucket: how many links follow this one in the array of its chain. They

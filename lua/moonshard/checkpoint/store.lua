@@ -176,7 +176,7 @@ end
 ---@param folder string
 ---@param before? string path of one of them: only those that come after it in the list count
 ---@return string? path
----@return string[] passed messages about those that were passed over as damaged
+---@return string[] passed messages about checkpoints that were skipped as damaged
 ---@return string? message about the one that cannot be judged
 ---@return string? code
 function store.find(folder, before)

@@ -252,7 +252,7 @@ local function make_plan(s, plan)
   plan.next = plan.pass + planner.every
 end
 
---- What a ddp model with a planner for its buckets keeps.
+--- The state of a ddp model with a planner for its buckets.
 ---@class ms.BucketPlan
 ---@field planner ms.Buckets
 ---@field pass integer number of synchronized passes

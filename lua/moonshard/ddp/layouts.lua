@@ -23,7 +23,7 @@ local function key_of(s)
 end
 
 local function apply(s, lists)
-  if s.plan or not s.reducer then return end               -- plans are made anew
+  if s.plan or not s.reducer then return end               -- a new plan will be made
   s.reducer:assign(lists)
   if not s.options.static_graph then s.reducer:record(false) end
 end

@@ -47,7 +47,7 @@
 ---@field shadow? boolean this rank has no inputs left, and takes part in a pass with zeros
 ---@field overlap ms.OverlapState
 
---- What overlap keeps for a source.
+--- The state of overlap for a source.
 ---@class ms.OverlapState
 ---@field entries ms.OverlapEntry[] the optimizers that it steps
 ---@field position_of table<ms.Parameter, integer>
