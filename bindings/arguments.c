@@ -54,6 +54,7 @@ ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count)
     lua_Unsigned n = lua_rawlen(L, index);
     /* An empty list is a mistake wherever a list of tensors is asked for. */
     luaL_argcheck(L, n > 0 && n < UINT32_MAX, index, "a list of one or more tensors expected");
+    /* In a userdata, so that an item that is no tensor leaks nothing. */
     ms_tensor **tensors = lua_newuserdatauv(L, (size_t)n * sizeof *tensors, 0);
     for (lua_Unsigned i = 0; i < n; i++) {
         lua_rawgeti(L, index, (lua_Integer)i + 1);
@@ -73,6 +74,7 @@ ms_tensor **ms_lua_tensor_list(lua_State *L, int index, uint32_t *count)
  * here. Floats with an integer value (2.0) are taken, as in Lua itself. */
 int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const char *what)
 {
+    /* lua_tointegerx takes strings as well, hence the second test. */
     int ok = 0;
     lua_Integer value = lua_tointegerx(L, index, &ok);
     if (!ok || lua_type(L, index) != LUA_TNUMBER)
@@ -142,8 +144,10 @@ static int distance(const char *a, const char *b)
         int *now = rows[i % 3], *before = rows[(i + 2) % 3], *two = rows[(i + 1) % 3];
         now[0] = i;
         for (int j = 1; j <= m; j++) {
+            /* A replacement, which costs nothing where the letters are equal. */
             int best = before[j - 1] + !same_letter(a[i - 1], b[j - 1]);
             bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            /* A deletion, an insertion, a swap. */
             if (before[j] + 1 < best) best = before[j] + 1;
             if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
             if (swapped && two[j - 2] + 1 < best) best = two[j - 2] + 1;
@@ -173,6 +177,7 @@ const char *ms_lua_nearest(const char *given, const char *const names[])
     /* "lr" may differ in two letters, a long name in half of them. */
     int least = (int)strlen(given) / 2 + 2;
     for (int i = 0; names[i]; i++)
+        /* In both directions: the short form may be what is given or what is right. */
         if (is_initials(given, names[i]) || is_initials(names[i], given)) return names[i];
     for (int i = 0; names[i]; i++) {
         int d = distance(given, names[i]);
@@ -250,6 +255,7 @@ ms_dtype ms_lua_dtype(lua_State *L, int index)
 {
     static const char *const names[] = { "f32", "f16", "bf16", "i64", "i32",
                                          "u16", "u8",  "bool", NULL };
+    /* It is found: the choice was one of the names. */
     ms_dtype dtype = MS_F32;
     ms_dtype_find(names[ms_lua_choice(L, index, names, "dtype")], &dtype);
     return dtype;

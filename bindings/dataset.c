@@ -183,6 +183,7 @@ static void batch_bytes(const ms_loader *loader, size_t *x_bytes, size_t *y_byte
     uint32_t rows = ms_loader_rows(loader);
     /* Two dimensions are tokens, three are images. */
     bool tokens = ms_loader_shape(loader, rows, &dtype, shape) == 2;
+    /* Tokens are i64; an image is rows times columns of f32. */
     size_t row = (size_t)shape[1] * (tokens ? sizeof(int64_t) : (size_t)shape[2] * sizeof(float));
     *x_bytes = rows * row;
     *y_bytes = tokens ? *x_bytes : rows * sizeof(int64_t);

@@ -80,6 +80,7 @@ static int consume_grad(lua_State *L)
     ms_lua_enter(L);
     ms_lua_refuse_in_link(L, "zero_grad", result_is_gradient);
     ms_lua_ok(L, ms_tensor_set_grad(ms_lua_tensor(L, 1), NULL));
+    /* Without the table no script has a handle of the gradient. */
     if (lua_getiuservalue(L, 1, 1) != LUA_TTABLE) return 0;
     if (lua_getfield(L, -1, "grad") != LUA_TUSERDATA) return 0;
     ms_handle_drop(
@@ -343,6 +344,7 @@ static int when_unread(lua_State *L)
     uint32_t count = 0;
     luaL_checktype(L, 2, LUA_TFUNCTION);
     ms_tensor **tensors = ms_lua_tensor_list(L, 1, &count);
+    /* The engine frees it in any case, also after an error. */
     ms_callback *callback = ms_callback_new(L, 2, 0);
     ms_lua_ok(L, ms_backward_when_unread(engine, tensors, count, unread_hook, callback,
                                          ms_callback_free));
@@ -534,6 +536,7 @@ static ms_tensor **push_recomputed(lua_State *L, uint32_t *tensors)
     for (int i = 1; i <= count; i++) {
         if (ms_lua_is_tensor(L, i + 1)) {
             inputs[(*tensors)++] = ms_lua_tensor(L, i + 1);
+            /* It stands for a tensor, which the engine keeps and gives back at each run. */
             lua_pushboolean(L, false);
         } else {
             lua_createtable(L, 1, 0);

@@ -209,6 +209,7 @@ static uint32_t read_parts(lua_State *L, uint32_t size, uint32_t **sizes, uint32
     if (total > size)
         ms_lua_error(L, "split: %d ranks are named, the group has %d", (int)total, (int)size);
     *sizes = lua_newuserdatauv(L, (size_t)(parts + total) * sizeof **sizes, 0);
+    /* The ranks follow the sizes in the same memory. */
     uint32_t *next = *ranks = *sizes + parts;
     for (lua_Integer p = 1; p <= parts; p++) {
         lua_rawgeti(L, 2, p);

@@ -409,6 +409,7 @@ static range read_range(lua_State *L)
     } else {
         /* Rounding may put the last number just above `last`: it still counts. */
         double steps = floor((r.last - r.first) / r.step + 1e-9);
+        /* Beyond the limit the cast could overflow. */
         if (!(steps < 0)) r.count = steps < LONGEST ? (int64_t)steps + 1 : INT64_MAX;
     }
     if (r.count > LONGEST)

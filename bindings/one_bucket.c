@@ -111,6 +111,7 @@ static ms_status run(one_bucket *one)
     else status = ms_chain_run(one->links, one->link_count, b, &one->result);
     if (!status) status = ms_bucket_check_result(b, NULL, one->result);
     ms_engine_set_current(b->engine, before);
+    /* A hook's future may be ready on another stream. */
     if (!status && one->ready.seq) status = ms_stream_wait(before, one->ready);
     return status ? status : ms_stream_wait(before, ms_stream_last(stream));
 }

@@ -47,6 +47,7 @@ ms_status ms_lua_filled(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
     ms_status status = ms_tensor_new(engine, dtype, dims, shape, &made);
     ms_attributes attributes = { .scalar = { .value = value } };
     if (!status) status = ms_op_apply(engine, &ms_op_fill, &attributes, true, &made, 1, &result, 1);
+    /* In place, the result is another reference to `made`. */
     ms_tensor_release(result);
     if (status) ms_tensor_release(made);
     else *out = made;
@@ -433,6 +434,7 @@ static const luaL_Reg functions[] = { { "where", where }, { NULL, NULL } };
  * go into the table that __index serves. */
 void ms_open_operators(lua_State *L, int runtime)
 {
+    /* Lua's events, and the places of their operators in `binaries`. */
     static const struct {
         const char *name;
         int binary;

@@ -76,6 +76,7 @@ static void read_group(lua_State *L, int index, ms_optimizer_kind kind, ms_hyper
     lua_getfield(L, index, "lr");
     if (ms_lua_is_tensor(L, -1)) *lr = ms_lua_tensor(L, -1);
     lua_pop(L, 1);
+    /* A tensor is left to the task, which reads it on the device. */
     if (!*lr) hyper->lr = ms_lua_field_number(L, index, "lr", hyper->lr);
     read_numbers(L, index, hyper);
     pair(L, index, "betas", &hyper->beta1, &hyper->beta2);
@@ -209,6 +210,7 @@ static int clip_norm(lua_State *L)
     uint32_t count = 0;
     double max = luaL_checknumber(L, 2), p = luaL_optnumber(L, 3, 2);
     ms_tensor **gradients = ms_lua_tensor_list(L, 1, &count), *norm = NULL, *bad = NULL;
+    /* Of the norm and of the position. */
     ms_handle *handle = ms_lua_new_handle(L), *second = ms_lua_new_handle(L);
     ms_lua_ok(L, ms_clip_norm(engine, gradients, count, max, p, &norm, &bad));
     ms_handle_fill(handle, norm);

@@ -35,6 +35,7 @@ static bool user_frame(lua_State *L, const ms_runtime *runtime, int first, lua_D
     lua_Debug frame;
     bool found = false;
     for (int level = first; level < LIBRARY_DEEPEST && lua_getstack(L, level, &frame); level++) {
+        /* Source and line alone: to find a function's name would cost a search. */
         lua_getinfo(L, "Sl", &frame);
         /* C functions have no line. */
         if (frame.currentline <= 0) continue;

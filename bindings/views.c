@@ -317,6 +317,7 @@ static int split_into(lua_State *L, const int64_t *sizes, uint32_t count, int32_
     ms_engine *engine = ms_lua_runtime(L)->engine;
     ms_tensor *t = ms_lua_tensor(L, 1);
     ms_attributes attributes = { .split = { .sizes = sizes, .count = count, .dim = dim } };
+    /* One byte more, since there may be no part at all. */
     ms_tensor **outputs = lua_newuserdatauv(L, count * sizeof *outputs + 1, 0);
     ms_handle **handles = lua_newuserdatauv(L, count * sizeof *handles + 1, 0);
     lua_createtable(L, (int)count, 0);

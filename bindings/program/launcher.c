@@ -45,6 +45,7 @@ static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t 
     else snprintf(how, sizeof how, "ended with exit code %d", outcome->code);
     if (state.collectives
         && ms_rendezvous_flight(job->rendezvous, rank, state.collectives - 1, &flight)) {
+        /* left_ns is 0 while the rank is inside the call. */
         int used = snprintf(call, sizeof call, flight.left_ns ? " after " : " during ");
         ms_flight_describe(&flight, call + used, sizeof call - (size_t)used);
     } else if (state.phase == MS_RANK_ABSENT) snprintf(call, sizeof call, " before it had joined");
@@ -174,6 +175,7 @@ static void supervise(lua_State *L, ms_job *job)
         }
         waits[0] = (struct pollfd){ .fd = job->signals, .events = POLLIN };
         for (uint32_t r = 0; r < job->ranks; r++)
+            /* poll passes over negative descriptors, which ranks that have ended have. */
             waits[r + 1] = (struct pollfd){ .fd = job->ended[r], .events = POLLIN };
         uint64_t rest_ns = ms_watch_tick(job);
         if (job->deadline_ns && job->deadline_ns - now < rest_ns) rest_ns = job->deadline_ns - now;
@@ -183,6 +185,7 @@ static void supervise(lua_State *L, ms_job *job)
         /* After the poll, whatever woke it: a rank that sends events all the time does not keep
          * others from being looked at. */
         if (!job->ending) ms_watch(job, now_of(job));
+        /* The tick is over, or a signal has interrupted the poll. */
         if (changed <= 0) continue;
         if (waits[0].revents) read_signals(L, job);
         for (uint32_t r = 0; r < job->ranks; r++)

@@ -49,7 +49,7 @@ static void all_reduce_slice(ms_run *run, const ms_comm_args *args, const reach 
     char *outputs[MS_LOCAL_RANKS_MAX];
     size_t item = ms_dtype_bytes(args->memory);
     uint64_t begin, length = slice_of(group, args->count, group->rank, &begin);
-    for (uint32_t m = 0; m < group->size; m++)
+    for (uint32_t m = 0; m < group->size; m++) /* In place: each tensor is a source and a result. */
         sources[m] = outputs[m] = in->writable[m] + begin * item;
     ms_flow_reduce(run, args, &(ms_sources){ .data = sources, .factors = in->factors }, outputs,
                    group->size, length);
@@ -72,6 +72,7 @@ static void take_in_place(ms_run *run, ms_local *local, const ms_comm_args *args
                                            : NULL;
         in.data[m] = slot->heap_offset ? in.writable[m] + ms_flow_from(args, m).from * item : NULL;
     }
+    /* A rank that is no sink gives data and gets none. */
     if (args->kind == MS_ALL_REDUCE && args->everywhere_in_place) all_reduce_slice(run, args, &in);
     else if (!ms_flow_sink(args)) return;
     else if (ms_kind_reduces(args->kind)) {
@@ -114,6 +115,7 @@ static void lay_down(const ms_local *local, const ms_comm_args *args, const stag
     char *stage = ms_stage(local->host->files, local->host->rank, pass->area, half);
     for (uint32_t s = 0; s < ms_flow_slots(args); s++) {
         ms_flow flow = ms_flow_slot(args, s);
+        /* Slots that are shorter than the longest are done some steps earlier. */
         uint64_t done = step * pass->width, rest = flow.length > done ? flow.length - done : 0;
         if (rest)
             memcpy(stage + s * pass->width * pass->item, args->in + (flow.from + done) * pass->item,
