@@ -52,7 +52,10 @@
 
 ---@class ms.InitOptions
 ---@field device? "cpu"|"sim"          "sim" makes the same decisions but computes no values
----@field threads? integer             of this rank; 0: the cores that this process may use
+--- Threads of this rank. 0 (the default): the cores that this process may use; in a group "local",
+--- these cores divided by the number of ranks. There, rank 0's threads and memory_bytes hold for
+--- all ranks.
+---@field threads? integer
 ---@field strict? boolean              true: a missing wait between streams raises (in C code only)
 ---@field pin? boolean                 true: each thread runs on one core
 ---@field seed? integer                of the generator, see `ms.seed`

@@ -205,11 +205,11 @@ MS_API ms_status ms_group_barrier(ms_group *group, uint64_t timeout_ns);
 
 /* A few numbers or bytes of text that each rank's host brings and that hosts wait for, such as
  * plans, or the id by which a network knows its members. They are in host memory whatever the
- * engine's device is. They go through the control files, never through the network that moves
- * tensors, and on a channel of their own, which waits for no computation. kind: all_gather (the
- * result has every rank's numbers, in rank order), broadcast, or all_reduce (op: sum or max). Ranks
- * agree in all fields. In a group without other ranks the result is that of ranks that all bring
- * the same numbers, on every device. */
+ * engine's device is. They go through control, never through the network that moves tensors, and on
+ * a channel of their own, which waits for no computation. kind: all_gather (the result has every
+ * rank's numbers, in rank order), broadcast, or all_reduce (op: sum or max). Ranks agree in all
+ * fields. In a group without other ranks the result is that of ranks that all bring the same
+ * numbers, on every device. */
 typedef struct ms_sharing {
     ms_collective_kind kind;
     ms_reduce_op op;
