@@ -75,7 +75,7 @@ static ms_collective third_call(const rank *self, const tensors *all, difference
     if (what == ROOT) c.root = 1;
     if (what == BUCKET) c.bucket = 2;
     if (what == OUT) c.out = all->out;
-    if (what == ROUNDED) { /* the same numbers travel, but they lie as f32 */
+    if (what == ROUNDED) { /* the same numbers are sent, but memory has them as f32 */
         c.in = all->t;
         c.travels = MS_F16;
     }

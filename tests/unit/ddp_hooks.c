@@ -146,7 +146,7 @@ static void step_some(rank *self)
             &other));
     ms_reducer_set_on_reduced(s.reducer, step_early, &s, NULL);
     for (uint32_t iteration = 0; iteration < 4; iteration++) {
-        OK(ms_reducer_forward(s.reducer, false)); /* without synchronization nobody is told */
+        OK(ms_reducer_forward(s.reducer, false)); /* without synchronization: no call */
         OK(pass(self, &m, self->number, 9, WEIGHTS, false));
         OK(clear(&m));
         OK(ms_reducer_forward(s.reducer, true));

@@ -89,7 +89,7 @@ static void accumulate_some(rank *self)
     ms_reducer_free(reducer);
     /* They outlive the buckets. */
     for (int w = 0; w < WEIGHTS; w++) CHECK(ms_tensor_grad(m.weights[w]));
-    OK(wrap(self, &m, (ms_reducer_options){ 0 }, &reducer)); /* and may be wrapped anew */
+    OK(wrap(self, &m, (ms_reducer_options){ 0 }, &reducer)); /* and may be wrapped again */
     OK(ms_reducer_forward(reducer, true));
     OK(clear(&m));
     OK(pass(self, &m, self->number, 5, WEIGHTS, false));

@@ -26,7 +26,7 @@ static void leave_out_some(rank *self)
         const uint32_t used = WEIGHTS - 1 - self->number;
         size_t records = 0;
         ms_comm_record(self->engine, true);
-        if (iteration == 3) { /* what nobody uses keeps what it has */
+        if (iteration == 3) { /* a parameter that no rank uses keeps its gradient */
             OK(ms_tensor_new(self->engine, MS_F32, 2, ms_tensor_shape(m.weights[4]), &before));
             OK(fill(before, weight_value, &iteration));
             OK(ms_tensor_set_grad(m.weights[4], before));

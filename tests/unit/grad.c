@@ -31,7 +31,7 @@ static void a_gradient_lies_in_its_home_and_adds_up_there(void **state)
     ms_tensor *x = NULL, *home = NULL, *short_one = NULL, *square = NULL, *loss = NULL;
     const int64_t one[] = { 1 };
     OK(vector(engine, 3, -2, true, &x));
-    OK(vector(engine, 100, 100, false, &home)); /* what it held does not count */
+    OK(vector(engine, 100, 100, false, &home)); /* its old contents do not count */
     OK(ms_tensor_new(engine, MS_F32, 1, one, &short_one));
     assert_int_equal(ms_tensor_set_grad_home(x, short_one), MS_ERROR_ARGUMENT);
     OK(ms_tensor_set_grad_home(x, home));
@@ -235,7 +235,7 @@ static void assert_stale(ms_engine *engine, ms_tensor *tensor)
     if (ms_tensor_requires_grad(tensor))
         assert_int_equal(ms_backward(engine, &tensor, &one, 1, false), MS_ERROR_STATE);
     ms_tensor_release(one);
-    bool recording = ms_engine_set_recording(engine, false); /* its values are nobody's secret */
+    bool recording = ms_engine_set_recording(engine, false); /* its values can still be read */
     OK(total(engine, tensor, &unused));
     ms_engine_set_recording(engine, recording);
     ms_tensor_release(unused);

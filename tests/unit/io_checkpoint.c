@@ -285,7 +285,7 @@ static void test_a_job_writes_while_the_host_goes_on(void **state)
                                          "mark 5", 6, &job),
                      MS_OK);
     while (!ms_checkpoint_is_done(job)) sched_yield();
-    assert_true(read_mark("step-5") == 5); /* on disk before anybody waits */
+    assert_true(read_mark("step-5") == 5); /* on disk before a wait */
     assert_int_equal(ms_checkpoint_wait(&context, job), MS_OK);
     assert_true(read_mark("step-5") == 5);
     /* A late failure arrives with the wait. */

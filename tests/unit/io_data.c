@@ -216,7 +216,7 @@ static void test_bad_images_are_refused(void **state)
         put_file(in_folder("images"), packed, length);
         check_bad_images("/images'");
     }
-    put_file(in_folder("images"), packed, bytes + 1); /* the zero byte behind the content */
+    put_file(in_folder("images"), packed, bytes + 1); /* the zero byte after the content */
     check_bad_images("something follows the gzip data");
     for (size_t bit = 10 * 8; bit < bytes * 8; bit++) {
         ((char *)packed)[bit / 8] ^= (char)(1 << bit % 8);
@@ -394,7 +394,7 @@ static void test_a_state_of_other_data_is_refused(void **state)
     wrong.position = right.samples;
     assert_int_equal(ms_loader_set_state(&context, loader, wrong), MS_ERROR_MISMATCH);
     ms_batch batch = next(loader);
-    assert_int_equal(token(&batch, 7, 0, 0), 14); /* it goes on as if nothing had been */
+    assert_int_equal(token(&batch, 7, 0, 0), 14); /* it continues as if there had been no error */
     ms_loader_free(loader);
     ms_dataset_release(dataset);
 }

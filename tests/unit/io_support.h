@@ -19,7 +19,7 @@ static char test_folder[64];
 
 static inline const char *in_folder(const char *name)
 {
-    static char paths[8][256]; /* several may stand in one call */
+    static char paths[8][256]; /* one call may have several */
     static int next;
     char *path = paths[next++ % 8];
     snprintf(path, sizeof paths[0], "%s/%s", test_folder, name);
@@ -112,7 +112,7 @@ static inline int64_t fault_write(void *user, ms_file *file, const void *data, s
 static inline int fault_sync(void *user, ms_file *file)
 {
     fault_files *fault = user;
-    (void)file; /* nobody pulls the plug here, and waiting for disks takes most of the time */
+    (void)file; /* no real sync: waiting for disks would take most of the time */
     fault->syncs++;
     return file_fault(user);
 }

@@ -415,7 +415,7 @@ static void any_failed_allocation_is_an_error_and_no_leak(void **state)
     free(values);
 }
 
-/* ----------------------------------------------------- behind a failed task */
+/* ------------------------------------------------------ after a failed task */
 
 /* A state, count or gradient that a failed task should have written must not be used. */
 static void what_was_never_written_is_not_updated(void **state)
