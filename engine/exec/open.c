@@ -4,15 +4,26 @@
 
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+/* Files for avx2 and above are compiled for f16c too. Not every compiler can ask for it by name, so
+ * this reads its bit: a virtual machine may hide it while it shows avx2. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 /* The best instruction set of this machine for which kernels are built. Each set is asked for with
- * the extensions that its files are compiled with (settings.cmake), but for f16c, which every
- * processor with avx2 has. */
+ * the extensions that its files are compiled with (settings.cmake). */
 static ms_isa best_isa(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")
-        || !__builtin_cpu_supports("bmi2"))
+        || !__builtin_cpu_supports("bmi2") || !has_f16c())
         return MS_ISA_PORTABLE;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")
         || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))

@@ -599,6 +599,10 @@ describe("reductions", function()
     for q, expected in pairs { [0] = 1, [0.25] = 1.75, [0.5] = 2.5, [1] = 4 } do
       near(expected, ms.tensor({ 4., 1, 3, 2 }):quantile(q))
     end
+    local inf = math.huge
+    assert.equal(inf, ms.tensor({ 1, inf, inf, inf }):quantile(0.6):item())
+    assert.equal(-inf, ms.tensor({ -inf, 5. }):quantile(0.25):item())
+    assert.equal(inf, ms.tensor({ 5., inf }):quantile(0.25):item())
     assert.same({ 2, 1, 2 }, ms.tensor({ 0., 0.5, 1, 2, 3 }):histogram(3, 0, 3):to_table())
     fails(function() t:quantile(2) end, "quantile")
     fails(function() ms.zeros({ 2 }):dot(ms.zeros { 3 }) end, "dot", "[2]", "[3]")

@@ -501,7 +501,10 @@ static ms_task_result quantile_run(ms_run *run, void *arguments)
             for (int64_t i = k + 2; i < args->count; i++) high = x[i] < high ? x[i] : high;
         }
         double share = position - (double)k;
-        result = (float)(share == 0 ? low : low + (high - low) * share);
+        /* The difference of infinities, or of one and a number, says nothing of what is between. */
+        if (share == 0) result = (float)low;
+        else if (isinf(low) || isinf(high)) result = (float)(low * (1 - share) + high * share);
+        else result = (float)(low + (high - low) * share);
     }
     convert->from_f32[dtype](args->out, &result, 1);
     return MS_TASK_DONE;
