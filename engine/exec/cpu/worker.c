@@ -9,7 +9,7 @@
  * them sees the other, and no wakeup is lost. Workers without sleepers make no system call. */
 void ms_worker_await(ms_cpu_stream *worker, uint64_t seq, ms_spin spin)
 {
-    const ms_engine *engine = worker->stream->engine;
+    const ms_engine *engine = worker->own.engine;
     if (atomic_load_explicit(&worker->done, memory_order_acquire) >= seq) return;
     if (spin.nanoseconds) {
         uint64_t limit = ms_now(engine) + spin.nanoseconds;
@@ -49,7 +49,7 @@ static void finish(ms_cpu_stream *worker, uint64_t seq)
  * call where the next task follows soon; it ends after the time that ms_spin_choose allows. */
 static bool await_work(ms_cpu_stream *worker, uint64_t seq, ms_spin spin)
 {
-    const ms_engine *engine = worker->stream->engine;
+    const ms_engine *engine = worker->own.engine;
     uint64_t limit = 0;
     for (;;) {
         for (int i = 0; i < 64; i++) {
@@ -113,7 +113,7 @@ static void touch_canaries(const ms_slot *slot)
  * rank. The tasks after it on this stream wait, those of other streams go on. */
 static void run_task(ms_cpu_stream *worker, ms_slot *slot, uint64_t seq)
 {
-    ms_team *team = ms_cpu_of(worker->stream->engine)->team;
+    ms_team *team = ms_cpu_of(worker->own.engine)->team;
     touch_canaries(slot);
     ms_task_result result;
     do {
@@ -133,7 +133,7 @@ static void run_wait(ms_cpu_stream *worker, const ms_slot *slot, uint64_t seq)
     if (atomic_load_explicit(&of->done, memory_order_acquire) < slot->wait_seq) {
         atomic_store(&worker->stands_at,
                      (uint64_t)ms_stream_index(slot->wait) << 48 | slot->wait_seq);
-        ms_worker_await(of, slot->wait_seq, ms_cpu_of(worker->stream->engine)->spin);
+        ms_worker_await(of, slot->wait_seq, ms_cpu_of(worker->own.engine)->spin);
         atomic_store(&worker->stands_at, 0);
     }
     ms_stream_fail_after(worker->stream, seq, slot->wait, slot->wait_seq);
@@ -145,7 +145,7 @@ static void run_wait(ms_cpu_stream *worker, const ms_slot *slot, uint64_t seq)
 void ms_worker_run(void *argument)
 {
     ms_cpu_stream *worker = argument;
-    const ms_engine *engine = worker->stream->engine;
+    const ms_engine *engine = worker->own.engine;
     ms_spin spin = ms_cpu_of(engine)->spin;
     for (uint64_t seq = 1; await_work(worker, seq, spin); seq++) {
         ms_slot *slot = &worker->ring[(seq - 1) % MS_STREAM_DEPTH];
