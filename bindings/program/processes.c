@@ -58,8 +58,8 @@ static ms_status make_environment(ms_job *job, const char *rendezvous, char *ran
     if (status) return status;
     char **made = memory;
     for (size_t i = 0; i < count; i++)
-        if (strncmp(environ[i], MS_RENDEZVOUS_VARIABLE "=", sizeof MS_RENDEZVOUS_VARIABLE)
-            && strncmp(environ[i], "MOONSHARD_RANK=", 15))
+        if (strncmp(environ[i], MS_RENDEZVOUS_VARIABLE "=", sizeof MS_RENDEZVOUS_VARIABLE) != 0
+            && strncmp(environ[i], "MOONSHARD_RANK=", 15) != 0)
             made[kept++] = environ[i];
     made[kept++] = (char *)(uintptr_t)rendezvous;
     /* The table is zeroed, so the entry after the last is the NULL that execve needs. */

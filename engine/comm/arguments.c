@@ -151,7 +151,7 @@ static ms_status expect_lengths(ms_group *group, const ms_collective *c, lengths
         return refuse(group, c,
                       "%llu elements do not divide by %llu ranks: pad to %llu, or give counts",
                       (unsigned long long)whole, (unsigned long long)size,
-                      (unsigned long long)((whole + size - 1) / size * size));
+                      (unsigned long long)((whole + size - 1) / size) * size);
     *expected = (lengths){ .whole = whole, .in = whole, .out = whole };
     uint64_t own = c->counts ? (uint64_t)c->counts[group->rank] : whole / size;
     if (joins) expected->in = c->counts ? own : in;

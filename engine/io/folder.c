@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Zero bytes give an address too, so that NULL always means a lack of memory. Alignment 64 is one
@@ -20,13 +21,11 @@ ms_status ms_bytes_new(ms_context *context, size_t bytes, const char *what, void
 static ms_status join(ms_context *context, const char *a, const char *between, const char *b,
                       char **out)
 {
-    size_t first = strlen(a), middle = strlen(between), last = strlen(b) + 1;
+    size_t bytes = strlen(a) + strlen(between) + strlen(b) + 1;
     char *text = NULL;
-    ms_status status = ms_bytes_new(context, first + middle + last, "a path", (void **)&text);
+    ms_status status = ms_bytes_new(context, bytes, "a path", (void **)&text);
     if (status) return status;
-    memcpy(text, a, first);
-    memcpy(text + first, between, middle);
-    memcpy(text + first + middle, b, last);
+    snprintf(text, bytes, "%s%s%s", a, between, b);
     *out = text;
     return MS_OK;
 }

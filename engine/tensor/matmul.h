@@ -15,6 +15,7 @@ typedef struct ms_gemm_shape {
     bool a_transposed, b_transposed;
     bool accumulate, bias;
     uint8_t in, out; /* ms_dtype of a and b, and of c */
+    uint8_t zero[2]; /* no padding: plans are found by comparing bytes */
 } ms_gemm_shape;
 
 /* Task arguments: c = a b (+ bias) for every batch. The work is cut into groups of batches times

@@ -344,7 +344,7 @@ static ms_task_result reduce_run(ms_run *run, void *arguments)
                                          (size_t)(results * work.parts) * sizeof *work.partial);
         if (work.partial == NULL) {
             ms_run_fail(run, MS_ERROR_MEMORY, "no memory for %lld partial sums",
-                        (long long)(results * work.parts));
+                        (long long)results * work.parts);
             return MS_TASK_FAILED;
         }
     }
