@@ -558,6 +558,21 @@ static ms_status run_hook(lua_State *L, const ms_callback *callback, ms_bucket *
                           bucket->index, bucket->label, message);
 }
 
+/* The box exists before the model that calls the hook, and the callback shares its life: a model
+ * that no script can reach is collected with its hook, also where the hook refers to the model. */
+ms_lua_hook_options ms_lua_read_hook(lua_State *L, int table, int parameters, int box)
+{
+    ms_lua_hook_options options = { 0 };
+    if (lua_getfield(L, table, "hook") != LUA_TFUNCTION) return options;
+    lua_getfield(L, table, "name");
+    ms_lua_push_bucket_hook(L, -2, parameters, -1);
+    options.user = ms_callback_new(L, -1, box);
+    options.hook = ms_lua_bucket_hook;
+    options.links = (uint32_t)ms_lua_field_integer(L, table, "hook_links", 0, 0, UINT16_MAX);
+    options.free = ms_callback_free;
+    return options;
+}
+
 /* Called by the engine on the host thread, in the middle of a bound function (backward). It
  * restores the stack and the script line on every path: the function above has values on the stack.
  * The life of the bucket ends before memory is collected, so that its tensors can go. */

@@ -105,20 +105,6 @@ static void read_options(lua_State *L, uint32_t count, reducer_options *out)
         options->link_count = ms_lua_chain(L, -1, out->links);
 }
 
-/* Makes the hook of the table at index 3, if there is one; it lives as long as the box at `box`.
- * hook_links is how many links the hook tells apart in stats (core.bucket_account). */
-static void read_hook(lua_State *L, int box, ms_reducer_options *options)
-{
-    if (lua_getfield(L, 3, "hook") != LUA_TFUNCTION) return;
-    lua_getfield(L, 3, "name");
-    /* The list at index 1 has the handles that bucket:parameters() gives out. */
-    ms_lua_push_bucket_hook(L, -2, 1, -1);
-    options->hook_user = ms_callback_new(L, -1, box);
-    options->hook = ms_lua_bucket_hook;
-    options->hook_links = (uint32_t)ms_lua_field_integer(L, 3, "hook_links", 0, 0, UINT16_MAX);
-    options->hook_free = ms_callback_free;
-}
-
 /* core.reducer(parameters, names, { group =, bucket_bytes = { ... }?, find_unused =, static_graph
  * =, planned =, delayed = how many of the last, delayed_dtype = what those travel in?, links = { {
  * kind = ... } ... } } or { hook = f(bucket) -> future }). The box exists before the reducer, and
@@ -140,7 +126,12 @@ static int reducer(lua_State *L)
     int at = lua_gettop(L);
     *box = (reducer_box){ .runtime = ms_lua_runtime(L) };
     luaL_setmetatable(L, MS_REDUCER_TYPE);
-    read_hook(L, at, &given.options);
+    /* The list at index 1 has the handles that bucket:parameters() gives out. */
+    ms_lua_hook_options hook = ms_lua_read_hook(L, 3, 1, at);
+    given.options.hook = hook.hook;
+    given.options.hook_user = hook.user;
+    given.options.hook_free = hook.free;
+    given.options.hook_links = hook.links;
     ms_status status = ms_reducer_new(engine, &given.options, parameters, count, &box->reducer);
     /* The engine takes the hook over only with success. */
     if (status && given.options.hook_user) ms_callback_free(given.options.hook_user);

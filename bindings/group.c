@@ -501,6 +501,14 @@ static int comm_groups(lua_State *L)
     return 1;
 }
 
+/* core.alone() -> the group of this rank alone, in which collectives change nothing */
+static int alone(lua_State *L)
+{
+    ms_group *group = NULL;
+    ms_lua_ok(L, ms_comm_alone(ms_group_engine(ms_lua_world(L)), &group));
+    return ms_lua_push_group(L, group, 1);
+}
+
 /* core.is_group(value) -> boolean, for values of any type: for checks of options. */
 static int is_group(lua_State *L)
 {
@@ -515,6 +523,7 @@ void ms_open_group(lua_State *L, int runtime)
     /* What needs no group: the world itself starts the engine. */
     static const luaL_Reg functions[] = { { "world", world },
                                           { "is_group", is_group },
+                                          { "alone", alone },
                                           { "comm_record", comm_record },
                                           { "comm_records", comm_records },
                                           { "comm_groups", comm_groups },

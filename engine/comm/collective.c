@@ -266,8 +266,8 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
     /* What hosts share is carried by control and never by the network. */
     const ms_task *tasks =
         args->by_hosts ? args->group->control->tasks : args->group->transport->tasks;
-    /* The write is counted as a restore from `in` while this is set. */
-    if (c->restore) ms_tensor_restoring(comm->engine, c->out, c->in);
+    /* The write is counted as a restore from its source while this is set. */
+    if (c->restore) ms_tensor_restoring(comm->engine, c->out, c->source ? c->source : c->in);
     status = ms_tensor_enqueue(comm->engine, &tasks[args->kind], args, reads, 1, writes, 1,
                                cost_of(args));
     if (c->restore) ms_tensor_restoring(comm->engine, NULL, NULL);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/assert.h"
+#include "hook/work.h"
 #include "tensor/values.h"
 
 /* ------------------------------------------------------------------- phases */
@@ -45,19 +46,6 @@ ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status)
 }
 
 /* ---------------------------------------------------------------- launching */
-
-/* The stream waits for every task that reads or writes the bucket's memory: the tasks that wrote
- * its gradients, and readers of the last pass's result (a step on a stream of its own). Links that
- * write the buffer by collectives or views then need no waits of their own, also in strict mode. */
-static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor)
-{
-    ms_point points[MS_STREAMS_MAX];
-    const ms_storage *storage = ms_tensor_storage(tensor);
-    uint32_t count = ms_storage_users(storage, 0, ms_storage_bytes(storage), points);
-    ms_status status = MS_OK;
-    for (uint32_t i = 0; i < count && !status; i++) status = ms_stream_wait(stream, points[i]);
-    return status;
-}
 
 /* Whether a chain has left its result in place, so that no copy is needed. */
 static bool is_same_memory(const ms_tensor *a, const ms_tensor *b)
@@ -116,7 +104,7 @@ static ms_status launch(ms_reducer *reducer, ms_bucket_state *item)
 {
     ms_stream *stream = NULL;
     ms_status status = ms_group_stream(reducer->group, 1, &stream);
-    if (!status) status = wait_for_uses(stream, item->bucket.flat);
+    if (!status) status = ms_stream_wait_users(stream, item->bucket.flat);
     if (status) return status;
     ms_stream *before = ms_engine_set_current(reducer->engine, stream);
     status = ms_times_begin_reduction(&reducer->times, &item->bucket);

@@ -280,6 +280,8 @@ ms_engine *ms_storage_engine(const ms_storage *storage) { return storage->engine
 ms_part_range ms_storage_parts(const ms_storage *storage, size_t begin, size_t end)
 {
     if (!storage->part_ends) return (ms_part_range){ storage->parts, storage->parts + 1 };
+    /* No bytes: the part in which they would lie, so that a write of an empty tensor counts. */
+    if (begin == end) end = begin + 1;
     uint32_t low = 0, high = storage->part_count;
     while (low < high) { /* the first that ends after `begin` */
         uint32_t middle = low + (high - low) / 2;

@@ -122,3 +122,10 @@ void ms_tensor_grad_unmark(ms_tensor *leaf)
     ms_meta *meta = leaf->meta;
     if (meta) meta->marked = false;
 }
+
+/* A leaf without a meta has no gradient that could be marked. */
+void ms_tensor_grad_mark(ms_tensor *leaf)
+{
+    ms_meta *meta = leaf->meta;
+    if (meta) meta->marked = meta->grad != NULL;
+}

@@ -184,3 +184,13 @@ ms_status ms_work_give(ms_work *work, ms_tensor *result, ms_tensor **out)
     else *out = to;
     return status;
 }
+
+ms_status ms_stream_wait_users(ms_stream *stream, const ms_tensor *tensor)
+{
+    ms_point points[MS_STREAMS_MAX];
+    const ms_storage *storage = ms_tensor_storage(tensor);
+    uint32_t count = ms_storage_users(storage, 0, ms_storage_bytes(storage), points);
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < count && !status; i++) status = ms_stream_wait(stream, points[i]);
+    return status;
+}

@@ -69,4 +69,10 @@ ms_tensor *ms_work_sum_of_parts(ms_work *work, ms_tensor *t, double factor);
  * longer) into the buffer; the link's result is that part of the buffer. */
 ms_status ms_work_give(ms_work *work, ms_tensor *result, ms_tensor **out);
 
+/* For those who launch reductions: the stream waits for every task that reads or writes the memory
+ * of this tensor: the tasks that wrote the gradients, and readers of the last pass's result (a step
+ * on a stream of its own). Links that write a buffer by collectives or views then need no waits of
+ * their own, also in strict mode. */
+ms_status ms_stream_wait_users(ms_stream *stream, const ms_tensor *tensor);
+
 #endif

@@ -13,8 +13,8 @@
  * each dimension. Several tensors may share a storage; each holds a reference to it. count,
  * contiguous and extent follow from shape and strides (derive in tensor.c) and are kept because
  * every operator asks for them. Strides are never negative; a stride of 0 repeats elements. The
- * shape never changes; storage, offset and strides change only in ms_tensor_rebase. Host thread
- * only: tasks get addresses, never a tensor. */
+ * shape changes only in ms_tensor_reshape_onto; storage, offset and strides change in
+ * ms_tensor_rebase, too. Host thread only: tasks get addresses, never a tensor. */
 struct ms_tensor {
     ms_engine *engine;
     ms_storage *storage; /* retained */
@@ -58,6 +58,11 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
  * that begins at `offset`, in its own shape. No values are copied, and views that were made of it
  * keep the old memory. Cannot fail, so that many parameters can be moved together. */
 void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset);
+
+/* The same, and the tensor gets another shape: for a parameter of which a rank keeps a part. Graphs
+ * and views that were made of it keep their shape, and the memory that it had. */
+void ms_tensor_reshape_onto(ms_tensor *tensor, ms_tensor *base, int64_t offset, uint32_t dims,
+                            const int64_t *shape);
 
 /* Under autocast, for an f32 tensor whose task is yet to be enqueued: makes a second tensor of the
  * autocast dtype, of the same shape and order in memory, which that task writes too. A product that

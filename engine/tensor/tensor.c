@@ -323,6 +323,15 @@ void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset)
     ms_storage_release(before);
 }
 
+void ms_tensor_reshape_onto(ms_tensor *tensor, ms_tensor *base, int64_t offset, uint32_t dims,
+                            const int64_t *shape)
+{
+    MS_ASSERT(dims <= MS_DIMS_MAX);
+    tensor->dims = dims;
+    memcpy(tensor->shape, shape, dims * sizeof *shape);
+    ms_tensor_rebase(tensor, base, offset);
+}
+
 /* A new window on the same elements, without history: operators save aliases, so that a node does
  * not hold itself. It shares the storage, so it keeps the memory alive and sees later writes; the
  * version says whether there were any. */

@@ -123,6 +123,8 @@ MS_API ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, ui
 MS_API ms_status ms_tensor_mark_gradients(ms_tensor *tensor);
 MS_API bool ms_tensor_grad_is_marked(const ms_tensor *leaf);
 MS_API void ms_tensor_grad_unmark(ms_tensor *leaf);
+/* For layers that put another tensor in the place of a marked gradient. */
+MS_API void ms_tensor_grad_mark(ms_tensor *leaf);
 
 /* A step of the tape that is not an operator: backward fills results[i] (owned; NULL: no gradient)
  * where needs[i]. */
