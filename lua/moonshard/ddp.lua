@@ -7,6 +7,7 @@ local layouts = require "moonshard.ddp.layouts"
 local join = require "moonshard.ddp.join"
 local precision = require "moonshard.ddp.precision"
 local module = require "moonshard.nn.module"
+local nested = require "moonshard.nested"
 local overlap = require "moonshard.overlap"
 local steps = require "moonshard.steps"
 local watch = require "moonshard.watch"
@@ -187,18 +188,6 @@ local function synchronize_buffers(s, root)
   else core.ddp_broadcast(s.group, buffers.tensors, root) end
 end
 
--- The tensors in values, which may be nested tables.
-local function tensors_of(values, list, seen)
-  for _, value in pairs(values) do
-    if core.is_tensor(value) then list[#list + 1] = value
-    elseif type(value) == "table" and not seen[value] then
-      seen[value] = true
-      tensors_of(value, list, seen)
-    end
-  end
-  return list
-end
-
 local function run(s, ...)
   if not s.precision then return s.wrapped(...) end
   return precision.run(s.wrapped, s.precision,
@@ -208,7 +197,7 @@ end
 -- After the wrapped module's forward; returns what it returned.
 local function end_forward(s, ...)
   s.reducer:forward_end()
-  if s.options.find_unused then s.reducer:outputs(tensors_of({ ... }, {}, {})) end
+  if s.options.find_unused then s.reducer:outputs(nested.tensors { ... }) end
   return ...
 end
 
@@ -390,22 +379,7 @@ local function index(self, key)
 end
 
 local function make_object(s)
-  local inner = getmetatable(s.wrapped)
-  return setmetatable({}, {
-    ddp = s,
-    module = true,
-    order = inner.order,
-    fields = inner.fields,
-    place = inner.place,
-    unsaved = inner.unsaved,
-    training = true,
-    class = inner.class,
-    __index = index,
-    __newindex = function(_, key, value) s.wrapped[key] = value end,
-    __call = forward,
-    __tostring = function() return "ddp of " .. tostring(s.wrapped) end,
-    __len = function() return #s.wrapped end,
-  })
+  return module.wrapper(s.wrapped, { ddp = s, __index = index, __call = forward }, "ddp")
 end
 
 -- Compiles the chain that the reducer runs: a cast to precision.reduce, if parameters have another
@@ -446,6 +420,11 @@ function ddp.ddp(model, options)
     core.raise("ddp: a module is expected, not " .. type(model))
   end
   if getmetatable(model).ddp then core.raise "ddp: this model is wrapped already" end
+  for _, p in ipairs(model:parameters()) do
+    if module.sharded[p] then
+      core.raise "ddp: this model is sharded by fsdp, which reduces its gradients: use it as it is"
+    end
+  end
   if core.in_hook() then
     core.raise "ddp cannot be used inside a hook: wrap models before training"
   end

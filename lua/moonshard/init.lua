@@ -83,7 +83,7 @@ local names = {
   report = "moonshard.report", train = "moonshard.train", log = "moonshard.log",
   warn = "moonshard.log",
   stream = "moonshard.future", all = "moonshard.future", world = "moonshard.group",
-  ddp = "moonshard.ddp", overlap = "moonshard.overlap",
+  ddp = "moonshard.ddp", fsdp = "moonshard.fsdp", overlap = "moonshard.overlap",
   buckets = "moonshard.ddp.buckets",
 }
 

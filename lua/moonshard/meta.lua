@@ -730,6 +730,7 @@
 ---@field name string
 ---@field base? string                 the kind whose overlapped form is used if this one has none
 ---@field defaults? table<string, any>   hyper-parameters with their default values
+---@field elementwise? boolean         each number's step needs its own gradient and state only: may step pieces
 --- Writes p, in place. state: a table for this parameter, which is saved with the optimizer. group:
 --- the hyper-parameters, with lr as scheduled. step: the parameter's steps before this one.
 ---@field step_param fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)
@@ -963,6 +964,93 @@
 --- Errors: no parameter requires a gradient; ranks have different models at the start (the message
 --- shows the first parameter that differs, of both ranks); a parameter (the message names it) got
 --- no gradient, or two; the forward of a no_sync ran outside it; a module is wrapped twice.
+
+--- Which modules of a model become units. Names are full names of modules, or Lua patterns.
+---@class ms.Wrap
+---@field class? string|string[]       modules of these classes
+---@field names? string[]
+---@field min_elements? integer        modules without modules below them, from so many numbers on
+
+---@class ms.FSDPOptions
+---@field group? ms.Group              ranks whose gradients are averaged; the world unless given
+--- "full_shard" (the default): shards over all ranks; a unit's whole parameters are dropped after
+--- its forward and after its backward. "shard_grad_op": dropped after backward only. "no_shard":
+--- every rank has whole parameters. "hybrid_shard", "hybrid_shard_zero2": as the first two within
+--- shard_group, with a copy in each. "zero3" and "zero2" are other names of the first two.
+---@field strategy? "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"|"hybrid_shard_zero2"|"zero3"|"zero2"
+--- Of the hybrid strategies: the ranks that share one copy, and those that hold the same shard;
+--- group:levels() unless given.
+---@field shard_group? ms.Group
+---@field replica_group? ms.Group
+--- Whether units other than the root are dropped after forward; the strategy decides unless given.
+---@field reshard_after_forward? boolean
+--- What becomes a unit; the root has the rest. Unless given: the blocks of GPT-2 and Llama; other
+--- models are one unit.
+---@field wrap? ms.Wrap|fun(module: ms.Module, name: string): boolean
+--- A chain whose links take buckets of the kind: "reduce_scatter", "hybrid", or "all_reduce" where
+--- parameters are not sharded. hooks.reduce { op = "avg" } unless given.
+---@field comm_hook? ms.LinkLike
+--- "backward_pre" (the default): before a unit's backward the unit that comes next is gathered.
+---@field prefetch? "none"|"backward_pre"
+--- Gathers wait until at most so many units have been dropped since; 2 unless given.
+---@field max_in_flight? integer
+---@field max_in_flight_bytes? integer  no limit unless given
+---@field max_reductions? integer      reductions under way at a time; 2 unless given
+--- What `accumulate` does in passes before the last. "shard" (the default): gradients are reduced,
+--- and shards add up, which takes the least memory. "local": nothing travels, as in no_sync.
+---@field accumulate? "local"|"shard"
+---@field divide_factor? number        gradients are summed and divided by it; the group's size unless given
+---@field ignored? string[]            names or Lua patterns of parameters that stay as they are
+--- true (the default): wrapping compares names and shapes, then copies rank 0's values to all.
+---@field init_sync? boolean
+
+---@class ms
+---@field fsdp ms.fsdp
+--- Shards a model over the ranks. Each rank keeps a part of every parameter, of its gradient and of
+--- its optimizer's state; a unit's whole parameters exist only while it is used. The model is changed
+--- in place: modules are used as before, and parameters are this rank's pieces (1-D) between uses.
+--- Make optimizers afterwards. Their kinds must be elementwise.
+---@class ms.fsdp
+---@overload fun(model: ms.Module, options?: ms.FSDPOptions): ms.FSDP
+---@field roots fun(module: ms.Module): ms.FSDP[]   sharded models in a module, in order
+
+---@class ms.Unit
+---@field index integer                0 is the root
+---@field name string                  full name of its module; "" for the root
+---@field parameters ms.Parameter[]
+---@field bytes integer                of its whole parameters, padding included
+---@field shard_bytes integer          of this rank's part
+---@field gathered boolean             there is memory for whole parameters now
+
+---@class ms.FSDP: ms.Module
+---@field module ms.Module             the sharded model
+--- Gradients of a forward and backward inside f stay on their rank, whole, and add up.
+---@field no_sync fun(self, f: function)
+---@field set_gradient_sync fun(self, yes: boolean)   yes: the backward passes to come reduce
+--- Whole parameters inside f, which records nothing: of the units of `names`, or of all. What f wrote
+--- is kept unless writeback is false: this rank's part of what it wrote. All ranks call it.
+---@field summon fun(self, options: { writeback?: boolean, names?: string[] }, f: fun(parameters: ms.Parameter[]))
+---@field units fun(self): ms.Unit[]   root first
+--- What this rank has of each parameter: `count` elements from element `first` on, which counts from
+--- 0.
+---@field pieces fun(self): { name: string, shape: integer[], first: integer, count: integer }[]
+--- The ranks that share one copy of the parameters.
+---@field shard_group fun(self): ms.Group
+---@field unshard fun(self, index: integer)   gathers this unit now; its next use waits for it
+---@field reshard fun(self, index: integer)
+--- After forward, after backward; all units but the root unless given.
+---@field set_reshard fun(self, options: { forward?: boolean, backward?: boolean, units?: integer[] })
+--- This method of the model runs through the root's edges, as forward does.
+---@field forward_method fun(self, name: string)
+--- On all ranks, after a forward or backward that failed in the same way everywhere and was caught:
+--- drops what was under way.
+---@field reset fun(self)
+--- Gathers all parameters for good, and drops their gradients. All ranks call it.
+---@field unwrap fun(self): ms.Module
+--- Errors: ranks have different models; a parameter in two units (both are named, with the remedy);
+--- wrap matches nothing; a model that is wrapped already, or whose parameters an optimizer has; a
+--- gathered parameter was written outside summon; a parameter got a gradient outside its unit's
+--- backward; requires_grad_ after wrapping.
 
 --- Valid until the future that its chain returned is complete, `and_then` callbacks included. The
 --- bucket's communication stream is current.

@@ -91,6 +91,25 @@ local function groups_of(params)
   return params
 end
 
+-- A rank has a piece of a parameter that fsdp has sharded, so a kind whose step needs the whole of
+-- it would compute something else.
+local function check_sharded(self, p, i)
+  local entry = module.sharded[p]
+  if not entry or entry.model.shards:size() == 1 then return end
+  local name = p:name()
+  name = name ~= "" and name or ("#%d"):format(i)
+  if self.shard then
+    core.raise(("%s: option shard, and parameter '%s' is sharded by fsdp already: leave out \z
+      the option"):format(self.kind.name, name))
+  end
+  if not self.kind.elementwise then
+    core.raise(("%s: parameter '%s' is sharded by fsdp, and this kind of optimizer needs whole \z
+      parameters: use an elementwise kind (adamw), strategy = \"no_shard\", or ms.ddp; a kind \z
+      of optim.define that computes each number by itself says elementwise = true")
+      :format(self.kind.name, name))
+  end
+end
+
 local function add_group(self, group)
   check_options(self.kind, group)
   local list = group.params
@@ -101,6 +120,7 @@ local function add_group(self, group)
     if not core.is_tensor(p) then
       core.raise(("parameter %d of the group is a %s, not a tensor"):format(i, type(p)))
     end
+    check_sharded(self, p, i)
     if self.slots[p] or seen[p] then
       local name = p:name()
       core.raise(("parameter %s is in two groups, or twice in one")
@@ -121,6 +141,7 @@ local function add_group(self, group)
     self.slots[p] = { group = live, state = {}, position = self.count }
     self.order[self.count] = p
     if not core.is_parameter(p) then p:keep() end
+    module.stepped[p] = self
   end
 end
 
@@ -147,12 +168,13 @@ function optim.define(kind)
   end
   argument("optim.define", "base", kind.base, "string?")
   argument("optim.define", "defaults", kind.defaults, "table?")
+  argument("optim.define", "elementwise", kind.elementwise, "boolean?")
   if type(kind.step_param) ~= "function" then
     core.raise(("optim.define: kind '%s' has no function step_param"):format(kind.name))
   end
   local own = {
     all_defaults = {}, name = kind.name, base = kind.base, step_param = kind.step_param,
-    native = kind.native,
+    native = kind.native, elementwise = kind.native or kind.elementwise == true,
   }
   for name, value in pairs(common) do own.all_defaults[name] = value end
   for name, value in pairs(kind.defaults or {}) do own.all_defaults[name] = value end
@@ -235,6 +257,17 @@ local function refuse_scaled(self_called, p, position, instead)
   if core.is_marked(p) then
     core.raise(("%s: the gradient of parameter '%s' is still multiplied by the loss scale: %s")
       :format(self_called, name_of(p, position), instead))
+  end
+end
+
+-- States of pieces are of this rank alone: saved by one rank, they would be loaded by all.
+local function refuse_pieces(self, what)
+  for position, p in ipairs(self.order) do
+    local entry = module.sharded[p]
+    if entry and entry.model.shards:size() > 1 then
+      core.raise(("optimizer:%s: parameter '%s' is sharded by fsdp, and states of sharded \z
+        parameters cannot be saved or loaded yet"):format(what, name_of(p, position)))
+    end
   end
 end
 
@@ -576,6 +609,7 @@ function Optimizer:state()
   end
   -- Prevented steps that are not subtracted yet are saved as a list, so that a resumed run
   -- subtracts them in the same step as this run.
+  refuse_pieces(self, "state")
   local taken, behind, missed = self:_finished(), {}, {}
   for _, item in ipairs(self.skipped) do
     if was_lost(item) then
@@ -614,6 +648,7 @@ end
 
 ---@param saved table
 function Optimizer:load_state(saved)
+  refuse_pieces(self, "load_state")
   if type(saved) ~= "table" or type(saved.parameters) ~= "table"
       or math.type(saved.steps) ~= "integer" then
     core.raise "load_state: this is no state of an optimizer"
@@ -677,6 +712,51 @@ local function gradients_of(what, params)
   return list
 end
 
+-- The gradients of whole parameters, and lists of gradients of which each rank of a group has a
+-- part, by group.
+local function by_group(params)
+  local whole, parts, groups = {}, {}, {}
+  for _, p in ipairs(params) do
+    local grad, entry = p:grad(), module.sharded[p]
+    local group = entry and entry.model.shards
+    if grad and group and group:size() > 1 then
+      if not parts[group] then
+        parts[group] = {}
+        groups[#groups + 1] = group
+      end
+      table.insert(parts[group], grad)
+    else whole[#whole + 1] = grad end
+  end
+  return whole, parts, groups
+end
+
+-- The norm of all, where ranks have parts: powers of the parts' norms add up over the ranks.
+local function norm_of_parts(whole, parts, groups, p)
+  local infinite = p == math.huge
+  local total = #whole > 0 and core.clip_norm(whole, math.huge, p) or core.zeros {}
+  if not infinite then total = total ^ p end
+  for _, group in ipairs(groups) do
+    local norm = core.clip_norm(parts[group], math.huge, p)
+    local sum = group:all_reduce(infinite and norm or norm ^ p, infinite and "max" or "sum"):value()
+    if not infinite then total = total + sum
+    else total = core.where(sum:gt(total), sum, total) end
+  end
+  return infinite and total or total ^ (1 / p)
+end
+
+local function clip_parts(whole, parts, groups, max, p)
+  return core.no_grad(function()
+    local norm = norm_of_parts(whole, parts, groups, p)
+    if max == math.huge then return norm end
+    local factor = (max / (norm + 1e-6)):clamp(0, 1)
+    for _, grad in ipairs(whole) do grad:mul_(factor) end
+    for _, group in ipairs(groups) do
+      for _, grad in ipairs(parts[group]) do grad:mul_(factor) end
+    end
+    return norm
+  end)
+end
+
 --- Scales all gradients to a norm of at most max; the norm before is a device scalar.
 ---@param params ms.Module|ms.Parameter[]
 ---@param max number
@@ -686,6 +766,8 @@ function optim.clip_grad_norm(params, max, p)
   argument("clip_grad_norm", "max", max, "number")
   argument("clip_grad_norm", "p", p, "number?")
   local list = gradients_of("clip_grad_norm", params)
+  local whole, parts, groups = by_group(module.is_module(params) and params:parameters() or params)
+  if #groups > 0 then return clip_parts(whole, parts, groups, max, p or 2) end
   if #list == 0 then return core.zeros {} end
   return core.clip_norm(list, max, p)
 end

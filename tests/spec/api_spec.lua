@@ -54,6 +54,7 @@ describe("the annotations", function()
     return next(b)
   end })
   ddp(ms.ones { 2 }):sum():backward()
+  local fsdp = ms.fsdp(ms.nn.Linear(2, 2))
   local objects = {
     ms = ms, ["ms.nn"] = ms.nn, ["ms.optim"] = ms.optim, ["ms.data"] = ms.data,
     ["ms.checkpoint"] = ms.checkpoint,
@@ -63,7 +64,8 @@ describe("the annotations", function()
     ["ms.LanguageModel"] = ms.nn.gpt2 { vocab = 4, context = 4, layers = 1, width = 4, heads = 1 },
     ["ms.Optimizer"] = ms.optim.sgd(layer), ["ms.Scaler"] = ms.optim.scaler(),
     ["ms.Stream"] = ms.stream(), ["ms.Group"] = ms.world(),
-    ["ms.DDP"] = ddp, ["ms.Bucket"] = bucket, ["ms.State"] = ms.hooks.state "of_api_spec",
+    ["ms.DDP"] = ddp, ["ms.fsdp"] = ms.fsdp, ["ms.FSDP"] = fsdp,
+    ["ms.Bucket"] = bucket, ["ms.State"] = ms.hooks.state "of_api_spec",
     ["ms.hooks"] = ms.hooks, ["ms.Future"] = ms.all {},
     ["ms.Averager"] = ms.optim.averager { period = 2 },
     ["ms.Codec"] = ms.codec "int8", ["ms.Metric"] = ms.metric "of_api_spec",
@@ -73,7 +75,8 @@ describe("the annotations", function()
   -- Descriptions of tables that users write: the library has no such tables.
   local descriptions = {
     ["ms.TrainOptions"] = true, ["ms.OptimizerOptions"] = true, ["ms.Kind"] = true,
-    ["ms.DDPOptions"] = true, ["ms.Stage"] = true, ["ms.EvalOptions"] = true,
+    ["ms.DDPOptions"] = true, ["ms.FSDPOptions"] = true,
+    ["ms.Stage"] = true, ["ms.EvalOptions"] = true,
     ["ms.OverlapPlanner"] = true, ["ms.BucketsPlanner"] = true,
   }
 
@@ -111,6 +114,8 @@ describe("the annotations", function()
     ["ms.scripts"] = ms.scripts, ["ms.Tensor"] = core.tensor_methods,
     ["ms.Module"] = require "moonshard.nn.module".base,
     ["ms.DDP"] = upvalue(debug.getmetatable(ddp).__index, "DDP"),
+    ["ms.fsdp"] = ms.fsdp,
+    ["ms.FSDP"] = upvalue(debug.getmetatable(fsdp).__index, "FSDP"),
   }
   for _, name in ipairs {
     "Optimizer", "Scaler", "Averager", "Stream", "Group", "Bucket", "State", "Future", "Codec",
@@ -130,7 +135,8 @@ describe("the annotations", function()
     it("tell of all that " .. class .. " has", function()
       local known = fields_of(class)
       -- Parameters are tensors, and ddp models modules.
-      local more = ({ ["ms.Tensor"] = "ms.Parameter", ["ms.DDP"] = "ms.Module" })[class]
+      local more = ({ ["ms.Tensor"] = "ms.Parameter", ["ms.DDP"] = "ms.Module",
+        ["ms.FSDP"] = "ms.Module" })[class]
       for name, field in pairs(more and fields_of(more) or {}) do known[name] = field end
       for name in pairs(methods) do
         -- In-place forms are documented together.
@@ -173,6 +179,8 @@ describe("the annotations", function()
   local takes = {
     ["ms.Codec.encode"] = on("ms.Codec", "encode", x),
     ["ms.DDP.join"] = function(o) ddp:join(o, nothing) end,
+    ["ms.FSDP.summon"] = function(o) fsdp:summon(o, nothing) end,
+    ["ms.FSDP.set_reshard"] = function(o) fsdp:set_reshard(o) end,
     ["ms.Dataset.loader"] = on("ms.Dataset", "loader"),
     ["ms.LanguageModel.generate"] = on("ms.LanguageModel", "generate",
       ms.zeros { 1, 2, dtype = "i64" }),
@@ -236,6 +244,12 @@ describe("the annotations", function()
         ("meta.lua does not tell that %s takes %s"):format(where, name))
     end
   end
+
+  it("tell of the options that ms.fsdp takes", function()
+    local model = ms.nn.Linear(2, 2)
+    compare("ms.fsdp", accepted(function(o) ms.fsdp(model, o) end),
+      annotations.fields("ms.FSDPOptions", all))
+  end)
 
   for class, description in pairs(all) do
     for _, method in ipairs(description.functions) do

@@ -12,5 +12,6 @@
 #include "moonshard/optim.h"
 #include "moonshard/hook.h"
 #include "moonshard/ddp.h"
+#include "moonshard/fsdp.h"
 #include "moonshard/io.h"
 #endif

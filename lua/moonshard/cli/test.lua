@@ -86,6 +86,27 @@ local function hooks_for_this_size(list)
   return chosen, failures, sizes
 end
 
+-- Of the cases of sharded training those for as many ranks as there are; says what is left out.
+-- Second: the other numbers of ranks.
+local function sharded_for_this_size(list)
+  local size, null = require "moonshard".world_size(), require "moonshard.core".json_null
+  local chosen, low, elsewhere, sizes = {}, 0, 0, {}
+  for _, case in ipairs(list) do
+    for key, value in pairs(case) do if value == null then case[key] = nil end end
+    if case.precision then low = low + 1
+    elseif case.ranks == size then chosen[#chosen + 1] = case
+    else
+      elsewhere = elsewhere + 1
+      if math.type(case.ranks) == "integer" and case.ranks > 1 then sizes[case.ranks] = true end
+    end
+  end
+  if low + elsewhere > 0 then
+    say(("%-12s %3d cases: %d run here, %d for other numbers of ranks, %d need options that are \z
+      not built yet (precision)"):format("fsdp", #list, #chosen, elsewhere, low))
+  end
+  return chosen, sizes
+end
+
 -- The number of cases in the manifest, counted independently of the cases that run.
 local function count_cases(section)
   local count = 0
@@ -104,7 +125,10 @@ function test.golden(folder)
   -- Operators and optimizers do not depend on the number of ranks: they run on one rank only.
   local alone = require "moonshard".world_size() == 1
   local kinds = alone and { "optimizers", "operators", "models" } or { "models" }
-  local known = { peer = true, seed = true, comm_hooks = true, optimizers = true, operators = true }
+  local known = {
+    peer = true, seed = true, set = true, kinds = true,
+    comm_hooks = true, optimizers = true, operators = true, fsdp = true,
+  }
   for _, kind in ipairs(kinds) do known[kind] = true end
   for key in pairs(manifest) do
     if not known[key] then
@@ -124,9 +148,19 @@ function test.golden(folder)
       failures = failures + #found.failures
     end
   end
+  if manifest.fsdp then
+    local chosen, sizes = sharded_for_this_size(manifest.fsdp)
+    for ranks in pairs(sizes) do other_sizes[ranks] = true end
+    if #chosen > 0 then
+      local found = run_kind("fsdp", chosen, read)
+      print_kind(found, #chosen)
+      kinds_run = kinds_run + 1
+      failures = failures + #found.failures
+    end
+  end
   if manifest.comm_hooks then
     local chosen, unknown, sizes = hooks_for_this_size(manifest.comm_hooks)
-    other_sizes = sizes
+    for ranks in pairs(sizes) do other_sizes[ranks] = true end
     failures = failures + unknown
     if #chosen > 0 then
       local found = run_kind("hooks", chosen, read)

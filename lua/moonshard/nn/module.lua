@@ -22,6 +22,11 @@ module.base = Module
 -- this dtype; Module:to removes the entry.
 module.loaded_dtype = setmetatable({}, { __mode = "k" })
 
+-- parameter of which this rank has a piece -> { model = its ms.FSDPState, shape = the whole one }
+module.sharded = setmetatable({}, { __mode = "k" })
+-- parameter -> an optimizer that has it
+module.stepped = setmetatable({}, { __mode = "kv" })
+
 local function state_of(object)
   local meta = getmetatable(object)
   if type(meta) ~= "table" or not meta.module then
@@ -133,7 +138,7 @@ local function alias_inputs(inputs)
   return aliases
 end
 
-local function call(object, ...)
+local function run(object, ...)
   local state = getmetatable(object)
   local hooks = state.hooks
   local forward = state.fields.forward
@@ -151,6 +156,13 @@ local function call(object, ...)
   if hooks.forward then outputs = run_hooks("forward", hooks.forward, object, inputs, outputs) end
   if hooks.pre_backward then on_gradients(object, "pre_backward", outputs, hooks.pre_backward) end
   return table.unpack(outputs, 1, outputs.n or #outputs)
+end
+
+-- A unit of a sharded model has its edges around what its module does, hooks included.
+local function call(object, ...)
+  local around = getmetatable(object).around
+  if around then return around(object, run, ...) end
+  return run(object, ...)
 end
 
 --- `local Block = nn.class("Block")`, then `function Block:init(...)` and
@@ -179,6 +191,24 @@ function module.class(name, base)
   return class
 end
 
+--- An object that stands for a module: it has the module's parameters, and what is assigned to it
+--- is the module's. meta: the rest of its metatable.
+---@param inner ms.Module
+---@param meta table
+---@param kind string what the object is called in texts
+---@return table
+function module.wrapper(inner, meta, kind)
+  local state = getmetatable(inner)
+  for _, name in ipairs { "order", "fields", "place", "unsaved", "class" } do
+    meta[name] = state[name]
+  end
+  meta.module, meta.training = true, true
+  meta.__newindex = function(_, key, value) inner[key] = value end
+  meta.__tostring = function() return kind .. " of " .. tostring(inner) end
+  meta.__len = function() return #inner end
+  return setmetatable({}, meta)
+end
+
 ---------------------------------------------------------------------------------------------- names
 
 ---@class ms.Tensor
@@ -188,10 +218,26 @@ local Tensor = core.tensor_methods
 ---@return string
 function Tensor:name() return names.of(self) end
 
+--- The shape of the whole parameter, also where this rank has a piece of it.
 ---@return integer[]
-function Tensor:full_shape() return self:shape() end
+function Tensor:full_shape()
+  local entry = module.sharded[self]
+  return entry and { table.unpack(entry.shape) } or self:shape()
+end
 
-options_of.methods(Tensor, "a tensor", core.is_tensor, { "name", "full_shape" })
+local set_requires_grad = Tensor.requires_grad_
+
+---@param yes? boolean true unless given
+---@return self
+function Tensor:requires_grad_(...)
+  if module.sharded[self] then
+    core.raise(("requires_grad_: '%s' belongs to an fsdp model, which has laid out its memory by \z
+      what is trained: unwrap() the model, change it, and wrap it again"):format(self:name()))
+  end
+  return set_requires_grad(self, ...)
+end
+
+options_of.methods(Tensor, "a tensor", core.is_tensor, { "name", "full_shape", "requires_grad_" })
 
 --- Iterates over the module itself (named "") and all modules below, in order.
 ---@return fun(): string, ms.Module
@@ -235,11 +281,21 @@ end
 ---@return ms.Parameter[]
 function Module:parameters(filter)
   argument("parameters", "filter", filter, "function?")
-  local list = {}
+  local list, names_of, models = {}, {}, {}
   each_tensor(self, function(name, t, is_parameter)
-    if is_parameter and (not filter or filter(t, name)) then list[#list + 1] = t end
+    if not is_parameter then return end
+    list[#list + 1], names_of[#names_of + 1] = t, name
+    if module.sharded[t] then models[module.sharded[t].model] = true end
   end)
-  return list
+  if not filter then return list end
+  -- A filter that asks for shapes gets the same answer whether or not the model is sharded.
+  for model in pairs(models) do model.sharded:show_whole(true) end
+  local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
+    for model in pairs(models) do model.sharded:show_whole(false) end
+  end })
+  local found = {}
+  for i, p in ipairs(list) do if filter(p, names_of[i]) then found[#found + 1] = p end end
+  return found
 end
 
 ---@return { name: string, parameter: ms.Parameter }[]
@@ -319,7 +375,13 @@ end
 function Module:to(what)
   argument("to", "what", what, "string")
   local tensors = {}
-  each_tensor(self, function(_, t) tensors[#tensors + 1] = t end)
+  each_tensor(self, function(name, t)
+    if module.sharded[t] then
+      core.raise(("to: '%s' belongs to an fsdp model: convert the model before it is wrapped")
+        :format(name))
+    end
+    tensors[#tensors + 1] = t
+  end)
   for _, t in ipairs(tensors) do
     module.loaded_dtype[t] = nil
     local new = floats[t:dtype()] and core.no_grad(function() return t:detach():to(what) end)
@@ -397,13 +459,28 @@ end
 
 --------------------------------------------------------------------------------------------- saving
 
+-- Whether fsdp has sharded this parameter, and it is not gathered now.
+local function is_piece(t)
+  local entry = module.sharded[t]
+  if not entry then return false end
+  local elements = 1
+  for _, size in ipairs(entry.shape) do elements = elements * size end
+  return t:dim() ~= #entry.shape or t:numel() ~= elements
+end
+
 --- Parameters and saved buffers by name.
 ---@param options? { kind?: "full"|"sharded" }
 ---@return table<string, ms.Tensor>
 function Module:state(options)
   check("state", options, { kind = "string" })
   local state = {}
-  each_tensor(self, function(name, t, _, saved) if saved then state[name] = t end end)
+  each_tensor(self, function(name, t, _, saved)
+    if saved and is_piece(t) then
+      core.raise(("state: this rank has a piece of '%s': call state() of the fsdp model (what \z
+        ms.fsdp returned)"):format(name))
+    end
+    if saved then state[name] = t end
+  end)
   return state
 end
 

@@ -1,6 +1,7 @@
 -- The loss scaler: multiplies losses so that 16-bit gradients do not underflow, skips steps whose
 -- gradients overflowed, and adapts its factor once in each iteration.
 local core = require "moonshard.core"
+local module = require "moonshard.nn.module"
 local options_of = require "moonshard.options"
 local check = options_of.check
 
@@ -91,6 +92,19 @@ function Scaler:scale(loss)
   return scaled
 end
 
+-- Ranks that have different parts of a gradient must skip the same steps.
+local function agreed(finite, params)
+  local seen = {}
+  for _, p in ipairs(params) do
+    local model = (module.sharded[p] or {}).model
+    if model and model.shards:size() > 1 and not seen[model] then
+      seen[model] = true
+      finite = model.group:all_reduce(finite, "min"):value()
+    end
+  end
+  return finite
+end
+
 --- Divides the gradients of the optimizer's parameters by the factor, in place. Call it at most
 --- once between scale and step, before gradients are clipped or read; otherwise `step` calls it.
 --- Returns a bool [] on the device: whether all gradients are finite.
@@ -110,7 +124,7 @@ function Scaler:unscale(optimizer)
     end
   end
   if #list == 0 then core.raise("scaler: no parameter has a gradient") end
-  self.finite[optimizer] = core.unscale(list, self.inverse)
+  self.finite[optimizer] = agreed(core.unscale(list, self.inverse), params)
   for _, p in ipairs(params) do core.unmark(p) end
   return self.finite[optimizer]
 end

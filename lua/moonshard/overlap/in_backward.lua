@@ -33,6 +33,10 @@ function in_backward.in_backward(make, params, options)
     if not core.is_tensor(p) or not p:requires_grad() then
       core.raise(("in_backward: parameter %d needs no gradient"):format(i))
     end
+    if module.sharded[p] then
+      core.raise(("in_backward: parameter '%s' belongs to an fsdp model, whose parameters are \z
+        stepped after backward only"):format(p:name()))
+    end
     if owners.plan_of[p] then
       core.raise(("in_backward: parameter '%s' is stepped by an overlapped optimizer already")
         :format(p:name()))

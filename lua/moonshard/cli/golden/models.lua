@@ -27,12 +27,17 @@ local entries = {
   micro_batches = 1, losses = 1, grad_norms = 1,
 }
 
-local function make(case)
+--- The model of a case; more: options beside its configuration.
+---@param case table
+---@param more? table
+---@return ms.Module
+function models.make(case, more)
   local names = architectures[case.model]
     or error(("unknown model '%s'"):format(tostring(case.model)), 0)
   report.known_keys("configuration", case.config, names)
   local options = { context = case.time }
   for name, value in pairs(case.config) do options[names[name]] = value end
+  for name, value in pairs(more or {}) do options[name] = value end
   return ms.nn[case.model](options)
 end
 
@@ -127,7 +132,7 @@ end
 ---@param found ms.GoldenReport
 function models.run(case, tensors, found)
   report.known_keys("entry", case, entries)
-  local model = make(case)
+  local model = models.make(case)
   model:load_state(with_prefix(tensors, "init."))
   if ms.world_size() > 1 then model = ms.ddp(model) end
   local optimizer = optimizers.make(case.optimizer, case.hyperparameters, model)

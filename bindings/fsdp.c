@@ -1,0 +1,331 @@
+/* fsdp.c: sharded models in Lua. Users call lua/moonshard/fsdp.lua, which calls these. */
+#include "bindings/bucket.h"
+
+#include "bindings/group.h"
+#include "bindings/link.h"
+#include "moonshard/fsdp.h"
+
+#define MS_FSDP_TYPE "ms.Sharded"
+
+/* `fsdp` is NULL after free(). User value 1: what keeps its callbacks alive. runtime tells its __gc
+ * whether the engine still exists. */
+typedef struct fsdp_box {
+    ms_fsdp *fsdp;
+    const ms_runtime *runtime;
+} fsdp_box;
+
+/* The model at 1. Raises after unwrap. */
+static ms_fsdp *check_fsdp(lua_State *L)
+{
+    fsdp_box *box = luaL_checkudata(L, 1, MS_FSDP_TYPE);
+    if (!box->fsdp) ms_lua_error(L, "fsdp: this model was unwrapped; wrap it anew");
+    return box->fsdp;
+}
+
+/* Only marks the model; the sweep frees it at a fixed point. */
+static int fsdp_gc(lua_State *L)
+{
+    fsdp_box *box = lua_touserdata(L, 1);
+    if (box->fsdp && !box->runtime->closed) ms_fsdp_abandon(box->fsdp);
+    box->fsdp = NULL;
+    return 0;
+}
+
+/* The unit at the index, which counts from 0. */
+static uint32_t check_unit(lua_State *L, int index, const ms_fsdp *fsdp)
+{
+    ms_fsdp_unit_info info;
+    uint32_t unit = (uint32_t)ms_lua_integer(L, index, 0, UINT32_MAX, "unit");
+    if (!ms_fsdp_unit_get(fsdp, unit, &info))
+        ms_lua_error(L, "fsdp: there is no unit %u: units() lists them", unit);
+    return unit;
+}
+
+/* ------------------------------------------------------------------- making */
+
+/* List at 1: { tensor =, name =, unit = } each; in a userdata on the stack. */
+static ms_fsdp_parameter *read_parameters(lua_State *L, uint32_t *count)
+{
+    luaL_checktype(L, 1, LUA_TTABLE);
+    *count = (uint32_t)lua_rawlen(L, 1);
+    ms_fsdp_parameter *list = lua_newuserdatauv(L, (*count + 1) * sizeof *list, 0);
+    for (uint32_t i = 0; i < *count; i++) {
+        lua_rawgeti(L, 1, (lua_Integer)i + 1);
+        lua_getfield(L, -1, "tensor");
+        list[i].tensor = ms_lua_tensor(L, -1);
+        lua_getfield(L, -2, "name");
+        list[i].name = luaL_checkstring(L, -1);
+        list[i].unit = (uint32_t)ms_lua_field_integer(L, -3, "unit", 0, 0, UINT32_MAX);
+        lua_pop(L, 3);
+    }
+    return list;
+}
+
+/* List at 2: { name =, reshard_after_forward = } each; in a userdata on the stack. */
+static ms_fsdp_unit_options *read_units(lua_State *L, uint32_t *count)
+{
+    luaL_checktype(L, 2, LUA_TTABLE);
+    *count = (uint32_t)lua_rawlen(L, 2);
+    ms_fsdp_unit_options *list = lua_newuserdatauv(L, (*count + 1) * sizeof *list, 0);
+    for (uint32_t i = 0; i < *count; i++) {
+        lua_rawgeti(L, 2, (lua_Integer)i + 1);
+        lua_getfield(L, -1, "name");
+        list[i].name = luaL_checkstring(L, -1);
+        list[i].reshard_after_forward = ms_lua_field_boolean(L, -2, "reshard_after_forward", true);
+        lua_pop(L, 2);
+    }
+    return list;
+}
+
+/* Option `name` of the table at 3: a group, or NULL. */
+static ms_group *read_group(lua_State *L, const char *name)
+{
+    ms_group *group = lua_getfield(L, 3, name) == LUA_TNIL ? NULL : ms_lua_group(L, -1);
+    lua_pop(L, 1);
+    return group;
+}
+
+/* The handles of the list at 1, for bucket:parameters(); left on the stack. */
+static void push_handles(lua_State *L, uint32_t count)
+{
+    lua_createtable(L, (int)count, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        lua_rawgeti(L, 1, (lua_Integer)i + 1);
+        lua_getfield(L, -1, "tensor");
+        lua_rawseti(L, -3, (lua_Integer)i + 1);
+        lua_pop(L, 1);
+    }
+}
+
+/* core.sharded(parameters, units, { group =, shards =?, replicas =?, prefetch =, max_in_flight =?,
+ * max_in_flight_bytes =?, max_reductions =?, links = { ... } or hook = f }) */
+static int sharded(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    lua_settop(L, 3);
+    luaL_checktype(L, 3, LUA_TTABLE);
+    uint32_t count = 0;
+    ms_link links[MS_CHAIN_LINKS];
+    ms_fsdp_options options = { .links = links };
+    const ms_fsdp_parameter *parameters = read_parameters(L, &count);
+    options.units = read_units(L, &options.unit_count);
+    options.group = read_group(L, "group");
+    options.shards = read_group(L, "shards");
+    options.replicas = read_group(L, "replicas");
+    options.prefetch = ms_lua_field_boolean(L, 3, "prefetch", false);
+    options.max_in_flight = (uint32_t)ms_lua_field_integer(L, 3, "max_in_flight", 0, 0, UINT16_MAX);
+    options.max_in_flight_bytes =
+        (uint64_t)ms_lua_field_integer(L, 3, "max_in_flight_bytes", 0, 0, INT64_MAX);
+    options.max_reductions =
+        (uint32_t)ms_lua_field_integer(L, 3, "max_reductions", 0, 0, UINT16_MAX);
+    if (lua_getfield(L, 3, "links") == LUA_TTABLE) options.link_count = ms_lua_chain(L, -1, links);
+    ms_lua_collect(L, ms_lua_runtime(L));
+    ms_fsdp_sweep(engine);
+    fsdp_box *box = lua_newuserdatauv(L, sizeof *box, 1);
+    int at = lua_gettop(L);
+    *box = (fsdp_box){ .runtime = ms_lua_runtime(L) };
+    luaL_setmetatable(L, MS_FSDP_TYPE);
+    push_handles(L, count);
+    ms_lua_hook_options hook = ms_lua_read_hook(L, 3, at + 1, at);
+    options.hook = hook.hook;
+    options.hook_user = hook.user;
+    options.hook_free = hook.free;
+    options.hook_links = hook.links;
+    ms_status status = ms_fsdp_new(engine, &options, parameters, count, &box->fsdp);
+    if (status && options.hook_user) ms_callback_free(options.hook_user);
+    ms_lua_ok(L, status);
+    lua_settop(L, at);
+    return 1;
+}
+
+/* -------------------------------------------------------------------- edges */
+
+/* sharded:before_forward(unit, inputs), sharded:after_forward(unit, outputs) */
+typedef ms_status (*edge)(ms_fsdp *fsdp, uint32_t unit, ms_tensor *const *tensors, uint32_t count);
+static int at_edge(lua_State *L, edge f)
+{
+    ms_lua_enter(L);
+    uint32_t count = 0;
+    ms_fsdp *fsdp = check_fsdp(L);
+    uint32_t unit = (uint32_t)lua_tointeger(L, 2);
+    ms_tensor **tensors = ms_lua_tensor_list(L, 3, &count);
+    ms_lua_ok(L, f(fsdp, unit, tensors, count));
+    return 0;
+}
+static int fsdp_before_forward(lua_State *L) { return at_edge(L, ms_fsdp_before_forward); }
+static int fsdp_after_forward(lua_State *L) { return at_edge(L, ms_fsdp_after_forward); }
+
+/* sharded:sync(yes) -> the setting before */
+static int fsdp_sync(lua_State *L)
+{
+    lua_pushboolean(L, ms_fsdp_set_sync(check_fsdp(L), lua_toboolean(L, 2)));
+    return 1;
+}
+
+/* sharded:set_reshard(unit, after_forward, after_backward) */
+static int fsdp_set_reshard(lua_State *L)
+{
+    ms_fsdp *fsdp = check_fsdp(L);
+    ms_fsdp_set_reshard(fsdp, check_unit(L, 2, fsdp), lua_toboolean(L, 3), lua_toboolean(L, 4));
+    return 0;
+}
+
+/* sharded:reshard(unit) */
+static int fsdp_reshard(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_fsdp *fsdp = check_fsdp(L);
+    ms_lua_ok(L, ms_fsdp_reshard(fsdp, check_unit(L, 2, fsdp)));
+    return 0;
+}
+
+/* sharded:unshard(unit): gathers it */
+static int fsdp_unshard(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_point ready;
+    ms_fsdp *fsdp = check_fsdp(L);
+    ms_lua_ok(L, ms_fsdp_unshard(fsdp, check_unit(L, 2, fsdp), &ready));
+    return 0;
+}
+
+/* ------------------------------------------------------- whole parameters */
+
+/* sharded:summon(units): a list of their numbers */
+static int fsdp_summon(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_fsdp *fsdp = check_fsdp(L);
+    luaL_checktype(L, 2, LUA_TTABLE);
+    uint32_t count = (uint32_t)lua_rawlen(L, 2);
+    uint32_t *units = lua_newuserdatauv(L, (count + 1) * sizeof *units, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        lua_rawgeti(L, 2, (lua_Integer)i + 1);
+        units[i] = check_unit(L, -1, fsdp);
+        lua_pop(L, 1);
+    }
+    ms_lua_ok(L, ms_fsdp_summon(fsdp, units, count));
+    return 0;
+}
+
+/* sharded:summon_end(write) */
+static int fsdp_summon_end(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_fsdp_summon_end(check_fsdp(L), lua_toboolean(L, 2)));
+    return 0;
+}
+
+/* sharded:show_whole(yes) */
+static int fsdp_show_whole(lua_State *L)
+{
+    ms_fsdp_show_whole(check_fsdp(L), lua_toboolean(L, 2));
+    return 0;
+}
+
+/* sharded:reset() */
+static int fsdp_reset(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_fsdp_reset(check_fsdp(L));
+    return 0;
+}
+
+/* sharded:unwrap(): gathers all parameters for good */
+static int fsdp_unwrap(lua_State *L)
+{
+    ms_lua_refuse_in_hook(L, "unwrap", "the reduction that runs needs it");
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_fsdp_unwrap(check_fsdp(L)));
+    ms_fsdp_free(check_fsdp(L));
+    ((fsdp_box *)lua_touserdata(L, 1))->fsdp = NULL;
+    return 0;
+}
+
+/* ------------------------------------------------------------------- asking */
+
+/* sharded:divisor(ranks): the number of ranks that a mean is over */
+static int fsdp_divisor(lua_State *L)
+{
+    ms_fsdp_set_divisor(check_fsdp(L), (uint32_t)ms_lua_integer(L, 2, 1, UINT32_MAX, "divisor"));
+    return 0;
+}
+
+/* sharded:pieces() -> list of { name, unit, shape, first, count }; first counts from 0 */
+static int fsdp_pieces(lua_State *L)
+{
+    const ms_fsdp *fsdp = check_fsdp(L);
+    ms_fsdp_piece piece;
+    lua_newtable(L);
+    for (uint32_t i = 0; ms_fsdp_piece_get(fsdp, i, &piece); i++) {
+        lua_createtable(L, 0, 5);
+        lua_pushstring(L, piece.name);
+        lua_setfield(L, -2, "name");
+        lua_pushinteger(L, piece.unit);
+        lua_setfield(L, -2, "unit");
+        lua_createtable(L, (int)piece.dims, 0);
+        for (uint32_t d = 0; d < piece.dims; d++) {
+            lua_pushinteger(L, piece.shape[d]);
+            lua_rawseti(L, -2, (lua_Integer)d + 1);
+        }
+        lua_setfield(L, -2, "shape");
+        lua_pushinteger(L, piece.first);
+        lua_setfield(L, -2, "first");
+        lua_pushinteger(L, piece.count);
+        lua_setfield(L, -2, "count");
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    return 1;
+}
+
+/* sharded:units() -> list of { index, name, bytes, shard_bytes, gathered }, the root first */
+static int fsdp_units(lua_State *L)
+{
+    const ms_fsdp *fsdp = check_fsdp(L);
+    ms_fsdp_unit_info info;
+    lua_newtable(L);
+    for (uint32_t u = 0; ms_fsdp_unit_get(fsdp, u, &info); u++) {
+        lua_createtable(L, 0, 5);
+        lua_pushinteger(L, u);
+        lua_setfield(L, -2, "index");
+        lua_pushstring(L, info.name);
+        lua_setfield(L, -2, "name");
+        lua_pushinteger(L, (lua_Integer)info.bytes);
+        lua_setfield(L, -2, "bytes");
+        lua_pushinteger(L, (lua_Integer)info.shard_bytes);
+        lua_setfield(L, -2, "shard_bytes");
+        lua_pushboolean(L, info.gathered);
+        lua_setfield(L, -2, "gathered");
+        lua_rawseti(L, -2, (lua_Integer)u + 1);
+    }
+    return 1;
+}
+
+static const luaL_Reg functions[] = { { "sharded", sharded }, { NULL, NULL } };
+
+static const luaL_Reg methods[] = {
+    { "before_forward", fsdp_before_forward },
+    { "after_forward", fsdp_after_forward },
+    { "sync", fsdp_sync },
+    { "set_reshard", fsdp_set_reshard },
+    { "reshard", fsdp_reshard },
+    { "unshard", fsdp_unshard },
+    { "summon", fsdp_summon },
+    { "summon_end", fsdp_summon_end },
+    { "show_whole", fsdp_show_whole },
+    { "reset", fsdp_reset },
+    { "unwrap", fsdp_unwrap },
+    { "divisor", fsdp_divisor },
+    { "pieces", fsdp_pieces },
+    { "units", fsdp_units },
+    { NULL, NULL },
+};
+
+static const luaL_Reg events[] = { { "__gc", fsdp_gc }, { NULL, NULL } };
+
+void ms_open_fsdp(lua_State *L, int runtime)
+{
+    ms_lua_register(L, runtime, functions);
+    ms_lua_type(L, runtime, MS_FSDP_TYPE, events, methods);
+    lua_pop(L, 1);
+}

@@ -1,0 +1,261 @@
+/* edges.c: the moments at which a unit's use begins and ends, in forward and in backward.
+ *
+ * Backward has no calls of modules, so gradient hooks stand for them. The gradient of an output of
+ * a unit's forward is complete before any node of that forward runs: the unit's backward begins. It
+ * ends when the gradients of all its parameters have been added up, or when those of all inputs of
+ * its forwards are complete, or with the backward as a whole, whatever comes first. Accumulators
+ * run as soon as they can (backward.c), so all gradients of the unit that will come are there when
+ * those of its inputs are. */
+#include "fsdp/model.h"
+
+#include "tensor/state.h"
+
+void ms_fsdp_let_go(ms_fsdp *fsdp)
+{
+    if (--fsdp->references == 0) ms_release(ms_engine_context(fsdp->engine), fsdp);
+}
+
+static void visit_free(void *user)
+{
+    ms_visit *visit = user;
+    ms_fsdp *fsdp = visit->fsdp;
+    ms_release(ms_engine_context(fsdp->engine), visit);
+    ms_fsdp_let_go(fsdp);
+}
+
+/* Calls f with the whole gradient of the tensor, in every backward through its graph. */
+static ms_status watch(ms_unit *unit, ms_tensor *tensor, ms_gradient_function f)
+{
+    ms_fsdp *fsdp = unit->fsdp;
+    void *memory = NULL;
+    uint64_t id;
+    ms_status status =
+        ms_allocate(ms_engine_context(fsdp->engine), sizeof(ms_visit), "a unit", &memory);
+    if (status) return status;
+    ms_visit *visit = memory;
+    *visit = (ms_visit){ .fsdp = fsdp, .pass = fsdp->pass, .unit = unit->index };
+    fsdp->references++;
+    status = ms_tensor_on_gradient(tensor, f, visit, visit_free, &id);
+    if (status) visit_free(visit);
+    return status;
+}
+
+/* ----------------------------------------------------------------- backward */
+
+static void forget_inputs(ms_unit *unit)
+{
+    unit->inputs = unit->inputs_done = 0;
+    unit->blind = false;
+}
+
+/* After a unit's backward: its gradients are reduced, or kept; its memory is given back. */
+static ms_status end_backward(ms_unit *unit)
+{
+    ms_fsdp *fsdp = unit->fsdp;
+    ms_unit_enter(unit, MS_UNIT_DONE);
+    forget_inputs(unit);
+    ms_status status = ms_unit_detach_gradients(unit);
+    if (!status) status = fsdp->sync ? ms_unit_reduce(unit) : ms_unit_restore_gradients(unit);
+    /* As in PyTorch: where shards are kept whole after forward, they stay whole while gradients are
+     * not reduced. */
+    if (!status && unit->reshard_backward && (fsdp->sync || unit->reshard_forward))
+        status = ms_unit_reshard(unit);
+    return status;
+}
+
+/* The model's stream waits for all reductions: what comes after backward sees their results. */
+static ms_status await_reductions(ms_fsdp *fsdp)
+{
+    ms_stream *current = ms_engine_current(fsdp->engine);
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < fsdp->flat_count && !status; f++)
+        for (int i = 0; i < 2 && !status; i++)
+            status = ms_stream_wait(current, fsdp->flats[f].ready[i]);
+    return status;
+}
+
+/* After the outermost backward. Units that missed some gradient end here, in the order in which
+ * backward goes through them, the root last. Units that were gathered for nothing are resharded. */
+static ms_status end_pass(void *user)
+{
+    ms_fsdp *fsdp = user;
+    ms_status status = MS_OK;
+    if (fsdp->closed) return MS_OK;
+    fsdp->in_backward = false;
+    for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;)
+        if (fsdp->units[u].phase == MS_UNIT_BACKWARD) status = end_backward(&fsdp->units[u]);
+    for (uint32_t u = 0; u < fsdp->unit_count && !status; u++) {
+        ms_unit *unit = &fsdp->units[u];
+        if (unit->phase != MS_UNIT_DONE && unit->place != MS_UNIT_SHARDED
+            && unit->reshard_forward) {
+            status = ms_unit_release(unit);
+            if (!status) status = ms_unit_reshard(unit);
+        }
+        ms_unit_enter(unit, MS_UNIT_IDLE);
+        forget_inputs(unit);
+    }
+    fsdp->pass++;
+    fsdp->order_count = fsdp->order_left = 0;
+    return status ? status : await_reductions(fsdp);
+}
+
+/* The unit whose backward comes after this one's, if backward's order is that of forward reversed;
+ * NULL if it is in memory already. */
+static ms_unit *next_unit(ms_fsdp *fsdp, const ms_unit *unit)
+{
+    size_t at = fsdp->order_left;
+    while (at > 0 && fsdp->order[at - 1] != unit->index) at--;
+    if (at == 0) return NULL;
+    fsdp->order_left = --at;
+    ms_unit *next = at > 0 ? &fsdp->units[fsdp->order[at - 1]] : NULL;
+    return next && next->place == MS_UNIT_SHARDED ? next : NULL;
+}
+
+/* Before a unit's backward. Also where the unit has nothing to train: its parameters are needed for
+ * the gradients of its inputs. */
+static ms_status begin_backward(ms_unit *unit)
+{
+    ms_fsdp *fsdp = unit->fsdp;
+    ms_status status = MS_OK;
+    if (!fsdp->in_backward) status = ms_backward_at_end(fsdp->engine, end_pass, fsdp);
+    if (status) return status;
+    fsdp->in_backward = true;
+    ms_unit_enter(unit, MS_UNIT_BACKWARD);
+    status = ms_unit_release(unit);
+    if (!status) status = ms_unit_hold_gradients(unit);
+    if (!status) status = ms_unit_gather(unit);
+    ms_unit *next = fsdp->prefetch ? next_unit(fsdp, unit) : NULL;
+    if (!status && next) status = ms_unit_gather(next);
+    if (!status) status = ms_unit_use(unit);
+    return status ? status : ms_unit_expect_gradients(unit);
+}
+
+/* An error inside of a pass ends the job: the other ranks would wait for this one's collectives. */
+static ms_status end_job(ms_fsdp *fsdp, ms_status status)
+{
+    if (status) ms_comm_abort(fsdp->engine, ms_engine_error(fsdp->engine));
+    return status;
+}
+
+/* Gradient hook of outputs. */
+static ms_status on_output(void *user, ms_tensor *gradient, ms_tensor **replacement)
+{
+    const ms_visit *visit = user;
+    ms_fsdp *fsdp = visit->fsdp;
+    (void)gradient;
+    (void)replacement;
+    if (fsdp->closed) return MS_OK;
+    ms_unit *unit = &fsdp->units[visit->unit];
+    if (unit->phase == MS_UNIT_BACKWARD) return MS_OK;
+    return end_job(fsdp, begin_backward(unit));
+}
+
+/* Gradient hook of inputs. */
+static ms_status on_input(void *user, ms_tensor *gradient, ms_tensor **replacement)
+{
+    const ms_visit *visit = user;
+    ms_fsdp *fsdp = visit->fsdp;
+    (void)gradient;
+    (void)replacement;
+    if (fsdp->closed) return MS_OK;
+    ms_unit *unit = &fsdp->units[visit->unit];
+    if (unit->phase != MS_UNIT_BACKWARD || visit->pass != fsdp->pass || unit->blind) return MS_OK;
+    if (++unit->inputs_done < unit->inputs) return MS_OK;
+    return end_job(fsdp, end_backward(unit));
+}
+
+ms_status ms_member_on_gradient(void *user, ms_tensor *leaf)
+{
+    ms_member *member = user;
+    ms_unit *unit = member->flat->unit;
+    ms_fsdp *fsdp = member->fsdp;
+    (void)leaf;
+    if (fsdp->closed) return MS_OK;
+    if (unit->phase != MS_UNIT_BACKWARD)
+        return end_job(fsdp,
+                       ms_engine_fail(fsdp->engine, MS_ERROR_STATE,
+                                      "fsdp: '%s' got a gradient outside of the backward of its "
+                                      "unit \"%s\": use its values only in that unit's forward",
+                                      member->name, *unit->name ? unit->name : "root"));
+    ms_status status = ms_member_collect(member);
+    if (!status && !member->fired) {
+        member->fired = true;
+        if (--unit->pending == 0) status = end_backward(unit);
+    }
+    return end_job(fsdp, status);
+}
+
+/* ------------------------------------------------------------------ forward */
+
+/* Nothing is watched where nothing is recorded: no backward will come. */
+static ms_status watch_inputs(ms_unit *unit, ms_tensor *const *inputs, uint32_t count)
+{
+    ms_status status = MS_OK;
+    bool any = false;
+    if (!ms_engine_is_recording(unit->fsdp->engine)) return MS_OK;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        if (!ms_tensor_requires_grad(inputs[i]) || ms_tensor_is_leaf(inputs[i])) continue;
+        any = true;
+        status = watch(unit, inputs[i], on_input);
+        if (!status) unit->inputs++;
+    }
+    if (!any) unit->blind = true;
+    return status;
+}
+
+ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const *inputs,
+                                 uint32_t count)
+{
+    ms_unit *unit = &fsdp->units[index];
+    ms_status status = watch_inputs(unit, inputs, count);
+    if (status || unit->depth++ > 0) return status;
+    if (unit->place != MS_UNIT_IN_USE) {
+        status = ms_unit_gather(unit);
+        if (!status) status = ms_unit_use(unit);
+    }
+    if (status) {
+        unit->depth--;
+        return end_job(fsdp, status);
+    }
+    if (unit->phase != MS_UNIT_BACKWARD) ms_unit_enter(unit, MS_UNIT_FORWARD);
+    return MS_OK;
+}
+
+/* Remembers that the unit's forward has ended, for backward's order. */
+static ms_status note_order(ms_unit *unit)
+{
+    ms_fsdp *fsdp = unit->fsdp;
+    ms_status status = ms_grow(ms_engine_context(fsdp->engine), (void **)&fsdp->order,
+                               &fsdp->order_capacity, fsdp->order_count + 1, sizeof *fsdp->order);
+    if (status) return status;
+    fsdp->order[fsdp->order_count++] = unit->index;
+    fsdp->order_left = fsdp->order_count;
+    return MS_OK;
+}
+
+/* A forward inside of a backward is a recomputation, whose backward comes at once: the unit stays
+ * in use. */
+ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const *outputs,
+                                uint32_t count)
+{
+    ms_unit *unit = &fsdp->units[index];
+    bool recorded = false;
+    ms_status status = MS_OK;
+    MS_ASSERT(unit->depth > 0);
+    for (uint32_t i = 0; i < count && !status; i++) {
+        if (!ms_tensor_requires_grad(outputs[i]) || ms_tensor_is_leaf(outputs[i])) continue;
+        recorded = true;
+        status = watch(unit, outputs[i], on_output);
+    }
+    if (--unit->depth > 0 || status) return status;
+    if (unit->phase == MS_UNIT_BACKWARD) return MS_OK;
+    if (!recorded) ms_unit_enter(unit, MS_UNIT_IDLE);
+    else {
+        ms_unit_enter(unit, MS_UNIT_AWAITING);
+        if (!fsdp->in_backward) status = note_order(unit);
+        if (fsdp->in_backward) return status;
+    }
+    if (!status) status = ms_unit_release(unit);
+    if (!status && unit->reshard_forward) status = ms_unit_reshard(unit);
+    return end_job(fsdp, status);
+}

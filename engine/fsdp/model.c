@@ -1,0 +1,375 @@
+/* model.c: making and freeing a sharded model, and what can be asked of it and set. */
+#include "fsdp/model.h"
+
+#include <string.h>
+
+#include "tensor/state.h"
+
+/* ------------------------------------------------------- making and freeing */
+
+/* Frees all but the struct, which visits may still refer to. Fields that were not reached are 0. */
+static void free_parts(ms_fsdp *fsdp)
+{
+    ms_context *context = ms_engine_context(fsdp->engine);
+    fsdp->closed = true;
+    for (uint32_t i = 0; i < fsdp->member_count && fsdp->members; i++) {
+        ms_member *member = &fsdp->members[i];
+        if (!member->tensor) continue;
+        if (member->hook) ms_tensor_remove_hook(member->tensor, member->hook);
+        ms_tensor_set_grad_home(member->tensor, NULL);
+        ms_tensor_release(member->tensor);
+        ms_release(context, member->name);
+    }
+    for (uint32_t f = 0; f < fsdp->flat_count && fsdp->flats; f++) ms_flat_free(&fsdp->flats[f]);
+    for (uint32_t u = 0; u < fsdp->unit_count && fsdp->units; u++)
+        ms_release(context, fsdp->units[u].name);
+    ms_inflight_free(fsdp->gathers);
+    ms_inflight_free(fsdp->reductions);
+    ms_chain_drop(fsdp->links, fsdp->link_count);
+    ms_release(context, fsdp->order);
+    ms_release(context, fsdp->summoned);
+    ms_release(context, fsdp->members);
+    ms_release(context, fsdp->flats);
+    ms_release(context, fsdp->units);
+}
+
+static void free_all(ms_engine *engine, void *first)
+{
+    (void)engine;
+    for (ms_fsdp *fsdp = first, *next; fsdp; fsdp = next) {
+        next = fsdp->next;
+        if (fsdp->hook_free) fsdp->hook_free(fsdp->hook_user);
+        free_parts(fsdp);
+        ms_fsdp_let_go(fsdp);
+    }
+}
+
+void ms_fsdp_free(ms_fsdp *fsdp)
+{
+    if (!fsdp) return;
+    ms_engine *engine = fsdp->engine;
+    ms_fsdp *first = ms_engine_get(engine, MS_SLOT_FSDP), **link = &first;
+    while (*link && *link != fsdp) link = &(*link)->next;
+    if (*link) *link = fsdp->next;
+    if (fsdp->hook_free) fsdp->hook_free(fsdp->hook_user);
+    free_parts(fsdp);
+    ms_fsdp_let_go(fsdp);
+    ms_engine_set(engine, MS_SLOT_FSDP, first, first ? free_all : NULL);
+}
+
+void ms_fsdp_abandon(ms_fsdp *fsdp) { fsdp->abandoned = true; }
+
+void ms_fsdp_sweep(ms_engine *engine)
+{
+    for (ms_fsdp *fsdp = ms_engine_get(engine, MS_SLOT_FSDP), *next; fsdp; fsdp = next) {
+        next = fsdp->next;
+        if (fsdp->abandoned) ms_fsdp_free(fsdp);
+    }
+}
+
+static bool has_owner(ms_engine *engine, const ms_tensor *tensor)
+{
+    for (const ms_fsdp *fsdp = ms_engine_get(engine, MS_SLOT_FSDP); fsdp; fsdp = fsdp->next)
+        for (uint32_t i = 0; i < fsdp->member_count; i++)
+            if (fsdp->members[i].tensor == tensor) return true;
+    return false;
+}
+
+static ms_status check_parameters(ms_engine *engine, const ms_fsdp_options *options,
+                                  const ms_fsdp_parameter *parameters, uint32_t count)
+{
+    if (count == 0)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "fsdp: the model has no parameters");
+    for (uint32_t i = 0; i < count; i++) {
+        const ms_fsdp_parameter *given = &parameters[i];
+        MS_ASSERT(given->unit < options->unit_count);
+        if (ms_tensor_engine(given->tensor) != engine || !ms_tensor_is_leaf(given->tensor)
+            || !ms_dtype_is_float(ms_tensor_dtype(given->tensor)))
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                  "fsdp: '%s' is not a float leaf of this engine", given->name);
+        if (has_owner(engine, given->tensor))
+            return ms_engine_fail(engine, MS_ERROR_STATE,
+                                  "fsdp: '%s' is sharded already: wrap a model once, or call "
+                                  "unwrap() on the first",
+                                  given->name);
+        for (uint32_t j = 0; j < i; j++)
+            if (parameters[j].tensor == given->tensor)
+                return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                      "fsdp: '%s' (unit \"%s\") and '%s' (unit \"%s\") are one "
+                                      "parameter, and a parameter belongs to one unit: wrap the "
+                                      "modules that share it as one unit (wrap = { groups = ... })",
+                                      parameters[j].name, options->units[parameters[j].unit].name,
+                                      given->name, options->units[given->unit].name);
+    }
+    return MS_OK;
+}
+
+static ms_status copy_name(ms_context *context, const char *name, char **out)
+{
+    void *memory = NULL;
+    ms_status status = ms_allocate(context, strlen(name) + 1, "a name", &memory);
+    if (!status) *out = strcpy(memory, name);
+    return status;
+}
+
+/* -------------------------------------------------------- flats of parameters */
+
+/* A unit has one flat parameter for each dtype, and frozen parameters have their own, since they
+ * need no memory for gradients. The key orders them. */
+static uint32_t key_of(const ms_fsdp_parameter *parameter)
+{
+    return (uint32_t)ms_tensor_dtype(parameter->tensor) * 2
+           + (ms_tensor_requires_grad(parameter->tensor) ? 0 : 1);
+}
+enum { KEYS = MS_DTYPES * 2 };
+
+/* Appends the parameters of this unit and key, in their order in the list. */
+static ms_status take_members(ms_fsdp *fsdp, const ms_fsdp_parameter *parameters, uint32_t count,
+                              uint32_t unit, uint32_t key, ms_flat *flat)
+{
+    ms_status status = MS_OK;
+    flat->members = &fsdp->members[fsdp->member_count];
+    for (uint32_t i = 0; i < count && !status; i++) {
+        const ms_fsdp_parameter *given = &parameters[i];
+        if (given->unit != unit || key_of(given) != key) continue;
+        ms_member *member = &fsdp->members[fsdp->member_count];
+        status = copy_name(ms_engine_context(fsdp->engine), given->name, &member->name);
+        if (status) break;
+        member->fsdp = fsdp;
+        member->position = i;
+        member->flat = flat;
+        member->tensor = ms_tensor_retain(given->tensor);
+        member->dims = ms_tensor_dims(given->tensor);
+        memcpy(member->shape, ms_tensor_shape(given->tensor), member->dims * sizeof(int64_t));
+        flat->dtype = ms_tensor_dtype(given->tensor);
+        flat->trainable = ms_tensor_requires_grad(given->tensor);
+        flat->count++;
+        fsdp->member_count++;
+    }
+    return status;
+}
+
+static ms_status make_unit(ms_fsdp *fsdp, const ms_fsdp_options *options,
+                           const ms_fsdp_parameter *parameters, uint32_t count, uint32_t index)
+{
+    ms_unit *unit = &fsdp->units[index];
+    unit->fsdp = fsdp;
+    unit->index = index;
+    unit->reshard_forward = options->units[index].reshard_after_forward;
+    unit->reshard_backward = true;
+    unit->flats = &fsdp->flats[fsdp->flat_count];
+    ms_status status =
+        copy_name(ms_engine_context(fsdp->engine), options->units[index].name, &unit->name);
+    for (uint32_t key = 0; key < KEYS && !status; key++) {
+        ms_flat *flat = &fsdp->flats[fsdp->flat_count];
+        flat->unit = unit;
+        status = take_members(fsdp, parameters, count, index, key, flat);
+        if (flat->count == 0) continue;
+        unit->count++;
+        fsdp->flat_count++;
+        if (flat->trainable) unit->trainable += flat->count;
+    }
+    return status;
+}
+
+/* Buckets are numbered in the order in which backward comes to their units: the root last. */
+static void number_buckets(ms_fsdp *fsdp)
+{
+    uint32_t index = 0;
+    ms_flat *last = NULL;
+    for (uint32_t u = fsdp->unit_count; u-- > 0;)
+        for (uint32_t f = 0; f < fsdp->units[u].count; f++) {
+            ms_flat *flat = &fsdp->units[u].flats[f];
+            if (!flat->trainable) continue;
+            flat->bucket.index = index++;
+            last = flat;
+        }
+    if (last) last->bucket.is_last = true;
+}
+
+/* Memory last, so that an error before it leaves all parameters as they are; handles become pieces
+ * when all of it is there. */
+static ms_status make_flats(ms_fsdp *fsdp)
+{
+    ms_status status = MS_OK;
+    uint32_t ranks = ms_group_size(fsdp->shards), rank = ms_group_rank(fsdp->shards);
+    for (uint32_t f = 0; f < fsdp->flat_count && !status; f++) {
+        ms_flat_lay_out(&fsdp->flats[f], ranks, rank);
+        status = ms_flat_make(&fsdp->flats[f]);
+    }
+    for (uint32_t i = 0; i < fsdp->member_count && !status; i++)
+        if (fsdp->members[i].flat->trainable)
+            status = ms_tensor_on_accumulated(fsdp->members[i].tensor, ms_member_on_gradient,
+                                              &fsdp->members[i], NULL, &fsdp->members[i].hook);
+    if (status) return status;
+    number_buckets(fsdp);
+    for (uint32_t i = 0; i < fsdp->member_count; i++) {
+        ms_member *member = &fsdp->members[i];
+        const ms_storage *whole = ms_tensor_storage(member->flat->whole);
+        ms_storage_mark_parameter(ms_tensor_storage(member->flat->whole), 0,
+                                  ms_storage_bytes(whole));
+        ms_storage_mark_parameter(ms_tensor_storage(member->flat->shard), 0,
+                                  ms_storage_bytes(ms_tensor_storage(member->flat->shard)));
+        ms_tensor_set_grad(member->tensor, NULL);
+        ms_member_show(member, false);
+    }
+    return MS_OK;
+}
+
+/* -------------------------------------------------------------------- making */
+
+static ms_bucket_kind kind_of(const ms_fsdp *fsdp)
+{
+    if (ms_group_size(fsdp->shards) == 1) return MS_BUCKET_ALL_REDUCE;
+    return ms_group_size(fsdp->replicas) == 1 ? MS_BUCKET_REDUCE_SCATTER : MS_BUCKET_HYBRID;
+}
+
+static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
+{
+    ms_engine *engine = fsdp->engine;
+    static const ms_link plain = { .options = { .op = MS_REDUCE_OP_AVG } };
+    ms_status status = MS_OK;
+    fsdp->group = options->group;
+    fsdp->divisor = ms_group_size(options->group);
+    fsdp->shards = options->shards ? options->shards : options->group;
+    fsdp->replicas = options->replicas;
+    if (!fsdp->replicas) status = ms_comm_alone(engine, &fsdp->replicas);
+    if (status) return status;
+    fsdp->kind = kind_of(fsdp);
+    fsdp->prefetch = options->prefetch;
+    fsdp->sync = true;
+    uint64_t bytes = options->max_in_flight_bytes ? options->max_in_flight_bytes : UINT64_MAX;
+    status = ms_inflight_new(engine, "gathers", options->max_in_flight ? options->max_in_flight : 2,
+                             bytes, &fsdp->gathers);
+    if (!status)
+        status = ms_inflight_new(engine, "reductions",
+                                 options->max_reductions ? options->max_reductions : 2, UINT64_MAX,
+                                 &fsdp->reductions);
+    if (status || options->hook) return status;
+    ms_link reduce = plain;
+    reduce.kind = ms_link_find("reduce");
+    uint32_t count = options->link_count ? options->link_count : 1;
+    status = ms_chain_take(engine, fsdp->kind, options->link_count ? options->links : &reduce,
+                           count, fsdp->links);
+    if (!status) fsdp->link_count = count;
+    return status;
+}
+
+static ms_status make_parts(ms_fsdp *fsdp, const ms_fsdp_options *options,
+                            const ms_fsdp_parameter *parameters, uint32_t count)
+{
+    ms_context *context = ms_engine_context(fsdp->engine);
+    uint32_t units = options->unit_count;
+    ms_status status = take_options(fsdp, options);
+    if (!status)
+        status = ms_allocate(context, count * sizeof(ms_member), "fsdp", (void **)&fsdp->members);
+    /* One more: the place of a flat parameter is taken before it is known to have members. */
+    if (!status)
+        status = ms_allocate(context, (count + 1) * sizeof(ms_flat), "fsdp", (void **)&fsdp->flats);
+    if (!status)
+        status = ms_allocate(context, units * sizeof(ms_unit), "fsdp", (void **)&fsdp->units);
+    for (uint32_t u = 0; u < units && !status; u++) {
+        fsdp->unit_count++;
+        status = make_unit(fsdp, options, parameters, count, u);
+    }
+    return status ? status : make_flats(fsdp);
+}
+
+/* The model joins the engine's list only when nothing can fail any more. */
+ms_status ms_fsdp_new(ms_engine *engine, const ms_fsdp_options *options,
+                      const ms_fsdp_parameter *parameters, uint32_t count, ms_fsdp **out)
+{
+    void *memory = NULL;
+    ms_status status = check_parameters(engine, options, parameters, count);
+    if (!status) status = ms_allocate(ms_engine_context(engine), sizeof(ms_fsdp), "fsdp", &memory);
+    if (status) return status;
+    ms_fsdp *fsdp = memory;
+    fsdp->engine = engine;
+    fsdp->references = 1;
+    status = make_parts(fsdp, options, parameters, count);
+    if (status) {
+        free_parts(fsdp);
+        ms_fsdp_let_go(fsdp);
+        return status;
+    }
+    fsdp->hook = options->hook;
+    fsdp->hook_user = options->hook_user;
+    fsdp->hook_free = options->hook_free;
+    fsdp->next = ms_engine_get(engine, MS_SLOT_FSDP);
+    ms_engine_set(engine, MS_SLOT_FSDP, fsdp, free_all);
+    *out = fsdp;
+    return MS_OK;
+}
+
+/* -------------------------------------------------------- setting and asking */
+
+bool ms_fsdp_set_sync(ms_fsdp *fsdp, bool yes)
+{
+    bool before = fsdp->sync;
+    fsdp->sync = yes;
+    return before;
+}
+
+void ms_fsdp_set_reshard(ms_fsdp *fsdp, uint32_t unit, bool after_forward, bool after_backward)
+{
+    fsdp->units[unit].reshard_forward = after_forward;
+    fsdp->units[unit].reshard_backward = after_backward;
+}
+
+uint32_t ms_fsdp_divisor(const ms_fsdp *fsdp) { return fsdp->divisor; }
+void ms_fsdp_set_divisor(ms_fsdp *fsdp, uint32_t divisor) { fsdp->divisor = divisor; }
+
+ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t index, ms_point *ready)
+{
+    ms_unit *unit = &fsdp->units[index];
+    ms_status status = ms_unit_gather(unit);
+    *ready = (ms_point){ 0 };
+    /* Gathers of one unit are on one stream: the last flat parameter's is the last. */
+    for (uint32_t f = 0; f < unit->count; f++)
+        if (unit->flats[f].gathered.seq > ready->seq) *ready = unit->flats[f].gathered;
+    return status;
+}
+
+ms_status ms_fsdp_reshard(ms_fsdp *fsdp, uint32_t index)
+{
+    ms_unit *unit = &fsdp->units[index];
+    if (unit->place == MS_UNIT_IN_USE)
+        return ms_engine_fail(fsdp->engine, MS_ERROR_STATE,
+                              "fsdp: unit \"%s\" is in use: reshard it between its forward and its "
+                              "backward, or between passes",
+                              *unit->name ? unit->name : "root");
+    return ms_unit_reshard(unit);
+}
+
+bool ms_fsdp_piece_get(const ms_fsdp *fsdp, uint32_t index, ms_fsdp_piece *out)
+{
+    if (index >= fsdp->member_count) return false;
+    const ms_member *member = &fsdp->members[index];
+    *out = (ms_fsdp_piece){ .tensor = member->tensor,
+                            .name = member->name,
+                            .unit = member->flat->unit->index,
+                            .dims = member->dims,
+                            .shape = member->shape,
+                            .first = member->first,
+                            .count = member->length };
+    return true;
+}
+
+void ms_fsdp_show_whole(ms_fsdp *fsdp, bool yes)
+{
+    for (uint32_t i = 0; i < fsdp->member_count; i++)
+        if (fsdp->members[i].flat->unit->place != MS_UNIT_IN_USE)
+            ms_member_show(&fsdp->members[i], yes);
+}
+
+bool ms_fsdp_unit_get(const ms_fsdp *fsdp, uint32_t index, ms_fsdp_unit_info *out)
+{
+    if (index >= fsdp->unit_count) return false;
+    const ms_unit *unit = &fsdp->units[index];
+    *out = (ms_fsdp_unit_info){ .name = unit->name, .gathered = unit->place != MS_UNIT_SHARDED };
+    for (uint32_t f = 0; f < unit->count; f++) {
+        out->bytes += ms_flat_bytes(&unit->flats[f]);
+        out->shard_bytes += ms_flat_shard_bytes(&unit->flats[f]);
+    }
+    return true;
+}

@@ -1,0 +1,176 @@
+/* model.h: the inside of a sharded model. For fsdp/ only.
+ *
+ * The files call downwards in this order: model (making, asking), edges (a unit's forward and
+ * backward), reduce (gradients of a unit), unit (gathering, handles), flat (memory). */
+#ifndef MOONSHARD_FSDP_MODEL_H
+#define MOONSHARD_FSDP_MODEL_H
+
+#include "base/assert.h"
+#include "moonshard/fsdp.h"
+
+typedef struct ms_flat ms_flat;
+typedef struct ms_unit ms_unit;
+
+/* One parameter. Its address is the user pointer of its gradient hook, so the array never moves. */
+typedef struct ms_member {
+    ms_fsdp *fsdp;
+    ms_flat *flat;
+    ms_tensor *tensor; /* retained */
+    char *name;
+    uint64_t hook;
+    uint32_t position; /* in the list that the model was made of */
+    uint32_t dims;
+    int64_t shape[MS_DIMS_MAX];
+    int64_t begin; /* of its numbers in the flat parameter */
+    /* Its piece: `length` elements from `first` of the parameter on, at `at` in the shard. */
+    int64_t first, length, at;
+    ms_tensor *gradient; /* view of the flat gradient, in its shape; the bucket owns it */
+    ms_tensor *reduced;  /* view of its piece of the reduced gradient */
+    bool filled;         /* this rank's gradient is in `gradient` */
+    bool held;           /* `reduced` has the gradient of earlier passes, which stays */
+    bool fired;          /* the backward that runs has added to its gradient */
+    bool marked;         /* what was detached is multiplied by a loss scale */
+} ms_member;
+
+/* A flat parameter: its memory, and the bucket in which its gradient is reduced. */
+struct ms_flat {
+    ms_unit *unit;
+    ms_member *members;
+    uint32_t count;
+    ms_dtype dtype;
+    bool trainable;
+    int64_t numbers, padded, length; /* elements; padded is ranks times length */
+    ms_tensor *whole;                /* [padded]; dropped while the unit is not gathered */
+    ms_tensor *shard;                /* [length]; the same memory as whole if not sharded */
+    ms_tensor *source; /* all of the shard's storage, the part of empty pieces included */
+    /* Versions when the last gather was enqueued: of the shard, which tells whether the whole is
+     * still right, and of the whole, which tells whether a script wrote there. */
+    uint64_t shard_version, whole_version;
+    ms_tensor *kept;    /* during a summon: what an unsharded parameter held */
+    ms_point gathered;  /* when the last gather is done */
+    ms_bucket bucket;   /* flat: [padded], dropped between backwards; not of frozen parameters */
+    ms_tensor *reduced; /* [length]; made at the first reduction */
+    ms_point ready[2];  /* when the last reduction is done: see ms_bucket_state in ddp */
+};
+
+/* Whether the handles of a unit are whole parameters or pieces, and whether there is memory behind
+ * whole ones. GATHERED: there is, but handles are pieces, since nothing uses the unit. */
+typedef enum ms_unit_place { MS_UNIT_SHARDED, MS_UNIT_GATHERED, MS_UNIT_IN_USE } ms_unit_place;
+
+/* Where a unit is in a pass. unit.c lists the legal changes. */
+typedef enum ms_unit_phase {
+    MS_UNIT_IDLE,
+    MS_UNIT_FORWARD,  /* its forward runs */
+    MS_UNIT_AWAITING, /* its forward was recorded; its backward is to come */
+    MS_UNIT_BACKWARD, /* its backward runs */
+    MS_UNIT_DONE      /* its backward has ended; that of other units goes on */
+} ms_unit_phase;
+
+struct ms_unit {
+    ms_fsdp *fsdp;
+    uint32_t index;
+    char *name;
+    ms_flat *flats;
+    uint32_t count;
+    uint32_t trainable; /* members that need gradients */
+    ms_unit_place place;
+    ms_unit_phase phase;
+    bool reshard_forward, reshard_backward;
+    uint32_t depth;   /* calls of its forward that have not returned */
+    uint32_t pending; /* trainable members whose gradients have not come in this backward */
+    /* Inputs of its recorded forwards that need gradients, and how many of those have come. blind:
+     * some forward had no such input, so inputs do not tell when its backward has ended. */
+    uint32_t inputs, inputs_done;
+    bool blind;
+};
+
+/* A forward of a unit, as gradient hooks know it. Freed with the graph. */
+typedef struct ms_visit {
+    ms_fsdp *fsdp; /* retained */
+    uint64_t pass; /* in which the forward was */
+    uint32_t unit;
+} ms_visit;
+
+/* A sharded model. References: the host's, and one for each visit; the parts go with the host's, so
+ * hooks of graphs that outlive the model find it closed. Host thread only. */
+struct ms_fsdp {
+    ms_engine *engine;
+    ms_fsdp *next; /* of the engine's list */
+    uint32_t references;
+    bool closed, abandoned;
+    ms_group *group, *shards, *replicas;
+    ms_bucket_kind kind;
+    uint32_t divisor;
+    ms_member *members;
+    uint32_t member_count;
+    ms_flat *flats; /* in order of units */
+    uint32_t flat_count;
+    ms_unit *units;
+    uint32_t unit_count;
+    bool prefetch, sync;
+    bool in_backward; /* some unit's backward runs; the end of backward will be seen */
+    uint64_t pass;    /* number of backwards that have ended */
+    ms_inflight *gathers, *reductions;
+    ms_link links[MS_CHAIN_LINKS];
+    uint32_t link_count;
+    ms_comm_hook hook;
+    void *hook_user;
+    void (*hook_free)(void *user);
+    /* Units in the order in which their recorded forwards ended, each as often as that happened;
+     * and how many of these visits backward has not come to. */
+    uint32_t *order;
+    size_t order_count, order_capacity, order_left;
+    uint32_t *summoned;
+    uint32_t summoned_count;
+};
+
+/* -------------------------------------------------------------------- flat.c */
+
+/* Sets members' places and the lengths, for `ranks` shards of which this rank has number `rank`. */
+void ms_flat_lay_out(ms_flat *flat, uint32_t ranks, uint32_t rank);
+/* Makes the memory, moves the values there, and turns the tensors into pieces. */
+ms_status ms_flat_make(ms_flat *flat);
+void ms_flat_free(ms_flat *flat);
+/* Whether its ranks have different parts of it. */
+static inline bool ms_flat_is_sharded(const ms_flat *flat) { return flat->padded != flat->length; }
+/* The bytes of the flat parameter, and of a shard. */
+uint64_t ms_flat_bytes(const ms_flat *flat);
+uint64_t ms_flat_shard_bytes(const ms_flat *flat);
+
+/* -------------------------------------------------------------------- unit.c */
+
+void ms_unit_enter(ms_unit *unit, ms_unit_phase phase);
+/* Enqueues the gather of what is not gathered or has changed since; handles stay as they are. */
+ms_status ms_unit_gather(ms_unit *unit);
+/* After a gather: the current stream waits for it, and handles become whole parameters. */
+ms_status ms_unit_use(ms_unit *unit);
+/* Handles become pieces. MS_ERROR_STATE if a whole parameter was written, which would be lost. */
+ms_status ms_unit_release(ms_unit *unit);
+/* Gives the memory of whole parameters back, if the unit is sharded. Handles must be pieces. */
+ms_status ms_unit_reshard(ms_unit *unit);
+/* The tensor of a member becomes the whole parameter, or its piece, without any task. */
+void ms_member_show(ms_member *member, bool whole);
+
+/* ------------------------------------------------------------------ reduce.c */
+
+/* Before a unit's backward, with pieces as handles: puts gradients of earlier passes aside. */
+ms_status ms_unit_hold_gradients(ms_unit *unit);
+/* With whole parameters as handles: memory for the unit's gradients, which backward then writes. */
+ms_status ms_unit_expect_gradients(ms_unit *unit);
+/* The gradient of a member was added up: it goes to its place, if it is not there. */
+ms_status ms_member_collect(ms_member *member);
+/* Backward writes the unit's gradients no more. Handles become pieces. */
+ms_status ms_unit_detach_gradients(ms_unit *unit);
+/* Instead of a reduction: gradients of earlier passes, which were put aside, are the pieces' again.
+ */
+ms_status ms_unit_restore_gradients(ms_unit *unit);
+/* Enqueues the reductions of what was detached. The pieces' gradients are then the reduced ones. */
+ms_status ms_unit_reduce(ms_unit *unit);
+
+/* ------------------------------------------------------------------- edges.c */
+
+/* Gradient hook of each trainable member; user is its ms_member. */
+ms_status ms_member_on_gradient(void *user, ms_tensor *leaf);
+void ms_fsdp_let_go(ms_fsdp *fsdp); /* one reference */
+
+#endif

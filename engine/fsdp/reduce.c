@@ -1,0 +1,247 @@
+/* reduce.c: gradients of a unit: their memory during its backward, and their reduction to shards.
+ *
+ * The whole gradient lies in the flat buffer of the bucket, in the order of the flat parameter, and
+ * zeros stand where no gradient has come. Its memory is taken when the unit's backward begins and
+ * given back once the reduction is enqueued. Without a reduction (a pass that is not synchronized)
+ * it stays, and the next backward adds to it. */
+#include "fsdp/model.h"
+
+#include "hook/work.h"
+#include "tensor/values.h"
+
+/* Every rank has all of it. */
+static bool is_whole(const ms_flat *flat) { return !ms_flat_is_sharded(flat); }
+
+/* Makes the reduced gradient and its views at the first reduction. Pieces' gradients are these
+ * views from then on. */
+static ms_status make_reduced(ms_flat *flat)
+{
+    int64_t one = 1;
+    if (flat->reduced || is_whole(flat)) return MS_OK;
+    ms_tensor *made = NULL;
+    ms_status status =
+        ms_tensor_new(flat->unit->fsdp->engine, flat->dtype, 1, &flat->length, &made);
+    for (uint32_t i = 0; i < flat->count && !status; i++) {
+        ms_member *member = &flat->members[i];
+        status = ms_tensor_window(made, 1, &member->length, &one, member->length ? member->at : 0,
+                                  &member->reduced);
+    }
+    if (!status) {
+        flat->reduced = made;
+        return MS_OK;
+    }
+    for (uint32_t i = 0; i < flat->count; i++) {
+        ms_tensor_release(flat->members[i].reduced);
+        flat->members[i].reduced = NULL;
+    }
+    ms_tensor_release(made);
+    return status;
+}
+
+/* --------------------------------------------------------- before a backward */
+
+/* A gradient that a script has put in the place of ours is copied there first. */
+static ms_status hold(ms_member *member)
+{
+    ms_tensor *gradient = ms_tensor_grad(member->tensor);
+    member->held = gradient != NULL;
+    if (!gradient) return MS_OK;
+    member->marked |= ms_tensor_grad_is_marked(member->tensor);
+    ms_status status = make_reduced(member->flat);
+    if (!status && gradient != member->reduced)
+        status = ms_copy_into(member->flat->unit->fsdp->engine, gradient, member->reduced);
+    return status ? status : ms_tensor_set_grad(member->tensor, NULL);
+}
+
+/* Gradients of unsharded parameters stay where they are: backward adds to them, and since all ranks
+ * have the same, the mean of the sums is their sum with the mean. */
+ms_status ms_unit_hold_gradients(ms_unit *unit)
+{
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count; f++)
+        for (uint32_t i = 0; i < unit->flats[f].count && !status; i++)
+            if (unit->flats[f].trainable && !is_whole(&unit->flats[f]))
+                status = hold(&unit->flats[f].members[i]);
+    return status;
+}
+
+/* A member that has numbers of an earlier pass begins with them as its gradient. */
+static ms_status expect(ms_member *member)
+{
+    ms_status status = ms_tensor_set_grad_home(member->tensor, member->gradient);
+    if (!status && is_whole(member->flat) && ms_tensor_grad(member->tensor)) {
+        status = ms_member_collect(member);
+        return status;
+    }
+    if (!status && member->filled) status = ms_tensor_set_grad(member->tensor, member->gradient);
+    return status;
+}
+
+ms_status ms_unit_expect_gradients(ms_unit *unit)
+{
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count && !status; f++) {
+        ms_flat *flat = &unit->flats[f];
+        if (!flat->trainable) continue;
+        ms_storage *storage = ms_tensor_storage(flat->bucket.flat);
+        if (ms_storage_is_dropped(storage)) {
+            status = ms_storage_refill(storage, ms_engine_current(unit->fsdp->engine));
+            for (uint32_t i = 0; i < flat->count; i++) flat->members[i].filled = false;
+        }
+        for (uint32_t i = 0; i < flat->count && !status; i++) {
+            flat->members[i].fired = false;
+            status = expect(&flat->members[i]);
+        }
+    }
+    unit->pending = unit->trainable;
+    return status;
+}
+
+/* ---------------------------------------------------------- after a backward */
+
+/* Needed where a hook has replaced the gradient, or backward could not write it to its home. */
+ms_status ms_member_collect(ms_member *member)
+{
+    ms_tensor *gradient = ms_tensor_grad(member->tensor);
+    member->filled = true;
+    if (gradient == member->gradient) return MS_OK;
+    ms_status status = ms_copy_into(member->flat->unit->fsdp->engine, gradient, member->gradient);
+    return status ? status : ms_tensor_set_grad(member->tensor, member->gradient);
+}
+
+ms_status ms_unit_detach_gradients(ms_unit *unit)
+{
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count; f++) {
+        ms_flat *flat = &unit->flats[f];
+        for (uint32_t i = 0; i < flat->count && !status && flat->trainable; i++) {
+            ms_member *member = &flat->members[i];
+            member->marked |= ms_tensor_grad_is_marked(member->tensor);
+            status = ms_tensor_set_grad_home(member->tensor, NULL);
+            if (!status) status = ms_tensor_set_grad(member->tensor, NULL);
+        }
+    }
+    return status ? status : ms_unit_release(unit);
+}
+
+ms_status ms_unit_restore_gradients(ms_unit *unit)
+{
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count; f++)
+        for (uint32_t i = 0; i < unit->flats[f].count && !status; i++) {
+            ms_member *member = &unit->flats[f].members[i];
+            if (member->held) status = ms_tensor_set_grad(member->tensor, member->reduced);
+            member->held = false;
+        }
+    return status;
+}
+
+static ms_status zero(ms_tensor *view)
+{
+    return ms_tensor_count(view) ? ms_fill_into(ms_tensor_engine(view), view, 0) : MS_OK;
+}
+
+/* Zeros where no gradient came, and after the last parameter. */
+static ms_status fill_gaps(ms_flat *flat)
+{
+    int64_t padding = flat->padded - flat->numbers, one = 1;
+    ms_tensor *tail = NULL;
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < flat->count && !status; i++)
+        if (!flat->members[i].filled) status = zero(flat->members[i].gradient);
+    if (status || padding == 0) return status;
+    status = ms_tensor_window(flat->bucket.flat, 1, &padding, &one, flat->numbers, &tail);
+    if (!status) status = zero(tail);
+    ms_tensor_release(tail);
+    return status;
+}
+
+/* The chain's result, on the communication stream, which is current. */
+static ms_status run_chain(ms_flat *flat, ms_tensor **result)
+{
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    ms_bucket *bucket = &flat->bucket;
+    flat->ready[1] = (ms_point){ 0 };
+    bucket->divisor = fsdp->divisor;
+    ms_status status = fsdp->hook ? fsdp->hook(fsdp->hook_user, bucket, result, &flat->ready[1])
+                                  : ms_chain_run(fsdp->links, fsdp->link_count, bucket, result);
+    ms_bucket_set_buffer(bucket, bucket->flat);
+    if (!status) status = ms_bucket_check_result(bucket, NULL, *result);
+    return status ? status : ms_stream_wait(ms_engine_current(fsdp->engine), flat->ready[1]);
+}
+
+/* Adds the result to what is held of earlier passes, or takes its place. */
+static ms_status keep_result(ms_flat *flat, ms_tensor *result)
+{
+    ms_engine *engine = flat->unit->fsdp->engine;
+    bool any = false;
+    if (is_whole(flat))
+        return ms_tensor_storage(result) == ms_tensor_storage(flat->bucket.flat)
+                   ? MS_OK
+                   : ms_copy_into(engine, result, flat->bucket.flat);
+    ms_status status = make_reduced(flat);
+    for (uint32_t i = 0; i < flat->count; i++) any |= flat->members[i].held;
+    if (status || !any) return status ? status : ms_copy_into(engine, result, flat->reduced);
+    for (uint32_t i = 0; i < flat->count && !status; i++)
+        if (!flat->members[i].held) status = zero(flat->members[i].reduced);
+    ms_tensor *inputs[] = { flat->reduced, result }, *same = NULL;
+    if (!status) status = ms_op_apply(engine, &ms_op_add, NULL, true, inputs, 2, &same, 1);
+    ms_tensor_release(same);
+    return status;
+}
+
+/* All on the communication stream, so that the model's stream does not wait. */
+static ms_status launch(ms_flat *flat, ms_stream *stream)
+{
+    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_tensor *result = NULL;
+    ms_status status = ms_stream_wait_users(stream, flat->bucket.flat);
+    if (status) return status;
+    ms_stream *before = ms_engine_set_current(engine, stream);
+    status = run_chain(flat, &result);
+    /* The optimizer of the last step may still read what is reduced there. */
+    if (!status && flat->reduced) status = ms_stream_wait_users(stream, flat->reduced);
+    if (!status) status = keep_result(flat, result);
+    flat->ready[0] = ms_stream_last(stream);
+    ms_engine_set_current(engine, before);
+    ms_tensor_release(result);
+    return status;
+}
+
+/* The reduced gradient becomes the gradient of the pieces. */
+static ms_status hand_out(ms_flat *flat)
+{
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < flat->count && !status; i++) {
+        ms_member *member = &flat->members[i];
+        status =
+            ms_tensor_set_grad(member->tensor, is_whole(flat) ? member->gradient : member->reduced);
+        if (!status && member->marked) ms_tensor_grad_mark(member->tensor);
+        member->held = member->filled = member->marked = false;
+    }
+    return status;
+}
+
+/* The model's stream waits here if too many reductions are under way: each holds a whole gradient.
+ * The memory is given back in stream order, once it is read. */
+static ms_status reduce_flat(ms_flat *flat)
+{
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    ms_stream *stream = NULL;
+    ms_status status = fill_gaps(flat);
+    if (!status) status = ms_group_stream(fsdp->group, 1, &stream);
+    if (!status) status = ms_inflight_acquire(fsdp->reductions, ms_engine_current(fsdp->engine), 1);
+    if (!status) status = launch(flat, stream);
+    if (!status) status = ms_inflight_release(fsdp->reductions, flat->ready[0], 1);
+    if (!status && !is_whole(flat))
+        status = ms_storage_drop(ms_tensor_storage(flat->bucket.flat), flat->unit->name);
+    return status ? status : hand_out(flat);
+}
+
+ms_status ms_unit_reduce(ms_unit *unit)
+{
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count && !status; f++)
+        if (unit->flats[f].trainable) status = reduce_flat(&unit->flats[f]);
+    return status;
+}

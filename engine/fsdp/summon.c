@@ -1,0 +1,144 @@
+/* summon.c: whole parameters outside of passes, for good (unwrap) or for a while (summon), and
+ * giving up a pass that failed. */
+#include "fsdp/model.h"
+
+#include "tensor/values.h"
+
+/* Inside of a pass handles belong to the edges. */
+static ms_status check_idle(const ms_fsdp *fsdp, const char *what)
+{
+    bool busy = fsdp->in_backward;
+    for (uint32_t u = 0; u < fsdp->unit_count; u++) busy |= fsdp->units[u].depth > 0;
+    if (!busy && fsdp->summoned_count == 0) return MS_OK;
+    return ms_engine_fail(fsdp->engine, MS_ERROR_STATE, "fsdp: %s inside of %s: call it %s", what,
+                          busy ? "a forward or backward" : "summon",
+                          busy ? "between passes" : "after it");
+}
+
+/* ------------------------------------------------------------------- summon */
+
+/* An unsharded parameter is written where it is, so what it held is copied, in case that the writes
+ * are not kept. */
+static ms_status keep_values(ms_unit *unit)
+{
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count && !status; f++)
+        if (!ms_flat_is_sharded(&unit->flats[f]) && !unit->flats[f].kept)
+            status = ms_copy_new(unit->fsdp->engine, unit->flats[f].whole, &unit->flats[f].kept);
+    return status;
+}
+
+ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count)
+{
+    void *memory = NULL;
+    ms_status status = check_idle(fsdp, "summon");
+    if (!status)
+        status = ms_allocate(ms_engine_context(fsdp->engine), (count + 1) * sizeof *units, "summon",
+                             &memory);
+    if (status) return status;
+    for (uint32_t i = 0; i < count && !status; i++) status = ms_unit_gather(&fsdp->units[units[i]]);
+    for (uint32_t i = 0; i < count && !status; i++) status = ms_unit_use(&fsdp->units[units[i]]);
+    for (uint32_t i = 0; i < count && !status; i++) status = keep_values(&fsdp->units[units[i]]);
+    ms_release(ms_engine_context(fsdp->engine), fsdp->summoned);
+    fsdp->summoned = memory;
+    for (uint32_t i = 0; i < count; i++) fsdp->summoned[i] = units[i];
+    fsdp->summoned_count = count;
+    return status;
+}
+
+/* This rank's part of what was written goes to its shard. All ranks have written the same, or each
+ * keeps its own part of what it wrote. */
+static ms_status write_back(ms_flat *flat)
+{
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    int64_t one = 1;
+    ms_tensor *part = NULL;
+    ms_status status = ms_tensor_window(flat->whole, 1, &flat->length, &one,
+                                        flat->length * ms_group_rank(fsdp->shards), &part);
+    if (!status) status = ms_copy_into(fsdp->engine, part, flat->shard);
+    ms_tensor_release(part);
+    return status;
+}
+
+/* Units that stay whole after forward are resharded as well: their memory may hold what was written
+ * and not kept. */
+static ms_status end_unit(ms_unit *unit, bool write)
+{
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count && !status; f++) {
+        ms_flat *flat = &unit->flats[f];
+        if (!ms_flat_is_sharded(flat)) {
+            if (!write) status = ms_copy_into(unit->fsdp->engine, flat->kept, flat->whole);
+            ms_tensor_release(flat->kept);
+            flat->kept = NULL;
+            continue;
+        }
+        bool changed = ms_tensor_version(flat->whole) != flat->whole_version;
+        if (write && changed) status = write_back(flat);
+        flat->whole_version = ms_tensor_version(flat->whole);
+    }
+    if (!status) status = ms_unit_release(unit);
+    return status ? status : ms_unit_reshard(unit);
+}
+
+ms_status ms_fsdp_summon_end(ms_fsdp *fsdp, bool write)
+{
+    ms_status status = MS_OK;
+    uint32_t count = fsdp->summoned_count;
+    fsdp->summoned_count = 0;
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = end_unit(&fsdp->units[fsdp->summoned[i]], write);
+    return status;
+}
+
+/* ------------------------------------------------------------------- unwrap */
+
+/* Handles stay on the memory of the last gather, which is theirs from now on. */
+ms_status ms_fsdp_unwrap(ms_fsdp *fsdp)
+{
+    ms_status status = check_idle(fsdp, "unwrap");
+    for (uint32_t u = 0; u < fsdp->unit_count && !status; u++)
+        status = ms_unit_detach_gradients(&fsdp->units[u]);
+    for (uint32_t u = 0; u < fsdp->unit_count && !status; u++) {
+        status = ms_unit_gather(&fsdp->units[u]);
+        if (!status) status = ms_unit_use(&fsdp->units[u]);
+    }
+    if (!status) fsdp->closed = true;
+    return status;
+}
+
+/* -------------------------------------------------------------------- reset */
+
+/* Gradients of earlier passes, which backward had put aside, are the pieces' gradients again. */
+static void give_up_gradients(ms_flat *flat)
+{
+    for (uint32_t i = 0; i < flat->count; i++) {
+        ms_member *member = &flat->members[i];
+        ms_tensor_set_grad_home(member->tensor, NULL);
+        ms_tensor_set_grad(member->tensor, member->held ? member->reduced : NULL);
+        member->held = member->filled = member->fired = false;
+    }
+    ms_storage *storage = ms_tensor_storage(flat->bucket.flat);
+    if (ms_flat_is_sharded(flat) && !ms_storage_is_dropped(storage))
+        ms_storage_drop(storage, flat->unit->name);
+}
+
+/* Nothing here can fail in a way that matters: what is released had been made. */
+void ms_fsdp_reset(ms_fsdp *fsdp)
+{
+    fsdp->in_backward = false;
+    fsdp->summoned_count = 0;
+    fsdp->order_count = fsdp->order_left = 0;
+    fsdp->pass++;
+    for (uint32_t u = 0; u < fsdp->unit_count; u++) {
+        ms_unit *unit = &fsdp->units[u];
+        unit->depth = unit->inputs = unit->inputs_done = 0;
+        unit->blind = false;
+        ms_unit_release(unit);
+        for (uint32_t f = 0; f < unit->count; f++)
+            if (unit->flats[f].trainable && unit->phase == MS_UNIT_BACKWARD)
+                give_up_gradients(&unit->flats[f]);
+        ms_unit_reshard(unit);
+        ms_unit_enter(unit, MS_UNIT_IDLE);
+    }
+}

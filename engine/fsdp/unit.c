@@ -1,0 +1,163 @@
+/* unit.c: a unit's memory and handles: gathering, using, releasing, resharding. */
+#include "fsdp/model.h"
+
+#include "tensor/state.h"
+
+/* ------------------------------------------------------------------- phases */
+
+/* Whether a unit may go from one phase to another. Any phase may become idle: a pass ends, or is
+ * given up. A forward may come at any time: in a recomputation also while the unit's backward runs.
+ */
+static bool is_legal(ms_unit_phase from, ms_unit_phase to)
+{
+    switch (to) {
+    case MS_UNIT_IDLE: return true;
+    case MS_UNIT_FORWARD: return true;
+    case MS_UNIT_AWAITING: return from == MS_UNIT_FORWARD;
+    case MS_UNIT_BACKWARD: return from != MS_UNIT_BACKWARD;
+    case MS_UNIT_DONE: return from == MS_UNIT_BACKWARD;
+    }
+    return false;
+}
+
+void ms_unit_enter(ms_unit *unit, ms_unit_phase phase)
+{
+    MS_ASSERT(is_legal(unit->phase, phase));
+    unit->phase = phase;
+}
+
+/* ---------------------------------------------------------------- gathering */
+
+/* A gather of a flat parameter that lies in memory already, and whose shard is as it was then,
+ * would write the same values. */
+static bool is_fresh(const ms_flat *flat)
+{
+    return !ms_storage_is_dropped(ms_tensor_storage(flat->whole))
+           && ms_tensor_version(flat->source) == flat->shard_version;
+}
+
+/* The memory is taken on the stream of the gathers, which waits for the last users of that memory;
+ * the model's stream goes on. */
+static ms_status gather_flat(ms_flat *flat)
+{
+    ms_unit *unit = flat->unit;
+    ms_fsdp *fsdp = unit->fsdp;
+    ms_stream *stream = NULL;
+    ms_storage *storage = ms_tensor_storage(flat->whole);
+    if (is_fresh(flat)) return MS_OK;
+    ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
+    if (!status && ms_storage_is_dropped(storage)) status = ms_storage_refill(storage, stream);
+    ms_collective call = { .kind = MS_ALL_GATHER,
+                           .in = flat->shard,
+                           .out = flat->whole,
+                           .restore = true,
+                           .source = flat->source,
+                           .bucket = -1,
+                           .label = *unit->name ? unit->name : "root" };
+    if (!status) status = ms_group_enqueue(fsdp->shards, 2, &call, &flat->gathered);
+    if (status) return status;
+    flat->shard_version = ms_tensor_version(flat->source);
+    flat->whole_version = ms_tensor_version(flat->whole);
+    return MS_OK;
+}
+
+ms_status ms_unit_gather(ms_unit *unit)
+{
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count && !status; f++)
+        if (ms_flat_is_sharded(&unit->flats[f])) status = gather_flat(&unit->flats[f]);
+    if (!status && unit->place == MS_UNIT_SHARDED) unit->place = MS_UNIT_GATHERED;
+    return status;
+}
+
+/* ------------------------------------------------------------------ handles */
+
+/* An unsharded parameter is whole at all times. */
+void ms_member_show(ms_member *member, bool whole)
+{
+    const ms_flat *flat = member->flat;
+    whole = whole || !ms_flat_is_sharded(flat);
+    if (whole)
+        ms_tensor_reshape_onto(member->tensor, flat->whole, member->begin, member->dims,
+                               member->shape);
+    else ms_tensor_reshape_onto(member->tensor, flat->shard, member->at, 1, &member->length);
+}
+
+static void show_all(ms_unit *unit, bool whole)
+{
+    for (uint32_t f = 0; f < unit->count; f++)
+        for (uint32_t i = 0; i < unit->flats[f].count; i++)
+            ms_member_show(&unit->flats[f].members[i], whole);
+}
+
+ms_status ms_unit_use(ms_unit *unit)
+{
+    ms_stream *current = ms_engine_current(unit->fsdp->engine);
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count && !status; f++)
+        status = ms_stream_wait(current, unit->flats[f].gathered);
+    if (status) return status;
+    show_all(unit, true);
+    unit->place = MS_UNIT_IN_USE;
+    return MS_OK;
+}
+
+/* The first member that was written while it was whole, or NULL. */
+static const ms_member *written(const ms_flat *flat)
+{
+    if (!ms_flat_is_sharded(flat) || ms_tensor_version(flat->whole) == flat->whole_version)
+        return NULL;
+    for (uint32_t i = 0; i < flat->count; i++)
+        if (ms_tensor_version(flat->members[i].tensor) > flat->whole_version)
+            return &flat->members[i];
+    return NULL;
+}
+
+/* What a script writes to a whole parameter never reaches the shards. */
+static ms_status check_unwritten(const ms_unit *unit)
+{
+    for (uint32_t f = 0; f < unit->count; f++) {
+        const ms_member *member = written(&unit->flats[f]);
+        if (member)
+            return ms_engine_fail(unit->fsdp->engine, MS_ERROR_STATE,
+                                  "fsdp: '%s' was written while its unit \"%s\" was gathered, and "
+                                  "its shards do not know of it: write parameters between passes, "
+                                  "or inside summon",
+                                  member->name, *unit->name ? unit->name : "root");
+    }
+    return MS_OK;
+}
+
+ms_status ms_unit_release(ms_unit *unit)
+{
+    if (unit->place != MS_UNIT_IN_USE) return MS_OK;
+    ms_status status = check_unwritten(unit);
+    show_all(unit, false);
+    unit->place = MS_UNIT_GATHERED;
+    return status;
+}
+
+/* The last use of the memory goes to the list of the limit, for which later gathers wait. */
+ms_status ms_unit_reshard(ms_unit *unit)
+{
+    ms_fsdp *fsdp = unit->fsdp;
+    ms_stream *stream = NULL;
+    uint64_t bytes = 0;
+    MS_ASSERT(unit->place != MS_UNIT_IN_USE);
+    unit->place = MS_UNIT_SHARDED;
+    for (uint32_t f = 0; f < unit->count; f++) {
+        ms_flat *flat = &unit->flats[f];
+        ms_storage *storage = ms_tensor_storage(flat->whole);
+        if (!ms_flat_is_sharded(flat) || ms_storage_is_dropped(storage)) continue;
+        bytes += ms_flat_bytes(flat);
+        ms_status status = ms_storage_drop(storage, *unit->name ? unit->name : "the root unit");
+        if (status) return status;
+    }
+    if (bytes == 0) return MS_OK;
+    ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
+    if (!status) status = ms_inflight_acquire(fsdp->gathers, stream, bytes);
+    if (!status)
+        status = ms_inflight_release(fsdp->gathers, ms_stream_last(ms_engine_current(fsdp->engine)),
+                                     bytes);
+    return status;
+}

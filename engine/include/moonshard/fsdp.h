@@ -1,0 +1,138 @@
+/* moonshard/fsdp.h: sharded models: each rank keeps a part of every parameter, of its gradient and
+ * of its optimizer's state, and has whole parameters only while they are used.
+ *
+ * Words
+ * - A unit is a set of modules whose parameters are gathered together. Unit 0 is the root.
+ * - A flat parameter is what a unit has of one dtype, trainable or not: its parameters end to end,
+ *   and zeros after them so that the length divides by the number of ranks that shard. A shard is
+ *   one rank's equal part of it, a piece the part of one parameter that lies in this rank's shard.
+ * - An edge is a moment at which a unit's use begins or ends: before and after its forward, before
+ *   its backward (the first gradient of an output of its forward), and after it (all gradients of
+ *   its parameters, or of its inputs, are there).
+ *
+ * Invariants
+ * - A parameter's tensor is its piece, 1-D, in the shard. While its unit is used, the same tensor
+ * is the whole parameter, in its own shape. Optimizers see pieces: their states have the pieces'
+ *   lengths.
+ * - Whole parameters lie in a storage that is dropped while the unit is not gathered. A gather
+ *   restores it: what forward saved is right in backward unless a shard was written in between,
+ *   which backward reports. A parameter with an empty piece has it in a part of the shard of its
+ *   own, so that a step is noticed on every rank.
+ * - Gathers run on channel 2 of the group that shards, reductions on channel 1, so that neither
+ *   waits for the other. All ranks enqueue both in the same order; the comparison of collectives
+ *   ends a job in which they do not.
+ * - A unit's gradients are reduced when its backward has ended. A parameter without gradient
+ *   contributes zeros. The result is the mean over `divisor` ranks, as a shard; it is added to the
+ *   shards of passes before that nothing has consumed.
+ * - Gradients of a pass that is not synchronized stay whole on their rank until a synchronized pass
+ *   adds to them and reduces the sum.
+ * - Waits are stream waits. The host never blocks at an edge. */
+#ifndef MOONSHARD_FSDP_H
+#define MOONSHARD_FSDP_H
+
+#include "moonshard/grad.h"
+#include "moonshard/hook.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ms_fsdp ms_fsdp;
+
+typedef struct ms_fsdp_parameter {
+    ms_tensor *tensor;
+    const char *name;
+    uint32_t unit;
+} ms_fsdp_parameter;
+
+typedef struct ms_fsdp_unit_options {
+    const char *name; /* for messages: that of its module; "" for the root */
+    bool reshard_after_forward;
+} ms_fsdp_unit_options;
+
+typedef struct ms_fsdp_options {
+    ms_group *group; /* all ranks whose gradients are summed */
+    /* The ranks that share one copy of the parameters, and those that hold the same shard. NULL:
+     * all ranks of the group share one copy. A group of this rank alone in the first place:
+     * parameters are not sharded. */
+    ms_group *shards, *replicas;
+    const ms_fsdp_unit_options *units;
+    uint32_t unit_count;
+    bool prefetch; /* before a unit's backward, gather the unit that comes next */
+    /* Gathers wait until at most this many units have been used since, and as many bytes; 0: 2, and
+     * no limit. Backward waits until at most so many reductions are under way; 0: 2. */
+    uint32_t max_in_flight, max_reductions;
+    uint64_t max_in_flight_bytes;
+    const ms_link *links; /* a native chain; link_count 0: reduce with avg */
+    uint32_t link_count;
+    ms_comm_hook hook; /* NULL: links are used */
+    void *hook_user;
+    void (*hook_free)(void *user); /* may be NULL */
+    uint32_t hook_links;
+} ms_fsdp_options;
+
+/* Shards the parameters: float leaves, each once, none of another wrapped model. Copies or retains
+ * all that it gets; takes hook_user over if it succeeds. All ranks have the same values: nothing is
+ * communicated here. The engine frees the model at the latest. */
+MS_API ms_status ms_fsdp_new(ms_engine *engine, const ms_fsdp_options *options,
+                             const ms_fsdp_parameter *parameters, uint32_t count, ms_fsdp **out);
+/* Removes all that was installed. Parameters stay pieces. NULL is allowed. */
+MS_API void ms_fsdp_free(ms_fsdp *fsdp);
+/* Gathers all parameters for good, and drops their gradients; then the model is as if it had never
+ * been wrapped, and `fsdp` can only be freed. All ranks call it, between passes. */
+MS_API ms_status ms_fsdp_unwrap(ms_fsdp *fsdp);
+/* For hosts with garbage collection, as ms_reducer_abandon and ms_reducer_sweep. */
+MS_API void ms_fsdp_abandon(ms_fsdp *fsdp);
+MS_API void ms_fsdp_sweep(ms_engine *engine);
+
+/* Around the forward of a unit's module. The inputs' and outputs' gradients tell when the unit's
+ * backward ends and begins. Calls of one unit may be nested. */
+MS_API ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t unit, ms_tensor *const *inputs,
+                                        uint32_t count);
+MS_API ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t unit, ms_tensor *const *outputs,
+                                       uint32_t count);
+
+/* Whether the backwards to come reduce. Returns what it was; true at first. */
+MS_API bool ms_fsdp_set_sync(ms_fsdp *fsdp, bool yes);
+/* After forward, after backward; after backward is true at first. */
+MS_API void ms_fsdp_set_reshard(ms_fsdp *fsdp, uint32_t unit, bool after_forward,
+                                bool after_backward);
+/* Gathers a unit now, outside of its edges, and gives its memory back. */
+MS_API ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t unit, ms_point *ready);
+MS_API ms_status ms_fsdp_reshard(ms_fsdp *fsdp, uint32_t unit);
+/* Between forward and backward, or a pass and the next: whole parameters in these units until
+ * ms_fsdp_summon_end, which keeps what was written there if `write`. All ranks call both. */
+MS_API ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count);
+MS_API ms_status ms_fsdp_summon_end(ms_fsdp *fsdp, bool write);
+/* After a forward or backward that failed alike on all ranks: drops what was under way. */
+MS_API void ms_fsdp_reset(ms_fsdp *fsdp);
+
+/* This rank's piece of parameter `index`: elements [first, first + count) of it. */
+typedef struct ms_fsdp_piece {
+    ms_tensor *tensor; /* borrowed */
+    const char *name;
+    uint32_t unit, dims;
+    const int64_t *shape; /* of the whole parameter */
+    int64_t first, count;
+} ms_fsdp_piece;
+/* False past the last. Pieces are in the order of units, flat parameters and the list of
+ * parameters. */
+MS_API bool ms_fsdp_piece_get(const ms_fsdp *fsdp, uint32_t index, ms_fsdp_piece *out);
+/* Gives the tensor of a parameter the whole parameter's shape, without values, or its piece again:
+ * for code that asks for shapes only. Nothing happens while the unit is used. */
+MS_API void ms_fsdp_show_whole(ms_fsdp *fsdp, bool yes);
+
+typedef struct ms_fsdp_unit_info {
+    const char *name;
+    uint64_t bytes, shard_bytes;
+    bool gathered;
+} ms_fsdp_unit_info;
+MS_API bool ms_fsdp_unit_get(const ms_fsdp *fsdp, uint32_t unit, ms_fsdp_unit_info *out);
+
+MS_API uint32_t ms_fsdp_divisor(const ms_fsdp *fsdp);
+MS_API void ms_fsdp_set_divisor(ms_fsdp *fsdp, uint32_t divisor);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,481 @@
+-- ms.fsdp: a model whose parameters, gradients and optimizer states are kept in shards over the
+-- ranks. A unit's parameters are gathered before it is used, and dropped after.
+local core = require "moonshard.core"
+local hooks = require "moonshard.hooks"
+local module = require "moonshard.nn.module"
+local nested = require "moonshard.nested"
+local options_of = require "moonshard.options"
+local units_of = require "moonshard.fsdp.units"
+local check, check_group = options_of.check, options_of.check_group
+require "moonshard.group"
+
+---@class ms.FSDP: ms.DDP
+local FSDP = {}
+
+--- The state of a sharded model, kept in its object's metatable and known to its modules.
+---@class ms.FSDPState
+---@field wrapped ms.Module
+---@field options ms.FSDPOptions as they were given
+---@field group ms.Group
+---@field shards ms.Group whose ranks share one copy of the parameters
+---@field strategy string
+---@field sharded? any the model in the core; nil: unwrapped
+---@field units { module: ms.Module, name: string, index: integer }[] the root first
+---@field how table the compiled chain
+---@field accumulate "local"|"shard"
+---@field methods table<string, boolean> what forward_method has replaced
+
+-- modules that are units of a sharded model, or below one -> its state
+local owner = setmetatable({}, { __mode = "k" })
+
+---@param self any
+---@return ms.FSDPState
+local function state_of(self)
+  local meta = getmetatable(self)
+  if type(meta) ~= "table" or not meta.fsdp then
+    core.raise("an fsdp model is expected, not " .. type(self))
+  end
+  return meta.fsdp
+end
+
+-- The same for calls that need the shards.
+local function sharded_of(self, what)
+  local s = state_of(self)
+  if not s.sharded then core.raise(what .. ": this model was unwrapped") end
+  return s
+end
+
+---------------------------------------------------------------------------------------- strategies
+
+-- Whether parameters are sharded, whether over all ranks or within levels of the world, and whether
+-- units are resharded after forward.
+local strategies = {
+  full_shard = { reshard = true },
+  shard_grad_op = { reshard = false },
+  no_shard = { whole = true, reshard = false },
+  hybrid_shard = { levels = true, reshard = true },
+  hybrid_shard_zero2 = { levels = true, reshard = false },
+}
+local other_names = { zero3 = "full_shard", zero2 = "shard_grad_op" }
+
+local known = {
+  group = "any", strategy = "string", shard_group = "any", replica_group = "any",
+  reshard_after_forward = "boolean", wrap = "any", comm_hook = "any", prefetch = "string",
+  max_in_flight = "integer", max_in_flight_bytes = "integer", max_reductions = "integer",
+  accumulate = "string", divide_factor = "number", ignored = "table", init_sync = "boolean",
+}
+
+local function choice(name, value, allowed)
+  for _, one in ipairs(allowed) do if value == one then return value end end
+  core.raise(("fsdp: %s = '%s': did you mean '%s'? It is one of %s"):format(name, value,
+    core.nearest(value, allowed) or allowed[1], table.concat(allowed, ", ")))
+end
+
+local function strategy_of(o)
+  local name = o.strategy or "full_shard"
+  if name == "zero1" then
+    core.raise "fsdp: strategy 'zero1' shards optimizer states only: that is the option \z
+      shard = group of an optimizer, on a model of ms.ddp"
+  end
+  name = other_names[name] or name
+  local all = {}
+  for one in pairs(strategies) do all[#all + 1] = one end
+  table.sort(all)
+  return choice("strategy", name, all)
+end
+
+-- The groups whose ranks share one copy of the parameters, and that hold the same shard.
+local function groups_of(o, strategy, group)
+  local how = strategies[strategy]
+  if not how.levels then
+    if o.shard_group or o.replica_group then
+      core.raise(("fsdp: shard_group and replica_group belong to hybrid_shard, not to %s")
+        :format(strategy))
+    end
+    if how.whole then return core.alone(), group end
+    return group, nil
+  end
+  if (o.shard_group == nil) ~= (o.replica_group == nil) then
+    core.raise "fsdp: shard_group and replica_group are given together, or neither"
+  end
+  if not o.shard_group then return group:levels() end
+  if o.shard_group:size() * o.replica_group:size() ~= group:size() then
+    core.raise(("fsdp: shard_group (%d ranks) times replica_group (%d) must be the group's %d")
+      :format(o.shard_group:size(), o.replica_group:size(), group:size()))
+  end
+  return o.shard_group, o.replica_group
+end
+
+local function check_options(given)
+  local o = check("fsdp", given, known)
+  for _, name in ipairs { "group", "shard_group", "replica_group" } do
+    check_group("fsdp", name, o[name])
+  end
+  if o.prefetch then choice("prefetch", o.prefetch, { "none", "backward_pre" }) end
+  if o.accumulate then choice("accumulate", o.accumulate, { "local", "shard" }) end
+  for _, name in ipairs { "max_in_flight", "max_in_flight_bytes", "max_reductions" } do
+    if o[name] and o[name] < 1 then
+      core.raise(("fsdp: %s must be 1 or more, not %d"):format(name, o[name]))
+    end
+  end
+  local factor = o.divide_factor
+  if factor then
+    o.divide_factor = math.tointeger(factor)
+    if not o.divide_factor or o.divide_factor < 1 then
+      core.raise(("fsdp: divide_factor must be a whole number of 1 or more, not %s")
+        :format(tostring(factor)))
+    end
+  end
+  return o
+end
+
+------------------------------------------------------------------------------------------ the edges
+
+-- The function that stands around a unit's module.
+local function around(s, index)
+  return function(object, run, ...)
+    local sharded = s.sharded
+    sharded:before_forward(index, nested.tensors { ... })
+    local results = table.pack(run(object, ...))
+    sharded:after_forward(index, nested.tensors(results))
+    return table.unpack(results, 1, results.n)
+  end
+end
+
+local function forward(self, ...)
+  local s = sharded_of(self, "forward")
+  return s.wrapped(...)
+end
+
+-------------------------------------------------------------------------------------------- methods
+
+--- f: forward and backward inside: gradients stay on their rank, whole, and add up.
+---@param f function
+function FSDP:no_sync(f)
+  local s = sharded_of(self, "no_sync")
+  if type(f) ~= "function" then core.raise("no_sync: a function is expected, not " .. type(f)) end
+  local before = s.sharded:sync(false)
+  local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
+    if s.sharded then s.sharded:sync(before) end
+  end })
+  return f()
+end
+
+--- f(i) for i = 1..count. accumulate = "shard": each pass reduces, and shards add up; "local": only
+--- the last one does.
+---@param count integer
+---@param f fun(i: integer)
+function FSDP:accumulate(count, f)
+  local s = sharded_of(self, "accumulate")
+  if type(f) ~= "function" then
+    core.raise("accumulate: a function is expected, not " .. type(f))
+  end
+  s.wrapped:accumulate(count, function(i)
+    if i == count or s.accumulate == "shard" then return f(i) end
+    return self:no_sync(function() return f(i) end)
+  end)
+end
+
+---@param yes boolean whether the backward passes to come reduce
+function FSDP:set_gradient_sync(yes)
+  local s = sharded_of(self, "set_gradient_sync")
+  options_of.argument("set_gradient_sync", "yes", yes, "boolean")
+  s.sharded:sync(yes)
+end
+
+--- The ranks that share one copy of the parameters; a group of this rank alone if each has its own.
+---@return ms.Group
+function FSDP:shard_group() return sharded_of(self, "shard_group").shards end
+
+---@return ms.Unit[] the root first
+function FSDP:units()
+  local s = sharded_of(self, "units")
+  local list = s.sharded:units()
+  for i, unit in ipairs(list) do unit.parameters = s.units[i].parameters end
+  return list
+end
+
+--- What this rank has of each parameter: `count` elements from element `first` (from 0) on.
+---@return { name: string, shape: integer[], first: integer, count: integer }[]
+function FSDP:pieces()
+  local list = sharded_of(self, "pieces").sharded:pieces()
+  for _, piece in ipairs(list) do piece.unit = nil end
+  return list
+end
+
+--- Gathers this unit now; its next use waits for it.
+---@param index integer
+function FSDP:unshard(index) sharded_of(self, "unshard").sharded:unshard(index) end
+
+---@param index integer
+function FSDP:reshard(index) sharded_of(self, "reshard").sharded:reshard(index) end
+
+--- Whether units are resharded after forward and after backward; all units unless given.
+---@param options { forward?: boolean, backward?: boolean, units?: integer[] }
+function FSDP:set_reshard(options)
+  local s = sharded_of(self, "set_reshard")
+  local o = check("set_reshard", options,
+    { forward = "boolean", backward = "boolean", units = "table" })
+  local list = o.units
+  if not list then
+    list = {}
+    for i = 1, #s.units - 1 do list[i] = i end
+  end
+  for _, index in ipairs(list) do
+    local unit = s.units[index + 1]
+    if not unit then core.raise(("set_reshard: there is no unit %s"):format(tostring(index))) end
+    if o.forward ~= nil then unit.reshard = o.forward end
+    if o.backward ~= nil then unit.reshard_backward = o.backward end
+    s.sharded:set_reshard(index, unit.reshard, unit.reshard_backward)
+  end
+end
+
+--- Full parameters inside f. What f wrote is kept unless writeback is false.
+---@param options { writeback?: boolean, names?: string[] }
+---@param f fun(parameters: ms.Parameter[])
+function FSDP:summon(options, f)
+  local s = sharded_of(self, "summon")
+  local o = check("summon", options, { writeback = "boolean", names = "table" })
+  options_of.argument("summon", "f", f, "function")
+  local wanted, indices, parameters = o.names and {}, {}, {}
+  for _, name in ipairs(o.names or {}) do wanted[name] = true end
+  for _, unit in ipairs(s.units) do
+    local any = not wanted
+    for _, name in ipairs(unit.names) do any = any or wanted and wanted[name] end
+    if any then
+      indices[#indices + 1] = unit.index
+      for i, p in ipairs(unit.parameters) do
+        if not wanted or wanted[unit.names[i]] then parameters[#parameters + 1] = p end
+        if wanted then wanted[unit.names[i]] = nil end
+      end
+    end
+  end
+  local unknown = wanted and next(wanted)
+  if unknown then core.raise(("summon: no parameter is called '%s'"):format(unknown)) end
+  s.sharded:summon(indices)
+  local ok = false
+  local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
+    s.sharded:summon_end(ok and o.writeback ~= false)
+  end })
+  local results = table.pack(core.no_grad(function() return f(parameters) end))
+  ok = true
+  return table.unpack(results, 1, results.n)
+end
+
+--- All parameters and saved buffers, whole, as copies: on every rank. All ranks call it.
+---@return table<string, ms.Tensor>
+function FSDP:state()
+  local s, copies = sharded_of(self, "state"), {}
+  self:summon({ writeback = false }, function()
+    for name, t in pairs(s.wrapped:state()) do copies[name] = t:detach():clone() end
+  end)
+  return copies
+end
+
+--- As a module's. All ranks call it with the same values.
+---@param state table<string, ms.Tensor>
+---@param options? ms.LoadOptions
+function FSDP:load_state(state, options)
+  local s = sharded_of(self, "load_state")
+  self:summon({}, function() s.wrapped:load_state(state, options) end)
+end
+
+--- This method of the model runs through the root's edges, as forward does.
+---@param name string
+function FSDP:forward_method(name)
+  local s = sharded_of(self, "forward_method")
+  options_of.argument("forward_method", "name", name, "string")
+  local method = s.wrapped[name]
+  if type(method) ~= "function" then
+    core.raise(("forward_method: the model has no method '%s'"):format(name))
+  end
+  local through = around(s, 0)
+  rawset(getmetatable(s.wrapped).fields, name, function(object, ...)
+    return through(object, method, ...)
+  end)
+  s.methods[name] = true
+end
+
+--- On all ranks, after a forward or backward that failed in the same way everywhere and was caught:
+--- drops what was under way.
+function FSDP:reset() sharded_of(self, "reset").sharded:reset() end
+
+--- Gathers all parameters for good. All ranks call it.
+---@return ms.Module
+function FSDP:unwrap()
+  local s = state_of(self)
+  if s.sharded then
+    hooks._release(s.how.chain or {})
+    s.sharded:unwrap()
+    s.sharded = nil
+    hooks._unwatch(s.how.chain or {})
+    for _, unit in ipairs(s.units) do
+      getmetatable(unit.module).around = nil
+      for _, p in ipairs(unit.parameters) do module.sharded[p] = nil end
+    end
+    for name in pairs(s.methods) do rawset(getmetatable(s.wrapped).fields, name, nil) end
+    for _, object in s.wrapped:modules() do owner[object] = nil end
+  end
+  return s.wrapped
+end
+
+------------------------------------------------------------------------------------------- wrapping
+
+local function index(self, key)
+  if FSDP[key] ~= nil then return FSDP[key] end
+  local s = state_of(self)
+  if key == "module" then return s.wrapped end
+  return s.wrapped[key]
+end
+
+local function make_object(s)
+  return module.wrapper(s.wrapped, { fsdp = s, __index = index, __call = forward }, "fsdp")
+end
+
+options_of.methods(FSDP, "an fsdp model", function(value)
+  local meta = type(value) == "table" and getmetatable(value)
+  return type(meta) == "table" and meta.fsdp ~= nil
+end)
+
+-- All ranks begin with rank 0's values.
+local function synchronize(s)
+  local names, tensors = {}, {}
+  for _, item in ipairs(s.wrapped:named_parameters()) do
+    names[#names + 1], tensors[#tensors + 1] = item.name, item.parameter
+  end
+  core.ddp_compare(s.group, tensors, names)
+  core.ddp_broadcast(s.group, tensors, 0)
+  local buffers, list = s.wrapped:buffers(), {}
+  for name in pairs(buffers) do list[#list + 1] = name end
+  table.sort(list)
+  for i, name in ipairs(list) do list[i] = buffers[name] end
+  if #list > 0 then core.ddp_broadcast(s.group, list, 0) end
+end
+
+local function check_model(model)
+  if not module.is_module(model) then
+    core.raise("fsdp: a module is expected, not " .. type(model))
+  end
+  local meta = getmetatable(model)
+  if meta.ddp then core.raise "fsdp: this model is wrapped in ddp; unwrap() it first" end
+  if meta.fsdp then core.raise "fsdp: this model is wrapped already" end
+  for name, object in model:modules() do
+    if owner[object] then
+      core.raise(("fsdp: %s is part of an fsdp model already: wrap the whole model once")
+        :format(name == "" and "this model" or "module '" .. name .. "'"))
+    end
+  end
+  if core.in_hook() then
+    core.raise "fsdp cannot be used inside a hook: wrap models before training"
+  end
+end
+
+-- What the reductions of a model's gradients are to links.
+local function kind_of(shards, replicas)
+  if shards:size() == 1 then return "all_reduce" end
+  return replicas and replicas:size() > 1 and "hybrid" or "reduce_scatter"
+end
+
+-- Links that step, or that wait for the last bucket of a pass, do not fit units yet.
+local function check_chain(how)
+  for _, link in ipairs(how.chain or {}) do
+    if type(link) == "table" and link.optimizer then
+      core.raise "fsdp: comm_hook: then_optimizer steps in the chain, which fsdp does not do: \z
+        call optimizer:step()"
+    end
+  end
+  if how.whole then
+    core.raise(("fsdp: comm_hook: %s needs all gradients of a pass: call model:clip_grad_norm()")
+      :format(how.whole))
+  end
+end
+
+--- Shards a model over the ranks. The model is changed in place.
+---@param model ms.Module
+---@param options? ms.FSDPOptions
+---@return ms.FSDP
+local function wrap(model, options)
+  check_model(model)
+  local o = check_options(options)
+  local strategy = strategy_of(o)
+  local group = o.group or core.world()
+  for _, item in ipairs(model:named_parameters()) do
+    if module.stepped[item.parameter] then
+      core.raise(("fsdp: parameter '%s' belongs to an optimizer already: wrap the model first, \z
+        then make its optimizer"):format(item.name))
+    end
+  end
+  local units = units_of.find(model, o)
+  local shards, replicas = groups_of(o, strategy, group)
+  local reshard = strategies[strategy].reshard
+  if o.reshard_after_forward ~= nil then reshard = o.reshard_after_forward end
+  local kind = kind_of(shards, replicas)
+  local how = o.comm_hook ~= nil and hooks._compile(o.comm_hook, "fsdp: comm_hook", nil, kind) or {}
+  ---@type ms.FSDPState
+  local s = {
+    wrapped = model, group = group, shards = shards, options = o, strategy = strategy,
+    units = units, how = how,
+    accumulate = o.accumulate or "shard", methods = {},
+  }
+  check_chain(how)
+  if o.init_sync ~= false then synchronize(s) end
+  hooks._claim(how.chain or {}, s)
+  local parameters, described = {}, {}
+  for i, unit in ipairs(units) do
+    -- The root is needed again at once: its backward is the first.
+    unit.reshard, unit.reshard_backward = reshard and i > 1, true
+    described[i] = { name = unit.name, reshard_after_forward = unit.reshard }
+    unit.shapes = {}
+    for k, p in ipairs(unit.parameters) do
+      unit.shapes[k] = p:shape()
+      parameters[#parameters + 1] = { tensor = p, name = unit.names[k], unit = unit.index }
+    end
+  end
+  s.sharded = core.sharded(parameters, described, {
+    group = group, shards = shards, replicas = replicas,
+    prefetch = o.prefetch ~= "none",
+    max_in_flight = o.max_in_flight, max_in_flight_bytes = o.max_in_flight_bytes,
+    max_reductions = o.max_reductions,
+    links = how.links, hook = how.hook, name = how.name,
+    hook_links = how.hook and #how.accounts + 1,
+  })
+  if o.divide_factor then s.sharded:divisor(o.divide_factor) end
+  for _, unit in ipairs(units) do
+    getmetatable(unit.module).around = around(s, unit.index)
+    for i, p in ipairs(unit.parameters) do
+      module.sharded[p] = { model = s, shape = unit.shapes[i] }
+    end
+  end
+  for _, object in model:modules() do owner[object] = s end
+  hooks._watch(how.chain or {})
+  local object = make_object(s)
+  if model.last_logits then FSDP.forward_method(object, "last_logits") end
+  s.object = setmetatable({ object }, { __mode = "v" })
+  return object
+end
+
+--- The sharded models in a module, in order: itself, or those below it.
+---@param object ms.Module
+---@return ms.FSDP[]
+local function roots(object)
+  local list, seen = {}, {}
+  if type(object) == "table" and (getmetatable(object) or {}).fsdp then return { object } end
+  if not module.is_module(object) then
+    core.raise("fsdp.roots: a module is expected, not " .. type(object))
+  end
+  for _, one in object:modules() do
+    local s = owner[one]
+    if s and not seen[s] and s.object[1] then
+      seen[s] = true
+      list[#list + 1] = s.object[1]
+    end
+  end
+  return list
+end
+
+---@class ms.fsdp
+local fsdp = setmetatable({ roots = roots }, {
+  __call = function(_, model, options) return wrap(model, options) end,
+})
+
+return { fsdp = fsdp }

@@ -1,0 +1,240 @@
+-- What every rank of fsdp_spec.lua runs: sharded training against ddp's, counts of collectives,
+-- what handles are, and the errors of misuse. Ends with a hash of weights.
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local world, rank, size = ms.world(), ms.rank(), ms.world_size()
+
+local ROWS, LENGTH = 12, 8                      -- of a batch over all ranks: divides by 1 to 4
+
+local function new_model(options)
+  ms.seed(1)
+  local o = { vocab = 16, context = LENGTH, layers = 3, width = 16, heads = 2 }
+  for name, value in pairs(options or {}) do o[name] = value end
+  return ms.nn.gpt2(o)
+end
+
+local function batch(step)
+  local tokens = ms.randint {
+    ROWS, LENGTH + 1, low = 0, high = 16, seed = 100 + step, per_rank = false,
+  }
+  local own = tokens:narrow(1, rank * ROWS // size + 1, ROWS // size)
+  return own:narrow(2, 1, LENGTH), own:narrow(2, 2, LENGTH)
+end
+
+local function fails(f, ...)
+  local ok, message = pcall(f)
+  assert(not ok, "no error")
+  for _, part in ipairs { ... } do
+    assert(tostring(message):find(part, 1, true), ("'%s' is not in: %s"):format(part, message))
+  end
+end
+
+-- Trains a model, and gives its losses and weights. how: model, wrap (options of fsdp, or "ddp"),
+-- micro, clip
+local function train(how)
+  local inner = new_model(how.model)
+  if how.freeze then
+    for _, item in ipairs(inner:named_parameters()) do
+      if item.name:find(how.freeze) then item.parameter:requires_grad_(false) end
+    end
+  end
+  local model = how.wrap == "ddp" and ms.ddp(inner) or ms.fsdp(inner, how.wrap)
+  -- Two groups, chosen by shapes: the same ones under every strategy.
+  -- adamw would blow up the rounding of gradients that are zero in mathematics (biases of keys).
+  local optimizer = ms.optim[how.kind or "adamw"]({
+    { params = model:parameters(function(p) return p:requires_grad() and p:dim() >= 2 end) },
+    { params = model:parameters(function(p) return p:requires_grad() and p:dim() < 2 end),
+      weight_decay = 0 },
+  }, { lr = 1e-2 })
+  local losses, norms, micro = {}, {}, how.micro or 1
+  for step in ms.steps(3) do
+    local total = 0
+    model:accumulate(micro, function(i)
+      local x, y = batch(step * 10 + i)
+      local loss = model(x):cross_entropy(y) / micro
+      loss:backward()
+      total = total + loss:detach()
+    end)
+    norms[step + 1] = how.clip and model:clip_grad_norm(how.clip):item() or 0
+    optimizer:step()
+    optimizer:zero_grad()
+    losses[step + 1] = world:all_reduce(total, "avg"):value():item()
+  end
+  return { losses = losses, norms = norms, weights = model:state(), model = model }
+end
+
+local function difference(a, b)
+  local most = 0
+  for name, t in pairs(a.weights) do
+    local other = b.weights[name]:detach()
+    most = math.max(most, (t:detach() - other):abs():max():item() / other:abs():max():item())
+  end
+  for i = 1, #a.losses do most = math.max(most, math.abs(a.losses[i] / b.losses[i] - 1)) end
+  return most
+end
+
+-- Strategies that add what ddp adds, in its order: the same bits. With clipping by the norm, whose
+-- parts are added in another order, and where shards are added up pass by pass: within rounding.
+local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
+for _, case in ipairs {
+  {}, { micro = 3 }, { clip = 0.5 }, { model = { recompute = true } }, { freeze = "wte" },
+  { micro = 2, clip = 0.5, model = { recompute = true } },
+} do
+  local function run(wrap, kind)
+    return train {
+      wrap = wrap, kind = kind, model = case.model, micro = case.micro, clip = case.clip,
+      freeze = case.freeze,
+    }
+  end
+  local expected = { adamw = run("ddp", "adamw"), sgd = run("ddp", "sgd") }
+  for _, strategy in ipairs(strategies) do
+    for _, accumulate in ipairs(case.micro and { "local", "shard" } or { "local" }) do
+      local exact = not case.clip and accumulate == "local"
+      local kind = exact and "adamw" or "sgd"
+      local own = run({ strategy = strategy, accumulate = accumulate }, kind)
+      local d = difference(own, expected[kind])
+      assert(d <= (exact and 0 or 1e-6), ("%s, %s, micro %s, clip %s: %g"):format(strategy,
+        accumulate, case.micro, case.clip, d))
+      -- 1e-6: three additions of squares in another order.
+      for i, norm in ipairs(own.norms) do
+        assert(math.abs(norm - expected[kind].norms[i]) <= 1e-6 * norm, "norm")
+      end
+    end
+  end
+end
+
+-- Collectives of one pass, by operation and unit.
+local function count(model, f)
+  core.comm_record(true)
+  f()
+  core.comm_record(false)
+  local found = {}
+  for _, record in ipairs((core.comm_records())) do
+    local key = record.op .. " " .. record.channel
+    found[key] = (found[key] or 0) + 1
+    found[record.op .. " " .. record.label] = (found[record.op .. " " .. record.label] or 0) + 1
+  end
+  return found, model
+end
+
+-- V12: gathers of a unit in an iteration, and reductions.
+if size > 1 then
+  local gathers = { full_shard = 2, shard_grad_op = 1 }
+  for strategy, each in ms.sorted_pairs(gathers) do
+    local model = ms.fsdp(new_model(), { strategy = strategy })
+    local function pass()
+      local x, y = batch(1)
+      model(x):cross_entropy(y):backward()
+    end
+    pass()
+    -- As an optimizer's step between passes: what is gathered is old.
+    ms.no_grad(function() for _, p in ipairs(model:parameters()) do p:mul_(1) end end)
+    local found = count(model, pass)
+    for i = 0, 2 do
+      assert(found["all_gather h." .. i] == each, strategy)
+    end
+    assert(found["all_gather root"] == 1)
+    assert(found["all_gather 2"] == 3 * each + 1 and not found["all_gather 1"])
+    assert(found["reduce_scatter 1"] == 4)
+    ms.no_grad(function() for _, p in ipairs(model:parameters()) do p:mul_(1) end end)
+    local silent = count(model, function() model:no_sync(pass) end)
+    assert(not silent["reduce_scatter 1"])
+    if strategy == "shard_grad_op" then
+      -- Shards stay whole in no_sync: the next forward finds them.
+      local again = count(model, function() model:no_sync(pass) end)
+      assert(not again["all_gather 2"], tostring(again["all_gather 2"]))
+    end
+  end
+end
+
+-- Handles are pieces, and whole parameters while their unit is used.
+do
+  local inner = new_model()
+  local seen
+  inner.h[2].mlp:hook("forward", function(m) seen = m.c_fc.weight:shape() end)
+  local model = ms.fsdp(inner)
+  local p = inner.h[2].mlp.c_fc.weight
+  local elements = 16 * 64
+  assert(p:full_shape()[1] * p:full_shape()[2] == elements)
+  if size > 1 then assert(#p:shape() == 1 and p:numel() <= elements) end
+  local numbers = world:all_reduce(ms.full(p:numel(), {}), "sum"):value():item()
+  assert(numbers == elements)
+  local x, y = batch(1)
+  model(x):cross_entropy(y):backward()
+  assert(#seen == 2 and seen[1] * seen[2] == elements)
+  assert(p:grad():numel() == p:numel())
+  -- Writes inside summon are kept, on all ranks.
+  model:summon({}, function() p:fill_(0.25) end)
+  assert(p:numel() == 0 or p:detach():min():item() == 0.25)
+  local kept = model:state()["h.1.mlp.c_fc.weight"]
+  assert(kept:min():item() == 0.25 and kept:max():item() == 0.25)
+  model:summon({ writeback = false }, function() p:fill_(7) end)
+  assert(model:state()["h.1.mlp.c_fc.weight"]:max():item() == 0.25)
+  -- Evaluation between steps, and generation.
+  ms.no_grad(function() assert(model(x):shape()[3] == 16) end)
+  assert(#model:units() == 4 and model:units()[1].name == "")
+  if size > 1 then
+    fails(function() inner:state() end, "piece of", "state() of the fsdp model")
+    fails(function() p:requires_grad_(false) end, "unwrap()")
+    local optimizer = ms.optim.adamw(model:parameters())
+    fails(function() optimizer:state() end, "sharded by fsdp")
+    fails(function() ms.optim.in_backward(ms.optim.sgd, model) end, "fsdp model")
+    local lamb = ms.optim.define { name = "whole", step_param = function() end }
+    fails(function() lamb(model:parameters()) end, "elementwise")
+    fails(function() ms.ddp(model) end, "sharded by fsdp")
+  end
+  fails(function() ms.fsdp(model) end, "wrapped already")
+  fails(function() ms.fsdp(inner) end, "part of an fsdp model already")
+  fails(function() ms.fsdp(new_model(), { wrap = { class = "Blok" } }) end, "matches no module",
+    "GPT2Block")
+  fails(function() ms.fsdp(new_model(), { strategy = "zero1" }) end, "shard = group")
+  fails(function() ms.fsdp(new_model(), { strategy = "full" }) end, "full_shard")
+  local other = new_model()
+  local early = ms.optim.adamw(other)
+  fails(function() ms.fsdp(other) end, "belongs to an optimizer already")
+  assert(early)
+  -- Unwrapped, it is a model as any other.
+  local before = model:state()
+  assert(model:unwrap() == inner)
+  for name, t in pairs(inner:state()) do
+    assert((t:detach() - before[name]):abs():max():item() == 0)
+  end
+  inner(x):cross_entropy(y):backward()
+end
+
+-- Chains run on the buckets of units: a link in Lua, and a native one. A chain with a link that
+-- does not fit is refused.
+do
+  local seen = {}
+  local function watch(bucket, next)
+    assert(bucket:kind() == (size > 1 and "reduce_scatter" or "all_reduce"))
+    for i, p in ipairs(bucket:parameters()) do
+      seen[p:name()] = true
+      assert(bucket:gradients()[i]:numel() == p:full_shape()[1] * (p:full_shape()[2] or 1))
+    end
+    return next(bucket)
+  end
+  local plain = train { wrap = {} }
+  local watched = train { wrap = { comm_hook = watch } }
+  assert(difference(watched, plain) == 0 and seen["wte.weight"] and seen["h.2.ln_1.bias"])
+  local half = train { wrap = { comm_hook = ms.hooks.bf16_compress() }, kind = "sgd" }
+  local d = difference(half, train { wrap = {}, kind = "sgd" })
+  assert(size == 1 or d > 0 and d < 0.05, tostring(d))
+  fails(function()
+    ms.fsdp(new_model(), { comm_hook = ms.hooks.clip { max_norm = 1, scope = "global" } })
+  end, "clip_grad_norm")
+end
+
+-- A weight that two units share is an error with the remedy.
+do
+  local tied = new_model { tie = false }
+  tied.h[2].mlp.c_fc.weight = tied.h[1].mlp.c_fc.weight
+  fails(function() ms.fsdp(tied) end, "are one parameter", "h.0.mlp.c_fc.weight", "h.1")
+end
+
+local last = train { wrap = { strategy = "full_shard" } }
+local text = {}
+for name, t in ms.sorted_pairs(last.weights) do
+  text[#text + 1] = name .. core.hash(table.concat(t:reshape(-1):to_table(), " "))
+end
+print(("rank %d is done, weights %x"):format(rank, core.hash(table.concat(text, " "))))

@@ -1,0 +1,177 @@
+-- Random programs: models with units that are nested, frozen, reused, skipped, recomputed, run
+-- several times before a backward, or go through several backwards, against the same model without
+-- shards, which computes the passes of all ranks. Prints how many programs had each of these.
+local ms = require "moonshard"
+local rank, size = ms.rank(), ms.world_size()
+local options = ms.config { programs = 60, seed = 1 }
+
+local LAYERS, WIDTH, ROWS, STEPS = 4, 8, 4, 3
+
+local Net = ms.nn.class "Net"
+function Net:init()
+  local layers = {}
+  for i = 1, LAYERS do layers[i] = ms.nn.Linear(WIDTH, WIDTH) end
+  self.layers = ms.nn.List(layers)
+  self.inner = ms.nn.Sequential(ms.nn.Linear(WIDTH, WIDTH),
+    ms.nn.Sequential(ms.nn.Linear(WIDTH, WIDTH), ms.nn.Linear(WIDTH, WIDTH)))
+  self.scale = ms.nn.Parameter(ms.ones { WIDTH })
+end
+-- plan: 0 is the inner block, i a layer with a residual, -i a layer that is recomputed.
+function Net:forward(x, plan)
+  for _, i in ipairs(plan) do
+    if i == 0 then x = self.inner(x):tanh()
+    elseif i > 0 then x = self.layers[i](x):tanh() + x
+    else x = ms.recompute(function(y) return self.layers[-i](y):tanh() end, x) end
+  end
+  return x * self.scale
+end
+
+-- A generator of its own: all ranks draw the same programs.
+local state = options.seed
+local function draw(least, most)
+  state = (state * 6364136223846793005 + 1442695040888963407) & math.maxinteger
+  return least + (state >> 33) % (most - least + 1)
+end
+
+local wraps = {
+  { class = "Linear" }, { class = "Sequential" }, { class = { "Linear", "Sequential" } },
+  { names = { "layers%.[02]", "inner%.1" } },
+}
+local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
+
+local function draw_program()
+  local program = {
+    frozen = draw(1, 3) == 1 and draw(1, LAYERS) or nil, strategy = strategies[draw(1, 4)],
+    prefetch = draw(1, 2) == 1 and "none" or "backward_pre", wrap = wraps[draw(1, 4)],
+    several_backwards = draw(1, 3) == 1, steps = {},
+  }
+  for step = 1, STEPS do
+    local forwards = {}
+    for f = 1, draw(1, 3) == 1 and 2 or 1 do
+      local plan = { 0 }
+      for _ = 1, draw(1, 5) do table.insert(plan, draw(1, #plan + 1), draw(-LAYERS, LAYERS)) end
+      forwards[f] = plan
+    end
+    program.steps[step] = forwards
+  end
+  return program
+end
+
+-- What a program has of the kinds that are counted.
+local function kinds_of(program)
+  local kinds = {
+    frozen = program.frozen ~= nil, nested = type(program.wrap.class) ~= "string",
+    ["several backwards"] = false,
+  }
+  for _, forwards in ipairs(program.steps) do
+    if #forwards > 1 then
+      kinds["several forwards"] = true
+      kinds["several backwards"] = kinds["several backwards"] or program.several_backwards
+    end
+    local used = {}
+    for _, plan in ipairs(forwards) do
+      for _, i in ipairs(plan) do
+        local layer = math.abs(i)
+        if used[layer] then kinds.reused = true end
+        if i < 0 then kinds.recomputed = true end
+        used[layer] = true
+      end
+    end
+    for i = 1, LAYERS do if not used[i] then kinds.skipped = true end end
+  end
+  return kinds
+end
+
+local function new_net(program)
+  ms.seed(3)
+  local net = Net()
+  local frozen = program.frozen and net.layers[program.frozen]
+  if frozen then
+    for _, p in ipairs(frozen:parameters()) do p:requires_grad_(false) end
+  end
+  return net
+end
+
+local function input(step, forward, r)
+  return ms.randn { ROWS, WIDTH, seed = step * 100 + forward * 10 + r, per_rank = false }
+end
+
+-- A parameter without gradient counts as zeros where its unit has one.
+local function fill(model, units)
+  local by_name = {}
+  for _, item in ipairs(model:named_parameters()) do by_name[item.name] = item.parameter end
+  for _, names in ipairs(units) do
+    local used = false
+    for _, name in ipairs(names) do used = used or by_name[name]:grad() ~= nil end
+    for _, name in ipairs(names) do
+      local p = by_name[name]
+      if used and p:requires_grad() and not p:grad() then p:set_grad(p:detach():zeros_like()) end
+    end
+  end
+end
+
+-- run(step, forward, plan) -> losses; the losses' gradients add up. units: names of parameters, by
+-- unit; of the sharded model nil.
+local function train(program, model, units, run)
+  local trained = model:parameters(function(p) return p:requires_grad() end)
+  local optimizer = ms.optim.sgd(trained, { lr = 0.1, momentum = 0.9 })
+  for step in ms.steps(STEPS) do
+    local all = {}
+    for forward, plan in ipairs(program.steps[step + 1]) do
+      for _, loss in ipairs(run(step, forward, plan)) do all[#all + 1] = loss end
+    end
+    if program.several_backwards then
+      for _, loss in ipairs(all) do loss:backward() end
+    else
+      local total = all[1]
+      for i = 2, #all do total = total + all[i] end
+      total:backward()
+    end
+    if units then fill(model, units) end
+    optimizer:step()
+    optimizer:zero_grad()
+  end
+  return model:state()
+end
+
+local counts, worst = {}, 0
+for number = 1, options.programs do
+  local program = draw_program()
+  for kind, yes in pairs(kinds_of(program)) do
+    counts[kind] = (counts[kind] or 0) + (yes and 1 or 0)
+  end
+  local model = ms.fsdp(new_net(program),
+    { wrap = program.wrap, strategy = program.strategy, prefetch = program.prefetch })
+  local units = {}
+  for i, unit in ipairs(model:units()) do
+    units[i] = {}
+    for k, p in ipairs(unit.parameters) do units[i][k] = p:name() end
+  end
+  local whole = new_net(program)
+  local expected = train(program, whole, units, function(step, forward, plan)
+    local losses = {}
+    for r = 0, size - 1 do
+      losses[r + 1] = whole(input(step, forward, r), plan):sum() * (0.01 / size)
+    end
+    return losses
+  end)
+  local own = train(program, model, nil, function(step, forward, plan)
+    return { model(input(step, forward, rank), plan):sum() * 0.01 }
+  end)
+  local most = 0
+  for name, t in pairs(expected) do
+    t = t:detach()
+    most = math.max(most, (own[name] - t):abs():max():item() / t:abs():max():item())
+  end
+  worst = math.max(worst, most)
+  -- Sums over ranks are added in another order.
+  assert(most <= 1e-5, ("program %d (%s, %s): %g"):format(number, program.strategy,
+    program.prefetch, most))
+end
+local text = {}
+for kind, count in ms.sorted_pairs(counts) do
+  assert(count >= 0.15 * options.programs, kind .. " is rare: " .. count)
+  text[#text + 1] = ("%s %d"):format(kind, count)
+end
+print(("rank %d: %d programs, worst %.2g; %s"):format(rank, options.programs, worst,
+  table.concat(text, ", ")))

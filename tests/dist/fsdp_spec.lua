@@ -1,0 +1,55 @@
+-- Sharded models on several ranks, as processes and as threads: fsdp.lua, fsdp_programs.lua and
+-- fsdp_golden.lua hold what each rank expects.
+local command = require "command"
+local folder
+before_each(function() folder = command.folder() end)
+after_each(function() command.remove(folder) end)
+
+local ways = { processes = "", threads = " --thread-ranks" }
+
+local function on_ranks(file, ranks, arguments)
+  return command.succeed(folder,
+    ("run '%s/tests/dist/%s' -n %d %s"):format(command.source, file, ranks, arguments or ""))
+end
+
+describe("fsdp", function()
+  for ranks = 1, 4 do
+    it(("gives ddp's bits on %d ranks, whatever these are"):format(ranks), function()
+      local hashes = {}
+      for _, way in pairs(ranks == 2 and ways or { ways.processes }) do
+        local out, found = on_ranks("fsdp.lua", ranks, way), 0
+        for hash in out:gmatch "is done, weights (%x+)" do
+          found = found + 1
+          hashes[hash] = true
+        end
+        assert.equal(ranks, found, out)
+      end
+      assert.is_nil(next(hashes, (next(hashes))))
+    end)
+  end
+
+  for ranks = 2, 3 do
+    it(("computes what one process computes on %d ranks"):format(ranks), function()
+      local programs = os.getenv "MOONSHARD_TEST_FULL" == "1" and 1000 or 60
+      local out = on_ranks("fsdp_programs.lua", ranks, ("programs=%d"):format(programs))
+      for rank = 0, ranks - 1 do
+        assert.truthy(out:find(("rank %d: %d programs"):format(rank, programs), 1, true), out)
+      end
+    end)
+  end
+
+  local cases = { 1, 11, 4, 15 }
+  for ranks, count in ipairs(cases) do
+    it(("agrees with PyTorch's fully_shard on %d ranks"):format(ranks), function()
+      local strategies = "own shard_grad_op no_shard"
+      local out = on_ranks("fsdp_golden.lua", ranks,
+        ("folder='%s/tests/golden/data/fsdp' strategies='%s'"):format(command.source, strategies))
+      local found = 0
+      for n in out:gmatch "(%d+) cases, 0 failures" do
+        assert.equal(3 * count, tonumber(n))
+        found = found + 1
+      end
+      assert.equal(ranks, found, out)
+    end)
+  end
+end)

@@ -1,0 +1,336 @@
+/* fsdp.c: sharded models below the scripts: layout of shards, handles, memory, waits (in strict
+ * mode), what misuse is told, and failing the n-th allocation. A fake world reduces as if all ranks
+ * had the same numbers, and gathers copies of this rank's shard: weights that are equal everywhere
+ * keep their values. ctest: late */
+#include "grad_support.h"
+
+#include "fault_engine.h"
+#include "fsdp/model.h"
+#include "moonshard/fsdp.h"
+
+enum { W1, B1, W2, PARAMETERS };
+
+typedef struct net {
+    ms_engine *engine;
+    ms_group *world;
+    ms_tensor *x, *parameters[PARAMETERS];
+    ms_fsdp *fsdp;
+} net;
+
+static ms_status constant(ms_engine *engine, int64_t rows, int64_t columns, double value, bool leaf,
+                          ms_tensor **out)
+{
+    const int64_t shape[] = { rows, columns };
+    ms_tensor *same = NULL;
+    ms_attributes attributes = { .scalar = { .value = value } };
+    ms_status status = ms_tensor_new(engine, MS_F32, 2, shape, out);
+    if (!status) status = ms_op_apply(engine, &ms_op_fill, &attributes, true, out, 1, &same, 1);
+    ms_tensor_release(same);
+    if (!status && leaf) status = ms_tensor_set_requires_grad(*out, true);
+    return status;
+}
+
+/* Unit 1 has w1 [4, 4] and b1 [1, 4], the root has w2 [4, 3]. */
+static ms_status build(const ms_os *os, uint32_t ranks, bool reshard, net *out)
+{
+    ms_engine_options options = { .os = os,
+                                  .own_device = late_device(NULL),
+                                  .threads = 1,
+                                  .strict = true,
+                                  .memory_bytes = 64 << 20 };
+    *out = (net){ 0 };
+    ms_status status = ms_engine_new(&options, NULL, &out->engine);
+    if (!status) status = ms_comm_open_fake(out->engine, 0, ranks, &out->world);
+    if (!status) status = constant(out->engine, 2, 4, 1, false, &out->x);
+    if (!status) status = constant(out->engine, 4, 4, 0.5, true, &out->parameters[W1]);
+    if (!status) status = constant(out->engine, 1, 4, 0.5, true, &out->parameters[B1]);
+    if (!status) status = constant(out->engine, 4, 3, 0.25, true, &out->parameters[W2]);
+    if (status) return status;
+    ms_fsdp_parameter parameters[] = { { out->parameters[W1], "w1", 1 },
+                                       { out->parameters[B1], "b1", 1 },
+                                       { out->parameters[W2], "w2", 0 } };
+    ms_fsdp_unit_options units[] = { { "", false }, { "first", reshard } };
+    ms_fsdp_options model = {
+        .group = out->world, .units = units, .unit_count = 2, .prefetch = true
+    };
+    return ms_fsdp_new(out->engine, &model, parameters, PARAMETERS, &out->fsdp);
+}
+
+static void drop(net *n)
+{
+    ms_tensor_release(n->x);
+    for (int i = 0; i < PARAMETERS; i++) ms_tensor_release(n->parameters[i]);
+}
+
+/* sum((x w1 + b1) w2): every gradient of w2 is 2 (2 + 0.5), those of w1 and b1 are 2 x 0.75. */
+static ms_status forward(net *n, ms_tensor **loss)
+{
+    ms_tensor *h = NULL, *sum = NULL, *y = NULL;
+    ms_status status = ms_fsdp_before_forward(n->fsdp, 0, &n->x, 1);
+    if (!status) status = ms_fsdp_before_forward(n->fsdp, 1, &n->x, 1);
+    if (!status) status = apply(n->engine, &ms_op_matmul, n->x, n->parameters[W1], &h);
+    if (!status) status = apply(n->engine, &ms_op_add, h, n->parameters[B1], &sum);
+    if (!status) status = ms_fsdp_after_forward(n->fsdp, 1, &sum, 1);
+    if (!status) status = apply(n->engine, &ms_op_matmul, sum, n->parameters[W2], &y);
+    if (!status) status = ms_fsdp_after_forward(n->fsdp, 0, &y, 1);
+    if (!status) status = total(n->engine, y, loss);
+    ms_tensor_release(h);
+    ms_tensor_release(sum);
+    ms_tensor_release(y);
+    return status;
+}
+
+static ms_status pass(net *n)
+{
+    ms_tensor *loss = NULL;
+    ms_status status = forward(n, &loss);
+    if (!status) status = ms_backward(n->engine, &loss, NULL, 1, false);
+    ms_tensor_release(loss);
+    return status;
+}
+
+/* Every number of the gradient of this rank's piece. */
+static void check_gradient(net *n, int parameter, float expected)
+{
+    ms_tensor *gradient = ms_tensor_grad(n->parameters[parameter]);
+    float values[16];
+    assert_non_null(gradient);
+    assert_int_equal(ms_tensor_count(gradient), ms_tensor_count(n->parameters[parameter]));
+    OK(ms_tensor_read(gradient, values, ms_tensor_bytes(gradient)));
+    for (int64_t i = 0; i < ms_tensor_count(gradient); i++) assert_true(values[i] == expected);
+}
+
+/* An optimizer's step: writes the pieces. */
+static ms_status step(net *n)
+{
+    ms_status status = MS_OK;
+    bool recording = ms_engine_set_recording(n->engine, false);
+    for (int i = 0; i < PARAMETERS && !status; i++) {
+        ms_tensor *same = NULL;
+        ms_attributes attributes = { .scalar = { .value = 0.125 } };
+        status =
+            ms_op_apply(n->engine, &ms_op_fill, &attributes, true, &n->parameters[i], 1, &same, 1);
+        ms_tensor_release(same);
+        if (!status) status = ms_tensor_set_grad(n->parameters[i], NULL);
+    }
+    ms_engine_set_recording(n->engine, recording);
+    return status;
+}
+
+/* ------------------------------------------------------------------- layout */
+
+/* V3: numbers, ranks: numbers of a shard, padding; and rank 3 has padding only. */
+static void shards_are_equal_parts(void **state)
+{
+    (void)state;
+    static const int64_t cases[][4] = {
+        { 10, 4, 3, 2 }, { 5, 4, 2, 3 }, { 3, 4, 1, 1 }, { 8, 4, 2, 0 }, { 0, 2, 1, 2 }
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        int64_t found = 0;
+        for (uint32_t rank = 0; rank < cases[c][1]; rank++) {
+            ms_member members[2] = { { .dims = 1, .shape = { cases[c][0] / 2 } },
+                                     { .dims = 1, .shape = { cases[c][0] - cases[c][0] / 2 } } };
+            ms_flat flat = { .members = members, .count = 2 };
+            ms_flat_lay_out(&flat, (uint32_t)cases[c][1], rank);
+            assert_int_equal(flat.length, cases[c][2]);
+            assert_int_equal(flat.padded - flat.numbers, cases[c][3]);
+            for (int i = 0; i < 2; i++) {
+                found += members[i].length;
+                /* The piece is where the flat parameter has those elements. */
+                if (members[i].length)
+                    assert_int_equal(members[i].begin + members[i].first,
+                                     rank * flat.length + members[i].at);
+                else assert_int_equal(members[i].at, flat.length);
+            }
+        }
+        assert_int_equal(found, cases[c][0]);
+    }
+}
+
+/* -------------------------------------------------------------------- passes */
+
+static void handles_are_pieces_but_while_they_are_used(void **state)
+{
+    (void)state;
+    net n;
+    OK(build(NULL, 2, true, &n));
+    ms_fsdp_piece piece;
+    ms_fsdp_unit_info info;
+    /* Flat parameters: w2 of 12 numbers, then w1 and b1 of 20. Rank 0 has the first half. */
+    assert_int_equal(ms_tensor_dims(n.parameters[W1]), 1);
+    assert_int_equal(ms_tensor_count(n.parameters[W1]), 10);
+    assert_int_equal(ms_tensor_count(n.parameters[B1]), 0);
+    assert_int_equal(ms_tensor_count(n.parameters[W2]), 6);
+    assert_true(ms_fsdp_piece_get(n.fsdp, 1, &piece));
+    assert_string_equal(piece.name, "w1");
+    assert_true(piece.dims == 2 && piece.shape[0] == 4 && piece.first == 0 && piece.count == 10);
+    assert_false(ms_fsdp_piece_get(n.fsdp, 3, &piece));
+    assert_true(ms_fsdp_unit_get(n.fsdp, 1, &info) && !info.gathered);
+    assert_true(info.bytes == 80 && info.shard_bytes == 40);
+    ms_fsdp_show_whole(n.fsdp, true);
+    assert_int_equal(ms_tensor_dims(n.parameters[W1]), 2);
+    ms_fsdp_show_whole(n.fsdp, false);
+    OK(ms_fsdp_before_forward(n.fsdp, 1, &n.x, 1));
+    assert_int_equal(ms_tensor_dims(n.parameters[W1]), 2);
+    assert_true(ms_fsdp_unit_get(n.fsdp, 1, &info) && info.gathered);
+    OK(ms_fsdp_after_forward(n.fsdp, 1, NULL, 0));
+    assert_int_equal(ms_tensor_dims(n.parameters[W1]), 1);
+    assert_true(ms_fsdp_unit_get(n.fsdp, 1, &info) && !info.gathered);
+    ms_fsdp_free(n.fsdp);
+    drop(&n);
+    ms_engine_free(n.engine);
+}
+
+static void gradients_are_shards_and_add_up(void **state)
+{
+    (void)state;
+    for (uint32_t ranks = 1; ranks <= 3; ranks++)
+        for (int reshard = 0; reshard < 2; reshard++) {
+            net n;
+            OK(build(NULL, ranks, reshard, &n));
+            OK(pass(&n));
+            check_gradient(&n, W1, 1.5f);
+            check_gradient(&n, B1, 1.5f);
+            check_gradient(&n, W2, 5);
+            OK(pass(&n)); /* shards add up */
+            check_gradient(&n, W2, 10);
+            /* Without synchronization gradients stay whole; the next pass reduces the sum. */
+            ms_fsdp_set_sync(n.fsdp, false);
+            OK(pass(&n));
+            ms_fsdp_set_sync(n.fsdp, true);
+            OK(pass(&n));
+            check_gradient(&n, W1, 6);
+            check_gradient(&n, W2, 20);
+            OK(step(&n));
+            OK(pass(&n)); /* with new values: 2 (0.5 + 0.125) and 2 x 0.375 */
+            check_gradient(&n, W1, 0.75f);
+            check_gradient(&n, W2, 1.25f);
+            OK(ms_engine_sync(n.engine));
+            ms_fsdp_free(n.fsdp);
+            drop(&n);
+            assert_int_equal(ms_engine_memory(n.engine).live, 0);
+            ms_engine_free(n.engine);
+        }
+}
+
+/* The memory of whole parameters and gradients is there only while a unit is used. */
+static void memory_is_given_back(void **state)
+{
+    (void)state;
+    net n;
+    OK(build(NULL, 2, true, &n));
+    OK(pass(&n));
+    uint64_t live = ms_engine_memory(n.engine).live;
+    OK(pass(&n));
+    assert_int_equal(ms_engine_memory(n.engine).live, live);
+    for (uint32_t f = 0; f < n.fsdp->flat_count; f++) {
+        const ms_flat *flat = &n.fsdp->flats[f];
+        assert_true(ms_storage_is_dropped(ms_tensor_storage(flat->bucket.flat)));
+        assert_true(ms_storage_is_dropped(ms_tensor_storage(flat->whole)));
+    }
+    ms_fsdp_free(n.fsdp);
+    drop(&n);
+    ms_engine_free(n.engine);
+}
+
+/* -------------------------------------------------------------------- misuse */
+
+static void a_step_between_forward_and_backward_is_noticed(void **state)
+{
+    (void)state;
+    net n;
+    ms_tensor *loss = NULL;
+    OK(build(NULL, 2, true, &n));
+    OK(forward(&n, &loss));
+    OK(step(&n));
+    assert_int_equal(ms_backward(n.engine, &loss, NULL, 1, false), MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(n.engine)->message, "written in place since"));
+    ms_tensor_release(loss);
+    ms_fsdp_free(n.fsdp);
+    drop(&n);
+    ms_engine_free(n.engine);
+}
+
+static void a_write_to_whole_parameters_is_refused_but_in_summon(void **state)
+{
+    (void)state;
+    const uint32_t unit = 1;
+    net n;
+    OK(build(NULL, 2, true, &n));
+    OK(ms_fsdp_summon(n.fsdp, &unit, 1));
+    assert_int_equal(ms_fsdp_summon(n.fsdp, &unit, 1), MS_ERROR_STATE);
+    OK(step(&n));
+    OK(ms_fsdp_summon_end(n.fsdp, true));
+    float values[10];
+    OK(ms_tensor_read(n.parameters[W1], values, sizeof values));
+    assert_true(values[0] == 0.125f && values[9] == 0.125f);
+    OK(ms_fsdp_before_forward(n.fsdp, 1, &n.x, 1));
+    OK(step(&n));
+    assert_int_equal(ms_fsdp_after_forward(n.fsdp, 1, NULL, 0), MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(n.engine)->message, "'w1' was written while its unit"));
+    ms_fsdp_reset(n.fsdp);
+    ms_fsdp_free(n.fsdp);
+    drop(&n);
+    ms_engine_free(n.engine);
+}
+
+static void a_parameter_belongs_to_one_unit_and_one_model(void **state)
+{
+    (void)state;
+    net n;
+    ms_fsdp *second = NULL;
+    OK(build(NULL, 2, true, &n));
+    ms_fsdp_parameter parameters[] = { { n.parameters[W1], "w1", 0 } };
+    ms_fsdp_unit_options units[] = { { "", false }, { "other", true } };
+    ms_fsdp_options options = { .group = n.world, .units = units, .unit_count = 2 };
+    assert_int_equal(ms_fsdp_new(n.engine, &options, parameters, 1, &second), MS_ERROR_STATE);
+    assert_non_null(strstr(ms_engine_error(n.engine)->message, "'w1' is sharded already"));
+    ms_tensor *tied = NULL;
+    OK(constant(n.engine, 2, 2, 1, true, &tied));
+    ms_fsdp_parameter twice[] = { { tied, "a", 0 }, { tied, "b", 1 } };
+    assert_int_equal(ms_fsdp_new(n.engine, &options, twice, 2, &second), MS_ERROR_ARGUMENT);
+    assert_non_null(strstr(ms_engine_error(n.engine)->message, "are one parameter"));
+    assert_null(second);
+    ms_tensor_release(tied);
+    ms_fsdp_free(n.fsdp);
+    drop(&n);
+    ms_engine_free(n.engine);
+}
+
+/* ---------------------------------------------------------- failing the n-th */
+
+static ms_status program(const ms_os *os, ms_engine **engine)
+{
+    net n;
+    ms_status status = build(os, 2, true, &n);
+    *engine = n.engine;
+    if (!status) status = pass(&n);
+    if (!status) status = step(&n);
+    if (!status) status = pass(&n);
+    if (!status) status = ms_engine_sync(n.engine);
+    ms_fsdp_free(n.fsdp);
+    drop(&n);
+    return status;
+}
+
+static void any_failed_allocation_is_an_error_and_no_leak(void **state)
+{
+    (void)state;
+    fail_each_call(program, false);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shards_are_equal_parts),
+        cmocka_unit_test(handles_are_pieces_but_while_they_are_used),
+        cmocka_unit_test(gradients_are_shards_and_add_up),
+        cmocka_unit_test(memory_is_given_back),
+        cmocka_unit_test(a_step_between_forward_and_backward_is_noticed),
+        cmocka_unit_test(a_write_to_whole_parameters_is_refused_but_in_summon),
+        cmocka_unit_test(a_parameter_belongs_to_one_unit_and_one_model),
+        cmocka_unit_test(any_failed_allocation_is_an_error_and_no_leak),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
