@@ -109,14 +109,15 @@ ms_status ms_fsdp_unwrap(ms_fsdp *fsdp)
 
 /* -------------------------------------------------------------------- reset */
 
-/* Gradients of earlier passes, which backward had put aside, are the pieces' gradients again. */
+/* All gradients go, also those of earlier passes: units whose backward had ended have added this
+ * pass's to them already. */
 static void give_up_gradients(ms_flat *flat)
 {
     for (uint32_t i = 0; i < flat->count; i++) {
         ms_member *member = &flat->members[i];
         ms_tensor_set_grad_home(member->tensor, NULL);
-        ms_tensor_set_grad(member->tensor, member->held ? member->reduced : NULL);
-        member->held = member->filled = member->fired = false;
+        ms_tensor_set_grad(member->tensor, NULL);
+        member->held = member->filled = member->fired = member->marked = false;
     }
     ms_storage *storage = ms_tensor_storage(flat->bucket.flat);
     if (ms_flat_is_sharded(flat) && !ms_storage_is_dropped(storage))
@@ -136,8 +137,7 @@ void ms_fsdp_reset(ms_fsdp *fsdp)
         unit->blind = false;
         ms_unit_release(unit);
         for (uint32_t f = 0; f < unit->count; f++)
-            if (unit->flats[f].trainable && unit->phase == MS_UNIT_BACKWARD)
-                give_up_gradients(&unit->flats[f]);
+            if (unit->flats[f].trainable) give_up_gradients(&unit->flats[f]);
         ms_unit_reshard(unit);
         ms_unit_enter(unit, MS_UNIT_IDLE);
     }

@@ -297,7 +297,7 @@ function FSDP:forward_method(name)
 end
 
 --- On all ranks, after a forward or backward that failed in the same way everywhere and was caught:
---- drops what was under way.
+--- drops what was under way, and all gradients.
 function FSDP:reset() sharded_of(self, "reset").sharded:reset() end
 
 --- Gathers all parameters for good. All ranks call it.

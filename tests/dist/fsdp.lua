@@ -225,6 +225,35 @@ do
   end, "clip_grad_norm")
 end
 
+-- A pass that fails on all ranks and is caught: after reset the next step is as if it had not been.
+do
+  local function run(failures)
+    local inner, armed = new_model(), nil
+    for _, moment in ipairs { "forward", "pre_backward" } do
+      inner.h[2]:hook(moment, function() if armed == moment then error "planned" end end)
+    end
+    local model = ms.fsdp(inner)
+    local optimizer = ms.optim.sgd(model, { lr = 0.1, momentum = 0.9 })
+    for step = 1, 3 do
+      local x, y = batch(step)
+      local function pass() model(x):cross_entropy(y):backward() end
+      for _, moment in ipairs(step == 2 and failures or {}) do
+        armed = moment
+        fails(pass, "planned")
+        armed = nil
+        model:reset()
+      end
+      pass()
+      optimizer:step()
+      optimizer:zero_grad()
+    end
+    return model:state()
+  end
+  local expected = run {}
+  local own = run { "pre_backward", "forward", "pre_backward" }
+  for name, t in pairs(expected) do assert((t - own[name]):abs():max():item() == 0, name) end
+end
+
 -- A weight that two units share is an error with the remedy.
 do
   local tied = new_model { tie = false }

@@ -104,7 +104,8 @@ MS_API ms_status ms_fsdp_reshard(ms_fsdp *fsdp, uint32_t unit);
  * ms_fsdp_summon_end, which keeps what was written there if `write`. All ranks call both. */
 MS_API ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count);
 MS_API ms_status ms_fsdp_summon_end(ms_fsdp *fsdp, bool write);
-/* After a forward or backward that failed alike on all ranks: drops what was under way. */
+/* After a forward or backward that failed alike on all ranks: drops what was under way, and all
+ * gradients. */
 MS_API void ms_fsdp_reset(ms_fsdp *fsdp);
 
 /* This rank's piece of parameter `index`: elements [first, first + count) of it. */
