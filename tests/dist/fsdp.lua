@@ -30,7 +30,7 @@ local function fails(f, ...)
 end
 
 -- Trains a model, and gives its losses and weights. how: model, wrap (options of fsdp, or "ddp"),
--- micro, clip
+-- micro, clip, freeze, dtype of autocast
 local function train(how)
   local inner = new_model(how.model)
   if how.freeze then
@@ -51,7 +51,8 @@ local function train(how)
     local total = 0
     model:accumulate(micro, function(i)
       local x, y = batch(step * 10 + i)
-      local loss = model(x):cross_entropy(y) / micro
+      local function forward() return model(x):cross_entropy(y) / micro end
+      local loss = how.dtype and ms.autocast(how.dtype, forward) or forward()
       loss:backward()
       total = total + loss:detach()
     end)
@@ -79,11 +80,12 @@ local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
 for _, case in ipairs {
   {}, { micro = 3 }, { clip = 0.5 }, { model = { recompute = true } }, { freeze = "wte" },
   { micro = 2, clip = 0.5, model = { recompute = true } },
+  { dtype = "bf16" }, { dtype = "bf16", model = { recompute = true } },
 } do
   local function run(wrap, kind)
     return train {
       wrap = wrap, kind = kind, model = case.model, micro = case.micro, clip = case.clip,
-      freeze = case.freeze,
+      freeze = case.freeze, dtype = case.dtype,
     }
   end
   local expected = { adamw = run("ddp", "adamw"), sgd = run("ddp", "sgd") }
