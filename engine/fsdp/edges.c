@@ -86,11 +86,10 @@ static ms_status end_pass(void *user)
         if (fsdp->units[u].phase == MS_UNIT_BACKWARD) status = end_backward(&fsdp->units[u]);
     for (uint32_t u = 0; u < fsdp->unit_count && !status; u++) {
         ms_unit *unit = &fsdp->units[u];
-        if (unit->phase != MS_UNIT_DONE && unit->place != MS_UNIT_SHARDED
-            && unit->reshard_forward) {
-            status = ms_unit_release(unit);
-            if (!status) status = ms_unit_reshard(unit);
-        }
+        /* A recomputed forward whose backward did not come has left its unit in use. */
+        status = ms_unit_release(unit);
+        if (!status && unit->phase != MS_UNIT_DONE && unit->reshard_forward)
+            status = ms_unit_reshard(unit);
         ms_unit_enter(unit, MS_UNIT_IDLE);
         forget_inputs(unit);
     }

@@ -184,6 +184,8 @@ do
     local lamb = ms.optim.define { name = "whole", step_param = function() end }
     fails(function() lamb(model:parameters()) end, "elementwise")
     fails(function() ms.ddp(model) end, "sharded by fsdp")
+    local averager = ms.optim.averager { period = 2 }
+    fails(function() averager:step(model) averager:step(model) end, "sharded by fsdp")
   end
   fails(function() ms.fsdp(model) end, "wrapped already")
   fails(function() ms.fsdp(inner) end, "part of an fsdp model already")

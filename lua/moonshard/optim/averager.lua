@@ -82,10 +82,22 @@ local function averager(options)
   return self
 end
 
+-- Ranks have different parts of a sharded parameter: the mean of those means nothing.
+local function refuse_pieces(list)
+  for _, p in ipairs(list) do
+    local entry = module.sharded[p]
+    if entry and entry.model.shards:size() > 1 then
+      core.raise(("averager: parameter '%s' is sharded by fsdp: ranks share one copy of it, so \z
+        there is nothing to average; use strategy = \"no_shard\" or ms.ddp"):format(p:name()))
+    end
+  end
+  return list
+end
+
 -- The tensors of a module, a list, or nested tables of them, in an order that is the same on all
 -- ranks.
 local function tensors_of(params)
-  if module.is_module(params) then return params:parameters() end
+  if module.is_module(params) then return refuse_pieces(params:parameters()) end
   local list = {}
   local function walk(value, path)
     if core.is_tensor(value) then list[#list + 1] = value
@@ -101,7 +113,7 @@ local function tensors_of(params)
   end
   walk(params, "")
   if #list == 0 then core.raise "averager: there are no parameters" end
-  return list
+  return refuse_pieces(list)
 end
 
 -- f(flat, views, tensors) for the tensors of each dtype, packed.
