@@ -13,13 +13,29 @@ local ms = { version = core.version }
 
 for _, name in ipairs {
   "tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "cat", "stack",
-  "where", "pack", "flat",
+  "where", "pack",
   "codec", "no_grad", "autocast", "memory", "reset_peak", "synchronize", "info", "seed",
 } do
   ms[name] = core[name]
 end
 
 ms.init = core.configure
+
+--- Moves parameters into one storage, and returns it as a 1-D tensor that they are views of.
+---@param parameters ms.Parameter[]
+---@return ms.Tensor
+function ms.flat(parameters)
+  local module = package.loaded["moonshard.nn.module"]
+  options.items("flat", "parameters", parameters, "tensor")
+  if #parameters == 0 then core.raise "flat: a list of one or more tensors is expected" end
+  for _, p in ipairs(parameters) do
+    if module and module.sharded[p] then
+      core.raise(("flat: '%s' belongs to an fsdp model, which has laid out its memory: make \z
+        parameters flat before wrapping"):format(p:name()))
+    end
+  end
+  return core.flat(parameters)
+end
 
 --- Runs f(...) without storing its activations; backward runs it again, with the same random
 --- numbers.
