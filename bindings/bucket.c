@@ -197,7 +197,7 @@ static int bucket_wants_sent(lua_State *L)
     return 1;
 }
 
-/* Where nobody has asked for a report, nothing happens: a link need not ask before it reports. */
+/* Does nothing unless a link has asked for the report, so links may report without asking. */
 static int bucket_set_sent(lua_State *L)
 {
     ms_lua_enter(L);

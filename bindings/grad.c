@@ -167,7 +167,7 @@ static int backwards(lua_State *L)
 
 /* Calls f(gradient) and takes a tensor that it returns. Called by the engine in the middle of
  * backward; L has values of the bound function below. A function whose anchor is gone is no error:
- * the tensor's handle went, and nobody waits for the hook. */
+ * the script has dropped the tensor's handle, and the hook with it. */
 static ms_status gradient_hook(void *user, ms_tensor *gradient, ms_tensor **replacement)
 {
     ms_callback *callback = user;

@@ -161,7 +161,7 @@ int ms_lua_reduce_bucket(lua_State *L)
     ms_handle *handle = ms_lua_new_handle(L);
     ms_status status = run(&one);
     drop(&one);
-    /* A failure after the reduction leaves a result that nobody gets. */
+    /* After a failure the result is not handed to the script, so it is released here. */
     if (status) ms_tensor_release(one.result);
     ms_lua_ok(L, status);
     ms_handle_fill(handle, one.result);

@@ -10,7 +10,7 @@ const ms_op *ms_lua_own_op(lua_State *L) { return lua_touserdata(L, lua_upvaluei
 bool ms_lua_own_in_place(lua_State *L) { return lua_toboolean(L, lua_upvalueindex(3)); }
 
 /* The handle is made before the operator runs: making it may raise, and the output would then
- * belong to nobody. In place, the operator gives another reference to the first input. It is
+ * never be released. In place, the operator gives another reference to the first input. It is
  * released, and the script gets its own handle back, so that t:add_(1) == t. The caller has called
  * ms_lua_enter. */
 int ms_lua_apply(lua_State *L, const ms_op *op, const ms_attributes *attributes, bool in_place,

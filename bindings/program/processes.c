@@ -30,8 +30,8 @@ static void reap(ms_job *job, uint32_t rank)
     else outcome->code = WEXITSTATUS(status);
 }
 
-/* By descriptor, not by number: a number may belong to another process by now. A rank that has
- * ended meanwhile gives an error that nobody needs. */
+/* By descriptor, not by number: a number may belong to another process by now. The error
+ * for a rank that has ended meanwhile is ignored. */
 static void kill_rank(ms_job *job, uint32_t rank)
 {
     pidfd_send_signal(job->ended[rank], SIGKILL, NULL, 0);

@@ -121,7 +121,9 @@ static uint32_t finished_other(const ms_job *job, uint32_t rank)
 }
 
 /* Since when the rank has shown no progress while a finished one waits for it: the later of the two
- * moments. Before the other finished, nobody waited; before the last progress, the rank worked. */
+ * moments. Before the other rank finished, it did not wait; before the last progress, this rank
+ * worked.
+ */
 static uint64_t awaited_since(const ms_watched *w)
 {
     return w->changed_ns > w->awaited_ns ? w->changed_ns : w->awaited_ns;
@@ -154,7 +156,7 @@ static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64
         ms_end_job(job, MS_ABORT_TIMEOUT, (int32_t)rank, text);
         return;
     }
-    /* The rank seems to work, or nobody has waited long enough to blame it. */
+    /* The rank seems to work, or no other rank has waited for it long enough. */
     ms_rendezvous_acquit(job->rendezvous, rank);
     snprintf(text, sizeof text, "rank %u has shown no progress for %.1f s: %s", rank, quiet, place);
     job->warn(job, text);

@@ -47,8 +47,8 @@ static int give(int descriptor, ms_file **out)
     return error;
 }
 
-/* The caller tries again while nobody listens yet (-ENOENT, -ECONNREFUSED): ranks start in any
- * order. */
+/* The caller tries again while no process listens on the path yet (-ENOENT, -ECONNREFUSED), since
+ * ranks start in any order. */
 int ms_os_socket_connect(void *user, const char *path, ms_file **out)
 {
     (void)user;
