@@ -136,31 +136,35 @@ static ms_status end_job(ms_fsdp *fsdp, ms_status status)
     return status;
 }
 
+/* NULL if the model was freed while the graph stayed. */
+static ms_unit *unit_of(const ms_visit *visit)
+{
+    return visit->fsdp->closed ? NULL : &visit->fsdp->units[visit->unit];
+}
+
 /* Gradient hook of outputs. */
 static ms_status on_output(void *user, ms_tensor *gradient, ms_tensor **replacement)
 {
     const ms_visit *visit = user;
-    ms_fsdp *fsdp = visit->fsdp;
+    ms_unit *unit = unit_of(visit);
     (void)gradient;
     (void)replacement;
-    if (fsdp->closed) return MS_OK;
-    ms_unit *unit = &fsdp->units[visit->unit];
-    if (unit->phase == MS_UNIT_BACKWARD) return MS_OK;
-    return end_job(fsdp, begin_backward(unit));
+    if (!unit || unit->phase == MS_UNIT_BACKWARD) return MS_OK;
+    return end_job(visit->fsdp, begin_backward(unit));
 }
 
 /* Gradient hook of inputs. */
 static ms_status on_input(void *user, ms_tensor *gradient, ms_tensor **replacement)
 {
     const ms_visit *visit = user;
-    ms_fsdp *fsdp = visit->fsdp;
+    const ms_fsdp *fsdp = visit->fsdp;
+    ms_unit *unit = unit_of(visit);
     (void)gradient;
     (void)replacement;
-    if (fsdp->closed) return MS_OK;
-    ms_unit *unit = &fsdp->units[visit->unit];
-    if (unit->phase != MS_UNIT_BACKWARD || visit->pass != fsdp->pass || unit->blind) return MS_OK;
-    if (++unit->inputs_done < unit->inputs) return MS_OK;
-    return end_job(fsdp, end_backward(unit));
+    if (!unit || unit->phase != MS_UNIT_BACKWARD) return MS_OK;
+    if (visit->pass != fsdp->pass || unit->blind || ++unit->inputs_done < unit->inputs)
+        return MS_OK;
+    return end_job(visit->fsdp, end_backward(unit));
 }
 
 ms_status ms_member_on_gradient(void *user, ms_tensor *leaf)

@@ -709,7 +709,7 @@ local function gradients_of(what, params)
     if grad then refuse_scaled(what, p, i, "call scaler:unscale(optimizer) before clipping") end
     list[#list + 1] = grad
   end
-  return list
+  return list, params
 end
 
 -- The gradients of whole parameters, and lists of gradients of which each rank of a group has a
@@ -765,8 +765,8 @@ end
 function optim.clip_grad_norm(params, max, p)
   argument("clip_grad_norm", "max", max, "number")
   argument("clip_grad_norm", "p", p, "number?")
-  local list = gradients_of("clip_grad_norm", params)
-  local whole, parts, groups = by_group(module.is_module(params) and params:parameters() or params)
+  local list, parameters = gradients_of("clip_grad_norm", params)
+  local whole, parts, groups = by_group(parameters)
   if #groups > 0 then return clip_parts(whole, parts, groups, max, p or 2) end
   if #list == 0 then return core.zeros {} end
   return core.clip_norm(list, max, p)
