@@ -730,7 +730,9 @@
 ---@field name string
 ---@field base? string                 the kind whose overlapped form is used if this one has none
 ---@field defaults? table<string, any>   hyper-parameters with their default values
----@field elementwise? boolean         each number's step needs its own gradient and state only: may step pieces
+--- true: the step of a number needs that number's gradient and state only. Such a kind may step the
+--- pieces of parameters that fsdp has sharded.
+---@field elementwise? boolean
 --- Writes p, in place. state: a table for this parameter, which is saved with the optimizer. group:
 --- the hyper-parameters, with lr as scheduled. step: the parameter's steps before this one.
 ---@field step_param fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)
@@ -971,13 +973,16 @@
 ---@field names? string[]
 ---@field min_elements? integer        modules without modules below them, from so many numbers on
 
+---@alias ms.ShardStrategy "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"
+---|"hybrid_shard_zero2"|"zero3"|"zero2"
+
 ---@class ms.FSDPOptions
 ---@field group? ms.Group              ranks whose gradients are averaged; the world unless given
 --- "full_shard" (the default): shards over all ranks; a unit's whole parameters are dropped after
 --- its forward and after its backward. "shard_grad_op": dropped after backward only. "no_shard":
 --- every rank has whole parameters. "hybrid_shard", "hybrid_shard_zero2": as the first two within
 --- shard_group, with a copy in each. "zero3" and "zero2" are other names of the first two.
----@field strategy? "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"|"hybrid_shard_zero2"|"zero3"|"zero2"
+---@field strategy? ms.ShardStrategy
 --- Of the hybrid strategies: the ranks that share one copy, and those that hold the same shard;
 --- group:levels() unless given.
 ---@field shard_group? ms.Group
@@ -999,7 +1004,8 @@
 --- What `accumulate` does in passes before the last. "shard" (the default): gradients are reduced,
 --- and shards add up, which takes the least memory. "local": nothing travels, as in no_sync.
 ---@field accumulate? "local"|"shard"
----@field divide_factor? number        gradients are summed and divided by it; the group's size unless given
+--- Gradients are summed and divided by this whole number; the group's size unless given.
+---@field divide_factor? number
 ---@field ignored? string[]            names or Lua patterns of parameters that stay as they are
 --- true (the default): wrapping compares names and shapes, then copies rank 0's values to all.
 ---@field init_sync? boolean
@@ -1007,9 +1013,9 @@
 ---@class ms
 ---@field fsdp ms.fsdp
 --- Shards a model over the ranks. Each rank keeps a part of every parameter, of its gradient and of
---- its optimizer's state; a unit's whole parameters exist only while it is used. The model is changed
---- in place: modules are used as before, and parameters are this rank's pieces (1-D) between uses.
---- Make optimizers afterwards. Their kinds must be elementwise.
+--- its optimizer's state; a unit's whole parameters exist only while it is used. The model is
+--- changed in place: modules are used as before, and parameters are this rank's pieces (1-D) between
+--- uses. Make optimizers afterwards. Their kinds must be elementwise.
 ---@class ms.fsdp
 ---@overload fun(model: ms.Module, options?: ms.FSDPOptions): ms.FSDP
 ---@field roots fun(module: ms.Module): ms.FSDP[]   sharded models in a module, in order
@@ -1022,14 +1028,18 @@
 ---@field shard_bytes integer          of this rank's part
 ---@field gathered boolean             there is memory for whole parameters now
 
+---@class ms.SummonOptions
+---@field writeback? boolean           true unless given
+---@field names? string[]              full names of parameters; all unless given
+
 ---@class ms.FSDP: ms.Module
 ---@field module ms.Module             the sharded model
 --- Gradients of a forward and backward inside f stay on their rank, whole, and add up.
 ---@field no_sync fun(self, f: function)
 ---@field set_gradient_sync fun(self, yes: boolean)   yes: the backward passes to come reduce
---- Whole parameters inside f, which records nothing: of the units of `names`, or of all. What f wrote
---- is kept unless writeback is false: this rank's part of what it wrote. All ranks call it.
----@field summon fun(self, options: { writeback?: boolean, names?: string[] }, f: fun(parameters: ms.Parameter[]))
+--- Whole parameters inside f, which records nothing: of the units of `names`, or of all. This
+--- rank's part of what f wrote is kept unless writeback is false. All ranks call it.
+---@field summon fun(self, options: ms.SummonOptions, f: fun(parameters: ms.Parameter[]))
 ---@field units fun(self): ms.Unit[]   root first
 --- What this rank has of each parameter: `count` elements from element `first` on, which counts from
 --- 0.
