@@ -5,7 +5,11 @@
  * ends when the gradients of all its parameters have been added up, or when those of all inputs of
  * its forwards are complete, or with the backward as a whole, whatever comes first. Accumulators
  * run as soon as they can (backward.c), so all gradients of the unit that will come are there when
- * those of its inputs are. */
+ * those of its inputs are. The last use of frozen parameters is told by inputs only.
+ *
+ * A recomputed forward has a backward of its own, inside of the outer one, in which no gradient of
+ * a parameter is added up: the outer one does that when the inner one has ended. So inputs of a
+ * recomputed forward tell nothing, and the gradients of its parameters tell all. */
 #include "fsdp/model.h"
 
 #include "tensor/state.h"
@@ -33,7 +37,9 @@ static ms_status watch(ms_unit *unit, ms_tensor *tensor, ms_gradient_function f)
         ms_allocate(ms_engine_context(fsdp->engine), sizeof(ms_visit), "a unit", &memory);
     if (status) return status;
     ms_visit *visit = memory;
-    *visit = (ms_visit){ .fsdp = fsdp, .pass = fsdp->pass, .unit = unit->index };
+    *visit = (ms_visit){
+        .fsdp = fsdp, .pass = fsdp->pass, .unit = unit->index, .recomputed = fsdp->in_backward
+    };
     fsdp->references++;
     status = ms_tensor_on_gradient(tensor, f, visit, visit_free, &id);
     if (status) visit_free(visit);
@@ -149,8 +155,10 @@ static ms_status on_output(void *user, ms_tensor *gradient, ms_tensor **replacem
     ms_unit *unit = unit_of(visit);
     (void)gradient;
     (void)replacement;
-    if (!unit || unit->phase == MS_UNIT_BACKWARD) return MS_OK;
-    return end_job(visit->fsdp, begin_backward(unit));
+    if (!unit) return MS_OK;
+    bool begins = unit->phase != MS_UNIT_BACKWARD;
+    unit->recomputed = visit->recomputed && (begins || unit->recomputed);
+    return begins ? end_job(visit->fsdp, begin_backward(unit)) : MS_OK;
 }
 
 /* Gradient hook of inputs. */
@@ -183,7 +191,8 @@ ms_status ms_member_on_gradient(void *user, ms_tensor *leaf)
     ms_status status = ms_member_collect(member);
     if (!status && !member->fired) {
         member->fired = true;
-        if (--unit->pending == 0) status = end_backward(unit);
+        if (--unit->pending == 0 && (!unit->frozen || unit->recomputed))
+            status = end_backward(unit);
     }
     return end_job(fsdp, status);
 }
@@ -196,6 +205,7 @@ static ms_status watch_inputs(ms_unit *unit, ms_tensor *const *inputs, uint32_t 
     ms_status status = MS_OK;
     bool any = false;
     if (!ms_engine_is_recording(unit->fsdp->engine)) return MS_OK;
+    if (unit->fsdp->in_backward) count = 0;
     for (uint32_t i = 0; i < count && !status; i++) {
         if (!ms_tensor_requires_grad(inputs[i]) || ms_tensor_is_leaf(inputs[i])) continue;
         any = true;

@@ -168,6 +168,7 @@ static ms_status make_unit(ms_fsdp *fsdp, const ms_fsdp_options *options,
         unit->count++;
         fsdp->flat_count++;
         if (flat->trainable) unit->trainable += flat->count;
+        else unit->frozen = true;
     }
     return status;
 }

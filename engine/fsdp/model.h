@@ -73,6 +73,7 @@ struct ms_unit {
     ms_flat *flats;
     uint32_t count;
     uint32_t trainable; /* members that need gradients */
+    bool frozen;        /* some member needs none */
     ms_unit_place place;
     ms_unit_phase phase;
     bool reshard_forward, reshard_backward;
@@ -82,6 +83,7 @@ struct ms_unit {
      * some forward had no such input, so inputs do not tell when its backward has ended. */
     uint32_t inputs, inputs_done;
     bool blind;
+    bool recomputed; /* the backward that runs is that of recomputed forwards only */
 };
 
 /* A forward of a unit, as gradient hooks know it. Freed with the graph. */
@@ -89,6 +91,7 @@ typedef struct ms_visit {
     ms_fsdp *fsdp; /* retained */
     uint64_t pass; /* in which the forward was */
     uint32_t unit;
+    bool recomputed; /* the forward ran inside of a backward */
 } ms_visit;
 
 /* A sharded model. References: the host's, and one for each visit; the parts go with the host's, so

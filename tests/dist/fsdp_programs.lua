@@ -16,12 +16,13 @@ function Net:init()
     ms.nn.Sequential(ms.nn.Linear(WIDTH, WIDTH), ms.nn.Linear(WIDTH, WIDTH)))
   self.scale = ms.nn.Parameter(ms.ones { WIDTH })
 end
--- plan: 0 is the inner block, i a layer with a residual, -i a layer that is recomputed.
+-- plan: 0 is the inner block, i a layer with a residual, -i a layer that is recomputed, with what
+-- it gets computed there as well.
 function Net:forward(x, plan)
   for _, i in ipairs(plan) do
     if i == 0 then x = self.inner(x):tanh()
     elseif i > 0 then x = self.layers[i](x):tanh() + x
-    else x = ms.recompute(function(y) return self.layers[-i](y):tanh() end, x) end
+    else x = ms.recompute(function(y) return self.layers[-i](y * 0.9):tanh() end, x) end
   end
   return x * self.scale
 end
@@ -134,14 +135,19 @@ local function train(program, model, units, run)
   return model:state()
 end
 
+-- A job may have 256 groups: all programs share these.
+local shards, replicas = ms.world():levels()
 local counts, worst = {}, 0
 for number = 1, options.programs do
   local program = draw_program()
   for kind, yes in pairs(kinds_of(program)) do
     counts[kind] = (counts[kind] or 0) + (yes and 1 or 0)
   end
-  local model = ms.fsdp(new_net(program),
-    { wrap = program.wrap, strategy = program.strategy, prefetch = program.prefetch })
+  local hybrid = program.strategy == "hybrid_shard"
+  local model = ms.fsdp(new_net(program), {
+    wrap = program.wrap, strategy = program.strategy, prefetch = program.prefetch,
+    shard_group = hybrid and shards or nil, replica_group = hybrid and replicas or nil,
+  })
   local units = {}
   for i, unit in ipairs(model:units()) do
     units[i] = {}
