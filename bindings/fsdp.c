@@ -61,7 +61,7 @@ static ms_fsdp_parameter *read_parameters(lua_State *L, uint32_t *count)
     return list;
 }
 
-/* List at 2: { name =, reshard_after_forward = } each; in a userdata on the stack. */
+/* List at 2: { name =, reshard_after_forward =, parts = } each; in a userdata on the stack. */
 static ms_fsdp_unit_options *read_units(lua_State *L, uint32_t *count)
 {
     luaL_checktype(L, 2, LUA_TTABLE);
@@ -72,6 +72,7 @@ static ms_fsdp_unit_options *read_units(lua_State *L, uint32_t *count)
         lua_getfield(L, -1, "name");
         list[i].name = luaL_checkstring(L, -1);
         list[i].reshard_after_forward = ms_lua_field_boolean(L, -2, "reshard_after_forward", true);
+        list[i].parts = (uint32_t)ms_lua_field_integer(L, -2, "parts", 1, 1, UINT32_MAX);
         lua_pop(L, 2);
     }
     return list;
@@ -154,6 +155,15 @@ static int at_edge(lua_State *L, edge f)
 }
 static int fsdp_before_forward(lua_State *L) { return at_edge(L, ms_fsdp_before_forward); }
 static int fsdp_after_forward(lua_State *L) { return at_edge(L, ms_fsdp_after_forward); }
+
+/* sharded:begin_part(unit, part), before before_forward of a unit of several modules: units count
+ * from 0, its modules from 1 */
+static int fsdp_begin_part(lua_State *L)
+{
+    ms_fsdp_begin_part(check_fsdp(L), (uint32_t)lua_tointeger(L, 2),
+                       (uint32_t)lua_tointeger(L, 3) - 1);
+    return 0;
+}
 
 /* sharded:sync(yes) -> the setting before */
 static int fsdp_sync(lua_State *L)
@@ -306,6 +316,7 @@ static const luaL_Reg functions[] = { { "sharded", sharded }, { NULL, NULL } };
 static const luaL_Reg methods[] = {
     { "before_forward", fsdp_before_forward },
     { "after_forward", fsdp_after_forward },
+    { "begin_part", fsdp_begin_part },
     { "sync", fsdp_sync },
     { "set_reshard", fsdp_set_reshard },
     { "reshard", fsdp_reshard },

@@ -98,6 +98,7 @@ static ms_status end_pass(void *user)
             status = ms_unit_reshard(unit);
         ms_unit_enter(unit, MS_UNIT_IDLE);
         forget_inputs(unit);
+        unit->parts_left = 0;
     }
     fsdp->pass++;
     fsdp->order_count = fsdp->order_left = 0;
@@ -246,6 +247,32 @@ static ms_status note_order(ms_unit *unit)
     return MS_OK;
 }
 
+/* Recomputed modules do not count: the unit is in use until its backward has ended. */
+void ms_fsdp_begin_part(ms_fsdp *fsdp, uint32_t index, uint32_t part)
+{
+    ms_unit *unit = &fsdp->units[index];
+    uint64_t all = unit->parts >= 64 ? UINT64_MAX : ((uint64_t)1 << unit->parts) - 1;
+    if (fsdp->in_backward) return;
+    if (unit->parts_left == 0) unit->parts_left = all;
+    unit->parts_left &= ~((uint64_t)1 << (part < 63 ? part : 63));
+}
+
+/* A unit of which modules are still to run stays gathered. After the root's forward none will. */
+static ms_status reshard_after_forward(ms_unit *unit)
+{
+    ms_fsdp *fsdp = unit->fsdp;
+    ms_status status = MS_OK;
+    if (unit->reshard_forward && unit->parts_left == 0) status = ms_unit_reshard(unit);
+    if (unit->index != 0) return status;
+    for (uint32_t u = 1; u < fsdp->unit_count && !status; u++) {
+        ms_unit *other = &fsdp->units[u];
+        if (other->parts_left == 0 || other->place == MS_UNIT_IN_USE) continue;
+        other->parts_left = 0;
+        if (other->reshard_forward) status = ms_unit_reshard(other);
+    }
+    return status;
+}
+
 /* A forward inside of a backward is a recomputation, whose backward comes at once: the unit stays
  * in use. */
 ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const *outputs,
@@ -269,6 +296,6 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
         if (fsdp->in_backward) return status;
     }
     if (!status) status = ms_unit_release(unit);
-    if (!status && unit->reshard_forward) status = ms_unit_reshard(unit);
+    if (!status) status = reshard_after_forward(unit);
     return end_job(fsdp, status);
 }

@@ -157,6 +157,7 @@ static ms_status make_unit(ms_fsdp *fsdp, const ms_fsdp_options *options,
     unit->index = index;
     unit->reshard_forward = options->units[index].reshard_after_forward;
     unit->reshard_backward = true;
+    unit->parts = options->units[index].parts ? options->units[index].parts : 1;
     unit->flats = &fsdp->flats[fsdp->flat_count];
     ms_status status =
         copy_name(ms_engine_context(fsdp->engine), options->units[index].name, &unit->name);

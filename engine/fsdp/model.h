@@ -77,7 +77,11 @@ struct ms_unit {
     ms_unit_place place;
     ms_unit_phase phase;
     bool reshard_forward, reshard_backward;
-    uint32_t depth;   /* calls of its forward that have not returned */
+    uint32_t depth; /* calls of its forward that have not returned */
+    /* Modules that are to run before the unit is resharded, and how many modules it has. A bit for
+     * each; those from number 63 on share the last bit. */
+    uint64_t parts_left;
+    uint32_t parts;
     uint32_t pending; /* trainable members whose gradients have not come in this backward */
     /* Inputs of its recorded forwards that need gradients, and how many of those have come. blind:
      * some forward had no such input, so inputs do not tell when its backward has ended. */

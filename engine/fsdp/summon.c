@@ -135,6 +135,7 @@ void ms_fsdp_reset(ms_fsdp *fsdp)
         ms_unit *unit = &fsdp->units[u];
         unit->depth = unit->inputs = unit->inputs_done = 0;
         unit->blind = false;
+        unit->parts_left = 0;
         ms_unit_release(unit);
         for (uint32_t f = 0; f < unit->count; f++)
             if (unit->flats[f].trainable) give_up_gradients(&unit->flats[f]);

@@ -20,7 +20,7 @@ local FSDP = {}
 ---@field shards ms.Group whose ranks share one copy of the parameters
 ---@field strategy string
 ---@field sharded? any the model in the core; nil: unwrapped
----@field units { module: ms.Module, name: string, index: integer }[] the root first
+---@field units { modules: ms.Module[], name: string, index: integer }[] the root first
 ---@field how table the compiled chain
 ---@field accumulate "local"|"shard"
 ---@field methods table<string, boolean> what forward_method has replaced
@@ -131,10 +131,12 @@ end
 
 ------------------------------------------------------------------------------------------ the edges
 
--- The function that stands around a unit's module.
-local function around(s, index)
+-- The function that stands around a unit's module: number `part` of its modules.
+local function around(s, index, part)
+  local several = #s.units[index + 1].modules > 1
   return function(object, run, ...)
     local sharded = s.sharded
+    if several then sharded:begin_part(index, part) end
     sharded:before_forward(index, nested.tensors { ... })
     local results = table.pack(run(object, ...))
     sharded:after_forward(index, nested.tensors(results))
@@ -289,7 +291,7 @@ function FSDP:forward_method(name)
   if type(method) ~= "function" then
     core.raise(("forward_method: the model has no method '%s'"):format(name))
   end
-  local through = around(s, 0)
+  local through = around(s, 0, 1)
   rawset(getmetatable(s.wrapped).fields, name, function(object, ...)
     return through(object, method, ...)
   end)
@@ -310,7 +312,7 @@ function FSDP:unwrap()
     s.sharded = nil
     hooks._unwatch(s.how.chain or {})
     for _, unit in ipairs(s.units) do
-      getmetatable(unit.module).around = nil
+      for _, object in ipairs(unit.modules) do getmetatable(object).around = nil end
       for _, p in ipairs(unit.parameters) do module.sharded[p] = nil end
     end
     for name in pairs(s.methods) do rawset(getmetatable(s.wrapped).fields, name, nil) end
@@ -424,7 +426,9 @@ local function wrap(model, options)
   for i, unit in ipairs(units) do
     -- The root is needed again at once: its backward is the first.
     unit.reshard, unit.reshard_backward = reshard and i > 1, true
-    described[i] = { name = unit.name, reshard_after_forward = unit.reshard }
+    described[i] = {
+      name = unit.name, reshard_after_forward = unit.reshard, parts = #unit.modules,
+    }
     unit.shapes = {}
     for k, p in ipairs(unit.parameters) do
       unit.shapes[k] = p:shape()
@@ -441,7 +445,9 @@ local function wrap(model, options)
   })
   if o.divide_factor then s.sharded:divisor(o.divide_factor) end
   for _, unit in ipairs(units) do
-    getmetatable(unit.module).around = around(s, unit.index)
+    for part, object in ipairs(unit.modules) do
+      getmetatable(object).around = around(s, unit.index, part)
+    end
     for i, p in ipairs(unit.parameters) do
       module.sharded[p] = { model = s, shape = unit.shapes[i] }
     end

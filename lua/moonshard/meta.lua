@@ -972,6 +972,9 @@
 ---@field class? string|string[]       modules of these classes
 ---@field names? string[]
 ---@field min_elements? integer        modules without modules below them, from so many numbers on
+--- Each list of modules is one unit, although its modules may run apart: what they share, as a tied
+--- embedding and head, stays gathered until all of them have run.
+---@field groups? string[][]
 
 ---@alias ms.ShardStrategy "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"
 ---|"hybrid_shard_zero2"|"zero3"|"zero2"
@@ -1022,7 +1025,8 @@
 
 ---@class ms.Unit
 ---@field index integer                0 is the root
----@field name string                  full name of its module; "" for the root
+--- Full name of its module, those of a group joined with "+"; "" for the root.
+---@field name string
 ---@field parameters ms.Parameter[]
 ---@field bytes integer                of its whole parameters, padding included
 ---@field shard_bytes integer          of this rank's part

@@ -37,13 +37,16 @@ end
 local wraps = {
   { class = "Linear" }, { class = "Sequential" }, { class = { "Linear", "Sequential" } },
   { names = { "layers%.[02]", "inner%.1" } },
+  -- Each group has a part of the inner block, which every plan uses.
+  { names = { "inner%.1" },
+    groups = { { "layers%.0", "inner%.0" }, { "layers%.[13]", "inner%.1%.0" } } },
 }
 local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
 
 local function draw_program()
   local program = {
     frozen = draw(1, 3) == 1 and draw(1, LAYERS) or nil, strategy = strategies[draw(1, 4)],
-    prefetch = draw(1, 2) == 1 and "none" or "backward_pre", wrap = wraps[draw(1, 4)],
+    prefetch = draw(1, 2) == 1 and "none" or "backward_pre", wrap = wraps[draw(1, #wraps)],
     several_backwards = draw(1, 3) == 1, steps = {},
   }
   for step = 1, STEPS do

@@ -49,7 +49,8 @@ static ms_status build(const ms_os *os, uint32_t ranks, bool reshard, net *out)
     ms_fsdp_parameter parameters[] = { { out->parameters[W1], "w1", 1 },
                                        { out->parameters[B1], "b1", 1 },
                                        { out->parameters[W2], "w2", 0 } };
-    ms_fsdp_unit_options units[] = { { "", false }, { "first", reshard } };
+    ms_fsdp_unit_options units[] = { { .name = "" },
+                                     { .name = "first", .reshard_after_forward = reshard } };
     ms_fsdp_options model = {
         .group = out->world, .units = units, .unit_count = 2, .prefetch = true
     };
@@ -282,7 +283,8 @@ static void a_parameter_belongs_to_one_unit_and_one_model(void **state)
     ms_fsdp *second = NULL;
     OK(build(NULL, 2, true, &n));
     ms_fsdp_parameter parameters[] = { { n.parameters[W1], "w1", 0 } };
-    ms_fsdp_unit_options units[] = { { "", false }, { "other", true } };
+    ms_fsdp_unit_options units[] = { { .name = "" },
+                                     { .name = "other", .reshard_after_forward = true } };
     ms_fsdp_options options = { .group = n.world, .units = units, .unit_count = 2 };
     assert_int_equal(ms_fsdp_new(n.engine, &options, parameters, 1, &second), MS_ERROR_STATE);
     assert_non_null(strstr(ms_engine_error(n.engine)->message, "'w1' is sharded already"));

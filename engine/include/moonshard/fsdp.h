@@ -48,6 +48,7 @@ typedef struct ms_fsdp_parameter {
 typedef struct ms_fsdp_unit_options {
     const char *name; /* for messages: that of its module; "" for the root */
     bool reshard_after_forward;
+    uint32_t parts; /* how many modules it has, if they run apart; 0: 1 */
 } ms_fsdp_unit_options;
 
 typedef struct ms_fsdp_options {
@@ -86,11 +87,15 @@ MS_API void ms_fsdp_abandon(ms_fsdp *fsdp);
 MS_API void ms_fsdp_sweep(ms_engine *engine);
 
 /* Around the forward of a unit's module. The inputs' and outputs' gradients tell when the unit's
- * backward ends and begins. Calls of one unit may be nested. */
+ * backward ends and begins. Calls of one unit may be nested. A unit of several modules stays
+ * gathered from the forward of the first until all have run, or the root's forward ends. */
 MS_API ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t unit, ms_tensor *const *inputs,
                                         uint32_t count);
 MS_API ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t unit, ms_tensor *const *outputs,
                                        uint32_t count);
+
+/* Says which of the unit's modules runs, counted from 0, before ms_fsdp_before_forward. */
+MS_API void ms_fsdp_begin_part(ms_fsdp *fsdp, uint32_t unit, uint32_t part);
 
 /* Whether the backwards to come reduce. Returns what it was; true at first. */
 MS_API bool ms_fsdp_set_sync(ms_fsdp *fsdp, bool yes);

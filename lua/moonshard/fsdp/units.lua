@@ -46,7 +46,7 @@ local function rule_of(wrap)
     core.raise("fsdp: wrap is a table or a function(module, name), not a " .. type(wrap))
   end
   local o = check("fsdp: wrap", wrap,
-    { class = "any", min_elements = "integer", names = "table" })
+    { class = "any", min_elements = "integer", names = "table", groups = "table" })
   local classes = type(o.class) == "string" and { o.class } or o.class or {}
   local wanted = {}
   for _, name in ipairs(classes) do wanted[name] = true end
@@ -57,11 +57,60 @@ local function rule_of(wrap)
   end
 end
 
--- Modules that are units, in the order in which they are found; the root is not among them.
+-- Raises unless each name or pattern of a group is that of a module below the model.
+local function check_group(number, group, all)
+  if type(group) ~= "table" or #group == 0 then
+    core.raise(("fsdp: wrap.groups[%d] is a list of names of modules, not a %s"):format(number,
+      type(group) == "table" and "table without any" or type(group)))
+  end
+  for _, pattern in ipairs(group) do
+    local any = false
+    if type(pattern) == "string" then
+      for _, name in ipairs(all) do any = any or is_listed(name, { pattern }) end
+    end
+    if not any then
+      local near = type(pattern) == "string" and core.nearest(pattern, all)
+      core.raise(("fsdp: wrap.groups[%d]: no module below the model is called '%s'%s")
+        :format(number, tostring(pattern), near and (": did you mean '%s'?"):format(near) or ""))
+    end
+  end
+end
+
+-- Module -> number of its group in wrap.groups.
+local function grouped(model, wrap)
+  local groups, number_of, all = type(wrap) == "table" and wrap.groups or {}, {}, {}
+  for name in model:modules() do if name ~= "" then all[#all + 1] = name end end
+  for number, group in ipairs(groups) do
+    check_group(number, group, all)
+    for name, object in model:modules() do
+      if name ~= "" and is_listed(name, group) then
+        if number_of[object] then
+          core.raise(("fsdp: wrap.groups: module '%s' is in groups %d and %d, and a module \z
+            belongs to one unit"):format(name, number_of[object], number))
+        end
+        number_of[object] = number
+      end
+    end
+  end
+  return number_of
+end
+
+-- Units in the order in which their first modules are found; the root is not among them. Each has a
+-- list of modules, and a name that joins theirs.
 local function find_modules(model, wrap)
-  local rule, list = rule_of(wrap), {}
+  local rule, list, by_group = rule_of(wrap), {}, {}
+  local number_of = grouped(model, wrap)
   for name, object in model:modules() do
-    if name ~= "" and rule(object, name) then list[#list + 1] = { module = object, name = name } end
+    local number = number_of[object]
+    local unit = number and by_group[number]
+    if unit then
+      unit.modules[#unit.modules + 1] = object
+      unit.name = unit.name .. "+" .. name
+    elseif name ~= "" and (number or rule(object, name)) then
+      unit = { modules = { object }, name = name }
+      list[#list + 1] = unit
+      if number then by_group[number] = unit end
+    end
   end
   if type(wrap) == "table" and #list == 0 then
     core.raise(("fsdp: wrap matches no module below the model; its classes are %s")
@@ -70,59 +119,61 @@ local function find_modules(model, wrap)
   return list
 end
 
--- The innermost unit that each parameter is in; a parameter in two units that are not nested is an
--- error of the core, which names both.
-local function fill(unit, model_names, taken, ignored)
-  for _, p in ipairs(unit.module:parameters()) do
-    local name = model_names[p]
-    if not taken[p] and not is_listed(name, ignored) then
-      taken[p] = unit
-      unit.parameters[#unit.parameters + 1] = p
-      unit.names[#unit.names + 1] = name
+-- Module -> the innermost unit that it is in; nil: the root. Modules come before those below them.
+local function innermost(model, list)
+  local own, unit_of = {}, {}
+  for _, unit in ipairs(list) do
+    for _, object in ipairs(unit.modules) do own[object] = unit end
+  end
+  for _, object in model:modules() do
+    if own[object] then
+      for _, below in object:modules() do unit_of[below] = own[object] end
     end
   end
+  return unit_of
 end
 
 -- A parameter that a unit shares with a module outside of it, or with another unit, would be
--- gathered for one of them only. Where units are nested, inner ones come after outer ones.
-local function check_ties(model, list)
-  local unit_of = {}
-  for _, unit in ipairs(list) do
-    for _, object in unit.module:modules() do unit_of[object] = unit end
-  end
+-- gathered for one of them only.
+local function check_ties(unit, name, before)
+  local other = before.unit
+  if other == unit then return end
+  core.raise(("fsdp: '%s' (unit \"%s\") and '%s' (unit \"%s\") are one parameter, and a \z
+    parameter belongs to one unit: make the modules that use it one unit (wrap = { groups = { { \z
+    ... } } }), or leave both to the root"):format(before.name, other and other.name or "root",
+    name, unit and unit.name or "root"))
+end
+
+-- Gives each parameter to the unit of the module that has it, in the model's order.
+local function fill(model, unit_of, root, ignored)
   local first = {}
   for prefix, object in model:modules() do
-    local state = getmetatable(object)
+    local state, unit = getmetatable(object), unit_of[object]
     for _, key in ipairs(state.order) do
-      local value = state.fields[key]
+      local value, name = state.fields[key], names.join(prefix, key)
       if core.is_parameter(value) then
-        local unit, name = unit_of[object], names.join(prefix, key)
-        local before = first[value]
-        if before and before.unit ~= unit then
-          core.raise(("fsdp: '%s' (unit \"%s\") and '%s' (unit \"%s\") are one parameter, and a \z
-            parameter belongs to one unit: wrap a module that contains both, or leave both to the \z
-            root"):format(before.name, before.unit and before.unit.name or "root", name,
-            unit and unit.name or "root"))
+        if first[value] then check_ties(unit, name, first[value])
+        elseif not is_listed(name, ignored) then
+          local to = unit or root
+          to.parameters[#to.parameters + 1] = value
+          to.names[#to.names + 1] = name
         end
-        first[value] = before or { unit = unit, name = name }
+        first[value] = first[value] or { unit = unit, name = name }
       end
     end
   end
 end
 
---- The units of a model, the root first. Each has module, name, index, parameters and their names.
+--- The units of a model, the root first. Each has modules, name, index, parameters and their names.
 ---@param model ms.Module
 ---@param o ms.FSDPOptions
 ---@return table[]
 function units.find(model, o)
   local list = find_modules(model, o.wrap)
-  check_ties(model, list)
-  local model_names, taken = {}, {}
-  for _, item in ipairs(model:named_parameters()) do model_names[item.parameter] = item.name end
-  table.insert(list, 1, { module = model, name = "" })
+  local unit_of = innermost(model, list)
+  table.insert(list, 1, { modules = { model }, name = "" })
   for i, unit in ipairs(list) do unit.index, unit.parameters, unit.names = i - 1, {}, {} end
-  -- Inner units come after outer ones in the list.
-  for i = #list, 1, -1 do fill(list[i], model_names, taken, o.ignored) end
+  fill(model, unit_of, list[1], o.ignored)
   return list
 end
 
