@@ -57,6 +57,9 @@ local strategies = {
   hybrid_shard_zero2 = { levels = true, reshard = false },
 }
 local other_names = { zero3 = "full_shard", zero2 = "shard_grad_op" }
+local names_of_strategies = {
+  "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "zero3", "zero2",
+}
 
 local known = {
   group = "any", strategy = "string", shard_group = "any", replica_group = "any",
@@ -78,10 +81,7 @@ local function strategy_of(o)
       shard = group of an optimizer, on a model of ms.ddp"
   end
   name = other_names[name] or name
-  local all = {}
-  for one in pairs(strategies) do all[#all + 1] = one end
-  table.sort(all)
-  return choice("strategy", name, all)
+  return choice("strategy", name, names_of_strategies)
 end
 
 -- The groups whose ranks share one copy of the parameters, and that hold the same shard.
@@ -280,6 +280,15 @@ end
 function FSDP:load_state(state, options)
   local s = sharded_of(self, "load_state")
   self:summon({}, function() s.wrapped:load_state(state, options) end)
+end
+
+--- As a module's. All ranks call it: whole parameters exist on each while rank 0 writes.
+---@param path string
+---@param options? ms.SaveOptions
+---@return true?, string?, string?
+function FSDP:save(path, options)
+  local s = sharded_of(self, "save")
+  return self:summon({ writeback = false }, function() return s.wrapped:save(path, options) end)
 end
 
 --- This method of the model runs through the root's edges, as forward does.
@@ -484,4 +493,4 @@ local fsdp = setmetatable({ roots = roots }, {
   __call = function(_, model, options) return wrap(model, options) end,
 })
 
-return { fsdp = fsdp }
+return { fsdp = fsdp, _strategies = names_of_strategies }

@@ -1402,20 +1402,21 @@
 --- in a checkpoint), "unsupported" (a newer version), "mismatch" (names, shapes), "no_space".
 
 --- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
---- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01.
+--- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01; and
+--- shard=, a strategy of ms.fsdp, with other options of ms.fsdp as shard.prefetch=none.
 ---
 --- A hook's file returns a link, or a function(options) that makes one; a function whose first
 --- parameter is called bucket, or that has two, is a link. The file of a policy or of a bucket
 --- plan returns what ms.overlap or ms.buckets gives, or a function(options) that does.
 ---@class ms.scripts
---- Adds the three options to those of ms.config, and returns the table.
+--- Adds the four options to those of ms.config, and returns the table.
 ---@field options fun(options: table): table
---- Wraps the model with ms.ddp and makes its optimizer, as the options of cfg say; one rank
---- without a script keeps the plain model. make(net) gives the optimizer. clip: the norm by which
---- the loop clips; it comes back as the third result, or nil where the policy may step in
---- backward: the chain then clips by the norm of the step before. ddp: other options of ms.ddp.
---- links: that stand before the hook.
----@field apply fun(cfg: table, model: ms.Module, make: (fun(net: ms.Module): ms.Optimizer), extra?: { clip?: number, ddp?: ms.DDPOptions, links?: ms.LinkLike[] }): ms.Module, ms.Optimizer, number?
+--- Wraps the model with ms.ddp, or with ms.fsdp where shard= is given, and makes its optimizer, as
+--- the options of cfg say; one rank without any of them keeps the plain model. make(net) gives the
+--- optimizer. clip: the norm by which the loop clips; it comes back as the third result, or nil
+--- where the policy may step in backward: the chain then clips by the norm of the step before. ddp,
+--- fsdp: other options of these. links: that stand before the hook.
+---@field apply fun(cfg: table, model: ms.Module, make: (fun(net: ms.Module): ms.Optimizer), extra?: { clip?: number, ddp?: ms.DDPOptions, fsdp?: ms.FSDPOptions, links?: ms.LinkLike[] }): ms.Module, ms.Optimizer, number?
 --- For what apply does not do: the link ("hook"), policy ("overlap") or plan ("buckets") that the
 --- option of cfg names; nil where it is not set. A wrong one ends the run with 2.
 ---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"): any

@@ -713,48 +713,76 @@ local function gradients_of(what, params)
 end
 
 -- The gradients of whole parameters, and lists of gradients of which each rank of a group has a
--- part, by group.
+-- part, by group. The last result is the parameters in the order of these lists.
 local function by_group(params)
-  local whole, parts, groups = {}, {}, {}
+  local whole, parts, groups, owners, order = {}, {}, {}, {}, {}
   for _, p in ipairs(params) do
     local grad, entry = p:grad(), module.sharded[p]
     local group = entry and entry.model.shards
     if grad and group and group:size() > 1 then
       if not parts[group] then
-        parts[group] = {}
+        parts[group], owners[group] = {}, {}
         groups[#groups + 1] = group
       end
       table.insert(parts[group], grad)
-    else whole[#whole + 1] = grad end
+      table.insert(owners[group], p)
+    elseif grad then
+      whole[#whole + 1], order[#order + 1] = grad, p
+    end
   end
-  return whole, parts, groups
+  for _, group in ipairs(groups) do
+    table.move(owners[group], 1, #owners[group], #order + 1, order)
+  end
+  return whole, parts, groups, order
 end
 
--- The norm of all, where ranks have parts: powers of the parts' norms add up over the ranks.
+-- The norm of all, where ranks have parts: powers of the parts' norms add up over the ranks. And
+-- the position of this rank's first gradient that is inf or nan, -1 if there is none.
 local function norm_of_parts(whole, parts, groups, p)
-  local infinite = p == math.huge
-  local total = #whole > 0 and core.clip_norm(whole, math.huge, p) or core.zeros {}
+  local infinite, bad, before = p == math.huge, nil, #whole
+  local total = core.zeros {}
+  if #whole > 0 then total, bad = core.clip_norm(whole, math.huge, p) end
   if not infinite then total = total ^ p end
   for _, group in ipairs(groups) do
-    local norm = core.clip_norm(parts[group], math.huge, p)
+    local norm, position = core.clip_norm(parts[group], math.huge, p)
     local sum = group:all_reduce(infinite and norm or norm ^ p, infinite and "max" or "sum"):value()
     if not infinite then total = total + sum
     else total = core.where(sum:gt(total), sum, total) end
+    local moved = before == 0 and position
+      or core.where(position:ge(0), position + before, position)
+    bad = bad and core.where(bad:ge(0), bad, moved) or moved
+    before = before + #parts[group]
   end
-  return infinite and total or total ^ (1 / p)
+  return infinite and total or total ^ (1 / p), bad
 end
 
 local function clip_parts(whole, parts, groups, max, p)
   return core.no_grad(function()
-    local norm = norm_of_parts(whole, parts, groups, p)
-    if max == math.huge then return norm end
+    local norm, bad = norm_of_parts(whole, parts, groups, p)
+    if max == math.huge then return norm, bad end
     local factor = (max / (norm + 1e-6)):clamp(0, 1)
     for _, grad in ipairs(whole) do grad:mul_(factor) end
     for _, group in ipairs(groups) do
       for _, grad in ipairs(parts[group]) do grad:mul_(factor) end
     end
-    return norm
+    return norm, bad
   end)
+end
+
+--- For loops: the norm of all gradients before clipping to max; the parameters that have one; and
+--- on the device, the position among these of this rank's first gradient that is inf or nan, or -1.
+---@param params ms.Parameter[]
+---@param max number
+---@return ms.Tensor? norm nil: no parameter has a gradient
+---@return ms.Parameter[]
+---@return ms.Tensor? bad
+function optim._clip(params, max)
+  local whole, parts, groups, order = by_group(params)
+  if #order == 0 then return nil, order end
+  local norm, bad
+  if #groups > 0 then norm, bad = clip_parts(whole, parts, groups, max, 2)
+  else norm, bad = core.clip_norm(whole, max, 2) end
+  return norm, order, bad
 end
 
 --- Scales all gradients to a norm of at most max; the norm before is a device scalar.

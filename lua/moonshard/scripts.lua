@@ -1,9 +1,10 @@
 -- A user's scripts on any recipe: the options hook=, overlap= and buckets= of a command line. Each
--- is the name of a ready-made link, policy or plan, or a Lua file. This file applies them to a
--- model and its optimizer.
+-- is the name of a ready-made link, policy or plan, or a Lua file. And shard=, the strategy by
+-- which ms.fsdp shards the model. This file applies them to a model and its optimizer.
 local buckets = require "moonshard.ddp.buckets"
 local core = require "moonshard.core"
 local ddp = require "moonshard.ddp"
+local fsdp = require "moonshard.fsdp"
 local hooks = require "moonshard.hooks"
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
@@ -63,21 +64,44 @@ local function complaint(name, value)
     #files > 0 and table.concat(files, ", ") or "none; a file's name ends in .lua")
 end
 
---- Adds the options hook, overlap and buckets to those of a recipe, for ms.config. A script's own
---- options are given as hook.fraction=0.001.
+-- A text that says what is wrong with the value of shard=, or nil.
+local function wrong_strategy(value)
+  local known = fsdp._strategies
+  for _, name in ipairs(known) do if name == value then return nil end end
+  if value == "" then return nil end
+  if value == "zero1" then
+    return "zero1 shards optimizer states only: that is shard = ms.world() among the optimizer's \z
+      options, in the recipe"
+  end
+  return ("there is no strategy '%s': did you mean '%s'?\nstrategies: %s"):format(value,
+    core.nearest(value, known) or known[1], table.concat(known, ", "))
+end
+
+-- Declares the option if the recipe has none of this name.
+local function declare(options, name, declaration)
+  if options[name] ~= nil then
+    core.raise(("scripts.options: the option %s is declared already"):format(name))
+  end
+  options[name] = declaration
+end
+
+--- Adds the options hook, overlap, buckets and shard to those of a recipe, for ms.config. A
+--- script's own options are given as hook.fraction=0.001, those of ms.fsdp as shard.prefetch=none.
 ---@param options table
 ---@return table the same
 function scripts.options(options)
   if type(options) ~= "table" then core.raise("scripts.options: a table of options is expected") end
+  declare(options, "shard", {
+    "", open = true, check = wrong_strategy,
+    help = ("shards the model: %s; shard.NAME=VALUE are options of ms.fsdp")
+      :format(table.concat(fsdp._strategies, ", ")),
+  })
   for name, kind in pairs(kinds) do
-    if options[name] ~= nil then
-      core.raise(("scripts.options: the option %s is declared already"):format(name))
-    end
-    options[name] = {
+    declare(options, name, {
       "", open = true, check = function(value) return complaint(name, value) end,
       help = ("%s: %s, or a Lua file; %s.NAME=VALUE are its own options"):format(kind.what,
         table.concat(kind.ready, ", "), name),
-    }
+    })
   end
   return options
 end
@@ -119,34 +143,70 @@ end
 -- Ready-made policies that never step before all gradients are there.
 local late = { [""] = true, classic = true, deferred = true }
 
---- Wraps the model, and makes its optimizer, as the options hook, overlap and buckets of cfg say.
---- One rank without any of them keeps the plain model.
+-- Options of ms.ddp (key ddp) and of ms.fsdp (key fsdp) that a recipe passes, checked and copied.
+local function own_options(extra)
+  local copies = {}
+  for _, kind in ipairs { "ddp", "fsdp" } do
+    copies[kind] = {}
+    for key, value in pairs(extra[kind] or {}) do copies[kind][key] = value end
+    if copies[kind].comm_hook ~= nil or copies[kind].buckets ~= nil then
+      core.raise(("scripts.apply: hook= and buckets= are comm_hook and buckets of ms.%s: use links")
+        :format(kind))
+    end
+  end
+  return copies
+end
+
+-- Ends the program with code 2 for a complaint of ms.fsdp about its options; raises other errors.
+local function sharded(cfg, model, options)
+  for key, value in pairs(cfg.shard_options or {}) do options[key] = value end
+  options.strategy = cfg.shard
+  local ok, result = pcall(fsdp.fsdp, model, options)
+  if ok then return result end
+  local message = not launch.is_exit(result) and tostring(result):match "fsdp: (.*)"
+  if not message then error(result, 0) end
+  launch.exit(2, ("option shard=%s: %s"):format(cfg.shard, message))
+end
+
+-- Whether the model is sharded; other options that do not fit end the program with code 2.
+local function is_sharded(cfg)
+  local wanted = (cfg.shard or "") ~= ""
+  local key = next(cfg.shard_options or {})
+  if key and not wanted then
+    launch.exit(2, ("shard.%s is given, but no shard=..."):format(key))
+  end
+  if wanted and (cfg.buckets or "") ~= "" then
+    launch.exit(2, ("option buckets=%s: with shard=%s gradients are reduced unit by unit, and \z
+      there are no buckets to cut: leave one of the two out"):format(cfg.buckets, cfg.shard))
+  end
+  return wanted
+end
+
+--- Wraps the model, and makes its optimizer, as the options hook, overlap, buckets and shard of cfg
+--- say. One rank without any of them keeps the plain model.
 ---
---- make(net) makes the optimizer. extra: clip, the norm to which the loop clips gradients; ddp,
---- other options of ms.ddp; links, which come before the hook. The third result is the norm to
---- which the loop must clip: clip, or nil if the policy may step in backward; then the chain clips
---- by the norm of the step before.
+--- make(net) makes the optimizer. extra: clip, the norm to which the loop clips gradients; ddp
+--- and fsdp, other options of these; links, which come before the hook. The third result is the
+--- norm to which the loop must clip: clip, or nil if the policy may step in backward; then the
+--- chain clips by the norm of the step before.
 ---@param cfg table what ms.config gave
 ---@param model ms.Module
 ---@param make fun(net: ms.Module): ms.Optimizer
----@param extra? { clip?: number, ddp?: ms.DDPOptions, links?: ms.LinkLike[] }
+---@param extra? { clip: number?, ddp: table?, fsdp: table?, links: ms.LinkLike[]? }
 ---@return ms.Module net, ms.Optimizer optimizer, number? clip
 function scripts.apply(cfg, model, make, extra)
-  extra = check("scripts.apply", extra, { "clip", "ddp", "links" })
+  extra = check("scripts.apply", extra, { "clip", "ddp", "fsdp", "links" })
   if type(make) ~= "function" then
     core.raise("scripts.apply: make must be a function that gives an optimizer, not a "
       .. type(make))
   end
-  local options, clip, policy = {}, extra.clip, cfg.overlap or ""
-  for key, value in pairs(extra.ddp or {}) do options[key] = value end
-  if options.comm_hook ~= nil or options.buckets ~= nil then
-    core.raise "scripts.apply: hook= and buckets= are comm_hook and buckets of ms.ddp: use links"
-  end
+  local clip, policy, given = extra.clip, cfg.overlap or "", own_options(extra)
+  local shards = is_sharded(cfg)
+  local options = shards and given.fsdp or given.ddp
   local hook, planner = scripts.resolve(cfg, "hook"), scripts.resolve(cfg, "overlap")
   options.buckets = scripts.resolve(cfg, "buckets")
-  if core.world():size() == 1 and not (hook or planner or options.buckets or extra.links) then
-    return model, make(model), clip
-  end
+  local plain = not (hook or planner or options.buckets or extra.links or shards)
+  if core.world():size() == 1 and plain then return model, make(model), clip end
   local links = { table.unpack(extra.links or {}) }
   if clip and not late[policy] then
     log.log("overlap=%s may step in backward: the chain clips by the last step's norm", policy)
@@ -155,7 +215,8 @@ function scripts.apply(cfg, model, make, extra)
   end
   links[#links + 1] = hook
   if #links > 0 then options.comm_hook = hooks.chain(links) end
-  local net = ddp.ddp(model, options)
+  local net
+  if shards then net = sharded(cfg, model, options) else net = ddp.ddp(model, options) end
   local optimizer = make(net)
   if planner then optimizer:overlap(net, planner) end
   return net, optimizer, clip

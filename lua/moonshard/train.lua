@@ -68,12 +68,20 @@ local function forward_backward(self)
     local value = part:detach()
     total = i == 1 and value or total + value
   end
-  for i = 1, o.accumulate do
-    -- A ddp model reduces its gradients in the last pass only.
-    if i < o.accumulate and o.model.no_sync then o.model:no_sync(function() one_pass(i) end)
-    else one_pass(i) end
-  end
+  -- A ddp model reduces its gradients in the last pass only; fsdp models say when they do.
+  o.model:accumulate(o.accumulate, one_pass)
   return mean_over_ranks(self, total)
+end
+
+-- Where ranks have pieces of gradients: the least position over the ranks, -1 if all of them are
+-- finite everywhere.
+local function first_on_ranks(self, bad)
+  return core.no_grad(function()
+    local none <const> = 0x1p24
+    local own = core.where(bad:ge(0), bad:to "f32", none):reshape(1)
+    local first = self.world:all_reduce(own, "min"):value():reshape()
+    return core.where(first:lt(none), first, -1):to(bad:dtype())
+  end)
 end
 
 -- Unscales, clips, steps. Returns, on the device, the norm before clipping, whether loss and
@@ -86,15 +94,12 @@ local function update(self, loss)
     finite = on_all_ranks(self, self.scaler:unscale(o.optimizer))
     self.scaler:set_finite(o.optimizer, finite)
   end
-  local gradients, parameters = {}, {}
-  for _, p in ipairs(self.parameters) do
-    local gradient = p:grad()
-    if gradient then gradients[#gradients + 1], parameters[#parameters + 1] = gradient, p end
-  end
-  if #gradients == 0 then
+  local clip = require "moonshard.optim"._clip
+  local norm, parameters, bad = clip(self.parameters, o.clip or math.huge)
+  if not norm then
     core.raise("train: no parameter got a gradient; does the loss depend on the model?")
   end
-  local norm, bad = core.clip_norm(gradients, o.clip or math.huge, 2)
+  if self.pieces then bad = first_on_ranks(self, bad) end
   if self.scaler then
     self.scaler:step(o.optimizer)
   elseif o.on_nan == "ignore" then
@@ -226,6 +231,10 @@ local function after(self, step)
   local validates = o.valid and o.eval and due(o.eval.every, step, last)
   local samples = o.sample and due(o.sample.every, step, last)
   local saves = o.save and due(o.save.every, step, last) or launch.save
+  if saves and self.pieces then
+    if core.rank() == 0 then log.warn("%s", settings.NO_CHECKPOINT) end
+    saves = false
+  end
   if not (validates or samples or saves) then return end
   self.report:outside(function()
     if validates then validate_and_tell(self, step) end
@@ -288,12 +297,13 @@ function train.train(options)
   }
   if self.world:size() > 1 and not o.model.no_sync and not o.after_backward then
     log.warn("train: there are %d ranks, but nothing averages their gradients: wrap the model \z
-      with ms.ddp, or do it in after_backward", self.world:size())
+      with ms.ddp or ms.fsdp, or do it in after_backward", self.world:size())
   end
   self.next_batch = type(o.data) == "function" and o.data or function() return o.data:next() end
   o.model:train()
   self.early = require "moonshard.overlap".early(self.parameters)
   if self.early then settings.check_early(o, self.early) end
+  self.pieces = settings.check_pieces(o, self.parameters)
   if o.dtype == "f16" then self.scaler = require "moonshard.optim".scaler() end
   folder.open(self)
   settings.show(self)

@@ -225,6 +225,14 @@ function Tensor:full_shape()
   return entry and { table.unpack(entry.shape) } or self:shape()
 end
 
+--- Whether fsdp has cut this parameter into pieces, of which this rank has one.
+---@param p ms.Parameter
+---@return boolean
+function module.is_cut(p)
+  local entry = module.sharded[p]
+  return entry ~= nil and entry.model.shards:size() > 1
+end
+
 local set_requires_grad = Tensor.requires_grad_
 
 ---@param yes? boolean true unless given

@@ -1,0 +1,146 @@
+-- shard= on recipes: the losses and weights of ddp, what goes together with it, and what does not.
+local command = require "command"
+local ms = require "moonshard"
+local folder
+before_each(function() folder = command.folder() end)
+after_each(function() command.remove(folder) end)
+
+local text = ("data='%s/README.md' "):format(command.source)
+local small = text .. "length=16 batch=4 dtype=f32 every.eval=2 every.sample=3 every.save=0 "
+  .. "model.layers=2 model.width=32 model.heads=2 "
+local recipes = {
+  gpt_bytes = small, gpt2 = small .. "bytes=true vocab=256 accumulate=2",
+  llama = small .. "bytes=true vocab=256 model.kv_heads=1 accumulate=3", mnist = "data=. batch=10",
+  ddp_by_hand = text .. "length=16 batch=4",
+}
+
+local function run(recipe, options, switches)
+  return command.run(folder, ("run '%s/recipes/%s.lua' -n 2 %s %s steps=5 %s"):format(
+    command.source, recipe, switches or "--thread-ranks", recipes[recipe], options))
+end
+
+-- Trains, and gives the losses of each step, of the validations, and the model that was saved.
+local function train(recipe, options, switches)
+  os.execute(("rm -rf '%s/out'"):format(folder))
+  local code, out, err = run(recipe, options .. " run=out", switches)
+  assert.equal(0, code, out .. err)
+  local losses = {}
+  for i, line in ipairs(command.metrics(folder .. "/out")) do
+    losses[i] = { line.loss, line.grad_norm, line.val_loss }
+  end
+  assert.equal(5, #losses)
+  return losses, recipe ~= "mnist" and recipe ~= "ddp_by_hand"
+    and assert(ms.safetensors.load(folder .. "/out/model/model.safetensors")), out .. err
+end
+
+local function same(expected, own)
+  for i, values in ipairs(expected) do
+    for k, value in pairs(values) do
+      assert.is_true(math.abs(own[i][k] - value) <= 1e-5 * math.abs(value),
+        ("step %d: %g, ddp has %g"):format(i - 1, own[i][k], value))
+    end
+  end
+end
+
+local function images()
+  local pixels = {}
+  for i = 1, 60 * 28 * 28 do pixels[i] = string.char(i * 7 % 256) end
+  command.write(folder .. "/images-idx3-ubyte",
+    "\0\0\8\3" .. (">I4I4I4"):pack(60, 28, 28) .. table.concat(pixels))
+  command.write(folder .. "/labels-idx1-ubyte",
+    "\0\0\8\1" .. (">I4"):pack(60) .. ("\0\1\2"):rep(20))
+end
+
+describe("shard=", function()
+  for name in pairs(recipes) do
+    it(("of %s gives the losses of ddp, and saves the same model"):format(name), function()
+      images()
+      local expected, model = train(name, "")
+      -- gpt_bytes as the manual says: processes.
+      local own, sharded, told = train(name, "shard=full_shard", name == "gpt_bytes" and "")
+      same(expected, own)
+      assert.not_matches("no checkpoints", told)
+      for weight, t in pairs(model or {}) do
+        local most = (t - sharded[weight]):abs():max():item()
+        assert.is_true(most <= 1e-4, ("%s differs by %g"):format(weight, most))
+      end
+    end)
+  end
+
+  it("takes every strategy, options of ms.fsdp, hooks and lower precision", function()
+    local expected = train("gpt2", "")
+    for _, how in ipairs {
+      "shard=shard_grad_op shard.accumulate=local", "shard=no_shard", "shard=hybrid_shard",
+      "shard=hybrid_shard_zero2", "shard=zero3 shard.prefetch=none recompute=true",
+    } do
+      same(expected, (train("gpt2", how)))
+    end
+    local rounded = train("gpt2", "shard=full_shard hook=bf16_compress")
+    local difference = math.abs(rounded[5][1] - expected[5][1])
+    assert.is_true(difference > 0 and difference < 0.02)
+    for _, dtype in ipairs { "bf16", "f16" } do
+      local lower = train("gpt2", "shard=full_shard dtype=" .. dtype)
+      assert.is_true(math.abs(lower[5][1] - expected[5][1]) < 0.05)
+    end
+  end)
+
+  it("says once at the start that no checkpoint will be saved, and trains", function()
+    local _, model, told = train("gpt_bytes", "shard=full_shard every.save=2")
+    assert.equal(1, select(2, told:gsub("train: no checkpoints are saved: states of sharded \z
+      optimizers cannot be saved yet; model:save%(path%) keeps the weights", "")))
+    assert.is_truthy(model)
+    assert.is_nil(command.read(folder .. "/out/step-00000002/manifest.json"))
+    -- Replicated parameters are saved as ddp's.
+    train("gpt_bytes", "shard=no_shard every.save=2")
+    assert.is_truthy(command.read(folder .. "/out/step-00000004/manifest.json"))
+  end)
+
+  local function refused(code, options, ...)
+    local ended, out, err = run("gpt_bytes", options)
+    assert.equal(code, ended, out .. err)
+    for _, part in ipairs { ... } do assert.truthy(err:find(part, 1, true), err) end
+    assert.equal(1, select(2, err:gsub(((...):gsub("%p", "%%%0")), "")), err)
+  end
+
+  it("refuses what it cannot do, in one message with the remedy", function()
+    refused(2, "shard=ful_shard", "there is no strategy 'ful_shard': did you mean 'full_shard'?",
+      "strategies: full_shard, shard_grad_op, no_shard, hybrid_shard, hybrid_shard_zero2")
+    refused(2, "shard=zero1", "shard = ms.world() among the optimizer's options")
+    refused(2, "shard.prefetch=none", "shard.prefetch is given, but no shard=")
+    refused(2, "shard=full_shard shard.prefech=none", "unknown option 'prefech'", "'prefetch'")
+    refused(2, "shard=full_shard buckets=fitted", "there are no buckets to cut")
+    refused(1, "shard=full_shard resume=auto", "states of sharded optimizers cannot be loaded yet",
+      "or use ms.ddp")
+  end)
+
+  it("stops a run with bad numbers, and names the parameter whose gradient is bad", function()
+    command.write(folder .. "/r.lua", [[
+      local ms = require "moonshard"
+      local cfg = ms.config { on_nan = "stop", clip = 0.0 }
+      local net = ms.fsdp(ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 3)))
+      local bad = net.module[2].bias
+      ms.train {
+        model = net, optimizer = ms.optim.sgd(net, { lr = 0.1 }), steps = 6, run = "out",
+        on_nan = cfg.on_nan, clip = cfg.clip > 0 and cfg.clip or nil,
+        data = function() return ms.ones { 2, 4 }, ms.zeros { 2 } end,
+        loss = function(m, x) return m(x):square():mean() end,
+        after_backward = function(step)
+          -- Of all ranks, one has the last number of all parameters.
+          local grad = bad:grad()
+          if step == 2 and grad and grad:numel() > 0 then
+            ms.no_grad(function() grad:narrow(1, grad:numel(), 1):mul_(1 / 0) end)
+          end
+        end,
+      }
+      local state = net:state()
+      print("weights", ms.rank(), state["0.weight"]:sum():item() == state["0.weight"]:sum():item())
+    ]])
+    local code, out, err = command.run(folder, "run r.lua -n 3")
+    assert.equal(4, code, out .. err)
+    assert.matches("step 2: loss or gradients are inf or nan %(first bad gradient: 1.bias%)", err)
+    local told
+    out, told = command.succeed(folder, "run r.lua -n 3 on_nan=skip clip=1")
+    assert.equal(3, select(2, out:gsub("weights%s%d%strue", "")), out .. told)
+    assert.matches("step 2 skipped: inf or nan %(first bad gradient: 1.bias%)", told)
+  end)
+end)
