@@ -144,3 +144,40 @@ describe("shard=", function()
     assert.matches("step 2 skipped: inf or nan %(first bad gradient: 1.bias%)", told)
   end)
 end)
+
+describe("the recipe", function()
+  local tiny = " steps=4 batch=4 length=16 run=out data='%s/README.md' "
+  local function shown(recipe, options)
+    return command.succeed(folder, ("run '%s/recipes/%s.lua' %s"):format(command.source, recipe,
+      options .. tiny:format(command.source)))
+  end
+
+  it("llama_fsdp shows units and memory, and half of the states are on one of two ranks", function()
+    local model = " model.layers=2 model.width=32 model.heads=2 model.kv_heads=1"
+    local one, two = shown("llama_fsdp", model), shown("llama_fsdp", "-n 2 prefetch=none" .. model)
+    for index, name in ipairs { "%(root%)", "model.layers.0", "model.layers.1" } do
+      assert.matches(("unit %d +%s +[%%d.]+ MiB, of which"):format(index - 1, name), two)
+    end
+    local whole, own = two:match "AdamW: ([%d.]+) MiB whole, ([%d.]+) MiB of them on this rank"
+    local all = one:match "AdamW: ([%d.]+) MiB whole"
+    assert.is_true(math.abs(whole - all) < 0.02 and math.abs(own / whole - 0.5) < 0.05, two)
+    local between, peak = two:match "this rank: ([%d.]+) MiB between steps, ([%d.]+) MiB at"
+    -- Between steps there are the shards, and nothing else of this size.
+    assert.is_true(math.abs(between - own) < 0.05 and tonumber(peak) > tonumber(between), two)
+    assert.matches("validation loss [%d.]+ nats per byte, the model is in out%S*/model", two)
+  end)
+
+  it("gpt2_hybrid sends half as much between blocks in 16 bits", function()
+    local model = " model.layers=2 model.width=32 model.heads=2"
+    local function sent(options)
+      local out = shown("gpt2_hybrid", options .. model)
+      return tonumber((out:match "and ([%d.]+) MiB to other blocks")), out
+    end
+    local half, out = sent "-n 4 --thread-ranks"
+    local all, full = sent "-n 4 between=f32 reshard=false"
+    assert.matches("share a copy of the parameters: 2, copies: 2", out)
+    assert.is_true(half > 0 and math.abs(half / all - 0.5) < 0.05, out .. full)
+    assert.equal(0, sent "-n 2")
+    assert.equal(0, sent "")
+  end)
+end)
