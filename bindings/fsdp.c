@@ -98,7 +98,8 @@ static void push_handles(lua_State *L, uint32_t count)
     }
 }
 
-/* core.sharded(parameters, units, { group =, shards =?, replicas =?, prefetch =, max_in_flight =?,
+/* core.sharded(parameters, units, { group =, shards =?, replicas =?, prefetch =, find_unused =,
+ * max_in_flight =?,
  * max_in_flight_bytes =?, max_reductions =?, links = { ... } or hook = f }) */
 static int sharded(lua_State *L)
 {
@@ -114,6 +115,7 @@ static int sharded(lua_State *L)
     options.shards = read_group(L, "shards");
     options.replicas = read_group(L, "replicas");
     options.prefetch = ms_lua_field_boolean(L, 3, "prefetch", false);
+    options.find_unused = ms_lua_field_boolean(L, 3, "find_unused", false);
     options.max_in_flight = (uint32_t)ms_lua_field_integer(L, 3, "max_in_flight", 0, 0, UINT16_MAX);
     options.max_in_flight_bytes =
         (uint64_t)ms_lua_field_integer(L, 3, "max_in_flight_bytes", 0, 0, INT64_MAX);
@@ -197,6 +199,63 @@ static int fsdp_unshard(lua_State *L)
     ms_fsdp *fsdp = check_fsdp(L);
     ms_lua_ok(L, ms_fsdp_unshard(fsdp, check_unit(L, 2, fsdp), &ready));
     return 0;
+}
+
+/* ------------------------------------------------- ranks with unequal inputs */
+
+/* sharded:joining(yes, live_divisor) */
+static int fsdp_joining(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_fsdp *fsdp = check_fsdp(L);
+    ms_lua_ok(L, ms_fsdp_set_joining(fsdp, lua_toboolean(L, 2), lua_toboolean(L, 3)));
+    return 0;
+}
+
+/* Pushes how many ranks have inputs, the lowest of them, and the lowest that has none. */
+static int push_live(lua_State *L, const ms_fsdp_live *live)
+{
+    lua_pushinteger(L, live->count);
+    lua_pushinteger(L, live->first);
+    lua_pushinteger(L, live->absent);
+    return 3;
+}
+
+/* sharded:call(number) -> ranks with inputs, the lowest of them, the lowest without */
+static int fsdp_call(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_fsdp_live live;
+    ms_fsdp *fsdp = check_fsdp(L);
+    ms_lua_ok(L, ms_fsdp_call(fsdp, (uint32_t)ms_lua_integer(L, 2, 0, 255, "number"), &live));
+    return push_live(L, &live);
+}
+
+/* sharded:follow() -> the number of a call, the lowest rank with inputs, the lowest without; nil
+ * when no rank has inputs left */
+static int fsdp_follow(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_fsdp_live live;
+    bool more;
+    uint32_t number;
+    ms_lua_ok(L, ms_fsdp_follow(check_fsdp(L), &more, &number, &live));
+    if (!more) return 0;
+    lua_pushinteger(L, number);
+    lua_pushinteger(L, live.first);
+    lua_pushinteger(L, live.absent);
+    return 3;
+}
+
+/* sharded:agreements() -> how often hosts have told each other what they need, ms that this one has
+ * waited */
+static int fsdp_agreements(lua_State *L)
+{
+    uint64_t count, ns;
+    ms_fsdp_agreements(check_fsdp(L), &count, &ns);
+    lua_pushinteger(L, (lua_Integer)count);
+    lua_pushnumber(L, (double)ns * 1e-6);
+    return 2;
 }
 
 /* ------------------------------------------------------- whole parameters */
@@ -321,6 +380,10 @@ static const luaL_Reg methods[] = {
     { "set_reshard", fsdp_set_reshard },
     { "reshard", fsdp_reshard },
     { "unshard", fsdp_unshard },
+    { "joining", fsdp_joining },
+    { "call", fsdp_call },
+    { "follow", fsdp_follow },
+    { "agreements", fsdp_agreements },
     { "summon", fsdp_summon },
     { "summon_end", fsdp_summon_end },
     { "show_whole", fsdp_show_whole },

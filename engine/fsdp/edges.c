@@ -61,7 +61,8 @@ static ms_status end_backward(ms_unit *unit)
     ms_unit_enter(unit, MS_UNIT_DONE);
     forget_inputs(unit);
     ms_status status = ms_unit_detach_gradients(unit);
-    if (!status) status = fsdp->sync ? ms_unit_reduce(unit) : ms_unit_restore_gradients(unit);
+    if (!status)
+        status = fsdp->sync ? ms_agree_on_reduction(unit) : ms_unit_restore_gradients(unit);
     /* As in PyTorch: where shards are kept whole after forward, they stay whole while gradients are
      * not reduced. */
     if (!status && unit->reshard_backward && (fsdp->sync || unit->reshard_forward))
@@ -69,14 +70,16 @@ static ms_status end_backward(ms_unit *unit)
     return status;
 }
 
-/* The model's stream waits for all reductions: what comes after backward sees their results. */
-static ms_status await_reductions(ms_fsdp *fsdp)
+/* Gradients that passes without synchronization have left in units that this pass did not use. */
+static ms_status reduce_leftovers(ms_fsdp *fsdp)
 {
-    ms_stream *current = ms_engine_current(fsdp->engine);
     ms_status status = MS_OK;
-    for (uint32_t f = 0; f < fsdp->flat_count && !status; f++)
-        for (int i = 0; i < 2 && !status; i++)
-            status = ms_stream_wait(current, fsdp->flats[f].ready[i]);
+    for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;) {
+        ms_unit *unit = &fsdp->units[u];
+        if (!ms_unit_has_leftover(unit)) continue;
+        status = ms_unit_hold_gradients(unit);
+        if (!status) status = ms_agree_on_reduction(unit);
+    }
     return status;
 }
 
@@ -87,9 +90,10 @@ static ms_status end_pass(void *user)
     ms_fsdp *fsdp = user;
     ms_status status = MS_OK;
     if (fsdp->closed) return MS_OK;
-    fsdp->in_backward = false;
     for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;)
         if (fsdp->units[u].phase == MS_UNIT_BACKWARD) status = end_backward(&fsdp->units[u]);
+    if (!status && fsdp->sync) status = reduce_leftovers(fsdp);
+    if (!status) status = ms_agree_on_end(fsdp, true);
     for (uint32_t u = 0; u < fsdp->unit_count && !status; u++) {
         ms_unit *unit = &fsdp->units[u];
         /* A recomputed forward whose backward did not come has left its unit in use. */
@@ -100,9 +104,10 @@ static ms_status end_pass(void *user)
         forget_inputs(unit);
         unit->parts_left = 0;
     }
+    fsdp->in_backward = false;
     fsdp->pass++;
     fsdp->order_count = fsdp->order_left = 0;
-    return status ? status : await_reductions(fsdp);
+    return status ? status : ms_fsdp_await_reductions(fsdp);
 }
 
 /* The unit whose backward comes after this one's, if backward's order is that of forward reversed;
@@ -129,8 +134,8 @@ static ms_status begin_backward(ms_unit *unit)
     ms_unit_enter(unit, MS_UNIT_BACKWARD);
     status = ms_unit_release(unit);
     if (!status) status = ms_unit_hold_gradients(unit);
-    if (!status) status = ms_unit_gather(unit);
-    ms_unit *next = fsdp->prefetch ? next_unit(fsdp, unit) : NULL;
+    if (!status) status = ms_agree_on_gather(unit);
+    ms_unit *next = fsdp->prefetch && !ms_agree_is_on(fsdp) ? next_unit(fsdp, unit) : NULL;
     if (!status && next) status = ms_unit_gather(next);
     if (!status) status = ms_unit_use(unit);
     return status ? status : ms_unit_expect_gradients(unit);
@@ -223,8 +228,9 @@ ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const
     ms_unit *unit = &fsdp->units[index];
     ms_status status = watch_inputs(unit, inputs, count);
     if (status || unit->depth++ > 0) return status;
+    if (index == 0 && !fsdp->in_backward) fsdp->forwards++;
     if (unit->place != MS_UNIT_IN_USE) {
-        status = ms_unit_gather(unit);
+        status = ms_agree_on_gather(unit);
         if (!status) status = ms_unit_use(unit);
     }
     if (status) {
@@ -297,5 +303,6 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
     }
     if (!status) status = ms_unit_release(unit);
     if (!status) status = reshard_after_forward(unit);
+    if (!status && index == 0) status = ms_agree_on_end(fsdp, false);
     return end_job(fsdp, status);
 }

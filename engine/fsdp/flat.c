@@ -140,8 +140,7 @@ static void natural_strides(const ms_member *member, int64_t *strides)
     }
 }
 
-/* The view of the flat tensor in the member's shape. */
-static ms_status view_of(ms_tensor *flat, const ms_member *member, ms_tensor **out)
+ms_status ms_flat_view(ms_tensor *flat, const ms_member *member, ms_tensor **out)
 {
     int64_t strides[MS_DIMS_MAX];
     natural_strides(member, strides);
@@ -166,7 +165,7 @@ static ms_status fill_whole(ms_flat *flat)
     ms_status status = zero(flat->whole, flat->numbers, flat->padded);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_tensor *view = NULL;
-        status = view_of(flat->whole, &flat->members[i], &view);
+        status = ms_flat_view(flat->whole, &flat->members[i], &view);
         if (!status && elements_of(&flat->members[i]))
             status = ms_copy_into(flat->unit->fsdp->engine, flat->members[i].tensor, view);
         ms_tensor_release(view);
@@ -237,7 +236,7 @@ static ms_status make_bucket(ms_flat *flat)
     if (!status) status = split(flat, storage, true);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->padded, &bucket->flat);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
-        status = view_of(bucket->flat, &flat->members[i], &bucket->gradients[i]);
+        status = ms_flat_view(bucket->flat, &flat->members[i], &bucket->gradients[i]);
         flat->members[i].gradient = bucket->gradients[i];
     }
     if (!status) bucket->buffer = ms_tensor_retain(bucket->flat);

@@ -28,6 +28,7 @@ static void free_parts(ms_fsdp *fsdp)
     ms_chain_drop(fsdp->links, fsdp->link_count);
     ms_release(context, fsdp->order);
     ms_release(context, fsdp->summoned);
+    ms_release(context, fsdp->words);
     ms_release(context, fsdp->members);
     ms_release(context, fsdp->flats);
     ms_release(context, fsdp->units);
@@ -239,6 +240,7 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     if (status) return status;
     fsdp->kind = kind_of(fsdp);
     fsdp->prefetch = options->prefetch;
+    fsdp->find_unused = options->find_unused;
     fsdp->sync = true;
     uint64_t bytes = options->max_in_flight_bytes ? options->max_in_flight_bytes : UINT64_MAX;
     status = ms_inflight_new(engine, "gathers", options->max_in_flight ? options->max_in_flight : 2,
@@ -274,6 +276,7 @@ static ms_status make_parts(ms_fsdp *fsdp, const ms_fsdp_options *options,
         fsdp->unit_count++;
         status = make_unit(fsdp, options, parameters, count, u);
     }
+    if (!status) status = ms_agree_open(fsdp);
     return status ? status : make_flats(fsdp);
 }
 

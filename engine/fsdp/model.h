@@ -1,7 +1,8 @@
 /* model.h: the inside of a sharded model. For fsdp/ only.
  *
  * The files call downwards in this order: model (making, asking), edges (a unit's forward and
- * backward), reduce (gradients of a unit), unit (gathering, handles), flat (memory). */
+ * backward), agree (which unit comes next, where ranks use different ones), reduce (gradients of a
+ * unit), unit (gathering, handles), flat (memory). */
 #ifndef MOONSHARD_FSDP_MODEL_H
 #define MOONSHARD_FSDP_MODEL_H
 
@@ -88,6 +89,7 @@ struct ms_unit {
     uint32_t inputs, inputs_done;
     bool blind;
     bool recomputed; /* the backward that runs is that of recomputed forwards only */
+    uint32_t turn; /* agree.c: its place among the units that were gathered, from 1; 0: none yet */
 };
 
 /* A forward of a unit, as gradient hooks know it. Freed with the graph. */
@@ -129,6 +131,13 @@ struct ms_fsdp {
     size_t order_count, order_capacity, order_left;
     uint32_t *summoned;
     uint32_t summoned_count;
+    /* agree.c. The number of forwards of the root; the units that have a turn; how many ranks had
+     * inputs in the last exchange; the words of this rank, then of all ranks. */
+    bool find_unused, joining, live_divisor;
+    uint64_t forwards;
+    uint32_t turns, live;
+    int64_t *words;
+    uint64_t exchanges, exchange_ns;
 };
 
 /* -------------------------------------------------------------------- flat.c */
@@ -138,6 +147,8 @@ void ms_flat_lay_out(ms_flat *flat, uint32_t ranks, uint32_t rank);
 /* Makes the memory, moves the values there, and turns the tensors into pieces. */
 ms_status ms_flat_make(ms_flat *flat);
 void ms_flat_free(ms_flat *flat);
+/* The view of a tensor as long as the flat parameter in the member's shape, owned. */
+ms_status ms_flat_view(ms_tensor *flat, const ms_member *member, ms_tensor **out);
 /* Whether its ranks have different parts of it. */
 static inline bool ms_flat_is_sharded(const ms_flat *flat) { return flat->padded != flat->length; }
 /* The bytes of the flat parameter, and of a shard. */
@@ -149,6 +160,11 @@ uint64_t ms_flat_shard_bytes(const ms_flat *flat);
 void ms_unit_enter(ms_unit *unit, ms_unit_phase phase);
 /* Enqueues the gather of what is not gathered or has changed since; handles stay as they are. */
 ms_status ms_unit_gather(ms_unit *unit);
+/* The same for all of it, whatever is gathered already: where ranks may have gathered different
+ * units. */
+ms_status ms_unit_gather_anew(ms_unit *unit);
+/* Whether ms_unit_gather would enqueue nothing. */
+bool ms_unit_is_fresh(const ms_unit *unit);
 /* After a gather: the current stream waits for it, and handles become whole parameters. */
 ms_status ms_unit_use(ms_unit *unit);
 /* Handles become pieces. MS_ERROR_STATE if a whole parameter was written, which would be lost. */
@@ -173,6 +189,25 @@ ms_status ms_unit_detach_gradients(ms_unit *unit);
 ms_status ms_unit_restore_gradients(ms_unit *unit);
 /* Enqueues the reductions of what was detached. The pieces' gradients are then the reduced ones. */
 ms_status ms_unit_reduce(ms_unit *unit);
+
+/* For a rank that did not use the unit: takes part in the others' reduction, with zeros or with
+ * what passes without synchronization have left. marked: the others' gradients are multiplied by a
+ * loss scale. */
+ms_status ms_unit_join_reduction(ms_unit *unit, bool marked);
+/* Whether passes without synchronization have left gradients that no reduction has taken. */
+bool ms_unit_has_leftover(const ms_unit *unit);
+/* The current stream waits for all reductions. */
+ms_status ms_fsdp_await_reductions(ms_fsdp *fsdp);
+
+/* ------------------------------------------------------------------- agree.c */
+
+ms_status ms_agree_open(ms_fsdp *fsdp);
+/* Whether ranks agree on what comes next before each collective. */
+bool ms_agree_is_on(const ms_fsdp *fsdp);
+/* These gather and reduce a unit, if need be once all ranks do; and end a forward or backward. */
+ms_status ms_agree_on_gather(ms_unit *unit);
+ms_status ms_agree_on_reduction(ms_unit *unit);
+ms_status ms_agree_on_end(ms_fsdp *fsdp, bool of_backward);
 
 /* ------------------------------------------------------------------- edges.c */
 

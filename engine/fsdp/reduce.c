@@ -17,14 +17,16 @@ static bool is_whole(const ms_flat *flat) { return !ms_flat_is_sharded(flat); }
 static ms_status make_reduced(ms_flat *flat)
 {
     int64_t one = 1;
-    if (flat->reduced || is_whole(flat)) return MS_OK;
+    if (flat->reduced) return MS_OK;
     ms_tensor *made = NULL;
     ms_status status =
         ms_tensor_new(flat->unit->fsdp->engine, flat->dtype, 1, &flat->length, &made);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
-        status = ms_tensor_window(made, 1, &member->length, &one, member->length ? member->at : 0,
-                                  &member->reduced);
+        int64_t at = member->length ? member->at : 0;
+        status = is_whole(flat)
+                     ? ms_flat_view(made, member, &member->reduced)
+                     : ms_tensor_window(made, 1, &member->length, &one, at, &member->reduced);
     }
     if (!status) {
         flat->reduced = made;
@@ -53,15 +55,14 @@ static ms_status hold(ms_member *member)
     return status ? status : ms_tensor_set_grad(member->tensor, NULL);
 }
 
-/* Gradients of unsharded parameters stay where they are: backward adds to them, and since all ranks
- * have the same, the mean of the sums is their sum with the mean. */
+/* Also of unsharded parameters, whose reduced gradient lies in the bucket: the next reduction would
+ * add what every rank has of it. */
 ms_status ms_unit_hold_gradients(ms_unit *unit)
 {
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count; f++)
         for (uint32_t i = 0; i < unit->flats[f].count && !status; i++)
-            if (unit->flats[f].trainable && !is_whole(&unit->flats[f]))
-                status = hold(&unit->flats[f].members[i]);
+            if (unit->flats[f].trainable) status = hold(&unit->flats[f].members[i]);
     return status;
 }
 
@@ -69,12 +70,17 @@ ms_status ms_unit_hold_gradients(ms_unit *unit)
 static ms_status expect(ms_member *member)
 {
     ms_status status = ms_tensor_set_grad_home(member->tensor, member->gradient);
-    if (!status && is_whole(member->flat) && ms_tensor_grad(member->tensor)) {
-        status = ms_member_collect(member);
-        return status;
-    }
     if (!status && member->filled) status = ms_tensor_set_grad(member->tensor, member->gradient);
     return status;
+}
+
+/* Memory for the whole gradient, unless gradients of earlier passes are there. */
+static ms_status take_memory(ms_flat *flat)
+{
+    ms_storage *storage = ms_tensor_storage(flat->bucket.flat);
+    if (!ms_storage_is_dropped(storage)) return MS_OK;
+    for (uint32_t i = 0; i < flat->count; i++) flat->members[i].filled = false;
+    return ms_storage_refill(storage, ms_engine_current(flat->unit->fsdp->engine));
 }
 
 ms_status ms_unit_expect_gradients(ms_unit *unit)
@@ -83,11 +89,7 @@ ms_status ms_unit_expect_gradients(ms_unit *unit)
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat *flat = &unit->flats[f];
         if (!flat->trainable) continue;
-        ms_storage *storage = ms_tensor_storage(flat->bucket.flat);
-        if (ms_storage_is_dropped(storage)) {
-            status = ms_storage_refill(storage, ms_engine_current(unit->fsdp->engine));
-            for (uint32_t i = 0; i < flat->count; i++) flat->members[i].filled = false;
-        }
+        status = take_memory(flat);
         for (uint32_t i = 0; i < flat->count && !status; i++) {
             flat->members[i].fired = false;
             status = expect(&flat->members[i]);
@@ -162,7 +164,7 @@ static ms_status run_chain(ms_flat *flat, ms_tensor **result)
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_bucket *bucket = &flat->bucket;
     flat->ready[1] = (ms_point){ 0 };
-    bucket->divisor = fsdp->divisor;
+    bucket->divisor = fsdp->live_divisor ? fsdp->live : fsdp->divisor;
     ms_status status = fsdp->hook ? fsdp->hook(fsdp->hook_user, bucket, result, &flat->ready[1])
                                   : ms_chain_run(fsdp->links, fsdp->link_count, bucket, result);
     ms_bucket_set_buffer(bucket, bucket->flat);
@@ -170,24 +172,36 @@ static ms_status run_chain(ms_flat *flat, ms_tensor **result)
     return status ? status : ms_stream_wait(ms_engine_current(fsdp->engine), flat->ready[1]);
 }
 
-/* Adds the result to what is held of earlier passes, or takes its place. */
+/* Adds a reduced gradient to another, whose numbers count only where they are held. */
+static ms_status add(ms_flat *flat, ms_tensor *to, ms_tensor *from)
+{
+    ms_tensor *inputs[] = { to, from }, *same = NULL;
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < flat->count && !status; i++)
+        if (!flat->members[i].held) status = zero(flat->members[i].reduced);
+    if (!status)
+        status = ms_op_apply(flat->unit->fsdp->engine, &ms_op_add, NULL, true, inputs, 2, &same, 1);
+    ms_tensor_release(same);
+    return status;
+}
+
+/* The gradients of unsharded parameters lie in the bucket, those of pieces in `reduced`. What is
+ * held of earlier passes, always in `reduced`, is added. */
 static ms_status keep_result(ms_flat *flat, ms_tensor *result)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
+    ms_tensor *whole = flat->bucket.flat;
+    ms_status status = MS_OK;
     bool any = false;
-    if (is_whole(flat))
-        return ms_tensor_storage(result) == ms_tensor_storage(flat->bucket.flat)
-                   ? MS_OK
-                   : ms_copy_into(engine, result, flat->bucket.flat);
-    ms_status status = make_reduced(flat);
     for (uint32_t i = 0; i < flat->count; i++) any |= flat->members[i].held;
-    if (status || !any) return status ? status : ms_copy_into(engine, result, flat->reduced);
-    for (uint32_t i = 0; i < flat->count && !status; i++)
-        if (!flat->members[i].held) status = zero(flat->members[i].reduced);
-    ms_tensor *inputs[] = { flat->reduced, result }, *same = NULL;
-    if (!status) status = ms_op_apply(engine, &ms_op_add, NULL, true, inputs, 2, &same, 1);
-    ms_tensor_release(same);
-    return status;
+    if (is_whole(flat)) {
+        if (ms_tensor_storage(result) != ms_tensor_storage(whole))
+            status = ms_copy_into(engine, result, whole);
+        return status || !any ? status : add(flat, whole, flat->reduced);
+    }
+    status = make_reduced(flat);
+    if (status) return status;
+    return any ? add(flat, flat->reduced, result) : ms_copy_into(engine, result, flat->reduced);
 }
 
 /* All on the communication stream, so that the model's stream does not wait. */
@@ -243,5 +257,41 @@ ms_status ms_unit_reduce(ms_unit *unit)
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status; f++)
         if (unit->flats[f].trainable) status = reduce_flat(&unit->flats[f]);
+    return status;
+}
+
+/* ------------------------------------------------------ without a backward */
+
+ms_status ms_unit_join_reduction(ms_unit *unit, bool marked)
+{
+    ms_status status = ms_unit_hold_gradients(unit);
+    for (uint32_t f = 0; f < unit->count && !status; f++) {
+        ms_flat *flat = &unit->flats[f];
+        if (!flat->trainable) continue;
+        status = take_memory(flat);
+        for (uint32_t i = 0; i < flat->count; i++) flat->members[i].marked |= marked;
+    }
+    return status ? status : ms_unit_reduce(unit);
+}
+
+bool ms_unit_has_leftover(const ms_unit *unit)
+{
+    for (uint32_t f = 0; f < unit->count; f++) {
+        const ms_flat *flat = &unit->flats[f];
+        if (!flat->trainable || ms_storage_is_dropped(ms_tensor_storage(flat->bucket.flat)))
+            continue;
+        for (uint32_t i = 0; i < flat->count; i++)
+            if (flat->members[i].filled) return true;
+    }
+    return false;
+}
+
+ms_status ms_fsdp_await_reductions(ms_fsdp *fsdp)
+{
+    ms_stream *current = ms_engine_current(fsdp->engine);
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < fsdp->flat_count && !status; f++)
+        for (int i = 0; i < 2 && !status; i++)
+            status = ms_stream_wait(current, fsdp->flats[f].ready[i]);
     return status;
 }

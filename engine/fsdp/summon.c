@@ -28,6 +28,12 @@ static ms_status keep_values(ms_unit *unit)
     return status;
 }
 
+/* Where ranks use different units, they may have gathered different ones. */
+static ms_status gather(ms_unit *unit)
+{
+    return ms_agree_is_on(unit->fsdp) ? ms_unit_gather_anew(unit) : ms_unit_gather(unit);
+}
+
 ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count)
 {
     void *memory = NULL;
@@ -36,7 +42,7 @@ ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count)
         status = ms_allocate(ms_engine_context(fsdp->engine), (count + 1) * sizeof *units, "summon",
                              &memory);
     if (status) return status;
-    for (uint32_t i = 0; i < count && !status; i++) status = ms_unit_gather(&fsdp->units[units[i]]);
+    for (uint32_t i = 0; i < count && !status; i++) status = gather(&fsdp->units[units[i]]);
     for (uint32_t i = 0; i < count && !status; i++) status = ms_unit_use(&fsdp->units[units[i]]);
     for (uint32_t i = 0; i < count && !status; i++) status = keep_values(&fsdp->units[units[i]]);
     ms_release(ms_engine_context(fsdp->engine), fsdp->summoned);
@@ -100,7 +106,7 @@ ms_status ms_fsdp_unwrap(ms_fsdp *fsdp)
     for (uint32_t u = 0; u < fsdp->unit_count && !status; u++)
         status = ms_unit_detach_gradients(&fsdp->units[u]);
     for (uint32_t u = 0; u < fsdp->unit_count && !status; u++) {
-        status = ms_unit_gather(&fsdp->units[u]);
+        status = gather(&fsdp->units[u]);
         if (!status) status = ms_unit_use(&fsdp->units[u]);
     }
     if (!status) fsdp->closed = true;

@@ -26,6 +26,34 @@ void ms_unit_enter(ms_unit *unit, ms_unit_phase phase)
     unit->phase = phase;
 }
 
+/* ------------------------------------------------------------------- writes */
+
+/* The first member that was written while it was whole, or NULL. */
+static const ms_member *written(const ms_flat *flat)
+{
+    if (!ms_flat_is_sharded(flat) || ms_tensor_version(flat->whole) == flat->whole_version)
+        return NULL;
+    for (uint32_t i = 0; i < flat->count; i++)
+        if (ms_tensor_version(flat->members[i].tensor) > flat->whole_version)
+            return &flat->members[i];
+    return NULL;
+}
+
+/* What a script writes to a whole parameter never reaches the shards. */
+static ms_status check_unwritten(const ms_unit *unit)
+{
+    for (uint32_t f = 0; f < unit->count; f++) {
+        const ms_member *member = written(&unit->flats[f]);
+        if (member)
+            return ms_engine_fail(unit->fsdp->engine, MS_ERROR_STATE,
+                                  "fsdp: '%s' was written while its unit \"%s\" was gathered, and "
+                                  "its shards do not know of it: write parameters between passes, "
+                                  "or inside summon",
+                                  member->name, *unit->name ? unit->name : "root");
+    }
+    return MS_OK;
+}
+
 /* ---------------------------------------------------------------- gathering */
 
 /* A gather of a flat parameter that lies in memory already, and whose shard is as it was then,
@@ -44,7 +72,6 @@ static ms_status gather_flat(ms_flat *flat)
     ms_fsdp *fsdp = unit->fsdp;
     ms_stream *stream = NULL;
     ms_storage *storage = ms_tensor_storage(flat->whole);
-    if (is_fresh(flat)) return MS_OK;
     ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
     if (!status && ms_storage_is_dropped(storage)) status = ms_storage_refill(storage, stream);
     ms_collective call = { .kind = MS_ALL_GATHER,
@@ -52,7 +79,7 @@ static ms_status gather_flat(ms_flat *flat)
                            .out = flat->whole,
                            .restore = true,
                            .source = flat->source,
-                           .bucket = -1,
+                           .bucket = -2 - (int32_t)unit->index, /* units of one size differ */
                            .label = *unit->name ? unit->name : "root" };
     if (!status) status = ms_group_enqueue(fsdp->shards, 2, &call, &flat->gathered);
     if (status) return status;
@@ -61,13 +88,31 @@ static ms_status gather_flat(ms_flat *flat)
     return MS_OK;
 }
 
-ms_status ms_unit_gather(ms_unit *unit)
+static ms_status gather_flats(ms_unit *unit, bool anew)
 {
     ms_status status = MS_OK;
-    for (uint32_t f = 0; f < unit->count && !status; f++)
-        if (ms_flat_is_sharded(&unit->flats[f])) status = gather_flat(&unit->flats[f]);
+    for (uint32_t f = 0; f < unit->count && !status; f++) {
+        ms_flat *flat = &unit->flats[f];
+        if (ms_flat_is_sharded(flat) && (anew || !is_fresh(flat))) status = gather_flat(flat);
+    }
     if (!status && unit->place == MS_UNIT_SHARDED) unit->place = MS_UNIT_GATHERED;
     return status;
+}
+
+ms_status ms_unit_gather(ms_unit *unit) { return gather_flats(unit, false); }
+
+ms_status ms_unit_gather_anew(ms_unit *unit)
+{
+    /* A gather would hide what a script has written there. */
+    ms_status status = unit->place == MS_UNIT_IN_USE ? check_unwritten(unit) : MS_OK;
+    return status ? status : gather_flats(unit, true);
+}
+
+bool ms_unit_is_fresh(const ms_unit *unit)
+{
+    for (uint32_t f = 0; f < unit->count; f++)
+        if (ms_flat_is_sharded(&unit->flats[f]) && !is_fresh(&unit->flats[f])) return false;
+    return true;
 }
 
 /* ------------------------------------------------------------------ handles */
@@ -99,32 +144,6 @@ ms_status ms_unit_use(ms_unit *unit)
     if (status) return status;
     show_all(unit, true);
     unit->place = MS_UNIT_IN_USE;
-    return MS_OK;
-}
-
-/* The first member that was written while it was whole, or NULL. */
-static const ms_member *written(const ms_flat *flat)
-{
-    if (!ms_flat_is_sharded(flat) || ms_tensor_version(flat->whole) == flat->whole_version)
-        return NULL;
-    for (uint32_t i = 0; i < flat->count; i++)
-        if (ms_tensor_version(flat->members[i].tensor) > flat->whole_version)
-            return &flat->members[i];
-    return NULL;
-}
-
-/* What a script writes to a whole parameter never reaches the shards. */
-static ms_status check_unwritten(const ms_unit *unit)
-{
-    for (uint32_t f = 0; f < unit->count; f++) {
-        const ms_member *member = written(&unit->flats[f]);
-        if (member)
-            return ms_engine_fail(unit->fsdp->engine, MS_ERROR_STATE,
-                                  "fsdp: '%s' was written while its unit \"%s\" was gathered, and "
-                                  "its shards do not know of it: write parameters between passes, "
-                                  "or inside summon",
-                                  member->name, *unit->name ? unit->name : "root");
-    }
     return MS_OK;
 }
 

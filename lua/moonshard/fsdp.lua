@@ -2,6 +2,7 @@
 -- ranks. A unit's parameters are gathered before it is used, and dropped after.
 local core = require "moonshard.core"
 local hooks = require "moonshard.hooks"
+local join = require "moonshard.fsdp.join"
 local module = require "moonshard.nn.module"
 local nested = require "moonshard.nested"
 local options_of = require "moonshard.options"
@@ -24,6 +25,10 @@ local FSDP = {}
 ---@field how table the compiled chain
 ---@field accumulate "local"|"shard"
 ---@field methods table<string, boolean> what forward_method has replaced
+---@field joining? ms.ShardedJoining join runs
+---@field optimizers table<integer, ms.Optimizer> of its parameters, by number
+---@field numbers table<ms.Optimizer, integer>
+---@field optimizer_count integer
 
 -- modules that are units of a sharded model, or below one -> its state
 local owner = setmetatable({}, { __mode = "k" })
@@ -65,7 +70,8 @@ local known = {
   group = "any", strategy = "string", shard_group = "any", replica_group = "any",
   reshard_after_forward = "boolean", wrap = "any", comm_hook = "any", prefetch = "string",
   max_in_flight = "integer", max_in_flight_bytes = "integer", max_reductions = "integer",
-  accumulate = "string", divide_factor = "number", ignored = "table", init_sync = "boolean",
+  accumulate = "string", find_unused = "boolean", divide_factor = "number", ignored = "table",
+  init_sync = "boolean",
 }
 
 local function choice(name, value, allowed)
@@ -146,6 +152,7 @@ end
 
 local function forward(self, ...)
   local s = sharded_of(self, "forward")
+  if s.joining then join.before_forward(s) end
   return s.wrapped(...)
 end
 
@@ -184,6 +191,13 @@ function FSDP:set_gradient_sync(yes)
   options_of.argument("set_gradient_sync", "yes", yes, "boolean")
   s.sharded:sync(yes)
 end
+
+--- Ranks with different numbers of inputs: f runs with this rank's; then this rank takes part with
+--- zeros, and steps its shards as the others do, until all ranks have run out of inputs.
+---@param options { divisor?: "all"|"live", stop?: boolean }
+---@param f function
+---@return any ... what f returned
+function FSDP:join(options, f) return join.run(sharded_of(self, "join"), options, f) end
 
 --- The ranks that share one copy of the parameters; a group of this rank alone if each has its own.
 ---@return ms.Group
@@ -427,6 +441,8 @@ local function wrap(model, options)
     wrapped = model, group = group, shards = shards, options = o, strategy = strategy,
     units = units, how = how,
     accumulate = o.accumulate or "shard", methods = {},
+    optimizers = setmetatable({}, { __mode = "v" }),
+    numbers = setmetatable({}, { __mode = "k" }), optimizer_count = 0,
   }
   check_chain(how)
   if o.init_sync ~= false then synchronize(s) end
@@ -446,7 +462,7 @@ local function wrap(model, options)
   end
   s.sharded = core.sharded(parameters, described, {
     group = group, shards = shards, replicas = replicas,
-    prefetch = o.prefetch ~= "none",
+    prefetch = o.prefetch ~= "none", find_unused = o.find_unused,
     max_in_flight = o.max_in_flight, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions,
     links = how.links, hook = how.hook, name = how.name,

@@ -1007,6 +1007,12 @@
 --- What `accumulate` does in passes before the last. "shard" (the default): gradients are reduced,
 --- and shards add up, which takes the least memory. "local": nothing travels, as in no_sync.
 ---@field accumulate? "local"|"shard"
+--- true: ranks may use different units. At each edge, hosts tell each other which unit they need
+--- next, and all take part in its gather or reduction, so hosts wait for each other and nothing is
+--- gathered ahead. A parameter without gradient contributes zeros; a unit that no rank has used has
+--- no gradient. Every rank runs as many forwards and backwards of the model. Without it all ranks
+--- use the same units in the same order; another order ends the job, with the unit and the ranks.
+---@field find_unused? boolean
 --- Gradients are summed and divided by this whole number; the group's size unless given.
 ---@field divide_factor? number
 ---@field ignored? string[]            names or Lua patterns of parameters that stay as they are
@@ -1041,6 +1047,12 @@
 --- Gradients of a forward and backward inside f stay on their rank, whole, and add up.
 ---@field no_sync fun(self, f: function)
 ---@field set_gradient_sync fun(self, yes: boolean)   yes: the backward passes to come reduce
+--- Runs f with this rank's inputs, of which ranks may have different numbers (also in evaluation).
+--- Then this rank takes part in the passes of the others with zeros, and clips and steps its shards
+--- as they do, until all ranks have run out of inputs. Hosts wait for each other at each edge, as
+--- with find_unused. divisor "live": means are over the ranks that have inputs left, "all" (the
+--- default): over all. stop: all ranks raise as soon as one has no inputs left.
+---@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)
 --- Whole parameters inside f, which records nothing: of the units of `names`, or of all. This
 --- rank's part of what f wrote is kept unless writeback is false. All ranks call it.
 ---@field summon fun(self, options: ms.SummonOptions, f: fun(parameters: ms.Parameter[]))

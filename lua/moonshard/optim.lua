@@ -6,6 +6,7 @@ local options_of = require "moonshard.options"
 local check, argument = options_of.check, options_of.argument
 local join = require "moonshard.ddp.join"
 local joined = require "moonshard.optim.joined"
+local sharded_join = require "moonshard.fsdp.join"
 local overlap = require "moonshard.overlap"
 local schedules = require "moonshard.optim.schedules"
 local shard = require "moonshard.optim.shard"
@@ -142,6 +143,8 @@ local function add_group(self, group)
     self.order[self.count] = p
     if not core.is_parameter(p) then p:keep() end
     module.stepped[p] = self
+    local entry = module.sharded[p]
+    if entry then sharded_join.add_optimizer(entry.model, self) end
   end
 end
 
@@ -467,6 +470,17 @@ end
 
 optim.overlap_standard = overlap.attach
 
+-- Of each group, what its next step uses.
+local function settings_of(self)
+  local values = {}
+  for i, group in ipairs(self.list) do
+    values[i] = { master = group.master }
+    for name in pairs(self.kind.all_defaults) do values[i][name] = group[name] end
+    values[i].lr = scheduled(self, group)
+  end
+  return values
+end
+
 -- Sends ranks of this model's join that have no inputs left what they need for their part of the
 -- step.
 local function tell_absent(self, s, only_if)
@@ -477,17 +491,24 @@ local function tell_absent(self, s, only_if)
   local absent, from = join.before_step(s, self.number)
   if #absent == 0 then return end
   if s.group:rank() ~= from then return joined.stand_by(s.group, from) end
-  local values = {}
-  for i, group in ipairs(self.list) do
-    values[i] = { master = group.master }
-    for name in pairs(self.kind.all_defaults) do values[i][name] = group[name] end
-    values[i].lr = scheduled(self, group)
-  end
-  joined.send(self, s.group, absent, values, only_if)
+  joined.send(self, s.group, absent, settings_of(self), only_if)
 end
 
--- Steps all parameters. sent: for a rank without inputs left in a join, the settings and gradients
--- that it received.
+-- The same in the join of a sharded model: those ranks have the gradients of their shards, and need
+-- the settings.
+local function tell_followers(self, s, options)
+  local first, absent = sharded_join.announce(s, {
+    call = "step", number = sharded_join.number_of(s, self), kind = self.kind.name,
+    count = #self.order, settings = settings_of(self), flag = options.only_if ~= nil,
+    keep_grads = options.keep_grads == true,
+  })
+  if absent and options.only_if then
+    core.no_grad(function() s.group:broadcast(options.only_if:to("u8"):view(1), first) end)
+  end
+end
+
+-- Steps all parameters. sent: for a rank without inputs left in a join, the settings that it
+-- received, and the gradients unless it has those of its shards.
 local function take_step(self, options, sent)
   -- counted: slots of kinds in Lua that this step counts; a prevented step is subtracted later
   local counted, late, now_stepped = {}, {}, {}
@@ -497,7 +518,7 @@ local function take_step(self, options, sent)
       or at_this_step(self, group)
     for _, p in ipairs(group.params) do
       local slot, grad = self.slots[p], p:grad()
-      if sent then grad = sent.gradients[p] end
+      if sent and sent.gradients then grad = sent.gradients[p] end
       if self.shard and p:requires_grad() and not slot.early and not slot.late then
         now_stepped[#now_stepped + 1] = p
       end
@@ -507,7 +528,7 @@ local function take_step(self, options, sent)
         step_one(self, p, grad, now, options.only_if)
       end
       if grad and not self.kind.native then counted[#counted + 1] = slot end
-      if grad and not slot.late and not options.keep_grads and not sent then
+      if grad and not slot.late and not options.keep_grads and not (sent and sent.gradients) then
         core.consume_grad(p)
       end
       slot.early = nil
@@ -526,8 +547,29 @@ end
 -- For joined.lua: the step of a rank without inputs left.
 function Optimizer:_step_joined(sent)
   self:_finished()
-  take_step(self, { only_if = sent.only_if }, sent)
+  take_step(self, { only_if = sent.only_if, keep_grads = sent.keep_grads }, sent)
 end
+
+-- The optimizer that a rank with inputs has described.
+local function optimizer_of(s, words)
+  local optimizer = s.optimizers[words.number]
+  if not optimizer or optimizer.kind.name ~= words.kind or #optimizer.order ~= words.count then
+    core.raise(("join: rank %d steps %s of %d parameters, which this rank does not have: make the \z
+      same optimizers on all ranks"):format(words.first, words.kind, words.count))
+  end
+  return optimizer
+end
+
+sharded_join.define("step", function(s, words)
+  local optimizer = optimizer_of(s, words)
+  core.no_grad(function()
+    if words.flag then
+      local flag = s.group:broadcast(core.zeros { 1, dtype = "u8" }, words.first)
+      words.only_if = flag:value():to("bool"):view()
+    end
+    optimizer:_step_joined(words)
+  end)
+end)
 
 --- Steps all parameters that have a gradient, and frees the gradients unless options.keep_grads is
 --- true. Inside ddp:join a sharded optimizer steps on all ranks. options.only_if: one bool on the
@@ -550,6 +592,8 @@ function Optimizer:step(options)
   end
   local s = self.shard and overlap.joining(self.order)
   if s then tell_absent(self, s, options.only_if) end
+  s = sharded_join.of("optimizer:step", self.order)
+  if s then tell_followers(self, s, options) end
   take_step(self, options)
 end
 
@@ -566,9 +610,10 @@ function Optimizer:step_param(p, grad, options)
   if not slot then core.raise("step_param: the parameter is in no group of this optimizer") end
   grad = grad or p:grad()
   if not grad then core.raise("step_param: the parameter has no gradient; pass one") end
-  if self.shard and not core.in_hook() and overlap.joining { p } then
+  if not core.in_hook() and (self.shard and overlap.joining { p }
+      or sharded_join.of("step_param", { p })) then
     core.raise "step_param: inside join ranks without inputs left would not take part in it for a \z
-      sharded optimizer: use step()"
+      sharded optimizer or model: use step()"
   end
   local group, only_if = at_this_step(self, slot.group), options and options.only_if
   -- The script may write the gradient before a waiting step is taken, so the step gets a copy.
@@ -580,8 +625,17 @@ function Optimizer:step_param(p, grad, options)
 end
 
 function Optimizer:zero_grad()
+  local s = sharded_join.of("zero_grad", self.order)
+  if s then
+    sharded_join.announce(s, {
+      call = "zero_grad", number = sharded_join.number_of(s, self), kind = self.kind.name,
+      count = #self.order,
+    })
+  end
   for _, p in ipairs(self.order) do core.consume_grad(p) end
 end
+
+sharded_join.define("zero_grad", function(s, words) optimizer_of(s, words):zero_grad() end)
 
 ---@return ms.ParamGroup[]
 function Optimizer:groups() return self.list end
@@ -785,6 +839,19 @@ function optim._clip(params, max)
   return norm, order, bad
 end
 
+-- In the join of a sharded model, ranks without inputs left clip their shards too.
+local function tell_of_clipping(how, params, max, p)
+  local s = sharded_join.of(how, params)
+  if not s then return end
+  sharded_join.announce(s, {
+    call = "clip", how = how, names = sharded_join.names_of(s, params), max = max, p = p,
+  })
+end
+
+sharded_join.define("clip", function(s, words)
+  optim[words.how](sharded_join.parameters_of(s, words.names), words.max, words.p)
+end)
+
 --- Scales all gradients to a norm of at most max; the norm before is a device scalar.
 ---@param params ms.Module|ms.Parameter[]
 ---@param max number
@@ -794,6 +861,7 @@ function optim.clip_grad_norm(params, max, p)
   argument("clip_grad_norm", "max", max, "number")
   argument("clip_grad_norm", "p", p, "number?")
   local list, parameters = gradients_of("clip_grad_norm", params)
+  tell_of_clipping("clip_grad_norm", parameters, max, p)
   local whole, parts, groups = by_group(parameters)
   if #groups > 0 then return clip_parts(whole, parts, groups, max, p or 2) end
   if #list == 0 then return core.zeros {} end
@@ -806,9 +874,9 @@ function optim.clip_grad_value(params, max)
   if type(max) ~= "number" or not (max >= 0) then
     core.raise("clip_grad_value: max must be a number of 0 or more")
   end
-  core.no_grad(function()
-    for _, grad in ipairs(gradients_of("clip_grad_value", params)) do grad:clamp_(-max, max) end
-  end)
+  local list, parameters = gradients_of("clip_grad_value", params)
+  tell_of_clipping("clip_grad_value", parameters, max)
+  core.no_grad(function() for _, grad in ipairs(list) do grad:clamp_(-max, max) end end)
 end
 
 local Module = module.base

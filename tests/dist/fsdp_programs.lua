@@ -1,6 +1,7 @@
 -- Random programs: models with units that are nested, frozen, reused, skipped, recomputed, run
--- several times before a backward, or go through several backwards, against the same model without
--- shards, which computes the passes of all ranks. Prints how many programs had each of these.
+-- several times before a backward, go through several backwards, or are used by some ranks only,
+-- against the same model without shards, which computes the passes of all ranks. Prints how many
+-- programs had each of these.
 local ms = require "moonshard"
 local rank, size = ms.rank(), ms.world_size()
 local options = ms.config { programs = 60, seed = 1 }
@@ -43,18 +44,29 @@ local wraps = {
 }
 local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
 
+-- Where ranks may use different units, some leave out the inner block, or use no unit at all.
+local function draw_plan(any)
+  local plan = { not (any and draw(1, 2) == 1) and 0 or nil }
+  for _ = 1, draw(any and 0 or 1, 5) do
+    table.insert(plan, draw(1, #plan + 1), draw(-LAYERS, LAYERS))
+  end
+  return plan
+end
+
 local function draw_program()
   local program = {
     frozen = draw(1, 3) == 1 and draw(1, LAYERS) or nil, strategy = strategies[draw(1, 4)],
     prefetch = draw(1, 2) == 1 and "none" or "backward_pre", wrap = wraps[draw(1, #wraps)],
-    several_backwards = draw(1, 3) == 1, steps = {},
+    several_backwards = draw(1, 3) == 1, find_unused = draw(1, 3) == 1, steps = {},
   }
   for step = 1, STEPS do
     local forwards = {}
     for f = 1, draw(1, 3) == 1 and 2 or 1 do
-      local plan = { 0 }
-      for _ = 1, draw(1, 5) do table.insert(plan, draw(1, #plan + 1), draw(-LAYERS, LAYERS)) end
-      forwards[f] = plan
+      local plans = {}
+      for r = 1, size do
+        plans[r] = not program.find_unused and plans[1] or draw_plan(program.find_unused)
+      end
+      forwards[f] = plans
     end
     program.steps[step] = forwards
   end
@@ -65,6 +77,7 @@ end
 local function kinds_of(program)
   local kinds = {
     frozen = program.frozen ~= nil, nested = type(program.wrap.class) ~= "string",
+    ["own units"] = program.find_unused,
     ["several backwards"] = false,
   }
   for _, forwards in ipairs(program.steps) do
@@ -73,8 +86,8 @@ local function kinds_of(program)
       kinds["several backwards"] = kinds["several backwards"] or program.several_backwards
     end
     local used = {}
-    for _, plan in ipairs(forwards) do
-      for _, i in ipairs(plan) do
+    for _, plans in ipairs(forwards) do
+      for _, i in ipairs(plans[1]) do
         local layer = math.abs(i)
         if used[layer] then kinds.reused = true end
         if i < 0 then kinds.recomputed = true end
@@ -114,15 +127,15 @@ local function fill(model, units)
   end
 end
 
--- run(step, forward, plan) -> losses; the losses' gradients add up. units: names of parameters, by
+-- run(step, forward, plans) -> losses; the losses' gradients add up. units: names of parameters, by
 -- unit; of the sharded model nil.
 local function train(program, model, units, run)
   local trained = model:parameters(function(p) return p:requires_grad() end)
   local optimizer = ms.optim.sgd(trained, { lr = 0.1, momentum = 0.9 })
   for step in ms.steps(STEPS) do
     local all = {}
-    for forward, plan in ipairs(program.steps[step + 1]) do
-      for _, loss in ipairs(run(step, forward, plan)) do all[#all + 1] = loss end
+    for forward, plans in ipairs(program.steps[step + 1]) do
+      for _, loss in ipairs(run(step, forward, plans)) do all[#all + 1] = loss end
     end
     if program.several_backwards then
       for _, loss in ipairs(all) do loss:backward() end
@@ -150,6 +163,7 @@ for number = 1, options.programs do
   local model = ms.fsdp(new_net(program), {
     wrap = program.wrap, strategy = program.strategy, prefetch = program.prefetch,
     shard_group = hybrid and shards or nil, replica_group = hybrid and replicas or nil,
+    find_unused = program.find_unused,
   })
   local units = {}
   for i, unit in ipairs(model:units()) do
@@ -157,15 +171,15 @@ for number = 1, options.programs do
     for k, p in ipairs(unit.parameters) do units[i][k] = p:name() end
   end
   local whole = new_net(program)
-  local expected = train(program, whole, units, function(step, forward, plan)
+  local expected = train(program, whole, units, function(step, forward, plans)
     local losses = {}
     for r = 0, size - 1 do
-      losses[r + 1] = whole(input(step, forward, r), plan):sum() * (0.01 / size)
+      losses[r + 1] = whole(input(step, forward, r), plans[r + 1]):sum() * (0.01 / size)
     end
     return losses
   end)
-  local own = train(program, model, nil, function(step, forward, plan)
-    return { model(input(step, forward, rank), plan):sum() * 0.01 }
+  local own = train(program, model, nil, function(step, forward, plans)
+    return { model(input(step, forward, rank), plans[rank + 1]):sum() * 0.01 }
   end)
   local most = 0
   for name, t in pairs(expected) do

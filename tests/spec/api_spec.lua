@@ -179,6 +179,7 @@ describe("the annotations", function()
   local takes = {
     ["ms.Codec.encode"] = on("ms.Codec", "encode", x),
     ["ms.DDP.join"] = function(o) ddp:join(o, nothing) end,
+    ["ms.FSDP.join"] = function(o) fsdp:join(o, nothing) end,
     ["ms.FSDP.summon"] = function(o) fsdp:summon(o, nothing) end,
     ["ms.FSDP.set_reshard"] = function(o) fsdp:set_reshard(o) end,
     ["ms.Dataset.loader"] = on("ms.Dataset", "loader"),

@@ -180,9 +180,11 @@ typedef struct ms_collective {
     /* all_gather: what it writes is a restore from `in` (see ms_storage_restore). in must not share
      * memory with out. */
     bool restore;
-    ms_tensor *source;   /* of the restore: what `in` depends on; NULL: `in` itself */
-    ms_stream *stream;   /* NULL: the channel's */
-    int32_t bucket;      /* index for messages and the ledger, or -1 */
+    ms_tensor *source; /* of the restore: what `in` depends on; NULL: `in` itself */
+    ms_stream *stream; /* NULL: the channel's */
+    /* Index for messages and the ledger, or -1. Below -1: a number of the caller that ranks agree
+     * in and that no message shows. */
+    int32_t bucket;
     const char *label;   /* for messages ("blocks.4"), or NULL; copied */
     uint64_t timeout_ns; /* 0: the job's */
 } ms_collective;

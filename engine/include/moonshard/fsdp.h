@@ -26,7 +26,10 @@
  *   shards of passes before that nothing has consumed.
  * - Gradients of a pass that is not synchronized stay whole on their rank until a synchronized pass
  *   adds to them and reduces the sum.
- * - Waits are stream waits. The host never blocks at an edge. */
+ * - Waits are stream waits. The host never blocks at an edge, but with find_unused and in a join:
+ *   there ranks tell each other which unit they need next, and all take part in its gather or
+ *   reduction, also those that do not use it. Gathers ahead of their use do not fit this: there are
+ *   none. Without the two, all ranks use the same units in the same order. */
 #ifndef MOONSHARD_FSDP_H
 #define MOONSHARD_FSDP_H
 
@@ -59,7 +62,8 @@ typedef struct ms_fsdp_options {
     ms_group *shards, *replicas;
     const ms_fsdp_unit_options *units;
     uint32_t unit_count;
-    bool prefetch; /* before a unit's backward, gather the unit that comes next */
+    bool prefetch;    /* before a unit's backward, gather the unit that comes next */
+    bool find_unused; /* ranks may use different units */
     /* Gathers wait until at most this many units have been used since, and as many bytes; 0: 2, and
      * no limit. Backward waits until at most so many reductions are under way; 0: 2. */
     uint32_t max_in_flight, max_reductions;
@@ -112,6 +116,22 @@ MS_API ms_status ms_fsdp_summon_end(ms_fsdp *fsdp, bool write);
 /* After a forward or backward that failed alike on all ranks: drops what was under way, and all
  * gradients. */
 MS_API void ms_fsdp_reset(ms_fsdp *fsdp);
+
+/* Ranks with different numbers of inputs. All ranks call set_joining before their inputs and after
+ * them. live_divisor: means are over the ranks that have inputs left. A
+ * rank that has no inputs left calls follow, which takes part in the passes of the others. It
+ * returns with *more when they make a call that is theirs alone (ms_fsdp_call, all of them with the
+ * same number), and without when no rank has inputs left. Both block. Without other ranks, follow
+ * returns at once, and a call is nothing. */
+typedef struct ms_fsdp_live {
+    uint32_t count;         /* ranks that have inputs left */
+    uint32_t first, absent; /* the lowest rank that has some, and that has none (or the size) */
+} ms_fsdp_live;
+MS_API ms_status ms_fsdp_set_joining(ms_fsdp *fsdp, bool yes, bool live_divisor);
+MS_API ms_status ms_fsdp_call(ms_fsdp *fsdp, uint32_t number, ms_fsdp_live *live);
+MS_API ms_status ms_fsdp_follow(ms_fsdp *fsdp, bool *more, uint32_t *number, ms_fsdp_live *live);
+/* How often hosts have told each other what they need, and for how long this one has waited. */
+MS_API void ms_fsdp_agreements(const ms_fsdp *fsdp, uint64_t *count, uint64_t *ns);
 
 /* This rank's piece of parameter `index`: elements [first, first + count) of it. */
 typedef struct ms_fsdp_piece {

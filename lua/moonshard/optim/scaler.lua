@@ -3,6 +3,7 @@
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.options"
+local sharded_join = require "moonshard.fsdp.join"
 local check = options_of.check
 
 ---@class ms.Scaler
@@ -122,6 +123,10 @@ function Scaler:unscale(optimizer)
       local grad = p:grad()
       if grad then list[#list + 1], params[#params + 1] = grad, p end
     end
+  end
+  if sharded_join.of("scaler", params) then
+    core.raise "scaler: inside the join of a sharded model, ranks without inputs left cannot \z
+      follow its factor: train in bf16, which needs no scaler, or give all ranks as many inputs"
   end
   if #list == 0 then core.raise("scaler: no parameter has a gradient") end
   self.finite[optimizer] = agreed(core.unscale(list, self.inverse), params)
