@@ -3,6 +3,7 @@
 local core = require "moonshard.core"
 local hooks = require "moonshard.hooks"
 local join = require "moonshard.fsdp.join"
+local launch = require "moonshard.launch"
 local module = require "moonshard.nn.module"
 local nested = require "moonshard.nested"
 local options_of = require "moonshard.options"
@@ -478,6 +479,10 @@ local function wrap(model, options)
     end
   end
   for _, object in model:modules() do owner[object] = s end
+  -- For `moonshard check`, which runs one rank for each shard.
+  if launch.sharded then
+    table.insert(launch.sharded, { shards = shards, replicas = replicas })
+  end
   hooks._watch(how.chain or {})
   local object = make_object(s)
   if model.last_logits then FSDP.forward_method(object, "last_logits") end

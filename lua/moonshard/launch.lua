@@ -32,6 +32,7 @@ local launch = {
   log_every = nil,       -- --log-every
   -- `moonshard check`: nothing is written or printed, and values are zeros that decide nothing
   checking = false,
+  sharded = nil,         -- where `moonshard check` runs: the groups of sharded models
 }
 
 --- Seeds math.random in a Lua state that the program made. Lua cannot save the generator's state; a

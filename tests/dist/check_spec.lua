@@ -56,6 +56,51 @@ describe("moonshard check -n", function()
     end)
   end
 
+  -- The root has 7 numbers: of 5 ranks, three have two of them, the fourth has one, and the last has
+  -- none. So their states, and what they make of their pieces, take different numbers of bytes.
+  it("runs one rank for each shard, and predicts the peak of each", function()
+    command.write(folder .. "/s.lua", [[
+local ms = require "moonshard"
+local cfg = ms.config {
+  strategy = "full_shard", within = 0, accumulate = 1, clip = 0.0, prefetch = "backward_pre",
+}
+local shards, replicas
+if cfg.within > 0 then shards, replicas = ms.world():levels(cfg.within) end
+local block = ms.nn.class "Block"
+function block:init() self.a, self.b = ms.nn.Linear(6, 7), ms.nn.Linear(7, 6) end
+function block:forward(x) return self.b(self.a(x):gelu()) end
+local model = ms.fsdp(ms.nn.Sequential(block(), block(), ms.nn.Linear(6, 1)), {
+  strategy = cfg.strategy, wrap = { class = "Block" }, prefetch = cfg.prefetch,
+  shard_group = shards, replica_group = replicas,
+})
+local optimizer = ms.optim.adamw(model, { lr = 1e-3 })
+for _ in ms.steps(3) do
+  model:accumulate(cfg.accumulate, function() model(ms.ones { 5, 6 }):sum():backward() end)
+  if cfg.clip > 0 then model:clip_grad_norm(cfg.clip) end
+  optimizer:step()
+  -- What each rank makes of its pieces.
+  for _, p in ipairs(model:parameters()) do ms.zeros { p:numel(), 400 } end
+end
+io.stdout:write(("rank %d peak %d\n"):format(ms.rank(), ms.memory().peak))
+]])
+    local differ = false
+    for _, options in ipairs {
+      "-n 2", "-n 3 accumulate=2", "-n 4 clip=1", "-n 5 strategy=shard_grad_op",
+      "-n 6 strategy=hybrid_shard within=3 prefetch=none",
+    } do
+      local result = assert(core.json_decode((command.succeed(folder,
+        "check s.lua --json " .. options))))
+      local out = command.succeed(folder, "run s.lua " .. options)
+      for rank, predicted in ipairs(result.peak_bytes) do
+        local peak = out:match(("rank %d peak (%%d+)"):format(rank - 1))
+        assert.equal(math.tointeger(tonumber(peak)), predicted, options .. " rank " .. rank - 1)
+        differ = differ or predicted ~= result.peak_bytes[1]
+      end
+      assert.is_nil(result.shards)
+    end
+    assert.is_true(differ)
+  end)
+
   it("lists the last step's collectives, by group", function()
     local result = checked "-n 64 groups=true"
     assert.equal(64, #result.peak_bytes)

@@ -6,6 +6,7 @@ local switches = require "moonshard.cli.switches"
 local check = {}
 
 local BUILT_IN <const> = "built in"
+local AT_A_TIME <const> = 8            -- ranks that are run at the same time
 
 local function yes() return true end
 
@@ -47,6 +48,32 @@ local function set_print()
   io.output(io.stderr)
 end
 
+-- The world's numbers of a group's ranks.
+local function ranks_of(group)
+  local list = {}
+  for rank = 0, group:size() - 1 do list[rank + 1] = group:_world_rank(rank) end
+  return list
+end
+
+-- Which ranks have other shards than this one, in some sharded model, and which have the same in
+-- all of them; nil if no model is sharded.
+local function shards_of(core)
+  local made, other, count = launch.sharded or {}, {}, {}
+  for _, groups in ipairs(made) do
+    for _, rank in ipairs(ranks_of(groups.shards)) do other[rank] = true end
+    for _, rank in ipairs(groups.replicas and ranks_of(groups.replicas) or { core.rank() }) do
+      count[rank] = (count[rank] or 0) + 1
+    end
+  end
+  if #made == 0 then return nil end
+  local result = { other = {}, same = {} }
+  for rank in pairs(other) do table.insert(result.other, rank) end
+  for rank, models in pairs(count) do
+    if models == #made then table.insert(result.same, rank) end
+  end
+  return result
+end
+
 -- The result for this rank: its peak memory over the whole run, and the collectives of the last
 -- step. Plans that depend on times are listed: the simulated times are estimates, so a real run may
 -- plan differently, and its memory and collectives then differ.
@@ -58,6 +85,7 @@ local function result_of(core, rates)
     peak_bytes = core.json_list { core.memory().peak },
     payload_bytes = 0,
     wire_bytes = 0,
+    shards = shards_of(core),
     estimated_times = {
       rates = rates or BUILT_IN,
       plans = core.json_list(require "moonshard.planner".from_times()),
@@ -174,23 +202,56 @@ local function compare(first, second, rank)
   end
 end
 
--- In replicated training all ranks do the same, except the first, which writes, and perhaps the
--- last, whose part of the data may be smaller. So ranks 0, 1 and the last are run, and the ranks
--- between are taken to be equal to rank 1, unless --all-ranks is given.
-local function many(core, parsed, arguments)
-  local program, count, children, results = launch.process.program,
-    parsed.ranks, {}, {}
+-- Ranks whose shards differ from those of all ranks that were run.
+local function missing(results, count)
+  local wanted, covered, list = {}, {}, {}
+  for rank, result in pairs(results) do
+    covered[rank] = true
+    for _, other in ipairs((result.shards or {}).other or {}) do wanted[other] = true end
+    for _, same in ipairs((result.shards or {}).same or {}) do covered[same] = true end
+  end
   for rank = 0, count - 1 do
-    if parsed.all_ranks or rank < 2 or rank == count - 1 then
-      children[#children + 1] = start(program, arguments, rank)
+    if wanted[rank] and not covered[rank] then list[#list + 1] = rank end
+  end
+  return list
+end
+
+-- The result of a rank that stands for this one: it has the same shards, or there are none.
+local function standing_for(results, rank)
+  if results[rank] then return results[rank] end
+  for _, result in require "moonshard".sorted_pairs(results) do
+    for _, same in ipairs((result.shards or {}).same or {}) do
+      if same == rank then return result end
     end
   end
-  for _, child in ipairs(children) do results[child.rank] = finish(core, child) end
+  return results[1]
+end
+
+-- In replicated training all ranks do the same, except the first, which writes, and perhaps the
+-- last, whose part of the data may be smaller. So ranks 0, 1 and the last are run, and of sharded
+-- models one rank for each shard; the ranks between are taken to be as those with the same shards,
+-- or as rank 1, unless --all-ranks is given.
+local function many(core, parsed, arguments)
+  local program, count, results, ranks = launch.process.program, parsed.ranks, {}, {}
+  for rank = 0, count - 1 do
+    if parsed.all_ranks or rank < 2 or rank == count - 1 then ranks[#ranks + 1] = rank end
+  end
+  while #ranks > 0 do
+    for first = 1, #ranks, AT_A_TIME do
+      local children = {}
+      for _, rank in ipairs { table.unpack(ranks, first, first + AT_A_TIME - 1) } do
+        children[#children + 1] = start(program, arguments, rank)
+      end
+      for _, child in ipairs(children) do results[child.rank] = finish(core, child) end
+    end
+    ranks = missing(results, count)
+  end
   local result = results[0]
   for rank = 1, count - 1 do
     if results[rank] then compare(result, results[rank], rank) end
-    result.peak_bytes[rank + 1] = (results[rank] or results[1]).peak_bytes[1]
+    result.peak_bytes[rank + 1] = standing_for(results, rank).peak_bytes[1]
   end
+  result.shards = nil
   result.peak_bytes, result.groups, result.collectives = core.json_list(result.peak_bytes),
     core.json_list(result.groups), core.json_list(result.collectives)
   result.estimated_times.plans = core.json_list(result.estimated_times.plans)
@@ -205,7 +266,8 @@ function check.main(arguments)
     collectives of each rank. Files are read, none are written.", "sim")
   parser:flag("--json", "one line of JSON")
   parser:flag("--all-ranks",
-    "run every rank, not only the first two and the last (those between are taken to be as rank 1)")
+    "run every rank, not only the first two, the last, and one for each shard of sharded models \z
+      (the others are taken to be as these)")
   parser:option("--rank", "this rank only"):argname "R":convert(switches.integer)
   parser:option("--answer", "where to write the answer"):hidden(true)
   local parsed = switches.parse_recipe(parser, arguments)
@@ -231,7 +293,7 @@ function check.main(arguments)
     core.configure { group = "fake", rank = parsed.rank, world_size = parsed.ranks }
   end
   if not parsed.help then
-    launch.checking = true
+    launch.checking, launch.sharded = true, {}
     without_output(core)
     set_print()
   end
@@ -239,6 +301,7 @@ function check.main(arguments)
     { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
   if code ~= 0 or parsed.help then return code end
   local result = result_of(core, parsed.rates)
+  if not parsed.answer then result.shards = nil end
   -- The result has a peak for each rank, also for ranks that were not run.
   for rank = 2, result.ranks do result.peak_bytes[rank] = result.peak_bytes[1] end
   return tell(result)
