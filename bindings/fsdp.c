@@ -174,6 +174,20 @@ static int fsdp_sync(lua_State *L)
     return 1;
 }
 
+/* sharded:replica_sync(yes) -> the setting before */
+static int fsdp_replica_sync(lua_State *L)
+{
+    lua_pushboolean(L, ms_fsdp_set_replica_sync(check_fsdp(L), lua_toboolean(L, 2)));
+    return 1;
+}
+
+/* sharded:can_be_partial() */
+static int fsdp_can_be_partial(lua_State *L)
+{
+    lua_pushboolean(L, ms_fsdp_can_be_partial(check_fsdp(L)));
+    return 1;
+}
+
 /* sharded:set_reshard(unit, after_forward, after_backward) */
 static int fsdp_set_reshard(lua_State *L)
 {
@@ -377,6 +391,8 @@ static const luaL_Reg methods[] = {
     { "after_forward", fsdp_after_forward },
     { "begin_part", fsdp_begin_part },
     { "sync", fsdp_sync },
+    { "replica_sync", fsdp_replica_sync },
+    { "can_be_partial", fsdp_can_be_partial },
     { "set_reshard", fsdp_set_reshard },
     { "reshard", fsdp_reshard },
     { "unshard", fsdp_unshard },

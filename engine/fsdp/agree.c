@@ -219,13 +219,15 @@ static ms_status gather(ms_unit *unit, bool own)
 static ms_status serve(ms_fsdp *fsdp, const int64_t *words, bool own)
 {
     ms_unit *unit = &fsdp->units[unit_of(words)];
+    ms_status status = MS_OK;
     switch (kind_of(words[WORD_WISH])) {
     case WISH_FORWARD:
         if (!unit->turn) unit->turn = ++fsdp->turns;
         return gather(unit, own);
     case WISH_BACKWARD:
         if (!is_reduction(words)) return gather(unit, own);
-        return own ? ms_unit_reduce(unit) : ms_unit_join_reduction(unit, words[WORD_UNIT] & 1);
+        if (!own) status = ms_unit_prepare_reduction(unit, words[WORD_UNIT] & 1);
+        return status ? status : ms_unit_reduce(unit);
     case WISH_FORWARD_END:
     case WISH_BACKWARD_END:
     case WISH_CALL: break;

@@ -70,14 +70,14 @@ static ms_status end_backward(ms_unit *unit)
     return status;
 }
 
-/* Gradients that passes without synchronization have left in units that this pass did not use. */
+/* Gradients that earlier passes have left in units that this pass did not use. */
 static ms_status reduce_leftovers(ms_fsdp *fsdp)
 {
     ms_status status = MS_OK;
     for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;) {
         ms_unit *unit = &fsdp->units[u];
         if (!ms_unit_has_leftover(unit)) continue;
-        status = ms_unit_hold_gradients(unit);
+        status = ms_unit_prepare_reduction(unit, false);
         if (!status) status = ms_agree_on_reduction(unit);
     }
     return status;

@@ -272,6 +272,7 @@ void ms_flat_free(ms_flat *flat)
     ms_tensor_release(bucket->flat);
     if (bucket->gradients) ms_release(ms_engine_context(bucket->engine), bucket->gradients);
     ms_tensor_release(flat->reduced);
+    ms_tensor_release(flat->carried);
     ms_tensor_release(flat->kept);
     ms_tensor_release(flat->shard);
     ms_tensor_release(flat->source);

@@ -241,7 +241,7 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     fsdp->kind = kind_of(fsdp);
     fsdp->prefetch = options->prefetch;
     fsdp->find_unused = options->find_unused;
-    fsdp->sync = true;
+    fsdp->sync = fsdp->replica_sync = true;
     uint64_t bytes = options->max_in_flight_bytes ? options->max_in_flight_bytes : UINT64_MAX;
     status = ms_inflight_new(engine, "gathers", options->max_in_flight ? options->max_in_flight : 2,
                              bytes, &fsdp->gathers);
@@ -312,6 +312,13 @@ bool ms_fsdp_set_sync(ms_fsdp *fsdp, bool yes)
 {
     bool before = fsdp->sync;
     fsdp->sync = yes;
+    return before;
+}
+
+bool ms_fsdp_set_replica_sync(ms_fsdp *fsdp, bool yes)
+{
+    bool before = fsdp->replica_sync;
+    fsdp->replica_sync = yes;
     return before;
 }
 

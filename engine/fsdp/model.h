@@ -2,7 +2,8 @@
  *
  * The files call downwards in this order: model (making, asking), edges (a unit's forward and
  * backward), agree (which unit comes next, where ranks use different ones), reduce (gradients of a
- * unit), unit (gathering, handles), flat (memory). */
+ * unit), partial (reductions within the shard group only), unit (gathering, handles), flat
+ * (memory). */
 #ifndef MOONSHARD_FSDP_MODEL_H
 #define MOONSHARD_FSDP_MODEL_H
 
@@ -51,6 +52,7 @@ struct ms_flat {
     ms_point gathered;  /* when the last gather is done */
     ms_bucket bucket;   /* flat: [padded], dropped between backwards; not of frozen parameters */
     ms_tensor *reduced; /* [length]; made at the first reduction */
+    ms_tensor *carried; /* partial.c: [length], or NULL */
     ms_point ready[2];  /* when the last reduction is done: see ms_bucket_state in ddp */
 };
 
@@ -116,7 +118,7 @@ struct ms_fsdp {
     uint32_t flat_count;
     ms_unit *units;
     uint32_t unit_count;
-    bool prefetch, sync;
+    bool prefetch, sync, replica_sync;
     bool in_backward; /* some unit's backward runs; the end of backward will be seen */
     uint64_t pass;    /* number of backwards that have ended */
     ms_inflight *gathers, *reductions;
@@ -174,6 +176,16 @@ ms_status ms_unit_reshard(ms_unit *unit);
 /* The tensor of a member becomes the whole parameter, or its piece, without any task. */
 void ms_member_show(ms_member *member, bool whole);
 
+/* ----------------------------------------------------------------- partial.c */
+
+/* Whether the reduction that comes leaves replicas out. */
+bool ms_flat_is_partial(const ms_flat *flat);
+/* On the communication stream, which is current: the chain's result over the shard group; keeping
+ * it; and adding what is kept to the gradients that are about to be reduced. */
+ms_status ms_flat_run_partly(ms_flat *flat, ms_tensor **result);
+ms_status ms_flat_carry(ms_flat *flat, ms_tensor *result);
+ms_status ms_flat_add_carried(ms_flat *flat);
+
 /* ------------------------------------------------------------------ reduce.c */
 
 /* Before a unit's backward, with pieces as handles: puts gradients of earlier passes aside. */
@@ -190,11 +202,11 @@ ms_status ms_unit_restore_gradients(ms_unit *unit);
 /* Enqueues the reductions of what was detached. The pieces' gradients are then the reduced ones. */
 ms_status ms_unit_reduce(ms_unit *unit);
 
-/* For a rank that did not use the unit: takes part in the others' reduction, with zeros or with
- * what passes without synchronization have left. marked: the others' gradients are multiplied by a
- * loss scale. */
-ms_status ms_unit_join_reduction(ms_unit *unit, bool marked);
-/* Whether passes without synchronization have left gradients that no reduction has taken. */
+/* Before ms_unit_reduce, of a unit that had no backward: its gradients are zeros, or what passes
+ * without synchronization have left. marked: those of other ranks are multiplied by a loss scale.
+ */
+ms_status ms_unit_prepare_reduction(ms_unit *unit, bool marked);
+/* Whether earlier passes have left gradients that no reduction between all ranks has taken. */
 bool ms_unit_has_leftover(const ms_unit *unit);
 /* The current stream waits for all reductions. */
 ms_status ms_fsdp_await_reductions(ms_fsdp *fsdp);

@@ -126,15 +126,21 @@ ms_status ms_unit_detach_gradients(ms_unit *unit)
     return status ? status : ms_unit_release(unit);
 }
 
+static ms_status restore(ms_flat *flat)
+{
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < flat->count && !status; i++) {
+        ms_member *member = &flat->members[i];
+        if (member->held) status = ms_tensor_set_grad(member->tensor, member->reduced);
+        member->held = false;
+    }
+    return status;
+}
+
 ms_status ms_unit_restore_gradients(ms_unit *unit)
 {
     ms_status status = MS_OK;
-    for (uint32_t f = 0; f < unit->count; f++)
-        for (uint32_t i = 0; i < unit->flats[f].count && !status; i++) {
-            ms_member *member = &unit->flats[f].members[i];
-            if (member->held) status = ms_tensor_set_grad(member->tensor, member->reduced);
-            member->held = false;
-        }
+    for (uint32_t f = 0; f < unit->count && !status; f++) status = restore(&unit->flats[f]);
     return status;
 }
 
@@ -165,8 +171,10 @@ static ms_status run_chain(ms_flat *flat, ms_tensor **result)
     ms_bucket *bucket = &flat->bucket;
     flat->ready[1] = (ms_point){ 0 };
     bucket->divisor = fsdp->live_divisor ? fsdp->live : fsdp->divisor;
-    ms_status status = fsdp->hook ? fsdp->hook(fsdp->hook_user, bucket, result, &flat->ready[1])
-                                  : ms_chain_run(fsdp->links, fsdp->link_count, bucket, result);
+    ms_status status = ms_flat_add_carried(flat);
+    if (!status)
+        status = fsdp->hook ? fsdp->hook(fsdp->hook_user, bucket, result, &flat->ready[1])
+                            : ms_chain_run(fsdp->links, fsdp->link_count, bucket, result);
     ms_bucket_set_buffer(bucket, bucket->flat);
     if (!status) status = ms_bucket_check_result(bucket, NULL, *result);
     return status ? status : ms_stream_wait(ms_engine_current(fsdp->engine), flat->ready[1]);
@@ -204,6 +212,23 @@ static ms_status keep_result(ms_flat *flat, ms_tensor *result)
     return any ? add(flat, flat->reduced, result) : ms_copy_into(engine, result, flat->reduced);
 }
 
+/* Both on the communication stream, which is current. The optimizer of the last step may still read
+ * what is reduced. */
+static ms_status reduce_wholly(ms_flat *flat, ms_tensor **result)
+{
+    ms_status status = run_chain(flat, result);
+    if (!status && flat->reduced)
+        status = ms_stream_wait_users(ms_engine_current(flat->bucket.engine), flat->reduced);
+    return status ? status : keep_result(flat, *result);
+}
+
+static ms_status reduce_partly(ms_flat *flat, ms_tensor **result)
+{
+    ms_status status = ms_flat_run_partly(flat, result);
+    ms_bucket_set_buffer(&flat->bucket, flat->bucket.flat);
+    return status ? status : ms_flat_carry(flat, *result);
+}
+
 /* All on the communication stream, so that the model's stream does not wait. */
 static ms_status launch(ms_flat *flat, ms_stream *stream)
 {
@@ -212,20 +237,22 @@ static ms_status launch(ms_flat *flat, ms_stream *stream)
     ms_status status = ms_stream_wait_users(stream, flat->bucket.flat);
     if (status) return status;
     ms_stream *before = ms_engine_set_current(engine, stream);
-    status = run_chain(flat, &result);
-    /* The optimizer of the last step may still read what is reduced there. */
-    if (!status && flat->reduced) status = ms_stream_wait_users(stream, flat->reduced);
-    if (!status) status = keep_result(flat, result);
+    status = ms_flat_is_partial(flat) ? reduce_partly(flat, &result) : reduce_wholly(flat, &result);
     flat->ready[0] = ms_stream_last(stream);
     ms_engine_set_current(engine, before);
     ms_tensor_release(result);
     return status;
 }
 
-/* The reduced gradient becomes the gradient of the pieces. */
+/* The reduced gradient becomes the gradient of the pieces. What was reduced within the shard group
+ * only is no gradient yet; marks stay until it is. */
 static ms_status hand_out(ms_flat *flat)
 {
     ms_status status = MS_OK;
+    if (ms_flat_is_partial(flat)) {
+        for (uint32_t i = 0; i < flat->count; i++) flat->members[i].filled = false;
+        return restore(flat);
+    }
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
         status =
@@ -262,7 +289,7 @@ ms_status ms_unit_reduce(ms_unit *unit)
 
 /* ------------------------------------------------------ without a backward */
 
-ms_status ms_unit_join_reduction(ms_unit *unit, bool marked)
+ms_status ms_unit_prepare_reduction(ms_unit *unit, bool marked)
 {
     ms_status status = ms_unit_hold_gradients(unit);
     for (uint32_t f = 0; f < unit->count && !status; f++) {
@@ -271,18 +298,23 @@ ms_status ms_unit_join_reduction(ms_unit *unit, bool marked)
         status = take_memory(flat);
         for (uint32_t i = 0; i < flat->count; i++) flat->members[i].marked |= marked;
     }
-    return status ? status : ms_unit_reduce(unit);
+    return status;
+}
+
+static bool has_leftover(const ms_flat *flat)
+{
+    if (!flat->trainable) return false;
+    if (flat->carried) return !ms_flat_is_partial(flat);
+    if (ms_storage_is_dropped(ms_tensor_storage(flat->bucket.flat))) return false;
+    for (uint32_t i = 0; i < flat->count; i++)
+        if (flat->members[i].filled) return true;
+    return false;
 }
 
 bool ms_unit_has_leftover(const ms_unit *unit)
 {
-    for (uint32_t f = 0; f < unit->count; f++) {
-        const ms_flat *flat = &unit->flats[f];
-        if (!flat->trainable || ms_storage_is_dropped(ms_tensor_storage(flat->bucket.flat)))
-            continue;
-        for (uint32_t i = 0; i < flat->count; i++)
-            if (flat->members[i].filled) return true;
-    }
+    for (uint32_t f = 0; f < unit->count; f++)
+        if (has_leftover(&unit->flats[f])) return true;
     return false;
 }
 

@@ -125,6 +125,8 @@ static void give_up_gradients(ms_flat *flat)
         ms_tensor_set_grad(member->tensor, NULL);
         member->held = member->filled = member->fired = member->marked = false;
     }
+    ms_tensor_release(flat->carried);
+    flat->carried = NULL;
     ms_storage *storage = ms_tensor_storage(flat->bucket.flat);
     if (ms_flat_is_sharded(flat) && !ms_storage_is_dropped(storage))
         ms_storage_drop(storage, flat->unit->name);

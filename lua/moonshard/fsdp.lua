@@ -24,7 +24,7 @@ local FSDP = {}
 ---@field sharded? any the model in the core; nil: unwrapped
 ---@field units { modules: ms.Module[], name: string, index: integer }[] the root first
 ---@field how table the compiled chain
----@field accumulate "local"|"shard"
+---@field accumulate "local"|"shard"|"all"
 ---@field methods table<string, boolean> what forward_method has replaced
 ---@field joining? ms.ShardedJoining join runs
 ---@field optimizers table<integer, ms.Optimizer> of its parameters, by number
@@ -119,7 +119,7 @@ local function check_options(given)
     check_group("fsdp", name, o[name])
   end
   if o.prefetch then choice("prefetch", o.prefetch, { "none", "backward_pre" }) end
-  if o.accumulate then choice("accumulate", o.accumulate, { "local", "shard" }) end
+  if o.accumulate then choice("accumulate", o.accumulate, { "local", "shard", "all" }) end
   for _, name in ipairs { "max_in_flight", "max_in_flight_bytes", "max_reductions" } do
     if o[name] and o[name] < 1 then
       core.raise(("fsdp: %s must be 1 or more, not %d"):format(name, o[name]))
@@ -159,20 +159,29 @@ end
 
 -------------------------------------------------------------------------------------------- methods
 
+-- f with a setting of the core, which is then what it was before.
+local function within(s, setting, f)
+  local before = s.sharded[setting](s.sharded, false)
+  local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
+    if s.sharded then s.sharded[setting](s.sharded, before) end
+  end })
+  return f()
+end
+
 --- f: forward and backward inside: gradients stay on their rank, whole, and add up.
 ---@param f function
 function FSDP:no_sync(f)
   local s = sharded_of(self, "no_sync")
   if type(f) ~= "function" then core.raise("no_sync: a function is expected, not " .. type(f)) end
-  local before = s.sharded:sync(false)
-  local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
-    if s.sharded then s.sharded:sync(before) end
-  end })
-  return f()
+  return within(s, "sync", f)
 end
 
---- f(i) for i = 1..count. accumulate = "shard": each pass reduces, and shards add up; "local": only
---- the last one does.
+-- The setting that is off in passes of a window before the last.
+local off_before_last = { ["local"] = "sync", shard = "replica_sync" }
+
+--- f(i) for i = 1..count, of which the last pass reduces fully. Before it, accumulate = "local":
+--- nothing travels; "shard": gradients are reduced to shards, of which replicas keep their own sums;
+--- "all": each pass reduces fully.
 ---@param count integer
 ---@param f fun(i: integer)
 function FSDP:accumulate(count, f)
@@ -180,9 +189,10 @@ function FSDP:accumulate(count, f)
   if type(f) ~= "function" then
     core.raise("accumulate: a function is expected, not " .. type(f))
   end
+  local setting = off_before_last[s.accumulate]
   s.wrapped:accumulate(count, function(i)
-    if i == count or s.accumulate == "shard" then return f(i) end
-    return self:no_sync(function() return f(i) end)
+    if i == count or not setting then return f(i) end
+    return within(s, setting, function() return f(i) end)
   end)
 end
 
@@ -199,6 +209,18 @@ end
 ---@param f function
 ---@return any ... what f returned
 function FSDP:join(options, f) return join.run(sharded_of(self, "join"), options, f) end
+
+--- Hybrid shards: whether the backward passes to come also reduce between replicas.
+---@param yes boolean
+function FSDP:set_replica_sync(yes)
+  local s = sharded_of(self, "set_replica_sync")
+  options_of.argument("set_replica_sync", "yes", yes, "boolean")
+  if not yes and strategies[s.strategy].levels and not s.sharded:can_be_partial() then
+    core.raise "set_replica_sync: a part of the gradients can wait only where they are added up: \z
+      comm_hook must have native links only, and end in hooks.reduce with op \"avg\" or \"sum\""
+  end
+  s.sharded:replica_sync(yes)
+end
 
 --- The ranks that share one copy of the parameters; a group of this rank alone if each has its own.
 ---@return ms.Group

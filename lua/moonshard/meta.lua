@@ -1005,8 +1005,11 @@
 ---@field max_in_flight_bytes? integer  no limit unless given
 ---@field max_reductions? integer      reductions under way at a time; 2 unless given
 --- What `accumulate` does in passes before the last. "shard" (the default): gradients are reduced,
---- and shards add up, which takes the least memory. "local": nothing travels, as in no_sync.
----@field accumulate? "local"|"shard"
+--- and shards add up, which takes the least memory; under the hybrid strategies replicas exchange
+--- nothing (where a link in Lua or a reduction other than hooks.reduce is in the chain, they do).
+--- "all": each pass reduces between replicas too. "local": nothing travels, as in no_sync, and as
+--- accumulate of a ddp model; whole gradients stay in memory.
+---@field accumulate? "local"|"shard"|"all"
 --- true: ranks may use different units. At each edge, hosts tell each other which unit they need
 --- next, and all take part in its gather or reduction, so hosts wait for each other and nothing is
 --- gathered ahead. A parameter without gradient contributes zeros; a unit that no rank has used has
@@ -1047,6 +1050,9 @@
 --- Gradients of a forward and backward inside f stay on their rank, whole, and add up.
 ---@field no_sync fun(self, f: function)
 ---@field set_gradient_sync fun(self, yes: boolean)   yes: the backward passes to come reduce
+--- Hybrid strategies; yes: they also reduce between replicas. Without, each shard group keeps its
+--- sums for the next pass that does, and pieces have no gradient of them yet.
+---@field set_replica_sync fun(self, yes: boolean)
 --- Runs f with this rank's inputs, of which ranks may have different numbers (also in evaluation).
 --- Then this rank takes part in the passes of the others with zeros, and clips and steps its shards
 --- as they do, until all ranks have run out of inputs. Hosts wait for each other at each edge, as

@@ -28,6 +28,11 @@ describe("fsdp", function()
     end)
   end
 
+  it("sends between replicas what it must, and gives ddp's sums", function()
+    local out = on_ranks("fsdp_hybrid.lua", 4)
+    for rank = 0, 3 do assert.truthy(out:find(("rank %d is done"):format(rank), 1, true), out) end
+  end)
+
   for ranks = 2, 3 do
     it(("computes what one process computes on %d ranks"):format(ranks), function()
       local programs = os.getenv "MOONSHARD_TEST_FULL" == "1" and 1000 or 60

@@ -103,6 +103,12 @@ MS_API void ms_fsdp_begin_part(ms_fsdp *fsdp, uint32_t unit, uint32_t part);
 
 /* Whether the backwards to come reduce. Returns what it was; true at first. */
 MS_API bool ms_fsdp_set_sync(ms_fsdp *fsdp, bool yes);
+/* Hybrid shards: whether they also reduce between replicas. Without, the sums over the shard group
+ * are kept, and are a part of the next reduction between replicas; until then they are no gradient.
+ * Returns what it was; true at first. It has no effect unless ms_fsdp_can_be_partial: the kind is
+ * hybrid, and a native chain reduces by sum or avg. */
+MS_API bool ms_fsdp_set_replica_sync(ms_fsdp *fsdp, bool yes);
+MS_API bool ms_fsdp_can_be_partial(const ms_fsdp *fsdp);
 /* After forward, after backward; after backward is true at first. */
 MS_API void ms_fsdp_set_reshard(ms_fsdp *fsdp, uint32_t unit, bool after_forward,
                                 bool after_backward);

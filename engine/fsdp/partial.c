@@ -1,0 +1,89 @@
+/* partial.c: hybrid shards, in passes without synchronization between replicas: gradients are
+ * reduced over the shard group only. The sums of such passes stay with the shards (`carried`) until
+ * a pass between replicas, before whose reduction each rank adds what it carries to its own part of
+ * its gradients: the sum over the ranks of the shard group then contains it once. */
+#include "fsdp/model.h"
+
+#include "hook/work.h"
+#include "tensor/op.h"
+#include "tensor/values.h"
+
+/* The link of the chain that reduces, or NULL: a script does. */
+static const ms_link *reduction_of(const ms_fsdp *fsdp)
+{
+    if (fsdp->hook) return NULL;
+    for (uint32_t i = 0; i < fsdp->link_count; i++)
+        if (fsdp->links[i].kind->reduce) return &fsdp->links[i];
+    return NULL;
+}
+
+/* A part can wait for the rest only where the reduction is a sum. What a script computes is not
+ * known. */
+bool ms_fsdp_can_be_partial(const ms_fsdp *fsdp)
+{
+    const ms_link *link = reduction_of(fsdp);
+    return fsdp->kind == MS_BUCKET_HYBRID && link && link->kind == ms_link_find("reduce")
+           && (link->options.op == MS_REDUCE_OP_AVG || link->options.op == MS_REDUCE_OP_SUM);
+}
+
+bool ms_flat_is_partial(const ms_flat *flat)
+{
+    const ms_fsdp *fsdp = flat->unit->fsdp;
+    return !fsdp->replica_sync && flat->bucket.kind == MS_BUCKET_HYBRID
+           && ms_fsdp_can_be_partial(fsdp);
+}
+
+/* A mean is over the ranks of the shard group, so that 16-bit numbers stay in their range. */
+ms_status ms_flat_run_partly(ms_flat *flat, ms_tensor **result)
+{
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    ms_bucket *bucket = &flat->bucket;
+    ms_bucket before = *bucket;
+    bucket->kind = MS_BUCKET_REDUCE_SCATTER;
+    bucket->group = before.shards;
+    bucket->shards = bucket->replicas = NULL;
+    bucket->divisor = ms_group_size(before.shards);
+    ms_status status = ms_chain_run(fsdp->links, fsdp->link_count, bucket, result);
+    bucket->kind = before.kind;
+    bucket->group = before.group;
+    bucket->shards = before.shards;
+    bucket->replicas = before.replicas;
+    return status;
+}
+
+static ms_status add(ms_tensor *to, ms_tensor *from)
+{
+    ms_tensor *inputs[] = { to, from }, *same = NULL;
+    ms_status status =
+        ms_op_apply(ms_tensor_engine(to), &ms_op_add, NULL, true, inputs, 2, &same, 1);
+    ms_tensor_release(same);
+    return status;
+}
+
+ms_status ms_flat_carry(ms_flat *flat, ms_tensor *result)
+{
+    if (flat->carried) return add(flat->carried, result);
+    return ms_copy_new(flat->unit->fsdp->engine, result, &flat->carried);
+}
+
+/* The mean over the shard group becomes the sum that the reduction divides again. */
+ms_status ms_flat_add_carried(ms_flat *flat)
+{
+    ms_bucket *bucket = &flat->bucket;
+    ms_group *shards = bucket->shards;
+    int64_t one = 1;
+    ms_tensor *part = NULL, *scaled = NULL;
+    if (!flat->carried) return MS_OK;
+    bool is_mean = reduction_of(flat->unit->fsdp)->options.op == MS_REDUCE_OP_AVG;
+    ms_attributes factor = { .scalar = { .value = is_mean ? ms_group_size(shards) : 1 } };
+    ms_status status = ms_tensor_window(bucket->flat, 1, &flat->length, &one,
+                                        flat->length * ms_group_rank(shards), &part);
+    if (!status)
+        status = ms_op_unary(bucket->engine, &ms_op_mul_scalar, &factor, flat->carried, &scaled);
+    if (!status) status = add(part, scaled);
+    ms_tensor_release(part);
+    ms_tensor_release(scaled);
+    ms_tensor_release(flat->carried);
+    flat->carried = NULL;
+    return status;
+}
