@@ -38,6 +38,35 @@ static ms_status take_pieces(ms_between *between, int64_t first)
     return MS_OK;
 }
 
+/* Of shards that are cut by rows, all rows, in the shapes of rows. A gradient's place in the shard
+ * is its piece also where it has fewer rows left, so that pieces are end to end; zeros are there.
+ */
+static ms_status take_rows(ms_between *between)
+{
+    ms_bucket *inner = &between->bucket;
+    const ms_bucket *of = between->of;
+    int64_t at = 0;
+    for (uint32_t i = 0; i < of->count; at += of->parts[i++]) {
+        const ms_tensor *gradient = of->gradients[i];
+        uint32_t dims = ms_tensor_dims(gradient);
+        int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX], row = 1;
+        if (of->parts[i] == 0) continue;
+        for (uint32_t d = dims; d-- > 1; row *= shape[d]) {
+            shape[d] = ms_tensor_shape(gradient)[d];
+            strides[d] = row;
+        }
+        shape[0] = of->parts[i] / row;
+        strides[0] = row;
+        ms_status status = ms_tensor_window(inner->flat, dims ? dims : 1, shape, strides, at,
+                                            &inner->gradients[inner->count]);
+        if (status) return status;
+        inner->parameters[inner->count] = of->parameters[i];
+        between->names[inner->count] = of->names[i];
+        between->positions[inner->count++] = of->positions[i];
+    }
+    return MS_OK;
+}
+
 /* The lists are of at most as many pieces as the whole bucket has gradients; they follow the record
  * in one allocation. */
 static void place_lists(ms_between *between, char *at, size_t pointers)
@@ -67,6 +96,7 @@ static ms_status new_between(ms_bucket *of, ms_between **out)
     inner->kind = MS_BUCKET_ALL_REDUCE;
     inner->group = of->replicas;
     inner->shards = inner->replicas = NULL;
+    inner->parts = NULL;
     inner->divisor = ms_group_size(of->replicas);
     inner->count = 0;
     inner->flat = inner->buffer = inner->sent = NULL;
@@ -106,7 +136,9 @@ static ms_status open_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op op
     status = ms_link_scatter(link, bucket, op, between->factor, &inner->flat, &between->exact);
     if (!status && reports && !between->exact)
         status = ms_link_flat_copy(inner->flat, &between->exact);
-    if (!status) status = take_pieces(between, own * ms_tensor_count(inner->flat));
+    if (!status)
+        status = bucket->parts ? take_rows(between)
+                               : take_pieces(between, own * ms_tensor_count(inner->flat));
     if (status) {
         ms_between_drop(between);
         return status;
@@ -130,7 +162,6 @@ ms_status ms_between_open(const ms_link *reduce, ms_bucket *bucket, ms_between *
 ms_status ms_between_close(ms_between *between, ms_tensor *result)
 {
     ms_bucket *inner = &between->bucket, *of = between->of;
-    uint32_t own;
     ms_status status = ms_bucket_check_result(inner, NULL, result);
     if (status || !inner->wants_sent) return status;
     if (!inner->sent)
@@ -138,10 +169,8 @@ ms_status ms_between_close(ms_between *between, ms_tensor *result)
                               "error_feedback: the link that reduced bucket %u between replicas "
                               "has not reported what this rank sent: it calls bucket:set_sent(t)",
                               of->index);
-    ms_bucket_shards(of, &own);
     ms_work w = { .link = NULL, .bucket = of };
-    ms_work_report_rounding(&w, own * ms_tensor_count(inner->flat), between->exact, inner->sent,
-                            between->factor);
+    ms_work_report_shard(&w, between->exact, inner->sent, between->factor);
     return ms_work_end(&w);
 }
 

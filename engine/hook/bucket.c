@@ -119,8 +119,7 @@ int64_t ms_bucket_numbers(const ms_bucket *bucket)
 }
 
 /* Shards are equal parts in the order of ranks of the shard group; padding makes the length divide.
- * A view and not a copy: a link that writes its result there has written it where the reducer wants
- * it. */
+ * A shard of rows is no one part of the tensor, so it is a copy. */
 ms_status ms_bucket_shard(ms_bucket *bucket, ms_tensor *full, ms_tensor **out)
 {
     char have[160];
@@ -136,7 +135,13 @@ ms_status ms_bucket_shard(ms_bucket *bucket, ms_tensor *full, ms_tensor **out)
         *out = ms_tensor_retain(full);
         return MS_OK;
     }
-    return ms_link_span(full, own * part, part, out);
+    if (!bucket->parts) return ms_link_span(full, own * part, part, out);
+    ms_tensor *made = NULL;
+    ms_status status = ms_tensor_new(bucket->engine, ms_tensor_dtype(full), 1, &part, &made);
+    if (!status) status = ms_link_copy_shard(bucket, full, made);
+    if (status) ms_tensor_release(made);
+    else *out = made;
+    return status;
 }
 
 /* Called before a result is copied or kept. A result of the whole length for a sharded bucket is

@@ -100,7 +100,7 @@ static ms_status all_together(ms_work *w, ms_tensor *reduced, ms_tensor **out)
     ms_tensor *place = NULL;
     uint32_t held = 0;
     if (bucket->index == 0) ms_link_state_let_go(state);
-    w->status = ms_bucket_shard(bucket, bucket->flat, &place);
+    w->status = ms_link_place(bucket, bucket->flat, &place);
     ms_work_own(w, place);
     if (reduced != place) ms_work_copy(w, reduced, place);
     if (!w->status) w->status = ms_link_state_hold(state, place);

@@ -69,12 +69,16 @@ ms_status ms_link_wire(ms_group *group, ms_tensor *t, ms_dtype dtype, ms_tensor 
     return status;
 }
 
-/* For buffers whose length a link has changed; ms_bucket_shard is for tensors of the bucket's
- * length. */
-ms_status ms_link_part(const ms_bucket *bucket, ms_tensor *t, ms_tensor **out)
+/* The part of t that is this rank's where shards are cut anywhere; where they are cut by rows it is
+ * only memory. */
+ms_status ms_link_place(const ms_bucket *bucket, ms_tensor *t, ms_tensor **out)
 {
     uint32_t own, shards = ms_bucket_shards(bucket, &own);
     int64_t count = ms_tensor_count(t), part = count / shards;
+    if (bucket->kind == MS_BUCKET_ALL_REDUCE) {
+        *out = ms_tensor_retain(t);
+        return MS_OK;
+    }
     if (part * shards != count)
         return ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT,
                               "the buffer of %lld numbers does not divide by the %u ranks of the "

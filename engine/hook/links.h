@@ -1,7 +1,7 @@
 /* links.h: the native links, and what they are written with. For hook/ only.
  *
- * tensors.c (operators) < bucket.c, state.c < links.c < work.c < parts.c < the links < kinds.c. A
- * native link is its file, a row of the table in kinds.c and its declarations here. */
+ * tensors.c (operators) < bucket.c, state.c, rows.c < links.c < work.c < parts.c < the links <
+ * kinds.c. A native link is its file, a row of the table in kinds.c and its declarations here. */
 #ifndef MOONSHARD_HOOK_LINKS_H
 #define MOONSHARD_HOOK_LINKS_H
 
@@ -61,8 +61,25 @@ ms_status ms_link_wire(ms_group *group, ms_tensor *t, ms_dtype dtype, ms_tensor 
  * residual that this one would make wrong. */
 ms_status ms_link_check_bucket(const ms_link *link, const ms_bucket *bucket);
 ms_status ms_link_refuse_feedback(const ms_link *link, const ms_bucket *bucket);
-/* This rank's shard of t, which may have another length than the gradients (an encoded buffer). */
-ms_status ms_link_part(const ms_bucket *bucket, ms_tensor *t, ms_tensor **out);
+/* Where in t the result is put: as much memory as this rank's shard of it takes. t may have another
+ * length than the gradients (an encoded buffer). For all_reduce t itself. */
+ms_status ms_link_place(const ms_bucket *bucket, ms_tensor *t, ms_tensor **out);
+
+/* --------------------------------------------------------------------- rows */
+
+/* f(user, index, first, at, count) for this rank's rows of each gradient of a bucket with parts:
+ * count numbers, from `first` of the buffer on, at `at` of the shard. */
+typedef ms_status ms_link_rows(void *user, uint32_t index, int64_t first, int64_t at,
+                               int64_t count);
+ms_status ms_link_each_rows(const ms_bucket *bucket, ms_link_rows *f, void *user);
+/* MS_ERROR_ARGUMENT if t has another length than the gradients. */
+ms_status ms_link_check_rows(const ms_bucket *bucket, ms_tensor *t);
+/* Copies this rank's shard of a contiguous tensor, which begins with the buffer's numbers. */
+ms_status ms_link_copy_shard(const ms_bucket *bucket, ms_tensor *full, ms_tensor *to);
+/* t with all shards end to end, as a collective over them takes it: a copy in the group's memory if
+ * they are cut by rows, else t itself, retained. */
+ms_status ms_link_by_shards(const ms_bucket *bucket, ms_group *group, ms_tensor *t,
+                            ms_tensor **out);
 
 /* --------------------------------------------------------------- reductions */
 

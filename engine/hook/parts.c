@@ -24,6 +24,37 @@ void ms_work_report_rounding(ms_work *work, int64_t offset, ms_tensor *exact, ms
     ms_work_change(work, &ms_op_sub, 1, ms_work_view(work, bucket->sent, offset, length, 0), lost);
 }
 
+/* What is lost of this rank's shard. */
+typedef struct report {
+    ms_work *work;
+    ms_tensor *exact, *rounded;
+    double factor;
+} report;
+
+static ms_status report_rows(void *user, uint32_t index, int64_t first, int64_t at, int64_t count)
+{
+    const report *r = user;
+    (void)index;
+    if (count == 0) return MS_OK;
+    ms_work one = ms_work_inner(r->work);
+    ms_work_report_rounding(&one, first, ms_work_view(&one, r->exact, at, count, 0),
+                            ms_work_view(&one, r->rounded, at, count, 0), r->factor);
+    return ms_work_end(&one);
+}
+
+void ms_work_report_shard(ms_work *work, ms_tensor *exact, ms_tensor *rounded, double factor)
+{
+    uint32_t own;
+    if (work->status) return;
+    ms_bucket_shards(work->bucket, &own);
+    if (!work->bucket->parts) {
+        ms_work_report_rounding(work, own * ms_tensor_count(exact), exact, rounded, factor);
+        return;
+    }
+    report r = { .work = work, .exact = exact, .rounded = rounded, .factor = factor };
+    work->status = ms_link_each_rows(work->bucket, report_rows, &r);
+}
+
 /* The all_to_all gives this rank the same part of every rank's tensor. Ranks are summed in their
  * order in f32, so the result does not depend on when they arrive. */
 ms_tensor *ms_work_sum_of_parts(ms_work *work, ms_tensor *t, double factor)

@@ -68,40 +68,43 @@ ms_status ms_link_reduce_whole(const ms_link *link, ms_bucket *bucket, ms_reduce
 
 /* -------------------------------------------------------------- sharded kinds */
 
-/* A 16-bit sum whose rounding is reported is added up in f32 by this rank. `part` gets the rounded
- * sum, *exact the sum before it was rounded. */
+/* A 16-bit sum whose rounding is reported is added up in f32 by this rank. buffer: the numbers with
+ * shards end to end. `part` gets the rounded sum, *exact the sum before it was rounded. */
 static ms_status scatter_exactly(const ms_link *link, ms_bucket *bucket, ms_group *shards,
-                                 double factor, ms_tensor *part, ms_tensor **exact)
+                                 ms_tensor *buffer, double factor, ms_tensor *part,
+                                 ms_tensor **exact)
 {
     ms_work w = { .link = link, .bucket = bucket, .group = shards };
-    ms_tensor *sum = ms_work_sum_of_parts(&w, bucket->buffer, factor);
+    ms_tensor *sum = ms_work_sum_of_parts(&w, buffer, factor);
     ms_work_copy(&w, sum, part);
     if (!w.status) *exact = ms_tensor_retain(sum);
     return ms_work_end(&w);
 }
 
-/* reduce_scatter in place: the shard is the part of the buffer that the result is written to. On a
- * failure both outputs are NULL again. */
+/* reduce_scatter in place: the shard is a part of the buffer that the result is written to. Where
+ * shards are cut by rows, the buffer's numbers travel from a copy. On a failure both outputs are
+ * NULL again. */
 ms_status ms_link_scatter(const ms_link *link, ms_bucket *bucket, ms_reduce_op op, double factor,
                           ms_tensor **part, ms_tensor **exact)
 {
     ms_group *shards = NULL;
-    ms_tensor *buffer = bucket->buffer;
+    ms_tensor *buffer = NULL;
     bool reports = false;
     *part = *exact = NULL;
     ms_status status = ms_bucket_group(bucket, MS_LEVEL_SHARD, &shards);
     if (!status) status = begin(link, bucket, op, &reports);
-    if (!status) status = ms_link_part(bucket, buffer, part);
-    if (status) return status;
-    if (reports && is_narrow(buffer) && ms_tensor_count(buffer) > 0)
-        status = scatter_exactly(link, bucket, shards, factor, *part, exact);
-    else {
+    if (!status) status = ms_link_place(bucket, bucket->buffer, part);
+    if (!status) status = ms_link_by_shards(bucket, shards, bucket->buffer, &buffer);
+    if (!status && reports && is_narrow(buffer) && ms_tensor_count(buffer) > 0)
+        status = scatter_exactly(link, bucket, shards, buffer, factor, *part, exact);
+    else if (!status) {
         ms_collective call = sum_of(op, factor);
         call.kind = MS_REDUCE_SCATTER;
         call.in = buffer;
         call.out = *part;
         status = ms_link_collective(bucket, shards, call);
     }
+    ms_tensor_release(buffer);
     if (!status) return MS_OK;
     ms_tensor_release(*part);
     ms_tensor_release(*exact);
@@ -117,14 +120,10 @@ static ms_status reduce_to_shards(const ms_link *link, ms_bucket *bucket, ms_red
     ms_work w = { .link = link, .bucket = bucket };
     ms_tensor *part = NULL, *exact = NULL;
     double factor = op == MS_REDUCE_OP_AVG ? ms_link_share(link, bucket) : 1;
-    uint32_t own;
-    ms_bucket_shards(bucket, &own);
     w.status = ms_link_scatter(link, bucket, op, factor, &part, &exact);
     if (w.status) return w.status;
     ms_work_own(&w, exact);
-    if (exact)
-        ms_work_report_rounding(&w, own * ms_tensor_count(part), exact,
-                                ms_work_cast(&w, part, MS_F32), factor);
+    if (exact) ms_work_report_shard(&w, exact, ms_work_cast(&w, part, MS_F32), factor);
     ms_status status = ms_work_end(&w);
     if (status) ms_tensor_release(part);
     else *out = part;

@@ -174,11 +174,10 @@ ms_tensor *ms_work_all_gather(ms_work *work, ms_tensor *t)
 ms_status ms_work_give(ms_work *work, ms_tensor *result, ms_tensor **out)
 {
     ms_tensor *to = NULL, *buffer = work->bucket->buffer;
-    if (!work->status) work->status = ms_bucket_shard(work->bucket, buffer, &to);
-    if (!work->status) {
-        int64_t first = ms_tensor_offset(to) - ms_tensor_offset(buffer);
-        ms_work_copy(work, ms_work_view(work, result, first, ms_tensor_count(to), 0), to);
-    }
+    if (!work->status && work->bucket->parts)
+        work->status = ms_link_check_rows(work->bucket, buffer);
+    if (!work->status) work->status = ms_link_place(work->bucket, buffer, &to);
+    if (!work->status) work->status = ms_link_copy_shard(work->bucket, result, to);
     ms_status status = ms_work_end(work);
     if (status) ms_tensor_release(to);
     else *out = to;

@@ -61,6 +61,8 @@ ms_tensor *ms_work_all_gather(ms_work *work, ms_tensor *t);
  * bucket. For each number exactly one rank calls this, and its residual takes the whole loss. */
 void ms_work_report_rounding(ms_work *work, int64_t offset, ms_tensor *exact, ms_tensor *rounded,
                              double factor);
+/* The same for this rank's shard: both begin with its first number. */
+void ms_work_report_shard(ms_work *work, ms_tensor *exact, ms_tensor *rounded, double factor);
 /* This rank's part of the sum of a 16-bit tensor over the ranks of a group, added up in f32 with
  * each rank's numbers times factor. Parts have equal lengths; the last ones are padded with zeros.
  */

@@ -1,6 +1,6 @@
 /* hook_kinds.c: every native link on buckets of every kind. A sharded kind gives this rank's shard
- * of the result of the all_reduce kind. If a method adds in another order, the result is compared
- * with a computed one. ctest: poisoned */
+ * of the result of the all_reduce kind, whether it is cut anywhere or by rows. If a method adds in
+ * another order, the result is compared with a computed one. ctest: poisoned */
 #include "fault_rank.h"
 
 #include <math.h>
@@ -24,6 +24,31 @@ typedef struct own_bucket {
     ms_bucket bucket;
     ms_tensor *gradients[PARAMETERS];
 } own_bucket;
+
+/* Shards that are cut by rows, of 1, 2 and 4 ranks. */
+static const int64_t rows_by_shards[][PARAMETERS] = {
+    [1] = { 30, 14, 32 }, [2] = { 15, 7, 16 }, [4] = { 10, 4, 8 }
+};
+static int64_t length_by_rows(uint32_t shards)
+{
+    int64_t part = 0;
+    for (int p = 0; p < PARAMETERS; p++) part += rows_by_shards[shards][p];
+    return part * shards;
+}
+
+/* Which number of the buffer is number i of that shard; -1: none, there is a zero. */
+static int64_t place_of(bool rows, uint32_t shard, uint32_t shards, int64_t length, int64_t i)
+{
+    int64_t begin = 0;
+    if (!rows) return shard * length + i;
+    for (int p = 0; p < PARAMETERS; p++) {
+        int64_t part = rows_by_shards[shards][p], count = shapes[p][0] * shapes[p][1];
+        if (i < part) return shard * part + i < count ? begin + shard * part + i : -1;
+        i -= part;
+        begin += count;
+    }
+    return -1;
+}
 
 static ms_status split(rank *self, groups *out)
 {
@@ -53,7 +78,7 @@ static void close_bucket(own_bucket *b)
 /* Gradients of small whole numbers, and zeros up to `padded`. */
 static double unit = 1; /* by which they are multiplied */
 static ms_status open_bucket(rank *self, const groups *g, ms_tensor **parameters, int64_t padded,
-                             ms_bucket_kind kind, int iteration, own_bucket *out)
+                             ms_bucket_kind kind, bool rows, int iteration, own_bucket *out)
 {
     float values[MOST] = { 0 };
     int64_t at = 0;
@@ -69,6 +94,9 @@ static ms_status open_bucket(rank *self, const groups *g, ms_tensor **parameters
                                      .names = names,
                                      .parameters = parameters,
                                      .label = "a bucket" } };
+    uint32_t own;
+    if (rows && kind != MS_BUCKET_ALL_REDUCE)
+        out->bucket.parts = rows_by_shards[ms_bucket_shards(&out->bucket, &own)];
     ms_status status = make(self, MS_F32, padded, true, &out->bucket.flat);
     out->bucket.gradients = out->gradients;
     for (int p = 0; p < PARAMETERS && !status; p++) {
@@ -156,7 +184,7 @@ enum { ITERATIONS = 4 };
 
 /* The chain's result for a bucket of that kind in each iteration: this rank's shard. */
 static void live(rank *self, const groups *g, const ms_link *given, uint32_t count, int64_t padded,
-                 ms_bucket_kind kind, float results[ITERATIONS][MOST])
+                 ms_bucket_kind kind, bool rows, float results[ITERATIONS][MOST])
 {
     ms_tensor *parameters[PARAMETERS] = { NULL };
     ms_link links[8];
@@ -166,7 +194,7 @@ static void live(rank *self, const groups *g, const ms_link *given, uint32_t cou
         own_bucket own;
         ms_tensor *result = NULL;
         uint32_t place, shards;
-        OK(open_bucket(self, g, parameters, padded, kind, t, &own));
+        OK(open_bucket(self, g, parameters, padded, kind, rows, t, &own));
         shards = ms_bucket_shards(&own.bucket, &place);
         OK(ms_chain_run(links, count, &own.bucket, &result));
         OK(ms_bucket_check_result(&own.bucket, NULL, result));
@@ -180,7 +208,7 @@ static void live(rank *self, const groups *g, const ms_link *given, uint32_t cou
 }
 
 /* Every chain on a sharded kind against the all_reduce kind. */
-static void compare(rank *self, const groups *g, const chain *c, ms_bucket_kind kind,
+static void compare(rank *self, const groups *g, const chain *c, ms_bucket_kind kind, bool rows,
                     int64_t padded)
 {
     static _Thread_local float whole[ITERATIONS][MOST], part[ITERATIONS][MOST];
@@ -190,22 +218,24 @@ static void compare(rank *self, const groups *g, const chain *c, ms_bucket_kind 
     uint32_t shards = hybrid ? 2 : self->ranks;
     uint32_t place = hybrid ? self->number % 2 : self->number;
     double tolerance = hybrid ? c->hybrid : c->tolerance;
-    live(self, g, links, count, padded, MS_BUCKET_ALL_REDUCE, whole);
+    live(self, g, links, count, padded, MS_BUCKET_ALL_REDUCE, rows, whole);
     if (*self->why) return;
-    live(self, g, links, count, padded, kind, part);
+    live(self, g, links, count, padded, kind, rows, part);
     if (*self->why) return;
     int64_t length = padded / shards;
     for (int t = 0; t < ITERATIONS; t++)
-        for (int64_t i = 0; i < length; i++)
-            if (!(fabs((double)part[t][i] - (double)whole[t][place * length + i]) <= tolerance)) {
-                snprintf(self->why, sizeof self->why,
-                         "rank %u: %s, %s in %s, variant %d, %lld numbers, iteration %d: number "
-                         "%lld of %s is %g, of all_reduce %g",
-                         self->number, c->first ? c->first : "-", c->last, ms_dtype_name(c->around),
-                         c->variant, (long long)padded, t, (long long)i, ms_bucket_kind_name(kind),
-                         (double)part[t][i], (double)whole[t][place * length + i]);
-                return;
-            }
+        for (int64_t i = 0; i < length; i++) {
+            int64_t at = place_of(rows, place, shards, length, i);
+            double expected = at < 0 ? 0 : (double)whole[t][at];
+            if (fabs((double)part[t][i] - expected) <= tolerance) continue;
+            snprintf(self->why, sizeof self->why,
+                     "rank %u: %s, %s in %s, variant %d, %lld numbers%s, iteration %d: number %lld "
+                     "of %s is %g, of all_reduce %g",
+                     self->number, c->first ? c->first : "-", c->last, ms_dtype_name(c->around),
+                     c->variant, (long long)padded, rows ? " by rows" : "", t, (long long)i,
+                     ms_bucket_kind_name(kind), (double)part[t][i], expected);
+            return;
+        }
 }
 
 static void sharded_kinds(rank *self)
@@ -213,13 +243,18 @@ static void sharded_kinds(rank *self)
     groups g = { NULL, NULL };
     bool pairs = self->ranks % 2 == 0;
     if (pairs) OK(split(self, &g));
-    for (size_t i = 0; i < sizeof chains / sizeof *chains; i++)
-        for (int64_t padded = 76; padded <= 84; padded += 8) {
+    for (size_t i = 0; i < sizeof chains / sizeof *chains && !*self->why; i++) {
+        const chain *c = &chains[i];
+        for (int64_t padded = 76; padded <= 84 && !*self->why; padded += 8) {
             int64_t length = (padded + self->ranks - 1) / self->ranks * self->ranks;
-            compare(self, &g, &chains[i], MS_BUCKET_REDUCE_SCATTER, length);
-            if (!*self->why && pairs) compare(self, &g, &chains[i], MS_BUCKET_HYBRID, padded);
-            if (*self->why) return;
+            compare(self, &g, c, MS_BUCKET_REDUCE_SCATTER, false, length);
+            if (!*self->why && pairs) compare(self, &g, c, MS_BUCKET_HYBRID, false, padded);
         }
+        if (!*self->why)
+            compare(self, &g, c, MS_BUCKET_REDUCE_SCATTER, true, length_by_rows(self->ranks));
+        if (!*self->why && pairs) compare(self, &g, c, MS_BUCKET_HYBRID, true, length_by_rows(2));
+    }
+    if (*self->why) return;
     OK(ms_engine_sync(self->engine));
     CHECK(ms_engine_memory(self->engine).live == 0);
 }
@@ -280,9 +315,11 @@ static uint32_t read_lossy(const lossy *l, ms_link *links)
 
 /* Nothing is lost permanently: the results of all iterations plus all residuals equal the means of
  * the ranks' numbers. */
-static void conserved(rank *self, const groups *g, const lossy *l)
+static void conserved(rank *self, const groups *g, const lossy *l, bool rows)
 {
-    enum { LENGTH = 80 };
+    enum { LENGTH = 88 };
+    uint32_t ranks = l->kind == MS_BUCKET_HYBRID ? 2 : self->ranks;
+    int64_t padded = rows ? length_by_rows(ranks) : 80;
     ms_tensor *parameters[PARAMETERS] = { NULL }, *residual = NULL;
     ms_link given[6], links[6];
     own_bucket own;
@@ -293,22 +330,23 @@ static void conserved(rank *self, const groups *g, const lossy *l)
     OK(make_parameters(self, parameters));
     for (int t = 0; t <= ITERATIONS; t++) {
         ms_tensor *result = NULL;
-        OK(open_bucket(self, g, parameters, LENGTH, l->kind, t, &own));
+        OK(open_bucket(self, g, parameters, padded, l->kind, rows, t, &own));
         if (t == ITERATIONS) break;
         shards = ms_bucket_shards(&own.bucket, &place);
         OK(ms_chain_run(links, count, &own.bucket, &result));
-        OK(ms_tensor_read(result, got, LENGTH / shards * sizeof *got));
-        for (uint32_t i = 0; i < LENGTH / shards; i++) sums[i] += (double)got[i];
+        OK(ms_tensor_read(result, got, (size_t)padded / shards * sizeof *got));
+        for (int64_t i = 0; i < padded / shards; i++) sums[i] += (double)got[i];
         ms_tensor_release(result);
         close_bucket(&own);
     }
     OK(ms_link_state_tensor(links[0].state, &own.bucket, "error", NULL, NULL, &residual));
     OK(run_one(self, self->world,
                &(ms_collective){ .kind = MS_ALL_REDUCE, .in = residual, .bucket = -1 }));
-    OK(ms_tensor_read(residual, left, sizeof left));
-    for (uint32_t i = 0; i < LENGTH / shards; i++) {
-        int64_t at = (int64_t)(place * (LENGTH / shards) + i);
+    OK(ms_tensor_read(residual, left, (size_t)padded * sizeof *left));
+    for (int64_t i = 0; i < padded / shards; i++) {
+        int64_t at = place_of(rows && shards > 1, place, shards, padded / shards, i);
         double expected = 0;
+        if (at < 0) continue;
         for (int t = 0; t < ITERATIONS && at < 76; t++)
             for (uint32_t r = 0; r < self->ranks; r++)
                 expected += value_of(r, t, at) * unit / self->ranks;
@@ -330,9 +368,11 @@ static void feedback(rank *self)
 {
     groups g = { NULL, NULL };
     OK(split(self, &g));
-    for (size_t i = 0; i < sizeof losses / sizeof *losses && !*self->why; i++)
-        if (!losses[i].between[0] || strcmp(losses[i].between[0], "noop") != 0)
-            conserved(self, &g, &losses[i]);
+    for (size_t i = 0; i < sizeof losses / sizeof *losses; i++) {
+        if (losses[i].between[0] && strcmp(losses[i].between[0], "noop") == 0) continue;
+        if (!*self->why) conserved(self, &g, &losses[i], false);
+        if (!*self->why) conserved(self, &g, &losses[i], true);
+    }
 }
 
 static void nothing_is_lost_for_good_with_error_feedback(void **state)
@@ -394,7 +434,7 @@ static void results(rank *self)
     OK(split(self, &g));
     OK(make_parameters(self, parameters));
     for (int kind = MS_BUCKET_ALL_REDUCE; kind <= MS_BUCKET_HYBRID; kind++) {
-        OK(open_bucket(self, &g, parameters, 80, (ms_bucket_kind)kind, 0, &own));
+        OK(open_bucket(self, &g, parameters, 80, (ms_bucket_kind)kind, false, 0, &own));
         static const int64_t lengths[] = {
             [MS_BUCKET_ALL_REDUCE] = 80, [MS_BUCKET_REDUCE_SCATTER] = 20, [MS_BUCKET_HYBRID] = 40
         };
@@ -433,13 +473,14 @@ static ms_status any_life(rank *self, const void *which)
     ms_link given[6], links[6];
     groups g = { self->world, self->world };
     uint32_t count = read_lossy(l, given);
+    bool rows = (l - losses) % 2 == 0;
     ms_status status = ms_chain_take(self->engine, l->kind, given, count, links);
     if (status) return status;
     status = make_parameters(self, parameters);
     for (int t = 0; t < 2 && !status; t++) {
         own_bucket own;
         ms_tensor *result = NULL;
-        status = open_bucket(self, &g, parameters, 80, l->kind, t, &own);
+        status = open_bucket(self, &g, parameters, rows ? 76 : 80, l->kind, rows, t, &own);
         if (!status) status = ms_chain_run(links, count, &own.bucket, &result);
         ms_tensor_release(result);
         close_bucket(&own);

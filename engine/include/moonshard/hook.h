@@ -18,7 +18,10 @@
  *   that hold the same shard.
  * - The buffer of a sharded kind has the parameters' gradients one after another, and zeros after
  *   the last one, so that its length divides by the size of the shard group. Native links leave
- *   those zeros zero. */
+ *   those zeros zero.
+ * - A shard is a part of the buffer as it is, or, in a bucket with `parts`, has this rank's rows of
+ *   each gradient: parts[i] numbers of gradient i, one gradient after another, and zeros where a
+ *   gradient has no rows left. Sums of parts by shards are the buffer's length. */
 #ifndef MOONSHARD_HOOK_H
 #define MOONSHARD_HOOK_H
 
@@ -54,6 +57,9 @@ typedef struct ms_bucket {
      * part of each gradient that is in this rank's shard. */
     ms_tensor **gradients;
     ms_tensor **parameters;
+    /* NULL: shards are cut anywhere. Otherwise by rows: how many numbers of each gradient a shard
+     * has. Not of all_reduce buckets. */
+    const int64_t *parts;
     /* Input of the next link: flat, or the tensor that a link has put in its place (retained). */
     ms_tensor *buffer;
     /* For error feedback: this rank's numbers as the other ranks receive them, f32, owned by the
@@ -110,8 +116,9 @@ MS_API ms_status ms_bucket_gradient(ms_bucket *bucket, uint32_t index, ms_tensor
 MS_API uint32_t ms_bucket_shards(const ms_bucket *bucket, uint32_t *own);
 /* The number of elements that belong to gradients; the rest of the buffer is padding. */
 MS_API int64_t ms_bucket_numbers(const ms_bucket *bucket);
-/* This rank's part of a contiguous tensor with the buffer's length, 1-D, owned; for all_reduce the
- * tensor itself. MS_ERROR_ARGUMENT for another length. */
+/* This rank's part of a contiguous tensor with the buffer's length, 1-D, owned: a view, or a copy
+ * where shards are cut by rows; for all_reduce the tensor itself. MS_ERROR_ARGUMENT for another
+ * length. */
 MS_API ms_status ms_bucket_shard(ms_bucket *bucket, ms_tensor *full, ms_tensor **out);
 /* Checks that a chain may return the tensor: it must have the shard's length and the gradients'
  * dtype, be contiguous and belong to this engine. Otherwise MS_ERROR_ARGUMENT. hook: the name of
