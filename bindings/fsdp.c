@@ -98,9 +98,9 @@ static void push_handles(lua_State *L, uint32_t count)
     }
 }
 
-/* core.sharded(parameters, units, { group =, shards =?, replicas =?, prefetch =, find_unused =,
- * max_in_flight =?,
- * max_in_flight_bytes =?, max_reductions =?, links = { ... } or hook = f }) */
+/* core.sharded(parameters, units, { group =, shards =?, replicas =?, rows =, prefetch =,
+ * find_unused =, max_in_flight =?, max_in_flight_bytes =?, max_reductions =?, links = { ... } or
+ * hook = f }) */
 static int sharded(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -114,6 +114,7 @@ static int sharded(lua_State *L)
     options.group = read_group(L, "group");
     options.shards = read_group(L, "shards");
     options.replicas = read_group(L, "replicas");
+    options.layout = ms_lua_field_boolean(L, 3, "rows", false) ? MS_FSDP_ROWS : MS_FSDP_FLAT;
     options.prefetch = ms_lua_field_boolean(L, 3, "prefetch", false);
     options.find_unused = ms_lua_field_boolean(L, 3, "find_unused", false);
     options.max_in_flight = (uint32_t)ms_lua_field_integer(L, 3, "max_in_flight", 0, 0, UINT16_MAX);

@@ -1,15 +1,20 @@
 /* flat.c: the memory of a flat parameter: where each parameter lies, and whose part it is.
  *
- * All parameters lie end to end, and zeros follow the last one, so that N ranks have N equal
- * shards. A parameter may lie in several shards; its piece is what lies in this rank's. The shard
- * has a part for each piece, whose version grows when an optimizer steps the piece. Behind the
- * shard lies one element more, which no collective sees: empty pieces are windows on it, so a step
- * of a parameter of which this rank has nothing is noticed as well. */
+ * Flat: all parameters lie end to end, and zeros follow the last one, so that N ranks have N equal
+ * shards. A parameter may lie in several shards; its piece is what lies in this rank's. By rows: a
+ * shard has rows of each parameter, in places of equal sizes on all ranks. A gather gives shard
+ * after shard in the wire, from where each parameter is copied to its place in the whole; behind it
+ * there are zeros for the rows that its last shards lack.
+ *
+ * The shard has a part for each piece, whose version grows when an optimizer steps the piece.
+ * Behind the shard lies one element more, which no collective sees: empty pieces are windows on it,
+ * so a step of a parameter of which this rank has nothing is noticed as well. */
 #include "fsdp/model.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "tensor/op.h"
 #include "tensor/state.h"
 #include "tensor/values.h"
 
@@ -22,27 +27,85 @@ static int64_t elements_of(const ms_member *member)
     return count;
 }
 
+/* What of a parameter of `count` elements lies in the shard that has those from `begin` on. */
+static void cut_anywhere(ms_member *member, int64_t count, int64_t begin, int64_t length)
+{
+    int64_t from = member->begin, to = member->begin + count;
+    if (to > begin + length) to = begin + length;
+    if (from < begin) from = begin;
+    member->length = to > from ? to - from : 0;
+    member->first = member->length ? from - member->begin : 0;
+    member->at = member->length ? from - begin : length;
+    member->piece_dims = 1;
+    member->piece[0] = member->length;
+}
+
+static void lay_out_flat(ms_flat *flat, uint32_t ranks, uint32_t rank)
+{
+    for (uint32_t i = 0; i < flat->count; i++) flat->members[i].begin = flat->members[i].packed;
+    flat->length = (flat->numbers + ranks - 1) / ranks;
+    if (flat->length == 0) flat->length = 1;
+    for (uint32_t i = 0; i < flat->count; i++)
+        cut_anywhere(&flat->members[i], elements_of(&flat->members[i]), flat->length * rank,
+                     flat->length);
+}
+
+/* A parameter without dimensions is one row. */
+static void cut_rows(ms_member *member, uint32_t ranks, uint32_t rank)
+{
+    int64_t rows = member->dims ? member->shape[0] : 1, row = rows ? elements_of(member) / rows : 0;
+    int64_t each = (rows + ranks - 1) / ranks, first = each * rank < rows ? each * rank : rows;
+    int64_t own = rows - first < each ? rows - first : each;
+    member->part = each * row;
+    member->length = own * row;
+    member->first = member->length ? first * row : 0;
+    member->piece_dims = member->dims ? member->dims : 1;
+    for (uint32_t d = 1; d < member->dims; d++) member->piece[d] = member->shape[d];
+    member->piece[0] = own;
+}
+
+static void lay_out_rows(ms_flat *flat, uint32_t ranks, uint32_t rank)
+{
+    int64_t slot = 0;
+    for (uint32_t i = 0; i < flat->count; i++) {
+        ms_member *member = &flat->members[i];
+        cut_rows(member, ranks, rank);
+        member->begin = slot * ranks;
+        member->slot = slot;
+        slot += member->part;
+    }
+    flat->length = slot ? slot : 1;
+    for (uint32_t i = 0; i < flat->count; i++) {
+        ms_member *member = &flat->members[i];
+        member->at = member->length ? member->slot : flat->length;
+    }
+}
+
 /* A shard has at least one element, so that all ranks take part in collectives. */
-void ms_flat_lay_out(ms_flat *flat, uint32_t ranks, uint32_t rank)
+void ms_flat_lay_out(ms_flat *flat, ms_fsdp_layout layout, uint32_t ranks, uint32_t rank)
 {
     flat->numbers = 0;
     for (uint32_t i = 0; i < flat->count; i++) {
-        flat->members[i].begin = flat->numbers;
+        flat->members[i].packed = flat->numbers;
         flat->numbers += elements_of(&flat->members[i]);
     }
-    flat->length = (flat->numbers + ranks - 1) / ranks;
-    if (flat->length == 0) flat->length = 1;
+    if (layout == MS_FSDP_ROWS) lay_out_rows(flat, ranks, rank);
+    else lay_out_flat(flat, ranks, rank);
     flat->padded = flat->length * ranks;
-    int64_t shard = flat->length * rank;
-    for (uint32_t i = 0; i < flat->count; i++) {
-        ms_member *member = &flat->members[i];
-        int64_t end = member->begin + elements_of(member), begin = member->begin;
-        if (end > shard + flat->length) end = shard + flat->length;
-        if (begin < shard) begin = shard;
-        member->length = end > begin ? end - begin : 0;
-        member->first = member->length ? begin - member->begin : 0;
-        member->at = member->length ? begin - shard : flat->length;
-    }
+}
+
+/* Whether this rank's rows are in places of their own; one parameter's are cut as a flat one. */
+static bool is_by_rows(const ms_flat *flat)
+{
+    return flat->unit->fsdp->layout == MS_FSDP_ROWS && ms_flat_is_sharded(flat);
+}
+
+/* Where the place of a parameter ends in the whole, its zeros included. */
+static int64_t end_of(const ms_flat *flat, const ms_member *member)
+{
+    return member->begin
+           + (is_by_rows(flat) ? member->part * (flat->padded / flat->length)
+                               : elements_of(member));
 }
 
 uint64_t ms_flat_bytes(const ms_flat *flat)
@@ -76,9 +139,20 @@ static ms_status split_at(ms_flat *flat, ms_storage *storage, const int64_t *end
     return status;
 }
 
-/* Of the whole, a part for each parameter and one for the padding; of a shard, a part for each
- * piece, one for the padding and one for empty pieces. */
-static ms_status split(ms_flat *flat, ms_storage *storage, bool whole)
+typedef enum kind { WHOLE, SHARD, GRADIENT } kind;
+
+/* Where the part of a member ends; `last` is the end of the one before. */
+static int64_t part_end(const ms_flat *flat, const ms_member *member, kind what, int64_t last)
+{
+    if (what == WHOLE) return end_of(flat, member);
+    if (what == GRADIENT) return member->packed + elements_of(member);
+    if (is_by_rows(flat)) return member->slot + member->part;
+    return member->length ? member->at + member->length : last;
+}
+
+/* A part for each parameter, or piece, and one for the padding; of a shard also one for empty
+ * pieces. */
+static ms_status split(ms_flat *flat, ms_storage *storage, kind what)
 {
     ms_context *context = ms_engine_context(flat->unit->fsdp->engine);
     void *memory = NULL;
@@ -86,14 +160,10 @@ static ms_status split(ms_flat *flat, ms_storage *storage, bool whole)
         ms_allocate(context, (flat->count + 2) * sizeof(int64_t), "a flat parameter", &memory);
     if (status) return status;
     int64_t *ends = memory, last = 0;
-    for (uint32_t i = 0; i < flat->count; i++) {
-        const ms_member *member = &flat->members[i];
-        if (whole) last = member->begin + elements_of(member);
-        else if (member->length) last = member->at + member->length;
-        ends[i] = last;
-    }
-    ends[flat->count] = whole ? flat->padded : flat->length;
-    ends[flat->count + 1] = whole ? flat->padded : flat->length + 1;
+    for (uint32_t i = 0; i < flat->count; i++)
+        ends[i] = last = part_end(flat, &flat->members[i], what, last);
+    ends[flat->count] = what == SHARD ? flat->length : flat->padded;
+    ends[flat->count + 1] = what == SHARD ? flat->length + 1 : flat->padded;
     status = split_at(flat, storage, ends, flat->count + 2);
     ms_release(context, memory);
     return status;
@@ -105,8 +175,22 @@ static ms_status new_whole(ms_flat *flat)
     ms_storage *storage = NULL;
     ms_status status =
         ms_storage_new(ms_engine_current(engine), (size_t)ms_flat_bytes(flat), &storage);
-    if (!status) status = split(flat, storage, true);
+    if (!status) status = split(flat, storage, WHOLE);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->padded, &flat->whole);
+    ms_storage_release(storage);
+    return status;
+}
+
+/* A gather of one parameter alone needs none: its shards are in the order of its rows. */
+static ms_status new_wire(ms_flat *flat)
+{
+    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_storage *storage = NULL;
+    if (!is_by_rows(flat) || flat->count == 1 || flat->numbers == 0) return MS_OK;
+    ms_status status =
+        ms_storage_new(ms_engine_current(engine), (size_t)ms_flat_bytes(flat), &storage);
+    if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->padded, &flat->wire);
+    if (!status) status = ms_storage_drop(storage, flat->unit->name);
     ms_storage_release(storage);
     return status;
 }
@@ -124,28 +208,42 @@ static ms_status new_shard(ms_flat *flat)
     }
     ms_status status =
         ms_group_storage(fsdp->shards, ms_engine_current(fsdp->engine), bytes, &storage);
-    if (!status) status = split(flat, storage, false);
+    if (!status) status = split(flat, storage, SHARD);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->length, &flat->shard);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &all, &flat->source);
     ms_storage_release(storage);
     return status;
 }
 
-static void natural_strides(const ms_member *member, int64_t *strides)
+static void natural_strides(uint32_t dims, const int64_t *shape, int64_t *strides)
 {
     int64_t step = 1;
-    for (uint32_t d = member->dims; d-- > 0;) {
+    for (uint32_t d = dims; d-- > 0;) {
         strides[d] = step;
-        step *= member->shape[d];
+        step *= shape[d];
     }
 }
 
-ms_status ms_flat_view(ms_tensor *flat, const ms_member *member, ms_tensor **out)
+ms_status ms_member_piece_of(const ms_member *member, ms_tensor *shard, ms_tensor **out)
 {
     int64_t strides[MS_DIMS_MAX];
-    natural_strides(member, strides);
+    natural_strides(member->piece_dims, member->piece, strides);
+    return ms_tensor_window(shard, member->piece_dims, member->piece, strides,
+                            member->length ? member->at : 0, out);
+}
+
+/* The view of the flat tensor in the member's shape, which begins there. */
+static ms_status view_of(ms_tensor *flat, const ms_member *member, int64_t begin, ms_tensor **out)
+{
+    int64_t strides[MS_DIMS_MAX];
+    natural_strides(member->dims, member->shape, strides);
     return ms_tensor_window(flat, member->dims, member->shape, strides,
-                            elements_of(member) ? member->begin : 0, out);
+                            elements_of(member) ? begin : 0, out);
+}
+
+ms_status ms_flat_view(ms_tensor *gradient, const ms_member *member, ms_tensor **out)
+{
+    return view_of(gradient, member, member->packed, out);
 }
 
 static ms_status zero(ms_tensor *flat, int64_t begin, int64_t end)
@@ -162,32 +260,81 @@ static ms_status zero(ms_tensor *flat, int64_t begin, int64_t end)
 /* Copies all values to the whole flat parameter. */
 static ms_status fill_whole(ms_flat *flat)
 {
-    ms_status status = zero(flat->whole, flat->numbers, flat->padded);
+    ms_status status = MS_OK;
+    int64_t end = 0;
     for (uint32_t i = 0; i < flat->count && !status; i++) {
+        ms_member *member = &flat->members[i];
         ms_tensor *view = NULL;
-        status = ms_flat_view(flat->whole, &flat->members[i], &view);
-        if (!status && elements_of(&flat->members[i]))
-            status = ms_copy_into(flat->unit->fsdp->engine, flat->members[i].tensor, view);
+        end = end_of(flat, member);
+        status = view_of(flat->whole, member, member->begin, &view);
+        if (!status && elements_of(member))
+            status = ms_copy_into(flat->unit->fsdp->engine, member->tensor, view);
+        if (!status) status = zero(flat->whole, member->begin + elements_of(member), end);
         ms_tensor_release(view);
+    }
+    return status ? status : zero(flat->whole, end, flat->padded);
+}
+
+/* count elements of one tensor to another. */
+static ms_status copy_span(ms_tensor *from, int64_t first, ms_tensor *to, int64_t at, int64_t count)
+{
+    int64_t one = 1;
+    ms_tensor *source = NULL, *place = NULL;
+    if (count == 0) return MS_OK;
+    ms_status status = ms_tensor_window(from, 1, &count, &one, first, &source);
+    if (!status) status = ms_tensor_window(to, 1, &count, &one, at, &place);
+    if (!status) status = ms_copy_into(ms_tensor_engine(to), source, place);
+    ms_tensor_release(source);
+    ms_tensor_release(place);
+    return status;
+}
+
+ms_status ms_flat_keep_own(ms_flat *flat)
+{
+    uint32_t rank = ms_group_rank(flat->unit->fsdp->shards);
+    ms_status status = MS_OK;
+    if (!flat->wire)
+        return copy_span(flat->whole, flat->length * rank, flat->shard, 0, flat->length);
+    for (uint32_t i = 0; i < flat->count && !status; i++) {
+        const ms_member *member = &flat->members[i];
+        status = copy_span(flat->whole, member->begin + member->part * rank, flat->shard,
+                           member->slot, member->part);
     }
     return status;
 }
 
-/* Copies this rank's part to the shard. */
+/* The element for empty pieces gets a value, as all memory that may be read. */
 static ms_status fill_shard(ms_flat *flat)
 {
-    ms_fsdp *fsdp = flat->unit->fsdp;
     int64_t one = 1;
-    ms_tensor *part = NULL, *last = NULL;
+    ms_tensor *last = NULL;
     if (!ms_flat_is_sharded(flat)) return MS_OK;
-    ms_status status = ms_tensor_window(flat->whole, 1, &flat->length, &one,
-                                        flat->length * ms_group_rank(fsdp->shards), &part);
-    if (!status) status = ms_copy_into(fsdp->engine, part, flat->shard);
-    /* The element for empty pieces gets a value, as all memory that may be read. */
+    ms_status status = ms_flat_keep_own(flat);
     if (!status) status = ms_tensor_window(flat->shard, 1, &one, &one, flat->length, &last);
-    if (!status) status = ms_fill_into(fsdp->engine, last, 0);
-    ms_tensor_release(part);
+    if (!status) status = ms_fill_into(flat->unit->fsdp->engine, last, 0);
     ms_tensor_release(last);
+    return status;
+}
+
+/* One copy for each parameter, so that each restores a part as a whole. */
+ms_status ms_flat_arrange(ms_flat *flat)
+{
+    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_status status = MS_OK;
+    ms_tensor_restoring(engine, flat->whole, flat->source);
+    for (uint32_t i = 0; i < flat->count && !status; i++) {
+        const ms_member *member = &flat->members[i];
+        const int64_t shape[] = { flat->padded / flat->length, member->part };
+        const int64_t apart[] = { flat->length, 1 }, dense[] = { member->part, 1 };
+        ms_tensor *from = NULL, *to = NULL;
+        if (member->part == 0) continue;
+        status = ms_tensor_window(flat->wire, 2, shape, apart, member->slot, &from);
+        if (!status) status = ms_tensor_window(flat->whole, 2, shape, dense, member->begin, &to);
+        if (!status) status = ms_copy_into(engine, from, to);
+        ms_tensor_release(from);
+        ms_tensor_release(to);
+    }
+    ms_tensor_restoring(engine, NULL, NULL);
     return status;
 }
 
@@ -198,21 +345,24 @@ static ms_status make_lists(ms_flat *flat)
 {
     ms_bucket *bucket = &flat->bucket;
     void *memory = NULL;
-    ms_status status =
-        ms_allocate(ms_engine_context(bucket->engine),
-                    flat->count * (3 * sizeof(void *) + sizeof(uint32_t)), "a unit", &memory);
+    ms_status status = ms_allocate(
+        ms_engine_context(bucket->engine),
+        flat->count * (3 * sizeof(void *) + sizeof(int64_t) + sizeof(uint32_t)), "a unit", &memory);
     if (status) return status;
     bucket->gradients = memory;
     bucket->parameters = bucket->gradients + flat->count;
     const char **names = (const char **)(void *)(bucket->parameters + flat->count);
-    uint32_t *positions = (uint32_t *)(void *)(names + flat->count);
+    int64_t *parts = (int64_t *)(void *)(names + flat->count);
+    uint32_t *positions = (uint32_t *)(void *)(parts + flat->count);
     for (uint32_t i = 0; i < flat->count; i++) {
         bucket->parameters[i] = flat->members[i].tensor;
         names[i] = flat->members[i].name;
         positions[i] = flat->members[i].position;
+        parts[i] = flat->members[i].part;
     }
     bucket->names = names;
     bucket->positions = positions;
+    bucket->parts = is_by_rows(flat) ? parts : NULL;
     bucket->count = flat->count;
     return MS_OK;
 }
@@ -233,7 +383,7 @@ static ms_status make_bucket(ms_flat *flat)
     if (!status)
         status = ms_group_storage(fsdp->group, ms_engine_current(fsdp->engine),
                                   (size_t)ms_flat_bytes(flat), &storage);
-    if (!status) status = split(flat, storage, true);
+    if (!status) status = split(flat, storage, GRADIENT);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->padded, &bucket->flat);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         status = ms_flat_view(bucket->flat, &flat->members[i], &bucket->gradients[i]);
@@ -252,6 +402,7 @@ static ms_status make_bucket(ms_flat *flat)
 ms_status ms_flat_make(ms_flat *flat)
 {
     ms_status status = new_whole(flat);
+    if (!status) status = new_wire(flat);
     if (!status) status = new_shard(flat);
     if (!status) status = fill_whole(flat);
     if (!status) status = fill_shard(flat);
@@ -276,5 +427,6 @@ void ms_flat_free(ms_flat *flat)
     ms_tensor_release(flat->kept);
     ms_tensor_release(flat->shard);
     ms_tensor_release(flat->source);
+    ms_tensor_release(flat->wire);
     ms_tensor_release(flat->whole);
 }

@@ -197,7 +197,7 @@ static ms_status make_flats(ms_fsdp *fsdp)
     ms_status status = MS_OK;
     uint32_t ranks = ms_group_size(fsdp->shards), rank = ms_group_rank(fsdp->shards);
     for (uint32_t f = 0; f < fsdp->flat_count && !status; f++) {
-        ms_flat_lay_out(&fsdp->flats[f], ranks, rank);
+        ms_flat_lay_out(&fsdp->flats[f], fsdp->layout, ranks, rank);
         status = ms_flat_make(&fsdp->flats[f]);
     }
     for (uint32_t i = 0; i < fsdp->member_count && !status; i++)
@@ -232,6 +232,7 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     ms_engine *engine = fsdp->engine;
     static const ms_link plain = { .options = { .op = MS_REDUCE_OP_AVG } };
     ms_status status = MS_OK;
+    fsdp->layout = options->layout;
     fsdp->group = options->group;
     fsdp->divisor = ms_group_size(options->group);
     fsdp->shards = options->shards ? options->shards : options->group;

@@ -23,9 +23,14 @@ typedef struct ms_member {
     uint32_t position; /* in the list that the model was made of */
     uint32_t dims;
     int64_t shape[MS_DIMS_MAX];
-    int64_t begin; /* of its numbers in the flat parameter */
+    int64_t begin;  /* of its numbers in the flat parameter */
+    int64_t packed; /* of its numbers in the flat gradient, where no zeros are between parameters */
+    /* By rows: where its rows begin in each shard, and how many numbers each shard has for them. */
+    int64_t slot, part;
     /* Its piece: `length` elements from `first` of the parameter on, at `at` in the shard. */
     int64_t first, length, at;
+    uint32_t piece_dims;
+    int64_t piece[MS_DIMS_MAX];
     ms_tensor *gradient; /* view of the flat gradient, in its shape; the bucket owns it */
     ms_tensor *reduced;  /* view of its piece of the reduced gradient */
     bool filled;         /* this rank's gradient is in `gradient` */
@@ -43,7 +48,8 @@ struct ms_flat {
     bool trainable;
     int64_t numbers, padded, length; /* elements; padded is ranks times length */
     ms_tensor *whole;                /* [padded]; dropped while the unit is not gathered */
-    ms_tensor *shard;                /* [length]; the same memory as whole if not sharded */
+    ms_tensor *wire;   /* [padded]; by rows: what a gather gives, shard by shard; else NULL */
+    ms_tensor *shard;  /* [length]; the same memory as whole if not sharded */
     ms_tensor *source; /* all of the shard's storage, the part of empty pieces included */
     /* Versions when the last gather was enqueued: of the shard, which tells whether the whole is
      * still right, and of the whole, which tells whether a script wrote there. */
@@ -107,6 +113,7 @@ typedef struct ms_visit {
 struct ms_fsdp {
     ms_engine *engine;
     ms_fsdp *next; /* of the engine's list */
+    ms_fsdp_layout layout;
     uint32_t references;
     bool closed, abandoned;
     ms_group *group, *shards, *replicas;
@@ -145,12 +152,18 @@ struct ms_fsdp {
 /* -------------------------------------------------------------------- flat.c */
 
 /* Sets members' places and the lengths, for `ranks` shards of which this rank has number `rank`. */
-void ms_flat_lay_out(ms_flat *flat, uint32_t ranks, uint32_t rank);
+void ms_flat_lay_out(ms_flat *flat, ms_fsdp_layout layout, uint32_t ranks, uint32_t rank);
 /* Makes the memory, moves the values there, and turns the tensors into pieces. */
 ms_status ms_flat_make(ms_flat *flat);
 void ms_flat_free(ms_flat *flat);
-/* The view of a tensor as long as the flat parameter in the member's shape, owned. */
-ms_status ms_flat_view(ms_tensor *flat, const ms_member *member, ms_tensor **out);
+/* The view of a tensor in the order of the flat gradient in the member's shape, owned. */
+ms_status ms_flat_view(ms_tensor *gradient, const ms_member *member, ms_tensor **out);
+/* The view of a tensor [length] that is the member's piece, in its shape. */
+ms_status ms_member_piece_of(const ms_member *member, ms_tensor *shard, ms_tensor **out);
+/* Copies this rank's part of the whole to the shard. */
+ms_status ms_flat_keep_own(ms_flat *flat);
+/* After a gather to the wire, on that stream: the numbers go to their places in the whole. */
+ms_status ms_flat_arrange(ms_flat *flat);
 /* Whether its ranks have different parts of it. */
 static inline bool ms_flat_is_sharded(const ms_flat *flat) { return flat->padded != flat->length; }
 /* The bytes of the flat parameter, and of a shard. */

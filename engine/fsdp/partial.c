@@ -66,22 +66,41 @@ ms_status ms_flat_carry(ms_flat *flat, ms_tensor *result)
     return ms_copy_new(flat->unit->fsdp->engine, result, &flat->carried);
 }
 
+/* What `shard` has is added to this rank's part of the gradient: piece by piece where shards are
+ * cut by rows. */
+static ms_status add_own(ms_flat *flat, ms_tensor *shard)
+{
+    ms_bucket *bucket = &flat->bucket;
+    int64_t one = 1, first = flat->length * ms_group_rank(bucket->shards);
+    uint32_t count = bucket->parts ? flat->count : 1;
+    ms_status status = MS_OK;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        const ms_member *m = &flat->members[i];
+        int64_t length = bucket->parts ? m->length : flat->length;
+        ms_tensor *to = NULL, *from = NULL;
+        if (length == 0) continue;
+        status = ms_tensor_window(bucket->flat, 1, &length, &one,
+                                  bucket->parts ? m->packed + m->first : first, &to);
+        if (!status)
+            status = ms_tensor_window(shard, 1, &length, &one, bucket->parts ? m->at : 0, &from);
+        if (!status) status = add(to, from);
+        ms_tensor_release(to);
+        ms_tensor_release(from);
+    }
+    return status;
+}
+
 /* The mean over the shard group becomes the sum that the reduction divides again. */
 ms_status ms_flat_add_carried(ms_flat *flat)
 {
     ms_bucket *bucket = &flat->bucket;
-    ms_group *shards = bucket->shards;
-    int64_t one = 1;
-    ms_tensor *part = NULL, *scaled = NULL;
+    ms_tensor *scaled = NULL;
     if (!flat->carried) return MS_OK;
     bool is_mean = reduction_of(flat->unit->fsdp)->options.op == MS_REDUCE_OP_AVG;
-    ms_attributes factor = { .scalar = { .value = is_mean ? ms_group_size(shards) : 1 } };
-    ms_status status = ms_tensor_window(bucket->flat, 1, &flat->length, &one,
-                                        flat->length * ms_group_rank(shards), &part);
-    if (!status)
-        status = ms_op_unary(bucket->engine, &ms_op_mul_scalar, &factor, flat->carried, &scaled);
-    if (!status) status = add(part, scaled);
-    ms_tensor_release(part);
+    ms_attributes factor = { .scalar = { .value = is_mean ? ms_group_size(bucket->shards) : 1 } };
+    ms_status status =
+        ms_op_unary(bucket->engine, &ms_op_mul_scalar, &factor, flat->carried, &scaled);
+    if (!status) status = add_own(flat, scaled);
     ms_tensor_release(scaled);
     ms_tensor_release(flat->carried);
     flat->carried = NULL;

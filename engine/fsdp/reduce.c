@@ -16,17 +16,14 @@ static bool is_whole(const ms_flat *flat) { return !ms_flat_is_sharded(flat); }
  * views from then on. */
 static ms_status make_reduced(ms_flat *flat)
 {
-    int64_t one = 1;
     if (flat->reduced) return MS_OK;
     ms_tensor *made = NULL;
     ms_status status =
         ms_tensor_new(flat->unit->fsdp->engine, flat->dtype, 1, &flat->length, &made);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
-        int64_t at = member->length ? member->at : 0;
-        status = is_whole(flat)
-                     ? ms_flat_view(made, member, &member->reduced)
-                     : ms_tensor_window(made, 1, &member->length, &one, at, &member->reduced);
+        status = is_whole(flat) ? ms_flat_view(made, member, &member->reduced)
+                                : ms_member_piece_of(member, made, &member->reduced);
     }
     if (!status) {
         flat->reduced = made;

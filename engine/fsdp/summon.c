@@ -53,21 +53,8 @@ ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count)
 }
 
 /* This rank's part of what was written goes to its shard. All ranks have written the same, or each
- * keeps its own part of what it wrote. */
-static ms_status write_back(ms_flat *flat)
-{
-    ms_fsdp *fsdp = flat->unit->fsdp;
-    int64_t one = 1;
-    ms_tensor *part = NULL;
-    ms_status status = ms_tensor_window(flat->whole, 1, &flat->length, &one,
-                                        flat->length * ms_group_rank(fsdp->shards), &part);
-    if (!status) status = ms_copy_into(fsdp->engine, part, flat->shard);
-    ms_tensor_release(part);
-    return status;
-}
-
-/* Units that stay whole after forward are resharded as well: their memory may hold what was written
- * and not kept. */
+ * keeps its own part of what it wrote. Units that stay whole after forward are resharded as well:
+ * their memory may hold what was written and not kept. */
 static ms_status end_unit(ms_unit *unit, bool write)
 {
     ms_status status = MS_OK;
@@ -80,7 +67,7 @@ static ms_status end_unit(ms_unit *unit, bool write)
             continue;
         }
         bool changed = ms_tensor_version(flat->whole) != flat->whole_version;
-        if (write && changed) status = write_back(flat);
+        if (write && changed) status = ms_flat_keep_own(flat);
         flat->whole_version = ms_tensor_version(flat->whole);
     }
     if (!status) status = ms_unit_release(unit);

@@ -1,6 +1,7 @@
 /* unit.c: a unit's memory and handles: gathering, using, releasing, resharding. */
 #include "fsdp/model.h"
 
+#include "hook/work.h"
 #include "tensor/state.h"
 
 /* ------------------------------------------------------------------- phases */
@@ -64,6 +65,26 @@ static bool is_fresh(const ms_flat *flat)
            && ms_tensor_version(flat->source) == flat->shard_version;
 }
 
+/* Where shards are cut by rows, a gather needs memory of its own for a while. What it gave was read
+ * by nobody else, but the whole may still be in use. */
+static ms_status arrange(ms_flat *flat, ms_stream *stream)
+{
+    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_status status = ms_stream_wait_users(stream, flat->whole);
+    ms_stream *before = ms_engine_set_current(engine, stream);
+    if (!status) status = ms_flat_arrange(flat);
+    flat->gathered = ms_stream_last(stream);
+    if (!status) status = ms_storage_drop(ms_tensor_storage(flat->wire), flat->unit->name);
+    ms_engine_set_current(engine, before);
+    return status;
+}
+
+static ms_status take_memory(ms_tensor *tensor, ms_stream *stream)
+{
+    ms_storage *storage = ms_tensor_storage(tensor);
+    return ms_storage_is_dropped(storage) ? ms_storage_refill(storage, stream) : MS_OK;
+}
+
 /* The memory is taken on the stream of the gathers, which waits for the last users of that memory;
  * the model's stream goes on. */
 static ms_status gather_flat(ms_flat *flat)
@@ -71,17 +92,18 @@ static ms_status gather_flat(ms_flat *flat)
     ms_unit *unit = flat->unit;
     ms_fsdp *fsdp = unit->fsdp;
     ms_stream *stream = NULL;
-    ms_storage *storage = ms_tensor_storage(flat->whole);
     ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
-    if (!status && ms_storage_is_dropped(storage)) status = ms_storage_refill(storage, stream);
+    if (!status) status = take_memory(flat->whole, stream);
+    if (!status && flat->wire) status = take_memory(flat->wire, stream);
     ms_collective call = { .kind = MS_ALL_GATHER,
                            .in = flat->shard,
-                           .out = flat->whole,
-                           .restore = true,
-                           .source = flat->source,
+                           .out = flat->wire ? flat->wire : flat->whole,
+                           .restore = !flat->wire,
+                           .source = flat->wire ? NULL : flat->source,
                            .bucket = -2 - (int32_t)unit->index, /* units of one size differ */
                            .label = *unit->name ? unit->name : "root" };
     if (!status) status = ms_group_enqueue(fsdp->shards, 2, &call, &flat->gathered);
+    if (!status && flat->wire) status = arrange(flat, stream);
     if (status) return status;
     flat->shard_version = ms_tensor_version(flat->source);
     flat->whole_version = ms_tensor_version(flat->whole);
@@ -125,7 +147,9 @@ void ms_member_show(ms_member *member, bool whole)
     if (whole)
         ms_tensor_reshape_onto(member->tensor, flat->whole, member->begin, member->dims,
                                member->shape);
-    else ms_tensor_reshape_onto(member->tensor, flat->shard, member->at, 1, &member->length);
+    else
+        ms_tensor_reshape_onto(member->tensor, flat->shard, member->at, member->piece_dims,
+                               member->piece);
 }
 
 static void show_all(ms_unit *unit, bool whole)

@@ -117,18 +117,19 @@ static ms_status spread(ms_tensor *numbers, int64_t part, uint32_t shards, ms_te
     return status;
 }
 
-/* In the memory of the group that reduces them. */
+/* In the memory of the group that reduces them. One gradient alone has its rows in order already.
+ */
 ms_status ms_link_by_shards(const ms_bucket *bucket, ms_group *group, ms_tensor *t, ms_tensor **out)
 {
     uint32_t own, shards = ms_bucket_shards(bucket, &own);
     int64_t begin = 0, at = 0, count = ms_tensor_count(t);
     ms_storage *storage = NULL;
     ms_tensor *made = NULL;
-    if (!bucket->parts) {
+    ms_status status = bucket->parts ? ms_link_check_rows(bucket, t) : MS_OK;
+    if (!status && (!bucket->parts || bucket->count == 1)) {
         *out = ms_tensor_retain(t);
         return MS_OK;
     }
-    ms_status status = ms_link_check_rows(bucket, t);
     if (!status)
         status = ms_group_storage(group, ms_engine_current(bucket->engine),
                                   (size_t)count * ms_dtype_bytes(ms_tensor_dtype(t)), &storage);

@@ -71,8 +71,8 @@ local known = {
   group = "any", strategy = "string", shard_group = "any", replica_group = "any",
   reshard_after_forward = "boolean", wrap = "any", comm_hook = "any", prefetch = "string",
   max_in_flight = "integer", max_in_flight_bytes = "integer", max_reductions = "integer",
-  accumulate = "string", find_unused = "boolean", divide_factor = "number", ignored = "table",
-  init_sync = "boolean",
+  accumulate = "string", layout = "string", find_unused = "boolean", divide_factor = "number",
+  ignored = "table", init_sync = "boolean",
 }
 
 local function choice(name, value, allowed)
@@ -120,6 +120,7 @@ local function check_options(given)
   end
   if o.prefetch then choice("prefetch", o.prefetch, { "none", "backward_pre" }) end
   if o.accumulate then choice("accumulate", o.accumulate, { "local", "shard", "all" }) end
+  if o.layout then choice("layout", o.layout, { "flat", "rows" }) end
   for _, name in ipairs { "max_in_flight", "max_in_flight_bytes", "max_reductions" } do
     if o[name] and o[name] < 1 then
       core.raise(("fsdp: %s must be 1 or more, not %d"):format(name, o[name]))
@@ -485,7 +486,7 @@ local function wrap(model, options)
   end
   s.sharded = core.sharded(parameters, described, {
     group = group, shards = shards, replicas = replicas,
-    prefetch = o.prefetch ~= "none", find_unused = o.find_unused,
+    rows = o.layout == "rows", prefetch = o.prefetch ~= "none", find_unused = o.find_unused,
     max_in_flight = o.max_in_flight, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions,
     links = how.links, hook = how.hook, name = how.name,

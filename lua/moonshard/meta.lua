@@ -1004,6 +1004,10 @@
 ---@field max_in_flight? integer
 ---@field max_in_flight_bytes? integer  no limit unless given
 ---@field max_reductions? integer      reductions under way at a time; 2 unless given
+--- How a unit is cut into shards. "flat" (the default): its parameters end to end, cut anywhere;
+--- pieces are 1-D. "rows": each parameter along its first dimension, so pieces have whole rows; a
+--- rank may have none of a small parameter. Padding and copies cost some memory and time.
+---@field layout? "flat"|"rows"
 --- What `accumulate` does in passes before the last. "shard" (the default): gradients are reduced,
 --- and shards add up, which takes the least memory; under the hybrid strategies replicas exchange
 --- nothing (where a link in Lua or a reduction other than hooks.reduce is in the chain, they do).
@@ -1107,8 +1111,8 @@
 ---@field group fun(self, level?: "all"|"shard"|"replicate"): ms.Group
 --- How many ranks a mean is over in this pass; under join with "live" it changes between passes.
 ---@field divisor fun(self): integer
---- This rank's part of a full-length tensor, which a chain must return. For "all_reduce" this is
---- the whole tensor.
+--- This rank's part of a full-length tensor, which a chain must return: a view, or a copy under
+--- layout = "rows". For "all_reduce" this is the whole tensor.
 ---@field shard fun(self, full: ms.Tensor): ms.Tensor
 --- These four are for links that add up what is lost, as error_feedback does. ask_sent makes
 --- wants_sent true for later links, until one of them reports with set_sent the values that this

@@ -74,7 +74,9 @@ local reductions = {
 }
 for accumulate, counts in ms.sorted_pairs(reductions) do
   for _, find_unused in ipairs { false, true } do
-    local own, found = train(shard { accumulate = accumulate, find_unused = find_unused })
+    local own, found = train(shard {
+      accumulate = accumulate, find_unused = find_unused, layout = find_unused and "rows" or nil,
+    })
     -- 1e-6: sums in another order.
     local d = difference(own, expected)
     assert(d <= 1e-6, ("%s: %g"):format(accumulate, d))

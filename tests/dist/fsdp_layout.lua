@@ -1,5 +1,5 @@
--- What every rank of fsdp_layout_spec.lua runs: units of several modules, against the same model
--- without shards, and the errors of `wrap`.
+-- What every rank of fsdp_layout_spec.lua runs: units of several modules, and shards of rows,
+-- against models without shards and with flat ones, and the errors of bad options.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local rank, size = ms.rank(), ms.world_size()
@@ -113,7 +113,135 @@ if size > 1 then
   ms.no_grad(function() loss_of(model, tokens) end)
 end
 
+------------------------------------------------------------------------------------------- rows
+
+-- Each rank has the rows that the layout says, in the parameter's trailing shape.
+do
+  local model = ms.fsdp(new_tied(), { wrap = groups, layout = "rows" })
+  local by_name = {}
+  for _, item in ipairs(model:named_parameters()) do by_name[item.name] = item.parameter end
+  for _, piece in ipairs(model:pieces()) do
+    local p, row = by_name[piece.name], 1
+    for d = 2, #piece.shape do row = row * piece.shape[d] end
+    local each = -(-piece.shape[1] // size)
+    local first = math.min(rank * each, piece.shape[1])
+    local own = math.min(each, piece.shape[1] - first)
+    assert(piece.count == own * row and piece.first == (own > 0 and first * row or 0))
+    local shape = p:shape()
+    assert(#shape == #piece.shape and shape[1] == own and shape[2] == piece.shape[2])
+    assert(p:full_shape()[1] == piece.shape[1])
+  end
+  -- Whole values, and what is written inside summon.
+  local expected = new_tied():state()
+  for name, t in pairs(model:state()) do
+    assert((t - expected[name]:detach()):abs():max():item() == 0, name)
+  end
+  local written = ms.randn { VOCAB, WIDTH, seed = 3, per_rank = false }
+  model:summon({}, function() by_name["wte.weight"]:copy_(written) end)
+  local kept = model:state()
+  assert((kept["wte.weight"] - written):abs():max():item() == 0)
+  assert((kept["mid.1.weight"] - expected["mid.1.weight"]:detach()):abs():max():item() == 0)
+  model:load_state(expected)
+  assert((model:state()["wte.weight"] - expected["wte.weight"]:detach()):abs():max():item() == 0)
+end
+
+-- Trains with shards. how: micro, clip, scale
+local function train_sharded(options, how)
+  local model = ms.fsdp(new_tied(), options)
+  local optimizer = ms.optim.adamw(model, { lr = 0.1 })
+  local scaler = how.scale and ms.optim.scaler { init_scale = 8 }
+  for step in ms.steps(STEPS) do
+    model:accumulate(how.micro or 1, function(i)
+      local tokens = batch(step * 10 + i)
+      local loss = loss_of(model, tokens:narrow(1, rank * ROWS // size + 1, ROWS // size))
+      if scaler then loss = scaler:scale(loss) end
+      loss:backward()
+    end)
+    if scaler then scaler:unscale(optimizer) end
+    if how.clip then model:clip_grad_norm(how.clip) end
+    if scaler then scaler:step(optimizer) else optimizer:step() end
+    optimizer:zero_grad()
+  end
+  return model:state()
+end
+
+local function assert_same(own, expected, most, what)
+  for name, t in ms.sorted_pairs(expected) do
+    local d = (own[name] - t):abs():max():item()
+    assert(d <= most, ("%s: %s differs by %g"):format(what, name, d))
+  end
+end
+
+-- A reduction by hand, which gives this rank's shard of what all ranks have.
+local function by_hand(bucket)
+  local whole = bucket:buffer():clone()
+  return bucket:group():all_reduce(whole, "sum"):and_then(function(sum)
+    return bucket:shard(sum * (1 / bucket:divisor()))
+  end)
+end
+
+-- The ranks add the same numbers in the same order under both layouts, so all bits are the same;
+-- but for norms, whose squares are added in another order.
+local hooks = ms.hooks
+local function half() return hooks.cast { dtype = "bf16" } end
+local cases = {
+  { "plain", {}, {} }, { "micro", {}, { micro = 2 } }, { "clip", {}, { clip = 0.1 }, 1e-6 },
+  { "scaler", {}, { scale = true } }, { "local", { accumulate = "local" }, { micro = 2 } },
+  { "in memory", { strategy = "shard_grad_op" }, {} }, { "whole", { strategy = "no_shard" }, {} },
+  { "no prefetch", { prefetch = "none" }, {} },
+  { "cast", { comm_hook = half }, {} },
+  { "powersgd", { comm_hook = function() return hooks.powersgd { start_step = 0 } end }, {} },
+  { "int8", { comm_hook = function() return hooks.int8 {} end }, {} },
+  { "by hand", { comm_hook = function() return by_hand end }, {} },
+  { "clip link", { comm_hook = function()
+    return hooks.chain { hooks.clip { max_norm = 0.1, scope = "bucket" }, hooks.reduce() }
+  end }, {}, 1e-6 },
+}
+local shards, replicas
+if size == 4 then
+  shards, replicas = ms.world():levels(2)
+  -- The rank that has an element of the shard adds it to its own gradient in the last pass.
+  cases[#cases + 1] = { "hybrid of pairs", { strategy = "hybrid_shard" }, { micro = 2 }, 1e-6 }
+  cases[#cases + 1] = { "between", { strategy = "hybrid_shard", comm_hook = function()
+    return hooks.reduce { between = hooks.chain { half(), hooks.reduce() } }
+  end }, {} }
+end
+for _, case in ipairs(cases) do
+  local name, given, how, most = table.unpack(case)
+  local function run(layout)
+    local options = { wrap = groups, layout = layout }
+    for key, value in pairs(given) do options[key] = value end
+    if given.strategy == "hybrid_shard" then
+      options.shard_group, options.replica_group = shards, replicas
+    end
+    if given.comm_hook then options.comm_hook = given.comm_hook() end
+    return train_sharded(options, how)
+  end
+  assert_same(run "rows", run "flat", most or 0, name)
+end
+
+-- Between the two reductions links see rows.
+if size == 4 then
+  local seen = {}
+  local function watch(bucket, next)
+    for i, p in ipairs(bucket:parameters()) do
+      local shape, whole = bucket:gradients()[i]:shape(), p:full_shape()
+      assert(#shape == #whole and shape[1] == -(-whole[1] // 2) and shape[2] == whole[2])
+      seen[p:name()] = true
+    end
+    return next(bucket)
+  end
+  train_sharded({
+    wrap = groups, layout = "rows", strategy = "hybrid_shard", shard_group = shards,
+    replica_group = replicas,
+    comm_hook = hooks.reduce { between = hooks.chain { watch, hooks.reduce() } },
+  }, {})
+  assert(seen["wte.weight"] and seen["norm.bias"])
+end
+
 -- Bad input.
+fails(function() ms.fsdp(new_tied(), { layout = "row" }) end, "layout = 'row'",
+  "did you mean 'rows'")
 fails(function()
   ms.fsdp(new_tied(), { wrap = { groups = { { "wte", "head" }, { "mid", "hea." } } } })
 end, "module 'head' is in groups 1 and 2")

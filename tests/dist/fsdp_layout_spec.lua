@@ -1,5 +1,4 @@
--- Which memory a sharded model has: units of several modules. fsdp_layout.lua holds what each rank
--- expects.
+-- Which parameters share memory, and how it is cut. fsdp_layout.lua holds what each rank expects.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)

@@ -58,6 +58,7 @@ local function draw_program()
     frozen = draw(1, 3) == 1 and draw(1, LAYERS) or nil, strategy = strategies[draw(1, 4)],
     prefetch = draw(1, 2) == 1 and "none" or "backward_pre", wrap = wraps[draw(1, #wraps)],
     several_backwards = draw(1, 3) == 1, find_unused = draw(1, 3) == 1, steps = {},
+    layout = draw(1, 2) == 1 and "rows" or "flat",
   }
   for step = 1, STEPS do
     local forwards = {}
@@ -162,8 +163,8 @@ for number = 1, options.programs do
   local hybrid = program.strategy == "hybrid_shard"
   local model = ms.fsdp(new_net(program), {
     wrap = program.wrap, strategy = program.strategy, prefetch = program.prefetch,
-    shard_group = hybrid and shards or nil, replica_group = hybrid and replicas or nil,
-    find_unused = program.find_unused,
+    layout = program.layout, shard_group = hybrid and shards or nil,
+    replica_group = hybrid and replicas or nil, find_unused = program.find_unused,
   })
   local units = {}
   for i, unit in ipairs(model:units()) do
@@ -188,8 +189,8 @@ for number = 1, options.programs do
   end
   worst = math.max(worst, most)
   -- Sums over ranks are added in another order.
-  assert(most <= 1e-5, ("program %d (%s, %s): %g"):format(number, program.strategy,
-    program.prefetch, most))
+  assert(most <= 1e-5, ("program %d (%s, %s, %s): %g"):format(number, program.strategy,
+    program.prefetch, program.layout, most))
 end
 local text = {}
 for kind, count in ms.sorted_pairs(counts) do

@@ -31,6 +31,7 @@ static ms_status constant(ms_engine *engine, int64_t rows, int64_t columns, doub
 }
 
 /* Unit 1 has w1 [4, 4] and b1 [1, 4], the root has w2 [4, 3]. */
+static ms_fsdp_layout layout;
 static ms_status build(const ms_os *os, uint32_t ranks, bool reshard, net *out)
 {
     ms_engine_options options = { .os = os,
@@ -52,7 +53,7 @@ static ms_status build(const ms_os *os, uint32_t ranks, bool reshard, net *out)
     ms_fsdp_unit_options units[] = { { .name = "" },
                                      { .name = "first", .reshard_after_forward = reshard } };
     ms_fsdp_options model = {
-        .group = out->world, .units = units, .unit_count = 2, .prefetch = true
+        .layout = layout, .group = out->world, .units = units, .unit_count = 2, .prefetch = true
     };
     return ms_fsdp_new(out->engine, &model, parameters, PARAMETERS, &out->fsdp);
 }
@@ -133,7 +134,7 @@ static void shards_are_equal_parts(void **state)
             ms_member members[2] = { { .dims = 1, .shape = { cases[c][0] / 2 } },
                                      { .dims = 1, .shape = { cases[c][0] - cases[c][0] / 2 } } };
             ms_flat flat = { .members = members, .count = 2 };
-            ms_flat_lay_out(&flat, (uint32_t)cases[c][1], rank);
+            ms_flat_lay_out(&flat, MS_FSDP_FLAT, (uint32_t)cases[c][1], rank);
             assert_int_equal(flat.length, cases[c][2]);
             assert_int_equal(flat.padded - flat.numbers, cases[c][3]);
             for (int i = 0; i < 2; i++) {
@@ -147,6 +148,44 @@ static void shards_are_equal_parts(void **state)
         }
         assert_int_equal(found, cases[c][0]);
     }
+}
+
+/* Rows of a parameter, ranks, rows of each rank in order. */
+static void rows_are_cut_by_ranks(void **state)
+{
+    (void)state;
+    static const int64_t cases[][6] = {
+        { 5, 4, 2, 2, 1, 0 }, { 1, 3, 1, 0, 0 }, { 6, 3, 2, 2, 2 }, { 0, 2, 0, 0 }, { 4, 1, 4 }
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+        for (uint32_t rank = 0; rank < cases[c][1]; rank++) {
+            /* A scalar, a matrix and a vector. */
+            ms_member members[3] = { { .dims = 0 },
+                                     { .dims = 2, .shape = { cases[c][0], 3 } },
+                                     { .dims = 1, .shape = { cases[c][0] } } };
+            ms_flat flat = { .members = members, .count = 3 };
+            int64_t ranks = cases[c][1], each = (cases[c][0] + ranks - 1) / ranks;
+            int64_t own = cases[c][2 + rank];
+            ms_flat_lay_out(&flat, MS_FSDP_ROWS, (uint32_t)ranks, rank);
+            assert_int_equal(flat.numbers, 1 + 4 * cases[c][0]);
+            assert_int_equal(flat.length, 1 + 4 * each);
+            assert_int_equal(flat.padded, flat.length * ranks);
+            assert_int_equal(members[0].length, rank == 0 ? 1 : 0);
+            for (int i = 1; i < 3; i++) {
+                int64_t row = i == 1 ? 3 : 1;
+                const ms_member *m = &members[i];
+                assert_int_equal(m->length, own * row);
+                assert_int_equal(m->first, own ? each * rank * row : 0);
+                assert_int_equal(m->piece_dims, m->dims);
+                assert_int_equal(m->piece[0], own);
+                assert_true(i == 2 || m->piece[1] == 3);
+                assert_int_equal(m->part, each * row);
+                assert_int_equal(m->at, own ? m->slot : flat.length);
+            }
+            assert_int_equal(members[1].begin, ranks);
+            assert_int_equal(members[2].begin, ranks * (1 + 3 * each));
+            assert_int_equal(members[2].packed, 1 + 3 * cases[c][0]);
+        }
 }
 
 /* -------------------------------------------------------------------- passes */
@@ -187,9 +226,11 @@ static void gradients_are_shards_and_add_up(void **state)
 {
     (void)state;
     for (uint32_t ranks = 1; ranks <= 3; ranks++)
-        for (int reshard = 0; reshard < 2; reshard++) {
+        for (int variant = 0; variant < 4; variant++) {
             net n;
-            OK(build(NULL, ranks, reshard, &n));
+            layout = variant < 2 ? MS_FSDP_FLAT : MS_FSDP_ROWS;
+            OK(build(NULL, ranks, variant % 2, &n));
+            layout = MS_FSDP_FLAT;
             OK(pass(&n));
             check_gradient(&n, W1, 1.5f);
             check_gradient(&n, B1, 1.5f);
@@ -320,12 +361,16 @@ static void any_failed_allocation_is_an_error_and_no_leak(void **state)
 {
     (void)state;
     fail_each_call(program, false);
+    layout = MS_FSDP_ROWS;
+    fail_each_call(program, false);
+    layout = MS_FSDP_FLAT;
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shards_are_equal_parts),
+        cmocka_unit_test(rows_are_cut_by_ranks),
         cmocka_unit_test(handles_are_pieces_but_while_they_are_used),
         cmocka_unit_test(gradients_are_shards_and_add_up),
         cmocka_unit_test(memory_is_given_back),

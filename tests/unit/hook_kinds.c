@@ -454,6 +454,16 @@ static void results(rank *self)
         ms_tensor_release(t);
         close_bucket(&own);
     }
+    /* Rows of a buffer whose numbers a link has changed are not known. */
+    ms_link reduce = { .kind = ms_link_find("reduce") };
+    OK(open_bucket(self, &g, parameters, 88, MS_BUCKET_REDUCE_SCATTER, true, 0, &own));
+    OK(make(self, MS_F32, 44, true, &t));
+    ms_bucket_set_buffer(&own.bucket, t);
+    ms_tensor_release(t);
+    t = NULL;
+    CHECK(ms_chain_run(&reduce, 1, &own.bucket, &t) == MS_ERROR_ARGUMENT);
+    CHECK(strstr(ms_engine_error(self->engine)->message, "44 numbers instead of 88") != NULL);
+    close_bucket(&own);
     for (int i = 0; i < PARAMETERS; i++) ms_tensor_release(parameters[i]);
 }
 

@@ -4,16 +4,19 @@
  * Words
  * - A unit is a set of modules whose parameters are gathered together. Unit 0 is the root.
  * - A flat parameter is what a unit has of one dtype, trainable or not: its parameters end to end,
- *   and zeros after them so that the length divides by the number of ranks that shard. A shard is
- *   one rank's equal part of it, a piece the part of one parameter that lies in this rank's shard.
+ *   and zeros so that the length divides by the number of ranks that shard. A shard is one rank's
+ *   equal part of it, a piece the part of one parameter that lies in this rank's shard.
+ * - The layout says how shards are cut. Flat: anywhere, with the zeros after the last parameter. By
+ *   rows: rank r has rows [r n, (r + 1) n) of each parameter, n the number of rows by the number of
+ *   ranks, rounded up, with zeros for the rows that are missing to that.
  * - An edge is a moment at which a unit's use begins or ends: before and after its forward, before
  *   its backward (the first gradient of an output of its forward), and after it (all gradients of
  *   its parameters, or of its inputs, are there).
  *
  * Invariants
- * - A parameter's tensor is its piece, 1-D, in the shard. While its unit is used, the same tensor
- * is the whole parameter, in its own shape. Optimizers see pieces: their states have the pieces'
- *   lengths.
+ * - A parameter's tensor is its piece in the shard: 1-D, or rows in the parameter's trailing shape.
+ *   While its unit is used, the same tensor is the whole parameter, in its own shape. Optimizers
+ *   see pieces: their states have the pieces' shapes.
  * - Whole parameters lie in a storage that is dropped while the unit is not gathered. A gather
  *   restores it: what forward saved is right in backward unless a shard was written in between,
  *   which backward reports. A parameter with an empty piece has it in a part of the shard of its
@@ -54,7 +57,10 @@ typedef struct ms_fsdp_unit_options {
     uint32_t parts; /* how many modules it has, if they run apart; 0: 1 */
 } ms_fsdp_unit_options;
 
+typedef enum ms_fsdp_layout { MS_FSDP_FLAT, MS_FSDP_ROWS } ms_fsdp_layout;
+
 typedef struct ms_fsdp_options {
+    ms_fsdp_layout layout;
     ms_group *group; /* all ranks whose gradients are summed */
     /* The ranks that share one copy of the parameters, and those that hold the same shard. NULL:
      * all ranks of the group share one copy. A group of this rank alone in the first place:

@@ -103,7 +103,7 @@ local function whole(model, piece)
   for name, one in ms.sorted_pairs(found) do
     local full = ms.zeros { one.elements }
     if one.part.count > 0 then
-      full:narrow(1, one.part.first + 1, one.part.count):copy_(one.t)
+      full:narrow(1, one.part.first + 1, one.part.count):copy_(one.t:reshape(-1))
     end
     if group:size() > 1 then group:all_reduce(full, "sum"):value() end
     result[name] = full:reshape(one.part.shape)
@@ -225,12 +225,7 @@ local function check_step(case, found, step, model, own, weight, norm)
   found:number(("grad_norms[%d]"):format(step), norm, case.grad_norms[step + 1], t.grad_norms, true)
 end
 
---- Trains as the manifest says and compares every step.
----@param case table
----@param tensors table<string, ms.Tensor>
----@param found ms.GoldenReport
----@param how? { strategy?: string, prefetch?: string, layout?: string } instead of the case's
-function fsdp.run(case, tensors, found, how)
+local function train(case, tensors, found, how)
   report.known_keys("entry", case, entries)
   if case.precision then error("precision is not built yet", 0) end
   local inner = make(case)
@@ -240,7 +235,7 @@ function fsdp.run(case, tensors, found, how)
   for _, item in ipairs(inner:named_parameters()) do
     if frozen[item.name] then item.parameter:requires_grad_(false) end
   end
-  local model = shard(case, inner, how or {})
+  local model = shard(case, inner, how)
   local trained = model:parameters(function(p) return p:requires_grad() end)
   local optimizer = optimizers.make(case.optimizer, case.hyperparameters, trained)
   local t = case.tolerance
@@ -276,6 +271,19 @@ function fsdp.run(case, tensors, found, how)
         noise = function() end,
       })
     end
+  end
+end
+
+--- Trains as the manifest says and compares every step, under both layouts unless `how` names one.
+---@param case table
+---@param tensors table<string, ms.Tensor>
+---@param found ms.GoldenReport
+---@param how? { strategy?: string, prefetch?: string, layout?: string } instead of the case's
+function fsdp.run(case, tensors, found, how)
+  how = how or {}
+  for _, layout in ipairs(how.layout and { how.layout } or { "flat", "rows" }) do
+    train(case, tensors, found,
+      { strategy = how.strategy, prefetch = how.prefetch, layout = layout })
   end
 end
 
