@@ -879,9 +879,4 @@ function optim.clip_grad_value(params, max)
   core.no_grad(function() for _, grad in ipairs(list) do grad:clamp_(-max, max) end end)
 end
 
-local Module = module.base
-function Module:clip_grad_norm(max, p) return optim.clip_grad_norm(self, max, p) end
-function Module:clip_grad_value(max) optim.clip_grad_value(self, max) end
-options_of.methods(Module, "a module", module.is_module, { "clip_grad_norm", "clip_grad_value" })
-
 return options_of.closed(optim, "ms.optim")

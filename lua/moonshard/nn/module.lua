@@ -537,6 +537,13 @@ function Module:load_state(state, options)
   end)
 end
 
+-- The library loads ms.optim when a script first uses it; these methods may be the first.
+function Module:clip_grad_norm(max, p)
+  return require "moonshard.optim".clip_grad_norm(self, max, p)
+end
+
+function Module:clip_grad_value(max) require "moonshard.optim".clip_grad_value(self, max) end
+
 options_of.methods(Module, "a module", module.is_module)
 
 return module
