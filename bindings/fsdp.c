@@ -197,6 +197,14 @@ static int fsdp_set_reshard(lua_State *L)
     return 0;
 }
 
+/* sharded:set_unshard_in_backward(unit, yes) */
+static int fsdp_set_unshard_in_backward(lua_State *L)
+{
+    ms_fsdp *fsdp = check_fsdp(L);
+    ms_fsdp_set_unshard_in_backward(fsdp, check_unit(L, 2, fsdp), lua_toboolean(L, 3));
+    return 0;
+}
+
 /* sharded:reshard(unit) */
 static int fsdp_reshard(lua_State *L)
 {
@@ -395,6 +403,7 @@ static const luaL_Reg methods[] = {
     { "replica_sync", fsdp_replica_sync },
     { "can_be_partial", fsdp_can_be_partial },
     { "set_reshard", fsdp_set_reshard },
+    { "set_unshard_in_backward", fsdp_set_unshard_in_backward },
     { "reshard", fsdp_reshard },
     { "unshard", fsdp_unshard },
     { "joining", fsdp_joining },

@@ -279,9 +279,33 @@ static void push_record(lua_State *L, ms_engine *engine, const ms_trace_record *
         ms_lua_set_string(L, "of", ms_stream_name(ms_engine_stream_at(engine, record->of)));
 }
 
+/* core.trace_range(first, name): the records since number `first` are a range. */
+static int trace_range(lua_State *L)
+{
+    ms_trace_add_range(ms_lua_enter(L), (size_t)luaL_checkinteger(L, 1), "%s",
+                       luaL_checkstring(L, 2));
+    return 0;
+}
+
+/* List of { name, first, last }: numbers of records, from 1. */
+static void push_ranges(lua_State *L, ms_engine *engine)
+{
+    const ms_strings *strings = ms_engine_strings(engine);
+    const ms_trace_range *range;
+    lua_newtable(L);
+    for (size_t i = 0; (range = ms_trace_range_get(engine, i)); i++) {
+        lua_createtable(L, 0, 3);
+        ms_lua_set_string(L, "name", ms_strings_get(strings, range->name));
+        ms_lua_set_integer(L, "first", (int64_t)range->first + 1);
+        ms_lua_set_integer(L, "last", (int64_t)range->end);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+}
+
 /* core.trace_stop() -> list of { name, stream, kind, start_ns, end_ns, enqueued_ns, bytes, flops,
- * script, label, step, of }; label and step may be nil, of is a wait's. It blocks, since times are
- * known only when the tasks have run. The records stay in the engine until the next start. */
+ * script, label, step, of }; label and step may be nil, of is a wait's; and the ranges, as
+ * push_ranges. It blocks, since times are known only when the tasks have run. The records stay in
+ * the engine until the next start. */
 static int trace_stop(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -292,7 +316,8 @@ static int trace_stop(lua_State *L)
         push_record(L, engine, ms_trace_get(engine, i));
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }
-    return 1;
+    push_ranges(L, engine);
+    return 2;
 }
 
 /* What is not about one stream or probe: points, hooks, plans and traces. */
@@ -309,6 +334,7 @@ static const luaL_Reg functions[] = { { "stream_at", stream_at },
                                       { "trace_stop", trace_stop },
                                       { "trace_count", trace_count },
                                       { "trace_label", trace_label },
+                                      { "trace_range", trace_range },
                                       { NULL, NULL } };
 
 /* A method that begins with _ is the library's own. */

@@ -239,6 +239,8 @@ struct ms_engine {
     } slots[MS_SLOTS];
     ms_trace_record **trace_chunks; /* of MS_TRACE_CHUNK records; addresses stay */
     size_t trace_chunk_count, trace_chunk_capacity, trace_count;
+    ms_trace_range *trace_ranges;
+    size_t trace_range_count, trace_range_capacity;
     uint32_t trace_label;
     uint64_t trace_step; /* plus 1; 0: none */
     bool tracing;

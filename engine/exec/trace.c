@@ -38,7 +38,7 @@ ms_status ms_trace_start(ms_engine *engine)
     /* Workers may still write into records of an earlier trace. */
     ms_status status = ms_engine_sync(engine);
     if (status) return status;
-    engine->trace_count = 0;
+    engine->trace_count = engine->trace_range_count = 0;
     engine->tracing = true;
     return MS_OK;
 }
@@ -83,10 +83,34 @@ const ms_trace_record *ms_trace_get(const ms_engine *engine, size_t index)
                : NULL;
 }
 
+/* Without memory the trace lacks the range. */
+void ms_trace_add_range(ms_engine *engine, size_t first, const char *format, ...)
+{
+    char text[128];
+    va_list list;
+    ms_trace_range range = { .first = first, .end = engine->trace_count };
+    if (!engine->tracing || first == engine->trace_count) return;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    if (ms_strings_add(engine->strings, text, strlen(text), &range.name)
+        || ms_grow(&engine->context, (void **)&engine->trace_ranges, &engine->trace_range_capacity,
+                   engine->trace_range_count + 1, sizeof range))
+        return;
+    engine->trace_ranges[engine->trace_range_count++] = range;
+}
+
+/* NULL past the end. In the order in which ranges ended. */
+const ms_trace_range *ms_trace_range_get(const ms_engine *engine, size_t index)
+{
+    return index < engine->trace_range_count ? &engine->trace_ranges[index] : NULL;
+}
+
 /* Streams are closed by now, so no worker writes into a record. */
 void ms_trace_close(ms_engine *engine)
 {
     for (size_t i = 0; i < engine->trace_chunk_count; i++)
         ms_release(&engine->context, engine->trace_chunks[i]);
     ms_release(&engine->context, engine->trace_chunks);
+    ms_release(&engine->context, engine->trace_ranges);
 }

@@ -58,6 +58,7 @@ static void forget_inputs(ms_unit *unit)
 static ms_status end_backward(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
+    size_t first = ms_trace_count(fsdp->engine);
     ms_unit_enter(unit, MS_UNIT_DONE);
     forget_inputs(unit);
     ms_status status = ms_unit_detach_gradients(unit);
@@ -67,6 +68,7 @@ static ms_status end_backward(ms_unit *unit)
      * not reduced. */
     if (!status && unit->reshard_backward && (fsdp->sync || unit->reshard_forward))
         status = ms_unit_reshard(unit);
+    ms_unit_note(unit, "post_backward", first);
     return status;
 }
 
@@ -90,6 +92,7 @@ static ms_status end_pass(void *user)
     ms_fsdp *fsdp = user;
     ms_status status = MS_OK;
     if (fsdp->closed) return MS_OK;
+    size_t first = ms_trace_count(fsdp->engine);
     for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;)
         if (fsdp->units[u].phase == MS_UNIT_BACKWARD) status = end_backward(&fsdp->units[u]);
     if (!status && fsdp->sync) status = reduce_leftovers(fsdp);
@@ -107,7 +110,9 @@ static ms_status end_pass(void *user)
     fsdp->in_backward = false;
     fsdp->pass++;
     fsdp->order_count = fsdp->order_left = 0;
-    return status ? status : ms_fsdp_await_reductions(fsdp);
+    if (!status) status = ms_fsdp_await_reductions(fsdp);
+    ms_unit_note(&fsdp->units[0], "post_backward_final", first);
+    return status;
 }
 
 /* The unit whose backward comes after this one's, if backward's order is that of forward reversed;
@@ -122,23 +127,38 @@ static ms_unit *next_unit(ms_fsdp *fsdp, const ms_unit *unit)
     return next && next->place == MS_UNIT_SHARDED ? next : NULL;
 }
 
+/* The order is that of this rank alone, so where ranks agree on each gather there is none ahead. */
+static ms_status prefetch_next(const ms_unit *unit)
+{
+    ms_fsdp *fsdp = unit->fsdp;
+    size_t first = ms_trace_count(fsdp->engine);
+    if (!fsdp->prefetch || ms_agree_is_on(fsdp)) return MS_OK;
+    ms_unit *next = next_unit(fsdp, unit);
+    if (!next || next->stay_sharded) return MS_OK;
+    ms_status status = ms_unit_gather(next);
+    ms_unit_note(next, "pre_backward_prefetch", first);
+    return status;
+}
+
 /* Before a unit's backward. Also where the unit has nothing to train: its parameters are needed for
  * the gradients of its inputs. */
 static ms_status begin_backward(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
     ms_status status = MS_OK;
+    size_t first = ms_trace_count(fsdp->engine);
     if (!fsdp->in_backward) status = ms_backward_at_end(fsdp->engine, end_pass, fsdp);
     if (status) return status;
     fsdp->in_backward = true;
     ms_unit_enter(unit, MS_UNIT_BACKWARD);
     status = ms_unit_release(unit);
     if (!status) status = ms_unit_hold_gradients(unit);
-    if (!status) status = ms_agree_on_gather(unit);
-    ms_unit *next = fsdp->prefetch && !ms_agree_is_on(fsdp) ? next_unit(fsdp, unit) : NULL;
-    if (!status && next) status = ms_unit_gather(next);
+    if (!status && !unit->stay_sharded) status = ms_agree_on_gather(unit);
+    if (!status) status = prefetch_next(unit);
     if (!status) status = ms_unit_use(unit);
-    return status ? status : ms_unit_expect_gradients(unit);
+    if (!status) status = ms_unit_expect_gradients(unit);
+    ms_unit_note(unit, "pre_backward", first);
+    return status;
 }
 
 /* An error inside of a pass ends the job: the other ranks would wait for this one's collectives. */
@@ -193,7 +213,7 @@ ms_status ms_member_on_gradient(void *user, ms_tensor *leaf)
                        ms_engine_fail(fsdp->engine, MS_ERROR_STATE,
                                       "fsdp: '%s' got a gradient outside of the backward of its "
                                       "unit \"%s\": use its values only in that unit's forward",
-                                      member->name, *unit->name ? unit->name : "root"));
+                                      member->name, ms_unit_called(unit)));
     ms_status status = ms_member_collect(member);
     if (!status && !member->fired) {
         member->fired = true;
@@ -226,6 +246,7 @@ ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const
                                  uint32_t count)
 {
     ms_unit *unit = &fsdp->units[index];
+    size_t first = ms_trace_count(fsdp->engine);
     ms_status status = watch_inputs(unit, inputs, count);
     if (status || unit->depth++ > 0) return status;
     if (index == 0 && !fsdp->in_backward) fsdp->forwards++;
@@ -238,6 +259,7 @@ ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const
         return end_job(fsdp, status);
     }
     if (unit->phase != MS_UNIT_BACKWARD) ms_unit_enter(unit, MS_UNIT_FORWARD);
+    ms_unit_note(unit, index ? "pre_forward" : "root_pre_forward", first);
     return MS_OK;
 }
 
@@ -287,6 +309,7 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
     ms_unit *unit = &fsdp->units[index];
     bool recorded = false;
     ms_status status = MS_OK;
+    size_t first = ms_trace_count(fsdp->engine);
     MS_ASSERT(unit->depth > 0);
     for (uint32_t i = 0; i < count && !status; i++) {
         if (!ms_tensor_requires_grad(outputs[i]) || ms_tensor_is_leaf(outputs[i])) continue;
@@ -304,5 +327,6 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
     if (!status) status = ms_unit_release(unit);
     if (!status) status = reshard_after_forward(unit);
     if (!status && index == 0) status = ms_agree_on_end(fsdp, false);
+    ms_unit_note(unit, "post_forward", first);
     return end_job(fsdp, status);
 }

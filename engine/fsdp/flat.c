@@ -390,7 +390,7 @@ static ms_status make_bucket(ms_flat *flat)
         flat->members[i].gradient = bucket->gradients[i];
     }
     if (!status) bucket->buffer = ms_tensor_retain(bucket->flat);
-    if (!status) status = ms_storage_drop(storage, flat->unit->name);
+    if (!status) status = ms_storage_drop(storage, ms_unit_called(flat->unit));
     ms_storage_release(storage);
     return status;
 }
@@ -408,7 +408,7 @@ ms_status ms_flat_make(ms_flat *flat)
     if (!status) status = fill_shard(flat);
     if (!status && flat->trainable) status = make_bucket(flat);
     if (!status && ms_flat_is_sharded(flat))
-        status = ms_storage_drop(ms_tensor_storage(flat->whole), flat->unit->name);
+        status = ms_storage_drop(ms_tensor_storage(flat->whole), ms_unit_called(flat->unit));
     return status;
 }
 

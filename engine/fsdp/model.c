@@ -332,6 +332,11 @@ void ms_fsdp_set_reshard(ms_fsdp *fsdp, uint32_t unit, bool after_forward, bool 
 uint32_t ms_fsdp_divisor(const ms_fsdp *fsdp) { return fsdp->divisor; }
 void ms_fsdp_set_divisor(ms_fsdp *fsdp, uint32_t divisor) { fsdp->divisor = divisor; }
 
+void ms_fsdp_set_unshard_in_backward(ms_fsdp *fsdp, uint32_t unit, bool yes)
+{
+    fsdp->units[unit].stay_sharded = !yes;
+}
+
 ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t index, ms_point *ready)
 {
     ms_unit *unit = &fsdp->units[index];
@@ -350,7 +355,7 @@ ms_status ms_fsdp_reshard(ms_fsdp *fsdp, uint32_t index)
         return ms_engine_fail(fsdp->engine, MS_ERROR_STATE,
                               "fsdp: unit \"%s\" is in use: reshard it between its forward and its "
                               "backward, or between passes",
-                              *unit->name ? unit->name : "root");
+                              ms_unit_called(unit));
     return ms_unit_reshard(unit);
 }
 

@@ -86,7 +86,8 @@ struct ms_unit {
     ms_unit_place place;
     ms_unit_phase phase;
     bool reshard_forward, reshard_backward;
-    uint32_t depth; /* calls of its forward that have not returned */
+    bool stay_sharded; /* backward does without its values */
+    uint32_t depth;    /* calls of its forward that have not returned */
     /* Modules that are to run before the unit is resharded, and how many modules it has. A bit for
      * each; those from number 63 on share the last bit. */
     uint64_t parts_left;
@@ -173,6 +174,14 @@ uint64_t ms_flat_shard_bytes(const ms_flat *flat);
 /* -------------------------------------------------------------------- unit.c */
 
 void ms_unit_enter(ms_unit *unit, ms_unit_phase phase);
+/* "root", or the name of its module. */
+static inline const char *ms_unit_called(const ms_unit *unit)
+{
+    return *unit->name ? unit->name : "root";
+}
+/* An edge of the unit has done its work: a range of the trace since record `first`, and a line of
+ * the log at level debug. edge: "pre_forward" ... */
+void ms_unit_note(const ms_unit *unit, const char *edge, size_t first);
 /* Enqueues the gather of what is not gathered or has changed since; handles stay as they are. */
 ms_status ms_unit_gather(ms_unit *unit);
 /* The same for all of it, whatever is gathered already: where ranks may have gathered different

@@ -266,14 +266,17 @@ static ms_status reduce_flat(ms_flat *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *stream = NULL;
+    size_t first = ms_trace_count(fsdp->engine);
     ms_status status = fill_gaps(flat);
     if (!status) status = ms_group_stream(fsdp->group, 1, &stream);
     if (!status) status = ms_inflight_acquire(fsdp->reductions, ms_engine_current(fsdp->engine), 1);
     if (!status) status = launch(flat, stream);
     if (!status) status = ms_inflight_release(fsdp->reductions, flat->ready[0], 1);
     if (!status && !is_whole(flat))
-        status = ms_storage_drop(ms_tensor_storage(flat->bucket.flat), flat->unit->name);
-    return status ? status : hand_out(flat);
+        status = ms_storage_drop(ms_tensor_storage(flat->bucket.flat), ms_unit_called(flat->unit));
+    if (!status) status = hand_out(flat);
+    ms_unit_note(flat->unit, "reduce_grad", first);
+    return status;
 }
 
 ms_status ms_unit_reduce(ms_unit *unit)

@@ -116,7 +116,7 @@ static void give_up_gradients(ms_flat *flat)
     flat->carried = NULL;
     ms_storage *storage = ms_tensor_storage(flat->bucket.flat);
     if (ms_flat_is_sharded(flat) && !ms_storage_is_dropped(storage))
-        ms_storage_drop(storage, flat->unit->name);
+        ms_storage_drop(storage, ms_unit_called(flat->unit));
 }
 
 /* Nothing here can fail in a way that matters: what is released had been made. */

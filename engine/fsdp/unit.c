@@ -27,6 +27,13 @@ void ms_unit_enter(ms_unit *unit, ms_unit_phase phase)
     unit->phase = phase;
 }
 
+void ms_unit_note(const ms_unit *unit, const char *edge, size_t first)
+{
+    ms_engine *engine = unit->fsdp->engine;
+    ms_trace_add_range(engine, first, "fsdp.%s %s", edge, ms_unit_called(unit));
+    ms_log(ms_engine_context(engine), MS_LOG_DEBUG, "fsdp.%s %s", edge, ms_unit_called(unit));
+}
+
 /* ------------------------------------------------------------------- writes */
 
 /* The first member that was written while it was whole, or NULL. */
@@ -50,7 +57,7 @@ static ms_status check_unwritten(const ms_unit *unit)
                                   "fsdp: '%s' was written while its unit \"%s\" was gathered, and "
                                   "its shards do not know of it: write parameters between passes, "
                                   "or inside summon",
-                                  member->name, *unit->name ? unit->name : "root");
+                                  member->name, ms_unit_called(unit));
     }
     return MS_OK;
 }
@@ -101,7 +108,7 @@ static ms_status gather_flat(ms_flat *flat)
                            .restore = !flat->wire,
                            .source = flat->wire ? NULL : flat->source,
                            .bucket = -2 - (int32_t)unit->index, /* units of one size differ */
-                           .label = *unit->name ? unit->name : "root" };
+                           .label = ms_unit_called(unit) };
     if (!status) status = ms_group_enqueue(fsdp->shards, 2, &call, &flat->gathered);
     if (!status && flat->wire) status = arrange(flat, stream);
     if (status) return status;
@@ -113,11 +120,16 @@ static ms_status gather_flat(ms_flat *flat)
 static ms_status gather_flats(ms_unit *unit, bool anew)
 {
     ms_status status = MS_OK;
+    size_t first = ms_trace_count(unit->fsdp->engine);
+    bool any = false;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat *flat = &unit->flats[f];
-        if (ms_flat_is_sharded(flat) && (anew || !is_fresh(flat))) status = gather_flat(flat);
+        if (!ms_flat_is_sharded(flat) || (!anew && is_fresh(flat))) continue;
+        status = gather_flat(flat);
+        any = true;
     }
     if (!status && unit->place == MS_UNIT_SHARDED) unit->place = MS_UNIT_GATHERED;
+    if (any) ms_unit_note(unit, "unshard", first);
     return status;
 }
 
@@ -186,6 +198,7 @@ ms_status ms_unit_reshard(ms_unit *unit)
     ms_fsdp *fsdp = unit->fsdp;
     ms_stream *stream = NULL;
     uint64_t bytes = 0;
+    size_t first = ms_trace_count(fsdp->engine);
     MS_ASSERT(unit->place != MS_UNIT_IN_USE);
     unit->place = MS_UNIT_SHARDED;
     for (uint32_t f = 0; f < unit->count; f++) {
@@ -193,14 +206,17 @@ ms_status ms_unit_reshard(ms_unit *unit)
         ms_storage *storage = ms_tensor_storage(flat->whole);
         if (!ms_flat_is_sharded(flat) || ms_storage_is_dropped(storage)) continue;
         bytes += ms_flat_bytes(flat);
-        ms_status status = ms_storage_drop(storage, *unit->name ? unit->name : "the root unit");
+        ms_status status = ms_storage_drop(storage, ms_unit_called(unit));
         if (status) return status;
     }
     if (bytes == 0) return MS_OK;
     ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
+    size_t limit = ms_trace_count(fsdp->engine);
     if (!status) status = ms_inflight_acquire(fsdp->gathers, stream, bytes);
+    ms_trace_add_range(fsdp->engine, limit, "fsdp.rate_limit %s", ms_unit_called(unit));
     if (!status)
         status = ms_inflight_release(fsdp->gathers, ms_stream_last(ms_engine_current(fsdp->engine)),
                                      bytes);
+    ms_unit_note(unit, "reshard", first);
     return status;
 }

@@ -181,7 +181,7 @@ end
 local off_before_last = { ["local"] = "sync", shard = "replica_sync" }
 
 --- f(i) for i = 1..count, of which the last pass reduces fully. Before it, accumulate = "local":
---- nothing travels; "shard": gradients are reduced to shards, of which replicas keep their own sums;
+--- nothing travels; "shard": gradients are reduced to shards, and replicas keep sums of their own;
 --- "all": each pass reduces fully.
 ---@param count integer
 ---@param f fun(i: integer)
@@ -250,23 +250,44 @@ function FSDP:unshard(index) sharded_of(self, "unshard").sharded:unshard(index) 
 ---@param index integer
 function FSDP:reshard(index) sharded_of(self, "reshard").sharded:reshard(index) end
 
---- Whether units are resharded after forward and after backward; all units unless given.
+-- Numbers of units: those of the list, or all from `first` on.
+local function each_unit(s, what, list, first)
+  local all = {}
+  for _, index in ipairs(list or {}) do
+    if not s.units[index + 1] then
+      core.raise(("%s: there is no unit %s"):format(what, tostring(index)))
+    end
+    all[#all + 1] = index
+  end
+  for index = list and #s.units or first, #s.units - 1 do all[#all + 1] = index end
+  return all
+end
+
+--- Whether units are resharded after forward and after backward; all units but the root unless
+--- given.
 ---@param options { forward?: boolean, backward?: boolean, units?: integer[] }
 function FSDP:set_reshard(options)
   local s = sharded_of(self, "set_reshard")
   local o = check("set_reshard", options,
     { forward = "boolean", backward = "boolean", units = "table" })
-  local list = o.units
-  if not list then
-    list = {}
-    for i = 1, #s.units - 1 do list[i] = i end
-  end
-  for _, index in ipairs(list) do
+  for _, index in ipairs(each_unit(s, "set_reshard", o.units, 1)) do
     local unit = s.units[index + 1]
-    if not unit then core.raise(("set_reshard: there is no unit %s"):format(tostring(index))) end
     if o.forward ~= nil then unit.reshard = o.forward end
     if o.backward ~= nil then unit.reshard_backward = o.backward end
     s.sharded:set_reshard(index, unit.reshard, unit.reshard_backward)
+  end
+end
+
+--- Whether units are gathered for their backward; all units unless given. The backward of an
+--- embedding needs no values.
+---@param yes boolean
+---@param units_? integer[]
+function FSDP:set_unshard_in_backward(yes, units_)
+  local s = sharded_of(self, "set_unshard_in_backward")
+  options_of.argument("set_unshard_in_backward", "yes", yes, "boolean")
+  options_of.argument("set_unshard_in_backward", "units", units_, "table?")
+  for _, index in ipairs(each_unit(s, "set_unshard_in_backward", units_, 0)) do
+    s.sharded:set_unshard_in_backward(index, yes)
   end
 end
 

@@ -1076,6 +1076,9 @@
 ---@field reshard fun(self, index: integer)
 --- After forward, after backward; all units but the root unless given.
 ---@field set_reshard fun(self, options: { forward?: boolean, backward?: boolean, units?: integer[] })
+--- Whether units are gathered for their backward; all units unless given. Off, a backward that
+--- reads values of their parameters is an error; that of an embedding reads none.
+---@field set_unshard_in_backward fun(self, yes: boolean, units?: integer[])
 --- This method of the model runs through the root's edges, as forward does.
 ---@field forward_method fun(self, name: string)
 --- On all ranks, after a forward or backward that failed in the same way everywhere and was caught:

@@ -13,8 +13,6 @@ local trace = {}
 
 local path                             -- of the trace that runs
 local begun                            -- its date, UTC
--- { name, first, last }: positions of the records that were enqueued while a range was open
-local ranges = {}
 
 local function part_of(file, rank) return ("%s.rank-%d"):format(file, rank) end
 
@@ -67,7 +65,7 @@ function trace.start(file)
   if count > 1 then core.remove(part_of(file, core.rank())) end
   core.trace_start()
   core.tracing = true
-  path, ranges, begun = file, {}, os.date "!%Y-%m-%d %H:%M:%S UTC"
+  path, begun = file, os.date "!%Y-%m-%d %H:%M:%S UTC"
   return true
 end
 
@@ -82,7 +80,7 @@ local function about()
 end
 
 -- One line for each event of this rank: names of rank and streams, tasks and waits, steps, ranges.
-local function lines_of(records)
+local function lines_of(records, ranges)
   local rank, lines, threads, count, steps = core.rank(), {}, {}, 0, {}
   local function metadata(name, args, thread)
     lines[#lines + 1] = core.json_encode {
@@ -135,7 +133,7 @@ local function lines_of(records)
   end
   for _, range in ipairs(ranges) do
     local from, to
-    for i = range.first + 1, range.last do
+    for i = range.first, range.last do
       local record = records[i]
       if record.end_ns > 0 then
         from, to = math.min(from or record.start_ns, record.start_ns),
@@ -170,7 +168,7 @@ function trace.range(name, f)
   if not path then return f() end
   local first = core.trace_count()
   local results = table.pack(f())
-  ranges[#ranges + 1] = { name = name, first = first, last = core.trace_count() }
+  core.trace_range(first, name)
   return table.unpack(results, 1, results.n)
 end
 

@@ -149,6 +149,25 @@ if size > 1 then
   end
 end
 
+-- An embedding need not be gathered for its backward. Another unit must be, or backward says so.
+if size > 1 then
+  local function run(without)
+    ms.seed(1)
+    local model = ms.fsdp(ms.nn.Sequential(ms.nn.Embedding(16, 4), ms.nn.Linear(4, 4)),
+      { wrap = { class = { "Embedding", "Linear" } } })
+    local function pass() model((batch(1))):square():sum():backward() end
+    if without then model:set_unshard_in_backward(false, { 1 }) end
+    local found = count(model, pass)
+    assert(found["all_gather 0"] == (without and 1 or 2) and found["all_gather 1"] == 2)
+    return model, ms.optim.clip_grad_norm(model, math.huge):item(), pass
+  end
+  local model, norm, pass = run(true)
+  local _, expected = run(false)
+  assert(norm == expected)
+  fails(function() model:set_unshard_in_backward(false, { 3 }) end, "there is no unit 3")
+  assert(model and pass)
+end
+
 -- Handles are pieces, and whole parameters while their unit is used.
 do
   local inner = new_model()

@@ -28,6 +28,28 @@ describe("fsdp", function()
     end)
   end
 
+  it("shows its edges in the trace and in the log", function()
+    local script = folder .. "/edges.lua"
+    command.write(script, [[
+      local ms = require "moonshard"
+      local model = ms.fsdp(ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4)),
+        { wrap = { class = "Linear" } })
+      for _ = 1, 2 do model(ms.ones { 2, 4 }):sum():backward() end
+    ]])
+    local line = ("run '%s' -n 2 --trace '%s/trace.json'"):format(script, folder)
+    local code, out, err = command.run(folder, line, "MOONSHARD_LOG=debug")
+    assert.equal(0, code, out .. err)
+    local text = command.read(folder .. "/trace.json")
+    for _, edge in ipairs { "pre_forward", "post_forward", "unshard", "reshard", "rate_limit",
+      "pre_backward", "pre_backward_prefetch", "post_backward", "reduce_grad" } do
+      assert.truthy(text:find(('"fsdp.%s 0"'):format(edge), 1, true), edge)
+      local logged = err:find(("fsdp.%s 0"):format(edge), 1, true)
+      assert.truthy(edge == "rate_limit" or logged, edge)
+    end
+    assert.truthy(text:find('"fsdp.post_backward_final root"', 1, true))
+    assert.truthy(err:find("fsdp.root_pre_forward root", 1, true))
+  end)
+
   it("sends between replicas what it must, and gives ddp's sums", function()
     local out = on_ranks("fsdp_hybrid.lua", 4)
     for rank = 0, 3 do assert.truthy(out:find(("rank %d is done"):format(rank), 1, true), out) end

@@ -570,6 +570,15 @@ MS_API void ms_trace_step(ms_engine *engine, int64_t step);
 MS_API uint32_t ms_trace_label(ms_engine *engine, const char *format, ...) MS_PRINTF(2, 3);
 MS_API void ms_trace_relabel(ms_engine *engine, uint32_t label);
 MS_API size_t ms_trace_count(const ms_engine *engine);
+/* A named range: the records from number `first` (ms_trace_count at its beginning) until now.
+ * Without records it is left out; while no trace is recorded, nothing happens. */
+typedef struct ms_trace_range {
+    size_t first, end;
+    uint32_t name; /* ms_engine_strings */
+} ms_trace_range;
+MS_API void ms_trace_add_range(ms_engine *engine, size_t first, const char *format, ...)
+    MS_PRINTF(3, 4);
+MS_API const ms_trace_range *ms_trace_range_get(const ms_engine *engine, size_t index);
 /* Records are in order of enqueueing. */
 MS_API const ms_trace_record *ms_trace_get(const ms_engine *engine, size_t index);
 

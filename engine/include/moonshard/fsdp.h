@@ -118,6 +118,9 @@ MS_API bool ms_fsdp_can_be_partial(const ms_fsdp *fsdp);
 /* After forward, after backward; after backward is true at first. */
 MS_API void ms_fsdp_set_reshard(ms_fsdp *fsdp, uint32_t unit, bool after_forward,
                                 bool after_backward);
+/* Whether a unit is gathered for its backward; true at first. Without, a backward that reads the
+ * values of its parameters is an error; that of an embedding reads none. */
+MS_API void ms_fsdp_set_unshard_in_backward(ms_fsdp *fsdp, uint32_t unit, bool yes);
 /* Gathers a unit now, outside of its edges, and gives its memory back. */
 MS_API ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t unit, ms_point *ready);
 MS_API ms_status ms_fsdp_reshard(ms_fsdp *fsdp, uint32_t unit);
