@@ -37,9 +37,11 @@ static ms_status watch(ms_unit *unit, ms_tensor *tensor, ms_gradient_function f)
         ms_allocate(ms_engine_context(fsdp->engine), sizeof(ms_visit), "a unit", &memory);
     if (status) return status;
     ms_visit *visit = memory;
-    *visit = (ms_visit){
-        .fsdp = fsdp, .pass = fsdp->pass, .unit = unit->index, .recomputed = fsdp->in_backward
-    };
+    *visit = (ms_visit){ .fsdp = fsdp,
+                         .pass = fsdp->pass,
+                         .unit = unit->index,
+                         .recomputed = fsdp->in_backward,
+                         .tensor = ms_tensor_origin(tensor) };
     fsdp->references++;
     status = ms_tensor_on_gradient(tensor, f, visit, visit_free, &id);
     if (status) visit_free(visit);
@@ -174,6 +176,20 @@ static ms_unit *unit_of(const ms_visit *visit)
     return visit->fsdp->closed ? NULL : &visit->fsdp->units[visit->unit];
 }
 
+/* The output of a unit is often the input of the next one, whose hook comes later. The backward of
+ * that unit ends before this one's begins, so that there is memory for one of them at a time. */
+static ms_status end_consumer(const ms_visit *visit)
+{
+    const ms_fsdp *fsdp = visit->fsdp;
+    for (uint32_t u = 0; u < fsdp->unit_count; u++) {
+        ms_unit *unit = &fsdp->units[u];
+        if (unit->phase == MS_UNIT_BACKWARD && !unit->blind && unit->inputs == 1
+            && unit->input.call == visit->tensor.call && unit->input.result == visit->tensor.result)
+            return end_backward(unit);
+    }
+    return MS_OK;
+}
+
 /* Gradient hook of outputs. */
 static ms_status on_output(void *user, ms_tensor *gradient, ms_tensor **replacement)
 {
@@ -184,7 +200,9 @@ static ms_status on_output(void *user, ms_tensor *gradient, ms_tensor **replacem
     if (!unit) return MS_OK;
     bool begins = unit->phase != MS_UNIT_BACKWARD;
     unit->recomputed = visit->recomputed && (begins || unit->recomputed);
-    return begins ? end_job(visit->fsdp, begin_backward(unit)) : MS_OK;
+    if (!begins) return MS_OK;
+    ms_status status = end_consumer(visit);
+    return end_job(visit->fsdp, status ? status : begin_backward(unit));
 }
 
 /* Gradient hook of inputs. */
@@ -236,6 +254,7 @@ static ms_status watch_inputs(ms_unit *unit, ms_tensor *const *inputs, uint32_t 
         if (!ms_tensor_requires_grad(inputs[i]) || ms_tensor_is_leaf(inputs[i])) continue;
         any = true;
         status = watch(unit, inputs[i], on_input);
+        unit->input = ms_tensor_origin(inputs[i]);
         if (!status) unit->inputs++;
     }
     if (!any) unit->blind = true;

@@ -96,6 +96,7 @@ struct ms_unit {
     /* Inputs of its recorded forwards that need gradients, and how many of those have come. blind:
      * some forward had no such input, so inputs do not tell when its backward has ended. */
     uint32_t inputs, inputs_done;
+    ms_origin input; /* the last of them */
     bool blind;
     bool recomputed; /* the backward that runs is that of recomputed forwards only */
     uint32_t turn; /* agree.c: its place among the units that were gathered, from 1; 0: none yet */
@@ -106,7 +107,8 @@ typedef struct ms_visit {
     ms_fsdp *fsdp; /* retained */
     uint64_t pass; /* in which the forward was */
     uint32_t unit;
-    bool recomputed; /* the forward ran inside of a backward */
+    bool recomputed;  /* the forward ran inside of a backward */
+    ms_origin tensor; /* whose gradient it waits for */
 } ms_visit;
 
 /* A sharded model. References: the host's, and one for each visit; the parts go with the host's, so

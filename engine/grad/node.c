@@ -345,6 +345,12 @@ bool ms_tensor_is_leaf(const ms_tensor *tensor)
     return !tensor->meta || !((const ms_meta *)tensor->meta)->node;
 }
 
+ms_origin ms_tensor_origin(const ms_tensor *tensor)
+{
+    const ms_meta *meta = tensor->meta;
+    return meta && meta->node ? (ms_origin){ meta->node->order, meta->output } : (ms_origin){ 0 };
+}
+
 /* Only leaves can be told: the history of a result decides. The leaf's memory is marked as a
  * parameter's, so that recomputed functions that read it check its version. Turning the flag off
  * leaves graphs that were recorded before as they are. */

@@ -48,6 +48,13 @@ MS_API bool ms_engine_is_recording(const ms_engine *engine);
 
 MS_API bool ms_tensor_requires_grad(const ms_tensor *tensor);
 MS_API bool ms_tensor_is_leaf(const ms_tensor *tensor); /* made by no recorded operator */
+/* The recorded call whose result a tensor is, and which of its results. Calls are numbered from 1,
+ * each number is used once; 0 for a leaf. */
+typedef struct ms_origin {
+    uint64_t call;
+    uint32_t result;
+} ms_origin;
+MS_API ms_origin ms_tensor_origin(const ms_tensor *tensor);
 /* Float leaves only. */
 MS_API ms_status ms_tensor_set_requires_grad(ms_tensor *tensor, bool yes);
 MS_API ms_tensor *ms_tensor_grad(const ms_tensor *tensor); /* borrowed, or NULL */
