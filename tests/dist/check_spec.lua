@@ -56,8 +56,8 @@ describe("moonshard check -n", function()
     end)
   end
 
-  -- The root has 7 numbers: of 5 ranks, three have two of them, the fourth has one, and the last has
-  -- none. So their states, and what they make of their pieces, take different numbers of bytes.
+  -- The root has 7 numbers: of 5 ranks, three have two of them, the fourth has one, and the last
+  -- has none. So their states, and what they make of their pieces, take different bytes.
   it("runs one rank for each shard, and predicts the peak of each", function()
     command.write(folder .. "/s.lua", [[
 local ms = require "moonshard"
