@@ -98,7 +98,7 @@ static void push_handles(lua_State *L, uint32_t count)
     }
 }
 
-/* core.sharded(parameters, units, { group =, shards =?, replicas =?, rows =, prefetch =,
+/* core.sharded(parameters, units, { group =, shards =?, replicas =?, near =?, rows =, prefetch =,
  * find_unused =, max_in_flight =?, max_in_flight_bytes =?, max_reductions =?, links = { ... } or
  * hook = f }) */
 static int sharded(lua_State *L)
@@ -114,6 +114,7 @@ static int sharded(lua_State *L)
     options.group = read_group(L, "group");
     options.shards = read_group(L, "shards");
     options.replicas = read_group(L, "replicas");
+    options.near = read_group(L, "near");
     options.layout = ms_lua_field_boolean(L, 3, "rows", false) ? MS_FSDP_ROWS : MS_FSDP_FLAT;
     options.prefetch = ms_lua_field_boolean(L, 3, "prefetch", false);
     options.find_unused = ms_lua_field_boolean(L, 3, "find_unused", false);

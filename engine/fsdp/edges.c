@@ -70,6 +70,7 @@ static ms_status end_backward(ms_unit *unit)
      * not reduced. */
     if (!status && unit->reshard_backward && (fsdp->sync || unit->reshard_forward))
         status = ms_unit_reshard(unit);
+    if (!status) status = ms_near_drop(unit);
     ms_unit_note(unit, "post_backward", first);
     return status;
 }
@@ -105,6 +106,7 @@ static ms_status end_pass(void *user)
         status = ms_unit_release(unit);
         if (!status && unit->phase != MS_UNIT_DONE && unit->reshard_forward)
             status = ms_unit_reshard(unit);
+        if (!status) status = ms_near_drop(unit);
         ms_unit_enter(unit, MS_UNIT_IDLE);
         forget_inputs(unit);
         unit->parts_left = 0;
@@ -304,18 +306,27 @@ void ms_fsdp_begin_part(ms_fsdp *fsdp, uint32_t index, uint32_t part)
     unit->parts_left &= ~((uint64_t)1 << (part < 63 ? part : 63));
 }
 
+/* What is not recorded has no backward, and nothing is kept for it. */
+static ms_status give_back(ms_unit *unit)
+{
+    ms_status status = MS_OK;
+    if (!unit->reshard_forward) return MS_OK;
+    if (unit->phase == MS_UNIT_AWAITING && !ms_agree_is_on(unit->fsdp)) status = ms_near_keep(unit);
+    return status ? status : ms_unit_reshard(unit);
+}
+
 /* A unit of which modules are still to run stays gathered. After the root's forward none will. */
 static ms_status reshard_after_forward(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
     ms_status status = MS_OK;
-    if (unit->reshard_forward && unit->parts_left == 0) status = ms_unit_reshard(unit);
+    if (unit->parts_left == 0) status = give_back(unit);
     if (unit->index != 0) return status;
     for (uint32_t u = 1; u < fsdp->unit_count && !status; u++) {
         ms_unit *other = &fsdp->units[u];
         if (other->parts_left == 0 || other->place == MS_UNIT_IN_USE) continue;
         other->parts_left = 0;
-        if (other->reshard_forward) status = ms_unit_reshard(other);
+        status = give_back(other);
     }
     return status;
 }

@@ -404,6 +404,7 @@ ms_status ms_flat_make(ms_flat *flat)
     ms_status status = new_whole(flat);
     if (!status) status = new_wire(flat);
     if (!status) status = new_shard(flat);
+    if (!status) status = ms_near_make(flat);
     if (!status) status = fill_whole(flat);
     if (!status) status = fill_shard(flat);
     if (!status && flat->trainable) status = make_bucket(flat);
@@ -428,5 +429,6 @@ void ms_flat_free(ms_flat *flat)
     ms_tensor_release(flat->shard);
     ms_tensor_release(flat->source);
     ms_tensor_release(flat->wire);
+    ms_tensor_release(flat->near);
     ms_tensor_release(flat->whole);
 }

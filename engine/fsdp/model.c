@@ -237,6 +237,7 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     fsdp->divisor = ms_group_size(options->group);
     fsdp->shards = options->shards ? options->shards : options->group;
     fsdp->replicas = options->replicas;
+    fsdp->near = options->near;
     if (!fsdp->replicas) status = ms_comm_alone(engine, &fsdp->replicas);
     if (status) return status;
     fsdp->kind = kind_of(fsdp);

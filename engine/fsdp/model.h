@@ -2,8 +2,8 @@
  *
  * The files call downwards in this order: model (making, asking), edges (a unit's forward and
  * backward), agree (which unit comes next, where ranks use different ones), reduce (gradients of a
- * unit), partial (reductions within the shard group only), unit (gathering, handles), flat
- * (memory). */
+ * unit), partial (reductions within the shard group only), unit (gathering, handles), near (parts
+ * that stay after forward), flat (memory). */
 #ifndef MOONSHARD_FSDP_MODEL_H
 #define MOONSHARD_FSDP_MODEL_H
 
@@ -54,12 +54,14 @@ struct ms_flat {
     /* Versions when the last gather was enqueued: of the shard, which tells whether the whole is
      * still right, and of the whole, which tells whether a script wrote there. */
     uint64_t shard_version, whole_version;
-    ms_tensor *kept;    /* during a summon: what an unsharded parameter held */
-    ms_point gathered;  /* when the last gather is done */
-    ms_bucket bucket;   /* flat: [padded], dropped between backwards; not of frozen parameters */
-    ms_tensor *reduced; /* [length]; made at the first reduction */
-    ms_tensor *carried; /* partial.c: [length], or NULL */
-    ms_point ready[2];  /* when the last reduction is done: see ms_bucket_state in ddp */
+    ms_tensor *near; /* near.c: a part of the whole, dropped but between forward and backward */
+    uint64_t near_version; /* of the shard when the part was gathered */
+    ms_tensor *kept;       /* during a summon: what an unsharded parameter held */
+    ms_point gathered;     /* when the last gather is done */
+    ms_bucket bucket;      /* flat: [padded], dropped between backwards; not of frozen parameters */
+    ms_tensor *reduced;    /* [length]; made at the first reduction */
+    ms_tensor *carried;    /* partial.c: [length], or NULL */
+    ms_point ready[2];     /* when the last reduction is done: see ms_bucket_state in ddp */
 };
 
 /* Whether the handles of a unit are whole parameters or pieces, and whether there is memory behind
@@ -119,7 +121,7 @@ struct ms_fsdp {
     ms_fsdp_layout layout;
     uint32_t references;
     bool closed, abandoned;
-    ms_group *group, *shards, *replicas;
+    ms_group *group, *shards, *replicas, *near;
     ms_bucket_kind kind;
     uint32_t divisor;
     ms_member *members;
@@ -172,6 +174,17 @@ static inline bool ms_flat_is_sharded(const ms_flat *flat) { return flat->padded
 /* The bytes of the flat parameter, and of a shard. */
 uint64_t ms_flat_bytes(const ms_flat *flat);
 uint64_t ms_flat_shard_bytes(const ms_flat *flat);
+
+/* -------------------------------------------------------------------- near.c */
+
+ms_status ms_near_make(ms_flat *flat);
+/* Whether a gather within the near group gives the values of the shards. */
+bool ms_near_is_usable(const ms_flat *flat);
+/* Where the gathers of parts run. */
+ms_status ms_near_stream(ms_fsdp *fsdp, ms_stream **out);
+/* After a forward, while the whole is there: keeps parts of it, until they are dropped. */
+ms_status ms_near_keep(ms_unit *unit);
+ms_status ms_near_drop(ms_unit *unit);
 
 /* -------------------------------------------------------------------- unit.c */
 

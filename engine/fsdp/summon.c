@@ -135,6 +135,7 @@ void ms_fsdp_reset(ms_fsdp *fsdp)
         for (uint32_t f = 0; f < unit->count; f++)
             if (unit->flats[f].trainable) give_up_gradients(&unit->flats[f]);
         ms_unit_reshard(unit);
+        ms_near_drop(unit);
         ms_unit_enter(unit, MS_UNIT_IDLE);
     }
 }

@@ -92,25 +92,34 @@ static ms_status take_memory(ms_tensor *tensor, ms_stream *stream)
     return ms_storage_is_dropped(storage) ? ms_storage_refill(storage, stream) : MS_OK;
 }
 
+/* Of shards, to the whole or to the wire; or of parts within the near group, to the whole. */
+static ms_collective gather_of(ms_flat *flat, bool near)
+{
+    const ms_unit *unit = flat->unit;
+    bool direct = near || !flat->wire;
+    return (ms_collective){ .kind = MS_ALL_GATHER,
+                            .in = near ? flat->near : flat->shard,
+                            .out = direct ? flat->whole : flat->wire,
+                            .restore = direct,
+                            .source = direct ? flat->source : NULL,
+                            .bucket = -2 - (int32_t)unit->index, /* units of one size differ */
+                            .label = ms_unit_called(unit) };
+}
+
 /* The memory is taken on the stream of the gathers, which waits for the last users of that memory;
  * the model's stream goes on. */
-static ms_status gather_flat(ms_flat *flat)
+static ms_status gather_flat(ms_flat *flat, bool near)
 {
-    ms_unit *unit = flat->unit;
-    ms_fsdp *fsdp = unit->fsdp;
+    ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *stream = NULL;
-    ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
+    ms_collective call = gather_of(flat, near);
+    ms_status status =
+        near ? ms_near_stream(fsdp, &stream) : ms_group_stream(fsdp->shards, 2, &stream);
     if (!status) status = take_memory(flat->whole, stream);
-    if (!status && flat->wire) status = take_memory(flat->wire, stream);
-    ms_collective call = { .kind = MS_ALL_GATHER,
-                           .in = flat->shard,
-                           .out = flat->wire ? flat->wire : flat->whole,
-                           .restore = !flat->wire,
-                           .source = flat->wire ? NULL : flat->source,
-                           .bucket = -2 - (int32_t)unit->index, /* units of one size differ */
-                           .label = ms_unit_called(unit) };
-    if (!status) status = ms_group_enqueue(fsdp->shards, 2, &call, &flat->gathered);
-    if (!status && flat->wire) status = arrange(flat, stream);
+    if (!status && !call.restore) status = take_memory(flat->wire, stream);
+    if (!status)
+        status = ms_group_enqueue(near ? fsdp->near : fsdp->shards, 2, &call, &flat->gathered);
+    if (!status && !call.restore) status = arrange(flat, stream);
     if (status) return status;
     flat->shard_version = ms_tensor_version(flat->source);
     flat->whole_version = ms_tensor_version(flat->whole);
@@ -125,7 +134,7 @@ static ms_status gather_flats(ms_unit *unit, bool anew)
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat *flat = &unit->flats[f];
         if (!ms_flat_is_sharded(flat) || (!anew && is_fresh(flat))) continue;
-        status = gather_flat(flat);
+        status = gather_flat(flat, !anew && ms_near_is_usable(flat));
         any = true;
     }
     if (!status && unit->place == MS_UNIT_SHARDED) unit->place = MS_UNIT_GATHERED;

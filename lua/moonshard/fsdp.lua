@@ -69,7 +69,7 @@ local names_of_strategies = {
 
 local known = {
   group = "any", strategy = "string", shard_group = "any", replica_group = "any",
-  reshard_after_forward = "boolean", wrap = "any", comm_hook = "any", prefetch = "string",
+  reshard_after_forward = "boolean|integer", wrap = "any", comm_hook = "any", prefetch = "string",
   max_in_flight = "integer", max_in_flight_bytes = "integer", max_reductions = "integer",
   accumulate = "string", layout = "string", find_unused = "boolean", divide_factor = "number",
   ignored = "table", init_sync = "boolean",
@@ -111,6 +111,17 @@ local function groups_of(o, strategy, group)
       :format(o.shard_group:size(), o.replica_group:size(), group:size()))
   end
   return o.shard_group, o.replica_group
+end
+
+-- The ranks that keep parts of a unit between forward and backward; nil: all keep shards.
+local function near_group(count, shards)
+  local size, possible = shards:size(), {}
+  if math.type(count) ~= "integer" then return nil end
+  for n = 2, size - 1 do if size % n == 0 then possible[#possible + 1] = n end end
+  if count > 1 and count < size and size % count == 0 then return (shards:levels(count)) end
+  core.raise(("fsdp: reshard_after_forward = %d: %d ranks share one copy, and the number must \z
+    divide them and be neither 1 nor %d: %s"):format(count, size, size,
+    #possible > 0 and table.concat(possible, ", ") or "there is none, use true or false"))
 end
 
 local function check_options(given)
@@ -478,7 +489,8 @@ local function wrap(model, options)
   local units = units_of.find(model, o)
   local shards, replicas = groups_of(o, strategy, group)
   local reshard = strategies[strategy].reshard
-  if o.reshard_after_forward ~= nil then reshard = o.reshard_after_forward end
+  if o.reshard_after_forward ~= nil then reshard = o.reshard_after_forward ~= false end
+  local near = near_group(o.reshard_after_forward, shards)
   local kind = kind_of(shards, replicas)
   local how = o.comm_hook ~= nil and hooks._compile(o.comm_hook, "fsdp: comm_hook", nil, kind) or {}
   ---@type ms.FSDPState
@@ -506,7 +518,7 @@ local function wrap(model, options)
     end
   end
   s.sharded = core.sharded(parameters, described, {
-    group = group, shards = shards, replicas = replicas,
+    group = group, shards = shards, replicas = replicas, near = near,
     rows = o.layout == "rows", prefetch = o.prefetch ~= "none", find_unused = o.find_unused,
     max_in_flight = o.max_in_flight, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions,

@@ -991,7 +991,9 @@
 ---@field shard_group? ms.Group
 ---@field replica_group? ms.Group
 --- Whether units other than the root are dropped after forward; the strategy decides unless given.
----@field reshard_after_forward? boolean
+--- A number: N consecutive ranks of those that share one copy keep it together until backward, which
+--- then gathers among these N only. N divides their number, and is neither 1 nor all.
+---@field reshard_after_forward? boolean|integer
 --- What becomes a unit; the root has the rest. Unless given: the blocks of GPT-2 and Llama; other
 --- models are one unit.
 ---@field wrap? ms.Wrap|fun(module: ms.Module, name: string): boolean

@@ -239,6 +239,67 @@ if size == 4 then
   assert(seen["wte.weight"] and seen["norm.bias"])
 end
 
+------------------------------------------------------------------------- reshard_after_forward
+
+-- Pairs of ranks keep units between forward and backward: one gather of each among four ranks, one
+-- in the pair. The values are those of full shards.
+if size == 4 then
+  local function records(f)
+    core.comm_record(true)
+    f()
+    core.comm_record(false)
+    local found = setmetatable({}, { __index = function() return 0 end })
+    for _, record in ipairs((core.comm_records())) do
+      if record.op == "all_gather" then
+        local key = record.label .. " " .. record.wire_bytes
+        found[key] = found[key] + 1
+      end
+    end
+    return found
+  end
+  for _, layout in ipairs { "flat", "rows" } do
+    local options = { wrap = groups, layout = layout }
+    local plain = train_sharded(options, { micro = 2 })
+    options.reshard_after_forward = 2
+    options.strategy = "shard_grad_op" -- which the number overrides
+    assert_same(train_sharded(options, { micro = 2 }), plain, 0, "pairs")
+    local model = ms.fsdp(new_tied(), options)
+    local tokens, loss = batch(0):narrow(1, 1, 1), nil
+    local forward = records(function() loss = loss_of(model, tokens) end)
+    local backward = records(function() loss:backward() end)
+    for _, unit in ipairs(model:units()) do
+      if unit.index > 0 then
+        assert(forward[unit.name .. " " .. unit.bytes * 3 // 4] == 1, unit.name)
+        assert(backward[unit.name .. " " .. unit.bytes // 2] == 1, unit.name)
+      end
+    end
+    -- What is kept until backward is half of each unit, and nothing where no backward comes.
+    local halves = 0
+    for _, unit in ipairs(model:units()) do
+      if unit.index > 0 then halves = halves + unit.bytes // 2 end
+    end
+    local function kept(reshard, run)
+      local other = ms.fsdp(new_tied(), {
+        wrap = groups, layout = layout, reshard_after_forward = reshard,
+      })
+      local before = ms.memory().live
+      local result = run(function() return loss_of(other, tokens) end)
+      local during = ms.memory().live
+      if result then result:backward() end
+      return during - before
+    end
+    local function recorded(f) return f() end
+    local function silent(f) ms.no_grad(function() f() end) end
+    assert(kept(2, recorded) - kept(true, recorded) == halves)
+    assert(kept(2, silent) == kept(true, silent))
+  end
+end
+local divisors = { "there is none", "there is none", "there is none", "4: 2" }
+for _, count in ipairs { 1, 3, size, -2 } do
+  fails(function() ms.fsdp(new_tied(), { reshard_after_forward = count }) end,
+    "reshard_after_forward = " .. count, divisors[size])
+end
+
 -- Bad input.
 fails(function() ms.fsdp(new_tied(), { layout = "row" }) end, "layout = 'row'",
   "did you mean 'rows'")

@@ -66,6 +66,9 @@ typedef struct ms_fsdp_options {
      * all ranks of the group share one copy. A group of this rank alone in the first place:
      * parameters are not sharded. */
     ms_group *shards, *replicas;
+    /* Of the ranks of `shards`, those that keep equal parts of a unit's parameters between its
+     * forward and its backward, where units are resharded after forward. NULL: all keep shards. */
+    ms_group *near;
     const ms_fsdp_unit_options *units;
     uint32_t unit_count;
     bool prefetch;    /* before a unit's backward, gather the unit that comes next */

@@ -77,6 +77,10 @@ local function shard(case, model, how)
     accumulate = case.accumulate == "local" and "local" or "shard",
     shard_group = shards, replica_group = replicas, divide_factor = case.divide_factor,
   }
+  -- A number is the size of the group in which shards are kept after forward.
+  if math.type(case.reshard_after_forward) == "integer" and strategy == case.strategy then
+    options.reshard_after_forward = case.reshard_after_forward
+  end
   if how.layout then options.layout = how.layout end
   return ms.fsdp(model, options)
 end
