@@ -2,6 +2,7 @@
  * lua/moonshard/hooks.lua's. */
 #include "bindings/bucket.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -127,7 +128,9 @@ static int bucket_dtype(lua_State *L)
  * ranks have run out of inputs (join). */
 static int bucket_divisor(lua_State *L)
 {
-    lua_pushinteger(L, check_bucket(L)->divisor);
+    double divisor = check_bucket(L)->divisor;
+    if (divisor == floor(divisor)) lua_pushinteger(L, (lua_Integer)divisor);
+    else lua_pushnumber(L, divisor);
     return 1;
 }
 

@@ -153,7 +153,8 @@ static int at_edge(lua_State *L, edge f)
     uint32_t count = 0;
     ms_fsdp *fsdp = check_fsdp(L);
     uint32_t unit = (uint32_t)lua_tointeger(L, 2);
-    ms_tensor **tensors = ms_lua_tensor_list(L, 3, &count);
+    /* A forward may have no tensors as inputs, or as outputs. */
+    ms_tensor **tensors = lua_rawlen(L, 3) ? ms_lua_tensor_list(L, 3, &count) : NULL;
     ms_lua_ok(L, f(fsdp, unit, tensors, count));
     return 0;
 }
@@ -337,10 +338,10 @@ static int fsdp_unwrap(lua_State *L)
 
 /* ------------------------------------------------------------------- asking */
 
-/* sharded:divisor(ranks): the number of ranks that a mean is over */
+/* sharded:divisor(number): by which sums are divided */
 static int fsdp_divisor(lua_State *L)
 {
-    ms_fsdp_set_divisor(check_fsdp(L), (uint32_t)ms_lua_integer(L, 2, 1, UINT32_MAX, "divisor"));
+    ms_fsdp_set_divisor(check_fsdp(L), luaL_checknumber(L, 2));
     return 0;
 }
 

@@ -330,8 +330,8 @@ void ms_fsdp_set_reshard(ms_fsdp *fsdp, uint32_t unit, bool after_forward, bool 
     fsdp->units[unit].reshard_backward = after_backward;
 }
 
-uint32_t ms_fsdp_divisor(const ms_fsdp *fsdp) { return fsdp->divisor; }
-void ms_fsdp_set_divisor(ms_fsdp *fsdp, uint32_t divisor) { fsdp->divisor = divisor; }
+double ms_fsdp_divisor(const ms_fsdp *fsdp) { return fsdp->divisor; }
+void ms_fsdp_set_divisor(ms_fsdp *fsdp, double divisor) { fsdp->divisor = divisor; }
 
 void ms_fsdp_set_unshard_in_backward(ms_fsdp *fsdp, uint32_t unit, bool yes)
 {

@@ -123,7 +123,7 @@ struct ms_fsdp {
     bool closed, abandoned;
     ms_group *group, *shards, *replicas, *near;
     ms_bucket_kind kind;
-    uint32_t divisor;
+    double divisor;
     ms_member *members;
     uint32_t member_count;
     ms_flat *flats; /* in order of units */

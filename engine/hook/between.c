@@ -132,7 +132,7 @@ static ms_status open_by(const ms_link *link, ms_bucket *bucket, ms_reduce_op op
     if (status) return status;
     ms_bucket *inner = &between->bucket;
     bool reports = ms_link_reports(bucket);
-    between->factor = op == MS_REDUCE_OP_AVG ? (double)inner->divisor / (double)bucket->divisor : 1;
+    between->factor = op == MS_REDUCE_OP_AVG ? inner->divisor / bucket->divisor : 1;
     status = ms_link_scatter(link, bucket, op, between->factor, &inner->flat, &between->exact);
     if (!status && reports && !between->exact)
         status = ms_link_flat_copy(inner->flat, &between->exact);

@@ -72,7 +72,7 @@ local known = {
   reshard_after_forward = "boolean|integer", wrap = "any", comm_hook = "any", prefetch = "string",
   max_in_flight = "integer", max_in_flight_bytes = "integer", max_reductions = "integer",
   accumulate = "string", layout = "string", find_unused = "boolean", divide_factor = "number",
-  ignored = "table", init_sync = "boolean",
+  ignored = "table", init_sync = "boolean", broadcast_buffers = "boolean",
 }
 
 local function choice(name, value, allowed)
@@ -139,10 +139,8 @@ local function check_options(given)
   end
   local factor = o.divide_factor
   if factor then
-    o.divide_factor = math.tointeger(factor)
-    if not o.divide_factor or o.divide_factor < 1 then
-      core.raise(("fsdp: divide_factor must be a whole number of 1 or more, not %s")
-        :format(tostring(factor)))
+    if not (factor > 0 and factor < math.huge) then
+      core.raise(("fsdp: divide_factor must be a finite number above 0, not %s"):format(factor))
     end
   end
   return o
@@ -163,9 +161,22 @@ local function around(s, index, part)
   end
 end
 
+-- All ranks get the buffers of rank `root`. They are looked up each time, since modules may assign
+-- them again.
+local function share_buffers(s, root)
+  local buffers, list = s.wrapped:buffers(), {}
+  for name in pairs(buffers) do list[#list + 1] = name end
+  table.sort(list)
+  for i, name in ipairs(list) do list[i] = buffers[name] end
+  if #list > 0 then core.ddp_broadcast(s.group, list, root) end
+end
+
+join.define("buffers", function(s, words) share_buffers(s, words.first) end)
+
 local function forward(self, ...)
   local s = sharded_of(self, "forward")
-  if s.joining then join.before_forward(s) end
+  local root = s.joining and join.before_forward(s) or 0
+  if s.options.broadcast_buffers and core.is_recording() then share_buffers(s, root) end
   return s.wrapped(...)
 end
 
@@ -426,11 +437,7 @@ local function synchronize(s)
   end
   core.ddp_compare(s.group, tensors, names)
   core.ddp_broadcast(s.group, tensors, 0)
-  local buffers, list = s.wrapped:buffers(), {}
-  for name in pairs(buffers) do list[#list + 1] = name end
-  table.sort(list)
-  for i, name in ipairs(list) do list[i] = buffers[name] end
-  if #list > 0 then core.ddp_broadcast(s.group, list, 0) end
+  share_buffers(s, 0)
 end
 
 local function check_model(model)

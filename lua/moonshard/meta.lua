@@ -1022,11 +1022,13 @@
 --- no gradient. Every rank runs as many forwards and backwards of the model. Without it all ranks
 --- use the same units in the same order; another order ends the job, with the unit and the ranks.
 ---@field find_unused? boolean
---- Gradients are summed and divided by this whole number; the group's size unless given.
+--- Gradients are summed and divided by this number; the group's size unless given.
 ---@field divide_factor? number
 ---@field ignored? string[]            names or Lua patterns of parameters that stay as they are
 --- true (the default): wrapping compares names and shapes, then copies rank 0's values to all.
 ---@field init_sync? boolean
+--- true: before each recorded forward all ranks get rank 0's buffers. Without, each rank has its own.
+---@field broadcast_buffers? boolean
 
 ---@class ms
 ---@field fsdp ms.fsdp
@@ -1114,8 +1116,9 @@
 --- copy. "replicate": the ranks that hold the same shard. A level that the kind does not have is a
 --- group of this rank alone.
 ---@field group fun(self, level?: "all"|"shard"|"replicate"): ms.Group
---- How many ranks a mean is over in this pass; under join with "live" it changes between passes.
----@field divisor fun(self): integer
+--- How many ranks a mean is over in this pass; under join with "live" it changes between passes. A
+--- sharded model's divide_factor takes its place.
+---@field divisor fun(self): number
 --- This rank's part of a full-length tensor, which a chain must return: a view, or a copy under
 --- layout = "rows". For "all_reduce" this is the whole tensor.
 ---@field shard fun(self, full: ms.Tensor): ms.Tensor

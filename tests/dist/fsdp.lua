@@ -149,6 +149,30 @@ if size > 1 then
   end
 end
 
+-- V2: f16 sums leave neither end of its range. PyTorch divides by a part of the ranks before the
+-- sum and by the rest after it; here the sum is in f32 and rounded once. divide_factor is any
+-- number.
+do
+  local Scale = ms.nn.class "Scale"
+  function Scale:init() self.p = ms.nn.Parameter(ms.zeros { 10 }) end
+  function Scale:forward(by) return (self.p * by):sum() end
+  for _, value in ipairs { 40000, 2 ^ -24, 3 } do
+    local factors = { full_shard = size, hybrid_shard = size, no_shard = 2.5 }
+    for strategy, factor in ms.sorted_pairs(factors) do
+      local model = ms.fsdp(Scale(), {
+        strategy = strategy, comm_hook = ms.hooks.cast { dtype = "f16" },
+        divide_factor = factor ~= size and factor or nil,
+      })
+      model(value):backward()
+      local expected = ms.tensor({ value * (size / factor) }):to("f16"):to("f32"):item()
+      for _, found in ipairs(model.module.p:grad():reshape(-1):to_table()) do
+        assert(found == expected, ("%s: %g"):format(strategy, found))
+      end
+    end
+  end
+  fails(function() ms.fsdp(Scale(), { divide_factor = 0 }) end, "above 0, not 0")
+end
+
 -- An embedding need not be gathered for its backward. Another unit must be, or backward says so.
 if size > 1 then
   local function run(without)

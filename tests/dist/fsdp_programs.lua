@@ -114,13 +114,28 @@ local function input(step, forward, r)
   return ms.randn { ROWS, WIDTH, seed = step * 100 + forward * 10 + r, per_rank = false }
 end
 
--- A parameter without gradient counts as zeros where its unit has one.
-local function fill(model, units)
+-- Notes which parameters a backward comes to; frozen ones have no gradient that would tell.
+local function note_uses(model)
+  local reached = {}
+  for _, object in model:modules() do
+    if #object:children() == 0 then
+      object:hook("pre_backward", function()
+        for _, p in ipairs(object:parameters()) do reached[p] = true end
+      end)
+    end
+  end
+  return reached
+end
+
+-- A parameter without gradient counts as zeros where its unit has a backward.
+local function fill(model, units, reached)
   local by_name = {}
   for _, item in ipairs(model:named_parameters()) do by_name[item.name] = item.parameter end
   for _, names in ipairs(units) do
     local used = false
-    for _, name in ipairs(names) do used = used or by_name[name]:grad() ~= nil end
+    for _, name in ipairs(names) do
+      used = used or by_name[name]:grad() ~= nil or reached[by_name[name]]
+    end
     for _, name in ipairs(names) do
       local p = by_name[name]
       if used and p:requires_grad() and not p:grad() then p:set_grad(p:detach():zeros_like()) end
@@ -132,6 +147,7 @@ end
 -- unit; of the sharded model nil.
 local function train(program, model, units, run)
   local trained = model:parameters(function(p) return p:requires_grad() end)
+  local reached = units and note_uses(model)
   local optimizer = ms.optim.sgd(trained, { lr = 0.1, momentum = 0.9 })
   for step in ms.steps(STEPS) do
     local all = {}
@@ -145,7 +161,10 @@ local function train(program, model, units, run)
       for i = 2, #all do total = total + all[i] end
       total:backward()
     end
-    if units then fill(model, units) end
+    if units then
+      fill(model, units, reached)
+      for p in pairs(reached) do reached[p] = nil end
+    end
     optimizer:step()
     optimizer:zero_grad()
   end

@@ -138,6 +138,27 @@ do
   fails(function() model:join({ divisor = "none" }, print) end, "'all' or 'live'")
 end
 
+-- Buffers are each rank's own, or those of the lowest rank with inputs before each forward.
+for _, broadcast in ipairs { false, true } do
+  local Count = ms.nn.class "Count"
+  function Count:init()
+    self.layer = ms.nn.Linear(WIDTH, 1)
+    self:add_buffer("sum", ms.zeros { 1 })
+  end
+  function Count:forward(x)
+    self.sum:add_(rank + 1)
+    return self.layer(x)
+  end
+  local model = ms.fsdp(Count(), { broadcast_buffers = broadcast })
+  model:join({}, function()
+    for step = 1, inputs_of(rank) do model(input(step, rank)):sum():backward() end
+  end)
+  local own = (rank + 1) * inputs_of(rank)
+  -- The last forward is rank 0's alone, where all get what it had after the others.
+  local shared = rank == 0 and MOST or MOST - 1
+  assert(model.module.sum:item() == (broadcast and shared or own))
+end
+
 -- stop: all ranks raise before the forward that one cannot run.
 if size > 1 then
   local model, forwards = shard(), 0

@@ -173,8 +173,9 @@ typedef struct ms_fsdp_unit_info {
 } ms_fsdp_unit_info;
 MS_API bool ms_fsdp_unit_get(const ms_fsdp *fsdp, uint32_t unit, ms_fsdp_unit_info *out);
 
-MS_API uint32_t ms_fsdp_divisor(const ms_fsdp *fsdp);
-MS_API void ms_fsdp_set_divisor(ms_fsdp *fsdp, uint32_t divisor);
+/* Sums are divided by it: the number of ranks unless set; above 0. */
+MS_API double ms_fsdp_divisor(const ms_fsdp *fsdp);
+MS_API void ms_fsdp_set_divisor(ms_fsdp *fsdp, double divisor);
 
 #ifdef __cplusplus
 }

@@ -47,7 +47,7 @@ typedef struct ms_bucket {
     ms_bucket_kind kind;
     uint32_t index; /* 0 is launched first */
     bool is_last;
-    uint32_t divisor;          /* how many ranks a mean is over */
+    double divisor;            /* of a mean: how many ranks it is over, unless a user has set it */
     uint32_t count;            /* of parameters */
     const uint32_t *positions; /* of the parameters among all of the model */
     const char *const *names;  /* of the parameters */

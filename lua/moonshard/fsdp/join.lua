@@ -150,12 +150,18 @@ local function raise_stopped(s, rank)
   core.raise(("join: rank %d has no inputs left (stop = true)"):format(rank))
 end
 
---- Before the forward of a pass, on a rank with inputs.
+--- Before the forward of a pass, on a rank with inputs. Returns the lowest of these ranks, where
+--- buffers are synchronized.
 ---@param s ms.FSDPState
+---@return integer?
 function join.before_forward(s)
-  if not s.joining.stop then return end
-  local live, _, absent = s.sharded:call(BEGIN)
-  if live < s.group:size() then raise_stopped(s, absent) end
+  if s.joining.stop then
+    local live, _, absent = s.sharded:call(BEGIN)
+    if live < s.group:size() then raise_stopped(s, absent) end
+  end
+  if s.options.broadcast_buffers and core.is_recording() then
+    return (join.announce(s, { call = "buffers" }))
+  end
 end
 
 -- Takes part until no rank has inputs left.

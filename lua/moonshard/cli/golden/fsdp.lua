@@ -74,7 +74,7 @@ local function shard(case, model, how)
   end
   local options = {
     strategy = strategy, wrap = wrap_of(case), prefetch = how.prefetch,
-    accumulate = case.accumulate == "local" and "local" or "shard",
+    accumulate = case.accumulate,
     shard_group = shards, replica_group = replicas, divide_factor = case.divide_factor,
   }
   -- A number is the size of the group in which shards are kept after forward.
