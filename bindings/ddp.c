@@ -3,17 +3,50 @@
 
 #include "bindings/group.h"
 #include "bindings/link.h"
+#include "bindings/reductions.h"
 #include "moonshard/ddp.h"
 
-#define MS_REDUCER_TYPE "ms.Reducer"
+/* ------------------------------------------------------ as ms_reductions asks */
 
-/* A Lua reducer; `reducer` is NULL after free(). runtime tells its __gc whether the engine still
- * exists. User value 1: what keeps its callbacks alive; 2: the function of on_reduced. The user
- * values keep Lua functions alive: the engine holds numbers of them only (ms_callback). */
-typedef struct reducer_box {
-    ms_reducer *reducer;
-    const ms_runtime *runtime;
-} reducer_box;
+/* The functions of ms_reductions, which reducer's box has. */
+static uint32_t buckets_of(const void *of) { return ms_reducer_buckets(of); }
+static const ms_bucket *bucket_of(const void *of, uint32_t b) { return ms_reducer_bucket(of, b); }
+static uint64_t passes_of(const void *of) { return ms_reducer_iterations(of); }
+static uint64_t layout_of(const void *of, uint64_t *n) { return ms_reducer_layout(of, n); }
+static bool is_rebuilt(const void *of) { return ms_reducer_is_rebuilt(of); }
+static bool is_used(const void *of, uint32_t at, bool *k) { return ms_reducer_is_used(of, at, k); }
+static const char *error_of(const void *of) { return ms_reducer_error(of); }
+static ms_pass_stats stats_of(void *of) { return ms_reducer_stats(of); }
+static uint32_t links_of(const void *of) { return ms_reducer_links(of); }
+static ms_link_stats link_of(const void *of, uint32_t i) { return ms_reducer_link_stats(of, i); }
+static bool times_of(const void *of, uint32_t b, ms_bucket_times *out)
+{
+    return ms_reducer_bucket_times(of, b, out);
+}
+static ms_status await_times(void *of) { return ms_reducer_await_times(of); }
+static ms_status end_step(void *of) { return ms_reducer_step_end(of); }
+static void set_on_reduced(void *of, ms_reduced_function f, void *user, void (*free_user)(void *))
+{
+    ms_reducer_set_on_reduced(of, f, user, free_user);
+}
+
+static const ms_reductions calls = {
+    .gone = "ddp: this model was unwrapped; use the module inside, or wrap it again",
+    .buckets = buckets_of,
+    .bucket = bucket_of,
+    .passes = passes_of,
+    .layout = layout_of,
+    .is_rebuilt = is_rebuilt,
+    .is_used = is_used,
+    .error = error_of,
+    .stats = stats_of,
+    .links = links_of,
+    .link_stats = link_of,
+    .bucket_times = times_of,
+    .await_times = await_times,
+    .step_end = end_step,
+    .set_on_reduced = set_on_reduced,
+};
 
 /* ----------------------------------------------------------------- reducers */
 
@@ -37,14 +70,11 @@ static ms_reducer_parameter *read_parameters(lua_State *L, int tensors, int name
     return parameters;
 }
 
-/* The reducer at 1. Raises after unwrap, whose reducer is gone. Every method begins with it, so an
- * unwrapped model fails with one message. */
+/* The reducer at 1. Every method begins with it, so an unwrapped model fails with one message. */
 static ms_reducer *check_reducer(lua_State *L)
 {
-    reducer_box *box = luaL_checkudata(L, 1, MS_REDUCER_TYPE);
-    if (!box->reducer)
-        ms_lua_error(L, "ddp: this model was unwrapped; use the module inside, or wrap it again");
-    return box->reducer;
+    luaL_checkudata(L, 1, MS_REDUCER_TYPE);
+    return ms_lua_reductions(L)->of;
 }
 
 /* Option bucket_bytes, a list of limits; NULL if it is absent. Leaves the list and the memory on
@@ -68,9 +98,9 @@ static const uint64_t *read_caps(lua_State *L, int table, uint32_t *count)
  * buckets take memory. */
 static int reducer_gc(lua_State *L)
 {
-    reducer_box *box = lua_touserdata(L, 1);
-    if (box->reducer && !box->runtime->closed) ms_reducer_abandon(box->reducer);
-    box->reducer = NULL;
+    ms_reductions_box *box = lua_touserdata(L, 1);
+    if (box->of && !box->runtime->closed) ms_reducer_abandon(box->of);
+    box->of = NULL;
     return 0;
 }
 
@@ -122,17 +152,17 @@ static int reducer(lua_State *L)
     /* After a full collection, reducers that no script can reach are marked as abandoned. */
     ms_lua_collect(L, ms_lua_runtime(L));
     ms_reducer_sweep(engine);
-    reducer_box *box = lua_newuserdatauv(L, sizeof *box, 2);
+    ms_reductions_box *box = ms_lua_new_reductions(L, MS_REDUCER_TYPE, &calls);
     int at = lua_gettop(L);
-    *box = (reducer_box){ .runtime = ms_lua_runtime(L) };
-    luaL_setmetatable(L, MS_REDUCER_TYPE);
+    ms_reducer *made = NULL;
     /* The list at index 1 has the handles that bucket:parameters() gives out. */
     ms_lua_hook_options hook = ms_lua_read_hook(L, 3, 1, at);
     given.options.hook = hook.hook;
     given.options.hook_user = hook.user;
     given.options.hook_free = hook.free;
     given.options.hook_links = hook.links;
-    ms_status status = ms_reducer_new(engine, &given.options, parameters, count, &box->reducer);
+    ms_status status = ms_reducer_new(engine, &given.options, parameters, count, &made);
+    box->of = made;
     /* The engine takes the hook over only with success. */
     if (status && given.options.hook_user) ms_callback_free(given.options.hook_user);
     ms_lua_ok(L, status);
@@ -182,38 +212,6 @@ static int reducer_divisor(lua_State *L)
     return 0;
 }
 
-/* reducer:layout() -> how often buckets were made, how many passes with the present ones were
- * reduced. Both are equal on all ranks between two passes, so planners may decide by them. */
-static int reducer_layout(lua_State *L)
-{
-    uint64_t passes;
-    lua_pushinteger(L, (lua_Integer)ms_reducer_layout(check_reducer(L), &passes));
-    lua_pushinteger(L, (lua_Integer)passes);
-    return 2;
-}
-
-/* reducer:await_times(): before forward(true); blocks until the pass before the last has ended.
- * After it, the times of that pass are known on every rank, and planners on all ranks plan from the
- * same facts. */
-static int reducer_await_times(lua_State *L)
-{
-    ms_lua_enter(L);
-    ms_lua_ok(L, ms_reducer_await_times(check_reducer(L)));
-    return 0;
-}
-
-/* reducer:is_used(position) -> whether any rank uses it, true; or whether this rank does, false.
- * Positions count from 1 in Lua. */
-static int reducer_is_used(lua_State *L)
-{
-    bool known;
-    lua_pushboolean(L, ms_reducer_is_used(
-                           check_reducer(L),
-                           (uint32_t)ms_lua_integer(L, 2, 1, UINT32_MAX, "position") - 1, &known));
-    lua_pushboolean(L, known);
-    return 2;
-}
-
 /* reducer:no_sync(inside) -> the setting before. The caller puts the former setting back, also when
  * the function inside raises. */
 static int reducer_no_sync(lua_State *L)
@@ -246,134 +244,8 @@ static int reducer_free(lua_State *L)
     ms_lua_refuse_in_hook(L, "unwrap", "the reduction that runs needs it");
     ms_lua_enter(L);
     ms_reducer_free(check_reducer(L));
-    ((reducer_box *)lua_touserdata(L, 1))->reducer = NULL;
+    ((ms_reductions_box *)lua_touserdata(L, 1))->of = NULL;
     return 0;
-}
-
-/* --------------------------------------------------- as buckets are reduced */
-
-/* Positions of the bucket's parameters in the list that the reducer was made of, from 1. An
- * optimizer finds its parameters by them. */
-static void push_positions(lua_State *L, const ms_bucket *bucket)
-{
-    lua_createtable(L, (int)bucket->count, 0);
-    for (uint32_t i = 0; i < bucket->count; i++) {
-        lua_pushinteger(L, (lua_Integer)bucket->positions[i] + 1);
-        lua_rawseti(L, -2, (lua_Integer)i + 1);
-    }
-}
-
-/* Upvalue 1: f(index, positions); 2: g() or nil. MS_REDUCED_ALL stands for the end of the pass, and
- * then there is no bucket. */
-static int call_on_reduced(lua_State *L)
-{
-    const ms_reducer *r = lua_touserdata(L, 1);
-    uint32_t bucket = (uint32_t)lua_tointeger(L, 2);
-    bool end = bucket == MS_REDUCED_ALL;
-    lua_pushvalue(L, lua_upvalueindex(end ? 2 : 1));
-    if (end && lua_isnil(L, -1)) return 0;
-    if (!end) {
-        lua_pushinteger(L, bucket);
-        push_positions(L, ms_reducer_bucket(r, bucket));
-    }
-    lua_call(L, end ? 0 : 2, 0);
-    return 0;
-}
-
-/* What on_reduced gets as user; free_on_reduced frees both. The reducer is borrowed: it calls the
- * function, so it exists then. */
-typedef struct reduced_user {
-    ms_callback *callback;
-    ms_reducer *reducer;
-} reduced_user;
-
-/* Called by the engine on the host thread once the bucket's reduction is enqueued. Errors become
- * MS_ERROR_SCRIPT and end the job. It runs as a hook: nothing in it may block. A function whose box
- * is gone is an error here, since an optimizer that silently stopped stepping would not be noticed.
- */
-static ms_status on_reduced(void *user, uint32_t bucket)
-{
-    const reduced_user *u = user;
-    lua_State *L = u->callback->L;
-    ms_engine *engine = u->callback->runtime->engine;
-    /* The engine calls with the stack of whatever bound function is running. */
-    if (!lua_checkstack(L, 12))
-        return ms_engine_fail(engine, MS_ERROR_MEMORY, "no room on the Lua stack for a callback");
-    if (!ms_callback_push(u->callback))
-        return ms_engine_fail(engine, MS_ERROR_STATE,
-                              "ddp: the ddp model of these parameters was collected, and with it "
-                              "the functions that step them: call unwrap() before dropping it");
-    lua_pushlightuserdata(L, u->reducer);
-    lua_pushinteger(L, bucket);
-    return ms_lua_hook(L, u->callback->runtime, 2, 0);
-}
-
-/* The runtime is read first, since the callback holds the pointer to it. */
-static void free_on_reduced(void *user)
-{
-    reduced_user *u = user;
-    ms_runtime *runtime = u->callback->runtime;
-    ms_callback_free(u->callback);
-    ms_release(&runtime->context, u);
-}
-
-/* reducer:on_reduced(f(index, positions), g()?): f for each bucket of a synchronized backward once
- * its reduction is enqueued, g after the last; both as hooks. reducer:on_reduced(): no more calls.
- * The closure of both is kept by the reducer's userdata and takes the place of the one before only
- * after the engine has taken the new user. */
-static int reducer_on_reduced(lua_State *L)
-{
-    ms_reducer *r = check_reducer(L);
-    void *memory = NULL;
-    lua_settop(L, 3);
-    /* The former functions stay in the user value until others take their place. */
-    if (lua_isnil(L, 2)) {
-        ms_reducer_set_on_reduced(r, NULL, NULL, NULL);
-        return 0;
-    }
-    luaL_checktype(L, 2, LUA_TFUNCTION);
-    if (!lua_isnil(L, 3)) luaL_checktype(L, 3, LUA_TFUNCTION);
-    lua_pushcclosure(L, call_on_reduced, 2);
-    /* Anchored to the reducer's userdata, so that functions that refer to the model are no leak. */
-    ms_callback *callback = ms_callback_new(L, -1, 1);
-    ms_runtime *runtime = callback->runtime;
-    if (ms_allocate(&runtime->context, sizeof(reduced_user), "a callback", &memory)) {
-        ms_callback_free(callback);
-        return luaL_error(L, "%s", runtime->context.error.message);
-    }
-    reduced_user *user = memory;
-    *user = (reduced_user){ callback, r };
-    ms_reducer_set_on_reduced(r, on_reduced, user, free_on_reduced);
-    /* The former function is found in user value 2 and forgotten, or both would be kept. */
-    if (lua_getiuservalue(L, 1, 2) == LUA_TFUNCTION) ms_callback_forget(L, 1, -1);
-    lua_pop(L, 1);
-    lua_setiuservalue(L, 1, 2);
-    return 0;
-}
-
-/* reducer:bucket_times() -> list of { index, bytes, positions, ready_ms, reduce_ms } in order of
- * index; the times are nil while none with these buckets are known. ms_reducer_stats is called for
- * what it does on the way: it takes over times that have come in since. */
-static int reducer_bucket_times(lua_State *L)
-{
-    ms_reducer *r = check_reducer(L);
-    ms_reducer_stats(r);
-    lua_newtable(L);
-    for (uint32_t b = 0; b < ms_reducer_buckets(r); b++) {
-        const ms_bucket *bucket = ms_reducer_bucket(r, b);
-        ms_bucket_times times;
-        lua_createtable(L, 0, 5);
-        ms_lua_set_integer(L, "index", b);
-        ms_lua_set_integer(L, "bytes", (int64_t)ms_tensor_bytes(bucket->flat));
-        push_positions(L, bucket);
-        lua_setfield(L, -2, "positions");
-        if (ms_reducer_bucket_times(r, b, &times)) {
-            ms_lua_set_ms(L, "ready_ms", times.ready_ns);
-            ms_lua_set_ms(L, "reduce_ms", times.reduce_ns);
-        }
-        lua_rawseti(L, -2, (lua_Integer)b + 1);
-    }
-    return 1;
 }
 
 /* -------------------------------------------------------------------- plans */
@@ -523,83 +395,13 @@ static int ddp_assign(lua_State *L)
     return 1;
 }
 
-/* reducer:buckets() -> list of { index, bytes, parameters }, how many iterations were reduced. For
- * messages and reports. */
-static int reducer_buckets(lua_State *L)
-{
-    const ms_reducer *r = check_reducer(L);
-    lua_newtable(L);
-    for (uint32_t b = 0; b < ms_reducer_buckets(r); b++) {
-        const ms_bucket *bucket = ms_reducer_bucket(r, b);
-        lua_createtable(L, 0, 3);
-        ms_lua_set_integer(L, "index", bucket->index);
-        ms_lua_set_integer(L, "bytes", (int64_t)ms_tensor_bytes(bucket->flat));
-        ms_lua_set_integer(L, "parameters", bucket->count);
-        lua_rawseti(L, -2, (lua_Integer)b + 1);
-    }
-    lua_pushinteger(L, (lua_Integer)ms_reducer_iterations(r));
-    return 2;
-}
-
-/* reducer:forward_end(), reducer:step_end(): note these moments for stats(). Both enqueue a mark
- * and do not wait. Without them the times of forward, backward and step are 0. */
+/* reducer:forward_end(): notes this moment for stats(). It enqueues a mark and does not wait.
+ * Without it the times of forward and backward are 0. */
 static int reducer_forward_end(lua_State *L)
 {
     ms_lua_enter(L);
     ms_lua_ok(L, ms_reducer_forward_end(check_reducer(L)));
     return 0;
-}
-
-/* Called after the optimizer. Where steps are noted, stats() is of whole steps and not of the last
- * pass. */
-static int reducer_step_end(lua_State *L)
-{
-    ms_lua_enter(L);
-    ms_lua_ok(L, ms_reducer_step_end(check_reducer(L)));
-    return 0;
-}
-
-/* reducer:link_stats() -> list of { calls, payload_bytes, wire_bytes, ms, exposed_ms }, one for
- * each link; empty if the chain has no accounts. Call stats() before. stats() takes over the times
- * of passes that have ended since, and this reads them. */
-static int reducer_link_stats(lua_State *L)
-{
-    const ms_reducer *reducer = check_reducer(L);
-    uint32_t count = ms_reducer_links(reducer);
-    lua_createtable(L, (int)count, 0);
-    for (uint32_t i = 1; i <= count; i++) {
-        ms_link_stats stats = ms_reducer_link_stats(reducer, i);
-        lua_createtable(L, 0, 5);
-        ms_lua_set_integer(L, "calls", (int64_t)stats.calls);
-        ms_lua_set_integer(L, "payload_bytes", (int64_t)stats.payload_bytes);
-        ms_lua_set_integer(L, "wire_bytes", (int64_t)stats.wire_bytes);
-        ms_lua_set_ms(L, "ms", stats.ns);
-        ms_lua_set_ms(L, "exposed_ms", stats.exposed_ns);
-        lua_rawseti(L, -2, (lua_Integer)i);
-    }
-    return 1;
-}
-
-/* reducer:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, rebuilt, calls,
- * payload_bytes, wire_bytes } of the last pass that has ended; error: of the last that failed, or
- * nil. Nothing waits: times are those of a pass that the device has finished. The error is a text,
- * as the reduction that failed has ended its job. */
-static int reducer_stats(lua_State *L)
-{
-    ms_pass_stats stats = ms_reducer_stats(check_reducer(L));
-    lua_createtable(L, 0, 11);
-    ms_lua_set_string(L, "error", ms_reducer_error(check_reducer(L)));
-    ms_lua_set_integer(L, "iterations", (int64_t)stats.iterations);
-    ms_lua_set_ms(L, "forward_ms", stats.forward_ns);
-    ms_lua_set_ms(L, "backward_ms", stats.backward_ns);
-    ms_lua_set_ms(L, "reduce_ms", stats.reduce_ns);
-    ms_lua_set_ms(L, "exposed_ms", stats.exposed_ns);
-    ms_lua_set_ms(L, "step_ms", stats.step_ns);
-    ms_lua_set_boolean(L, "rebuilt", ms_reducer_is_rebuilt(check_reducer(L)));
-    ms_lua_set_integer(L, "calls", (int64_t)stats.calls);
-    ms_lua_set_integer(L, "payload_bytes", (int64_t)stats.payload_bytes);
-    ms_lua_set_integer(L, "wire_bytes", (int64_t)stats.wire_bytes);
-    return 1;
 }
 
 /* core.ddp_compare(group, tensors, names): raises on every rank if the models differ; blocks.
@@ -637,25 +439,16 @@ static const luaL_Reg functions[] = { { "reducer", reducer },
 static const luaL_Reg methods[] = {
     { "forward", reducer_forward },
     { "forward_end", reducer_forward_end },
-    { "step_end", reducer_step_end },
-    { "stats", reducer_stats },
-    { "link_stats", reducer_link_stats },
     { "no_sync", reducer_no_sync },
     { "rebuild", reducer_rebuild },
     { "rebuild_due", reducer_rebuild_due },
     { "free", reducer_free },
-    { "buckets", reducer_buckets },
     { "outputs", reducer_outputs },
     { "shadow", reducer_shadow },
     { "divisor", reducer_divisor },
     { "record", reducer_record },
     { "arrivals", reducer_arrivals },
     { "assign", reducer_assign },
-    { "is_used", reducer_is_used },
-    { "layout", reducer_layout },
-    { "await_times", reducer_await_times },
-    { "on_reduced", reducer_on_reduced },
-    { "bucket_times", reducer_bucket_times },
     { NULL, NULL },
 };
 
@@ -666,5 +459,6 @@ void ms_open_ddp(lua_State *L, int runtime)
 {
     ms_lua_register(L, runtime, functions);
     ms_lua_type(L, runtime, MS_REDUCER_TYPE, events, methods);
+    ms_lua_add_reductions(L, runtime);
     lua_pop(L, 1);
 }

@@ -3,31 +3,79 @@
 
 #include "bindings/group.h"
 #include "bindings/link.h"
+#include "bindings/reductions.h"
 #include "moonshard/fsdp.h"
 
-#define MS_FSDP_TYPE "ms.Sharded"
+/* ------------------------------------------------------ as ms_reductions asks */
 
-/* `fsdp` is NULL after free(). User value 1: what keeps its callbacks alive. runtime tells its __gc
- * whether the engine still exists. */
-typedef struct fsdp_box {
-    ms_fsdp *fsdp;
-    const ms_runtime *runtime;
-} fsdp_box;
+/* The functions of ms_reductions, which a model's box has. Buckets are made once. All parameters of
+ * a bucket that is reduced have a gradient, on all ranks. */
+static uint32_t buckets_of(const void *of) { return ms_fsdp_buckets(of); }
+static const ms_bucket *bucket_of(const void *of, uint32_t b) { return ms_fsdp_bucket(of, b); }
+static uint64_t passes_of(const void *of) { return ms_fsdp_passes(of); }
+static uint64_t layout_of(const void *of, uint64_t *passes)
+{
+    *passes = ms_fsdp_passes(of);
+    return 1;
+}
+static bool is_rebuilt(const void *of)
+{
+    (void)of;
+    return false;
+}
+static bool is_used(const void *of, uint32_t position, bool *known)
+{
+    (void)of;
+    (void)position;
+    *known = true;
+    return true;
+}
+static const char *error_of(const void *of) { return ms_fsdp_error(of); }
+static ms_pass_stats stats_of(void *of) { return ms_fsdp_stats(of); }
+static uint32_t links_of(const void *of) { return ms_fsdp_links(of); }
+static ms_link_stats link_of(const void *of, uint32_t i) { return ms_fsdp_link_stats(of, i); }
+static bool times_of(const void *of, uint32_t b, ms_bucket_times *out)
+{
+    return ms_fsdp_bucket_times(of, b, out);
+}
+static ms_status await_times(void *of) { return ms_fsdp_await_times(of); }
+static ms_status end_step(void *of) { return ms_fsdp_step_end(of); }
+static void set_on_reduced(void *of, ms_reduced_function f, void *user, void (*free_user)(void *))
+{
+    ms_fsdp_set_on_reduced(of, f, user, free_user);
+}
+
+static const ms_reductions calls = {
+    .gone = "fsdp: this model was unwrapped; wrap it anew",
+    .buckets = buckets_of,
+    .bucket = bucket_of,
+    .passes = passes_of,
+    .layout = layout_of,
+    .is_rebuilt = is_rebuilt,
+    .is_used = is_used,
+    .error = error_of,
+    .stats = stats_of,
+    .links = links_of,
+    .link_stats = link_of,
+    .bucket_times = times_of,
+    .await_times = await_times,
+    .step_end = end_step,
+    .set_on_reduced = set_on_reduced,
+};
 
 /* The model at 1. Raises after unwrap. */
 static ms_fsdp *check_fsdp(lua_State *L)
 {
-    fsdp_box *box = luaL_checkudata(L, 1, MS_FSDP_TYPE);
-    if (!box->fsdp) ms_lua_error(L, "fsdp: this model was unwrapped; wrap it anew");
-    return box->fsdp;
+    luaL_checkudata(L, 1, MS_FSDP_TYPE);
+    return ms_lua_reductions(L)->of;
 }
 
 /* Only marks the model; the sweep frees it at a fixed point. */
 static int fsdp_gc(lua_State *L)
 {
-    fsdp_box *box = lua_touserdata(L, 1);
-    if (box->fsdp && !box->runtime->closed) ms_fsdp_abandon(box->fsdp);
-    box->fsdp = NULL;
+    ms_reductions_box *box = lua_touserdata(L, 1);
+    if (box->of && !box->runtime->closed) ms_fsdp_abandon(box->of);
+    box->of = NULL;
     return 0;
 }
 
@@ -86,14 +134,17 @@ static ms_group *read_group(lua_State *L, const char *name)
     return group;
 }
 
-/* The handles of the list at 1, for bucket:parameters(); left on the stack. */
+/* The handles of the trainable ones in the list at 1, for bucket:parameters(); left on the stack.
+ */
 static void push_handles(lua_State *L, uint32_t count)
 {
+    lua_Integer at = 0;
     lua_createtable(L, (int)count, 0);
     for (uint32_t i = 0; i < count; i++) {
         lua_rawgeti(L, 1, (lua_Integer)i + 1);
         lua_getfield(L, -1, "tensor");
-        lua_rawseti(L, -3, (lua_Integer)i + 1);
+        if (ms_tensor_requires_grad(ms_lua_tensor(L, -1))) lua_rawseti(L, -3, ++at);
+        else lua_pop(L, 1);
         lua_pop(L, 1);
     }
 }
@@ -126,17 +177,18 @@ static int sharded(lua_State *L)
     if (lua_getfield(L, 3, "links") == LUA_TTABLE) options.link_count = ms_lua_chain(L, -1, links);
     ms_lua_collect(L, ms_lua_runtime(L));
     ms_fsdp_sweep(engine);
-    fsdp_box *box = lua_newuserdatauv(L, sizeof *box, 1);
+    ms_reductions_box *box = ms_lua_new_reductions(L, MS_FSDP_TYPE, &calls);
+    ms_fsdp *made = NULL;
     int at = lua_gettop(L);
-    *box = (fsdp_box){ .runtime = ms_lua_runtime(L) };
-    luaL_setmetatable(L, MS_FSDP_TYPE);
     push_handles(L, count);
     ms_lua_hook_options hook = ms_lua_read_hook(L, 3, at + 1, at);
     options.hook = hook.hook;
     options.hook_user = hook.user;
     options.hook_free = hook.free;
     options.hook_links = hook.links;
-    ms_status status = ms_fsdp_new(engine, &options, parameters, count, &box->fsdp);
+    options.hook_whole = ms_lua_field_boolean(L, 3, "hook_whole", false);
+    ms_status status = ms_fsdp_new(engine, &options, parameters, count, &made);
+    box->of = made;
     if (status && options.hook_user) ms_callback_free(options.hook_user);
     ms_lua_ok(L, status);
     lua_settop(L, at);
@@ -332,7 +384,7 @@ static int fsdp_unwrap(lua_State *L)
     ms_lua_enter(L);
     ms_lua_ok(L, ms_fsdp_unwrap(check_fsdp(L)));
     ms_fsdp_free(check_fsdp(L));
-    ((fsdp_box *)lua_touserdata(L, 1))->fsdp = NULL;
+    ((ms_reductions_box *)lua_touserdata(L, 1))->of = NULL;
     return 0;
 }
 
@@ -343,6 +395,32 @@ static int fsdp_divisor(lua_State *L)
 {
     ms_fsdp_set_divisor(check_fsdp(L), luaL_checknumber(L, 2));
     return 0;
+}
+
+/* sharded:begins_pass(unit) -> whether a forward of the unit that begins now begins a pass; whether
+ * the backward of that pass reduces */
+static int fsdp_begins_pass(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_fsdp *fsdp = check_fsdp(L);
+    bool reduces = ms_fsdp_set_sync(fsdp, true);
+    ms_fsdp_set_sync(fsdp, reduces);
+    lua_pushboolean(L, ms_fsdp_begins_pass(fsdp, (uint32_t)lua_tointeger(L, 2)));
+    lua_pushboolean(L, reduces);
+    return 2;
+}
+
+/* sharded:gather_stats() -> { gather_ms, exposed_gather_ms, hits, misses, wasted_bytes } */
+static int fsdp_gather_stats(lua_State *L)
+{
+    ms_gather_stats stats = ms_fsdp_gather_stats(check_fsdp(L));
+    lua_createtable(L, 0, 5);
+    ms_lua_set_ms(L, "gather_ms", stats.gather_ns);
+    ms_lua_set_ms(L, "exposed_gather_ms", stats.exposed_ns);
+    ms_lua_set_integer(L, "hits", (int64_t)stats.prefetch.hits);
+    ms_lua_set_integer(L, "misses", (int64_t)stats.prefetch.misses);
+    ms_lua_set_integer(L, "wasted_bytes", (int64_t)stats.prefetch.wasted_bytes);
+    return 1;
 }
 
 /* sharded:pieces() -> list of { name, unit, shape, first, count }; first counts from 0 */
@@ -418,6 +496,8 @@ static const luaL_Reg methods[] = {
     { "reset", fsdp_reset },
     { "unwrap", fsdp_unwrap },
     { "divisor", fsdp_divisor },
+    { "begins_pass", fsdp_begins_pass },
+    { "gather_stats", fsdp_gather_stats },
     { "pieces", fsdp_pieces },
     { "units", fsdp_units },
     { NULL, NULL },
@@ -429,5 +509,6 @@ void ms_open_fsdp(lua_State *L, int runtime)
 {
     ms_lua_register(L, runtime, functions);
     ms_lua_type(L, runtime, MS_FSDP_TYPE, events, methods);
+    ms_lua_add_reductions(L, runtime);
     lua_pop(L, 1);
 }

@@ -191,6 +191,7 @@ static void push_facts(lua_State *L, const ms_link_kind *kind)
         { "keeps_result", kind->keeps_result },
         { "compresses", kind->compresses },
         { "casts", kind->casts },
+        { "clips", kind->clips },
     };
     lua_newtable(L);
     lua_pushstring(L, kind->name);

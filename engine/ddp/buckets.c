@@ -172,7 +172,7 @@ static ms_status move_in(ms_reducer *reducer, ms_bucket_list *list)
     ms_status status = MS_OK;
     for (uint32_t b = 0; b < list->count; b++) {
         ms_bucket *bucket = &list->items[b].bucket;
-        bucket->index = b;
+        bucket->index = bucket->place = b;
         bucket->is_last = b + 1 == list->count - list->plain;
         list->items[b].plain = b >= list->count - list->plain;
         for (uint32_t i = 0; i < bucket->count && !status; i++) {

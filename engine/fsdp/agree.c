@@ -226,8 +226,9 @@ static ms_status serve(ms_fsdp *fsdp, const int64_t *words, bool own)
         return gather(unit, own);
     case WISH_BACKWARD:
         if (!is_reduction(words)) return gather(unit, own);
-        if (!own) status = ms_unit_prepare_reduction(unit, words[WORD_UNIT] & 1);
-        return status ? status : ms_unit_reduce(unit);
+        if (!own) status = ms_pass_let_go(unit);
+        if (!own && !status) status = ms_unit_prepare_reduction(unit, words[WORD_UNIT] & 1);
+        return status ? status : ms_pass_reduce(unit);
     case WISH_FORWARD_END:
     case WISH_BACKWARD_END:
     case WISH_CALL: break;
@@ -272,7 +273,7 @@ ms_status ms_agree_on_gather(ms_unit *unit)
 
 ms_status ms_agree_on_reduction(ms_unit *unit)
 {
-    if (!ms_agree_is_on(unit->fsdp) || unit->trainable == 0) return ms_unit_reduce(unit);
+    if (!ms_agree_is_on(unit->fsdp) || unit->trainable == 0) return ms_pass_reduce(unit);
     return agree(unit->fsdp, for_unit(unit, WISH_BACKWARD, true));
 }
 
@@ -321,7 +322,7 @@ ms_status ms_fsdp_call(ms_fsdp *fsdp, uint32_t number, ms_fsdp_live *live)
 /* After a pass of the others: what comes next sees its gradients, as after a backward. */
 static ms_status follow_end(ms_fsdp *fsdp, wish_kind kind)
 {
-    return kind == WISH_BACKWARD_END ? ms_fsdp_await_reductions(fsdp) : MS_OK;
+    return kind == WISH_BACKWARD_END ? ms_pass_end(fsdp) : MS_OK;
 }
 
 ms_status ms_fsdp_follow(ms_fsdp *fsdp, bool *more, uint32_t *number, ms_fsdp_live *live)

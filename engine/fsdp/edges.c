@@ -81,7 +81,7 @@ static ms_status reduce_leftovers(ms_fsdp *fsdp)
     ms_status status = MS_OK;
     for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;) {
         ms_unit *unit = &fsdp->units[u];
-        if (!ms_unit_has_leftover(unit)) continue;
+        if (unit == fsdp->held || !ms_unit_has_leftover(unit)) continue;
         status = ms_unit_prepare_reduction(unit, false);
         if (!status) status = ms_agree_on_reduction(unit);
     }
@@ -114,7 +114,7 @@ static ms_status end_pass(void *user)
     fsdp->in_backward = false;
     fsdp->pass++;
     fsdp->order_count = fsdp->order_left = 0;
-    if (!status) status = ms_fsdp_await_reductions(fsdp);
+    status = ms_fsdp_end_job(fsdp, status ? status : ms_pass_end(fsdp));
     ms_unit_note(&fsdp->units[0], "post_backward_final", first);
     return status;
 }
@@ -131,6 +131,14 @@ static ms_unit *next_unit(ms_fsdp *fsdp, const ms_unit *unit)
     return next && next->place == MS_UNIT_SHARDED ? next : NULL;
 }
 
+static ms_status gather(ms_unit *unit)
+{
+    uint64_t before = unit->gathers;
+    ms_status status = ms_agree_on_gather(unit);
+    ms_pass_note_gather(unit, unit->gathers != before);
+    return status;
+}
+
 /* The order is that of this rank alone, so where ranks agree on each gather there is none ahead. */
 static ms_status prefetch_next(const ms_unit *unit)
 {
@@ -139,7 +147,9 @@ static ms_status prefetch_next(const ms_unit *unit)
     if (!fsdp->prefetch || ms_agree_is_on(fsdp)) return MS_OK;
     ms_unit *next = next_unit(fsdp, unit);
     if (!next || next->stay_sharded) return MS_OK;
+    uint64_t before = next->gathers;
     ms_status status = ms_unit_gather(next);
+    ms_pass_note_prefetch(next, next->gathers != before);
     ms_unit_note(next, "pre_backward_prefetch", first);
     return status;
 }
@@ -152,23 +162,17 @@ static ms_status begin_backward(ms_unit *unit)
     ms_status status = MS_OK;
     size_t first = ms_trace_count(fsdp->engine);
     if (!fsdp->in_backward) status = ms_backward_at_end(fsdp->engine, end_pass, fsdp);
+    if (!status) status = ms_pass_enter_backward(unit);
     if (status) return status;
     fsdp->in_backward = true;
     ms_unit_enter(unit, MS_UNIT_BACKWARD);
     status = ms_unit_release(unit);
     if (!status) status = ms_unit_hold_gradients(unit);
-    if (!status && !unit->stay_sharded) status = ms_agree_on_gather(unit);
+    if (!status && !unit->stay_sharded) status = gather(unit);
     if (!status) status = prefetch_next(unit);
     if (!status) status = ms_unit_use(unit);
     if (!status) status = ms_unit_expect_gradients(unit);
     ms_unit_note(unit, "pre_backward", first);
-    return status;
-}
-
-/* An error inside of a pass ends the job: the other ranks would wait for this one's collectives. */
-static ms_status end_job(ms_fsdp *fsdp, ms_status status)
-{
-    if (status) ms_comm_abort(fsdp->engine, ms_engine_error(fsdp->engine));
     return status;
 }
 
@@ -204,7 +208,7 @@ static ms_status on_output(void *user, ms_tensor *gradient, ms_tensor **replacem
     unit->recomputed = visit->recomputed && (begins || unit->recomputed);
     if (!begins) return MS_OK;
     ms_status status = end_consumer(visit);
-    return end_job(visit->fsdp, status ? status : begin_backward(unit));
+    return ms_fsdp_end_job(visit->fsdp, status ? status : begin_backward(unit));
 }
 
 /* Gradient hook of inputs. */
@@ -218,7 +222,7 @@ static ms_status on_input(void *user, ms_tensor *gradient, ms_tensor **replaceme
     if (!unit || unit->phase != MS_UNIT_BACKWARD) return MS_OK;
     if (visit->pass != fsdp->pass || unit->blind || ++unit->inputs_done < unit->inputs)
         return MS_OK;
-    return end_job(visit->fsdp, end_backward(unit));
+    return ms_fsdp_end_job(visit->fsdp, end_backward(unit));
 }
 
 ms_status ms_member_on_gradient(void *user, ms_tensor *leaf)
@@ -229,18 +233,18 @@ ms_status ms_member_on_gradient(void *user, ms_tensor *leaf)
     (void)leaf;
     if (fsdp->closed) return MS_OK;
     if (unit->phase != MS_UNIT_BACKWARD)
-        return end_job(fsdp,
-                       ms_engine_fail(fsdp->engine, MS_ERROR_STATE,
-                                      "fsdp: '%s' got a gradient outside of the backward of its "
-                                      "unit \"%s\": use its values only in that unit's forward",
-                                      member->name, ms_unit_called(unit)));
+        return ms_fsdp_end_job(
+            fsdp, ms_engine_fail(fsdp->engine, MS_ERROR_STATE,
+                                 "fsdp: '%s' got a gradient outside of the backward of its "
+                                 "unit \"%s\": use its values only in that unit's forward",
+                                 member->name, ms_unit_called(unit)));
     ms_status status = ms_member_collect(member);
     if (!status && !member->fired) {
         member->fired = true;
         if (--unit->pending == 0 && (!unit->frozen || unit->recomputed))
             status = end_backward(unit);
     }
-    return end_job(fsdp, status);
+    return ms_fsdp_end_job(fsdp, status);
 }
 
 /* ------------------------------------------------------------------ forward */
@@ -269,6 +273,7 @@ ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const
     ms_unit *unit = &fsdp->units[index];
     size_t first = ms_trace_count(fsdp->engine);
     ms_status status = watch_inputs(unit, inputs, count);
+    if (!status) status = ms_pass_enter_forward(unit);
     if (status || unit->depth++ > 0) return status;
     if (index == 0 && !fsdp->in_backward) fsdp->forwards++;
     if (unit->place != MS_UNIT_IN_USE) {
@@ -277,7 +282,8 @@ ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const
     }
     if (status) {
         unit->depth--;
-        return end_job(fsdp, status);
+        fsdp->depth--;
+        return ms_fsdp_end_job(fsdp, status);
     }
     if (unit->phase != MS_UNIT_BACKWARD) ms_unit_enter(unit, MS_UNIT_FORWARD);
     ms_unit_note(unit, index ? "pre_forward" : "root_pre_forward", first);
@@ -346,6 +352,7 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
         recorded = true;
         status = watch(unit, outputs[i], on_output);
     }
+    if (!status) status = ms_pass_leave_forward(fsdp);
     if (--unit->depth > 0 || status) return status;
     if (unit->phase == MS_UNIT_BACKWARD) return MS_OK;
     if (!recorded) ms_unit_enter(unit, MS_UNIT_IDLE);
@@ -358,5 +365,5 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
     if (!status) status = reshard_after_forward(unit);
     if (!status && index == 0) status = ms_agree_on_end(fsdp, false);
     ms_unit_note(unit, "post_forward", first);
-    return end_job(fsdp, status);
+    return ms_fsdp_end_job(fsdp, status);
 }

@@ -26,6 +26,9 @@ static void free_parts(ms_fsdp *fsdp)
     ms_inflight_free(fsdp->gathers);
     ms_inflight_free(fsdp->reductions);
     ms_chain_drop(fsdp->links, fsdp->link_count);
+    ms_times_close(&fsdp->times);
+    ms_gathers_close(&fsdp->gather_times);
+    ms_release(context, fsdp->buckets);
     ms_release(context, fsdp->order);
     ms_release(context, fsdp->summoned);
     ms_release(context, fsdp->words);
@@ -34,12 +37,18 @@ static void free_parts(ms_fsdp *fsdp)
     ms_release(context, fsdp->units);
 }
 
+static void free_callbacks(ms_fsdp *fsdp)
+{
+    if (fsdp->hook_free) fsdp->hook_free(fsdp->hook_user);
+    ms_fsdp_set_on_reduced(fsdp, NULL, NULL, NULL);
+}
+
 static void free_all(ms_engine *engine, void *first)
 {
     (void)engine;
     for (ms_fsdp *fsdp = first, *next; fsdp; fsdp = next) {
         next = fsdp->next;
-        if (fsdp->hook_free) fsdp->hook_free(fsdp->hook_user);
+        free_callbacks(fsdp);
         free_parts(fsdp);
         ms_fsdp_let_go(fsdp);
     }
@@ -52,7 +61,7 @@ void ms_fsdp_free(ms_fsdp *fsdp)
     ms_fsdp *first = ms_engine_get(engine, MS_SLOT_FSDP), **link = &first;
     while (*link && *link != fsdp) link = &(*link)->next;
     if (*link) *link = fsdp->next;
-    if (fsdp->hook_free) fsdp->hook_free(fsdp->hook_user);
+    free_callbacks(fsdp);
     free_parts(fsdp);
     ms_fsdp_let_go(fsdp);
     ms_engine_set(engine, MS_SLOT_FSDP, first, first ? free_all : NULL);
@@ -129,15 +138,18 @@ static ms_status take_members(ms_fsdp *fsdp, const ms_fsdp_parameter *parameters
                               uint32_t unit, uint32_t key, ms_flat *flat)
 {
     ms_status status = MS_OK;
+    uint32_t trainable = 0, position;
     flat->members = &fsdp->members[fsdp->member_count];
     for (uint32_t i = 0; i < count && !status; i++) {
         const ms_fsdp_parameter *given = &parameters[i];
+        position = trainable;
+        trainable += ms_tensor_requires_grad(given->tensor);
         if (given->unit != unit || key_of(given) != key) continue;
         ms_member *member = &fsdp->members[fsdp->member_count];
         status = copy_name(ms_engine_context(fsdp->engine), given->name, &member->name);
         if (status) break;
         member->fsdp = fsdp;
-        member->position = i;
+        member->position = position;
         member->flat = flat;
         member->tensor = ms_tensor_retain(given->tensor);
         member->dims = ms_tensor_dims(given->tensor);
@@ -178,21 +190,33 @@ static ms_status make_unit(ms_fsdp *fsdp, const ms_fsdp_options *options,
 /* Buckets are numbered in the order in which backward comes to their units: the root last. */
 static void number_buckets(ms_fsdp *fsdp)
 {
-    uint32_t index = 0;
-    ms_flat *last = NULL;
     for (uint32_t u = fsdp->unit_count; u-- > 0;)
         for (uint32_t f = 0; f < fsdp->units[u].count; f++) {
             ms_flat *flat = &fsdp->units[u].flats[f];
             if (!flat->trainable) continue;
-            flat->bucket.index = index++;
-            last = flat;
+            flat->bucket.index = flat->bucket.place = fsdp->bucket_count;
+            fsdp->buckets[fsdp->bucket_count++] = flat;
         }
-    if (last) last->bucket.is_last = true;
+}
+
+/* The list of buckets, and the marks for their times. links: that the chain tells apart. */
+static ms_status make_buckets(ms_fsdp *fsdp, uint32_t links)
+{
+    void *memory = NULL;
+    ms_status status = ms_allocate(ms_engine_context(fsdp->engine),
+                                   (fsdp->flat_count + 1) * sizeof(ms_flat *), "fsdp", &memory);
+    if (status) return status;
+    fsdp->buckets = memory;
+    number_buckets(fsdp);
+    status = ms_times_open(&fsdp->times, fsdp->group, fsdp->bucket_count + 1, 0, links);
+    /* A forward and a backward. */
+    return status ? status
+                  : ms_gathers_open(&fsdp->gather_times, fsdp->engine, 2 * fsdp->flat_count);
 }
 
 /* Memory last, so that an error before it leaves all parameters as they are; handles become pieces
  * when all of it is there. */
-static ms_status make_flats(ms_fsdp *fsdp)
+static ms_status make_flats(ms_fsdp *fsdp, uint32_t links)
 {
     ms_status status = MS_OK;
     uint32_t ranks = ms_group_size(fsdp->shards), rank = ms_group_rank(fsdp->shards);
@@ -204,8 +228,8 @@ static ms_status make_flats(ms_fsdp *fsdp)
         if (fsdp->members[i].flat->trainable)
             status = ms_tensor_on_accumulated(fsdp->members[i].tensor, ms_member_on_gradient,
                                               &fsdp->members[i], NULL, &fsdp->members[i].hook);
+    if (!status) status = make_buckets(fsdp, links);
     if (status) return status;
-    number_buckets(fsdp);
     for (uint32_t i = 0; i < fsdp->member_count; i++) {
         ms_member *member = &fsdp->members[i];
         const ms_storage *whole = ms_tensor_storage(member->flat->whole);
@@ -251,6 +275,8 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
         status = ms_inflight_new(engine, "reductions",
                                  options->max_reductions ? options->max_reductions : 2, UINT64_MAX,
                                  &fsdp->reductions);
+    fsdp->asks_order = options->hook != NULL;
+    fsdp->whole_results = options->hook && options->hook_whole;
     if (status || options->hook) return status;
     ms_link reduce = plain;
     reduce.kind = ms_link_find("reduce");
@@ -258,6 +284,10 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     status = ms_chain_take(engine, fsdp->kind, options->link_count ? options->links : &reduce,
                            count, fsdp->links);
     if (!status) fsdp->link_count = count;
+    for (uint32_t i = 0; i < fsdp->link_count; i++) {
+        fsdp->asks_order |= ms_link_asks_order(&fsdp->links[i]);
+        fsdp->whole_results |= ms_link_is_whole(&fsdp->links[i]);
+    }
     return status;
 }
 
@@ -279,7 +309,8 @@ static ms_status make_parts(ms_fsdp *fsdp, const ms_fsdp_options *options,
         status = make_unit(fsdp, options, parameters, count, u);
     }
     if (!status) status = ms_agree_open(fsdp);
-    return status ? status : make_flats(fsdp);
+    uint32_t links = options->hook ? options->hook_links : fsdp->link_count;
+    return status ? status : make_flats(fsdp, links);
 }
 
 /* The model joins the engine's list only when nothing can fail any more. */

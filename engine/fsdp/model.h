@@ -1,13 +1,16 @@
 /* model.h: the inside of a sharded model. For fsdp/ only.
  *
- * The files call downwards in this order: model (making, asking), edges (a unit's forward and
- * backward), agree (which unit comes next, where ranks use different ones), reduce (gradients of a
- * unit), partial (reductions within the shard group only), unit (gathering, handles), near (parts
- * that stay after forward), flat (memory). */
+ * The files call downwards in this order: model (making, asking), stats, edges (a unit's forward
+ * and backward), agree (which unit comes next, where ranks use different ones), pass (what is of a
+ * whole pass), reduce (gradients of a unit), partial (reductions within the shard group only), unit
+ * (gathering, handles), near (parts that stay after forward), gathers (their times), flat (memory).
+ */
 #ifndef MOONSHARD_FSDP_MODEL_H
 #define MOONSHARD_FSDP_MODEL_H
 
 #include "base/assert.h"
+#include "fsdp/gathers.h"
+#include "hook/times.h"
 #include "moonshard/fsdp.h"
 
 typedef struct ms_flat ms_flat;
@@ -20,7 +23,7 @@ typedef struct ms_member {
     ms_tensor *tensor; /* retained */
     char *name;
     uint64_t hook;
-    uint32_t position; /* in the list that the model was made of */
+    uint32_t position; /* among the trainable ones of the list that the model was made of */
     uint32_t dims;
     int64_t shape[MS_DIMS_MAX];
     int64_t begin;  /* of its numbers in the flat parameter */
@@ -58,6 +61,7 @@ struct ms_flat {
     uint64_t near_version; /* of the shard when the part was gathered */
     ms_tensor *kept;       /* during a summon: what an unsharded parameter held */
     ms_point gathered;     /* when the last gather is done */
+    bool awaited;          /* the model's stream has waited for it */
     ms_bucket bucket;      /* flat: [padded], dropped between backwards; not of frozen parameters */
     ms_tensor *reduced;    /* [length]; made at the first reduction */
     ms_tensor *carried;    /* partial.c: [length], or NULL */
@@ -102,6 +106,8 @@ struct ms_unit {
     bool blind;
     bool recomputed; /* the backward that runs is that of recomputed forwards only */
     uint32_t turn; /* agree.c: its place among the units that were gathered, from 1; 0: none yet */
+    uint64_t gathers; /* number of gathers so far */
+    bool prefetched;  /* the last gather was for a use that has not come yet */
 };
 
 /* A forward of a unit, as gradient hooks know it. Freed with the graph. */
@@ -131,8 +137,27 @@ struct ms_fsdp {
     ms_unit *units;
     uint32_t unit_count;
     bool prefetch, sync, replica_sync;
-    bool in_backward; /* some unit's backward runs; the end of backward will be seen */
-    uint64_t pass;    /* number of backwards that have ended */
+    bool in_backward;  /* some unit's backward runs; the end of backward will be seen */
+    uint64_t pass;     /* number of backwards that have ended */
+    ms_flat **buckets; /* trainable flat parameters by place */
+    uint32_t bucket_count;
+    uint32_t depth;  /* calls of units' forwards that have not returned */
+    bool begun;      /* a forward has begun a pass, whose backward has not ended */
+    bool timed;      /* the times of a pass were begun, and it has not ended */
+    bool reducing;   /* a unit of this pass was, or is to be reduced */
+    bool reduced;    /* the last pass was reduced, and none was begun since */
+    bool asks_order; /* some link may ask for the first or the last bucket of a pass */
+    bool continues;  /* pieces had gradients of earlier passes when this one's reductions began */
+    bool whole_results; /* some link holds results until the last bucket */
+    uint32_t launched;  /* reductions of this pass so far */
+    ms_unit *held;      /* whose reduction may be the last of the pass, and is held back */
+    ms_reduced_function on_reduced;
+    void *on_reduced_user;
+    void (*on_reduced_free)(void *user);
+    ms_times times;
+    ms_gathers gather_times;
+    ms_prefetch_counts prefetched, step_prefetched;
+    char error[MS_ERROR_MESSAGE_BYTES]; /* that has ended the job; "": none has */
     ms_inflight *gathers, *reductions;
     ms_link links[MS_CHAIN_LINKS];
     uint32_t link_count;
@@ -210,6 +235,8 @@ ms_status ms_unit_use(ms_unit *unit);
 ms_status ms_unit_release(ms_unit *unit);
 /* Gives the memory of whole parameters back, if the unit is sharded. Handles must be pieces. */
 ms_status ms_unit_reshard(ms_unit *unit);
+/* The bytes of its whole flat parameters, as far as they are sharded. */
+uint64_t ms_unit_whole_bytes(const ms_unit *unit);
 /* The tensor of a member becomes the whole parameter, or its piece, without any task. */
 void ms_member_show(ms_member *member, bool whole);
 
@@ -236,17 +263,38 @@ ms_status ms_unit_detach_gradients(ms_unit *unit);
 /* Instead of a reduction: gradients of earlier passes, which were put aside, are the pieces' again.
  */
 ms_status ms_unit_restore_gradients(ms_unit *unit);
-/* Enqueues the reductions of what was detached. The pieces' gradients are then the reduced ones. */
-ms_status ms_unit_reduce(ms_unit *unit);
+/* Enqueues the reduction of what was detached. The pieces' gradients are then the reduced ones.
+ * index, is_last: its place among the reductions of the pass. */
+ms_status ms_flat_reduce(ms_flat *flat, uint32_t index, bool is_last);
 
-/* Before ms_unit_reduce, of a unit that had no backward: its gradients are zeros, or what passes
+/* Before ms_pass_reduce, of a unit that had no backward: its gradients are zeros, or what passes
  * without synchronization have left. marked: those of other ranks are multiplied by a loss scale.
  */
 ms_status ms_unit_prepare_reduction(ms_unit *unit, bool marked);
 /* Whether earlier passes have left gradients that no reduction between all ranks has taken. */
 bool ms_unit_has_leftover(const ms_unit *unit);
-/* The current stream waits for all reductions. */
-ms_status ms_fsdp_await_reductions(ms_fsdp *fsdp);
+
+/* -------------------------------------------------------------------- pass.c */
+
+/* An error inside of a pass ends the job: the other ranks would wait for this one's collectives.
+ * Returns status. */
+ms_status ms_fsdp_end_job(ms_fsdp *fsdp, ms_status status);
+/* Around each forward of a unit. */
+ms_status ms_pass_enter_forward(ms_unit *unit);
+ms_status ms_pass_leave_forward(ms_fsdp *fsdp);
+/* Before a unit's backward; before fsdp->in_backward becomes true. */
+ms_status ms_pass_enter_backward(ms_unit *unit);
+/* What was enqueued for a unit's backward that begins, or for one to come: whether there was
+ * anything to gather. */
+void ms_pass_note_gather(ms_unit *unit, bool any);
+void ms_pass_note_prefetch(ms_unit *unit, bool any);
+/* A unit that is held back is launched now: its gradients are about to be put aside again. */
+ms_status ms_pass_let_go(ms_unit *unit);
+/* After a unit's backward: its reductions are launched, now or later in this pass. */
+ms_status ms_pass_reduce(ms_unit *unit);
+/* After backward: the current stream waits for the results of this pass, if it reduces. */
+ms_status ms_pass_end(ms_fsdp *fsdp);
+void ms_pass_give_up(ms_fsdp *fsdp);
 
 /* ------------------------------------------------------------------- agree.c */
 

@@ -177,6 +177,14 @@ static ms_status run_chain(ms_flat *flat, ms_tensor **result)
     return status ? status : ms_stream_wait(ms_engine_current(fsdp->engine), flat->ready[1]);
 }
 
+/* Whether some member has a gradient of earlier passes, or of an earlier backward in this one. */
+static bool has_held(const ms_flat *flat)
+{
+    for (uint32_t i = 0; i < flat->count; i++)
+        if (flat->members[i].held) return true;
+    return false;
+}
+
 /* Adds a reduced gradient to another, whose numbers count only where they are held. */
 static ms_status add(ms_flat *flat, ms_tensor *to, ms_tensor *from)
 {
@@ -197,25 +205,36 @@ static ms_status keep_result(ms_flat *flat, ms_tensor *result)
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_tensor *whole = flat->bucket.flat;
     ms_status status = MS_OK;
-    bool any = false;
-    for (uint32_t i = 0; i < flat->count; i++) any |= flat->members[i].held;
+    bool any = has_held(flat);
     if (is_whole(flat)) {
         if (ms_tensor_storage(result) != ms_tensor_storage(whole))
             status = ms_copy_into(engine, result, whole);
         return status || !any ? status : add(flat, whole, flat->reduced);
     }
     status = make_reduced(flat);
-    if (status) return status;
+    if (status || ms_tensor_storage(result) == ms_tensor_storage(flat->reduced)) return status;
     return any ? add(flat, flat->reduced, result) : ms_copy_into(engine, result, flat->reduced);
 }
 
-/* Both on the communication stream, which is current. The optimizer of the last step may still read
- * what is reduced. */
+/* The optimizer of the last step may still read what is reduced there. */
+static ms_status await_readers(ms_flat *flat)
+{
+    ms_stream *stream = ms_engine_current(flat->bucket.engine);
+    return flat->reduced ? ms_stream_wait_users(stream, flat->reduced) : MS_OK;
+}
+
+/* Both on the communication stream, which is current. Links that hold results write them to where
+ * the gradients of pieces will be. */
 static ms_status reduce_wholly(ms_flat *flat, ms_tensor **result)
 {
-    ms_status status = run_chain(flat, result);
-    if (!status && flat->reduced)
-        status = ms_stream_wait_users(ms_engine_current(flat->bucket.engine), flat->reduced);
+    ms_status status = MS_OK;
+    if (flat->unit->fsdp->whole_results && !is_whole(flat)) {
+        status = make_reduced(flat);
+        if (!status) status = await_readers(flat);
+        if (!flat->bucket.continues) flat->bucket.result = flat->reduced;
+    }
+    if (!status) status = run_chain(flat, result);
+    if (!status) status = await_readers(flat);
     return status ? status : keep_result(flat, *result);
 }
 
@@ -229,12 +248,17 @@ static ms_status reduce_partly(ms_flat *flat, ms_tensor **result)
 /* All on the communication stream, so that the model's stream does not wait. */
 static ms_status launch(ms_flat *flat, ms_stream *stream)
 {
-    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    ms_engine *engine = fsdp->engine;
     ms_tensor *result = NULL;
     ms_status status = ms_stream_wait_users(stream, flat->bucket.flat);
     if (status) return status;
     ms_stream *before = ms_engine_set_current(engine, stream);
-    status = ms_flat_is_partial(flat) ? reduce_partly(flat, &result) : reduce_wholly(flat, &result);
+    status = ms_times_begin_reduction(&fsdp->times, &flat->bucket);
+    if (!status)
+        status =
+            ms_flat_is_partial(flat) ? reduce_partly(flat, &result) : reduce_wholly(flat, &result);
+    if (!status) status = ms_times_end_reduction(&fsdp->times, &flat->bucket);
     flat->ready[0] = ms_stream_last(stream);
     ms_engine_set_current(engine, before);
     ms_tensor_release(result);
@@ -262,12 +286,16 @@ static ms_status hand_out(ms_flat *flat)
 
 /* The model's stream waits here if too many reductions are under way: each holds a whole gradient.
  * The memory is given back in stream order, once it is read. */
-static ms_status reduce_flat(ms_flat *flat)
+ms_status ms_flat_reduce(ms_flat *flat, uint32_t index, bool is_last)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *stream = NULL;
     size_t first = ms_trace_count(fsdp->engine);
     ms_status status = fill_gaps(flat);
+    flat->bucket.index = index;
+    flat->bucket.is_last = is_last;
+    flat->bucket.result = NULL;
+    flat->bucket.continues = fsdp->continues || has_held(flat);
     if (!status) status = ms_group_stream(fsdp->group, 1, &stream);
     if (!status) status = ms_inflight_acquire(fsdp->reductions, ms_engine_current(fsdp->engine), 1);
     if (!status) status = launch(flat, stream);
@@ -276,14 +304,6 @@ static ms_status reduce_flat(ms_flat *flat)
         status = ms_storage_drop(ms_tensor_storage(flat->bucket.flat), ms_unit_called(flat->unit));
     if (!status) status = hand_out(flat);
     ms_unit_note(flat->unit, "reduce_grad", first);
-    return status;
-}
-
-ms_status ms_unit_reduce(ms_unit *unit)
-{
-    ms_status status = MS_OK;
-    for (uint32_t f = 0; f < unit->count && !status; f++)
-        if (unit->flats[f].trainable) status = reduce_flat(&unit->flats[f]);
     return status;
 }
 
@@ -316,14 +336,4 @@ bool ms_unit_has_leftover(const ms_unit *unit)
     for (uint32_t f = 0; f < unit->count; f++)
         if (has_leftover(&unit->flats[f])) return true;
     return false;
-}
-
-ms_status ms_fsdp_await_reductions(ms_fsdp *fsdp)
-{
-    ms_stream *current = ms_engine_current(fsdp->engine);
-    ms_status status = MS_OK;
-    for (uint32_t f = 0; f < fsdp->flat_count && !status; f++)
-        for (int i = 0; i < 2 && !status; i++)
-            status = ms_stream_wait(current, fsdp->flats[f].ready[i]);
-    return status;
 }

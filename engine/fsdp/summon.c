@@ -126,6 +126,7 @@ void ms_fsdp_reset(ms_fsdp *fsdp)
     fsdp->summoned_count = 0;
     fsdp->order_count = fsdp->order_left = 0;
     fsdp->pass++;
+    ms_pass_give_up(fsdp);
     for (uint32_t u = 0; u < fsdp->unit_count; u++) {
         ms_unit *unit = &fsdp->units[u];
         unit->depth = unit->inputs = unit->inputs_done = 0;

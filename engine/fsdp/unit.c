@@ -112,15 +112,22 @@ static ms_status gather_flat(ms_flat *flat, bool near)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *stream = NULL;
+    uint32_t span = 0;
     ms_collective call = gather_of(flat, near);
     ms_status status =
         near ? ms_near_stream(fsdp, &stream) : ms_group_stream(fsdp->shards, 2, &stream);
     if (!status) status = take_memory(flat->whole, stream);
     if (!status && !call.restore) status = take_memory(flat->wire, stream);
+    /* The optimizer's stream may still write it. */
+    if (!status) status = ms_stream_wait_users(stream, near ? flat->near : flat->source);
+    if (!status) status = ms_gathers_begin(&fsdp->gather_times, MS_SPAN_GATHER, stream, &span);
     if (!status)
         status = ms_group_enqueue(near ? fsdp->near : fsdp->shards, 2, &call, &flat->gathered);
     if (!status && !call.restore) status = arrange(flat, stream);
+    if (!status) status = ms_gathers_end(&fsdp->gather_times, span, stream);
     if (status) return status;
+    flat->unit->gathers++;
+    flat->awaited = false;
     flat->shard_version = ms_tensor_version(flat->source);
     flat->whole_version = ms_tensor_version(flat->whole);
     return MS_OK;
@@ -201,6 +208,14 @@ ms_status ms_unit_release(ms_unit *unit)
     return status;
 }
 
+uint64_t ms_unit_whole_bytes(const ms_unit *unit)
+{
+    uint64_t bytes = 0;
+    for (uint32_t f = 0; f < unit->count; f++)
+        if (ms_flat_is_sharded(&unit->flats[f])) bytes += ms_flat_bytes(&unit->flats[f]);
+    return bytes;
+}
+
 /* The last use of the memory goes to the list of the limit, for which later gathers wait. */
 ms_status ms_unit_reshard(ms_unit *unit)
 {
@@ -209,6 +224,8 @@ ms_status ms_unit_reshard(ms_unit *unit)
     uint64_t bytes = 0;
     size_t first = ms_trace_count(fsdp->engine);
     MS_ASSERT(unit->place != MS_UNIT_IN_USE);
+    if (unit->prefetched) fsdp->prefetched.wasted_bytes += ms_unit_whole_bytes(unit);
+    unit->prefetched = false;
     unit->place = MS_UNIT_SHARDED;
     for (uint32_t f = 0; f < unit->count; f++) {
         ms_flat *flat = &unit->flats[f];

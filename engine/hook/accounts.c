@@ -141,7 +141,7 @@ void ms_accounts_begin(ms_accounts *accounts, ms_bucket *bucket, uint32_t set)
     if (!accounts) return;
     if (bucket->index == 0)
         for (uint32_t i = 0; i <= accounts->links; i++) accounts->counts[i] = (ms_link_stats){ 0 };
-    accounts->place = place_of(accounts, set, bucket->index);
+    accounts->place = place_of(accounts, set, bucket->place);
     accounts->owner = 0;
     accounts->used[accounts->place] = owners_at(accounts, accounts->place)[0] = 0;
     accounts->seen = 1;
@@ -179,12 +179,13 @@ static uint64_t overlap(uint64_t a, uint64_t b, uint64_t from, uint64_t to)
  * which the model's stream waited. The spans of the reductions come from times.c; a link's share of
  * one begins where the link before it ended. Exposed time of all links adds up to that of the pass,
  * as far as reductions ran then. */
-void ms_accounts_harvest(ms_accounts *accounts, uint32_t set, uint32_t buckets,
+void ms_accounts_harvest(ms_accounts *accounts, uint32_t set, const bool *reduced,
                          const ms_span *spans, uint64_t wait, uint64_t ready)
 {
     if (!accounts) return;
     for (uint32_t i = 0; i <= accounts->links; i++) accounts->times[i] = (ms_link_stats){ 0 };
-    for (uint32_t b = 0; b < buckets; b++) {
+    for (uint32_t b = 0; b < accounts->buckets; b++) {
+        if (!reduced[b]) continue;
         size_t place = place_of(accounts, set, b);
         uint64_t from = spans[b].begin, to;
         for (uint32_t k = 0; k <= accounts->used[place]; k++) {

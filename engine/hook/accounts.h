@@ -28,9 +28,10 @@ ms_status ms_accounts_end(ms_accounts *accounts, ms_bucket *bucket);
 /* The bytes counted so far are those of a whole step. */
 void ms_accounts_step_end(ms_accounts *accounts);
 
-/* Turns the marks of a set into times. spans: begin and end of each bucket's reduction; wait,
- * ready: between these the model's stream waited for the results. */
-void ms_accounts_harvest(ms_accounts *accounts, uint32_t set, uint32_t buckets,
+/* Turns the marks of a set into times. reduced, spans: of each bucket, whether that pass reduced
+ * it, and the begin and end of its reduction; wait, ready: between these the model's stream waited
+ * for the results. */
+void ms_accounts_harvest(ms_accounts *accounts, uint32_t set, const bool *reduced,
                          const ms_span *spans, uint64_t wait, uint64_t ready);
 
 uint32_t ms_accounts_links(const ms_accounts *accounts);

@@ -99,7 +99,7 @@ static ms_status new_between(ms_bucket *of, ms_between **out)
     inner->parts = NULL;
     inner->divisor = ms_group_size(of->replicas);
     inner->count = 0;
-    inner->flat = inner->buffer = inner->sent = NULL;
+    inner->flat = inner->buffer = inner->sent = inner->result = NULL;
     inner->links_before = of->links_before + of->link;
     inner->travels = MS_F32;
     place_lists(between, (char *)memory + head, pointers);

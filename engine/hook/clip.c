@@ -90,8 +90,8 @@ static void scale_held(ms_work *w, ms_tensor *const *all, uint32_t count)
     }
 }
 
-/* Keeps this result until the last bucket. It is copied into the bucket's own memory, where the
- * gradients are: a later change of a result in other memory would not reach them. A pass that was
+/* Keeps this result until the last bucket. It is copied to where the gradients are: a later change
+ * of a result in other memory would not reach them. A pass that was
  * broken off leaves tensors in the state; the first bucket drops them. */
 static ms_status all_together(ms_work *w, ms_tensor *reduced, ms_tensor **out)
 {
@@ -100,7 +100,8 @@ static ms_status all_together(ms_work *w, ms_tensor *reduced, ms_tensor **out)
     ms_tensor *place = NULL;
     uint32_t held = 0;
     if (bucket->index == 0) ms_link_state_let_go(state);
-    w->status = ms_link_place(bucket, bucket->flat, &place);
+    if (bucket->result) place = ms_tensor_retain(bucket->result);
+    else w->status = ms_link_place(bucket, bucket->flat, &place);
     ms_work_own(w, place);
     if (reduced != place) ms_work_copy(w, reduced, place);
     if (!w->status) w->status = ms_link_state_hold(state, place);
@@ -111,12 +112,18 @@ static ms_status all_together(ms_work *w, ms_tensor *reduced, ms_tensor **out)
     return ms_work_end(w);
 }
 
-/* Changes nothing; it only refuses gradients under a loss scale, whose norm is not that of the
- * gradients. */
+/* Changes nothing; it only refuses gradients whose norm is not that of the gradients: under a loss
+ * scale, and where only this pass's part of them is here. */
 ms_status ms_clip_encode(const ms_link *link, ms_bucket *bucket)
 {
     (void)link;
     ms_status status = MS_OK;
+    if (bucket->continues)
+        return ms_engine_fail(bucket->engine, MS_ERROR_STATE,
+                              "clip: gradients of earlier passes are kept as shards, and this "
+                              "pass's would be clipped without them: accumulate in no_sync or "
+                              "with accumulate = \"local\", or clip after backward "
+                              "(model:clip_grad_norm)");
     for (uint32_t i = 0; i < bucket->count && !status; i++)
         if (ms_tensor_grad_is_marked(bucket->parameters[i]))
             status = ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT,

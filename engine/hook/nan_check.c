@@ -24,13 +24,14 @@ static ms_tensor *flag(ms_work *w)
     return ms_work_own(w, bad);
 }
 
-/* The first bucket of a pass clears the flag. This rank's numbers are looked at before the
+/* The first bucket of a pass clears the flag, unless results are added to those of earlier passes.
+ * This rank's numbers are looked at before the
  * reduction, because a minimum or a compressing link may hide a NaN. */
 ms_status ms_nan_check_encode(const ms_link *link, ms_bucket *bucket)
 {
     ms_work w = { .link = link, .bucket = bucket };
     ms_tensor *bad = flag(&w);
-    if (bucket->index == 0) ms_work_change(&w, &ms_op_fill, 0, bad, NULL);
+    if (bucket->index == 0 && !bucket->continues) ms_work_change(&w, &ms_op_fill, 0, bad, NULL);
     look(&w, bucket->buffer, bad);
     return ms_work_end(&w);
 }

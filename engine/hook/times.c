@@ -1,6 +1,8 @@
 /* times.c: when the parts of a synchronized pass ran, and what its reductions sent. */
 #include "hook/times.h"
 
+#include <string.h>
+
 #include "base/assert.h"
 
 /* ------------------------------------------------------- making and freeing */
@@ -33,6 +35,10 @@ ms_status ms_times_open(ms_times *times, ms_group *group, uint32_t capacity, uin
     if (!status)
         status = ms_allocate(context, capacity * sizeof(ms_bucket_times), "times",
                              (void **)&times->bucket_times);
+    if (!status)
+        status =
+            ms_allocate(context, 3 * capacity * sizeof(bool), "times", (void **)&times->reduced);
+    if (!status) times->timed = times->reduced + 2 * capacity;
     return status ? status : ms_accounts_new(group, capacity, links, &times->accounts);
 }
 
@@ -45,6 +51,7 @@ void ms_times_close(ms_times *times)
     ms_accounts_free(times->accounts);
     ms_release(ms_engine_context(times->engine), times->spans);
     ms_release(ms_engine_context(times->engine), times->bucket_times);
+    ms_release(ms_engine_context(times->engine), times->reduced);
     ms_release(ms_engine_context(times->engine), times->arrived_ns);
 }
 
@@ -75,18 +82,27 @@ static uint64_t time_since(const ms_times *times, uint32_t set, uint32_t mark, u
     return ns > begin ? ns - begin : 0;
 }
 
-/* Times of buckets and gradients since `begin`, which is forward's end. The arrays are the
- * reducer's view of one pass: they are overwritten as a whole, together with the layout that says
- * which buckets they are of. */
+/* Whether a bucket was reduced in the pass of that set, for each bucket. */
+static bool *reduced_in(const ms_times *times, uint32_t set)
+{
+    return times->reduced + (size_t)set * times->capacity;
+}
+
+/* Times of buckets and gradients since `begin`, which is forward's end. A bucket that the pass has
+ * left out keeps its times, unless buckets were made anew since. */
 static void harvest_buckets(ms_times *times, uint32_t index, uint64_t begin)
 {
     const ms_times_set *set = &times->sets[index];
     for (uint32_t i = 0; set->has_gradients && i < times->gradients; i++)
         times->arrived_ns[i] = time_since(times, index, arrivals_at(times) + i, begin);
-    for (uint32_t b = 0; b < set->buckets; b++)
+    for (uint32_t b = 0; b < times->capacity; b++) {
+        if (times->timed_layout != set->layout) times->timed[b] = false;
+        if (!reduced_in(times, index)[b]) continue;
+        times->timed[b] = true;
         times->bucket_times[b] =
             (ms_bucket_times){ .ready_ns = time_since(times, index, completes_at(times) + b, begin),
                                .reduce_ns = times->spans[b].end - times->spans[b].begin };
+    }
     times->timed_layout = set->layout;
 }
 
@@ -118,13 +134,14 @@ static void harvest(ms_times *times, uint32_t index)
     for (uint32_t i = 0; i < MS_MOMENTS; i++)
         if (set->has[i]) moments[i] = time_of(times, index, i);
     harvest_moments(&times->stats, set, moments);
-    for (uint32_t b = 0; b < set->buckets; b++) {
+    for (uint32_t b = 0; b < times->capacity; b++) {
+        if (!reduced_in(times, index)[b]) continue;
         times->spans[b] = (ms_span){ .begin = time_of(times, index, spans_at() + 2 * b),
                                      .end = time_of(times, index, spans_at() + 2 * b + 1) };
         times->stats.reduce_ns += times->spans[b].end - times->spans[b].begin;
     }
-    ms_accounts_harvest(times->accounts, index, set->buckets, times->spans, moments[MS_AT_WAIT],
-                        moments[MS_AT_READY]);
+    ms_accounts_harvest(times->accounts, index, reduced_in(times, index), times->spans,
+                        moments[MS_AT_WAIT], moments[MS_AT_READY]);
     harvest_buckets(times, index,
                     moments[set->has[MS_AT_BACKWARD] ? MS_AT_BACKWARD : MS_AT_FORWARD]);
 }
@@ -146,6 +163,7 @@ ms_status ms_times_begin_pass(ms_times *times, uint64_t layout)
 {
     harvest(times, set_of(times));
     times->sets[set_of(times)] = (ms_times_set){ .pass = times->passes, .layout = layout };
+    memset(reduced_in(times, set_of(times)), 0, times->capacity * sizeof(bool));
     return ms_times_note(times, MS_AT_FORWARD);
 }
 
@@ -208,7 +226,7 @@ ms_status ms_times_begin_reduction(ms_times *times, ms_bucket *bucket)
 {
     times->before = ms_accounts_traffic(times->engine);
     if (bucket->index == 0) times->counts = (ms_times_counts){ .passes = times->passes + 1 };
-    ms_status status = mark_span(times, bucket->index, false);
+    ms_status status = mark_span(times, bucket->place, false);
     if (!status) ms_accounts_begin(times->accounts, bucket, set_of(times));
     return status;
 }
@@ -220,9 +238,9 @@ ms_status ms_times_end_reduction(ms_times *times, ms_bucket *bucket)
     times->counts.calls++;
     times->counts.payload_bytes += now.payload_bytes - times->before.payload_bytes;
     times->counts.wire_bytes += now.wire_bytes - times->before.wire_bytes;
-    times->sets[set_of(times)].buckets = bucket->index + 1;
+    reduced_in(times, set_of(times))[bucket->place] = true;
     ms_status status = ms_accounts_end(times->accounts, bucket);
-    return status ? status : mark_span(times, bucket->index, true);
+    return status ? status : mark_span(times, bucket->place, true);
 }
 
 /* From here on set_of names the other set, which the next pass writes. */
@@ -272,7 +290,7 @@ ms_pass_stats ms_times_stats(ms_times *times)
  * buckets would be those of other parameters. */
 bool ms_times_bucket(const ms_times *times, uint64_t layout, uint32_t bucket, ms_bucket_times *out)
 {
-    bool timed = times->timed_layout == layout && bucket < times->capacity;
+    bool timed = times->timed_layout == layout && bucket < times->capacity && times->timed[bucket];
     *out = timed ? times->bucket_times[bucket] : (ms_bucket_times){ 0 };
     return timed;
 }

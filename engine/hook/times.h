@@ -7,7 +7,9 @@
  *   only by the pass after the next, so the host never waits for times.
  * - The mark of a set that comes last (ready, or the step's end) is after all its others.
  * - What the host counts (calls, bytes) is of the pass that was enqueued last; times are of the
- *   last pass that has ended on the device. */
+ *   last pass that has ended on the device.
+ * - Marks belong to a bucket's place. A pass may leave buckets out, and reduce them in any order;
+ * of one that it reduces twice, times are of the second reduction. */
 #ifndef MOONSHARD_HOOK_TIMES_H
 #define MOONSHARD_HOOK_TIMES_H
 
@@ -27,7 +29,6 @@ typedef enum ms_moment {
 typedef struct ms_times_set {
     ms_point end; /* its last mark; seq 0: not enqueued yet, or already harvested */
     uint64_t pass, layout;
-    uint32_t buckets; /* number of reductions */
     bool has[MS_MOMENTS];
     bool has_gradients; /* the arrival of each gradient was timed */
 } ms_times_set;
@@ -49,9 +50,12 @@ typedef struct ms_times {
      * bucket was complete; and when each gradient arrived. */
     ms_marks *marks;
     ms_times_set sets[2];
+    bool *reduced;  /* by set and bucket: it was reduced in that pass */
     ms_span *spans; /* of the reductions, while a set is harvested */
-    /* Harvested: of each bucket and each gradient, in the pass that stats has the times of. */
+    /* Harvested: of each gradient in the pass that stats has the times of, and of each bucket in
+     * the last pass that reduced it. */
     ms_bucket_times *bucket_times;
+    bool *timed;           /* by bucket: it has times, of that layout */
     uint64_t timed_layout; /* the layout of that pass */
     uint64_t *arrived_ns;
     ms_pass_stats stats;
@@ -87,7 +91,7 @@ ms_status ms_times_step_end(ms_times *times, bool reduced);
 ms_pass_stats ms_times_stats(ms_times *times);
 /* Waits until the pass before the last has ended on the device, and harvests its times. */
 ms_status ms_times_await(ms_times *times);
-/* False, and zeros, while no pass of that layout was timed. */
+/* False, and zeros, while no pass of that layout was timed that reduced the bucket. */
 bool ms_times_bucket(const ms_times *times, uint64_t layout, uint32_t bucket, ms_bucket_times *out);
 ms_link_stats ms_times_link(const ms_times *times, uint32_t link);
 

@@ -9,17 +9,13 @@ local precision = require "moonshard.ddp.precision"
 local module = require "moonshard.nn.module"
 local nested = require "moonshard.nested"
 local overlap = require "moonshard.overlap"
-local steps = require "moonshard.steps"
+local statistics = require "moonshard.statistics"
 local watch = require "moonshard.watch"
 local options_of = require "moonshard.options"
 local check, check_group = options_of.check, options_of.check_group
 require "moonshard.group"  -- a link's bucket:group() has its collectives
 
 local ddp = {}
-
--- States of the ddp models that are still referenced. Keys and values are weak: with weak keys
--- alone, an entry would remain until the collection after the one that finalizes its reducer.
-local live = setmetatable({}, { __mode = "kv" })
 
 ---@class ms.DDP: ms.Module
 local DDP = {}
@@ -28,10 +24,7 @@ local DDP = {}
 ---@class ms.DDPState: ms.GradientSource
 ---@field wrapped ms.Module
 ---@field options ms.DDPOptions as they were given
----@field in_force table the options in force, defaults included, as stats shows them
 ---@field options_bytes? integer[] size limits of buckets, as they were given
----@field how table the compiled chain: { chain?, accounts?, links?, hook?, name?, whole?, guards? }
----@field hook_name string
 ---@field names string[] of the trained parameters
 ---@field delayed integer number of delayed parameters, the last of the trained ones
 ---@field made integer number of the model among all ddp models, for ddp/layouts.lua
@@ -42,9 +35,6 @@ local DDP = {}
 ---@field precision? ms.Precision
 ---@field skipped? table<ms.Parameter, boolean> parameters that keep their dtype
 ---@field restore? fun() gives buffers the dtypes that they had before wrapping
----@field calls table<string, integer> calls of all groups by operation, at the last step's end
----@field step? integer the last step that has ended
----@field collectives table<string, integer> calls in that step
 
 ---@param self any
 ---@return ms.DDPState
@@ -295,34 +285,12 @@ function DDP:unwrap()
     hooks._unwatch(s.how.chain or {})
     if s.plan then watch.drop(s.plan.planner) end
     if s.restore then s.restore() end
-    live[s] = nil
+    statistics.drop(s)
   end
   return s.wrapped
 end
 
 ---------------------------------------------------------------------------------------------- stats
-
--- Calls of all groups since the start, by operation.
-local function count_calls()
-  local calls = {}
-  for _, group in ipairs(core.comm_groups()) do
-    for name, count in pairs(group:_calls()) do calls[name] = (calls[name] or 0) + count end
-  end
-  return calls
-end
-
--- At a step's end: counts the collectives of the step.
-local function close_step(s, step)
-  local now, collectives = count_calls(), {}
-  for name, count in pairs(now) do
-    local own = count - (s.calls[name] or 0)
-    if own > 0 then collectives[name] = own end
-  end
-  s.calls, s.step, s.collectives = now, step, collectives
-  s.reducer:step_end()
-end
-
-steps.on_end(function(step) for s in pairs(live) do close_step(s, step) end end)
 
 --- Statistics. Collectives are those of the last finished step, by operation. Times are those of
 --- the last synchronized pass that has ended on the device, so the call never waits. step_ms is the
@@ -332,30 +300,7 @@ steps.on_end(function(step) for s in pairs(live) do close_step(s, step) end end)
 function DDP:stats()
   local s = state_of(self)
   if not s.reducer then core.raise "stats: this model was unwrapped" end
-  local times = s.reducer:stats()
-  local links, chain = s.reducer:link_stats(), s.how.accounts or {}
-  for i, link in ipairs(links) do
-    link.name = chain[i] and hooks._name(chain[i]) or "reduce"
-    link.group = (type(chain[i]) == "table" and chain[i].group or s.group):name()
-  end
-  if #links == 0 then
-    links[1] = {
-      name = s.hook_name, group = s.group:name(), calls = times.calls, ms = times.reduce_ms,
-      payload_bytes = times.payload_bytes,
-      wire_bytes = times.wire_bytes, exposed_ms = times.exposed_ms,
-    }
-  end
-  for i, link in ipairs(links) do link.compression = chain[i] and hooks._compression(chain[i]) end
-  -- If the last link reduces, the added reduction never runs and is removed.
-  if links[#links].calls == 0 and #links > #chain then links[#links] = nil end
-  return {
-    step = s.step, forward_ms = times.forward_ms, backward_ms = times.backward_ms,
-    reduce_ms = times.reduce_ms, exposed_ms = times.exposed_ms, step_ms = times.step_ms,
-    links = links, payload_bytes = times.payload_bytes, wire_bytes = times.wire_bytes,
-    collectives = s.collectives, buckets = (s.reducer:buckets()),
-    world_size = s.group:size(), hook = s.hook_name, iteration = times.iterations,
-    rebuilt = times.rebuilt, options = s.in_force, error = times.error,
-  }
+  return statistics.of(s)
 end
 
 ------------------------------------------------------------------------------------------- wrapping
@@ -450,7 +395,7 @@ function ddp.ddp(model, options)
   ---@type ms.DDPState
   local s = {
     wrapped = model, group = group, options = o, no_sync = false, buffers_due = true,
-    collectives = {}, hook_name = how.name or "reduce", how = how,
+    hook_name = how.name or "reduce", how = how,
     uses_all = not (o.find_unused or o.static_graph), whole = how.whole, guards = how.guards,
   }
   if low then
@@ -481,8 +426,7 @@ function ddp.ddp(model, options)
     end)
   end
   s.in_force = options_in_force(o, bytes, low, s.plan and s.plan.planner)
-  s.calls = count_calls()
-  live[s] = s
+  statistics.watch(s)
   layouts.add(s)
   hooks._watch(how.chain or {})
   if s.plan then watch.use(s.plan.planner) end

@@ -6,6 +6,8 @@ local join = require "moonshard.fsdp.join"
 local launch = require "moonshard.launch"
 local module = require "moonshard.nn.module"
 local nested = require "moonshard.nested"
+local overlap = require "moonshard.overlap"
+local statistics = require "moonshard.statistics"
 local options_of = require "moonshard.options"
 local units_of = require "moonshard.fsdp.units"
 local check, check_group = options_of.check, options_of.check_group
@@ -15,15 +17,13 @@ require "moonshard.group"
 local FSDP = {}
 
 --- The state of a sharded model, kept in its object's metatable and known to its modules.
----@class ms.FSDPState
+---@class ms.FSDPState: ms.GradientSource
 ---@field wrapped ms.Module
 ---@field options ms.FSDPOptions as they were given
----@field group ms.Group
 ---@field shards ms.Group whose ranks share one copy of the parameters
 ---@field strategy string
 ---@field sharded? any the model in the core; nil: unwrapped
 ---@field units { modules: ms.Module[], name: string, index: integer }[] the root first
----@field how table the compiled chain
 ---@field accumulate "local"|"shard"|"all"
 ---@field methods table<string, boolean> what forward_method has replaced
 ---@field joining? ms.ShardedJoining join runs
@@ -154,7 +154,11 @@ local function around(s, index, part)
   return function(object, run, ...)
     local sharded = s.sharded
     if several then sharded:begin_part(index, part) end
+    local begins, reduces = sharded:begins_pass(index)
+    reduces = reduces and not s.partial
+    if begins and reduces then overlap.await(s) end
     sharded:before_forward(index, nested.tensors { ... })
+    if begins then overlap.begin(s, reduces) end
     local results = table.pack(run(object, ...))
     sharded:after_forward(index, nested.tensors(results))
     return table.unpack(results, 1, results.n)
@@ -202,9 +206,20 @@ end
 -- The setting that is off in passes of a window before the last.
 local off_before_last = { ["local"] = "sync", shard = "replica_sync" }
 
+-- Raises for a chain that clips: it would clip each pass, or each part, by itself.
+local function check_clip(s, what)
+  for _, link in ipairs(s.how.chain or {}) do
+    if type(link) == "table" and link.facts and link.facts.clips then
+      core.raise(("%s: the model's chain clips (%s), and it would clip the gradients of each pass \z
+        by themselves: use accumulate = 'local', or clip by model:clip_grad_norm()")
+        :format(what, hooks._name(link)))
+    end
+  end
+end
+
 --- f(i) for i = 1..count, of which the last pass reduces fully. Before it, accumulate = "local":
 --- nothing travels; "shard": gradients are reduced to shards, and replicas keep sums of their own;
---- "all": each pass reduces fully.
+--- "all": each pass reduces fully. Optimizers that step in backward do so in the last pass.
 ---@param count integer
 ---@param f fun(i: integer)
 function FSDP:accumulate(count, f)
@@ -212,8 +227,13 @@ function FSDP:accumulate(count, f)
   if type(f) ~= "function" then
     core.raise("accumulate: a function is expected, not " .. type(f))
   end
-  local setting = off_before_last[s.accumulate]
+  if count ~= 1 and s.accumulate ~= "local" then check_clip(s, "accumulate") end
+  local setting, before = off_before_last[s.accumulate], s.partial
+  local scope <close> = setmetatable({}, { -- luacheck: ignore scope
+    __close = function() s.partial = before end,
+  })
   s.wrapped:accumulate(count, function(i)
+    s.partial = before or i < count
     if i == count or not setting then return f(i) end
     return within(s, setting, function() return f(i) end)
   end)
@@ -231,7 +251,11 @@ end
 ---@param options { divisor?: "all"|"live", stop?: boolean }
 ---@param f function
 ---@return any ... what f returned
-function FSDP:join(options, f) return join.run(sharded_of(self, "join"), options, f) end
+function FSDP:join(options, f)
+  local s = sharded_of(self, "join")
+  overlap.check_join(s)
+  return join.run(s, options, f)
+end
 
 --- Hybrid shards: whether the backward passes to come also reduce between replicas.
 ---@param yes boolean
@@ -242,7 +266,22 @@ function FSDP:set_replica_sync(yes)
     core.raise "set_replica_sync: a part of the gradients can wait only where they are added up: \z
       comm_hook must have native links only, and end in hooks.reduce with op \"avg\" or \"sum\""
   end
+  if not yes and strategies[s.strategy].levels then check_clip(s, "set_replica_sync") end
   s.sharded:replica_sync(yes)
+end
+
+--- Statistics, as of a ddp model. Times and counts of reductions are those of the last pass that
+--- was reduced; counts of prefetches are of the last backward. The call never waits.
+---@return ms.FSDPStats
+function FSDP:stats()
+  local s = sharded_of(self, "stats")
+  local stats, gathers = statistics.of(s), s.sharded:gather_stats()
+  stats.gather_ms, stats.exposed_gather_ms = gathers.gather_ms, gathers.exposed_gather_ms
+  stats.peak_bytes = core.memory().peak
+  stats.prefetch = {
+    hits = gathers.hits, misses = gathers.misses, wasted_bytes = gathers.wasted_bytes, replans = 0,
+  }
+  return stats
 end
 
 --- The ranks that share one copy of the parameters; a group of this rank alone if each has its own.
@@ -397,9 +436,11 @@ function FSDP:reset() sharded_of(self, "reset").sharded:reset() end
 function FSDP:unwrap()
   local s = state_of(self)
   if s.sharded then
+    overlap.unwrap(s)
+    statistics.drop(s)
     hooks._release(s.how.chain or {})
     s.sharded:unwrap()
-    s.sharded = nil
+    s.sharded, s.reducer = nil, nil
     hooks._unwatch(s.how.chain or {})
     for _, unit in ipairs(s.units) do
       for _, object in ipairs(unit.modules) do getmetatable(object).around = nil end
@@ -464,18 +505,41 @@ local function kind_of(shards, replicas)
   return replicas and replicas:size() > 1 and "hybrid" or "reduce_scatter"
 end
 
--- Links that step, or that wait for the last bucket of a pass, do not fit units yet.
-local function check_chain(how)
-  for _, link in ipairs(how.chain or {}) do
-    if type(link) == "table" and link.optimizer then
-      core.raise "fsdp: comm_hook: then_optimizer steps in the chain, which fsdp does not do: \z
-        call optimizer:step()"
+-- Optimizers come after wrapping: they count on shapes that parameters will not have. The chain's
+-- own are made before, and have no states yet.
+local function check_optimizers(s)
+  local linked = {}
+  for _, link in ipairs(s.how.chain or {}) do
+    if type(link) == "table" and link.optimizer then linked[link.optimizer] = true end
+  end
+  for _, item in ipairs(s.wrapped:named_parameters()) do
+    local optimizer = module.stepped[item.parameter]
+    if optimizer and linked[optimizer] then
+      optimizer:_allow_piece(item.parameter, item.name, s.shards:size() > 1)
+    elseif optimizer then
+      core.raise(("fsdp: parameter '%s' belongs to an optimizer already: wrap the model first, \z
+        then make its optimizer"):format(item.name))
     end
   end
-  if how.whole then
-    core.raise(("fsdp: comm_hook: %s needs all gradients of a pass: call model:clip_grad_norm()")
-      :format(how.whole))
+end
+
+-- Parameters that need gradients, in the order in which the core gets them.
+local function trained_of(units)
+  local list = {}
+  for _, unit in ipairs(units) do
+    for _, p in ipairs(unit.parameters) do if p:requires_grad() then list[#list + 1] = p end end
   end
+  return list
+end
+
+-- The options in force, as stats shows them.
+local function options_in_force(o, s)
+  return {
+    strategy = s.strategy, accumulate = s.accumulate, prefetch = o.prefetch or "backward_pre",
+    max_in_flight = o.max_in_flight or 2, max_in_flight_bytes = o.max_in_flight_bytes,
+    max_reductions = o.max_reductions or 2, divide_factor = o.divide_factor, ignored = o.ignored,
+    init_sync = o.init_sync ~= false,
+  }
 end
 
 --- Shards a model over the ranks. The model is changed in place.
@@ -487,12 +551,6 @@ local function wrap(model, options)
   local o = check_options(options)
   local strategy = strategy_of(o)
   local group = o.group or core.world()
-  for _, item in ipairs(model:named_parameters()) do
-    if module.stepped[item.parameter] then
-      core.raise(("fsdp: parameter '%s' belongs to an optimizer already: wrap the model first, \z
-        then make its optimizer"):format(item.name))
-    end
-  end
   local units = units_of.find(model, o)
   local shards, replicas = groups_of(o, strategy, group)
   local reshard = strategies[strategy].reshard
@@ -504,11 +562,14 @@ local function wrap(model, options)
   local s = {
     wrapped = model, group = group, shards = shards, options = o, strategy = strategy,
     units = units, how = how,
-    accumulate = o.accumulate or "shard", methods = {},
+    accumulate = o.accumulate or "shard", methods = {}, trained = {}, left_out = {},
+    uses_all = true, adds_up = true, whole = how.whole, guards = how.guards,
+    hook_name = how.name or "reduce",
     optimizers = setmetatable({}, { __mode = "v" }),
     numbers = setmetatable({}, { __mode = "k" }), optimizer_count = 0,
   }
-  check_chain(how)
+  check_optimizers(s)
+  overlap.check_links(s, how.chain or {})
   if o.init_sync ~= false then synchronize(s) end
   hooks._claim(how.chain or {}, s)
   local parameters, described = {}, {}
@@ -524,14 +585,16 @@ local function wrap(model, options)
       parameters[#parameters + 1] = { tensor = p, name = unit.names[k], unit = unit.index }
     end
   end
+  s.trained, s.in_force = trained_of(units), options_in_force(o, s)
   s.sharded = core.sharded(parameters, described, {
     group = group, shards = shards, replicas = replicas, near = near,
     rows = o.layout == "rows", prefetch = o.prefetch ~= "none", find_unused = o.find_unused,
     max_in_flight = o.max_in_flight, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions,
     links = how.links, hook = how.hook, name = how.name,
-    hook_links = how.hook and #how.accounts + 1,
+    hook_links = how.hook and #how.accounts + 1, hook_whole = how.holds,
   })
+  s.reducer = s.sharded
   if o.divide_factor then s.sharded:divisor(o.divide_factor) end
   for _, unit in ipairs(units) do
     for part, object in ipairs(unit.modules) do
@@ -547,6 +610,8 @@ local function wrap(model, options)
     table.insert(launch.sharded, { shards = shards, replicas = replicas })
   end
   hooks._watch(how.chain or {})
+  overlap.wrap(s, how.chain or {})
+  statistics.watch(s)
   local object = make_object(s)
   if model.last_logits then FSDP.forward_method(object, "last_logits") end
   s.object = setmetatable({ object }, { __mode = "v" })

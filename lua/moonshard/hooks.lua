@@ -415,7 +415,10 @@ end
 
 local function limits_of(link)
   if type(link) == "table" and link.optimizer then
-    return { places = { all_reduce = true }, reason = "it steps on whole gradients" }
+    return {
+      places = { all_reduce = true, reduce_scatter = true, hybrid = true },
+      reason = "it steps on what the model gets",
+    }
   end
   return getmetatable(link) == Native and link.facts or limits[link]
 end
@@ -609,6 +612,7 @@ function hooks._compile(value, what, dtype, kind)
   local whole, guards = facts_of(chain)
   local compiled = {
     chain = chain, accounts = {}, name = tostring(chain), whole = whole, guards = guards,
+    holds = is_whole(chain[1]) == true,                -- results are not final before the last one
   }
   for link in each_link(chain) do table.insert(compiled.accounts, link) end
   if all_native then

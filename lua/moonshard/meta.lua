@@ -858,7 +858,7 @@
 ---@field lr fun(self): number   what the next step of the first group uses, schedule included
 --- From now on, the policy decides when the engine steps this optimizer's parameters in this ddp
 --- model. Several optimizers may share a model.
----@field overlap fun(self, model: ms.DDP, policy: string|ms.Overlap)   policy: a name or a file
+---@field overlap fun(self, model: ms.DDP|ms.FSDP, policy: string|ms.Overlap)   policy: a name or a file
 ---@field state fun(self): table   by parameter name
 ---@field load_state fun(self, state: table)
 --- Errors: a hyper-parameter is out of range, or not one of this kind (the message lists the kind's
@@ -1053,6 +1053,19 @@
 ---@field writeback? boolean           true unless given
 ---@field names? string[]              full names of parameters; all unless given
 
+--- Reductions as of ddp models; exposed_ms is of reductions. calls of `collectives` include gathers.
+---@class ms.FSDPStats: ms.Stats
+---@field gather_ms number             sum over the gathers of the pass
+---@field exposed_gather_ms number     time in which the model's stream waited for gathers
+---@field peak_bytes integer           the most memory that this rank has used so far
+---@field prefetch ms.PrefetchStats
+--- Of the last backward.
+---@class ms.PrefetchStats
+---@field hits integer                 units that were gathered before their backward, and used there
+---@field misses integer               units whose backward had to gather them itself
+---@field wasted_bytes integer         of units that were gathered before their backward for nothing
+---@field replans integer              plans that were made anew; 0 without a planner
+
 ---@class ms.FSDP: ms.Module
 ---@field module ms.Module             the sharded model
 --- Gradients of a forward and backward inside f stay on their rank, whole, and add up.
@@ -1090,6 +1103,15 @@
 ---@field reset fun(self)
 --- Gathers all parameters for good, and drops their gradients. All ranks call it.
 ---@field unwrap fun(self): ms.Module
+---@field stats fun(self): ms.FSDPStats   never waits
+--- Optimizers overlap as with ddp (optimizer:overlap, ms.optim.in_backward, hooks.then_optimizer), on
+--- pieces. Parameters of a unit are stepped when the unit's gradients are reduced, in the last pass
+--- of accumulate only; the unit's next gather waits for the steps, and nothing else does. A unit that
+--- no rank used is not stepped.
+--- Links see one bucket for each flat parameter of a unit, in the order of reductions. is_last() is
+--- the last one of the pass: with a link in Lua, or one that has state, the reduction of a unit that
+--- may be the last is held back until that is known. With accumulate = "shard" the chain runs in each
+--- pass, on that pass's gradients, and hooks.clip is refused; hooks.nan_check covers all passes.
 --- Errors: ranks have different models; a parameter in two units (both are named, with the remedy);
 --- wrap matches nothing; a model that is wrapped already, or whose parameters an optimizer has; a
 --- gathered parameter was written outside summon; a parameter got a gradient outside its unit's

@@ -94,11 +94,7 @@ end
 
 -- A rank has a piece of a parameter that fsdp has sharded, so a kind whose step needs the whole of
 -- it would compute something else.
-local function check_sharded(self, p, i)
-  local entry = module.sharded[p]
-  if not entry or entry.model.shards:size() == 1 then return end
-  local name = p:name()
-  name = name ~= "" and name or ("#%d"):format(i)
+local function refuse_shards(self, name)
   if self.shard then
     core.raise(("%s: option shard, and parameter '%s' is sharded by fsdp already: leave out \z
       the option"):format(self.kind.name, name))
@@ -109,6 +105,13 @@ local function check_sharded(self, p, i)
       of optim.define that computes each number by itself says elementwise = true")
       :format(self.kind.name, name))
   end
+end
+
+local function check_sharded(self, p, i)
+  local entry = module.sharded[p]
+  if not entry or entry.model.shards:size() == 1 then return end
+  local name = p:name()
+  refuse_shards(self, name ~= "" and name or ("#%d"):format(i))
 end
 
 local function add_group(self, group)
@@ -356,6 +359,15 @@ local function step_late(self, late, options)
   for _, item in ipairs(late) do core.consume_grad(item.p) end
 end
 
+-- For fsdp.lua: raises unless the parameter may become a piece now. name: of the parameter.
+function Optimizer:_allow_piece(p, name, is_sharded)
+  if is_sharded then refuse_shards(self, name) end
+  if self.steps > 0 or next(self.slots[p].state) then
+    core.raise(("fsdp: parameter '%s' was stepped already by the optimizer of then_optimizer: \z
+      wrap the model before the first step"):format(name))
+  end
+end
+
 -- For overlap.lua: steps one parameter in backward, as a part of a step that step() will end. If
 -- backward still reads the parameter's old values, the step waits for the last such read; grad must
 -- not change until then.
@@ -427,7 +439,7 @@ end
 --- policy: the name of a ready-made one ("classic", "in_backward", "deferred",
 --- "early_where_hidden"), a file, or a result of ms.overlap. The loop need not change: step() steps
 --- the parameters that were not stepped early.
----@param model ms.DDP
+---@param model ms.DDP|ms.FSDP
 ---@param policy string|ms.Overlap
 function Optimizer:overlap(model, policy)
   local kind, seen = self.kind, {}

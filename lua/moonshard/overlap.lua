@@ -1,8 +1,8 @@
 -- When optimizers run. An optimizer steps on a stream of its own: early steps run in parallel with
 -- the rest of backward, late steps in parallel with the next forward. The engine makes readers and
 -- writers of the same memory wait for each other, so the moment of a step does not change the
--- weights. This file has the functions that ddp models and optimizers call; the parts are in
--- overlap/.
+-- weights. This file has the functions that ddp models, fsdp models and optimizers call; the parts
+-- are in overlap/.
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
 local chain = require "moonshard.overlap.chain"
@@ -20,19 +20,22 @@ local overlap = {
   stream = owners.stream, finish = passes.finish,
 }
 
--------------------------------------------------------------------------------------- of ddp models
+----------------------------------------------------------------------------- of ddp and fsdp models
 
---- For ddp: before the reducer's forward of a pass that reduces.
+--- For models: before the forward of a pass that reduces.
 ---@param s ms.GradientSource
 function overlap.await(s)
+  if s.adds_up and s.joining then return end
   for _, entry in ipairs(s.overlap.entries) do if entry.planner then plans.await(entry, s) end end
 end
 
---- For ddp: after the reducer's forward. reduces: whether the backward of this pass reduces.
+--- For models: when the forward of a pass has begun. reduces: whether the backward of this pass
+--- reduces, and ends an accumulation.
 ---@param s ms.GradientSource
 ---@param reduces boolean
 function overlap.begin(s, reduces)
   source.begin_pass(s)
+  if s.adds_up and s.joining then return end
   for _, entry in ipairs(s.overlap.entries) do
     entry.optimizer:_end_released()
     if entry.link then entry.optimizer:_end_early()
@@ -63,32 +66,59 @@ local function refuse_early_links(s, links)
   end
 end
 
---- For ddp: once there is a reducer. Fills s.overlap. links: those of the model's chain.
+--- For models, before they are wrapped: raises if the links of the chain cannot step for it.
+---@param s ms.GradientSource
+---@param links ms.Link[]
+function overlap.check_links(s, links)
+  if s.whole then refuse_early_links(s, links) end
+  for _, link in ipairs(links) do
+    local other = type(link) == "table" and link.optimizer and owners.linked_in[link.optimizer]
+    if other and other ~= s then
+      core.raise "then_optimizer: this optimizer steps in the chain of another model already: \z
+        give each model its own"
+    end
+  end
+end
+
+--- For models: once there is a reducer. Fills s.overlap. links: those of the model's chain.
 ---@param s ms.GradientSource
 ---@param links ms.Link[]
 function overlap.wrap(s, links)
   local held = setmetatable({ s }, { __mode = "v" })
   s.overlap = source.overlap_state(s)
-  if s.whole then refuse_early_links(s, links) end
+  overlap.check_links(s, links)
   for _, p in ipairs(s.trained) do owners.wrapped_in[p] = s end
   -- Ignored parameters are not stepped in backward; PyTorch does the same.
   for _, p in ipairs(s.left_out) do owners.wrapped_in[p] = s end
   for _, link in ipairs(links) do
     if type(link) == "table" and link.optimizer then
-      local other = owners.linked_in[link.optimizer]
-      if other and other ~= s then
-        core.raise "then_optimizer: this optimizer steps in the chain of another model already: \z
-          give each model its own"
-      end
       link.held, owners.linked_in[link.optimizer] = held, s
       table.insert(s.overlap.entries, { optimizer = link.optimizer, link = link, chosen = {} })
-      if not s.uses_all then passes.listen(s) end
+      if s.adds_up or not s.uses_all then passes.listen(s) end
     end
   end
   for _, p in ipairs(s.trained) do if owners.own_of[p] then return passes.listen(s) end end
 end
 
---- For ddp: when it is unwrapped.
+--- For fsdp models, before a join. A rank without inputs left steps its shards when the others call
+--- step(), so nothing may step them without that call; plans step after backward meanwhile.
+---@param s ms.GradientSource
+function overlap.check_join(s)
+  for _, p in ipairs(s.trained) do
+    if owners.own_of[p] then
+      core.raise(("join: parameter '%s' is stepped by in_backward, of which ranks without inputs \z
+        left would not know: use optimizer:overlap(model, \"in_backward\")"):format(p:name()))
+    end
+  end
+  for _, entry in ipairs(s.overlap.entries) do
+    if entry.link then
+      core.raise "join: then_optimizer steps in the model's chain, of which ranks without inputs \z
+        left would not know: use optimizer:overlap(model, \"in_backward\")"
+    end
+  end
+end
+
+--- For models: when they are unwrapped.
 ---@param s ms.GradientSource
 function overlap.unwrap(s)
   for _, p in ipairs(s.trained) do
@@ -110,21 +140,25 @@ end
 
 -------------------------------------------------------------------------------------- of optimizers
 
-local function is_ddp(model)
-  return type(getmetatable(model)) == "table" and getmetatable(model).ddp ~= nil
+-- The source that a ddp or fsdp model is; nil for anything else.
+local function source_of(model)
+  local meta = getmetatable(model)
+  return type(meta) == "table" and (meta.ddp or meta.fsdp) or nil
 end
 
 --- The engine runs this optimizer's steps of the model's parameters by the policy, from the second
 --- reduced pass on; a planner sees times of two passes first.
 ---@param optimizer ms.Optimizer
----@param model ms.DDP
+---@param model ms.DDP|ms.FSDP
 ---@param policy string|ms.Overlap
 function overlap.attach(optimizer, model, policy)
   options_of.argument("overlap", "optimizer", optimizer, "optimizer")
-  if not is_ddp(model) then
-    core.raise("overlap: a ddp model is expected, not a " .. type(model) .. ": wrap it with ms.ddp")
+  local s = source_of(model)
+  if not s then
+    core.raise("overlap: a ddp or fsdp model is expected, not a " .. type(model)
+      .. ": wrap it with ms.ddp or ms.fsdp")
   end
-  local s, planner, mine = getmetatable(model).ddp, plans.planner_of(policy), {}
+  local planner, mine = plans.planner_of(policy), {}
   if not s.reducer then core.raise "overlap: this model was unwrapped" end
   for _, entry in ipairs(s.overlap.entries) do
     if entry.optimizer == optimizer then
@@ -207,14 +241,14 @@ function overlap.guard(params)
   return flag
 end
 
---- For sharded optimizers: the ddp model of these parameters whose join runs.
+--- For optimizers with the option shard: the ddp model of these parameters whose join runs.
 ---@param params ms.Parameter[]
 ---@return ms.GradientSource?
 function overlap.joining(params)
   local found
   for _, p in ipairs(params) do
     local s = owners.wrapped_in[p]
-    if s and s.joining and s ~= found then
+    if s and s.joining and not s.adds_up and s ~= found then
       if found then
         core.raise "optimizer:step: a sharded optimizer steps inside the join of one model, not \z
           of two"

@@ -253,11 +253,14 @@ local function run_step(self, step)
   local loss = forward_backward(self)
   if o.after_backward then o.after_backward(step) end
   local norm, finite, bad, parameters = update(self, loss)
-  local wrapped = getmetatable(o.model).ddp
-  local stats = wrapped and o.model:stats()
-  self.report:step {
-    loss = loss, grad_norm = norm, lr = lr, exposed_comm_ms = stats and stats.exposed_ms or nil,
-  }
+  local meta = getmetatable(o.model)
+  local stats = (meta.ddp or meta.fsdp) and o.model:stats()
+  -- What the model's stream waited for: reductions, and gathers of a sharded model.
+  local waited = stats and stats.exposed_ms + (stats.exposed_gather_ms or 0)
+  self.report:step { loss = loss, grad_norm = norm, lr = lr, exposed_comm_ms = waited or nil }
+  if meta.fsdp then
+    self.report:add { gather_ms = stats.gather_ms, exposed_gather_ms = stats.exposed_gather_ms }
+  end
   if stats and #stats.links > 1 then self.report:add { links = stats.links } end
   if finite then
     self.unjudged[#self.unjudged + 1] = {

@@ -21,7 +21,7 @@ static ms_status open_buckets(rank *self, uint32_t links, buckets *out)
         ms_bucket *bucket = &out->items[b];
         bucket->engine = self->engine;
         bucket->group = self->world;
-        bucket->index = b;
+        bucket->index = bucket->place = b;
         status = ms_tensor_new(self->engine, MS_F32, 1, &length, &bucket->flat);
     }
     return status ? status : ms_times_open(&out->times, self->world, BUCKETS, BUCKETS, links);

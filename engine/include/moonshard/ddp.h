@@ -120,8 +120,6 @@ MS_API void ms_reducer_rebuild(ms_reducer *reducer);
  * the current stream has waited for all results, f(user, MS_REDUCED_ALL) ends the pass. f must not
  * block; its error ends the job. f NULL: no more calls. free_user (may be NULL) is called with user
  * when f is replaced, or with the reducer's end. */
-#define MS_REDUCED_ALL UINT32_MAX
-typedef ms_status (*ms_reduced_function)(void *user, uint32_t bucket);
 MS_API void ms_reducer_set_on_reduced(ms_reducer *reducer, ms_reduced_function f, void *user,
                                       void (*free_user)(void *user));
 /* Whether a parameter is used in this pass: by any rank if *known, which is then true on all ranks;

@@ -29,6 +29,12 @@
  *   shards of passes before that nothing has consumed.
  * - Gradients of a pass that is not synchronized stay whole on their rank until a synchronized pass
  *   adds to them and reduces the sum.
+ * - Buckets of a sharded model are its trainable flat parameters, in the order in which backward
+ *   comes to their units, the root's last: bucket `index` is the one whose `place` it is. Links see
+ *   the order of launches as its `index`, and `is_last` is the last reduction of the pass, also
+ * where units stay unused: a chain with links that ask for it holds back one unit's reduction.
+ * - Optimizers may step on a stream of their own. The next gather of a unit waits for the steps of
+ *   its pieces, and nothing else does.
  * - Waits are stream waits. The host never blocks at an edge, but with find_unused and in a join:
  *   there ranks tell each other which unit they need next, and all take part in its gather or
  *   reduction, also those that do not use it. Gathers ahead of their use do not fit this: there are
@@ -83,6 +89,7 @@ typedef struct ms_fsdp_options {
     void *hook_user;
     void (*hook_free)(void *user); /* may be NULL */
     uint32_t hook_links;
+    bool hook_whole; /* some link of the hook holds results until the last bucket of a pass */
 } ms_fsdp_options;
 
 /* Shards the parameters: float leaves, each once, none of another wrapped model. Copies or retains
@@ -172,6 +179,53 @@ typedef struct ms_fsdp_unit_info {
     bool gathered;
 } ms_fsdp_unit_info;
 MS_API bool ms_fsdp_unit_get(const ms_fsdp *fsdp, uint32_t unit, ms_fsdp_unit_info *out);
+
+/* Whether a forward of the unit that begins now begins a pass: it is recorded, in no other forward,
+ * and no backward runs. Each such forward of the root begins one; that of another unit, which is
+ * called by itself, if none was begun since the last backward. */
+MS_API bool ms_fsdp_begins_pass(const ms_fsdp *fsdp, uint32_t unit);
+
+/* For optimizers that step before backward ends. In a backward that reduces the host calls f(user,
+ * index) for each bucket as soon as its reduction is enqueued. The gradients of its pieces are then
+ * the reduced ones, together with those of earlier passes that nothing has consumed. They are
+ * complete at the points of ms_fsdp_ready; the model's stream has not waited for them. A unit that
+ * no rank has used is not among the calls. When the model's stream waits for all results, f(user,
+ * MS_REDUCED_ALL) ends the pass. Everything else is as for ms_reducer_set_on_reduced. */
+MS_API void ms_fsdp_set_on_reduced(ms_fsdp *fsdp, ms_reduced_function f, void *user,
+                                   void (*free_user)(void *user));
+/* As ms_reducer_ready. */
+MS_API void ms_fsdp_ready(const ms_fsdp *fsdp, uint32_t index, ms_point ready[2]);
+MS_API uint32_t ms_fsdp_buckets(const ms_fsdp *fsdp);
+/* NULL past the last */
+MS_API const ms_bucket *ms_fsdp_bucket(const ms_fsdp *fsdp, uint32_t index);
+/* Number of passes that were reduced. */
+MS_API uint64_t ms_fsdp_passes(const ms_fsdp *fsdp);
+/* The error that has ended the job; NULL: none has. */
+MS_API const char *ms_fsdp_error(const ms_fsdp *fsdp);
+
+/* Statistics, as ms_reducer_stats, ms_reducer_links and so on. Call step_end after the optimizer.
+ */
+MS_API ms_pass_stats ms_fsdp_stats(ms_fsdp *fsdp);
+MS_API uint32_t ms_fsdp_links(const ms_fsdp *fsdp);
+MS_API ms_link_stats ms_fsdp_link_stats(const ms_fsdp *fsdp, uint32_t link);
+MS_API bool ms_fsdp_bucket_times(const ms_fsdp *fsdp, uint32_t index, ms_bucket_times *out);
+MS_API ms_status ms_fsdp_await_times(ms_fsdp *fsdp);
+MS_API ms_status ms_fsdp_step_end(ms_fsdp *fsdp);
+
+/* Of the backward that began last; of the last one before ms_fsdp_step_end, where that is called.
+ */
+typedef struct ms_prefetch_counts {
+    uint64_t hits;         /* units that were gathered before their backward, and used there */
+    uint64_t misses;       /* units whose backward had to gather them */
+    uint64_t wasted_bytes; /* of units that were gathered before their backward, and not used */
+} ms_prefetch_counts;
+/* Times are of the last pass that was reduced and whose gathers have run. Never waits. */
+typedef struct ms_gather_stats {
+    uint64_t gather_ns;  /* sum over the gathers of the pass */
+    uint64_t exposed_ns; /* how long the model's stream waited for them */
+    ms_prefetch_counts prefetch;
+} ms_gather_stats;
+MS_API ms_gather_stats ms_fsdp_gather_stats(ms_fsdp *fsdp);
 
 /* Sums are divided by it: the number of ranks unless set; above 0. */
 MS_API double ms_fsdp_divisor(const ms_fsdp *fsdp);

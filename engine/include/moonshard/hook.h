@@ -45,8 +45,12 @@ typedef struct ms_bucket {
     ms_group *group;             /* all ranks whose gradients are summed */
     ms_group *shards, *replicas; /* hybrid: the groups of MS_LEVEL_SHARD and MS_LEVEL_REPLICATE */
     ms_bucket_kind kind;
-    uint32_t index; /* 0 is launched first */
+    uint32_t index; /* in the order of launches in this pass: 0 is launched first */
     bool is_last;
+    /* Which of its model's buckets it is: stays the same until buckets are made anew. */
+    uint32_t place;
+    /* The result is added to gradients of earlier passes, which are not in the buffer. */
+    bool continues;
     double divisor;            /* of a mean: how many ranks it is over, unless a user has set it */
     uint32_t count;            /* of parameters */
     const uint32_t *positions; /* of the parameters among all of the model */
@@ -60,6 +64,9 @@ typedef struct ms_bucket {
     /* NULL: shards are cut anywhere. Otherwise by rows: how many numbers of each gradient a shard
      * has. Not of all_reduce buckets. */
     const int64_t *parts;
+    /* Where a link that holds results until the pass's last bucket keeps this one: the shard's
+     * length and the gradients' dtype, borrowed. NULL: this rank's part of flat. */
+    ms_tensor *result;
     /* Input of the next link: flat, or the tensor that a link has put in its place (retained). */
     ms_tensor *buffer;
     /* For error feedback: this rank's numbers as the other ranks receive them, f32, owned by the
@@ -298,6 +305,9 @@ MS_API const ms_link_kind *ms_link_find(const char *name); /* NULL if there is n
 MS_API bool ms_link_is_whole(const ms_link *link);
 /* Whether two models that use the link would overwrite each other's state. */
 MS_API bool ms_link_is_of_one_model(const ms_link *link);
+/* Whether the link keeps something from one bucket of a pass to the next. It may then ask which
+ * bucket is the pass's first and which the last. */
+static inline bool ms_link_asks_order(const ms_link *link) { return link->kind->has_state; }
 /* Whether the link's state "bad" tells optimizers, after the last bucket, to skip the step. */
 MS_API bool ms_link_skips_steps(const ms_link *link);
 
@@ -347,6 +357,11 @@ MS_API void ms_between_drop(ms_between *between);
  * group's communication stream has by then). */
 typedef ms_status (*ms_comm_hook)(void *user, ms_bucket *bucket, ms_tensor **result,
                                   ms_point *ready);
+
+/* What whoever reduces gradients by buckets calls for optimizers that step before backward ends,
+ * with the place of a bucket, or at the end of the pass. */
+#define MS_REDUCED_ALL UINT32_MAX
+typedef ms_status (*ms_reduced_function)(void *user, uint32_t bucket);
 
 /* --------------------------------------------------------------- statistics */
 

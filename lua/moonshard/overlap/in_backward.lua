@@ -7,8 +7,9 @@ local passes = require "moonshard.overlap.passes"
 local in_backward = {}
 
 --- Makes an optimizer for each parameter. It steps in backward when the parameter's gradient is
---- complete: after its reduction in a ddp model (wrapped before or after this call), and in the
---- last pass of accumulate only. The step frees the gradient, unless options.keep_grads is true.
+--- complete: after its reduction in a ddp model (wrapped before or after this call) or an fsdp
+--- model (wrapped before), and in the last pass of accumulate only. The step frees the gradient,
+--- unless options.keep_grads is true.
 ---@param make fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 ---@param params ms.Parameter[]
 ---@param options? ms.OptimizerOptions and keep_grads
@@ -32,10 +33,6 @@ function in_backward.in_backward(make, params, options)
   for i, p in ipairs(params) do
     if not core.is_tensor(p) or not p:requires_grad() then
       core.raise(("in_backward: parameter %d needs no gradient"):format(i))
-    end
-    if module.sharded[p] then
-      core.raise(("in_backward: parameter '%s' belongs to an fsdp model, whose parameters are \z
-        stepped after backward only"):format(p:name()))
     end
     if owners.plan_of[p] then
       core.raise(("in_backward: parameter '%s' is stepped by an overlapped optimizer already")

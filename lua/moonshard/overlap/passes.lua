@@ -41,19 +41,32 @@ local function step_owns(s, positions)
   end
 end
 
+-- Whether an entry steps the buckets of this index as soon as they are reduced.
+local function steps_now(s, entry, index)
+  -- These parameters are left to step(): the collectives of a sharded optimizer must not depend on
+  -- which parameters this rank has used, and inside join, ranks without inputs left need the
+  -- gradients of other ranks.
+  if entry.optimizer.shard and s.joining then return false end
+  if entry.link then return s.adds_up end
+  return entry.chosen[index] == "on_reduced"
+end
+
+-- Whether an entry steps this parameter. A link may have chosen some.
+local function has(entry, p)
+  local chosen = entry.link and entry.link.chosen
+  return entry.optimizer.slots[p] and (not chosen or chosen[p])
+end
+
 local function on_reduced(s, index, positions)
+  if s.partial or s.adds_up and s.joining then return end
   owners.stream():run(function()
     step_owns(s, positions)
     for _, entry in ipairs(s.overlap.entries) do
-      -- These parameters are left to step(): the collectives of a sharded optimizer must not depend
-      -- on which parameters this rank has used, and inside join, ranks without inputs left need the
-      -- gradients of other ranks.
-      local shard = entry.optimizer.shard
-      if entry.chosen[index] == "on_reduced" and not (shard and s.joining) then
-        local stepped = {}
+      if steps_now(s, entry, index) then
+        local stepped, shard = {}, entry.optimizer.shard
         for _, at in ipairs(positions) do
           local p = s.trained[at]
-          local grad = entry.optimizer.slots[p] and source.is_used(s, at, shard) and p:grad()
+          local grad = has(entry, p) and source.is_used(s, at, shard) and p:grad()
           if grad then
             entry.optimizer:_step_early(p, grad)
             stepped[#stepped + 1] = p
@@ -65,11 +78,31 @@ local function on_reduced(s, index, positions)
   end)
 end
 
+-- Steps what this pass has not reduced and earlier passes of the accumulation have: buckets of
+-- units that it did not use.
+local function step_left_out(s)
+  for _, p in ipairs(s.trained) do
+    local own, grad = owners.own_of[p], p:grad()
+    if own and grad and not s.overlap.stepped[p] then
+      passes.step_own(p, own)
+      s.overlap.stepped[p] = true
+    end
+    for _, entry in ipairs(s.overlap.entries) do
+      if grad and entry.link and has(entry, p) and not entry.optimizer.slots[p].early then
+        entry.optimizer:_step_early(p, grad)
+      end
+    end
+  end
+end
+
 --- Runs after the last bucket, when it is known which parameters any rank has used. A gradient that
 --- only other ranks have computed has reached this rank by then.
 ---@param s ms.GradientSource
 function passes.finish(s)
   local owns, postponed = s.overlap.unstepped, s.overlap.postponed
+  if s.adds_up and not (s.partial or s.joining) then
+    owners.stream():run(function() step_left_out(s) end)
+  end
   if #owns == 0 and #postponed == 0 then return end
   s.overlap.unstepped, s.overlap.postponed = {}, {}
   owners.stream():run(function()

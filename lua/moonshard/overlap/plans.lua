@@ -67,15 +67,17 @@ end
 -- that took part with zeros have no times.
 local function view_of(entry, s, buckets)
   local times, bytes, numbers = s.reducer:stats(), 0, {}
-  local known = times.backward_ms > 0
+  local known, timed = times.backward_ms > 0, 0
   for _, b in ipairs(buckets) do
-    known = known and b.ready_ms ~= nil
+    if b.ready_ms then timed = timed + 1 end
     bytes = bytes + b.bytes
   end
+  -- Units of a sharded model that were never used have no times.
+  known = known and (timed == #buckets or s.adds_up and timed > 0)
   if known then
     numbers[1], numbers[2], numbers[3] = times.forward_ms, times.backward_ms, times.step_ms
     for i, b in ipairs(buckets) do
-      numbers[2 * i + 2], numbers[2 * i + 3] = b.ready_ms, b.reduce_ms
+      numbers[2 * i + 2], numbers[2 * i + 3] = b.ready_ms or 0, b.reduce_ms or 0
     end
   else numbers = nil end
   local asked

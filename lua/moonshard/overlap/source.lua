@@ -1,5 +1,5 @@
 -- The interface that optimizers, planners and join use of a model whose gradients are reduced
--- bucket by bucket. The state of a ddp model is such a source; that of an fsdp model will be one.
+-- bucket by bucket. The states of ddp and of fsdp models are such sources.
 
 --- Reduces gradients. Positions count from 1 in the source's list of trained parameters, indices of
 --- buckets from 0.
@@ -14,6 +14,9 @@
 ---@field on_reduced fun(self, f: fun(index: integer, positions: integer[]), g?: fun()) f is called
 ---for each bucket of a backward once its reduction is enqueued, g after the last; both as hooks
 ---@field divisor fun(self, ranks: integer) number of ranks that the next means are over
+---@field buckets fun(self): { index: integer, bytes: integer, parameters: integer }[], integer
+---@field link_stats fun(self): table[] what each link of the chain costs; empty: it has one
+---@field step_end fun(self) a step has ended
 
 ---@class ms.ReducerStats
 ---@field iterations integer number of passes that were reduced
@@ -40,7 +43,16 @@
 ---@field reducer? ms.Reducer nil: the model was unwrapped
 ---@field trained ms.Parameter[] by position
 ---@field left_out ms.Parameter[] the model's other parameters that require gradients
----@field uses_all boolean every parameter gets a gradient in every pass
+---@field uses_all boolean every parameter of a bucket that is reduced gets a gradient; a ddp
+---model reduces all buckets in every pass
+---@field adds_up? boolean buckets may be left out, and what the chain returns is added to gradients
+---of earlier passes: links cannot step on it
+---@field partial? boolean this pass is not the last of an accumulation: it may reduce, but nothing
+---steps
+---@field how table the compiled chain: { chain?, accounts?, links?, hook?, name?, whole?, guards? }
+---@field hook_name string
+---@field in_force table the options in force, defaults included, as stats shows them
+---@field counted ms.Counted
 ---@field whole? string text for messages: what needs all gradients before the first step
 ---@field guards? ms.State[] of links that check gradients for inf and nan
 ---@field joining? ms.Joining join runs

@@ -1,0 +1,293 @@
+-- What every rank of fsdp_overlap_spec.lua runs: optimizers that step in backward or late, under
+-- all strategies, against the plain loop; links that need all gradients of a pass; and statistics
+-- against the ledger. how=...: what is refused.
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
+local options = ms.config { how = "agree" }
+local rank, size = ms.rank(), ms.world_size()
+
+-- Units "first", "seldom", "mid", "never"; the root has the rest. One bias is frozen.
+local Net = nn.class "Net"
+function Net:init()
+  ms.seed(1)
+  self.first, self.seldom, self.mid = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+  self.never, self.last = nn.Linear(3, 3), nn.Linear(16, 5)
+  self.mid.bias:requires_grad_(false)
+end
+-- also: "seldom" is used; "unread": it is computed, and the loss does not depend on it.
+function Net:forward(x, also)
+  x = self.first(x):gelu()
+  if also then
+    local y = self.seldom(x):tanh()
+    if also ~= "unread" then x = x + y end
+  end
+  return self.last(self.mid(x):gelu())
+end
+
+local wrap = { names = { "first", "seldom", "mid", "never" } }
+local function sharded(model, strategy, more)
+  local o = { strategy = strategy, wrap = wrap }
+  for name, value in pairs(more or {}) do o[name] = value end
+  return ms.fsdp(model, o)
+end
+
+local function input(step, i) return ms.randn { 4, 8, seed = 1000 * rank + 10 * step + i } end
+
+-- The weights after some steps. prepare(model) gives the wrapped model, and the optimizer unless no
+-- step() is to be called. how: micro, clip; blow: in this step the first loss is infinite; skip: no
+-- optimizer step then
+local function train(prepare, how)
+  local model = Net()
+  local net, opt = prepare(model)
+  how = how or {}
+  for step in ms.steps(6) do
+    net:accumulate(how.micro or 1, function(i)
+      local loss = net(input(step, i), (step + i) % 2 == 0):square():mean()
+      if how.blow == step and i == 1 then loss = loss * math.huge end
+      loss:backward()
+    end)
+    if how.clip then net:clip_grad_norm(how.clip) end
+    if how.skip == step then opt:zero_grad() elseif opt then opt:step() end
+  end
+  return net:state()
+end
+
+local function difference(a, b)
+  local most = 0
+  for name, t in pairs(a) do
+    local d, scale = (t - b[name]):abs():max():item(), b[name]:abs():max():item()
+    assert(d == d, name .. " is nan")
+    most = math.max(most, scale > 0 and d / scale or d)
+  end
+  return most
+end
+
+local function fails(f, ...)
+  local ok, message = pcall(f)
+  assert(not ok, "no error")
+  for _, part in ipairs { ... } do
+    assert(tostring(message):find(part, 1, true), ("'%s' is not in: %s"):format(part, message))
+  end
+end
+
+--------------------------------------------------------------------------------- moments of steps
+
+local kinds = {
+  sgd = function(params) return optim.sgd(params, { lr = 0.05, momentum = 0.9 }) end,
+  adamw = function(params) return optim.adamw(params, { lr = 0.05, weight_decay = 0.1 }) end,
+}
+
+local moments = { "on_reduced", "before_next_use", "after_backward" }
+local planned = 0
+local mixed = ms.overlap { name = "mixed", plan = function(view)
+  local plan = {}
+  planned = planned + 1
+  assert(view.backward_ms > 0 and #view.buckets == 5)
+  for i, b in ipairs(view.buckets) do
+    plan[i] = { bucket = b.index, step = moments[(b.index + view.step) % 3 + 1] }
+  end
+  return plan
+end }
+
+-- The ways to step: each gives prepare(model).
+local function ways(kind, strategy, more)
+  local list = { mixed = mixed }
+  for _, name in ipairs { "classic", "in_backward", "deferred", "early_where_hidden" } do
+    list[name] = name
+  end
+  for name, policy in pairs(list) do
+    list[name] = function(model)
+      local net = sharded(model, strategy, more)
+      local opt = kinds[kind](net)
+      opt:overlap(net, policy)
+      return net, opt
+    end
+  end
+  for name, steps in pairs { linked = true, linked_without_step = false } do
+    list[name] = function(model)
+      local opt, o = kinds[kind](model), { comm_hook = nil }
+      for key, value in pairs(more or {}) do o[key] = value end
+      o.comm_hook = hooks.chain { hooks.then_optimizer { optimizer = opt }, o.comm_hook }
+      return sharded(model, strategy, o), steps and opt or nil
+    end
+  end
+  function list.own(model)
+    local net = sharded(model, strategy, more)
+    optim.in_backward(kinds[kind], net:parameters(function(p) return p:requires_grad() end))
+    return net
+  end
+  return list
+end
+
+local function plain(kind, strategy, more)
+  return function(model)
+    local net = sharded(model, strategy, more)
+    return net, kinds[kind](net)
+  end
+end
+
+local function agree(kind, strategy, more, how)
+  local want = train(plain(kind, strategy, more), how)
+  for name, prepare in ms.sorted_pairs(ways(kind, strategy, more)) do
+    local d = difference(train(prepare, how), want)
+    assert(d == 0, ("%s, %s, %s, %s: weights differ from the plain loop's by %g")
+      :format(name, kind, strategy, more and more.accumulate, d))
+  end
+end
+
+local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
+if options.how == "agree" then
+  for i, strategy in ipairs(strategies) do
+    agree(i % 2 == 0 and "sgd" or "adamw", strategy)
+    agree(i % 2 == 0 and "adamw" or "sgd", strategy, { accumulate = "shard" }, { micro = 2 })
+    agree("adamw", strategy, { accumulate = "local" }, { micro = 2 })
+  end
+  assert(planned >= 3 * #strategies)
+end
+
+-- Steps are taken while backward runs, bucket by bucket, and in the last pass of accumulate only.
+if options.how == "agree" then
+  local early = {}
+  local model = Net()
+  local opt = kinds.sgd(model)
+  local net = sharded(model, "full_shard", { comm_hook = hooks.chain {
+    hooks.then_optimizer { optimizer = opt },
+    function(bucket, next)
+      local count = 0
+      for _, p in ipairs(opt.order) do if opt.slots[p].early then count = count + 1 end end
+      early[#early + 1] = count
+      return next(bucket)
+    end,
+  } })
+  net:accumulate(2, function(i) net(input(1, i)):square():mean():backward() end)
+  assert(table.concat(early, " ") == "0 0 0 0 2 3", table.concat(early, " "))
+end
+
+----------------------------------------------------------------------------- links of a whole pass
+
+-- 1e-5: sums of squares in another order, six steps.
+local function near(what, prepare, how, want)
+  local d = difference(train(prepare, how), want)
+  assert(d <= 1e-5, ("%s: weights differ by %g"):format(what, d))
+end
+
+local function with_hook(kind, strategy, hook, more)
+  local o = { comm_hook = hook }
+  for name, value in pairs(more or {}) do o[name] = value end
+  return plain(kind, strategy, o)
+end
+
+-- Two tests in one: a chain of native links, and one that runs in Lua.
+local function both(link)
+  return { link(), hooks.chain { link(), function(bucket, next) return next(bucket) end } }
+end
+
+if options.how == "agree" then
+  local function clip(scope)
+    return function() return hooks.clip { max_norm = 0.05, scope = scope } end
+  end
+  local function lagged_ddp(model)
+    local net = ms.ddp(model, { find_unused = true, comm_hook = clip "lagged" () })
+    return net, kinds.sgd(model)
+  end
+  local lagged, clipped = train(lagged_ddp), train(plain("sgd", "full_shard"), { clip = 0.05 })
+  assert(difference(clipped, train(plain("sgd", "full_shard"))) > 1e-3, "nothing was clipped")
+  for _, strategy in ipairs(strategies) do
+    for _, hook in ipairs(both(clip "global")) do
+      near("clip, " .. strategy, with_hook("sgd", strategy, hook), nil, clipped)
+    end
+    for _, hook in ipairs(both(clip "lagged")) do
+      near("lagged, " .. strategy, with_hook("sgd", strategy, hook), nil, lagged)
+    end
+    for _, hook in ipairs(both(hooks.nan_check)) do
+      local got = train(with_hook("adamw", strategy, hook), { blow = 2 })
+      assert(difference(got, train(plain("adamw", strategy), { skip = 2 })) == 0, "nan_check")
+    end
+    for _, accumulate in ipairs { "shard", "local" } do
+      -- The pass with the bad gradients is not the last one.
+      local more = { accumulate = accumulate }
+      local got = train(with_hook("sgd", strategy, hooks.nan_check(), more),
+        { blow = 2, micro = 2 })
+      assert(difference(got, train(plain("sgd", strategy, more), { skip = 2, micro = 2 })) == 0,
+        "nan_check, " .. accumulate)
+    end
+  end
+
+  -- A link sees the order of reductions, and which is the last, also where units stay unused.
+  local seen = {}
+  local net = sharded(Net(), "full_shard", { comm_hook = function(bucket, next)
+    seen[#seen + 1] = bucket:index() .. (bucket:is_last() and "!" or "")
+    return next(bucket)
+  end })
+  net(input(1, 1)):sum():backward()
+  net(input(1, 1), true):sum():backward()
+  net(input(1, 1), "unread"):sum():backward()
+  assert(table.concat(seen, " ") == "0 1 2! 0 1 2 3! 0 1 2!", table.concat(seen, " "))
+
+  -- Clipping the gradients of one pass of several is refused.
+  fails(function()
+    sharded(Net(), "full_shard", { comm_hook = clip "global" () }):accumulate(2, function() end)
+  end, "accumulate: the model's chain clips (clip)", "accumulate = 'local'")
+  near("clip of two passes", with_hook("sgd", "full_shard", clip "global" (),
+    { accumulate = "local" }), { micro = 2 },
+    train(plain("sgd", "full_shard", { accumulate = "local" }), { micro = 2, clip = 0.05 }))
+end
+
+---------------------------------------------------------------------------------------- statistics
+
+-- What stats says of a pass, and what the ledger has.
+local function check_counts(strategy, more, expected)
+  local net = sharded(Net(), strategy, more)
+  local opt = kinds.sgd(net)
+  local stats
+  for step in ms.steps(3) do
+    core.comm_record(true)
+    net(input(step, 1), expected.also):square():mean():backward()
+    opt:step()
+    core.comm_record(false)
+    local calls, payload, wire, reductions = {}, 0, 0, 0
+    for _, record in ipairs((core.comm_records())) do
+      calls[record.op] = (calls[record.op] or 0) + 1
+      if record.channel == 1 then
+        reductions, payload = reductions + 1, payload + record.payload_bytes
+        wire = wire + record.wire_bytes
+      end
+    end
+    ms.synchronize()
+    if step > 0 then
+      stats = net:stats()
+      assert(stats.step == step - 1 and stats.iteration == step, stats.step)
+      local link = stats.links[1]
+      assert(#stats.links == 1 and link.name == "reduce" and link.calls == expected.units)
+      assert(reductions == expected.units)
+      assert(stats.payload_bytes == payload and link.payload_bytes == payload)
+      assert(stats.wire_bytes == wire and link.wire_bytes == wire)
+      for op, count in pairs(calls) do assert(stats.collectives[op] == count, op) end
+      for op, count in pairs(stats.collectives) do assert(calls[op] == count, op) end
+      for _, name in ipairs { "hits", "misses", "wasted_bytes" } do
+        assert(stats.prefetch[name] == (size > 1 and expected[name] or 0),
+          ("%s: %s is %d"):format(strategy, name, stats.prefetch[name]))
+      end
+    end
+  end
+  assert(stats.forward_ms > 0 and stats.backward_ms > 0 and stats.reduce_ms > 0)
+  assert(stats.step_ms > 0 and stats.exposed_ms >= 0 and stats.peak_bytes == ms.memory().peak)
+  assert((stats.gather_ms > 0) == (expected.gathers == true and size > 1))
+  assert(stats.exposed_gather_ms >= 0 and stats.prefetch.replans == 0)
+  assert(#stats.buckets == 5 and stats.options.strategy == strategy)
+end
+
+if options.how == "agree" then
+  -- The bytes of unit "seldom": 16 x 17 numbers, padded.
+  local seldom = (272 + size - 1) // size * size * 4
+  check_counts("full_shard", nil, { units = 3, hits = 2, gathers = true })
+  check_counts("full_shard", { prefetch = "none" }, { units = 3, misses = 2, gathers = true })
+  check_counts("full_shard", nil, { also = true, units = 4, hits = 3, gathers = true })
+  check_counts("full_shard", nil,
+    { also = "unread", units = 3, hits = 1, misses = 1, wasted_bytes = seldom, gathers = true })
+  check_counts("shard_grad_op", nil, { units = 3, gathers = true })
+  check_counts("no_shard", nil, { units = 3 })
+end
+
+print(("rank %d is done"):format(rank))
