@@ -184,6 +184,42 @@ static void a_pass_may_go_on(void **state)
     run_well(THREADS, 2, reopen, NULL);
 }
 
+/* A pass may leave buckets out, and reduce the others in any order: counts are of what it has
+ * reduced, and a bucket that is left out keeps its times. */
+static void leave_out(rank *self)
+{
+    buckets all;
+    ms_bucket_times times;
+    const uint64_t payload = 3 * LENGTH * sizeof(float);
+    OK(open_buckets(self, LINKS, &all));
+    for (uint32_t turn = 0; turn < 3; turn++) {
+        OK(ms_times_begin_pass(&all.times, 1));
+        for (uint32_t i = 0; i < 2; i++) {
+            /* 2 then 0, twice; then 2 and 1. */
+            uint32_t b = i == 0 ? 2 : turn == 2;
+            all.items[b].index = i;
+            OK(reduce(self, &all, b));
+        }
+        OK(ms_times_note(&all.times, MS_AT_WAIT));
+        OK(ms_times_note(&all.times, MS_AT_READY));
+        ms_times_end_pass(&all.times);
+        OK(ms_engine_sync(self->engine));
+        ms_pass_stats stats = ms_times_stats(&all.times);
+        CHECK(stats.timed == turn + 1 && stats.calls == 2 && stats.payload_bytes == 2 * payload);
+        CHECK(ms_times_link(&all.times, 1).calls == 2 && stats.reduce_ns > 0);
+        CHECK(ms_times_bucket(&all.times, 1, 2, &times) && times.reduce_ns > 0);
+        CHECK(ms_times_bucket(&all.times, 1, 0, &times) && times.reduce_ns > 0);
+        CHECK(ms_times_bucket(&all.times, 1, 1, &times) == (turn == 2));
+    }
+    close_buckets(&all);
+}
+
+static void buckets_may_be_left_out(void **state)
+{
+    (void)state;
+    run_well(THREADS, 2, leave_out, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -191,6 +227,7 @@ int main(void)
         cmocka_unit_test(counts_are_of_steps_that_end),
         cmocka_unit_test(buckets_are_timed),
         cmocka_unit_test(a_pass_may_go_on),
+        cmocka_unit_test(buckets_may_be_left_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
