@@ -290,7 +290,7 @@ ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const
     return MS_OK;
 }
 
-/* Remembers that the unit's forward has ended, for backward's order. */
+/* Remembers that a forward of the unit has ended to which backward will come, for its order. */
 static ms_status note_order(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
@@ -355,12 +355,10 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
     if (!status) status = ms_pass_leave_forward(fsdp);
     if (--unit->depth > 0 || status) return status;
     if (unit->phase == MS_UNIT_BACKWARD) return MS_OK;
-    if (!recorded) ms_unit_enter(unit, MS_UNIT_IDLE);
-    else {
-        ms_unit_enter(unit, MS_UNIT_AWAITING);
-        if (!fsdp->in_backward) status = note_order(unit);
-        if (fsdp->in_backward) return status;
-    }
+    ms_unit_enter(unit, recorded ? MS_UNIT_AWAITING : MS_UNIT_IDLE);
+    if (recorded && fsdp->in_backward) return MS_OK;
+    if (!fsdp->in_backward && (recorded || ms_is_recomputed_later(fsdp->engine)))
+        status = note_order(unit);
     if (!status) status = ms_unit_release(unit);
     if (!status) status = reshard_after_forward(unit);
     if (!status && index == 0) status = ms_agree_on_end(fsdp, false);

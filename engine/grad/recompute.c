@@ -192,6 +192,12 @@ static ms_status run_first(ms_recomputed *kept, void *user, void (*done)(void *)
     return status;
 }
 
+bool ms_is_recomputed_later(const ms_engine *engine)
+{
+    const ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
+    return tape && tape->captures;
+}
+
 /* On failure the caller still owns user, and no output is set. */
 ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *user,
                        void (*done)(void *user), void (*free_user)(void *),

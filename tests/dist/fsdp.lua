@@ -149,6 +149,30 @@ if size > 1 then
   end
 end
 
+-- A unit is gathered before the backward of the one that comes before it, also where blocks are
+-- recomputed; without prefetch, when it is needed.
+if size > 1 then
+  for _, recompute in ipairs { false, true } do
+    for _, prefetch in ipairs { "none", "backward_pre" } do
+      local model = ms.fsdp(new_model { recompute = recompute }, { prefetch = prefetch })
+      local x, y = batch(1)
+      local loss = model(x):cross_entropy(y)
+      core.comm_record(true)
+      loss:backward()
+      core.comm_record(false)
+      local order = {}
+      for _, record in ipairs((core.comm_records())) do
+        order[#order + 1] = (record.op == "all_gather" and "gather " or "reduce ") .. record.label
+      end
+      local found = table.concat(order, ", "):gsub("([a-z]+ h%.%d)[%w_.]*", "%1")
+      local expected = prefetch == "none"
+        and "gather h.2, reduce h.2, gather h.1, reduce h.1, gather h.0, reduce h.0"
+        or "gather h.2, gather h.1, reduce h.2, gather h.0, reduce h.1, reduce h.0"
+      assert(found:find(expected, 1, true) == 1, found)
+    end
+  end
+end
+
 -- V2: f16 sums leave neither end of its range. PyTorch divides by a part of the ranks before the
 -- sum and by the rest after it; here the sum is in f32 and rounded once. divide_factor is any
 -- number.

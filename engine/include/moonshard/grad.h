@@ -164,6 +164,8 @@ MS_API ms_status ms_recompute(ms_engine *engine, ms_recompute_function f, void *
                               void (*done)(void *user), void (*free_user)(void *),
                               ms_tensor *const *inputs, uint32_t input_count, ms_tensor **outputs,
                               uint32_t *output_count);
+/* Whether what runs now belongs to the first run of a function that backward runs again. */
+MS_API bool ms_is_recomputed_later(const ms_engine *engine);
 
 #ifdef __cplusplus
 }
