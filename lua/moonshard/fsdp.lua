@@ -507,11 +507,9 @@ end
 
 -- Optimizers come after wrapping: they count on shapes that parameters will not have. The chain's
 -- own are made before, and have no states yet.
-local function check_optimizers(s)
+local function check_optimizers(s, stepping)
   local linked = {}
-  for _, link in ipairs(s.how.chain or {}) do
-    if type(link) == "table" and link.optimizer then linked[link.optimizer] = true end
-  end
+  for _, link in ipairs(stepping) do linked[link.optimizer] = true end
   for _, item in ipairs(s.wrapped:named_parameters()) do
     local optimizer = module.stepped[item.parameter]
     if optimizer and linked[optimizer] then
@@ -557,7 +555,9 @@ local function wrap(model, options)
   if o.reshard_after_forward ~= nil then reshard = o.reshard_after_forward ~= false end
   local near = near_group(o.reshard_after_forward, shards)
   local kind = kind_of(shards, replicas)
-  local how = o.comm_hook ~= nil and hooks._compile(o.comm_hook, "fsdp: comm_hook", nil, kind) or {}
+  local stepping = {}
+  local how = o.comm_hook ~= nil
+    and hooks._compile(o.comm_hook, "fsdp: comm_hook", nil, kind, stepping) or {}
   ---@type ms.FSDPState
   local s = {
     wrapped = model, group = group, shards = shards, options = o, strategy = strategy,
@@ -568,8 +568,8 @@ local function wrap(model, options)
     optimizers = setmetatable({}, { __mode = "v" }),
     numbers = setmetatable({}, { __mode = "k" }), optimizer_count = 0,
   }
-  check_optimizers(s)
-  overlap.check_links(s, how.chain or {})
+  check_optimizers(s, stepping)
+  overlap.check_links(s, stepping)
   if o.init_sync ~= false then synchronize(s) end
   hooks._claim(how.chain or {}, s)
   local parameters, described = {}, {}
@@ -610,7 +610,7 @@ local function wrap(model, options)
     table.insert(launch.sharded, { shards = shards, replicas = replicas })
   end
   hooks._watch(how.chain or {})
-  overlap.wrap(s, how.chain or {})
+  overlap.wrap(s, stepping)
   statistics.watch(s)
   local object = make_object(s)
   if model.last_logits then FSDP.forward_method(object, "last_logits") end

@@ -415,10 +415,7 @@ end
 
 local function limits_of(link)
   if type(link) == "table" and link.optimizer then
-    return {
-      places = { all_reduce = true, reduce_scatter = true, hybrid = true },
-      reason = "it steps on what the model gets",
-    }
+    return { places = { all_reduce = true }, reason = "it steps on whole gradients" }
   end
   return getmetatable(link) == Native and link.facts or limits[link]
 end
@@ -594,15 +591,22 @@ end
 
 --- Compiles a chain for a reducer: { links = ... } if all links are native, else { hook = f(bucket)
 --- }; and `accounts`, the links in the order of their account numbers. dtype: in which gradients
---- are sent. kind: of the buckets, all_reduce unless given.
+--- are sent. kind: of the buckets, all_reduce unless given. stepping: for models that step by
+--- themselves on what the chain returns: gets the links then_optimizer, which leave the chain.
 ---@param value? ms.LinkLike
 ---@param what string
 ---@param dtype? ms.DType
 ---@param kind? "all_reduce"|"reduce_scatter"|"hybrid"
+---@param stepping? ms.Link[]
 ---@return table
-function hooks._compile(value, what, dtype, kind)
+function hooks._compile(value, what, dtype, kind, stepping)
   local chain, all_native = setmetatable({}, Chain), true
   if value ~= nil then add(chain, value, what) end
+  for i = stepping and #chain or 0, 1, -1 do
+    if type(chain[i]) == "table" and chain[i].optimizer then
+      table.insert(stepping, 1, table.remove(chain, i))
+    end
+  end
   if dtype then table.insert(chain, is_whole(chain[1]) and 2 or 1, hooks.cast { dtype = dtype }) end
   check_dtypes(chain, what)
   check_whole(chain, what)

@@ -7,6 +7,10 @@ local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local options = ms.config { how = "agree" }
 local rank, size = ms.rank(), ms.world_size()
 
+-- Pairs of ranks that share a copy, where there are four.
+local shards, replicas
+if size == 4 then shards, replicas = ms.world():levels(2) end
+
 -- Units "first", "seldom", "mid", "never"; the root has the rest. One bias is frozen.
 local Net = nn.class "Net"
 function Net:init()
@@ -28,6 +32,7 @@ end
 local wrap = { names = { "first", "seldom", "mid", "never" } }
 local function sharded(model, strategy, more)
   local o = { strategy = strategy, wrap = wrap }
+  if strategy:match "^hybrid" then o.shard_group, o.replica_group = shards, replicas end
   for name, value in pairs(more or {}) do o[name] = value end
   return ms.fsdp(model, o)
 end
@@ -35,15 +40,16 @@ end
 local function input(step, i) return ms.randn { 4, 8, seed = 1000 * rank + 10 * step + i } end
 
 -- The weights after some steps. prepare(model) gives the wrapped model, and the optimizer unless no
--- step() is to be called. how: micro, clip; blow: in this step the first loss is infinite; skip: no
--- optimizer step then
+-- step() is to be called. how: micro, clip; uneven: ranks use different units; blow: in this step
+-- the first loss is infinite; skip: no optimizer step then
 local function train(prepare, how)
   local model = Net()
   local net, opt = prepare(model)
   how = how or {}
   for step in ms.steps(6) do
     net:accumulate(how.micro or 1, function(i)
-      local loss = net(input(step, i), (step + i) % 2 == 0):square():mean()
+      local also = (step + i + (how.uneven and rank or 0)) % 2 == 0
+      local loss = net(input(step, i), also):square():mean()
       if how.blow == step and i == 1 then loss = loss * math.huge end
       loss:backward()
     end)
@@ -138,6 +144,9 @@ end
 
 local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
 if options.how == "agree" then
+  agree("adamw", "full_shard", { find_unused = true }, { uneven = true })
+  agree("sgd", "hybrid_shard", { find_unused = true }, { uneven = true, micro = 2 })
+  agree("adamw", "full_shard", { layout = "rows" }, { micro = 2 })
   for i, strategy in ipairs(strategies) do
     agree(i % 2 == 0 and "sgd" or "adamw", strategy)
     agree(i % 2 == 0 and "adamw" or "sgd", strategy, { accumulate = "shard" }, { micro = 2 })
@@ -224,6 +233,15 @@ if options.how == "agree" then
   net(input(1, 1), true):sum():backward()
   net(input(1, 1), "unread"):sum():backward()
   assert(table.concat(seen, " ") == "0 1 2! 0 1 2 3! 0 1 2!", table.concat(seen, " "))
+  seen = {}
+  net = sharded(Net(), "full_shard", { find_unused = true, comm_hook = function(bucket, next)
+    seen[#seen + 1] = bucket:index() .. (bucket:is_last() and "!" or "")
+    return next(bucket)
+  end })
+  net(input(1, 1), rank == 0):sum():backward()
+  net(input(1, 1)):sum():backward()
+  net(input(1, 1), rank == size - 1):sum():backward()
+  assert(table.concat(seen, " ") == "0 1 2 3! 0 1 2! 0 1 2 3!", table.concat(seen, " "))
 
   -- Clipping the gradients of one pass of several is refused.
   fails(function()
@@ -288,6 +306,80 @@ if options.how == "agree" then
     { also = "unread", units = 3, hits = 1, misses = 1, wasted_bytes = seldom, gathers = true })
   check_counts("shard_grad_op", nil, { units = 3, gathers = true })
   check_counts("no_shard", nil, { units = 3 })
+end
+
+----------------------------------------------------------------------------- join, scaler, errors
+
+-- In a join plans step after backward, on all ranks; ranks without inputs left step as well.
+local function joined(policy)
+  local net = sharded(Net(), "full_shard")
+  local opt = kinds.adamw(net)
+  if policy then opt:overlap(net, policy) end
+  local function go(count)
+    for step in ms.steps(count) do
+      net(input(step, 1), step % 2 == 0):square():mean():backward()
+      opt:step()
+    end
+  end
+  go(3)
+  net:join({}, function() go(1 + rank) end)
+  go(4)
+  return net:state()
+end
+
+local function scaled(policy)
+  local net = sharded(Net(), "full_shard")
+  local opt, scaler = kinds.sgd(net), optim.scaler { init_scale = 1024 }
+  if policy then opt:overlap(net, policy) end
+  for step in ms.steps(4) do
+    scaler:scale(net(input(step, 1)):square():mean()):backward()
+    scaler:step(opt)
+  end
+  return net:state()
+end
+
+if options.how == "agree" then
+  local want = joined()
+  for _, policy in ipairs { "in_backward", "deferred", "early_where_hidden", mixed } do
+    assert(difference(joined(policy), want) == 0, "join: other weights than the plain loop's")
+  end
+  want = scaled()
+  for _, policy in ipairs { "classic", "deferred" } do
+    assert(difference(scaled(policy), want) == 0, "scaler: other weights than the plain loop's")
+  end
+
+  local net = sharded(Net(), "full_shard")
+  local trained = net:parameters(function(p) return p:requires_grad() end)
+  optim.in_backward(optim.sgd, trained)
+  fails(function() net:join({}, function() end) end, "is stepped by in_backward")
+  fails(function() optim.sgd(net):overlap(net, "classic") end, "stepped by another overlapped")
+  local checked = sharded(Net(), "full_shard", { comm_hook = hooks.nan_check() })
+  fails(function() optim.in_backward(optim.sgd, { checked.module.first.weight }) end,
+    "would be stepped before hooks.nan_check")
+  fails(function() optim.sgd(checked):overlap(checked, "in_backward") end,
+    "before hooks.nan_check has seen all gradients")
+  local inner = Net()
+  fails(function()
+    sharded(inner, "full_shard", { comm_hook = hooks.chain {
+      hooks.then_optimizer { optimizer = optim.sgd(inner) }, hooks.nan_check(),
+    } })
+  end, "then_optimizer: it would step a gradient before hooks.nan_check")
+  -- The model was not changed: its parameters are whole.
+  assert(#inner.first.weight:shape() == 2)
+  inner = Net()
+  local opt = optim.sgd(inner)
+  inner(input(1, 1)):sum():backward()
+  opt:step()
+  fails(function()
+    sharded(inner, "full_shard", { comm_hook = hooks.then_optimizer { optimizer = opt } })
+  end, "was stepped already by the optimizer of then_optimizer")
+  fails(function() optim.sgd(Net()):overlap(Net(), "classic") end, "ddp or fsdp model is expected")
+  if size > 1 then
+    local whole = optim.define { name = "whole of linked", step_param = function() end }
+    inner = Net()
+    local link = hooks.then_optimizer { optimizer = whole(inner) }
+    fails(function() sharded(inner, "full_shard", { comm_hook = link }) end, "elementwise = true")
+  end
 end
 
 print(("rank %d is done"):format(rank))

@@ -6,8 +6,7 @@ before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
 
 local ways = {
-  ["1 rank"] = "-n 1", ["2 processes"] = "-n 2", ["3 threads"] = "-n 3 --thread-ranks",
-  ["4 processes"] = "-n 4",
+  ["1 rank"] = "-n 1", ["2 processes"] = "-n 2", ["4 threads"] = "-n 4 --thread-ranks",
 }
 
 describe("overlap with fsdp", function()

@@ -13,8 +13,7 @@ Then.__tostring = function() return "then_optimizer" end
 
 function Then.__call(self, bucket, next, _, is_first)
   local parameters, optimizer, s = bucket:parameters(), self.optimizer, self.held and self.held[1]
-  -- With gradients of earlier passes to be added, the step comes after the chain: see passes.lua.
-  if s and (s.adds_up or s.shadow and not optimizer.shard) then return next(bucket) end
+  if s and s.shadow and not optimizer.shard then return next(bucket) end
   return next(bucket):and_then(function(reduced)
     local at, total = 0, 0
     for _, p in ipairs(parameters) do total = total + p:numel() end
