@@ -325,13 +325,12 @@ static int fsdp_follow(lua_State *L)
 }
 
 /* sharded:agreements() -> how often hosts have told each other what they need, ms that this one has
- * waited */
+ * waited; of the last pass */
 static int fsdp_agreements(lua_State *L)
 {
-    uint64_t count, ns;
-    ms_fsdp_agreements(check_fsdp(L), &count, &ns);
-    lua_pushinteger(L, (lua_Integer)count);
-    lua_pushnumber(L, (double)ns * 1e-6);
+    ms_agreements last = ms_fsdp_agreements(check_fsdp(L));
+    lua_pushinteger(L, (lua_Integer)last.count);
+    lua_pushnumber(L, (double)last.wait_ns * 1e-6);
     return 2;
 }
 

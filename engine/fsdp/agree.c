@@ -201,8 +201,8 @@ static ms_status exchange(ms_fsdp *fsdp, const wish *w, uint32_t *chosen)
     write_words(fsdp, w, fsdp->words);
     ms_status status =
         ms_group_share(fsdp->group, &sharing, fsdp->words, fsdp->words + words_of(fsdp));
-    fsdp->exchanges++;
-    fsdp->exchange_ns += now(fsdp) - before;
+    fsdp->agreements.count++;
+    fsdp->agreements.wait_ns += now(fsdp) - before;
     return status ? status : choose(fsdp, chosen);
 }
 
@@ -229,8 +229,11 @@ static ms_status serve(ms_fsdp *fsdp, const int64_t *words, bool own)
         if (!own) status = ms_pass_let_go(unit);
         if (!own && !status) status = ms_unit_prepare_reduction(unit, words[WORD_UNIT] & 1);
         return status ? status : ms_pass_reduce(unit);
-    case WISH_FORWARD_END:
     case WISH_BACKWARD_END:
+        fsdp->pass_agreements = fsdp->agreements;
+        fsdp->agreements = (ms_agreements){ 0 };
+        break;
+    case WISH_FORWARD_END:
     case WISH_CALL: break;
     }
     return MS_OK;
@@ -349,8 +352,4 @@ ms_status ms_fsdp_follow(ms_fsdp *fsdp, bool *more, uint32_t *number, ms_fsdp_li
     return MS_OK;
 }
 
-void ms_fsdp_agreements(const ms_fsdp *fsdp, uint64_t *count, uint64_t *ns)
-{
-    *count = fsdp->exchanges;
-    *ns = fsdp->exchange_ns;
-}
+ms_agreements ms_fsdp_agreements(const ms_fsdp *fsdp) { return fsdp->pass_agreements; }

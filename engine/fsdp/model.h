@@ -176,7 +176,7 @@ struct ms_fsdp {
     uint64_t forwards;
     uint32_t turns, live;
     int64_t *words;
-    uint64_t exchanges, exchange_ns;
+    ms_agreements agreements, pass_agreements; /* so far; in the last pass that has ended */
 };
 
 /* -------------------------------------------------------------------- flat.c */

@@ -278,6 +278,8 @@ function FSDP:stats()
   local stats, gathers = statistics.of(s), s.sharded:gather_stats()
   stats.gather_ms, stats.exposed_gather_ms = gathers.gather_ms, gathers.exposed_gather_ms
   stats.peak_bytes = core.memory().peak
+  local count, wait_ms = s.sharded:agreements()
+  stats.agreements = { count = count, wait_ms = wait_ms }
   stats.prefetch = {
     hits = gathers.hits, misses = gathers.misses, wasted_bytes = gathers.wasted_bytes, replans = 0,
   }

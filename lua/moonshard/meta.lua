@@ -1059,6 +1059,9 @@
 ---@field exposed_gather_ms number     time in which the model's stream waited for gathers
 ---@field peak_bytes integer           the most memory that this rank has used so far
 ---@field prefetch ms.PrefetchStats
+--- With find_unused, and in a join, in the last pass: how often hosts have told each other what they
+--- need next, and for how long this one has waited for the others.
+---@field agreements { count: integer, wait_ms: number }
 --- Of the last backward.
 ---@class ms.PrefetchStats
 ---@field hits integer                 units that were gathered before their backward, and used there

@@ -193,6 +193,8 @@ for _, strategy in ipairs { "full_shard", "shard_grad_op", "hybrid_shard" } do
       end
       model(input(step, rank), local_first and {} or how_of(rank)):square():mean():backward()
       assert(unused:grad() == nil)
+      local cost = model:stats().agreements
+      assert(size == 1 and cost.count == 0 or cost.count > 3 and cost.wait_ms > 0)
       if size > 1 then assert(model.experts[2].weight:grad()) end
       optimizer:step()
       for r = 0, size - 1 do

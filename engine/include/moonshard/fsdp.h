@@ -155,8 +155,12 @@ typedef struct ms_fsdp_live {
 MS_API ms_status ms_fsdp_set_joining(ms_fsdp *fsdp, bool yes, bool live_divisor);
 MS_API ms_status ms_fsdp_call(ms_fsdp *fsdp, uint32_t number, ms_fsdp_live *live);
 MS_API ms_status ms_fsdp_follow(ms_fsdp *fsdp, bool *more, uint32_t *number, ms_fsdp_live *live);
-/* How often hosts have told each other what they need, and for how long this one has waited. */
-MS_API void ms_fsdp_agreements(const ms_fsdp *fsdp, uint64_t *count, uint64_t *ns);
+/* Of the last pass: how often hosts have told each other what they need, and for how long this one
+ * has waited for the others. */
+typedef struct ms_agreements {
+    uint64_t count, wait_ns;
+} ms_agreements;
+MS_API ms_agreements ms_fsdp_agreements(const ms_fsdp *fsdp);
 
 /* This rank's piece of parameter `index`: elements [first, first + count) of it. */
 typedef struct ms_fsdp_piece {
