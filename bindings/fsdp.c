@@ -91,7 +91,7 @@ static uint32_t check_unit(lua_State *L, int index, const ms_fsdp *fsdp)
 
 /* ------------------------------------------------------------------- making */
 
-/* List at 1: { tensor =, name =, unit = } each; in a userdata on the stack. */
+/* List at 1: { tensor =, name =, unit =, group =? } each; in a userdata on the stack. */
 static ms_fsdp_parameter *read_parameters(lua_State *L, uint32_t *count)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -104,7 +104,8 @@ static ms_fsdp_parameter *read_parameters(lua_State *L, uint32_t *count)
         lua_getfield(L, -2, "name");
         list[i].name = luaL_checkstring(L, -1);
         list[i].unit = (uint32_t)ms_lua_field_integer(L, -3, "unit", 0, 0, UINT32_MAX);
-        lua_pop(L, 3);
+        list[i].group = lua_getfield(L, -3, "group") == LUA_TNIL ? NULL : ms_lua_group(L, -1);
+        lua_pop(L, 4);
     }
     return list;
 }

@@ -207,7 +207,7 @@ static ms_status new_shard(ms_flat *flat)
         return MS_OK;
     }
     ms_status status =
-        ms_group_storage(fsdp->shards, ms_engine_current(fsdp->engine), bytes, &storage);
+        ms_group_storage(flat->shards, ms_engine_current(fsdp->engine), bytes, &storage);
     if (!status) status = split(flat, storage, SHARD);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->length, &flat->shard);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &all, &flat->source);
@@ -291,7 +291,7 @@ static ms_status copy_span(ms_tensor *from, int64_t first, ms_tensor *to, int64_
 
 ms_status ms_flat_keep_own(ms_flat *flat)
 {
-    uint32_t rank = ms_group_rank(flat->unit->fsdp->shards);
+    uint32_t rank = ms_group_rank(flat->shards);
     ms_status status = MS_OK;
     if (!flat->wire)
         return copy_span(flat->whole, flat->length * rank, flat->shard, 0, flat->length);
@@ -367,21 +367,33 @@ static ms_status make_lists(ms_flat *flat)
     return MS_OK;
 }
 
+/* Parameters of fewer ranks have no replicas. */
+static ms_status choose_groups(ms_flat *flat, ms_bucket *bucket)
+{
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    *bucket = (ms_bucket){ .engine = fsdp->engine,
+                           .group = fsdp->group,
+                           .shards = fsdp->shards,
+                           .replicas = fsdp->replicas,
+                           .kind = fsdp->kind };
+    if (!flat->own) return MS_OK;
+    bucket->group = bucket->shards = flat->shards;
+    bucket->kind =
+        ms_group_size(flat->shards) == 1 ? MS_BUCKET_ALL_REDUCE : MS_BUCKET_REDUCE_SCATTER;
+    return ms_comm_alone(fsdp->engine, &bucket->replicas);
+}
+
 /* The gradient buffer, in the group's memory. It begins dropped: backward takes its memory. */
 static ms_status make_bucket(ms_flat *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_bucket *bucket = &flat->bucket;
     ms_storage *storage = NULL;
-    *bucket = (ms_bucket){ .engine = fsdp->engine,
-                           .group = fsdp->group,
-                           .shards = fsdp->shards,
-                           .replicas = fsdp->replicas,
-                           .kind = fsdp->kind };
+    ms_status status = choose_groups(flat, bucket);
     snprintf(bucket->label, sizeof bucket->label, "%.31s", flat->members[0].name);
-    ms_status status = make_lists(flat);
+    if (!status) status = make_lists(flat);
     if (!status)
-        status = ms_group_storage(fsdp->group, ms_engine_current(fsdp->engine),
+        status = ms_group_storage(bucket->group, ms_engine_current(fsdp->engine),
                                   (size_t)ms_flat_bytes(flat), &storage);
     if (!status) status = split(flat, storage, GRADIENT);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->padded, &bucket->flat);

@@ -90,6 +90,7 @@ static ms_status check_parameters(ms_engine *engine, const ms_fsdp_options *opti
 {
     if (count == 0)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "fsdp: the model has no parameters");
+    const ms_fsdp_parameter *own = NULL;
     for (uint32_t i = 0; i < count; i++) {
         const ms_fsdp_parameter *given = &parameters[i];
         MS_ASSERT(given->unit < options->unit_count);
@@ -102,6 +103,12 @@ static ms_status check_parameters(ms_engine *engine, const ms_fsdp_options *opti
                                   "fsdp: '%s' is sharded already: wrap a model once, or call "
                                   "unwrap() on the first",
                                   given->name);
+        if (given->group && own && given->group != own->group)
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                  "fsdp: '%s' and '%s' are shared by two groups of ranks: a rank's "
+                                  "parameters that not all ranks share have one group",
+                                  own->name, given->name);
+        if (given->group && !own) own = given;
         for (uint32_t j = 0; j < i; j++)
             if (parameters[j].tensor == given->tensor)
                 return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
@@ -124,14 +131,14 @@ static ms_status copy_name(ms_context *context, const char *name, char **out)
 
 /* -------------------------------------------------------- flats of parameters */
 
-/* A unit has one flat parameter for each dtype, and frozen parameters have their own, since they
- * need no memory for gradients. The key orders them. */
+/* A unit has one flat parameter for each dtype. Frozen parameters have their own, since they need
+ * no memory for gradients, and parameters of fewer ranks have their own. The key orders them. */
 static uint32_t key_of(const ms_fsdp_parameter *parameter)
 {
-    return (uint32_t)ms_tensor_dtype(parameter->tensor) * 2
+    return (parameter->group ? MS_DTYPES * 2 : 0) + (uint32_t)ms_tensor_dtype(parameter->tensor) * 2
            + (ms_tensor_requires_grad(parameter->tensor) ? 0 : 1);
 }
-enum { KEYS = MS_DTYPES * 2 };
+enum { KEYS = MS_DTYPES * 4 };
 
 /* Appends the parameters of this unit and key, in their order in the list. */
 static ms_status take_members(ms_fsdp *fsdp, const ms_fsdp_parameter *parameters, uint32_t count,
@@ -156,6 +163,8 @@ static ms_status take_members(ms_fsdp *fsdp, const ms_fsdp_parameter *parameters
         memcpy(member->shape, ms_tensor_shape(given->tensor), member->dims * sizeof(int64_t));
         flat->dtype = ms_tensor_dtype(given->tensor);
         flat->trainable = ms_tensor_requires_grad(given->tensor);
+        flat->own = given->group != NULL;
+        flat->shards = given->group ? given->group : fsdp->shards;
         flat->count++;
         fsdp->member_count++;
     }
@@ -219,10 +228,13 @@ static ms_status make_buckets(ms_fsdp *fsdp, uint32_t links)
 static ms_status make_flats(ms_fsdp *fsdp, uint32_t links)
 {
     ms_status status = MS_OK;
-    uint32_t ranks = ms_group_size(fsdp->shards), rank = ms_group_rank(fsdp->shards);
     for (uint32_t f = 0; f < fsdp->flat_count && !status; f++) {
-        ms_flat_lay_out(&fsdp->flats[f], fsdp->layout, ranks, rank);
-        status = ms_flat_make(&fsdp->flats[f]);
+        ms_flat *flat = &fsdp->flats[f];
+        ms_flat_lay_out(flat, fsdp->layout, ms_group_size(flat->shards),
+                        ms_group_rank(flat->shards));
+        status = ms_flat_make(flat);
+        if (!status && flat->own && flat->trainable && fsdp->link_count > 0)
+            status = ms_chain_check(fsdp->engine, flat->bucket.kind, fsdp->links, fsdp->link_count);
     }
     for (uint32_t i = 0; i < fsdp->member_count && !status; i++)
         if (fsdp->members[i].flat->trainable)

@@ -49,6 +49,8 @@ struct ms_flat {
     uint32_t count;
     ms_dtype dtype;
     bool trainable;
+    bool own;                        /* of ms_fsdp_parameter.group */
+    ms_group *shards;                /* whose ranks have parts of it */
     int64_t numbers, padded, length; /* elements; padded is ranks times length */
     ms_tensor *whole;                /* [padded]; dropped while the unit is not gathered */
     ms_tensor *wire;   /* [padded]; by rows: what a gather gives, shard by shard; else NULL */

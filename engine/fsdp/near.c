@@ -22,7 +22,7 @@ ms_status ms_near_make(ms_flat *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_storage *storage = NULL;
-    if (!fsdp->near || !ms_flat_is_sharded(flat)) return MS_OK;
+    if (!fsdp->near || flat->own || !ms_flat_is_sharded(flat)) return MS_OK;
     int64_t length = length_of(flat);
     size_t bytes = (size_t)length * ms_dtype_bytes(flat->dtype);
     ms_status status =

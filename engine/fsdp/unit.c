@@ -121,8 +121,10 @@ static ms_status gather_flat(ms_flat *flat, bool near)
     /* The optimizer's stream may still write it. */
     if (!status) status = ms_stream_wait_users(stream, near ? flat->near : flat->source);
     if (!status) status = ms_gathers_begin(&fsdp->gather_times, MS_SPAN_GATHER, stream, &span);
+    /* All gathers of a model are in one order, on the stream that the limit holds back. */
+    if (flat->own) call.stream = stream;
     if (!status)
-        status = ms_group_enqueue(near ? fsdp->near : fsdp->shards, 2, &call, &flat->gathered);
+        status = ms_group_enqueue(near ? fsdp->near : flat->shards, 2, &call, &flat->gathered);
     if (!status && !call.restore) status = arrange(flat, stream);
     if (!status) status = ms_gathers_end(&fsdp->gather_times, span, stream);
     if (status) return status;

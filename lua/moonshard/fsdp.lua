@@ -9,6 +9,7 @@ local nested = require "moonshard.nested"
 local overlap = require "moonshard.overlap"
 local statistics = require "moonshard.statistics"
 local options_of = require "moonshard.options"
+local agree = require "moonshard.fsdp.agree"
 local units_of = require "moonshard.fsdp.units"
 local check, check_group = options_of.check, options_of.check_group
 require "moonshard.group"
@@ -20,6 +21,7 @@ local FSDP = {}
 ---@class ms.FSDPState: ms.GradientSource
 ---@field wrapped ms.Module
 ---@field options ms.FSDPOptions as they were given
+---@field groups table<string, ms.Group> name of a parameter of fewer ranks -> these
 ---@field shards ms.Group whose ranks share one copy of the parameters
 ---@field strategy string
 ---@field sharded? any the model in the core; nil: unwrapped
@@ -70,9 +72,9 @@ local names_of_strategies = {
 local known = {
   group = "any", strategy = "string", shard_group = "any", replica_group = "any",
   reshard_after_forward = "boolean|integer", wrap = "any", comm_hook = "any", prefetch = "string",
-  max_in_flight = "integer", max_in_flight_bytes = "integer", max_reductions = "integer",
-  accumulate = "string", layout = "string", find_unused = "boolean", divide_factor = "number",
-  ignored = "table", init_sync = "boolean", broadcast_buffers = "boolean",
+  group_of = "function", max_in_flight = "integer", max_in_flight_bytes = "integer",
+  max_reductions = "integer", accumulate = "string", layout = "string", find_unused = "boolean",
+  divide_factor = "number", ignored = "table", init_sync = "boolean", broadcast_buffers = "boolean",
 }
 
 local function choice(name, value, allowed)
@@ -113,12 +115,19 @@ local function groups_of(o, strategy, group)
   return o.shard_group, o.replica_group
 end
 
--- The ranks that keep parts of a unit between forward and backward; nil: all keep shards.
-local function near_group(count, shards)
-  local size, possible = shards:size(), {}
-  if math.type(count) ~= "integer" then return nil end
+-- How many ranks share one copy.
+local function count_shards(o, strategy, group)
+  local how = strategies[strategy]
+  if how.whole then return 1 end
+  return how.levels and o.shard_group and o.shard_group:size() or group:size()
+end
+
+-- count: of the ranks that keep parts of a unit between forward and backward, of `size`.
+local function check_near(count, size)
+  local possible = {}
+  if math.type(count) ~= "integer" then return end
   for n = 2, size - 1 do if size % n == 0 then possible[#possible + 1] = n end end
-  if count > 1 and count < size and size % count == 0 then return (shards:levels(count)) end
+  if count > 1 and count < size and size % count == 0 then return end
   core.raise(("fsdp: reshard_after_forward = %d: %d ranks share one copy, and the number must \z
     divide them and be neither 1 nor %d: %s"):format(count, size, size,
     #possible > 0 and table.concat(possible, ", ") or "there is none, use true or false"))
@@ -472,14 +481,15 @@ options_of.methods(FSDP, "an fsdp model", function(value)
   return type(meta) == "table" and meta.fsdp ~= nil
 end)
 
--- All ranks begin with rank 0's values.
+-- All ranks begin with rank 0's values; ranks that share parameters alone, with their first rank's.
 local function synchronize(s)
-  local names, tensors = {}, {}
+  local tensors, own, group = {}, {}, nil
   for _, item in ipairs(s.wrapped:named_parameters()) do
-    names[#names + 1], tensors[#tensors + 1] = item.name, item.parameter
+    group = group or s.groups[item.name]
+    table.insert(s.groups[item.name] and own or tensors, item.parameter)
   end
-  core.ddp_compare(s.group, tensors, names)
-  core.ddp_broadcast(s.group, tensors, 0)
+  if #tensors > 0 then core.ddp_broadcast(s.group, tensors, 0) end
+  if #own > 0 then core.ddp_broadcast(group, own, 0) end
   share_buffers(s, 0)
 end
 
@@ -507,6 +517,30 @@ local function kind_of(shards, replicas)
   return replicas and replicas:size() > 1 and "hybrid" or "reduce_scatter"
 end
 
+-- What a link decides from the buckets of one group of ranks, others would decide otherwise.
+local function check_links_of_groups(chain)
+  for i, link in ipairs(chain) do
+    local native = type(link) == "table" and link.needs
+    if native and (native.skips_steps or link.kind == "clip" and link.scope ~= "bucket") then
+      core.raise(("fsdp: comm_hook: link %d (%s) judges all gradients of a pass, and with \z
+        group_of no rank has parts of all: call model:clip_grad_norm(), or use ms.optim.scaler")
+        :format(i, hooks._name(link)))
+    end
+  end
+end
+
+-- The chain of a hook. Parameters of fewer ranks may have buckets of another kind. stepping: a list
+-- that gets the links that step optimizers.
+local function compile(hook, shards, replicas, groups, stepping)
+  if hook == nil then return {} end
+  local _, own = next(groups)
+  local kind, other = kind_of(shards, replicas), own and kind_of(own, nil)
+  if other and other ~= kind then hooks._compile(hook, "fsdp: comm_hook", nil, other, {}) end
+  local how = hooks._compile(hook, "fsdp: comm_hook", nil, kind, stepping)
+  if own then check_links_of_groups(how.chain) end
+  return how
+end
+
 -- Optimizers come after wrapping: they count on shapes that parameters will not have. The chain's
 -- own are made before, and have no states yet.
 local function check_optimizers(s, stepping)
@@ -515,7 +549,8 @@ local function check_optimizers(s, stepping)
   for _, item in ipairs(s.wrapped:named_parameters()) do
     local optimizer = module.stepped[item.parameter]
     if optimizer and linked[optimizer] then
-      optimizer:_allow_piece(item.parameter, item.name, s.shards:size() > 1)
+      local shards = s.groups[item.name] or s.shards
+      optimizer:_allow_piece(item.parameter, item.name, shards:size() > 1)
     elseif optimizer then
       core.raise(("fsdp: parameter '%s' belongs to an optimizer already: wrap the model first, \z
         then make its optimizer"):format(item.name))
@@ -552,18 +587,21 @@ local function wrap(model, options)
   local strategy = strategy_of(o)
   local group = o.group or core.world()
   local units = units_of.find(model, o)
+  check_near(o.reshard_after_forward, count_shards(o, strategy, group))
+  local groups = agree.groups(units, group, o.group_of)
+  agree.compare(units, group, groups, o, strategy)
   local shards, replicas = groups_of(o, strategy, group)
-  local reshard = strategies[strategy].reshard
+  local reshard, near = strategies[strategy].reshard, nil
   if o.reshard_after_forward ~= nil then reshard = o.reshard_after_forward ~= false end
-  local near = near_group(o.reshard_after_forward, shards)
-  local kind = kind_of(shards, replicas)
+  if math.type(o.reshard_after_forward) == "integer" then
+    near = shards:levels(o.reshard_after_forward)
+  end
   local stepping = {}
-  local how = o.comm_hook ~= nil
-    and hooks._compile(o.comm_hook, "fsdp: comm_hook", nil, kind, stepping) or {}
+  local how = compile(o.comm_hook, shards, replicas, groups, stepping)
   ---@type ms.FSDPState
   local s = {
     wrapped = model, group = group, shards = shards, options = o, strategy = strategy,
-    units = units, how = how,
+    units = units, how = how, groups = groups,
     accumulate = o.accumulate or "shard", methods = {}, trained = {}, left_out = {},
     uses_all = true, adds_up = true, whole = how.whole, guards = how.guards,
     hook_name = how.name or "reduce",
@@ -584,7 +622,9 @@ local function wrap(model, options)
     unit.shapes = {}
     for k, p in ipairs(unit.parameters) do
       unit.shapes[k] = p:shape()
-      parameters[#parameters + 1] = { tensor = p, name = unit.names[k], unit = unit.index }
+      parameters[#parameters + 1] = {
+        tensor = p, name = unit.names[k], unit = unit.index, group = groups[unit.names[k]],
+      }
     end
   end
   s.trained, s.in_force = trained_of(units), options_in_force(o, s)
@@ -603,7 +643,10 @@ local function wrap(model, options)
       getmetatable(object).around = around(s, unit.index, part)
     end
     for i, p in ipairs(unit.parameters) do
-      module.sharded[p] = { model = s, shape = unit.shapes[i] }
+      local own = groups[unit.names[i]]
+      module.sharded[p] = {
+        model = s, shape = unit.shapes[i], shards = own or shards, own = own ~= nil,
+      }
     end
   end
   for _, object in model:modules() do owner[object] = s end

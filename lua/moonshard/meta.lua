@@ -1006,6 +1006,12 @@
 ---@field max_in_flight? integer
 ---@field max_in_flight_bytes? integer  no limit unless given
 ---@field max_reductions? integer      reductions under way at a time; 2 unless given
+--- Gives some parameters other ranks to share them (experts): the group of this rank, the same one for
+--- all of them; nil: all ranks share the parameter. These groups partition the model's ranks. Each
+--- holds parameters of its own, with other names: nothing of them is compared or summed between
+--- groups, under all strategies they are sharded over their group, and means are over the ranks of
+--- the model. state() has those of this rank's group.
+---@field group_of? fun(name: string, parameter: ms.Parameter): ms.Group?
 --- How a unit is cut into shards. "flat" (the default): its parameters end to end, cut anywhere;
 --- pieces are 1-D. "rows": each parameter along its first dimension, so pieces have whole rows; a
 --- rank may have none of a small parameter. Padding and copies cost some memory and time.

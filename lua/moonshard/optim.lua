@@ -109,7 +109,8 @@ end
 
 local function check_sharded(self, p, i)
   local entry = module.sharded[p]
-  if not entry or entry.model.shards:size() == 1 then return end
+  if not entry then return end
+  if entry.shards:size() == 1 and not (entry.own and self.shard) then return end
   local name = p:name()
   refuse_shards(self, name ~= "" and name or ("#%d"):format(i))
 end
@@ -270,7 +271,7 @@ end
 local function refuse_pieces(self, what)
   for position, p in ipairs(self.order) do
     local entry = module.sharded[p]
-    if entry and entry.model.shards:size() > 1 then
+    if entry and (entry.own or entry.shards:size() > 1) then
       core.raise(("optimizer:%s: parameter '%s' is sharded by fsdp, and states of sharded \z
         parameters cannot be saved or loaded yet"):format(what, name_of(p, position)))
     end
@@ -779,19 +780,23 @@ local function gradients_of(what, params)
 end
 
 -- The gradients of whole parameters, and lists of gradients of which each rank of a group has a
--- part, by group. The last result is the parameters in the order of these lists.
+-- part, by group. Of parameters of fewer ranks, all ranks of the model have parts; they take part
+-- also without a gradient. The last result is the parameters in the order of these lists.
 local function by_group(params)
   local whole, parts, groups, owners, order = {}, {}, {}, {}, {}
   for _, p in ipairs(params) do
     local grad, entry = p:grad(), module.sharded[p]
-    local group = entry and entry.model.shards
-    if grad and group and group:size() > 1 then
+    local group = entry and entry.shards
+    if entry and entry.own then group = entry.model.group end
+    if group and group:size() > 1 and (grad or entry.own) then
       if not parts[group] then
         parts[group], owners[group] = {}, {}
         groups[#groups + 1] = group
       end
-      table.insert(parts[group], grad)
-      table.insert(owners[group], p)
+      if grad then
+        table.insert(parts[group], grad)
+        table.insert(owners[group], p)
+      end
     elseif grad then
       whole[#whole + 1], order[#order + 1] = grad, p
     end
@@ -810,7 +815,8 @@ local function norm_of_parts(whole, parts, groups, p)
   if #whole > 0 then total, bad = core.clip_norm(whole, math.huge, p) end
   if not infinite then total = total ^ p end
   for _, group in ipairs(groups) do
-    local norm, position = core.clip_norm(parts[group], math.huge, p)
+    local norm, position = core.zeros {}, core.full(-1, {})
+    if #parts[group] > 0 then norm, position = core.clip_norm(parts[group], math.huge, p) end
     local sum = group:all_reduce(infinite and norm or norm ^ p, infinite and "max" or "sum"):value()
     if not infinite then total = total + sum
     else total = core.where(sum:gt(total), sum, total) end
@@ -844,7 +850,7 @@ end
 ---@return ms.Tensor? bad
 function optim._clip(params, max)
   local whole, parts, groups, order = by_group(params)
-  if #order == 0 then return nil, order end
+  if #order == 0 and #groups == 0 then return nil, order end
   local norm, bad
   if #groups > 0 then norm, bad = clip_parts(whole, parts, groups, max, 2)
   else norm, bad = core.clip_norm(whole, max, 2) end

@@ -210,7 +210,7 @@ static void a_parameter_belongs_to_one_unit_and_one_model(void **state)
     net n;
     ms_fsdp *second = NULL;
     OK(build(NULL, 2, true, &n));
-    ms_fsdp_parameter parameters[] = { { n.parameters[W1], "w1", 0 } };
+    ms_fsdp_parameter parameters[] = { { n.parameters[W1], "w1", 0, NULL } };
     ms_fsdp_unit_options units[] = { { .name = "" },
                                      { .name = "other", .reshard_after_forward = true } };
     ms_fsdp_options options = { .group = n.world, .units = units, .unit_count = 2 };
@@ -218,7 +218,7 @@ static void a_parameter_belongs_to_one_unit_and_one_model(void **state)
     assert_non_null(strstr(ms_engine_error(n.engine)->message, "'w1' is sharded already"));
     ms_tensor *tied = NULL;
     OK(constant(n.engine, 2, 2, 1, true, &tied));
-    ms_fsdp_parameter twice[] = { { tied, "a", 0 }, { tied, "b", 1 } };
+    ms_fsdp_parameter twice[] = { { tied, "a", 0, NULL }, { tied, "b", 1, NULL } };
     assert_int_equal(ms_fsdp_new(n.engine, &options, twice, 2, &second), MS_ERROR_ARGUMENT);
     assert_non_null(strstr(ms_engine_error(n.engine)->message, "are one parameter"));
     assert_null(second);

@@ -53,9 +53,9 @@ static inline ms_status build(const ms_os *os, uint32_t ranks, bool reshard, net
     if (!status) status = constant(out->engine, 1, 4, 0.5, true, &out->parameters[B1]);
     if (!status) status = constant(out->engine, 4, 3, 0.25, true, &out->parameters[W2]);
     if (status) return status;
-    ms_fsdp_parameter parameters[] = { { out->parameters[W1], "w1", 1 },
-                                       { out->parameters[B1], "b1", 1 },
-                                       { out->parameters[W2], "w2", 0 } };
+    ms_fsdp_parameter parameters[] = { { out->parameters[W1], "w1", 1, NULL },
+                                       { out->parameters[B1], "b1", 1, NULL },
+                                       { out->parameters[W2], "w2", 0, NULL } };
     ms_fsdp_unit_options units[] = { { .name = "" },
                                      { .name = "first", .reshard_after_forward = reshard } };
     ms_fsdp_options model = { .layout = layout,

@@ -3,9 +3,10 @@
  *
  * Words
  * - A unit is a set of modules whose parameters are gathered together. Unit 0 is the root.
- * - A flat parameter is what a unit has of one dtype, trainable or not: its parameters end to end,
- *   and zeros so that the length divides by the number of ranks that shard. A shard is one rank's
- *   equal part of it, a piece the part of one parameter that lies in this rank's shard.
+ * - A flat parameter is what a unit has of one dtype, trainable or not, and shared by the same
+ *   ranks: its parameters end to end, and zeros so that the length divides by the number of ranks
+ * that shard. A shard is one rank's equal part of it, a piece the part of one parameter that lies
+ * in this rank's shard.
  * - The layout says how shards are cut. Flat: anywhere, with the zeros after the last parameter. By
  *   rows: rank r has rows [r n, (r + 1) n) of each parameter, n the number of rows by the number of
  *   ranks, rounded up, with zeros for the rows that are missing to that.
@@ -55,6 +56,10 @@ typedef struct ms_fsdp_parameter {
     ms_tensor *tensor;
     const char *name;
     uint32_t unit;
+    /* NULL, or the ranks that share this parameter alone: others hold other parameters in its
+     * place. It is sharded over these ranks, and its gradients are summed over them; a mean is over
+     * as many ranks as the model's. All such parameters of a rank have one group. */
+    ms_group *group;
 } ms_fsdp_parameter;
 
 typedef struct ms_fsdp_unit_options {

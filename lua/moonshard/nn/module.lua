@@ -230,7 +230,7 @@ end
 ---@return boolean
 function module.is_cut(p)
   local entry = module.sharded[p]
-  return entry ~= nil and entry.model.shards:size() > 1
+  return entry ~= nil and entry.shards:size() > 1
 end
 
 local set_requires_grad = Tensor.requires_grad_

@@ -86,7 +86,7 @@ end
 local function refuse_pieces(list)
   for _, p in ipairs(list) do
     local entry = module.sharded[p]
-    if entry and entry.model.shards:size() > 1 then
+    if entry and (entry.own or entry.shards:size() > 1) then
       core.raise(("averager: parameter '%s' is sharded by fsdp: ranks share one copy of it, so \z
         there is nothing to average; use strategy = \"no_shard\" or ms.ddp"):format(p:name()))
     end

@@ -97,8 +97,9 @@ end
 local function agreed(finite, params)
   local seen = {}
   for _, p in ipairs(params) do
-    local model = (module.sharded[p] or {}).model
-    if model and model.shards:size() > 1 and not seen[model] then
+    local entry = module.sharded[p]
+    local model = entry and entry.model
+    if entry and (entry.own or entry.shards:size() > 1) and not seen[model] then
       seen[model] = true
       finite = model.group:all_reduce(finite, "min"):value()
     end

@@ -1,0 +1,198 @@
+-- What every rank of fsdp_experts_spec.lua runs: ranks that share some parameters with few others
+-- (experts), against one model that has all experts; and what ranks must agree on when a model is
+-- sharded.
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local rank, size = ms.rank(), ms.world_size()
+local world = ms.world()
+
+local WIDTH, ROWS, STEPS = 6, 4, 3
+
+local function fails(f, ...)
+  local ok, message = pcall(f)
+  assert(not ok, "no error")
+  for _, part in ipairs { ... } do
+    assert(tostring(message):find(part, 1, true), ("'%s' is not in: %s"):format(part, message))
+  end
+end
+
+-- A residual layer whose expert is one of `own`; other experts are not there.
+local Expert = ms.nn.class "Expert"
+function Expert:init(number)
+  ms.seed(10 + number)
+  self.up, self.down = ms.nn.Linear(WIDTH, WIDTH + number), ms.nn.Linear(WIDTH + number, WIDTH)
+end
+function Expert:forward(x) return self.down(self.up(x):tanh()) end
+
+local Net = ms.nn.class "Net"
+function Net:init(own)
+  ms.seed(1)
+  self.base, self.norm = ms.nn.Linear(WIDTH, WIDTH), ms.nn.LayerNorm(WIDTH)
+  ms.seed(2)
+  self.head = ms.nn.Linear(WIDTH, 3)
+  for _, number in ipairs(own) do self["expert" .. number] = Expert(number) end
+end
+function Net:forward(x, number)
+  x = self.norm(self.base(x))
+  return self.head(self["expert" .. number](x) + x)
+end
+
+local function input(step, r)
+  return ms.randn { ROWS, WIDTH, seed = step * 10 + r, per_rank = false }
+end
+local function loss_of(model, step, r, number)
+  return model(input(step, r), number):square():mean()
+end
+
+-- blocks: how many ranks share an expert.
+local function expected_of(blocks, clip)
+  local all = {}
+  for number = 1, size // blocks do all[number] = number end
+  local model, norms = Net(all), {}
+  local optimizer = ms.optim.sgd(model, { lr = 0.2, momentum = 0.9 })
+  for step = 1, STEPS do
+    for r = 0, size - 1 do (loss_of(model, step, r, r // blocks + 1) / size):backward() end
+    norms[step] = model:clip_grad_norm(clip):item()
+    optimizer:step()
+    optimizer:zero_grad()
+  end
+  return model:state(), norms
+end
+
+local function train(model, number, clip, scale)
+  local norms = {}
+  local optimizer = ms.optim.sgd(model, { lr = 0.2, momentum = 0.9 })
+  local scaler = scale and ms.optim.scaler { init_scale = 4 }
+  for step = 1, STEPS do
+    local loss = loss_of(model, step, rank, number)
+    if scaler then loss = scaler:scale(loss) end
+    loss:backward()
+    if scaler then scaler:unscale(optimizer) end
+    norms[step] = model:clip_grad_norm(clip):item()
+    if scaler then scaler:step(optimizer) else optimizer:step() end
+    optimizer:zero_grad()
+  end
+  return model:state(), norms
+end
+
+local cases = {
+  {}, { layout = "rows" }, { strategy = "shard_grad_op" }, { strategy = "no_shard" },
+  { strategy = "hybrid_shard" }, { scale = true }, { find_unused = true },
+  { wrap = { class = "Expert" } }, { wrap = { class = "Linear" }, layout = "rows" },
+}
+for _, blocks in ipairs(size == 4 and { 2, 1 } or { 1 }) do
+  local experts = world:levels(blocks)
+  local shards, replicas
+  if size == 4 then shards, replicas = world:levels(2) end
+  local number = rank // blocks + 1
+  local clip = 0.5
+  local weights, norms = expected_of(blocks, clip)
+  for i, case in ipairs(cases) do
+    local options = { group_of = function(name) return name:find "expert" and experts or nil end }
+    for key, value in pairs(case) do if key ~= "scale" then options[key] = value end end
+    if case.strategy == "hybrid_shard" then
+      options.shard_group, options.replica_group = shards, replicas
+    end
+    local model = ms.fsdp(Net { number }, options)
+    local own, own_norms = train(model, number, clip, case.scale)
+    local count = 0
+    -- Sums over ranks are added in another order.
+    for name, t in pairs(own) do
+      local other = weights[name]:detach()
+      local d = (t - other):abs():max():item() / other:abs():max():item()
+      assert(d <= 2e-6, ("case %d, blocks of %d: %s differs by %g"):format(i, blocks, name, d))
+      count = count + 1
+    end
+    assert(count == 10, "the shared parameters, and those of one expert")
+    for step, norm in ipairs(own_norms) do
+      assert(math.abs(norm - norms[step]) <= 2e-6 * norm, ("case %d: norm %g, not %g"):format(i,
+        norm, norms[step]))
+    end
+    -- Handles are pieces of the expert's group.
+    local held = 0
+    for _, piece in ipairs(model:pieces()) do
+      if piece.name:find "expert" then held = held + piece.count end
+    end
+    local elements = 2 * WIDTH * (WIDTH + number) + WIDTH + WIDTH + number
+    assert(experts:all_reduce(ms.full(held, {}), "sum"):value():item() == elements)
+  end
+end
+
+-- What travels for experts travels between their ranks only, in the order of all gathers.
+if size == 4 then
+  local experts = world:levels(2)
+  local model = ms.fsdp(Net { rank // 2 + 1 }, {
+    wrap = { class = "Expert" },
+    group_of = function(name) return name:find "expert" and experts or nil end,
+  })
+  core.comm_record(true)
+  loss_of(model, 1, rank, rank // 2 + 1):backward()
+  core.comm_record(false)
+  local of_experts = 0
+  for _, record in ipairs((core.comm_records())) do
+    if record.label:find "expert" then
+      assert(record.group == experts:name(), record.op)
+      of_experts = of_experts + 1
+    else assert(record.group == world:name(), record.op) end
+  end
+  assert(of_experts == 3, "two gathers and a reduction: " .. of_experts)
+end
+
+-- Groups that do not partition the ranks, or hold parameters of the same names.
+if size == 4 then
+  local pairs_of, alone = world:levels(2), world:levels(1)
+  local uneven = world:split { { 0, 1, 2 }, { 3 } }
+  local function sharded(own, group_of)
+    return function() ms.fsdp(Net(own), { group_of = group_of }) end
+  end
+  local function all(group)
+    return function(name) return name:find "expert" and group or nil end
+  end
+  fails(sharded({ 1 }, all(pairs_of)), "'expert1.down.weight' is a parameter of the ranks 0, 1",
+    "names must differ")
+  fails(sharded({ rank // 2 + 1 }, all(rank < 2 and pairs_of or uneven)), "overlap", "0, 1, 2")
+  fails(sharded({ rank // 2 + 1 }, all(rank < 3 and pairs_of or nil)), "rank 3 no group")
+  fails(sharded({ 2 * rank + 1, 2 * rank + 2 }, function(name)
+    return name:find "up" and pairs_of or name:find "down" and alone or nil
+  end), "overlap", ".weight' the ranks")
+  local judges = { ms.hooks.clip { max_norm = 1, scope = "lagged" }, ms.hooks.nan_check() }
+  for _, link in ipairs(judges) do
+    fails(function()
+      ms.fsdp(Net { rank // 2 + 1 }, { group_of = all(pairs_of), comm_hook = link })
+    end, "judges all gradients", "clip_grad_norm")
+  end
+  fails(sharded({ 1 }, function() return 1 end), "' a number, not a group")
+  fails(sharded({ 1 }, function() error "oh" end), "group_of('", "oh")
+end
+
+-- Ranks that have different models, or ask for different things, are told the first difference, on
+-- every rank, before anything travels.
+if size > 1 then
+  local odd = rank == size - 1
+  local function sharded(options, change)
+    return function()
+      local net = Net { 1 }
+      if odd and change then change(net) end
+      ms.fsdp(net, options)
+    end
+  end
+  local silent = true
+  core.comm_record(true)
+  fails(sharded({ layout = odd and "rows" or "flat" }), "option layout = flat on rank 0",
+    "option layout = rows on rank " .. size - 1)
+  fails(sharded({ strategy = odd and "shard_grad_op" or nil }), "strategy = full_shard on rank 0")
+  fails(sharded({ max_in_flight = odd and 3 or nil }), "max_in_flight = nil on rank 0")
+  fails(sharded({}, function(net) net.head = ms.nn.Linear(WIDTH, 4) end),
+    "unit 0 \"root\": 'head.weight' [3, 6] f32, trained on rank 0",
+    "'head.weight' [4, 6] f32, trained on rank " .. size - 1)
+  fails(sharded({}, function(net) net.base.bias:requires_grad_(false) end),
+    "'base.bias' [6] f32, trained on rank 0", "frozen on rank " .. size - 1)
+  fails(sharded({ wrap = { names = { odd and "head" or "base" } } }),
+    "'head.weight'", "'base.weight'", "have different models")
+  fails(sharded({ wrap = odd and { class = "Linear" } or { names = { "base" } } }),
+    "'head.weight'", "no further parameter")
+  core.comm_record(false)
+  for _, record in ipairs((core.comm_records())) do silent = silent and record.channel ~= 1 end
+  assert(silent)
+end
+print(("rank %d is done"):format(rank))
