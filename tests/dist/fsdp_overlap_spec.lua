@@ -17,4 +17,48 @@ describe("overlap with fsdp", function()
       assert.truthy(out:find("rank 0 is done", 1, true), out)
     end)
   end
+
+  it("takes the memory that check says", function()
+    command.write(folder .. "/r.lua", [[
+      local ms = require "moonshard"
+      local o = ms.config { policy = "classic" }
+      local net = ms.fsdp(ms.nn.gpt2 { vocab = 64, context = 16, layers = 3, width = 32, heads = 2 })
+      local opt = ms.optim.adamw(net, { lr = 1e-3 })
+      opt:overlap(net, o.policy)
+      for step in ms.steps(4) do
+        local t = ms.randint { 4, 16, low = 0, high = 64, seed = step }
+        net(t):view(-1, 64):cross_entropy(t:view(-1)):backward()
+        opt:step()
+      end
+      io.stdout:write(("peak %d\n"):format(ms.memory().peak))]])
+    for _, policy in ipairs { "in_backward", "deferred" } do
+      local run = command.succeed(folder, "run r.lua -n 2 policy=" .. policy):match "peak (%d+)"
+      assert.equal(run, command.succeed(folder, "check r.lua -n 2 policy=" .. policy)
+        :match "peak memory [^(]*%((%d+) bytes%)", policy)
+    end
+  end)
+
+  it("is reported by train: what the model's stream waited for", function()
+    command.write(folder .. "/t.lua", [[
+      local ms = require "moonshard"
+      local net = ms.fsdp(ms.nn.Sequential(ms.nn.Linear(8, 64), ms.nn.Linear(64, 8)),
+        { wrap = { class = "Linear" } })
+      local opt = ms.optim.sgd(net, { lr = 1e-3 })
+      opt:overlap(net, "in_backward")
+      ms.train {
+        model = net, optimizer = opt, steps = 5, run = "run",
+        data = function() return ms.randn { 4, 8 }, ms.randn { 4, 8 } end,
+        loss = function(model, x, y) return (model(x) - y):square():mean() end,
+      }]])
+    command.succeed(folder, "run t.lua -n 2")
+    local lines = 0
+    for line in io.lines(folder .. "/run/metrics.jsonl") do
+      local total = tonumber(line:match '"exposed_comm_ms":([%d.e+-]+)')
+      local gathers = tonumber(line:match '"exposed_gather_ms":([%d.e+-]+)')
+      assert.truthy(total and gathers and total >= gathers, line)
+      assert.truthy(line:find('"gather_ms":', 1, true), line)
+      lines = lines + 1
+    end
+    assert.equal(5, lines)
+  end)
 end)
