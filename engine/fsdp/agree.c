@@ -35,10 +35,12 @@ typedef struct wish {
     uint32_t key, unit;
 } wish;
 
-/* A rank's words: its wish as one number, by which wishes are ordered; the unit, and whether the
- * gradients there are multiplied by a loss scale; and from word 2 on one bit for each unit whose
+/* A rank's words: its wish as one number, by which wishes are ordered; the unit, whether the
+ * gradients there are multiplied by a loss scale, and whether the pass leaves replicas out; and
+ * from word 2 on one bit for each unit whose
  * backward runs. */
 enum { WORD_WISH, WORD_UNIT, WORD_BUSY, BITS = 62 };
+enum { FLAG_MARKED = 1, FLAG_PARTIAL = 2 }; /* with the unit */
 #define NOTHING INT64_MAX
 /* In place of a rank that was chosen: no rank needs anything; what could be done next is the end of
  * a pass only, and reductions wait for each other. */
@@ -106,7 +108,9 @@ static void write_words(const ms_fsdp *fsdp, const wish *w, int64_t *words)
     memset(words, 0, words_of(fsdp) * sizeof *words);
     words[WORD_WISH] = w ? number_of(fsdp, w) : NOTHING;
     if (!w) return;
-    words[WORD_UNIT] = (int64_t)w->unit << 1 | (w->reduce && is_marked(&fsdp->units[w->unit]));
+    words[WORD_UNIT] = (int64_t)w->unit << 2;
+    if (w->reduce && is_marked(&fsdp->units[w->unit])) words[WORD_UNIT] |= FLAG_MARKED;
+    if (!fsdp->replica_sync) words[WORD_UNIT] |= FLAG_PARTIAL;
     for (uint32_t u = 0; u < fsdp->unit_count; u++)
         if (fsdp->units[u].phase == MS_UNIT_BACKWARD)
             words[WORD_BUSY + u / BITS] |= (int64_t)1 << u % BITS;
@@ -127,7 +131,7 @@ static bool is_reduction(const int64_t *words)
     return kind_of(words[WORD_WISH]) == WISH_BACKWARD && (words[WORD_WISH] & 1);
 }
 
-static uint32_t unit_of(const int64_t *words) { return (uint32_t)(words[WORD_UNIT] >> 1); }
+static uint32_t unit_of(const int64_t *words) { return (uint32_t)(words[WORD_UNIT] >> 2); }
 
 /* Whether some rank's gradients of the unit are not complete. */
 static bool is_busy(const ms_fsdp *fsdp, uint32_t unit)
@@ -227,7 +231,8 @@ static ms_status serve(ms_fsdp *fsdp, const int64_t *words, bool own)
     case WISH_BACKWARD:
         if (!is_reduction(words)) return gather(unit, own);
         if (!own) status = ms_pass_let_go(unit);
-        if (!own && !status) status = ms_unit_prepare_reduction(unit, words[WORD_UNIT] & 1);
+        if (!own && !status)
+            status = ms_unit_prepare_reduction(unit, words[WORD_UNIT] & FLAG_MARKED);
         return status ? status : ms_pass_reduce(unit);
     case WISH_BACKWARD_END:
         fsdp->pass_agreements = fsdp->agreements;
@@ -294,6 +299,9 @@ ms_status ms_fsdp_set_joining(ms_fsdp *fsdp, bool yes, bool live_divisor)
     ms_status status = MS_OK;
     fsdp->joining = yes;
     fsdp->live_divisor = yes && live_divisor;
+    /* A rank that follows has taken over the others' setting. */
+    if (yes) fsdp->replica_sync_before = fsdp->replica_sync;
+    else fsdp->replica_sync = fsdp->replica_sync_before;
     for (uint32_t u = 0; u < fsdp->unit_count && !status && !yes; u++)
         if (fsdp->units[u].place == MS_UNIT_GATHERED) status = ms_unit_reshard(&fsdp->units[u]);
     return status;
@@ -341,6 +349,7 @@ ms_status ms_fsdp_follow(ms_fsdp *fsdp, bool *more, uint32_t *number, ms_fsdp_li
         wish_kind kind = kind_of(words[WORD_WISH]);
         /* This rank is in the pass of the others. */
         fsdp->forwards = (uint64_t)(words[WORD_WISH] >> 32);
+        fsdp->replica_sync = !(words[WORD_UNIT] & FLAG_PARTIAL);
         *live = live_ranks(fsdp);
         *number = (uint32_t)(words[WORD_WISH] & 0xfffffff);
         *more = kind == WISH_CALL;

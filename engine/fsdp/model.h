@@ -174,7 +174,7 @@ struct ms_fsdp {
     uint32_t summoned_count;
     /* agree.c. The number of forwards of the root; the units that have a turn; how many ranks had
      * inputs in the last exchange; the words of this rank, then of all ranks. */
-    bool find_unused, joining, live_divisor;
+    bool find_unused, joining, live_divisor, replica_sync_before;
     uint64_t forwards;
     uint32_t turns, live;
     int64_t *words;

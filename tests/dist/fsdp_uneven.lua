@@ -40,8 +40,14 @@ local function input(step, r)
   return ms.randn { ROWS, WIDTH, seed = step * 10 + r, per_rank = false }
 end
 
+-- On four ranks, hybrid shards are over two of them.
+local shards, replicas = world:levels(size == 4 and 2 or nil)
+
 local function shard(how)
   local o = { wrap = { class = "Linear" } }
+  if how and how.strategy == "hybrid_shard" then
+    o.shard_group, o.replica_group = shards, replicas
+  end
   for name, value in pairs(how or {}) do o[name] = value end
   return ms.fsdp(new_net(), o)
 end
