@@ -18,7 +18,7 @@
  * touches it next. */
 static void drop(ms_storage *storage, uint32_t owner)
 {
-    ms_storage_vacate(storage);
+    ms_storage_vacate(storage, true);
     storage->owner = owner;
     storage->dropped = storage->engine->script;
     for (uint32_t i = 0; i < storage->part_count; i++) storage->parts[i].vacant = false;

@@ -172,6 +172,7 @@ struct ms_block {
     ms_block *previous, *next; /* free list of a bin, or of unused structs */
     uint64_t offset, size;
     uint64_t freed;                /* when, as a count of frees; 0: in use */
+    bool apart;                    /* free, and not joined with its neighbours: see pool.c */
     uint64_t uses[MS_STREAMS_MAX]; /* of its former owners: what must be waited for */
 };
 
@@ -187,6 +188,7 @@ struct ms_pool {
     ms_commit_function commit;
     void *commit_user;
     uint64_t frees;
+    bool has_apart; /* some block was given back apart */
     ms_block *last; /* the block at the top of the arena */
     ms_block *bins[MS_POOL_BINS];
     ms_block *unused;
@@ -272,7 +274,7 @@ void ms_pool_close(ms_engine *engine);
  * be. */
 ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data,
                        uint64_t uses[MS_STREAMS_MAX]);
-void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX]);
+void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX], bool apart);
 
 /* stream.c */
 /* Enqueues what is neither a wait nor a mark: inserts the waits that the accesses need, fills in
@@ -293,8 +295,8 @@ ms_status ms_stream_wait_seq(ms_stream *stream, ms_stream *of, uint64_t seq);
 void ms_marks_close(ms_engine *engine);
 
 /* storage.c */
-/* Gives the memory of a storage back to its pool. */
-void ms_storage_vacate(ms_storage *storage);
+/* Gives the memory of a storage back to its pool; apart: the storage will take as much again. */
+void ms_storage_vacate(ms_storage *storage, bool apart);
 /* Counts a write of a part, whose number storage->writes is already; and that something has
  * written there, whether that counts as a write or not. */
 void ms_part_write(ms_storage *storage, ms_part *part, const char *task, uint32_t script);

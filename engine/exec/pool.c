@@ -5,7 +5,13 @@
  * whose clock has passed all of these: then it can be handed out at once. Order of choice for a
  * request: (1) a covered block, (2) new memory while under the limit, (3) the block freed longest
  * ago, with waits inserted on the asking stream. Nothing here asks whether a use has happened, so
- * offsets and peak are the same in every run, with data or without. */
+ * offsets and peak are the same in every run, with data or without.
+ *
+ * A freed block is joined with its free neighbours, and the whole is covered for whoever is after
+ * all of their users. For a block that was dropped, to be taken again by another stream than its
+ * last user's, that would be too late: its neighbours are freed and used all the time, and the
+ * arena would grow with each drop. Such a block stays apart. It is joined with neighbours where a
+ * request finds no block, and then only for a stream that all of them are covered for. */
 #include "exec/engine.h"
 
 #include <stdio.h>
@@ -247,6 +253,38 @@ static ms_block *find_oldest(const ms_pool *pool, uint64_t size)
 
 /* ----------------------------------------------------------- taking, giving */
 
+/* Joins a block with the free neighbour after it. Uses are joined by their maximum: whoever takes
+ * the result must be after the users of both. */
+static void absorb(ms_pool *pool, ms_block *block, ms_block *other)
+{
+    block->size += other->size;
+    block->after = other->after;
+    if (other->after) other->after->before = block;
+    else pool->last = block;
+    for (uint16_t i = 0; i < pool->engine->stream_count; i++)
+        if (other->uses[i] > block->uses[i]) block->uses[i] = other->uses[i];
+    struct_give(pool, other);
+}
+
+/* Joins neighbours that were left apart and are covered for the stream. Runs only where the arena
+ * would grow otherwise. */
+static void join_covered(ms_pool *pool, const ms_stream *stream)
+{
+    ms_block *block = pool->last;
+    while (block && block->before) {
+        ms_block *before = block->before;
+        if (block->freed && before->freed && covered(stream, block) && covered(stream, before)) {
+            list_remove(pool, block);
+            list_remove(pool, before);
+            if (block->freed > before->freed) before->freed = block->freed;
+            before->apart |= block->apart;
+            absorb(pool, before, block);
+            list_add(pool, before);
+        }
+        block = before;
+    }
+}
+
 /* New memory at the top of the arena; NULL where the limit or the machine refuses. A covered free
  * block at the top is extended in place of leaving a hole below the new block. memory.reserved
  * counts what was handed out at least once. */
@@ -296,6 +334,7 @@ static void split(ms_pool *pool, ms_block *block, uint64_t size)
     rest->offset = block->offset + size;
     rest->size = block->size - size;
     rest->freed = block->freed;
+    rest->apart = block->apart;
     memcpy(rest->uses, block->uses, sizeof rest->uses);
     rest->before = block;
     rest->after = block->after;
@@ -374,6 +413,10 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     ms_status status = reserve_structs(pool, 2);
     if (status) return status;
     ms_block *block = find_covered(pool, stream, size);
+    if (!block && pool->has_apart) {
+        join_covered(pool, stream);
+        block = find_covered(pool, stream, size);
+    }
     if (block) list_remove(pool, block);
     else block = grow(pool, stream, size);
     if (!block) {
@@ -396,6 +439,7 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     }
     split(pool, block, size);
     block->freed = 0;
+    block->apart = false;
     memcpy(uses, block->uses, engine->stream_count * sizeof *uses);
     memset(block->uses, 0, engine->stream_count * sizeof *uses);
     engine->memory.live += bytes;
@@ -405,30 +449,19 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     return MS_OK;
 }
 
-/* Joins a block with the free neighbour after it. Uses are joined by their maximum: whoever takes
- * the result must be after the users of both. */
-static void absorb(ms_pool *pool, ms_block *block, ms_block *other)
-{
-    block->size += other->size;
-    block->after = other->after;
-    if (other->after) other->after->before = block;
-    else pool->last = block;
-    for (uint16_t i = 0; i < pool->engine->stream_count; i++)
-        if (other->uses[i] > block->uses[i]) block->uses[i] = other->uses[i];
-    struct_give(pool, other);
-}
-
 /* Gives a block back without waiting: it keeps the last use of each stream, and the next taker is
- * put after them. Free neighbours are joined at once, so no two free blocks are adjacent. */
-void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX])
+ * put after them. Free neighbours are joined at once, unless one of the two is to stay apart. */
+void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX], bool apart)
 {
     MS_ASSERT(!block->freed && ms_on_host(pool->engine));
     memcpy(block->uses, uses, pool->engine->stream_count * sizeof *uses);
-    if (block->after && block->after->freed) {
+    block->apart = apart;
+    pool->has_apart |= apart;
+    if (!apart && block->after && block->after->freed && !block->after->apart) {
         list_remove(pool, block->after);
         absorb(pool, block, block->after);
     }
-    if (block->before && block->before->freed) {
+    if (!apart && block->before && block->before->freed && !block->before->apart) {
         ms_block *before = block->before;
         list_remove(pool, before);
         absorb(pool, before, block);

@@ -129,13 +129,13 @@ ms_storage *ms_storage_retain(ms_storage *storage)
 
 /* Gives the block back with the last uses of all cells. The address is replaced by one that faults,
  * so that a stale use is found at once. */
-void ms_storage_vacate(ms_storage *storage)
+void ms_storage_vacate(ms_storage *storage, bool apart)
 {
     ms_engine *engine = storage->engine;
     if (engine->poison) engine->device->poison->fill(storage);
     uint64_t uses[MS_STREAMS_MAX];
     ms_hazard_uses(storage, 0, (uint16_t)storage->cell_count, uses);
-    ms_pool_give(storage->pool, storage->block, uses);
+    ms_pool_give(storage->pool, storage->block, uses, apart);
     engine->memory.live -= storage->bytes;
     storage->block = NULL;
     storage->data = MS_DROPPED_ADDRESS;
@@ -181,7 +181,7 @@ void ms_storage_release(ms_storage *storage)
     MS_ASSERT(!storage || (storage->references > 0 && ms_on_host(storage->engine)));
     if (!storage || --storage->references > 0) return;
     ms_engine *engine = storage->engine;
-    if (storage->block) ms_storage_vacate(storage);
+    if (storage->block) ms_storage_vacate(storage, false);
     /* As a derived storage, then as an origin: no tie may lead to a struct that is used again. */
     if (storage->origin) untie(storage);
     while (storage->derived) untie(storage->derived);

@@ -214,6 +214,46 @@ static void a_refill_forgets_the_users_of_the_old_memory(void **state)
 }
 
 /* A dropped storage is not copied anywhere, and after a refill it has poison. */
+/* As a sharded model does it: blocks are filled on one stream, which is two blocks behind the
+ * stream that uses and drops them, and tensors of that stream come and go beside them. */
+static void dropping_and_refilling_on_another_stream_does_not_grow_the_pool(void **state)
+{
+    (void)state;
+    enum { UNITS = 6, ROUNDS = 30 };
+    _Atomic int at_once = 1;
+    int64_t size = 50000, small = 3000;
+    ms_engine *engine = make(NULL, true, 0);
+    ms_stream *compute = ms_engine_current(engine), *gathers = stream_of(engine, "gathers");
+    ms_tensor *units[UNITS], *kept[UNITS] = { NULL };
+    ms_point used[2] = { { 0 }, { 0 } };
+    uint64_t settled = 0;
+    for (int u = 0; u < UNITS; u++) {
+        OK(ms_tensor_new(engine, MS_F32, 1, &size, &units[u]));
+        OK(ms_storage_drop(ms_tensor_storage(units[u]), "a unit"));
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int u = 0; u < UNITS; u++) {
+            OK(ms_stream_wait(gathers, used[0]));
+            OK(ms_storage_refill(ms_tensor_storage(units[u]), gathers));
+            OK(slowly(gathers, units[u], 1, &at_once));
+            wait_for(compute, gathers);
+            ms_tensor_release(kept[u]);
+            OK(ms_tensor_new(engine, MS_F32, 1, &small, &kept[u]));
+            OK(slowly(compute, kept[u], 2, &at_once));
+            OK(slowly(compute, units[u], 2, &at_once));
+            used[0] = used[1];
+            used[1] = ms_stream_last(compute);
+            OK(ms_storage_drop(ms_tensor_storage(units[u]), "a unit"));
+        }
+        if (round == 2) settled = ms_engine_memory(engine).reserved;
+    }
+    /* Two blocks that are waited for, and the one that is filled. */
+    assert_int_equal(ms_engine_memory(engine).reserved, settled);
+    assert_true(settled <= 3 * 4 * (uint64_t)size + UNITS * 4 * (uint64_t)(small + 512));
+    for (int u = 0; u < UNITS; u++) ms_tensor_release(units[u]);
+    release_all(engine, kept, UNITS);
+}
+
 static void a_checked_engine_passes_over_what_is_dropped(void **state)
 {
     (void)state;
@@ -733,6 +773,7 @@ int main(void)
         cmocka_unit_test(a_dropped_block_is_handed_over_in_stream_order),
         cmocka_unit_test(strict_mode_finds_a_missing_wait_for_the_block_s_former_user),
         cmocka_unit_test(a_refill_forgets_the_users_of_the_old_memory),
+        cmocka_unit_test(dropping_and_refilling_on_another_stream_does_not_grow_the_pool),
         cmocka_unit_test(a_checked_engine_passes_over_what_is_dropped),
         cmocka_unit_test(what_touches_a_dropped_storage_names_its_owner),
         cmocka_unit_test(what_was_refilled_cannot_be_read_before_it_is_written),
