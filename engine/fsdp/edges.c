@@ -131,6 +131,7 @@ static ms_unit *next_unit(ms_fsdp *fsdp, const ms_unit *unit)
     return next && next->place == MS_UNIT_SHARDED ? next : NULL;
 }
 
+/* For a use in backward, which counts whether it was gathered ahead. */
 static ms_status gather(ms_unit *unit)
 {
     uint64_t before = unit->gathers;
@@ -277,7 +278,7 @@ ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const
     if (status || unit->depth++ > 0) return status;
     if (index == 0 && !fsdp->in_backward) fsdp->forwards++;
     if (unit->place != MS_UNIT_IN_USE) {
-        status = ms_agree_on_gather(unit);
+        status = fsdp->in_backward ? gather(unit) : ms_agree_on_gather(unit);
         if (!status) status = ms_unit_use(unit);
     }
     if (status) {

@@ -47,9 +47,11 @@ ms_status ms_pass_enter_forward(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
     bool begins = ms_fsdp_begins_pass(fsdp, unit->index);
+    ms_status status = begins && fsdp->sync ? begin(fsdp) : MS_OK;
+    if (status) return status;
     fsdp->begun |= begins;
     fsdp->depth++;
-    return begins && fsdp->sync ? begin(fsdp) : MS_OK;
+    return MS_OK;
 }
 
 ms_status ms_pass_leave_forward(ms_fsdp *fsdp)

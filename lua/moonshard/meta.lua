@@ -1116,7 +1116,9 @@
 --- Optimizers overlap as with ddp (optimizer:overlap, ms.optim.in_backward, hooks.then_optimizer), on
 --- pieces. Parameters of a unit are stepped when the unit's gradients are reduced, in the last pass
 --- of accumulate only; the unit's next gather waits for the steps, and nothing else does. A unit that
---- no rank used is not stepped.
+--- no rank used is not stepped. In a join plans step after backward, and in_backward and
+--- then_optimizer are refused. The optimizer of then_optimizer is made before wrapping, all others
+--- after it.
 --- Links see one bucket for each flat parameter of a unit, in the order of reductions. is_last() is
 --- the last one of the pass: with a link in Lua, or one that has state, the reduction of a unit that
 --- may be the last is held back until that is known. With accumulate = "shard" the chain runs in each

@@ -19,10 +19,13 @@ function Net:init()
   self.never, self.last = nn.Linear(3, 3), nn.Linear(16, 5)
   self.mid.bias:requires_grad_(false)
 end
--- also: "seldom" is used; "unread": it is computed, and the loss does not depend on it.
+-- also: "seldom" is used; "unread": it is computed, and the loss does not depend on it;
+-- "recomputed": it is not used, and backward computes "mid" again.
 function Net:forward(x, also)
   x = self.first(x):gelu()
-  if also then
+  if also == "recomputed" then
+    return self.last(ms.recompute(function(h) return self.mid(h):gelu() end, x))
+  elseif also then
     local y = self.seldom(x):tanh()
     if also ~= "unread" then x = x + y end
   end
@@ -335,6 +338,9 @@ if options.how == "agree" then
   check_counts("full_shard", nil, { also = true, units = 4, hits = 3, gathers = true })
   check_counts("full_shard", nil,
     { also = "unread", units = 3, hits = 1, misses = 1, wasted_bytes = seldom, gathers = true })
+  check_counts("full_shard", nil, { also = "recomputed", units = 3, hits = 2, gathers = true })
+  check_counts("full_shard", { prefetch = "none" },
+    { also = "recomputed", units = 3, misses = 2, gathers = true })
   check_counts("shard_grad_op", nil, { units = 3, gathers = true })
   check_counts("no_shard", nil, { units = 3 })
 end

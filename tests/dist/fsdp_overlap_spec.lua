@@ -22,7 +22,8 @@ describe("overlap with fsdp", function()
     command.write(folder .. "/r.lua", [[
       local ms = require "moonshard"
       local o = ms.config { policy = "classic" }
-      local net = ms.fsdp(ms.nn.gpt2 { vocab = 64, context = 16, layers = 3, width = 32, heads = 2 })
+      local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 3, width = 32, heads = 2 }
+      local net = ms.fsdp(model)
       local opt = ms.optim.adamw(net, { lr = 1e-3 })
       opt:overlap(net, o.policy)
       for step in ms.steps(4) do
