@@ -269,14 +269,23 @@ static int fsdp_reshard(lua_State *L)
     return 0;
 }
 
-/* sharded:unshard(unit): gathers it */
+/* sharded:set_prefetch(yes) */
+static int fsdp_set_prefetch(lua_State *L)
+{
+    ms_fsdp_set_prefetch(check_fsdp(L), lua_toboolean(L, 2));
+    return 0;
+}
+
+/* sharded:unshard(unit): gathers it -> stream index, number: when it is there */
 static int fsdp_unshard(lua_State *L)
 {
     ms_lua_enter(L);
     ms_point ready;
     ms_fsdp *fsdp = check_fsdp(L);
     ms_lua_ok(L, ms_fsdp_unshard(fsdp, check_unit(L, 2, fsdp), &ready));
-    return 0;
+    lua_pushinteger(L, ready.stream);
+    lua_pushinteger(L, (lua_Integer)ready.seq);
+    return 2;
 }
 
 /* ------------------------------------------------- ranks with unequal inputs */
@@ -485,6 +494,7 @@ static const luaL_Reg methods[] = {
     { "set_reshard", fsdp_set_reshard },
     { "set_unshard_in_backward", fsdp_set_unshard_in_backward },
     { "reshard", fsdp_reshard },
+    { "set_prefetch", fsdp_set_prefetch },
     { "unshard", fsdp_unshard },
     { "joining", fsdp_joining },
     { "call", fsdp_call },

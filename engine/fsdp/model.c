@@ -360,6 +360,8 @@ bool ms_fsdp_set_sync(ms_fsdp *fsdp, bool yes)
     return before;
 }
 
+void ms_fsdp_set_prefetch(ms_fsdp *fsdp, bool yes) { fsdp->prefetch = yes; }
+
 bool ms_fsdp_set_replica_sync(ms_fsdp *fsdp, bool yes)
 {
     bool before = fsdp->replica_sync;
@@ -384,7 +386,8 @@ void ms_fsdp_set_unshard_in_backward(ms_fsdp *fsdp, uint32_t unit, bool yes)
 ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t index, ms_point *ready)
 {
     ms_unit *unit = &fsdp->units[index];
-    ms_status status = ms_unit_gather(unit);
+    /* Where ranks use different units, they may have gathered different ones. */
+    ms_status status = ms_agree_is_on(fsdp) ? ms_unit_gather_anew(unit) : ms_unit_gather(unit);
     *ready = (ms_point){ 0 };
     /* Gathers of one unit are on one stream: the last flat parameter's is the last. */
     for (uint32_t f = 0; f < unit->count; f++)

@@ -1,6 +1,7 @@
 -- ms.fsdp: a model whose parameters, gradients and optimizer states are kept in shards over the
 -- ranks. A unit's parameters are gathered before it is used, and dropped after.
 local core = require "moonshard.core"
+local future = require "moonshard.future"
 local hooks = require "moonshard.hooks"
 local join = require "moonshard.fsdp.join"
 local launch = require "moonshard.launch"
@@ -53,6 +54,17 @@ local function sharded_of(self, what)
   return s
 end
 
+-- The same for calls that need all ranks: inside a join some may have no inputs left, and do not
+-- make them.
+local function outside_join(self, what)
+  local s = sharded_of(self, what)
+  if s.joining then
+    core.raise(what .. ": inside join, ranks without inputs left would not take part: call it \z
+      before or after")
+  end
+  return s
+end
+
 ---------------------------------------------------------------------------------------- strategies
 
 -- Whether parameters are sharded, whether over all ranks or within levels of the world, and whether
@@ -82,6 +94,8 @@ local function choice(name, value, allowed)
   core.raise(("fsdp: %s = '%s': did you mean '%s'? It is one of %s"):format(name, value,
     core.nearest(value, allowed) or allowed[1], table.concat(allowed, ", ")))
 end
+
+local prefetches = { "none", "backward_pre" }
 
 local function strategy_of(o)
   local name = o.strategy or "full_shard"
@@ -138,7 +152,7 @@ local function check_options(given)
   for _, name in ipairs { "group", "shard_group", "replica_group" } do
     check_group("fsdp", name, o[name])
   end
-  if o.prefetch then choice("prefetch", o.prefetch, { "none", "backward_pre" }) end
+  if o.prefetch then choice("prefetch", o.prefetch, prefetches) end
   if o.accumulate then choice("accumulate", o.accumulate, { "local", "shard", "all" }) end
   if o.layout then choice("layout", o.layout, { "flat", "rows" }) end
   for _, name in ipairs { "max_in_flight", "max_in_flight_bytes", "max_reductions" } do
@@ -317,7 +331,18 @@ end
 
 --- Gathers this unit now; its next use waits for it.
 ---@param index integer
-function FSDP:unshard(index) sharded_of(self, "unshard").sharded:unshard(index) end
+---@return ms.Future value: true, once the whole parameters are there
+function FSDP:unshard(index)
+  return future.at(true, outside_join(self, "unshard").sharded:unshard(index))
+end
+
+--- From the next backward on.
+---@param prefetch "none"|"backward_pre"
+function FSDP:set_prefetch(prefetch)
+  local s = sharded_of(self, "set_prefetch")
+  options_of.argument("set_prefetch", "prefetch", prefetch, "string")
+  s.sharded:set_prefetch(choice("prefetch", prefetch, prefetches) ~= "none")
+end
 
 ---@param index integer
 function FSDP:reshard(index) sharded_of(self, "reshard").sharded:reshard(index) end
@@ -367,7 +392,7 @@ end
 ---@param options { writeback?: boolean, names?: string[] }
 ---@param f fun(parameters: ms.Parameter[])
 function FSDP:summon(options, f)
-  local s = sharded_of(self, "summon")
+  local s = outside_join(self, "summon")
   local o = check("summon", options, { writeback = "boolean", names = "table" })
   options_of.argument("summon", "f", f, "function")
   local wanted, indices, parameters = o.names and {}, {}, {}
@@ -398,7 +423,7 @@ end
 --- All parameters and saved buffers, whole, as copies: on every rank. All ranks call it.
 ---@return table<string, ms.Tensor>
 function FSDP:state()
-  local s, copies = sharded_of(self, "state"), {}
+  local s, copies = outside_join(self, "state"), {}
   self:summon({ writeback = false }, function()
     for name, t in pairs(s.wrapped:state()) do copies[name] = t:detach():clone() end
   end)
@@ -409,7 +434,7 @@ end
 ---@param state table<string, ms.Tensor>
 ---@param options? ms.LoadOptions
 function FSDP:load_state(state, options)
-  local s = sharded_of(self, "load_state")
+  local s = outside_join(self, "load_state")
   self:summon({}, function() s.wrapped:load_state(state, options) end)
 end
 
@@ -418,7 +443,7 @@ end
 ---@param options? ms.SaveOptions
 ---@return true?, string?, string?
 function FSDP:save(path, options)
-  local s = sharded_of(self, "save")
+  local s = outside_join(self, "save")
   return self:summon({ writeback = false }, function() return s.wrapped:save(path, options) end)
 end
 
@@ -440,13 +465,14 @@ end
 
 --- On all ranks, after a forward or backward that failed in the same way everywhere and was caught:
 --- drops what was under way, and all gradients.
-function FSDP:reset() sharded_of(self, "reset").sharded:reset() end
+function FSDP:reset() outside_join(self, "reset").sharded:reset() end
 
 --- Gathers all parameters for good. All ranks call it.
 ---@return ms.Module
 function FSDP:unwrap()
   local s = state_of(self)
   if s.sharded then
+    outside_join(self, "unwrap")
     overlap.unwrap(s)
     statistics.drop(s)
     hooks._release(s.how.chain or {})

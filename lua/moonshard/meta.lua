@@ -1098,8 +1098,10 @@
 ---@field pieces fun(self): { name: string, shape: integer[], first: integer, count: integer }[]
 --- The ranks that share one copy of the parameters.
 ---@field shard_group fun(self): ms.Group
----@field unshard fun(self, index: integer)   gathers this unit now; its next use waits for it
+--- Gathers this unit now; its next use waits for it. Value: true.
+---@field unshard fun(self, index: integer): ms.Future
 ---@field reshard fun(self, index: integer)
+---@field set_prefetch fun(self, prefetch: "none"|"backward_pre")   from the next backward on
 --- After forward, after backward; all units but the root unless given.
 ---@field set_reshard fun(self, options: { forward?: boolean, backward?: boolean, units?: integer[] })
 --- Whether units are gathered for their backward; all units unless given. Off, a backward that

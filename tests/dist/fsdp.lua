@@ -154,7 +154,9 @@ end
 if size > 1 then
   for _, recompute in ipairs { false, true } do
     for _, prefetch in ipairs { "none", "backward_pre" } do
-      local model = ms.fsdp(new_model { recompute = recompute }, { prefetch = prefetch })
+      local model = ms.fsdp(new_model { recompute = recompute },
+        { prefetch = prefetch == "none" and "backward_pre" or "none" })
+      model:set_prefetch(prefetch)
       local x, y = batch(1)
       local loss = model(x):cross_entropy(y)
       core.comm_record(true)
@@ -213,6 +215,10 @@ if size > 1 then
   local _, expected = run(false)
   assert(norm == expected)
   fails(function() model:set_unshard_in_backward(false, { 3 }) end, "there is no unit 3")
+  local ready = model:unshard(1)
+  assert(model:units()[2].gathered and ready:value() == true)
+  model:reshard(1)
+  assert(not model:units()[2].gathered)
   assert(model and pass)
 end
 

@@ -142,6 +142,14 @@ do
     model:join({}, function() for i = 1, rank + 1 do model(input(i, rank)) end end)
   end)
   fails(function() model:join({ divisor = "none" }, print) end, "'all' or 'live'")
+  local failed = 0
+  model:join({}, function()
+    for _, call in ipairs { "state", "summon", "unshard", "reset", "unwrap" } do
+      fails(function() model[call](model, {}, print) end, call .. ": inside join")
+      failed = failed + 1
+    end
+  end)
+  assert(failed == 5)
 end
 
 -- Buffers are each rank's own, or those of the lowest rank with inputs before each forward.

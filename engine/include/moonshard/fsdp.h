@@ -136,6 +136,8 @@ MS_API void ms_fsdp_set_reshard(ms_fsdp *fsdp, uint32_t unit, bool after_forward
 /* Whether a unit is gathered for its backward; true at first. Without, a backward that reads the
  * values of its parameters is an error; that of an embedding reads none. */
 MS_API void ms_fsdp_set_unshard_in_backward(ms_fsdp *fsdp, uint32_t unit, bool yes);
+/* Whether the unit that comes next is gathered before a unit's backward. */
+MS_API void ms_fsdp_set_prefetch(ms_fsdp *fsdp, bool yes);
 /* Gathers a unit now, outside of its edges, and gives its memory back. */
 MS_API ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t unit, ms_point *ready);
 MS_API ms_status ms_fsdp_reshard(ms_fsdp *fsdp, uint32_t unit);
