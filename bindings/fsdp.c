@@ -371,6 +371,38 @@ static int fsdp_summon_end(lua_State *L)
     return 0;
 }
 
+/* sharded:flat(parameters) -> this rank's shard of these */
+static int fsdp_flat(lua_State *L)
+{
+    ms_lua_enter(L);
+    uint32_t count = 0;
+    ms_fsdp *fsdp = check_fsdp(L);
+    ms_tensor **parameters = ms_lua_tensor_list(L, 2, &count), *shard = NULL;
+    ms_lua_refuse_in_hook(L, "flat", "make parameters flat before training");
+    if (ms_lua_runtime(L)->step_serial)
+        return ms_lua_error(L, "flat: inside a step; make parameters flat before training");
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_lua_ok(L, ms_fsdp_shard(fsdp, parameters, count, &shard));
+    ms_handle_fill(handle, shard);
+    ms_handle_keep(handle);
+    return 1;
+}
+
+/* sharded:state(parameter, storage?) -> memory for a state of all parameters that lie with this
+ * one; with that memory, the part of this one's piece */
+static int fsdp_state(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_fsdp *fsdp = check_fsdp(L);
+    ms_tensor *parameter = ms_lua_tensor(L, 2), *state = ms_lua_optional_tensor(L, 3), *made = NULL;
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_lua_ok(L, state ? ms_fsdp_state_piece(fsdp, parameter, state, &made)
+                       : ms_fsdp_state_new(fsdp, parameter, &made));
+    ms_handle_fill(handle, made);
+    ms_handle_keep(handle);
+    return 1;
+}
+
 /* sharded:show_whole(yes) */
 static int fsdp_show_whole(lua_State *L)
 {
@@ -502,6 +534,8 @@ static const luaL_Reg methods[] = {
     { "agreements", fsdp_agreements },
     { "summon", fsdp_summon },
     { "summon_end", fsdp_summon_end },
+    { "flat", fsdp_flat },
+    { "state", fsdp_state },
     { "show_whole", fsdp_show_whole },
     { "reset", fsdp_reset },
     { "unwrap", fsdp_unwrap },

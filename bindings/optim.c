@@ -119,6 +119,23 @@ static void push_filled(lua_State *L, ms_dtype dtype, const ms_tensor *like, dou
     ms_handle_keep(handle);
 }
 
+/* Calls argument 9, if it is a function: place(name) -> the memory that a new state gets, zeros. */
+static bool push_placed(lua_State *L, const char *name, double start)
+{
+    ms_engine *engine = ms_lua_runtime(L)->engine;
+    ms_tensor *result = NULL;
+    if (!lua_isfunction(L, 9)) return false;
+    lua_pushvalue(L, 9);
+    lua_pushstring(L, name);
+    lua_call(L, 1, 1);
+    ms_tensor *made = ms_lua_tensor(L, -1);
+    ms_attributes attributes = { .scalar = { .value = start } };
+    if (start != 0)
+        ms_lua_ok(L, ms_op_apply(engine, &ms_op_fill, &attributes, true, &made, 1, &result, 1));
+    ms_tensor_release(result);
+    return true;
+}
+
 /* State `name` of the table at `state`; where it is missing a new tensor is made, filled with
  * `start`, kept and stored. State is made in the first step of a parameter, when its dtype and
  * shape are final. It is f32 (the count i64), also for 16-bit parameters. */
@@ -127,7 +144,7 @@ static ms_tensor *state_tensor(lua_State *L, int state, const char *name, ms_dty
 {
     if (lua_getfield(L, state, name) == LUA_TNIL) {
         lua_pop(L, 1);
-        push_filled(L, dtype, like, start);
+        if (!like || !push_placed(L, name, start)) push_filled(L, dtype, like, start);
         lua_pushvalue(L, -1);
         lua_setfield(L, state, name);
     }
@@ -171,11 +188,11 @@ static void choose_rounding(lua_State *L, ms_optimizer_step *step)
     else step->random = ms_engine_draw(engine);
 }
 
-/* core.optim_step(kind, parameter, gradient, state, group, only_if?, salt?, count?): enqueues one
- * step of one parameter. Missing tensors of the state are made and stored in the Lua table, which
- * owns them; so everything that may raise comes before the step itself. See choose_rounding for
- * salt and count. only_if is a bool on the device: where it is false the task changes nothing, and
- * the host never waits for it. */
+/* core.optim_step(kind, parameter, gradient, state, group, only_if?, salt?, count?, place?):
+ * enqueues one step of one parameter. Missing tensors of the state are made and stored in the Lua
+ * table, which owns them; so everything that may raise comes before the step itself. See
+ * choose_rounding for salt and count. only_if is a bool on the device: where it is false the task
+ * changes nothing, and the host never waits for it. */
 static int optim_step(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);

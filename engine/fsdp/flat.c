@@ -121,10 +121,10 @@ uint64_t ms_flat_shard_bytes(const ms_flat *flat)
 /* ------------------------------------------------------------------- memory */
 
 /* Cuts a storage into parts that end at these elements; equal and zero ends are left out. */
-static ms_status split_at(ms_flat *flat, ms_storage *storage, const int64_t *ends, uint32_t count)
+static ms_status split_at(ms_flat *flat, ms_storage *storage, const int64_t *ends, uint32_t count,
+                          size_t item)
 {
     ms_context *context = ms_engine_context(flat->unit->fsdp->engine);
-    size_t item = ms_dtype_bytes(flat->dtype);
     void *memory = NULL;
     uint32_t parts = 0;
     ms_status status = ms_allocate(context, (count + 1) * sizeof(size_t), "a shard", &memory);
@@ -139,7 +139,7 @@ static ms_status split_at(ms_flat *flat, ms_storage *storage, const int64_t *end
     return status;
 }
 
-typedef enum kind { WHOLE, SHARD, GRADIENT } kind;
+typedef enum kind { WHOLE, SHARD, GRADIENT, STATE } kind;
 
 /* Where the part of a member ends; `last` is the end of the one before. */
 static int64_t part_end(const ms_flat *flat, const ms_member *member, kind what, int64_t last)
@@ -152,8 +152,9 @@ static int64_t part_end(const ms_flat *flat, const ms_member *member, kind what,
 
 /* A part for each parameter, or piece, and one for the padding; of a shard also one for empty
  * pieces. */
-static ms_status split(ms_flat *flat, ms_storage *storage, kind what)
+static ms_status split(ms_flat *flat, ms_storage *storage, kind what, ms_dtype dtype)
 {
+    bool whole = what == WHOLE || what == GRADIENT;
     ms_context *context = ms_engine_context(flat->unit->fsdp->engine);
     void *memory = NULL;
     ms_status status =
@@ -162,11 +163,16 @@ static ms_status split(ms_flat *flat, ms_storage *storage, kind what)
     int64_t *ends = memory, last = 0;
     for (uint32_t i = 0; i < flat->count; i++)
         ends[i] = last = part_end(flat, &flat->members[i], what, last);
-    ends[flat->count] = what == SHARD ? flat->length : flat->padded;
-    ends[flat->count + 1] = what == SHARD ? flat->length + 1 : flat->padded;
-    status = split_at(flat, storage, ends, flat->count + 2);
+    ends[flat->count] = whole ? flat->padded : flat->length;
+    ends[flat->count + 1] = ends[flat->count] + (what == SHARD ? 1 : 0);
+    status = split_at(flat, storage, ends, flat->count + 2, ms_dtype_bytes(dtype));
     ms_release(context, memory);
     return status;
+}
+
+ms_status ms_flat_split_state(ms_flat *flat, ms_storage *storage, ms_dtype dtype)
+{
+    return split(flat, storage, STATE, dtype);
 }
 
 static ms_status new_whole(ms_flat *flat)
@@ -175,7 +181,7 @@ static ms_status new_whole(ms_flat *flat)
     ms_storage *storage = NULL;
     ms_status status =
         ms_storage_new(ms_engine_current(engine), (size_t)ms_flat_bytes(flat), &storage);
-    if (!status) status = split(flat, storage, WHOLE);
+    if (!status) status = split(flat, storage, WHOLE, flat->dtype);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->padded, &flat->whole);
     ms_storage_release(storage);
     return status;
@@ -208,7 +214,7 @@ static ms_status new_shard(ms_flat *flat)
     }
     ms_status status =
         ms_group_storage(flat->shards, ms_engine_current(fsdp->engine), bytes, &storage);
-    if (!status) status = split(flat, storage, SHARD);
+    if (!status) status = split(flat, storage, SHARD, flat->dtype);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->length, &flat->shard);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &all, &flat->source);
     ms_storage_release(storage);
@@ -395,7 +401,7 @@ static ms_status make_bucket(ms_flat *flat)
     if (!status)
         status = ms_group_storage(bucket->group, ms_engine_current(fsdp->engine),
                                   (size_t)ms_flat_bytes(flat), &storage);
-    if (!status) status = split(flat, storage, GRADIENT);
+    if (!status) status = split(flat, storage, GRADIENT, flat->dtype);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->padded, &bucket->flat);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         status = ms_flat_view(bucket->flat, &flat->members[i], &bucket->gradients[i]);

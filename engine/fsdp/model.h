@@ -1,9 +1,10 @@
 /* model.h: the inside of a sharded model. For fsdp/ only.
  *
- * The files call downwards in this order: model (making, asking), stats, edges (a unit's forward
- * and backward), agree (which unit comes next, where ranks use different ones), pass (what is of a
- * whole pass), reduce (gradients of a unit), partial (reductions within the shard group only), unit
- * (gathering, handles), near (parts that stay after forward), gathers (their times), flat (memory).
+ * The files call downwards in this order: model (making, asking), shard (shards as one tensor),
+ * stats, edges (a unit's forward and backward), agree (which unit comes next, where ranks use
+ * different ones), pass (what is of a whole pass), reduce (gradients of a unit), partial
+ * (reductions within the shard group only), unit (gathering, handles), near (parts that stay after
+ * forward), gathers (their times), flat (memory).
  */
 #ifndef MOONSHARD_FSDP_MODEL_H
 #define MOONSHARD_FSDP_MODEL_H
@@ -192,6 +193,8 @@ void ms_flat_free(ms_flat *flat);
 ms_status ms_flat_view(ms_tensor *gradient, const ms_member *member, ms_tensor **out);
 /* The view of a tensor [length] that is the member's piece, in its shape. */
 ms_status ms_member_piece_of(const ms_member *member, ms_tensor *shard, ms_tensor **out);
+/* Cuts a storage of `length` elements of that dtype into parts as the shard. */
+ms_status ms_flat_split_state(ms_flat *flat, ms_storage *storage, ms_dtype dtype);
 /* Copies this rank's part of the whole to the shard. */
 ms_status ms_flat_keep_own(ms_flat *flat);
 /* After a gather to the wire, on that stream: the numbers go to their places in the whole. */

@@ -668,10 +668,15 @@ local function wrap(model, options)
     for part, object in ipairs(unit.modules) do
       getmetatable(object).around = around(s, unit.index, part)
     end
+    local together = {}
     for i, p in ipairs(unit.parameters) do
       local own = groups[unit.names[i]]
+      local key = ("%s %s %s"):format(p:dtype(), p:requires_grad(), own ~= nil)
+      together[key] = together[key] or {}
+      table.insert(together[key], p)
       module.sharded[p] = {
         model = s, shape = unit.shapes[i], shards = own or shards, own = own ~= nil,
+        together = together[key],
       }
     end
   end

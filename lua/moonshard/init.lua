@@ -21,20 +21,25 @@ end
 
 ms.init = core.configure
 
---- Moves parameters into one storage, and returns it as a 1-D tensor that they are views of.
+--- Moves parameters into one storage, and returns it as a 1-D tensor that they are views of. Of a
+--- unit of a sharded model: its shard on this rank, which has them already.
 ---@param parameters ms.Parameter[]
 ---@return ms.Tensor
 function ms.flat(parameters)
   local module = package.loaded["moonshard.nn.module"]
   options.items("flat", "parameters", parameters, "tensor")
   if #parameters == 0 then core.raise "flat: a list of one or more tensors is expected" end
+  local first = module and module.sharded[parameters[1]]
   for _, p in ipairs(parameters) do
-    if module and module.sharded[p] then
-      core.raise(("flat: '%s' belongs to an fsdp model, which has laid out its memory: make \z
-        parameters flat before wrapping"):format(p:name()))
+    local entry = module and module.sharded[p]
+    if (entry and entry.model) ~= (first and first.model) then
+      local one, other = entry and p or parameters[1], entry and parameters[1] or p
+      core.raise(("flat: '%s' belongs to an fsdp model, which has laid out its memory, and '%s' \z
+        does not: pass the parameters of one unit (unit.parameters)"):format(one:name(),
+        other:name()))
     end
   end
-  return core.flat(parameters)
+  return first and first.model.sharded:flat(parameters) or core.flat(parameters)
 end
 
 --- Runs f(...) without storing its activations; backward runs it again, with the same random

@@ -179,7 +179,9 @@
 ---@field pack fun(tensors: ms.Tensor[]): ms.Tensor, ms.Tensor[]
 --- Moves parameters into one storage, one after another, and returns the storage as a 1-D tensor.
 --- The parameters become views of it: writing it changes their values. Nothing moves if they
---- already lie in this order. The tensor outlives the step.
+--- already lie in this order. The tensor outlives the step. Of a sharded model: this rank's shard of
+--- one unit, `ms.flat(unit.parameters)`, zeros between and after the pieces included. All of them
+--- must be alike in dtype, and trained or not.
 ---@field flat fun(parameters: ms.Parameter[]): ms.Tensor
 --- Errors: tensor: ragged lists. pack, flat: mixed dtypes or devices. flat: parameters of several
 --- units; inside a step; after ddp (call flat first, then wrap). where: shapes that do not

@@ -159,7 +159,7 @@ local function new(kind, params, options)
   for name, value in pairs(options) do defaults[name] = value end
   local self = setmetatable({
     kind = kind, defaults = defaults, list = {}, begins = {}, slots = {}, order = {}, count = 0,
-    steps = 0, lost = 0, skipped = {}, shard = options.shard, owner = {},
+    steps = 0, lost = 0, skipped = {}, storages = {}, shard = options.shard, owner = {},
   }, Optimizer)
   if self.shard then self.number = joined.number(self) end
   for _, group in ipairs(groups_of(params)) do add_group(self, group) end
@@ -193,8 +193,8 @@ end
 local function native(name, defaults)
   optim[name] = optim.define {
     name = name, defaults = defaults, native = true,
-    step_param = function(p, grad, state, group, _, only_if, salt, count)
-      core.optim_step(name, p, grad, state, group, only_if, salt, count)
+    step_param = function(p, grad, state, group, _, only_if, salt, count, place)
+      core.optim_step(name, p, grad, state, group, only_if, salt, count, place)
     end,
   }
 end
@@ -278,6 +278,24 @@ local function refuse_pieces(self, what)
   end
 end
 
+-- States of a sharded model's parameters that lie together lie together as well, in one storage for
+-- each kind of state: ranks, which have different pieces, then allocate alike. Only an optimizer of
+-- all these parameters does so.
+local function place_of(self, p)
+  local entry = module.sharded[p]
+  local model = entry and entry.model
+  if not model or not model.sharded then return nil end
+  for _, other in ipairs(entry.together) do
+    if not self.slots[other] then return nil end
+  end
+  self.storages[entry.together] = self.storages[entry.together] or {}
+  local storages = self.storages[entry.together]
+  return function(name)
+    storages[name] = storages[name] or model.sharded:state(p)
+    return model.sharded:state(p, storages[name])
+  end
+end
+
 local function step_one(self, p, grad, group, only_if)
   refuse_scaled(self.kind.name, p, self.slots[p].position,
     "step with scaler:step(optimizer), or call scaler:unscale(optimizer) before")
@@ -292,7 +310,9 @@ local function step_one(self, p, grad, group, only_if)
       slot.draws, slot.salt = (slot.draws or 0) + 1,
         slot.salt or core.hash(name_of(p, slot.position))
     end
-    kind.step_param(p, grad, slot.state, group, nil, only_if, slot.salt, slot.draws)
+    if slot.place == nil then slot.place = place_of(self, p) or false end
+    kind.step_param(p, grad, slot.state, group, nil, only_if, slot.salt, slot.draws,
+      slot.place or nil)
     return
   end
   slot.taken = (slot.taken or -1) + 1

@@ -256,7 +256,7 @@ do
     local lamb = ms.optim.define { name = "whole", step_param = function() end }
     fails(function() lamb(model:parameters()) end, "elementwise")
     fails(function() ms.ddp(model) end, "sharded by fsdp")
-    fails(function() ms.flat(model:parameters()) end, "before wrapping")
+    fails(function() ms.flat(model:parameters()) end, "parameters of one unit")
     local averager = ms.optim.averager { period = 2 }
     fails(function() averager:step(model) averager:step(model) end, "sharded by fsdp")
   end

@@ -239,6 +239,41 @@ if size == 4 then
   assert(seen["wte.weight"] and seen["norm.bias"])
 end
 
+------------------------------------------------------------------------------- shards and states
+
+for _, layout in ipairs { "flat", "rows" } do
+  local inner = new_tied()
+  inner.norm.bias:requires_grad_(false)
+  local model = ms.fsdp(inner, { wrap = groups, layout = layout })
+  local before, units = model:state(), model:units()
+  -- A unit's shard as one tensor: what is written there, the pieces have.
+  local flat = ms.flat(units[2].parameters)
+  assert(#flat:shape() == 1 and flat:numel() * 4 == units[2].shard_bytes)
+  ms.no_grad(function() flat:mul_(2) end)
+  for name, t in pairs(model:state()) do
+    local factor = (name:find "wte" or name:find "head") and 2 or 1
+    assert((t - before[name] * factor):abs():max():item() == 0, name)
+  end
+  fails(function() ms.flat { units[2].parameters[1], units[3].parameters[1] } end,
+    "in unit \"wte+head\"", "in unit \"mid.0\"", "one unit")
+  fails(function() ms.flat { units[2].parameters[1] } end, "0 times", "each once")
+  fails(function() ms.flat(units[1].parameters) end, "lie apart in unit \"root\"", "trained")
+  fails(function() ms.flat { units[2].parameters[1], ms.nn.Linear(2, 2).weight } end,
+    "belongs to an fsdp model", "one unit")
+  -- Ranks have pieces of different sizes, and allocate the same for optimizer states.
+  for _, kind in ipairs { "adamw", "adagrad" } do
+    local optimizer = ms.optim[kind](model, { initial_accumulator_value = kind == "adagrad" and 1
+      or nil })
+    loss_of(model, batch(0)):backward()
+    local live = ms.memory().live
+    optimizer:step()
+    local taken = ms.full(ms.memory().live - live, {})
+    local most = ms.world():all_reduce(taken:clone(), "max"):value():item()
+    assert(most == taken:item() and most > 0, ("%g, %g"):format(most, taken:item()))
+    optimizer:zero_grad()
+  end
+end
+
 ------------------------------------------------------------------------- reshard_after_forward
 
 -- Pairs of ranks keep units between forward and backward: one gather of each among four ranks, one

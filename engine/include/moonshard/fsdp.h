@@ -180,6 +180,17 @@ typedef struct ms_fsdp_piece {
 /* False past the last. Pieces are in the order of units, flat parameters and the list of
  * parameters. */
 MS_API bool ms_fsdp_piece_get(const ms_fsdp *fsdp, uint32_t index, ms_fsdp_piece *out);
+/* This rank's shard, 1-D, retained, of the flat parameter that has exactly these parameters: those
+ * of one unit that are alike in dtype, in whether they are trained, and in the ranks that share
+ * them. MS_ERROR_ARGUMENT names the first that is of another one, or is missing. */
+MS_API ms_status ms_fsdp_shard(ms_fsdp *fsdp, ms_tensor *const *parameters, uint32_t count,
+                               ms_tensor **out);
+/* For an optimizer's state of all parameters that lie with this one: f32 zeros, as long as the
+ * shard, so of one size on all ranks; and the window on it for one parameter, in its piece's shape.
+ * Both are owned. */
+MS_API ms_status ms_fsdp_state_new(ms_fsdp *fsdp, ms_tensor *parameter, ms_tensor **out);
+MS_API ms_status ms_fsdp_state_piece(ms_fsdp *fsdp, ms_tensor *parameter, ms_tensor *state,
+                                     ms_tensor **out);
 /* Gives the tensor of a parameter the whole parameter's shape, without values, or its piece again:
  * for code that asks for shapes only. Nothing happens while the unit is used. */
 MS_API void ms_fsdp_show_whole(ms_fsdp *fsdp, bool yes);
