@@ -158,6 +158,22 @@ if options.how == "agree" then
   assert(planned >= 3 * #strategies)
 end
 
+-- Gradients that stay after the step add up, as with step { keep_grads = true }.
+if options.how == "agree" then
+  local function run(own)
+    local net = sharded(Net(), "full_shard")
+    local trained = net:parameters(function(p) return p:requires_grad() end)
+    local opt = not own and optim.sgd(trained, { lr = 0.05 })
+    if own then optim.in_backward(optim.sgd, trained, { lr = 0.05, keep_grads = true }) end
+    for step in ms.steps(4) do
+      net(input(step, 1), true):square():mean():backward()
+      if opt then opt:step { keep_grads = true } end
+    end
+    return net:state()
+  end
+  assert(difference(run(true), run(false)) == 0, "keep_grads: other weights than the plain loop's")
+end
+
 -- Parameters of fewer ranks: each pair of ranks has an expert of its own.
 if shards and options.how == "agree" then
   local Experts = nn.class "Experts"
@@ -385,6 +401,9 @@ if options.how == "agree" then
     assert(difference(scaled(policy), want) == 0, "scaler: other weights than the plain loop's")
   end
 
+  fails(function() scaled "in_backward" end, "policy in_backward steps bucket 0 in backward",
+    "of a loss scaler")
+
   local net = sharded(Net(), "full_shard")
   local trained = net:parameters(function(p) return p:requires_grad() end)
   optim.in_backward(optim.sgd, trained)
@@ -410,6 +429,46 @@ if options.how == "agree" then
   fails(function()
     sharded(inner, "full_shard", { comm_hook = hooks.then_optimizer { optimizer = opt } })
   end, "was stepped already by the optimizer of then_optimizer")
+  -- Clipping by hand comes too late for what is stepped in backward.
+  for _, policy in ipairs { "in_backward", "deferred" } do
+    net = sharded(Net(), "full_shard")
+    opt = optim.sgd(net, { lr = 0.1 })
+    opt:overlap(net, policy)
+    for step = 1, 2 do
+      net(input(step, 1)):square():mean():backward()
+      if step == 1 then opt:step() end
+    end
+    if policy == "in_backward" then
+      fails(function() net:clip_grad_norm(1) end, "was stepped in backward already, by policy",
+        "scope = 'lagged'")
+    else
+      net:clip_grad_norm(1)
+    end
+    opt:step()
+  end
+  -- A second pass before step() would step what was stepped.
+  net = sharded(Net(), "full_shard")
+  opt = optim.sgd(net, { lr = 0.1 })
+  opt:overlap(net, "in_backward")
+  for _ = 1, 2 do
+    net(input(1, 1)):sum():backward()
+    if opt.steps == 0 then opt:step() end
+  end
+  fails(function() net(input(1, 1)) end, "a second pass that reduces, and sgd has stepped")
+  -- A kind of optimizer whose overlap a script defines.
+  local given
+  local own_kind = optim.define {
+    name = "with_overlap", elementwise = true,
+    step_param = function(p, grad) p:sub_(grad * 0.1) end,
+  }
+  optim.register_overlapped("with_overlap", function(o, model, policy)
+    given = { o, model }
+    optim.overlap_standard(o, model, policy)
+  end)
+  net = sharded(Net(), "full_shard")
+  opt = own_kind(net)
+  opt:overlap(net, "in_backward")
+  assert(given[1] == opt and given[2] == net)
   fails(function() optim.sgd(Net()):overlap(Net(), "classic") end, "ddp or fsdp model is expected")
   if size > 1 then
     local whole = optim.define { name = "whole of linked", step_param = function() end }
@@ -417,6 +476,13 @@ if options.how == "agree" then
     local link = hooks.then_optimizer { optimizer = whole(inner) }
     fails(function() sharded(inner, "full_shard", { comm_hook = link }) end, "elementwise = true")
   end
+end
+
+-- Marked gradients cannot be stepped before they are divided.
+if options.how == "scaler" then
+  local net = sharded(Net(), "full_shard")
+  optim.in_backward(optim.sgd, net:parameters(function(p) return p:requires_grad() end))
+  optim.scaler {}:scale(net(input(1, 1)):sum()):backward()
 end
 
 print(("rank %d is done"):format(rank))

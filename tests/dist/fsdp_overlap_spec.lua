@@ -18,6 +18,13 @@ describe("overlap with fsdp", function()
     end)
   end
 
+  it("refuses to step gradients under a loss scale in backward", function()
+    local code, _, err = command.run(folder,
+      ("run '%s/tests/dist/fsdp_overlap.lua' -n 2 how=scaler"):format(command.source))
+    assert.equal(1, code, err)
+    assert.truthy(err:find("is still multiplied by the loss scale", 1, true), err)
+  end)
+
   it("takes the memory that check says", function()
     command.write(folder .. "/r.lua", [[
       local ms = require "moonshard"
