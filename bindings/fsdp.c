@@ -346,7 +346,7 @@ static int fsdp_agreements(lua_State *L)
 
 /* ------------------------------------------------------- whole parameters */
 
-/* sharded:summon(units): a list of their numbers */
+/* sharded:summon(units, gradients): a list of their numbers; whether with whole gradients */
 static int fsdp_summon(lua_State *L)
 {
     ms_lua_enter(L);
@@ -359,7 +359,7 @@ static int fsdp_summon(lua_State *L)
         units[i] = check_unit(L, -1, fsdp);
         lua_pop(L, 1);
     }
-    ms_lua_ok(L, ms_fsdp_summon(fsdp, units, count));
+    ms_lua_ok(L, ms_fsdp_summon(fsdp, units, count, lua_toboolean(L, 3)));
     return 0;
 }
 

@@ -436,6 +436,7 @@ void ms_flat_free(ms_flat *flat)
     ms_bucket *bucket = &flat->bucket;
     for (uint32_t i = 0; i < flat->count; i++) {
         ms_tensor_release(flat->members[i].reduced);
+        ms_gradients_forget(&flat->members[i]);
         if (bucket->gradients) ms_tensor_release(bucket->gradients[i]);
     }
     ms_tensor_release(bucket->buffer);

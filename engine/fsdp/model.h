@@ -37,10 +37,14 @@ typedef struct ms_member {
     int64_t piece[MS_DIMS_MAX];
     ms_tensor *gradient; /* view of the flat gradient, in its shape; the bucket owns it */
     ms_tensor *reduced;  /* view of its piece of the reduced gradient */
-    bool filled;         /* this rank's gradient is in `gradient` */
-    bool held;           /* `reduced` has the gradient of earlier passes, which stays */
-    bool fired;          /* the backward that runs has added to its gradient */
-    bool marked;         /* what was detached is multiplied by a loss scale */
+    /* gradients.c, during a summon: the whole gradient, and that of the piece; owned. cleared: a
+     * script has removed the whole one. */
+    ms_tensor *whole_gradient, *aside;
+    bool cleared;
+    bool filled; /* this rank's gradient is in `gradient` */
+    bool held;   /* `reduced` has the gradient of earlier passes, which stays */
+    bool fired;  /* the backward that runs has added to its gradient */
+    bool marked; /* what was detached is multiplied by a loss scale */
 } ms_member;
 
 /* A flat parameter: its memory, and the bucket in which its gradient is reduced. */
@@ -310,6 +314,17 @@ bool ms_agree_is_on(const ms_fsdp *fsdp);
 ms_status ms_agree_on_gather(ms_unit *unit);
 ms_status ms_agree_on_reduction(ms_unit *unit);
 ms_status ms_agree_on_end(ms_fsdp *fsdp, bool of_backward);
+
+/* --------------------------------------------------------------- gradients.c */
+
+/* With pieces as handles: gathers the gradients of the unit, and puts those of pieces aside. */
+ms_status ms_gradients_gather(ms_unit *unit);
+/* With whole parameters as handles: the whole gradients are theirs; and the end of that. */
+ms_status ms_gradients_show(ms_unit *unit);
+ms_status ms_gradients_take(ms_unit *unit);
+/* With pieces as handles: they get their gradients again; with what was written, if `write`. */
+ms_status ms_gradients_put_back(ms_unit *unit, bool write);
+void ms_gradients_forget(ms_member *member);
 
 /* ------------------------------------------------------------------- edges.c */
 

@@ -34,7 +34,7 @@ static ms_status gather(ms_unit *unit)
     return ms_agree_is_on(unit->fsdp) ? ms_unit_gather_anew(unit) : ms_unit_gather(unit);
 }
 
-ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count)
+ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count, bool gradients)
 {
     void *memory = NULL;
     ms_status status = check_idle(fsdp, "summon");
@@ -42,8 +42,14 @@ ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count)
         status = ms_allocate(ms_engine_context(fsdp->engine), (count + 1) * sizeof *units, "summon",
                              &memory);
     if (status) return status;
-    for (uint32_t i = 0; i < count && !status; i++) status = gather(&fsdp->units[units[i]]);
-    for (uint32_t i = 0; i < count && !status; i++) status = ms_unit_use(&fsdp->units[units[i]]);
+    for (uint32_t i = 0; i < count && !status; i++) {
+        status = gather(&fsdp->units[units[i]]);
+        if (!status && gradients) status = ms_gradients_gather(&fsdp->units[units[i]]);
+    }
+    for (uint32_t i = 0; i < count && !status; i++) {
+        status = ms_unit_use(&fsdp->units[units[i]]);
+        if (!status && gradients) status = ms_gradients_show(&fsdp->units[units[i]]);
+    }
     for (uint32_t i = 0; i < count && !status; i++) status = keep_values(&fsdp->units[units[i]]);
     ms_release(ms_engine_context(fsdp->engine), fsdp->summoned);
     fsdp->summoned = memory;
@@ -70,7 +76,9 @@ static ms_status end_unit(ms_unit *unit, bool write)
         if (write && changed) status = ms_flat_keep_own(flat);
         flat->whole_version = ms_tensor_version(flat->whole);
     }
+    if (!status) status = ms_gradients_take(unit);
     if (!status) status = ms_unit_release(unit);
+    if (!status) status = ms_gradients_put_back(unit, write);
     return status ? status : ms_unit_reshard(unit);
 }
 
@@ -108,6 +116,7 @@ static void give_up_gradients(ms_flat *flat)
 {
     for (uint32_t i = 0; i < flat->count; i++) {
         ms_member *member = &flat->members[i];
+        ms_gradients_forget(member);
         ms_tensor_set_grad_home(member->tensor, NULL);
         ms_tensor_set_grad(member->tensor, NULL);
         member->held = member->filled = member->fired = member->marked = false;

@@ -388,15 +388,10 @@ function FSDP:set_unshard_in_backward(yes, units_)
   end
 end
 
---- Full parameters inside f. What f wrote is kept unless writeback is false.
----@param options { writeback?: boolean, names?: string[] }
----@param f fun(parameters: ms.Parameter[])
-function FSDP:summon(options, f)
-  local s = outside_join(self, "summon")
-  local o = check("summon", options, { writeback = "boolean", names = "table" })
-  options_of.argument("summon", "f", f, "function")
-  local wanted, indices, parameters = o.names and {}, {}, {}
-  for _, name in ipairs(o.names or {}) do wanted[name] = true end
+-- The units that have parameters of these names, and the parameters; all of them without names.
+local function find_named(s, names)
+  local wanted, indices, parameters = names and {}, {}, {}
+  for _, name in ipairs(names or {}) do wanted[name] = true end
   for _, unit in ipairs(s.units) do
     local any = not wanted
     for _, name in ipairs(unit.names) do any = any or wanted and wanted[name] end
@@ -410,12 +405,30 @@ function FSDP:summon(options, f)
   end
   local unknown = wanted and next(wanted)
   if unknown then core.raise(("summon: no parameter is called '%s'"):format(unknown)) end
-  s.sharded:summon(indices)
-  local ok = false
+  return indices, parameters
+end
+
+--- Full parameters inside f, with grads also full gradients. What f wrote is kept unless writeback
+--- is false. rank0_only: on other ranks f gets an empty list, and handles stay pieces.
+---@param options ms.SummonOptions
+---@param f fun(parameters: ms.Parameter[])
+function FSDP:summon(options, f)
+  local s = outside_join(self, "summon")
+  local o = check("summon", options, {
+    writeback = "boolean", names = "table", rank0_only = "boolean", grads = "boolean",
+  })
+  options_of.argument("summon", "f", f, "function")
+  if o.rank0_only and o.writeback ~= false then
+    core.raise "summon: with rank0_only only rank 0 could write: say writeback = false"
+  end
+  local indices, parameters = find_named(s, o.names)
+  s.sharded:summon(indices, o.grads == true)
+  local ok, here = false, not o.rank0_only or s.group:rank() == 0
+  if not here then s.sharded:summon_end(false) end
   local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
-    s.sharded:summon_end(ok and o.writeback ~= false)
+    if here then s.sharded:summon_end(ok and o.writeback ~= false) end
   end })
-  local results = table.pack(core.no_grad(function() return f(parameters) end))
+  local results = table.pack(core.no_grad(function() return f(here and parameters or {}) end))
   ok = true
   return table.unpack(results, 1, results.n)
 end

@@ -1060,6 +1060,12 @@
 ---@class ms.SummonOptions
 ---@field writeback? boolean           true unless given
 ---@field names? string[]              full names of parameters; all unless given
+--- true: gradients are whole too; of a parameter that has one on some ranks only, with zeros for the
+--- others. What f writes to them, or that it removes them, is kept as parameters are.
+---@field grads? boolean
+--- true: only on rank 0; on other ranks f gets an empty list, and their memory is given back at
+--- once. writeback must be false.
+---@field rank0_only? boolean
 
 --- Reductions as of ddp models; exposed_ms is of reductions. calls of `collectives` include gathers.
 ---@class ms.FSDPStats: ms.Stats

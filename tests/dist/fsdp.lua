@@ -175,6 +175,48 @@ if size > 1 then
   end
 end
 
+-- Whole gradients inside summon: those of ddp. What is written to them goes to the pieces; only rank
+-- 0 may have them.
+for _, options in ipairs {
+  {}, { layout = "rows" }, { strategy = "no_shard" }, { strategy = "shard_grad_op", layout = "rows" },
+} do
+  local x, y = batch(1)
+  local ddp, model = ms.ddp(new_model()), ms.fsdp(new_model(), options)
+  ddp(x):cross_entropy(y):backward()
+  model(x):cross_entropy(y):backward()
+  local norm = ms.optim.clip_grad_norm(model, math.huge):item()
+  local expected = {}
+  for _, item in ipairs(ddp:named_parameters()) do expected[item.name] = item.parameter:grad() end
+  local function compare(parameters)
+    for _, p in ipairs(parameters) do
+      assert((p:grad() - expected[p:name()]):abs():max():item() <= 1e-6)
+      p:grad():mul_(2)
+    end
+    return #parameters
+  end
+  local all = #model:parameters()
+  assert(model:summon({ grads = true, writeback = false }, compare) == all)
+  assert(size == 1 or options.strategy == "no_shard"
+    or ms.optim.clip_grad_norm(model, math.huge):item() == norm)
+  if size > 1 and options.strategy ~= "no_shard" then
+    local mine = model:summon({ grads = true, writeback = false, rank0_only = true }, compare)
+    assert(mine == (rank == 0 and all or 0))
+    assert(model:summon({ grads = true }, compare) == all)
+    assert(math.abs(ms.optim.clip_grad_norm(model, math.huge):item() / norm - 2) <= 1e-6)
+    -- Removed in summon, it is gone; without one on a rank, it has zeros there.
+    local p = model:parameters()[1]
+    model:summon({ grads = true, names = { p:name() } }, function() p:set_grad(nil) end)
+    assert(p:grad() == nil)
+    if rank == 0 then p:set_grad(ms.ones(p:shape())) end
+    local of_rank0 = world:broadcast(ms.tensor { p:numel() + 0.0 }, 0):value():item()
+    model:summon({ grads = true }, function()
+      assert(p:grad():sum():item() == of_rank0 and p:grad():numel() > of_rank0)
+    end)
+    assert(p:numel() == 0 or p:grad():max():item() == (rank == 0 and 1 or 0))
+  end
+  fails(function() model:summon({ rank0_only = true }, print) end, "writeback = false")
+end
+
 -- V2: f16 sums leave neither end of its range. PyTorch divides by a part of the ranks before the
 -- sum and by the rest after it; here the sum is in f32 and rounded once. divide_factor is any
 -- number.

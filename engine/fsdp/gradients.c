@@ -1,0 +1,191 @@
+/* gradients.c: whole gradients outside of passes, while whole parameters are summoned.
+ *
+ * They are gathered one parameter at a time, so that the layout of shards does not matter: in order
+ * of ranks, pieces are the parameter from end to end. A parameter without gradient on some ranks
+ * has zeros there; without gradient on any rank it has none. The gradient of the piece is put aside
+ * meanwhile. Unsharded parameters have their whole gradients at all times. */
+#include "fsdp/model.h"
+
+#include "hook/work.h"
+#include "tensor/values.h"
+
+/* ------------------------------------------------------------------- showing */
+
+/* What each rank says of each member: whether it has a gradient, and the length of its piece. */
+enum { HAS, LENGTH, WORDS };
+
+static void write_words(const ms_flat *flat, int64_t *words)
+{
+    for (uint32_t i = 0; i < flat->count; i++) {
+        words[WORDS * i + HAS] = ms_tensor_grad(flat->members[i].tensor) != NULL;
+        words[WORDS * i + LENGTH] = flat->members[i].length;
+    }
+}
+
+/* This rank's part, contiguous; owned. */
+static ms_status own_part(ms_member *member, ms_tensor **out)
+{
+    ms_engine *engine = member->flat->unit->fsdp->engine;
+    ms_tensor *gradient = ms_tensor_grad(member->tensor);
+    if (gradient && member->length) return ms_copy_new(engine, gradient, out);
+    ms_status status = ms_tensor_new(engine, member->flat->dtype, 1, &member->length, out);
+    return status || member->length == 0 ? status : ms_fill_into(engine, *out, 0);
+}
+
+static ms_status gather(ms_member *member, const int64_t *counts)
+{
+    const ms_flat *flat = member->flat;
+    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_tensor *part = NULL;
+    ms_point ready;
+    ms_status status = own_part(member, &part);
+    if (!status)
+        status = ms_tensor_new(engine, flat->dtype, member->dims, member->shape,
+                               &member->whole_gradient);
+    ms_collective call = { .kind = MS_ALL_GATHER,
+                           .in = part,
+                           .out = member->whole_gradient,
+                           .counts = counts,
+                           .bucket = -2 - (int32_t)flat->unit->index,
+                           .label = member->name };
+    if (!status) status = ms_group_enqueue(flat->shards, 2, &call, &ready);
+    if (!status) status = ms_stream_wait(ms_engine_current(engine), ready);
+    ms_tensor_release(part);
+    return status;
+}
+
+/* Pieces are handles here. */
+static ms_status put_aside(ms_member *member)
+{
+    ms_tensor *gradient = ms_tensor_grad(member->tensor);
+    if (!gradient) return MS_OK;
+    member->marked |= ms_tensor_grad_is_marked(member->tensor);
+    member->aside = ms_tensor_retain(gradient);
+    return ms_tensor_set_grad(member->tensor, NULL);
+}
+
+static ms_status gather_flat(ms_flat *flat, int64_t *words)
+{
+    uint32_t ranks = ms_group_size(flat->shards), count = flat->count;
+    int64_t *all = words + (size_t)count * WORDS, *lengths = all + (size_t)ranks * count * WORDS;
+    ms_sharing sharing = { .kind = MS_ALL_GATHER,
+                           .dtype = MS_I64,
+                           .count = (uint64_t)count * WORDS,
+                           .label = "whole gradients" };
+    write_words(flat, words);
+    ms_status status = ms_group_share(flat->shards, &sharing, words, all);
+    for (uint32_t i = 0; i < count && !status; i++) {
+        bool any = false;
+        for (uint32_t r = 0; r < ranks; r++) {
+            const int64_t *said = all + ((size_t)r * count + i) * WORDS;
+            any |= said[HAS] != 0;
+            lengths[r] = said[LENGTH];
+        }
+        if (any) status = gather(&flat->members[i], lengths);
+        if (!status) status = put_aside(&flat->members[i]);
+    }
+    return status;
+}
+
+ms_status ms_gradients_gather(ms_unit *unit)
+{
+    ms_context *context = ms_engine_context(unit->fsdp->engine);
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count && !status; f++) {
+        ms_flat *flat = &unit->flats[f];
+        size_t ranks = ms_group_size(flat->shards);
+        void *words = NULL;
+        if (!flat->trainable || !ms_flat_is_sharded(flat)) continue;
+        status = ms_allocate(context, ((ranks + 1) * flat->count * WORDS + ranks) * sizeof(int64_t),
+                             "summon", &words);
+        if (!status) status = gather_flat(flat, words);
+        ms_release(context, words);
+    }
+    return status;
+}
+
+ms_status ms_gradients_show(ms_unit *unit)
+{
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count; f++)
+        for (uint32_t i = 0; i < unit->flats[f].count && !status; i++) {
+            ms_member *member = &unit->flats[f].members[i];
+            if (member->whole_gradient)
+                status = ms_tensor_set_grad(member->tensor, member->whole_gradient);
+        }
+    return status;
+}
+
+/* -------------------------------------------------------------------- hiding */
+
+/* What a script has left as the gradient takes the place of the whole one. */
+ms_status ms_gradients_take(ms_unit *unit)
+{
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count; f++)
+        for (uint32_t i = 0; i < unit->flats[f].count && !status; i++) {
+            ms_member *member = &unit->flats[f].members[i];
+            if (!member->whole_gradient) continue;
+            ms_tensor *left = ms_tensor_grad(member->tensor), *dense = NULL;
+            if (left) status = ms_copy_new(unit->fsdp->engine, left, &dense);
+            ms_tensor_release(member->whole_gradient);
+            member->whole_gradient = dense;
+            member->cleared = left == NULL;
+            if (!status) status = ms_tensor_set_grad(member->tensor, NULL);
+        }
+    return status;
+}
+
+/* This rank's part of the whole gradient goes to the piece's. */
+static ms_status write_part(ms_member *member)
+{
+    ms_engine *engine = member->flat->unit->fsdp->engine;
+    int64_t one = 1;
+    ms_tensor *from = NULL, *to = NULL;
+    ms_status status = MS_OK;
+    if (!member->aside)
+        status = ms_tensor_new(engine, member->flat->dtype, ms_tensor_dims(member->tensor),
+                               ms_tensor_shape(member->tensor), &member->aside);
+    if (status || member->length == 0) return status;
+    status =
+        ms_tensor_window(member->whole_gradient, 1, &member->length, &one, member->first, &from);
+    if (!status) status = ms_tensor_window(member->aside, 1, &member->length, &one, 0, &to);
+    if (!status) status = ms_copy_into(engine, from, to);
+    ms_tensor_release(from);
+    ms_tensor_release(to);
+    return status;
+}
+
+static ms_status put_back(ms_member *member, bool write)
+{
+    ms_status status = MS_OK;
+    bool was_shown = member->whole_gradient || member->cleared;
+    if (write && member->whole_gradient) status = write_part(member);
+    if (!status && member->aside && !(write && member->cleared)) {
+        status = ms_tensor_set_grad(member->tensor, member->aside);
+        if (!status && member->marked) ms_tensor_grad_mark(member->tensor);
+    }
+    if (was_shown) member->marked = false;
+    ms_tensor_release(member->whole_gradient);
+    ms_tensor_release(member->aside);
+    member->whole_gradient = member->aside = NULL;
+    member->cleared = false;
+    return status;
+}
+
+ms_status ms_gradients_put_back(ms_unit *unit, bool write)
+{
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count; f++)
+        for (uint32_t i = 0; i < unit->flats[f].count && !status; i++)
+            status = put_back(&unit->flats[f].members[i], write);
+    return status;
+}
+
+void ms_gradients_forget(ms_member *member)
+{
+    ms_tensor_release(member->whole_gradient);
+    ms_tensor_release(member->aside);
+    member->whole_gradient = member->aside = NULL;
+    member->cleared = false;
+}
