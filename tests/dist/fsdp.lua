@@ -175,10 +175,11 @@ if size > 1 then
   end
 end
 
--- Whole gradients inside summon: those of ddp. What is written to them goes to the pieces; only rank
--- 0 may have them.
+-- Whole gradients inside summon: those of ddp. What is written to them goes to the pieces; only
+-- rank 0 may have them.
 for _, options in ipairs {
-  {}, { layout = "rows" }, { strategy = "no_shard" }, { strategy = "shard_grad_op", layout = "rows" },
+  {}, { layout = "rows" }, { strategy = "no_shard" },
+  { strategy = "shard_grad_op", layout = "rows" },
 } do
   local x, y = batch(1)
   local ddp, model = ms.ddp(new_model()), ms.fsdp(new_model(), options)

@@ -142,7 +142,8 @@ MS_API void ms_fsdp_set_prefetch(ms_fsdp *fsdp, bool yes);
 MS_API ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t unit, ms_point *ready);
 MS_API ms_status ms_fsdp_reshard(ms_fsdp *fsdp, uint32_t unit);
 /* Between forward and backward, or a pass and the next: whole parameters in these units until
- * ms_fsdp_summon_end, which keeps what was written there if `write`. All ranks call both. */
+ * ms_fsdp_summon_end, which keeps what was written there if `write`. gradients: with whole
+ * gradients. All ranks call both. */
 MS_API ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count,
                                 bool gradients);
 MS_API ms_status ms_fsdp_summon_end(ms_fsdp *fsdp, bool write);
