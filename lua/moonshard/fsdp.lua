@@ -342,6 +342,7 @@ function FSDP:set_prefetch(prefetch)
   local s = sharded_of(self, "set_prefetch")
   options_of.argument("set_prefetch", "prefetch", prefetch, "string")
   s.sharded:set_prefetch(choice("prefetch", prefetch, prefetches) ~= "none")
+  s.in_force.prefetch = prefetch
 end
 
 ---@param index integer
@@ -478,7 +479,11 @@ end
 
 --- On all ranks, after a forward or backward that failed in the same way everywhere and was caught:
 --- drops what was under way, and all gradients.
-function FSDP:reset() outside_join(self, "reset").sharded:reset() end
+function FSDP:reset()
+  local s = outside_join(self, "reset")
+  s.sharded:reset()
+  overlap.reset(s)
+end
 
 --- Gathers all parameters for good. All ranks call it.
 ---@return ms.Module

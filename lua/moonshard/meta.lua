@@ -1118,7 +1118,7 @@
 --- This method of the model runs through the root's edges, as forward does.
 ---@field forward_method fun(self, name: string)
 --- On all ranks, after a forward or backward that failed in the same way everywhere and was caught:
---- drops what was under way, and all gradients.
+--- drops what was under way, and all gradients. What was stepped in that backward stays stepped.
 ---@field reset fun(self)
 --- Gathers all parameters for good, and drops their gradients. All ranks call it.
 ---@field unwrap fun(self): ms.Module

@@ -100,6 +100,14 @@ function overlap.wrap(s, links)
   for _, p in ipairs(s.trained) do if owners.own_of[p] then return passes.listen(s) end end
 end
 
+--- For fsdp models, after a backward that failed: steps that it has taken stay, as steps of their
+--- own.
+---@param s ms.GradientSource
+function overlap.reset(s)
+  source.begin_pass(s)
+  for _, entry in ipairs(s.overlap.entries) do entry.optimizer:_end_early() end
+end
+
 --- For fsdp models, before a join. A rank without inputs left steps its shards when the others call
 --- step(), so nothing may step them without that call; plans step after backward meanwhile.
 ---@param s ms.GradientSource

@@ -455,6 +455,30 @@ if options.how == "agree" then
     if opt.steps == 0 then opt:step() end
   end
   fails(function() net(input(1, 1)) end, "a second pass that reduces, and sgd has stepped")
+  -- A backward that fails after some units were stepped, and is caught.
+  local armed
+  for name, policy in ms.sorted_pairs { plan = "in_backward", own = false, linked = false } do
+    inner = Net()
+    inner.first:hook("pre_backward", function() if armed then error "planned" end end)
+    opt = name == "linked" and optim.sgd(inner, { lr = 0.1 })
+    net = sharded(inner, "full_shard",
+      { comm_hook = opt and hooks.then_optimizer { optimizer = opt } or nil })
+    if name == "own" then optim.in_backward(optim.sgd, { inner.mid.weight, inner.last.weight }) end
+    opt = opt or name == "plan" and optim.sgd(net, { lr = 0.1 })
+    if policy then opt:overlap(net, policy) end
+    for step = 1, 4 do
+      if step == 3 then
+        armed = true
+        fails(function() net(input(step, 1)):square():mean():backward() end, "planned")
+        armed = false
+        net:reset()
+      end
+      net(input(step, 1)):square():mean():backward()
+      if opt then opt:step() end
+    end
+    for _, p in ipairs(net:parameters()) do assert(name == "own" or not p:grad()) end
+    assert(not opt or opt.steps == 5, name)
+  end
   -- A kind of optimizer whose overlap a script defines.
   local given
   local own_kind = optim.define {
