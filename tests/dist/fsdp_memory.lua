@@ -78,7 +78,8 @@ local function measure(how)
   assert(live() == before, "a step leaves nothing behind")
   -- Where padding differs, a pool may still take one unit and its gradient; not some in each step.
   local grown = ms.memory().reserved - reserved
-  assert(grown <= 2 * 4 * (2 * 65 * WIDTH + 65 + WIDTH + 4), ("pools have grown by %d from %d"):format(grown, reserved))
+  assert(grown <= 2 * 4 * (2 * 65 * WIDTH + 65 + WIDTH + 4),
+    ("pools have grown by %d from %d"):format(grown, reserved))
   for _, list in pairs(points) do
     assert(#list == UNITS)
     for i, bytes in ipairs(list) do list[i] = bytes - before end

@@ -335,9 +335,13 @@ local kinds = {
   collectives = bench_collectives,
   hook = bench_hook,
   hooks = function(parser) return require "moonshard.cli.bench_hooks".register(parser, median) end,
+  fsdp = function(parser)
+    local tools = { median = median, configs = configs }
+    return require "moonshard.cli.bench_fsdp".register(parser, tools)
+  end,
 }
 local USAGE = [[
-usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks [switches]
+usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp [switches]
 
   step         a training step of a GPT-2: forward, backward, optimizer, tokens a second
   gemm         the matrix products of its linear layers, as shares of the peak
@@ -346,10 +350,11 @@ usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks [switches]
   collectives  all_reduce by dtype and size, in the shared heap and outside
   hook         what a communication hook in Lua costs the host, a bucket
   hooks        native hooks beside the plain mean, over several links
+  fsdp         steps and memory of sharded models beside ddp's and PyTorch's; the cost of an edge
 
 moonshard bench KIND --help lists the switches of each.]]
 
---- moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks [-n N] [switches]
+--- moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp [-n N] [switches]
 ---@param arguments string[]
 ---@return integer
 function bench.main(arguments)
@@ -363,7 +368,8 @@ function bench.main(arguments)
   local parser = switches.parser("bench " .. kind,
     "Measures; figures are for comparing, on an otherwise idle machine.")
   parser:flag("--json", "one line of JSON")
-  local many = kind == "step" or kind == "collectives" or kind == "hook" or kind == "hooks"
+  local own_jobs = kind == "hooks" or kind == "fsdp"        -- start jobs, unless --here is given
+  local many = kind == "step" or kind == "collectives" or kind == "hook" or own_jobs
   if many then
     switches.add_ranks(parser)
     require "moonshard.cli.ranks".add_switches(parser)
@@ -373,9 +379,13 @@ function bench.main(arguments)
   if parsed.device == "sim" then
     launch.exit(2, "--device sim: nothing is computed there, and nothing can be measured")
   end
-  if many and parsed.ranks > 1 and (kind ~= "hooks" or parsed.here)
+  if many and parsed.ranks > 1 and (not own_jobs or parsed.here)
       and not launch.process.rank then
     return require "moonshard.cli.ranks".launch(parsed)
+  end
+  if parsed.way == "edges" then
+    parsed.device = "sim"
+    require "moonshard.core".configure { group = "fake", rank = 0, world_size = 2 }
   end
   switches.apply(parsed)
   return run(parsed)
