@@ -973,7 +973,8 @@
 ---@class ms.Wrap
 ---@field class? string|string[]       modules of these classes
 ---@field names? string[]
----@field min_elements? integer        modules without modules below them, from so many numbers on
+--- Modules with at least so many numbers that are not in such modules inside of them.
+---@field min_elements? integer
 --- Each list of modules is one unit, although its modules may run apart: what they share, as a tied
 --- embedding and head, stays gathered until all of them have run.
 ---@field groups? string[][]

@@ -242,6 +242,22 @@ do
   fails(function() ms.fsdp(Scale(), { divide_factor = 0 }) end, "above 0, not 0")
 end
 
+-- By size, from the inside out: what inner units leave to an outer module counts for that one.
+do
+  local function names_of(least)
+    local list = {}
+    for i, unit in ipairs(ms.fsdp(new_model(), { wrap = { min_elements = least } }):units()) do
+      list[i] = unit.name
+    end
+    return table.concat(list, " ")
+  end
+  -- attn has 1088 numbers, mlp.c_fc 1088, mlp.c_proj 1040, and the norms have 64.
+  assert(names_of(3000) == " h.0 h.1 h.2")
+  assert(names_of(2000) == " h.0.mlp h.1.mlp h.2.mlp")
+  assert(names_of(1050):find("^ h%.0 h%.0%.attn h%.0%.mlp%.c_fc h%.1 "), names_of(1050))
+  fails(function() names_of(1000000) end, "matches no module")
+end
+
 -- An embedding need not be gathered for its backward. Another unit must be, or backward says so.
 if size > 1 then
   local function run(without)

@@ -32,14 +32,28 @@ local function classes_in(model)
   return table.concat(list, ", ")
 end
 
-local function count_elements(object)
-  local count = 0
-  for _, p in ipairs(object:parameters()) do count = count + p:numel() end
-  return count
+-- Modules with so many numbers that no module inside of them has taken, from the inside out. Lists
+-- have no forward, so they are passed over; the model itself is the root.
+local function large_ones(model, least)
+  local large, seen = {}, {}
+  local function visit(object)
+    local state, count = getmetatable(object), 0
+    for _, key in ipairs(state.order) do
+      local value = state.fields[key]
+      if core.is_parameter(value) and not seen[value] then count = count + value:numel() end
+      if core.is_parameter(value) then seen[value] = true end
+    end
+    for _, child in ipairs(object:children()) do count = count + visit(child) end
+    if count < least or object == model or not object.forward then return count end
+    large[object] = true
+    return 0
+  end
+  visit(model)
+  return large
 end
 
 -- The function(module, name) that `wrap` stands for.
-local function rule_of(wrap)
+local function rule_of(model, wrap)
   if wrap == nil then return function(object) return blocks[class_of(object)] == true end end
   if type(wrap) == "function" then return wrap end
   if type(wrap) ~= "table" then
@@ -50,10 +64,9 @@ local function rule_of(wrap)
   local classes = type(o.class) == "string" and { o.class } or o.class or {}
   local wanted = {}
   for _, name in ipairs(classes) do wanted[name] = true end
+  local large = o.min_elements and large_ones(model, o.min_elements) or {}
   return function(object, name)
-    return wanted[class_of(object)] == true or is_listed(name, o.names)
-      or o.min_elements ~= nil and #object:children() == 0
-        and count_elements(object) >= o.min_elements
+    return wanted[class_of(object)] == true or is_listed(name, o.names) or large[object] == true
   end
 end
 
@@ -98,7 +111,7 @@ end
 -- Units in the order in which their first modules are found; the root is not among them. Each has a
 -- list of modules, and a name that joins theirs.
 local function find_modules(model, wrap)
-  local rule, list, by_group = rule_of(wrap), {}, {}
+  local rule, list, by_group = rule_of(model, wrap), {}, {}
   local number_of = grouped(model, wrap)
   for name, object in model:modules() do
     local number = number_of[object]
