@@ -214,8 +214,6 @@ uint64_t ms_flat_shard_bytes(const ms_flat *flat);
 ms_status ms_near_make(ms_flat *flat);
 /* Whether a gather within the near group gives the values of the shards. */
 bool ms_near_is_usable(const ms_flat *flat);
-/* Where the gathers of parts run. */
-ms_status ms_near_stream(ms_fsdp *fsdp, ms_stream **out);
 /* After a forward, while the whole is there: keeps parts of it, until they are dropped. */
 ms_status ms_near_keep(ms_unit *unit);
 ms_status ms_near_drop(ms_unit *unit);

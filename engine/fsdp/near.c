@@ -76,12 +76,3 @@ ms_status ms_near_drop(ms_unit *unit)
     }
     return status;
 }
-
-/* On a stream of its own, behind all that the gathers of all ranks wait for. */
-ms_status ms_near_stream(ms_fsdp *fsdp, ms_stream **out)
-{
-    ms_stream *far = NULL;
-    ms_status status = ms_group_stream(fsdp->near, 2, out);
-    if (!status) status = ms_group_stream(fsdp->shards, 2, &far);
-    return status ? status : ms_stream_wait(*out, ms_stream_last(far));
-}

@@ -114,15 +114,14 @@ static ms_status gather_flat(ms_flat *flat, bool near)
     ms_stream *stream = NULL;
     uint32_t span = 0;
     ms_collective call = gather_of(flat, near);
-    ms_status status =
-        near ? ms_near_stream(fsdp, &stream) : ms_group_stream(fsdp->shards, 2, &stream);
+    ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
     if (!status) status = take_memory(flat->whole, stream);
     if (!status && !call.restore) status = take_memory(flat->wire, stream);
     /* The optimizer's stream may still write it. */
     if (!status) status = ms_stream_wait_users(stream, near ? flat->near : flat->source);
     if (!status) status = ms_gathers_begin(&fsdp->gather_times, MS_SPAN_GATHER, stream, &span);
     /* All gathers of a model are in one order, on the stream that the limit holds back. */
-    if (flat->own) call.stream = stream;
+    call.stream = stream;
     if (!status)
         status = ms_group_enqueue(near ? fsdp->near : flat->shards, 2, &call, &flat->gathered);
     if (!status && !call.restore) status = arrange(flat, stream);

@@ -126,6 +126,7 @@ local function groups_of(o, strategy, group)
     core.raise(("fsdp: shard_group (%d ranks) times replica_group (%d) must be the group's %d")
       :format(o.shard_group:size(), o.replica_group:size(), group:size()))
   end
+  agree.levels(group, o.shard_group, o.replica_group)
   return o.shard_group, o.replica_group
 end
 
@@ -555,10 +556,10 @@ local function check_model(model)
   end
 end
 
--- What the reductions of a model's gradients are to links.
-local function kind_of(shards, replicas)
-  if shards:size() == 1 then return "all_reduce" end
-  return replicas and replicas:size() > 1 and "hybrid" or "reduce_scatter"
+-- What the reductions of gradients over `ranks` are to links, where `count` share one copy.
+local function kind_of(count, ranks)
+  if count == 1 then return "all_reduce" end
+  return count < ranks and "hybrid" or "reduce_scatter"
 end
 
 -- What a link decides from the buckets of one group of ranks, others would decide otherwise.
@@ -575,10 +576,10 @@ end
 
 -- The chain of a hook. Parameters of fewer ranks may have buckets of another kind. stepping: a list
 -- that gets the links that step optimizers.
-local function compile(hook, shards, replicas, groups, stepping)
+local function compile(hook, kind, groups, stepping)
   if hook == nil then return {} end
   local _, own = next(groups)
-  local kind, other = kind_of(shards, replicas), own and kind_of(own, nil)
+  local other = own and kind_of(own:size(), own:size())
   if other and other ~= kind then hooks._compile(hook, "fsdp: comm_hook", nil, other, {}) end
   local how = hooks._compile(hook, "fsdp: comm_hook", nil, kind, stepping)
   if own then check_links_of_groups(how.chain) end
@@ -631,17 +632,17 @@ local function wrap(model, options)
   local strategy = strategy_of(o)
   local group = o.group or core.world()
   local units = units_of.find(model, o)
-  check_near(o.reshard_after_forward, count_shards(o, strategy, group))
-  local groups = agree.groups(units, group, o.group_of)
-  agree.compare(units, group, groups, o, strategy)
+  local count = count_shards(o, strategy, group)
+  check_near(o.reshard_after_forward, count)
+  local groups, stepping = agree.groups(units, group, o.group_of), {}
+  local how = compile(o.comm_hook, kind_of(count, group:size()), groups, stepping)
+  agree.compare(units, group, groups, o, strategy, how.name)
   local shards, replicas = groups_of(o, strategy, group)
   local reshard, near = strategies[strategy].reshard, nil
   if o.reshard_after_forward ~= nil then reshard = o.reshard_after_forward ~= false end
   if math.type(o.reshard_after_forward) == "integer" then
     near = shards:levels(o.reshard_after_forward)
   end
-  local stepping = {}
-  local how = compile(o.comm_hook, shards, replicas, groups, stepping)
   ---@type ms.FSDPState
   local s = {
     wrapped = model, group = group, shards = shards, options = o, strategy = strategy,

@@ -165,6 +165,25 @@ if size == 4 then
   fails(sharded({ 1 }, function() error "oh" end), "group_of('", "oh")
 end
 
+-- Groups of hybrid shards that are no grid.
+if size == 4 then
+  local rows, columns = world:levels(2)
+  local crossed = world:split { { 0, 3 }, { 1, 2 } }
+  local function hybrid(shard_group, replica_group)
+    return function()
+      ms.fsdp(Net { 1 }, {
+        strategy = "hybrid_shard", shard_group = shard_group, replica_group = replica_group,
+      })
+    end
+  end
+  fails(hybrid(rows, rows), "shard_group 0, 1 and the replica_group 0, 1", "alone in common")
+  fails(hybrid(rank < 2 and rows or crossed, columns), "shard_group: rank 2 gives the ranks 1, 2",
+    "must not overlap")
+  fails(hybrid(rows, rank % 2 == 0 and columns or crossed), "replica_group", "must not overlap")
+  fails(hybrid(rows, nil), "together")
+  fails(hybrid(rows, world), "(2 ranks) times replica_group (4)")
+end
+
 -- Ranks that have different models, or ask for different things, are told the first difference, on
 -- every rank, before anything travels.
 if size > 1 then
@@ -182,6 +201,8 @@ if size > 1 then
     "option layout = rows on rank " .. size - 1)
   fails(sharded({ strategy = odd and "shard_grad_op" or nil }), "strategy = full_shard on rank 0")
   fails(sharded({ max_in_flight = odd and 3 or nil }), "max_in_flight = nil on rank 0")
+  fails(sharded({ comm_hook = odd and ms.hooks.bf16_compress() or nil }),
+    "comm_hook = nil on rank 0", "cast bf16")
   fails(sharded({}, function(net) net.head = ms.nn.Linear(WIDTH, 4) end),
     "unit 0 \"root\": 'head.weight' [3, 6] f32, trained on rank 0",
     "'head.weight' [4, 6] f32, trained on rank " .. size - 1)

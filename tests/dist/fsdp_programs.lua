@@ -59,6 +59,7 @@ local function draw_program()
     prefetch = draw(1, 2) == 1 and "none" or "backward_pre", wrap = wraps[draw(1, #wraps)],
     several_backwards = draw(1, 3) == 1, find_unused = draw(1, 3) == 1, steps = {},
     layout = draw(1, 2) == 1 and "rows" or "flat",
+    near = draw(1, 2) == 1 and size == 4 and 2 or nil,
   }
   for step = 1, STEPS do
     local forwards = {}
@@ -182,6 +183,7 @@ for number = 1, options.programs do
   local hybrid = program.strategy == "hybrid_shard"
   local model = ms.fsdp(new_net(program), {
     wrap = program.wrap, strategy = program.strategy, prefetch = program.prefetch,
+    reshard_after_forward = program.strategy == "full_shard" and program.near or nil,
     layout = program.layout, shard_group = hybrid and shards or nil,
     replica_group = hybrid and replicas or nil, find_unused = program.find_unused,
   })

@@ -111,6 +111,52 @@ function agree.groups(units, group, group_of)
   return groups
 end
 
+--------------------------------------------------------------------------------------------- levels
+
+-- Raises unless each rank is in the group that it gives, and all of a group's ranks give it.
+local function check_level(name, ranks, members)
+  for r, one in ipairs(ranks) do
+    local found = {}
+    for rank in one:gmatch "%d+" do found[tonumber(rank)] = true end
+    if not found[members[r]] then
+      core.raise(("fsdp: %s: rank %d gives the ranks %s, without itself"):format(name, members[r],
+        one))
+    end
+    for other, two in ipairs(ranks) do
+      if found[members[other]] and two ~= one then
+        core.raise(("fsdp: %s: rank %d gives the ranks %s, and rank %d the ranks %s: groups of \z
+          one kind must not overlap"):format(name, members[r], one, members[other], two))
+      end
+    end
+  end
+end
+
+--- Checks that shard groups partition the model's ranks, that replica groups do, and that a shard
+--- group and a replica group have one rank in common.
+---@param group ms.Group
+---@param shards ms.Group
+---@param replicas ms.Group
+function agree.levels(group, shards, replicas)
+  if not group:_has_others() then return end
+  local one, two, members = {}, {}, {}
+  local text = ranks_of(shards) .. "|" .. ranks_of(replicas)
+  for r, words in ipairs(group:_share_texts(text, "fsdp")) do
+    one[r], two[r] = words:match "^(.*)|(.*)$"
+    members[r] = group:_world_rank(r - 1)
+  end
+  check_level("shard_group", one, members)
+  check_level("replica_group", two, members)
+  for r, ranks in ipairs(one) do
+    local found, common = {}, 0
+    for rank in ranks:gmatch "%d+" do found[rank] = true end
+    for rank in two[r]:gmatch "%d+" do common = common + (found[rank] and 1 or 0) end
+    if common ~= 1 then
+      core.raise(("fsdp: rank %d gives the shard_group %s and the replica_group %s: they must \z
+        have this rank alone in common"):format(members[r], ranks, two[r]))
+    end
+  end
+end
+
 ------------------------------------------------------------------------------------------- metadata
 
 -- Options that every rank must give alike, and what stands for them.
