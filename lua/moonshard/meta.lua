@@ -1043,8 +1043,9 @@
 ---@field fsdp ms.fsdp
 --- Shards a model over the ranks. Each rank keeps a part of every parameter, of its gradient and of
 --- its optimizer's state; a unit's whole parameters exist only while it is used. The model is
---- changed in place: modules are used as before, and parameters are this rank's pieces (1-D) between
---- uses. Make optimizers afterwards. Their kinds must be elementwise.
+--- changed in place: modules are used as before, and parameters are this rank's pieces between uses
+--- (1-D, or rows: see layout). Make optimizers afterwards. Their kinds must be elementwise. Ranks
+--- compare models and options first: an error names the first difference, and nothing has travelled.
 ---@class ms.fsdp
 ---@overload fun(model: ms.Module, options?: ms.FSDPOptions): ms.FSDP
 ---@field roots fun(module: ms.Module): ms.FSDP[]   sharded models in a module, in order

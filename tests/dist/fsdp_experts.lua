@@ -118,6 +118,43 @@ for _, blocks in ipairs(size == 4 and { 2, 1 } or { 1 }) do
   end
 end
 
+-- Ranks with unequal numbers of inputs: those without take part with zeros, in their expert's group
+-- too. Rank r has r % 3 + 1 inputs.
+for _, layout in ipairs { "flat", "rows" } do
+  local function sgd(model) return ms.optim.sgd(model, { lr = 0.2, momentum = 0.9 }) end
+  local blocks = size == 4 and 2 or 1
+  local experts, all = world:levels(blocks), {}
+  for number = 1, size // blocks do all[number] = number end
+  local whole = Net(all)
+  local reference = sgd(whole)
+  for step = 1, math.min(size, 3) do
+    for _, p in ipairs(whole:parameters()) do p:set_grad(p:detach():zeros_like()) end
+    for r = 0, size - 1 do
+      if step <= r % 3 + 1 then (loss_of(whole, step, r, r // blocks + 1) / size):backward() end
+    end
+    reference:step()
+  end
+  local number = rank // blocks + 1
+  local model = ms.fsdp(Net { number }, {
+    layout = layout, wrap = { class = "Expert" },
+    group_of = function(name) return name:find "expert" and experts or nil end,
+  })
+  local optimizer = sgd(model)
+  model:join({ divisor = "all" }, function()
+    for step = 1, rank % 3 + 1 do
+      loss_of(model, step, rank, number):backward()
+      optimizer:step()
+      optimizer:zero_grad()
+    end
+  end)
+  local weights = whole:state()
+  for name, t in pairs(model:state()) do
+    local other = weights[name]:detach()
+    local d = (t - other):abs():max():item() / other:abs():max():item()
+    assert(d <= 2e-6, ("join, %s: %s differs by %g"):format(layout, name, d))
+  end
+end
+
 -- What travels for experts travels between their ranks only, in the order of all gathers.
 if size == 4 then
   local experts = world:levels(2)
