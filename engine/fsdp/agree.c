@@ -141,27 +141,27 @@ static bool is_busy(const ms_fsdp *fsdp, uint32_t unit)
     return false;
 }
 
+static long long forward_of(const ms_fsdp *fsdp, uint32_t rank)
+{
+    return words_from(fsdp, rank)[WORD_WISH] >> 32;
+}
+
 /* Ranks whose loss does not depend on the model run no backward, and would step without the
  * gradients of the others. */
 static ms_status check_passes(ms_fsdp *fsdp)
 {
-    uint32_t first = NO_RANK;
+    uint32_t behind = NO_RANK, ahead = NO_RANK;
     for (uint32_t r = 0; r < ms_group_size(fsdp->group); r++) {
-        int64_t number = words_from(fsdp, r)[WORD_WISH];
-        if (number == NOTHING) continue;
-        if (first == NO_RANK) first = r;
-        int64_t other = words_from(fsdp, first)[WORD_WISH];
-        if (number >> 32 == other >> 32) continue;
-        bool ahead = number > other;
-        return ms_engine_fail(fsdp->engine, MS_ERROR_MISMATCH,
-                              "fsdp: rank %u has begun forward %lld while rank %u is in the "
-                              "forward or backward of number %lld: run the same forwards and "
-                              "backwards on all ranks (a loss of 0 * output:sum() runs one "
-                              "without inputs)",
-                              ahead ? r : first, (long long)((ahead ? number : other) >> 32),
-                              ahead ? first : r, (long long)((ahead ? other : number) >> 32));
+        if (words_from(fsdp, r)[WORD_WISH] == NOTHING) continue;
+        if (behind == NO_RANK || forward_of(fsdp, r) < forward_of(fsdp, behind)) behind = r;
+        if (ahead == NO_RANK || forward_of(fsdp, r) > forward_of(fsdp, ahead)) ahead = r;
     }
-    return MS_OK;
+    if (behind == NO_RANK || forward_of(fsdp, behind) == forward_of(fsdp, ahead)) return MS_OK;
+    return ms_engine_fail(fsdp->engine, MS_ERROR_MISMATCH,
+                          "fsdp: rank %u has begun forward %lld while rank %u is in the forward or "
+                          "backward of number %lld: run the same forwards and backwards on all "
+                          "ranks (a loss of 0 * output:sum() runs one without inputs)",
+                          ahead, forward_of(fsdp, ahead), behind, forward_of(fsdp, behind));
 }
 
 /* The rank whose wish is done next, or NO_RANK, or ALL_WAIT. */
