@@ -163,6 +163,80 @@ static void memory_is_given_back(void **state)
     ms_engine_free(n.engine);
 }
 
+/* Pairs of 4 ranks keep a unit between its forward and its backward, and share a parameter alone:
+ * its mean is over 4 ranks, and 2 have numbers of it. */
+static void few_ranks_keep_and_share(void **state)
+{
+    (void)state;
+    for (int variant = 0; variant < 2; variant++) {
+        net n;
+        ms_tensor *loss = NULL;
+        layout = variant ? MS_FSDP_ROWS : MS_FSDP_FLAT;
+        by_pairs = true;
+        OK(build(NULL, 4, true, &n));
+        layout = MS_FSDP_FLAT;
+        by_pairs = false;
+        /* w1 is in one shard of four, b1 in one of two. */
+        assert_int_equal(ms_tensor_count(n.parameters[W1]), 4);
+        assert_int_equal(ms_tensor_count(n.parameters[B1]), variant ? 4 : 2);
+        assert_int_equal(n.fsdp->units[1].count, 2);
+        const ms_flat *shared = &n.fsdp->units[1].flats[0], *own = &n.fsdp->units[1].flats[1];
+        assert_true(own->own && !own->near && !shared->own && shared->near);
+        assert_int_equal(ms_tensor_count(shared->near), shared->padded / 2);
+        for (int i = 0; i < 2; i++) {
+            OK(forward(&n, &loss));
+            assert_true(ms_near_is_usable(shared));
+            OK(ms_backward(n.engine, &loss, NULL, 1, false));
+            ms_tensor_release(loss);
+            assert_true(ms_storage_is_dropped(ms_tensor_storage(shared->near)));
+        }
+        check_gradient(&n, W1, 3);
+        check_gradient(&n, B1, 1.5f);
+        check_gradient(&n, W2, 10);
+        /* What was kept is of no use after a step. */
+        OK(forward(&n, &loss));
+        ms_tensor_release(loss);
+        OK(step(&n));
+        assert_false(ms_near_is_usable(shared));
+        OK(pass(&n));
+        check_gradient(&n, W1, 0.75f);
+        OK(ms_engine_sync(n.engine));
+        ms_fsdp_free(n.fsdp);
+        drop(&n);
+        assert_int_equal(ms_engine_memory(n.engine).live, 0);
+        ms_engine_free(n.engine);
+    }
+}
+
+static ms_status states(const ms_os *os, ms_engine **engine)
+{
+    net n;
+    ms_tensor *shard = NULL, *state = NULL, *piece = NULL;
+    ms_status status = build(os, 2, true, &n);
+    *engine = n.engine;
+    /* Of w1 and b1 rank 0 has ten numbers of w1, and none of b1. */
+    if (!status) status = ms_fsdp_shard(n.fsdp, n.parameters, 2, &shard);
+    if (!status) assert_true(ms_tensor_count(shard) == 10);
+    if (!status) status = ms_fsdp_state_new(n.fsdp, n.parameters[B1], &state);
+    if (!status) status = ms_fsdp_state_piece(n.fsdp, n.parameters[W1], state, &piece);
+    if (!status) assert_true(ms_tensor_count(state) == 10 && ms_tensor_count(piece) == 10);
+    ms_tensor_release(piece);
+    ms_tensor_release(state);
+    ms_tensor_release(shard);
+    ms_fsdp_free(n.fsdp);
+    drop(&n);
+    return status;
+}
+
+static void shards_and_states_are_of_one_size(void **state)
+{
+    (void)state;
+    ms_engine *engine = NULL;
+    OK(states(NULL, &engine));
+    ms_engine_free(engine);
+    fail_each_call(states, false);
+}
+
 /* -------------------------------------------------------------------- misuse */
 
 static void a_step_between_forward_and_backward_is_noticed(void **state)
@@ -233,7 +307,7 @@ static void a_parameter_belongs_to_one_unit_and_one_model(void **state)
 static ms_status program(const ms_os *os, ms_engine **engine)
 {
     net n;
-    ms_status status = build(os, 2, true, &n);
+    ms_status status = build(os, by_pairs ? 4 : 2, true, &n);
     *engine = n.engine;
     if (!status) status = pass(&n);
     if (!status) status = step(&n);
@@ -249,8 +323,10 @@ static void any_failed_allocation_is_an_error_and_no_leak(void **state)
     (void)state;
     fail_each_call(program, false);
     layout = MS_FSDP_ROWS;
+    by_pairs = true;
     fail_each_call(program, false);
     layout = MS_FSDP_FLAT;
+    by_pairs = false;
 }
 
 int main(void)
@@ -261,6 +337,8 @@ int main(void)
         cmocka_unit_test(handles_are_pieces_but_while_they_are_used),
         cmocka_unit_test(gradients_are_shards_and_add_up),
         cmocka_unit_test(memory_is_given_back),
+        cmocka_unit_test(few_ranks_keep_and_share),
+        cmocka_unit_test(shards_and_states_are_of_one_size),
         cmocka_unit_test(a_step_between_forward_and_backward_is_noticed),
         cmocka_unit_test(a_write_to_whole_parameters_is_refused_but_in_summon),
         cmocka_unit_test(a_parameter_belongs_to_one_unit_and_one_model),

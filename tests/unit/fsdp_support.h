@@ -36,6 +36,7 @@ static ms_fsdp_layout layout;
 static ms_link chain[2]; /* the last one reduces */
 static uint32_t chain_length;
 static ms_comm_hook chain_hook;
+static bool by_pairs; /* of 4 ranks: pairs keep unit 1 after forward, and share b1 alone */
 
 /* Unit 1 has w1 [4, 4] and b1 [1, 4], the root has w2 [4, 3]. */
 static inline ms_status build(const ms_os *os, uint32_t ranks, bool reshard, net *out)
@@ -52,14 +53,18 @@ static inline ms_status build(const ms_os *os, uint32_t ranks, bool reshard, net
     if (!status) status = constant(out->engine, 4, 4, 0.5, true, &out->parameters[W1]);
     if (!status) status = constant(out->engine, 1, 4, 0.5, true, &out->parameters[B1]);
     if (!status) status = constant(out->engine, 4, 3, 0.25, true, &out->parameters[W2]);
+    const uint32_t sizes[] = { 2, 2 }, members[] = { 0, 1, 2, 3 };
+    ms_group *pair = NULL;
+    if (!status && by_pairs) status = ms_group_split(out->world, 2, sizes, members, &pair);
     if (status) return status;
     ms_fsdp_parameter parameters[] = { { out->parameters[W1], "w1", 1, NULL },
-                                       { out->parameters[B1], "b1", 1, NULL },
+                                       { out->parameters[B1], "b1", 1, pair },
                                        { out->parameters[W2], "w2", 0, NULL } };
     ms_fsdp_unit_options units[] = { { .name = "" },
                                      { .name = "first", .reshard_after_forward = reshard } };
     ms_fsdp_options model = { .layout = layout,
                               .group = out->world,
+                              .near = pair,
                               .units = units,
                               .unit_count = 2,
                               .prefetch = true,
