@@ -110,6 +110,7 @@ static ms_status end_pass(void *user)
         ms_unit_enter(unit, MS_UNIT_IDLE);
         forget_inputs(unit);
         unit->parts_left = 0;
+        unit->outputs_left = unit->recomputes_left = 0;
     }
     fsdp->in_backward = false;
     fsdp->pass++;
@@ -205,6 +206,8 @@ static ms_status on_output(void *user, ms_tensor *gradient, ms_tensor **replacem
     (void)gradient;
     (void)replacement;
     if (!unit) return MS_OK;
+    if (!visit->recomputed && visit->pass == visit->fsdp->pass && unit->outputs_left)
+        unit->outputs_left--;
     bool begins = unit->phase != MS_UNIT_BACKWARD;
     unit->recomputed = visit->recomputed && (begins || unit->recomputed);
     if (!begins) return MS_OK;
@@ -352,14 +355,18 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
         if (!ms_tensor_requires_grad(outputs[i]) || ms_tensor_is_leaf(outputs[i])) continue;
         recorded = true;
         status = watch(unit, outputs[i], on_output);
+        unit->outputs_left += !fsdp->in_backward;
     }
     if (!status) status = ms_pass_leave_forward(fsdp);
     if (--unit->depth > 0 || status) return status;
+    if (recorded && fsdp->in_backward && unit->recomputes_left) unit->recomputes_left--;
     if (unit->phase == MS_UNIT_BACKWARD) return MS_OK;
     ms_unit_enter(unit, recorded ? MS_UNIT_AWAITING : MS_UNIT_IDLE);
     if (recorded && fsdp->in_backward) return MS_OK;
-    if (!fsdp->in_backward && (recorded || ms_is_recomputed_later(fsdp->engine)))
+    if (!fsdp->in_backward && (recorded || ms_is_recomputed_later(fsdp->engine))) {
+        unit->recomputes_left += !recorded;
         status = note_order(unit);
+    }
     if (!status) status = ms_unit_release(unit);
     if (!status) status = reshard_after_forward(unit);
     if (!status && index == 0) status = ms_agree_on_end(fsdp, false);

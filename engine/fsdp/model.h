@@ -111,6 +111,9 @@ struct ms_unit {
     uint32_t inputs, inputs_done;
     ms_origin input; /* the last of them */
     bool blind;
+    /* Uses to which this backward may still come: outputs of recorded forwards whose gradients have
+     * not come, and forwards that backward has not recomputed. */
+    uint32_t outputs_left, recomputes_left;
     bool recomputed; /* the backward that runs is that of recomputed forwards only */
     uint32_t turn; /* agree.c: its place among the units that were gathered, from 1; 0: none yet */
     uint64_t gathers; /* number of gathers so far */

@@ -107,18 +107,28 @@ static ms_status call_on_reduced(ms_fsdp *fsdp, uint32_t bucket)
     return fsdp->on_reduced(fsdp->on_reduced_user, bucket);
 }
 
-/* Launches the reductions of a unit's flat parameters. */
+/* Where ranks use different units, the backward of another rank may come to the unit again. */
+static bool is_final(const ms_unit *unit)
+{
+    const ms_fsdp *fsdp = unit->fsdp;
+    return !fsdp->find_unused && !fsdp->joining && unit->outputs_left == 0
+           && unit->recomputes_left == 0;
+}
+
+/* Launches the reductions of a unit's flat parameters. Where backward may come to the unit again,
+ * its gradients are not final, and its parameters are still needed. */
 static ms_status launch(ms_unit *unit, bool is_last)
 {
     ms_fsdp *fsdp = unit->fsdp;
     ms_status status = MS_OK;
+    bool final = is_final(unit);
     uint32_t left = 0;
     for (uint32_t f = 0; f < unit->count; f++) left += unit->flats[f].trainable;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat *flat = &unit->flats[f];
         if (!flat->trainable) continue;
         status = ms_flat_reduce(flat, fsdp->launched++, is_last && --left == 0);
-        if (!status) status = call_on_reduced(fsdp, flat->bucket.place);
+        if (!status && final) status = call_on_reduced(fsdp, flat->bucket.place);
     }
     return status;
 }

@@ -140,6 +140,7 @@ void ms_fsdp_reset(ms_fsdp *fsdp)
         ms_unit *unit = &fsdp->units[u];
         unit->depth = unit->inputs = unit->inputs_done = 0;
         unit->blind = false;
+        unit->outputs_left = unit->recomputes_left = 0;
         unit->parts_left = 0;
         ms_unit_release(unit);
         for (uint32_t f = 0; f < unit->count; f++)

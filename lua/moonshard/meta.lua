@@ -1128,7 +1128,9 @@
 --- Optimizers overlap as with ddp (optimizer:overlap, ms.optim.in_backward, hooks.then_optimizer), on
 --- pieces. Parameters of a unit are stepped when the unit's gradients are reduced, in the last pass
 --- of accumulate only; the unit's next gather waits for the steps, and nothing else does. A unit that
---- no rank used is not stepped. In a join plans step after backward, and in_backward and
+--- no rank used is not stepped. A unit to which backward may come again is stepped at the end of
+--- backward (or in step()): one with an output that has no gradient, and with find_unused all units.
+--- In a join plans step after backward, and in_backward and
 --- then_optimizer are refused. The optimizer of then_optimizer is made before wrapping, all others
 --- after it.
 --- Links see one bucket for each flat parameter of a unit, in the order of reductions. is_last() is

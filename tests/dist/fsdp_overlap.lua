@@ -206,7 +206,7 @@ if shards and options.how == "agree" then
 end
 
 -- Steps are taken while backward runs, bucket by bucket, and in the last pass of accumulate only.
-if options.how == "agree" then
+for _, also in ipairs(options.how == "agree" and { false, "recomputed" } or {}) do
   local early = {}
   local model = Net()
   local opt = kinds.sgd(model)
@@ -219,7 +219,7 @@ if options.how == "agree" then
       return next(bucket)
     end,
   } })
-  net:accumulate(2, function(i) net(input(1, i)):square():mean():backward() end)
+  net:accumulate(2, function(i) net(input(1, i), also):square():mean():backward() end)
   assert(table.concat(early, " ") == "0 0 0 0 2 3", table.concat(early, " "))
 end
 

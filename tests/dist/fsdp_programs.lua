@@ -43,6 +43,8 @@ local wraps = {
     groups = { { "layers%.0", "inner%.0" }, { "layers%.[13]", "inner%.1%.0" } } },
 }
 local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
+-- When optimizers step, if there is one backward a step.
+local policies = { "none", "in_backward", "deferred", "own" }
 
 -- Where ranks may use different units, some leave out the inner block, or use no unit at all.
 local function draw_plan(any)
@@ -59,7 +61,7 @@ local function draw_program()
     prefetch = draw(1, 2) == 1 and "none" or "backward_pre", wrap = wraps[draw(1, #wraps)],
     several_backwards = draw(1, 3) == 1, find_unused = draw(1, 3) == 1, steps = {},
     layout = draw(1, 2) == 1 and "rows" or "flat",
-    near = draw(1, 2) == 1 and size == 4 and 2 or nil,
+    near = draw(1, 2) == 1 and size == 4 and 2 or nil, policy = policies[draw(1, #policies)],
   }
   for step = 1, STEPS do
     local forwards = {}
@@ -75,12 +77,21 @@ local function draw_program()
   return program
 end
 
+-- Whether steps are taken in backward: not where a second backward needs the weights.
+local function steps_early(program)
+  local several = false
+  for _, forwards in ipairs(program.steps) do
+    several = several or #forwards > 1 and program.several_backwards
+  end
+  return not several and (program.policy == "in_backward" or program.policy == "own")
+end
+
 -- What a program has of the kinds that are counted.
 local function kinds_of(program)
   local kinds = {
     frozen = program.frozen ~= nil, nested = type(program.wrap.class) ~= "string",
     ["own units"] = program.find_unused,
-    ["several backwards"] = false,
+    ["several backwards"] = false, ["early steps"] = steps_early(program),
   }
   for _, forwards in ipairs(program.steps) do
     if #forwards > 1 then
@@ -149,7 +160,13 @@ end
 local function train(program, model, units, run)
   local trained = model:parameters(function(p) return p:requires_grad() end)
   local reached = units and note_uses(model)
-  local optimizer = ms.optim.sgd(trained, { lr = 0.1, momentum = 0.9 })
+  local function make(params) return ms.optim.sgd(params, { lr = 0.1, momentum = 0.9 }) end
+  local own = not units and program.policy == "own" and steps_early(program)
+  local optimizer = not own and make(trained)
+  if own then ms.optim.in_backward(make, trained)
+  elseif not units and (program.policy == "deferred" or steps_early(program)) then
+    optimizer:overlap(model, program.policy)
+  end
   for step in ms.steps(STEPS) do
     local all = {}
     for forward, plans in ipairs(program.steps[step + 1]) do
@@ -166,8 +183,10 @@ local function train(program, model, units, run)
       fill(model, units, reached)
       for p in pairs(reached) do reached[p] = nil end
     end
-    optimizer:step()
-    optimizer:zero_grad()
+    if optimizer then
+      optimizer:step()
+      optimizer:zero_grad()
+    end
   end
   return model:state()
 end
@@ -210,8 +229,8 @@ for number = 1, options.programs do
   end
   worst = math.max(worst, most)
   -- Sums over ranks are added in another order.
-  assert(most <= 1e-5, ("program %d (%s, %s, %s): %g"):format(number, program.strategy,
-    program.prefetch, program.layout, most))
+  assert(most <= 1e-5, ("program %d (%s, %s, %s, %s): %g"):format(number, program.strategy,
+    program.prefetch, program.layout, program.policy, most))
 end
 local text = {}
 for kind, count in ms.sorted_pairs(counts) do

@@ -213,8 +213,10 @@ MS_API bool ms_fsdp_begins_pass(const ms_fsdp *fsdp, uint32_t unit);
  * index) for each bucket as soon as its reduction is enqueued. The gradients of its pieces are then
  * the reduced ones, together with those of earlier passes that nothing has consumed. They are
  * complete at the points of ms_fsdp_ready; the model's stream has not waited for them. A unit that
- * no rank has used is not among the calls. When the model's stream waits for all results, f(user,
- * MS_REDUCED_ALL) ends the pass. Everything else is as for ms_reducer_set_on_reduced. */
+ * no rank has used is not among the calls, and neither is one to which backward may come again (a
+ * forward output without gradient, a recomputation; with find_unused, all units). When the model's
+ * stream waits for all results, f(user, MS_REDUCED_ALL) ends the pass. Everything else is as for
+ * ms_reducer_set_on_reduced. */
 MS_API void ms_fsdp_set_on_reduced(ms_fsdp *fsdp, ms_reduced_function f, void *user,
                                    void (*free_user)(void *user));
 /* As ms_reducer_ready. */

@@ -78,20 +78,26 @@ local function on_reduced(s, index, positions)
   end)
 end
 
--- Steps what this pass has not reduced and earlier passes of the accumulation have: buckets of
--- units that it did not use.
+-- Steps what has a gradient and was not stepped, unless step() does: buckets of units that this
+-- pass did not use and earlier passes of the accumulation have, and of units of which it was not
+-- known whether backward comes to them again.
 local function step_left_out(s)
   for _, p in ipairs(s.trained) do
-    local own, grad = owners.own_of[p], p:grad()
-    if own and grad and not s.overlap.stepped[p] then
+    local own = owners.own_of[p]
+    if own and p:grad() and not s.overlap.stepped[p] then
       passes.step_own(p, own)
       s.overlap.stepped[p] = true
     end
-    for _, entry in ipairs(s.overlap.entries) do
-      if grad and entry.link and has(entry, p) and not entry.optimizer.slots[p].early then
-        entry.optimizer:_step_early(p, grad)
+  end
+  for _, entry in ipairs(s.overlap.entries) do
+    local stepped = {}
+    for _, p in ipairs(entry.link and s.trained or {}) do
+      if has(entry, p) and p:grad() and not entry.optimizer.slots[p].early then
+        entry.optimizer:_step_early(p, p:grad())
+        stepped[#stepped + 1] = p
       end
     end
+    entry.optimizer:_share(stepped)
   end
 end
 
