@@ -1,7 +1,7 @@
 ---@meta moonshard
 -- The public Lua interface of Moonshard, for editors and readers: names, arguments, results, units,
--- errors. This file has definitions only; nothing in it runs. fsdp and its prefetch strategies will
--- be added when they are built.
+-- errors. This file has definitions only; nothing in it runs. Of fsdp, prefetch strategies,
+-- precision, offload and saved shards will be added when they are built.
 --
 -- Twelve rules hold everywhere and are not repeated below.
 --  1. Objects have methods (`t:shape()`, `bucket:index()`). Descriptions (options, views, plans,
@@ -1419,8 +1419,9 @@
 ---@field resume? "auto"|"never"|string
 ---@field eval? ms.EvalOptions
 ---@field sample? ms.SampleOptions|{ every: integer, run: fun(model: ms.Module): string }
---- Checkpoints, one each `every` steps. The newest `last` stay (all unless given), and those whose
---- step divides by keep_every. Damaged ones do not count.
+--- Checkpoints, one each `every` steps (of sharded models none yet: a warning says so). The newest
+--- `last` stay (all unless given), and those whose step divides by keep_every. Damaged ones do not
+--- count.
 ---@field save? { every: integer, last?: integer, keep_every?: integer }
 ---@field log_every? integer           steps between two lines; unless given, as ms.report says
 --- What happens if loss or gradients are inf or nan: "stop" (the default) ends the run and does not
