@@ -271,8 +271,8 @@ static void absorb(ms_pool *pool, ms_block *block, ms_block *other)
 static void join_covered(ms_pool *pool, const ms_stream *stream)
 {
     ms_block *block = pool->last;
-    while (block && block->before) {
-        ms_block *before = block->before;
+    if (!block) return;
+    for (ms_block *before = block->before; before; before = block->before) {
         if (block->freed && before->freed && covered(stream, block) && covered(stream, before)) {
             list_remove(pool, block);
             list_remove(pool, before);

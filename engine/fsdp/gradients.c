@@ -37,7 +37,7 @@ static ms_status gather(ms_member *member, const int64_t *counts)
     const ms_flat *flat = member->flat;
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_tensor *part = NULL;
-    ms_point ready;
+    ms_point ready = { 0 };
     ms_status status = own_part(member, &part);
     if (!status)
         status = ms_tensor_new(engine, flat->dtype, member->dims, member->shape,
