@@ -316,12 +316,14 @@ void ms_fsdp_begin_part(ms_fsdp *fsdp, uint32_t index, uint32_t part)
     unit->parts_left &= ~((uint64_t)1 << (part < 63 ? part : 63));
 }
 
-/* What is not recorded has no backward, and nothing is kept for it. */
+/* What is not recorded has no backward, unless it is recomputed there, and nothing is kept for it.
+ */
 static ms_status give_back(ms_unit *unit)
 {
+    bool returns = unit->phase == MS_UNIT_AWAITING || ms_is_recomputed_later(unit->fsdp->engine);
     ms_status status = MS_OK;
     if (!unit->reshard_forward) return MS_OK;
-    if (unit->phase == MS_UNIT_AWAITING && !ms_agree_is_on(unit->fsdp)) status = ms_near_keep(unit);
+    if (returns && !ms_agree_is_on(unit->fsdp)) status = ms_near_keep(unit);
     return status ? status : ms_unit_reshard(unit);
 }
 

@@ -308,6 +308,19 @@ if size == 4 then
         assert(backward[unit.name .. " " .. unit.bytes // 2] == 1, unit.name)
       end
     end
+    -- The same where backward runs the unit's forward again.
+    local blocks = ms.fsdp(ms.nn.gpt2 {
+      vocab = VOCAB, context = LENGTH, layers = 2, width = 8, heads = 2, recompute = true,
+    }, { layout = layout, reshard_after_forward = 2 })
+    local again
+    forward = records(function() again = loss_of(blocks, tokens) end)
+    backward = records(function() again:backward() end)
+    for _, unit in ipairs(blocks:units()) do
+      if unit.index > 0 then
+        assert(forward[unit.name .. " " .. unit.bytes * 3 // 4] == 1, unit.name)
+        assert(backward[unit.name .. " " .. unit.bytes // 2] == 1, unit.name)
+      end
+    end
     -- What is kept until backward is half of each unit, and nothing where no backward comes.
     local halves = 0
     for _, unit in ipairs(model:units()) do
