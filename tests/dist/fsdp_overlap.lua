@@ -359,6 +359,16 @@ if options.how == "agree" then
     { also = "recomputed", units = 3, misses = 2, gathers = true })
   check_counts("shard_grad_op", nil, { units = 3, gathers = true })
   check_counts("no_shard", nil, { units = 3 })
+  -- Each link of a chain has its own account, and they add up.
+  local net = sharded(Net(), "full_shard", { comm_hook = hooks.bf16_compress() })
+  for _ in ms.steps(2) do net(input(1, 1)):sum():backward() end
+  local stats, payload, wire = net:stats(), 0, 0
+  assert(#stats.links == 2 and stats.links[1].name == "cast bf16")
+  for _, link in ipairs(stats.links) do
+    assert(size == 1 or link.calls == 3)
+    payload, wire = payload + link.payload_bytes, wire + link.wire_bytes
+  end
+  assert(payload == stats.payload_bytes and wire == stats.wire_bytes)
 end
 
 ----------------------------------------------------------------------------- join, scaler, errors
