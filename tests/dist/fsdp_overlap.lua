@@ -145,10 +145,11 @@ local function agree(kind, strategy, more, how)
   end
 end
 
-local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
+local strategies = size == 4 and { "full_shard", "hybrid_shard" }
+  or { "full_shard", "shard_grad_op", "no_shard" }
 if options.how == "agree" then
   agree("adamw", "full_shard", { find_unused = true }, { uneven = true })
-  agree("sgd", "hybrid_shard", { find_unused = true }, { uneven = true, micro = 2 })
+  agree("sgd", strategies[2], { find_unused = true }, { uneven = true, micro = 2 })
   agree("adamw", "full_shard", { layout = "rows" }, { micro = 2 })
   for i, strategy in ipairs(strategies) do
     agree(i % 2 == 0 and "sgd" or "adamw", strategy)
