@@ -1,6 +1,6 @@
 -- The memory of a rank that trains a sharded model of twelve units: the sum of its parts, and the
 -- peak. It needs no data, so `check` shows the figures of any number of ranks within a second:
---     for n in 1 2 4; do ./moonshard check tests/bench/fsdp_memory.lua -n $n 2>&1 | grep units; done
+--     ./moonshard check tests/bench/fsdp_memory.lua -n 4
 -- tests/dist/fsdp_memory.lua asserts the same sum to the byte, for a smaller model.
 local ms = require "moonshard"
 local core = require "moonshard.core"
@@ -51,7 +51,7 @@ local sum = between + 2 * root + (2 + ahead) * unit + activations
 local function mib(bytes) return bytes / 2 ^ 20 end
 if ms.rank() == 0 then
   print(("%d ranks, %d units: parameters, gradients, states in shards %.1f, root %.1f, units in \z
-    flight %.1f, activations %.1f: together %.1f MiB, peak %.1f MiB"):format(ms.world_size(), #units,
-    mib(between), mib(2 * root), mib((2 + ahead) * unit), mib(activations), mib(sum),
+    flight %.1f, activations %.1f: together %.1f MiB, peak %.1f MiB"):format(ms.world_size(),
+    #units, mib(between), mib(2 * root), mib((2 + ahead) * unit), mib(activations), mib(sum),
     mib(between + more)))
 end
