@@ -703,6 +703,7 @@ local function wrap(model, options)
   -- For `moonshard check`, which runs one rank for each shard.
   if launch.sharded then
     table.insert(launch.sharded, { shards = shards, replicas = replicas })
+    if next(groups) then table.insert(launch.sharded, { shards = group }) end
   end
   hooks._watch(how.chain or {})
   overlap.wrap(s, stepping)

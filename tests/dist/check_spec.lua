@@ -101,6 +101,37 @@ io.stdout:write(("rank %d peak %d\n"):format(ms.rank(), ms.memory().peak))
     assert.is_true(differ)
   end)
 
+  -- Nothing else is sharded, and ranks 0 and 1 have a smaller expert than 2 and 3.
+  it("runs ranks that share parameters with few others", function()
+    command.write(folder .. "/e.lua", [[
+local ms = require "moonshard"
+local number, experts = ms.rank() // 2 + 1, ms.world():levels(2)
+local net = ms.nn.class "Net"
+function net:init()
+  self.base = ms.nn.Linear(8, 8)
+  self["expert" .. number] = ms.nn.Linear(8, 8 * number)
+end
+function net:forward(x) return self["expert" .. number](self.base(x)) end
+local model = ms.fsdp(net(), {
+  strategy = "no_shard",
+  group_of = function(name) return name:find "expert" and experts or nil end,
+})
+local optimizer = ms.optim.adamw(model)
+for _ in ms.steps(2) do
+  model(ms.ones { 4, 8 }):sum():backward()
+  optimizer:step()
+end
+io.stdout:write(("rank %d peak %d\n"):format(ms.rank(), ms.memory().peak))
+]])
+    local result = assert(core.json_decode((command.succeed(folder, "check e.lua --json -n 4"))))
+    local out = command.succeed(folder, "run e.lua -n 4")
+    for rank, predicted in ipairs(result.peak_bytes) do
+      local peak = out:match(("rank %d peak (%%d+)"):format(rank - 1))
+      assert.equal(math.tointeger(tonumber(peak)), predicted, "rank " .. rank - 1)
+    end
+    assert.is_true(result.peak_bytes[1] < result.peak_bytes[3])
+  end)
+
   it("lists the last step's collectives, by group", function()
     local result = checked "-n 64 groups=true"
     assert.equal(64, #result.peak_bytes)
