@@ -59,7 +59,7 @@ local function draw_program()
   local program = {
     frozen = draw(1, 3) == 1 and draw(1, LAYERS) or nil, strategy = strategies[draw(1, 4)],
     prefetch = draw(1, 2) == 1 and "none" or "backward_pre", wrap = wraps[draw(1, #wraps)],
-    several_backwards = draw(1, 3) == 1, find_unused = draw(1, 3) == 1, steps = {},
+    several_backwards = draw(1, 2) == 1, find_unused = draw(1, 3) == 1, steps = {},
     layout = draw(1, 2) == 1 and "rows" or "flat",
     near = draw(1, 2) == 1 and size == 4 and 2 or nil, policy = policies[draw(1, #policies)],
   }
