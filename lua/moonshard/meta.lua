@@ -995,7 +995,8 @@
 ---@field replica_group? ms.Group
 --- Whether units other than the root are dropped after forward; the strategy decides unless given.
 --- A number: N consecutive ranks of those that share one copy keep it together until backward, which
---- then gathers among these N only. N divides their number, and is neither 1 nor all.
+--- then gathers among these N only. N divides their number, and is neither 1 nor all. With
+--- find_unused and in join all keep shards only, since some rank may not have run the forward.
 ---@field reshard_after_forward? boolean|integer
 --- What becomes a unit; the root has the rest. Unless given: the blocks of GPT-2 and Llama; other
 --- models are one unit.
