@@ -10,9 +10,10 @@ local nested = require "moonshard.nested"
 local overlap = require "moonshard.overlap"
 local statistics = require "moonshard.statistics"
 local options_of = require "moonshard.options"
-local agree = require "moonshard.fsdp.agree"
+local compare = require "moonshard.fsdp.compare"
+local fsdp_options = require "moonshard.fsdp.options"
 local units_of = require "moonshard.fsdp.units"
-local check, check_group = options_of.check, options_of.check_group
+local check, strategies = options_of.check, fsdp_options.strategies
 require "moonshard.group"
 
 ---@class ms.FSDP: ms.DDP
@@ -24,6 +25,7 @@ local FSDP = {}
 ---@field options ms.FSDPOptions as they were given
 ---@field groups table<string, ms.Group> name of a parameter of fewer ranks -> these
 ---@field shards ms.Group whose ranks share one copy of the parameters
+---@field replicas? ms.Group whose ranks hold the same shard; nil: this rank alone
 ---@field strategy string
 ---@field sharded? any the model in the core; nil: unwrapped
 ---@field units { modules: ms.Module[], name: string, index: integer }[] the root first
@@ -63,111 +65,6 @@ local function outside_join(self, what)
       before or after")
   end
   return s
-end
-
----------------------------------------------------------------------------------------- strategies
-
--- Whether parameters are sharded, whether over all ranks or within levels of the world, and whether
--- units are resharded after forward.
-local strategies = {
-  full_shard = { reshard = true },
-  shard_grad_op = { reshard = false },
-  no_shard = { whole = true, reshard = false },
-  hybrid_shard = { levels = true, reshard = true },
-  hybrid_shard_zero2 = { levels = true, reshard = false },
-}
-local other_names = { zero3 = "full_shard", zero2 = "shard_grad_op" }
-local names_of_strategies = {
-  "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "zero3", "zero2",
-}
-
-local known = {
-  group = "any", strategy = "string", shard_group = "any", replica_group = "any",
-  reshard_after_forward = "boolean|integer", wrap = "any", comm_hook = "any", prefetch = "string",
-  group_of = "function", max_in_flight = "integer", max_in_flight_bytes = "integer",
-  max_reductions = "integer", accumulate = "string", layout = "string", find_unused = "boolean",
-  divide_factor = "number", ignored = "table", init_sync = "boolean", broadcast_buffers = "boolean",
-}
-
-local function choice(name, value, allowed)
-  for _, one in ipairs(allowed) do if value == one then return value end end
-  core.raise(("fsdp: %s = '%s': did you mean '%s'? It is one of %s"):format(name, value,
-    core.nearest(value, allowed) or allowed[1], table.concat(allowed, ", ")))
-end
-
-local prefetches = { "none", "backward_pre" }
-
-local function strategy_of(o)
-  local name = o.strategy or "full_shard"
-  if name == "zero1" then
-    core.raise "fsdp: strategy 'zero1' shards optimizer states only: that is the option \z
-      shard = group of an optimizer, on a model of ms.ddp"
-  end
-  name = other_names[name] or name
-  return choice("strategy", name, names_of_strategies)
-end
-
--- The groups whose ranks share one copy of the parameters, and that hold the same shard.
-local function groups_of(o, strategy, group)
-  local how = strategies[strategy]
-  if not how.levels then
-    if o.shard_group or o.replica_group then
-      core.raise(("fsdp: shard_group and replica_group belong to hybrid_shard, not to %s")
-        :format(strategy))
-    end
-    if how.whole then return core.alone(), group end
-    return group, nil
-  end
-  if (o.shard_group == nil) ~= (o.replica_group == nil) then
-    core.raise "fsdp: shard_group and replica_group are given together, or neither"
-  end
-  if not o.shard_group then return group:levels() end
-  if o.shard_group:size() * o.replica_group:size() ~= group:size() then
-    core.raise(("fsdp: shard_group (%d ranks) times replica_group (%d) must be the group's %d")
-      :format(o.shard_group:size(), o.replica_group:size(), group:size()))
-  end
-  agree.levels(group, o.shard_group, o.replica_group)
-  return o.shard_group, o.replica_group
-end
-
--- How many ranks share one copy.
-local function count_shards(o, strategy, group)
-  local how = strategies[strategy]
-  if how.whole then return 1 end
-  return how.levels and o.shard_group and o.shard_group:size() or group:size()
-end
-
--- count: of the ranks that keep parts of a unit between forward and backward, of `size`.
-local function check_near(count, size)
-  local possible = {}
-  if math.type(count) ~= "integer" then return end
-  for n = 2, size - 1 do if size % n == 0 then possible[#possible + 1] = n end end
-  if count > 1 and count < size and size % count == 0 then return end
-  core.raise(("fsdp: reshard_after_forward = %d: %d ranks share one copy, and the number must \z
-    divide them and be neither 1 nor %d: %s"):format(count, size, size,
-    #possible > 0 and table.concat(possible, ", ") or "there is none, use true or false"))
-end
-
-local function check_options(given)
-  local o = check("fsdp", given, known)
-  for _, name in ipairs { "group", "shard_group", "replica_group" } do
-    check_group("fsdp", name, o[name])
-  end
-  if o.prefetch then choice("prefetch", o.prefetch, prefetches) end
-  if o.accumulate then choice("accumulate", o.accumulate, { "local", "shard", "all" }) end
-  if o.layout then choice("layout", o.layout, { "flat", "rows" }) end
-  for _, name in ipairs { "max_in_flight", "max_in_flight_bytes", "max_reductions" } do
-    if o[name] and o[name] < 1 then
-      core.raise(("fsdp: %s must be 1 or more, not %d"):format(name, o[name]))
-    end
-  end
-  local factor = o.divide_factor
-  if factor then
-    if not (factor > 0 and factor < math.huge) then
-      core.raise(("fsdp: divide_factor must be a finite number above 0, not %s"):format(factor))
-    end
-  end
-  return o
 end
 
 ------------------------------------------------------------------------------------------ the edges
@@ -342,7 +239,8 @@ end
 function FSDP:set_prefetch(prefetch)
   local s = sharded_of(self, "set_prefetch")
   options_of.argument("set_prefetch", "prefetch", prefetch, "string")
-  s.sharded:set_prefetch(choice("prefetch", prefetch, prefetches) ~= "none")
+  local chosen = fsdp_options.choice("prefetch", prefetch, fsdp_options.prefetches)
+  s.sharded:set_prefetch(chosen ~= "none")
   s.in_force.prefetch = prefetch
 end
 
@@ -622,43 +520,42 @@ local function options_in_force(o, s)
   }
 end
 
---- Shards a model over the ranks. The model is changed in place.
----@param model ms.Module
----@param options? ms.FSDPOptions
----@return ms.FSDP
-local function wrap(model, options)
+-- The state of a model before it is sharded. Nothing of the model has changed or travelled yet, but
+-- what ranks compare. Second: the links that step optimizers.
+local function prepare(model, options)
   check_model(model)
-  local o = check_options(options)
-  local strategy = strategy_of(o)
-  local group = o.group or core.world()
+  local o = fsdp_options.check(options)
+  local strategy, group = fsdp_options.strategy_of(o), o.group or core.world()
   local units = units_of.find(model, o)
-  local count = count_shards(o, strategy, group)
-  check_near(o.reshard_after_forward, count)
-  local groups, stepping = agree.groups(units, group, o.group_of), {}
+  local count = fsdp_options.count_shards(o, strategy, group)
+  fsdp_options.check_near(o.reshard_after_forward, count)
+  local groups, stepping = compare.groups(units, group, o.group_of), {}
   local how = compile(o.comm_hook, kind_of(count, group:size()), groups, stepping)
-  agree.compare(units, group, groups, o, strategy, how.name)
-  local shards, replicas = groups_of(o, strategy, group)
-  local reshard, near = strategies[strategy].reshard, nil
-  if o.reshard_after_forward ~= nil then reshard = o.reshard_after_forward ~= false end
-  if math.type(o.reshard_after_forward) == "integer" then
-    near = shards:levels(o.reshard_after_forward)
-  end
+  compare.compare(units, group, groups, o, strategy, how.name)
+  local shards, replicas = fsdp_options.groups_of(o, strategy, group)
   ---@type ms.FSDPState
   local s = {
-    wrapped = model, group = group, shards = shards, options = o, strategy = strategy,
-    units = units, how = how, groups = groups,
-    accumulate = o.accumulate or "shard", methods = {}, trained = {}, left_out = {},
-    uses_all = true, adds_up = true, whole = how.whole, guards = how.guards,
-    hook_name = how.name or "reduce",
-    optimizers = setmetatable({}, { __mode = "v" }),
+    wrapped = model, group = group, shards = shards, replicas = replicas, options = o,
+    strategy = strategy, units = units, how = how, groups = groups,
+    accumulate = o.accumulate or "shard", methods = {}, trained = trained_of(units),
+    left_out = {}, uses_all = true, adds_up = true, whole = how.whole, guards = how.guards,
+    hook_name = how.name or "reduce", optimizers = setmetatable({}, { __mode = "v" }),
     numbers = setmetatable({}, { __mode = "k" }), optimizer_count = 0,
   }
+  s.in_force = options_in_force(o, s)
   check_optimizers(s, stepping)
   overlap.check_links(s, stepping)
-  if o.init_sync ~= false then synchronize(s) end
-  hooks._claim(how.chain or {}, s)
+  return s, stepping
+end
+
+-- Lists of the parameters and units for the core; units get the shapes of their parameters.
+local function describe(s)
+  local reshard = strategies[s.strategy].reshard
+  if s.options.reshard_after_forward ~= nil then
+    reshard = s.options.reshard_after_forward ~= false
+  end
   local parameters, described = {}, {}
-  for i, unit in ipairs(units) do
+  for i, unit in ipairs(s.units) do
     -- The root is needed again at once: its backward is the first.
     unit.reshard, unit.reshard_backward = reshard and i > 1, true
     described[i] = {
@@ -668,13 +565,21 @@ local function wrap(model, options)
     for k, p in ipairs(unit.parameters) do
       unit.shapes[k] = p:shape()
       parameters[#parameters + 1] = {
-        tensor = p, name = unit.names[k], unit = unit.index, group = groups[unit.names[k]],
+        tensor = p, name = unit.names[k], unit = unit.index, group = s.groups[unit.names[k]],
       }
     end
   end
-  s.trained, s.in_force = trained_of(units), options_in_force(o, s)
+  return parameters, described
+end
+
+-- From here on parameters are pieces.
+local function shard(s)
+  local o, how = s.options, s.how
+  local parameters, described = describe(s)
+  local near = math.type(o.reshard_after_forward) == "integer"
+    and s.shards:levels(o.reshard_after_forward) or nil
   s.sharded = core.sharded(parameters, described, {
-    group = group, shards = shards, replicas = replicas, near = near,
+    group = s.group, shards = s.shards, replicas = s.replicas, near = near,
     rows = o.layout == "rows", prefetch = o.prefetch ~= "none", find_unused = o.find_unused,
     max_in_flight = o.max_in_flight, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions,
@@ -683,29 +588,44 @@ local function wrap(model, options)
   })
   s.reducer = s.sharded
   if o.divide_factor then s.sharded:divisor(o.divide_factor) end
-  for _, unit in ipairs(units) do
+end
+
+-- Makes the model's state known to its modules and parameters.
+local function install(s)
+  for _, unit in ipairs(s.units) do
     for part, object in ipairs(unit.modules) do
       getmetatable(object).around = around(s, unit.index, part)
     end
     local together = {}
     for i, p in ipairs(unit.parameters) do
-      local own = groups[unit.names[i]]
+      local own = s.groups[unit.names[i]]
       local key = ("%s %s %s"):format(p:dtype(), p:requires_grad(), own ~= nil)
       together[key] = together[key] or {}
       table.insert(together[key], p)
       module.sharded[p] = {
-        model = s, shape = unit.shapes[i], shards = own or shards, own = own ~= nil,
+        model = s, shape = unit.shapes[i], shards = own or s.shards, own = own ~= nil,
         together = together[key],
       }
     end
   end
-  for _, object in model:modules() do owner[object] = s end
+  for _, object in s.wrapped:modules() do owner[object] = s end
   -- For `moonshard check`, which runs one rank for each shard.
   if launch.sharded then
-    table.insert(launch.sharded, { shards = shards, replicas = replicas })
-    if next(groups) then table.insert(launch.sharded, { shards = group }) end
+    table.insert(launch.sharded, { shards = s.shards, replicas = s.replicas })
   end
-  hooks._watch(how.chain or {})
+end
+
+--- Shards a model over the ranks. The model is changed in place.
+---@param model ms.Module
+---@param options? ms.FSDPOptions
+---@return ms.FSDP
+local function wrap(model, options)
+  local s, stepping = prepare(model, options)
+  if s.options.init_sync ~= false then synchronize(s) end
+  hooks._claim(s.how.chain or {}, s)
+  shard(s)
+  install(s)
+  hooks._watch(s.how.chain or {})
   overlap.wrap(s, stepping)
   statistics.watch(s)
   local object = make_object(s)
@@ -738,4 +658,4 @@ local fsdp = setmetatable({ roots = roots }, {
   __call = function(_, model, options) return wrap(model, options) end,
 })
 
-return { fsdp = fsdp, _strategies = names_of_strategies }
+return { fsdp = fsdp, _strategies = fsdp_options.names_of_strategies }

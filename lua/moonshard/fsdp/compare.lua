@@ -3,7 +3,7 @@
 -- every rank.
 local core = require "moonshard.core"
 
-local agree = {}
+local compare = {}
 
 -- The ranks of a group as text, by their numbers in the world.
 local function ranks_of(group)
@@ -91,7 +91,7 @@ end
 ---@param group ms.Group the model's ranks
 ---@param group_of? fun(name: string, parameter: ms.Parameter): ms.Group?
 ---@return table<string, ms.Group> by name
-function agree.groups(units, group, group_of)
+function compare.groups(units, group, group_of)
   if not group_of then return {} end
   local own, failure = ask(units, group_of)
   local text = failure and "!" .. failure
@@ -136,7 +136,7 @@ end
 ---@param group ms.Group
 ---@param shards ms.Group
 ---@param replicas ms.Group
-function agree.levels(group, shards, replicas)
+function compare.levels(group, shards, replicas)
   if not group:_has_others() then return end
   local one, two, members = {}, {}, {}
   local text = ranks_of(shards) .. "|" .. ranks_of(replicas)
@@ -166,7 +166,7 @@ local function describe_options(o, strategy, hook)
   add("strategy", strategy)
   for _, name in ipairs { "layout", "reshard_after_forward", "prefetch", "max_in_flight",
       "max_in_flight_bytes", "max_reductions", "accumulate", "divide_factor", "find_unused",
-      "init_sync" } do
+      "init_sync", "broadcast_buffers" } do
     add(name, tostring(o[name]))
   end
   for _, name in ipairs { "shard_group", "replica_group" } do
@@ -232,7 +232,7 @@ local function ranks_with(all, position, line, group)
 end
 
 -- One exchange of a number decides the usual case; at a difference all ranks see all descriptions.
-local function compare(group, lines)
+local function compare_lines(group, lines)
   local text, same = table.concat(lines, "\n"), true
   local hashes = group:_share("all_gather", "i64", { core.hash(text) & math.maxinteger }, "fsdp")
   for _, hash in ipairs(hashes) do same = same and hash == hashes[1] end
@@ -260,17 +260,17 @@ end
 --- Compares the units, their parameters and the options over the ranks.
 ---@param units table[]
 ---@param group ms.Group
----@param groups table<string, ms.Group> of agree.groups
+---@param groups table<string, ms.Group> of compare.groups
 ---@param o ms.FSDPOptions
 ---@param strategy string
 ---@param hook? string
-function agree.compare(units, group, groups, o, strategy, hook)
+function compare.compare(units, group, groups, o, strategy, hook)
   if group:size() == 1 then return end
   local lines = describe_options(o, strategy, hook)
   for _, line in ipairs(describe_units(units, groups)) do lines[#lines + 1] = line end
-  compare(group, lines)
+  compare_lines(group, lines)
   local _, own = next(groups)
-  if own and own:size() > 1 then compare(own, describe_own(units, groups)) end
+  if own and own:size() > 1 then compare_lines(own, describe_own(units, groups)) end
 end
 
-return agree
+return compare

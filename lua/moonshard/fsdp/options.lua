@@ -1,0 +1,134 @@
+-- Options of ms.fsdp: what they may be, and the groups of ranks that they stand for.
+local core = require "moonshard.core"
+local compare = require "moonshard.fsdp.compare"
+local options_of = require "moonshard.options"
+local check, check_group = options_of.check, options_of.check_group
+require "moonshard.group"
+
+local options = {}
+
+-- Whether parameters are sharded, whether over all ranks or within levels of the world, and whether
+-- units are resharded after forward.
+options.strategies = {
+  full_shard = { reshard = true },
+  shard_grad_op = { reshard = false },
+  no_shard = { whole = true, reshard = false },
+  hybrid_shard = { levels = true, reshard = true },
+  hybrid_shard_zero2 = { levels = true, reshard = false },
+}
+local other_names = { zero3 = "full_shard", zero2 = "shard_grad_op" }
+options.names_of_strategies = {
+  "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "zero3", "zero2",
+}
+
+local known = {
+  group = "any", strategy = "string", shard_group = "any", replica_group = "any",
+  reshard_after_forward = "boolean|integer", wrap = "any", comm_hook = "any", prefetch = "string",
+  group_of = "function", max_in_flight = "integer", max_in_flight_bytes = "integer",
+  max_reductions = "integer", accumulate = "string", layout = "string", find_unused = "boolean",
+  divide_factor = "number", ignored = "table", init_sync = "boolean", broadcast_buffers = "boolean",
+}
+
+--- The value, which must be one of these.
+---@param name string
+---@param value string
+---@param allowed string[]
+---@return string
+function options.choice(name, value, allowed)
+  for _, one in ipairs(allowed) do if value == one then return value end end
+  core.raise(("fsdp: %s = '%s': did you mean '%s'? It is one of %s"):format(name, value,
+    core.nearest(value, allowed) or allowed[1], table.concat(allowed, ", ")))
+end
+
+options.prefetches = { "none", "backward_pre" }
+
+--- The strategy by its main name.
+---@param o ms.FSDPOptions
+---@return string
+function options.strategy_of(o)
+  local name = o.strategy or "full_shard"
+  if name == "zero1" then
+    core.raise "fsdp: strategy 'zero1' shards optimizer states only: that is the option \z
+      shard = group of an optimizer, on a model of ms.ddp"
+  end
+  name = other_names[name] or name
+  return options.choice("strategy", name, options.names_of_strategies)
+end
+
+--- The groups whose ranks share one copy of the parameters, and that hold the same shard.
+---@param o ms.FSDPOptions
+---@param strategy string
+---@param group ms.Group
+---@return ms.Group shards
+---@return ms.Group? replicas
+function options.groups_of(o, strategy, group)
+  local how = options.strategies[strategy]
+  if not how.levels then
+    if o.shard_group or o.replica_group then
+      core.raise(("fsdp: shard_group and replica_group belong to hybrid_shard, not to %s")
+        :format(strategy))
+    end
+    if how.whole then return core.alone(), group end
+    return group, nil
+  end
+  if (o.shard_group == nil) ~= (o.replica_group == nil) then
+    core.raise "fsdp: shard_group and replica_group are given together, or neither"
+  end
+  if not o.shard_group then return group:levels() end
+  if o.shard_group:size() * o.replica_group:size() ~= group:size() then
+    core.raise(("fsdp: shard_group (%d ranks) times replica_group (%d) must be the group's %d")
+      :format(o.shard_group:size(), o.replica_group:size(), group:size()))
+  end
+  compare.levels(group, o.shard_group, o.replica_group)
+  return o.shard_group, o.replica_group
+end
+
+--- How many ranks share one copy.
+---@param o ms.FSDPOptions
+---@param strategy string
+---@param group ms.Group
+---@return integer
+function options.count_shards(o, strategy, group)
+  local how = options.strategies[strategy]
+  if how.whole then return 1 end
+  return how.levels and o.shard_group and o.shard_group:size() or group:size()
+end
+
+--- count: of the ranks that keep parts of a unit between forward and backward, of `size`.
+---@param count any
+---@param size integer
+function options.check_near(count, size)
+  local possible = {}
+  if math.type(count) ~= "integer" then return end
+  for n = 2, size - 1 do if size % n == 0 then possible[#possible + 1] = n end end
+  if count > 1 and count < size and size % count == 0 then return end
+  core.raise(("fsdp: reshard_after_forward = %d: %d ranks share one copy, and the number must \z
+    divide them and be neither 1 nor %d: %s"):format(count, size, size,
+    #possible > 0 and table.concat(possible, ", ") or "there is none, use true or false"))
+end
+
+---@param given any
+---@return ms.FSDPOptions
+function options.check(given)
+  local o = check("fsdp", given, known)
+  for _, name in ipairs { "group", "shard_group", "replica_group" } do
+    check_group("fsdp", name, o[name])
+  end
+  if o.prefetch then options.choice("prefetch", o.prefetch, options.prefetches) end
+  if o.accumulate then options.choice("accumulate", o.accumulate, { "local", "shard", "all" }) end
+  if o.layout then options.choice("layout", o.layout, { "flat", "rows" }) end
+  for _, name in ipairs { "max_in_flight", "max_in_flight_bytes", "max_reductions" } do
+    if o[name] and o[name] < 1 then
+      core.raise(("fsdp: %s must be 1 or more, not %d"):format(name, o[name]))
+    end
+  end
+  local factor = o.divide_factor
+  if factor then
+    if not (factor > 0 and factor < math.huge) then
+      core.raise(("fsdp: divide_factor must be a finite number above 0, not %s"):format(factor))
+    end
+  end
+  return o
+end
+
+return options
