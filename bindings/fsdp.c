@@ -188,6 +188,7 @@ static int sharded(lua_State *L)
     options.hook_free = hook.free;
     options.hook_links = hook.links;
     options.hook_whole = ms_lua_field_boolean(L, 3, "hook_whole", false);
+    options.hook_once = ms_lua_field_boolean(L, 3, "hook_once", false);
     ms_status status = ms_fsdp_new(engine, &options, parameters, count, &made);
     box->of = made;
     if (status && options.hook_user) ms_callback_free(options.hook_user);

@@ -65,7 +65,8 @@ static ms_status end_backward(ms_unit *unit)
     forget_inputs(unit);
     ms_status status = ms_unit_detach_gradients(unit);
     if (!status)
-        status = fsdp->sync ? ms_agree_on_reduction(unit) : ms_unit_restore_gradients(unit);
+        status = fsdp->sync && ms_pass_may_reduce(unit) ? ms_agree_on_reduction(unit)
+                                                        : ms_unit_restore_gradients(unit);
     /* As in PyTorch: where shards are kept whole after forward, they stay whole while gradients are
      * not reduced. */
     if (!status && unit->reshard_backward && (fsdp->sync || unit->reshard_forward))
@@ -81,7 +82,7 @@ static ms_status reduce_leftovers(ms_fsdp *fsdp)
     ms_status status = MS_OK;
     for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;) {
         ms_unit *unit = &fsdp->units[u];
-        if (unit == fsdp->held || !ms_unit_has_leftover(unit)) continue;
+        if (unit == fsdp->held || !(unit->deferred || ms_unit_has_leftover(unit))) continue;
         status = ms_unit_prepare_reduction(unit, false);
         if (!status) status = ms_agree_on_reduction(unit);
     }
@@ -98,6 +99,8 @@ static ms_status end_pass(void *user)
     size_t first = ms_trace_count(fsdp->engine);
     for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;)
         if (fsdp->units[u].phase == MS_UNIT_BACKWARD) status = end_backward(&fsdp->units[u]);
+    /* All gradients of all ranks are there when the first of these is reduced. */
+    if (!status && fsdp->sync && fsdp->reduces_once) status = ms_agree_on_end(fsdp, true);
     if (!status && fsdp->sync) status = reduce_leftovers(fsdp);
     if (!status) status = ms_agree_on_end(fsdp, true);
     for (uint32_t u = 0; u < fsdp->unit_count && !status; u++) {

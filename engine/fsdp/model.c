@@ -289,6 +289,7 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
                                  &fsdp->reductions);
     fsdp->asks_order = options->hook != NULL;
     fsdp->whole_results = options->hook && options->hook_whole;
+    fsdp->reduces_once = options->hook && options->hook_once;
     if (status || options->hook) return status;
     ms_link reduce = plain;
     reduce.kind = ms_link_find("reduce");
@@ -299,6 +300,7 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     for (uint32_t i = 0; i < fsdp->link_count; i++) {
         fsdp->asks_order |= ms_link_asks_order(&fsdp->links[i]);
         fsdp->whole_results |= ms_link_is_whole(&fsdp->links[i]);
+        fsdp->reduces_once |= fsdp->links[i].kind->clips;
     }
     return status;
 }

@@ -114,6 +114,7 @@ struct ms_unit {
     /* Uses to which this backward may still come: outputs of recorded forwards whose gradients have
      * not come, and forwards that backward has not recomputed. */
     uint32_t outputs_left, recomputes_left;
+    bool deferred;   /* its gradients stay whole until the end of backward, and are reduced then */
     bool recomputed; /* the backward that runs is that of recomputed forwards only */
     uint32_t turn; /* agree.c: its place among the units that were gathered, from 1; 0: none yet */
     uint64_t gathers; /* number of gathers so far */
@@ -159,6 +160,7 @@ struct ms_fsdp {
     bool asks_order; /* some link may ask for the first or the last bucket of a pass */
     bool continues;  /* pieces had gradients of earlier passes when this one's reductions began */
     bool whole_results; /* some link holds results until the last bucket */
+    bool reduces_once;  /* some link must see all of a unit's gradients at once */
     uint32_t launched;  /* reductions of this pass so far */
     ms_unit *held;      /* whose reduction may be the last of the pass, and is held back */
     ms_reduced_function on_reduced;
@@ -300,7 +302,10 @@ void ms_pass_note_gather(ms_unit *unit, bool any);
 void ms_pass_note_prefetch(ms_unit *unit, bool any);
 /* A unit that is held back is launched now: its gradients are about to be put aside again. */
 ms_status ms_pass_let_go(ms_unit *unit);
-/* After a unit's backward: its reductions are launched, now or later in this pass. */
+/* After a unit's backward: whether its gradients may be reduced now. Otherwise they stay whole, as
+ * without synchronization, until backward ends. */
+bool ms_pass_may_reduce(ms_unit *unit);
+/* Its reductions are launched, now or later in this pass. */
 ms_status ms_pass_reduce(ms_unit *unit);
 /* After backward: the current stream waits for the results of this pass, if it reduces. */
 ms_status ms_pass_end(ms_fsdp *fsdp);

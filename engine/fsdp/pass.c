@@ -153,10 +153,17 @@ static bool may_be_last(const ms_unit *unit)
     return true;
 }
 
+bool ms_pass_may_reduce(ms_unit *unit)
+{
+    unit->deferred = unit->trainable && unit->fsdp->reduces_once && !is_final(unit);
+    return !unit->deferred;
+}
+
 ms_status ms_pass_reduce(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
     if (unit->trainable == 0) return MS_OK;
+    unit->deferred = false;
     ms_status status = begin_reductions(fsdp);
     for (uint32_t f = 0; f < unit->count && !status; f++)
         if (unit->flats[f].trainable)

@@ -585,6 +585,7 @@ local function shard(s)
     max_reductions = o.max_reductions,
     links = how.links, hook = how.hook, name = how.name,
     hook_links = how.hook and #how.accounts + 1, hook_whole = how.holds,
+    hook_once = how.once,
   })
   s.reducer = s.sharded
   if o.divide_factor then s.sharded:divisor(o.divide_factor) end

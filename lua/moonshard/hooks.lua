@@ -617,8 +617,12 @@ function hooks._compile(value, what, dtype, kind, stepping)
   local compiled = {
     chain = chain, accounts = {}, name = tostring(chain), whole = whole, guards = guards,
     holds = is_whole(chain[1]) == true,                -- results are not final before the last one
+    once = false,                                      -- a link clips what a bucket has
   }
-  for link in each_link(chain) do table.insert(compiled.accounts, link) end
+  for link in each_link(chain) do
+    table.insert(compiled.accounts, link)
+    compiled.once = compiled.once or getmetatable(link) == Native and link.facts.clips
+  end
   if all_native then
     compiled.links = chain
     return compiled

@@ -1136,8 +1136,9 @@
 --- after it.
 --- Links see one bucket for each flat parameter of a unit, in the order of reductions. is_last() is
 --- the last one of the pass: with a link in Lua, or one that has state, the reduction of a unit that
---- may be the last is held back until that is known. With accumulate = "shard" the chain runs in each
---- pass, on that pass's gradients, and hooks.clip is refused; hooks.nan_check covers all passes.
+--- may be the last is held back until that is known. With accumulate = "shard" or "all" the chain
+--- runs in each pass, on that pass's gradients, and hooks.clip is refused; hooks.nan_check covers all
+--- passes. With hooks.clip and find_unused, all reductions come at the end of backward.
 --- Errors: ranks have different models; a parameter in two units (both are named, with the remedy);
 --- wrap matches nothing; a model that is wrapped already, or whose parameters an optimizer has; a
 --- gathered parameter was written outside summon; a parameter got a gradient outside its unit's

@@ -42,16 +42,21 @@ end
 
 local function input(step, i) return ms.randn { 4, 8, seed = 1000 * rank + 10 * step + i } end
 
+-- Ways to use units of which backward comes to some in another order, or again.
+local orders = { false, "recomputed", "unread", true }
+
 -- The weights after some steps. prepare(model) gives the wrapped model, and the optimizer unless no
--- step() is to be called. how: micro, clip; uneven: ranks use different units; blow: in this step
--- the first loss is infinite; skip: no optimizer step then
+-- step() is to be called. how: micro, clip; uneven: ranks use different units ("in order": and
+-- in different orders); blow: in this step the first loss is infinite; skip: no optimizer step then
 local function train(prepare, how)
   local model = Net()
   local net, opt = prepare(model)
   how = how or {}
   for step in ms.steps(6) do
     net:accumulate(how.micro or 1, function(i)
-      local also = (step + i + (how.uneven and rank or 0)) % 2 == 0
+      local turn = step + i + (how.uneven and rank or 0)
+      local also = turn % 2 == 0
+      if how.uneven == "in order" then also = orders[turn % 4 + 1] end
       local loss = net(input(step, i), also):square():mean()
       if how.blow == step and i == 1 then loss = loss * math.huge end
       loss:backward()
@@ -271,6 +276,16 @@ if options.how == "agree" then
         { blow = 2, micro = 2 })
       assert(difference(got, train(plain("sgd", strategy, more), { skip = 2, micro = 2 })) == 0,
         "nan_check, " .. accumulate)
+    end
+  end
+
+  -- A unit that ranks come to at different times is clipped with all its gradients.
+  local different = { uneven = "in order", clip = 0.05 }
+  for _, strategy in ipairs { "full_shard", "no_shard" } do
+    local want = train(plain("sgd", strategy, { find_unused = true }), different)
+    for _, hook in ipairs(both(clip "global")) do
+      near("clip, ranks use different units", with_hook("sgd", strategy, hook,
+        { find_unused = true }), { uneven = "in order" }, want)
     end
   end
 

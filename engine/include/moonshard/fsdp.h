@@ -95,6 +95,7 @@ typedef struct ms_fsdp_options {
     void (*hook_free)(void *user); /* may be NULL */
     uint32_t hook_links;
     bool hook_whole; /* some link of the hook holds results until the last bucket of a pass */
+    bool hook_once;  /* some link of the hook must see all of a unit's gradients at once (clip) */
 } ms_fsdp_options;
 
 /* Shards the parameters: float leaves, each once, none of another wrapped model. Copies or retains
