@@ -613,6 +613,7 @@ local function install(s)
   -- For `moonshard check`, which runs one rank for each shard.
   if launch.sharded then
     table.insert(launch.sharded, { shards = s.shards, replicas = s.replicas })
+    if next(s.groups) then table.insert(launch.sharded, { shards = s.group }) end
   end
 end
 
