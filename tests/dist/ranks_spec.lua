@@ -324,7 +324,7 @@ local last = -1
 for step in ms.steps(1 << 40) do
   last = step
   ms.world():all_reduce(ms.ones { 4 }):sync()
-  if step == cfg.at and ms.rank() == 1 then
+  if cfg.at > 0 and step == cfg.at and ms.rank() == 1 then
     os.execute("kill -TERM $(ps -o ppid= -p $PPID)")
   end
 end
