@@ -6,7 +6,7 @@ local core = require "moonshard.core"
 local log = require "moonshard.log"
 local joined = require "moonshard.optim.joined"
 local overlap = require "moonshard.overlap"
-local check = require "moonshard.options".check
+local uneven = require "moonshard.uneven"
 
 local join = {}
 
@@ -50,23 +50,13 @@ local function read_words(s)
   return words, live, highest
 end
 
--- All ranks see a request to stop before the step of the same number. In a join they have run
--- different numbers of steps, so afterwards they all continue from the highest number. Every rank
--- calls this once, when it leaves the join.
-local function align_steps(s)
-  if s.group:size() == 1 then return end
-  for _, count in ipairs(s.group:_share("all_gather", "i64", { core.comm_steps() }, "join")) do
-    core.comm_steps(count)
-  end
-end
-
 -- With stop, raises on all ranks as soon as one has no inputs left.
 local function check_all_live(s, words, live)
   if not s.joining.stop or live == #words or live == 0 then return end
   for rank, word in ipairs(words) do
     if word == 0 then
       s.joining.stopped = true
-      align_steps(s)
+      uneven.align_steps(s.group)
       core.raise(("join: rank %d has no inputs left (stop = true)"):format(rank - 1))
     end
   end
@@ -170,17 +160,7 @@ end
 ---@param copy fun(s: table, root: integer) values of that rank to all
 ---@return any ... what f returned
 function join.run(s, options, f, synchronize_buffers, copy)
-  local o = check("join", options, { "divisor", "stop" })
-  if o.divisor ~= nil and o.divisor ~= "all" and o.divisor ~= "live" then
-    local nearest = core.nearest(tostring(o.divisor), { "all", "live" })
-    core.raise(("join: divisor is 'all' or 'live', not '%s'%s")
-      :format(tostring(o.divisor), nearest and (": did you mean '%s'?"):format(nearest) or ""))
-  end
-  if o.stop ~= nil and type(o.stop) ~= "boolean" then
-    core.raise("join: stop must be a boolean, not " .. type(o.stop))
-  end
-  if type(f) ~= "function" then core.raise("join: a function is expected, not " .. type(f)) end
-  if core.in_hook() then core.raise "join cannot be used inside a hook" end
+  local o = uneven.check(options, f)
   if s.joining then core.raise "join: one is running already" end
   local j = { live = o.divisor == "live", stop = o.stop }
   j.flags = (j.live and OF_LIVE or 0) | (j.stop and STOP or 0)
@@ -195,7 +175,7 @@ function join.run(s, options, f, synchronize_buffers, copy)
   end })
   local results = table.pack(f())
   follow(s, synchronize_buffers)
-  align_steps(s)
+  uneven.align_steps(s.group)
   if j.last then copy(s, j.last) end
   return table.unpack(results, 1, results.n)
 end

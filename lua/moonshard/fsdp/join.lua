@@ -3,7 +3,7 @@
 -- gathers and reductions (engine/fsdp/agree.c), and repeats what they do to shards between passes:
 -- clipping, steps, zero_grad. These are calls; a rank with inputs describes each to the others.
 local core = require "moonshard.core"
-local options_of = require "moonshard.options"
+local uneven = require "moonshard.uneven"
 
 local join = {}
 
@@ -86,36 +86,9 @@ function join.parameters_of(s, names)
   return list
 end
 
--- Floats travel as their bits, since JSON has no inf and nan.
-local function coded(value)
-  if math.type(value) == "float" then
-    return { bits = (string.unpack("i8", string.pack("d", value))) }
-  end
-  if type(value) ~= "table" then
-    local kind = type(value)
-    return (kind == "string" or kind == "boolean" or kind == "number") and value or nil
-  end
-  if #value > 0 then
-    local list = core.json_list {}
-    for i, item in ipairs(value) do list[i] = coded(item) end
-    return list
-  end
-  local copy = {}
-  for key, item in pairs(value) do copy[key] = coded(item) end
-  return copy
-end
-
-local function decoded(value)
-  if type(value) ~= "table" then return value end
-  if value.bits then return (string.unpack("d", string.pack("i8", value.bits))) end
-  local copy = {}
-  for key, item in pairs(value) do copy[key] = decoded(item) end
-  return copy
-end
-
 -- All ranks take part: those with inputs compare the description with their own.
 local function describe(s, words, first)
-  local text = core.json_encode(coded(words))
+  local text = core.json_encode(uneven.coded(words))
   local all = s.group:_share("all_gather", "i64", { core.hash(text) & math.maxinteger }, "join")
   if s.group:rank() ~= first then text = "" end
   s.group:_share_text(text, first, "join")
@@ -129,7 +102,7 @@ end
 -- The description, for a rank without inputs left.
 local function described(s, first)
   s.group:_share("all_gather", "i64", { 0 }, "join")
-  return decoded(core.json_decode(s.group:_share_text("", first, "join")))
+  return uneven.decoded(core.json_decode(s.group:_share_text("", first, "join")))
 end
 
 --- Before this rank does to its shards what ranks without inputs left must do too. Returns the rank
@@ -177,30 +150,6 @@ local function follow(s)
   end
 end
 
-local function check(options, f)
-  local o = options_of.check("join", options, { "divisor", "stop" })
-  if o.divisor ~= nil and o.divisor ~= "all" and o.divisor ~= "live" then
-    local nearest = core.nearest(tostring(o.divisor), { "all", "live" })
-    core.raise(("join: divisor is 'all' or 'live', not '%s'%s")
-      :format(tostring(o.divisor), nearest and (": did you mean '%s'?"):format(nearest) or ""))
-  end
-  if o.stop ~= nil and type(o.stop) ~= "boolean" then
-    core.raise("join: stop must be a boolean, not " .. type(o.stop))
-  end
-  if type(f) ~= "function" then core.raise("join: a function is expected, not " .. type(f)) end
-  if core.in_hook() then core.raise "join cannot be used inside a hook" end
-  return o
-end
-
--- Ranks in a join have run different numbers of steps. Afterwards all continue from the highest, so
--- that all see a request to stop before the step of the same number.
-local function align_steps(s)
-  if s.group:size() == 1 then return end
-  for _, count in ipairs(s.group:_share("all_gather", "i64", { core.comm_steps() }, "join")) do
-    core.comm_steps(count)
-  end
-end
-
 local function compare(s, o)
   local own = (o.divisor == "live" and 1 or 0) + (o.stop and 2 or 0)
   for rank, other in ipairs(s.group:_share("all_gather", "i32", { own }, "join")) do
@@ -229,7 +178,7 @@ end
 ---@param f function
 ---@return any ... what f returned
 function join.run(s, options, f)
-  local o = check(options, f)
+  local o = uneven.check(options, f)
   if s.joining then core.raise "join: one is running already" end
   if o.divisor == "live" and s.options.divide_factor then
     core.raise "join: divisor = \"live\" and the model's divide_factor both say what gradients \z
@@ -244,7 +193,7 @@ function join.run(s, options, f)
   })
   local results = table.pack(f())
   follow(s)
-  align_steps(s)
+  uneven.align_steps(s.group)
   return table.unpack(results, 1, results.n)
 end
 

@@ -2,6 +2,7 @@
 -- alone can step the parameters that it owns. A rank that has inputs sends it the gradients of
 -- these parameters as the step will use them, and the hyper-parameters and the flag of the step.
 local core = require "moonshard.core"
+local uneven = require "moonshard.uneven"
 
 local joined = {}
 
@@ -18,27 +19,6 @@ function joined.number(optimizer)
   numbered[name], list.count = list, list.count + 1
   list.made[list.count] = optimizer
   return list.count
-end
-
--- A value in a form that JSON can hold: floats as their bits, because JSON has no inf and nan; nil
--- for values of other types.
-local function coded(value)
-  if math.type(value) == "float" then
-    return { bits = (string.unpack("i8", string.pack("d", value))) }
-  end
-  if type(value) == "string" or type(value) == "boolean" or math.type(value) then return value end
-  if type(value) ~= "table" then return nil end
-  local list = core.json_list {}
-  for i, item in ipairs(value) do list[i] = coded(item) end
-  return list
-end
-
-local function decoded(value)
-  if type(value) ~= "table" then return value end
-  if value.bits then return (string.unpack("d", string.pack("i8", value.bits))) end
-  local list = {}
-  for i, item in ipairs(value) do list[i] = decoded(item) end
-  return list
 end
 
 -- The parameters of the list that this rank owns, grouped by dtype in order of first appearance.
@@ -80,7 +60,7 @@ function joined.send(optimizer, group, ranks, settings, only_if)
   end
   for i, own in ipairs(settings) do
     words.settings[i] = {}
-    for name, value in pairs(own) do words.settings[i][name] = coded(value) end
+    for name, value in pairs(own) do words.settings[i][name] = uneven.coded(value) end
   end
   local text, list = core.json_encode(words), with_gradients(optimizer, words.gradients)
   group:_share_text(text, group:rank(), "join")
@@ -125,7 +105,7 @@ function joined.follow(number, group, from)
     local sent = { settings = {}, gradients = {} }
     for i, own in ipairs(words.settings) do
       sent.settings[i] = {}
-      for name, value in pairs(own) do sent.settings[i][name] = decoded(value) end
+      for name, value in pairs(own) do sent.settings[i][name] = uneven.decoded(value) end
     end
     if words.flag then
       sent.only_if = group:recv(core.empty { 1, dtype = "u8" }, from):value():to("bool"):view()
