@@ -330,6 +330,18 @@ static ms_status give_back(ms_unit *unit)
     return status ? status : ms_unit_reshard(unit);
 }
 
+/* Once, by one rank: that a module stays unused may be what the model wants. */
+static void warn_of_parts(ms_unit *unit)
+{
+    const ms_fsdp *fsdp = unit->fsdp;
+    if (!unit->warned && ms_group_rank(fsdp->group) == 0)
+        ms_log(ms_engine_context(fsdp->engine), MS_LOG_WARN,
+               "fsdp: some modules of unit \"%s\" did not run in a forward, so the unit stayed "
+               "gathered until its end: modules that often run alone are better units of their own",
+               ms_unit_called(unit));
+    unit->warned = true;
+}
+
 /* A unit of which modules are still to run stays gathered. After the root's forward none will. */
 static ms_status reshard_after_forward(ms_unit *unit)
 {
@@ -341,6 +353,7 @@ static ms_status reshard_after_forward(ms_unit *unit)
         ms_unit *other = &fsdp->units[u];
         if (other->parts_left == 0 || other->place == MS_UNIT_IN_USE) continue;
         other->parts_left = 0;
+        warn_of_parts(other);
         status = give_back(other);
     }
     return status;

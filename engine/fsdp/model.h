@@ -104,6 +104,7 @@ struct ms_unit {
     /* Modules that are to run before the unit is resharded, and how many modules it has. A bit for
      * each; those from number 63 on share the last bit. */
     uint64_t parts_left;
+    bool warned; /* that not all of them ran */
     uint32_t parts;
     uint32_t pending; /* trainable members whose gradients have not come in this backward */
     /* Inputs of its recorded forwards that need gradients, and how many of those have come. blind:

@@ -28,6 +28,25 @@ describe("fsdp", function()
     end)
   end
 
+  it("warns once where modules of a unit do not run", function()
+    local script = folder .. "/parts.lua"
+    command.write(script, [[
+      local ms = require "moonshard"
+      local net = ms.nn.class "Net"
+      function net:init()
+        self.a = ms.nn.Linear(4, 4)
+        self.b = ms.nn.Linear(4, 4)
+      end
+      function net:forward(x) return self.a(x) end
+      local model = ms.fsdp(net(), { wrap = { groups = { { "a", "b" } } } })
+      for _ = 1, 3 do model(ms.ones { 2, 4 }):sum():backward() end
+    ]])
+    local code, out, err = command.run(folder, ("run '%s' -n 2"):format(script))
+    assert.equal(0, code, out .. err)
+    local _, times = err:gsub('some modules of unit "a%+b" did not run', "")
+    assert.equal(1, times, err)
+  end)
+
   it("shows its edges in the trace and in the log", function()
     local script = folder .. "/edges.lua"
     command.write(script, [[
