@@ -183,7 +183,7 @@ static ms_status choose(ms_fsdp *fsdp, uint32_t *chosen)
         least = words[WORD_WISH];
         *chosen = r;
     }
-    /* Nobody has reached the end of the pass while a rank waits inside of it. */
+    /* The end of a pass is agreed on only when no reduction of that pass is left to wait for. */
     if (any_waits && kind_of(least) != WISH_FORWARD && kind_of(least) != WISH_BACKWARD)
         *chosen = ALL_WAIT;
     return status;

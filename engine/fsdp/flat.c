@@ -1,14 +1,16 @@
 /* flat.c: the memory of a flat parameter: where each parameter lies, and whose part it is.
  *
- * Flat: all parameters lie end to end, and zeros follow the last one, so that N ranks have N equal
- * shards. A parameter may lie in several shards; its piece is what lies in this rank's. By rows: a
- * shard has rows of each parameter, in places of equal sizes on all ranks. A gather gives shard
- * after shard in the wire, from where each parameter is copied to its place in the whole; behind it
- * there are zeros for the rows that its last shards lack.
+ * layout = "flat": all parameters lie end to end, and zeros follow the last one, so that N ranks
+ * have N equal shards. A parameter may lie in several shards; its piece is the part of it in this
+ * rank's shard. layout = "rows": a shard has some rows of each parameter, and reserves the same
+ * number of rows on all ranks. A gather writes the shards of all ranks, one after another, to a
+ * buffer (`wire`). From there each parameter is copied to its place in the whole flat parameter.
+ * Zeros follow it there, for reserved rows that it does not have.
  *
- * The shard has a part for each piece, whose version grows when an optimizer steps the piece.
- * Behind the shard lies one element more, which no collective sees: empty pieces are windows on it,
- * so a step of a parameter of which this rank has nothing is noticed as well. */
+ * The shard's storage is cut into a part for each piece, whose version grows when an optimizer
+ * steps the piece. One more element follows the shard, which no collective reads. Empty pieces are
+ * windows on that element, so that the step of a parameter of which this rank has no numbers
+ * changes a version too. */
 #include "fsdp/model.h"
 
 #include <stdio.h>

@@ -72,8 +72,9 @@ static bool is_fresh(const ms_flat *flat)
            && ms_tensor_version(flat->source) == flat->shard_version;
 }
 
-/* Where shards are cut by rows, a gather needs memory of its own for a while. What it gave was read
- * by nobody else, but the whole may still be in use. */
+/* Under layout = "rows": copies the gathered rows from the wire to the whole flat parameter, and
+ * drops the wire, which nothing else reads. Tasks that still use the whole's old values come
+ * first. */
 static ms_status arrange(ms_flat *flat, ms_stream *stream)
 {
     ms_engine *engine = flat->unit->fsdp->engine;

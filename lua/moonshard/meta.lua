@@ -179,9 +179,9 @@
 ---@field pack fun(tensors: ms.Tensor[]): ms.Tensor, ms.Tensor[]
 --- Moves parameters into one storage, one after another, and returns the storage as a 1-D tensor.
 --- The parameters become views of it: writing it changes their values. Nothing moves if they
---- already lie in this order. The tensor outlives the step. Of a sharded model: this rank's shard of
---- one unit, `ms.flat(unit.parameters)`, zeros between and after the pieces included. All of them
---- must be alike in dtype, and trained or not.
+--- already lie in this order. The tensor outlives the step. Of a sharded model: this rank's shard
+--- of one unit, `ms.flat(unit.parameters)`, zeros between and after the pieces included. All of
+--- them must be alike in dtype, and trained or not.
 ---@field flat fun(parameters: ms.Parameter[]): ms.Tensor
 --- Errors: tensor: ragged lists. pack, flat: mixed dtypes or devices. flat: parameters of several
 --- units; inside a step; after ddp (call flat first, then wrap). where: shapes that do not
@@ -858,9 +858,9 @@
 ---@field groups fun(self): ms.ParamGroup[]
 ---@field add_group fun(self, group: ms.ParamGroup)
 ---@field lr fun(self): number   what the next step of the first group uses, schedule included
---- From now on, the policy decides when the engine steps this optimizer's parameters in this ddp
---- model. Several optimizers may share a model.
----@field overlap fun(self, model: ms.DDP|ms.FSDP, policy: string|ms.Overlap)   policy: a name or a file
+--- From now on, the policy (a planner, a name or a file) decides when the engine steps this
+--- optimizer's parameters in this ddp or fsdp model. Several optimizers may share a model.
+---@field overlap fun(self, model: ms.DDP|ms.FSDP, policy: string|ms.Overlap)
 ---@field state fun(self): table   by parameter name
 ---@field load_state fun(self, state: table)
 --- Errors: a hyper-parameter is out of range, or not one of this kind (the message lists the kind's
@@ -994,8 +994,8 @@
 ---@field shard_group? ms.Group
 ---@field replica_group? ms.Group
 --- Whether units other than the root are dropped after forward; the strategy decides unless given.
---- A number: N consecutive ranks of those that share one copy keep it together until backward, which
---- then gathers among these N only. N divides their number, and is neither 1 nor all. With
+--- A number: N consecutive ranks of those that share one copy keep it together until backward,
+--- which then gathers among these N only. N divides their number, and is neither 1 nor all. With
 --- find_unused and in join all keep shards only, since some rank may not have run the forward.
 ---@field reshard_after_forward? boolean|integer
 --- What becomes a unit; the root has the rest. Unless given: the blocks of GPT-2 and Llama; other
@@ -1010,11 +1010,11 @@
 ---@field max_in_flight? integer
 ---@field max_in_flight_bytes? integer  no limit unless given
 ---@field max_reductions? integer      reductions under way at a time; 2 unless given
---- Gives some parameters other ranks to share them (experts): the group of this rank, the same one for
---- all of them; nil: all ranks share the parameter. These groups partition the model's ranks. Each
---- holds parameters of its own, with other names: nothing of them is compared or summed between
---- groups, under all strategies they are sharded over their group, and means are over the ranks of
---- the model. state() has those of this rank's group.
+--- Gives some parameters other ranks to share them (experts): the group of this rank, the same one
+--- for all of them; nil: all ranks share the parameter. These groups partition the model's ranks.
+--- Each holds parameters of its own, with other names: nothing of them is compared or summed
+--- between groups, under all strategies they are sharded over their group, and means are over the
+--- ranks of the model. state() has those of this rank's group.
 ---@field group_of? fun(name: string, parameter: ms.Parameter): ms.Group?
 --- How a unit is cut into shards. "flat" (the default): its parameters end to end, cut anywhere;
 --- pieces are 1-D. "rows": each parameter along its first dimension, so pieces have whole rows; a
@@ -1037,7 +1037,8 @@
 ---@field ignored? string[]            names or Lua patterns of parameters that stay as they are
 --- true (the default): wrapping compares names and shapes, then copies rank 0's values to all.
 ---@field init_sync? boolean
---- true: before each recorded forward all ranks get rank 0's buffers. Without, each rank has its own.
+--- true: before each recorded forward all ranks get rank 0's buffers. Without, each rank has its
+--- own.
 ---@field broadcast_buffers? boolean
 
 ---@class ms
@@ -1046,7 +1047,8 @@
 --- its optimizer's state; a unit's whole parameters exist only while it is used. The model is
 --- changed in place: modules are used as before, and parameters are this rank's pieces between uses
 --- (1-D, or rows: see layout). Make optimizers afterwards. Their kinds must be elementwise. Ranks
---- compare models and options first: an error names the first difference, and nothing has travelled.
+--- compare models and options first: an error names the first difference, and nothing has
+--- travelled.
 ---@class ms.fsdp
 ---@overload fun(model: ms.Module, options?: ms.FSDPOptions): ms.FSDP
 ---@field roots fun(module: ms.Module): ms.FSDP[]   sharded models in a module, in order
@@ -1063,28 +1065,29 @@
 ---@class ms.SummonOptions
 ---@field writeback? boolean           true unless given
 ---@field names? string[]              full names of parameters; all unless given
---- true: gradients are whole too; of a parameter that has one on some ranks only, with zeros for the
---- others. What f writes to them, or that it removes them, is kept as parameters are.
+--- true: gradients are whole too; of a parameter that has one on some ranks only, with zeros for
+--- the others. What f writes to them, or that it removes them, is kept as parameters are.
 ---@field grads? boolean
 --- true: only on rank 0; on other ranks f gets an empty list, and their memory is given back at
 --- once. writeback must be false.
 ---@field rank0_only? boolean
 
---- Reductions as of ddp models; exposed_ms is of reductions. calls of `collectives` include gathers.
+--- Reductions as of ddp models; exposed_ms is of reductions. calls of `collectives` include
+--- gathers.
 ---@class ms.FSDPStats: ms.Stats
 ---@field gather_ms number             sum over the gathers of the pass
 ---@field exposed_gather_ms number     time in which the model's stream waited for gathers
 ---@field peak_bytes integer           the most memory that this rank has used so far
 ---@field prefetch ms.PrefetchStats
---- With find_unused, and in a join, in the last pass: how often hosts have told each other what they
---- need next, and for how long this one has waited for the others.
+--- With find_unused, and in a join, in the last pass: how often hosts have told each other what
+--- they need next, and for how long this one has waited for the others.
 ---@field agreements { count: integer, wait_ms: number }
 --- Of the last backward.
 ---@class ms.PrefetchStats
----@field hits integer                 units that were gathered before their backward, and used there
----@field misses integer               units whose backward had to gather them itself
----@field wasted_bytes integer         of units that were gathered before their backward for nothing
----@field replans integer              plans that were made anew; 0 without a planner
+---@field hits integer              units that were gathered before their backward, and used there
+---@field misses integer            units whose backward had to gather them itself
+---@field wasted_bytes integer      of units that were gathered before their backward for nothing
+---@field replans integer           plans that were made anew; 0 without a planner
 
 ---@class ms.FSDP: ms.Module
 ---@field module ms.Module             the sharded model
@@ -1104,8 +1107,8 @@
 --- rank's part of what f wrote is kept unless writeback is false. All ranks call it.
 ---@field summon fun(self, options: ms.SummonOptions, f: fun(parameters: ms.Parameter[]))
 ---@field units fun(self): ms.Unit[]   root first
---- What this rank has of each parameter: `count` elements from element `first` on, which counts from
---- 0.
+--- What this rank has of each parameter: `count` elements from element `first` on, which counts
+--- from 0.
 ---@field pieces fun(self): { name: string, shape: integer[], first: integer, count: integer }[]
 --- The ranks that share one copy of the parameters.
 ---@field shard_group fun(self): ms.Group
@@ -1126,19 +1129,19 @@
 --- Gathers all parameters for good, and drops their gradients. All ranks call it.
 ---@field unwrap fun(self): ms.Module
 ---@field stats fun(self): ms.FSDPStats   never waits
---- Optimizers overlap as with ddp (optimizer:overlap, ms.optim.in_backward, hooks.then_optimizer), on
---- pieces. Parameters of a unit are stepped when the unit's gradients are reduced, in the last pass
---- of accumulate only; the unit's next gather waits for the steps, and nothing else does. A unit that
---- no rank used is not stepped. A unit to which backward may come again is stepped at the end of
---- backward (or in step()): one with an output that has no gradient, and with find_unused all units.
---- In a join plans step after backward, and in_backward and
+--- Optimizers overlap as with ddp (optimizer:overlap, ms.optim.in_backward, hooks.then_optimizer),
+--- on pieces. Parameters of a unit are stepped when the unit's gradients are reduced, in the last
+--- pass of accumulate only; the unit's next gather waits for the steps, and nothing else does. A
+--- unit that no rank used is not stepped. A unit to which backward may come again is stepped at the
+--- end of backward (or in step()): one with an output that has no gradient, and with find_unused
+--- all units. In a join plans step after backward, and in_backward and
 --- then_optimizer are refused. The optimizer of then_optimizer is made before wrapping, all others
 --- after it.
 --- Links see one bucket for each flat parameter of a unit, in the order of reductions. is_last() is
---- the last one of the pass: with a link in Lua, or one that has state, the reduction of a unit that
---- may be the last is held back until that is known. With accumulate = "shard" or "all" the chain
---- runs in each pass, on that pass's gradients, and hooks.clip is refused; hooks.nan_check covers all
---- passes. With hooks.clip and find_unused, all reductions come at the end of backward.
+--- the last one of the pass: with a link in Lua, or one that has state, the reduction of a unit
+--- that may be the last is held back until that is known. With accumulate = "shard" or "all" the
+--- chain runs in each pass, on that pass's gradients, and hooks.clip is refused; hooks.nan_check
+--- covers all passes. With hooks.clip and find_unused, all reductions come at the end of backward.
 --- Errors: ranks have different models; a parameter in two units (both are named, with the remedy);
 --- wrap matches nothing; a model that is wrapped already, or whose parameters an optimizer has; a
 --- gathered parameter was written outside summon; a parameter got a gradient outside its unit's
@@ -1481,6 +1484,13 @@
 --- Errors: saving or loading an object without load_state raises. Codes: "corrupt" (damage anywhere
 --- in a checkpoint), "unsupported" (a newer version), "mismatch" (names, shapes), "no_space".
 
+---@alias ms.MakeOptimizer fun(net: ms.Module): ms.Optimizer
+---@class ms.ApplyOptions
+---@field clip? number              the norm by which the loop clips
+---@field ddp? ms.DDPOptions        other options
+---@field fsdp? ms.FSDPOptions      other options
+---@field links? ms.LinkLike[]      that stand before the hook
+
 --- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
 --- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01; and
 --- shard=, a strategy of ms.fsdp, with other options of ms.fsdp as shard.prefetch=none.
@@ -1493,10 +1503,9 @@
 ---@field options fun(options: table): table
 --- Wraps the model with ms.ddp, or with ms.fsdp where shard= is given, and makes its optimizer, as
 --- the options of cfg say; one rank without any of them keeps the plain model. make(net) gives the
---- optimizer. clip: the norm by which the loop clips; it comes back as the third result, or nil
---- where the policy may step in backward: the chain then clips by the norm of the step before. ddp,
---- fsdp: other options of these. links: that stand before the hook.
----@field apply fun(cfg: table, model: ms.Module, make: (fun(net: ms.Module): ms.Optimizer), extra?: { clip?: number, ddp?: ms.DDPOptions, fsdp?: ms.FSDPOptions, links?: ms.LinkLike[] }): ms.Module, ms.Optimizer, number?
+--- optimizer. The third result is extra.clip, or nil where the policy may step in backward: the
+--- chain then clips by the norm of the step before.
+---@field apply fun(cfg: table, model: ms.Module, make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
 --- For what apply does not do: the link ("hook"), policy ("overlap") or plan ("buckets") that the
 --- option of cfg names; nil where it is not set. A wrong one ends the run with 2.
 ---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"): any

@@ -75,7 +75,7 @@ describe("the annotations", function()
   -- Descriptions of tables that users write: the library has no such tables.
   local descriptions = {
     ["ms.TrainOptions"] = true, ["ms.OptimizerOptions"] = true, ["ms.Kind"] = true,
-    ["ms.DDPOptions"] = true, ["ms.FSDPOptions"] = true,
+    ["ms.DDPOptions"] = true, ["ms.FSDPOptions"] = true, ["ms.ApplyOptions"] = true,
     ["ms.Stage"] = true, ["ms.EvalOptions"] = true,
     ["ms.OverlapPlanner"] = true, ["ms.BucketsPlanner"] = true,
   }

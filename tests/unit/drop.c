@@ -213,9 +213,9 @@ static void a_refill_forgets_the_users_of_the_old_memory(void **state)
     release_all(engine, &a, 1);
 }
 
-/* A dropped storage is not copied anywhere, and after a refill it has poison. */
-/* As a sharded model does it: blocks are filled on one stream, which is two blocks behind the
- * stream that uses and drops them, and tensors of that stream come and go beside them. */
+/* The pattern of a sharded model: blocks are taken on the stream of gathers, and used and dropped
+ * on the model's stream. A gather waits until the block that was used two blocks earlier is
+ * dropped. The model's stream makes and frees tensors of other sizes in between. */
 static void dropping_and_refilling_on_another_stream_does_not_grow_the_pool(void **state)
 {
     (void)state;
@@ -254,6 +254,7 @@ static void dropping_and_refilling_on_another_stream_does_not_grow_the_pool(void
     release_all(engine, kept, UNITS);
 }
 
+/* A dropped storage is not copied anywhere, and after a refill it has poison. */
 static void a_checked_engine_passes_over_what_is_dropped(void **state)
 {
     (void)state;

@@ -26,7 +26,8 @@ typedef struct calls {
     ms_point step;     /* of the last one */
 } calls;
 
-/* A step behind a gate: until it opens, nothing behind it runs. */
+/* The task of an optimizer's step. It returns only when the gate is open, so that tasks which wait
+ * for the step do not run before. */
 static ms_task_result wait_for_gate(ms_run *run, void *arguments)
 {
     (void)run;
