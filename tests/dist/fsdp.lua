@@ -2,6 +2,8 @@
 -- what handles are, and the errors of misuse. Ends with a hash of weights.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local fails = expect.fails
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 
 local ROWS, LENGTH = 12, 8                      -- of a batch over all ranks: divides by 1 to 4
@@ -19,14 +21,6 @@ local function batch(step)
   }
   local own = tokens:narrow(1, rank * ROWS // size + 1, ROWS // size)
   return own:narrow(2, 1, LENGTH), own:narrow(2, 2, LENGTH)
-end
-
-local function fails(f, ...)
-  local ok, message = pcall(f)
-  assert(not ok, "no error")
-  for _, part in ipairs { ... } do
-    assert(tostring(message):find(part, 1, true), ("'%s' is not in: %s"):format(part, message))
-  end
 end
 
 -- Trains a model, and gives its losses and weights. how: model, wrap (options of fsdp, or "ddp"),

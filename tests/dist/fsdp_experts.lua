@@ -3,18 +3,12 @@
 -- sharded.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local fails = expect.fails
 local rank, size = ms.rank(), ms.world_size()
 local world = ms.world()
 
 local WIDTH, ROWS, STEPS = 6, 4, 3
-
-local function fails(f, ...)
-  local ok, message = pcall(f)
-  assert(not ok, "no error")
-  for _, part in ipairs { ... } do
-    assert(tostring(message):find(part, 1, true), ("'%s' is not in: %s"):format(part, message))
-  end
-end
 
 -- A residual layer whose expert is one of `own`; other experts are not there.
 local Expert = ms.nn.class "Expert"

@@ -2,6 +2,8 @@
 -- collectives, and what comes out, beside ddp.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local difference = expect.difference
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 assert(size == 4)
 local shards, replicas = world:levels(2)
@@ -41,15 +43,6 @@ local function check_counts(what, found, expected)
   for _, op in ipairs { "all_gather", "reduce_scatter", "all_reduce" } do
     assert(found[op] == expected[op], ("%s: %d %s"):format(what, found[op], op))
   end
-end
-
-local function difference(a, b)
-  local most = 0
-  for name, t in pairs(a) do
-    local other = b[name]:detach()
-    most = math.max(most, (t:detach() - other):abs():max():item() / other:abs():max():item())
-  end
-  return most
 end
 
 -- Three passes of two steps; returns the weights, and what the second step sent. ddp has the sum of

@@ -2,17 +2,11 @@
 -- against models without shards and with flat ones, and the errors of bad options.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local fails = expect.fails
 local rank, size = ms.rank(), ms.world_size()
 
 local VOCAB, WIDTH, ROWS, LENGTH, STEPS = 10, 6, 12, 5, 3
-
-local function fails(f, ...)
-  local ok, message = pcall(f)
-  assert(not ok, "no error")
-  for _, part in ipairs { ... } do
-    assert(tostring(message):find(part, 1, true), ("'%s' is not in: %s"):format(part, message))
-  end
-end
 
 -- A language model whose head is a module that has the embedding's weight.
 local Tied = ms.nn.class "Tied"

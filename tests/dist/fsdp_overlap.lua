@@ -3,6 +3,8 @@
 -- against the ledger. how=...: what is refused.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local fails = expect.fails
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local options = ms.config { how = "agree" }
 local rank, size = ms.rank(), ms.world_size()
@@ -75,14 +77,6 @@ local function difference(a, b)
     most = math.max(most, scale > 0 and d / scale or d)
   end
   return most
-end
-
-local function fails(f, ...)
-  local ok, message = pcall(f)
-  assert(not ok, "no error")
-  for _, part in ipairs { ... } do
-    assert(tostring(message):find(part, 1, true), ("'%s' is not in: %s"):format(part, message))
-  end
 end
 
 --------------------------------------------------------------------------------- moments of steps

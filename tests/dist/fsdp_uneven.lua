@@ -3,18 +3,12 @@
 -- all ranks.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local fails, difference = expect.fails, expect.difference
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 local options = ms.config { case = "" }
 
 local WIDTH, ROWS = 8, 4
-
-local function fails(f, ...)
-  local ok, message = pcall(f)
-  assert(not ok, "no error")
-  for _, part in ipairs { ... } do
-    assert(tostring(message):find(part, 1, true), ("'%s' is not in: %s"):format(part, message))
-  end
-end
 
 -- An encoder that only some inputs pass, experts, and a trunk.
 local Net = ms.nn.class "Net"
@@ -50,15 +44,6 @@ local function shard(how)
   end
   for name, value in pairs(how or {}) do o[name] = value end
   return ms.fsdp(new_net(), o)
-end
-
-local function difference(a, b)
-  local most = 0
-  for name, t in pairs(a) do
-    local other = b[name]:detach()
-    most = math.max(most, (t:detach() - other):abs():max():item() / other:abs():max():item())
-  end
-  return most
 end
 
 -- 1e-6: sums over ranks and parts are added in another order.

@@ -1,0 +1,29 @@
+-- What several scripts of this folder expect of calls and of models. They load it with dofile.
+local expect = {}
+
+--- f raises an error that has all of these parts.
+---@param f function
+---@param ... string
+function expect.fails(f, ...)
+  local ok, message = pcall(f)
+  assert(not ok, "no error")
+  for _, part in ipairs { ... } do
+    assert(tostring(message):find(part, 1, true), ("'%s' is not in: %s"):format(part, message))
+  end
+end
+
+--- The largest difference of a tensor from the one of the same name in b, relative to the largest
+--- number there.
+---@param a table<string, ms.Tensor>
+---@param b table<string, ms.Tensor>
+---@return number
+function expect.difference(a, b)
+  local most = 0
+  for name, t in pairs(a) do
+    local other = b[name]:detach()
+    most = math.max(most, (t:detach() - other):abs():max():item() / other:abs():max():item())
+  end
+  return most
+end
+
+return expect
