@@ -372,6 +372,22 @@ static int fsdp_summon_end(lua_State *L)
     return 0;
 }
 
+/* sharded:begin_values(unit), sharded:end_values(unit, copy) */
+static int fsdp_begin_values(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_fsdp *fsdp = check_fsdp(L);
+    ms_lua_ok(L, ms_fsdp_begin_values(fsdp, check_unit(L, 2, fsdp)));
+    return 0;
+}
+static int fsdp_end_values(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_fsdp *fsdp = check_fsdp(L);
+    ms_lua_ok(L, ms_fsdp_end_values(fsdp, check_unit(L, 2, fsdp), lua_toboolean(L, 3)));
+    return 0;
+}
+
 /* sharded:flat(parameters) -> this rank's shard of these */
 static int fsdp_flat(lua_State *L)
 {
@@ -535,6 +551,8 @@ static const luaL_Reg methods[] = {
     { "agreements", fsdp_agreements },
     { "summon", fsdp_summon },
     { "summon_end", fsdp_summon_end },
+    { "begin_values", fsdp_begin_values },
+    { "end_values", fsdp_end_values },
     { "flat", fsdp_flat },
     { "state", fsdp_state },
     { "show_whole", fsdp_show_whole },

@@ -243,6 +243,7 @@ ms_runtime *ms_lua_new_runtime(lua_State *L);
 void ms_open_steps(lua_State *L, int runtime);
 void ms_open_tensor(lua_State *L, int runtime);
 void ms_open_make(lua_State *L, int runtime);
+void ms_open_initial(lua_State *L, int runtime);
 void ms_open_operators(lua_State *L, int runtime);
 void ms_open_grad(lua_State *L, int runtime);
 void ms_open_engine(lua_State *L, int runtime);

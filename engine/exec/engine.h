@@ -93,6 +93,8 @@ struct ms_storage {
     ms_storage *derived_previous, *derived_next; /* the others of the same origin */
     void *how;
     void (*free_how)(void *how);
+    void *note; /* see ms_storage_set_note */
+    void (*free_note)(void *note);
     ms_cell *cells;    /* &own, or an array */
     size_t *ends;      /* NULL with one cell: where each cell ends, in bytes */
     ms_part *parts;    /* &whole, or an array */

@@ -174,6 +174,15 @@ ms_storage *ms_storage_origin(const ms_storage *storage, void **how)
     return storage->origin;
 }
 
+void ms_storage_set_note(ms_storage *storage, void *note, void (*free_note)(void *note))
+{
+    if (storage->free_note) storage->free_note(storage->note);
+    storage->note = note;
+    storage->free_note = free_note;
+}
+
+void *ms_storage_note(const ms_storage *storage) { return storage->note; }
+
 /* The memory goes back first, while the cells that know its last uses still exist. Tasks that are
  * enqueued may still use the memory: the pool orders its next user after them. */
 void ms_storage_release(ms_storage *storage)
@@ -185,6 +194,7 @@ void ms_storage_release(ms_storage *storage)
     /* As a derived storage, then as an origin: no tie may lead to a struct that is used again. */
     if (storage->origin) untie(storage);
     while (storage->derived) untie(storage->derived);
+    ms_storage_set_note(storage, NULL, NULL);
     if (storage->previous) storage->previous->next = storage->next;
     else engine->storages = storage->next;
     if (storage->next) storage->next->previous = storage->previous;

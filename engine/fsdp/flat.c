@@ -177,12 +177,15 @@ ms_status ms_flat_split_state(ms_flat *flat, ms_storage *storage, ms_dtype dtype
     return split(flat, storage, STATE, dtype);
 }
 
+/* Where nothing is to be copied there it takes no memory yet. */
 static ms_status new_whole(ms_flat *flat)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_storage *storage = NULL;
-    ms_status status =
-        ms_storage_new(ms_engine_current(engine), (size_t)ms_flat_bytes(flat), &storage);
+    size_t bytes = (size_t)ms_flat_bytes(flat);
+    bool later = flat->blank && ms_flat_is_sharded(flat);
+    ms_status status = later ? ms_storage_new_meta(engine, bytes, &storage)
+                             : ms_storage_new(ms_engine_current(engine), bytes, &storage);
     if (!status) status = split(flat, storage, WHOLE, flat->dtype);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->padded, &flat->whole);
     ms_storage_release(storage);
@@ -265,17 +268,23 @@ static ms_status zero(ms_tensor *flat, int64_t begin, int64_t end)
     return status;
 }
 
-/* Copies all values to the whole flat parameter. */
+/* Copies all values to the whole flat parameter: zeros for parameters on "meta", which get theirs
+ * from ms_fsdp_begin_values on. */
 static ms_status fill_whole(ms_flat *flat)
 {
     ms_status status = MS_OK;
     int64_t end = 0;
+    if (flat->blank)
+        return ms_flat_is_sharded(flat) ? MS_OK
+                                        : ms_fill_into(flat->unit->fsdp->engine, flat->whole, 0);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
         ms_tensor *view = NULL;
         end = end_of(flat, member);
         status = view_of(flat->whole, member, member->begin, &view);
-        if (!status && elements_of(member))
+        if (!status && ms_tensor_is_meta(member->tensor))
+            status = ms_fill_into(flat->unit->fsdp->engine, view, 0);
+        else if (!status && elements_of(member))
             status = ms_copy_into(flat->unit->fsdp->engine, member->tensor, view);
         if (!status) status = zero(flat->whole, member->begin + elements_of(member), end);
         ms_tensor_release(view);
@@ -317,6 +326,7 @@ static ms_status fill_shard(ms_flat *flat)
     int64_t one = 1;
     ms_tensor *last = NULL;
     if (!ms_flat_is_sharded(flat)) return MS_OK;
+    if (flat->blank) return ms_fill_into(flat->unit->fsdp->engine, flat->source, 0);
     ms_status status = ms_flat_keep_own(flat);
     if (!status) status = ms_tensor_window(flat->shard, 1, &one, &one, flat->length, &last);
     if (!status) status = ms_fill_into(flat->unit->fsdp->engine, last, 0);
@@ -421,6 +431,9 @@ static ms_status make_bucket(ms_flat *flat)
  * keep the old memory. */
 ms_status ms_flat_make(ms_flat *flat)
 {
+    flat->blank = true;
+    for (uint32_t i = 0; i < flat->count; i++)
+        flat->blank &= ms_tensor_is_meta(flat->members[i].tensor);
     ms_status status = new_whole(flat);
     if (!status) status = new_wire(flat);
     if (!status) status = new_shard(flat);
@@ -428,7 +441,7 @@ ms_status ms_flat_make(ms_flat *flat)
     if (!status) status = fill_whole(flat);
     if (!status) status = fill_shard(flat);
     if (!status && flat->trainable) status = make_bucket(flat);
-    if (!status && ms_flat_is_sharded(flat))
+    if (!status && ms_flat_is_sharded(flat) && !flat->blank)
         status = ms_storage_drop(ms_tensor_storage(flat->whole), ms_unit_called(flat->unit));
     return status;
 }

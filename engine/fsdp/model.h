@@ -54,6 +54,7 @@ struct ms_flat {
     uint32_t count;
     ms_dtype dtype;
     bool trainable;
+    bool blank;                      /* all parameters were on "meta", and have no values yet */
     bool own;                        /* of ms_fsdp_parameter.group */
     ms_group *shards;                /* whose ranks have parts of it */
     int64_t numbers, padded, length; /* elements; padded is ranks times length */

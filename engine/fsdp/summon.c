@@ -92,6 +92,55 @@ ms_status ms_fsdp_summon_end(ms_fsdp *fsdp, bool write)
     return status;
 }
 
+/* ---------------------------------------------------------- values made later */
+
+/* Memory for a flat parameter that has no values, zeros at first; no gather will overwrite it. */
+static ms_status take_blank(ms_flat *flat)
+{
+    ms_engine *engine = flat->unit->fsdp->engine;
+    if (!flat->blank || !ms_flat_is_sharded(flat)) return MS_OK;
+    ms_status status = ms_storage_refill(ms_tensor_storage(flat->whole), ms_engine_current(engine));
+    if (status) return status;
+    flat->blank = false;
+    flat->shard_version = ms_tensor_version(flat->source);
+    flat->whole_version = ms_tensor_version(flat->whole);
+    return ms_fill_into(engine, flat->whole, 0);
+}
+
+ms_status ms_fsdp_begin_values(ms_fsdp *fsdp, uint32_t index)
+{
+    ms_unit *unit = &fsdp->units[index];
+    ms_status status = check_idle(fsdp, "begin_values");
+    for (uint32_t f = 0; f < unit->count && !status; f++) status = take_blank(&unit->flats[f]);
+    /* Parameters that had memory lie in shards already. */
+    if (!status) status = gather(unit);
+    return status ? status : ms_unit_use(unit);
+}
+
+/* All ranks get the values of the first, without a buffer. */
+static ms_status copy_from_first(ms_flat *flat)
+{
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    ms_group *group = flat->own ? flat->shards : fsdp->group;
+    ms_point ready = { 0 };
+    if (ms_group_size(group) == 1) return MS_OK;
+    ms_collective call = { .kind = MS_BROADCAST,
+                           .in = flat->whole,
+                           .bucket = -2 - (int32_t)flat->unit->index,
+                           .label = ms_unit_called(flat->unit) };
+    ms_status status = ms_group_enqueue(group, 1, &call, &ready);
+    return status ? status : ms_stream_wait(ms_engine_current(fsdp->engine), ready);
+}
+
+ms_status ms_fsdp_end_values(ms_fsdp *fsdp, uint32_t index, bool copy)
+{
+    ms_unit *unit = &fsdp->units[index];
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < unit->count && copy && !status; f++)
+        status = copy_from_first(&unit->flats[f]);
+    return status ? status : end_unit(unit, true);
+}
+
 /* ------------------------------------------------------------------- unwrap */
 
 /* Handles stay on the memory of the last gather, which is theirs from now on. */

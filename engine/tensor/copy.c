@@ -260,12 +260,16 @@ static ms_status join_backward(ms_op_gradient *gradient, bool stack)
 static ms_status cat_backward(ms_op_gradient *gradient) { return join_backward(gradient, false); }
 static ms_status stack_backward(ms_op_gradient *gradient) { return join_backward(gradient, true); }
 
-const ms_op ms_op_clone = { "clone", clone_forward, pass_backward, 1, 1, 0 };
+const ms_op ms_op_clone = { "clone", clone_forward, pass_backward, 1, 1, MS_OP_COPIES };
 const ms_op ms_op_contiguous = {
     "contiguous", contiguous_forward, pass_backward, 1, 1, MS_OP_VIEW
 };
-const ms_op ms_op_cast = { "cast", cast_forward, cast_backward, 1, 1, 0 };
-const ms_op ms_op_copy = { "copy", copy_forward, overwrite_backward, 2, 2, MS_OP_IN_PLACE };
-const ms_op ms_op_fill = { "fill", fill_forward, overwrite_backward, 1, 2, MS_OP_IN_PLACE };
+const ms_op ms_op_cast = { "cast", cast_forward, cast_backward, 1, 1, MS_OP_COPIES };
+const ms_op ms_op_copy = {
+    "copy", copy_forward, overwrite_backward, 2, 2, MS_OP_IN_PLACE | MS_OP_COPIES
+};
+const ms_op ms_op_fill = {
+    "fill", fill_forward, overwrite_backward, 1, 2, MS_OP_IN_PLACE | MS_OP_OVERWRITES
+};
 const ms_op ms_op_cat = { "cat", cat_forward, cat_backward, 1, 1, MS_OP_VARIADIC };
 const ms_op ms_op_stack = { "stack", stack_forward, stack_backward, 1, 1, MS_OP_VARIADIC };

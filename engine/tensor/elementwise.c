@@ -90,12 +90,12 @@ static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *
     static ms_status forward_##name(ms_op_call *call) { return run_forward(call, &rule_##name); } \
     const ms_op ms_op_##name = { #name, forward_##name, backward_function, least, most, op_flags };
 /* With a gradient, and an in-place twin. */
-#define SMOOTH(name, least, most, ...)                                  \
-    static ms_status backward_##name(ms_op_gradient *gradient);         \
-    OP(name, least, most, MS_OP_IN_PLACE, backward_##name, __VA_ARGS__) \
-    static ms_status backward_##name(ms_op_gradient *gradient)          \
-    {                                                                   \
-        return run_backward(gradient, &rule_##name);                    \
+#define SMOOTH(name, least, most, ...)                                                      \
+    static ms_status backward_##name(ms_op_gradient *gradient);                             \
+    OP(name, least, most, MS_OP_IN_PLACE | MS_OP_ELEMENTWISE, backward_##name, __VA_ARGS__) \
+    static ms_status backward_##name(ms_op_gradient *gradient)                              \
+    {                                                                                       \
+        return run_backward(gradient, &rule_##name);                                        \
     }
 /* To bool, of two tensors and of a tensor and a number. */
 #define COMPARE(name, more)                                                                       \
@@ -214,7 +214,9 @@ static ms_status backward_pow(ms_op_gradient *gradient)
 {
     return run_backward(gradient, power_rule(gradient->attributes.scalar.value));
 }
-const ms_op ms_op_pow = { "pow", forward_pow, backward_pow, 1, 1, MS_OP_IN_PLACE };
+const ms_op ms_op_pow = {
+    "pow", forward_pow, backward_pow, 1, 1, MS_OP_IN_PLACE | MS_OP_ELEMENTWISE
+};
 
 /* ------------------------------------------------------------------ forward */
 

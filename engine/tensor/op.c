@@ -75,10 +75,12 @@ static ms_status forward_there(ms_op_call *call)
         return ms_op_refuse(call, "some are on \"meta\" and have no values, others have memory");
     /* No input at all: the engine's own setting decides. */
     if (!meta && !real) return call->op->forward(call);
+    ms_initializer_source source = { 0 };
+    if (meta) source = ms_initializer_before(call);
     bool before = ms_engine_set_meta(call->engine, meta != NULL);
     ms_status status = call->op->forward(call);
     ms_engine_set_meta(call->engine, before);
-    return status;
+    return status ? status : ms_initializer_after(call, source);
 }
 
 /* As long as an engine has made no tensor on "meta", inputs are not looked at for it. After a

@@ -78,7 +78,13 @@ enum {
     MS_OP_VARIADIC = 8, /* any number of inputs from inputs_min on */
     /* With MS_OP_NO_GRAD: the result depends smoothly on the inputs, so that the tape refuses an
      * input that requires a gradient. */
-    MS_OP_LOSES_GRAD = 16
+    MS_OP_LOSES_GRAD = 16,
+    /* What initial.c asks. Of one tensor: each element of the result depends on that element and
+     * the attributes only; all elements are overwritten, whatever they were. And: the result has
+     * the values of the last input, in its own dtype. */
+    MS_OP_ELEMENTWISE = 32,
+    MS_OP_OVERWRITES = 64,
+    MS_OP_COPIES = 128
 };
 
 /* The facts of an operator. outputs are as many as the call asks for; operators with a variable
@@ -94,6 +100,15 @@ struct ms_op {
 /* Checks the inputs and runs forward; after a failure nothing is left in outputs and saved. For the
  * tape. */
 ms_status ms_op_run(ms_op_call *call);
+
+/* initial.c: the record of how values on "meta" would have been made: what a call goes on from,
+ * taken before forward, since forward counts its write; and noting what the call has done. */
+typedef struct ms_initializer_source {
+    const ms_initializer *record; /* of the tensor that is read; borrowed */
+    bool begins;                  /* nothing is read */
+} ms_initializer_source;
+ms_initializer_source ms_initializer_before(const ms_op_call *call);
+ms_status ms_initializer_after(const ms_op_call *call, ms_initializer_source source);
 
 /* Releases what forward saved. */
 void ms_op_drop_saved(ms_op_call *call);

@@ -209,10 +209,12 @@ static ms_status dropout_backward(ms_op_gradient *gradient)
 }
 
 const ms_op ms_op_uniform = {
-    "uniform", uniform_forward, overwrite_backward, 1, 1, MS_OP_IN_PLACE
+    "uniform", uniform_forward, overwrite_backward, 1, 1, MS_OP_IN_PLACE | MS_OP_OVERWRITES
 };
-const ms_op ms_op_normal = { "normal", normal_forward, overwrite_backward, 1, 1, MS_OP_IN_PLACE };
-const ms_op ms_op_randint = {
-    "randint", randint_forward, NULL, 1, 1, MS_OP_IN_PLACE | MS_OP_NO_GRAD
+const ms_op ms_op_normal = {
+    "normal", normal_forward, overwrite_backward, 1, 1, MS_OP_IN_PLACE | MS_OP_OVERWRITES
 };
+const ms_op ms_op_randint = { "randint", randint_forward,
+                              NULL,      1,
+                              1,         MS_OP_IN_PLACE | MS_OP_NO_GRAD | MS_OP_OVERWRITES };
 const ms_op ms_op_dropout = { "dropout", dropout_forward, dropout_backward, 1, 1, MS_OP_IN_PLACE };

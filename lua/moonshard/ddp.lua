@@ -6,6 +6,8 @@ local hooks = require "moonshard.hooks"
 local layouts = require "moonshard.ddp.layouts"
 local join = require "moonshard.ddp.join"
 local precision = require "moonshard.ddp.precision"
+local delayed = require "moonshard.nn.delayed"
+local listed = require "moonshard.nn.listed"
 local module = require "moonshard.nn.module"
 local nested = require "moonshard.nested"
 local overlap = require "moonshard.overlap"
@@ -61,22 +63,7 @@ local function check_options(given)
       core.raise(("ddp: option %s must be a boolean, not %s"):format(name, type(o[name])))
     end
   end
-  for _, name in ipairs { "ignored", "delayed" } do
-    if o[name] ~= nil and type(o[name]) ~= "table" then
-      core.raise(("ddp: option %s is a list of names and patterns, not a %s")
-        :format(name, type(o[name])))
-    end
-    for i, pattern in ipairs(o[name] or {}) do
-      if type(pattern) ~= "string" then
-        core.raise(("ddp: %s[%d] must be a name or a pattern, not a %s")
-          :format(name, i, type(pattern)))
-      end
-      local ok, why = pcall(string.find, "", "^" .. pattern .. "$")
-      if not ok then
-        core.raise(("ddp: %s[%d], '%s', is no pattern: %s"):format(name, i, pattern, why))
-      end
-    end
-  end
+  for _, name in ipairs { "ignored", "delayed" } do listed.check("ddp", name, o[name]) end
   check_group("ddp", "group", o.group)
   if o.buffer_hook ~= nil and type(o.buffer_hook) ~= "function" then
     core.raise("ddp: buffer_hook must be a function, not " .. type(o.buffer_hook))
@@ -97,34 +84,26 @@ local function check_options(given)
   return o, whole
 end
 
--- Whether a name is in the list of names and Lua patterns.
-local function is_listed(name, list)
-  for _, pattern in ipairs(list or {}) do
-    if name == pattern or name:match("^" .. pattern .. "$") then return true end
-  end
-  return false
-end
-
 -- Three results: names and tensors of all synchronized parameters, then buffers; those of the
 -- trained parameters, delayed ones last; and the buffers, as a list and by name.
 local function collect(model, o)
   local all = { tensors = {}, names = {} }
   local trained = { tensors = {}, names = {}, delayed = 0, left_out = {} }
   local buffers = { tensors = {}, by_name = {} }
-  local delayed = {}
+  local late = {}
   local function put(list, name, t)
     list.tensors[#list.tensors + 1], list.names[#list.names + 1] = t, name
   end
   for _, item in ipairs(model:named_parameters()) do
-    if not is_listed(item.name, o.ignored) then
+    if not listed.has(o.ignored, item.name) then
       put(all, item.name, item.parameter)
-      if is_listed(item.name, o.delayed) then delayed[#delayed + 1] = item
+      if listed.has(o.delayed, item.name) then late[#late + 1] = item
       elseif item.parameter:requires_grad() then put(trained, item.name, item.parameter) end
     elseif item.parameter:requires_grad() then
       trained.left_out[#trained.left_out + 1] = item.parameter
     end
   end
-  for _, item in ipairs(delayed) do
+  for _, item in ipairs(late) do
     if item.parameter:requires_grad() then
       put(trained, item.name, item.parameter)
       trained.delayed = trained.delayed + 1
@@ -132,7 +111,7 @@ local function collect(model, o)
   end
   local found, names = model:buffers(), {}
   for name in pairs(found) do
-    if not is_listed(name, o.ignored) then names[#names + 1] = name end
+    if not listed.has(o.ignored, name) then names[#names + 1] = name end
   end
   table.sort(names)
   for _, name in ipairs(names) do
@@ -142,25 +121,11 @@ local function collect(model, o)
   return all, trained, buffers
 end
 
--- A misspelled name would be averaged although the user wanted to ignore it.
-local function check_ignored(model, o)
-  for _, pattern in ipairs(o.ignored or {}) do
-    local found = false
-    for _, item in ipairs(model:named_parameters()) do
-      found = found or is_listed(item.name, { pattern })
-    end
-    for name in pairs(model:buffers()) do found = found or is_listed(name, { pattern }) end
-    if not found then
-      core.raise(("ddp: ignored: no parameter or buffer is called '%s'"):format(pattern))
-    end
-  end
-end
-
 -- Whether there are buffers that a synchronized forward must make equal on all ranks.
 local function has_buffers(s)
   if s.options.broadcast_buffers == false and not s.options.buffer_hook then return false end
   for name in pairs(s.wrapped:buffers()) do
-    if not is_listed(name, s.options.ignored) then return true end
+    if not listed.has(s.options.ignored, name) then return true end
   end
   return false
 end
@@ -383,13 +348,13 @@ function ddp.ddp(model, options)
   for _, pattern in ipairs(o.delayed or {}) do
     local found = false
     for i = #trained.names - trained.delayed + 1, #trained.names do
-      found = found or is_listed(trained.names[i], { pattern })
+      found = found or listed.has({ pattern }, trained.names[i])
     end
     if not found then
       core.raise(("ddp: delayed: no parameter that is trained is called '%s'"):format(pattern))
     end
   end
-  check_ignored(model, o)
+  listed.check_matches("ddp", "ignored", o.ignored, model)
   local low = o.precision ~= nil and precision.check(o.precision, "ddp") or nil
   local how = compile_hook(o, low, trained.tensors)
   ---@type ms.DDPState
@@ -401,9 +366,10 @@ function ddp.ddp(model, options)
   if low then
     s.precision, s.skipped = low, {}
     for _, item in ipairs(model:named_parameters()) do
-      s.skipped[item.parameter] = is_listed(item.name, o.ignored)
+      s.skipped[item.parameter] = listed.has(o.ignored, item.name)
     end
   end
+  delayed.materialize("ddp", model)
   if o.init_sync ~= false then
     core.ddp_compare(group, all.tensors, all.names)
     copy_values(s, 0)
@@ -422,7 +388,7 @@ function ddp.ddp(model, options)
   overlap.wrap(s, how.chain or {})
   if low and low.buffer then
     s.restore = precision.cast_buffers(model, low.buffer, function(name)
-      return is_listed(name, o.ignored)
+      return listed.has(o.ignored, name)
     end)
   end
   s.in_force = options_in_force(o, bytes, low, s.plan and s.plan.planner)

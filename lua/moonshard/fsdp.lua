@@ -2,9 +2,11 @@
 -- ranks. A unit's parameters are gathered before it is used, and dropped after.
 local core = require "moonshard.core"
 local future = require "moonshard.future"
+local delayed = require "moonshard.nn.delayed"
 local hooks = require "moonshard.hooks"
 local join = require "moonshard.fsdp.join"
 local launch = require "moonshard.launch"
+local listed = require "moonshard.nn.listed"
 local module = require "moonshard.nn.module"
 local nested = require "moonshard.nested"
 local overlap = require "moonshard.overlap"
@@ -13,6 +15,7 @@ local options_of = require "moonshard.options"
 local compare = require "moonshard.fsdp.compare"
 local fsdp_options = require "moonshard.fsdp.options"
 local units_of = require "moonshard.fsdp.units"
+local values = require "moonshard.fsdp.values"
 local check, strategies = options_of.check, fsdp_options.strategies
 require "moonshard.group"
 
@@ -35,6 +38,7 @@ local FSDP = {}
 ---@field optimizers table<integer, ms.Optimizer> of its parameters, by number
 ---@field numbers table<ms.Optimizer, integer>
 ---@field optimizer_count integer
+---@field later? ms.Delayed while it is wrapped: what of it is on "meta"
 
 -- modules that are units of a sharded model, or below one -> its state
 local owner = setmetatable({}, { __mode = "k" })
@@ -86,22 +90,12 @@ local function around(s, index, part)
   end
 end
 
--- All ranks get the buffers of rank `root`. They are looked up each time, since modules may assign
--- them again.
-local function share_buffers(s, root)
-  local buffers, list = s.wrapped:buffers(), {}
-  for name in pairs(buffers) do list[#list + 1] = name end
-  table.sort(list)
-  for i, name in ipairs(list) do list[i] = buffers[name] end
-  if #list > 0 then core.ddp_broadcast(s.group, list, root) end
-end
-
-join.define("buffers", function(s, words) share_buffers(s, words.first) end)
+join.define("buffers", function(s, words) values.share_buffers(s, words.first) end)
 
 local function forward(self, ...)
   local s = sharded_of(self, "forward")
   local root = s.joining and join.before_forward(s) or 0
-  if s.options.broadcast_buffers and core.is_recording() then share_buffers(s, root) end
+  if s.options.broadcast_buffers and core.is_recording() then values.share_buffers(s, root) end
   return s.wrapped(...)
 end
 
@@ -424,18 +418,6 @@ options_of.methods(FSDP, "an fsdp model", function(value)
   return type(meta) == "table" and meta.fsdp ~= nil
 end)
 
--- All ranks begin with rank 0's values; ranks that share parameters alone, with their first rank's.
-local function synchronize(s)
-  local tensors, own, group = {}, {}, nil
-  for _, item in ipairs(s.wrapped:named_parameters()) do
-    group = group or s.groups[item.name]
-    table.insert(s.groups[item.name] and own or tensors, item.parameter)
-  end
-  if #tensors > 0 then core.ddp_broadcast(s.group, tensors, 0) end
-  if #own > 0 then core.ddp_broadcast(group, own, 0) end
-  share_buffers(s, 0)
-end
-
 local function check_model(model)
   if not module.is_module(model) then
     core.raise("fsdp: a module is expected, not " .. type(model))
@@ -510,6 +492,17 @@ local function trained_of(units)
   return list
 end
 
+-- Parameters that are trained and not sharded.
+local function left_out_of(model, o)
+  local list = {}
+  for _, item in ipairs(model:named_parameters()) do
+    if listed.has(o.ignored, item.name) and item.parameter:requires_grad() then
+      list[#list + 1] = item.parameter
+    end
+  end
+  return list
+end
+
 -- The options in force, as stats shows them.
 local function options_in_force(o, s)
   return {
@@ -526,7 +519,8 @@ local function prepare(model, options)
   check_model(model)
   local o = fsdp_options.check(options)
   local strategy, group = fsdp_options.strategy_of(o), o.group or core.world()
-  local units = units_of.find(model, o)
+  listed.check_matches("fsdp", "ignored", o.ignored, model)
+  local units, later = units_of.find(model, o), delayed.find("fsdp", model)
   local count = fsdp_options.count_shards(o, strategy, group)
   fsdp_options.check_near(o.reshard_after_forward, count)
   local groups, stepping = compare.groups(units, group, o.group_of), {}
@@ -538,7 +532,8 @@ local function prepare(model, options)
     wrapped = model, group = group, shards = shards, replicas = replicas, options = o,
     strategy = strategy, units = units, how = how, groups = groups,
     accumulate = o.accumulate or "shard", methods = {}, trained = trained_of(units),
-    left_out = {}, uses_all = true, adds_up = true, whole = how.whole, guards = how.guards,
+    left_out = left_out_of(model, o), later = later, uses_all = true, adds_up = true,
+    whole = how.whole, guards = how.guards,
     hook_name = how.name or "reduce", optimizers = setmetatable({}, { __mode = "v" }),
     numbers = setmetatable({}, { __mode = "k" }), optimizer_count = 0,
   }
@@ -623,9 +618,12 @@ end
 ---@return ms.FSDP
 local function wrap(model, options)
   local s, stepping = prepare(model, options)
-  if s.options.init_sync ~= false then synchronize(s) end
+  values.make_unsharded(s)
+  if s.options.init_sync ~= false then values.share_parameters(s) end
   hooks._claim(s.how.chain or {}, s)
   shard(s)
+  values.make_units(s)
+  if s.options.init_sync ~= false then values.share_buffers(s, 0) end
   install(s)
   hooks._watch(s.how.chain or {})
   overlap.wrap(s, stepping)

@@ -212,7 +212,8 @@
 --- Without f, returns the name of the current device. Tensors and modules on "meta" have shapes and
 --- dtypes but no memory: operators and backward check shapes and give results on "meta". Other
 --- tensors mix with them only if they are scalars. Reading values of tensors on "meta", moving them
---- to another device and collectives on them raise.
+--- to another device and collectives on them raise. A model that was made on "meta" gets its values
+--- from materialize, ms.ddp or ms.fsdp: the bits that it would have had without.
 ---@field device fun(name?: string, f?: function): any
 ---@field no_grad fun(f: function)   operators inside f are not recorded for backward
 --- Matrix products, convolution-like operators and attention inside f compute in dtype and
@@ -615,6 +616,12 @@
 --- model.safetensors.index.json are read, or without one all its .safetensors files. A name that
 --- two files have is an error.
 ---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
+--- Gives parameters and buffers on "meta" memory, and the values that they would have without it, on
+--- this rank. Returns the module. Values that were filled, drawn, copied or cast as a whole tensor,
+--- or changed by operators without other tensors, are recorded. For others the class has a method
+--- reset(self) that writes them. It draws the random numbers that it drew when init called it, or,
+--- where init does not, those from the beginning of init on. A value without either is an error.
+---@field materialize fun(self): self
 --- Errors: load, load_state: unknown or missing names and wrong shapes (the message has the first
 --- three of each). accumulate: f did not call backward.
 
@@ -1034,8 +1041,11 @@
 ---@field find_unused? boolean
 --- Gradients are summed and divided by this number; the group's size unless given.
 ---@field divide_factor? number
----@field ignored? string[]            names or Lua patterns of parameters that stay as they are
---- true (the default): wrapping compares names and shapes, then copies rank 0's values to all.
+--- Names or Lua patterns of parameters and buffers that stay as they are on each rank: parameters
+--- are neither copied nor sharded, and their gradients are this rank's; buffers are not copied.
+---@field ignored? string[]
+--- true (the default): wrapping copies rank 0's parameters and buffers to all ranks, so that shards
+--- are cut from one model. Ranks compare their models in any case.
 ---@field init_sync? boolean
 --- true: before each recorded forward all ranks get rank 0's buffers. Without, each rank has its
 --- own.
@@ -1046,7 +1056,9 @@
 --- Shards a model over the ranks. Each rank keeps a part of every parameter, of its gradient and of
 --- its optimizer's state; a unit's whole parameters exist only while it is used. The model is
 --- changed in place: modules are used as before, and parameters are this rank's pieces between uses
---- (1-D, or rows: see layout). Make optimizers afterwards. Their kinds must be elementwise. Ranks
+--- (1-D, or rows: see layout). Make optimizers afterwards. Their kinds must be elementwise. Of a
+--- model that was made on "meta" the values are made one unit at a time, so that no rank ever holds
+--- more than its shards and one unit. Ranks
 --- compare models and options first: an error names the first difference, and nothing has
 --- travelled.
 ---@class ms.fsdp

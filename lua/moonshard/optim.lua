@@ -126,6 +126,11 @@ local function add_group(self, group)
       core.raise(("parameter %d of the group is a %s, not a tensor"):format(i, type(p)))
     end
     check_sharded(self, p, i)
+    if p:device() == "meta" then
+      core.raise(("parameter '%s' is on \"meta\" and has no values to step: call materialize() of \z
+        the model, or wrap it with ms.ddp or ms.fsdp, before its optimizer is made")
+        :format(p:name()))
+    end
     if self.slots[p] or seen[p] then
       local name = p:name()
       core.raise(("parameter %s is in two groups, or twice in one")

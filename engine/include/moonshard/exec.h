@@ -462,6 +462,10 @@ MS_API void ms_storage_derive(ms_storage *storage, ms_storage *origin, void *how
                               void (*free_how)(void *how));
 /* NULL if it has none, or the origin was freed. how may be NULL. */
 MS_API ms_storage *ms_storage_origin(const ms_storage *storage, void **how);
+/* What the layer above knows of a storage: one note, which the storage takes over. free_note
+ * receives it when another one is set or the storage is freed. NULL: none. */
+MS_API void ms_storage_set_note(ms_storage *storage, void *note, void (*free_note)(void *note));
+MS_API void *ms_storage_note(const ms_storage *storage);
 
 /* What a task needs to know of a tensor's memory before it is enqueued. 0: nothing special. */
 enum {

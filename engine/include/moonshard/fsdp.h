@@ -103,6 +103,11 @@ typedef struct ms_fsdp_options {
  * communicated here. The engine frees the model at the latest. */
 MS_API ms_status ms_fsdp_new(ms_engine *engine, const ms_fsdp_options *options,
                              const ms_fsdp_parameter *parameters, uint32_t count, ms_fsdp **out);
+/* For parameters that were on "meta", which are zeros at first: between the two calls those of the
+ * unit are whole and are written, each rank's alike, or, with `copy`, as the first rank writes
+ * them. All ranks call both for the same units, before the first pass. */
+MS_API ms_status ms_fsdp_begin_values(ms_fsdp *fsdp, uint32_t unit);
+MS_API ms_status ms_fsdp_end_values(ms_fsdp *fsdp, uint32_t unit, bool copy);
 /* Removes all that was installed. Parameters stay pieces. NULL is allowed. */
 MS_API void ms_fsdp_free(ms_fsdp *fsdp);
 /* Gathers all parameters for good, and drops their gradients; then the model is as if it had never

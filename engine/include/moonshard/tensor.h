@@ -254,6 +254,19 @@ typedef enum ms_activation { MS_ACTIVATION_NONE, MS_ACTIVATION_GELU } ms_activat
 MS_API ms_status ms_op_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
                              bool in_place, ms_tensor *const *inputs, uint32_t input_count,
                              ms_tensor **outputs, uint32_t output_count);
+
+/* How the values of a tensor on "meta" would have been made: filled or drawn, and then changed
+ * element by element by operators without other tensors, copied or cast. Such steps are recorded
+ * for tensors that are all of their storage, where no history is recorded. */
+typedef struct ms_initializer ms_initializer;
+/* Borrowed until the tensor's storage is written or freed; NULL where the values were made in some
+ * other way. It is plain memory: who keeps it copies that many bytes. */
+MS_API const ms_initializer *ms_tensor_initializer(const ms_tensor *tensor);
+MS_API size_t ms_initializer_bytes(void);
+/* Computes the values in a contiguous tensor with memory, of as many elements and the same dtype,
+ * on the current stream: the bits that the recorded tensor would have had with memory. */
+MS_API ms_status ms_initialize(const ms_initializer *initializer, ms_tensor *tensor);
+
 MS_API const char *ms_op_name(const ms_op *op);
 MS_API const ms_op *ms_op_find(const char *name); /* NULL if there is none */
 MS_API const ms_op *ms_op_at(uint32_t index);     /* all operators, from 0; NULL past the last */

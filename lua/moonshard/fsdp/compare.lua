@@ -178,8 +178,8 @@ end
 
 local function describe(name, p)
   local shape = table.concat(p:shape(), ", ")
-  return ("'%s' [%s] %s, %s"):format(name, shape, p:dtype(),
-    p:requires_grad() and "trained" or "frozen")
+  return ("'%s' [%s] %s, %s%s"):format(name, shape, p:dtype(),
+    p:requires_grad() and "trained" or "frozen", p:device() == "meta" and ", on meta" or "")
 end
 
 -- Parameters of fewer ranks are described by their kinds only, since names and shapes differ.

@@ -1,6 +1,7 @@
 -- Options of ms.fsdp: what they may be, and the groups of ranks that they stand for.
 local core = require "moonshard.core"
 local compare = require "moonshard.fsdp.compare"
+local listed = require "moonshard.nn.listed"
 local options_of = require "moonshard.options"
 local check, check_group = options_of.check, options_of.check_group
 require "moonshard.group"
@@ -115,6 +116,7 @@ function options.check(given)
     check_group("fsdp", name, o[name])
   end
   if o.prefetch then options.choice("prefetch", o.prefetch, options.prefetches) end
+  listed.check("fsdp", "ignored", o.ignored)
   if o.accumulate then options.choice("accumulate", o.accumulate, { "local", "shard", "all" }) end
   if o.layout then options.choice("layout", o.layout, { "flat", "rows" }) end
   for _, name in ipairs { "max_in_flight", "max_in_flight_bytes", "max_reductions" } do

@@ -1,5 +1,6 @@
 -- Which modules of a model become units of fsdp, and which parameters each unit has.
 local core = require "moonshard.core"
+local listed = require "moonshard.nn.listed"
 local names = require "moonshard.nn.names"
 local options_of = require "moonshard.options"
 local check = options_of.check
@@ -8,14 +9,6 @@ local units = {}
 
 -- Classes that are wrapped unless `wrap` says something else.
 local blocks = { GPT2Block = true, LlamaBlock = true }
-
--- Whether a name is in the list of names and Lua patterns.
-local function is_listed(name, list)
-  for _, pattern in ipairs(list or {}) do
-    if name == pattern or name:match("^" .. pattern .. "$") then return true end
-  end
-  return false
-end
 
 local function class_of(object) return getmetatable(object).class.class_name end
 
@@ -66,7 +59,7 @@ local function rule_of(model, wrap)
   for _, name in ipairs(classes) do wanted[name] = true end
   local large = o.min_elements and large_ones(model, o.min_elements) or {}
   return function(object, name)
-    return wanted[class_of(object)] == true or is_listed(name, o.names) or large[object] == true
+    return wanted[class_of(object)] == true or listed.has(o.names, name) or large[object] == true
   end
 end
 
@@ -79,7 +72,7 @@ local function check_group(number, group, all)
   for _, pattern in ipairs(group) do
     local any = false
     if type(pattern) == "string" then
-      for _, name in ipairs(all) do any = any or is_listed(name, { pattern }) end
+      for _, name in ipairs(all) do any = any or listed.has({ pattern }, name) end
     end
     if not any then
       local near = type(pattern) == "string" and core.nearest(pattern, all)
@@ -96,7 +89,7 @@ local function grouped(model, wrap)
   for number, group in ipairs(groups) do
     check_group(number, group, all)
     for name, object in model:modules() do
-      if name ~= "" and is_listed(name, group) then
+      if name ~= "" and listed.has(group, name) then
         if number_of[object] then
           core.raise(("fsdp: wrap.groups: module '%s' is in groups %d and %d, and a module \z
             belongs to one unit"):format(name, number_of[object], number))
@@ -166,7 +159,7 @@ local function fill(model, unit_of, root, ignored)
       local value, name = state.fields[key], names.join(prefix, key)
       if core.is_parameter(value) then
         if first[value] then check_ties(unit, name, first[value])
-        elseif not is_listed(name, ignored) then
+        elseif not listed.has(ignored, name) then
           local to = unit or root
           to.parameters[#to.parameters + 1] = value
           to.names[#to.names + 1] = name

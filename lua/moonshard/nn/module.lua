@@ -9,6 +9,7 @@ local check, argument = options_of.check, options_of.argument
 --   fields   all values by key (the object itself stays empty); falls back to the class
 --   order    keys of parameters, buffers and modules, in order of first assignment
 --   training train or eval
+--   counter  state of the random numbers that reset begins with, of modules made on "meta"
 --   unsaved  names of buffers that are not saved;  hooks   lists of functions by moment
 local module = {}
 
@@ -165,6 +166,24 @@ local function call(object, ...)
   return run(object, ...)
 end
 
+-- Values that init computes on "meta" are made later by the method reset, with the random numbers
+-- that it draws in init: those from here on, or from where init calls it.
+local function note_random_numbers(object)
+  local state = getmetatable(object)
+  state.counter = { core.random_state() }
+  rawset(state.fields, "reset", function(...)
+    state.counter = { core.random_state() }
+    return state.class.reset(...)
+  end)
+end
+
+local function init(object, class, ...)
+  local noted = class.reset and core.device() == "meta"
+  if noted then note_random_numbers(object) end
+  class.init(object, ...)
+  if noted then rawset(getmetatable(object).fields, "reset", nil) end
+end
+
 --- `local Block = nn.class("Block")`, then `function Block:init(...)` and
 --- `function Block:forward(...)`; `Block(...)` makes one.
 ---@param name string
@@ -184,7 +203,7 @@ function module.class(name, base)
         __tostring = tree,
         __len = function() return #fields end,
       })
-      if class.init then class.init(object, ...) end
+      if class.init then init(object, class, ...) end
       return object
     end,
   })
@@ -535,6 +554,13 @@ function Module:load_state(state, options)
   core.no_grad(function()
     for name, t in pairs(own) do if state[name] then t:copy_(state[name]) end end
   end)
+end
+
+--- Makes the values of tensors on "meta".
+---@return self
+function Module:materialize()
+  require "moonshard.nn.delayed".materialize("materialize", self)
+  return self
 end
 
 -- The library loads ms.optim when a script first uses it; these methods may be the first.

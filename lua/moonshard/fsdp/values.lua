@@ -1,0 +1,82 @@
+-- The values that a sharded model begins with: rank 0's, or those of a model on "meta", which are
+-- made when it is sharded.
+local core = require "moonshard.core"
+local delayed = require "moonshard.nn.delayed"
+local listed = require "moonshard.nn.listed"
+
+local values = {}
+
+--- All ranks get the buffers of rank `root`, but for ignored ones. They are looked up each time,
+--- since modules may assign them again.
+---@param s ms.FSDPState
+---@param root integer
+function values.share_buffers(s, root)
+  local buffers, list = s.wrapped:buffers(), {}
+  for name in pairs(buffers) do
+    if not listed.has(s.options.ignored, name) then list[#list + 1] = name end
+  end
+  table.sort(list)
+  for i, name in ipairs(list) do list[i] = buffers[name] end
+  if #list > 0 then core.ddp_broadcast(s.group, list, root) end
+end
+
+--- All ranks begin with rank 0's values; ranks that share parameters alone, with those of their
+--- first. What is on "meta" has none yet, and what is ignored keeps its own.
+---@param s ms.FSDPState
+function values.share_parameters(s)
+  local tensors, own, group = {}, {}, nil
+  for _, item in ipairs(s.wrapped:named_parameters()) do
+    group = group or s.groups[item.name]
+    local here = s.later.records[item.parameter] == nil
+    if here and not listed.has(s.options.ignored, item.name) then
+      table.insert(s.groups[item.name] and own or tensors, item.parameter)
+    end
+  end
+  if #tensors > 0 then core.ddp_broadcast(s.group, tensors, 0) end
+  if #own > 0 then core.ddp_broadcast(group, own, 0) end
+end
+
+--- Of a model that was made on "meta": the values of what is not sharded, which each rank makes.
+---@param s ms.FSDPState
+function values.make_unsharded(s)
+  local sharded, list = {}, {}
+  for _, unit in ipairs(s.units) do
+    for _, p in ipairs(unit.parameters) do sharded[p] = unit end
+  end
+  for _, t in ipairs(s.later.tensors) do if not sharded[t] then list[#list + 1] = t end end
+  delayed.make(s.later, list)
+  s.later.unit_of = sharded
+end
+
+-- The unit whose parameters a reset computes; nil: it computes none.
+local function unit_of_reset(s, one)
+  for _, item in ipairs(one.computes) do
+    if s.later.unit_of[item.tensor] then return s.later.unit_of[item.tensor] end
+  end
+end
+
+--- The values of parameters that were on "meta", one unit at a time: no rank has more than its
+--- shards and one unit in memory.
+---@param s ms.FSDPState
+function values.make_units(s)
+  for _, one in ipairs(s.later.resets) do
+    if not unit_of_reset(s, one) then delayed.reset("fsdp", one) end
+  end
+  for _, unit in ipairs(s.units) do
+    local list = {}
+    for _, p in ipairs(unit.parameters) do
+      if s.later.records[p] ~= nil then list[#list + 1] = p end
+    end
+    if #list > 0 then
+      s.sharded:begin_values(unit.index)
+      delayed.initialize(s.later, list)
+      for _, one in ipairs(s.later.resets) do
+        if unit_of_reset(s, one) == unit then delayed.reset("fsdp", one) end
+      end
+      s.sharded:end_values(unit.index, s.options.init_sync ~= false)
+    end
+  end
+  s.later = nil
+end
+
+return values

@@ -1,0 +1,111 @@
+-- Models that were made on "meta": making their values later, with the bits that they would have
+-- without it. A tensor that was filled or drawn, and then changed element by element, has a record
+-- of that (engine/tensor/initial.c). For others the class of its module has a method reset(self)
+-- that computes them; it runs with the random numbers that it had in init.
+local core = require "moonshard.core"
+local names = require "moonshard.nn.names"
+
+local delayed = {}
+
+--- What is to be made of a model.
+---@class ms.Delayed
+---@field records table<ms.Tensor, any> tensor on "meta" -> its record; false: a reset computes it
+---@field tensors ms.Tensor[] those on "meta", in order
+---@field resets ms.DelayedReset[]
+
+---@class ms.DelayedReset
+---@field object ms.Module
+---@field computes { name: string, tensor: ms.Tensor }[] what has no record
+
+local function class_of(object) return getmetatable(object).class.class_name end
+
+-- A reset that does not exist is reported with all else that is wrong with its module.
+local function add(plan, prefix, object, key, t)
+  local record, name = core.initializer(t), names.join(prefix, key)
+  plan.tensors[#plan.tensors + 1], plan.records[t] = t, record or false
+  if record then return end
+  local last = plan.resets[#plan.resets]
+  if not last or last.object ~= object then
+    last = { object = object, computes = {} }
+    plan.resets[#plan.resets + 1] = last
+  end
+  table.insert(last.computes, { name = name, tensor = t })
+end
+
+--- Finds what of a model is on "meta". Raises if some value cannot be made.
+---@param what string the function that users call, for messages
+---@param model ms.Module
+---@return ms.Delayed
+function delayed.find(what, model)
+  local plan, seen = { tensors = {}, records = {}, resets = {} }, {}
+  for prefix, object in model:modules() do
+    local state = getmetatable(object)
+    for _, key in ipairs(state.order) do
+      local t = state.fields[key]
+      if core.is_tensor(t) and not seen[t] and t:device() == "meta" then
+        add(plan, prefix, object, key, t)
+      end
+      if core.is_tensor(t) then seen[t] = true end
+    end
+  end
+  for _, one in ipairs(plan.resets) do
+    if not one.object.reset then
+      core.raise(("%s: nothing records how '%s' on \"meta\" gets its values, as they are computed \z
+        in init: give %s a method reset(self) that computes them, which init calls too")
+        :format(what, one.computes[1].name, class_of(one.object)))
+    end
+  end
+  return plan
+end
+
+-- Runs f with the engine's own device, without recording.
+local function outside_meta(f) core.no_grad(function() core.on_device("cpu", f) end) end
+
+--- Makes the recorded values of these tensors, which have memory.
+---@param plan ms.Delayed
+---@param tensors ms.Tensor[]
+function delayed.initialize(plan, tensors)
+  outside_meta(function()
+    for _, t in ipairs(tensors) do
+      if plan.records[t] then core.initialize(t, plan.records[t]) end
+    end
+  end)
+end
+
+--- Runs one of the resets. All that it computes has memory.
+---@param what string
+---@param one ms.DelayedReset
+function delayed.reset(what, one)
+  local counter, before, versions = getmetatable(one.object).counter, { core.random_state() }, {}
+  for i, item in ipairs(one.computes) do versions[i] = core.tensor_version(item.tensor) end
+  local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
+    core.set_random_state(table.unpack(before))
+  end })
+  if counter then core.set_random_state(table.unpack(counter)) end
+  outside_meta(function() one.object:reset() end)
+  for i, item in ipairs(one.computes) do
+    if core.tensor_version(item.tensor) == versions[i] then
+      core.raise(("%s: reset of %s did not write '%s', which has no values without it")
+        :format(what, class_of(one.object), item.name))
+    end
+  end
+end
+
+--- Gives these tensors memory, and those of them that have a record their values.
+---@param plan ms.Delayed
+---@param tensors ms.Tensor[]
+function delayed.make(plan, tensors)
+  for _, t in ipairs(tensors) do core.take_memory(t) end
+  delayed.initialize(plan, tensors)
+end
+
+--- Makes all of a model. Nothing happens to tensors with memory.
+---@param what string
+---@param model ms.Module
+function delayed.materialize(what, model)
+  local plan = delayed.find(what, model)
+  delayed.make(plan, plan.tensors)
+  for _, one in ipairs(plan.resets) do delayed.reset(what, one) end
+end
+
+return delayed
