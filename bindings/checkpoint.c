@@ -21,9 +21,30 @@ static int snapshot_gc(lua_State *L)
     return 0;
 }
 
+/* Pushes a list of { hash of all bytes, blocks = { hash of each block }? } for each tensor. blocks
+ * is there if there are several. The box owns the snapshot by now. */
+static void push_hashes(lua_State *L, const ms_snapshot *snapshot, uint32_t count)
+{
+    lua_createtable(L, (int)count, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t blocks = ms_snapshot_blocks(snapshot, i);
+        lua_createtable(L, 1, 1);
+        lua_pushinteger(L, (lua_Integer)ms_snapshot_hash(snapshot, i));
+        lua_rawseti(L, -2, 1);
+        if (blocks > 1) {
+            lua_createtable(L, (int)blocks, 0);
+            for (uint32_t b = 0; b < blocks; b++) {
+                lua_pushinteger(L, (lua_Integer)ms_snapshot_block_hash(snapshot, i, b));
+                lua_rawseti(L, -2, (lua_Integer)b + 1);
+            }
+            lua_setfield(L, -2, "blocks");
+        }
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+}
+
 /* core.snapshot(names, tensors) -> snapshot, hashes in the same order; blocks. The copy is what
- * training waits for; writing goes on beside it. The table of hashes is made before the copy, so
- * that a lack of Lua memory leaves nothing half done. */
+ * training waits for; writing goes on beside it. */
 static int snapshot(lua_State *L)
 {
     ms_lua_refuse_in_hook(L, "checkpoint.save", "it waits for the values");
@@ -34,13 +55,9 @@ static int snapshot(lua_State *L)
     if (given != count) return ms_lua_error(L, "checkpoint: %u names, %u tensors", count, given);
     void **box = ms_lua_box(L, SNAPSHOT);
     ms_snapshot *made = NULL;
-    lua_createtable(L, (int)count, 0);
     ms_lua_ok(L, ms_snapshot_new(engine, names, tensors, count, &made));
     *box = made;
-    for (uint32_t i = 0; i < count; i++) {
-        lua_pushinteger(L, (lua_Integer)ms_snapshot_hash(made, i));
-        lua_rawseti(L, -2, (lua_Integer)i + 1);
-    }
+    push_hashes(L, made, count);
     return 2;
 }
 
@@ -130,6 +147,50 @@ static int start(lua_State *L)
     return 1;
 }
 
+/* core.checkpoint_begin(folder, name), core.checkpoint_part(snapshot, folder, name, file),
+ * core.checkpoint_commit(folder, name, manifest), core.checkpoint_discard(folder, name) -> true, or
+ * nil, message, code: a checkpoint that several processes write. They block. part uses the snapshot
+ * up. */
+static int begin(lua_State *L)
+{
+    if (ms_checkpoint_begin(ms_lua_context(L), ms_lua_path(L, 1, "a folder"),
+                            ms_lua_path(L, 2, "a name")))
+        return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+static int write_part(lua_State *L)
+{
+    void **box = luaL_checkudata(L, 1, SNAPSHOT);
+    const char *folder = ms_lua_path(L, 2, "a folder"), *name = ms_lua_path(L, 3, "a name"),
+               *file = ms_lua_path(L, 4, "a file's name");
+    if (!*box) return ms_lua_error(L, "checkpoint: this snapshot was used already");
+    ms_status status = ms_checkpoint_write_part(ms_lua_context(L), *box, folder, name, file);
+    ms_snapshot_free(*box);
+    *box = NULL;
+    if (status) return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+static int commit(lua_State *L)
+{
+    const char *folder = ms_lua_path(L, 1, "a folder"), *name = ms_lua_path(L, 2, "a name");
+    size_t bytes;
+    const char *manifest = luaL_checklstring(L, 3, &bytes);
+    if (ms_checkpoint_commit(ms_lua_context(L), folder, name, manifest, bytes))
+        return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+static int discard(lua_State *L)
+{
+    if (ms_checkpoint_discard(ms_lua_context(L), ms_lua_path(L, 1, "a folder"),
+                              ms_lua_path(L, 2, "a name")))
+        return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+
 /* core.checkpoint_sweep(folder) -> true, or nil, message, code: removes what a crash has left
  * there. No checkpoint of the folder may be written meanwhile. */
 static int sweep(lua_State *L)
@@ -177,6 +238,10 @@ static const luaL_Reg functions[] = {
     { "snapshot", snapshot },
     { "checkpoint_start", start },
     { "checkpoint_wait", wait_pending },
+    { "checkpoint_begin", begin },
+    { "checkpoint_part", write_part },
+    { "checkpoint_commit", commit },
+    { "checkpoint_discard", discard },
     { "checkpoint_sweep", sweep },
     { "checkpoint_remove", remove_one },
     { "checkpoint_rename", rename_one },

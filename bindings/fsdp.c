@@ -508,6 +508,58 @@ static int fsdp_pieces(lua_State *L)
     return 1;
 }
 
+/* The position at 2, from 1, as an index of pieces. */
+static uint32_t check_piece(lua_State *L, const ms_fsdp *fsdp)
+{
+    ms_fsdp_piece piece;
+    uint32_t index = (uint32_t)ms_lua_integer(L, 2, 1, UINT32_MAX, "position") - 1;
+    if (!ms_fsdp_piece_get(fsdp, index, &piece))
+        ms_lua_error(L, "fsdp: there is no piece %u", index + 1);
+    return index;
+}
+
+/* sharded:cut(position, rank) -> first, count of that rank of the group that shards it; positions
+ * are those of pieces() */
+static int fsdp_cut(lua_State *L)
+{
+    const ms_fsdp *fsdp = check_fsdp(L);
+    uint32_t index = check_piece(L, fsdp);
+    int64_t first, count;
+    ms_fsdp_piece_of_rank(fsdp, index, (uint32_t)ms_lua_integer(L, 3, 0, UINT32_MAX, "rank"),
+                          &first, &count);
+    lua_pushinteger(L, first);
+    lua_pushinteger(L, count);
+    return 2;
+}
+
+/* sharded:piece(position) -> the numbers of this rank's piece, 1-D, in the memory of the shard */
+static int fsdp_piece(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_fsdp *fsdp = check_fsdp(L);
+    uint32_t index = check_piece(L, fsdp);
+    ms_tensor *made = NULL;
+    ms_handle *handle = ms_lua_new_handle(L);
+    ms_lua_ok(L, ms_fsdp_piece_tensor(fsdp, index, &made));
+    ms_handle_fill(handle, made);
+    return 1;
+}
+
+/* sharded:note_written(): after pieces were written, on all ranks */
+static int fsdp_note_written(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_fsdp_note_written(check_fsdp(L)));
+    return 0;
+}
+
+/* sharded:check_idle(what): raises inside of a forward, a backward or a summon */
+static int fsdp_check_idle(lua_State *L)
+{
+    ms_lua_ok(L, ms_fsdp_check_idle(check_fsdp(L), luaL_checkstring(L, 2)));
+    return 0;
+}
+
 /* sharded:units() -> list of { index, name, bytes, shard_bytes, gathered }, the root first */
 static int fsdp_units(lua_State *L)
 {
@@ -562,6 +614,10 @@ static const luaL_Reg methods[] = {
     { "begins_pass", fsdp_begins_pass },
     { "gather_stats", fsdp_gather_stats },
     { "pieces", fsdp_pieces },
+    { "cut", fsdp_cut },
+    { "piece", fsdp_piece },
+    { "check_idle", fsdp_check_idle },
+    { "note_written", fsdp_note_written },
     { "units", fsdp_units },
     { NULL, NULL },
 };

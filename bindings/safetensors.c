@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define TYPE "ms.Safetensors"
+#define WRITER "ms.SafetensorsWriter"
 
 /* file:close(), __gc, __close. An explicit close matters: a file stays open, with its descriptor
  * and its parsed header, until then or until the collector comes. A second call finds NULL, which
@@ -101,6 +102,166 @@ static int load(lua_State *L)
     return 1;
 }
 
+/* The list of hashes at the index, in a userdata on the stack; NULL, and 0, without a list. */
+static const uint64_t *read_hashes(lua_State *L, int index, uint32_t *count)
+{
+    *count = 0;
+    if (lua_isnoneornil(L, index)) return NULL;
+    luaL_checktype(L, index, LUA_TTABLE);
+    *count = (uint32_t)lua_rawlen(L, index);
+    uint64_t *list = lua_newuserdatauv(L, (*count + 1) * sizeof *list, 0);
+    for (uint32_t i = 0; i < *count; i++) {
+        lua_rawgeti(L, index, (lua_Integer)i + 1);
+        list[i] = (uint64_t)ms_lua_integer(L, -1, INT64_MIN, INT64_MAX, "a hash");
+        lua_pop(L, 1);
+    }
+    return list;
+}
+
+/* file:part(name, first, count, hashes?, into?) -> true; or nil, message, code. Elements [first,
+ * first + count) go to the 1-D tensor `into`; without it they are only compared with the hashes,
+ * which are as ms_safetensors_read_part takes them. */
+static int part(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    ms_safetensors *file = ms_lua_unbox(L, 1, TYPE);
+    const char *name = luaL_checkstring(L, 2);
+    const ms_safetensors_entry *entry = ms_safetensors_find(file, name);
+    ms_tensor *into = ms_lua_optional_tensor(L, 6);
+    if (!entry) {
+        (void)ms_fail(ms_engine_context(engine), MS_ERROR_NOT_FOUND,
+                      "the file has no tensor '%.200s'", name);
+        return ms_lua_io_failed(L);
+    }
+    int64_t all = 1;
+    for (uint32_t d = 0; d < entry->dims; d++) all *= entry->shape[d];
+    int64_t first = ms_lua_integer(L, 3, 0, all, "first"),
+            count = ms_lua_integer(L, 4, 0, all - first, "count");
+    if (into && entry->supported
+        && (ms_tensor_count(into) != count || ms_tensor_dtype(into) != entry->dtype))
+        return ms_lua_error(L, "part: the tensor has another length or dtype");
+    uint32_t hash_count;
+    const uint64_t *hashes = read_hashes(L, 5, &hash_count);
+    if (ms_safetensors_read_part(engine, file, entry, first, count, hashes, hash_count, into))
+        return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+
+/* -------------------------------------------------------------------- writing */
+
+/* A file that is written tensor by tensor. The context is its own: a finalizer may free the writer
+ * after the engine. */
+typedef struct open_writer {
+    ms_safetensors_writer *writer;
+    ms_context context;
+} open_writer;
+
+/* __gc and close: without a commit nothing is left of the file. */
+static int close_writer(lua_State *L)
+{
+    open_writer *open = luaL_checkudata(L, 1, WRITER);
+    ms_safetensors_free(open->writer);
+    open->writer = NULL;
+    return 0;
+}
+
+/* Reads the shapes at 4, lists of sizes, into the specs. */
+static void read_shapes(lua_State *L, ms_safetensors_spec *specs, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        lua_rawgeti(L, 4, (lua_Integer)i + 1);
+        luaL_checktype(L, -1, LUA_TTABLE);
+        uint32_t dims = (uint32_t)lua_rawlen(L, -1);
+        int64_t *shape = lua_newuserdatauv(L, (dims + 1) * sizeof *shape, 0);
+        for (uint32_t d = 0; d < dims; d++) {
+            lua_rawgeti(L, -2, (lua_Integer)d + 1);
+            shape[d] = ms_lua_integer(L, -1, 0, INT64_MAX, "a size");
+            lua_pop(L, 1);
+        }
+        specs[i].dims = dims;
+        specs[i].shape = shape;
+        /* The list of shapes keeps the userdata alive in place of the table. */
+        lua_rawseti(L, 4, (lua_Integer)i + 1);
+        lua_pop(L, 1);
+    }
+}
+
+/* core.safetensors_create(path, names, dtypes, shapes, metadata) -> a writer; or nil, message,
+ * code. Lists of one length; `shapes` is used up. metadata as for safetensors_save. */
+static int create(lua_State *L)
+{
+    const char *path = ms_lua_path(L, 1, "a path");
+    uint32_t count = 0, given = 0, strings = 0;
+    lua_settop(L, 5);
+    luaL_checktype(L, 4, LUA_TTABLE);
+    const char **names = ms_lua_string_list(L, 2, &count, "a tensor's name");
+    luaL_checktype(L, 3, LUA_TTABLE);
+    given = (uint32_t)lua_rawlen(L, 3);
+    if (given != count || lua_rawlen(L, 4) != count)
+        return ms_lua_error(L, "safetensors: %u names, %u dtypes", count, given);
+    const char **pairs = ms_lua_string_list(L, 5, &strings, "metadata");
+    ms_safetensors_spec *specs = lua_newuserdatauv(L, (count + 1) * sizeof *specs, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        lua_rawgeti(L, 3, (lua_Integer)i + 1);
+        specs[i] =
+            (ms_safetensors_spec){ .name = names[i], .dtype = ms_lua_dtype(L, lua_gettop(L)) };
+        lua_pop(L, 1);
+    }
+    read_shapes(L, specs, count);
+    open_writer *open = lua_newuserdatauv(L, sizeof *open, 0);
+    open->writer = NULL;
+    ms_context_init(&open->context, ms_lua_context(L)->os);
+    luaL_setmetatable(L, WRITER);
+    if (ms_safetensors_create(&open->context, path, specs, count, pairs, strings / 2,
+                              &open->writer))
+        return ms_lua_failed(L, &open->context.error);
+    return 1;
+}
+
+/* The writer at 1; raises after commit or close. */
+static open_writer *check_writer(lua_State *L)
+{
+    open_writer *open = luaL_checkudata(L, 1, WRITER);
+    if (!open->writer) ms_lua_error(L, "safetensors: this writer was closed");
+    return open;
+}
+
+/* writer:write(index, tensor) -> true; or nil, message, code. index counts from 1. Blocks until the
+ * tensor has its value. */
+static int write_tensor(lua_State *L)
+{
+    ms_lua_refuse_in_hook(L, "save", "it waits for the values");
+    ms_engine *engine = ms_lua_enter(L);
+    open_writer *open = check_writer(L);
+    uint32_t index = (uint32_t)ms_lua_integer(L, 2, 1, UINT32_MAX, "index") - 1;
+    ms_tensor *tensor = ms_lua_tensor(L, 3);
+    size_t bytes = ms_tensor_bytes(tensor);
+    void *data = NULL;
+    ms_status status = ms_allocate(ms_engine_context(engine), bytes + 1, "a tensor", &data);
+    if (!status && bytes) status = ms_tensor_read(tensor, data, bytes);
+    if (!status && ms_safetensors_write(open->writer, index, data, bytes)) {
+        ms_release(ms_engine_context(engine), data);
+        return ms_lua_failed(L, &open->context.error);
+    }
+    ms_release(ms_engine_context(engine), data);
+    ms_lua_ok(L, status);
+    lua_pushboolean(L, true);
+    return 1;
+}
+
+/* writer:commit() -> true; or nil, message, code: the file has its name, durably. */
+static int commit_writer(lua_State *L)
+{
+    open_writer *open = check_writer(L);
+    ms_status status = ms_safetensors_commit(open->writer);
+    ms_safetensors_free(open->writer);
+    open->writer = NULL;
+    if (status) return ms_lua_failed(L, &open->context.error);
+    lua_pushboolean(L, true);
+    return 1;
+}
+
 /* core.safetensors_save(path, names, tensors, metadata) -> true; or nil, message, code. names and
  * tensors are lists of one length; metadata is a list of keys and values in turn, because a list
  * fixes their order and a table does not. Blocks until each tensor has its value, hence no hook may
@@ -124,23 +285,32 @@ static int save(lua_State *L)
 }
 
 static const luaL_Reg functions[] = { { "safetensors_open", open_file },
+                                      { "safetensors_create", create },
                                       { "safetensors_save", save },
                                       { NULL, NULL } };
 /* One tensor at a time, so a file larger than memory can be read in parts. */
-static const luaL_Reg methods[] = { { "entries", entries },
-                                    { "metadata", metadata },
-                                    { "load", load },
-                                    { "close", close_file },
-                                    { NULL, NULL } };
+static const luaL_Reg methods[] = { { "entries", entries },  { "metadata", metadata },
+                                    { "load", load },        { "part", part },
+                                    { "close", close_file }, { NULL, NULL } };
 static const luaL_Reg metamethods[] = { { "__gc", close_file },
                                         { "__close", close_file },
                                         { NULL, NULL } };
+
+static const luaL_Reg writer_methods[] = { { "write", write_tensor },
+                                           { "commit", commit_writer },
+                                           { "close", close_writer },
+                                           { NULL, NULL } };
+static const luaL_Reg writer_metamethods[] = { { "__gc", close_writer },
+                                               { "__close", close_writer },
+                                               { NULL, NULL } };
 
 /* The type's methods are reached through its objects only, so the table that ms_lua_type leaves is
  * popped. */
 void ms_open_safetensors(lua_State *L, int runtime)
 {
     ms_lua_type(L, runtime, TYPE, metamethods, methods);
+    lua_pop(L, 1);
+    ms_lua_type(L, runtime, WRITER, writer_metamethods, writer_methods);
     lua_pop(L, 1);
     ms_lua_register(L, runtime, functions);
 }

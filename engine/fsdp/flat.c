@@ -96,6 +96,17 @@ void ms_flat_lay_out(ms_flat *flat, ms_fsdp_layout layout, uint32_t ranks, uint3
     flat->padded = flat->length * ranks;
 }
 
+void ms_flat_cut(const ms_member *member, uint32_t rank, int64_t *first, int64_t *count)
+{
+    const ms_flat *flat = member->flat;
+    uint32_t ranks = (uint32_t)(flat->padded / flat->length);
+    ms_member other = *member;
+    if (flat->unit->fsdp->layout == MS_FSDP_ROWS) cut_rows(&other, ranks, rank);
+    else cut_anywhere(&other, elements_of(&other), flat->length * rank, flat->length);
+    *first = rank < ranks ? other.first : 0;
+    *count = rank < ranks ? other.length : 0;
+}
+
 /* Whether this rank's rows are in places of their own; one parameter's are cut as a flat one. */
 static bool is_by_rows(const ms_flat *flat)
 {

@@ -422,6 +422,20 @@ bool ms_fsdp_piece_get(const ms_fsdp *fsdp, uint32_t index, ms_fsdp_piece *out)
     return true;
 }
 
+void ms_fsdp_piece_of_rank(const ms_fsdp *fsdp, uint32_t index, uint32_t rank, int64_t *first,
+                           int64_t *count)
+{
+    ms_flat_cut(&fsdp->members[index], rank, first, count);
+}
+
+ms_status ms_fsdp_piece_tensor(ms_fsdp *fsdp, uint32_t index, ms_tensor **out)
+{
+    const ms_member *member = &fsdp->members[index];
+    int64_t stride = 1;
+    return ms_tensor_window(member->flat->shard, 1, &member->length, &stride,
+                            member->length ? member->at : 0, out);
+}
+
 void ms_fsdp_show_whole(ms_fsdp *fsdp, bool yes)
 {
     for (uint32_t i = 0; i < fsdp->member_count; i++)

@@ -197,6 +197,8 @@ struct ms_fsdp {
 
 /* Sets members' places and the lengths, for `ranks` shards of which this rank has number `rank`. */
 void ms_flat_lay_out(ms_flat *flat, ms_fsdp_layout layout, uint32_t ranks, uint32_t rank);
+/* The elements of the parameter that the rank with that number has; none past the last rank. */
+void ms_flat_cut(const ms_member *member, uint32_t rank, int64_t *first, int64_t *count);
 /* Makes the memory, moves the values there, and turns the tensors into pieces. */
 ms_status ms_flat_make(ms_flat *flat);
 void ms_flat_free(ms_flat *flat);

@@ -69,6 +69,22 @@ ms_status ms_fsdp_shard(ms_fsdp *fsdp, ms_tensor *const *parameters, uint32_t co
     return status;
 }
 
+/* The element after the shard, on which empty pieces lie, is written: every rank has one. */
+ms_status ms_fsdp_note_written(ms_fsdp *fsdp)
+{
+    ms_status status = MS_OK;
+    for (uint32_t f = 0; f < fsdp->flat_count && !status; f++) {
+        ms_flat *flat = &fsdp->flats[f];
+        ms_tensor *last = NULL;
+        int64_t one = 1;
+        if (!ms_flat_is_sharded(flat)) continue;
+        status = ms_tensor_window(flat->source, 1, &one, &one, flat->length, &last);
+        if (!status) status = ms_fill_into(fsdp->engine, last, 0);
+        ms_tensor_release(last);
+    }
+    return status;
+}
+
 /* In parts as the shard, so that steps of different pieces do not wait for each other. */
 ms_status ms_fsdp_state_new(ms_fsdp *fsdp, ms_tensor *parameter, ms_tensor **out)
 {

@@ -5,7 +5,7 @@
 #include "tensor/values.h"
 
 /* Inside of a pass handles belong to the edges. */
-static ms_status check_idle(const ms_fsdp *fsdp, const char *what)
+ms_status ms_fsdp_check_idle(const ms_fsdp *fsdp, const char *what)
 {
     bool busy = fsdp->in_backward;
     for (uint32_t u = 0; u < fsdp->unit_count; u++) busy |= fsdp->units[u].depth > 0;
@@ -37,7 +37,7 @@ static ms_status gather(ms_unit *unit)
 ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count, bool gradients)
 {
     void *memory = NULL;
-    ms_status status = check_idle(fsdp, "summon");
+    ms_status status = ms_fsdp_check_idle(fsdp, "summon");
     if (!status)
         status = ms_allocate(ms_engine_context(fsdp->engine), (count + 1) * sizeof *units, "summon",
                              &memory);
@@ -110,7 +110,7 @@ static ms_status take_blank(ms_flat *flat)
 ms_status ms_fsdp_begin_values(ms_fsdp *fsdp, uint32_t index)
 {
     ms_unit *unit = &fsdp->units[index];
-    ms_status status = check_idle(fsdp, "begin_values");
+    ms_status status = ms_fsdp_check_idle(fsdp, "begin_values");
     for (uint32_t f = 0; f < unit->count && !status; f++) status = take_blank(&unit->flats[f]);
     /* Parameters that had memory lie in shards already. */
     if (!status) status = gather(unit);
@@ -146,7 +146,7 @@ ms_status ms_fsdp_end_values(ms_fsdp *fsdp, uint32_t index, bool copy)
 /* Handles stay on the memory of the last gather, which is theirs from now on. */
 ms_status ms_fsdp_unwrap(ms_fsdp *fsdp)
 {
-    ms_status status = check_idle(fsdp, "unwrap");
+    ms_status status = ms_fsdp_check_idle(fsdp, "unwrap");
     for (uint32_t u = 0; u < fsdp->unit_count && !status; u++)
         status = ms_unit_detach_gradients(&fsdp->units[u]);
     for (uint32_t u = 0; u < fsdp->unit_count && !status; u++) {

@@ -84,6 +84,22 @@ uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index)
     return snapshot->copies[index].hash;
 }
 
+/* A tensor without bytes has no blocks. */
+uint32_t ms_snapshot_blocks(const ms_snapshot *snapshot, uint32_t index)
+{
+    size_t bytes = snapshot->copies[index].bytes;
+    return (uint32_t)((bytes + MS_SAFETENSORS_BLOCK - 1) / MS_SAFETENSORS_BLOCK);
+}
+
+/* The last block may be shorter. */
+uint64_t ms_snapshot_block_hash(const ms_snapshot *snapshot, uint32_t index, uint32_t block)
+{
+    const ms_copy *copy = &snapshot->copies[index];
+    size_t begin = (size_t)block * MS_SAFETENSORS_BLOCK, rest = copy->bytes - begin;
+    return ms_hash((const char *)copy->data + begin,
+                   rest < MS_SAFETENSORS_BLOCK ? rest : MS_SAFETENSORS_BLOCK, 0);
+}
+
 /* The context is copied out first, because the snapshot that holds it is the last thing
  * released. */
 void ms_snapshot_free(ms_snapshot *snapshot)
@@ -262,6 +278,61 @@ done:
     ms_release(context, temporary);
     ms_release(context, final);
     ms_release(context, aside);
+    return status;
+}
+
+/* ------------------------------------------------- written by several processes */
+
+/* The temporary folder is made here and not by the writers, so that a writer that comes late cannot
+ * bring back a folder that was discarded. */
+ms_status ms_checkpoint_begin(ms_context *context, const char *folder, const char *name)
+{
+    char *temporary = NULL;
+    ms_status status = ms_checkpoint_sweep(context, folder);
+    if (!status) status = place(context, folder, TEMPORARY, name, &temporary);
+    if (!status) status = ms_folder_make(context, temporary);
+    ms_release(context, temporary);
+    return status;
+}
+
+/* The file is synced, and so is the folder that names it. */
+ms_status ms_checkpoint_write_part(ms_context *context, const ms_snapshot *snapshot,
+                                   const char *folder, const char *name, const char *file)
+{
+    char *temporary = NULL, *path = NULL;
+    ms_status status = place(context, folder, TEMPORARY, name, &temporary);
+    if (!status) status = ms_path_join(context, temporary, file, &path);
+    if (!status) status = write_tensors(context, snapshot, path);
+    ms_release(context, temporary);
+    ms_release(context, path);
+    return status;
+}
+
+/* A folder without a manifest is no checkpoint, so the manifest comes last. */
+ms_status ms_checkpoint_commit(ms_context *context, const char *folder, const char *name,
+                               const void *manifest, size_t bytes)
+{
+    char *temporary = NULL, *final = NULL, *aside = NULL, *text = NULL;
+    ms_status status = place(context, folder, TEMPORARY, name, &temporary);
+    if (!status) status = place(context, folder, "", name, &final);
+    if (!status) status = place(context, folder, REPLACED, name, &aside);
+    if (!status) status = ms_path_join(context, temporary, MS_CHECKPOINT_MANIFEST, &text);
+    if (!status) status = ms_file_write_atomic(context, text, manifest, bytes);
+    if (!status) status = commit(context, temporary, final, aside);
+    ms_release(context, temporary);
+    ms_release(context, final);
+    ms_release(context, aside);
+    ms_release(context, text);
+    return status;
+}
+
+/* Nothing to discard is success. */
+ms_status ms_checkpoint_discard(ms_context *context, const char *folder, const char *name)
+{
+    char *temporary = NULL;
+    ms_status status = place(context, folder, TEMPORARY, name, &temporary);
+    if (!status && is_folder(context, temporary)) status = ms_folder_remove(context, temporary);
+    ms_release(context, temporary);
     return status;
 }
 

@@ -464,6 +464,15 @@ bool ms_safetensors_metadata(const ms_safetensors *file, uint32_t index, const c
     return true;
 }
 
+/* As ms_safetensors_read, of some of the bytes. */
+ms_status ms_safetensors_read_range(ms_context *context, ms_safetensors *file,
+                                    const ms_safetensors_entry *entry, uint64_t begin,
+                                    uint64_t bytes, void *buffer)
+{
+    return ms_file_read(context, file->file, file->path, buffer, (size_t)bytes,
+                        entry->offset + begin);
+}
+
 /* The range was checked at open. A file that was truncated since then gives MS_ERROR_CORRUPT, since
  * it is read and not mapped. */
 ms_status ms_safetensors_read(ms_context *context, ms_safetensors *file,

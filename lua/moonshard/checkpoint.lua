@@ -193,7 +193,7 @@ local function write(folder, name, out, manifest)
   for i, path in ipairs(out.names) do
     local t = out.tensors[i]
     tensors[path] = {
-      type = store.type_text(t:dtype(), t:shape()), hash = ("%016x"):format(hashes[i]),
+      type = store.type_text(t:dtype(), t:shape()), hash = ("%016x"):format(hashes[i][1]),
     }
   end
   local seed, random_step, draw = core.random_state()

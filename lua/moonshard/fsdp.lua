@@ -13,6 +13,7 @@ local overlap = require "moonshard.overlap"
 local statistics = require "moonshard.statistics"
 local options_of = require "moonshard.options"
 local compare = require "moonshard.fsdp.compare"
+local state = require "moonshard.fsdp.state"
 local fsdp_options = require "moonshard.fsdp.options"
 local units_of = require "moonshard.fsdp.units"
 local values = require "moonshard.fsdp.values"
@@ -327,31 +328,49 @@ function FSDP:summon(options, f)
   return table.unpack(results, 1, results.n)
 end
 
---- All parameters and saved buffers, whole, as copies: on every rank. All ranks call it.
----@return table<string, ms.Tensor>
-function FSDP:state()
-  local s, copies = outside_join(self, "state"), {}
-  self:summon({ writeback = false }, function()
-    for name, t in pairs(s.wrapped:state()) do copies[name] = t:detach():clone() end
-  end)
-  return copies
+--- Parameters and saved buffers by name. kind "full": copies of all of them on rank 0 of the model,
+--- and an empty table elsewhere; all ranks call it. "sharded": what this rank has, ms.Piece of each
+--- sharded parameter.
+---@param options? { kind?: "full"|"sharded" }
+---@return table<string, ms.Tensor|ms.Piece>
+function FSDP:state(options)
+  local s = outside_join(self, "state")
+  local kind = module.kind_of_state("state", options)
+  s.sharded:check_idle("state")
+  return kind == "full" and state.full(s) or state.pieces(s)
 end
 
---- As a module's. All ranks call it with the same values.
----@param state table<string, ms.Tensor>
+--- As a module's. All ranks call it, with at least what each has (whole tensors, or pieces of
+--- state { kind = "sharded" }); or rank 0 with all of it, and the others with empty tables.
+---@param given table<string, ms.Tensor|ms.Piece>
 ---@param options? ms.LoadOptions
-function FSDP:load_state(state, options)
+function FSDP:load_state(given, options)
   local s = outside_join(self, "load_state")
-  self:summon({}, function() s.wrapped:load_state(state, options) end)
+  s.sharded:check_idle("load_state")
+  state.load(s, given, options)
 end
 
---- As a module's. All ranks call it: whole parameters exist on each while rank 0 writes.
+--- As a module's; rank 0 puts one tensor after the other together. All ranks call it, and have the
+--- same result.
 ---@param path string
 ---@param options? ms.SaveOptions
 ---@return true?, string?, string?
 function FSDP:save(path, options)
   local s = outside_join(self, "save")
-  return self:summon({ writeback = false }, function() return s.wrapped:save(path, options) end)
+  s.sharded:check_idle("save")
+  return state.save(s, path, options)
+end
+
+--- As a module's. Each rank reads what it has. All ranks call it, and have the same result.
+---@param path string|string[]
+---@param options? ms.LoadOptions
+---@return true?, string?, string?
+function FSDP:load(path, options)
+  local s = outside_join(self, "load")
+  options_of.argument("load", "path", path, "string|list")
+  if type(path) == "table" then options_of.items("load", "path", path, "string") end
+  s.sharded:check_idle("load")
+  return state.read(s, path, options)
 end
 
 --- This method of the model runs through the root's edges, as forward does.

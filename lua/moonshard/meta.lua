@@ -1021,7 +1021,7 @@
 --- for all of them; nil: all ranks share the parameter. These groups partition the model's ranks.
 --- Each holds parameters of its own, with other names: nothing of them is compared or summed
 --- between groups, under all strategies they are sharded over their group, and means are over the
---- ranks of the model. state() has those of this rank's group.
+--- ranks of the model.
 ---@field group_of? fun(name: string, parameter: ms.Parameter): ms.Group?
 --- How a unit is cut into shards. "flat" (the default): its parameters end to end, cut anywhere;
 --- pieces are 1-D. "rows": each parameter along its first dimension, so pieces have whole rows; a
@@ -1101,6 +1101,14 @@
 ---@field wasted_bytes integer      of units that were gathered before their backward for nothing
 ---@field replans integer           plans that were made anew; 0 without a planner
 
+--- What a rank has of a tensor, in states of kind "sharded".
+---@class ms.Piece
+---@field tensor ms.Tensor             1-D: elements first .. first + count - 1, in row-major order
+---@field shape integer[]              of the whole tensor
+---@field first integer                counts from 0
+---@field count integer                0 where this rank has none
+---@field saves boolean                of the ranks that have the same elements, this one saves them
+
 ---@class ms.FSDP: ms.Module
 ---@field module ms.Module             the sharded model
 --- Gradients of a forward and backward inside f stay on their rank, whole, and add up.
@@ -1122,6 +1130,21 @@
 --- What this rank has of each parameter: `count` elements from element `first` on, which counts
 --- from 0.
 ---@field pieces fun(self): { name: string, shape: integer[], first: integer, count: integer }[]
+--- Parameters and saved buffers by name. kind "full", the default: copies of all of them, whole, on
+--- rank 0 of the model, and an empty table elsewhere; with group_of, those of all ranks. All ranks
+--- call it. "sharded": what this rank has: pieces, and tensors that are not sharded, in the model's
+--- own memory.
+---@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor|ms.Piece>
+--- Copies values in, by name. Each rank gives at least what it has (whole tensors, or its pieces),
+--- or rank 0 gives all and the others empty tables. All ranks call it; an error is the same on all,
+--- and nothing has changed then.
+---@field load_state fun(self, state: table<string, ms.Tensor|ms.Piece>, options?: ms.LoadOptions)
+--- As a module's: rank 0 writes, and puts one tensor after the other together. All ranks call it and
+--- have the same result.
+---@field save fun(self, path: string, options?: ms.SaveOptions): true?, string?, string?
+--- As a module's: each rank reads its pieces, so no rank has the whole model. All ranks call it and
+--- have the same result.
+---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
 --- The ranks that share one copy of the parameters.
 ---@field shard_group fun(self): ms.Group
 --- Gathers this unit now; its next use waits for it. Value: true.

@@ -2,6 +2,7 @@
 -- training. A case is named after the file and what it tests. Values are compared with ddp's, with
 -- sums made by hand, or with the model without shards.
 local ms = require "moonshard"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local core = require "moonshard.core"
 local hooks, nn = ms.hooks, ms.nn
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
@@ -68,7 +69,7 @@ local function steps(net, pass, clip)
     optimizer:step()
     optimizer:zero_grad()
   end
-  return net:state(), norms
+  return expect.whole(net), norms
 end
 
 local function plain_pass(net, step) net(input(step)):square():mean():backward() end
@@ -242,12 +243,12 @@ case("test_fsdp_summon_full_params.py: writeback, and reading in evaluation", fu
       p:fill_(9)
     end
   end)
-  same_state(net:state(), before)
+  same_state(expect.whole(net), before)
   net:summon({ names = { "0.up.bias" } }, function(parameters)
     assert(#parameters == 1)
     parameters[1]:fill_(3)
   end)
-  equal(net:state()["0.up.bias"], ms.full(3, { 7 }))
+  equal(expect.whole(net)["0.up.bias"], ms.full(3, { 7 }))
   raises(function() net:summon({ names = { "0.up.bais" } }, function() end) end, "0.up.bais")
   plain_pass(net, 1)
 end)
@@ -270,7 +271,7 @@ case("test_fsdp_use_orig_params.py: parameter groups and nil gradients", functio
         assert(not p:grad() or p:grad():abs():sum():item() == 0)
       end
     end
-    return net:state()
+    return expect.whole(net)
   end
   same_state(run(shard), run(ms.ddp), 1e-5)
 end)
@@ -312,7 +313,7 @@ case("test_fsdp_misc.py: all ranks begin with rank 0's values", function()
   local net = shard(blocks(3, 100 + rank))
   local first = {}
   for name, t in pairs(blocks(3, 100):state()) do first[name] = t end
-  same_state(net:state(), first)
+  same_state(expect.whole(net), first)
   raises(function() shard(net.module) end, "already")
   raises(function() ms.ddp(net) end, "fsdp")
 end)
@@ -382,7 +383,7 @@ case("test_fsdp_freezing_weights.py and test_fsdp_fine_tune.py", function()
       optimizer:step()
       optimizer:zero_grad()
     end
-    return net:state()
+    return expect.whole(net)
   end
   local expected = run(ms.ddp(frozen(blocks())))
   for _, strategy in ipairs(strategies) do
@@ -517,7 +518,7 @@ end)
 
 case("test_fully_shard_grad_scaler.py: overflow on one rank skips the step on all", function()
   local net = shard(blocks())
-  local before = net:state()
+  local before = expect.whole(net)
   local optimizer, scaler = ms.optim.sgd(net, { lr = 0.1 }), ms.optim.scaler { init_scale = 1024 }
   for step = 1, 2 do
     local loss = net(input(step)):square():mean()
@@ -525,10 +526,12 @@ case("test_fully_shard_grad_scaler.py: overflow on one rank skips the step on al
     scaler:scale(loss):backward()
     scaler:step(optimizer)
     optimizer:zero_grad()
-    if step == 1 then same_state(net:state(), before) end
+    if step == 1 then same_state(expect.whole(net), before) end
   end
   local moved = 0
-  for name, t in pairs(net:state()) do moved = moved + (t - before[name]):abs():sum():item() end
+  for name, t in pairs(expect.whole(net)) do
+    moved = moved + (t - before[name]):abs():sum():item()
+  end
   assert(moved > 0 and moved < math.huge)
 end)
 

@@ -26,4 +26,16 @@ function expect.difference(a, b)
   return most
 end
 
+--- Copies of the whole tensors of a model's state, on every rank. All ranks call it.
+---@param model ms.Module
+---@return table<string, ms.Tensor>
+function expect.whole(model)
+  if not getmetatable(model).fsdp then return model:state() end
+  local copies = {}
+  model:summon({ writeback = false }, function()
+    for name, t in pairs(model.module:state()) do copies[name] = t:detach():clone() end
+  end)
+  return copies
+end
+
 return expect

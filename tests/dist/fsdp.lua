@@ -55,7 +55,7 @@ local function train(how)
     optimizer:zero_grad()
     losses[step + 1] = world:all_reduce(total, "avg"):value():item()
   end
-  return { losses = losses, norms = norms, weights = model:state(), model = model }
+  return { losses = losses, norms = norms, weights = expect.whole(model), model = model }
 end
 
 local function difference(a, b)
@@ -294,10 +294,10 @@ do
   -- Writes inside summon are kept, on all ranks.
   model:summon({}, function() p:fill_(0.25) end)
   assert(p:numel() == 0 or p:detach():min():item() == 0.25)
-  local kept = model:state()["h.1.mlp.c_fc.weight"]
+  local kept = expect.whole(model)["h.1.mlp.c_fc.weight"]
   assert(kept:min():item() == 0.25 and kept:max():item() == 0.25)
   model:summon({ writeback = false }, function() p:fill_(7) end)
-  assert(model:state()["h.1.mlp.c_fc.weight"]:max():item() == 0.25)
+  assert(expect.whole(model)["h.1.mlp.c_fc.weight"]:max():item() == 0.25)
   -- Evaluation between steps, and generation.
   ms.no_grad(function() assert(model(x):shape()[3] == 16) end)
   assert(#model:units() == 4 and model:units()[1].name == "")
@@ -324,7 +324,7 @@ do
   fails(function() ms.fsdp(other) end, "belongs to an optimizer already")
   assert(early)
   -- Unwrapped, it is a model as any other.
-  local before = model:state()
+  local before = expect.whole(model)
   assert(model:unwrap() == inner)
   for name, t in pairs(inner:state()) do
     assert((t:detach() - before[name]):abs():max():item() == 0)
@@ -373,7 +373,7 @@ do
       optimizer:step()
       optimizer:zero_grad()
     end
-    return model:state()
+    return expect.whole(model)
   end
   local expected = run {}
   local own = run { "pre_backward", "forward", "pre_backward" }

@@ -50,7 +50,7 @@ local function expected_of(blocks, clip)
     optimizer:step()
     optimizer:zero_grad()
   end
-  return model:state(), norms
+  return expect.whole(model), norms
 end
 
 local function train(model, number, clip, scale)
@@ -66,7 +66,7 @@ local function train(model, number, clip, scale)
     if scaler then scaler:step(optimizer) else optimizer:step() end
     optimizer:zero_grad()
   end
-  return model:state(), norms
+  return expect.whole(model), norms
 end
 
 local cases = {
@@ -142,7 +142,7 @@ for _, layout in ipairs { "flat", "rows" } do
     end
   end)
   local weights = whole:state()
-  for name, t in pairs(model:state()) do
+  for name, t in pairs(expect.whole(model)) do
     local other = weights[name]:detach()
     local d = (t - other):abs():max():item() / other:abs():max():item()
     assert(d <= 2e-6, ("join, %s: %s differs by %g"):format(layout, name, d))
@@ -211,6 +211,8 @@ if size == 4 then
   fails(hybrid(rank < 2 and rows or crossed, columns), "shard_group: rank 2 gives the ranks 1, 2",
     "must not overlap")
   fails(hybrid(rows, rank % 2 == 0 and columns or crossed), "replica_group", "must not overlap")
+  local turned = world:split { { 3, 0 }, { 2, 1 } }
+  fails(hybrid(turned, world:split { { 0, 2 }, { 1, 3 } }), "replicas have the same shard")
   fails(hybrid(rows, nil), "together")
   fails(hybrid(rows, world), "(2 ranks) times replica_group (4)")
 end

@@ -83,7 +83,7 @@ for number, make in ipairs(makers) do
       model = ms.fsdp(model, { strategy = strategy, layout = layout, wrap = wrap,
         init_sync = layout == "rows" })
       for _, p in ipairs(model:parameters()) do assert(p:device() ~= "meta") end
-      expect_equal(model:state(), state, what)
+      expect_equal(expect.whole(model), state, what)
     end
   end
 end
@@ -114,7 +114,7 @@ for _, sync in ipairs { true, false } do
   model[1].bias = nn.Parameter(ms.full(rank + 1, { 5 }))
   model[2].lin.weight = nn.Parameter(ms.full(rank + 1, { 5, 5 }))
   model = ms.fsdp(model, { wrap = { class = "Scaled" }, init_sync = sync })
-  local state = model:state()
+  local state = expect.whole(model)
   local expected = build(makers[1], 10)
   if sync then
     expected[1].bias:requires_grad_(false):fill_(1)
@@ -147,7 +147,7 @@ if size > 1 then
     wrap = { class = "Experts" },
     group_of = function(name) return name:find "expert" and own or nil end,
   })
-  expect_equal(model:state(), state, "group_of")
+  expect_equal(expect.whole(model), state, "group_of")
 end
 
 -- Memory: shards, an element behind each, and one unit.
@@ -180,7 +180,7 @@ end
 expect_equal(on_meta(makers[1], 3):materialize():state(), build(makers[1], 3):state(), "one rank")
 do
   local model = ms.ddp(on_meta(makers[3], 10 + rank))
-  expect_equal(model:state(), build(makers[3], 10):state(), "ddp")
+  expect_equal(expect.whole(model), build(makers[3], 10):state(), "ddp")
   model(ms.zeros { 1, 4, dtype = "i64" }):sum():backward()
   local one = build(makers[1], 3)
   assert(one:materialize() == one)
@@ -221,7 +221,7 @@ do
     local model = meta and ms.device("meta", make) or make()
     model = ms.fsdp(model, { ignored = { "2%..*", "1.offset" }, wrap = { class = "Linear" } })
     local optimizer = ms.optim.sgd(model, { lr = 0.1 })
-    for name, t in pairs(model:state()) do
+    for name, t in pairs(expect.whole(model)) do
       local is_own = name:find "^2%." ~= nil or name == "1.offset"
       assert(t:eq(own[name]):all():item() == (is_own or rank == 0), name)
     end

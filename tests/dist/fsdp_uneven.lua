@@ -82,7 +82,7 @@ local function expected_of(how)
     end
     finish(model, optimizer, step, how.clip)
   end
-  return model:state()
+  return expect.whole(model)
 end
 
 local function trained(how)
@@ -114,7 +114,7 @@ for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard", "hybrid_s
     local model = trained(how)
     local what = ("%s, divisor %s, clip %s, micro %s"):format(strategy, how.divisor, how.clip,
       how.micro)
-    check(what, model:state(), expected_of(how))
+    check(what, expect.whole(model), expected_of(how))
     -- Afterwards all ranks train on as before.
     model(input(1, rank)):square():mean():backward()
   end
@@ -203,7 +203,7 @@ for _, strategy in ipairs { "full_shard", "shard_grad_op", "hybrid_shard" } do
       end
       other:step()
     end
-    check(strategy .. " with own units", model:state(), whole:state())
+    check(strategy .. " with own units", expect.whole(model), whole:state())
   end
 end
 
@@ -217,7 +217,7 @@ do
   scaler:step(optimizer)
   for r = 0, size - 1 do (whole(input(1, r), how_of(r)):square():mean() / size):backward() end
   other:step()
-  check("scaled", model:state(), whole:state())
+  check("scaled", expect.whole(model), whole:state())
 end
 
 ----------------------------------------------------------------------------------------- errors
@@ -249,7 +249,7 @@ local ends = {
 if options.case ~= "" then ends[options.case]() end
 
 local text = {}
-for name, t in ms.sorted_pairs(trained({}):state()) do
+for name, t in ms.sorted_pairs(expect.whole(trained {})) do
   text[#text + 1] = name .. core.hash(table.concat(t:reshape(-1):to_table(), " "))
 end
 world:barrier()

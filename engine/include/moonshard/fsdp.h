@@ -188,6 +188,19 @@ typedef struct ms_fsdp_piece {
 /* False past the last. Pieces are in the order of units, flat parameters and the list of
  * parameters. */
 MS_API bool ms_fsdp_piece_get(const ms_fsdp *fsdp, uint32_t index, ms_fsdp_piece *out);
+/* The same elements of the rank with that number in the group that shards parameter `index`; count
+ * 0 also past its ranks. */
+MS_API void ms_fsdp_piece_of_rank(const ms_fsdp *fsdp, uint32_t index, uint32_t rank,
+                                  int64_t *first, int64_t *count);
+/* The elements of piece `index` as a 1-D tensor, owned: the memory of the shard, also while the
+ * parameter's own tensor is whole. */
+MS_API ms_status ms_fsdp_piece_tensor(ms_fsdp *fsdp, uint32_t index, ms_tensor **out);
+/* After pieces were written by the host's own ways, on all ranks: what was gathered before counts
+ * as changed, also on ranks that had nothing to write. */
+MS_API ms_status ms_fsdp_note_written(ms_fsdp *fsdp);
+/* MS_ERROR_STATE inside of a forward, a backward or a summon, where states are neither saved nor
+ * loaded; `what` names the call. */
+MS_API ms_status ms_fsdp_check_idle(const ms_fsdp *fsdp, const char *what);
 /* This rank's shard, 1-D, retained, of the flat parameter that has exactly these parameters: those
  * of one unit that are alike in dtype, in whether they are trained, and in the ranks that share
  * them. MS_ERROR_ARGUMENT names the first that is of another one, or is missing. */

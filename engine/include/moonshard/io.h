@@ -119,6 +119,19 @@ MS_API ms_status ms_safetensors_load(ms_engine *engine, ms_safetensors *file,
                                      const ms_safetensors_entry *entry, uint64_t *hash,
                                      ms_tensor **out);
 
+/* Hashes of a tensor's content may be of blocks, so that a part can be checked by itself. */
+#define MS_SAFETENSORS_BLOCK (1u << 20)
+
+/* Elements [first, first + count) of a tensor, which has them, into a tensor of that length and of
+ * the entry's dtype. hashes: the ms_hash with seed 0 of each MS_SAFETENSORS_BLOCK bytes of the
+ * whole content, or of all of it if hash_count is 1; those of blocks that the part touches are
+ * compared. NULL: none are. into NULL: the part is only checked. MS_ERROR_CORRUPT for other bytes,
+ * or another number of hashes. */
+MS_API ms_status ms_safetensors_read_part(ms_engine *engine, ms_safetensors *file,
+                                          const ms_safetensors_entry *entry, int64_t first,
+                                          int64_t count, const uint64_t *hashes,
+                                          uint32_t hash_count, ms_tensor *into);
+
 /* What is to be written. */
 typedef struct ms_safetensors_spec {
     const char *name;
@@ -231,6 +244,9 @@ MS_API ms_status ms_snapshot_new(ms_engine *engine, const char *const *names,
                                  ms_tensor *const *tensors, uint32_t count, ms_snapshot **out);
 /* ms_hash of the tensor's bytes, seed 0 */
 MS_API uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index);
+/* The tensor's bytes in blocks of MS_SAFETENSORS_BLOCK: their number, and the hash of one. */
+MS_API uint32_t ms_snapshot_blocks(const ms_snapshot *snapshot, uint32_t index);
+MS_API uint64_t ms_snapshot_block_hash(const ms_snapshot *snapshot, uint32_t index, uint32_t block);
 MS_API void ms_snapshot_free(ms_snapshot *snapshot); /* NULL is allowed */
 
 #define MS_CHECKPOINT_TENSORS "tensors.safetensors"
@@ -242,6 +258,16 @@ MS_API void ms_snapshot_free(ms_snapshot *snapshot); /* NULL is allowed */
 MS_API ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *snapshot,
                                      const char *folder, const char *name, const void *manifest,
                                      size_t bytes);
+/* The same where several processes write files of one checkpoint. One begins: it sweeps the folder
+ * and makes the temporary one. Then each writes its files, synced. Once all have, the first
+ * commits: it adds the manifest and renames the folder; or it discards what there is. A crash
+ * before the rename leaves an older checkpoint as it was. */
+MS_API ms_status ms_checkpoint_begin(ms_context *context, const char *folder, const char *name);
+MS_API ms_status ms_checkpoint_write_part(ms_context *context, const ms_snapshot *snapshot,
+                                          const char *folder, const char *name, const char *file);
+MS_API ms_status ms_checkpoint_commit(ms_context *context, const char *folder, const char *name,
+                                      const void *manifest, size_t bytes);
+MS_API ms_status ms_checkpoint_discard(ms_context *context, const char *folder, const char *name);
 /* Restores a checkpoint that a crash during its replacement has left under its temporary name, and
  * removes temporary folders. */
 MS_API ms_status ms_checkpoint_sweep(ms_context *context, const char *folder);

@@ -138,11 +138,12 @@ end
 ---@param replicas ms.Group
 function compare.levels(group, shards, replicas)
   if not group:_has_others() then return end
-  local one, two, members = {}, {}, {}
-  local text = ranks_of(shards) .. "|" .. ranks_of(replicas)
+  local one, two, members, shard_of = {}, {}, {}, {}
+  local text = ranks_of(shards) .. "|" .. ranks_of(replicas) .. "|" .. shards:rank()
   for r, words in ipairs(group:_share_texts(text, "fsdp")) do
-    one[r], two[r] = words:match "^(.*)|(.*)$"
+    one[r], two[r], words = words:match "^(.*)|(.*)|(.*)$"
     members[r] = group:_world_rank(r - 1)
+    shard_of[members[r]] = tonumber(words)
   end
   check_level("shard_group", one, members)
   check_level("replica_group", two, members)
@@ -153,6 +154,14 @@ function compare.levels(group, shards, replicas)
     if common ~= 1 then
       core.raise(("fsdp: rank %d gives the shard_group %s and the replica_group %s: they must \z
         have this rank alone in common"):format(members[r], ranks, two[r]))
+    end
+    for rank in two[r]:gmatch "%d+" do
+      local other = tonumber(rank)
+      if shard_of[other] ~= shard_of[members[r]] then
+        core.raise(("fsdp: replica_group %s: rank %d has shard %d of its shard_group, and rank %d \z
+          has shard %d: replicas have the same shard"):format(two[r], members[r],
+          shard_of[members[r]], other, shard_of[other]))
+      end
     end
   end
 end

@@ -3,6 +3,7 @@ local core = require "moonshard.core"
 local options_of = require "moonshard.options"
 local check = options_of.check
 local module = require "moonshard.nn.module"
+local piece = require "moonshard.piece"
 local Module = module.base
 
 local files = {}
@@ -64,10 +65,28 @@ local function files_of(path)
   return list
 end
 
--- Adds the tensors of a file to `found`: the state, by this library's names, and for each name the
--- name in the file and the file.
-local function take(self, found, file, tensors)
-  for name, t in pairs(tensors) do
+-- Adds the tensors of an open file to `found`: sources, by this library's names, and for each name
+-- the name in the file and the file.
+local function take(self, found, file, reader)
+  local entries, list = reader:entries(), file.names
+  if not list then
+    list = {}
+    for name in pairs(entries) do list[#list + 1] = name end
+    table.sort(list)
+  end
+  for _, name in ipairs(list) do
+    local entry = entries[name]
+    if not entry then
+      local why = ("%s: the file has no tensor '%s'"):format(file.path, name)
+      return core.refuse(file.index and ("'%s' names it: %s"):format(file.index, why) or why,
+        "not_found")
+    end
+    local source = piece.source(entry.dtype, entry.shape, {
+      {
+        file = reader, path = file.path, name = name, first = 0,
+        count = piece.elements(entry.shape),
+      },
+    })
     local own, copy = name, nil
     if self.own_name then own, copy = self:own_name(name) end
     local other = own and found.origin[own]
@@ -75,10 +94,59 @@ local function take(self, found, file, tensors)
       return core.refuse(("the weight '%s' occurs twice: as '%s' in '%s' and as '%s' in '%s'")
         :format(own, other.name, other.path, name, file.path), "mismatch")
     end
-    if own then found.state[own], found.origin[own] = t, { name = name, path = file.path }
-    elseif copy then found.copies[name] = { of = copy, tensor = t } end
+    if own then
+      found.state[own] = source
+      found.origin[own] = { name = name, path = file.path, index = file.index }
+    elseif copy then
+      found.copies[name] = { of = copy, tensor = source, path = file.path, index = file.index }
+    end
   end
   return true
+end
+
+--- Closes the files of `find`.
+---@param found table
+function files.close(found)
+  for _, reader in ipairs(found.readers) do reader:close() end
+end
+
+--- Opens files, and tells which of their tensors is which of the module's. Nothing is read yet but
+--- headers. Close it.
+---@param self ms.Module
+---@param path string|string[]
+---@return { state: table<string, ms.Source>, origin: table, copies: table, metadata: table }?
+---@return string? message
+---@return string? code
+function files.find(self, path)
+  local list, message, code = files_of(path)
+  if not list then return nil, message, code end
+  local found = { state = {}, origin = {}, copies = {}, metadata = {}, readers = {} }
+  for _, file in ipairs(list) do
+    local reader, why, kind = core.safetensors_open(file.path)
+    if reader then
+      found.readers[#found.readers + 1] = reader
+      local ok
+      ok, why, kind = take(self, found, file, reader)
+      if ok then
+        for key, value in pairs(reader:metadata()) do found.metadata[key] = value end
+      end
+      reader = ok
+    elseif file.index then why = ("'%s' names it: %s"):format(file.index, why) end
+    if not reader then
+      files.close(found)
+      return core.refuse(why, kind)
+    end
+  end
+  return found
+end
+
+--- The text of an error about a repeated tied weight.
+---@param name string
+---@param of string
+---@return string
+function files.differs(name, of)
+  return ("'%s' differs from '%s', which config.json ties it to: tie_word_embeddings must be false")
+    :format(name, of)
 end
 
 -- Files may repeat a tied weight. If the copy differs, it is a separate weight, for which the model
@@ -91,14 +159,43 @@ local function check_copies(found)
         return module.same_shape(own, copy.tensor)
           and own:to("f32"):eq(copy.tensor:to "f32"):all():item()
       end)
-      if not equal then
-        return core.refuse(("'%s' differs from '%s', which config.json ties it to: \z
-          tie_word_embeddings must be false"):format(name, copy.of), "mismatch")
-      end
+      if not equal then return core.refuse(files.differs(name, copy.of), "mismatch") end
     end
   end
   return true
 end
+
+-- Reads the tensor of a source as a whole.
+local function read_whole(source, where)
+  local part = source.parts[1]
+  local t, why, code = part.file:load(part.name)
+  if t then return t end
+  why = ("%s: %s"):format(where.path, why)
+  return core.refuse(where.index and ("'%s' names it: %s"):format(where.index, why) or why, code)
+end
+
+-- Puts tensors in the place of sources.
+local function read_all(found)
+  local names = {}
+  for name in pairs(found.state) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local t, message, code = read_whole(found.state[name], found.origin[name])
+    if not t then return nil, message, code end
+    found.state[name] = t
+  end
+  for _, copy in pairs(found.copies) do
+    local t, message, code = read_whole(copy.tensor, copy)
+    if not t then return nil, message, code end
+    copy.tensor = t
+  end
+  return check_copies(found)
+end
+
+--- A path, or the first of a list, for messages.
+---@param path string|string[]
+---@return string
+function files.first_of(path) return type(path) == "table" and path[1] or path end
 
 --- Reads files and copies their tensors into a module. Returns the tensors that were read, by the
 --- module's names.
@@ -109,27 +206,16 @@ end
 ---@return string? message
 ---@return string? code
 function files.read(self, path, options)
-  local list, message, code = files_of(path)
-  if not list then return nil, message, code end
-  local found = { state = {}, origin = {}, copies = {}, metadata = {} }
-  for _, file in ipairs(list) do
-    local tensors, metadata, kind = require "moonshard.safetensors".load(file.path, file.names)
-    if not tensors then
-      local why = file.index and ("'%s' names it: %s"):format(file.index, metadata) or metadata
-      return core.refuse(why, kind)
-    end
-    local ok
-    ok, message, code = take(self, found, file, tensors)
-    if not ok then return nil, message, code end
-    for key, value in pairs(metadata) do found.metadata[key] = value end
-  end
-  local same, why, kind = check_copies(found)
-  if not same then return nil, why, kind end
-  local ok, failure = pcall(self.load_state, self, found.state, options)
-  if not ok then
-    local where = type(path) == "table" and path[1] or path
-    return core.refuse(("%s: %s")
-      :format(where, tostring(failure):match "load_state: (.*)" or tostring(failure)), "mismatch")
+  local found, message, code = files.find(self, path)
+  if not found then return nil, message, code end
+  local ok
+  ok, message, code = read_all(found)
+  files.close(found)
+  if not ok then return nil, message, code end
+  local loaded, failure = pcall(self.load_state, self, found.state, options)
+  if not loaded then
+    return core.refuse(("%s: %s"):format(files.first_of(path),
+      tostring(failure):match "load_state: (.*)" or tostring(failure)), "mismatch")
   end
   return found
 end
@@ -153,24 +239,27 @@ end
 local bytes_of = { f32 = 4, f16 = 2, bf16 = 2 }
 local names_elsewhere = { f32 = "float32", f16 = "float16", bf16 = "bfloat16" }
 
--- Returns the tensors to write, by their names in the file; how many of them are rounded, and to
--- which dtypes; and the dtype for config.json if it changed.
-local function tensors_of(self, origin, dtype)
-  local tensors, rounded, changed, words = {}, { count = 0 }, false, {}
-  for name, t in pairs(self:state()) do
-    local own, loaded = t:dtype(), origin.names and module.loaded_dtype[t]
+-- A list of what to write for each item (its name in the file, dtype, shape); how many of them are
+-- rounded, and to which dtypes; and the dtype for config.json if it changed.
+local function plan(self, origin, items, dtype)
+  local list, rounded, changed, words = {}, { count = 0 }, false, {}
+  for i, item in ipairs(items) do
+    local own = item.dtype
+    local loaded = origin.names and item.tensor and module.loaded_dtype[item.tensor]
     local written = bytes_of[own] and (dtype or loaded) or own
-    if written ~= own then
-      t = core.no_grad(function() return t:detach():to(written) end)
-      if bytes_of[written] == 2 then rounded.count, rounded[written] = rounded.count + 1, true end
+    if written ~= own and bytes_of[written] == 2 then
+      rounded.count, rounded[written] = rounded.count + 1, true
     end
     if bytes_of[written] then words[names_elsewhere[written]] = true end
-    changed = changed or bytes_of[written] and origin.dtypes and origin.dtypes[name] ~= written
-    tensors[origin.names and origin.names[name]
-      or self.file_name and self:file_name(name) or name] = t
+    changed = changed or bytes_of[written] and origin.dtypes and origin.dtypes[item.name] ~= written
+    list[i] = {
+      dtype = written, shape = item.shape,
+      name = origin.names and origin.names[item.name]
+        or self.file_name and self:file_name(item.name) or item.name,
+    }
   end
   local word = next(words)
-  return tensors, rounded, changed and next(words, word) == nil and word or nil
+  return list, rounded, changed and next(words, word) == nil and word or nil
 end
 
 -- The text of config.json: as it was read, but with a new dtype if the weights are written in
@@ -185,7 +274,11 @@ local function config_text(self, origin, word)
   return core.json_encode(config, true) .. "\n"
 end
 
-local function check_save(path, options)
+--- Raises for arguments that save cannot take; the option dtype.
+---@param path string
+---@param options? ms.SaveOptions
+---@return ms.DType?
+function files.check_save(path, options)
   if type(path) ~= "string" then core.raise("save: a path is expected, not " .. type(path)) end
   local dtype = check("save", options, { dtype = "string" }).dtype
   if dtype ~= nil and not bytes_of[dtype] then
@@ -210,6 +303,84 @@ local function file_of(path)
   return folder .. "/model.safetensors"
 end
 
+-- Says on rank 0 that numbers are rounded.
+local function tell_rounded(file, rounded, dtype)
+  if rounded.count == 0 then return end
+  local to = rounded.bf16 and rounded.f16 and "bf16 and f16" or rounded.bf16 and "bf16" or "f16"
+  require "moonshard.log".log("%s: %d tensors are rounded to %s%s", file, rounded.count, to, dtype
+    and "" or ', as in the file that they were loaded from; save(path, { dtype = "f32" }) keeps \z
+      all bits')
+end
+
+-- The metadata of the file as a list of keys and values, in order.
+local function metadata_of(origin)
+  local keys, list = {}, {}
+  local metadata = origin.metadata or { format = "pt" }
+  for key in pairs(metadata) do keys[#keys + 1] = key end
+  table.sort(keys)
+  for _, key in ipairs(keys) do
+    list[#list + 1] = key
+    list[#list + 1] = metadata[key]
+  end
+  return list
+end
+
+-- What `begin` returns.
+local Writer = {}
+Writer.__index = Writer
+
+--- Writes item number i. t: its values, in its dtype, of any shape. Blocks until they are there.
+---@param i integer
+---@param t ms.Tensor
+---@return true?, string?, string?
+function Writer:write(i, t)
+  local written = self.list[i].dtype
+  if t:dtype() ~= written then
+    t = core.no_grad(function() return t:detach():to(written) end)
+  end
+  return self.file:write(i, t)
+end
+
+--- The file gets its name, and the texts beside it are written.
+---@return true?, string?, string?
+function Writer:commit()
+  local ok, message, code = self.file:commit()
+  for name, text in pairs(self.texts) do
+    if ok then ok, message, code = core.file_write(self.folder .. "/" .. name, text) end
+  end
+  return ok, message, code
+end
+
+--- Begins to write a model's file, or folder: an object with write and commit; without commit
+--- nothing of the file is left. items: { name, dtype, shape, tensor? } each, where tensor is the
+--- model's handle.
+---@param self ms.Module
+---@param path string
+---@param items table[]
+---@param dtype? ms.DType
+---@return table?
+---@return string? message
+---@return string? code
+function files.begin(self, path, items, dtype)
+  local file, message, code = file_of(path)
+  if not file then return nil, message, code end
+  local origin = getmetatable(self).origin or {}
+  local list, rounded, word = plan(self, origin, items, dtype)
+  tell_rounded(file, rounded, dtype)
+  local names, dtypes, shapes = {}, {}, {}
+  for i, one in ipairs(list) do
+    names[i], dtypes[i], shapes[i] = one.name, one.dtype, { table.unpack(one.shape) }
+  end
+  local made
+  made, message, code = core.safetensors_create(file, names, dtypes, shapes, metadata_of(origin))
+  if not made then return nil, message, code end
+  local texts = { ["config.json"] = self.config and config_text(self, origin, word) }
+  for name, text in pairs(origin.files or {}) do texts[name] = text end
+  return setmetatable({
+    file = made, list = list, texts = texts, folder = file:match "^(.*)/[^/]*$" or ".",
+  }, Writer)
+end
+
 --- Writes the state as safetensors. All ranks call it; rank 0 writes. path: a .safetensors file, or
 --- a folder, which gets model.safetensors. A model with a configuration also writes config.json. A
 --- model of nn.pretrained is saved as it was read: names, dtypes, config.json, and the files of its
@@ -220,27 +391,21 @@ end
 ---@param options? ms.SaveOptions
 ---@return true?, string?, string?
 function Module:save(path, options)
-  local dtype = check_save(path, options)
+  local dtype = files.check_save(path, options)
   if core.rank() ~= 0 then return true end
-  local file, message, code = file_of(path)
-  if not file then return nil, message, code end
-  local origin = getmetatable(self).origin or {}
-  local tensors, rounded, word = tensors_of(self, origin, dtype)
-  if rounded.count > 0 then
-    local to = rounded.bf16 and rounded.f16 and "bf16 and f16" or rounded.bf16 and "bf16" or "f16"
-    require "moonshard.log".log("%s: %d tensors are rounded to %s%s", file, rounded.count, to, dtype
-      and "" or ', as in the file that they were loaded from; save(path, { dtype = "f32" }) keeps \z
-        all bits')
+  local items = {}
+  for name, t in require "moonshard".sorted_pairs(self:state()) do
+    items[#items + 1] = { name = name, dtype = t:dtype(), shape = t:shape(), tensor = t }
+  end
+  local writer, message, code = files.begin(self, path, items, dtype)
+  if not writer then return nil, message, code end
+  for i, item in ipairs(items) do
+    local ok
+    ok, message, code = writer:write(i, item.tensor)
+    if not ok then return nil, message, code end
   end
   local ok
-  ok, message, code = require "moonshard.safetensors".save(file, tensors,
-    origin.metadata or { format = "pt" })
-  local texts = { ["config.json"] = self.config and config_text(self, origin, word) }
-  for name, text in pairs(origin.files or {}) do texts[name] = text end
-  local folder = file:match "^(.*)/[^/]*$" or "."
-  for name, text in pairs(texts) do
-    if ok then ok, message, code = core.file_write(folder .. "/" .. name, text) end
-  end
+  ok, message, code = writer:commit()
   if not ok then return nil, message, code end
   return true
 end

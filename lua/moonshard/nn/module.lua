@@ -252,6 +252,14 @@ function module.is_cut(p)
   return entry ~= nil and entry.shards:size() > 1
 end
 
+--- Whether this rank has a part of a parameter of which other ranks have other parts, or none.
+---@param p ms.Parameter
+---@return boolean
+function module.is_part(p)
+  local entry = module.sharded[p]
+  return entry ~= nil and (entry.own or entry.shards:size() > 1)
+end
+
 local set_requires_grad = Tensor.requires_grad_
 
 ---@param yes? boolean true unless given
@@ -495,11 +503,34 @@ local function is_piece(t)
   return t:dim() ~= #entry.shape or t:numel() ~= elements
 end
 
+--- The option kind of `state`: "full" unless given.
+---@param what string
+---@param options? { kind?: "full"|"sharded" }
+---@return "full"|"sharded"
+function module.kind_of_state(what, options)
+  local kind = check(what, options, { kind = "string" }).kind or "full"
+  if kind ~= "full" and kind ~= "sharded" then
+    core.raise(("%s: kind is full or sharded, not '%s'"):format(what, kind))
+  end
+  return kind
+end
+
+--- Parameters and saved buffers, in order.
+---@param object ms.Module
+---@return { name: string, tensor: ms.Tensor }[]
+function module.saved(object)
+  local list = {}
+  each_tensor(object, function(name, t, _, saved)
+    if saved then list[#list + 1] = { name = name, tensor = t } end
+  end)
+  return list
+end
+
 --- Parameters and saved buffers by name.
 ---@param options? { kind?: "full"|"sharded" }
 ---@return table<string, ms.Tensor>
 function Module:state(options)
-  check("state", options, { kind = "string" })
+  module.kind_of_state("state", options)
   local state = {}
   each_tensor(self, function(name, t, _, saved)
     if saved and is_piece(t) then
