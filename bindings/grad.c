@@ -1,5 +1,6 @@
 /* grad.c: gradients in Lua: backward, hooks, scopes, recomputation. */
 #include "bindings/bucket.h"
+#include "moonshard/fsdp.h"
 
 #include <string.h>
 
@@ -127,12 +128,26 @@ static int unmark(lua_State *L)
     return 0;
 }
 
+/* Backward records nothing, so its gradients cannot be differentiated. The error names the sharded
+ * unit that the graph comes to, if there is one. */
+static int refuse_create_graph(lua_State *L, ms_engine *engine, ms_tensor *t)
+{
+    const char *unit = NULL;
+    ms_lua_ok(L, ms_fsdp_reached(engine, t, &unit));
+    if (!unit)
+        return ms_lua_error(L, "backward: create_graph: gradients of gradients are not supported");
+    return ms_lua_error(L,
+                        "backward: create_graph: gradients of gradients are not supported (the "
+                        "graph comes to parameters of the sharded unit \"%s\")",
+                        *unit ? unit : "root");
+}
+
 /* t:backward{ gradient =, retain_graph = }: fills the gradients of the leaves. Memory that the
  * forward no longer needs is collected before it, and the live bytes after it are the mark for the
  * next time. */
 static int backward(lua_State *L)
 {
-    static const char *const keys[] = { "gradient", "retain_graph", NULL };
+    static const char *const keys[] = { "gradient", "retain_graph", "create_graph", NULL };
     ms_runtime *runtime = ms_lua_runtime(L);
     ms_lua_refuse_in_hook(L, "backward", "a hook only enqueues work on the gradient that it gets");
     ms_engine *engine = ms_lua_enter(L);
@@ -142,6 +157,8 @@ static int backward(lua_State *L)
         if (lua_getfield(L, 2, "gradient") != LUA_TNIL) gradient = ms_lua_tensor(L, -1);
         lua_pop(L, 1);
     }
+    if (ms_lua_field_boolean(L, 2, "create_graph", false))
+        return refuse_create_graph(L, engine, t);
     /* Without it the graph is freed on the way, and a second backward is an error that names both
      * lines. */
     bool retain = ms_lua_field_boolean(L, 2, "retain_graph", false);

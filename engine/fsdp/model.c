@@ -77,6 +77,21 @@ void ms_fsdp_sweep(ms_engine *engine)
     }
 }
 
+ms_status ms_fsdp_reached(ms_engine *engine, ms_tensor *tensor, const char **unit)
+{
+    *unit = NULL;
+    for (const ms_fsdp *fsdp = ms_engine_get(engine, MS_SLOT_FSDP); fsdp; fsdp = fsdp->next)
+        for (uint32_t i = 0; i < fsdp->member_count && !*unit; i++) {
+            const ms_member *member = &fsdp->members[i];
+            bool reached = false;
+            ms_status status =
+                ms_graph_reaches(engine, &tensor, 1, &(ms_tensor *){ member->tensor }, 1, &reached);
+            if (status) return status;
+            if (reached) *unit = member->flat->unit->name;
+        }
+    return MS_OK;
+}
+
 static bool has_owner(ms_engine *engine, const ms_tensor *tensor)
 {
     for (const ms_fsdp *fsdp = ms_engine_get(engine, MS_SLOT_FSDP); fsdp; fsdp = fsdp->next)

@@ -314,6 +314,11 @@
 ---@field ignore_index? integer        rows with this target do not count; -100 unless given
 ---@field reduction? "mean"|"sum"|"none"   over the rows that count; "mean" unless given
 
+---@class ms.BackwardOptions
+---@field gradient? ms.Tensor         of this tensor; 1 unless given, for a tensor of one element
+---@field retain_graph? boolean       keeps the graph for another backward; false unless given
+---@field create_graph? boolean       true is an error: gradients have no graph of their own
+
 --- Arithmetic (+ - * / ^ unary -) takes tensors and numbers and broadcasts from the last dimension.
 --- `#t` is the size of the first dimension. `t[i]` is a view of position i of that dimension; write
 --- it with `t[i]:copy_(x)`. `==` compares handles, `t:eq(x)` compares values. tostring shows the
@@ -480,10 +485,8 @@
 ---@field detach fun(self): ms.Tensor                        a view without history
 ---@field grad fun(self): ms.Tensor?                         of a leaf; nil if it has none
 ---@field set_grad fun(self, grad?: ms.Tensor)               nil removes the gradient
---- Adds the gradients of all leaves of the graph to their `grad`. options.gradient: of this tensor;
---- 1 unless given, for a tensor of one element. options.retain_graph: keeps the graph for another
---- backward; false unless given.
----@field backward fun(self, options?: { gradient?: ms.Tensor, retain_graph?: boolean })
+--- Adds the gradients of all leaves of the graph to their `grad`.
+---@field backward fun(self, options?: ms.BackwardOptions)
 --- f gets this tensor's gradient in a backward before it is used further, and may return a
 --- replacement. Returns a function that removes f.
 ---@field on_grad fun(self, f: fun(grad: ms.Tensor): ms.Tensor?): fun()

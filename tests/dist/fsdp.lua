@@ -313,6 +313,12 @@ do
     local averager = ms.optim.averager { period = 2 }
     fails(function() averager:step(model) averager:step(model) end, "sharded by fsdp")
   end
+  -- Of the loss, and of what one unit gives.
+  fails(function() model(x):sum():backward { create_graph = true } end,
+    "gradients of gradients are not supported", 'sharded unit "root"')
+  fails(function() inner.h[2](ms.ones { 1, 1, 16 }):sum():backward { create_graph = true } end,
+    "gradients of gradients are not supported", 'sharded unit "h.1"')
+  model:reset()
   fails(function() ms.fsdp(model) end, "wrapped already")
   fails(function() ms.fsdp(inner) end, "part of an fsdp model already")
   fails(function() ms.fsdp(new_model(), { wrap = { class = "Blok" } }) end, "matches no module",

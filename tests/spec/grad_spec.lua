@@ -138,6 +138,8 @@ describe("backward", function()
     ;(x * x * x):sum():backward()
     assert.is_false(x:grad():requires_grad())
     fails(function() (x:grad() * 2):sum():backward() end, "gradients of gradients")
+    fails(function() (x * x):sum():backward { create_graph = true } end, "gradients of gradients")
+    ;(x * x):sum():backward { create_graph = false }
   end)
 
   it("goes through a graph 20,000 deep, and frees it without one", function()

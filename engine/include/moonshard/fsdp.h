@@ -116,6 +116,9 @@ MS_API ms_status ms_fsdp_unwrap(ms_fsdp *fsdp);
 /* For hosts with garbage collection, as ms_reducer_abandon and ms_reducer_sweep. */
 MS_API void ms_fsdp_abandon(ms_fsdp *fsdp);
 MS_API void ms_fsdp_sweep(ms_engine *engine);
+/* The name of the first unit, among the sharded models of this engine, to whose parameters a
+ * backward from this tensor comes: borrowed, NULL if there is none. Walks the whole graph. */
+MS_API ms_status ms_fsdp_reached(ms_engine *engine, ms_tensor *tensor, const char **unit);
 
 /* Around the forward of a unit's module. The inputs' and outputs' gradients tell when the unit's
  * backward ends and begins. Calls of one unit may be nested. A unit of several modules stays
