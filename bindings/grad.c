@@ -157,8 +157,7 @@ static int backward(lua_State *L)
         if (lua_getfield(L, 2, "gradient") != LUA_TNIL) gradient = ms_lua_tensor(L, -1);
         lua_pop(L, 1);
     }
-    if (ms_lua_field_boolean(L, 2, "create_graph", false))
-        return refuse_create_graph(L, engine, t);
+    if (ms_lua_field_boolean(L, 2, "create_graph", false)) return refuse_create_graph(L, engine, t);
     /* Without it the graph is freed on the way, and a second backward is an error that names both
      * lines. */
     bool retain = ms_lua_field_boolean(L, 2, "retain_graph", false);

@@ -1,10 +1,13 @@
 # A training step of a GPT-2 under PyTorch's fully_shard or DistributedDataParallel, over gloo.
-# `moonshard bench fsdp` runs it beside its own: one thread a rank, pages of freed memory kept,
-# gradients as views of buckets, the fused AdamW, so that PyTorch is measured at its best.
-#     python3 fully_shard.py fully_shard|ddp RANKS LAYERS WIDTH HEADS VOCAB CONTEXT BATCH WARM STEPS
+# `moonshard bench fsdp` runs it beside its own: one thread a rank, gradients as views of buckets, the
+# fused AdamW. "kept": malloc keeps the pages of freed memory, as our pools do; that is faster, since
+# the kernel clears no pages in each step. "returned": malloc's defaults.
+#     python3 fully_shard.py fully_shard|ddp kept|returned RANKS LAYERS WIDTH HEADS VOCAB CONTEXT \
+#         BATCH WARM STEPS
 import json
 import os
 import sys
+import threading
 import time
 
 import torch
@@ -63,6 +66,23 @@ def pss_mib():
             return int(line.split()[1]) / 1024
 
 
+def most_pss_mib(work):
+    """The most memory seen while work() runs. It is more than what is there after a step, since
+    malloc returns large blocks."""
+    done, most = threading.Event(), [0.0]
+
+    def look():
+        while not done.is_set():
+            most[0] = max(most[0], pss_mib())
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    work()
+    done.set()
+    watcher.join()
+    return most[0]
+
+
 def rank_main(rank, way, ranks, layers, width, heads, vocab, context, batch, warm, steps, folder):
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]})
     torch.set_num_threads(1)
@@ -72,14 +92,18 @@ def rank_main(rank, way, ranks, layers, width, heads, vocab, context, batch, war
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
     x = torch.randint(0, vocab, (batch, context))
     times = []
-    for _ in range(warm + steps):
+
+    def step():
         begin = time.perf_counter()
         F.cross_entropy(model(x).view(-1, vocab), x.view(-1)).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         times.append((time.perf_counter() - begin) * 1e3)
+
+    for _ in range(warm + steps):
+        step()
     times = sorted(times[warm:])
-    most = torch.tensor(pss_mib())
+    most = torch.tensor(most_pss_mib(lambda: [step() for _ in range(3)]))
     dist.all_reduce(most, dist.ReduceOp.MAX)
     if rank == 0:
         print(json.dumps({
@@ -92,6 +116,8 @@ def rank_main(rank, way, ranks, layers, width, heads, vocab, context, batch, war
 if __name__ == "__main__":
     import tempfile
 
-    way, numbers = sys.argv[1], [int(text) for text in sys.argv[2:11]]
+    way, numbers = sys.argv[1], [int(text) for text in sys.argv[3:12]]
+    if sys.argv[2] == "kept":  # malloc reads it when a process begins: each rank is a new one
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = os.environ["MALLOC_TRIM_THRESHOLD_"] = str(1 << 33)
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(rank_main, (way, *numbers, folder), nprocs=numbers[0])
