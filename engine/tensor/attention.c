@@ -121,9 +121,11 @@ static double flops_of(const ms_attention_args *args, double products)
            * (double)args->width;
 }
 
-/* saved: q, k, v, o, and log_sum, which is made only if the call is recorded. Under autocast the
- * kernel rounds the products' operands itself; q, k and v are not cast in memory. Scores take no
- * memory, so the peak of a step grows with the length of the text and not with its square. */
+/* saved: q, k, v, o, and log_sum, which is made only if the call is recorded. Of 16 bits, o is
+ * saved in f32: the gradients of a query's scores add up to zero only as far as o is exact. Under
+ * autocast the kernel rounds the products' operands itself; q, k and v are not cast in memory.
+ * Scores take no memory, so the peak of a step grows with the length of the text and not with its
+ * square. */
 static ms_status attention_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
@@ -137,7 +139,10 @@ static ms_status attention_forward(ms_op_call *call)
     for (int i = 0; i < 3 && !status; i++) status = with_rows(engine, call->inputs[i], &in[i]);
     if (!status) status = make_heads(engine, dtype, shape, &out);
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 3, shape, &log_sum);
-    if (!status) status = ms_tensor_new_cast(engine, out, &cast);
+    bool exact = call->record && dtype != MS_F32;
+    if (!status)
+        status = exact ? make_heads(engine, MS_F32, shape, &cast)
+                       : ms_tensor_new_cast(engine, out, &cast);
     if (!status && out->count > 0) {
         ms_attention_args args = { .out = heads_of(out),
                                    .log_sum = log_sum ? ms_tensor_data(log_sum) : NULL };
@@ -152,10 +157,10 @@ static ms_status attention_forward(ms_op_call *call)
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_forward),
                                    &args, in, 3, writes, 3, cost);
     }
-    if (!status) ms_tensor_keep_cast(out, cast);
+    if (!status && !exact) ms_tensor_keep_cast(out, cast);
     /* The order in which backward finds them: in[] and not the inputs, as a copy may have been
      * made. */
-    ms_tensor *saved[] = { in[0], in[1], in[2], out, log_sum };
+    ms_tensor *saved[] = { in[0], in[1], in[2], exact ? cast : out, log_sum };
     for (int i = 0; i < 5 && !status && call->record; i++) status = ms_op_save(call, saved[i]);
     for (int i = 0; i < 3; i++) ms_tensor_release(in[i]);
     ms_tensor_release(log_sum);
@@ -215,7 +220,8 @@ static ms_status attention_backward(ms_op_gradient *gradient)
     if (!status) status = make_gradients(gradient, results);
     /* Without queries the task still runs: dk and dv are zeros then, which only the task writes. */
     if (!status && results[1]->count > 0) {
-        ms_attention_args args = { .out = heads_of(saved[3]),
+        ms_attention_args args = { .cast = heads_of(saved[3]),
+                                   .cast_dtype = MS_F32,
                                    .log_sum = ms_tensor_data(saved[4]),
                                    .dout = heads_of(g),
                                    .dq = heads_of(results[0]),

@@ -19,7 +19,8 @@ typedef struct ms_heads {
  * keys - queries + i. There is at least one key. log_sum is what backward computes the
  * probabilities from. */
 typedef struct ms_attention_args {
-    /* cast: the (f32) result once more in cast_dtype; without data: not wanted */
+    /* cast: the result once more in cast_dtype; without data: not wanted. Backward gets the f32
+     * result there. */
     ms_heads q, k, v, out, cast;
     ms_heads dout, dq, dk, dv; /* backward */
     /* [batch, heads, queries]: logarithm of the sum of exponentials of the scaled scores; or

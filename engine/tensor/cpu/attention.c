@@ -438,7 +438,8 @@ static void backward_block(const job *j, const queries *q, const group_room *g, 
     memcpy(r->log_sum, log_sum, (size_t)q->count * sizeof(float));
     j->kernels->row_dots((ms_dtype)a->dtype, q->count, a->width,
                          address(j, &a->dout, q->batch, q->head, q->first), a->dout.time,
-                         address(j, &a->out, q->batch, q->head, q->first), a->out.time, r->offset);
+                         address_in(MS_F32, &a->cast, q->batch, q->head, q->first), a->cast.time,
+                         r->offset);
     pack_queries(j, q, &a->q, r->rows, r->q_columns, r->q_steps);
     pack_queries(j, q, &a->dout, r->rows, r->g_columns, r->g_steps);
     memset(r->dq, 0, (size_t)(LANES * j->wide) * sizeof *r->dq);

@@ -79,7 +79,7 @@ typedef struct ms_attention_kernels {
                      const float *offset, const ms_score_units *units);
     /* offset[i] = dot product of two rows. */
     void (*row_dots)(ms_dtype dtype, int64_t rows, int64_t width, const void *a, int64_t a_row,
-                     const void *b, int64_t b_row, float *offset);
+                     const float *b, int64_t b_row, float *offset);
 
     /* y = the pairs of x turned; cosine, sine: [width / 2] */
     void (*rotate)(ms_dtype dtype, const void *x, void *y, const float *cosine, const float *sine,
