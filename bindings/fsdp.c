@@ -91,7 +91,8 @@ static uint32_t check_unit(lua_State *L, int index, const ms_fsdp *fsdp)
 
 /* ------------------------------------------------------------------- making */
 
-/* List at 1: { tensor =, name =, unit =, group =? } each; in a userdata on the stack. */
+/* List at 1: { tensor =, name =, unit =, keeps_dtype =?, group =? } each; in a userdata on the
+ * stack. */
 static ms_fsdp_parameter *read_parameters(lua_State *L, uint32_t *count)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -104,6 +105,7 @@ static ms_fsdp_parameter *read_parameters(lua_State *L, uint32_t *count)
         lua_getfield(L, -2, "name");
         list[i].name = luaL_checkstring(L, -1);
         list[i].unit = (uint32_t)ms_lua_field_integer(L, -3, "unit", 0, 0, UINT32_MAX);
+        list[i].keeps_dtype = ms_lua_field_boolean(L, -3, "keeps_dtype", false);
         list[i].group = lua_getfield(L, -3, "group") == LUA_TNIL ? NULL : ms_lua_group(L, -1);
         lua_pop(L, 4);
     }
@@ -135,6 +137,15 @@ static ms_group *read_group(lua_State *L, const char *name)
     return group;
 }
 
+/* Option `name` of the table at 3: a dtype in *dtype, or NULL. */
+static const ms_dtype *read_dtype(lua_State *L, const char *name, ms_dtype *dtype)
+{
+    bool given = lua_getfield(L, 3, name) != LUA_TNIL;
+    if (given) *dtype = ms_lua_dtype(L, -1);
+    lua_pop(L, 1);
+    return given ? dtype : NULL;
+}
+
 /* The handles of the trainable ones in the list at 1, for bucket:parameters(); left on the stack.
  */
 static void push_handles(lua_State *L, uint32_t count)
@@ -151,8 +162,8 @@ static void push_handles(lua_State *L, uint32_t count)
 }
 
 /* core.sharded(parameters, units, { group =, shards =?, replicas =?, near =?, rows =, prefetch =,
- * find_unused =, max_in_flight =?, max_in_flight_bytes =?, max_reductions =?, links = { ... } or
- * hook = f }) */
+ * find_unused =, computes =?, reduces =?, low_gradients =, max_in_flight =?, max_in_flight_bytes
+ * =?, max_reductions =?, links = { ... } or hook = f }) */
 static int sharded(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -160,6 +171,7 @@ static int sharded(lua_State *L)
     luaL_checktype(L, 3, LUA_TTABLE);
     uint32_t count = 0;
     ms_link links[MS_CHAIN_LINKS];
+    ms_dtype computes, reduces;
     ms_fsdp_options options = { .links = links };
     const ms_fsdp_parameter *parameters = read_parameters(L, &count);
     options.units = read_units(L, &options.unit_count);
@@ -170,6 +182,9 @@ static int sharded(lua_State *L)
     options.layout = ms_lua_field_boolean(L, 3, "rows", false) ? MS_FSDP_ROWS : MS_FSDP_FLAT;
     options.prefetch = ms_lua_field_boolean(L, 3, "prefetch", false);
     options.find_unused = ms_lua_field_boolean(L, 3, "find_unused", false);
+    options.computes = read_dtype(L, "computes", &computes);
+    options.reduces = read_dtype(L, "reduces", &reduces);
+    options.low_gradients = ms_lua_field_boolean(L, 3, "low_gradients", false);
     options.max_in_flight = (uint32_t)ms_lua_field_integer(L, 3, "max_in_flight", 0, 0, UINT16_MAX);
     options.max_in_flight_bytes =
         (uint64_t)ms_lua_field_integer(L, 3, "max_in_flight_bytes", 0, 0, INT64_MAX);
@@ -199,7 +214,8 @@ static int sharded(lua_State *L)
 
 /* -------------------------------------------------------------------- edges */
 
-/* sharded:before_forward(unit, inputs), sharded:after_forward(unit, outputs) */
+/* sharded:before_forward(unit, inputs) -> whether it computes in the shards' dtype,
+ * sharded:after_forward(unit, outputs) */
 typedef ms_status (*edge)(ms_fsdp *fsdp, uint32_t unit, ms_tensor *const *tensors, uint32_t count);
 static int at_edge(lua_State *L, edge f)
 {
@@ -210,7 +226,8 @@ static int at_edge(lua_State *L, edge f)
     /* A forward may have no tensors as inputs, or as outputs. */
     ms_tensor **tensors = lua_rawlen(L, 3) ? ms_lua_tensor_list(L, 3, &count) : NULL;
     ms_lua_ok(L, f(fsdp, unit, tensors, count));
-    return 0;
+    lua_pushboolean(L, ms_fsdp_is_full(fsdp, unit));
+    return 1;
 }
 static int fsdp_before_forward(lua_State *L) { return at_edge(L, ms_fsdp_before_forward); }
 static int fsdp_after_forward(lua_State *L) { return at_edge(L, ms_fsdp_after_forward); }
@@ -236,6 +253,13 @@ static int fsdp_replica_sync(lua_State *L)
 {
     lua_pushboolean(L, ms_fsdp_set_replica_sync(check_fsdp(L), lua_toboolean(L, 2)));
     return 1;
+}
+
+/* sharded:full(yes) */
+static int fsdp_full(lua_State *L)
+{
+    ms_fsdp_set_full(check_fsdp(L), lua_toboolean(L, 2));
+    return 0;
 }
 
 /* sharded:can_be_partial() */
@@ -591,6 +615,7 @@ static const luaL_Reg methods[] = {
     { "begin_part", fsdp_begin_part },
     { "sync", fsdp_sync },
     { "replica_sync", fsdp_replica_sync },
+    { "full", fsdp_full },
     { "can_be_partial", fsdp_can_be_partial },
     { "set_reshard", fsdp_set_reshard },
     { "set_unshard_in_backward", fsdp_set_unshard_in_backward },

@@ -36,11 +36,12 @@ typedef struct wish {
 } wish;
 
 /* A rank's words: its wish as one number, by which wishes are ordered; the unit, whether the
- * gradients there are multiplied by a loss scale, and whether the pass leaves replicas out; and
+ * gradients there are multiplied by a loss scale, whether the pass leaves replicas out, and whether
+ * the unit is gathered in full precision; and
  * from word 2 on one bit for each unit whose
  * backward runs. */
 enum { WORD_WISH, WORD_UNIT, WORD_BUSY, BITS = 62 };
-enum { FLAG_MARKED = 1, FLAG_PARTIAL = 2 }; /* with the unit */
+enum { FLAG_MARKED = 1, FLAG_PARTIAL = 2, FLAG_FULL = 4, FLAG_BITS = 3 }; /* with the unit */
 #define NOTHING INT64_MAX
 /* In place of a rank that was chosen: no rank needs anything; what could be done next is the end of
  * a pass only, and reductions wait for each other. */
@@ -108,9 +109,10 @@ static void write_words(const ms_fsdp *fsdp, const wish *w, int64_t *words)
     memset(words, 0, words_of(fsdp) * sizeof *words);
     words[WORD_WISH] = w ? number_of(fsdp, w) : NOTHING;
     if (!w) return;
-    words[WORD_UNIT] = (int64_t)w->unit << 2;
+    words[WORD_UNIT] = (int64_t)w->unit << FLAG_BITS;
     if (w->reduce && is_marked(&fsdp->units[w->unit])) words[WORD_UNIT] |= FLAG_MARKED;
     if (!fsdp->replica_sync) words[WORD_UNIT] |= FLAG_PARTIAL;
+    if (fsdp->units[w->unit].full) words[WORD_UNIT] |= FLAG_FULL;
     for (uint32_t u = 0; u < fsdp->unit_count; u++)
         if (fsdp->units[u].phase == MS_UNIT_BACKWARD)
             words[WORD_BUSY + u / BITS] |= (int64_t)1 << u % BITS;
@@ -131,7 +133,7 @@ static bool is_reduction(const int64_t *words)
     return kind_of(words[WORD_WISH]) == WISH_BACKWARD && (words[WORD_WISH] & 1);
 }
 
-static uint32_t unit_of(const int64_t *words) { return (uint32_t)(words[WORD_UNIT] >> 2); }
+static uint32_t unit_of(const int64_t *words) { return (uint32_t)(words[WORD_UNIT] >> FLAG_BITS); }
 
 /* Whether some rank's gradients of the unit are not complete. */
 static bool is_busy(const ms_fsdp *fsdp, uint32_t unit)
@@ -212,11 +214,13 @@ static ms_status exchange(ms_fsdp *fsdp, const wish *w, uint32_t *chosen)
 
 /* ------------------------------------------------------------------ serving */
 
-/* A rank that does not use the unit gives the memory back at once. */
-static ms_status gather(ms_unit *unit, bool own)
+/* A rank that does not use the unit gives the memory back at once. All gather in the precision of
+ * the rank that uses it. */
+static ms_status gather(ms_unit *unit, bool own, bool full)
 {
+    ms_status status = own ? MS_OK : ms_unit_set_full(unit, full);
     bool keep = own || unit->place != MS_UNIT_SHARDED;
-    ms_status status = ms_unit_gather_anew(unit);
+    if (!status) status = ms_unit_gather_anew(unit);
     return status || keep ? status : ms_unit_reshard(unit);
 }
 
@@ -224,12 +228,13 @@ static ms_status serve(ms_fsdp *fsdp, const int64_t *words, bool own)
 {
     ms_unit *unit = &fsdp->units[unit_of(words)];
     ms_status status = MS_OK;
+    bool full = words[WORD_UNIT] & FLAG_FULL;
     switch (kind_of(words[WORD_WISH])) {
     case WISH_FORWARD:
         if (!unit->turn) unit->turn = ++fsdp->turns;
-        return gather(unit, own);
+        return gather(unit, own, full);
     case WISH_BACKWARD:
-        if (!is_reduction(words)) return gather(unit, own);
+        if (!is_reduction(words)) return gather(unit, own, full);
         if (!own) status = ms_pass_let_go(unit);
         if (!own && !status)
             status = ms_unit_prepare_reduction(unit, words[WORD_UNIT] & FLAG_MARKED);

@@ -153,7 +153,8 @@ static ms_status prefetch_next(const ms_unit *unit)
     ms_unit *next = next_unit(fsdp, unit);
     if (!next || next->stay_sharded) return MS_OK;
     uint64_t before = next->gathers;
-    ms_status status = ms_unit_gather(next);
+    ms_status status = ms_unit_set_full(next, next->recorded_full);
+    if (!status) status = ms_unit_gather(next);
     ms_pass_note_prefetch(next, next->gathers != before);
     ms_unit_note(next, "pre_backward_prefetch", first);
     return status;
@@ -172,6 +173,7 @@ static ms_status begin_backward(ms_unit *unit)
     fsdp->in_backward = true;
     ms_unit_enter(unit, MS_UNIT_BACKWARD);
     status = ms_unit_release(unit);
+    if (!status) status = ms_unit_set_full(unit, unit->recorded_full);
     if (!status) status = ms_unit_hold_gradients(unit);
     if (!status && !unit->stay_sharded) status = gather(unit);
     if (!status) status = prefetch_next(unit);
@@ -274,6 +276,23 @@ static ms_status watch_inputs(ms_unit *unit, ms_tensor *const *inputs, uint32_t 
     return status;
 }
 
+/* The precision of a forward that begins. What is recomputed computes as in the first run. */
+static ms_status choose_precision(ms_unit *unit)
+{
+    ms_fsdp *fsdp = unit->fsdp;
+    bool full = fsdp->in_backward ? unit->recorded_full : fsdp->full;
+    bool awaits = unit->phase == MS_UNIT_AWAITING && ms_engine_is_recording(fsdp->engine);
+    if (awaits && full != unit->recorded_full)
+        return ms_engine_fail(
+            fsdp->engine, MS_ERROR_STATE,
+            "fsdp: a recorded forward of unit \"%s\" in %s mode comes before the "
+            "backward of one in %s mode, and full_precision_eval gives them other "
+            "dtypes: run that backward first, or evaluate in ms.no_grad",
+            ms_unit_called(unit), full ? "evaluation" : "training",
+            full ? "training" : "evaluation");
+    return ms_unit_set_full(unit, full);
+}
+
 ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const *inputs,
                                  uint32_t count)
 {
@@ -284,7 +303,8 @@ ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const
     if (status || unit->depth++ > 0) return status;
     if (index == 0 && !fsdp->in_backward) fsdp->forwards++;
     if (unit->place != MS_UNIT_IN_USE) {
-        status = fsdp->in_backward ? gather(unit) : ms_agree_on_gather(unit);
+        status = choose_precision(unit);
+        if (!status) status = fsdp->in_backward ? gather(unit) : ms_agree_on_gather(unit);
         if (!status) status = ms_unit_use(unit);
     }
     if (status) {
@@ -383,6 +403,7 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
     if (recorded && fsdp->in_backward) return MS_OK;
     if (!fsdp->in_backward && (recorded || ms_is_recomputed_later(fsdp->engine))) {
         unit->recomputes_left += !recorded;
+        unit->recorded_full = unit->full;
         status = note_order(unit);
     }
     if (!status) status = ms_unit_release(unit);

@@ -123,7 +123,7 @@ static int64_t end_of(const ms_flat *flat, const ms_member *member)
 
 uint64_t ms_flat_bytes(const ms_flat *flat)
 {
-    return (uint64_t)flat->padded * ms_dtype_bytes(flat->dtype);
+    return (uint64_t)flat->padded * ms_dtype_bytes(flat->computes);
 }
 
 uint64_t ms_flat_shard_bytes(const ms_flat *flat)
@@ -189,29 +189,30 @@ ms_status ms_flat_split_state(ms_flat *flat, ms_storage *storage, ms_dtype dtype
 }
 
 /* Where nothing is to be copied there it takes no memory yet. */
-static ms_status new_whole(ms_flat *flat)
+static ms_status new_whole(ms_flat *flat, ms_dtype dtype, ms_form *form)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_storage *storage = NULL;
-    size_t bytes = (size_t)ms_flat_bytes(flat);
-    bool later = flat->blank && ms_flat_is_sharded(flat);
+    size_t bytes = (size_t)flat->padded * ms_dtype_bytes(dtype);
+    bool later = flat->blank && ms_flat_is_sharded(flat) && form == &flat->form;
     ms_status status = later ? ms_storage_new_meta(engine, bytes, &storage)
                              : ms_storage_new(ms_engine_current(engine), bytes, &storage);
-    if (!status) status = split(flat, storage, WHOLE, flat->dtype);
-    if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->padded, &flat->whole);
+    if (!status) status = split(flat, storage, WHOLE, dtype);
+    if (!status) status = ms_tensor_on(storage, dtype, 1, &flat->padded, &form->whole);
+    if (!status) ms_storage_mark_parameter(storage, 0, ms_storage_bytes(storage));
     ms_storage_release(storage);
     return status;
 }
 
 /* A gather of one parameter alone needs none: its shards are in the order of its rows. */
-static ms_status new_wire(ms_flat *flat)
+static ms_status new_wire(ms_flat *flat, ms_dtype dtype, ms_form *form)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_storage *storage = NULL;
+    size_t bytes = (size_t)flat->padded * ms_dtype_bytes(dtype);
     if (!is_by_rows(flat) || flat->count == 1 || flat->numbers == 0) return MS_OK;
-    ms_status status =
-        ms_storage_new(ms_engine_current(engine), (size_t)ms_flat_bytes(flat), &storage);
-    if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->padded, &flat->wire);
+    ms_status status = ms_storage_new(ms_engine_current(engine), bytes, &storage);
+    if (!status) status = ms_tensor_on(storage, dtype, 1, &flat->padded, &form->wire);
     if (!status) status = ms_storage_drop(storage, flat->unit->name);
     ms_storage_release(storage);
     return status;
@@ -225,7 +226,8 @@ static ms_status new_shard(ms_flat *flat)
     ms_storage *storage = NULL;
     int64_t all = flat->length + 1;
     if (!ms_flat_is_sharded(flat)) {
-        flat->shard = ms_tensor_retain(flat->whole);
+        flat->shard = ms_tensor_retain(flat->form.whole);
+        flat->source = ms_tensor_retain(flat->form.whole);
         return MS_OK;
     }
     ms_status status =
@@ -234,6 +236,34 @@ static ms_status new_shard(ms_flat *flat)
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->length, &flat->shard);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &all, &flat->source);
     ms_storage_release(storage);
+    return status;
+}
+
+/* The low-precision shard, in the group's memory. */
+static ms_status new_cast(ms_flat *flat, ms_form *form)
+{
+    ms_stream *current = ms_engine_current(flat->unit->fsdp->engine);
+    size_t bytes = (size_t)flat->length * ms_dtype_bytes(flat->computes);
+    ms_storage *storage = NULL;
+    if (!ms_flat_is_sharded(flat)) return MS_OK;
+    ms_status status = ms_group_storage(flat->shards, current, bytes, &storage);
+    if (!status) status = ms_tensor_on(storage, flat->computes, 1, &flat->length, &form->cast);
+    if (!status) status = ms_storage_drop(storage, flat->unit->name);
+    ms_storage_release(storage);
+    return status;
+}
+
+/* What gathers give from now on, if it is not in the shard's dtype. */
+static ms_status make_low(ms_flat *flat)
+{
+    ms_form *low = &flat->other;
+    flat->full = true;
+    if (flat->computes == flat->dtype) return MS_OK;
+    ms_status status = new_whole(flat, flat->computes, low);
+    if (!status) status = ms_storage_drop(ms_tensor_storage(low->whole), flat->unit->name);
+    if (!status) status = new_wire(flat, flat->computes, low);
+    if (!status) status = new_cast(flat, low);
+    if (!status) ms_flat_set_full(flat, false);
     return status;
 }
 
@@ -286,21 +316,22 @@ static ms_status fill_whole(ms_flat *flat)
     ms_status status = MS_OK;
     int64_t end = 0;
     if (flat->blank)
-        return ms_flat_is_sharded(flat) ? MS_OK
-                                        : ms_fill_into(flat->unit->fsdp->engine, flat->whole, 0);
+        return ms_flat_is_sharded(flat)
+                   ? MS_OK
+                   : ms_fill_into(flat->unit->fsdp->engine, flat->form.whole, 0);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
         ms_tensor *view = NULL;
         end = end_of(flat, member);
-        status = view_of(flat->whole, member, member->begin, &view);
+        status = view_of(flat->form.whole, member, member->begin, &view);
         if (!status && ms_tensor_is_meta(member->tensor))
             status = ms_fill_into(flat->unit->fsdp->engine, view, 0);
         else if (!status && elements_of(member))
             status = ms_copy_into(flat->unit->fsdp->engine, member->tensor, view);
-        if (!status) status = zero(flat->whole, member->begin + elements_of(member), end);
+        if (!status) status = zero(flat->form.whole, member->begin + elements_of(member), end);
         ms_tensor_release(view);
     }
-    return status ? status : zero(flat->whole, end, flat->padded);
+    return status ? status : zero(flat->form.whole, end, flat->padded);
 }
 
 /* count elements of one tensor to another. */
@@ -317,15 +348,36 @@ static ms_status copy_span(ms_tensor *from, int64_t first, ms_tensor *to, int64_
     return status;
 }
 
+void ms_flat_set_full(ms_flat *flat, bool yes)
+{
+    ms_form before = flat->form;
+    if (!flat->other.whole || flat->full == yes) return;
+    flat->form = flat->other;
+    flat->other = before;
+    flat->full = yes;
+}
+
+/* An unsharded parameter is cast to its whole at once. What forward saved of that stays right while
+ * the parameter is unchanged. */
+ms_status ms_flat_cast(ms_flat *flat)
+{
+    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_tensor *to = flat->form.cast ? flat->form.cast : flat->form.whole;
+    if (!flat->form.cast) ms_tensor_restoring(engine, to, flat->source);
+    ms_status status = ms_copy_into(engine, flat->shard, to);
+    if (!flat->form.cast) ms_tensor_restoring(engine, NULL, NULL);
+    return status;
+}
+
 ms_status ms_flat_keep_own(ms_flat *flat)
 {
     uint32_t rank = ms_group_rank(flat->shards);
     ms_status status = MS_OK;
-    if (!flat->wire)
-        return copy_span(flat->whole, flat->length * rank, flat->shard, 0, flat->length);
+    if (!flat->form.wire)
+        return copy_span(flat->form.whole, flat->length * rank, flat->shard, 0, flat->length);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         const ms_member *member = &flat->members[i];
-        status = copy_span(flat->whole, member->begin + member->part * rank, flat->shard,
+        status = copy_span(flat->form.whole, member->begin + member->part * rank, flat->shard,
                            member->slot, member->part);
     }
     return status;
@@ -350,15 +402,16 @@ ms_status ms_flat_arrange(ms_flat *flat)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_status status = MS_OK;
-    ms_tensor_restoring(engine, flat->whole, flat->source);
+    ms_tensor_restoring(engine, flat->form.whole, flat->source);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         const ms_member *member = &flat->members[i];
         const int64_t shape[] = { flat->padded / flat->length, member->part };
         const int64_t apart[] = { flat->length, 1 }, dense[] = { member->part, 1 };
         ms_tensor *from = NULL, *to = NULL;
         if (member->part == 0) continue;
-        status = ms_tensor_window(flat->wire, 2, shape, apart, member->slot, &from);
-        if (!status) status = ms_tensor_window(flat->whole, 2, shape, dense, member->begin, &to);
+        status = ms_tensor_window(flat->form.wire, 2, shape, apart, member->slot, &from);
+        if (!status)
+            status = ms_tensor_window(flat->form.whole, 2, shape, dense, member->begin, &to);
         if (!status) status = ms_copy_into(engine, from, to);
         ms_tensor_release(from);
         ms_tensor_release(to);
@@ -368,6 +421,18 @@ ms_status ms_flat_arrange(ms_flat *flat)
 }
 
 /* ----------------------------------------------------------------- gradients */
+
+ms_status ms_flat_add(ms_tensor *to, ms_tensor *from)
+{
+    ms_engine *engine = ms_tensor_engine(to);
+    ms_tensor *alike = NULL, *same = NULL;
+    ms_status status = ms_op_as_dtype(engine, from, ms_tensor_dtype(to), &alike);
+    ms_tensor *inputs[] = { to, alike };
+    if (!status) status = ms_op_apply(engine, &ms_op_add, NULL, true, inputs, 2, &same, 1);
+    ms_tensor_release(same);
+    ms_tensor_release(alike);
+    return status;
+}
 
 /* The bucket's lists, in one allocation that starts with `gradients`. */
 static ms_status make_lists(ms_flat *flat)
@@ -418,14 +483,14 @@ static ms_status make_bucket(ms_flat *flat)
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_bucket *bucket = &flat->bucket;
     ms_storage *storage = NULL;
+    size_t bytes = (size_t)flat->padded * ms_dtype_bytes(flat->reduces);
     ms_status status = choose_groups(flat, bucket);
     snprintf(bucket->label, sizeof bucket->label, "%.31s", flat->members[0].name);
     if (!status) status = make_lists(flat);
     if (!status)
-        status = ms_group_storage(bucket->group, ms_engine_current(fsdp->engine),
-                                  (size_t)ms_flat_bytes(flat), &storage);
-    if (!status) status = split(flat, storage, GRADIENT, flat->dtype);
-    if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->padded, &bucket->flat);
+        status = ms_group_storage(bucket->group, ms_engine_current(fsdp->engine), bytes, &storage);
+    if (!status) status = split(flat, storage, GRADIENT, flat->reduces);
+    if (!status) status = ms_tensor_on(storage, flat->reduces, 1, &flat->padded, &bucket->flat);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         status = ms_flat_view(bucket->flat, &flat->members[i], &bucket->gradients[i]);
         flat->members[i].gradient = bucket->gradients[i];
@@ -445,16 +510,23 @@ ms_status ms_flat_make(ms_flat *flat)
     flat->blank = true;
     for (uint32_t i = 0; i < flat->count; i++)
         flat->blank &= ms_tensor_is_meta(flat->members[i].tensor);
-    ms_status status = new_whole(flat);
-    if (!status) status = new_wire(flat);
+    ms_status status = new_whole(flat, flat->dtype, &flat->form);
+    if (!status) status = new_wire(flat, flat->dtype, &flat->form);
     if (!status) status = new_shard(flat);
     if (!status) status = ms_near_make(flat);
     if (!status) status = fill_whole(flat);
     if (!status) status = fill_shard(flat);
     if (!status && flat->trainable) status = make_bucket(flat);
     if (!status && ms_flat_is_sharded(flat) && !flat->blank)
-        status = ms_storage_drop(ms_tensor_storage(flat->whole), ms_unit_called(flat->unit));
-    return status;
+        status = ms_storage_drop(ms_tensor_storage(flat->form.whole), ms_unit_called(flat->unit));
+    return status ? status : make_low(flat);
+}
+
+static void free_form(ms_form *form)
+{
+    ms_tensor_release(form->whole);
+    ms_tensor_release(form->wire);
+    ms_tensor_release(form->cast);
 }
 
 void ms_flat_free(ms_flat *flat)
@@ -473,7 +545,7 @@ void ms_flat_free(ms_flat *flat)
     ms_tensor_release(flat->kept);
     ms_tensor_release(flat->shard);
     ms_tensor_release(flat->source);
-    ms_tensor_release(flat->wire);
     ms_tensor_release(flat->near);
-    ms_tensor_release(flat->whole);
+    free_form(&flat->form);
+    free_form(&flat->other);
 }

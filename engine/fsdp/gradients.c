@@ -6,6 +6,7 @@
  * meanwhile. Unsharded parameters have their whole gradients at all times. */
 #include "fsdp/model.h"
 
+#include "grad/tape.h"
 #include "hook/work.h"
 #include "tensor/values.h"
 
@@ -27,9 +28,12 @@ static ms_status own_part(ms_member *member, ms_tensor **out)
 {
     ms_engine *engine = member->flat->unit->fsdp->engine;
     ms_tensor *gradient = ms_tensor_grad(member->tensor);
-    if (gradient && member->length) return ms_copy_new(engine, gradient, out);
-    ms_status status = ms_tensor_new(engine, member->flat->dtype, 1, &member->length, out);
-    return status || member->length == 0 ? status : ms_fill_into(engine, *out, 0);
+    bool has = gradient && member->length;
+    ms_status status =
+        ms_tensor_new(engine, member->flat->gradient_dtype, has ? ms_tensor_dims(gradient) : 1,
+                      has ? ms_tensor_shape(gradient) : &member->length, out);
+    if (status || member->length == 0) return status;
+    return has ? ms_copy_into(engine, gradient, *out) : ms_fill_into(engine, *out, 0);
 }
 
 static ms_status gather(ms_member *member, const int64_t *counts)
@@ -40,7 +44,7 @@ static ms_status gather(ms_member *member, const int64_t *counts)
     ms_point ready = { 0 };
     ms_status status = own_part(member, &part);
     if (!status)
-        status = ms_tensor_new(engine, flat->dtype, member->dims, member->shape,
+        status = ms_tensor_new(engine, flat->gradient_dtype, member->dims, member->shape,
                                &member->whole_gradient);
     ms_collective call = { .kind = MS_ALL_GATHER,
                            .in = part,
@@ -111,7 +115,7 @@ ms_status ms_gradients_show(ms_unit *unit)
         for (uint32_t i = 0; i < unit->flats[f].count && !status; i++) {
             ms_member *member = &unit->flats[f].members[i];
             if (member->whole_gradient)
-                status = ms_tensor_set_grad(member->tensor, member->whole_gradient);
+                status = ms_leaf_put_grad(member->tensor, member->whole_gradient);
         }
     return status;
 }
@@ -144,7 +148,7 @@ static ms_status write_part(ms_member *member)
     ms_tensor *from = NULL, *to = NULL;
     ms_status status = MS_OK;
     if (!member->aside)
-        status = ms_tensor_new(engine, member->flat->dtype, ms_tensor_dims(member->tensor),
+        status = ms_tensor_new(engine, member->flat->gradient_dtype, ms_tensor_dims(member->tensor),
                                ms_tensor_shape(member->tensor), &member->aside);
     if (status || member->length == 0) return status;
     status =
@@ -162,7 +166,7 @@ static ms_status put_back(ms_member *member, bool write)
     bool was_shown = member->whole_gradient || member->cleared;
     if (write && member->whole_gradient) status = write_part(member);
     if (!status && member->aside && !(write && member->cleared)) {
-        status = ms_tensor_set_grad(member->tensor, member->aside);
+        status = ms_leaf_put_grad(member->tensor, member->aside);
         if (!status && member->marked) ms_tensor_grad_mark(member->tensor);
     }
     if (was_shown) member->marked = false;

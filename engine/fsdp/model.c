@@ -147,13 +147,23 @@ static ms_status copy_name(ms_context *context, const char *name, char **out)
 /* -------------------------------------------------------- flats of parameters */
 
 /* A unit has one flat parameter for each dtype. Frozen parameters have their own, since they need
- * no memory for gradients, and parameters of fewer ranks have their own. The key orders them. */
+ * no memory for gradients; parameters of fewer ranks have their own, and those that keep their
+ * dtype. The key orders them. */
 static uint32_t key_of(const ms_fsdp_parameter *parameter)
 {
-    return (parameter->group ? MS_DTYPES * 2 : 0) + (uint32_t)ms_tensor_dtype(parameter->tensor) * 2
+    uint32_t kind = (parameter->group ? 2 : 0) + (parameter->keeps_dtype ? 1 : 0);
+    return (kind * MS_DTYPES + (uint32_t)ms_tensor_dtype(parameter->tensor)) * 2
            + (ms_tensor_requires_grad(parameter->tensor) ? 0 : 1);
 }
-enum { KEYS = MS_DTYPES * 4 };
+enum { KEYS = MS_DTYPES * 8 };
+
+static void choose_dtypes(const ms_fsdp_options *options, ms_flat *flat)
+{
+    bool own = flat->keeps_dtype;
+    flat->computes = own || !options->computes ? flat->dtype : *options->computes;
+    flat->reduces = own || !options->reduces ? flat->dtype : *options->reduces;
+    flat->gradient_dtype = options->low_gradients ? flat->reduces : flat->dtype;
+}
 
 /* Appends the parameters of this unit and key, in their order in the list. */
 static ms_status take_members(ms_fsdp *fsdp, const ms_fsdp_parameter *parameters, uint32_t count,
@@ -177,6 +187,7 @@ static ms_status take_members(ms_fsdp *fsdp, const ms_fsdp_parameter *parameters
         member->dims = ms_tensor_dims(given->tensor);
         memcpy(member->shape, ms_tensor_shape(given->tensor), member->dims * sizeof(int64_t));
         flat->dtype = ms_tensor_dtype(given->tensor);
+        flat->keeps_dtype = given->keeps_dtype;
         flat->trainable = ms_tensor_requires_grad(given->tensor);
         flat->own = given->group != NULL;
         flat->shards = given->group ? given->group : fsdp->shards;
@@ -203,6 +214,7 @@ static ms_status make_unit(ms_fsdp *fsdp, const ms_fsdp_options *options,
         flat->unit = unit;
         status = take_members(fsdp, parameters, count, index, key, flat);
         if (flat->count == 0) continue;
+        choose_dtypes(options, flat);
         unit->count++;
         fsdp->flat_count++;
         if (flat->trainable) unit->trainable += flat->count;
@@ -259,9 +271,6 @@ static ms_status make_flats(ms_fsdp *fsdp, uint32_t links)
     if (status) return status;
     for (uint32_t i = 0; i < fsdp->member_count; i++) {
         ms_member *member = &fsdp->members[i];
-        const ms_storage *whole = ms_tensor_storage(member->flat->whole);
-        ms_storage_mark_parameter(ms_tensor_storage(member->flat->whole), 0,
-                                  ms_storage_bytes(whole));
         ms_storage_mark_parameter(ms_tensor_storage(member->flat->shard), 0,
                                   ms_storage_bytes(ms_tensor_storage(member->flat->shard)));
         ms_tensor_set_grad(member->tensor, NULL);
@@ -376,6 +385,9 @@ bool ms_fsdp_set_sync(ms_fsdp *fsdp, bool yes)
     fsdp->sync = yes;
     return before;
 }
+
+void ms_fsdp_set_full(ms_fsdp *fsdp, bool yes) { fsdp->full = yes; }
+bool ms_fsdp_is_full(const ms_fsdp *fsdp, uint32_t unit) { return fsdp->units[unit].full; }
 
 void ms_fsdp_set_prefetch(ms_fsdp *fsdp, bool yes) { fsdp->prefetch = yes; }
 

@@ -47,25 +47,40 @@ typedef struct ms_member {
     bool marked; /* what was detached is multiplied by a loss scale */
 } ms_member;
 
+/* Whole parameters of one dtype, and what gathers them; what else is of them is in ms_flat. */
+typedef struct ms_form {
+    ms_tensor *whole; /* [padded]; dropped while the unit is not gathered */
+    ms_tensor *wire;  /* [padded]; by rows: what a gather gives, shard by shard; else NULL */
+    /* [length], dropped but in a gather: the shard in the dtype of the whole; NULL: the shard has
+     * it, or nothing travels. */
+    ms_tensor *cast;
+    /* Versions when the last gather was enqueued: of the shard, which tells whether the whole is
+     * still right, and of the whole, which tells whether a script wrote there. */
+    uint64_t shard_version, whole_version;
+} ms_form;
+
 /* A flat parameter: its memory, and the bucket in which its gradient is reduced. */
 struct ms_flat {
     ms_unit *unit;
     ms_member *members;
     uint32_t count;
-    ms_dtype dtype;
+    /* Of the shard; of what forward and backward compute with; of the whole gradient, which is
+     * reduced; and of the reduced one. */
+    ms_dtype dtype, computes, reduces, gradient_dtype;
     bool trainable;
+    bool keeps_dtype;                /* computes in its own dtype whatever the model's precision */
     bool blank;                      /* all parameters were on "meta", and have no values yet */
     bool own;                        /* of ms_fsdp_parameter.group */
     ms_group *shards;                /* whose ranks have parts of it */
     int64_t numbers, padded, length; /* elements; padded is ranks times length */
-    ms_tensor *whole;                /* [padded]; dropped while the unit is not gathered */
-    ms_tensor *wire;   /* [padded]; by rows: what a gather gives, shard by shard; else NULL */
-    ms_tensor *shard;  /* [length]; the same memory as whole if not sharded */
+    /* The form that gathers give now, in the dtype of computing unless `full`; and the other one,
+     * dropped, which has no tensors where the two dtypes are one. */
+    ms_form form, other;
+    bool full;
+    /* [length]; the memory of the whole in the shard's dtype if not sharded */
+    ms_tensor *shard;
     ms_tensor *source; /* all of the shard's storage, the part of empty pieces included */
-    /* Versions when the last gather was enqueued: of the shard, which tells whether the whole is
-     * still right, and of the whole, which tells whether a script wrote there. */
-    uint64_t shard_version, whole_version;
-    ms_tensor *near; /* near.c: a part of the whole, dropped but between forward and backward */
+    ms_tensor *near;   /* near.c: a part of the whole, dropped but between forward and backward */
     uint64_t near_version; /* of the shard when the part was gathered */
     ms_tensor *kept;       /* during a summon: what an unsharded parameter held */
     ms_point gathered;     /* when the last gather is done */
@@ -100,8 +115,10 @@ struct ms_unit {
     ms_unit_place place;
     ms_unit_phase phase;
     bool reshard_forward, reshard_backward;
-    bool stay_sharded; /* backward does without its values */
-    uint32_t depth;    /* calls of its forward that have not returned */
+    bool stay_sharded;  /* backward does without its values */
+    bool full;          /* gathers give the shards' dtype */
+    bool recorded_full; /* so did the gather for the forwards to which backward will come */
+    uint32_t depth;     /* calls of its forward that have not returned */
     /* Modules that are to run before the unit is resharded, and how many modules it has. A bit for
      * each; those from number 63 on share the last bit. */
     uint64_t parts_left;
@@ -150,6 +167,7 @@ struct ms_fsdp {
     ms_unit *units;
     uint32_t unit_count;
     bool prefetch, sync, replica_sync;
+    bool full;         /* forwards that begin compute in the shards' dtype */
     bool in_backward;  /* some unit's backward runs; the end of backward will be seen */
     uint64_t pass;     /* number of backwards that have ended */
     ms_flat **buckets; /* trainable flat parameters by place */
@@ -214,7 +232,23 @@ ms_status ms_flat_keep_own(ms_flat *flat);
 ms_status ms_flat_arrange(ms_flat *flat);
 /* Whether its ranks have different parts of it. */
 static inline bool ms_flat_is_sharded(const ms_flat *flat) { return flat->padded != flat->length; }
-/* The bytes of the flat parameter, and of a shard. */
+/* Whether whole parameters have memory of their own: they are sharded, or cast. */
+static inline bool ms_flat_is_apart(const ms_flat *flat)
+{
+    return ms_tensor_storage(flat->form.whole) != ms_tensor_storage(flat->shard);
+}
+/* Whether the reduced gradient stays in the bucket: all ranks have all of it, in its dtype. */
+static inline bool ms_flat_is_in_bucket(const ms_flat *flat)
+{
+    return !ms_flat_is_sharded(flat) && flat->reduces == flat->gradient_dtype;
+}
+/* Gathers to come give the shard's dtype, or that of computing. The whole must be dropped. */
+void ms_flat_set_full(ms_flat *flat, bool yes);
+/* Casts the shard for a gather, on the current stream. */
+ms_status ms_flat_cast(ms_flat *flat);
+/* Adds one tensor to another of any float dtype, in place. */
+ms_status ms_flat_add(ms_tensor *to, ms_tensor *from);
+/* The bytes of the flat parameter as forward uses it, and of a shard. */
 uint64_t ms_flat_bytes(const ms_flat *flat);
 uint64_t ms_flat_shard_bytes(const ms_flat *flat);
 
@@ -238,6 +272,9 @@ static inline const char *ms_unit_called(const ms_unit *unit)
 /* An edge of the unit has done its work: a range of the trace since record `first`, and a line of
  * the log at level debug. edge: "pre_forward" ... */
 void ms_unit_note(const ms_unit *unit, const char *edge, size_t first);
+/* Whether gathers to come give the shards' dtype; what is gathered in the other one is resharded.
+ * MS_ERROR_STATE while that is in use. */
+ms_status ms_unit_set_full(ms_unit *unit, bool yes);
 /* Enqueues the gather of what is not gathered or has changed since; handles stay as they are. */
 ms_status ms_unit_gather(ms_unit *unit);
 /* The same for all of it, whatever is gathered already: where ranks may have gathered different

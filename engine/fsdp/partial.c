@@ -51,18 +51,9 @@ ms_status ms_flat_run_partly(ms_flat *flat, ms_tensor **result)
     return status;
 }
 
-static ms_status add(ms_tensor *to, ms_tensor *from)
-{
-    ms_tensor *inputs[] = { to, from }, *same = NULL;
-    ms_status status =
-        ms_op_apply(ms_tensor_engine(to), &ms_op_add, NULL, true, inputs, 2, &same, 1);
-    ms_tensor_release(same);
-    return status;
-}
-
 ms_status ms_flat_carry(ms_flat *flat, ms_tensor *result)
 {
-    if (flat->carried) return add(flat->carried, result);
+    if (flat->carried) return ms_flat_add(flat->carried, result);
     return ms_copy_new(flat->unit->fsdp->engine, result, &flat->carried);
 }
 
@@ -83,7 +74,7 @@ static ms_status add_own(ms_flat *flat, ms_tensor *shard)
                                   bucket->parts ? m->packed + m->first : first, &to);
         if (!status)
             status = ms_tensor_window(shard, 1, &length, &one, bucket->parts ? m->at : 0, &from);
-        if (!status) status = add(to, from);
+        if (!status) status = ms_flat_add(to, from);
         ms_tensor_release(to);
         ms_tensor_release(from);
     }

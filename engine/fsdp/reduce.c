@@ -1,16 +1,18 @@
 /* reduce.c: gradients of a unit: their memory during its backward, and their reduction to shards.
  *
  * The whole gradient lies in the flat buffer of the bucket, in the order of the flat parameter, and
- * zeros stand where no gradient has come. Its memory is taken when the unit's backward begins and
+ * zeros stand where no gradient has come. Its dtype is that of the reduction. Backward writes there
+ * if it computes in that dtype. Otherwise each parameter's gradient, once it is whole, is cast and
+ * added there. Its memory is taken when the unit's backward begins and
  * given back once the reduction is enqueued. Without a reduction (a pass that is not synchronized)
  * it stays, and the next backward adds to it. */
 #include "fsdp/model.h"
 
+#include <math.h>
+
+#include "grad/tape.h"
 #include "hook/work.h"
 #include "tensor/values.h"
-
-/* Every rank has all of it. */
-static bool is_whole(const ms_flat *flat) { return !ms_flat_is_sharded(flat); }
 
 /* Makes the reduced gradient and its views at the first reduction. Pieces' gradients are these
  * views from then on. */
@@ -19,11 +21,11 @@ static ms_status make_reduced(ms_flat *flat)
     if (flat->reduced) return MS_OK;
     ms_tensor *made = NULL;
     ms_status status =
-        ms_tensor_new(flat->unit->fsdp->engine, flat->dtype, 1, &flat->length, &made);
+        ms_tensor_new(flat->unit->fsdp->engine, flat->gradient_dtype, 1, &flat->length, &made);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
-        status = is_whole(flat) ? ms_flat_view(made, member, &member->reduced)
-                                : ms_member_piece_of(member, made, &member->reduced);
+        status = ms_flat_is_sharded(flat) ? ms_member_piece_of(member, made, &member->reduced)
+                                          : ms_flat_view(made, member, &member->reduced);
     }
     if (!status) {
         flat->reduced = made;
@@ -52,8 +54,8 @@ static ms_status hold(ms_member *member)
     return status ? status : ms_tensor_set_grad(member->tensor, NULL);
 }
 
-/* Also of unsharded parameters, whose reduced gradient lies in the bucket: the next reduction would
- * add what every rank has of it. */
+/* Also of unsharded parameters, whose reduced gradient may lie in the bucket: the next reduction
+ * would add what every rank has of it. */
 ms_status ms_unit_hold_gradients(ms_unit *unit)
 {
     ms_status status = MS_OK;
@@ -63,9 +65,16 @@ ms_status ms_unit_hold_gradients(ms_unit *unit)
     return status;
 }
 
+/* Whether backward computes the gradient in the bucket's dtype. */
+static bool is_direct(const ms_member *member)
+{
+    return ms_tensor_dtype(member->tensor) == ms_tensor_dtype(member->gradient);
+}
+
 /* A member that has numbers of an earlier pass begins with them as its gradient. */
 static ms_status expect(ms_member *member)
 {
+    if (!is_direct(member)) return MS_OK;
     ms_status status = ms_tensor_set_grad_home(member->tensor, member->gradient);
     if (!status && member->filled) status = ms_tensor_set_grad(member->tensor, member->gradient);
     return status;
@@ -98,10 +107,23 @@ ms_status ms_unit_expect_gradients(ms_unit *unit)
 
 /* ---------------------------------------------------------- after a backward */
 
+/* What backward has added up of all uses is rounded here once, and its memory is given back. */
+static ms_status collect_cast(ms_member *member)
+{
+    ms_engine *engine = member->flat->unit->fsdp->engine;
+    ms_tensor *gradient = ms_tensor_grad(member->tensor);
+    ms_status status = member->filled ? ms_flat_add(member->gradient, gradient)
+                                      : ms_copy_into(engine, gradient, member->gradient);
+    member->filled = true;
+    member->marked |= ms_tensor_grad_is_marked(member->tensor);
+    return status ? status : ms_tensor_set_grad(member->tensor, NULL);
+}
+
 /* Needed where a hook has replaced the gradient, or backward could not write it to its home. */
 ms_status ms_member_collect(ms_member *member)
 {
     ms_tensor *gradient = ms_tensor_grad(member->tensor);
+    if (!is_direct(member)) return collect_cast(member);
     member->filled = true;
     if (gradient == member->gradient) return MS_OK;
     ms_status status = ms_copy_into(member->flat->unit->fsdp->engine, gradient, member->gradient);
@@ -128,7 +150,7 @@ static ms_status restore(ms_flat *flat)
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
-        if (member->held) status = ms_tensor_set_grad(member->tensor, member->reduced);
+        if (member->held) status = ms_leaf_put_grad(member->tensor, member->reduced);
         member->held = false;
     }
     return status;
@@ -161,19 +183,48 @@ static ms_status fill_gaps(ms_flat *flat)
     return status;
 }
 
+/* As PyTorch, f16 sums of a number of ranks that is no power of two are divided by a power of two
+ * before the sum, and by the rest after it; so their numbers are PyTorch's to the last bit, where
+ * both add in one order. Powers of two give the same numbers either way. Only for a plain mean:
+ * other links see what they reduce divided by all of `divisor`. */
+static double split_divisor(const ms_flat *flat, double divisor)
+{
+    const ms_fsdp *fsdp = flat->unit->fsdp;
+    bool plain = !fsdp->hook && fsdp->link_count == 1
+                 && fsdp->links[0].kind == ms_link_find("reduce")
+                 && fsdp->links[0].options.op == MS_REDUCE_OP_AVG;
+    double before = 1;
+    if (!plain || flat->reduces != MS_F16 || flat->bucket.kind == MS_BUCKET_HYBRID) return divisor;
+    while (fmod(divisor, before) == 0 && divisor / before > before) before *= 2;
+    return before;
+}
+
+static ms_status divide(ms_tensor *tensor, double by)
+{
+    ms_attributes factor = { .scalar = { .value = by } };
+    ms_tensor *same = NULL;
+    if (by == 1) return MS_OK;
+    ms_status status = ms_op_apply(ms_tensor_engine(tensor), &ms_op_div_scalar, &factor, true,
+                                   &tensor, 1, &same, 1);
+    ms_tensor_release(same);
+    return status;
+}
+
 /* The chain's result, on the communication stream, which is current. */
 static ms_status run_chain(ms_flat *flat, ms_tensor **result)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_bucket *bucket = &flat->bucket;
+    double divisor = fsdp->live_divisor ? fsdp->live : fsdp->divisor;
     flat->ready[1] = (ms_point){ 0 };
-    bucket->divisor = fsdp->live_divisor ? fsdp->live : fsdp->divisor;
+    bucket->divisor = split_divisor(flat, divisor);
     ms_status status = ms_flat_add_carried(flat);
     if (!status)
         status = fsdp->hook ? fsdp->hook(fsdp->hook_user, bucket, result, &flat->ready[1])
                             : ms_chain_run(fsdp->links, fsdp->link_count, bucket, result);
     ms_bucket_set_buffer(bucket, bucket->flat);
     if (!status) status = ms_bucket_check_result(bucket, NULL, *result);
+    if (!status) status = divide(*result, divisor / bucket->divisor);
     return status ? status : ms_stream_wait(ms_engine_current(fsdp->engine), flat->ready[1]);
 }
 
@@ -188,25 +239,21 @@ static bool has_held(const ms_flat *flat)
 /* Adds a reduced gradient to another, whose numbers count only where they are held. */
 static ms_status add(ms_flat *flat, ms_tensor *to, ms_tensor *from)
 {
-    ms_tensor *inputs[] = { to, from }, *same = NULL;
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < flat->count && !status; i++)
         if (!flat->members[i].held) status = zero(flat->members[i].reduced);
-    if (!status)
-        status = ms_op_apply(flat->unit->fsdp->engine, &ms_op_add, NULL, true, inputs, 2, &same, 1);
-    ms_tensor_release(same);
-    return status;
+    return status ? status : ms_flat_add(to, from);
 }
 
-/* The gradients of unsharded parameters lie in the bucket, those of pieces in `reduced`. What is
- * held of earlier passes, always in `reduced`, is added. */
+/* Gradients of unsharded parameters may stay in the bucket, those of pieces lie in `reduced`. What
+ * is held of earlier passes, always in `reduced`, is added. */
 static ms_status keep_result(ms_flat *flat, ms_tensor *result)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     ms_tensor *whole = flat->bucket.flat;
     ms_status status = MS_OK;
     bool any = has_held(flat);
-    if (is_whole(flat)) {
+    if (ms_flat_is_in_bucket(flat)) {
         if (ms_tensor_storage(result) != ms_tensor_storage(whole))
             status = ms_copy_into(engine, result, whole);
         return status || !any ? status : add(flat, whole, flat->reduced);
@@ -228,7 +275,7 @@ static ms_status await_readers(ms_flat *flat)
 static ms_status reduce_wholly(ms_flat *flat, ms_tensor **result)
 {
     ms_status status = MS_OK;
-    if (flat->unit->fsdp->whole_results && !is_whole(flat)) {
+    if (flat->unit->fsdp->whole_results && !ms_flat_is_in_bucket(flat)) {
         status = make_reduced(flat);
         if (!status) status = await_readers(flat);
         if (!flat->bucket.continues) flat->bucket.result = flat->reduced;
@@ -276,8 +323,8 @@ static ms_status hand_out(ms_flat *flat)
     }
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
-        status =
-            ms_tensor_set_grad(member->tensor, is_whole(flat) ? member->gradient : member->reduced);
+        status = ms_leaf_put_grad(member->tensor,
+                                  ms_flat_is_in_bucket(flat) ? member->gradient : member->reduced);
         if (!status && member->marked) ms_tensor_grad_mark(member->tensor);
         member->held = member->filled = member->marked = false;
     }
@@ -300,7 +347,7 @@ ms_status ms_flat_reduce(ms_flat *flat, uint32_t index, bool is_last)
     if (!status) status = ms_inflight_acquire(fsdp->reductions, ms_engine_current(fsdp->engine), 1);
     if (!status) status = launch(flat, stream);
     if (!status) status = ms_inflight_release(fsdp->reductions, flat->ready[0], 1);
-    if (!status && !is_whole(flat))
+    if (!status && !ms_flat_is_in_bucket(flat))
         status = ms_storage_drop(ms_tensor_storage(flat->bucket.flat), ms_unit_called(flat->unit));
     if (!status) status = hand_out(flat);
     ms_unit_note(flat->unit, "reduce_grad", first);

@@ -24,13 +24,17 @@ static ms_status keep_values(ms_unit *unit)
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status; f++)
         if (!ms_flat_is_sharded(&unit->flats[f]) && !unit->flats[f].kept)
-            status = ms_copy_new(unit->fsdp->engine, unit->flats[f].whole, &unit->flats[f].kept);
+            status =
+                ms_copy_new(unit->fsdp->engine, unit->flats[f].form.whole, &unit->flats[f].kept);
     return status;
 }
 
-/* Where ranks use different units, they may have gathered different ones. */
+/* Whole parameters have the shards' dtype here. Where ranks use different units, they may have
+ * gathered different ones. */
 static ms_status gather(ms_unit *unit)
 {
+    ms_status status = ms_unit_set_full(unit, true);
+    if (status) return status;
     return ms_agree_is_on(unit->fsdp) ? ms_unit_gather_anew(unit) : ms_unit_gather(unit);
 }
 
@@ -67,19 +71,20 @@ static ms_status end_unit(ms_unit *unit, bool write)
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat *flat = &unit->flats[f];
         if (!ms_flat_is_sharded(flat)) {
-            if (!write) status = ms_copy_into(unit->fsdp->engine, flat->kept, flat->whole);
+            if (!write) status = ms_copy_into(unit->fsdp->engine, flat->kept, flat->form.whole);
             ms_tensor_release(flat->kept);
             flat->kept = NULL;
             continue;
         }
-        bool changed = ms_tensor_version(flat->whole) != flat->whole_version;
+        bool changed = ms_tensor_version(flat->form.whole) != flat->form.whole_version;
         if (write && changed) status = ms_flat_keep_own(flat);
-        flat->whole_version = ms_tensor_version(flat->whole);
+        flat->form.whole_version = ms_tensor_version(flat->form.whole);
     }
     if (!status) status = ms_gradients_take(unit);
     if (!status) status = ms_unit_release(unit);
     if (!status) status = ms_gradients_put_back(unit, write);
-    return status ? status : ms_unit_reshard(unit);
+    if (!status) status = ms_unit_reshard(unit);
+    return status ? status : ms_unit_set_full(unit, false);
 }
 
 ms_status ms_fsdp_summon_end(ms_fsdp *fsdp, bool write)
@@ -99,18 +104,20 @@ static ms_status take_blank(ms_flat *flat)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
     if (!flat->blank || !ms_flat_is_sharded(flat)) return MS_OK;
-    ms_status status = ms_storage_refill(ms_tensor_storage(flat->whole), ms_engine_current(engine));
+    ms_status status =
+        ms_storage_refill(ms_tensor_storage(flat->form.whole), ms_engine_current(engine));
     if (status) return status;
     flat->blank = false;
-    flat->shard_version = ms_tensor_version(flat->source);
-    flat->whole_version = ms_tensor_version(flat->whole);
-    return ms_fill_into(engine, flat->whole, 0);
+    flat->form.shard_version = ms_tensor_version(flat->source);
+    flat->form.whole_version = ms_tensor_version(flat->form.whole);
+    return ms_fill_into(engine, flat->form.whole, 0);
 }
 
 ms_status ms_fsdp_begin_values(ms_fsdp *fsdp, uint32_t index)
 {
     ms_unit *unit = &fsdp->units[index];
     ms_status status = ms_fsdp_check_idle(fsdp, "begin_values");
+    if (!status) status = ms_unit_set_full(unit, true);
     for (uint32_t f = 0; f < unit->count && !status; f++) status = take_blank(&unit->flats[f]);
     /* Parameters that had memory lie in shards already. */
     if (!status) status = gather(unit);
@@ -125,7 +132,7 @@ static ms_status copy_from_first(ms_flat *flat)
     ms_point ready = { 0 };
     if (ms_group_size(group) == 1) return MS_OK;
     ms_collective call = { .kind = MS_BROADCAST,
-                           .in = flat->whole,
+                           .in = flat->form.whole,
                            .bucket = -2 - (int32_t)flat->unit->index,
                            .label = ms_unit_called(flat->unit) };
     ms_status status = ms_group_enqueue(group, 1, &call, &ready);
@@ -173,7 +180,7 @@ static void give_up_gradients(ms_flat *flat)
     ms_tensor_release(flat->carried);
     flat->carried = NULL;
     ms_storage *storage = ms_tensor_storage(flat->bucket.flat);
-    if (ms_flat_is_sharded(flat) && !ms_storage_is_dropped(storage))
+    if (!ms_flat_is_in_bucket(flat) && !ms_storage_is_dropped(storage))
         ms_storage_drop(storage, ms_unit_called(flat->unit));
 }
 

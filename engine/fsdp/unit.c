@@ -39,10 +39,10 @@ void ms_unit_note(const ms_unit *unit, const char *edge, size_t first)
 /* The first member that was written while it was whole, or NULL. */
 static const ms_member *written(const ms_flat *flat)
 {
-    if (!ms_flat_is_sharded(flat) || ms_tensor_version(flat->whole) == flat->whole_version)
+    if (!ms_flat_is_apart(flat) || ms_tensor_version(flat->form.whole) == flat->form.whole_version)
         return NULL;
     for (uint32_t i = 0; i < flat->count; i++)
-        if (ms_tensor_version(flat->members[i].tensor) > flat->whole_version)
+        if (ms_tensor_version(flat->members[i].tensor) > flat->form.whole_version)
             return &flat->members[i];
     return NULL;
 }
@@ -68,8 +68,8 @@ static ms_status check_unwritten(const ms_unit *unit)
  * would write the same values. */
 static bool is_fresh(const ms_flat *flat)
 {
-    return !ms_storage_is_dropped(ms_tensor_storage(flat->whole))
-           && ms_tensor_version(flat->source) == flat->shard_version;
+    return !ms_storage_is_dropped(ms_tensor_storage(flat->form.whole))
+           && ms_tensor_version(flat->source) == flat->form.shard_version;
 }
 
 /* Under layout = "rows": copies the gathered rows from the wire to the whole flat parameter, and
@@ -78,11 +78,11 @@ static bool is_fresh(const ms_flat *flat)
 static ms_status arrange(ms_flat *flat, ms_stream *stream)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
-    ms_status status = ms_stream_wait_users(stream, flat->whole);
+    ms_status status = ms_stream_wait_users(stream, flat->form.whole);
     ms_stream *before = ms_engine_set_current(engine, stream);
     if (!status) status = ms_flat_arrange(flat);
     flat->gathered = ms_stream_last(stream);
-    if (!status) status = ms_storage_drop(ms_tensor_storage(flat->wire), flat->unit->name);
+    if (!status) status = ms_storage_drop(ms_tensor_storage(flat->form.wire), flat->unit->name);
     ms_engine_set_current(engine, before);
     return status;
 }
@@ -93,18 +93,54 @@ static ms_status take_memory(ms_tensor *tensor, ms_stream *stream)
     return ms_storage_is_dropped(storage) ? ms_storage_refill(storage, stream) : MS_OK;
 }
 
-/* Of shards, to the whole or to the wire; or of parts within the near group, to the whole. */
+/* Of shards, cast or not, to the whole or to the wire; or of parts within the near group, to the
+ * whole. */
 static ms_collective gather_of(ms_flat *flat, bool near)
 {
     const ms_unit *unit = flat->unit;
-    bool direct = near || !flat->wire;
+    bool direct = near || !flat->form.wire;
     return (ms_collective){ .kind = MS_ALL_GATHER,
-                            .in = near ? flat->near : flat->shard,
-                            .out = direct ? flat->whole : flat->wire,
+                            .in = near              ? flat->near
+                                  : flat->form.cast ? flat->form.cast
+                                                    : flat->shard,
+                            .out = direct ? flat->form.whole : flat->form.wire,
                             .restore = direct,
                             .source = direct ? flat->source : NULL,
                             .bucket = -2 - (int32_t)unit->index, /* units of one size differ */
                             .label = ms_unit_called(unit) };
+}
+
+/* Casts the shard to the memory that is gathered, which is read by this gather only. */
+static ms_status cast_shard(ms_flat *flat, ms_stream *stream)
+{
+    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_status status = flat->form.cast ? take_memory(flat->form.cast, stream) : MS_OK;
+    if (!status)
+        status = ms_stream_wait_users(stream, flat->form.cast ? flat->form.cast : flat->form.whole);
+    ms_stream *before = ms_engine_set_current(engine, stream);
+    if (!status) status = ms_flat_cast(flat);
+    flat->gathered = ms_stream_last(stream);
+    ms_engine_set_current(engine, before);
+    return status;
+}
+
+/* What is cast, travels, and is put in order: as much of it as the flat parameter needs. */
+static ms_status move(ms_flat *flat, bool near, ms_stream *stream)
+{
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    ms_collective call = gather_of(flat, near);
+    ms_status status = MS_OK;
+    bool casts = !near && ms_tensor_dtype(flat->form.whole) != flat->dtype;
+    if (casts) status = cast_shard(flat, stream);
+    if (status || !ms_flat_is_sharded(flat)) return status;
+    if (!call.restore) status = take_memory(flat->form.wire, stream);
+    /* All gathers of a model are in one order, on the stream that the limit holds back. */
+    call.stream = stream;
+    if (!status)
+        status = ms_group_enqueue(near ? fsdp->near : flat->shards, 2, &call, &flat->gathered);
+    if (!status && casts)
+        status = ms_storage_drop(ms_tensor_storage(flat->form.cast), flat->unit->name);
+    return status || call.restore ? status : arrange(flat, stream);
 }
 
 /* The memory is taken on the stream of the gathers, which waits for the last users of that memory;
@@ -114,24 +150,18 @@ static ms_status gather_flat(ms_flat *flat, bool near)
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *stream = NULL;
     uint32_t span = 0;
-    ms_collective call = gather_of(flat, near);
     ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
-    if (!status) status = take_memory(flat->whole, stream);
-    if (!status && !call.restore) status = take_memory(flat->wire, stream);
+    if (!status) status = take_memory(flat->form.whole, stream);
     /* The optimizer's stream may still write it. */
     if (!status) status = ms_stream_wait_users(stream, near ? flat->near : flat->source);
     if (!status) status = ms_gathers_begin(&fsdp->gather_times, MS_SPAN_GATHER, stream, &span);
-    /* All gathers of a model are in one order, on the stream that the limit holds back. */
-    call.stream = stream;
-    if (!status)
-        status = ms_group_enqueue(near ? fsdp->near : flat->shards, 2, &call, &flat->gathered);
-    if (!status && !call.restore) status = arrange(flat, stream);
+    if (!status) status = move(flat, near, stream);
     if (!status) status = ms_gathers_end(&fsdp->gather_times, span, stream);
     if (status) return status;
     flat->unit->gathers++;
     flat->awaited = false;
-    flat->shard_version = ms_tensor_version(flat->source);
-    flat->whole_version = ms_tensor_version(flat->whole);
+    flat->form.shard_version = ms_tensor_version(flat->source);
+    flat->form.whole_version = ms_tensor_version(flat->form.whole);
     return MS_OK;
 }
 
@@ -142,7 +172,7 @@ static ms_status gather_flats(ms_unit *unit, bool anew)
     bool any = false;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat *flat = &unit->flats[f];
-        if (!ms_flat_is_sharded(flat) || (!anew && is_fresh(flat))) continue;
+        if (!ms_flat_is_apart(flat) || (!anew && is_fresh(flat))) continue;
         status = gather_flat(flat, !anew && ms_near_is_usable(flat));
         any = true;
     }
@@ -163,7 +193,7 @@ ms_status ms_unit_gather_anew(ms_unit *unit)
 bool ms_unit_is_fresh(const ms_unit *unit)
 {
     for (uint32_t f = 0; f < unit->count; f++)
-        if (ms_flat_is_sharded(&unit->flats[f]) && !is_fresh(&unit->flats[f])) return false;
+        if (ms_flat_is_apart(&unit->flats[f]) && !is_fresh(&unit->flats[f])) return false;
     return true;
 }
 
@@ -173,10 +203,9 @@ bool ms_unit_is_fresh(const ms_unit *unit)
 void ms_member_show(ms_member *member, bool whole)
 {
     const ms_flat *flat = member->flat;
-    whole = whole || !ms_flat_is_sharded(flat);
-    if (whole)
-        ms_tensor_reshape_onto(member->tensor, flat->whole, member->begin, member->dims,
-                               member->shape);
+    if (whole || !ms_flat_is_sharded(flat))
+        ms_tensor_reshape_onto(member->tensor, whole ? flat->form.whole : flat->shard,
+                               member->begin, member->dims, member->shape);
     else
         ms_tensor_reshape_onto(member->tensor, flat->shard, member->at, member->piece_dims,
                                member->piece);
@@ -214,7 +243,7 @@ uint64_t ms_unit_whole_bytes(const ms_unit *unit)
 {
     uint64_t bytes = 0;
     for (uint32_t f = 0; f < unit->count; f++)
-        if (ms_flat_is_sharded(&unit->flats[f])) bytes += ms_flat_bytes(&unit->flats[f]);
+        if (ms_flat_is_apart(&unit->flats[f])) bytes += ms_tensor_bytes(unit->flats[f].form.whole);
     return bytes;
 }
 
@@ -231,9 +260,9 @@ ms_status ms_unit_reshard(ms_unit *unit)
     unit->place = MS_UNIT_SHARDED;
     for (uint32_t f = 0; f < unit->count; f++) {
         ms_flat *flat = &unit->flats[f];
-        ms_storage *storage = ms_tensor_storage(flat->whole);
-        if (!ms_flat_is_sharded(flat) || ms_storage_is_dropped(storage)) continue;
-        bytes += ms_flat_bytes(flat);
+        ms_storage *storage = ms_tensor_storage(flat->form.whole);
+        if (!ms_flat_is_apart(flat) || ms_storage_is_dropped(storage)) continue;
+        bytes += ms_tensor_bytes(flat->form.whole);
         ms_status status = ms_storage_drop(storage, ms_unit_called(unit));
         if (status) return status;
     }
@@ -246,5 +275,20 @@ ms_status ms_unit_reshard(ms_unit *unit)
         status = ms_inflight_release(fsdp->gathers, ms_stream_last(ms_engine_current(fsdp->engine)),
                                      bytes);
     ms_unit_note(unit, "reshard", first);
+    return status;
+}
+
+ms_status ms_unit_set_full(ms_unit *unit, bool yes)
+{
+    if (unit->full == yes) return MS_OK;
+    if (unit->place == MS_UNIT_IN_USE)
+        return ms_engine_fail(
+            unit->fsdp->engine, MS_ERROR_STATE,
+            "fsdp: unit \"%s\" is in use in %s precision: switch between training "
+            "and evaluation mode between passes",
+            ms_unit_called(unit), yes ? "low" : "full");
+    ms_status status = ms_unit_reshard(unit);
+    for (uint32_t f = 0; f < unit->count && !status; f++) ms_flat_set_full(&unit->flats[f], yes);
+    if (!status) unit->full = yes;
     return status;
 }

@@ -404,6 +404,11 @@ ms_status ms_tensor_set_grad(ms_tensor *tensor, ms_tensor *gradient)
                               "set_grad: the gradient is %s, the tensor %s",
                               ms_tensor_describe(gradient, have, sizeof have),
                               ms_tensor_describe(tensor, want, sizeof want));
+    return ms_leaf_put_grad(tensor, gradient);
+}
+
+ms_status ms_leaf_put_grad(ms_tensor *tensor, ms_tensor *gradient)
+{
     if (!gradient && !tensor->meta) return MS_OK;
     ms_meta *meta = NULL;
     ms_status status = ms_meta_of(tensor, &meta);

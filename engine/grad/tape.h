@@ -178,6 +178,9 @@ ms_status ms_unread_run(ms_tape *tape);
 void ms_unread_drop(ms_tape *tape, ms_engine *engine);
 /* Marks the memory of a leaf as a parameter's: see ms_storage_mark_parameter. */
 void ms_leaf_mark_parameter(const ms_tensor *leaf);
+/* ms_tensor_set_grad of a gradient whose float dtype may differ from the leaf's, which no backward
+ * adds to. */
+ms_status ms_leaf_put_grad(ms_tensor *leaf, ms_tensor *gradient);
 /* The meta of a tensor, made if there is none. */
 ms_status ms_meta_of(ms_tensor *tensor, ms_meta **out);
 /* MS_ERROR_STATE if a recorded write in place has changed this tensor's memory (NULL: fine) after

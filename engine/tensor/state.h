@@ -13,7 +13,7 @@
  * each dimension. Several tensors may share a storage; each holds a reference to it. count,
  * contiguous and extent follow from shape and strides (derive in tensor.c) and are kept because
  * every operator asks for them. Strides are never negative; a stride of 0 repeats elements. The
- * shape changes only in ms_tensor_reshape_onto; storage, offset and strides change in
+ * shape and the dtype change only in ms_tensor_reshape_onto; storage, offset and strides in
  * ms_tensor_rebase, too. Host thread only: tasks get addresses, never a tensor. */
 struct ms_tensor {
     ms_engine *engine;
@@ -59,8 +59,8 @@ ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype d
  * keep the old memory. Cannot fail, so that many parameters can be moved together. */
 void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset);
 
-/* The same, and the tensor gets another shape: for a parameter of which a rank keeps a part. Graphs
- * and views that were made of it keep their shape, and the memory that it had. */
+/* The same, and the tensor gets another shape, and the dtype of `base`: for a parameter of which a
+ * rank keeps a part. Graphs and views that were made of it keep their shape, dtype and memory. */
 void ms_tensor_reshape_onto(ms_tensor *tensor, ms_tensor *base, int64_t offset, uint32_t dims,
                             const int64_t *shape);
 

@@ -327,6 +327,7 @@ void ms_tensor_reshape_onto(ms_tensor *tensor, ms_tensor *base, int64_t offset, 
                             const int64_t *shape)
 {
     MS_ASSERT(dims <= MS_DIMS_MAX);
+    tensor->dtype = base->dtype;
     tensor->dims = dims;
     memcpy(tensor->shape, shape, dims * sizeof *shape);
     ms_tensor_rebase(tensor, base, offset);

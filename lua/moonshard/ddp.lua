@@ -36,7 +36,7 @@ local DDP = {}
 ---@field plan? ms.BucketPlan option buckets
 ---@field precision? ms.Precision
 ---@field skipped? table<ms.Parameter, boolean> parameters that keep their dtype
----@field restore? fun() gives buffers the dtypes that they had before wrapping
+---@field cast_buffers? ms.CastBuffers
 
 ---@param self any
 ---@return ms.DDPState
@@ -249,7 +249,7 @@ function DDP:unwrap()
     s.reducer = nil
     hooks._unwatch(s.how.chain or {})
     if s.plan then watch.drop(s.plan.planner) end
-    if s.restore then s.restore() end
+    if s.cast_buffers then s.cast_buffers:set_full(true) end
     statistics.drop(s)
   end
   return s.wrapped
@@ -277,15 +277,7 @@ local function index(self, key)
   if DDP[key] ~= nil then return DDP[key] end
   local s = state_of(self)
   if key == "module" then return s.wrapped end
-  local value = s.wrapped[key]
-  if type(value) ~= "function" or module.base[key] == nil then return value end
-  return function(given, ...)
-    if given ~= self then return value(given, ...) end
-    return (function(first, ...)
-      if first == s.wrapped then return self, ... end
-      return first, ...
-    end)(value(s.wrapped, ...))
-  end
+  return module.field_of_inner(self, s.wrapped, key)
 end
 
 local function make_object(s)
@@ -355,7 +347,7 @@ function ddp.ddp(model, options)
     end
   end
   listed.check_matches("ddp", "ignored", o.ignored, model)
-  local low = o.precision ~= nil and precision.check(o.precision, "ddp") or nil
+  local low = o.precision ~= nil and precision.check(o.precision) or nil
   local how = compile_hook(o, low, trained.tensors)
   ---@type ms.DDPState
   local s = {
@@ -387,7 +379,7 @@ function ddp.ddp(model, options)
     trained.names, trained.delayed, bytes
   overlap.wrap(s, how.chain or {})
   if low and low.buffer then
-    s.restore = precision.cast_buffers(model, low.buffer, function(name)
+    s.cast_buffers = precision.cast_buffers(model, low.buffer, function(name)
       return listed.has(o.ignored, name)
     end)
   end

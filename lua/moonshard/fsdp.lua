@@ -13,6 +13,7 @@ local overlap = require "moonshard.overlap"
 local statistics = require "moonshard.statistics"
 local options_of = require "moonshard.options"
 local compare = require "moonshard.fsdp.compare"
+local precision = require "moonshard.fsdp.precision"
 local state = require "moonshard.fsdp.state"
 local fsdp_options = require "moonshard.fsdp.options"
 local units_of = require "moonshard.fsdp.units"
@@ -33,6 +34,7 @@ local FSDP = {}
 ---@field strategy string
 ---@field sharded? any the model in the core; nil: unwrapped
 ---@field units { modules: ms.Module[], name: string, index: integer }[] the root first
+---@field precision? ms.FSDPPrecision nil: units compute in their parameters' dtypes
 ---@field accumulate "local"|"shard"|"all"
 ---@field methods table<string, boolean> what forward_method has replaced
 ---@field joining? ms.ShardedJoining join runs
@@ -76,16 +78,20 @@ end
 
 -- The function that stands around a unit's module: number `part` of its modules.
 local function around(s, index, part)
-  local several = #s.units[index + 1].modules > 1
+  local unit, low = s.units[index + 1], s.precision
+  local several = #unit.modules > 1
   return function(object, run, ...)
     local sharded = s.sharded
     if several then sharded:begin_part(index, part) end
+    if low then precision.begin(s) end
     local begins, reduces = sharded:begins_pass(index)
     reduces = reduces and not s.partial
     if begins and reduces then overlap.await(s) end
-    sharded:before_forward(index, nested.tensors { ... })
+    local full = sharded:before_forward(index, nested.tensors { ... })
     if begins then overlap.begin(s, reduces) end
-    local results = table.pack(run(object, ...))
+    local results
+    if low then results = table.pack(precision.run(low, unit, full, run, object, ...))
+    else results = table.pack(run(object, ...)) end
     sharded:after_forward(index, nested.tensors(results))
     return table.unpack(results, 1, results.n)
   end
@@ -330,14 +336,14 @@ end
 
 --- Parameters and saved buffers by name. kind "full": copies of all of them on rank 0 of the model,
 --- and an empty table elsewhere; all ranks call it. "sharded": what this rank has, ms.Piece of each
---- sharded parameter.
+--- sharded parameter. Buffers have the dtype that they had before wrapping.
 ---@param options? { kind?: "full"|"sharded" }
 ---@return table<string, ms.Tensor|ms.Piece>
 function FSDP:state(options)
   local s = outside_join(self, "state")
   local kind = module.kind_of_state("state", options)
   s.sharded:check_idle("state")
-  return kind == "full" and state.full(s) or state.pieces(s)
+  return precision.with_buffers(s, kind == "full" and state.full or state.pieces)
 end
 
 --- As a module's. All ranks call it, with at least what each has (whole tensors, or pieces of
@@ -347,7 +353,7 @@ end
 function FSDP:load_state(given, options)
   local s = outside_join(self, "load_state")
   s.sharded:check_idle("load_state")
-  state.load(s, given, options)
+  precision.with_buffers(s, state.load, given, options)
 end
 
 --- As a module's; rank 0 puts one tensor after the other together. All ranks call it, and have the
@@ -358,7 +364,7 @@ end
 function FSDP:save(path, options)
   local s = outside_join(self, "save")
   s.sharded:check_idle("save")
-  return state.save(s, path, options)
+  return precision.with_buffers(s, state.save, path, options)
 end
 
 --- As a module's. Each rank reads what it has. All ranks call it, and have the same result.
@@ -370,7 +376,7 @@ function FSDP:load(path, options)
   options_of.argument("load", "path", path, "string|list")
   if type(path) == "table" then options_of.items("load", "path", path, "string") end
   s.sharded:check_idle("load")
-  return state.read(s, path, options)
+  return precision.with_buffers(s, state.read, path, options)
 end
 
 --- This method of the model runs through the root's edges, as forward does.
@@ -408,6 +414,8 @@ function FSDP:unwrap()
     hooks._release(s.how.chain or {})
     s.sharded:unwrap()
     s.sharded, s.reducer = nil, nil
+    local buffers = s.precision and s.precision.buffers
+    if buffers then buffers:set_full(true) end
     hooks._unwatch(s.how.chain or {})
     for _, unit in ipairs(s.units) do
       for _, object in ipairs(unit.modules) do getmetatable(object).around = nil end
@@ -425,7 +433,7 @@ local function index(self, key)
   if FSDP[key] ~= nil then return FSDP[key] end
   local s = state_of(self)
   if key == "module" then return s.wrapped end
-  return s.wrapped[key]
+  return module.field_of_inner(self, s.wrapped, key)
 end
 
 local function make_object(s)
@@ -528,7 +536,7 @@ local function options_in_force(o, s)
     strategy = s.strategy, accumulate = s.accumulate, prefetch = o.prefetch or "backward_pre",
     max_in_flight = o.max_in_flight or 2, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions or 2, divide_factor = o.divide_factor, ignored = o.ignored,
-    init_sync = o.init_sync ~= false,
+    init_sync = o.init_sync ~= false, precision = o.precision,
   }
 end
 
@@ -540,16 +548,17 @@ local function prepare(model, options)
   local strategy, group = fsdp_options.strategy_of(o), o.group or core.world()
   listed.check_matches("fsdp", "ignored", o.ignored, model)
   local units, later = units_of.find(model, o), delayed.find("fsdp", model)
+  local low = precision.of(o, units)
   local count = fsdp_options.count_shards(o, strategy, group)
   fsdp_options.check_near(o.reshard_after_forward, count)
   local groups, stepping = compare.groups(units, group, o.group_of), {}
   local how = compile(o.comm_hook, kind_of(count, group:size()), groups, stepping)
-  compare.compare(units, group, groups, o, strategy, how.name)
+  compare.compare(units, group, groups, o, strategy, how.name, low)
   local shards, replicas = fsdp_options.groups_of(o, strategy, group)
   ---@type ms.FSDPState
   local s = {
     wrapped = model, group = group, shards = shards, replicas = replicas, options = o,
-    strategy = strategy, units = units, how = how, groups = groups,
+    strategy = strategy, units = units, how = how, groups = groups, precision = low,
     accumulate = o.accumulate or "shard", methods = {}, trained = trained_of(units),
     left_out = left_out_of(model, o), later = later, uses_all = true, adds_up = true,
     whole = how.whole, guards = how.guards,
@@ -580,15 +589,17 @@ local function describe(s)
       unit.shapes[k] = p:shape()
       parameters[#parameters + 1] = {
         tensor = p, name = unit.names[k], unit = unit.index, group = s.groups[unit.names[k]],
+        keeps_dtype = s.precision and s.precision.keeps[unit.names[k]],
       }
     end
+    unit.is_cast = s.precision and precision.is_cast(s.precision, unit)
   end
   return parameters, described
 end
 
 -- From here on parameters are pieces.
 local function shard(s)
-  local o, how = s.options, s.how
+  local o, how, low = s.options, s.how, s.precision
   local parameters, described = describe(s)
   local near = math.type(o.reshard_after_forward) == "integer"
     and s.shards:levels(o.reshard_after_forward) or nil
@@ -597,6 +608,8 @@ local function shard(s)
     rows = o.layout == "rows", prefetch = o.prefetch ~= "none", find_unused = o.find_unused,
     max_in_flight = o.max_in_flight, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions,
+    computes = low and low.param, low_gradients = o.keep_low_precision_grads,
+    reduces = low and precision.reduces(low, how.chain and how.chain[1]),
     links = how.links, hook = how.hook, name = how.name,
     hook_links = how.hook and #how.accounts + 1, hook_whole = how.holds,
     hook_once = how.once,
@@ -614,7 +627,8 @@ local function install(s)
     local together = {}
     for i, p in ipairs(unit.parameters) do
       local own = s.groups[unit.names[i]]
-      local key = ("%s %s %s"):format(p:dtype(), p:requires_grad(), own ~= nil)
+      local keeps = s.precision and s.precision.keeps[unit.names[i]] == true
+      local key = ("%s %s %s %s"):format(p:dtype(), p:requires_grad(), own ~= nil, keeps)
       together[key] = together[key] or {}
       table.insert(together[key], p)
       module.sharded[p] = {
@@ -643,6 +657,7 @@ local function wrap(model, options)
   shard(s)
   values.make_units(s)
   if s.options.init_sync ~= false then values.share_buffers(s, 0) end
+  precision.cast_buffers(s)
   install(s)
   hooks._watch(s.how.chain or {})
   overlap.wrap(s, stepping)

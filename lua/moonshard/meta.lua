@@ -1,7 +1,7 @@
 ---@meta moonshard
 -- The public Lua interface of Moonshard, for editors and readers: names, arguments, results, units,
 -- errors. This file has definitions only; nothing in it runs. Of fsdp, prefetch strategies,
--- precision, offload and saved shards will be added when they are built.
+-- offload and saved shards will be added when they are built.
 --
 -- Twelve rules hold everywhere and are not repeated below.
 --  1. Objects have methods (`t:shape()`, `bucket:index()`). Descriptions (options, views, plans,
@@ -885,10 +885,22 @@
 
 ---@class ms.Precision
 ---@field param? ms.DType              in which forward and backward compute
----@field reduce? ms.DType             in which gradients are reduced; param unless given
----@field buffer? ms.DType             of buffers
----@field output? ms.DType             to which outputs of forward are cast
----@field cast_inputs? boolean         whether inputs are cast to param; true if param is given
+--- In which gradients are reduced. Unless given: of ms.ddp param; of ms.fsdp f32 where param is
+--- given.
+---@field reduce? ms.DType
+--- Of buffers. state, save and load_state of ms.fsdp have them in the dtype that they had before
+--- wrapping.
+---@field buffer? ms.DType
+---@field output? ms.DType             to which outputs of the model's forward are cast
+--- Whether inputs are cast to param; true if param is given. ms.fsdp casts the inputs of the
+--- model, and of each unit that has parameters in param.
+---@field cast_inputs? boolean
+
+---@class ms.ShardedPrecision: ms.Precision
+--- Names or Lua patterns of parameters that stay in their dtype, and whose gradients are reduced in
+--- it (norms, routers). LayerNorm and RMSNorm then compute in f32 and return the dtype of their
+--- input; other modules cast their inputs themselves.
+---@field keep? string[]
 
 ---@class ms.DDPOptions
 ---@field group? ms.Group              ranks whose gradients are averaged; the world unless given
@@ -1044,6 +1056,21 @@
 ---@field find_unused? boolean
 --- Gradients are summed and divided by this number; the group's size unless given.
 ---@field divide_factor? number
+--- Units compute in another dtype than shards, gradients of shards and optimizers have. A shard is
+--- cast before it is gathered, so gathers send the bytes of precision.param. Each parameter's
+--- gradient is rounded once to precision.reduce, after backward has added up its uses, and in that
+--- dtype gradients add up in no_sync and with accumulate = "local"; reduced gradients, as f32
+--- shards. A parameter's tensor has precision.param while its unit is used, and its own dtype
+--- outside and in summon. Where param and reduce differ, hooks of parameters see no gradient in
+--- backward. A chain that begins with a cast to 16 bits replaces a reduce of 16 bits.
+---@field precision? ms.ShardedPrecision
+--- true: gradients of shards stay in precision.reduce. They take less memory; optimizers, clipping
+--- and loss scalers compute in f32 from them, and what passes add up is rounded each time.
+---@field keep_low_precision_grads? boolean
+--- true: while the model is in evaluation mode (model:eval()) forwards gather and compute in the
+--- parameters' dtype, with buffers in theirs, and inputs are not cast. Forwards that are recorded in
+--- both modes need a backward in between.
+---@field full_precision_eval? boolean
 --- Names or Lua patterns of parameters and buffers that stay as they are on each rank: parameters
 --- are neither copied nor sharded, and their gradients are this rank's; buffers are not copied.
 ---@field ignored? string[]

@@ -1,5 +1,5 @@
--- Golden data of sharded training: the cases in f32 for as many ranks as there are, under the
--- case's own strategy and under others.
+-- Golden data of sharded training: the cases for as many ranks as there are, under the case's own
+-- strategy and under others.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local golden = require "moonshard.cli.golden.fsdp"
@@ -14,8 +14,7 @@ local found, count = report.new "fsdp", 0
 for strategy in options.strategies:gmatch "%S+" do
   for _, case in ipairs(manifest.fsdp) do
     for key, value in pairs(case) do if value == core.json_null then case[key] = nil end end
-    -- Precision is not built yet.
-    if case.ranks == ms.world_size() and not case.precision then
+    if case.ranks == ms.world_size() then
       count = count + 1
       found:begin(("%s (%s)"):format(case.case, strategy))
       local tensors = assert(ms.safetensors.load(("%s/%s"):format(options.folder, case.file)))

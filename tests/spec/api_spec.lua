@@ -298,6 +298,10 @@ describe("the annotations", function()
   it("tell of the options inside of options", function()
     compare("precision", accepted(function(o) ms.ddp(layer, { precision = o }) end),
       all["ms.Precision"].fields)
+    local own, more = ms.nn.Linear(2, 2), { table.unpack(all["ms.ShardedPrecision"].fields) }
+    table.move(all["ms.Precision"].fields, 1, #all["ms.Precision"].fields, #more + 1, more)
+    compare("fsdp's precision", accepted(function(o) ms.fsdp(own, { precision = o }) end),
+      more)
   end)
 
   it("are found at all", function()

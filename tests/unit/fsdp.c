@@ -156,7 +156,7 @@ static void memory_is_given_back(void **state)
     for (uint32_t f = 0; f < n.fsdp->flat_count; f++) {
         const ms_flat *flat = &n.fsdp->flats[f];
         assert_true(ms_storage_is_dropped(ms_tensor_storage(flat->bucket.flat)));
-        assert_true(ms_storage_is_dropped(ms_tensor_storage(flat->whole)));
+        assert_true(ms_storage_is_dropped(ms_tensor_storage(flat->form.whole)));
     }
     ms_fsdp_free(n.fsdp);
     drop(&n);
@@ -284,7 +284,7 @@ static void a_parameter_belongs_to_one_unit_and_one_model(void **state)
     net n;
     ms_fsdp *second = NULL;
     OK(build(NULL, 2, true, &n));
-    ms_fsdp_parameter parameters[] = { { n.parameters[W1], "w1", 0, NULL } };
+    ms_fsdp_parameter parameters[] = { { n.parameters[W1], "w1", 0, false, NULL } };
     ms_fsdp_unit_options units[] = { { .name = "" },
                                      { .name = "other", .reshard_after_forward = true } };
     ms_fsdp_options options = { .group = n.world, .units = units, .unit_count = 2 };
@@ -292,7 +292,7 @@ static void a_parameter_belongs_to_one_unit_and_one_model(void **state)
     assert_non_null(strstr(ms_engine_error(n.engine)->message, "'w1' is sharded already"));
     ms_tensor *tied = NULL;
     OK(constant(n.engine, 2, 2, 1, true, &tied));
-    ms_fsdp_parameter twice[] = { { tied, "a", 0, NULL }, { tied, "b", 1, NULL } };
+    ms_fsdp_parameter twice[] = { { tied, "a", 0, false, NULL }, { tied, "b", 1, false, NULL } };
     assert_int_equal(ms_fsdp_new(n.engine, &options, twice, 2, &second), MS_ERROR_ARGUMENT);
     assert_non_null(strstr(ms_engine_error(n.engine)->message, "are one parameter"));
     assert_null(second);

@@ -3,10 +3,10 @@
  *
  * Words
  * - A unit is a set of modules whose parameters are gathered together. Unit 0 is the root.
- * - A flat parameter is what a unit has of one dtype, trainable or not, and shared by the same
- *   ranks: its parameters end to end, and zeros so that the length divides by the number of ranks
- * that shard. A shard is one rank's equal part of it, a piece the part of one parameter that lies
- * in this rank's shard.
+ * - A flat parameter is what a unit has of one dtype, trainable or not, shared by the same ranks,
+ *   and computed with in one dtype: its parameters end to end, and zeros so that the length divides
+ * by the number of ranks that shard. A shard is one rank's equal part of it, a piece the part of
+ * one parameter that lies in this rank's shard.
  * - The layout says how shards are cut. Flat: anywhere, with the zeros after the last parameter. By
  *   rows: rank r has rows [r n, (r + 1) n) of each parameter, n the number of rows by the number of
  *   ranks, rounded up, with zeros for the rows that are missing to that.
@@ -22,6 +22,12 @@
  *   restores it: what forward saved is right in backward unless a shard was written in between,
  *   which backward reports. A parameter with an empty piece has it in a part of the shard of its
  *   own, so that a step is noticed on every rank.
+ * - Whole parameters may have a lower precision than the shards, which optimizers step. A gather
+ *   then casts this rank's shard and travels in the dtype of computing. Each parameter's gradient,
+ *   once backward has added up all its uses, is rounded to the dtype of the reduction, in which
+ *   gradients of passes without synchronization add up. The reduced shard is cast to the dtype of
+ *   the pieces, in which gradients of synchronized passes add up. Until it is reduced, a parameter
+ *   shows no gradient where the dtypes of computing and of the reduction differ.
  * - Gathers run on channel 2 of the group that shards, reductions on channel 1, so that neither
  *   waits for the other. All ranks enqueue both in the same order; the comparison of collectives
  *   ends a job in which they do not.
@@ -56,6 +62,7 @@ typedef struct ms_fsdp_parameter {
     ms_tensor *tensor;
     const char *name;
     uint32_t unit;
+    bool keeps_dtype; /* the options `computes` and `reduces` do not apply to it */
     /* NULL, or the ranks that share this parameter alone: others hold other parameters in its
      * place. It is sharded over these ranks, and its gradients are summed over them; a mean is over
      * as many ranks as the model's. All such parameters of a rank have one group. */
@@ -84,6 +91,10 @@ typedef struct ms_fsdp_options {
     uint32_t unit_count;
     bool prefetch;    /* before a unit's backward, gather the unit that comes next */
     bool find_unused; /* ranks may use different units */
+    /* Float dtypes, NULL: each parameter's own. computes: of whole parameters while their unit is
+     * used. reduces: in which whole gradients are added up and reduced. */
+    const ms_dtype *computes, *reduces;
+    bool low_gradients; /* the gradients of pieces have the dtype of the reduction, not their own */
     /* Gathers wait until at most this many units have been used since, and as many bytes; 0: 2, and
      * no limit. Backward waits until at most so many reductions are under way; 0: 2. */
     uint32_t max_in_flight, max_reductions;
@@ -139,6 +150,11 @@ MS_API bool ms_fsdp_set_sync(ms_fsdp *fsdp, bool yes);
  * hybrid, and a native chain reduces by sum or avg. */
 MS_API bool ms_fsdp_set_replica_sync(ms_fsdp *fsdp, bool yes);
 MS_API bool ms_fsdp_can_be_partial(const ms_fsdp *fsdp);
+/* Whether the forwards to come, and their backwards, compute in the dtype of the shards. Nothing
+ * changes where that is the dtype of computing already. */
+MS_API void ms_fsdp_set_full(ms_fsdp *fsdp, bool yes);
+/* Whether the unit was last used in the dtype of the shards because of that. */
+MS_API bool ms_fsdp_is_full(const ms_fsdp *fsdp, uint32_t unit);
 /* After forward, after backward; after backward is true at first. */
 MS_API void ms_fsdp_set_reshard(ms_fsdp *fsdp, uint32_t unit, bool after_forward,
                                 bool after_backward);
@@ -150,9 +166,9 @@ MS_API void ms_fsdp_set_prefetch(ms_fsdp *fsdp, bool yes);
 /* Gathers a unit now, outside of its edges, and gives its memory back. */
 MS_API ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t unit, ms_point *ready);
 MS_API ms_status ms_fsdp_reshard(ms_fsdp *fsdp, uint32_t unit);
-/* Between forward and backward, or a pass and the next: whole parameters in these units until
- * ms_fsdp_summon_end, which keeps what was written there if `write`. gradients: with whole
- * gradients. All ranks call both. */
+/* Between forward and backward, or a pass and the next: whole parameters in these units, in the
+ * dtype of the shards, until ms_fsdp_summon_end, which keeps what was written there if `write`.
+ * gradients: with whole gradients. All ranks call both. */
 MS_API ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count,
                                 bool gradients);
 MS_API ms_status ms_fsdp_summon_end(ms_fsdp *fsdp, bool write);
@@ -221,7 +237,8 @@ MS_API void ms_fsdp_show_whole(ms_fsdp *fsdp, bool yes);
 
 typedef struct ms_fsdp_unit_info {
     const char *name;
-    uint64_t bytes, shard_bytes;
+    uint64_t bytes; /* of whole parameters in the dtype of computing */
+    uint64_t shard_bytes;
     bool gathered;
 } ms_fsdp_unit_info;
 MS_API bool ms_fsdp_unit_get(const ms_fsdp *fsdp, uint32_t unit, ms_fsdp_unit_info *out);

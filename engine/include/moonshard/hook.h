@@ -64,8 +64,8 @@ typedef struct ms_bucket {
     /* NULL: shards are cut anywhere. Otherwise by rows: how many numbers of each gradient a shard
      * has. Not of all_reduce buckets. */
     const int64_t *parts;
-    /* Where a link that holds results until the pass's last bucket keeps this one: the shard's
-     * length and the gradients' dtype, borrowed. NULL: this rank's part of flat. */
+    /* Where a link that holds results until the pass's last bucket keeps this one, and then returns
+     * it: the shard's length and a float dtype, borrowed. NULL: this rank's part of flat. */
     ms_tensor *result;
     /* Input of the next link: flat, or the tensor that a link has put in its place (retained). */
     ms_tensor *buffer;

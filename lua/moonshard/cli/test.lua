@@ -90,19 +90,18 @@ end
 -- Second: the other numbers of ranks.
 local function sharded_for_this_size(list)
   local size, null = require "moonshard".world_size(), require "moonshard.core".json_null
-  local chosen, low, elsewhere, sizes = {}, 0, 0, {}
+  local chosen, elsewhere, sizes = {}, 0, {}
   for _, case in ipairs(list) do
     for key, value in pairs(case) do if value == null then case[key] = nil end end
-    if case.precision then low = low + 1
-    elseif case.ranks == size then chosen[#chosen + 1] = case
+    if case.ranks == size then chosen[#chosen + 1] = case
     else
       elsewhere = elsewhere + 1
       if math.type(case.ranks) == "integer" and case.ranks > 1 then sizes[case.ranks] = true end
     end
   end
-  if low + elsewhere > 0 then
-    say(("%-12s %3d cases: %d run here, %d for other numbers of ranks, %d need options that are \z
-      not built yet (precision)"):format("fsdp", #list, #chosen, elsewhere, low))
+  if elsewhere > 0 then
+    say(("%-12s %3d cases: %d run here, %d for other numbers of ranks"):format("fsdp", #list,
+      #chosen, elsewhere))
   end
   return chosen, sizes
 end

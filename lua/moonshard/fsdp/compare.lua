@@ -2,6 +2,7 @@
 -- which parameters, and that all ranks describe the same model and options. Errors are the same on
 -- every rank.
 local core = require "moonshard.core"
+local precision = require "moonshard.fsdp.precision"
 
 local compare = {}
 
@@ -169,15 +170,16 @@ end
 ------------------------------------------------------------------------------------------- metadata
 
 -- Options that every rank must give alike, and what stands for them.
-local function describe_options(o, strategy, hook)
+local function describe_options(o, strategy, hook, low)
   local lines = {}
   local function add(name, value) lines[#lines + 1] = ("option %s = %s"):format(name, value) end
   add("strategy", strategy)
   for _, name in ipairs { "layout", "reshard_after_forward", "prefetch", "max_in_flight",
       "max_in_flight_bytes", "max_reductions", "accumulate", "divide_factor", "find_unused",
-      "init_sync", "broadcast_buffers" } do
+      "init_sync", "broadcast_buffers", "keep_low_precision_grads" } do
     add(name, tostring(o[name]))
   end
+  add("precision", precision.describe(low))
   for _, name in ipairs { "shard_group", "replica_group" } do
     add("size of " .. name, o[name] and o[name]:size() or "nil")
   end
@@ -273,9 +275,10 @@ end
 ---@param o ms.FSDPOptions
 ---@param strategy string
 ---@param hook? string
-function compare.compare(units, group, groups, o, strategy, hook)
+---@param low? ms.FSDPPrecision
+function compare.compare(units, group, groups, o, strategy, hook, low)
   if group:size() == 1 then return end
-  local lines = describe_options(o, strategy, hook)
+  local lines = describe_options(o, strategy, hook, low)
   for _, line in ipairs(describe_units(units, groups)) do lines[#lines + 1] = line end
   compare_lines(group, lines)
   local _, own = next(groups)

@@ -28,6 +28,7 @@ local known = {
   group_of = "function", max_in_flight = "integer", max_in_flight_bytes = "integer",
   max_reductions = "integer", accumulate = "string", layout = "string", find_unused = "boolean",
   divide_factor = "number", ignored = "table", init_sync = "boolean", broadcast_buffers = "boolean",
+  precision = "any", keep_low_precision_grads = "boolean", full_precision_eval = "boolean",
 }
 
 --- The value, which must be one of these.

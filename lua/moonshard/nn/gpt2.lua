@@ -56,6 +56,7 @@ function Block:init(options, std)
 end
 
 local function norm_of_sum(norm, stream, change)
+  if change and layers._is_kept(norm, stream) then stream, change = stream + change, nil end
   if not change then return stream, norm(stream) end
   return change:add_layer_norm(stream, norm.weight, norm.bias, norm.eps)
 end

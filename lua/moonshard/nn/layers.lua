@@ -63,6 +63,17 @@ function Embedding:forward(ids)
   return ids:embedding(self.weight)
 end
 
+local short = { f16 = true, bf16 = true }
+
+--- Whether a norm's weight is f32 and its input has 16 bits: the weight of a sharded model may keep
+--- its dtype (precision.keep). Such a norm computes in f32, and returns the input's dtype.
+---@param norm ms.LayerNorm|ms.RMSNorm
+---@param x ms.Tensor
+---@return boolean
+function layers._is_kept(norm, x)
+  return norm.weight:dtype() == "f32" and short[x:dtype()] == true
+end
+
 ---@class ms.LayerNorm: ms.Module
 local LayerNorm = module.class "LayerNorm"
 layers.LayerNorm = LayerNorm
@@ -81,6 +92,9 @@ end
 
 function LayerNorm:forward(x)
   argument("LayerNorm", "x", x, "tensor")
+  if layers._is_kept(self, x) then
+    return x:to "f32":layer_norm(self.weight, self.bias, self.eps):to(x:dtype())
+  end
   return x:layer_norm(self.weight, self.bias, self.eps)
 end
 
@@ -99,6 +113,9 @@ end
 
 function RMSNorm:forward(x)
   argument("RMSNorm", "x", x, "tensor")
+  if layers._is_kept(self, x) then
+    return x:to "f32":rms_norm(self.weight, self.eps):to(x:dtype())
+  end
   return x:rms_norm(self.weight, self.eps)
 end
 

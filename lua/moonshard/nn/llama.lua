@@ -31,6 +31,7 @@ function Block:init(options)
 end
 
 local function norm_of_sum(norm, stream, change)
+  if change and layers._is_kept(norm, stream) then stream, change = stream + change, nil end
   if not change then return stream, norm(stream) end
   return change:add_rms_norm(stream, norm.weight, norm.eps)
 end

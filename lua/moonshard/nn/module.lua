@@ -228,6 +228,24 @@ function module.wrapper(inner, meta, kind)
   return setmetatable({}, meta)
 end
 
+--- A field of the inner module, for an object of module.wrapper. Methods of every module (names,
+--- state, modes) run on the inner one; what returns that returns the object.
+---@param object any
+---@param inner ms.Module
+---@param key string
+---@return any
+function module.field_of_inner(object, inner, key)
+  local value = inner[key]
+  if type(value) ~= "function" or Module[key] == nil then return value end
+  return function(given, ...)
+    if given ~= object then return value(given, ...) end
+    return (function(first, ...)
+      if first == inner then return object, ... end
+      return first, ...
+    end)(value(inner, ...))
+  end
+end
+
 ---------------------------------------------------------------------------------------------- names
 
 ---@class ms.Tensor

@@ -82,6 +82,11 @@ local function shard(case, model, how)
     options.reshard_after_forward = case.reshard_after_forward
   end
   if how.layout then options.layout = how.layout end
+  if case.precision then
+    report.known_keys("precision", case.precision,
+      { param = 1, reduce = 1, output = 1, cast_inputs = 1, keep = 1 })
+    options.precision = case.precision
+  end
   return ms.fsdp(model, options)
 end
 
@@ -185,9 +190,23 @@ local function skipped_at(case, step)
   return list
 end
 
+-- Losses are computed in f32 from what the model returns, which rank 0 compares at step 0.
+local function returned(case, tensors, found, step, part, result)
+  if step == 0 and part == 1 and tensors.logits and ms.rank() == 0 then
+    if result:dtype() ~= tensors.logits:dtype() then
+      found:fail("logits", ("ours are %s, the file's %s"):format(result:dtype(),
+        tensors.logits:dtype()))
+    end
+    found:relative("logits", result:detach():to "f32", tensors.logits:to "f32",
+      case.tolerance.logits)
+  end
+  return result:to "f32"
+end
+
 -- One pass forward and backward for each micro-batch; the rank's own loss.
-local function pass(model, case, tensors, step)
+local function pass(model, case, tensors, step, found)
   local rows, own = case.batch // case.micro_batches, 0
+  local function run(part, ...) return returned(case, tensors, found, step, part, model(...)) end
   local first, count = slice(rows)
   local weight = count * ms.world_size() / rows
   model:accumulate(case.micro_batches, function(part)
@@ -197,10 +216,11 @@ local function pass(model, case, tensors, step)
       local x = tensors.x[step + 1]:narrow(1, at, count)
       local y = tensors.y[step + 1]:narrow(1, at, count)
       local route = case.route and case.route[step + 1][ms.rank() + 1] or {}
-      loss = model(x, skipped_at(case, step), route):mse_loss(y)
+      loss = run(part, x, skipped_at(case, step), route):mse_loss(y:to "f32")
     else
       local tokens = tensors.tokens[step + 1]:narrow(1, at, count)
-      loss = model(tokens:narrow(2, 1, case.time)):cross_entropy(tokens:narrow(2, 2, case.time))
+      loss = run(part, tokens:narrow(2, 1, case.time))
+        :cross_entropy(tokens:narrow(2, 2, case.time))
     end
     own = own + loss:detach() / case.micro_batches
     loss = loss / case.micro_batches
@@ -229,9 +249,17 @@ local function check_step(case, found, step, model, own, weight, norm)
   found:number(("grad_norms[%d]"):format(step), norm, case.grad_norms[step + 1], t.grad_norms, true)
 end
 
+-- Every element is a number that the dtype holds: the reduction was in this dtype.
+local function check_rounded(found, gradients, dtype)
+  for name, t in ms.sorted_pairs(gradients) do
+    if not t:to(dtype):to "f32":eq(t):all():item() then
+      found:fail("grad." .. name, "it has numbers that " .. dtype .. " does not hold")
+    end
+  end
+end
+
 local function train(case, tensors, found, how)
   report.known_keys("entry", case, entries)
-  if case.precision then error("precision is not built yet", 0) end
   local inner = make(case)
   inner:load_state(with_prefix(tensors, "init."))
   local frozen = {}
@@ -244,12 +272,13 @@ local function train(case, tensors, found, how)
   local optimizer = optimizers.make(case.optimizer, case.hyperparameters, trained)
   local t = case.tolerance
   for step in ms.steps(case.steps) do
-    local own, weight = pass(model, case, tensors, step)
+    local own, weight = pass(model, case, tensors, step, found)
     local p = case.norm_type == "inf" and math.huge or case.norm_type or 2
     local norm = model:clip_grad_norm(case.clip_grad_norm or math.huge, p):item()
     check_step(case, found, step, model, own, weight, norm)
     if step == 0 and t.grad then
       local gradients = whole(model, function(one) return one:grad() end)
+      if case.grad_holds_in then check_rounded(found, gradients, case.grad_holds_in) end
       compare(case, found, "grad", gradients, with_prefix(tensors, "grad."), {
         each = function(what, a, b) found:relative(what, a, b, t.grad) end,
         noise = function(what, a) found:absolute(what, a, a:zeros_like(), t.grad_noise) end,
