@@ -871,7 +871,12 @@
 --- From now on, the policy (a planner, a name or a file) decides when the engine steps this
 --- optimizer's parameters in this ddp or fsdp model. Several optimizers may share a model.
 ---@field overlap fun(self, model: ms.DDP|ms.FSDP, policy: string|ms.Overlap)
----@field state fun(self): table   by parameter name
+--- By parameter name. Of parameters of a sharded model: kind "full", the default: whole tensors on
+--- rank 0 of the model, and an empty table elsewhere; "sharded": each rank has ms.Piece of the
+--- states that lie as the parameters do. All ranks call it then. It loads at any number of ranks.
+---@field state fun(self, options?: { kind?: "full"|"sharded" }): table
+--- Of parameters of a sharded model, each rank gives at least what it has, or rank 0 gives all and
+--- the others empty tables; all ranks call it, and an error is the same on all.
 ---@field load_state fun(self, state: table)
 --- Errors: a hyper-parameter is out of range, or not one of this kind (the message lists the kind's
 --- own); a parameter is in two groups; step is called inside a hook (the message suggests

@@ -9,6 +9,8 @@ local joined = require "moonshard.optim.joined"
 local sharded_join = require "moonshard.fsdp.join"
 local overlap = require "moonshard.overlap"
 local schedules = require "moonshard.optim.schedules"
+local piece = require "moonshard.piece"
+local saved_pieces = require "moonshard.optim.saved"
 local shard = require "moonshard.optim.shard"
 local written = require "moonshard.optim.written"
 local unread = require "moonshard.overlap.unread"
@@ -269,17 +271,6 @@ local function refuse_scaled(self_called, p, position, instead)
   if core.is_marked(p) then
     core.raise(("%s: the gradient of parameter '%s' is still multiplied by the loss scale: %s")
       :format(self_called, name_of(p, position), instead))
-  end
-end
-
--- States of pieces are of this rank alone: saved by one rank, they would be loaded by all.
-local function refuse_pieces(self, what)
-  for position, p in ipairs(self.order) do
-    local entry = module.sharded[p]
-    if entry and (entry.own or entry.shards:size() > 1) then
-      core.raise(("optimizer:%s: parameter '%s' is sharded by fsdp, and states of sharded \z
-        parameters cannot be saved or loaded yet"):format(what, name_of(p, position)))
-    end
   end
 end
 
@@ -692,16 +683,20 @@ function Optimizer:lr() return scheduled(self, self.list[1]) end
 
 --- State by parameter name, and the count of steps. **blocks** after steps with only_if. For a
 --- sharded optimizer all ranks call it, and rank 0 of the group gets the states of all parameters.
---- The state loads at any number of ranks.
+--- Of parameters of a sharded model, all ranks call it as well. kind "full": rank 0 of the model
+--- gets whole tensors, and the others an empty table; "sharded": each rank gets its pieces. The
+--- state loads at any number of ranks.
+---@param options? { kind?: "full"|"sharded" }
 ---@return table
-function Optimizer:state()
+function Optimizer:state(options)
+  local wanted = module.kind_of_state("optimizer:state", options)
   if self.shard and overlap.joining(self.order) then
     core.raise "optimizer:state: inside join ranks without inputs left would not take part for a \z
       sharded optimizer: save before or after it"
   end
   -- Prevented steps that are not subtracted yet are saved as a list, so that a resumed run
   -- subtracts them in the same step as this run.
-  refuse_pieces(self, "state")
+  local models = saved_pieces.models(self, "optimizer:state")
   local taken, behind, missed = self:_finished(), {}, {}
   for _, item in ipairs(self.skipped) do
     if was_lost(item) then
@@ -735,48 +730,87 @@ function Optimizer:state()
     if next(own) ~= nil and is_own(self, p) then saved.parameters[name_of(p, position)] = own end
   end
   if self.shard then saved.parameters = shard.gather_states(self.shard, saved.parameters) end
-  return saved
+  if #models > 0 then
+    saved.parameters = saved_pieces.change(self, models, saved.parameters, wanted)
+  end
+  return saved.parameters and saved or {}
 end
 
----@param saved table
-function Optimizer:load_state(saved)
-  refuse_pieces(self, "load_state")
+-- A text about what of a state does not fit the optimizer; nil if all does. foreign: names of
+-- parameters that only other ranks have.
+local function problem_of(self, saved, foreign)
   if type(saved) ~= "table" or type(saved.parameters) ~= "table"
       or math.type(saved.steps) ~= "integer" then
-    core.raise "load_state: this is no state of an optimizer"
+    return "this is no state of an optimizer"
   end
   if saved.kind ~= self.kind.name then
-    core.raise(("load_state: the state is of %s, the optimizer is %s")
-      :format(tostring(saved.kind), self.kind.name))
+    return ("the state is of %s, the optimizer is %s"):format(tostring(saved.kind), self.kind.name)
   end
-  local own = {}
+  local own, unknown = {}, {}
   for position, p in ipairs(self.order) do own[name_of(p, position)] = p end
-  for name in pairs(saved.parameters) do
-    if not own[name] then
-      core.raise(("load_state: parameter '%s' is unknown here"):format(name))
-    end
-  end
-  written.check(self.list, self.begins, saved.groups)
-  written.load(self.list, self.begins, saved.groups)
-  for name, p in pairs(own) do
-    local slot, given, state = self.slots[p], saved.parameters[name] or {}, {}
-    for key, value in pairs(given) do
-      if not is_own(self, p) then
-        break
-      elseif core.is_tensor(value) then
-        state[key] = core.no_grad(function() return value:clone():keep() end)
-      elseif key ~= "#taken" and key ~= "#draws" then
-        state[key] = value
+  for name, state in pairs(saved.parameters) do
+    if not own[name] and not foreign[name] then unknown[#unknown + 1] = tostring(name) end
+    local whole = own[name] and not module.is_part(own[name])
+    for _, value in pairs(whole and state or {}) do
+      if piece.is(value) then
+        return ("the state has a piece of '%s', which is not sharded here: \z
+          ms.checkpoint loads what any ranks have saved"):format(name)
       end
     end
-    slot.state, slot.taken, slot.draws, slot.early = state, given["#taken"], given["#draws"], nil
+  end
+  table.sort(unknown)
+  if unknown[1] then return ("parameter '%s' is unknown here"):format(unknown[1]) end
+  local fits, why = pcall(written.check, self.list, self.begins, saved.groups)
+  if not fits then return why:match "load_state: (.*)" or why end
+end
+
+-- Sets the state of one parameter; item: of a sharded one. shared: keys of states of which each
+-- rank has the whole.
+local function load_one(self, p, given, item, shared)
+  local slot, state = self.slots[p], {}
+  if item and slot.place == nil then slot.place = place_of(self, p) or false end
+  for key, value in pairs(is_own(self, p) and given or {}) do
+    if core.is_tensor(value) or piece.is(value) or piece.is_source(value) then
+      state[key] = item and not shared[key]
+        and saved_pieces.take(item, key, value, slot.place or nil)
+        or core.no_grad(function()
+          if piece.is_source(value) then return assert(value:whole()):keep() end
+          return value:clone():keep()
+        end)
+    elseif key ~= "#taken" and key ~= "#draws" then
+      state[key] = value
+    end
+  end
+  slot.state, slot.taken, slot.draws, slot.early = state, given["#taken"], given["#draws"], nil
+end
+
+--- Of parameters of a sharded model, each rank gives at least what it has (whole tensors or its
+--- pieces), or rank 0 gives all and the others empty tables; all ranks call it.
+---@param saved table
+function Optimizer:load_state(saved)
+  local models, items, shared = saved_pieces.models(self, "load_state"), {}, {}
+  local function judge(given, foreign) return problem_of(self, given, foreign) end
+  if #models > 0 then
+    saved, items, shared = saved_pieces.given(self, models, saved, judge)
+  else
+    local problem = judge(saved, {})
+    if problem then core.raise("load_state: " .. problem) end
+  end
+  written.load(self.list, self.begins, saved.groups)
+  self.storages = {}
+  local own = {}
+  for position, p in ipairs(self.order) do
+    local name = name_of(p, position)
+    own[name], self.slots[p].place = p, nil
+    local item = module.is_part(p) and items[name] or nil
+    load_one(self, p, saved.parameters[name] or {}, item, shared)
   end
   local skipped = {}
   for i, item in ipairs(saved.behind or {}) do
     local slots = {}
     for _, name in ipairs(item.parameters) do
-      local slot = self.slots[own[name]]
-      slots[#slots + 1], slot.taken = slot, slot.taken + 1
+      local slot = own[name] and self.slots[own[name]]
+      if slot then slots[#slots + 1], slot.taken = slot, slot.taken + 1 end
     end
     skipped[i] = { step = item.step, lost = true, slots = slots }
   end

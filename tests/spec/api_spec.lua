@@ -194,6 +194,7 @@ describe("the annotations", function()
     ["ms.Module.load_state"] = on("ms.Module", "load_state", layer:state()),
     ["ms.Module.save"] = on("ms.Module", "save", folder),
     ["ms.Module.state"] = on("ms.Module", "state"),
+    ["ms.Optimizer.state"] = on("ms.Optimizer", "state"),
     ["ms.Optimizer.step"] = on("ms.Optimizer", "step"),
     ["ms.Optimizer.step_param"] = on("ms.Optimizer", "step_param", layer.weight, x),
     ["ms.Tensor.attention"] = function(o) x:attention(x, x, o) end,

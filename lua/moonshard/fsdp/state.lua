@@ -18,6 +18,7 @@ local state = {}
 ---@field tensor? ms.Tensor the model's handle; nil: other ranks have the parameter (group_of)
 ---@field position? integer in sharded:pieces(); nil: each rank has the whole
 ---@field own? boolean shared by the ranks of group_of alone
+---@field holder? integer a rank of the model's group that has it, if this one does not
 ---@field first integer of this rank's piece
 ---@field count integer
 --- What the ranks that share it have, by rank in the model's group; empty on ranks of a copy that
@@ -51,13 +52,15 @@ local function parts_of(s, position, shards, numbers)
   return parts
 end
 
--- The items of this rank's model, in its order.
+-- The items of this rank's model, in its order. Those of group_of come last, so that all ranks have
+-- what they share in one order.
 local function own_items(s)
   local numbers, root, places, list = ranks_in(s.group), s.group:_world_rank(0), {}, {}
   for position, one in ipairs(s.sharded:pieces()) do
     one.position = position
     places[one.name] = one
   end
+  local rare = {}
   for _, saved in ipairs(module.saved(s.wrapped)) do
     local entry, place = module.sharded[saved.tensor], places[saved.name]
     local item = { name = saved.name, tensor = saved.tensor, dtype = saved.tensor:dtype() }
@@ -71,9 +74,9 @@ local function own_items(s)
       item.shape = entry and entry.shape or saved.tensor:shape()
       item.first, item.count = 0, piece.elements(item.shape)
     end
-    list[#list + 1] = item
+    table.insert(item.own and rare or list, item)
   end
-  return list
+  return table.move(rare, 1, #rare, #list + 1, list)
 end
 
 -- Items of parameters that only other ranks have. The first rank of each group of group_of
@@ -91,10 +94,10 @@ local function foreign_items(s, list)
     end
   end
   local foreign = {}
-  for _, text in ipairs(s.group:_share_texts(core.json_encode { items = told }, "state")) do
+  for r, text in ipairs(s.group:_share_texts(core.json_encode { items = told }, "state")) do
     for _, item in ipairs(core.json_decode(text).items) do
       if not known[item.name] then
-        known[item.name], item.own = true, true
+        known[item.name], item.own, item.holder = true, true, r - 1
         foreign[#foreign + 1] = item
       end
     end
@@ -116,8 +119,11 @@ end
 -- For a sharded item: this rank's elements, in the memory of its shard.
 local function own_part(s, item) return s.sharded:piece(item.position) end
 
--- Whether, of the ranks that have the same elements of an item, this one saves them.
-local function saves(s, item)
+--- Whether, of the ranks that have the same elements of an item, this one saves them.
+---@param s ms.FSDPState
+---@param item ms.StateItem
+---@return boolean
+function state.saves(s, item)
   return item.own or not s.replicas or state.copy(s).is_first
 end
 
@@ -185,7 +191,7 @@ function state.pieces(s)
   local found = {}
   for _, item in ipairs(state.items(s)) do
     if item.position then
-      found[item.name] = piece.new(own_part(s, item), item.shape, item.first, saves(s, item))
+      found[item.name] = piece.new(own_part(s, item), item.shape, item.first, state.saves(s, item))
     elseif item.tensor then found[item.name] = item.tensor end
   end
   return found
@@ -269,25 +275,35 @@ local function take_own(s, items, given)
   s.sharded:note_written()
 end
 
--- The elements of an item go from rank 0 to the ranks of its copy, and from there to the replicas.
-local function send_item(s, item, value)
+--- The opposite of collect: the elements of a sharded item, or of a tensor that is sharded alike,
+--- go from rank 0 to the ranks of its copy, and from there to the replicas. All ranks call it.
+---@param s ms.FSDPState
+---@param item ms.StateItem
+---@param value? ms.Tensor the whole tensor, on rank 0
+---@param own? ms.Tensor where this rank's elements go, 1-D
+---@param dtype ms.DType of own
+function state.spread(s, item, value, own, dtype)
   local rank = s.group:rank()
-  if not item.parts then
-    if rank == 0 then item.tensor:detach():copy_(value) end
-    s.group:broadcast(item.tensor:detach(), 0):value()
-    return
-  end
-  local flat = rank == 0 and value:detach():to(item.dtype):contiguous():view(-1)
+  local flat = rank == 0 and value:detach():to(dtype):contiguous():view(-1)
   for _, part in ipairs(item.parts) do
     local there = flat and flat:narrow(1, part.first + 1, part.count)
-    local mine = part.rank == rank and own_part(s, item)
+    local mine = part.rank == rank and own
     if mine and there then mine:copy_(there)
     elseif mine then s.group:recv(mine, 0):value()
     elseif there then s.group:send(there, part.rank) end
   end
   if s.replicas and item.position and not item.own and item.count > 0 then
-    s.replicas:broadcast(own_part(s, item), state.copy(s).at):value()
+    s.replicas:broadcast(own, state.copy(s).at):value()
   end
+end
+
+local function send_item(s, item, value)
+  if item.parts then
+    state.spread(s, item, value, item.position and own_part(s, item), item.dtype)
+    return
+  end
+  if s.group:rank() == 0 then item.tensor:detach():copy_(value) end
+  s.group:broadcast(item.tensor:detach(), 0):value()
 end
 
 -- How ranks give a state: each what it needs (nil), or rank 0 alone ("rank 0"). Raises the first
