@@ -215,7 +215,8 @@ static ms_status run_chain(ms_flat *flat, ms_tensor **result)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_bucket *bucket = &flat->bucket;
-    double divisor = fsdp->live_divisor ? fsdp->live : fsdp->divisor;
+    /* One rank alone agrees with nobody, and counts nobody. */
+    double divisor = fsdp->live_divisor && fsdp->live ? fsdp->live : fsdp->divisor;
     flat->ready[1] = (ms_point){ 0 };
     bucket->divisor = split_divisor(flat, divisor);
     ms_status status = ms_flat_add_carried(flat);

@@ -22,10 +22,12 @@ ms_status ms_fsdp_check_idle(const ms_fsdp *fsdp, const char *what)
 static ms_status keep_values(ms_unit *unit)
 {
     ms_status status = MS_OK;
-    for (uint32_t f = 0; f < unit->count && !status; f++)
-        if (!ms_flat_is_sharded(&unit->flats[f]) && !unit->flats[f].kept)
-            status =
-                ms_copy_new(unit->fsdp->engine, unit->flats[f].form.whole, &unit->flats[f].kept);
+    for (uint32_t f = 0; f < unit->count && !status; f++) {
+        ms_flat *flat = &unit->flats[f];
+        if (ms_flat_is_sharded(flat) || flat->kept) continue;
+        status = ms_copy_new(unit->fsdp->engine, flat->form.whole, &flat->kept);
+        flat->form.whole_version = ms_tensor_version(flat->form.whole);
+    }
     return status;
 }
 
@@ -70,13 +72,15 @@ static ms_status end_unit(ms_unit *unit, bool write)
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat *flat = &unit->flats[f];
+        bool changed = ms_tensor_version(flat->form.whole) != flat->form.whole_version;
         if (!ms_flat_is_sharded(flat)) {
-            if (!write) status = ms_copy_into(unit->fsdp->engine, flat->kept, flat->form.whole);
+            /* Unchanged values stay unwritten: a backward to come may have saved them. */
+            if (!write && changed)
+                status = ms_copy_into(unit->fsdp->engine, flat->kept, flat->form.whole);
             ms_tensor_release(flat->kept);
             flat->kept = NULL;
             continue;
         }
-        bool changed = ms_tensor_version(flat->form.whole) != flat->form.whole_version;
         if (write && changed) status = ms_flat_keep_own(flat);
         flat->form.whole_version = ms_tensor_version(flat->form.whole);
     }

@@ -1067,7 +1067,8 @@
 --- dtype gradients add up in no_sync and with accumulate = "local"; reduced gradients, as f32
 --- shards. A parameter's tensor has precision.param while its unit is used, and its own dtype
 --- outside and in summon. Where param and reduce differ, hooks of parameters see no gradient in
---- backward. A chain that begins with a cast to 16 bits replaces a reduce of 16 bits.
+--- backward. A chain that begins with a cast to 16 bits takes the place of a reduce of 16 bits: it
+--- gets f32.
 ---@field precision? ms.ShardedPrecision
 --- true: gradients of shards stay in precision.reduce. They take less memory; optimizers, clipping
 --- and loss scalers compute in f32 from them, and what passes add up is rounded each time.

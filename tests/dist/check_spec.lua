@@ -63,15 +63,23 @@ describe("moonshard check -n", function()
 local ms = require "moonshard"
 local cfg = ms.config {
   strategy = "full_shard", within = 0, accumulate = 1, clip = 0.0, prefetch = "backward_pre",
+  param = "", reduce = "", low = false, layout = "flat",
 }
+local function given(name) return cfg[name] ~= "" and cfg[name] or nil end
+local precision = (given "param" or given "reduce") and {
+  param = given "param", reduce = given "reduce", keep = { ".*norm.*" }, output = "f32",
+} or nil
 local shards, replicas
 if cfg.within > 0 then shards, replicas = ms.world():levels(cfg.within) end
 local block = ms.nn.class "Block"
-function block:init() self.a, self.b = ms.nn.Linear(6, 7), ms.nn.Linear(7, 6) end
-function block:forward(x) return self.b(self.a(x):gelu()) end
+function block:init()
+  self.a, self.norm, self.b = ms.nn.Linear(6, 7), ms.nn.LayerNorm(7), ms.nn.Linear(7, 6)
+end
+function block:forward(x) return self.b(self.norm(self.a(x)):gelu()) end
 local model = ms.fsdp(ms.nn.Sequential(block(), block(), ms.nn.Linear(6, 1)), {
   strategy = cfg.strategy, wrap = { class = "Block" }, prefetch = cfg.prefetch,
-  shard_group = shards, replica_group = replicas,
+  shard_group = shards, replica_group = replicas, layout = cfg.layout, precision = precision,
+  keep_low_precision_grads = precision and cfg.low or nil,
 })
 local optimizer = ms.optim.adamw(model, { lr = 1e-3 })
 for _ in ms.steps(3) do
@@ -87,6 +95,9 @@ io.stdout:write(("rank %d peak %d\n"):format(ms.rank(), ms.memory().peak))
     for _, options in ipairs {
       "-n 2", "-n 3 accumulate=2", "-n 4 clip=1", "-n 5 strategy=shard_grad_op",
       "-n 6 strategy=hybrid_shard within=3 prefetch=none",
+      "-n 2 param=bf16", "-n 5 param=bf16 reduce=bf16 low=true layout=rows",
+      "-n 2 param=f16 strategy=no_shard", "-n 6 strategy=hybrid_shard within=3 param=bf16",
+      "-n 3 reduce=bf16 accumulate=2",
     } do
       local result = assert(core.json_decode((command.succeed(folder,
         "check s.lua --json " .. options))))

@@ -1,8 +1,9 @@
 -- Random programs: models with units that are nested, frozen, reused, skipped, recomputed, run
 -- several times before a backward, go through several backwards, or are used by some ranks only,
--- against the same model without shards, which computes the passes of all ranks. Prints how many
--- programs had each of these.
+-- some of them in low precision, against the same model without shards, which computes the passes
+-- of all ranks. Prints how many programs had each of these.
 local ms = require "moonshard"
+local casts = require "moonshard.ddp.precision"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local rank, size = ms.rank(), ms.world_size()
 local options = ms.config { programs = 60, seed = 1 }
@@ -26,7 +27,7 @@ function Net:forward(x, plan)
     elseif i > 0 then x = self.layers[i](x):tanh() + x
     else x = ms.recompute(function(y) return self.layers[-i](y * 0.9):tanh() end, x) end
   end
-  return x * self.scale
+  return x * self.scale:to(x:dtype())
 end
 
 -- A generator of its own: all ranks draw the same programs.
@@ -42,6 +43,13 @@ local wraps = {
   -- Each group has a part of the inner block, which every plan uses.
   { names = { "inner%.1" },
     groups = { { "layers%.0", "inner%.0" }, { "layers%.[13]", "inner%.1%.0" } } },
+}
+-- Half of the programs are in f32. Without shards the same casts are made in the same places, but
+-- sums over ranks are f32, so those in bf16 differ by its rounding.
+local precisions = {
+  { param = "bf16", output = "f32" }, { reduce = "bf16" },
+  { param = "bf16", output = "f32", reduce = "bf16" },
+  { param = "bf16", output = "f32", keep = { "sc.*" } },
 }
 local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
 -- When optimizers step, if there is one backward a step.
@@ -63,6 +71,8 @@ local function draw_program()
     several_backwards = draw(1, 2) == 1, find_unused = draw(1, 3) == 1, steps = {},
     layout = draw(1, 2) == 1 and "rows" or "flat",
     near = draw(1, 2) == 1 and size == 4 and 2 or nil, policy = policies[draw(1, #policies)],
+    precision = precisions[draw(1, 2 * #precisions)],
+    low_gradients = draw(1, 2) == 1, full_eval = draw(1, 2) == 1,
   }
   for step = 1, STEPS do
     local forwards = {}
@@ -90,7 +100,8 @@ end
 -- What a program has of the kinds that are counted.
 local function kinds_of(program)
   local kinds = {
-    frozen = program.frozen ~= nil, nested = type(program.wrap.class) ~= "string",
+    frozen = program.frozen ~= nil, ["low precision"] = program.precision ~= nil,
+    nested = type(program.wrap.class) ~= "string",
     ["own units"] = program.find_unused,
     ["several backwards"] = false, ["early steps"] = steps_early(program),
   }
@@ -192,6 +203,16 @@ local function train(program, model, units, run)
   return expect.whole(model)
 end
 
+-- The model without shards, with the casts of program.precision.
+local function run_whole(program, whole, x, plan)
+  local p = program.precision
+  if not (p and p.param) then return whole(x, plan) end
+  local given = { param = p.param, output = p.output, cast_inputs = true }
+  return casts.run(whole, given, function(parameter)
+    return p.keep ~= nil and parameter:name() == "scale"
+  end, x, plan)
+end
+
 -- A job may have 256 groups: all programs share these.
 local shards, replicas = ms.world():levels()
 local counts, worst = {}, 0
@@ -206,6 +227,9 @@ for number = 1, options.programs do
     reshard_after_forward = program.strategy == "full_shard" and program.near or nil,
     layout = program.layout, shard_group = hybrid and shards or nil,
     replica_group = hybrid and replicas or nil, find_unused = program.find_unused,
+    precision = program.precision,
+    keep_low_precision_grads = program.precision and program.low_gradients or nil,
+    full_precision_eval = program.precision and program.full_eval or nil,
   })
   local units = {}
   for i, unit in ipairs(model:units()) do
@@ -216,7 +240,8 @@ for number = 1, options.programs do
   local expected = train(program, whole, units, function(step, forward, plans)
     local losses = {}
     for r = 0, size - 1 do
-      losses[r + 1] = whole(input(step, forward, r), plans[r + 1]):sum() * (0.01 / size)
+      local out = run_whole(program, whole, input(step, forward, r), plans[r + 1])
+      losses[r + 1] = out:sum() * (0.01 / size)
     end
     return losses
   end)
@@ -228,9 +253,11 @@ for number = 1, options.programs do
     t = t:detach()
     most = math.max(most, (own[name] - t):abs():max():item() / t:abs():max():item())
   end
-  worst = math.max(worst, most)
-  -- Sums over ranks are added in another order.
-  assert(most <= 1e-5, ("program %d (%s, %s, %s, %s): %g"):format(number, program.strategy,
+  -- Sums over ranks are added in another order. In bf16 2^-9 of a gradient is 1e-3 of a weight
+  -- after three steps, and a gradient that is lost once 4e-2.
+  local tolerance = program.precision and 3e-3 or 1e-5
+  worst = math.max(worst, most / tolerance)
+  assert(most <= tolerance, ("program %d (%s, %s, %s, %s): %g"):format(number, program.strategy,
     program.prefetch, program.layout, program.policy, most))
 end
 local text = {}
@@ -238,5 +265,5 @@ for kind, count in ms.sorted_pairs(counts) do
   assert(count >= 0.15 * options.programs, kind .. " is rare: " .. count)
   text[#text + 1] = ("%s %d"):format(kind, count)
 end
-print(("rank %d: %d programs, worst %.2g; %s"):format(rank, options.programs, worst,
-  table.concat(text, ", ")))
+print(("rank %d: %d programs, worst %.2g of its tolerance; %s"):format(rank, options.programs,
+  worst, table.concat(text, ", ")))

@@ -55,13 +55,14 @@ function precision.of(o, list)
 end
 
 --- In which dtype gradients are added up and reduced; nil: the parameters' own. A chain that begins
---- with a cast to 16 bits rounds by itself, so gradients come to it without another rounding.
+--- with a cast to 16 bits rounds by itself, so gradients come to it, and leave it, without another
+--- rounding.
 ---@param p ms.FSDPPrecision
 ---@param first? ms.Link of the chain
 ---@return ms.DType?
 function precision.reduces(p, first)
   local casts = type(first) == "table" and first.facts and first.facts.casts
-  if casts and short[first.dtype] and short[p.reduce] then return p.param end
+  if casts and short[first.dtype] and short[p.reduce] then return "f32" end
   return p.reduce
 end
 
