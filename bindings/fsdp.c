@@ -1,6 +1,7 @@
 /* fsdp.c: sharded models in Lua. Users call lua/moonshard/fsdp.lua, which calls these. */
 #include "bindings/bucket.h"
 
+#include "bindings/extension.h"
 #include "bindings/group.h"
 #include "bindings/link.h"
 #include "bindings/reductions.h"
@@ -532,6 +533,17 @@ static int fsdp_pieces(lua_State *L)
     return 1;
 }
 
+/* sharded:extend(before, after): see ms_lua_extend. */
+static int fsdp_extend(lua_State *L) { return ms_lua_extend(L, check_fsdp(L)); }
+
+/* sharded:spans(unit, part) -> list, length; see ms_lua_push_spans. */
+static int fsdp_spans(lua_State *L)
+{
+    const ms_fsdp *fsdp = check_fsdp(L);
+    uint32_t part = (uint32_t)ms_lua_integer(L, 3, 0, UINT32_MAX, "part");
+    return ms_lua_push_spans(L, fsdp, check_unit(L, 2, fsdp), part);
+}
+
 /* The position at 2, from 1, as an index of pieces. */
 static uint32_t check_piece(lua_State *L, const ms_fsdp *fsdp)
 {
@@ -639,6 +651,8 @@ static const luaL_Reg methods[] = {
     { "begins_pass", fsdp_begins_pass },
     { "gather_stats", fsdp_gather_stats },
     { "pieces", fsdp_pieces },
+    { "extend", fsdp_extend },
+    { "spans", fsdp_spans },
     { "cut", fsdp_cut },
     { "piece", fsdp_piece },
     { "check_idle", fsdp_check_idle },

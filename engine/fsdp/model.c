@@ -40,6 +40,7 @@ static void free_parts(ms_fsdp *fsdp)
 static void free_callbacks(ms_fsdp *fsdp)
 {
     if (fsdp->hook_free) fsdp->hook_free(fsdp->hook_user);
+    ms_extend_free(fsdp);
     ms_fsdp_set_on_reduced(fsdp, NULL, NULL, NULL);
 }
 

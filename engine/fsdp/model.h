@@ -3,8 +3,9 @@
  * The files call downwards in this order: model (making, asking), shard (shards as one tensor),
  * stats, edges (a unit's forward and backward), agree (which unit comes next, where ranks use
  * different ones), pass (what is of a whole pass), reduce (gradients of a unit), partial
- * (reductions within the shard group only), unit (gathering, handles), near (parts that stay after
- * forward), gathers (their times), flat (memory).
+ * (reductions within the shard group only), unit (gathering, handles), extend (gathers that send
+ * something else than shards), near (parts that stay after forward), gathers (their times), flat
+ * (memory).
  */
 #ifndef MOONSHARD_FSDP_MODEL_H
 #define MOONSHARD_FSDP_MODEL_H
@@ -167,7 +168,8 @@ struct ms_fsdp {
     ms_unit *units;
     uint32_t unit_count;
     bool prefetch, sync, replica_sync;
-    bool full;         /* forwards that begin compute in the shards' dtype */
+    bool full; /* forwards that begin compute in the shards' dtype */
+    ms_gather_extension extension;
     bool in_backward;  /* some unit's backward runs; the end of backward will be seen */
     uint64_t pass;     /* number of backwards that have ended */
     ms_flat **buckets; /* trainable flat parameters by place */
@@ -246,6 +248,11 @@ static inline bool ms_flat_is_in_bucket(const ms_flat *flat)
 void ms_flat_set_full(ms_flat *flat, bool yes);
 /* Casts the shard for a gather, on the current stream. */
 ms_status ms_flat_cast(ms_flat *flat);
+/* Whether gathers send what an extension makes; and such a gather, from the shard as gathers take
+ * it to the whole or to the wire, on this stream. */
+bool ms_extend_applies(const ms_flat *flat);
+ms_status ms_extend_gather(ms_flat *flat, ms_tensor *shard, ms_stream *stream, ms_tensor *to);
+void ms_extend_free(ms_fsdp *fsdp);
 /* Adds one tensor to another of any float dtype, in place. */
 ms_status ms_flat_add(ms_tensor *to, ms_tensor *from);
 /* The bytes of the flat parameter as forward uses it, and of a shard. */

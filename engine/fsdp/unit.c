@@ -136,7 +136,9 @@ static ms_status move(ms_flat *flat, bool near, ms_stream *stream)
     if (!call.restore) status = take_memory(flat->form.wire, stream);
     /* All gathers of a model are in one order, on the stream that the limit holds back. */
     call.stream = stream;
-    if (!status)
+    if (!status && !near && ms_extend_applies(flat))
+        status = ms_extend_gather(flat, call.in, stream, call.out);
+    else if (!status)
         status = ms_group_enqueue(near ? fsdp->near : flat->shards, 2, &call, &flat->gathered);
     if (!status && casts)
         status = ms_storage_drop(ms_tensor_storage(flat->form.cast), flat->unit->name);

@@ -13,6 +13,7 @@ local overlap = require "moonshard.overlap"
 local statistics = require "moonshard.statistics"
 local options_of = require "moonshard.options"
 local compare = require "moonshard.fsdp.compare"
+local extension = require "moonshard.fsdp.extension"
 local precision = require "moonshard.fsdp.precision"
 local state = require "moonshard.fsdp.state"
 local fsdp_options = require "moonshard.fsdp.options"
@@ -665,6 +666,7 @@ local function wrap(model, options)
   local object = make_object(s)
   if model.last_logits then FSDP.forward_method(object, "last_logits") end
   s.object = setmetatable({ object }, { __mode = "v" })
+  extension.install(s)
   return object
 end
 

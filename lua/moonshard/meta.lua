@@ -1061,6 +1061,16 @@
 ---@field find_unused? boolean
 --- Gradients are summed and divided by this number; the group's size unless given.
 ---@field divide_factor? number
+--- What travels in gathers in place of a shard: f gets the shard, 1-D in the dtype of computing, and
+--- returns a 1-D tensor of any dtype, as long on all ranks. It runs as a hook on the stream of
+--- gathers, once for each part of a unit, whenever the unit is gathered, and must give the same
+--- result for the same shard. Gathers for summon, states and full_precision_eval go without. Bytes
+--- in stats are those that travel. Errors: another length or dtype on some rank ends the job.
+---@field before_gather? fun(shard: ms.Tensor, unit: ms.Unit, part: ms.ShardPart): ms.Tensor
+--- Makes whole parameters of what all ranks sent, one after another: a 1-D float tensor, all shards
+--- one after another, zeros included. It runs as before_gather does. Without it, what travels must
+--- be that.
+---@field after_gather? fun(gathered: ms.Tensor, unit: ms.Unit, part: ms.ShardPart): ms.Tensor
 --- Units compute in another dtype than shards, gradients of shards and optimizers have. A shard is
 --- cast before it is gathered, so gathers send the bytes of precision.param. Each parameter's
 --- gradient is rounded once to precision.reduce, after backward has added up its uses, and in that
@@ -1100,6 +1110,14 @@
 ---@class ms.fsdp
 ---@overload fun(model: ms.Module, options?: ms.FSDPOptions): ms.FSDP
 ---@field roots fun(module: ms.Module): ms.FSDP[]   sharded models in a module, in order
+
+--- Parameters of a unit that lie in one shard: those of one dtype, trained or not.
+---@class ms.ShardPart
+---@field index integer                from 0, in its unit
+---@field length integer               of each rank's shard, zeros included
+--- Where parameters lie in this rank's shard: `count` elements after the first `at`. By rows these
+--- are rows of the parameter, and equal on all ranks. shape: of the whole parameter.
+---@field spans { name: string, shape: integer[], at: integer, count: integer }[]
 
 ---@class ms.Unit
 ---@field index integer                0 is the root
@@ -1564,22 +1582,25 @@
 
 --- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
 --- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01; and
---- shard=, a strategy of ms.fsdp, with other options of ms.fsdp as shard.prefetch=none.
+--- shard=, a strategy of ms.fsdp, with other options of ms.fsdp as shard.prefetch=none, and
+--- gather=, a file that says what travels in its gathers.
 ---
 --- A hook's file returns a link, or a function(options) that makes one; a function whose first
 --- parameter is called bucket, or that has two, is a link. The file of a policy or of a bucket
---- plan returns what ms.overlap or ms.buckets gives, or a function(options) that does.
+--- plan returns what ms.overlap or ms.buckets gives, or a function(options) that does; the file of a
+--- gather, a table with before_gather, after_gather or both, or a function(options) that does.
 ---@class ms.scripts
---- Adds the four options to those of ms.config, and returns the table.
+--- Adds the five options to those of ms.config, and returns the table.
 ---@field options fun(options: table): table
 --- Wraps the model with ms.ddp, or with ms.fsdp where shard= is given, and makes its optimizer, as
 --- the options of cfg say; one rank without any of them keeps the plain model. make(net) gives the
 --- optimizer. The third result is extra.clip, or nil where the policy may step in backward: the
 --- chain then clips by the norm of the step before.
 ---@field apply fun(cfg: table, model: ms.Module, make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
---- For what apply does not do: the link ("hook"), policy ("overlap") or plan ("buckets") that the
---- option of cfg names; nil where it is not set. A wrong one ends the run with 2.
----@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"): any
+--- For what apply does not do: the link ("hook"), policy ("overlap"), plan ("buckets") or table of
+--- functions ("gather") that the option of cfg names; nil where it is not set. A wrong one ends the
+--- run with 2.
+---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"): any
 
 ---@class ms.trace
 --- Starts recording the work of all streams and ranks. path: the file to write, as JSON for Chrome

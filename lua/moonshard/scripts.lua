@@ -5,6 +5,7 @@ local buckets = require "moonshard.ddp.buckets"
 local core = require "moonshard.core"
 local ddp = require "moonshard.ddp"
 local fsdp = require "moonshard.fsdp"
+local gathers = require "moonshard.scripts.gathers"
 local hooks = require "moonshard.hooks"
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
@@ -29,7 +30,16 @@ local kinds = {
     ready = buckets.ready_made, noun = "bucket plan", folder = "policies",
     what = "how buckets are cut",
   },
+  gather = {
+    ready = {}, noun = "gather", folder = "gathers",
+    what = "what travels in gathers, with shard=",
+  },
 }
+
+-- What a kind offers beside files.
+local function ready_made(kind)
+  return #kind.ready > 0 and table.concat(kind.ready, ", ") or "none"
+end
 
 -- The Lua files in the folders where a user keeps scripts, each once.
 local function files_at_hand(folder)
@@ -60,7 +70,7 @@ local function complaint(name, value)
   local near = core.nearest(value:match "([^/]*)%.lua$" or value, known)
   local hint = near and (": did you mean '%s'?"):format(path_of[near] or near) or ""
   return ("there is no %s '%s'%s\nready-made: %s\nfiles at hand: %s"):format(
-    value:match "%.lua$" and "file" or kind.noun, value, hint, table.concat(kind.ready, ", "),
+    value:match "%.lua$" and "file" or kind.noun, value, hint, ready_made(kind),
     #files > 0 and table.concat(files, ", ") or "none; a file's name ends in .lua")
 end
 
@@ -85,7 +95,7 @@ local function declare(options, name, declaration)
   options[name] = declaration
 end
 
---- Adds the options hook, overlap, buckets and shard to those of a recipe, for ms.config. A
+--- Adds the options hook, overlap, buckets, shard and gather to those of a recipe, for ms.config. A
 --- script's own options are given as hook.fraction=0.001, those of ms.fsdp as shard.prefetch=none.
 ---@param options table
 ---@return table the same
@@ -99,8 +109,8 @@ function scripts.options(options)
   for name, kind in pairs(kinds) do
     declare(options, name, {
       "", open = true, check = function(value) return complaint(name, value) end,
-      help = ("%s: %s, or a Lua file; %s.NAME=VALUE are its own options"):format(kind.what,
-        table.concat(kind.ready, ", "), name),
+      help = ("%s: %sa Lua file; %s.NAME=VALUE are its own options"):format(kind.what,
+        #kind.ready > 0 and ready_made(kind) .. ", or " or "", name),
     })
   end
   return options
@@ -108,19 +118,23 @@ end
 
 --- Ends the program with code 2 unless the value is the name of a ready-made link, policy or plan
 --- of its kind, or a Lua file.
----@param name "hook"|"overlap"|"buckets"
+---@param name "hook"|"overlap"|"buckets"|"gather"
 ---@param value string
 function scripts._check(name, value)
   local wrong = complaint(name, value)
   if wrong then launch.exit(2, ("option %s: %s"):format(name, wrong)) end
 end
 
-local makers = { hook = hooks._from, overlap = plans.planner_of, buckets = buckets.planner_of }
+local makers = {
+  hook = hooks._from, overlap = plans.planner_of, buckets = buckets.planner_of,
+  gather = gathers.from,
+}
 
 --- The object that one of the options names: a link for "hook", a policy for "overlap", a plan for
---- "buckets"; nil if it is not set. A wrong value ends the run with code 2.
+--- "buckets", a table of functions for "gather"; nil if it is not set. A wrong value ends the run
+--- with code 2.
 ---@param cfg table what ms.config gave
----@param name "hook"|"overlap"|"buckets"
+---@param name "hook"|"overlap"|"buckets"|"gather"
 ---@return any
 function scripts.resolve(cfg, name)
   local value, options = cfg[name] or "", cfg[name .. "_options"] or {}
@@ -160,6 +174,7 @@ end
 -- Ends the program with code 2 for a complaint of ms.fsdp about its options; raises other errors.
 local function sharded(cfg, model, options)
   for key, value in pairs(cfg.shard_options or {}) do options[key] = value end
+  for key, value in pairs(scripts.resolve(cfg, "gather") or {}) do options[key] = value end
   options.strategy = cfg.shard
   local ok, result = pcall(fsdp.fsdp, model, options)
   if ok then return result end
@@ -174,6 +189,10 @@ local function is_sharded(cfg)
   local key = next(cfg.shard_options or {})
   if key and not wanted then
     launch.exit(2, ("shard.%s is given, but no shard=..."):format(key))
+  end
+  if not wanted and (cfg.gather or "") ~= "" then
+    launch.exit(2, ("option gather=%s: only a sharded model gathers: give shard=... too")
+      :format(cfg.gather))
   end
   if wanted and (cfg.buckets or "") ~= "" then
     launch.exit(2, ("option buckets=%s: with shard=%s gradients are reduced unit by unit, and \z

@@ -155,6 +155,39 @@ MS_API bool ms_fsdp_can_be_partial(const ms_fsdp *fsdp);
 MS_API void ms_fsdp_set_full(ms_fsdp *fsdp, bool yes);
 /* Whether the unit was last used in the dtype of the shards because of that. */
 MS_API bool ms_fsdp_is_full(const ms_fsdp *fsdp, uint32_t unit);
+/* What travels in gathers in place of shards: a part of a unit is one of its flat parameters. Both
+ * functions are called on the host when a gather is enqueued, with the stream of gathers current
+ * and recording off, and enqueue there. The same shard must give the same result each time: what
+ * forward has used, backward uses again.
+ * before: shard is 1-D, in the dtype of computing; *sent (owned) is what travels, of one length and
+ * dtype on all ranks. NULL: the shard.
+ * after: gathered is what all ranks sent, one after another; *whole (owned) is the flat parameter
+ * as its shards lie one after another, in any float dtype. NULL: what was gathered.
+ * Gathers for summon, states and forwards in the shards' dtype (ms_fsdp_set_full) go without, and
+ * so does a parameter that is not sharded. */
+typedef struct ms_gather_extension {
+    ms_status (*before)(void *user, uint32_t unit, uint32_t part, ms_tensor *shard,
+                        ms_tensor **sent);
+    ms_status (*after)(void *user, uint32_t unit, uint32_t part, ms_tensor *gathered,
+                       ms_tensor **whole);
+    void *user;
+    void (*free)(void *user); /* may be NULL */
+} ms_gather_extension;
+/* Once, before the first gather. Takes user over. */
+MS_API void ms_fsdp_extend(ms_fsdp *fsdp, ms_gather_extension extension);
+/* Where a parameter lies in the shards of a part: elements [at, at + count) of this rank's. By rows
+ * they are rows of the parameter, as many on each rank, zeros included. */
+typedef struct ms_shard_span {
+    const char *name;
+    const int64_t *shape; /* of the whole parameter */
+    uint32_t dims;
+    int64_t at, count;
+} ms_shard_span;
+/* Span `index` of a part; false past the last span and the last part. */
+MS_API bool ms_fsdp_span_get(const ms_fsdp *fsdp, uint32_t unit, uint32_t part, uint32_t index,
+                             ms_shard_span *out);
+/* Elements of each rank's shard of a part, zeros included; 0 past the last part. */
+MS_API int64_t ms_fsdp_part_length(const ms_fsdp *fsdp, uint32_t unit, uint32_t part);
 /* After forward, after backward; after backward is true at first. */
 MS_API void ms_fsdp_set_reshard(ms_fsdp *fsdp, uint32_t unit, bool after_forward,
                                 bool after_backward);

@@ -184,6 +184,9 @@ local function describe_options(o, strategy, hook, low)
     add("size of " .. name, o[name] and o[name]:size() or "nil")
   end
   add("comm_hook", tostring(hook))
+  for _, name in ipairs { "before_gather", "after_gather" } do
+    add(name, o[name] and "a function" or "nil")
+  end
   return lines
 end
 

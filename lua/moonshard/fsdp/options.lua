@@ -25,7 +25,8 @@ options.names_of_strategies = {
 local known = {
   group = "any", strategy = "string", shard_group = "any", replica_group = "any",
   reshard_after_forward = "boolean|integer", wrap = "any", comm_hook = "any", prefetch = "string",
-  group_of = "function", max_in_flight = "integer", max_in_flight_bytes = "integer",
+  group_of = "function", before_gather = "function", after_gather = "function",
+  max_in_flight = "integer", max_in_flight_bytes = "integer",
   max_reductions = "integer", accumulate = "string", layout = "string", find_unused = "boolean",
   divide_factor = "number", ignored = "table", init_sync = "boolean", broadcast_buffers = "boolean",
   precision = "any", keep_low_precision_grads = "boolean", full_precision_eval = "boolean",
