@@ -4,8 +4,8 @@
 #include "bindings/extension.h"
 #include "bindings/group.h"
 #include "bindings/link.h"
+#include "bindings/prefetch.h"
 #include "bindings/reductions.h"
-#include "moonshard/fsdp.h"
 
 /* ------------------------------------------------------ as ms_reductions asks */
 
@@ -162,9 +162,9 @@ static void push_handles(lua_State *L, uint32_t count)
     }
 }
 
-/* core.sharded(parameters, units, { group =, shards =?, replicas =?, near =?, rows =, prefetch =,
- * find_unused =, computes =?, reduces =?, low_gradients =, max_in_flight =?, max_in_flight_bytes
- * =?, max_reductions =?, links = { ... } or hook = f }) */
+/* core.sharded(parameters, units, { group =, shards =?, replicas =?, near =?, rows =, backward =,
+ * forward =, planner =, find_unused =, computes =?, reduces =?, low_gradients =, max_in_flight =?,
+ * max_in_flight_bytes =?, max_reductions =?, links = { ... } or hook = f }) */
 static int sharded(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -181,7 +181,7 @@ static int sharded(lua_State *L)
     options.replicas = read_group(L, "replicas");
     options.near = read_group(L, "near");
     options.layout = ms_lua_field_boolean(L, 3, "rows", false) ? MS_FSDP_ROWS : MS_FSDP_FLAT;
-    options.prefetch = ms_lua_field_boolean(L, 3, "prefetch", false);
+    ms_lua_read_prefetch(L, 3, &options.prefetch, &options.forward_ahead, &options.planner);
     options.find_unused = ms_lua_field_boolean(L, 3, "find_unused", false);
     options.computes = read_dtype(L, "computes", &computes);
     options.reduces = read_dtype(L, "reduces", &reduces);
@@ -292,13 +292,6 @@ static int fsdp_reshard(lua_State *L)
     ms_lua_enter(L);
     ms_fsdp *fsdp = check_fsdp(L);
     ms_lua_ok(L, ms_fsdp_reshard(fsdp, check_unit(L, 2, fsdp)));
-    return 0;
-}
-
-/* sharded:set_prefetch(yes) */
-static int fsdp_set_prefetch(lua_State *L)
-{
-    ms_fsdp_set_prefetch(check_fsdp(L), lua_toboolean(L, 2));
     return 0;
 }
 
@@ -603,7 +596,7 @@ static int fsdp_units(lua_State *L)
     ms_fsdp_unit_info info;
     lua_newtable(L);
     for (uint32_t u = 0; ms_fsdp_unit_get(fsdp, u, &info); u++) {
-        lua_createtable(L, 0, 5);
+        lua_createtable(L, 0, 6);
         lua_pushinteger(L, u);
         lua_setfield(L, -2, "index");
         lua_pushstring(L, info.name);
@@ -612,6 +605,8 @@ static int fsdp_units(lua_State *L)
         lua_setfield(L, -2, "bytes");
         lua_pushinteger(L, (lua_Integer)info.shard_bytes);
         lua_setfield(L, -2, "shard_bytes");
+        lua_pushinteger(L, (lua_Integer)info.gathered_bytes);
+        lua_setfield(L, -2, "gathered_bytes");
         lua_pushboolean(L, info.gathered);
         lua_setfield(L, -2, "gathered");
         lua_rawseti(L, -2, (lua_Integer)u + 1);
@@ -632,7 +627,6 @@ static const luaL_Reg methods[] = {
     { "set_reshard", fsdp_set_reshard },
     { "set_unshard_in_backward", fsdp_set_unshard_in_backward },
     { "reshard", fsdp_reshard },
-    { "set_prefetch", fsdp_set_prefetch },
     { "unshard", fsdp_unshard },
     { "joining", fsdp_joining },
     { "call", fsdp_call },
@@ -668,5 +662,6 @@ void ms_open_fsdp(lua_State *L, int runtime)
     ms_lua_register(L, runtime, functions);
     ms_lua_type(L, runtime, MS_FSDP_TYPE, events, methods);
     ms_lua_add_reductions(L, runtime);
+    ms_lua_add_prefetch(L, runtime);
     lua_pop(L, 1);
 }

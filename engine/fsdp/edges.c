@@ -48,12 +48,23 @@ static ms_status watch(ms_unit *unit, ms_tensor *tensor, ms_gradient_function f)
     return status;
 }
 
+/* Of its time of computing. */
+static uint32_t owner(const ms_unit *unit, bool backward) { return 2 * unit->index + backward; }
+
 /* ----------------------------------------------------------------- backward */
 
 static void forget_inputs(ms_unit *unit)
 {
     unit->inputs = unit->inputs_done = 0;
     unit->blind = false;
+}
+
+/* As in PyTorch: where shards are kept whole after forward, they stay whole while gradients are not
+ * reduced. */
+static bool reshards_after_backward(const ms_unit *unit)
+{
+    if (unit->keep != MS_KEEP_AS_USUAL) return unit->keep == MS_KEEP_NOT;
+    return unit->reshard_backward && (unit->fsdp->sync || unit->reshard_forward);
 }
 
 /* After a unit's backward: its gradients are reduced, or kept; its memory is given back. */
@@ -67,11 +78,10 @@ static ms_status end_backward(ms_unit *unit)
     if (!status)
         status = fsdp->sync && ms_pass_may_reduce(unit) ? ms_agree_on_reduction(unit)
                                                         : ms_unit_restore_gradients(unit);
-    /* As in PyTorch: where shards are kept whole after forward, they stay whole while gradients are
-     * not reduced. */
-    if (!status && unit->reshard_backward && (fsdp->sync || unit->reshard_forward))
-        status = ms_unit_reshard(unit);
+    if (!status && reshards_after_backward(unit)) status = ms_unit_reshard(unit);
     if (!status) status = ms_near_drop(unit);
+    if (!status) status = ms_gathers_leave(&fsdp->gather_times, owner(unit, true));
+    if (!status) status = ms_schedule_leave(unit, true);
     ms_unit_note(unit, "post_backward", first);
     return status;
 }
@@ -109,6 +119,7 @@ static ms_status end_pass(void *user)
         status = ms_unit_release(unit);
         if (!status && unit->phase != MS_UNIT_DONE && unit->reshard_forward)
             status = ms_unit_reshard(unit);
+        unit->entered = false;
         if (!status) status = ms_near_drop(unit);
         ms_unit_enter(unit, MS_UNIT_IDLE);
         forget_inputs(unit);
@@ -118,6 +129,7 @@ static ms_status end_pass(void *user)
     fsdp->in_backward = false;
     fsdp->pass++;
     fsdp->order_count = fsdp->order_left = 0;
+    if (!status) status = ms_schedule_end(fsdp, MS_TRAINING);
     status = ms_fsdp_end_job(fsdp, status ? status : ms_pass_end(fsdp));
     ms_unit_note(&fsdp->units[0], "post_backward_final", first);
     return status;
@@ -135,12 +147,12 @@ static ms_unit *next_unit(ms_fsdp *fsdp, const ms_unit *unit)
     return next && next->place == MS_UNIT_SHARDED ? next : NULL;
 }
 
-/* For a use in backward, which counts whether it was gathered ahead. */
+/* For a use that begins: counts whether it was gathered ahead. */
 static ms_status gather(ms_unit *unit)
 {
     uint64_t before = unit->gathers;
     ms_status status = ms_agree_on_gather(unit);
-    ms_pass_note_gather(unit, unit->gathers != before);
+    if (ms_pass_counts(unit->fsdp)) ms_pass_note_gather(unit, unit->gathers != before);
     return status;
 }
 
@@ -149,8 +161,8 @@ static ms_status prefetch_next(const ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
     size_t first = ms_trace_count(fsdp->engine);
-    if (!fsdp->prefetch || ms_agree_is_on(fsdp)) return MS_OK;
-    ms_unit *next = next_unit(fsdp, unit);
+    if (fsdp->mode != MS_PREFETCH_BACKWARD_PRE || ms_agree_is_on(fsdp)) return MS_OK;
+    ms_unit *next = ms_schedule_is_planned(fsdp) ? NULL : next_unit(fsdp, unit);
     if (!next || next->stay_sharded) return MS_OK;
     uint64_t before = next->gathers;
     ms_status status = ms_unit_set_full(next, next->recorded_full);
@@ -175,9 +187,14 @@ static ms_status begin_backward(ms_unit *unit)
     status = ms_unit_release(unit);
     if (!status) status = ms_unit_set_full(unit, unit->recorded_full);
     if (!status) status = ms_unit_hold_gradients(unit);
+    bool enters = !unit->entered;
+    unit->entered = false;
+    if (!status && enters) status = ms_schedule_enter(unit, true);
     if (!status && !unit->stay_sharded) status = gather(unit);
+    if (!status && enters) status = ms_schedule_gather(unit, true);
     if (!status) status = prefetch_next(unit);
     if (!status) status = ms_unit_use(unit);
+    if (!status && enters) status = ms_gathers_enter(&fsdp->gather_times, owner(unit, true));
     if (!status) status = ms_unit_expect_gradients(unit);
     ms_unit_note(unit, "pre_backward", first);
     return status;
@@ -293,6 +310,25 @@ static ms_status choose_precision(ms_unit *unit)
     return ms_unit_set_full(unit, full);
 }
 
+/* A recomputed forward begins the unit's use in backward. */
+static ms_status enter(ms_unit *unit)
+{
+    bool backward = unit->fsdp->in_backward, enters = unit->phase != MS_UNIT_BACKWARD;
+    ms_status status = MS_OK;
+    if (enters) {
+        status = ms_schedule_enter(unit, backward);
+        unit->entered = backward;
+    }
+    bool gathers = unit->place != MS_UNIT_IN_USE;
+    if (!status && gathers) status = choose_precision(unit);
+    if (!status && gathers) status = gather(unit);
+    if (!status && enters) status = ms_schedule_gather(unit, backward);
+    if (!status && gathers) status = ms_unit_use(unit);
+    if (!status && enters)
+        status = ms_gathers_enter(&unit->fsdp->gather_times, owner(unit, backward));
+    return status;
+}
+
 ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const *inputs,
                                  uint32_t count)
 {
@@ -302,11 +338,7 @@ ms_status ms_fsdp_before_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const
     if (!status) status = ms_pass_enter_forward(unit);
     if (status || unit->depth++ > 0) return status;
     if (index == 0 && !fsdp->in_backward) fsdp->forwards++;
-    if (unit->place != MS_UNIT_IN_USE) {
-        status = choose_precision(unit);
-        if (!status) status = fsdp->in_backward ? gather(unit) : ms_agree_on_gather(unit);
-        if (!status) status = ms_unit_use(unit);
-    }
+    status = enter(unit);
     if (status) {
         unit->depth--;
         fsdp->depth--;
@@ -345,7 +377,9 @@ static ms_status give_back(ms_unit *unit)
 {
     bool returns = unit->phase == MS_UNIT_AWAITING || ms_is_recomputed_later(unit->fsdp->engine);
     ms_status status = MS_OK;
-    if (!unit->reshard_forward) return MS_OK;
+    bool reshards =
+        unit->keep == MS_KEEP_AS_USUAL ? unit->reshard_forward : unit->keep == MS_KEEP_NOT;
+    if (!reshards) return MS_OK;
     if (returns && !ms_agree_is_on(unit->fsdp)) status = ms_near_keep(unit);
     return status ? status : ms_unit_reshard(unit);
 }
@@ -379,6 +413,16 @@ static ms_status reshard_after_forward(ms_unit *unit)
     return status;
 }
 
+/* What an evaluation has gathered ahead and not used is given back. */
+static ms_status end_evaluation(ms_fsdp *fsdp)
+{
+    ms_status status = MS_OK;
+    if (fsdp->running != &fsdp->schedules[MS_EVALUATION]) return MS_OK;
+    for (uint32_t u = 0; u < fsdp->unit_count && !status; u++)
+        if (fsdp->units[u].prefetched) status = ms_unit_reshard(&fsdp->units[u]);
+    return status ? status : ms_schedule_end(fsdp, MS_EVALUATION);
+}
+
 /* A forward inside of a backward is a recomputation, whose backward comes at once: the unit stays
  * in use. */
 ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const *outputs,
@@ -408,6 +452,9 @@ ms_status ms_fsdp_after_forward(ms_fsdp *fsdp, uint32_t index, ms_tensor *const 
     }
     if (!status) status = ms_unit_release(unit);
     if (!status) status = reshard_after_forward(unit);
+    if (!status) status = ms_gathers_leave(&fsdp->gather_times, owner(unit, false));
+    if (!status) status = ms_schedule_leave(unit, false);
+    if (!status && fsdp->depth == 0) status = end_evaluation(fsdp);
     if (!status && index == 0) status = ms_agree_on_end(fsdp, false);
     ms_unit_note(unit, "post_forward", first);
     return ms_fsdp_end_job(fsdp, status);

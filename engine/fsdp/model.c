@@ -28,6 +28,7 @@ static void free_parts(ms_fsdp *fsdp)
     ms_chain_drop(fsdp->links, fsdp->link_count);
     ms_times_close(&fsdp->times);
     ms_gathers_close(&fsdp->gather_times);
+    for (int i = 0; i < MS_SCHEDULES; i++) ms_schedule_free(&fsdp->schedules[i], context);
     ms_release(context, fsdp->buckets);
     ms_release(context, fsdp->order);
     ms_release(context, fsdp->summoned);
@@ -246,9 +247,11 @@ static ms_status make_buckets(ms_fsdp *fsdp, uint32_t links)
     fsdp->buckets = memory;
     number_buckets(fsdp);
     status = ms_times_open(&fsdp->times, fsdp->group, fsdp->bucket_count + 1, 0, links);
-    /* A forward and a backward. */
+    /* A forward and a backward; where computing is timed, each in two spans. */
+    uint32_t spans =
+        fsdp->planner ? 4 * (fsdp->flat_count + fsdp->unit_count) : 2 * fsdp->flat_count;
     return status ? status
-                  : ms_gathers_open(&fsdp->gather_times, fsdp->engine, 2 * fsdp->flat_count);
+                  : ms_gathers_open(&fsdp->gather_times, fsdp->engine, spans, fsdp->unit_count);
 }
 
 /* Memory last, so that an error before it leaves all parameters as they are; handles become pieces
@@ -302,7 +305,9 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     if (!fsdp->replicas) status = ms_comm_alone(engine, &fsdp->replicas);
     if (status) return status;
     fsdp->kind = kind_of(fsdp);
-    fsdp->prefetch = options->prefetch;
+    fsdp->mode = options->prefetch;
+    fsdp->forward_ahead = options->forward_ahead;
+    fsdp->planner = fsdp->gather_times.computing = options->planner;
     fsdp->find_unused = options->find_unused;
     fsdp->sync = fsdp->replica_sync = true;
     uint64_t bytes = options->max_in_flight_bytes ? options->max_in_flight_bytes : UINT64_MAX;
@@ -390,8 +395,6 @@ bool ms_fsdp_set_sync(ms_fsdp *fsdp, bool yes)
 void ms_fsdp_set_full(ms_fsdp *fsdp, bool yes) { fsdp->full = yes; }
 bool ms_fsdp_is_full(const ms_fsdp *fsdp, uint32_t unit) { return fsdp->units[unit].full; }
 
-void ms_fsdp_set_prefetch(ms_fsdp *fsdp, bool yes) { fsdp->prefetch = yes; }
-
 bool ms_fsdp_set_replica_sync(ms_fsdp *fsdp, bool yes)
 {
     bool before = fsdp->replica_sync;
@@ -475,7 +478,9 @@ bool ms_fsdp_unit_get(const ms_fsdp *fsdp, uint32_t index, ms_fsdp_unit_info *ou
 {
     if (index >= fsdp->unit_count) return false;
     const ms_unit *unit = &fsdp->units[index];
-    *out = (ms_fsdp_unit_info){ .name = unit->name, .gathered = unit->place != MS_UNIT_SHARDED };
+    *out = (ms_fsdp_unit_info){ .name = unit->name,
+                                .gathered_bytes = ms_unit_whole_bytes(unit),
+                                .gathered = unit->place != MS_UNIT_SHARDED };
     for (uint32_t f = 0; f < unit->count; f++) {
         out->bytes += ms_flat_bytes(&unit->flats[f]);
         out->shard_bytes += ms_flat_shard_bytes(&unit->flats[f]);

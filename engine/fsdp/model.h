@@ -139,6 +139,9 @@ struct ms_unit {
     uint32_t turn; /* agree.c: its place among the units that were gathered, from 1; 0: none yet */
     uint64_t gathers; /* number of gathers so far */
     bool prefetched;  /* the last gather was for a use that has not come yet */
+    bool entered;     /* its backward use has begun with a recomputed forward */
+    uint32_t use;     /* schedule.c: number of its present use in the pass */
+    ms_keep keep;     /* whether it is resharded after that */
 };
 
 /* A forward of a unit, as gradient hooks know it. Freed with the graph. */
@@ -149,6 +152,27 @@ typedef struct ms_visit {
     bool recomputed;  /* the forward ran inside of a backward */
     ms_origin tensor; /* whose gradient it waits for */
 } ms_visit;
+
+/* schedule.c. What is done at a recorded use: units at `first` of the list, those at its beginning
+ * before those at its end. */
+typedef struct ms_schedule_entry {
+    uint32_t first, beginning, ending;
+    ms_keep keep;
+} ms_schedule_entry;
+
+/* The order of uses in passes of one kind, and what is gathered ahead in them. */
+typedef struct ms_schedule {
+    ms_fsdp_use *uses, *present;              /* of the last whole pass, and of the one that runs */
+    uint32_t use_count, present_count, ended; /* ended: of the pass that runs */
+    size_t use_capacity, present_capacity;
+    uint64_t passes, changes;
+    ms_schedule_entry *entries; /* for each of `uses`, or none */
+    uint32_t *gathers;          /* units */
+    uint32_t entry_count, gather_count;
+    size_t entry_capacity, gather_capacity;
+    bool planned; /* the entries are a planner's */
+    bool follows; /* the pass that runs has had the recorded uses so far, and there are entries */
+} ms_schedule;
 
 /* A sharded model. References: the host's, and one for each visit; the parts go with the host's, so
  * hooks of graphs that outlive the model find it closed. Host thread only. */
@@ -167,7 +191,11 @@ struct ms_fsdp {
     uint32_t flat_count;
     ms_unit *units;
     uint32_t unit_count;
-    bool prefetch, sync, replica_sync;
+    ms_prefetch_mode mode;
+    bool forward_ahead, planner;
+    ms_schedule schedules[MS_SCHEDULES];
+    ms_schedule *running, *interrupted; /* of the pass that runs; of the one around it */
+    bool sync, replica_sync;
     bool full; /* forwards that begin compute in the shards' dtype */
     ms_gather_extension extension;
     bool in_backward;  /* some unit's backward runs; the end of backward will be seen */
@@ -300,6 +328,23 @@ uint64_t ms_unit_whole_bytes(const ms_unit *unit);
 /* The tensor of a member becomes the whole parameter, or its piece, without any task. */
 void ms_member_show(ms_member *member, bool whole);
 
+/* --------------------------------------------------------------- schedule.c */
+
+/* Around a pass, or an evaluation; and giving up all of them. */
+void ms_schedule_begin(ms_fsdp *fsdp, ms_schedule_kind kind);
+ms_status ms_schedule_end(ms_fsdp *fsdp, ms_schedule_kind kind);
+void ms_schedule_give_up(ms_fsdp *fsdp);
+/* Entries for the modes that follow the recorded order. */
+ms_status ms_schedule_fill(ms_fsdp *fsdp, ms_schedule *schedule);
+void ms_schedule_free(ms_schedule *schedule, ms_context *context);
+/* A use begins; its gathers ahead, once its own gather is enqueued; and it has ended, and the unit
+ * is resharded if it is to be. */
+ms_status ms_schedule_enter(ms_unit *unit, bool backward);
+ms_status ms_schedule_gather(ms_unit *unit, bool backward);
+ms_status ms_schedule_leave(ms_unit *unit, bool backward);
+/* Whether a planner's entries say what is gathered ahead now. */
+bool ms_schedule_is_planned(const ms_fsdp *fsdp);
+
 /* ----------------------------------------------------------------- partial.c */
 
 /* Whether the reduction that comes leaves replicas out. */
@@ -342,6 +387,9 @@ ms_status ms_fsdp_end_job(ms_fsdp *fsdp, ms_status status);
 /* Around each forward of a unit. */
 ms_status ms_pass_enter_forward(ms_unit *unit);
 ms_status ms_pass_leave_forward(ms_fsdp *fsdp);
+/* Whether uses count as hits or misses now: those in backward, and, where something is gathered
+ * ahead in forward, all of a pass. */
+bool ms_pass_counts(const ms_fsdp *fsdp);
 /* Before a unit's backward; before fsdp->in_backward becomes true. */
 ms_status ms_pass_enter_backward(ms_unit *unit);
 /* What was enqueued for a unit's backward that begins, or for one to come: whether there was

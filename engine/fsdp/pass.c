@@ -43,10 +43,30 @@ static ms_status begin(ms_fsdp *fsdp)
     return status ? status : ms_times_begin_pass(&fsdp->times, 1);
 }
 
+static bool counts_forward(const ms_fsdp *fsdp) { return fsdp->forward_ahead || fsdp->planner; }
+
+bool ms_pass_counts(const ms_fsdp *fsdp)
+{
+    if (fsdp->running != &fsdp->schedules[MS_TRAINING]) return false;
+    return fsdp->in_backward || counts_forward(fsdp);
+}
+
+/* The order of a pass is recorded from its first forward on, also where backward will run that
+ * again; that of an evaluation for itself. */
+static void begin_schedule(ms_fsdp *fsdp)
+{
+    bool training = ms_engine_is_recording(fsdp->engine) || ms_is_recomputed_later(fsdp->engine);
+    if (fsdp->depth > 0 || fsdp->in_backward) return;
+    if (training && fsdp->running) return;
+    ms_schedule_begin(fsdp, training ? MS_TRAINING : MS_EVALUATION);
+    if (training && counts_forward(fsdp)) fsdp->prefetched = (ms_prefetch_counts){ 0 };
+}
+
 ms_status ms_pass_enter_forward(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
     bool begins = ms_fsdp_begins_pass(fsdp, unit->index);
+    begin_schedule(fsdp);
     ms_status status = begins && fsdp->sync ? begin(fsdp) : MS_OK;
     if (status) return status;
     fsdp->begun |= begins;
@@ -178,7 +198,7 @@ ms_status ms_pass_reduce(ms_unit *unit)
 ms_status ms_pass_enter_backward(ms_unit *unit)
 {
     ms_fsdp *fsdp = unit->fsdp;
-    if (!fsdp->in_backward) fsdp->prefetched = (ms_prefetch_counts){ 0 };
+    if (!fsdp->in_backward && !counts_forward(fsdp)) fsdp->prefetched = (ms_prefetch_counts){ 0 };
     return ms_pass_let_go(unit);
 }
 
@@ -219,4 +239,5 @@ void ms_pass_give_up(ms_fsdp *fsdp)
     fsdp->held = NULL;
     fsdp->depth = 0;
     fsdp->begun = fsdp->reducing = fsdp->timed = false;
+    ms_schedule_give_up(fsdp);
 }

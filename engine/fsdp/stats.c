@@ -50,6 +50,31 @@ ms_gather_stats ms_fsdp_gather_stats(ms_fsdp *fsdp)
     };
 }
 
+static uint64_t mean(const ms_owner_times *times, ms_gather_span kind, uint64_t count)
+{
+    return count ? times->ns[kind] / count : 0;
+}
+
+/* A use may have computed in several spans, and a gather of a unit is one of each of its flat
+ * parameters: the counts are those of uses and of flat parameters. */
+bool ms_fsdp_unit_times(ms_fsdp *fsdp, uint32_t index, ms_unit_times *out)
+{
+    const ms_gathers *gathers = &fsdp->gather_times;
+    *out = (ms_unit_times){ 0 };
+    if (ms_gathers_times(&fsdp->gather_times).pass == 0 || index >= fsdp->unit_count) return false;
+    const ms_owner_times *forward = &gathers->owners[2 * index], *backward = forward + 1;
+    uint64_t uses[2] = { 0 }, flats = 0;
+    const ms_schedule *schedule = &fsdp->schedules[MS_TRAINING];
+    for (uint32_t i = 0; i < schedule->use_count; i++)
+        if (schedule->uses[i].unit == index) uses[schedule->uses[i].backward]++;
+    for (uint32_t f = 0; f < fsdp->units[index].count; f++)
+        flats += ms_flat_is_sharded(&fsdp->units[index].flats[f]);
+    out->forward_ns = mean(forward, MS_SPAN_COMPUTE, uses[false]);
+    out->backward_ns = mean(backward, MS_SPAN_COMPUTE, uses[true]);
+    out->gather_ns = mean(forward, MS_SPAN_GATHER, forward->count[MS_SPAN_GATHER]) * flats;
+    return true;
+}
+
 uint32_t ms_fsdp_links(const ms_fsdp *fsdp) { return ms_accounts_links(fsdp->times.accounts); }
 
 ms_link_stats ms_fsdp_link_stats(const ms_fsdp *fsdp, uint32_t link)

@@ -201,7 +201,7 @@ void ms_fsdp_reset(ms_fsdp *fsdp)
         unit->depth = unit->inputs = unit->inputs_done = 0;
         unit->blind = false;
         unit->outputs_left = unit->recomputes_left = 0;
-        unit->deferred = false;
+        unit->deferred = unit->entered = false;
         unit->parts_left = 0;
         ms_unit_release(unit);
         for (uint32_t f = 0; f < unit->count; f++)

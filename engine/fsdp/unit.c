@@ -156,7 +156,9 @@ static ms_status gather_flat(ms_flat *flat, bool near)
     if (!status) status = take_memory(flat->form.whole, stream);
     /* The optimizer's stream may still write it. */
     if (!status) status = ms_stream_wait_users(stream, near ? flat->near : flat->source);
-    if (!status) status = ms_gathers_begin(&fsdp->gather_times, MS_SPAN_GATHER, stream, &span);
+    if (!status)
+        status = ms_gathers_begin(&fsdp->gather_times, MS_SPAN_GATHER, 2 * flat->unit->index,
+                                  stream, &span);
     if (!status) status = move(flat, near, stream);
     if (!status) status = ms_gathers_end(&fsdp->gather_times, span, stream);
     if (status) return status;
@@ -220,12 +222,29 @@ static void show_all(ms_unit *unit, bool whole)
             ms_member_show(&unit->flats[f].members[i], whole);
 }
 
-ms_status ms_unit_use(ms_unit *unit)
+/* The wait is timed where there may be one. */
+static ms_status await_gathers(ms_unit *unit)
 {
+    ms_gathers *times = &unit->fsdp->gather_times;
     ms_stream *current = ms_engine_current(unit->fsdp->engine);
     ms_status status = MS_OK;
-    for (uint32_t f = 0; f < unit->count && !status; f++)
+    bool any = false;
+    uint32_t span = 0;
+    for (uint32_t f = 0; f < unit->count; f++)
+        any |= ms_flat_is_sharded(&unit->flats[f]) && !unit->flats[f].awaited;
+    if (any) status = ms_gathers_pause(times);
+    if (any && !status)
+        status = ms_gathers_begin(times, MS_SPAN_WAIT, 2 * unit->index, current, &span);
+    for (uint32_t f = 0; f < unit->count && !status; f++) {
         status = ms_stream_wait(current, unit->flats[f].gathered);
+        unit->flats[f].awaited = true;
+    }
+    return any && !status ? ms_gathers_end(times, span, current) : status;
+}
+
+ms_status ms_unit_use(ms_unit *unit)
+{
+    ms_status status = await_gathers(unit);
     if (status) return status;
     show_all(unit, true);
     unit->place = MS_UNIT_IN_USE;

@@ -12,6 +12,7 @@ local nested = require "moonshard.nested"
 local overlap = require "moonshard.overlap"
 local statistics = require "moonshard.statistics"
 local options_of = require "moonshard.options"
+local prefetch = require "moonshard.fsdp.prefetch"
 local compare = require "moonshard.fsdp.compare"
 local extension = require "moonshard.fsdp.extension"
 local precision = require "moonshard.fsdp.precision"
@@ -42,6 +43,9 @@ local FSDP = {}
 ---@field optimizers table<integer, ms.Optimizer> of its parameters, by number
 ---@field numbers table<ms.Optimizer, integer>
 ---@field optimizer_count integer
+---@field planner ms.Prefetch that the options give
+---@field prefetching ms.Prefetching
+---@field unit_of table<ms.Parameter, integer> index of its unit
 ---@field later? ms.Delayed while it is wrapped: what of it is on "meta"
 
 -- modules that are units of a sharded model, or below one -> its state
@@ -86,6 +90,8 @@ local function around(s, index, part)
     if several then sharded:begin_part(index, part) end
     if low then precision.begin(s) end
     local begins, reduces = sharded:begins_pass(index)
+    if begins then prefetch.begin(s, "training")
+    elseif index == 0 and not core.is_recording() then prefetch.begin(s, "evaluation") end
     reduces = reduces and not s.partial
     if begins and reduces then overlap.await(s) end
     local full = sharded:before_forward(index, nested.tensors { ... })
@@ -204,7 +210,8 @@ function FSDP:stats()
   local count, wait_ms = s.sharded:agreements()
   stats.agreements = { count = count, wait_ms = wait_ms }
   stats.prefetch = {
-    hits = gathers.hits, misses = gathers.misses, wasted_bytes = gathers.wasted_bytes, replans = 0,
+    hits = gathers.hits, misses = gathers.misses, wasted_bytes = gathers.wasted_bytes,
+    replans = s.prefetching.replans,
   }
   return stats
 end
@@ -236,14 +243,15 @@ function FSDP:unshard(index)
   return future.at(true, outside_join(self, "unshard").sharded:unshard(index))
 end
 
---- From the next backward on.
----@param prefetch "none"|"backward_pre"
-function FSDP:set_prefetch(prefetch)
+--- From the next pass on. Counts of plans made anew go on.
+---@param strategy string|ms.Prefetch
+function FSDP:set_prefetch(strategy)
   local s = sharded_of(self, "set_prefetch")
-  options_of.argument("set_prefetch", "prefetch", prefetch, "string")
-  local chosen = fsdp_options.choice("prefetch", prefetch, fsdp_options.prefetches)
-  s.sharded:set_prefetch(chosen ~= "none")
-  s.in_force.prefetch = prefetch
+  local planner = prefetch.planner_of(strategy)
+  prefetch.check_options(s.options, planner)
+  prefetch.use(s, planner)
+  s.sharded:set_prefetch(prefetch.mode_of(planner))
+  s.in_force.prefetch = planner.name
 end
 
 ---@param index integer
@@ -286,6 +294,7 @@ function FSDP:set_unshard_in_backward(yes, units_)
   options_of.argument("set_unshard_in_backward", "yes", yes, "boolean")
   options_of.argument("set_unshard_in_backward", "units", units_, "table?")
   for _, index in ipairs(each_unit(s, "set_unshard_in_backward", units_, 0)) do
+    s.units[index + 1].stay_sharded = not yes
     s.sharded:set_unshard_in_backward(index, yes)
   end
 end
@@ -412,6 +421,7 @@ function FSDP:unwrap()
     outside_join(self, "unwrap")
     overlap.unwrap(s)
     statistics.drop(s)
+    prefetch.drop(s)
     hooks._release(s.how.chain or {})
     s.sharded:unwrap()
     s.sharded, s.reducer = nil, nil
@@ -534,7 +544,7 @@ end
 -- The options in force, as stats shows them.
 local function options_in_force(o, s)
   return {
-    strategy = s.strategy, accumulate = s.accumulate, prefetch = o.prefetch or "backward_pre",
+    strategy = s.strategy, accumulate = s.accumulate, prefetch = s.planner.name,
     max_in_flight = o.max_in_flight or 2, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions or 2, divide_factor = o.divide_factor, ignored = o.ignored,
     init_sync = o.init_sync ~= false, precision = o.precision,
@@ -552,6 +562,9 @@ local function prepare(model, options)
   local low = precision.of(o, units)
   local count = fsdp_options.count_shards(o, strategy, group)
   fsdp_options.check_near(o.reshard_after_forward, count)
+  local planner = prefetch.planner_of(o.prefetch == nil and "backward_pre" or o.prefetch)
+  prefetch.check_options(o, planner)
+  if count > 1 then prefetch.check_units(o, units) end
   local groups, stepping = compare.groups(units, group, o.group_of), {}
   local how = compile(o.comm_hook, kind_of(count, group:size()), groups, stepping)
   compare.compare(units, group, groups, o, strategy, how.name, low)
@@ -561,7 +574,8 @@ local function prepare(model, options)
     wrapped = model, group = group, shards = shards, replicas = replicas, options = o,
     strategy = strategy, units = units, how = how, groups = groups, precision = low,
     accumulate = o.accumulate or "shard", methods = {}, trained = trained_of(units),
-    left_out = left_out_of(model, o), later = later, uses_all = true, adds_up = true,
+    left_out = left_out_of(model, o), later = later, planner = planner, unit_of = {},
+    uses_all = true, adds_up = true,
     whole = how.whole, guards = how.guards,
     hook_name = how.name or "reduce", optimizers = setmetatable({}, { __mode = "v" }),
     numbers = setmetatable({}, { __mode = "k" }), optimizer_count = 0,
@@ -604,9 +618,11 @@ local function shard(s)
   local parameters, described = describe(s)
   local near = math.type(o.reshard_after_forward) == "integer"
     and s.shards:levels(o.reshard_after_forward) or nil
+  local mode = prefetch.mode_of(s.planner)
   s.sharded = core.sharded(parameters, described, {
     group = s.group, shards = s.shards, replicas = s.replicas, near = near,
-    rows = o.layout == "rows", prefetch = o.prefetch ~= "none", find_unused = o.find_unused,
+    rows = o.layout == "rows", find_unused = o.find_unused,
+    backward = mode.backward, forward = mode.forward, planner = mode.planner,
     max_in_flight = o.max_in_flight, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions,
     computes = low and low.param, low_gradients = o.keep_low_precision_grads,
@@ -616,6 +632,7 @@ local function shard(s)
     hook_once = how.once,
   })
   s.reducer = s.sharded
+  prefetch.use(s, s.planner)
   if o.divide_factor then s.sharded:divisor(o.divide_factor) end
 end
 
@@ -627,6 +644,7 @@ local function install(s)
     end
     local together = {}
     for i, p in ipairs(unit.parameters) do
+      s.unit_of[p] = unit.index
       local own = s.groups[unit.names[i]]
       local keeps = s.precision and s.precision.keeps[unit.names[i]] == true
       local key = ("%s %s %s %s"):format(p:dtype(), p:requires_grad(), own ~= nil, keeps)

@@ -105,7 +105,7 @@ local names = {
   warn = "moonshard.log",
   stream = "moonshard.future", all = "moonshard.future", world = "moonshard.group",
   ddp = "moonshard.ddp", fsdp = "moonshard.fsdp", overlap = "moonshard.overlap",
-  buckets = "moonshard.ddp.buckets",
+  buckets = "moonshard.ddp.buckets", prefetch = "moonshard.fsdp.prefetch",
 }
 
 return setmetatable(ms, {

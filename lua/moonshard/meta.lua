@@ -1,7 +1,7 @@
 ---@meta moonshard
 -- The public Lua interface of Moonshard, for editors and readers: names, arguments, results, units,
--- errors. This file has definitions only; nothing in it runs. Of fsdp, prefetch strategies,
--- offload and saved shards will be added when they are built.
+-- errors. This file has definitions only; nothing in it runs. Of fsdp, offload and saved shards will
+-- be added when they are built.
 --
 -- Twelve rules hold everywhere and are not repeated below.
 --  1. Objects have methods (`t:shape()`, `bucket:index()`). Descriptions (options, views, plans,
@@ -1031,8 +1031,16 @@
 --- A chain whose links take buckets of the kind: "reduce_scatter", "hybrid", or "all_reduce" where
 --- parameters are not sharded. hooks.reduce { op = "avg" } unless given.
 ---@field comm_hook? ms.LinkLike
---- "backward_pre" (the default): before a unit's backward the unit that comes next is gathered.
----@field prefetch? "none"|"backward_pre"
+--- What is gathered ahead of its use: the name of a strategy, a file that returns one, or what
+--- ms.prefetch gives. "backward_pre" (the default): before a unit's backward the unit that comes
+--- next, after the order of forward; "backward_post": after it, in the order of the backward before;
+--- "forward": when a unit's forward begins, the one that was used next in the forward before;
+--- "both": "backward_pre" and "forward"; "none"; "by_budget": see budgets.
+---@field prefetch? string|ms.Prefetch
+--- The most bytes of gathered units, all together, that a plan may hold; no limit unless given.
+---@field budget_bytes? integer
+--- Of the strategy "by_budget", and for planners (view.budgets).
+---@field budgets? ms.PrefetchBudgets
 --- Gathers wait until at most so many units have been dropped since; 2 unless given.
 ---@field max_in_flight? integer
 ---@field max_in_flight_bytes? integer  no limit unless given
@@ -1148,12 +1156,12 @@
 --- With find_unused, and in a join, in the last pass: how often hosts have told each other what
 --- they need next, and for how long this one has waited for the others.
 ---@field agreements { count: integer, wait_ms: number }
---- Of the last backward.
+--- Of the last backward; with a strategy that gathers ahead in forward, of the last pass.
 ---@class ms.PrefetchStats
----@field hits integer              units that were gathered before their backward, and used there
----@field misses integer            units whose backward had to gather them itself
----@field wasted_bytes integer      of units that were gathered before their backward for nothing
----@field replans integer           plans that were made anew; 0 without a planner
+---@field hits integer              uses of units that were gathered ahead
+---@field misses integer            uses that had to gather their unit
+---@field wasted_bytes integer      of units that were gathered ahead for nothing
+---@field replans integer           plans that were made anew since the order of uses had changed
 
 --- What a rank has of a tensor, in states of kind "sharded".
 ---@class ms.Piece
@@ -1204,7 +1212,7 @@
 --- Gathers this unit now; its next use waits for it. Value: true.
 ---@field unshard fun(self, index: integer): ms.Future
 ---@field reshard fun(self, index: integer)
----@field set_prefetch fun(self, prefetch: "none"|"backward_pre")   from the next backward on
+---@field set_prefetch fun(self, strategy: string|ms.Prefetch)   from the next pass on
 --- After forward, after backward; all units but the root unless given.
 ---@field set_reshard fun(self, options: { forward?: boolean, backward?: boolean, units?: integer[] })
 --- Whether units are gathered for their backward; all units unless given. Off, a backward that
@@ -1415,6 +1423,58 @@
 ---@class ms
 --- Makes a policy from a planner: when optimizers step each bucket.
 ---@field overlap fun(planner: ms.OverlapPlanner): ms.Overlap
+--- Gathers ahead of sharded models. plan(view) is called before a pass, from the third with the same
+--- order of uses on; the passes before run as "backward_pre". Where the order has changed, results
+--- are right, the rest of that pass runs as "backward_pre", and a new plan is made. Evaluations
+--- (forwards that are not recorded) have an order and plans of their own.
+---@class ms.PrefetchView: ms.PlanView
+---@field training boolean             false: the plan is for evaluations
+---@field budget_bytes integer         for gathered units, together; math.maxinteger without a limit
+---@field budgets ms.PrefetchBudgets
+---@field max_in_flight integer        gathers wait until at most so many units were dropped since
+---@field gather ms.Channel            fitted to the times of gathers
+---@field reduce ms.Channel            fitted to the times of reductions
+--- Uses of units in the order in which they begin, forward then backward; each as often as it
+--- happens.
+---@field visits ms.Visit[]
+---@class ms.Channel
+---@field latency_ms number
+---@field bytes_per_ms number
+---@class ms.Visit
+---@field unit integer                 index; the root is 0
+---@field name string
+---@field phase "forward"|"backward"
+---@field bytes integer                that are gathered
+---@field shard_bytes integer
+---@field elements integer             of its parameters
+---@field last integer                 the visit ends before visit last + 1 begins
+---@field ended integer                its place in the order in which visits end, from 1
+---@field stays boolean                whether the unit stays gathered unless an entry says keep
+---@field needs_values boolean         false: its backward does without a gather
+---@field gather_ms number
+---@field compute_ms number            without the time of units that are used inside of it
+---@field reduce_ms number             of its gradients, in backward
+---@class ms.PrefetchEntry             plan[i] is about view.visits[i]; without one: nothing is ahead
+---@field unit integer                 must be visits[i].unit
+---@field gather? integer[]            units to gather when it begins; gathered ones are passed over
+---@field after? integer[]             units to gather when it has ended
+---@field keep? boolean                whether the unit stays gathered after it; stays unless given
+---@class ms.PrefetchPlanner
+---@field name string
+---@field every? integer               passes for which a plan holds; 1 unless given
+---@field plan fun(view: ms.PrefetchView): ms.PrefetchEntry[]
+--- Numbers of elements, within which "by_budget" gathers ahead and keeps units.
+---@class ms.PrefetchBudgets
+---@field prefetch_elements? integer   gathered ahead of their use at a time; 50000000 unless given
+---@field live_elements? integer       gathered at a time; 1000000000 unless given
+--- A unit stays gathered if fewer elements are used until its next use; 1000000000 unless given.
+---@field reuse_elements? integer
+--- A unit of so few elements stays gathered until its next use of a pass; 100000 unless given.
+---@field keep_elements? integer
+---@class ms
+--- Makes a strategy from a planner: when the units of a sharded model are gathered.
+---@field prefetch fun(planner: ms.PrefetchPlanner): ms.Prefetch
+---@class ms.Prefetch                  also by name: see the option prefetch of ms.fsdp
 ---@class ms.BucketsView: ms.PlanView
 --- In the order in which their gradients are complete; ready_ms: since backward began.
 ---@field parameters { name: string, bytes: integer, dtype: ms.DType, ready_ms: number }[]

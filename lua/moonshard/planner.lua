@@ -172,6 +172,22 @@ function planner.mean_over_ranks(s, numbers, count, yes)
   return mean, math.tointeger(sum[2])
 end
 
+--- Latency in ms and rate in bytes per ms: a least-squares line through times over sizes. samples:
+--- { bytes, ms } in an order that is the same on all ranks, since sums depend on it.
+---@param samples number[][]
+---@return number latency_ms, number bytes_per_ms
+function planner.fit(samples)
+  local n, bytes, ms, square, product = 0, 0, 0, 0, 0
+  for _, sample in ipairs(samples) do
+    n, bytes, ms = n + 1, bytes + sample[1], ms + sample[2]
+    square, product = square + sample[1] * sample[1], product + sample[1] * sample[2]
+  end
+  local spread = n * square - bytes * bytes
+  local slope = spread > 0 and (n * product - bytes * ms) / spread or 0
+  if slope <= 0 then return 0, ms > 0 and bytes / ms or math.huge end
+  return math.max(0, (ms - slope * bytes) / n), 1 / slope
+end
+
 --- Each rank's list, rank by rank; nil if there are no other ranks. Blocks as mean_over_ranks does.
 ---@param s ms.GradientSource
 ---@param own integer[]

@@ -38,4 +38,18 @@ function expect.whole(model)
   return copies
 end
 
+--- The collectives of f in the order of enqueueing.
+---@param f function
+---@return { op: string, label: string }[]
+function expect.calls(f)
+  local core, list = require "moonshard.core", {}
+  core.comm_record(true)
+  f()
+  core.comm_record(false)
+  for i, record in ipairs((core.comm_records())) do
+    list[i] = { op = record.op, label = record.label }
+  end
+  return list
+end
+
 return expect

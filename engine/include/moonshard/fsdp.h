@@ -75,6 +75,14 @@ typedef struct ms_fsdp_unit_options {
     uint32_t parts; /* how many modules it has, if they run apart; 0: 1 */
 } ms_fsdp_unit_options;
 
+/* When the unit that comes next in backward is gathered: never, before a unit's backward, or after
+ * it. */
+typedef enum ms_prefetch_mode {
+    MS_PREFETCH_NONE,
+    MS_PREFETCH_BACKWARD_PRE,
+    MS_PREFETCH_BACKWARD_POST
+} ms_prefetch_mode;
+
 typedef enum ms_fsdp_layout { MS_FSDP_FLAT, MS_FSDP_ROWS } ms_fsdp_layout;
 
 typedef struct ms_fsdp_options {
@@ -89,7 +97,9 @@ typedef struct ms_fsdp_options {
     ms_group *near;
     const ms_fsdp_unit_options *units;
     uint32_t unit_count;
-    bool prefetch;    /* before a unit's backward, gather the unit that comes next */
+    ms_prefetch_mode prefetch;
+    bool forward_ahead; /* see ms_fsdp_set_prefetch */
+    bool planner;
     bool find_unused; /* ranks may use different units */
     /* Float dtypes, NULL: each parameter's own. computes: of whole parameters while their unit is
      * used. reduces: in which whole gradients are added up and reduced. */
@@ -194,8 +204,43 @@ MS_API void ms_fsdp_set_reshard(ms_fsdp *fsdp, uint32_t unit, bool after_forward
 /* Whether a unit is gathered for its backward; true at first. Without, a backward that reads the
  * values of its parameters is an error; that of an embedding reads none. */
 MS_API void ms_fsdp_set_unshard_in_backward(ms_fsdp *fsdp, uint32_t unit, bool yes);
-/* Whether the unit that comes next is gathered before a unit's backward. */
-MS_API void ms_fsdp_set_prefetch(ms_fsdp *fsdp, bool yes);
+/* From the next pass on. forward_ahead: when a unit's forward begins, the unit that was used next
+ * in the forward before is gathered. planner: plans will be set; where there is none `mode` holds,
+ * and the times of uses are measured. Drops all plans. */
+MS_API ms_status ms_fsdp_set_prefetch(ms_fsdp *fsdp, ms_prefetch_mode mode, bool forward_ahead,
+                                      bool planner);
+
+/* Passes with a backward, and forwards that are not recorded, have orders of their own. */
+typedef enum ms_schedule_kind { MS_TRAINING, MS_EVALUATION, MS_SCHEDULES } ms_schedule_kind;
+/* A use of a unit: its forward, or its backward. Uses up to number `last` begin before it ends, and
+ * it is the use that ends as number `ended`. Both count from 0. */
+typedef struct ms_fsdp_use {
+    uint32_t unit, last, ended;
+    bool backward;
+} ms_fsdp_use;
+/* The uses of the last whole pass, in the order in which they began. Borrowed until the next pass.
+ * changes: how often the order was another one than before, the first included. False before the
+ * first pass. */
+typedef struct ms_fsdp_order {
+    const ms_fsdp_use *uses;
+    uint32_t count;
+    uint64_t passes, changes;
+} ms_fsdp_order;
+MS_API bool ms_fsdp_order_get(const ms_fsdp *fsdp, ms_schedule_kind kind, ms_fsdp_order *out);
+
+/* Whether a unit is resharded when a use has ended. */
+typedef enum ms_keep { MS_KEEP_AS_USUAL, MS_KEEP, MS_KEEP_NOT } ms_keep;
+/* What is done at a use: units to gather when it begins, and when it has ended, in order. Units
+ * that are in memory are passed over. */
+typedef struct ms_fsdp_entry {
+    const uint32_t *gather, *after;
+    uint32_t gather_count, after_count;
+    ms_keep keep;
+} ms_fsdp_entry;
+/* An entry for each use of the order. The plan holds for passes of this kind until the order
+ * changes. Copies all. Between passes. */
+MS_API ms_status ms_fsdp_set_plan(ms_fsdp *fsdp, ms_schedule_kind kind,
+                                  const ms_fsdp_entry *entries, uint32_t count);
 /* Gathers a unit now, outside of its edges, and gives its memory back. */
 MS_API ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t unit, ms_point *ready);
 MS_API ms_status ms_fsdp_reshard(ms_fsdp *fsdp, uint32_t unit);
@@ -272,6 +317,7 @@ typedef struct ms_fsdp_unit_info {
     const char *name;
     uint64_t bytes; /* of whole parameters in the dtype of computing */
     uint64_t shard_bytes;
+    uint64_t gathered_bytes; /* that a gather takes: of what is sharded */
     bool gathered;
 } ms_fsdp_unit_info;
 MS_API bool ms_fsdp_unit_get(const ms_fsdp *fsdp, uint32_t unit, ms_fsdp_unit_info *out);
@@ -310,13 +356,20 @@ MS_API bool ms_fsdp_bucket_times(const ms_fsdp *fsdp, uint32_t index, ms_bucket_
 MS_API ms_status ms_fsdp_await_times(ms_fsdp *fsdp);
 MS_API ms_status ms_fsdp_step_end(ms_fsdp *fsdp);
 
-/* Of the backward that began last; of the last one before ms_fsdp_step_end, where that is called.
- */
+/* Of the backward that began last, or, where something is gathered ahead in forward, of the pass;
+ * of the last one before ms_fsdp_step_end, where that is called. */
 typedef struct ms_prefetch_counts {
-    uint64_t hits;         /* units that were gathered before their backward, and used there */
-    uint64_t misses;       /* units whose backward had to gather them */
-    uint64_t wasted_bytes; /* of units that were gathered before their backward, and not used */
+    uint64_t hits;         /* uses of units that were gathered before the use began */
+    uint64_t misses;       /* uses that had to gather their unit */
+    uint64_t wasted_bytes; /* of units that were gathered ahead, and not used */
 } ms_prefetch_counts;
+/* Means over the uses and gathers of a unit in a pass, in nanoseconds: of the last pass that was
+ * timed. 0 where there was none. */
+typedef struct ms_unit_times {
+    uint64_t forward_ns, backward_ns, gather_ns;
+} ms_unit_times;
+/* False if nothing was timed yet. Never waits. */
+MS_API bool ms_fsdp_unit_times(ms_fsdp *fsdp, uint32_t unit, ms_unit_times *out);
 /* Times are of the last pass that was reduced and whose gathers have run. Never waits. */
 typedef struct ms_gather_stats {
     uint64_t gather_ns;  /* sum over the gathers of the pass */

@@ -79,22 +79,14 @@ end
 
 ---------------------------------------------------------------------------------------------- views
 
--- Latency and rate of reductions: a least-squares line through times over sizes.
+-- Latency and rate of reductions, from the times of all sizes so far.
 local function fit(plan, layout, numbers, first)
-  local n, bytes, ms, square, product = 0, 0, 0, 0, 0
+  local sorted = {}
   for i, b in ipairs(layout) do plan.samples[b.bytes] = numbers[first + i] end
-  for size, took in pairs(plan.samples) do plan.sorted[#plan.sorted + 1] = { size, took } end
+  for size, took in pairs(plan.samples) do sorted[#sorted + 1] = { size, took } end
   -- Sums must have one order on all ranks.
-  table.sort(plan.sorted, function(a, b) return a[1] < b[1] end)
-  for _, sample in ipairs(plan.sorted) do
-    n, bytes, ms = n + 1, bytes + sample[1], ms + sample[2]
-    square, product = square + sample[1] * sample[1], product + sample[1] * sample[2]
-  end
-  plan.sorted = {}
-  local spread = n * square - bytes * bytes
-  local slope = spread > 0 and (n * product - bytes * ms) / spread or 0
-  if slope <= 0 then return 0, ms > 0 and bytes / ms or math.huge end
-  return math.max(0, (ms - slope * bytes) / n), 1 / slope
+  table.sort(sorted, function(a, b) return a[1] < b[1] end)
+  return planners.fit(sorted)
 end
 
 -- The view of a recorded pass, and the reducer's position of each of view.parameters; nil if no
@@ -261,12 +253,11 @@ end
 ---@field records? boolean the pass that runs is recorded
 ---@field version? integer of the planner's file
 ---@field samples table<integer, number> what reductions took, in ms, by bytes
----@field sorted number[][] the same as a sorted list, while it is made
 
 ---@param planner ms.Buckets
 ---@return ms.BucketPlan
 function buckets.new(planner)
-  return { planner = planner, pass = 0, next = 0, recorded = 0, samples = {}, sorted = {} }
+  return { planner = planner, pass = 0, next = 0, recorded = 0, samples = {} }
 end
 
 --- For ddp: before the reducer's synchronized forward. A plan is made after two recorded passes and

@@ -3,6 +3,7 @@
 -- every rank.
 local core = require "moonshard.core"
 local precision = require "moonshard.fsdp.precision"
+local sorted_pairs = require "moonshard".sorted_pairs
 
 local compare = {}
 
@@ -176,13 +177,14 @@ local function describe_options(o, strategy, hook, low)
   add("strategy", strategy)
   for _, name in ipairs { "layout", "reshard_after_forward", "prefetch", "max_in_flight",
       "max_in_flight_bytes", "max_reductions", "accumulate", "divide_factor", "find_unused",
-      "init_sync", "broadcast_buffers", "keep_low_precision_grads" } do
+      "init_sync", "broadcast_buffers", "keep_low_precision_grads", "budget_bytes" } do
     add(name, tostring(o[name]))
   end
   add("precision", precision.describe(low))
   for _, name in ipairs { "shard_group", "replica_group" } do
     add("size of " .. name, o[name] and o[name]:size() or "nil")
   end
+  for name, value in sorted_pairs(o.budgets or {}) do add("budgets." .. name, tostring(value)) end
   add("comm_hook", tostring(hook))
   for _, name in ipairs { "before_gather", "after_gather" } do
     add(name, o[name] and "a function" or "nil")

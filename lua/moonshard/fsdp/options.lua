@@ -24,7 +24,8 @@ options.names_of_strategies = {
 
 local known = {
   group = "any", strategy = "string", shard_group = "any", replica_group = "any",
-  reshard_after_forward = "boolean|integer", wrap = "any", comm_hook = "any", prefetch = "string",
+  reshard_after_forward = "boolean|integer", wrap = "any", comm_hook = "any", prefetch = "any",
+  budget_bytes = "integer", budgets = "table",
   group_of = "function", before_gather = "function", after_gather = "function",
   max_in_flight = "integer", max_in_flight_bytes = "integer",
   max_reductions = "integer", accumulate = "string", layout = "string", find_unused = "boolean",
@@ -42,8 +43,6 @@ function options.choice(name, value, allowed)
   core.raise(("fsdp: %s = '%s': did you mean '%s'? It is one of %s"):format(name, value,
     core.nearest(value, allowed) or allowed[1], table.concat(allowed, ", ")))
 end
-
-options.prefetches = { "none", "backward_pre" }
 
 --- The strategy by its main name.
 ---@param o ms.FSDPOptions
@@ -117,7 +116,6 @@ function options.check(given)
   for _, name in ipairs { "group", "shard_group", "replica_group" } do
     check_group("fsdp", name, o[name])
   end
-  if o.prefetch then options.choice("prefetch", o.prefetch, options.prefetches) end
   listed.check("fsdp", "ignored", o.ignored)
   if o.accumulate then options.choice("accumulate", o.accumulate, { "local", "shard", "all" }) end
   if o.layout then options.choice("layout", o.layout, { "flat", "rows" }) end
@@ -125,6 +123,9 @@ function options.check(given)
     if o[name] and o[name] < 1 then
       core.raise(("fsdp: %s must be 1 or more, not %d"):format(name, o[name]))
     end
+  end
+  if o.budget_bytes and o.budget_bytes < 1 then
+    core.raise(("fsdp: budget_bytes must be 1 or more, not %d"):format(o.budget_bytes))
   end
   local factor = o.divide_factor
   if factor then

@@ -1,0 +1,14 @@
+/* prefetch.h: what fsdp.c uses of prefetch.c. */
+#ifndef MOONSHARD_BINDINGS_PREFETCH_H
+#define MOONSHARD_BINDINGS_PREFETCH_H
+
+#include "bindings/runtime.h"
+#include "moonshard/fsdp.h"
+
+/* The table's fields backward ("none", "pre" or "post"), forward and planner. */
+void ms_lua_read_prefetch(lua_State *L, int table, ms_prefetch_mode *mode, bool *forward,
+                          bool *planner);
+/* Adds the methods to the table on top. */
+void ms_lua_add_prefetch(lua_State *L, int runtime);
+
+#endif
