@@ -13,6 +13,9 @@ local cfg = ms.config {
     "bf16", choices = { "f32", "bf16", "f16" }, help = "how gradients travel between copies",
   },
   reshard = { true, help = "drop whole parameters after forward, too: hybrid_shard_zero2 if not" },
+  prefetch = {
+    "backward_pre", help = "what is gathered ahead: none, both, by_budget ... or a Lua file",
+  },
   steps   = { 150, help = "optimizer steps" },
   batch   = { 16, help = "sequences of a step, over all ranks" },
   length  = { 64, help = "bytes of a sequence" },
@@ -30,7 +33,7 @@ local model = ms.fsdp(nn.gpt2 {
   heads = cfg.model.heads,
 }, {
   strategy = cfg.reshard and "hybrid_shard" or "hybrid_shard_zero2",
-  shard_group = shards, replica_group = replicas,
+  shard_group = shards, replica_group = replicas, prefetch = cfg.prefetch,
   -- A unit's gradients are reduced to shards within a block, in f32; then `between` gets this
   -- rank's shard, and averages it over the ranks that have the same one.
   comm_hook = replicas:size() > 1 and cfg.between ~= "f32" and hooks.reduce {

@@ -15,8 +15,8 @@ local cfg = ms.config {
   recompute  = { false, help = "run blocks again in backward: less memory, more time" },
   dtype      = { "bf16", choices = { "f32", "bf16", "f16" }, help = "of matrix products" },
   prefetch   = {
-    "backward_pre", choices = { "none", "backward_pre" },
-    help = "what is gathered ahead: none takes the least memory",
+    "backward_pre",
+    help = "what is gathered ahead: none (the least memory), both, by_budget ... or a Lua file",
   },
   run        = { "", help = "folder of the run" },
   model      = { layers = 6, width = 128, heads = 4, kv_heads = 2 },

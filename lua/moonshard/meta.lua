@@ -1642,25 +1642,25 @@
 
 --- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
 --- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01; and
---- shard=, a strategy of ms.fsdp, with other options of ms.fsdp as shard.prefetch=none, and
---- gather=, a file that says what travels in its gathers.
+--- shard=, a strategy of ms.fsdp, with other options of ms.fsdp as shard.layout=rows; prefetch=, what
+--- it gathers ahead; and gather=, a file that says what travels in its gathers.
 ---
 --- A hook's file returns a link, or a function(options) that makes one; a function whose first
 --- parameter is called bucket, or that has two, is a link. The file of a policy or of a bucket
---- plan returns what ms.overlap or ms.buckets gives, or a function(options) that does; the file of a
---- gather, a table with before_gather, after_gather or both, or a function(options) that does.
+--- plan returns what ms.overlap or ms.buckets gives, or a function(options) that does; that of a
+--- prefetch strategy, what ms.prefetch gives; the file of a gather, a table with before_gather, after_gather or both, or a function(options) that does.
 ---@class ms.scripts
---- Adds the five options to those of ms.config, and returns the table.
+--- Adds the six options to those of ms.config, and returns the table.
 ---@field options fun(options: table): table
 --- Wraps the model with ms.ddp, or with ms.fsdp where shard= is given, and makes its optimizer, as
 --- the options of cfg say; one rank without any of them keeps the plain model. make(net) gives the
 --- optimizer. The third result is extra.clip, or nil where the policy may step in backward: the
 --- chain then clips by the norm of the step before.
 ---@field apply fun(cfg: table, model: ms.Module, make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
---- For what apply does not do: the link ("hook"), policy ("overlap"), plan ("buckets") or table of
---- functions ("gather") that the option of cfg names; nil where it is not set. A wrong one ends the
+--- For what apply does not do: the link ("hook"), policy ("overlap"), plan ("buckets"), table of
+--- functions ("gather") or strategy ("prefetch") that the option of cfg names; nil where it is not set. A wrong one ends the
 --- run with 2.
----@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"): any
+---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"): any
 
 ---@class ms.trace
 --- Starts recording the work of all streams and ranks. path: the file to write, as JSON for Chrome

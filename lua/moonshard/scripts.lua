@@ -11,6 +11,7 @@ local launch = require "moonshard.launch"
 local log = require "moonshard.log"
 local made_by = require "moonshard.scripts.made_by"
 local plans = require "moonshard.overlap.plans"
+local prefetch = require "moonshard.fsdp.prefetch"
 local options_of = require "moonshard.options"
 local check = options_of.check
 
@@ -29,6 +30,10 @@ local kinds = {
   buckets = {
     ready = buckets.ready_made, noun = "bucket plan", folder = "policies",
     what = "how buckets are cut",
+  },
+  prefetch = {
+    ready = prefetch.ready_made, noun = "strategy", folder = "prefetch",
+    what = "what is gathered ahead, with shard=",
   },
   gather = {
     ready = {}, noun = "gather", folder = "gathers",
@@ -95,7 +100,7 @@ local function declare(options, name, declaration)
   options[name] = declaration
 end
 
---- Adds the options hook, overlap, buckets, shard and gather to those of a recipe, for ms.config. A
+--- Adds the options hook, overlap, buckets, shard, gather and prefetch to those of a recipe. A
 --- script's own options are given as hook.fraction=0.001, those of ms.fsdp as shard.prefetch=none.
 ---@param options table
 ---@return table the same
@@ -118,7 +123,7 @@ end
 
 --- Ends the program with code 2 unless the value is the name of a ready-made link, policy or plan
 --- of its kind, or a Lua file.
----@param name "hook"|"overlap"|"buckets"|"gather"
+---@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"
 ---@param value string
 function scripts._check(name, value)
   local wrong = complaint(name, value)
@@ -127,14 +132,14 @@ end
 
 local makers = {
   hook = hooks._from, overlap = plans.planner_of, buckets = buckets.planner_of,
-  gather = gathers.from,
+  gather = gathers.from, prefetch = prefetch.planner_of,
 }
 
 --- The object that one of the options names: a link for "hook", a policy for "overlap", a plan for
---- "buckets", a table of functions for "gather"; nil if it is not set. A wrong value ends the run
---- with code 2.
+--- "buckets", a table of functions for "gather", a strategy for "prefetch"; nil if it is not set. A
+--- wrong value ends the run with code 2.
 ---@param cfg table what ms.config gave
----@param name "hook"|"overlap"|"buckets"|"gather"
+---@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"
 ---@return any
 function scripts.resolve(cfg, name)
   local value, options = cfg[name] or "", cfg[name .. "_options"] or {}
@@ -175,6 +180,11 @@ end
 local function sharded(cfg, model, options)
   for key, value in pairs(cfg.shard_options or {}) do options[key] = value end
   for key, value in pairs(scripts.resolve(cfg, "gather") or {}) do options[key] = value end
+  local ahead = scripts.resolve(cfg, "prefetch")
+  if ahead and options.prefetch ~= nil then
+    launch.exit(2, "prefetch= and shard.prefetch= are one option: give one of them")
+  end
+  options.prefetch = ahead or options.prefetch
   options.strategy = cfg.shard
   local ok, result = pcall(fsdp.fsdp, model, options)
   if ok then return result end
@@ -190,9 +200,11 @@ local function is_sharded(cfg)
   if key and not wanted then
     launch.exit(2, ("shard.%s is given, but no shard=..."):format(key))
   end
-  if not wanted and (cfg.gather or "") ~= "" then
-    launch.exit(2, ("option gather=%s: only a sharded model gathers: give shard=... too")
-      :format(cfg.gather))
+  for _, name in ipairs { "gather", "prefetch" } do
+    if not wanted and (cfg[name] or "") ~= "" then
+      launch.exit(2, ("option %s=%s: only a sharded model gathers: give shard=... too")
+        :format(name, cfg[name]))
+    end
   end
   if wanted and (cfg.buckets or "") ~= "" then
     launch.exit(2, ("option buckets=%s: with shard=%s gradients are reduced unit by unit, and \z

@@ -189,6 +189,32 @@ for seed = 1, cfg.plans do
   assert(net:stats().prefetch.replans > 0)
 end
 
+-- The file that has the modes as planners gathers the same units, and as many ahead.
+do
+  local planner_of = require "moonshard.fsdp.prefetch".planner_of
+  local recipe = debug.getinfo(1, "S").source:sub(2):match "^(.*)tests/dist/"
+    .. "recipes/prefetch/ahead.lua"
+  local function seen(prefetch)
+    local losses, net, optimizer = run({ prefetch = prefetch }, 4)
+    local list = gathers(net, function() losses[5] = pass(net, optimizer, 5) end)
+    table.sort(list)
+    return losses, text(list), net:stats().prefetch.hits
+  end
+  for mode, how in ms.sorted_pairs {
+    none = { forward = false, backward = "none" }, forward = { backward = "none" },
+    backward_pre = { forward = false }, both = {},
+    backward_post = { forward = false, backward = "post" },
+  } do
+    local losses, list, hits = seen(mode)
+    local theirs, other, ahead = seen(planner_of(recipe, how, true))
+    same(theirs, losses, mode)
+    assert(list == other, ("%s: gathered %s, and the planner %s"):format(mode, list, other))
+    -- Before the backward of a nested unit the mode guesses by the order of forward.
+    assert(hits == ahead or mode:find "pre$" or mode == "both", ("%s: %d and %d hits"):format(mode,
+      hits, ahead))
+  end
+end
+
 -- Evaluations are planned for by themselves.
 do
   local kinds = {}

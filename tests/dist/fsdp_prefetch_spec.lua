@@ -36,4 +36,39 @@ describe("fsdp's prefetches", function()
     assert.is_truthy((out .. err):find("one.lua:4", 1, true), out .. err)
     assert.is_truthy((out .. err):find("not here", 1, true))
   end)
+
+  describe("of a training recipe", function()
+    local recipe = ("run '%s/recipes/gpt_bytes.lua' -n 2 data='%s/recipes/README.md' steps=5 \z
+      length=16 batch=2 model.layers=2 model.width=32 model.heads=2 every.sample=0 every.save=0 \z
+      run=out "):format(command.source, command.source)
+
+    it("give one loss", function()
+      local losses = {}
+      for _, prefetch in ipairs {
+        "backward_pre", "both", "by_budget", ("'%s/recipes/prefetch/keep_last.lua' prefetch.mib=1")
+          :format(command.source),
+        ("'%s/recipes/prefetch/deep.lua' prefetch.depth=2"):format(command.source),
+      } do
+        local out = command.succeed(folder, recipe .. "shard=full_shard prefetch=" .. prefetch)
+        losses[assert(out:match "validation loss ([%d.]+)", out)] = true
+        command.succeed(folder, "check " .. recipe:gsub("^run", "") .. "shard=full_shard prefetch="
+          .. prefetch)
+        os.execute(("rm -rf '%s/out'"):format(folder))
+      end
+      assert.is_nil(next(losses, (next(losses))))
+    end)
+
+    it("are refused with code 2", function()
+      local function refused(options, ...)
+        local code, _, err = command.run(folder, recipe .. options)
+        assert.equal(2, code, err)
+        for _, part in ipairs { ... } do assert.truthy(err:find(part, 1, true), err) end
+      end
+      refused("prefetch=both", "only a sharded model gathers")
+      refused("shard=full_shard prefetch=bothe", "did you mean 'both'")
+      refused("shard=full_shard prefetch=both shard.prefetch=none", "one option")
+      refused("shard=full_shard prefetch=both prefetch.depth=2", "ready-made")
+      refused("shard=full_shard shard.prefetch=bothe", "did you mean 'both'")
+    end)
+  end)
 end)
