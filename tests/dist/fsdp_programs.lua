@@ -1,7 +1,8 @@
 -- Random programs: models with units that are nested, frozen, reused, skipped, recomputed, run
 -- several times before a backward, go through several backwards, or are used by some ranks only,
--- some of them in low precision, against the same model without shards, which computes the passes
--- of all ranks. Prints how many programs had each of these.
+-- some of them in low precision, made from "meta" or gathered by functions of their own, against the
+-- same model without shards, which computes the passes of all ranks. Prints how many programs had
+-- each of these.
 local ms = require "moonshard"
 local casts = require "moonshard.ddp.precision"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
@@ -51,6 +52,13 @@ local precisions = {
   { param = "bf16", output = "f32", reduce = "bf16" },
   { param = "bf16", output = "f32", keep = { "sc.*" } },
 }
+-- What travels has other numbers, and half the bytes are of no use; the result has the same bits.
+local gathers = {
+  before = function(shard) return ms.cat { shard * 2, shard } end,
+  after = function(gathered, _, part)
+    return gathered:view(-1, 2, part.length):narrow(2, 1, 1):flatten() * 0.5
+  end,
+}
 local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
 -- When optimizers step, if there is one backward a step.
 local policies = { "none", "in_backward", "deferred", "own" }
@@ -72,7 +80,8 @@ local function draw_program()
     layout = draw(1, 2) == 1 and "rows" or "flat",
     near = draw(1, 2) == 1 and size == 4 and 2 or nil, policy = policies[draw(1, #policies)],
     precision = precisions[draw(1, 2 * #precisions)],
-    low_gradients = draw(1, 2) == 1, full_eval = draw(1, 2) == 1,
+    low_gradients = draw(1, 2) == 1, full_eval = draw(1, 2) == 1, later = draw(1, 3) == 1,
+    gathers = draw(1, 3) == 1 and gathers or {},
   }
   for step = 1, STEPS do
     local forwards = {}
@@ -101,6 +110,7 @@ end
 local function kinds_of(program)
   local kinds = {
     frozen = program.frozen ~= nil, ["low precision"] = program.precision ~= nil,
+    ["own gathers"] = program.gathers.before ~= nil, ["on meta"] = program.later,
     nested = type(program.wrap.class) ~= "string",
     ["own units"] = program.find_unused,
     ["several backwards"] = false, ["early steps"] = steps_early(program),
@@ -222,7 +232,11 @@ for number = 1, options.programs do
     counts[kind] = (counts[kind] or 0) + (yes and 1 or 0)
   end
   local hybrid = program.strategy == "hybrid_shard"
-  local model = ms.fsdp(new_net(program), {
+  local net
+  local function make() net = new_net(program) end
+  if program.later then ms.device("meta", make) else make() end
+  local model = ms.fsdp(net, {
+    before_gather = program.gathers.before, after_gather = program.gathers.after,
     wrap = program.wrap, strategy = program.strategy, prefetch = program.prefetch,
     reshard_after_forward = program.strategy == "full_shard" and program.near or nil,
     layout = program.layout, shard_group = hybrid and shards or nil,
