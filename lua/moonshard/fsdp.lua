@@ -617,7 +617,7 @@ local function shard(s)
   local o, how, low = s.options, s.how, s.precision
   local parameters, described = describe(s)
   local near = math.type(o.reshard_after_forward) == "integer"
-    and s.shards:levels(o.reshard_after_forward) or nil
+    and fsdp_options.levels(s.shards, o.reshard_after_forward) or nil
   local mode = prefetch.mode_of(s.planner)
   s.sharded = core.sharded(parameters, described, {
     group = s.group, shards = s.shards, replicas = s.replicas, near = near,

@@ -155,4 +155,11 @@ do
   local found = count(function() model:no_sync(function() backward(model, 1) end) end)
   check_counts("no_sync", found, { all_gather = 6, reduce_scatter = 0, all_reduce = 0 })
 end
+
+-- A job has room for 256 groups: models that are wrapped one after another share theirs.
+for _ = 1, 140 do
+  ms.fsdp(ms.nn.Linear(2, 2), { strategy = "hybrid_shard" })
+  ms.fsdp(ms.nn.Linear(2, 2), { reshard_after_forward = 2 })
+end
+
 print(("rank %d is done"):format(rank))

@@ -1,8 +1,8 @@
 -- Random programs: models with units that are nested, frozen, reused, skipped, recomputed, run
 -- several times before a backward, go through several backwards, or are used by some ranks only,
--- some of them in low precision, made from "meta" or gathered by functions of their own, against the
--- same model without shards, which computes the passes of all ranks. Prints how many programs had
--- each of these.
+-- some of them in low precision, made from "meta" or gathered by functions of their own. Each is
+-- compared with the same model without shards, which computes the passes of all ranks. Prints how
+-- many programs had each of these.
 local ms = require "moonshard"
 local casts = require "moonshard.ddp.precision"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
@@ -223,15 +223,12 @@ local function run_whole(program, whole, x, plan)
   end, x, plan)
 end
 
--- A job may have 256 groups: all programs share these.
-local shards, replicas = ms.world():levels()
 local counts, worst = {}, 0
 for number = 1, options.programs do
   local program = draw_program()
   for kind, yes in pairs(kinds_of(program)) do
     counts[kind] = (counts[kind] or 0) + (yes and 1 or 0)
   end
-  local hybrid = program.strategy == "hybrid_shard"
   local net
   local function make() net = new_net(program) end
   if program.later then ms.device("meta", make) else make() end
@@ -239,8 +236,7 @@ for number = 1, options.programs do
     before_gather = program.gathers.before, after_gather = program.gathers.after,
     wrap = program.wrap, strategy = program.strategy, prefetch = program.prefetch,
     reshard_after_forward = program.strategy == "full_shard" and program.near or nil,
-    layout = program.layout, shard_group = hybrid and shards or nil,
-    replica_group = hybrid and replicas or nil, find_unused = program.find_unused,
+    layout = program.layout, find_unused = program.find_unused,
     precision = program.precision,
     keep_low_precision_grads = program.precision and program.low_gradients or nil,
     full_precision_eval = program.precision and program.full_eval or nil,

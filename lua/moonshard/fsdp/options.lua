@@ -57,6 +57,24 @@ function options.strategy_of(o)
   return options.choice("strategy", name, options.names_of_strategies)
 end
 
+-- { group, size of a block, the two groups of Group:levels }. Handles of one group are different
+-- keys of a table, so this is a list.
+local levels = {}
+
+--- As Group:levels, with the same groups each time: a job has room for few, and models that are
+--- sharded one after another need no more. All ranks call it in the same order.
+---@param group ms.Group
+---@param size? integer
+---@return ms.Group within, ms.Group across
+function options.levels(group, size)
+  for _, one in ipairs(levels) do
+    if one.group == group and one.size == size then return one.within, one.across end
+  end
+  local within, across = group:levels(size)
+  levels[#levels + 1] = { group = group, size = size, within = within, across = across }
+  return within, across
+end
+
 --- The groups whose ranks share one copy of the parameters, and that hold the same shard.
 ---@param o ms.FSDPOptions
 ---@param strategy string
@@ -76,7 +94,7 @@ function options.groups_of(o, strategy, group)
   if (o.shard_group == nil) ~= (o.replica_group == nil) then
     core.raise "fsdp: shard_group and replica_group are given together, or neither"
   end
-  if not o.shard_group then return group:levels() end
+  if not o.shard_group then return options.levels(group) end
   if o.shard_group:size() * o.replica_group:size() ~= group:size() then
     core.raise(("fsdp: shard_group (%d ranks) times replica_group (%d) must be the group's %d")
       :format(o.shard_group:size(), o.replica_group:size(), group:size()))
