@@ -142,15 +142,18 @@ static void set_boolean(lua_State *L, const char *name, bool value)
     lua_setfield(L, -2, name);
 }
 
-/* core.memory() -> { live =, peak =, reserved = } in bytes. Of this rank's pool. enter_inside,
+/* core.memory() -> { live =, peak =, reserved =, offload_live =, offload_peak = } in bytes. Of this
+ * rank's pools. enter_inside,
  * because planners may ask: it reads numbers and enqueues nothing. */
 static int memory(lua_State *L)
 {
     ms_memory m = ms_engine_memory(ms_lua_enter_inside(L));
-    lua_createtable(L, 0, 3);
+    lua_createtable(L, 0, 5);
     set_integer(L, "live", (lua_Integer)m.live);
     set_integer(L, "peak", (lua_Integer)m.peak);
     set_integer(L, "reserved", (lua_Integer)m.reserved);
+    set_integer(L, "offload_live", (lua_Integer)m.offload_live);
+    set_integer(L, "offload_peak", (lua_Integer)m.offload_peak);
     return 1;
 }
 

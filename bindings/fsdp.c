@@ -163,8 +163,8 @@ static void push_handles(lua_State *L, uint32_t count)
 }
 
 /* core.sharded(parameters, units, { group =, shards =?, replicas =?, near =?, rows =, backward =,
- * forward =, planner =, find_unused =, computes =?, reduces =?, low_gradients =, max_in_flight =?,
- * max_in_flight_bytes =?, max_reductions =?, links = { ... } or hook = f }) */
+ * forward =, planner =, find_unused =, computes =?, reduces =?, offload =, low_gradients =,
+ * max_in_flight =?, max_in_flight_bytes =?, max_reductions =?, links = { ... } or hook = f }) */
 static int sharded(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -185,6 +185,7 @@ static int sharded(lua_State *L)
     options.find_unused = ms_lua_field_boolean(L, 3, "find_unused", false);
     options.computes = read_dtype(L, "computes", &computes);
     options.reduces = read_dtype(L, "reduces", &reduces);
+    options.offload = ms_lua_field_boolean(L, 3, "offload", false);
     options.low_gradients = ms_lua_field_boolean(L, 3, "low_gradients", false);
     options.max_in_flight = (uint32_t)ms_lua_field_integer(L, 3, "max_in_flight", 0, 0, UINT16_MAX);
     options.max_in_flight_bytes =

@@ -228,7 +228,8 @@ struct ms_engine {
     _Atomic uint32_t failed;                           /* some stream has failed */
     void (*on_failure)(ms_engine *, const ms_error *); /* set before the first task that can fail */
     ms_pool pool;
-    ms_memory memory; /* of all pools together */
+    ms_pool offload;  /* opened at its first use; its `live` and `peak` are counted apart */
+    ms_memory memory; /* of all other pools together */
     uint64_t memory_mark;
     ms_storage *storages; /* live ones */
     uint64_t serials;     /* how many storages there have been */
@@ -272,6 +273,8 @@ void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells,
 /* pool.c */
 ms_status ms_pool_open(ms_engine *engine, uint64_t limit);
 void ms_pool_close(ms_engine *engine);
+/* `bytes` of this pool are live no more. */
+void ms_pool_count_gone(ms_pool *pool, uint64_t bytes);
 /* uses: what its former owners did last. The stream is after all of it, other streams may not
  * be. */
 ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data,

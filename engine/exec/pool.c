@@ -46,11 +46,8 @@ static int commit_private(void *user, void *address, uint64_t bytes)
 /* Reserves address space for the limit and nothing more, so that the arena never moves: addresses
  * stay valid for the life of a storage. The range is a little larger than the limit, as commits are
  * rounded up to whole pieces. */
-ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
+static ms_status open_private(ms_pool *pool, ms_engine *engine, uint64_t limit)
 {
-    ms_pool *pool = &engine->pool;
-    engine->memory.limit = limit;
-    engine->memory_mark = MS_PRESSURE_MIN;
     pool->engine = engine;
     pool->limit = limit;
     pool->grain = MS_POOL_GROW;
@@ -72,6 +69,21 @@ ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
         (unsigned long long)limit);
 }
 
+ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
+{
+    engine->memory.limit = limit;
+    engine->memory_mark = MS_PRESSURE_MIN;
+    return open_private(&engine->pool, engine, limit);
+}
+
+ms_status ms_storage_new_offloaded(ms_stream *stream, size_t bytes, ms_storage **out)
+{
+    ms_engine *engine = stream->engine;
+    ms_status status = MS_OK;
+    if (!engine->offload.base) status = open_private(&engine->offload, engine, engine->pool.limit);
+    return status ? status : ms_storage_new_in(&engine->offload, stream, bytes, out);
+}
+
 /* Frees the structs of blocks by the chunk; blocks that are still in use need no treatment of their
  * own. */
 static void pool_close(ms_pool *pool)
@@ -85,10 +97,30 @@ static void pool_close(ms_pool *pool)
 /* Safe on an engine that failed to open: a pool without an engine was never opened. */
 void ms_pool_close(ms_engine *engine)
 {
-    ms_pool *pool = &engine->pool;
-    if (!pool->engine) return;
-    if (pool->base) engine->device->unreserve(engine, pool->base, pool->reserved);
-    pool_close(pool);
+    ms_pool *pools[] = { &engine->pool, &engine->offload };
+    for (int i = 0; i < 2; i++) {
+        if (!pools[i]->engine) continue;
+        if (pools[i]->base) engine->device->unreserve(engine, pools[i]->base, pools[i]->reserved);
+        pool_close(pools[i]);
+    }
+}
+
+static bool is_offload(const ms_pool *pool) { return pool == &pool->engine->offload; }
+
+static void count_new(ms_pool *pool, uint64_t bytes)
+{
+    ms_memory *m = &pool->engine->memory;
+    uint64_t *live = is_offload(pool) ? &m->offload_live : &m->live;
+    uint64_t *peak = is_offload(pool) ? &m->offload_peak : &m->peak;
+    *live += bytes;
+    if (*live > *peak) *peak = *live;
+}
+
+void ms_pool_count_gone(ms_pool *pool, uint64_t bytes)
+{
+    ms_memory *m = &pool->engine->memory;
+    if (is_offload(pool)) m->offload_live -= bytes;
+    else m->live -= bytes;
 }
 
 /* A pool over memory that a layer above has brought, such as a symmetric heap. It shares the
@@ -319,7 +351,7 @@ static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
         if (pool->last) pool->last->after = last;
         pool->last = last;
     }
-    engine->memory.reserved += end - pool->top;
+    if (!is_offload(pool)) engine->memory.reserved += end - pool->top;
     pool->top = end;
     return last;
 }
@@ -442,8 +474,7 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     block->apart = false;
     memcpy(uses, block->uses, engine->stream_count * sizeof *uses);
     memset(block->uses, 0, engine->stream_count * sizeof *uses);
-    engine->memory.live += bytes;
-    if (engine->memory.live > engine->memory.peak) engine->memory.peak = engine->memory.live;
+    count_new(pool, bytes);
     *out = block;
     *data = pool->base + block->offset;
     return MS_OK;
@@ -475,7 +506,11 @@ void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS
 ms_memory ms_engine_memory(const ms_engine *engine) { return engine->memory; }
 
 /* What is live counts towards the next peak. */
-void ms_engine_reset_peak(ms_engine *engine) { engine->memory.peak = engine->memory.live; }
+void ms_engine_reset_peak(ms_engine *engine)
+{
+    engine->memory.peak = engine->memory.live;
+    engine->memory.offload_peak = engine->memory.offload_live;
+}
 
 /* Never below what is live now, as a peak cannot be. */
 void ms_engine_set_peak(ms_engine *engine, uint64_t bytes)

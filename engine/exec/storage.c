@@ -136,7 +136,7 @@ void ms_storage_vacate(ms_storage *storage, bool apart)
     uint64_t uses[MS_STREAMS_MAX];
     ms_hazard_uses(storage, 0, (uint16_t)storage->cell_count, uses);
     ms_pool_give(storage->pool, storage->block, uses, apart);
-    engine->memory.live -= storage->bytes;
+    ms_pool_count_gone(storage->pool, storage->bytes);
     storage->block = NULL;
     storage->data = MS_DROPPED_ADDRESS;
 }

@@ -223,15 +223,16 @@ static ms_status new_shard(ms_flat *flat)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     size_t bytes = (size_t)ms_flat_shard_bytes(flat) + ms_dtype_bytes(flat->dtype);
+    ms_stream *current = ms_engine_current(fsdp->engine);
     ms_storage *storage = NULL;
     int64_t all = flat->length + 1;
-    if (!ms_flat_is_sharded(flat)) {
+    if (!ms_flat_is_sharded(flat) && !fsdp->offload) {
         flat->shard = ms_tensor_retain(flat->form.whole);
         flat->source = ms_tensor_retain(flat->form.whole);
         return MS_OK;
     }
-    ms_status status =
-        ms_group_storage(flat->shards, ms_engine_current(fsdp->engine), bytes, &storage);
+    ms_status status = fsdp->offload ? ms_storage_new_offloaded(current, bytes, &storage)
+                                     : ms_group_storage(flat->shards, current, bytes, &storage);
     if (!status) status = split(flat, storage, SHARD, flat->dtype);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &flat->length, &flat->shard);
     if (!status) status = ms_tensor_on(storage, flat->dtype, 1, &all, &flat->source);
@@ -239,15 +240,15 @@ static ms_status new_shard(ms_flat *flat)
     return status;
 }
 
-/* The low-precision shard, in the group's memory. */
-static ms_status new_cast(ms_flat *flat, ms_form *form)
+/* What travels in place of the shard, in the group's memory. */
+static ms_status new_cast(ms_flat *flat, ms_dtype dtype, ms_form *form)
 {
     ms_stream *current = ms_engine_current(flat->unit->fsdp->engine);
-    size_t bytes = (size_t)flat->length * ms_dtype_bytes(flat->computes);
+    size_t bytes = (size_t)flat->length * ms_dtype_bytes(dtype);
     ms_storage *storage = NULL;
     if (!ms_flat_is_sharded(flat)) return MS_OK;
     ms_status status = ms_group_storage(flat->shards, current, bytes, &storage);
-    if (!status) status = ms_tensor_on(storage, flat->computes, 1, &flat->length, &form->cast);
+    if (!status) status = ms_tensor_on(storage, dtype, 1, &flat->length, &form->cast);
     if (!status) status = ms_storage_drop(storage, flat->unit->name);
     ms_storage_release(storage);
     return status;
@@ -262,7 +263,7 @@ static ms_status make_low(ms_flat *flat)
     ms_status status = new_whole(flat, flat->computes, low);
     if (!status) status = ms_storage_drop(ms_tensor_storage(low->whole), flat->unit->name);
     if (!status) status = new_wire(flat, flat->computes, low);
-    if (!status) status = new_cast(flat, low);
+    if (!status) status = new_cast(flat, flat->computes, low);
     if (!status) ms_flat_set_full(flat, false);
     return status;
 }
@@ -388,7 +389,7 @@ static ms_status fill_shard(ms_flat *flat)
 {
     int64_t one = 1;
     ms_tensor *last = NULL;
-    if (!ms_flat_is_sharded(flat)) return MS_OK;
+    if (!ms_flat_is_apart(flat)) return MS_OK;
     if (flat->blank) return ms_fill_into(flat->unit->fsdp->engine, flat->source, 0);
     ms_status status = ms_flat_keep_own(flat);
     if (!status) status = ms_tensor_window(flat->shard, 1, &one, &one, flat->length, &last);
@@ -421,6 +422,24 @@ ms_status ms_flat_arrange(ms_flat *flat)
 }
 
 /* ----------------------------------------------------------------- gradients */
+
+bool ms_flat_is_in_bucket(const ms_flat *flat)
+{
+    return !ms_flat_is_sharded(flat) && flat->reduces == flat->gradient_dtype
+           && !flat->unit->fsdp->offload;
+}
+
+ms_status ms_flat_new_beside(ms_flat *flat, ms_dtype dtype, ms_tensor **out)
+{
+    const ms_fsdp *fsdp = flat->unit->fsdp;
+    ms_storage *storage = NULL;
+    size_t bytes = (size_t)flat->length * ms_dtype_bytes(dtype);
+    if (!fsdp->offload) return ms_tensor_new(fsdp->engine, dtype, 1, &flat->length, out);
+    ms_status status = ms_storage_new_offloaded(ms_engine_current(fsdp->engine), bytes, &storage);
+    if (!status) status = ms_tensor_on(storage, dtype, 1, &flat->length, out);
+    ms_storage_release(storage);
+    return status;
+}
 
 ms_status ms_flat_add(ms_tensor *to, ms_tensor *from)
 {
@@ -517,8 +536,10 @@ ms_status ms_flat_make(ms_flat *flat)
     if (!status) status = fill_whole(flat);
     if (!status) status = fill_shard(flat);
     if (!status && flat->trainable) status = make_bucket(flat);
-    if (!status && ms_flat_is_sharded(flat) && !flat->blank)
+    if (!status && ms_flat_is_apart(flat)
+        && !ms_storage_is_dropped(ms_tensor_storage(flat->form.whole)))
         status = ms_storage_drop(ms_tensor_storage(flat->form.whole), ms_unit_called(flat->unit));
+    if (!status && flat->unit->fsdp->offload) status = new_cast(flat, flat->dtype, &flat->form);
     return status ? status : make_low(flat);
 }
 

@@ -308,6 +308,7 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     fsdp->mode = options->prefetch;
     fsdp->forward_ahead = options->forward_ahead;
     fsdp->planner = fsdp->gather_times.computing = options->planner;
+    fsdp->offload = options->offload;
     fsdp->find_unused = options->find_unused;
     fsdp->sync = fsdp->replica_sync = true;
     uint64_t bytes = options->max_in_flight_bytes ? options->max_in_flight_bytes : UINT64_MAX;

@@ -52,8 +52,8 @@ typedef struct ms_member {
 typedef struct ms_form {
     ms_tensor *whole; /* [padded]; dropped while the unit is not gathered */
     ms_tensor *wire;  /* [padded]; by rows: what a gather gives, shard by shard; else NULL */
-    /* [length], dropped but in a gather: the shard in the dtype of the whole; NULL: the shard has
-     * it, or nothing travels. */
+    /* [length], dropped but in a gather: a copy of the shard in the device's memory, in the dtype
+     * of the whole; NULL: the shard is that itself, or nothing travels. */
     ms_tensor *cast;
     /* Versions when the last gather was enqueued: of the shard, which tells whether the whole is
      * still right, and of the whole, which tells whether a script wrote there. */
@@ -195,7 +195,7 @@ struct ms_fsdp {
     bool forward_ahead, planner;
     ms_schedule schedules[MS_SCHEDULES];
     ms_schedule *running, *interrupted; /* of the pass that runs; of the one around it */
-    bool sync, replica_sync;
+    bool sync, replica_sync, offload;
     bool full; /* forwards that begin compute in the shards' dtype */
     ms_gather_extension extension;
     bool in_backward;  /* some unit's backward runs; the end of backward will be seen */
@@ -262,25 +262,24 @@ ms_status ms_flat_keep_own(ms_flat *flat);
 ms_status ms_flat_arrange(ms_flat *flat);
 /* Whether its ranks have different parts of it. */
 static inline bool ms_flat_is_sharded(const ms_flat *flat) { return flat->padded != flat->length; }
-/* Whether whole parameters have memory of their own: they are sharded, or cast. */
+/* Whether whole parameters have memory of their own: they are sharded, cast or offloaded. */
 static inline bool ms_flat_is_apart(const ms_flat *flat)
 {
     return ms_tensor_storage(flat->form.whole) != ms_tensor_storage(flat->shard);
 }
 /* Whether the reduced gradient stays in the bucket: all ranks have all of it, in its dtype. */
-static inline bool ms_flat_is_in_bucket(const ms_flat *flat)
-{
-    return !ms_flat_is_sharded(flat) && flat->reduces == flat->gradient_dtype;
-}
+bool ms_flat_is_in_bucket(const ms_flat *flat);
 /* Gathers to come give the shard's dtype, or that of computing. The whole must be dropped. */
 void ms_flat_set_full(ms_flat *flat, bool yes);
-/* Casts the shard for a gather, on the current stream. */
+/* Copies the shard for a gather, on the current stream. */
 ms_status ms_flat_cast(ms_flat *flat);
 /* Whether gathers send what an extension makes; and such a gather, from the shard as gathers take
  * it to the whole or to the wire, on this stream. */
 bool ms_extend_applies(const ms_flat *flat);
 ms_status ms_extend_gather(ms_flat *flat, ms_tensor *shard, ms_stream *stream, ms_tensor *to);
 void ms_extend_free(ms_fsdp *fsdp);
+/* A new tensor [length] where shards are. */
+ms_status ms_flat_new_beside(ms_flat *flat, ms_dtype dtype, ms_tensor **out);
 /* Adds one tensor to another of any float dtype, in place. */
 ms_status ms_flat_add(ms_tensor *to, ms_tensor *from);
 /* The bytes of the flat parameter as forward uses it, and of a shard. */

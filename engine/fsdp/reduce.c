@@ -20,8 +20,7 @@ static ms_status make_reduced(ms_flat *flat)
 {
     if (flat->reduced) return MS_OK;
     ms_tensor *made = NULL;
-    ms_status status =
-        ms_tensor_new(flat->unit->fsdp->engine, flat->gradient_dtype, 1, &flat->length, &made);
+    ms_status status = ms_flat_new_beside(flat, flat->gradient_dtype, &made);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
         status = ms_flat_is_sharded(flat) ? ms_member_piece_of(member, made, &member->reduced)

@@ -89,17 +89,13 @@ ms_status ms_fsdp_note_written(ms_fsdp *fsdp)
 ms_status ms_fsdp_state_new(ms_fsdp *fsdp, ms_tensor *parameter, ms_tensor **out)
 {
     ms_member *member = NULL;
-    ms_storage *storage = NULL;
     ms_tensor *made = NULL;
     ms_status status = find(fsdp, parameter, &member);
     if (status) return status;
     ms_flat *flat = member->flat;
-    status = ms_storage_new(ms_engine_current(fsdp->engine),
-                            (size_t)flat->length * ms_dtype_bytes(MS_F32), &storage);
-    if (!status) status = ms_flat_split_state(flat, storage, MS_F32);
-    if (!status) status = ms_tensor_on(storage, MS_F32, 1, &flat->length, &made);
+    status = ms_flat_new_beside(flat, MS_F32, &made);
+    if (!status) status = ms_flat_split_state(flat, ms_tensor_storage(made), MS_F32);
     if (!status) status = ms_fill_into(fsdp->engine, made, 0);
-    ms_storage_release(storage);
     if (status) ms_tensor_release(made);
     else *out = made;
     return status;

@@ -24,7 +24,7 @@ static ms_status keep_values(ms_unit *unit)
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat *flat = &unit->flats[f];
-        if (ms_flat_is_sharded(flat) || flat->kept) continue;
+        if (ms_flat_is_apart(flat) || flat->kept) continue;
         status = ms_copy_new(unit->fsdp->engine, flat->form.whole, &flat->kept);
         flat->form.whole_version = ms_tensor_version(flat->form.whole);
     }
@@ -73,7 +73,7 @@ static ms_status end_unit(ms_unit *unit, bool write)
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat *flat = &unit->flats[f];
         bool changed = ms_tensor_version(flat->form.whole) != flat->form.whole_version;
-        if (!ms_flat_is_sharded(flat)) {
+        if (!ms_flat_is_apart(flat)) {
             /* Unchanged values stay unwritten: a backward to come may have saved them. */
             if (!write && changed)
                 status = ms_copy_into(unit->fsdp->engine, flat->kept, flat->form.whole);

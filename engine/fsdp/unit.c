@@ -110,7 +110,7 @@ static ms_collective gather_of(ms_flat *flat, bool near)
                             .label = ms_unit_called(unit) };
 }
 
-/* Casts the shard to the memory that is gathered, which is read by this gather only. */
+/* Copies the shard to the memory that is gathered, which is read by this gather only. */
 static ms_status cast_shard(ms_flat *flat, ms_stream *stream)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
@@ -130,7 +130,7 @@ static ms_status move(ms_flat *flat, bool near, ms_stream *stream)
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_collective call = gather_of(flat, near);
     ms_status status = MS_OK;
-    bool casts = !near && ms_tensor_dtype(flat->form.whole) != flat->dtype;
+    bool casts = !near && (flat->form.cast || !ms_flat_is_sharded(flat));
     if (casts) status = cast_shard(flat, stream);
     if (status || !ms_flat_is_sharded(flat)) return status;
     if (!call.restore) status = take_memory(flat->form.wire, stream);

@@ -548,6 +548,7 @@ local function options_in_force(o, s)
     max_in_flight = o.max_in_flight or 2, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions or 2, divide_factor = o.divide_factor, ignored = o.ignored,
     init_sync = o.init_sync ~= false, precision = o.precision,
+    offload = o.offload, pin = o.offload and o.pin ~= false or nil,
   }
 end
 
@@ -625,6 +626,7 @@ local function shard(s)
     backward = mode.backward, forward = mode.forward, planner = mode.planner,
     max_in_flight = o.max_in_flight, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions,
+    offload = o.offload ~= nil,
     computes = low and low.param, low_gradients = o.keep_low_precision_grads,
     reduces = low and precision.reduces(low, how.chain and how.chain[1]),
     links = how.links, hook = how.hook, name = how.name,

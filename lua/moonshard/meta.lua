@@ -1,7 +1,7 @@
 ---@meta moonshard
 -- The public Lua interface of Moonshard, for editors and readers: names, arguments, results, units,
--- errors. This file has definitions only; nothing in it runs. Of fsdp, offload and saved shards will
--- be added when they are built.
+-- errors. This file has definitions only; nothing in it runs. Of fsdp, saved shards will be added
+-- when they are built.
 --
 -- Twelve rules hold everywhere and are not repeated below.
 --  1. Objects have methods (`t:shape()`, `bucket:index()`). Descriptions (options, views, plans,
@@ -94,10 +94,18 @@
 --- settings; only a program without the launcher calls init, before any other call.
 ---@field init fun(options: ms.InitOptions)
 
+---@class ms.Memory
+---@field live integer
+---@field peak integer
+---@field reserved integer
+---@field offload_live integer
+---@field offload_peak integer
+
 ---@class ms
 --- Bytes on the current device. live: tensors, without the kernels' scratch memory; peak: the
 --- greatest `live` since the start or reset_peak; reserved: live plus memory that the pool keeps.
----@field memory fun(): { live: integer, peak: integer, reserved: integer }
+--- offload_live, offload_peak: of what is offloaded, which the other numbers do not include.
+---@field memory fun(): ms.Memory
 ---@field reset_peak fun()   sets the peak to the live bytes
 --- **blocks** until all streams have finished.
 ---@field synchronize fun()
@@ -1095,6 +1103,13 @@
 --- parameters' dtype, with buffers in theirs, and inputs are not cast. Forwards that are recorded in
 --- both modes need a backward in between.
 ---@field full_precision_eval? boolean
+--- "cpu": shards, their gradients and the states of their optimizers are in the host's memory; on
+--- CPU ranks in a second pool (ms.memory().offload_live). A shard is copied before its gather, a
+--- reduced gradient after its reduction, both on their streams; optimizers step, and clipping
+--- measures, where the numbers are.
+---@field offload? "cpu"
+--- Whether offloaded memory is pinned, on GPUs; true unless given. Without effect on CPU ranks.
+---@field pin? boolean
 --- Names or Lua patterns of parameters and buffers that stay as they are on each rank: parameters
 --- are neither copied nor sharded, and their gradients are this rank's; buffers are not copied.
 ---@field ignored? string[]

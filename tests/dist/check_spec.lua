@@ -63,7 +63,7 @@ describe("moonshard check -n", function()
 local ms = require "moonshard"
 local cfg = ms.config {
   strategy = "full_shard", within = 0, accumulate = 1, clip = 0.0, prefetch = "backward_pre",
-  param = "", reduce = "", low = false, layout = "flat",
+  param = "", reduce = "", low = false, layout = "flat", offload = "",
 }
 local function given(name) return cfg[name] ~= "" and cfg[name] or nil end
 local precision = (given "param" or given "reduce") and {
@@ -79,7 +79,7 @@ function block:forward(x) return self.b(self.norm(self.a(x)):gelu()) end
 local model = ms.fsdp(ms.nn.Sequential(block(), block(), ms.nn.Linear(6, 1)), {
   strategy = cfg.strategy, wrap = { class = "Block" }, prefetch = cfg.prefetch,
   shard_group = shards, replica_group = replicas, layout = cfg.layout, precision = precision,
-  keep_low_precision_grads = precision and cfg.low or nil,
+  keep_low_precision_grads = precision and cfg.low or nil, offload = given "offload",
 })
 local optimizer = ms.optim.adamw(model, { lr = 1e-3 })
 for _ in ms.steps(3) do
@@ -89,7 +89,9 @@ for _ in ms.steps(3) do
   -- What each rank makes of its pieces.
   for _, p in ipairs(model:parameters()) do ms.zeros { p:numel(), 400 } end
 end
-io.stdout:write(("rank %d peak %d\n"):format(ms.rank(), ms.memory().peak))
+local memory = ms.memory()
+io.stdout:write(("rank %d peak %d offloaded %d\n"):format(ms.rank(), memory.peak,
+  memory.offload_peak))
 ]])
     local differ = false
     for _, options in ipairs {
@@ -97,14 +99,17 @@ io.stdout:write(("rank %d peak %d\n"):format(ms.rank(), ms.memory().peak))
       "-n 6 strategy=hybrid_shard within=3 prefetch=none",
       "-n 2 param=bf16", "-n 5 param=bf16 reduce=bf16 low=true layout=rows",
       "-n 2 param=f16 strategy=no_shard", "-n 6 strategy=hybrid_shard within=3 param=bf16",
-      "-n 3 reduce=bf16 accumulate=2",
+      "-n 3 reduce=bf16 accumulate=2", "-n 2 offload=cpu", "-n 5 offload=cpu clip=1 param=bf16",
+      "-n 2 offload=cpu strategy=no_shard", "-n 6 offload=cpu strategy=hybrid_shard within=3",
     } do
       local result = assert(core.json_decode((command.succeed(folder,
         "check s.lua --json " .. options))))
       local out = command.succeed(folder, "run s.lua " .. options)
       for rank, predicted in ipairs(result.peak_bytes) do
-        local peak = out:match(("rank %d peak (%%d+)"):format(rank - 1))
+        local peak, offloaded = out:match(("rank %d peak (%%d+) offloaded (%%d+)"):format(rank - 1))
         assert.equal(math.tointeger(tonumber(peak)), predicted, options .. " rank " .. rank - 1)
+        assert.equal(math.tointeger(tonumber(offloaded)), result.offload_peak_bytes[rank], options)
+        assert.equal(options:find("offload", 1, true) ~= nil, tonumber(offloaded) > 0)
         differ = differ or predicted ~= result.peak_bytes[1]
       end
       assert.is_nil(result.shards)

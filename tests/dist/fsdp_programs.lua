@@ -1,8 +1,8 @@
 -- Random programs: models with units that are nested, frozen, reused, skipped, recomputed, run
 -- several times before a backward, go through several backwards, or are used by some ranks only,
--- some of them in low precision, made from "meta" or gathered by functions of their own. Each is
--- compared with the same model without shards, which computes the passes of all ranks. Prints how
--- many programs had each of these.
+-- some of them in low precision, offloaded, made from "meta" or gathered by functions of their own.
+-- Each is compared with the same model without shards, which computes the passes of all ranks.
+-- Prints how many programs had each of these.
 local ms = require "moonshard"
 local casts = require "moonshard.ddp.precision"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
@@ -81,7 +81,7 @@ local function draw_program()
     near = draw(1, 2) == 1 and size == 4 and 2 or nil, policy = policies[draw(1, #policies)],
     precision = precisions[draw(1, 2 * #precisions)],
     low_gradients = draw(1, 2) == 1, full_eval = draw(1, 2) == 1, later = draw(1, 3) == 1,
-    gathers = draw(1, 3) == 1 and gathers or {},
+    gathers = draw(1, 3) == 1 and gathers or {}, offload = draw(1, 3) == 1 and "cpu" or nil,
   }
   for step = 1, STEPS do
     local forwards = {}
@@ -111,6 +111,7 @@ local function kinds_of(program)
   local kinds = {
     frozen = program.frozen ~= nil, ["low precision"] = program.precision ~= nil,
     ["own gathers"] = program.gathers.before ~= nil, ["on meta"] = program.later,
+    offloaded = program.offload ~= nil,
     nested = type(program.wrap.class) ~= "string",
     ["own units"] = program.find_unused,
     ["several backwards"] = false, ["early steps"] = steps_early(program),
@@ -237,7 +238,7 @@ for number = 1, options.programs do
     wrap = program.wrap, strategy = program.strategy, prefetch = program.prefetch,
     reshard_after_forward = program.strategy == "full_shard" and program.near or nil,
     layout = program.layout, find_unused = program.find_unused,
-    precision = program.precision,
+    precision = program.precision, offload = program.offload,
     keep_low_precision_grads = program.precision and program.low_gradients or nil,
     full_precision_eval = program.precision and program.full_eval or nil,
   })

@@ -506,12 +506,19 @@ MS_API ms_status ms_arena_storage(ms_arena *arena, ms_stream *stream, size_t byt
                                   ms_storage **out);
 MS_API void ms_arena_free(ms_arena *arena); /* NULL is allowed */
 
-/* waits: stream waits inserted for reuse */
+/* A storage in a second pool, for what is offloaded from the device's memory. Tasks use it as any
+ * other. ms_engine_memory counts it apart. On a device whose tasks run on the host, it is ordinary
+ * memory, with the limit of the first pool. */
+MS_API ms_status ms_storage_new_offloaded(ms_stream *stream, size_t bytes, ms_storage **out);
+
+/* waits: stream waits inserted for reuse. offload_live, offload_peak: of the second pool; the other
+ * numbers do not include it. */
 typedef struct ms_memory {
     uint64_t live, peak, reserved, limit, waits;
+    uint64_t offload_live, offload_peak;
 } ms_memory;
 MS_API ms_memory ms_engine_memory(const ms_engine *engine);
-MS_API void ms_engine_reset_peak(ms_engine *engine);
+MS_API void ms_engine_reset_peak(ms_engine *engine); /* of both pools */
 /* Sets the peak back to an earlier value, so that a measurement in between does not change it;
  * never below the live bytes. */
 MS_API void ms_engine_set_peak(ms_engine *engine, uint64_t bytes);

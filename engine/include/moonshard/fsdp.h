@@ -104,6 +104,10 @@ typedef struct ms_fsdp_options {
     /* Float dtypes, NULL: each parameter's own. computes: of whole parameters while their unit is
      * used. reduces: in which whole gradients are added up and reduced. */
     const ms_dtype *computes, *reduces;
+    /* Shards, the gradients of pieces and states of optimizers are in the second pool
+     * (ms_storage_new_offloaded). A gather copies the shard first; a reduction copies its result.
+     */
+    bool offload;
     bool low_gradients; /* the gradients of pieces have the dtype of the reduction, not their own */
     /* Gathers wait until at most this many units have been used since, and as many bytes; 0: 2, and
      * no limit. Backward waits until at most so many reductions are under way; 0: 2. */

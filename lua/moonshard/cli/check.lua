@@ -93,6 +93,7 @@ local function result_of(core, rates)
   local result = {
     ranks = core.world():size(),
     peak_bytes = core.json_list { core.memory().peak },
+    offload_peak_bytes = core.json_list { core.memory().offload_peak },
     payload_bytes = 0,
     wire_bytes = 0,
     shards = shards_of(core),
@@ -127,11 +128,16 @@ end
 local function show(result)
   local lines, first = {}, 0
   for rank = 1, result.ranks do
-    if rank == result.ranks or result.peak_bytes[rank + 1] ~= result.peak_bytes[rank] then
-      local bytes, which = result.peak_bytes[rank],
+    if rank == result.ranks or result.peak_bytes[rank + 1] ~= result.peak_bytes[rank]
+        or result.offload_peak_bytes[rank + 1] ~= result.offload_peak_bytes[rank] then
+      local bytes, offloaded, which = result.peak_bytes[rank], result.offload_peak_bytes[rank],
         first == rank - 1 and tostring(first) or ("%d-%d"):format(first, rank - 1)
       lines[#lines + 1] = ("rank %-8s peak memory %.1f MiB (%d bytes)")
         :format(which, bytes / 2 ^ 20, bytes)
+      if offloaded > 0 then
+        lines[#lines] = ("%s, offloaded %.1f MiB (%d bytes)"):format(lines[#lines],
+          offloaded / 2 ^ 20, offloaded)
+      end
       first = rank
     end
   end
@@ -259,9 +265,12 @@ local function many(core, parsed, arguments)
   local result = results[0]
   for rank = 1, count - 1 do
     if results[rank] then compare(result, results[rank], rank) end
-    result.peak_bytes[rank + 1] = standing_for(results, rank).peak_bytes[1]
+    local same = standing_for(results, rank)
+    result.peak_bytes[rank + 1] = same.peak_bytes[1]
+    result.offload_peak_bytes[rank + 1] = same.offload_peak_bytes[1]
   end
   result.shards = nil
+  result.offload_peak_bytes = core.json_list(result.offload_peak_bytes)
   result.peak_bytes, result.groups, result.collectives = core.json_list(result.peak_bytes),
     core.json_list(result.groups), core.json_list(result.collectives)
   result.estimated_times.plans = core.json_list(result.estimated_times.plans)
@@ -313,7 +322,10 @@ function check.main(arguments)
   local result = result_of(core, parsed.rates)
   if not parsed.answer then result.shards = nil end
   -- The result has a peak for each rank, also for ranks that were not run.
-  for rank = 2, result.ranks do result.peak_bytes[rank] = result.peak_bytes[1] end
+  for rank = 2, result.ranks do
+    result.peak_bytes[rank] = result.peak_bytes[1]
+    result.offload_peak_bytes[rank] = result.offload_peak_bytes[1]
+  end
   return tell(result)
 end
 

@@ -177,7 +177,8 @@ local function describe_options(o, strategy, hook, low)
   add("strategy", strategy)
   for _, name in ipairs { "layout", "reshard_after_forward", "prefetch", "max_in_flight",
       "max_in_flight_bytes", "max_reductions", "accumulate", "divide_factor", "find_unused",
-      "init_sync", "broadcast_buffers", "keep_low_precision_grads", "budget_bytes" } do
+      "init_sync", "broadcast_buffers", "keep_low_precision_grads", "budget_bytes", "offload",
+      "pin" } do
     add(name, tostring(o[name]))
   end
   add("precision", precision.describe(low))

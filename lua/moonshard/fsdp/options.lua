@@ -31,6 +31,7 @@ local known = {
   max_reductions = "integer", accumulate = "string", layout = "string", find_unused = "boolean",
   divide_factor = "number", ignored = "table", init_sync = "boolean", broadcast_buffers = "boolean",
   precision = "any", keep_low_precision_grads = "boolean", full_precision_eval = "boolean",
+  offload = "string", pin = "boolean",
 }
 
 --- The value, which must be one of these.
@@ -135,6 +136,10 @@ function options.check(given)
     check_group("fsdp", name, o[name])
   end
   listed.check("fsdp", "ignored", o.ignored)
+  if o.offload then options.choice("offload", o.offload, { "cpu" }) end
+  if o.pin ~= nil and not o.offload then
+    core.raise "fsdp: pin is about offloaded memory: say offload = \"cpu\""
+  end
   if o.accumulate then options.choice("accumulate", o.accumulate, { "local", "shard", "all" }) end
   if o.layout then options.choice("layout", o.layout, { "flat", "rows" }) end
   for _, name in ipairs { "max_in_flight", "max_in_flight_bytes", "max_reductions" } do

@@ -1,0 +1,197 @@
+-- Run by every rank of fsdp_offload_spec.lua: offloaded shards, gradients and states. Every way of
+-- training has the bits that it has without offload, and memory is the sum of its parts.
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local fails = expect.fails
+local rank, size = ms.rank(), ms.world_size()
+local hooks = ms.hooks
+
+local shards, replicas
+if size == 4 then shards, replicas = ms.world():levels(2) end
+
+local function tokens(step, part)
+  return ms.randint {
+    4, 8, low = 0, high = 17, seed = 60 + 100 * (part or 0) + 8 * step + rank, per_rank = false,
+  }
+end
+
+local function new_model(recompute)
+  ms.seed(1)
+  return ms.nn.gpt2 {
+    vocab = 17, context = 8, layers = 2, width = 16, heads = 2, recompute = recompute,
+  }
+end
+
+-- Three steps. how: run(model, pass) instead of one pass; policy; clip; scale: of a loss scaler.
+local function train(options, how, offload)
+  local o = { offload = offload }
+  for name, value in pairs(options) do o[name] = value end
+  local model = ms.fsdp(new_model(how.recompute), o)
+  local optimizer, norms = ms.optim.adamw(model, { lr = 1e-2 }), {}
+  if how.policy then optimizer:overlap(model, how.policy) end
+  local scaler = how.scale and ms.optim.scaler { init_scale = how.scale }
+  for step in ms.steps(3) do
+    local function pass(part)
+      local x = tokens(step, part)
+      local loss = model(x):to "f32":cross_entropy(x)
+      if scaler then loss = scaler:scale(loss) end
+      loss:backward()
+    end
+    if how.run then how.run(model, pass) else pass() end
+    if scaler then scaler:unscale(optimizer) end
+    if how.clip then norms[step] = model:clip_grad_norm(how.clip):item() end
+    if scaler then scaler:step(optimizer) else optimizer:step() end
+    optimizer:zero_grad()
+  end
+  local found = expect.whole(model)
+  local memory = ms.memory()
+  assert(offload and memory.offload_live > 0 or not offload and memory.offload_live == 0)
+  model:unwrap()
+  return found, norms
+end
+
+local function same(what, found, expected)
+  for name, t in pairs(expected) do
+    if not found[name]:eq(t):all():item() then
+      error(("rank %d: %s: %s differs by %g"):format(rank, what, name,
+        (found[name] - t):abs():max():item()), 2)
+    end
+  end
+end
+
+local strategies = {
+  { strategy = "full_shard" }, { strategy = "full_shard", layout = "rows" },
+  { strategy = "shard_grad_op" }, { strategy = "no_shard" },
+  { strategy = "full_shard", find_unused = true },
+}
+if size == 4 then
+  strategies[#strategies + 1] = {
+    strategy = "hybrid_shard", shard_group = shards, replica_group = replicas,
+  }
+  strategies[#strategies + 1] = { reshard_after_forward = 2 }
+end
+local low = { param = "bf16", reduce = "bf16", keep = { ".*ln.*" } }
+local ways = {
+  { "plainly", {}, {} }, { "clipped", {}, { clip = 0.1 } },
+  { "recomputed", { precision = { param = "bf16" } }, { recompute = true } },
+  { "low gradients", { precision = low, keep_low_precision_grads = true }, { clip = 0.1 } },
+  { "scaled", { precision = { param = "f16" } }, { scale = 16 } },
+  { "stepping early", {}, { policy = "in_backward" } },
+  { "stepping late", { precision = low }, { policy = "deferred" } },
+  { "clipped in the chain", { comm_hook = hooks.clip { max_norm = 0.1, scope = "global" } }, {} },
+  { "joined", {}, { run = function(model, pass) model:join({ divisor = "live" }, pass) end } },
+  { "added up by hand", {}, { run = function(model, pass)
+    model:no_sync(function() pass(1) end)
+    pass(2)
+  end } },
+  { "looked at", { precision = { param = "bf16" }, full_precision_eval = true }, {
+    run = function(model, pass)
+      local x = tokens(0)
+      local loss = model(x):to "f32":cross_entropy(x)
+      model:summon({ writeback = false }, function(list)
+        for _, p in ipairs(list) do assert(p:dtype() == "f32") end
+      end)
+      model:eval()
+      assert(ms.no_grad(function() return model(x) end):dtype() == "f32")
+      model:train()
+      loss:backward()
+      pass(3)
+    end,
+  } },
+}
+-- Passes outside of no_sync add up as reduced shards.
+for _, accumulate in ipairs { "local", "shard", "all" } do
+  for _, precision in ipairs { { param = "bf16" }, false } do
+    table.insert(ways, { "accumulate = " .. accumulate, {
+      accumulate = accumulate, precision = precision or nil,
+    }, { run = function(model, pass) model:accumulate(3, pass) end } })
+  end
+end
+for _, strategy in ipairs(strategies) do
+  for _, way in ipairs(ways) do
+    local options = {}
+    for name, value in pairs(strategy) do options[name] = value end
+    for name, value in pairs(way[2]) do options[name] = value end
+    local what = ("%s, %s"):format(strategy.strategy or "near", way[1])
+    local expected, norms = train(options, way[3], nil)
+    local found, offloaded = train(options, way[3], "cpu")
+    same(what, found, expected)
+    for step, norm in pairs(norms) do assert(norm == offloaded[step], what) end
+  end
+end
+
+-- Between steps: shards with one element more for empty pieces, gradients, and two numbers of AdamW
+-- for each, are offloaded. The device has counters of steps at most.
+local function live()
+  core.collect()
+  local m = ms.memory()
+  return m.live, m.offload_live
+end
+local function two_layers() return ms.nn.Sequential(ms.nn.Linear(6, 7), ms.nn.Linear(7, 5)) end
+local function check_memory(strategy, precision)
+  local before = live()
+  local options = { offload = "cpu", precision = precision, wrap = { class = "Linear" } }
+  for name, value in pairs(strategy) do options[name] = value end
+  local model = ms.fsdp(two_layers(), options)
+  local optimizer = ms.optim.adamw(model, { lr = 1e-2 })
+  for _ in ms.steps(2) do
+    model(ms.ones { 2, 6 }):to "f32":sum():backward()
+    optimizer:step()
+  end
+  local shard_bytes, flats = 0, 0
+  for _, unit in ipairs(model:units()) do
+    shard_bytes = shard_bytes + unit.shard_bytes
+    if #unit.parameters > 0 then flats = flats + 1 end
+  end
+  local device, offloaded = live()
+  assert(offloaded == 4 * shard_bytes + 4 * flats,
+    ("%s: %d, not %d"):format(strategy.strategy, offloaded, 4 * shard_bytes + 4 * flats))
+  assert(device - before <= 8 * #model:parameters(),
+    ("%s: %d on the device"):format(strategy.strategy, device - before))
+  model:unwrap()
+end
+for _, strategy in ipairs(strategies) do
+  for _, precision in ipairs { { param = "bf16" }, false } do
+    check_memory(strategy, precision or nil)
+    assert(select(2, live()) == 0, "all is given back")
+  end
+end
+
+-- States and files, and what is written in summon.
+for _, strategy in ipairs(strategies) do
+  local options = { offload = "cpu" }
+  for name, value in pairs(strategy) do options[name] = value end
+  local model = ms.fsdp(new_model(), options)
+  same("state", expect.whole(model), new_model():state())
+  model:summon({ grads = true }, function(list) for _, p in ipairs(list) do p:mul_(2) end end)
+  local doubled = new_model():state()
+  for _, t in pairs(doubled) do ms.no_grad(function() t:mul_(2) end) end
+  same("written", expect.whole(model), doubled)
+  model:load_state(new_model():state())
+  same("loaded", expect.whole(model), new_model():state())
+  local x = tokens(0)
+  model(x):cross_entropy(x):backward()
+  local inner = model:unwrap()
+  same("unwrapped", inner:state(), new_model():state())
+end
+-- Made on "meta".
+do
+  local function make() return ms.device("meta", new_model) end
+  for _, strategy in ipairs(strategies) do
+    local options = { offload = "cpu" }
+    for name, value in pairs(strategy) do options[name] = value end
+    local model = ms.fsdp(make(), options)
+    same("meta", expect.whole(model), new_model():state())
+    model:unwrap()
+  end
+end
+
+fails(function() ms.fsdp(new_model(), { offload = "disk" }) end, "offload = 'disk'", "cpu")
+fails(function() ms.fsdp(new_model(), { pin = true }) end, "pin", "offload")
+if size > 1 then
+  fails(function() ms.fsdp(new_model(), { offload = rank == 0 and "cpu" or nil }) end,
+    "ranks have different models", "offload = cpu", "offload = nil")
+end
+
+print(("rank %d is done"):format(rank))
