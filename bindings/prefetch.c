@@ -2,20 +2,14 @@
  * that plans are made from. lua/moonshard/fsdp/prefetch.lua calls these. */
 #include "bindings/prefetch.h"
 
+#include <string.h>
+
 #include "bindings/reductions.h"
 
 static ms_fsdp *check_fsdp(lua_State *L)
 {
     luaL_checkudata(L, 1, MS_FSDP_TYPE);
     return ms_lua_reductions(L)->of;
-}
-
-static uint32_t check_unit(lua_State *L, int index, const ms_fsdp *fsdp)
-{
-    ms_fsdp_unit_info info;
-    uint32_t unit = (uint32_t)ms_lua_integer(L, index, 0, UINT32_MAX, "unit");
-    if (!ms_fsdp_unit_get(fsdp, unit, &info)) ms_lua_error(L, "fsdp: there is no unit %u", unit);
-    return unit;
 }
 
 void ms_lua_read_prefetch(lua_State *L, int table, ms_prefetch_mode *mode, bool *forward,
@@ -81,46 +75,95 @@ static int passes_of(lua_State *L)
     return 2;
 }
 
-/* The units of the list on top, in a userdata that takes its place. */
-static const uint32_t *read_units_of(lua_State *L, const ms_fsdp *fsdp, uint32_t *count)
+/* The units of the list on top, which were checked, in a userdata that takes its place. */
+static const uint32_t *read_list(lua_State *L, uint32_t *count)
 {
     *count = lua_isnil(L, -1) ? 0 : (uint32_t)lua_rawlen(L, -1);
     uint32_t *list = lua_newuserdatauv(L, (*count + 1) * sizeof *list, 0);
     for (uint32_t i = 0; i < *count; i++) {
         lua_rawgeti(L, -2, (lua_Integer)i + 1);
-        list[i] = check_unit(L, -1, fsdp);
+        list[i] = (uint32_t)lua_tointeger(L, -1);
         lua_pop(L, 1);
     }
     lua_remove(L, -2);
     return list;
 }
 
-/* sharded:set_plan(kind, { { gather =?, after =?, keep =? } ... }), checked before */
-static int set_plan(lua_State *L)
+/* The entries in the list at `index`, checked before: { gather =?, after =?, keep =? } each. They
+ * and their lists are in userdata that are left on the stack. */
+static ms_fsdp_entry *read_entries(lua_State *L, int index, uint32_t *count)
 {
-    ms_lua_enter(L);
-    ms_fsdp *fsdp = check_fsdp(L);
-    ms_schedule_kind kind = check_kind(L, 2);
-    uint32_t count = (uint32_t)lua_rawlen(L, 3);
-    ms_fsdp_entry *entries = lua_newuserdatauv(L, (count + 1) * sizeof *entries, 0);
-    lua_createtable(L, 2 * (int)count, 0); /* keeps the lists of units */
-    for (uint32_t i = 0; i < count; i++) {
-        lua_rawgeti(L, 3, (lua_Integer)i + 1);
+    *count = (uint32_t)lua_rawlen(L, index);
+    ms_fsdp_entry *entries = lua_newuserdatauv(L, (*count + 1) * sizeof *entries, 0);
+    lua_createtable(L, 2 * (int)*count, 0); /* keeps the lists of units */
+    for (uint32_t i = 0; i < *count; i++) {
+        lua_rawgeti(L, index, (lua_Integer)i + 1);
         lua_getfield(L, -1, "keep");
         entries[i].keep = lua_isnil(L, -1)       ? MS_KEEP_AS_USUAL
                           : lua_toboolean(L, -1) ? MS_KEEP
                                                  : MS_KEEP_NOT;
         lua_pop(L, 1);
         lua_getfield(L, -1, "gather");
-        entries[i].gather = read_units_of(L, fsdp, &entries[i].gather_count);
+        entries[i].gather = read_list(L, &entries[i].gather_count);
         lua_rawseti(L, -3, 2 * (lua_Integer)i + 1);
         lua_getfield(L, -1, "after");
-        entries[i].after = read_units_of(L, fsdp, &entries[i].after_count);
+        entries[i].after = read_list(L, &entries[i].after_count);
         lua_rawseti(L, -3, 2 * (lua_Integer)i + 2);
         lua_pop(L, 1);
     }
+    return entries;
+}
+
+/* sharded:set_plan(kind, entries) */
+static int set_plan(lua_State *L)
+{
+    uint32_t count;
+    ms_lua_enter(L);
+    ms_fsdp *fsdp = check_fsdp(L);
+    ms_schedule_kind kind = check_kind(L, 2);
+    const ms_fsdp_entry *entries = read_entries(L, 3, &count);
     ms_lua_ok(L, ms_fsdp_set_plan(fsdp, kind, entries, count));
     return 0;
+}
+
+/* core.forecast(visits, entries, max_gathers, max_reductions) -> ms that a pass takes. Planners may
+ * call it: it touches no tensor. */
+static int forecast(lua_State *L)
+{
+    ms_forecast given = { .max_gathers = (uint32_t)luaL_checkinteger(L, 3),
+                          .max_reductions = (uint32_t)luaL_checkinteger(L, 4) };
+    double ms = 0;
+    luaL_checktype(L, 1, LUA_TTABLE);
+    luaL_checktype(L, 2, LUA_TTABLE);
+    given.entries = read_entries(L, 2, &given.count);
+    ms_forecast_use *uses = lua_newuserdatauv(L, (given.count + 1) * sizeof *uses, 0);
+    for (uint32_t i = 0; i < given.count; i++) {
+        lua_rawgeti(L, 1, (lua_Integer)i + 1);
+        int visit = lua_gettop(L);
+        uses[i] = (ms_forecast_use){
+            .unit = (uint32_t)ms_lua_field_integer(L, visit, "unit", 0, 0, UINT32_MAX),
+            .last = (uint32_t)ms_lua_field_integer(L, visit, "last", 1, 1, given.count) - 1,
+            .ended = (uint32_t)ms_lua_field_integer(L, visit, "ended", 1, 1, UINT32_MAX),
+            .needs_values = ms_lua_field_boolean(L, visit, "needs_values", true),
+            .stays = ms_lua_field_boolean(L, visit, "stays", false),
+            .compute_ms = ms_lua_field_number(L, visit, "compute_ms", 0),
+            .reduce_ms = ms_lua_field_number(L, visit, "reduce_ms", 0),
+        };
+        if (uses[i].unit >= given.units) given.units = uses[i].unit + 1;
+        lua_pop(L, 1);
+    }
+    double *gather_ms = lua_newuserdatauv(L, (given.units + 1) * sizeof *gather_ms, 0);
+    memset(gather_ms, 0, (given.units + 1) * sizeof *gather_ms);
+    for (uint32_t i = 0; i < given.count; i++) {
+        lua_rawgeti(L, 1, (lua_Integer)i + 1);
+        gather_ms[uses[i].unit] = ms_lua_field_number(L, lua_gettop(L), "gather_ms", 0);
+        lua_pop(L, 1);
+    }
+    given.uses = uses;
+    given.gather_ms = gather_ms;
+    ms_lua_ok(L, ms_fsdp_forecast(&ms_lua_runtime(L)->context, &given, &ms));
+    lua_pushnumber(L, ms);
+    return 1;
 }
 
 /* sharded:unit_times() -> { { forward_ms =, backward_ms =, gather_ms = } ... } by unit, the root
@@ -144,5 +187,11 @@ static int unit_times(lua_State *L)
 static const luaL_Reg methods[] = { { "set_prefetch", set_prefetch }, { "order", order_of },
                                     { "passes_of", passes_of },       { "set_plan", set_plan },
                                     { "unit_times", unit_times },     { NULL, NULL } };
+
+void ms_lua_open_forecast(lua_State *L, int runtime)
+{
+    static const luaL_Reg functions[] = { { "forecast", forecast }, { NULL, NULL } };
+    ms_lua_register(L, runtime, functions);
+}
 
 void ms_lua_add_prefetch(lua_State *L, int runtime) { ms_lua_register(L, runtime, methods); }

@@ -211,7 +211,7 @@ function FSDP:stats()
   stats.agreements = { count = count, wait_ms = wait_ms }
   stats.prefetch = {
     hits = gathers.hits, misses = gathers.misses, wasted_bytes = gathers.wasted_bytes,
-    replans = s.prefetching.replans,
+    replans = s.prefetching.replans, tuned = s.prefetching.planner.report,
   }
   return stats
 end

@@ -1043,7 +1043,10 @@
 --- ms.prefetch gives. "backward_pre" (the default): before a unit's backward the unit that comes
 --- next, after the order of forward; "backward_post": after it, in the order of the backward before;
 --- "forward": when a unit's forward begins, the one that was used next in the forward before;
---- "both": "backward_pre" and "forward"; "none"; "by_budget": see budgets.
+--- "both": "backward_pre" and "forward"; "none"; "by_budget": see budgets; "tuned": measures units
+--- and channels, forecasts a pass with each of several plans, and keeps the best, or the default if
+--- that is measured to be faster (stats().prefetch.tuned). Units stay gathered with it only where
+--- budget_bytes is set.
 ---@field prefetch? string|ms.Prefetch
 --- The most bytes of gathered units, all together, that a plan may hold; no limit unless given.
 ---@field budget_bytes? integer
@@ -1177,6 +1180,10 @@
 ---@field misses integer            uses that had to gather their unit
 ---@field wasted_bytes integer      of units that were gathered ahead for nothing
 ---@field replans integer           plans that were made anew since the order of uses had changed
+--- Of the strategy "tuned", once it has chosen: its plan, the forecast, and what was measured, with it
+--- (nil while it is being measured) and with the default; in ms of a pass. The plan is the default's
+--- if that was faster.
+---@field tuned? { plan: string, predicted_ms: number, measured_ms?: number, default_ms: number }
 
 --- What a rank has of a tensor, in states of kind "sharded".
 ---@class ms.Piece
@@ -1447,6 +1454,8 @@
 ---@field budget_bytes integer         for gathered units, together; math.maxinteger without a limit
 ---@field budgets ms.PrefetchBudgets
 ---@field max_in_flight integer        gathers wait until at most so many units were dropped since
+---@field max_reductions integer       backward waits until at most so many reductions are under way
+---@field exposed_ms number            waiting for reductions after backward
 ---@field gather ms.Channel            fitted to the times of gathers
 ---@field reduce ms.Channel            fitted to the times of reductions
 --- Uses of units in the order in which they begin, forward then backward; each as often as it

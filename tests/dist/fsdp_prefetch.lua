@@ -80,7 +80,7 @@ local usual, odd = run({}, 6), run({}, 8, skips)
 
 ---------------------------------------------------------------------------------------------- modes
 
-local modes = { "none", "backward_pre", "backward_post", "forward", "both", "by_budget" }
+local modes = { "none", "backward_pre", "backward_post", "forward", "both", "by_budget", "tuned" }
 for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard" } do
   for _, mode in ipairs(strategy == "full_shard" and modes or { "both", "by_budget" }) do
     local what = strategy .. ", " .. mode
@@ -213,6 +213,15 @@ do
     assert(hits == ahead or mode:find "pre$" or mode == "both", ("%s: %d and %d hits"):format(mode,
       hits, ahead))
   end
+end
+
+-- The default is measured, then what seems best is, and the faster one stays.
+do
+  local losses, net = run({ prefetch = "tuned", budget_bytes = 1 << 20 }, 26)
+  same(losses, run({}, 26), "tuned")
+  local report = net:stats().prefetch.tuned
+  assert(report.default_ms > 0 and report.predicted_ms > 0 and report.measured_ms > 0)
+  assert(report.measured_ms <= report.default_ms or report.plan == "backward_pre")
 end
 
 -- Evaluations are planned for by themselves.

@@ -278,6 +278,23 @@ typedef struct ms_agreements {
 } ms_agreements;
 MS_API ms_agreements ms_fsdp_agreements(const ms_fsdp *fsdp);
 
+/* What a forecast is made from; forecast.c has the model. Times are in ms, and those of computing
+ * without that of other uses. uses, entries: `count` each; gather_ms: of each of `units`. Limits
+ * are 1 or more. */
+typedef struct ms_forecast_use {
+    uint32_t unit, last, ended; /* as in ms_fsdp_use */
+    bool needs_values, stays;   /* whether it is gathered; whether it then stays as usual */
+    double compute_ms, reduce_ms;
+} ms_forecast_use;
+typedef struct ms_forecast {
+    const ms_forecast_use *uses;
+    const ms_fsdp_entry *entries;
+    const double *gather_ms;
+    uint32_t count, units, max_gathers, max_reductions;
+} ms_forecast;
+/* How long a pass takes, in ms. */
+MS_API ms_status ms_fsdp_forecast(ms_context *context, const ms_forecast *given, double *ms);
+
 /* This rank's piece of parameter `index`: elements [first, first + count) of it. */
 typedef struct ms_fsdp_piece {
     ms_tensor *tensor; /* borrowed */

@@ -5,6 +5,7 @@ local by_budget = require "moonshard.fsdp.by_budget"
 local held = require "moonshard.fsdp.held"
 local made_by = require "moonshard.scripts.made_by"
 local planners = require "moonshard.planner"
+local tuned = require "moonshard.fsdp.tuned"
 local watch = require "moonshard.watch"
 
 local prefetch = {}
@@ -50,6 +51,8 @@ local ready_made = {
   forward = native("forward", "none", true),
   both = native("both", "pre", true),
   by_budget = prefetch.prefetch { name = "by_budget", every = 100, plan = by_budget },
+  -- Has a state for each model: see prefetch.use.
+  tuned = setmetatable({ name = "tuned", every = 1, new = tuned.new }, Prefetch),
 }
 
 prefetch.ready_made = planners.names(ready_made)
@@ -142,6 +145,7 @@ function prefetch.drop(s) watch.drop(s.prefetching.planner) end
 ---@param planner ms.Prefetch
 function prefetch.use(s, planner)
   local before = s.prefetching
+  if planner.new then planner = planner.new(prefetch.prefetch) end
   if before then watch.drop(before.planner) end
   s.prefetching = {
     planner = planner, replans = before and before.replans or 0,
@@ -174,7 +178,9 @@ local function numbers_of(s)
     numbers[4 * i - 3], numbers[4 * i - 2] = one.forward_ms, one.backward_ms
     numbers[4 * i - 1], numbers[4 * i] = one.gather_ms, reduced[i - 1] or 0
   end
-  numbers[#numbers + 1], numbers[#numbers + 2] = pass.forward_ms, pass.backward_ms
+  for _, ms in ipairs { pass.forward_ms, pass.backward_ms, pass.exposed_ms } do
+    numbers[#numbers + 1] = ms
+  end
   return numbers
 end
 
@@ -207,18 +213,20 @@ end
 -- The view of the last order, with mean times; nil if no rank has any, but for an evaluation.
 local function view_of(s, kind, passes, uses)
   local infos, entry = s.sharded:units(), s.prefetching
-  local numbers = planners.mean_over_ranks(s, numbers_of(s), 4 * #infos + 2)
+  local numbers = planners.mean_over_ranks(s, numbers_of(s), 4 * #infos + 3)
   if not numbers then
     if kind == "training" then return nil end
     numbers = {}
-    for i = 1, 4 * #infos + 2 do numbers[i] = 0 end
+    for i = 1, 4 * #infos + 3 do numbers[i] = 0 end
   end
   local _, reduced_bytes = reductions(s)
   local view = {
     step = passes + 1, world_size = s.group:size(), training = kind == "training",
-    forward_ms = numbers[#numbers - 1], backward_ms = numbers[#numbers],
+    forward_ms = numbers[#numbers - 2], backward_ms = numbers[#numbers - 1],
+    exposed_ms = numbers[#numbers],
     budget_bytes = entry.budget_bytes, budgets = entry.budgets,
-    max_in_flight = s.in_force.max_in_flight, visits = {},
+    max_in_flight = s.in_force.max_in_flight, max_reductions = s.in_force.max_reductions,
+    visits = {},
     gather = channel(infos, function(i) return infos[i].bytes end,
       function(i) return numbers[4 * i - 1] end),
     reduce = channel(infos, function(i) return reduced_bytes[i - 1] or 0 end,
