@@ -30,7 +30,32 @@ describe("moonshard bench fsdp", function()
       ways[i] = row.way
       assert.is_true(row.ms_step_min <= row.ms_step_med and row.pss_mib > 0 and row.peak_mib > 0)
     end
-    assert.same({ "ddp", "full_shard", "shard_grad_op" }, ways)
+    assert.same({ "ddp", "full_shard", "shard_grad_op", "full_shard, bf16" }, ways)
     assert.is_true(result.rows[2].peak_mib < result.rows[1].peak_mib)
+  end)
+
+  it("shows a strategy of one's own beside the others, over links", function()
+    command.write(folder .. "/own.lua", [[
+      return function(options)
+        assert(options.depth == 2)
+        return require "moonshard".prefetch { name = "own", plan = function() return {} end }
+      end
+    ]])
+    local code, out, err = command.run(folder, "bench fsdp --json --config micro --steps 2 -n 2 "
+      .. "--links '1Gbit,20us 10Gbit' --prefetch 'own.lua depth=2'")
+    assert.equal(0, code, err)
+    local seen, own = {}, 0
+    for line in out:gmatch "[^\n]+" do
+      local row = core.json_decode(line)
+      seen[row.link] = (seen[row.link] or 0) + 1
+      own = own + (row.strategy == "own" and 1 or 0)
+      assert.is_true(row.ms_least > 0 and row.ms_step_med > 0)
+      -- Nothing hides the first gather and the last reduction.
+      assert.is_true(row.link ~= "1Gbit,20us" or row.of_least > 0.5)
+    end
+    assert.is_true(seen["1Gbit,20us"] >= 7 and seen["1Gbit,20us"] == seen["10Gbit"] and own == 2)
+    code, out, err = command.run(folder, "bench fsdp --config micro --prefetch owm.lua")
+    assert.equal(2, code, out)
+    assert.truthy(err:find("did you mean 'own.lua'", 1, true), err)
   end)
 end)

@@ -47,6 +47,7 @@ local function repeated(f, least, budget_ms, prepare)
 end
 
 local configs = {
+  micro = { layers = 2, width = 32, heads = 2, vocab = 64, context = 16, batch = 2 },
   tiny = { layers = 4, width = 256, heads = 4, vocab = 256, context = 256, batch = 8 },
   gpt2 = { layers = 12, width = 768, heads = 12, vocab = 50304, context = 64, batch = 4 },
 }
@@ -383,8 +384,8 @@ function bench.main(arguments)
       and not launch.process.rank then
     return require "moonshard.cli.ranks".launch(parsed)
   end
-  if parsed.way == "edges" then
-    parsed.device = "sim"
+  if parsed.way == "edges" or parsed.way == "compute" then
+    parsed.device = parsed.way == "edges" and "sim" or parsed.device
     require "moonshard.core".configure { group = "fake", rank = 0, world_size = 2 }
   end
   switches.apply(parsed)

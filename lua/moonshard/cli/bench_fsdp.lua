@@ -1,11 +1,19 @@
 -- `moonshard bench fsdp`: a step of a sharded model beside one of ddp's and beside PyTorch's
 -- fully_shard, the memory of a rank under each, and what an edge of the runtime costs the host.
+-- With --links or --prefetch: prefetch strategies over links instead (bench_prefetch.lua).
+local bench_prefetch = require "moonshard.cli.bench_prefetch"
 local launch = require "moonshard.launch"
+local own_script = require "moonshard.cli.own_script"
 local switches = require "moonshard.cli.switches"
 
 local bench_fsdp = {}
 
-local WAYS = { "ddp", "full_shard", "shard_grad_op" }
+-- Name, and options of ms.fsdp; nil: ms.ddp.
+local WAYS = {
+  { "ddp" }, { "full_shard", { strategy = "full_shard" } },
+  { "shard_grad_op", { strategy = "shard_grad_op" } },
+  { "full_shard, bf16", { precision = { param = "bf16" } } },
+}
 -- The peer with the pages of freed memory kept, which is faster, and with malloc's defaults.
 local PEERS = {
   { "ddp", arguments = "ddp kept" },
@@ -13,7 +21,7 @@ local PEERS = {
   { "fully_shard, malloc as shipped", arguments = "fully_shard returned" },
 }
 local WARM = 3                     -- steps that fill pools and plans
-local STEPS = { tiny = 20, gpt2 = 8 }
+local STEPS = { micro = 20, tiny = 20, gpt2 = 8 }
 local EDGES <const> = 4            -- of a unit in a step: before and after its forward and backward
 
 -- Proportional resident memory of this process: pages that ranks share count in parts. Pools keep
@@ -31,11 +39,11 @@ end
 -- Measures one way on the ranks of this job: a line of JSON from rank 0.
 local function measure(parsed, tools)
   local core, ms = require "moonshard.core", require "moonshard"
-  local c, way = tools.configs[parsed.config], parsed.way
+  local c, options = tools.configs[parsed.config], WAYS[tonumber(parsed.way)][2]
   local model = ms.nn.gpt2 {
     vocab = c.vocab, context = c.context, layers = c.layers, width = c.width, heads = c.heads,
   }
-  model = way == "ddp" and ms.ddp(model) or ms.fsdp(model, { strategy = way })
+  if options then model = ms.fsdp(model, options) else model = ms.ddp(model) end
   local optimizer = ms.optim.adamw(model, { lr = 1e-4, weight_decay = 0.1 })
   local x = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 1 }
   local y = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 2 }
@@ -93,16 +101,21 @@ end
 
 ------------------------------------------------------------------------------------------ all jobs
 
--- Runs this program, or another one, and returns the line of JSON that it prints; nil if it fails.
-local function answer_of(command)
+-- Runs this program, or another one, and returns the lines of JSON that it prints; nil if it fails.
+local function lines_of(command)
   local core = require "moonshard.core"
   local pipe <close> = assert(io.popen(command))
-  local found
+  local found = {}
   for line in pipe:lines() do
-    if line:sub(1, 1) == "{" then found = core.json_decode(line) end
+    if line:sub(1, 1) == "{" then found[#found + 1] = core.json_decode(line) end
   end
   local ok = pipe:close()
-  return ok and found or nil
+  return ok and #found > 0 and found or nil
+end
+
+local function answer_of(command)
+  local lines = lines_of(command)
+  return lines and lines[#lines]
 end
 
 local SELF = 'exec "$(readlink /proc/$PPID/exe)" bench fsdp --here '
@@ -121,8 +134,8 @@ local function ways_of(parsed, config, tools)
   local steps = parsed.steps or STEPS[config]
   for i, way in ipairs(WAYS) do
     ways[i] = {
-      way,
-      command = SELF .. ("--config %s --way %s --steps %d -n %d%s"):format(config, way, steps,
+      way[1],
+      command = SELF .. ("--config %s --way %d --steps %d -n %d%s"):format(config, i, steps,
         parsed.ranks, parsed.thread_ranks and " --thread-ranks" or ""),
     }
   end
@@ -166,12 +179,30 @@ local function show(rows, us_edge, ranks)
   print(("an edge of the runtime costs the host %.2f us"):format(us_edge))
 end
 
+-- What one job measures, by --way; other ways are numbers of WAYS.
+local parts = {
+  edges = measure_edges, strategies = bench_prefetch.measure, compute = bench_prefetch.compute,
+}
+
+-- Prefetch strategies over links. A mistake is reported once, before anything is measured.
+local function strategies(parsed)
+  local _, cfg = own_script.parse("prefetch", parsed.prefetch or "")
+  if cfg.prefetch then require "moonshard.scripts"._check("prefetch", cfg.prefetch) end
+  parsed.links = parsed.links or bench_prefetch.LINKS
+  parsed.config = parsed.config == "both" and "tiny" or parsed.config
+  parsed.steps = parsed.steps or STEPS[parsed.config]
+  local code = bench_prefetch.run(parsed, function(given) return lines_of(SELF .. given) end)
+  if code ~= 0 then launch.exit(code, "bench fsdp: the strategies could not be measured") end
+  return 0
+end
+
 --- Adds the switches; returns what runs it.
 ---@param parser table
 ---@param tools { median: fun(list: number[]): number; configs: table }
 ---@return fun(parsed: table): integer
 function bench_fsdp.register(parser, tools)
-  parser:option("--config", "of models"):choices { "tiny", "gpt2", "both" }:default "both"
+  parser:option("--config", "of models; both: tiny and gpt2; micro: to try the bench")
+    :choices { "micro", "tiny", "gpt2", "both" }:default "both"
   parser:option("--steps", "steps to measure (default: 20; of gpt2 8)")
     :convert(switches.count)
   parser:option("--rounds", "how often each is measured"):convert(switches.count):default "3"
@@ -179,13 +210,17 @@ function bench_fsdp.register(parser, tools)
     :default "python3"
   parser:option("--peer", "what the interpreter runs"):default "tests/bench/fully_shard.py"
   parser:flag("--here", "measure one way on the ranks of this job; a line of JSON"):hidden(true)
-  parser:option("--way"):choices { "ddp", "full_shard", "shard_grad_op", "edges" }:hidden(true)
+  parser:option("--way"):hidden(true)
+  parser:option("--links", "compare prefetch strategies over these links, separated by spaces: '"
+    .. bench_prefetch.LINKS .. "'")
+  parser:option("--prefetch",
+    "a strategy of your own beside the others, with its options: 'FILE key=value ...'")
   return function(parsed)
     local core = require "moonshard.core"
-    if parsed.here then
-      return parsed.way == "edges" and measure_edges() or measure(parsed, tools)
-    end
+    local part = parts[parsed.way] or measure
+    if parsed.here then return part(parsed, tools) end
     parsed.ranks = math.max(parsed.ranks, 2)
+    if parsed.links or parsed.prefetch then return strategies(parsed) end
     local rows = {}
     for _, config in ipairs(parsed.config == "both" and { "tiny", "gpt2" } or { parsed.config }) do
       for _, row in ipairs(measure_config(parsed, config, tools)) do rows[#rows + 1] = row end

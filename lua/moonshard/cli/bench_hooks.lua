@@ -1,7 +1,6 @@
 -- `moonshard bench hooks`: the time of a step with each link and policy, over network links of
 -- several speeds, and which of them are faster than the plain mean.
-local config = require "moonshard.config"
-local launch = require "moonshard.launch"
+local own_script = require "moonshard.cli.own_script"
 local switches = require "moonshard.cli.switches"
 
 local bench_hooks = {}
@@ -11,25 +10,12 @@ local MODEL = { layers = 2, width = 128, heads = 4, vocab = 256, context = 64, b
 local SCRIPTS = { "hook", "overlap", "buckets" }
 local WARM = 5  -- warm-up: buckets are rebuilt, plans are made, links reach their start_step
 
--- Parses `--hook "FILE key=value ..."` and the like into the form of a recipe's options.
-local function script_of(name, text)
-  local words = {}
-  for word in text:gmatch "%S+" do words[#words + 1] = word end
-  local cfg = { [name] = words[1], [name .. "_options"] = {} }
-  for i = 2, #words do
-    local key, value = words[i]:match "^([%w_]+)=(.*)$"
-    if not key then launch.exit(2, ("--%s: '%s' is not key=value"):format(name, words[i])) end
-    cfg[name .. "_options"][key] = config.guess(value)
-  end
-  return words[1] and words[1]:match "([^/]*)%.lua$" or words[1] or "", cfg
-end
-
 -- The scripts of the command line: each alone, then all of them together.
 local function own_ways(parsed)
   local list, all, names = {}, {}, {}
   for _, name in ipairs(SCRIPTS) do
     if parsed[name] then
-      local short, cfg = script_of(name, parsed[name])
+      local short, cfg = own_script.parse(name, parsed[name])
       list[#list + 1] = { ("%s %s"):format(name, short), cfg = cfg }
       names[#names + 1] = short
       for key, value in pairs(cfg) do all[key] = value end
@@ -134,10 +120,7 @@ local function each_link(parsed)
   local table_of, failed = {}, nil
   for i, link in ipairs(parsed.links) do
     local own = ""
-    for _, name in ipairs(SCRIPTS) do
-      local quoted = parsed[name] and parsed[name]:gsub("'", "'\\''")
-      if quoted then own = ("%s --%s '%s'"):format(own, name, quoted) end
-    end
+    for _, name in ipairs(SCRIPTS) do own = own .. own_script.switch(name, parsed[name]) end
     local over = link ~= "none" and "--link " .. link or ""
     local command =
       ('exec "$(readlink /proc/$PPID/exe)" bench hooks --here --steps %d -n %d %s%s%s'):format(
@@ -206,7 +189,7 @@ function bench_hooks.register(parser, median)
   return function(parsed)
     -- Checked here, so that a mistake is reported once, before anything is measured.
     for _, name in ipairs(SCRIPTS) do
-      local _, cfg = script_of(name, parsed[name] or "")
+      local _, cfg = own_script.parse(name, parsed[name] or "")
       if cfg[name] then require "moonshard.scripts"._check(name, cfg[name]) end
     end
     if parsed.here then return measure_all(parsed, median) end
