@@ -73,7 +73,8 @@ if size == 4 then
 end
 local low = { param = "bf16", reduce = "bf16", keep = { ".*ln.*" } }
 local ways = {
-  { "plainly", {}, {} }, { "clipped", {}, { clip = 0.1 } },
+  { "plainly", {}, {} }, { "gathered ahead", { prefetch = "both" }, {} },
+  { "clipped", {}, { clip = 0.1 } },
   { "recomputed", { precision = { param = "bf16" } }, { recompute = true } },
   { "low gradients", { precision = low, keep_low_precision_grads = true }, { clip = 0.1 } },
   { "scaled", { precision = { param = "f16" } }, { scale = 16 } },

@@ -75,6 +75,7 @@ local plain = train()
 local function one_unit() return false end
 for what, options in ms.sorted_pairs {
   ["by rows"] = { layout = "rows" }, ["no shards"] = { strategy = "no_shard" },
+  ["gathered ahead"] = { prefetch = "both" },
   ["kept after forward"] = { strategy = "shard_grad_op" }, ["no prefetch"] = { prefetch = "none" },
   ["find_unused"] = { find_unused = true }, ["one unit"] = { wrap = one_unit },
   ["a link in Lua"] = { comm_hook = function(bucket, next) return next(bucket) end },
@@ -146,6 +147,7 @@ local function looking(model, _, step)
   loss:backward()
 end
 for _, options in ipairs { {}, { full_precision_eval = true }, { strategy = "shard_grad_op" },
+    { prefetch = "both", full_precision_eval = true }, { prefetch = "forward" },
     { strategy = "no_shard", full_precision_eval = true },
     { layout = "rows", full_precision_eval = true, keep_low_precision_grads = true } } do
   same("looked at", train(options, { run = looking }), plain)
