@@ -60,6 +60,27 @@ local gathers = {
   end,
 }
 local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
+-- Any units ahead, and any that stay. Ranks draw the same, from what the view has.
+local function drawn_plan(view)
+  local number, plan = view.step, {}
+  local function drawn(n)
+    number = (number * 1103515245 + 12345) % 2147483648
+    return number // 65536 % n
+  end
+  local visits = view.visits
+  for i, visit in ipairs(visits) do
+    plan[i] = { unit = visit.unit, gather = {}, after = {} }
+    for _ = 1, drawn(3) do table.insert(plan[i].gather, visits[1 + drawn(#visits)].unit) end
+    if drawn(3) == 0 then plan[i].after[1] = visits[1 + drawn(#visits)].unit end
+    if drawn(3) == 0 then plan[i].keep = drawn(2) == 0 end
+  end
+  return plan
+end
+local prefetches = {
+  "none", "backward_pre", "backward_post", "forward", "both", "by_budget",
+  ms.prefetch { name = "drawn", plan = drawn_plan },
+  ms.prefetch { name = "drawn, for two passes", every = 2, plan = drawn_plan },
+}
 -- When optimizers step, if there is one backward a step.
 local policies = { "none", "in_backward", "deferred", "own" }
 
@@ -75,7 +96,7 @@ end
 local function draw_program()
   local program = {
     frozen = draw(1, 3) == 1 and draw(1, LAYERS) or nil, strategy = strategies[draw(1, 4)],
-    prefetch = draw(1, 2) == 1 and "none" or "backward_pre", wrap = wraps[draw(1, #wraps)],
+    prefetch = prefetches[draw(1, #prefetches)], wrap = wraps[draw(1, #wraps)],
     several_backwards = draw(1, 2) == 1, find_unused = draw(1, 3) == 1, steps = {},
     layout = draw(1, 2) == 1 and "rows" or "flat",
     near = draw(1, 2) == 1 and size == 4 and 2 or nil, policy = policies[draw(1, #policies)],
@@ -269,7 +290,7 @@ for number = 1, options.programs do
   local tolerance = program.precision and 3e-3 or 1e-5
   worst = math.max(worst, most / tolerance)
   assert(most <= tolerance, ("program %d (%s, %s, %s, %s): %g"):format(number, program.strategy,
-    program.prefetch, program.layout, program.policy, most))
+    tostring(program.prefetch), program.layout, program.policy, most))
 end
 local text = {}
 for kind, count in ms.sorted_pairs(counts) do
