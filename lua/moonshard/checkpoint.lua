@@ -1,13 +1,15 @@
 -- Checkpoints: the part `ms.checkpoint`. A folder step-00000050 with manifest.json and
--- tensors.safetensors.
+-- tensors.safetensors; where ranks have pieces of sharded tensors, also a file of each rank.
 --
 -- The manifest has all values as a tree, in which {"$tensor": name} stands for a tensor of the
--- other file. It also has the type and hash of each tensor, and begins with a hash of itself, so
+-- other files. It also has the type and hash of each tensor, or of each of its pieces with the file
+-- and the elements, and begins with a hash of itself, so
 -- that a flipped bit anywhere is detected. Nothing in a checkpoint is executed.
 local core = require "moonshard.core"
 local layouts = require "moonshard.ddp.layouts"
 local log = require "moonshard.log"
 local link_state = require "moonshard.link_state"
+local pieces = require "moonshard.checkpoint.pieces"
 local options_of = require "moonshard.options"
 local argument = options_of.argument
 local steps = require "moonshard.steps"
@@ -31,6 +33,17 @@ local function is_object(value)
   return ok and type(state) == "function"
 end
 
+-- The state of an object, of sharded ones what this rank has.
+local function state_of(thing)
+  local meta = getmetatable(thing)
+  if type(meta) == "table" and (meta.fsdp or meta.__name == "ms.Optimizer") then
+    return thing:state { kind = "sharded" }
+  end
+  return thing:state()
+end
+
+-- Values of things, their tensors and pieces, and the states of links. Last: whether some rank has
+-- pieces.
 local function collect(things)
   local out, values = { names = {}, tensors = {} }, {}
   local names = {}
@@ -49,15 +62,20 @@ local function collect(things)
           ("checkpoint: the object '%s' has state but no load_state: it could not be loaded again")
             :format(name))
       end
-      thing = thing:state()
+      thing = state_of(thing)
     end
     values[name] = encode(thing, name_part(name), 1, out)
+  end
+  local whole, parts = pieces.split(out)
+  local world, count = require "moonshard".world(), #parts.names
+  if world:size() > 1 then
+    count = world:_share("sum", "i64", { count }, "checkpoint")[1]
   end
   -- No thing's name begins with a slash.
   local links = link_state.save(
     function(value, name, found) return encode(value, "/links/" .. name_part(name), 1, found) end,
-    out)
-  return values, out, links
+    whole, count > 0 and parts or nil)
+  return values, whole, parts, links, count > 0
 end
 
 -- Waits for the checkpoint that is being written in the background, if there is one.
@@ -86,19 +104,47 @@ local function note_saved()
   if launch.cut or launch.process and launch.process.stop_requested() then launch.saved = true end
 end
 
--- Completes the manifest, copies the tensors, and starts writing folder/name in the background.
-local function write(folder, name, out, manifest)
+-- Copies tensors. Returns the copies, and what the manifest has of them.
+local function take(out)
   local snapshot, hashes = core.snapshot(out.names, out.tensors)
   local tensors = {}
   for i, path in ipairs(out.names) do
     local t = out.tensors[i]
-    tensors[path] = {
-      type = store.type_text(t:dtype(), t:shape()), hash = ("%016x"):format(hashes[i][1]),
-    }
+    tensors[path] = pieces.hashes(hashes[i])
+    tensors[path].type = store.type_text(t:dtype(), t:shape())
   end
+  return snapshot, tensors
+end
+
+local function random_numbers()
   local seed, random_step, draw = core.random_state()
-  manifest.tensors, manifest.random = tensors, { seed = seed, step = random_step, draw = draw }
+  return { seed = seed, step = random_step, draw = draw }
+end
+
+-- Completes the manifest, copies the tensors, and starts writing folder/name in the background.
+local function write(folder, name, out, manifest)
+  local snapshot
+  snapshot, manifest.tensors = take(out)
+  manifest.random = random_numbers()
   return core.checkpoint_start(snapshot, folder, name, store.manifest_text(manifest))
+end
+
+-- The same where ranks have pieces: all ranks write, and the call returns when it is committed.
+local function write_together(folder, name, out, parts, manifest)
+  local function write_whole(in_folder, of, file)
+    local snapshot, tensors = take(out)
+    local ok, message, code = core.checkpoint_part(snapshot, in_folder, of, file)
+    if not ok then return nil, message, code end
+    return tensors
+  end
+  return pieces.save(folder, name, parts, manifest.values, write_whole,
+    function(values, tensors, list, files)
+      manifest.version, manifest.values = 2, values
+      manifest.tensors, manifest.pieces = tensors, list
+      table.insert(files, 1, "tensors.safetensors")
+      manifest.files, manifest.random = files, random_numbers()
+      return store.manifest_text(manifest)
+    end)
 end
 
 -- The next step, which gives a checkpoint its name unless things.step is given.
@@ -111,7 +157,9 @@ end
 --- a plain value. The number is that of the next step: things.step, else the one after the current
 --- step. Values are copied before the call returns; the files are written while training continues.
 --- If writing fails, the next save (which still writes its own checkpoint) or `wait` returns the
---- failure. All ranks call it; rank 0 writes, and only rank 0 returns failures.
+--- failure. All ranks call it; rank 0 writes, and only rank 0 returns failures. Where things are
+--- sharded, each rank writes its pieces, the call returns when the checkpoint is on disk, and all
+--- ranks have the same result.
 ---@param folder string
 ---@param things table<string, any>
 ---@return string? path
@@ -128,16 +176,20 @@ function checkpoint.save(folder, things)
   if first then ok, why, kind = core.make_directory(folder) end
   layouts.settle()
   -- All ranks collect, even if rank 0 has failed: the state of a thing may need a collective.
-  local values, out, links = collect(things)
+  local values, out, parts, links, together = collect(things)
   folder = folder:gsub("/+$", "")
   local name = ("step-%08d"):format(step)
-  -- The state is the same on all ranks: rank 0 writes it.
-  if first and ok then
-    ok, why, kind = write(folder, name, out, {
-      version = store.VERSION, step = step, world_size = ms.world_size(),
-      files = { "tensors.safetensors" },
-      values = values, links = links, buckets = layouts.save(),
-    })
+  local manifest = {
+    version = 1, step = step, world_size = ms.world_size(), files = { "tensors.safetensors" },
+    values = values, links = links, buckets = layouts.save(),
+  }
+  if together then
+    why, kind = pieces.agree(why, kind)
+    ok = not why
+    if ok then ok, why, kind = write_together(folder, name, out, parts, manifest) end
+  elseif first and ok then
+    -- The state is the same on all ranks: rank 0 writes it.
+    ok, why, kind = write(folder, name, out, manifest)
   end
   store.lost = why
   if not ok then return nil, why, kind end
@@ -157,40 +209,107 @@ local function known_names(values)
   return table.concat(names, ", ")
 end
 
--- Decodes the values that things name, and all values without tensors. Checks the hash of every
--- tensor that it reads. Changes nothing yet.
-local function decode_all(path, manifest, file, things)
-  local failure
-  local function tensor(name)
-    local saved = manifest.tensors[name]
+-- Whether an object loads parts of tensors: a sharded model, or an optimizer of one.
+local function takes_parts(thing)
+  local meta = type(thing) == "table" and getmetatable(thing)
+  if type(meta) ~= "table" then return false end
+  return meta.fsdp ~= nil or meta.__name == "ms.Optimizer" and thing:_has_pieces()
+end
+
+-- A reader of one checkpoint: functions that give a tensor by its name, as a whole or as a source.
+-- `failure` is then the first problem: { message, code }.
+local function reader_of(path, manifest, files)
+  local self = {}
+  local function fail(message, code)
+    self.failure = self.failure
+      or { message, code == "unsupported" and "corrupt" or code or "corrupt" }
+  end
+  function self.source(name)
+    return store.source(path, manifest, files, name)
       or error(("'%s' is no tensor of this checkpoint"):format(tostring(name)))
-    local t, message, code = file:load(name, tonumber("0x" .. saved.hash))
-    if not t and not failure then
-      failure = {
-        ("'%s/tensors.safetensors': %s"):format(path, message),
-        code == "unsupported" and "corrupt" or code,
-      }
-    end
+  end
+  function self.whole(name)
+    local t, message, code = self.source(name):whole()
+    if not t then fail(message, code) end
     return t
   end
-  local result = {}
-  for name, value in pairs(manifest.values) do
+  function self.check(source, first, count)
+    local ok, message, code = source:check(first, count)
+    if not ok then fail(message, code) end
+  end
+  return self
+end
+
+-- Decodes one value. What loads parts gets sources, of which the parts that it will read are
+-- checked now.
+local function decode_one(reader, value, thing)
+  if not takes_parts(thing) then return decode(value, reader.whole) end
+  local given = decode(value, function(name)
+    -- Hyper-parameters of an optimizer's groups may be tensors, too.
+    return (name:find "^[^/]*/groups/" and reader.whole or reader.source)(name)
+  end)
+  if type(given) == "table" then thing:_each_source(given, reader.check) end
+  return given
+end
+
+-- Decodes the values that things name, and all values without tensors. Checks the hash of all that
+-- it reads, and of all that things will read. Changes nothing yet.
+local function decode_all(path, manifest, files, things)
+  local reader, result = reader_of(path, manifest, files), {}
+  for name, value in require "moonshard".sorted_pairs(manifest.values) do
     local ok, decoded = true, nil
     if things[name] ~= nil or not values_of.holds_tensor(value) then
-      ok, decoded = pcall(decode, value, tensor)
+      ok, decoded = pcall(decode_one, reader, value, things[name])
     end
-    if failure then return nil, failure[1], failure[2] end
+    if reader.failure then return nil, table.unpack(reader.failure) end
     if not ok then
       return store.corrupt(path .. "/manifest.json", ("'%s': %s"):format(name, tostring(decoded)))
     end
     result[name] = decoded
   end
-  local ok, links = pcall(link_state.read, manifest.links, decode, tensor)
-  if failure then return nil, failure[1], failure[2] end
+  local ok, links = pcall(link_state.read, manifest.links, decode, reader.source)
   if not ok then
     return store.corrupt(path .. "/manifest.json", ("states of links: %s"):format(tostring(links)))
   end
   return result, links
+end
+
+-- Reads a checkpoint: the decoded values, the links' states, the manifest and the open files; or
+-- nil, message, code, the same on all ranks.
+local function read(path, things)
+  local manifest, message, code = store.read_manifest(path)
+  local files, result, links
+  for name, thing in pairs(manifest and things or {}) do
+    if is_object(thing) and manifest.values[name] == nil then
+      message = ("'%s' holds no '%s'; it holds %s")
+        :format(path, name, known_names(manifest.values))
+      code, manifest = "mismatch", nil
+      break
+    end
+  end
+  if manifest then files, message, code = store.open_tensors(path, manifest) end
+  if files then
+    result, links, code = decode_all(path, manifest, files, things)
+    message = not result and links or nil
+  end
+  message, code = pieces.agree(message, code)
+  if not message then return result, links, manifest, files end
+  if files then store.close(files) end
+  return core.refuse(message, code)
+end
+
+-- Gives the decoded values to the things; what does not fit is "mismatch", the same on all ranks.
+local function apply(path, result, things)
+  for name, thing in require "moonshard".sorted_pairs(things) do
+    if is_object(thing) then
+      local ok, why = pcall(thing.load_state, thing, result[name])
+      local message = pieces.agree(not ok and ("'%s', '%s': %s"):format(path, name, tostring(why))
+        or nil, "mismatch")
+      if message then return core.refuse(message, "mismatch") end
+      result[name] = thing
+    end
+  end
+  return result
 end
 
 --- Loads the saved state of things of these names, in place. Returns all values by name: the
@@ -207,39 +326,24 @@ function checkpoint.load(path, things)
   join()
   local ms = require "moonshard"
   if ms.world_size() > 1 then ms.world():barrier() end     -- rank 0 may have been writing it
-  local manifest, message, code = store.read_manifest(path)
-  if not manifest then return nil, message, code end
   for name, thing in pairs(things) do
     if is_object(thing) and type(thing.load_state) ~= "function" then
       core.raise(("checkpoint: the object '%s' has no load_state"):format(name))
     end
-    if is_object(thing) and manifest.values[name] == nil then
-      return core.refuse(("'%s' holds no '%s'; it holds %s")
-        :format(path, name, known_names(manifest.values)), "mismatch")
-    end
   end
-  local file
-  file, message, code = store.open_tensors(path, manifest)
-  if not file then return nil, message, code end
-  local result, links
-  result, links, code = decode_all(path, manifest, file, things)
-  file:close()
-  if not result then return nil, links, code end
+  local result, links, manifest, files = read(path, things)
+  if not result then return nil, links, manifest end
   local fits, differs = pcall(layouts.load, manifest.buckets)
   if not fits then
+    store.close(files)
     return core.refuse(("'%s': the buckets of a ddp model do not fit (it must be wrapped as it \z
       was when it was saved, and loaded between a backward and the next forward): %s")
       :format(path, tostring(differs):match "^[^\n]-:%d+: (.*)" or differs), "mismatch")
   end
-  for name, thing in require "moonshard".sorted_pairs(things) do
-    if is_object(thing) then
-      local ok, why = pcall(thing.load_state, thing, result[name])
-      if not ok then
-        return core.refuse(("'%s', '%s': %s"):format(path, name, tostring(why)), "mismatch")
-      end
-      result[name] = thing
-    end
-  end
+  local message, code
+  result, message, code = apply(path, result, things)
+  store.close(files)
+  if not result then return nil, message, code end
   link_state.load(links)
   core.set_random_state(manifest.random.seed, manifest.random.step, manifest.random.draw)
   require "moonshard.launch".seed_random(manifest.random.seed, manifest.step)

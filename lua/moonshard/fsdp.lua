@@ -17,6 +17,7 @@ local compare = require "moonshard.fsdp.compare"
 local extension = require "moonshard.fsdp.extension"
 local precision = require "moonshard.fsdp.precision"
 local state = require "moonshard.fsdp.state"
+local piece = require "moonshard.piece"
 local fsdp_options = require "moonshard.fsdp.options"
 local units_of = require "moonshard.fsdp.units"
 local values = require "moonshard.fsdp.values"
@@ -232,7 +233,7 @@ end
 ---@return { name: string, shape: integer[], first: integer, count: integer }[]
 function FSDP:pieces()
   local list = sharded_of(self, "pieces").sharded:pieces()
-  for _, piece in ipairs(list) do piece.unit = nil end
+  for _, one in ipairs(list) do one.unit = nil end
   return list
 end
 
@@ -364,6 +365,16 @@ function FSDP:load_state(given, options)
   local s = outside_join(self, "load_state")
   s.sharded:check_idle("load_state")
   precision.with_buffers(s, state.load, given, options)
+end
+
+-- For checkpoints: f(source, first, count) for what load_state will read of a state of sources.
+function FSDP:_each_source(given, f)
+  for _, item in ipairs(state.items(sharded_of(self, "load_state"))) do
+    local value = item.tensor and given[item.name]
+    if value and piece.is_source(value) and piece.same_shape(value:shape(), item.shape) then
+      f(value, item.first, item.count)
+    end
+  end
 end
 
 --- As a module's; rank 0 puts one tensor after the other together. All ranks call it, and have the

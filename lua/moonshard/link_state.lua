@@ -7,6 +7,7 @@
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
 local log = require "moonshard.log"
+local piece = require "moonshard.piece"
 local steps = require "moonshard.steps"
 
 local link_state = {}
@@ -227,8 +228,8 @@ local function content(state)
   local result = {
     iteration = own.core:iteration(), flats = {}, texts = {}, parameters = {}, buckets = {},
   }
-  for _, piece in ipairs(own.core:pieces()) do
-    local name, parameter, tensor = table.unpack(piece)
+  for _, one in ipairs(own.core:pieces()) do
+    local name, parameter, tensor = table.unpack(one)
     result.flats[name] = result.flats[name] or {}
     result.flats[name][parameter] = tensor
   end
@@ -273,14 +274,29 @@ local function same_everywhere(world, numbers)
   return table.unpack(same)
 end
 
+-- Whether a tensor is equal on all ranks.
+local function is_same(world, own)
+  return core.no_grad(function()
+    local first = own:clone()
+    world:broadcast(first, 0):value()
+    local same = own:eq(first):all():to "i32"
+    return world:all_reduce(same:view(1), "min"):value():item() == 1
+  end)
+end
+
 -- If the tensor is equal on all ranks, the tensor and false. Otherwise, on rank 0, the stacked
--- tensors of all ranks, and true.
-local function merge(world, tensor)
+-- tensors of all ranks, and true; where ranks write files of their own (parts), each rank's tensor
+-- becomes its piece of them.
+local function merge(world, tensor, name, parts)
   local own = core.no_grad(function() return tensor:detach():contiguous():clone() end)
-  local first = core.no_grad(function() return own:clone() end)
-  world:broadcast(first, 0):value()
-  local same = core.no_grad(function() return own:eq(first):all():to "i32" end)
-  if world:all_reduce(same:view(1), "min"):value():item() == 1 then return tensor, false end
+  if is_same(world, own) then return tensor, false end
+  if parts then
+    local count = own:numel()
+    table.insert(parts.names, name)
+    table.insert(parts.pieces, piece.new(own:view(-1), { world:size(), table.unpack(own:shape()) },
+      world:rank() * count, true))
+    return nil, true
+  end
   local all = world:gather(own:view(1, -1), 0):value()
   if world:rank() ~= 0 then return tensor, true end
   return all:view(world:size(), table.unpack(tensor:shape())), true
@@ -290,8 +306,9 @@ end
 --- checkpoint's function; out collects tensors.
 ---@param encode fun(value: any, name: string, out: table): any
 ---@param out { names: string[], tensors: ms.Tensor[] }
+---@param parts? { names: string[], pieces: ms.Piece[] } collects pieces, where ranks write them
 ---@return table<string, table>?
-function link_state.save(encode, out)
+function link_state.save(encode, out, parts)
   local ms = require "moonshard"
   if next(live) ~= nil then core.collect() end
   if next(live) == nil then return nil end
@@ -314,33 +331,49 @@ function link_state.save(encode, out)
         ranks: use the same ones on all ranks"
     end
     for i, t in ipairs(found.tensors) do
-      found.tensors[i], of_rank[found.names[i]] = merge(world, t)
+      local merged, of_ranks = merge(world, t, found.names[i], parts)
+      found.tensors[i], of_rank[found.names[i]] = merged or false, of_ranks
     end
     if not same_values then saved, apart = {}, world:_share_texts(text, "states of links") end
   end
   for i, name in ipairs(found.names) do
-    out.names[#out.names + 1], out.tensors[#out.tensors + 1] = name, found.tensors[i]
+    if found.tensors[i] then
+      out.names[#out.names + 1], out.tensors[#out.tensors + 1] = name, found.tensors[i]
+    end
     if not of_rank[name] then of_rank[name] = nil end
   end
   return { ranks = world:size(), states = saved, apart = apart, of_rank = of_rank }
 end
 
 -- This rank's tensor, from the saved tensors of all ranks. If another number of ranks saved them:
--- their mean, or for integers the first.
-local function own_part(tensor, ranks, world)
-  if ranks == world:size() then return tensor:select(1, world:rank() + 1) end
-  local dtype = tensor:dtype()
-  if dtype ~= "f32" and dtype ~= "f16" and dtype ~= "bf16" then return tensor:select(1, 1) end
-  return tensor:to "f32":mean(1):to(dtype)
+-- their mean, or for integers the first. Raises where it cannot be read.
+local function own_part(source, ranks, world)
+  local shape, dtype = source:shape(), source:dtype()
+  table.remove(shape, 1)
+  local count = piece.elements(shape)
+  local function of(rank)
+    local ok, message = source:check(rank * count, count)
+    if not ok then error(message, 0) end
+    return assert(source:read(rank * count, count))
+  end
+  return core.no_grad(function()
+    if ranks == world:size() then return of(world:rank()):view(table.unpack(shape)) end
+    if dtype ~= "f32" and dtype ~= "f16" and dtype ~= "bf16" then
+      return of(0):view(table.unpack(shape))
+    end
+    local sum = of(0):to "f32":clone()
+    for rank = 1, ranks - 1 do sum:add_(of(rank):to "f32") end
+    return sum:mul_(1 / ranks):to(dtype):view(table.unpack(shape))
+  end)
 end
 
---- Reads the result of save: values by state. tensor(name) and decode(value, tensor) are the
---- checkpoint's.
+--- Reads the result of save: values by state. source(name) and decode(value, tensor) are the
+--- checkpoint's. Raises where a tensor cannot be read.
 ---@param links? table
 ---@param decode fun(value: any, tensor: fun(name: string): ms.Tensor): any
----@param tensor fun(name: string): ms.Tensor
+---@param source fun(name: string): ms.Source
 ---@return table<string, table>
-function link_state.read(links, decode, tensor)
+function link_state.read(links, decode, source)
   local ms = require "moonshard"
   if not links then return {} end
   local world, states = ms.world(), links.states
@@ -355,9 +388,10 @@ function link_state.read(links, decode, tensor)
   local result = {}
   for name, state in pairs(states) do
     result[name] = decode(state.value, function(key)
-      local t = tensor(key)
-      return t and links.of_rank[key]
-        and core.no_grad(function() return own_part(t, links.ranks, world):contiguous() end) or t
+      local found = source(key)
+      if links.of_rank[key] then return own_part(found, links.ranks, world) end
+      local t, message = found:whole()
+      return t or error(message, 0)
     end)
   end
   return result

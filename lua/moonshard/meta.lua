@@ -1638,17 +1638,21 @@
 
 --- A checkpoint has what a run needs to continue bit for bit: things by name, each of which has
 --- state() and load_state() or is a plain value. The states of links, the bucket layout and random
---- numbers are added automatically. A checkpoint loads at any world size and strategy.
+--- numbers are added automatically. A checkpoint loads at any world size and strategy; of sharded
+--- models and their optimizers each rank saves and reads its pieces.
 ---@class ms.checkpoint
 --- Writes a folder step-NNNNNNNN below `folder` and returns its path. Its number is that of the
 --- next step: things.step, else the one after the current step. All ranks call it; rank 0 writes.
 --- Values are copied before it returns, and are written in the background, as a whole or not at
---- all. If that fails, the next save or wait returns the failure. A program of `moonshard run`
+--- all. If that fails, the next save or wait returns the failure. Where things are sharded, each
+--- rank writes a file; the call **blocks** until all files are on disk and rank 0 has committed
+--- them, and all ranks have the same result. A program of `moonshard run`
 --- whose last save failed ends with exit code 3.
 ---@field save fun(folder: string, things: table<string, any>): string?, string?, string?
 --- **blocks** until the checkpoint that is being written is on disk.
 ---@field wait fun(): true?, string?, string?
---- Loads things of these names in place, and returns all values by name.
+--- Loads things of these names in place, and returns all values by name. All ranks call it, and have
+--- the same result.
 ---@field load fun(path: string, things?: table<string, any>): table<string, any>?, string?, string?
 --- The path of the newest checkpoint that is not damaged; nil if there is none. Damage is found by
 --- manifest and file sizes; a warning names each damaged checkpoint. If there are checkpoints and

@@ -775,6 +775,9 @@ local function load_one(self, p, given, item, shared)
         and saved_pieces.take(item, key, value, slot.place or nil)
         or core.no_grad(function()
           if piece.is_source(value) then return assert(value:whole()):keep() end
+          if piece.is(value) then
+            return value.tensor:view(table.unpack(value.shape)):clone():keep()
+          end
           return value:clone():keep()
         end)
     elseif key ~= "#taken" and key ~= "#draws" then
@@ -782,6 +785,17 @@ local function load_one(self, p, given, item, shared)
     end
   end
   slot.state, slot.taken, slot.draws, slot.early = state, given["#taken"], given["#draws"], nil
+end
+
+-- Whether this rank has pieces of some of its parameters.
+function Optimizer:_has_pieces()
+  for _, p in ipairs(self.order) do if module.is_part(p) then return true end end
+  return false
+end
+
+-- For checkpoints: f(source, first, count) for what load_state will read of a state of sources.
+function Optimizer:_each_source(given, f)
+  saved_pieces.each_source(self, saved_pieces.models(self, "load_state"), given, f)
 end
 
 --- Of parameters of a sharded model, each rank gives at least what it has (whole tensors or its

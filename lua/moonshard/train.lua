@@ -4,6 +4,7 @@ local core = require "moonshard.core"
 require "moonshard.group"                -- methods of the world
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
+local module = require "moonshard.nn.module"
 local steps = require "moonshard.steps"
 local settings = require "moonshard.train.settings"
 local folder = require "moonshard.train.folder"
@@ -231,10 +232,6 @@ local function after(self, step)
   local validates = o.valid and o.eval and due(o.eval.every, step, last)
   local samples = o.sample and due(o.sample.every, step, last)
   local saves = o.save and due(o.save.every, step, last) or launch.save
-  if saves and self.pieces then
-    if core.rank() == 0 then log.warn("%s", settings.NO_CHECKPOINT) end
-    saves = false
-  end
   if not (validates or samples or saves) then return end
   self.report:outside(function()
     if validates then validate_and_tell(self, step) end
@@ -306,7 +303,7 @@ function train.train(options)
   o.model:train()
   self.early = require "moonshard.overlap".early(self.parameters)
   if self.early then settings.check_early(o, self.early) end
-  self.pieces = settings.check_pieces(o, self.parameters)
+  for _, p in ipairs(self.parameters) do self.pieces = self.pieces or module.is_cut(p) end
   if o.dtype == "f16" then self.scaler = require "moonshard.optim".scaler() end
   folder.open(self)
   settings.show(self)

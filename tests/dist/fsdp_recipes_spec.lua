@@ -57,9 +57,8 @@ describe("shard=", function()
       images()
       local expected, model = train(name, "")
       -- gpt_bytes as the manual says: processes.
-      local own, sharded, told = train(name, "shard=full_shard", name == "gpt_bytes" and "")
+      local own, sharded = train(name, "shard=full_shard", name == "gpt_bytes" and "")
       same(expected, own)
-      assert.not_matches("no checkpoints", told)
       for weight, t in pairs(model or {}) do
         local most = (t - sharded[weight]):abs():max():item()
         assert.is_true(most <= 1e-4, ("%s differs by %g"):format(weight, most))
@@ -84,15 +83,41 @@ describe("shard=", function()
     end
   end)
 
-  it("says once at the start that no checkpoint will be saved, and trains", function()
-    local _, model, told = train("gpt_bytes", "shard=full_shard every.save=2")
-    assert.equal(1, select(2, told:gsub("train: no checkpoints are saved: states of sharded \z
-      optimizers cannot be saved yet; model:save%(path%) keeps the weights", "")))
-    assert.is_truthy(model)
-    assert.is_nil(command.read(folder .. "/out/step-00000002/manifest.json"))
-    -- Replicated parameters are saved as ddp's.
-    train("gpt_bytes", "shard=no_shard every.save=2")
-    assert.is_truthy(command.read(folder .. "/out/step-00000004/manifest.json"))
+  it("saves checkpoints, from which any ranks and strategies go on", function()
+    local whole = train("gpt_bytes", "shard=full_shard")
+    train("gpt_bytes", "shard=full_shard every.save=3")
+    assert.is_truthy(command.read(folder .. "/out/step-00000003/rank-00001.safetensors"))
+    local function resume(ranks, options)
+      os.execute(("rm -rf '%s/again'; cp -r '%s/out' '%s/again'; rm -rf '%s'/again/step-00000005")
+        :format(folder, folder, folder, folder))
+      local code, out, err = command.run(folder,
+        ("run '%s/recipes/gpt_bytes.lua' -n %d --thread-ranks %s steps=5 resume=auto run=again %s")
+        :format(command.source, ranks, small, options))
+      assert.equal(0, code, out .. err)
+      assert.matches("resumed from again/step%-00000003", out)
+      local lines = command.metrics(folder .. "/again")
+      assert.equal(5, #lines)
+      return lines
+    end
+    -- The same ranks: the same bits. Others add up in another order.
+    local same_ranks = resume(2, "shard=full_shard every.save=2")
+    for step = 4, 5 do
+      assert.equal(whole[step][1], same_ranks[step].loss)
+      assert.equal(whole[step][2], same_ranks[step].grad_norm)
+    end
+    for _, how in ipairs {
+      { 1, "" }, { 2, "" }, { 2, "shard=no_shard" }, { 4, "shard=hybrid_shard" },
+      { 4, "shard=full_shard shard.layout=rows" },
+    } do
+      local lines = resume(how[1], how[2])
+      for step = 4, 5 do
+        assert.is_true(math.abs(whole[step][1] - lines[step].loss) <= 1e-5 * whole[step][1], how[2])
+      end
+    end
+    -- And from ddp to shards.
+    train("gpt_bytes", "every.save=3")
+    local lines = resume(2, "shard=shard_grad_op")
+    assert.is_true(math.abs(whole[5][1] - lines[5].loss) <= 1e-5 * whole[5][1])
   end)
 
   local function refused(code, options, ...)
@@ -109,8 +134,6 @@ describe("shard=", function()
     refused(2, "shard.prefetch=none", "shard.prefetch is given, but no shard=")
     refused(2, "shard=full_shard shard.prefech=none", "unknown option 'prefech'", "'prefetch'")
     refused(2, "shard=full_shard buckets=fitted", "there are no buckets to cut")
-    refused(1, "shard=full_shard resume=auto", "states of sharded optimizers cannot be loaded yet",
-      "or use ms.ddp")
   end)
 
   it("stops a run with bad numbers, and names the parameter whose gradient is bad", function()

@@ -1,13 +1,16 @@
 -- Checkpoint folders on disk: their manifests, the list of them, and which of them can be read.
 -- Data of tensors is not read here.
 local core = require "moonshard.core"
+local piece = require "moonshard.piece"
+local pieces = require "moonshard.checkpoint.pieces"
 
 ---@class ms.checkpoint.store
 --- The reason why the last saved checkpoint is not on disk; nil if it is, or is still being
 --- written.
 ---@field lost? string
-local store = { VERSION = 1 }
+local store = { VERSION = 2 }    -- 1: without pieces; still written where there are none
 
+local TENSORS <const> = "tensors.safetensors"
 local HEAD, MIDDLE, TAIL = '{"hash":"', '","manifest":', "}\n"
 
 --- A manifest as text, with its own hash in front.
@@ -47,6 +50,52 @@ local function is_whole(manifest)
   return true
 end
 
+local function is_count(value) return math.type(value) == "integer" and value >= 0 end
+
+local function is_hash(value) return type(value) == "string" and value:match "^%x+$" ~= nil end
+
+local function is_part(part, files)
+  if type(part) ~= "table" or not files[part.file] or not is_count(part.first)
+      or not is_count(part.count) or not is_hash(part.hash) then
+    return false
+  end
+  for _, hash in ipairs(type(part.blocks) == "table" and part.blocks or {}) do
+    if not is_hash(hash) then return false end
+  end
+  return true
+end
+
+-- The fields of files and pieces. Names of files come from here, so they must be names only.
+local function pieces_are_whole(manifest)
+  local files = {}
+  if type(manifest.files) ~= "table" or type(manifest.pieces) ~= "table" then return false end
+  for _, file in ipairs(manifest.files) do
+    if type(file) ~= "string" or not file:match "^[%w_-]+%.safetensors$" then return false end
+    files[file] = true
+  end
+  for _, entry in pairs(manifest.pieces) do
+    if type(entry) ~= "table" or type(entry.dtype) ~= "string" or type(entry.shape) ~= "table"
+        or type(entry.parts) ~= "table" then
+      return false
+    end
+    for _, size in ipairs(entry.shape) do if not is_count(size) then return false end end
+    for _, part in ipairs(entry.parts) do if not is_part(part, files) then return false end end
+  end
+  return true
+end
+
+-- Pieces of each tensor must be all of it, and none of it twice.
+local function check_pieces(folder, manifest)
+  for name, entry in require "moonshard".sorted_pairs(manifest.pieces or {}) do
+    local problem, file = pieces.gap(entry.parts, piece.elements(entry.shape))
+    if problem then
+      return store.corrupt(folder .. "/" .. (file or "manifest.json"),
+        ("tensor '%s': %s"):format(name, problem))
+    end
+  end
+  return manifest
+end
+
 --- The manifest of a checkpoint. Codes: "corrupt", "unsupported" (of a newer version), "not_found"
 --- (no manifest), "denied" ...
 ---@param folder string of the checkpoint
@@ -77,14 +126,14 @@ function store.read_manifest(folder)
   if type(manifest) ~= "table" or math.type(manifest.version) ~= "integer" then
     return store.corrupt(path, "it has no version")
   end
-  if manifest.version ~= store.VERSION then
-    return core.refuse(("'%s' has version %d; this Moonshard reads %d")
+  if manifest.version < 1 or manifest.version > store.VERSION then
+    return core.refuse(("'%s' has version %d; this Moonshard reads versions up to %d")
       :format(path, manifest.version, store.VERSION), "unsupported")
   end
-  if not is_whole(manifest) then
+  if not is_whole(manifest) or manifest.version > 1 and not pieces_are_whole(manifest) then
     return store.corrupt(path, "a field is missing or of another kind")
   end
-  return manifest
+  return check_pieces(folder, manifest)
 end
 
 --- "f32 [2, 3]"
@@ -111,30 +160,97 @@ local function difference(entries, tensors)
   end
 end
 
---- Opens the file of a checkpoint's tensors. Every difference from the manifest is damage, also an
---- unknown dtype.
----@param folder string of the checkpoint
----@param manifest table
----@return any? file
----@return string? message
----@return string? code
-function store.open_tensors(folder, manifest)
-  local path = folder .. "/tensors.safetensors"
+-- What each file of a checkpoint has: file -> name -> { type = }.
+local function contents_of(manifest)
+  local files = { [TENSORS] = manifest.tensors }
+  for _, file in ipairs(manifest.files or {}) do files[file] = files[file] or {} end
+  for name, entry in pairs(manifest.pieces or {}) do
+    for _, part in ipairs(entry.parts) do
+      files[part.file][name] = { type = store.type_text(entry.dtype, { part.count }) }
+    end
+  end
+  return files
+end
+
+-- Opens one file. Every difference from the manifest is damage, also an unknown dtype.
+local function open_file(path, tensors)
   local kind = core.exists(path)
   if kind ~= "file" then
-    return store.corrupt(path,
-      kind and "it is a folder" or "the manifest is there, but this file is not")
+    local _, name = next(tensors), next(tensors)
+    return store.corrupt(path, (kind and "it is a folder"
+      or "the manifest is there, but this file is not")
+      .. (name and path:sub(-#TENSORS) ~= TENSORS and (" (it has pieces of '%s')"):format(name)
+        or ""))
   end
   local file, message, code = core.safetensors_open(path)
   if not file then return core.refuse(message, code == "unsupported" and "corrupt" or code) end
-  local differs = difference(file:entries(), manifest.tensors)
+  local differs = difference(file:entries(), tensors)
   if not differs then return file end
   file:close()
   return store.corrupt(path, differs)
 end
 
---- Judges a checkpoint by its manifest and by the header and size of the tensors' file. It does not
---- read the data: only loading detects flipped bits there.
+---@param files table<string, any>
+function store.close(files)
+  for _, file in pairs(files) do file:close() end
+end
+
+--- Opens the files of a checkpoint's tensors, by name. Every difference from the manifest is
+--- damage.
+---@param folder string of the checkpoint
+---@param manifest table
+---@return table<string, any>? files
+---@return string? message
+---@return string? code
+function store.open_tensors(folder, manifest)
+  local files = {}
+  for name, tensors in require "moonshard".sorted_pairs(contents_of(manifest)) do
+    local file, message, code = open_file(folder .. "/" .. name, tensors)
+    if not file then
+      store.close(files)
+      return core.refuse(message, code)
+    end
+    files[name] = file
+  end
+  return files
+end
+
+-- The hashes of a tensor's bytes: of its blocks, or of all of them.
+local function hashes_of(saved)
+  local list = {}
+  for i, hash in ipairs(saved.blocks or { saved.hash }) do list[i] = tonumber("0x" .. hash) end
+  return list
+end
+
+--- A tensor of a checkpoint, as far as it is not read yet; nil if there is none of that name.
+---@param folder string of the checkpoint
+---@param manifest table
+---@param files table<string, any> of open_tensors
+---@param name string
+---@return ms.Source?
+function store.source(folder, manifest, files, name)
+  local whole, entry = manifest.tensors[name], (manifest.pieces or {})[name]
+  if whole then
+    local found = files[TENSORS]:entries()[name]
+    return piece.source(found.dtype, found.shape, {
+      {
+        file = files[TENSORS], path = folder .. "/" .. TENSORS, name = name, first = 0,
+        count = piece.elements(found.shape), hashes = hashes_of(whole),
+      },
+    })
+  end
+  local parts = {}
+  for i, part in ipairs(entry and entry.parts or {}) do
+    parts[i] = {
+      file = files[part.file], path = folder .. "/" .. part.file, name = name, first = part.first,
+      count = part.count, hashes = hashes_of(part),
+    }
+  end
+  return entry and piece.source(entry.dtype, entry.shape, parts) or nil
+end
+
+--- Judges a checkpoint by its manifest and by the headers and sizes of the tensors' files. It does
+--- not read the data: only loading detects flipped bits there.
 ---@param folder string of the checkpoint
 ---@return table? manifest
 ---@return string? message
@@ -142,10 +258,10 @@ end
 function store.judge(folder)
   local manifest, message, code = store.read_manifest(folder)
   if not manifest then return core.refuse(message, code == "not_found" and "corrupt" or code) end
-  local file
-  file, message, code = store.open_tensors(folder, manifest)
-  if not file then return core.refuse(message, code) end
-  file:close()
+  local files
+  files, message, code = store.open_tensors(folder, manifest)
+  if not files then return core.refuse(message, code) end
+  store.close(files)
   return manifest
 end
 

@@ -67,7 +67,9 @@ function encode(value, path, depth, out)
     if values.is_text(value) then return value end
     return { ["$bytes"] = (value:gsub(".", function(c) return ("%02x"):format(c:byte()) end)) }
   end
-  if kind == "table" then return encode_table(value, path, depth, out) end
+  if kind == "table" and not piece.is(value) then
+    return encode_table(value, path, depth, out)
+  end
   if core.is_tensor(value) or piece.is(value) then
     out.names[#out.names + 1] = path
     out.tensors[#out.tensors + 1] = value

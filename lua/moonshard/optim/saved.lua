@@ -192,6 +192,10 @@ function saved.change(self, models, states, kind)
         if lies_alike(known, item, key) then
           state[key] = piece.new(value:detach():view(-1), item.shape, item.first,
             sharded_state.saves(item.of, item))
+        elseif item.own and core.is_tensor(value) then
+          -- The file of whole tensors is rank 0's, which may not have it.
+          state[key] = piece.new(value:detach():contiguous():view(-1), value:shape(), 0,
+            module.sharded[item.tensor].shards:rank() == 0)
         end
       end
     end
@@ -311,8 +315,10 @@ function saved.given(self, models, given, problem)
     for name, state in pairs(not text and values_given.parameters or {}) do
       local item = by_name[name]
       for key, value in pairs(item and not item.holder and state or {}) do
-        if piece.is(value) and (not is_whole_of(item, value) or value.first ~= item.first
-            or value.count ~= item.count) then
+        local is_all = piece.is(value) and not is_whole_of(item, value)
+          and value.count == piece.elements(value.shape)
+        if piece.is(value) and not is_all and (not is_whole_of(item, value)
+            or value.first ~= item.first or value.count ~= item.count) then
           text = ("the state '%s' of '%s' is %s; here it has %d elements from %d on"):format(
             tostring(key), name, tostring(value), item.count, item.first)
         end
@@ -332,6 +338,25 @@ function saved.given(self, models, given, problem)
   if first_problem then core.raise("load_state: " .. first_problem) end
   if others_empty and not zero.empty then given = receive(items, group, given) end
   return given, by_name, shared_keys(by_name, given.parameters)
+end
+
+--- f(source, first, count) for what each rank will read of a state of sources.
+---@param self ms.Optimizer
+---@param models ms.FSDPState[]
+---@param given table
+---@param f fun(source: ms.Source, first: integer, count: integer)
+function saved.each_source(self, models, given, f)
+  local by_name = {}
+  for _, item in ipairs(items_of(self, models)) do by_name[item.name] = item end
+  for i, p in ipairs(self.order) do
+    local name = p:name()
+    local item, states = by_name[name], given.parameters or {}
+    for key, value in pairs(states[name ~= "" and name or ("#%d"):format(i)] or {}) do
+      local alike = item and piece.is_source(value) and is_whole_of(item, value)
+      if alike then f(value, item.first, item.count)
+      elseif piece.is_source(value) then f(value, 0, piece.elements(value:shape())) end
+    end
+  end
 end
 
 --- A new state of a parameter's piece with this rank's elements of what was saved; nil if the

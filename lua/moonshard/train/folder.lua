@@ -182,7 +182,7 @@ function folder.save(self, step)
   things.step = step
   local path, message = checkpoints().save(self.run, things)
   self.saved, self.committed, self.saving, self.lost = step, false, path, message
-  if not path then log.warn("the checkpoint of step %d was not saved: %s", step, message) end
+  if not path then warn_once("the checkpoint of step %d was not saved: %s", step, message) end
 end
 
 --- Waits for the checkpoint that is being written. Returns whether the run's last checkpoint is on

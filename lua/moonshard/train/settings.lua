@@ -126,29 +126,6 @@ function settings.check_early(o, by)
   end
 end
 
-settings.NO_CHECKPOINT = "train: no checkpoints are saved: states of sharded optimizers cannot \z
-  be saved yet; model:save(path) keeps the weights"
-
---- Whether fsdp has cut some of these parameters into pieces. Such a run can neither resume nor
---- save checkpoints: resuming raises, and a warning says that nothing will be saved.
----@param o ms.TrainOptions
----@param parameters ms.Parameter[]
----@return boolean
-function settings.check_pieces(o, parameters)
-  local pieces = false
-  for _, p in ipairs(parameters) do pieces = pieces or module.is_cut(p) end
-  if not pieces then return false end
-  if o.resume ~= "never" then
-    core.raise(("train: resume = %q: states of sharded optimizers cannot be loaded yet: begin \z
-      with given weights (model:load before ms.fsdp), or use ms.ddp"):format(o.resume))
-  end
-  if o.save and o.save.every > 0 then
-    if core.rank() == 0 then log.warn("%s", settings.NO_CHECKPOINT) end
-    o.save = nil
-  end
-  return true
-end
-
 --- Logs the table of settings in force.
 ---@param self ms.Training
 function settings.show(self)

@@ -1,0 +1,201 @@
+-- Checkpoints that several ranks write: each rank has pieces of tensors, in a file of its own. They
+-- are committed in two phases: all files are durable before rank 0 writes the manifest, which lists
+-- the pieces, and renames the folder. So a rank that is killed at any moment loses nothing that was
+-- committed.
+local core = require "moonshard.core"
+local piece = require "moonshard.piece"
+local sharded_state = require "moonshard.fsdp.state"
+
+local pieces = {}
+
+-- The file of a rank's pieces.
+local function file_of(rank) return ("rank-%05d.safetensors"):format(rank) end
+
+--- Splits what was collected: whole tensors stay in out; the second result has the pieces.
+---@param out { names: string[], tensors: (ms.Tensor|ms.Piece)[] }
+---@return { names: string[], tensors: ms.Tensor[] } whole
+---@return { names: string[], pieces: ms.Piece[] } parts
+function pieces.split(out)
+  local whole, parts = { names = {}, tensors = {} }, { names = {}, pieces = {} }
+  for i, value in ipairs(out.tensors) do
+    if piece.is(value) then
+      table.insert(parts.names, out.names[i])
+      table.insert(parts.pieces, value)
+    else
+      table.insert(whole.names, out.names[i])
+      table.insert(whole.tensors, value)
+    end
+  end
+  return whole, parts
+end
+
+--- Hashes of a tensor as a manifest has them.
+---@param hashes table of core.snapshot: { hash, blocks? }
+---@return { hash: string, blocks?: string[] }
+function pieces.hashes(hashes)
+  local made = { hash = ("%016x"):format(hashes[1]) }
+  if hashes.blocks then
+    made.blocks = core.json_list {}
+    for i, hash in ipairs(hashes.blocks) do made.blocks[i] = ("%016x"):format(hash) end
+  end
+  return made
+end
+
+-- Phase 1 on one rank: writes the pieces that this rank saves. Returns what the manifest tells of
+-- them; or nil, message, code.
+local function write_own(folder, name, parts, rank)
+  local names, tensors, told = {}, {}, core.json_list {}
+  for i, one in ipairs(parts.pieces) do
+    local t = one.tensor
+    if one.saves and one.count > 0 then
+      names[#names + 1], tensors[#tensors + 1] = parts.names[i], t
+      told[#told + 1] = {
+        name = parts.names[i], dtype = t:dtype(),
+        shape = core.json_list { table.unpack(one.shape) },
+        first = one.first, count = one.count, file = file_of(rank),
+      }
+    elseif one.saves and piece.elements(one.shape) == 0 then
+      told[#told + 1] = { name = parts.names[i], dtype = t:dtype(),
+        shape = core.json_list { table.unpack(one.shape) } }
+    end
+  end
+  if #names == 0 then return told end
+  local snapshot, hashes = core.snapshot(names, tensors)
+  local ok, message, code = core.checkpoint_part(snapshot, folder, name, file_of(rank))
+  if not ok then return nil, message, code end
+  local at = 0
+  for _, one in ipairs(told) do
+    if one.file then
+      at = at + 1
+      for key, value in pairs(pieces.hashes(hashes[at])) do one[key] = value end
+    end
+  end
+  return told
+end
+
+--- The first failure of any rank of the world: message, code; nil if none has one.
+---@param message? string
+---@param code? string
+---@return string? message
+---@return string? code
+function pieces.agree(message, code)
+  return sharded_state.agree(require "moonshard".world(), message, code)
+end
+
+-- Adds what is in b and not in a, at every depth.
+local function merge(a, b)
+  if type(a) ~= "table" or type(b) ~= "table" then return end
+  for key, value in pairs(b) do
+    if a[key] == nil and type(key) == "string" then a[key] = value else merge(a[key], value) end
+  end
+end
+
+-- The values of all ranks in one tree: rank 0's, and what only other ranks have (parameters of
+-- group_of).
+local function join_values(world, values)
+  local text = core.json_encode(values)
+  local hashes, same = world:_share("all_gather", "i64", { core.hash(text) }, "checkpoint"), true
+  for _, hash in ipairs(hashes) do same = same and hash == hashes[1] end
+  if same then return values end
+  for r, other in ipairs(world:_share_texts(text, "checkpoint")) do
+    if r > 1 then merge(values, core.json_decode(other)) end
+  end
+  return values
+end
+
+--- What covers a tensor twice, or not at all, as text; nil if its parts are exactly it. Sorts them.
+---@param parts { file: string, first: integer, count: integer }[]
+---@param total integer
+---@return string? problem
+---@return string? file
+function pieces.gap(parts, total)
+  table.sort(parts, function(a, b) return a.first < b.first end)
+  local at, before = 0, nil
+  for _, part in ipairs(parts) do
+    if part.first > at then
+      return ("elements %d to %d are missing"):format(at, part.first - 1), part.file
+    elseif part.first < at then
+      return ("element %d is in '%s' too"):format(part.first, before.file), part.file
+    end
+    at, before = at + part.count, part
+  end
+  if at == total then return nil end
+  return at < total and ("elements %d to %d are missing"):format(at, total - 1)
+    or ("it has %d elements, and there are %d"):format(total, at), before and before.file
+end
+
+-- The list of pieces for the manifest, from what all ranks have told; or nil, message, code.
+local function list_all(all)
+  local list, files, seen = {}, {}, {}
+  for _, told in ipairs(all) do
+    for _, one in ipairs(told) do
+      local entry = list[one.name]
+      if not entry then
+        entry = { dtype = one.dtype, shape = one.shape, parts = core.json_list {} }
+        list[one.name] = entry
+      end
+      if one.file then
+        table.insert(entry.parts, {
+          file = one.file, first = one.first, count = one.count, hash = one.hash,
+          blocks = one.blocks,
+        })
+        if not seen[one.file] then seen[one.file], files[#files + 1] = true, one.file end
+      end
+    end
+  end
+  for name, entry in require "moonshard".sorted_pairs(list) do
+    local problem, file = pieces.gap(entry.parts, piece.elements(entry.shape))
+    if problem then
+      return core.refuse(("'%s' in %s: %s: do models over different groups of ranks have one name \z
+        in the checkpoint?"):format(name, file or "no file", problem), "mismatch")
+    end
+  end
+  return list, files
+end
+
+--- Saves folder/name: each rank its pieces, rank 0 also the whole tensors. text gives the manifest.
+--- All ranks call it, and have the same result.
+---@param folder string
+---@param name string
+---@param parts { names: string[], pieces: ms.Piece[] }
+---@param values table as encoded
+---@param write fun(folder: string, name: string, file: string): table?, string?, string? writes the
+--- whole tensors; gives what the manifest has of them, or nil, message, code
+---@param text fun(values: table, tensors: table, list: table, files: string[]): string
+---@return true?
+---@return string? message
+---@return string? code
+function pieces.save(folder, name, parts, values, write, text)
+  local world = require "moonshard".world()
+  local first, ok, message, code, tensors = world:rank() == 0, true, nil, nil, nil
+  if first then ok, message, code = core.checkpoint_begin(folder, name) end
+  message, code = pieces.agree(not ok and message or nil, code)
+  local told
+  if not message then
+    told, message, code = write_own(folder, name, parts, world:rank())
+    if told and first then tensors, message, code = write(folder, name, "tensors.safetensors") end
+    if message then message = ("rank %d: %s"):format(world:rank(), message) end
+    message, code = pieces.agree(message, code)
+  end
+  if not message then
+    values = join_values(world, values)
+    local all = {}
+    for r, one in ipairs(world:_share_texts(core.json_encode { told = told }, "checkpoint")) do
+      all[r] = world:_has_others() and core.json_decode(one).told or r == 1 and told or {}
+    end
+    if first and world:_has_others() then
+      local list, files
+      list, files, code = list_all(all)
+      if list then
+        ok, message, code = core.checkpoint_commit(folder, name, text(values, tensors, list, files))
+        if ok then message = nil end
+      else message = files end
+    end
+    message, code = pieces.agree(message, code)
+  end
+  if not message then return true end
+  if first then core.checkpoint_discard(folder, name) end
+  return core.refuse(message, code)
+end
+
+return pieces

@@ -1,0 +1,77 @@
+-- Checkpoints of sharded models: each rank writes its pieces, and any ranks load them under any
+-- strategy. fsdp_checkpoint.lua holds what each rank does.
+local command = require "command"
+local core = require "moonshard.core"
+local folder
+before_each(function() folder = command.folder() end)
+after_each(function() command.remove(folder) end)
+
+local function run(ranks, arguments)
+  local out = command.succeed(folder,
+    ("run '%s/tests/dist/fsdp_checkpoint.lua' -n %d folder='%s' %s"):format(command.source, ranks,
+      folder, arguments))
+  for rank = 0, ranks - 1 do
+    assert.truthy(out:find(("rank %d is done"):format(rank), 1, true), out)
+  end
+  return out
+end
+
+local function manifest_of(path)
+  return command.read(path .. "/manifest.json")
+end
+
+-- Writes a manifest with another text, and the hash of that text.
+local function rewrite(path, change)
+  local body = manifest_of(path):match '^{"hash":"%x+","manifest":(.*)}\n$'
+  local tree = assert(core.json_decode(body))
+  change(tree)
+  body = core.json_encode(tree)
+  command.write(path .. "/manifest.json",
+    ('{"hash":"%016x","manifest":%s}\n'):format(core.hash(body), body))
+end
+
+describe("fsdp's checkpoints", function()
+  it("load at any number of ranks and strategy, and continue bit for bit", function()
+    for _, ranks in ipairs { 1, 2, 4 } do run(ranks, "do=save") end
+    for _, ranks in ipairs { 1, 2, 4 } do run(ranks, "do=load from=124") end
+    run(2, "do=load from=4 --thread-ranks")
+  end)
+
+  it("that are damaged give one error that names file and tensor, on every rank", function()
+    run(2, "do=save --thread-ranks")
+    local path, copy = folder .. "/full-2/step-00000003", folder .. "/copy"
+    local function damaged(change, ...)
+      os.execute(("rm -rf '%s' && cp -r '%s' '%s'"):format(copy, path, copy))
+      change()
+      local out = run(2, ("do=damaged from='%s'"):format(copy))
+      for rank = 0, 1 do
+        local line = out:match(("rank %d: corrupt: ([^\n]*)"):format(rank))
+        assert.is_truthy(line, out)
+        for _, part in ipairs { ... } do assert.truthy(line:find(part, 1, true), line) end
+      end
+    end
+    local name = "model/inside.0.weight"
+    local function parts_of(tree) return tree.pieces[name].parts end
+    assert.equal(2, #parts_of(core.json_decode(manifest_of(path):match '"manifest":(.*)}\n$')))
+    damaged(function()
+      rewrite(copy, function(tree) table.remove(parts_of(tree), 1) end)
+    end, name, "rank-00001.safetensors", "elements 0 to ", "missing")
+    damaged(function()
+      rewrite(copy, function(tree) table.remove(parts_of(tree), 2) end)
+    end, name, "rank-00000.safetensors", "to 41 are missing")
+    damaged(function()
+      rewrite(copy, function(tree) parts_of(tree)[2].first = 0 end)
+    end, name, "is in 'rank-0000", "too")
+    damaged(function() os.remove(copy .. "/rank-00001.safetensors") end, "rank-00001.safetensors",
+      "this file is not", "it has pieces of 'model/")
+    -- A flipped bit that one rank reads is an error on all.
+    damaged(function()
+      local file = copy .. "/rank-00001.safetensors"
+      local text = command.read(file)
+      command.write(file, text:sub(1, -9) .. string.char(text:byte(-8) ~ 1) .. text:sub(-7))
+    end, "rank-00001.safetensors", "are not those that were saved")
+    damaged(function()
+      rewrite(copy, function(tree) parts_of(tree)[1].file = "../x.safetensors" end)
+    end, "manifest.json", "a field is missing or of another kind")
+  end)
+end)
