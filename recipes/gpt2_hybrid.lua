@@ -20,7 +20,9 @@ local cfg = ms.config {
   batch   = { 16, help = "sequences of a step, over all ranks" },
   length  = { 64, help = "bytes of a sequence" },
   lr      = { 2e-3, help = "peak learning rate" },
+  resume  = { "never", help = "never, auto, or a checkpoint" },
   run     = { "", help = "folder of the run" },
+  save    = { 0, help = "steps between checkpoints" },
   model   = { layers = 4, width = 128, heads = 4 },
 }
 
@@ -52,6 +54,7 @@ local result = ms.train {
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.steps, batches = 10 },
   sample = { every = cfg.steps, prompt = "\n", count = 100 },
+  save = { every = cfg.save, last = 2 }, resume = cfg.resume,
   run = cfg.run ~= "" and cfg.run or nil,
 }
 

@@ -18,7 +18,9 @@ local cfg = ms.config {
     "backward_pre",
     help = "what is gathered ahead: none (the least memory), both, by_budget ... or a Lua file",
   },
+  resume     = { "never", help = "never, auto, or a checkpoint" },
   run        = { "", help = "folder of the run" },
+  save       = { 0, help = "steps between checkpoints" },
   model      = { layers = 6, width = 128, heads = 4, kv_heads = 2 },
 }
 
@@ -63,13 +65,14 @@ local result = ms.train {
   eval = { every = cfg.steps, batches = 10 },
   before_step = function() between = ms.memory().live end,
   after_step = function() peak = ms.memory().peak end,
+  save = { every = cfg.save, last = 2 }, resume = cfg.resume,
   run = cfg.run ~= "" and cfg.run or nil,
 }
 
 ms.log("parameters, gradients and states of AdamW: %.2f MiB whole, %.2f MiB of them on this rank",
   mib(4 * whole), mib(4 * own))
 ms.log("memory of this rank: %.2f MiB between steps, %.2f MiB at the most", mib(between), mib(peak))
--- All ranks gather the whole model, and rank 0 writes it.
+-- Rank 0 writes the whole model, one tensor after the other.
 assert(model:save(result.run .. "/model"))
 ms.log("validation loss %.4f nats per byte, the model is in %s/model", result.valid.loss,
   result.run)

@@ -11,7 +11,9 @@ local cfg = ms.config(ms.scripts.options {
   dropout = { 0.3, help = "share of hidden numbers that are dropped in training" },
   lr     = { 2e-3, help = "learning rate" },
   train  = { 0.9, help = "share of the digits to train on; the rest is held out" },
+  resume = { "never", help = "never, auto, or a checkpoint" },
   run    = { "", help = "folder of the run" },
+  save   = { 0, help = "steps between checkpoints" },
 })
 
 local Net = nn.class "DigitNet"
@@ -47,6 +49,7 @@ local result = ms.train {
       return { accuracy = logits:argmax(-1):eq(labels):to "f32":mean() }
     end,
   },
+  save = { every = cfg.save, last = 2 }, resume = cfg.resume,
   run = cfg.run ~= "" and cfg.run or nil, clip = clip, log_every = 100,
 }
 ms.log("accuracy on held-out digits %.1f%%", 100 * result.valid.accuracy)

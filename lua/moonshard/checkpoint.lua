@@ -209,11 +209,10 @@ local function known_names(values)
   return table.concat(names, ", ")
 end
 
--- Whether an object loads parts of tensors: a sharded model, or an optimizer of one.
+-- Whether an object reads what it needs of tensors: a sharded model, or an optimizer.
 local function takes_parts(thing)
   local meta = type(thing) == "table" and getmetatable(thing)
-  if type(meta) ~= "table" then return false end
-  return meta.fsdp ~= nil or meta.__name == "ms.Optimizer" and thing:_has_pieces()
+  return type(meta) == "table" and (meta.fsdp ~= nil or meta.__name == "ms.Optimizer")
 end
 
 -- A reader of one checkpoint: functions that give a tensor by its name, as a whole or as a source.

@@ -787,12 +787,6 @@ local function load_one(self, p, given, item, shared)
   slot.state, slot.taken, slot.draws, slot.early = state, given["#taken"], given["#draws"], nil
 end
 
--- Whether this rank has pieces of some of its parameters.
-function Optimizer:_has_pieces()
-  for _, p in ipairs(self.order) do if module.is_part(p) then return true end end
-  return false
-end
-
 -- For checkpoints: f(source, first, count) for what load_state will read of a state of sources.
 function Optimizer:_each_source(given, f)
   saved_pieces.each_source(self, saved_pieces.models(self, "load_state"), given, f)

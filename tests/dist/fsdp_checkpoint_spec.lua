@@ -37,6 +37,16 @@ describe("fsdp's checkpoints", function()
     run(2, "do=load from=4 --thread-ranks")
   end)
 
+  it("keep what lossy links have on each rank, and its mean on other ranks", function()
+    local function residuals(ranks, arguments)
+      local out = command.succeed(folder, ("run '%s/tests/dist/fsdp_residuals.lua' -n %d \z
+        folder='%s' %s"):format(command.source, ranks, folder, arguments))
+      assert.equal(ranks, select(2, out:gsub("is done", "")), out)
+    end
+    residuals(4, "")
+    for _, ranks in ipairs { 4, 2, 3, 1 } do residuals(ranks, "saved=4") end
+  end)
+
   it("that are damaged give one error that names file and tensor, on every rank", function()
     run(2, "do=save --thread-ranks")
     local path, copy = folder .. "/full-2/step-00000003", folder .. "/copy"
@@ -50,7 +60,7 @@ describe("fsdp's checkpoints", function()
         for _, part in ipairs { ... } do assert.truthy(line:find(part, 1, true), line) end
       end
     end
-    local name = "model/inside.0.weight"
+    local name = "model/embed"
     local function parts_of(tree) return tree.pieces[name].parts end
     assert.equal(2, #parts_of(core.json_decode(manifest_of(path):match '"manifest":(.*)}\n$')))
     damaged(function()
@@ -58,7 +68,7 @@ describe("fsdp's checkpoints", function()
     end, name, "rank-00001.safetensors", "elements 0 to ", "missing")
     damaged(function()
       rewrite(copy, function(tree) table.remove(parts_of(tree), 2) end)
-    end, name, "rank-00000.safetensors", "to 41 are missing")
+    end, name, "rank-00000.safetensors", "to 77 are missing")
     damaged(function()
       rewrite(copy, function(tree) parts_of(tree)[2].first = 0 end)
     end, name, "is in 'rank-0000", "too")

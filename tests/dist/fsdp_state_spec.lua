@@ -1,6 +1,7 @@
 -- States of sharded models and of their optimizers. fsdp_state.lua and fsdp_optimizer_state.lua
 -- hold what each rank expects.
 local command = require "command"
+local full = os.getenv "MOONSHARD_TEST_FULL" == "1"
 local folder
 before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
@@ -23,6 +24,13 @@ describe("fsdp's states", function()
       on_ranks(ranks, "fsdp_optimizer_state")
     end)
   end
+  it("need no more than a rank's part and two units", function()
+    local model = full and "layers=12 width=768 heads=12 vocab=50257" or ""
+    for ranks = 1, full and 2 or 4 do
+      on_ranks(ranks, "fsdp_state_memory", in_folder() .. " " .. model)
+      os.execute(("rm -rf '%s/model' '%s/run'"):format(folder, folder))
+    end
+  end)
   it("are right on threads", function()
     on_ranks(3, "fsdp_state", in_folder() .. " --thread-ranks")
     on_ranks(2, "fsdp_optimizer_state", "--thread-ranks")

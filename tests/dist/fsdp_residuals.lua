@@ -1,0 +1,63 @@
+-- Run by every rank of fsdp_checkpoint_spec.lua: what lossy links keep on each rank, in checkpoints
+-- of sharded models. As many ranks continue with the same bits; others get the mean over the ranks,
+-- so that the mean of the gradients loses nothing.
+local ms = require "moonshard"
+local link_state = require "moonshard.link_state"
+local cfg = ms.config { folder = "", saved = 0 }             -- saved: by how many ranks; 0: save
+local rank, size, world = ms.rank(), ms.world_size(), ms.world()
+
+local function make(seed)
+  ms.seed(seed)
+  local net = ms.nn.Sequential(ms.nn.Linear(6, 7), ms.nn.Linear(7, 5))
+  local model = ms.fsdp(net, {
+    layout = size % 2 == 0 and "rows" or "flat", wrap = { class = "Linear" },
+    comm_hook = ms.hooks.chain { ms.hooks.error_feedback(), ms.hooks.bf16_compress() },
+  })
+  return model, ms.optim.sgd(model, { lr = 0.1, momentum = 0.9 })
+end
+
+local function step(model, optimizer, number)
+  model(ms.randn { 4, 6, seed = number * 10 + rank, per_rank = false }):square():mean():backward()
+  optimizer:step()
+end
+
+-- The mean over all ranks of what the link keeps for each parameter.
+local function residuals()
+  local found = {}
+  for _, one in ipairs(link_state.core(assert(link_state.find "error_feedback")):pieces()) do
+    local name, parameter, t = table.unpack(one)
+    found[name .. " " .. parameter] = world:all_reduce(t:clone(), "avg"):value()
+  end
+  return found
+end
+
+local model, optimizer = make(cfg.saved == 0 and 1 or 2)
+local things = { model = model, optimizer = optimizer, step = 2 }
+if cfg.saved == 0 then
+  for number = 1, 2 do step(model, optimizer, number) end
+  assert(ms.checkpoint.save(cfg.folder .. "/run", things))
+  local kept = residuals()
+  if rank == 0 then assert(ms.safetensors.save(cfg.folder .. "/kept.safetensors", kept)) end
+  step(model, optimizer, 3)
+  assert(model:save(cfg.folder .. "/final.safetensors"))
+else
+  assert(ms.checkpoint.load(ms.checkpoint.latest(cfg.folder .. "/run"), things))
+  local expected, count = assert(ms.safetensors.load(cfg.folder .. "/kept.safetensors")), 0
+  local own = residuals()
+  for name, t in pairs(expected) do
+    local most = t:abs():max():item()
+    assert(most > 0, "nothing was kept: " .. name)
+    -- Sums over ranks are added in another order.
+    assert((own[name]:view(-1) - t:view(-1)):abs():max():item() <= 1e-6 * most, name)
+    count = count + 1
+  end
+  assert(count == 4)
+  step(model, optimizer, 3)
+  local state = model:state()
+  if rank == 0 and cfg.saved == size then
+    for name, t in pairs(assert(ms.safetensors.load(cfg.folder .. "/final.safetensors"))) do
+      assert((t - state[name]):abs():max():item() == 0, name)
+    end
+  end
+end
+print(("rank %d is done"):format(rank))
