@@ -136,6 +136,32 @@ if cfg["do"] == "load" then
   end
 end
 
+-- One rank cannot write: nobody commits, all ranks are told, and the one before stays.
+if cfg["do"] == "refused" then
+  local self, path = begin(configs[2][2], 1), cfg.folder .. "/refused"
+  local list = things(self)
+  list.step = 1
+  assert(ms.checkpoint.save(path, list))
+  local refuse = { checkpoint_part = size - 1, checkpoint_begin = 0, checkpoint_commit = 0 }
+  for name, of in pairs(refuse) do
+    local f = core[name]
+    if rank == of then
+      core[name] = function() return core.refuse("the disk is full", "no_space") end
+    end
+    list.step = 2
+    local saved, message, code = ms.checkpoint.save(path, list)
+    assert(saved == nil and code == "no_space" and message:find "the disk is full", name)
+    assert(name ~= "checkpoint_part" or message:find(("rank %d: "):format(of)), message)
+    core[name] = f
+    world:barrier()
+    assert(table.concat(core.list(path), " ") == "step-00000001", name)
+    world:barrier()
+  end
+  list.step = 1
+  assert(ms.checkpoint.save(path, list))                     -- it replaces the one before
+  assert(ms.checkpoint.load(ms.checkpoint.latest(path), things(self)))
+end
+
 -- A damaged checkpoint: the error is the same on every rank, and nothing has changed.
 if cfg["do"] == "damaged" then
   local self = begin(configs[2][2], 2)

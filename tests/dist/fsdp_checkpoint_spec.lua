@@ -47,6 +47,10 @@ describe("fsdp's checkpoints", function()
     for _, ranks in ipairs { 4, 2, 3, 1 } do residuals(ranks, "saved=4") end
   end)
 
+  it("are not committed where one rank cannot write", function()
+    for ranks = 2, 3 do run(ranks, "do=refused") end
+  end)
+
   it("that are damaged give one error that names file and tensor, on every rank", function()
     run(2, "do=save --thread-ranks")
     local path, copy = folder .. "/full-2/step-00000003", folder .. "/copy"

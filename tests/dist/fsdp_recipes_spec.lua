@@ -83,6 +83,16 @@ describe("shard=", function()
     end
   end)
 
+  it("with checkpoints has the peak that check predicts, to the byte", function()
+    local options = "shard=full_shard run=out steps=5 " .. small .. "every.save=2"
+    local out = command.succeed(folder, ("check '%s/recipes/gpt_bytes.lua' -n 2 --json %s")
+      :format(command.source, options))
+    train("gpt_bytes", "shard=full_shard every.save=2")
+    local lines = command.metrics(folder .. "/out")
+    local predicted = require "moonshard.core".json_decode(out:match "{.*}").peak_bytes
+    assert.equal(lines[#lines].peak_bytes, predicted[1])
+  end)
+
   it("saves checkpoints, from which any ranks and strategies go on", function()
     local whole = train("gpt_bytes", "shard=full_shard")
     train("gpt_bytes", "shard=full_shard every.save=3")

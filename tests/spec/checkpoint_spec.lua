@@ -91,6 +91,43 @@ describe("checkpoint", function()
     assert.equal(4000, object.saved.weight:sum():item())
   end)
 
+  it("reads and checks parts of a large tensor by themselves", function()
+    local store = require "moonshard.checkpoint.store"
+    local t = ms.randn { 700000 }                            -- 2.8 MB: three blocks
+    local path = assert(checkpoint.save(folder, { step = 1, object = thing { t = t } }))
+    assert(checkpoint.wait())
+    local file = path .. "/tensors.safetensors"
+    local text = core.file_read(file)
+    local function source()
+      local manifest = assert(store.read_manifest(path))
+      assert.equal(3, #manifest.tensors["object/t"].blocks)
+      local files = assert(store.open_tensors(path, manifest))
+      finally(function() store.close(files) end)
+      return store.source(path, manifest, files, "object/t")
+    end
+    local whole = source()
+    local ranges = { { 0, 1 }, { 262140, 9 }, { 262144, 262144 }, { 699999, 1 }, { 5, 0 } }
+    for _, range in ipairs(ranges) do
+      local part = assert(whole:read(table.unpack(range)))
+      assert.equal(range[2], part:numel())
+      assert.is_true(range[2] == 0
+        or part:eq(t:narrow(1, range[1] + 1, range[2])):all():item())
+    end
+    assert.is_true(assert(whole:whole()):eq(t):all():item())
+    assert(core.file_write(file, text:sub(1, -41) .. string.char(text:byte(-40) ~ 4)
+      .. text:sub(-39)))
+    local damaged = source()
+    assert.is_true(damaged:check(0, 524288))
+    assert(damaged:read(100, 300000))
+    for _, range in ipairs { { 0, 524289 }, { 600000, 1 } } do
+      local ok, message, code = damaged:check(table.unpack(range))
+      assert.is_nil(ok)
+      assert.equal("corrupt", code)
+      assert.matches("tensors.safetensors': the bytes of tensor 'object/t' are not", message)
+    end
+    assert.is_nil(damaged:whole())
+  end)
+
   it("continues random numbers where they were", function()
     ms.rand { 3 }
     local path = assert(checkpoint.save(folder, { step = 1 }))

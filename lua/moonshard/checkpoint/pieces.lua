@@ -8,8 +8,11 @@ local sharded_state = require "moonshard.fsdp.state"
 
 local pieces = {}
 
--- The file of a rank's pieces.
+-- The file of a rank's pieces, and the one in which it tells rank 0 of them, until the commit.
 local function file_of(rank) return ("rank-%05d.safetensors"):format(rank) end
+local function list_of(folder, name, rank)
+  return ("%s/.tmp-%s/rank-%05d.json"):format(folder, name, rank)
+end
 
 --- Splits what was collected: whole tensors stay in out; the second result has the pieces.
 ---@param out { names: string[], tensors: (ms.Tensor|ms.Piece)[] }
@@ -41,8 +44,8 @@ function pieces.hashes(hashes)
   return made
 end
 
--- Phase 1 on one rank: writes the pieces that this rank saves. Returns what the manifest tells of
--- them; or nil, message, code.
+-- Phase 1 on one rank: writes the pieces that this rank saves, and the list of them. Returns true;
+-- or nil, message, code.
 local function write_own(folder, name, parts, rank)
   local names, tensors, told = {}, {}, core.json_list {}
   for i, one in ipairs(parts.pieces) do
@@ -59,18 +62,35 @@ local function write_own(folder, name, parts, rank)
         shape = core.json_list { table.unpack(one.shape) } }
     end
   end
-  if #names == 0 then return told end
-  local snapshot, hashes = core.snapshot(names, tensors)
-  local ok, message, code = core.checkpoint_part(snapshot, folder, name, file_of(rank))
-  if not ok then return nil, message, code end
-  local at = 0
-  for _, one in ipairs(told) do
-    if one.file then
-      at = at + 1
-      for key, value in pairs(pieces.hashes(hashes[at])) do one[key] = value end
+  if #names > 0 then
+    local snapshot, hashes = core.snapshot(names, tensors)
+    local ok, message, code = core.checkpoint_part(snapshot, folder, name, file_of(rank))
+    if not ok then return nil, message, code end
+    local at = 0
+    for _, one in ipairs(told) do
+      if one.file then
+        at = at + 1
+        for key, value in pairs(pieces.hashes(hashes[at])) do one[key] = value end
+      end
     end
   end
-  return told
+  return core.file_write(list_of(folder, name, rank), core.json_encode { told = told })
+end
+
+-- On rank 0, after phase 1: the lists of all ranks, whose files are then removed; or nil, message,
+-- code.
+local function read_lists(folder, name, ranks)
+  local all = {}
+  for rank = 0, ranks - 1 do
+    local path = list_of(folder, name, rank)
+    local text, message, code = core.file_read(path)
+    if not text then return nil, message, code end
+    all[rank + 1] = core.json_decode(text).told
+    local ok
+    ok, message, code = core.remove(path)
+    if not ok then return nil, message, code end
+  end
+  return all
 end
 
 --- The first failure of any rank of the world: message, code; nil if none has one.
@@ -153,6 +173,15 @@ local function list_all(all)
   return list, files
 end
 
+local function commit(folder, name, ranks, text)
+  local all, message, code = read_lists(folder, name, ranks)
+  if not all then return nil, message, code end
+  local list, files
+  list, files, code = list_all(all)
+  if not list then return nil, files, code end
+  return core.checkpoint_commit(folder, name, text(list, files))
+end
+
 --- Saves folder/name: each rank its pieces, rank 0 also the whole tensors. text gives the manifest.
 --- All ranks call it, and have the same result.
 ---@param folder string
@@ -170,26 +199,23 @@ function pieces.save(folder, name, parts, values, write, text)
   local first, ok, message, code, tensors = world:rank() == 0, true, nil, nil, nil
   if first then ok, message, code = core.checkpoint_begin(folder, name) end
   message, code = pieces.agree(not ok and message or nil, code)
-  local told
   if not message then
-    told, message, code = write_own(folder, name, parts, world:rank())
-    if told and first then tensors, message, code = write(folder, name, "tensors.safetensors") end
+    local written
+    written, message, code = write_own(folder, name, parts, world:rank())
+    if written and first then
+      tensors, message, code = write(folder, name, "tensors.safetensors")
+    end
     if message then message = ("rank %d: %s"):format(world:rank(), message) end
     message, code = pieces.agree(message, code)
   end
   if not message then
     values = join_values(world, values)
-    local all = {}
-    for r, one in ipairs(world:_share_texts(core.json_encode { told = told }, "checkpoint")) do
-      all[r] = world:_has_others() and core.json_decode(one).told or r == 1 and told or {}
-    end
-    if first and world:_has_others() then
-      local list, files
-      list, files, code = list_all(all)
-      if list then
-        ok, message, code = core.checkpoint_commit(folder, name, text(values, tensors, list, files))
-        if ok then message = nil end
-      else message = files end
+    -- Phase 2. In a world without the others there is nothing to commit.
+    if first and (world:_has_others() or world:size() == 1) then
+      ok, message, code = commit(folder, name, world:size(), function(list, files)
+        return text(values, tensors, list, files)
+      end)
+      if ok then message = nil end
     end
     message, code = pieces.agree(message, code)
   end

@@ -104,11 +104,18 @@ end
 
 -- What all ranks have: by name of a parameter, by key as text, whether the state lies as the
 -- parameter does, and its dtype and shape. A piece of one number looks as a state of one number
--- does; ranks with longer pieces tell.
-local function agree(items, states)
+-- does; ranks with longer pieces tell. alone: states are those of a native kind, which differ in
+-- shape from counts, also where a piece has one number: what this rank has tells all, unless others
+-- have other parameters.
+local function agree(items, states, alone)
   local told, known = {}, {}
   for _, item in ipairs(items) do
     if item.tensor then told[item.name] = describe(item, states[item.name] or {}) end
+    alone = alone and not item.own
+  end
+  if alone then
+    for name, one in pairs(told) do known[name] = read_told(one, 0) end
+    return known
   end
   local all = items[1].of.group:_share_texts(core.json_encode { told = told }, "optimizer")
   for r, text in ipairs(all) do
@@ -180,7 +187,7 @@ end
 ---@return table<string, table>?
 function saved.change(self, models, states, kind)
   local items = items_of(self, models)
-  local known = agree(items, states)
+  local known = agree(items, states, self.kind.native)
   for _, item in ipairs(items) do
     local state = states[item.name]
     local told = known[item.name]
