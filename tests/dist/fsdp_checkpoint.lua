@@ -143,7 +143,7 @@ if cfg["do"] == "refused" then
   list.step = 1
   assert(ms.checkpoint.save(path, list))
   local refuse = { checkpoint_part = size - 1, checkpoint_begin = 0, checkpoint_commit = 0 }
-  for name, of in pairs(refuse) do
+  for name, of in ms.sorted_pairs(refuse) do
     local f = core[name]
     if rank == of then
       core[name] = function() return core.refuse("the disk is full", "no_space") end
