@@ -176,7 +176,8 @@ end
 local function open_file(path, tensors)
   local kind = core.exists(path)
   if kind ~= "file" then
-    local _, name = next(tensors), next(tensors)
+    local name                                               -- the first, so the same on all ranks
+    for one in pairs(tensors) do name = name and name < one and name or one end
     return store.corrupt(path, (kind and "it is a folder"
       or "the manifest is there, but this file is not")
       .. (name and path:sub(-#TENSORS) ~= TENSORS and (" (it has pieces of '%s')"):format(name)
