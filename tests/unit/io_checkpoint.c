@@ -47,10 +47,9 @@ static ms_status write_mark(ms_context *own, const char *name, float mark)
     char manifest[32];
     ms_snapshot *snapshot = snapshot_of(mark);
     int length = snprintf(manifest, sizeof manifest, "mark %g", (double)mark);
-    ms_status status =
-        together ? write_together(own, snapshot, name, manifest, (size_t)length)
-                 : ms_checkpoint_write(own, snapshot, in_folder("run"), name, manifest,
-                                       (size_t)length);
+    ms_status status = together ? write_together(own, snapshot, name, manifest, (size_t)length)
+                                : ms_checkpoint_write(own, snapshot, in_folder("run"), name,
+                                                      manifest, (size_t)length);
     ms_snapshot_free(snapshot);
     return status;
 }
