@@ -75,8 +75,9 @@ describe("shard=", function()
       same(expected, (train("gpt2", how)))
     end
     local rounded = train("gpt2", "shard=full_shard hook=bf16_compress")
-    local difference = math.abs(rounded[5][1] - expected[5][1])
-    assert.is_true(difference > 0 and difference < 0.02)
+    -- A loss may be equal by chance; norms of rounded gradients differ.
+    assert.is_true(math.abs(rounded[5][1] - expected[5][1]) < 0.02)
+    assert.not_equal(expected[1][2], rounded[1][2])
     for _, dtype in ipairs { "bf16", "f16" } do
       local lower = train("gpt2", "shard=full_shard dtype=" .. dtype)
       assert.is_true(math.abs(lower[5][1] - expected[5][1]) < 0.05)
