@@ -6,7 +6,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char error_key = 0; /* registry: the error object of the last failed call */
+/* registry: a list whose only element is the error object of the last failed call, or false. It is
+ * made when the module is opened, so that keeping an error allocates nothing: an error of the
+ * allocation would unwind the engine. */
+static const char error_key = 0;
+
+void ms_lua_open_calls(lua_State *L)
+{
+    lua_createtable(L, 1, 0);
+    lua_pushboolean(L, false);
+    lua_rawseti(L, -2, 1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &error_key);
+}
+
+/* Keeps the value on top as the error, and pops it. */
+static void keep_error(lua_State *L)
+{
+    lua_rawgetp(L, LUA_REGISTRYINDEX, &error_key);
+    lua_insert(L, -2);
+    lua_rawseti(L, -2, 1);
+    lua_pop(L, 1);
+}
 
 /* registry: { error object, its traceback } of the last failed call */
 static const char trace_key = 0;
@@ -64,7 +84,7 @@ ms_status ms_lua_call(lua_State *L, ms_runtime *runtime, int arguments, int resu
     /* The object itself is kept, and raised again by ms_lua_ok. */
     if (!message) message = "a callback raised an error that is not a string";
     ms_fail(context, MS_ERROR_SCRIPT, "%.*s", (int)strcspn(message, "\n"), message);
-    lua_rawsetp(L, LUA_REGISTRYINDEX, &error_key);
+    keep_error(L);
     lua_settop(L, function - 1);
     return MS_ERROR_SCRIPT;
 }
@@ -123,10 +143,12 @@ void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error)
 void ms_lua_ok(lua_State *L, ms_status status)
 {
     if (!status) return;
-    if (status == MS_ERROR_SCRIPT && lua_rawgetp(L, LUA_REGISTRYINDEX, &error_key) != LUA_TNIL) {
-        lua_pushnil(L);
-        lua_rawsetp(L, LUA_REGISTRYINDEX, &error_key);
-        lua_error(L);
+    if (status == MS_ERROR_SCRIPT) {
+        lua_rawgetp(L, LUA_REGISTRYINDEX, &error_key);
+        lua_rawgeti(L, -1, 1);
+        lua_pushboolean(L, false);
+        keep_error(L);
+        if (lua_toboolean(L, -1)) lua_error(L);
     }
     ms_runtime *runtime = ms_lua_runtime(L);
     const ms_error *error =

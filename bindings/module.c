@@ -86,6 +86,7 @@ static void (*const parts[])(lua_State *L, int runtime) = {
  * the files that add to them. The runtime stays reachable as the upvalue of all functions. */
 static int open_module(lua_State *L)
 {
+    ms_lua_open_calls(L);
     ms_runtime *runtime = ms_lua_new_runtime(L);
     int at = lua_gettop(L);
     read_environment(runtime);

@@ -208,6 +208,8 @@ void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const ch
 
 /* ----------------------------------------------------------- calls into Lua */
 
+/* Once for each Lua state, before the first call. */
+void ms_lua_open_calls(lua_State *L);
 /* Calls the function below its `arguments` on the stack, protected. On MS_ERROR_SCRIPT the stack is
  * as before the function was pushed, the error is kept for ms_lua_ok, and the engine's error has
  * its first line. */

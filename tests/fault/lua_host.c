@@ -138,6 +138,43 @@ static void any_failed_allocation_of_lua_is_an_error(void **state)
     }
 }
 
+/* Fills the registry up to another number of values, so that a value that the library adds may need
+ * more memory for it, or not. */
+static void fill_registry(lua_State *L, int count)
+{
+    for (int i = 0; i < count; i++) {
+        lua_pushboolean(L, true);
+        lua_rawsetp(L, LUA_REGISTRYINDEX, program + i);
+    }
+}
+
+/* The engine is not unwound, also where there is no memory to keep the error: what the call held is
+ * given back. The function fails at one of its many allocations, and so does all that follows. */
+static void keeping_the_error_of_a_callback_needs_no_memory(void **state)
+{
+    (void)state;
+    static const char recompute[] =
+        "local core = require 'moonshard.core'\n"
+        "local x = core.full(1, { 2, requires_grad = true })\n"
+        "core.recompute(function(a) for i = 1, 500 do a = { a } end return x end, x)\n";
+    for (int count = 0; count < 64; count++) {
+        heap h = { .calls = 0 };
+        lua_State *L = open_state(&h);
+        assert_non_null(L);
+        if (run_text(L, before)) fail_msg("%s", lua_tostring(L, -1));
+        fill_registry(L, count);
+        h.calls = 0;
+        h.fail_at = 250;
+        assert_true(run_text(L, recompute));
+        h.fail_at = 0;
+        assert_non_null(strstr(lua_tostring(L, -1), "not enough memory"));
+        lua_settop(L, 0);
+        if (run_text(L, after)) fail_msg("%d values: %s", count, lua_tostring(L, -1));
+        lua_close(L);
+        assert_int_equal(h.bytes, 0);
+    }
+}
+
 static void any_failed_allocation_while_opening_is_an_error(void **state)
 {
     (void)state;
@@ -271,6 +308,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_failed_allocation_of_lua_is_an_error),
+        cmocka_unit_test(keeping_the_error_of_a_callback_needs_no_memory),
         cmocka_unit_test(any_failed_allocation_while_opening_is_an_error),
         cmocka_unit_test(a_call_from_another_thread_is_refused),
         cmocka_unit_test(states_come_and_go_without_a_trace),
