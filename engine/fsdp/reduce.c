@@ -228,6 +228,14 @@ static ms_status run_chain(ms_flat *flat, ms_tensor **result)
     return status ? status : ms_stream_wait(ms_engine_current(fsdp->engine), flat->ready[1]);
 }
 
+/* The name of a member whose gradient a loss scaler has multiplied, or NULL. */
+static const char *first_marked(const ms_flat *flat)
+{
+    for (uint32_t i = 0; i < flat->count; i++)
+        if (flat->members[i].marked) return flat->members[i].name;
+    return NULL;
+}
+
 /* Whether some member has a gradient of earlier passes, or of an earlier backward in this one. */
 static bool has_held(const ms_flat *flat)
 {
@@ -343,6 +351,7 @@ ms_status ms_flat_reduce(ms_flat *flat, uint32_t index, bool is_last)
     flat->bucket.is_last = is_last;
     flat->bucket.result = NULL;
     flat->bucket.continues = fsdp->continues || has_held(flat);
+    flat->bucket.scaled = first_marked(flat);
     if (!status) status = ms_group_stream(fsdp->group, 1, &stream);
     if (!status) status = ms_inflight_acquire(fsdp->reductions, ms_engine_current(fsdp->engine), 1);
     if (!status) status = launch(flat, stream);

@@ -124,12 +124,14 @@ ms_status ms_clip_encode(const ms_link *link, ms_bucket *bucket)
                               "pass's would be clipped without them: accumulate in no_sync or "
                               "with accumulate = \"local\", or clip after backward "
                               "(model:clip_grad_norm)");
-    for (uint32_t i = 0; i < bucket->count && !status; i++)
-        if (ms_tensor_grad_is_marked(bucket->parameters[i]))
-            status = ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT,
-                                    "clip: the gradient of '%s' is multiplied by a loss scale, and "
-                                    "only scaler:unscale divides it: clip by hand after it",
-                                    bucket->names[i]);
+    const char *scaled = bucket->scaled;
+    for (uint32_t i = 0; i < bucket->count && !scaled; i++)
+        if (ms_tensor_grad_is_marked(bucket->parameters[i])) scaled = bucket->names[i];
+    if (scaled)
+        status = ms_engine_fail(bucket->engine, MS_ERROR_ARGUMENT,
+                                "clip: the gradient of '%s' is multiplied by a loss scale, and "
+                                "only scaler:unscale divides it: clip by hand after it",
+                                scaled);
     return status;
 }
 

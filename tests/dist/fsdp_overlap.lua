@@ -522,7 +522,12 @@ if options.how == "agree" then
   end
 end
 
--- Marked gradients cannot be stepped before they are divided.
+-- Gradients that a loss scaler has multiplied cannot be clipped or stepped before they are divided.
+if options.how == "scaler_clip" then
+  local clip = hooks.clip { max_norm = 1, scope = "bucket" }
+  local net = sharded(Net(), "full_shard", { comm_hook = clip })
+  optim.scaler {}:scale(net(input(1, 1)):sum()):backward()
+end
 if options.how == "scaler" then
   local net = sharded(Net(), "full_shard")
   optim.in_backward(optim.sgd, net:parameters(function(p) return p:requires_grad() end))

@@ -25,6 +25,14 @@ describe("overlap with fsdp", function()
     assert.truthy(err:find("is still multiplied by the loss scale", 1, true), err)
   end)
 
+  it("refuses a chain that clips gradients under a loss scale", function()
+    local code, _, err = command.run(folder,
+      ("run '%s/tests/dist/fsdp_overlap.lua' -n 2 how=scaler_clip"):format(command.source))
+    assert.equal(1, code, err)
+    assert.truthy(err:find("is multiplied by a loss scale, and only scaler:unscale divides it", 1,
+      true), err)
+  end)
+
   it("takes the memory that check says", function()
     command.write(folder .. "/r.lua", [[
       local ms = require "moonshard"

@@ -51,6 +51,9 @@ typedef struct ms_bucket {
     uint32_t place;
     /* The result is added to gradients of earlier passes, which are not in the buffer. */
     bool continues;
+    /* A parameter whose gradient a loss scaler has multiplied, where its tensor does not tell
+     * (ms_tensor_grad_is_marked), or NULL. */
+    const char *scaled;
     double divisor;            /* of a mean: how many ranks it is over, unless a user has set it */
     uint32_t count;            /* of parameters */
     const uint32_t *positions; /* of the parameters among all of the model */
