@@ -43,7 +43,8 @@ describe("the command line", function()
         -- The help of a switch with a value states its default. These switches have no default.
         local none = switch:match "^%-%-trace" or switch:match "^%-%-html"
           or switch:match "^%-%-golden" or switch:match "^%-%-rank "
-          or switch:match "^%-%-config FILE" or name == "bench hooks"
+          or switch:match "^%-%-config FILE"
+          or name == "bench fsdp" and switch:match "^%-%-prefetch" or name == "bench hooks"
             and (switch:match "^%-%-overlap" or switch:match "^%-%-hook"
               or switch:match "^%-%-buckets")
         local takes_value = switch:match "^%-%-[%w-]+ [%u{<]" or switch:match "^%-n N "

@@ -211,8 +211,8 @@ function bench_fsdp.register(parser, tools)
   parser:option("--peer", "what the interpreter runs"):default "tests/bench/fully_shard.py"
   parser:flag("--here", "measure one way on the ranks of this job; a line of JSON"):hidden(true)
   parser:option("--way"):hidden(true)
-  parser:option("--links", "compare prefetch strategies over these links, separated by spaces: '"
-    .. bench_prefetch.LINKS .. "'")
+  parser:option("--links", "compare prefetch strategies over these links, separated by spaces "
+    .. ("(default: none; '%s' with --prefetch)"):format(bench_prefetch.LINKS))
   parser:option("--prefetch",
     "a strategy of your own beside the others, with its options: 'FILE key=value ...'")
   return function(parsed)
