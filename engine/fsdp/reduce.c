@@ -214,7 +214,7 @@ static ms_status run_chain(ms_flat *flat, ms_tensor **result)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_bucket *bucket = &flat->bucket;
-    /* One rank alone agrees with nobody, and counts nobody. */
+    /* `live` is 0 where there is one rank: live ranks are not counted there. */
     double divisor = fsdp->live_divisor && fsdp->live ? fsdp->live : fsdp->divisor;
     flat->ready[1] = (ms_point){ 0 };
     bucket->divisor = split_divisor(flat, divisor);

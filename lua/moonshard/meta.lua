@@ -627,11 +627,12 @@
 --- model.safetensors.index.json are read, or without one all its .safetensors files. A name that
 --- two files have is an error.
 ---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
---- Gives parameters and buffers on "meta" memory, and the values that they would have without it, on
---- this rank. Returns the module. Values that were filled, drawn, copied or cast as a whole tensor,
---- or changed by operators without other tensors, are recorded. For others the class has a method
---- reset(self) that writes them. It draws the random numbers that it drew when init called it, or,
---- where init does not, those from the beginning of init on. A value without either is an error.
+--- Gives parameters and buffers on "meta" memory, and the values that they would have without it,
+--- on this rank. Returns the module. Values that were filled, drawn, copied or cast as a whole
+--- tensor, or changed by operators without other tensors, are recorded. For others the class has a
+--- method reset(self) that writes them. It draws the random numbers that it drew when init called
+--- it, or, where init does not, those from the beginning of init on. A value without either is an
+--- error.
 ---@field materialize fun(self): self
 --- Errors: load, load_state: unknown or missing names and wrong shapes (the message has the first
 --- three of each). accumulate: f did not call backward.
@@ -1041,7 +1042,8 @@
 ---@field comm_hook? ms.LinkLike
 --- What is gathered ahead of its use: the name of a strategy, a file that returns one, or what
 --- ms.prefetch gives. "backward_pre" (the default): before a unit's backward the unit that comes
---- next, after the order of forward; "backward_post": after it, in the order of the backward before;
+--- next, by the order of forward; "backward_post": after a unit's backward, by the order of the
+--- last backward;
 --- "forward": when a unit's forward begins, the one that was used next in the forward before;
 --- "both": "backward_pre" and "forward"; "none"; "by_budget": see budgets; "tuned": measures units
 --- and channels, forecasts a pass with each of several plans, and keeps the best, or the default if
@@ -1080,8 +1082,8 @@
 ---@field find_unused? boolean
 --- Gradients are summed and divided by this number; the group's size unless given.
 ---@field divide_factor? number
---- What travels in gathers in place of a shard: f gets the shard, 1-D in the dtype of computing, and
---- returns a 1-D tensor of any dtype, as long on all ranks. It runs as a hook on the stream of
+--- What travels in gathers in place of a shard: f gets the shard, 1-D in the dtype of computing,
+--- and returns a 1-D tensor of any dtype, as long on all ranks. It runs as a hook on the stream of
 --- gathers, once for each part of a unit, whenever the unit is gathered, and must give the same
 --- result for the same shard. Gathers for summon, states and full_precision_eval go without. Bytes
 --- in stats are those that travel. Errors: another length or dtype on some rank ends the job.
@@ -1103,8 +1105,8 @@
 --- and loss scalers compute in f32 from them, and what passes add up is rounded each time.
 ---@field keep_low_precision_grads? boolean
 --- true: while the model is in evaluation mode (model:eval()) forwards gather and compute in the
---- parameters' dtype, with buffers in theirs, and inputs are not cast. Forwards that are recorded in
---- both modes need a backward in between.
+--- parameters' dtype, with buffers in theirs, and inputs are not cast. Forwards that are recorded
+--- in both modes need a backward in between.
 ---@field full_precision_eval? boolean
 --- "cpu": shards, their gradients and the states of their optimizers are in the host's memory; on
 --- CPU ranks in a second pool (ms.memory().offload_live). A shard is copied before its gather, a
@@ -1180,9 +1182,9 @@
 ---@field misses integer            uses that had to gather their unit
 ---@field wasted_bytes integer      of units that were gathered ahead for nothing
 ---@field replans integer           plans that were made anew since the order of uses had changed
---- Of the strategy "tuned", once it has chosen: its plan, the forecast, and what was measured, with it
---- (nil while it is being measured) and with the default; in ms of a pass. The plan is the default's
---- if that was faster.
+--- Of the strategy "tuned", once it has chosen: its plan, the forecast, and what was measured with
+--- the plan (nil while that goes on) and with the default, in ms of a pass. The plan is the
+--- default's if that was faster.
 ---@field tuned? { plan: string, predicted_ms: number, measured_ms?: number, default_ms: number }
 
 --- What a rank has of a tensor, in states of kind "sharded".
@@ -1223,8 +1225,8 @@
 --- or rank 0 gives all and the others empty tables. All ranks call it; an error is the same on all,
 --- and nothing has changed then.
 ---@field load_state fun(self, state: table<string, ms.Tensor|ms.Piece>, options?: ms.LoadOptions)
---- As a module's: rank 0 writes, and puts one tensor after the other together. All ranks call it and
---- have the same result.
+--- As a module's: rank 0 writes, and puts one tensor after the other together. All ranks call it
+--- and have the same result.
 ---@field save fun(self, path: string, options?: ms.SaveOptions): true?, string?, string?
 --- As a module's: each rank reads its pieces, so no rank has the whole model. All ranks call it and
 --- have the same result.
@@ -1445,10 +1447,10 @@
 ---@class ms
 --- Makes a policy from a planner: when optimizers step each bucket.
 ---@field overlap fun(planner: ms.OverlapPlanner): ms.Overlap
---- Gathers ahead of sharded models. plan(view) is called before a pass, from the third with the same
---- order of uses on; the passes before run as "backward_pre". Where the order has changed, results
---- are right, the rest of that pass runs as "backward_pre", and a new plan is made. Evaluations
---- (forwards that are not recorded) have an order and plans of their own.
+--- Gathers ahead of sharded models. plan(view) is called before a pass, from the third with the
+--- same order of uses on; the passes before run as "backward_pre". Where the order has changed,
+--- results are right, the rest of that pass runs as "backward_pre", and a new plan is made.
+--- Evaluations (forwards that are not recorded) have an order and plans of their own.
 ---@class ms.PrefetchView: ms.PlanView
 ---@field training boolean             false: the plan is for evaluations
 ---@field budget_bytes integer         for gathered units, together; math.maxinteger without a limit
@@ -1478,7 +1480,8 @@
 ---@field gather_ms number
 ---@field compute_ms number            without the time of units that are used inside of it
 ---@field reduce_ms number             of its gradients, in backward
----@class ms.PrefetchEntry             plan[i] is about view.visits[i]; without one: nothing is ahead
+--- plan[i] is about view.visits[i]; without an entry nothing is gathered ahead.
+---@class ms.PrefetchEntry
 ---@field unit integer                 must be visits[i].unit
 ---@field gather? integer[]            units to gather when it begins; gathered ones are passed over
 ---@field after? integer[]             units to gather when it has ended
@@ -1651,8 +1654,8 @@
 ---@field save fun(folder: string, things: table<string, any>): string?, string?, string?
 --- **blocks** until the checkpoint that is being written is on disk.
 ---@field wait fun(): true?, string?, string?
---- Loads things of these names in place, and returns all values by name. All ranks call it, and have
---- the same result.
+--- Loads things of these names in place, and returns all values by name. All ranks call it, and
+--- have the same result.
 ---@field load fun(path: string, things?: table<string, any>): table<string, any>?, string?, string?
 --- The path of the newest checkpoint that is not damaged; nil if there is none. Damage is found by
 --- manifest and file sizes; a warning names each damaged checkpoint. If there are checkpoints and
@@ -1670,13 +1673,14 @@
 
 --- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
 --- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01; and
---- shard=, a strategy of ms.fsdp, with other options of ms.fsdp as shard.layout=rows; prefetch=, what
---- it gathers ahead; and gather=, a file that says what travels in its gathers.
+--- shard=, a strategy of ms.fsdp, with other options of ms.fsdp as shard.layout=rows; prefetch=,
+--- what it gathers ahead; and gather=, a file that says what travels in its gathers.
 ---
 --- A hook's file returns a link, or a function(options) that makes one; a function whose first
 --- parameter is called bucket, or that has two, is a link. The file of a policy or of a bucket
 --- plan returns what ms.overlap or ms.buckets gives, or a function(options) that does; that of a
---- prefetch strategy, what ms.prefetch gives; the file of a gather, a table with before_gather, after_gather or both, or a function(options) that does.
+--- prefetch strategy, what ms.prefetch gives; the file of a gather, a table with before_gather,
+--- after_gather or both, or a function(options) that does.
 ---@class ms.scripts
 --- Adds the six options to those of ms.config, and returns the table.
 ---@field options fun(options: table): table
@@ -1686,8 +1690,8 @@
 --- chain then clips by the norm of the step before.
 ---@field apply fun(cfg: table, model: ms.Module, make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
 --- For what apply does not do: the link ("hook"), policy ("overlap"), plan ("buckets"), table of
---- functions ("gather") or strategy ("prefetch") that the option of cfg names; nil where it is not set. A wrong one ends the
---- run with 2.
+--- functions ("gather") or strategy ("prefetch") that the option of cfg names; nil where it is not
+--- set. A wrong one ends the run with 2.
 ---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"): any
 
 ---@class ms.trace

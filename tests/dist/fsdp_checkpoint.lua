@@ -136,7 +136,7 @@ if cfg["do"] == "load" then
   end
 end
 
--- One rank cannot write: nobody commits, all ranks are told, and the one before stays.
+-- One rank cannot write: no rank commits, all ranks get the error, and the last checkpoint stays.
 if cfg["do"] == "refused" then
   local self, path = begin(configs[2][2], 1), cfg.folder .. "/refused"
   local list = things(self)

@@ -150,7 +150,7 @@ if size > 1 then
   expect_equal(expect.whole(model), state, "group_of")
 end
 
--- Memory: shards, an element behind each, and one unit.
+-- Memory: the shards, one element after the end of each, and one unit.
 for _, layout in ipairs { "flat", "rows" } do
   local width <const>, units <const> = 64, 6
   local function make()

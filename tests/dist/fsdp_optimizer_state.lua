@@ -71,7 +71,7 @@ end
 
 local function step(model, optimizer)
   model(ms.tensor({ 1, 12, 5 }, "i64")):square():mean():backward()
-  -- ignored parameters are averaged by nobody; here all ranks have the same inputs.
+  -- Gradients of ignored parameters are not averaged; here all ranks have the same inputs.
   optimizer:step()
 end
 
