@@ -46,6 +46,23 @@ local function repeated(f, least, budget_ms, prepare)
   return times
 end
 
+-- Times of `count` steps of run(), on the device: from the end of one to the end of the next.
+-- The first `warm` steps fill pools and plans.
+local function step_times(warm, count, run)
+  local core, ms = require "moonshard.core", require "moonshard"
+  local times, before = {}, nil
+  for step in ms.steps(warm + count) do
+    run()
+    if step >= warm - 1 then
+      core.synchronize()
+      local now = core.clock_ms()
+      if before then times[#times + 1] = now - before end
+      before = now
+    end
+  end
+  return times
+end
+
 local configs = {
   micro = { layers = 2, width = 32, heads = 2, vocab = 64, context = 16, batch = 2 },
   tiny = { layers = 4, width = 256, heads = 4, vocab = 256, context = 256, batch = 8 },
@@ -337,7 +354,7 @@ local kinds = {
   hook = bench_hook,
   hooks = function(parser) return require "moonshard.cli.bench_hooks".register(parser, median) end,
   fsdp = function(parser)
-    local tools = { median = median, configs = configs }
+    local tools = { median = median, configs = configs, step_times = step_times }
     return require "moonshard.cli.bench_fsdp".register(parser, tools)
   end,
 }

@@ -47,17 +47,10 @@ local function measure(parsed, tools)
   local optimizer = ms.optim.adamw(model, { lr = 1e-4, weight_decay = 0.1 })
   local x = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 1 }
   local y = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 2 }
-  local times, before = {}, nil
-  for step in ms.steps(WARM + (parsed.steps or STEPS[parsed.config])) do
+  local times = tools.step_times(WARM, parsed.steps or STEPS[parsed.config], function()
     model(x):cross_entropy(y):backward()
     optimizer:step()
-    if step >= WARM - 1 then
-      core.synchronize()
-      local now = core.clock_ms()
-      if before then times[#times + 1] = now - before end
-      before = now
-    end
-  end
+  end)
   local most = ms.world():all_reduce(ms.full(pss_mib(), {}), "max"):value():item()
   if ms.rank() > 0 then return 0 end
   local med = tools.median(times)

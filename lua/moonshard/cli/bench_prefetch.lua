@@ -41,17 +41,10 @@ local function measure(strategy, parsed, tools)
   local c = tools.configs[parsed.config]
   local model = new_model(c, { prefetch = strategy[2] })
   local optimizer, x = ms.optim.adamw(model, { lr = 1e-4 }), new_batch(c)
-  local times, before = {}, nil
-  for step in ms.steps(WARM + parsed.steps) do
+  local times = tools.step_times(WARM, parsed.steps, function()
     model(x):cross_entropy(x):backward()
     optimizer:step()
-    if step >= WARM - 1 then
-      core.synchronize()
-      local now = core.clock_ms()
-      if before then times[#times + 1] = now - before end
-      before = now
-    end
-  end
+  end)
   model:unwrap()
   local med = tools.median(times)
   return { strategy = strategy[1], ms_step_med = med, ms_step_min = times[1] }
