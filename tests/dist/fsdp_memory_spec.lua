@@ -41,7 +41,8 @@ describe("moonshard bench fsdp", function()
         return require "moonshard".prefetch { name = "own", plan = function() return {} end }
       end
     ]])
-    local code, out, err = command.run(folder, "bench fsdp --json --config micro --steps 2 -n 2 "
+    local code, out, err = command.run(folder, "bench fsdp --json --config micro --steps 2 "
+      .. "--rounds 2 -n 2 "
       .. "--links '1Gbit,20us 10Gbit' --prefetch 'own.lua depth=2'")
     assert.equal(0, code, err)
     local seen, own = {}, 0
@@ -49,7 +50,8 @@ describe("moonshard bench fsdp", function()
       local row = core.json_decode(line)
       seen[row.link] = (seen[row.link] or 0) + 1
       own = own + (row.strategy == "own" and 1 or 0)
-      assert.is_true(row.ms_least > 0 and row.ms_step_med > 0)
+      assert.is_true(row.ms_least > 0 and row.ms_step_med > 0 and row.of_best > 0)
+      assert.equal(row.strategy == "tuned", row.predicted_ms ~= nil)
       -- Nothing hides the first gather and the last reduction.
       assert.is_true(row.link ~= "1Gbit,20us" or row.of_least > 0.5)
     end

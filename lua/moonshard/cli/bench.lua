@@ -401,8 +401,8 @@ function bench.main(arguments)
       and not launch.process.rank then
     return require "moonshard.cli.ranks".launch(parsed)
   end
-  if parsed.way == "edges" or parsed.way == "compute" then
-    parsed.device = parsed.way == "edges" and "sim" or parsed.device
+  if parsed.way == "edges" then
+    parsed.device = "sim"
     require "moonshard.core".configure { group = "fake", rank = 0, world_size = 2 }
   end
   switches.apply(parsed)

@@ -22,6 +22,7 @@ local PEERS = {
 }
 local WARM = 3                     -- steps that fill pools and plans
 local STEPS = { micro = 20, tiny = 20, gpt2 = 8 }
+local ROUNDS <const>, LINK_STEPS <const> = 3, 4
 local EDGES <const> = 4            -- of a unit in a step: before and after its forward and backward
 
 -- Proportional resident memory of this process: pages that ranks share count in parts. Pools keep
@@ -148,7 +149,7 @@ end
 -- The ways one after the other, several times: of each the least median and the least memory.
 local function measure_config(parsed, config, tools)
   local ways, rows = ways_of(parsed, config, tools), {}
-  for _ = 1, parsed.rounds do
+  for _ = 1, parsed.rounds or ROUNDS do
     for i, way in ipairs(ways) do
       local one = answer_of(way.command)
       if not one then launch.exit(1, ("bench fsdp: %s, %s failed"):format(config, way[1])) end
@@ -174,7 +175,7 @@ end
 
 -- What one job measures, by --way; other ways are numbers of WAYS.
 local parts = {
-  edges = measure_edges, strategies = bench_prefetch.measure, compute = bench_prefetch.compute,
+  edges = measure_edges, strategies = bench_prefetch.measure,
 }
 
 -- Prefetch strategies over links. A mistake is reported once, before anything is measured.
@@ -183,7 +184,8 @@ local function strategies(parsed)
   if cfg.prefetch then require "moonshard.scripts"._check("prefetch", cfg.prefetch) end
   parsed.links = parsed.links or bench_prefetch.LINKS
   parsed.config = parsed.config == "both" and "tiny" or parsed.config
-  parsed.steps = parsed.steps or STEPS[parsed.config]
+  parsed.steps = parsed.steps or LINK_STEPS
+  parsed.rounds = parsed.rounds or bench_prefetch.ROUNDS
   local code = bench_prefetch.run(parsed, function(given) return lines_of(SELF .. given) end)
   if code ~= 0 then launch.exit(code, "bench fsdp: the strategies could not be measured") end
   return 0
@@ -196,9 +198,11 @@ end
 function bench_fsdp.register(parser, tools)
   parser:option("--config", "of models; both: tiny and gpt2; micro: to try the bench")
     :choices { "micro", "tiny", "gpt2", "both" }:default "both"
-  parser:option("--steps", "steps to measure (default: 20; of gpt2 8)")
+  parser:option("--steps", ("steps to measure (default: 20; of gpt2 8; with --links %d a round)")
+    :format(LINK_STEPS))
     :convert(switches.count)
-  parser:option("--rounds", "how often each is measured"):convert(switches.count):default "3"
+  parser:option("--rounds", ("how often each is measured (default: %d; with --links %d)")
+    :format(ROUNDS, bench_prefetch.ROUNDS)):convert(switches.count)
   parser:option("--python", "an interpreter; if it has PyTorch, that is measured, too")
     :default "python3"
   parser:option("--peer", "what the interpreter runs"):default "tests/bench/fully_shard.py"
