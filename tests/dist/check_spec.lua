@@ -171,6 +171,24 @@ io.stdout:write(("rank %d peak %d\n"):format(ms.rank(), ms.memory().peak))
     assert.matches("all_gather of world/[%d.]+, bf16 x", text)
   end)
 
+  it("lists no more than 100 collectives, and says how many follow", function()
+    command.write(folder .. "/many.lua", [[
+local ms = require "moonshard"
+local t, calls = ms.ones { 1 }, ms.config { calls = 101 }.calls
+for _ in ms.steps(2) do
+  for _ = 1, calls do ms.world():all_reduce(t) end
+end
+]])
+    local out = command.succeed(folder, "check many.lua -n 2")
+    assert.truthy(out:find("collectives of the last step: 101,", 1, true), out)
+    assert.truthy(out:find("\n   100 all_reduce", 1, true), out)
+    assert.truthy(out:find("\n  and 1 more: --json has all of them\n", 1, true), out)
+    assert.falsy(out:find("\n   101 ", 1, true), out)
+    out = command.succeed(folder, "check many.lua -n 2 calls=100")
+    assert.truthy(out:find("\n   100 all_reduce", 1, true), out)
+    assert.falsy(out:find("more:", 1, true), out)
+  end)
+
   it("names the channels of parameters and of numbers that hosts share", function()
     command.write(folder .. "/s.lua", [[
 local ms = require "moonshard"

@@ -124,6 +124,9 @@ local function describe(record)
     :format(record.op, record.group, record.dtype, record.count, record.channel, label)
 end
 
+-- Collectives that are shown. A step with an evaluation of a sharded model has thousands.
+local LISTED <const> = 100
+
 -- Ranks with equal results share a line.
 local function show(result)
   local lines, first = {}, 0
@@ -148,8 +151,12 @@ local function show(result)
     lines[#lines + 1] = ("  group %-12s %d bytes handed over, %d on the wire")
       :format(group.name, group.payload_bytes, group.wire_bytes)
   end
-  for i, record in ipairs(result.collectives) do
-    lines[#lines + 1] = ("  %4d %s"):format(i, describe(record))
+  for i = 1, math.min(#result.collectives, LISTED) do
+    lines[#lines + 1] = ("  %4d %s"):format(i, describe(result.collectives[i]))
+  end
+  if #result.collectives > LISTED then
+    lines[#lines + 1] = ("  and %d more: --json has all of them"):format(
+      #result.collectives - LISTED)
   end
   local times = result.estimated_times
   for _, plan in ipairs(times.plans) do
