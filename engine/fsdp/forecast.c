@@ -3,29 +3,59 @@
  *
  * The host enqueues a whole pass at once, so a gather begins when those before it have ended, and
  * when the limit of gathers lets it. A use computes once its gather has ended. Half of its own time
- * comes when it begins and half when it ends, after the uses inside of it. Optimizers have written
+ * comes when it begins and half when it ends, after the uses inside of it. Gathers and reductions
+ * share one link, which serves them in the order in which they are ready. Optimizers have written
  * all shards before the pass, so nothing is gathered when it begins. */
-#include <string.h>
+#include "fsdp/plans.h"
 
 #include "base/assert.h"
-#include "moonshard/fsdp.h"
+
+enum { NONE = UINT32_MAX };
+typedef enum queue { COMPUTING, GATHERS, REDUCTIONS, QUEUES } queue;
+
+/* What a queue does next, once the task `after` and the one before it in its queue have ended: the
+ * link for link_ms, and the rest alone. Tasks are in the order in which the host enqueues them, so
+ * `after` is an earlier one. */
+typedef struct task {
+    queue queue;
+    uint32_t after;
+    bool done;
+    double link_ms, rest_ms, end;
+} task;
 
 typedef struct model {
-    const ms_forecast *given;
-    double *ready;    /* by unit: when its gather has ended; below 0: it is not gathered */
-    double *released; /* when the computing that used dropped memory has ended, in order */
-    double *reduced;  /* when reductions have ended, in order */
-    double computing, gathers, reductions;
-    uint32_t release_count, reduction_count;
+    const ms_prefetch_view *view;
+    const ms_fsdp_entry *entries;
+    task *tasks;
+    uint32_t *gathered; /* by unit: its gather, or NONE: it is not gathered */
+    uint32_t *released; /* the computing after which memory was dropped, in order */
+    uint32_t *reduced;  /* reductions, in order */
+    uint32_t count, computing, release_count, reduction_count;
 } model;
 
-static double later(double a, double b) { return a > b ? a : b; }
+/* ------------------------------------------------------------------ enqueuing */
 
+static uint32_t enqueue(model *m, queue where, uint32_t after, double ms, double link_ms)
+{
+    if (link_ms > ms) link_ms = ms;
+    m->tasks[m->count] =
+        (task){ .queue = where, .after = after, .link_ms = link_ms, .rest_ms = ms - link_ms };
+    return m->count++;
+}
+
+static void compute(model *m, uint32_t after, double ms)
+{
+    m->computing = enqueue(m, COMPUTING, after, ms, 0);
+}
+
+/* It waits until at most so many units have been dropped and are still used. */
 static void gather(model *m, uint32_t unit)
 {
-    if (unit >= m->given->units || m->ready[unit] >= 0) return;
-    m->gathers += m->given->gather_ms[unit];
-    m->ready[unit] = m->gathers;
+    uint32_t limit = m->view->max_gathers, after = NONE;
+    if (unit >= m->view->unit_count || m->gathered[unit] != NONE) return;
+    if (m->release_count > limit) after = m->released[m->release_count - 1 - limit];
+    m->gathered[unit] = enqueue(m, GATHERS, after, m->view->units[unit].gather_ms,
+                                m->view->units[unit].gather_link_ms);
 }
 
 static void gather_all(model *m, const uint32_t *units, uint32_t count)
@@ -35,80 +65,103 @@ static void gather_all(model *m, const uint32_t *units, uint32_t count)
 
 static void begin(model *m, uint32_t i)
 {
-    const ms_forecast_use *use = &m->given->uses[i];
+    const ms_prefetch_use *use = &m->view->uses[i];
     if (use->needs_values) gather(m, use->unit);
-    gather_all(m, m->given->entries[i].gather, m->given->entries[i].gather_count);
-    if (use->needs_values) m->computing = later(m->computing, m->ready[use->unit]);
-    m->computing += use->compute_ms / 2;
+    gather_all(m, m->entries[i].gather, m->entries[i].gather_count);
+    compute(m, use->needs_values ? m->gathered[use->unit] : NONE, use->compute_ms / 2);
 }
 
-/* Gathers after it wait until at most so many units have been dropped and are still used. */
-static void drop(model *m, uint32_t unit)
+static void reduce(model *m, const ms_prefetch_use *use)
 {
-    uint32_t limit = m->given->max_gathers;
-    if (m->ready[unit] < 0) return;
-    m->ready[unit] = -1;
-    m->released[m->release_count++] = m->computing;
-    if (m->release_count > limit)
-        m->gathers = later(m->gathers, m->released[m->release_count - 1 - limit]);
-}
-
-static void reduce(model *m, double ms)
-{
-    uint32_t limit = m->given->max_reductions;
-    if (ms <= 0) return;
-    if (m->reduction_count >= limit)
-        m->computing = later(m->computing, m->reduced[m->reduction_count - limit]);
-    m->reductions = later(m->reductions, m->computing) + ms;
-    m->reduced[m->reduction_count++] = m->reductions;
+    uint32_t limit = m->view->max_reductions;
+    if (!(use->reduce_ms > 0)) return;
+    if (m->reduction_count >= limit) compute(m, m->reduced[m->reduction_count - limit], 0);
+    m->reduced[m->reduction_count++] =
+        enqueue(m, REDUCTIONS, m->computing, use->reduce_ms, use->reduce_link_ms);
 }
 
 static void end(model *m, uint32_t i)
 {
-    const ms_forecast_use *use = &m->given->uses[i];
-    const ms_fsdp_entry *entry = &m->given->entries[i];
-    bool keep = entry->keep == MS_KEEP_AS_USUAL ? use->stays : entry->keep == MS_KEEP;
-    m->computing += use->compute_ms / 2;
-    reduce(m, use->reduce_ms);
-    if (!keep) drop(m, use->unit);
-    gather_all(m, entry->after, entry->after_count);
+    const ms_prefetch_use *use = &m->view->uses[i];
+    compute(m, NONE, use->compute_ms / 2);
+    reduce(m, use);
+    if (m->gathered[use->unit] != NONE && !ms_plan_keeps(m->view, m->entries, i)) {
+        m->gathered[use->unit] = NONE;
+        m->released[m->release_count++] = m->computing;
+    }
+    gather_all(m, m->entries[i].after, m->entries[i].after_count);
 }
 
-/* Uses that end when number i is the last that has begun, in the order in which they end. */
-static void end_all(model *m, uint32_t i)
+/* ------------------------------------------------------------------ executing */
+
+/* When the first task of a queue could begin; below 0: what it waits for is not done. */
+static double ready_at(const model *m, const task *head, double free)
 {
-    const ms_forecast *given = m->given;
-    for (int64_t last = -1;;) {
-        uint32_t next = given->count;
-        for (uint32_t k = 0; k <= i; k++) {
-            const ms_forecast_use *use = &given->uses[k];
-            if (use->last != i || (int64_t)use->ended <= last) continue;
-            if (next == given->count || use->ended < given->uses[next].ended) next = k;
+    if (head->after == NONE) return free;
+    const task *before = &m->tasks[head->after];
+    if (!before->done) return -1;
+    return before->end > free ? before->end : free;
+}
+
+/* Executes the task that is ready first, again and again. The first task that is not done waits for
+ * none that is not done, so there is always one that is ready. */
+static double execute(model *m)
+{
+    double free[QUEUES] = { 0 }, link = 0, last = 0;
+    uint32_t heads[QUEUES] = { 0 };
+    for (uint32_t left = m->count; left > 0; left--) {
+        task *first = NULL;
+        double at = 0;
+        for (uint32_t q = 0; q < QUEUES; q++) {
+            while (heads[q] < m->count
+                   && (m->tasks[heads[q]].queue != q || m->tasks[heads[q]].done))
+                heads[q]++;
+            if (heads[q] == m->count) continue;
+            double ready = ready_at(m, &m->tasks[heads[q]], free[q]);
+            if (ready < 0 || (first && ready >= at)) continue;
+            first = &m->tasks[heads[q]];
+            at = ready;
         }
-        if (next == given->count) return;
-        last = given->uses[next].ended;
-        end(m, next);
+        MS_ASSERT(first);
+        if (first->link_ms > 0) {
+            if (link > at) at = link;
+            link = at + first->link_ms;
+        }
+        first->end = free[first->queue] = at + first->link_ms + first->rest_ms;
+        first->done = true;
+        if (first->queue != GATHERS && first->end > last) last = first->end;
     }
+    return last;
 }
 
-ms_status ms_fsdp_forecast(ms_context *context, const ms_forecast *given, double *ms)
+/* A use computes in three tasks at the most, and has one reduction. What is gathered again was
+ * dropped at the end of a use. */
+ms_status ms_prefetch_forecast(ms_context *context, const ms_prefetch_view *view,
+                               const ms_fsdp_entry *entries, double *ms)
 {
-    void *memory = NULL;
-    size_t room = (size_t)given->units + 2 * (size_t)given->count;
-    MS_ASSERT(given->max_gathers > 0 && given->max_reductions > 0);
-    ms_status status = ms_allocate(context, (room + 1) * sizeof(double), "a forecast", &memory);
-    if (status) return status;
-    double *numbers = memory;
-    model m = { .given = given,
-                .ready = numbers,
-                .released = numbers + given->units,
-                .reduced = numbers + given->units + given->count };
-    for (uint32_t u = 0; u < given->units; u++) m.ready[u] = -1;
-    for (uint32_t i = 0; i < given->count; i++) {
-        begin(&m, i);
-        end_all(&m, i);
+    size_t uses = view->count, units = view->unit_count;
+    model m = { .view = view, .entries = entries };
+    ms_endings ends;
+    MS_ASSERT(view->max_gathers > 0 && view->max_reductions > 0);
+    ms_status status = ms_endings_open(context, view, &ends);
+    if (!status)
+        status = ms_allocate(context, (5 * uses + units + 1) * sizeof(task), "a forecast",
+                             (void **)&m.tasks);
+    if (!status)
+        status = ms_allocate(context, (units + 2 * uses + 1) * sizeof(uint32_t), "a forecast",
+                             (void **)&m.gathered);
+    if (!status) {
+        m.released = m.gathered + units;
+        m.reduced = m.released + uses;
+        for (size_t u = 0; u < units; u++) m.gathered[u] = NONE;
+        for (uint32_t i = 0, ended; i < view->count; i++) {
+            begin(&m, i);
+            while (ms_endings_next(&ends, i, &ended)) end(&m, ended);
+        }
+        *ms = execute(&m);
     }
-    *ms = later(m.computing, m.reductions);
-    ms_release(context, memory);
-    return MS_OK;
+    ms_release(context, m.gathered);
+    ms_release(context, m.tasks);
+    ms_endings_close(context, &ends);
+    return status;
 }

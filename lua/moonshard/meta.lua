@@ -1046,9 +1046,9 @@
 --- last backward;
 --- "forward": when a unit's forward begins, the one that was used next in the forward before;
 --- "both": "backward_pre" and "forward"; "none"; "by_budget": see budgets; "tuned": measures units
---- and channels, forecasts a pass with each of several plans, and keeps the best, or the default if
---- that is measured to be faster (stats().prefetch.tuned). Units stay gathered with it only where
---- budget_bytes is set.
+--- and channels, forecasts a pass with each of several plans, runs the two best and the default in
+--- turn, and keeps the fastest (stats().prefetch.tuned). "by_budget" is one of the plans, so units
+--- may stay gathered: budget_bytes and budgets limit that.
 ---@field prefetch? string|ms.Prefetch
 --- The most bytes of gathered units, all together, that a plan may hold; no limit unless given.
 ---@field budget_bytes? integer
@@ -1182,10 +1182,15 @@
 ---@field misses integer            uses that had to gather their unit
 ---@field wasted_bytes integer      of units that were gathered ahead for nothing
 ---@field replans integer           plans that were made anew since the order of uses had changed
---- Of the strategy "tuned", once it has chosen: its plan, the forecast, and what was measured with
---- the plan (nil while that goes on) and with the default, in ms of a pass. The plan is the
---- default's if that was faster.
----@field tuned? { plan: string, predicted_ms: number, measured_ms?: number, default_ms: number }
+--- Of the strategy "tuned", once it has chosen.
+---@field tuned? ms.Tuned
+--- Times are in ms of a pass: medians of passes that ran in turn with each plan.
+---@class ms.Tuned
+---@field plan string               that is used: the one that was tried, or the default if faster
+---@field tried string              the best one beside the default
+---@field predicted_ms number       with what was tried: default_ms and the difference of forecasts
+---@field measured_ms? number       with what was tried; nil while it is being measured
+---@field default_ms number         measured with the default
 
 --- What a rank has of a tensor, in states of kind "sharded".
 ---@class ms.Piece

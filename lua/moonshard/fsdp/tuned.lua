@@ -1,6 +1,6 @@
--- The strategy "tuned": measures some passes as "backward_pre", forecasts what a pass would take
--- with each of several plans, and measures the best of them. If that takes longer than the default,
--- it goes back to the default.
+-- The strategy "tuned" in Lua; the engine's own is engine/fsdp/tuned.c, and tests compare the two.
+-- It measures some passes as "backward_pre", and forecasts from each what a pass would take with
+-- each of several plans. The best ones and the default then run in turn, and the fastest one stays.
 local core = require "moonshard.core"
 local by_budget = require "moonshard.fsdp.by_budget"
 local held = require "moonshard.fsdp.held"
@@ -10,8 +10,12 @@ local tuned = {}
 -- Passes that are measured with a plan. Views have the times of the pass before the last, so the
 -- first two after a change are not of the new plan.
 local SAMPLES <const>, LAG <const> = 5, 2
+-- Plans that run in turn; the part of the default's forecast below which a gain is none.
+local ARMS <const>, LEAST_GAIN <const> = 3, 0.001
 -- Passes between two questions when all is decided.
 local SETTLED <const> = 100
+
+---------------------------------------------------------------------------------------- candidates
 
 -- So many units ahead in forward and in backward; or one when a backward has ended.
 local function ahead(view, forward, backward, after)
@@ -30,42 +34,23 @@ local function ahead(view, forward, backward, after)
   return plan
 end
 
--- Plans by name, the default first. Units stay gathered only where the user has set a budget.
+-- Plans by name, the default first, and whether they fit the budget.
 local function candidates(view)
   local list = {
     { "backward_pre", ahead(view, 0, 1) }, { "none", ahead(view, 0, 0) },
     { "backward_post", ahead(view, 0, 0, true) }, { "forward", ahead(view, 1, 0) },
     { "both", ahead(view, 1, 1) }, { "both, 2 ahead", ahead(view, 2, 2) },
-    { "both, 4 ahead", ahead(view, 4, 4) },
+    { "both, 4 ahead", ahead(view, 4, 4) }, { "by_budget", by_budget(view) },
   }
-  if view.budget_bytes < math.maxinteger then
-    list[#list + 1] = { "by_budget", by_budget(view) }
-  end
-  local fit = {}
-  for _, one in ipairs(list) do
-    if held.most(view, one[2]) <= view.budget_bytes then fit[#fit + 1] = one end
-  end
-  return #fit > 0 and fit or { list[2] }
+  for _, one in ipairs(list) do one.fits = held.most(view, one[2]) <= view.budget_bytes end
+  return list
 end
 
-local function forecast(view, plan)
-  return core.forecast(view.visits, plan, view.max_in_flight, view.max_reductions)
-end
-
--- The plan with which a pass takes the least time; the default unless another one gains something.
-local function best_of(view, list)
-  local best
-  for _, one in ipairs(list) do
-    one.ms = forecast(view, one[2])
-    if not best or one.ms < best.ms * 0.999 then best = one end
-  end
-  return best
-end
-
-local function median(samples)
-  local sorted = table.move(samples, 1, #samples, 1, {})
-  table.sort(sorted)
-  return sorted[(#sorted + 1) // 2]
+-- The first that fits. Where none does, the one that gathers nothing ahead.
+local function first_that_fits(list)
+  for number, one in ipairs(list) do if one.fits then return number end end
+  list[2].fits = true
+  return 2
 end
 
 local function order_of(view)
@@ -74,37 +59,92 @@ local function order_of(view)
   return table.concat(list, " ")
 end
 
--- Adds the times of this view; the median once there are enough.
-local function measure(state, view)
-  state.seen = state.seen + 1
-  if state.seen > LAG then
-    table.insert(state.samples, view.forward_ms + view.backward_ms + view.exposed_ms)
-  end
-  return #state.samples == SAMPLES and median(state.samples) or nil
+------------------------------------------------------------------------------------------ decisions
+
+local function median(samples)
+  local sorted = table.move(samples, 1, #samples, 1, {})
+  table.sort(sorted)
+  return sorted[(#sorted + 1) // 2]
 end
 
-local function measure_anew(state, chosen)
-  state.plan, state.seen, state.samples = chosen[2], 0, {}
-end
-
--- The default was measured: the best plan is next, unless that is the default.
-local function choose(state, view, ms)
+local function start(view, order)
   local list = candidates(view)
-  local best = best_of(view, list)
-  -- What the model leaves out is the same with all plans.
-  local predicted = ms + best.ms - forecast(view, list[1][2])
-  state.report = {
-    plan = best[1], predicted_ms = predicted, measured_ms = nil, default_ms = ms,
-  }
-  state.default, state.step = list[1], best == list[1] and "settled" or "trial"
-  if best == list[1] then state.report.measured_ms = ms end
-  measure_anew(state, best)
+  local state = { order = order, step = "measuring", asked = 0, samples = {}, forecasts = {} }
+  state.list, state.first = list, first_that_fits(list)
+  state.present = state.first
+  for number in ipairs(list) do state.forecasts[number] = {} end
+  return state
 end
 
-local function judge(state, ms)
-  state.report.measured_ms, state.step = ms, "settled"
-  if ms > state.report.default_ms then
-    state.plan, state.report.plan = state.default[2], state.default[1]
+-- What the model leaves out is the same with all plans, and takes no less than 0: where passes are
+-- faster than the default's forecast, the gain is smaller in proportion.
+local function report(state, chosen, tried, default_ms)
+  local part = default_ms < state.forecast_ms and default_ms / state.forecast_ms or 1
+  state.report = {
+    plan = state.list[chosen][1], tried = state.list[tried.number][1],
+    predicted_ms = default_ms - part * tried.gain, default_ms = default_ms,
+  }
+end
+
+local function settle(state, chosen, tried, measured_ms, default_ms)
+  report(state, chosen, tried, default_ms)
+  state.report.measured_ms, state.step, state.present = measured_ms, "settled", chosen
+end
+
+-- By how much a forecast is below the default's: the median over the views.
+local function gain_of(state, number)
+  local gains = {}
+  for i, ms in ipairs(state.forecasts[state.first]) do
+    gains[i] = ms - state.forecasts[number][i]
+  end
+  return median(gains)
+end
+
+-- The default was measured: the best are tried, unless none gains anything.
+local function choose(state)
+  local ms, list = median(state.samples), {}
+  state.forecast_ms = median(state.forecasts[state.first])
+  for number, one in ipairs(state.list) do
+    local gain = one.fits and number ~= state.first and gain_of(state, number) or 0
+    if gain > LEAST_GAIN * state.forecast_ms then
+      list[#list + 1] = { number = number, gain = gain, samples = {} }
+    end
+  end
+  table.sort(list, function(a, b)
+    if a.gain ~= b.gain then return a.gain > b.gain end
+    return a.number < b.number
+  end)
+  state.arms = { { number = state.first, gain = 0, samples = {} } }
+  table.move(list, 1, ARMS - 1, 2, state.arms)
+  if #list == 0 then return settle(state, state.first, state.arms[1], ms, ms) end
+  report(state, list[1].number, list[1], ms)
+  state.step, state.asked = "trial", 0
+end
+
+local function judge(state)
+  local best
+  for i, arm in ipairs(state.arms) do
+    arm.ms = median(arm.samples)
+    if i > 1 and (not best or arm.ms < best.ms) then best = arm end
+  end
+  local default = state.arms[1]
+  settle(state, (best.ms < default.ms and best or default).number, best, best.ms, default.ms)
+end
+
+-- The time counts for the arm that ran two passes before.
+local function try_next(state, pass_ms)
+  local function arm_of(pass) return state.arms[pass % #state.arms + 1] end
+  if state.asked >= LAG then table.insert(arm_of(state.asked - LAG).samples, pass_ms) end
+  if #state.arms[#state.arms].samples == SAMPLES then return judge(state) end
+  state.present, state.asked = arm_of(state.asked).number, state.asked + 1
+end
+
+local function measure(state, view, pass_ms)
+  state.asked = state.asked + 1
+  if state.asked <= LAG then return end
+  table.insert(state.samples, pass_ms)
+  for number, one in ipairs(state.list) do
+    table.insert(state.forecasts[number], core.forecast(view, one[2]))
   end
 end
 
@@ -115,17 +155,20 @@ function tuned.new(make)
   local planner, state
   local function plan(view)
     if not view.training then return ahead(view, 1, 0) end
-    local order = order_of(view)
+    local order, pass_ms = order_of(view), view.forward_ms + view.backward_ms + view.exposed_ms
     if not state or state.order ~= order then
-      state = { order = order, step = "default" }
-      measure_anew(state, candidates(view)[1])
+      local before = state and state.report
+      state = start(view, order)
+      state.report = before
     end
-    local ms = state.step ~= "settled" and measure(state, view) or nil
-    if ms and state.step == "default" then choose(state, view, ms)
-    elseif ms then judge(state, ms) end
+    if state.step == "measuring" then
+      measure(state, view, pass_ms)
+      if #state.samples == SAMPLES then choose(state) end
+    end
+    if state.step == "trial" then try_next(state, pass_ms) end
     planner.every = state.step == "settled" and SETTLED or 1
     planner.report = state.report
-    return state.plan
+    return state.list[state.present][2]
   end
   planner = make { name = "tuned", plan = plan }
   return planner
