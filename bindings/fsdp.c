@@ -487,11 +487,14 @@ static int fsdp_begins_pass(lua_State *L)
     return 2;
 }
 
-/* sharded:gather_stats() -> { gather_ms, exposed_gather_ms, hits, misses, wasted_bytes } */
+/* sharded:gather_stats() -> { gather_ms, exposed_gather_ms, copy_ms, copy_overlap_ms, hits, misses,
+ * wasted_bytes } */
 static int fsdp_gather_stats(lua_State *L)
 {
     ms_gather_stats stats = ms_fsdp_gather_stats(check_fsdp(L));
-    lua_createtable(L, 0, 5);
+    lua_createtable(L, 0, 7);
+    ms_lua_set_ms(L, "copy_ms", stats.copy_ns);
+    ms_lua_set_ms(L, "copy_overlap_ms", stats.overlap_ns);
     ms_lua_set_ms(L, "gather_ms", stats.gather_ns);
     ms_lua_set_ms(L, "exposed_gather_ms", stats.exposed_ns);
     ms_lua_set_integer(L, "hits", (int64_t)stats.prefetch.hits);

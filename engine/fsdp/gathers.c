@@ -1,5 +1,5 @@
-/* gathers.c: when the gathers of a pass ran, how long the model's stream waited for them, and how
- * long it computed in each use of a unit. */
+/* gathers.c: when the gathers of a pass ran, and the copies before and after them, how long the
+ * model's stream waited for them, and how long it computed in each use of a unit. */
 #include "fsdp/gathers.h"
 
 #include <string.h>
@@ -68,6 +68,35 @@ static bool add(const ms_gather_set *set, ms_gather_span kind, uint64_t *ns, ms_
     return true;
 }
 
+/* 0 and 0 if it was not passed. */
+static void span_times(const ms_gather_set *set, ms_gather_span kind, uint32_t index,
+                       uint64_t *begin, uint64_t *end)
+{
+    uint32_t span = kind * set->capacity + index;
+    *begin = *end = 0;
+    if (!ms_marks_time(set->marks, 2 * span, begin)
+        || !ms_marks_time(set->marks, 2 * span + 1, end))
+        *begin = *end = 0;
+}
+
+/* How long copies ran while a gather ran. The copies of a gather come before and after it, so it is
+ * always another one. Gathers come one after the other. */
+static uint64_t overlap(const ms_gather_set *set)
+{
+    uint64_t sum = 0;
+    for (uint32_t c = 0; c < set->used[MS_SPAN_COPY]; c++) {
+        uint64_t copy, copied, gather, gathered;
+        span_times(set, MS_SPAN_COPY, c, &copy, &copied);
+        for (uint32_t g = 0; g < set->used[MS_SPAN_GATHER]; g++) {
+            span_times(set, MS_SPAN_GATHER, g, &gather, &gathered);
+            uint64_t from = copy > gather ? copy : gather;
+            uint64_t to = copied < gathered ? copied : gathered;
+            if (to > from) sum += to - from;
+        }
+    }
+    return sum;
+}
+
 /* A set is read in two steps, so that one that is not complete leaves the last one as it is. Where
  * there was no room for all of the computing, times of uses would be wrong. */
 static void harvest(ms_gathers *gathers, ms_gather_set *set)
@@ -88,6 +117,7 @@ static void harvest(ms_gathers *gathers, ms_gather_set *set)
     memset(gathers->owners, 0, gathers->owner_count * sizeof *gathers->owners);
     for (uint32_t kind = 0; kind < MS_GATHER_SPANS; kind++)
         if (!add(set, (ms_gather_span)kind, &times.ns[kind], gathers->owners)) return;
+    times.overlap_ns = overlap(set);
     gathers->last = times;
 }
 

@@ -1,5 +1,5 @@
-/* gathers.h: when the gathers of a pass ran, how long the model's stream waited for them, and how
- * long it computed in each use of a unit. For fsdp/ only.
+/* gathers.h: when the gathers of a pass ran, and the copies before and after them, how long the
+ * model's stream waited for them, and how long it computed in each use of a unit. For fsdp/ only.
  *
  * Invariants
  * - Times are marks, in two sets that are used in turn, as those of hook/times.h: pass n sets the
@@ -15,9 +15,11 @@
 
 #include "moonshard/exec.h"
 
-/* A gather, on its own stream; the model's stream's wait for gathers; and its computing. */
+/* A gather, on its own stream; a copy before or after one; the model's stream's wait for gathers;
+ * and its computing. */
 typedef enum ms_gather_span {
     MS_SPAN_GATHER,
+    MS_SPAN_COPY,
     MS_SPAN_WAIT,
     MS_SPAN_COMPUTE,
     MS_GATHER_SPANS
@@ -38,6 +40,7 @@ typedef struct ms_gather_set {
 typedef struct ms_gather_times {
     uint64_t pass; /* from 1; 0: none yet */
     uint64_t ns[MS_GATHER_SPANS];
+    uint64_t overlap_ns; /* of copies, while a gather ran */
 } ms_gather_times;
 
 /* Of one owner in a pass: how often it began a span of the kind, and their sum. */

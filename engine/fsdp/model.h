@@ -48,6 +48,12 @@ typedef struct ms_member {
     bool marked; /* what was detached is multiplied by a loss scale */
 } ms_member;
 
+/* When the last two users of memory that copies take in turn are done. */
+typedef struct ms_turns {
+    ms_point ended[2];
+    uint32_t count;
+} ms_turns;
+
 /* Whole parameters of one dtype, and what gathers them; what else is of them is in ms_flat. */
 typedef struct ms_form {
     ms_tensor *whole; /* [padded]; dropped while the unit is not gathered */
@@ -221,6 +227,7 @@ struct ms_fsdp {
     ms_prefetch_counts prefetched, step_prefetched;
     char error[MS_ERROR_MESSAGE_BYTES]; /* that has ended the job; "": none has */
     ms_inflight *gathers, *reductions;
+    ms_turns casts, wires; /* gathers of casts, and copies from wires */
     ms_link links[MS_CHAIN_LINKS];
     uint32_t link_count;
     ms_comm_hook hook;

@@ -46,6 +46,8 @@ ms_gather_stats ms_fsdp_gather_stats(ms_fsdp *fsdp)
     return (ms_gather_stats){
         .gather_ns = times.ns[MS_SPAN_GATHER],
         .exposed_ns = times.ns[MS_SPAN_WAIT],
+        .copy_ns = times.ns[MS_SPAN_COPY],
+        .overlap_ns = times.overlap_ns,
         .prefetch = fsdp->times.has_steps ? fsdp->step_prefetched : fsdp->prefetched,
     };
 }

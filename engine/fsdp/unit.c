@@ -72,25 +72,73 @@ static bool is_fresh(const ms_flat *flat)
            && ms_tensor_version(flat->source) == flat->form.shard_version;
 }
 
-/* Under layout = "rows": copies the gathered rows from the wire to the whole flat parameter, and
- * drops the wire, which nothing else reads. Tasks that still use the whole's old values come
- * first. */
-static ms_status arrange(ms_flat *flat, ms_stream *stream)
-{
-    ms_engine *engine = flat->unit->fsdp->engine;
-    ms_status status = ms_stream_wait_users(stream, flat->form.whole);
-    ms_stream *before = ms_engine_set_current(engine, stream);
-    if (!status) status = ms_flat_arrange(flat);
-    flat->gathered = ms_stream_last(stream);
-    if (!status) status = ms_storage_drop(ms_tensor_storage(flat->form.wire), flat->unit->name);
-    ms_engine_set_current(engine, before);
-    return status;
-}
-
 static ms_status take_memory(ms_tensor *tensor, ms_stream *stream)
 {
     ms_storage *storage = ms_tensor_storage(tensor);
     return ms_storage_is_dropped(storage) ? ms_storage_refill(storage, stream) : MS_OK;
+}
+
+/* Copies run on streams of their own, one before gathers and one after them, so that the next
+ * gather runs while they copy. A stream exists once something is to be copied there. */
+static ms_status copying_stream(const ms_fsdp *fsdp, bool before, ms_stream **out)
+{
+    return ms_engine_stream(fsdp->engine, before ? "gather.in" : "gather.out", out);
+}
+
+/* The last but one of these users is done before the stream goes on. So two pieces of memory are
+ * used in turn: more would be taken for each copy that is enqueued ahead. */
+static ms_status take_turn(ms_turns *turns, ms_stream *stream)
+{
+    return ms_stream_wait(stream, turns->ended[turns->count % 2]);
+}
+static void end_turn(ms_turns *turns, ms_point point) { turns->ended[turns->count++ % 2] = point; }
+
+/* Runs a copy of `to`'s flat parameter on the stream, after all tasks that still use its old
+ * values, and times it. */
+static ms_status copy_on(ms_flat *flat, ms_stream *stream, const ms_tensor *to,
+                         ms_status (*copy)(ms_flat *flat))
+{
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    uint32_t span = 0;
+    ms_status status = ms_stream_wait_users(stream, to);
+    if (!status)
+        status = ms_gathers_begin(&fsdp->gather_times, MS_SPAN_COPY, 2 * flat->unit->index, stream,
+                                  &span);
+    ms_stream *before = ms_engine_set_current(fsdp->engine, stream);
+    if (!status) status = copy(flat);
+    ms_engine_set_current(fsdp->engine, before);
+    flat->gathered = ms_stream_last(stream);
+    return status ? status : ms_gathers_end(&fsdp->gather_times, span, stream);
+}
+
+/* Copies the shard to the memory that this gather alone reads, or, of a flat parameter that is not
+ * sharded, to the whole. The stream of the gathers waits for it. */
+static ms_status copy_in(ms_flat *flat, ms_stream *gathers)
+{
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    ms_tensor *cast = flat->form.cast;
+    ms_stream *stream = NULL;
+    ms_status status = copying_stream(fsdp, true, &stream);
+    /* The optimizer's stream may still write it. */
+    if (!status) status = ms_stream_wait_users(stream, flat->source);
+    if (!status && cast) status = take_turn(&fsdp->casts, stream);
+    if (!status && cast) status = take_memory(cast, stream);
+    if (!status) status = copy_on(flat, stream, cast ? cast : flat->form.whole, ms_flat_cast);
+    return status ? status : ms_stream_wait(gathers, flat->gathered);
+}
+
+/* Under layout = "rows": copies the gathered rows from the wire to the whole flat parameter, and
+ * drops the wire, which nothing else reads. */
+static ms_status copy_out(ms_flat *flat)
+{
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    ms_stream *stream = NULL;
+    ms_status status = copying_stream(fsdp, false, &stream);
+    if (!status) status = ms_stream_wait(stream, flat->gathered);
+    if (!status) status = copy_on(flat, stream, flat->form.whole, ms_flat_arrange);
+    if (!status) end_turn(&fsdp->wires, flat->gathered);
+    if (!status) status = ms_storage_drop(ms_tensor_storage(flat->form.wire), flat->unit->name);
+    return status;
 }
 
 /* Of shards, cast or not, to the whole or to the wire; or of parts within the near group, to the
@@ -110,39 +158,38 @@ static ms_collective gather_of(ms_flat *flat, bool near)
                             .label = ms_unit_called(unit) };
 }
 
-/* Copies the shard to the memory that is gathered, which is read by this gather only. */
-static ms_status cast_shard(ms_flat *flat, ms_stream *stream)
+/* What travels, timed. */
+static ms_status transfer(ms_flat *flat, bool near, const ms_collective *call)
 {
-    ms_engine *engine = flat->unit->fsdp->engine;
-    ms_status status = flat->form.cast ? take_memory(flat->form.cast, stream) : MS_OK;
-    if (!status)
-        status = ms_stream_wait_users(stream, flat->form.cast ? flat->form.cast : flat->form.whole);
-    ms_stream *before = ms_engine_set_current(engine, stream);
-    if (!status) status = ms_flat_cast(flat);
-    flat->gathered = ms_stream_last(stream);
-    ms_engine_set_current(engine, before);
-    return status;
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    uint32_t span = 0;
+    ms_status status = ms_gathers_begin(&fsdp->gather_times, MS_SPAN_GATHER, 2 * flat->unit->index,
+                                        call->stream, &span);
+    if (!status && !near && ms_extend_applies(flat))
+        status = ms_extend_gather(flat, call->in, call->stream, call->out);
+    else if (!status)
+        status = ms_group_enqueue(near ? fsdp->near : flat->shards, 2, call, &flat->gathered);
+    return status ? status : ms_gathers_end(&fsdp->gather_times, span, call->stream);
 }
 
-/* What is cast, travels, and is put in order: as much of it as the flat parameter needs. */
+/* What is copied, travels, and is put in order: as much of it as the flat parameter needs. All
+ * gathers of a model are in one order, on the stream that the limit holds back. */
 static ms_status move(ms_flat *flat, bool near, ms_stream *stream)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_collective call = gather_of(flat, near);
     ms_status status = MS_OK;
     bool casts = !near && (flat->form.cast || !ms_flat_is_sharded(flat));
-    if (casts) status = cast_shard(flat, stream);
-    if (status || !ms_flat_is_sharded(flat)) return status;
-    if (!call.restore) status = take_memory(flat->form.wire, stream);
-    /* All gathers of a model are in one order, on the stream that the limit holds back. */
     call.stream = stream;
-    if (!status && !near && ms_extend_applies(flat))
-        status = ms_extend_gather(flat, call.in, stream, call.out);
-    else if (!status)
-        status = ms_group_enqueue(near ? fsdp->near : flat->shards, 2, &call, &flat->gathered);
+    if (casts) status = copy_in(flat, stream);
+    if (status || !ms_flat_is_sharded(flat)) return status;
+    if (!call.restore) status = take_turn(&fsdp->wires, stream);
+    if (!status && !call.restore) status = take_memory(flat->form.wire, stream);
+    if (!status) status = transfer(flat, near, &call);
+    if (!status && casts) end_turn(&fsdp->casts, flat->gathered);
     if (!status && casts)
         status = ms_storage_drop(ms_tensor_storage(flat->form.cast), flat->unit->name);
-    return status || call.restore ? status : arrange(flat, stream);
+    return status || call.restore ? status : copy_out(flat);
 }
 
 /* The memory is taken on the stream of the gathers, which waits for the last users of that memory;
@@ -151,16 +198,11 @@ static ms_status gather_flat(ms_flat *flat, bool near)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *stream = NULL;
-    uint32_t span = 0;
     ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
     if (!status) status = take_memory(flat->form.whole, stream);
     /* The optimizer's stream may still write it. */
     if (!status) status = ms_stream_wait_users(stream, near ? flat->near : flat->source);
-    if (!status)
-        status = ms_gathers_begin(&fsdp->gather_times, MS_SPAN_GATHER, 2 * flat->unit->index,
-                                  stream, &span);
     if (!status) status = move(flat, near, stream);
-    if (!status) status = ms_gathers_end(&fsdp->gather_times, span, stream);
     if (status) return status;
     flat->unit->gathers++;
     flat->awaited = false;

@@ -206,7 +206,9 @@ end
 function FSDP:stats()
   local s = sharded_of(self, "stats")
   local stats, gathers = statistics.of(s), s.sharded:gather_stats()
-  stats.gather_ms, stats.exposed_gather_ms = gathers.gather_ms, gathers.exposed_gather_ms
+  for _, name in ipairs { "gather_ms", "exposed_gather_ms", "copy_ms", "copy_overlap_ms" } do
+    stats[name] = gathers[name]
+  end
   stats.peak_bytes = core.memory().peak
   local count, wait_ms = s.sharded:agreements()
   stats.agreements = { count = count, wait_ms = wait_ms }

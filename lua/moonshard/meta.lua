@@ -1171,6 +1171,9 @@
 ---@class ms.FSDPStats: ms.Stats
 ---@field gather_ms number             sum over the gathers of the pass
 ---@field exposed_gather_ms number     time in which the model's stream waited for gathers
+---@field copy_ms number               sum over copies before and after gathers: casts of shards,
+---                                    offloaded shards, rows under layout "rows"
+---@field copy_overlap_ms number       of these, while another gather ran
 ---@field peak_bytes integer           the most memory that this rank has used so far
 ---@field prefetch ms.PrefetchStats
 --- With find_unused, and in a join, in the last pass: how often hosts have told each other what

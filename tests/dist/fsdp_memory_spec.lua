@@ -23,15 +23,24 @@ describe("moonshard bench fsdp", function()
   local function json(options) return core.json_decode((command.succeed(folder, options))) end
 
   it("shows steps and memory under each strategy, and the cost of an edge", function()
-    local result = json "bench fsdp --json --config tiny --rounds 1 --steps 2 --python false -n 2"
+    local result = json "bench fsdp --json --config micro --rounds 1 --steps 2 --python false -n 2"
     assert.is_true(result.us_edge > 0 and result.us_edge < 1000)
     local ways = {}
     for i, row in ipairs(result.rows) do
       ways[i] = row.way
       assert.is_true(row.ms_step_min <= row.ms_step_med and row.pss_mib > 0 and row.peak_mib > 0)
     end
-    assert.same({ "ddp", "full_shard", "shard_grad_op", "full_shard, bf16" }, ways)
+    assert.same({ "ddp", "full_shard", "shard_grad_op", "full_shard, autocast bf16",
+      "full_shard, bf16" }, ways)
     assert.is_true(result.rows[2].peak_mib < result.rows[1].peak_mib)
+  end)
+
+  -- Over a link of 5 ms each gather takes longer than the cast before the next one.
+  it("shows that shards are cast while other gathers run", function()
+    local row = json "bench fsdp --here --config micro --way 5 --steps 3 -n 2 --link 1Gbit,5ms"
+    assert.is_true(row.copy_overlap_ms > 0 and row.copy_overlap_ms <= row.copy_ms)
+    row = json "bench fsdp --here --config micro --way 2 --steps 3 -n 2 --link 1Gbit,5ms"
+    assert.equal(0, row.copy_ms)
   end)
 
   it("shows a strategy of one's own beside the others, over links", function()

@@ -465,6 +465,8 @@ MS_API bool ms_fsdp_unit_times(ms_fsdp *fsdp, uint32_t unit, ms_unit_times *out)
 typedef struct ms_gather_stats {
     uint64_t gather_ns;  /* sum over the gathers of the pass */
     uint64_t exposed_ns; /* how long the model's stream waited for them */
+    uint64_t copy_ns;    /* sum over the copies before and after gathers, of casts and rows */
+    uint64_t overlap_ns; /* of these, while another gather ran */
     ms_prefetch_counts prefetch;
 } ms_gather_stats;
 MS_API ms_gather_stats ms_fsdp_gather_stats(ms_fsdp *fsdp);

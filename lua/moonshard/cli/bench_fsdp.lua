@@ -12,6 +12,8 @@ local bench_fsdp = {}
 local WAYS = {
   { "ddp" }, { "full_shard", { strategy = "full_shard" } },
   { "shard_grad_op", { strategy = "shard_grad_op" } },
+  -- Both compute in bf16: of the first, f32 travels; of the second, bf16.
+  { "full_shard, autocast bf16", { strategy = "full_shard" }, dtype = "bf16" },
   { "full_shard, bf16", { precision = { param = "bf16" } } },
 }
 -- The peer with the pages of freed memory kept, which is faster, and with malloc's defaults.
@@ -40,7 +42,8 @@ end
 -- Measures one way on the ranks of this job: a line of JSON from rank 0.
 local function measure(parsed, tools)
   local core, ms = require "moonshard.core", require "moonshard"
-  local c, options = tools.configs[parsed.config], WAYS[tonumber(parsed.way)][2]
+  local way = WAYS[tonumber(parsed.way)]
+  local c, options = tools.configs[parsed.config], way[2]
   local model = ms.nn.gpt2 {
     vocab = c.vocab, context = c.context, layers = c.layers, width = c.width, heads = c.heads,
   }
@@ -48,9 +51,15 @@ local function measure(parsed, tools)
   local optimizer = ms.optim.adamw(model, { lr = 1e-4, weight_decay = 0.1 })
   local x = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 1 }
   local y = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 2 }
+  local copies, overlaps = {}, {}
+  local function loss_of() return model(x):cross_entropy(y) end
   local times = tools.step_times(WARM, parsed.steps or STEPS[parsed.config], function()
-    model(x):cross_entropy(y):backward()
+    local loss = way.dtype and ms.autocast(way.dtype, loss_of) or loss_of()
+    loss:backward()
     optimizer:step()
+    local stats = model:stats()
+    table.insert(copies, stats.copy_ms or 0)
+    table.insert(overlaps, stats.copy_overlap_ms or 0)
   end)
   local most = ms.world():all_reduce(ms.full(pss_mib(), {}), "max"):value():item()
   if ms.rank() > 0 then return 0 end
@@ -58,6 +67,7 @@ local function measure(parsed, tools)
   print(core.json_encode {
     ms_step_med = med, ms_step_min = times[1], pss_mib = most,
     peak_mib = ms.memory().peak / 2 ^ 20,
+    copy_ms = tools.median(copies), copy_overlap_ms = tools.median(overlaps),
   })
   return 0
 end
@@ -169,6 +179,12 @@ local function show(rows, us_edge, ranks)
   for _, row in ipairs(rows) do
     print(("%-6s %-44s %12.1f %12.1f %8.2f %10.0f"):format(row.config, row.way, row.ms_step_med,
       row.ms_step_min, row.of_ddp, row.pss_mib))
+  end
+  for _, row in ipairs(rows) do
+    if (row.copy_ms or 0) > 0 then
+      print(("%s, %s: copies before gathers take %.2f ms of a step, %.2f ms of it while another \z
+        gather runs"):format(row.config, row.way, row.copy_ms, row.copy_overlap_ms))
+    end
   end
   print(("an edge of the runtime costs the host %.2f us"):format(us_edge))
 end
