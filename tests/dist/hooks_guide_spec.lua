@@ -42,7 +42,8 @@ for page, least in pairs { hooks = { 5, 10 }, policies = { 2, 5 }, prefetch = { 
     local text, commands = read(page), {}
     write_files(folder, read "hooks")
     local files = write_files(folder, text)
-    for line in text:gmatch "\n    %./moonshard ([^\n#]+)" do
+    local joined = text:gsub(" \\\n%s*", " ") -- a command may go on in the next line
+    for line in joined:gmatch "\n    %./moonshard ([^\n#]+)" do
       if line:match "^run" or line:match "^check" then commands[#commands + 1] = line end
     end
 
