@@ -391,7 +391,7 @@ static int fsdp_summon_end(lua_State *L)
     return 0;
 }
 
-/* sharded:begin_values(unit), sharded:end_values(unit, copy) */
+/* sharded:begin_values(unit), sharded:end_values(unit, copy); sharded:have_values(unit) */
 static int fsdp_begin_values(lua_State *L)
 {
     ms_lua_enter(L);
@@ -404,6 +404,14 @@ static int fsdp_end_values(lua_State *L)
     ms_lua_enter(L);
     ms_fsdp *fsdp = check_fsdp(L);
     ms_lua_ok(L, ms_fsdp_end_values(fsdp, check_unit(L, 2, fsdp), lua_toboolean(L, 3)));
+    return 0;
+}
+
+static int fsdp_have_values(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_fsdp *fsdp = check_fsdp(L);
+    ms_lua_ok(L, ms_fsdp_have_values(fsdp, check_unit(L, 2, fsdp)));
     return 0;
 }
 
@@ -640,6 +648,7 @@ static const luaL_Reg methods[] = {
     { "summon_end", fsdp_summon_end },
     { "begin_values", fsdp_begin_values },
     { "end_values", fsdp_end_values },
+    { "have_values", fsdp_have_values },
     { "flat", fsdp_flat },
     { "state", fsdp_state },
     { "show_whole", fsdp_show_whole },

@@ -51,21 +51,20 @@ local train = assert(read(cfg.data))
 local valid
 if cfg.valid ~= "" then valid = assert(read(cfg.valid)) else train, valid = train:split(0.95) end
 
-local model
-if cfg.weights ~= "" then
-  model = assert(nn.pretrained(cfg.weights, { dropout = cfg.dropout, recompute = cfg.recompute }))
-else
+local function make()
+  if cfg.weights ~= "" then
+    return assert(nn.pretrained(cfg.weights, { dropout = cfg.dropout, recompute = cfg.recompute }))
+  end
   local size = sizes[cfg.size]
   for name, value in pairs(cfg.model) do if value > 0 then size[name] = value end end
-  model = nn.gpt2 {
+  return nn.gpt2 {
     vocab = cfg.vocab, context = cfg.length, layers = size.layers, width = size.width,
     heads = size.heads, dropout = cfg.dropout, recompute = cfg.recompute,
   }
 end
 
 -- Weight decay applies to matrices, not to biases and norms.
-local optimizer, clip
-model, optimizer, clip = ms.scripts.apply(cfg, model, function(net)
+local model, optimizer, clip = ms.scripts.apply(cfg, make, function(net)
   return optim.adamw({
     { params = net:parameters(function(p) return p:dim() >= 2 end) },
     { params = net:parameters(function(p) return p:dim() < 2 end), weight_decay = 0 },

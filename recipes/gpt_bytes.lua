@@ -29,12 +29,13 @@ local function own_texts()
 end
 
 local train, valid = assert(data.bytes(cfg.data ~= "" and cfg.data or own_texts())):split(0.9)
-local model = nn.gpt2 {
-  vocab = 256, context = cfg.length, layers = cfg.model.layers, width = cfg.model.width,
-  heads = cfg.model.heads, dropout = cfg.model.dropout,
-}
-local optimizer, clip
-model, optimizer, clip = ms.scripts.apply(cfg, model, function(net)
+local function make()
+  return nn.gpt2 {
+    vocab = 256, context = cfg.length, layers = cfg.model.layers, width = cfg.model.width,
+    heads = cfg.model.heads, dropout = cfg.model.dropout,
+  }
+end
+local model, optimizer, clip = ms.scripts.apply(cfg, make, function(net)
   return optim.adamw(net, {
     lr = cfg.lr, betas = { 0.9, 0.99 }, weight_decay = cfg.decay,
     schedule = optim.cosine { warmup = cfg.warmup, steps = cfg.steps, floor = 0.05 },

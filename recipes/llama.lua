@@ -43,17 +43,20 @@ local train = assert(read(cfg.data))
 local valid
 if cfg.valid ~= "" then valid = assert(read(cfg.valid)) else train, valid = train:split(0.95) end
 
-local m = cfg.model
-local model = cfg.weights ~= ""
-  and assert(nn.pretrained(cfg.weights, { recompute = cfg.recompute }))
-  or nn.llama {
+local function make()
+  if cfg.weights ~= "" then
+    return assert(nn.pretrained(cfg.weights, { recompute = cfg.recompute }))
+  end
+  local m = cfg.model
+  return nn.llama {
     vocab = cfg.vocab, context = cfg.length, layers = m.layers, width = m.width, heads = m.heads,
     kv_heads = m.kv_heads, rotary_base = m.rotary_base,
     recompute = cfg.recompute,
   }
+end
+
 -- Weight decay applies to matrices, not to norms.
-local optimizer, clip
-model, optimizer, clip = ms.scripts.apply(cfg, model, function(net)
+local model, optimizer, clip = ms.scripts.apply(cfg, make, function(net)
   return optim.adamw({
     { params = net:parameters(function(p) return p:dim() >= 2 end) },
     { params = net:parameters(function(p) return p:dim() < 2 end), weight_decay = 0 },

@@ -32,9 +32,8 @@ function Net:forward(images)
 end
 
 local train, valid = assert(data.mnist(cfg.data)):split(cfg.train)
-local model = Net(28 * 28, cfg.hidden, cfg.dropout)
-local optimizer, clip
-model, optimizer, clip = ms.scripts.apply(cfg, model, function(net)
+local function make() return Net(28 * 28, cfg.hidden, cfg.dropout) end
+local model, optimizer, clip = ms.scripts.apply(cfg, make, function(net)
   local schedule = optim.cosine { warmup = 50, steps = cfg.steps, floor = 0.02 }
   return optim.adamw(net, { lr = cfg.lr, weight_decay = 0.1, schedule = schedule })
 end, { clip = 1.0 })

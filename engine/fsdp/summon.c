@@ -152,6 +152,14 @@ ms_status ms_fsdp_end_values(ms_fsdp *fsdp, uint32_t index, bool copy)
     return status ? status : end_unit(unit, true);
 }
 
+ms_status ms_fsdp_have_values(ms_fsdp *fsdp, uint32_t index)
+{
+    ms_unit *unit = &fsdp->units[index];
+    ms_status status = ms_fsdp_check_idle(fsdp, "have_values");
+    for (uint32_t f = 0; f < unit->count && !status; f++) status = take_blank(&unit->flats[f]);
+    return status ? status : ms_unit_reshard(unit);
+}
+
 /* ------------------------------------------------------------------- unwrap */
 
 /* Handles stay on the memory of the last gather, which is theirs from now on. */

@@ -693,6 +693,7 @@ local function wrap(model, options)
   if s.options.init_sync ~= false then values.share_buffers(s, 0) end
   precision.cast_buffers(s)
   install(s)
+  values.read_parameters(s)
   hooks._watch(s.how.chain or {})
   overlap.wrap(s, stepping)
   statistics.watch(s)

@@ -625,7 +625,7 @@
 ---@field save fun(self, path: string, options?: ms.SaveOptions): true?, string?, string?
 --- Reads a file, a list of files or a folder. Of a folder, the files of its
 --- model.safetensors.index.json are read, or without one all its .safetensors files. A name that
---- two files have is an error.
+--- two files have is an error. Tensors on "meta" are read when their values are made.
 ---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
 --- Gives parameters and buffers on "meta" memory, and the values that they would have without it,
 --- on this rank. Returns the module. Values that were filled, drawn, copied or cast as a whole
@@ -716,7 +716,9 @@
 --- .safetensors files, as other tools write them. 16-bit weights become f32. Masks, inv_freq and
 --- copies of a tied head are not read. Settings that change the computation and that this library
 --- does not have are "unsupported". `save` writes the model as it was read: names, dtypes, every
---- key of config.json, generation_config.json and the files of the tokenizer.
+--- key of config.json, generation_config.json and the files of the tokenizer. Of a model that is made
+--- on "meta" the weights are read when they get memory: by ms.fsdp, of which each rank reads only its
+--- shards, by ms.ddp or materialize.
 ---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
 ---@class ms.LanguageModel: ms.Module
 --- Continues a text: tokens are ids [length], at least one. Returns the new ids, i64 [count].
@@ -1695,8 +1697,9 @@
 --- Wraps the model with ms.ddp, or with ms.fsdp where shard= is given, and makes its optimizer, as
 --- the options of cfg say; one rank without any of them keeps the plain model. make(net) gives the
 --- optimizer. The third result is extra.clip, or nil where the policy may step in backward: the
---- chain then clips by the norm of the step before.
----@field apply fun(cfg: table, model: ms.Module, make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
+--- chain then clips by the norm of the step before. model may be a function that makes it: a model
+--- that is sharded is then made on "meta", so that no rank ever holds the whole.
+---@field apply fun(cfg: table, model: ms.Module|(fun(): ms.Module), make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
 --- For what apply does not do: the link ("hook"), policy ("overlap"), plan ("buckets"), table of
 --- functions ("gather") or strategy ("prefetch") that the option of cfg names; nil where it is not
 --- set. A wrong one ends the run with 2.

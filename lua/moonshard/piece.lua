@@ -84,7 +84,10 @@ local function each_part(self, first, count, f)
     local to = math.min(first + count, part.first + part.count)
     if from < to then
       local ok, message, code = f(part, from - part.first, to - from, from - first)
-      if not ok then return nil, ("'%s': %s"):format(part.path, message), code end
+      if not ok then
+        local named = message:find(part.path, 1, true)
+        return nil, named and message or ("'%s': %s"):format(part.path, message), code
+      end
     end
   end
   return true

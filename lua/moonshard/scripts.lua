@@ -213,15 +213,23 @@ local function is_sharded(cfg)
   return wanted
 end
 
+local function make_model(make, shards)
+  if shards then return core.on_device("meta", make) end
+  return make()
+end
+
 --- Wraps the model, and makes its optimizer, as the options hook, overlap, buckets and shard of cfg
 --- say. One rank without any of them keeps the plain model.
 ---
+--- model: the model; or a function that makes it, which runs on "meta" if the model is sharded:
+--- then no rank ever has more than its shards and one unit, also of weights that nn.pretrained
+--- reads.
 --- make(net) makes the optimizer. extra: clip, the norm to which the loop clips gradients; ddp
 --- and fsdp, other options of these; links, which come before the hook. The third result is the
 --- norm to which the loop must clip: clip, or nil if the policy may step in backward; then the
 --- chain clips by the norm of the step before.
 ---@param cfg table what ms.config gave
----@param model ms.Module
+---@param model ms.Module|fun(): ms.Module
 ---@param make fun(net: ms.Module): ms.Optimizer
 ---@param extra? { clip: number?, ddp: table?, fsdp: table?, links: ms.LinkLike[]? }
 ---@return ms.Module net, ms.Optimizer optimizer, number? clip
@@ -234,6 +242,7 @@ function scripts.apply(cfg, model, make, extra)
   local clip, policy, given = extra.clip, cfg.overlap or "", own_options(extra)
   local shards = is_sharded(cfg)
   local options = shards and given.fsdp or given.ddp
+  if type(model) == "function" then model = make_model(model, shards) end
   local hook, planner = scripts.resolve(cfg, "hook"), scripts.resolve(cfg, "overlap")
   options.buckets = scripts.resolve(cfg, "buckets")
   local plain = not (hook or planner or options.buckets or extra.links or shards)

@@ -52,6 +52,19 @@ local function images()
 end
 
 describe("shard=", function()
+  it("reads given weights straight into shards, and writes them again", function()
+    assert(ms.nn.llama { vocab = 256, context = 16, layers = 4, width = 32, heads = 2 }
+      :save(folder .. "/given", { dtype = "bf16" }))
+    local expected, model = train("llama", "weights=given")
+    local own, sharded = train("llama", "weights=given shard=full_shard")
+    same(expected, own)
+    for key, t in pairs(model) do
+      assert.equal("bf16", sharded[key]:dtype())
+      -- A number that lies between two may go either way: they are 2^-8 apart.
+      assert.is_true((t:to "f32" - sharded[key]:to "f32"):abs():max():item()
+        <= 2 ^ -8 * t:to("f32"):abs():max():item(), key)
+    end
+  end)
   for name in pairs(recipes) do
     it(("of %s gives the losses of ddp, and saves the same model"):format(name), function()
       images()

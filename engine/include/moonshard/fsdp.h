@@ -133,6 +133,8 @@ MS_API ms_status ms_fsdp_new(ms_engine *engine, const ms_fsdp_options *options,
  * them. All ranks call both for the same units, before the first pass. */
 MS_API ms_status ms_fsdp_begin_values(ms_fsdp *fsdp, uint32_t unit);
 MS_API ms_status ms_fsdp_end_values(ms_fsdp *fsdp, uint32_t unit, bool copy);
+/* In their place, where each rank writes its own pieces afterwards. */
+MS_API ms_status ms_fsdp_have_values(ms_fsdp *fsdp, uint32_t unit);
 /* Removes all that was installed. Parameters stay pieces. NULL is allowed. */
 MS_API void ms_fsdp_free(ms_fsdp *fsdp);
 /* Gathers all parameters for good, and drops their gradients; then the model is as if it had never

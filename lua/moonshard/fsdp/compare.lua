@@ -2,6 +2,7 @@
 -- which parameters, and that all ranks describe the same model and options. Errors are the same on
 -- every rank.
 local core = require "moonshard.core"
+local module = require "moonshard.nn.module"
 local precision = require "moonshard.fsdp.precision"
 local sorted_pairs = require "moonshard".sorted_pairs
 
@@ -195,8 +196,9 @@ end
 
 local function describe(name, p)
   local shape = table.concat(p:shape(), ", ")
+  local where = module.unread[p] and ", in a file" or p:device() == "meta" and ", on meta" or ""
   return ("'%s' [%s] %s, %s%s"):format(name, shape, p:dtype(),
-    p:requires_grad() and "trained" or "frozen", p:device() == "meta" and ", on meta" or "")
+    p:requires_grad() and "trained" or "frozen", where)
 end
 
 -- Parameters of fewer ranks are described by their kinds only, since names and shapes differ.

@@ -403,6 +403,16 @@ function state.read(s, path, options)
   return true
 end
 
+--- Each rank reads what it has of these tensors of the model, by name. Raises the first failure of
+--- any rank, the same on all. All ranks call it.
+---@param s ms.FSDPState
+---@param given table<string, ms.Source>
+function state.take_sources(s, given)
+  local ok, why = pcall(take_own, s, state.items(s), given)
+  local message = state.agree(s.group, not ok and tostring(why):gsub("^[^\n]-:%d+: ", "") or nil)
+  if message then core.raise("fsdp: " .. message) end
+end
+
 -- Memory that whole tensors of each dtype are put together in, one after the other.
 local function make_room(items)
   local most, room = {}, {}

@@ -1,8 +1,11 @@
 -- The values that a sharded model begins with: rank 0's, or those of a model on "meta", which are
--- made when it is sharded.
+-- made, or read from files, when it is sharded.
 local core = require "moonshard.core"
 local delayed = require "moonshard.nn.delayed"
 local listed = require "moonshard.nn.listed"
+local module = require "moonshard.nn.module"
+local piece = require "moonshard.piece"
+local state = require "moonshard.fsdp.state"
 
 local values = {}
 
@@ -55,19 +58,22 @@ local function unit_of_reset(s, one)
   end
 end
 
---- The values of parameters that were on "meta", one unit at a time: no rank has more than its
---- shards and one unit in memory.
+--- The values of parameters that were on "meta", but for those in files, one unit at a time: no
+--- rank has more than its shards and one unit in memory.
 ---@param s ms.FSDPState
 function values.make_units(s)
   for _, one in ipairs(s.later.resets) do
     if not unit_of_reset(s, one) then delayed.reset("fsdp", one) end
   end
   for _, unit in ipairs(s.units) do
-    local list = {}
+    local list, is_read = {}, false
     for _, p in ipairs(unit.parameters) do
-      if s.later.records[p] ~= nil then list[#list + 1] = p end
+      local record = s.later.records[p]
+      if piece.is_source(record) then is_read = true
+      elseif record ~= nil then list[#list + 1] = p end
     end
-    if #list > 0 then
+    if #list == 0 and is_read then s.sharded:have_values(unit.index)
+    elseif #list > 0 then
       s.sharded:begin_values(unit.index)
       delayed.initialize(s.later, list)
       for _, one in ipairs(s.later.resets) do
@@ -76,7 +82,22 @@ function values.make_units(s)
       s.sharded:end_values(unit.index, s.options.init_sync ~= false)
     end
   end
+end
+
+--- The values of parameters that were on "meta" and are in files: each rank reads what it has.
+--- Raises the first failure of any rank, on all of them.
+---@param s ms.FSDPState
+function values.read_parameters(s)
+  local given = {}
+  for _, item in ipairs(s.wrapped:named_parameters()) do
+    local record = s.later.records[item.parameter]
+    if piece.is_source(record) and s.unit_of[item.parameter] then
+      given[item.name], module.unread[item.parameter] = record, nil
+    end
+  end
   s.later = nil
+  -- Parameters of group_of may be read by some ranks alone.
+  if next(given) or next(s.groups) then state.take_sources(s, given) end
 end
 
 return values

@@ -1,15 +1,19 @@
 -- Models that were made on "meta": making their values later, with the bits that they would have
 -- without it. A tensor that was filled or drawn, and then changed element by element, has a record
--- of that (engine/tensor/initial.c). For others the class of its module has a method reset(self)
--- that computes them; it runs with the random numbers that it had in init.
+-- of that (engine/tensor/initial.c). One that was loaded is read from its file. For others the
+-- class of its module has a method reset(self) that computes them; it runs with the random numbers
+-- that it had in init.
 local core = require "moonshard.core"
+local module = require "moonshard.nn.module"
 local names = require "moonshard.nn.names"
+local piece = require "moonshard.piece"
 
 local delayed = {}
 
 --- What is to be made of a model.
 ---@class ms.Delayed
----@field records table<ms.Tensor, any> tensor on "meta" -> its record; false: a reset computes it
+--- tensor on "meta" -> its record, or the source that it is read from; false: a reset computes it
+---@field records table<ms.Tensor, any>
 ---@field tensors ms.Tensor[] those on "meta", in order
 ---@field resets ms.DelayedReset[]
 
@@ -19,9 +23,31 @@ local delayed = {}
 
 local function class_of(object) return getmetatable(object).class.class_name end
 
+--- The values of a tensor on "meta", whose record nobody shall use, come from files.
+---@param t ms.Tensor
+---@param source ms.Source
+function delayed.read_later(t, source)
+  core.no_grad(function()
+    t:copy_(core.empty { dtype = t:dtype(), device = "meta", table.unpack(t:shape()) })
+  end)
+  module.unread[t] = { source = source, version = core.tensor_version(t) }
+end
+
+-- Where the values of a tensor are read, if they are.
+local function source_of(what, t, name)
+  local unread = module.unread[t]
+  if not unread then return nil end
+  if unread.version ~= core.tensor_version(t) then
+    core.raise(("%s: '%s' was written on \"meta\" after its file was opened, and this write \z
+      would be lost: change it after it has its values"):format(what, name))
+  end
+  return unread.source
+end
+
 -- A reset that does not exist is reported with all else that is wrong with its module.
-local function add(plan, prefix, object, key, t)
-  local record, name = core.initializer(t), names.join(prefix, key)
+local function add(plan, what, prefix, object, key, t)
+  local name = names.join(prefix, key)
+  local record = source_of(what, t, name) or core.initializer(t)
   plan.tensors[#plan.tensors + 1], plan.records[t] = t, record or false
   if record then return end
   local last = plan.resets[#plan.resets]
@@ -43,7 +69,7 @@ function delayed.find(what, model)
     for _, key in ipairs(state.order) do
       local t = state.fields[key]
       if core.is_tensor(t) and not seen[t] and t:device() == "meta" then
-        add(plan, prefix, object, key, t)
+        add(plan, what, prefix, object, key, t)
       end
       if core.is_tensor(t) then seen[t] = true end
     end
@@ -61,13 +87,17 @@ end
 -- Runs f with the engine's own device, without recording.
 local function outside_meta(f) core.no_grad(function() core.on_device("cpu", f) end) end
 
---- Makes the recorded values of these tensors, which have memory.
+--- Makes the recorded values of these tensors, which have memory. Raises what cannot be read.
 ---@param plan ms.Delayed
 ---@param tensors ms.Tensor[]
 function delayed.initialize(plan, tensors)
   outside_meta(function()
     for _, t in ipairs(tensors) do
-      if plan.records[t] then core.initialize(t, plan.records[t]) end
+      local record = plan.records[t]
+      if piece.is_source(record) then
+        piece.put(t:detach():view(-1), record, 0, t:numel())
+        module.unread[t] = nil
+      elseif record then core.initialize(t, record) end
     end
   end)
 end

@@ -1,5 +1,6 @@
 -- Modules from and to safetensors files, with the names of other tools, and config.json.
 local core = require "moonshard.core"
+local delayed = require "moonshard.nn.delayed"
 local options_of = require "moonshard.options"
 local check = options_of.check
 local module = require "moonshard.nn.module"
@@ -149,16 +150,31 @@ function files.differs(name, of)
     :format(name, of)
 end
 
+-- Elements of two tensors in files that are compared at once.
+local AT_ONCE <const> = 1 << 20
+
+-- Whether two sources, or tensors, have the same numbers.
+local function are_equal(a, b)
+  if not piece.same_shape(a:shape(), b:shape()) then return false end
+  local count = piece.elements(a:shape())
+  return core.no_grad(function()
+    for first = 0, count - 1, AT_ONCE do
+      local number = math.min(AT_ONCE, count - first)
+      local x, y = piece.cut(a, first, number), piece.cut(b, first, number)
+      if not x:to("f32"):eq(y:to "f32"):all():item() then return false end
+    end
+    return true
+  end)
+end
+
 -- Files may repeat a tied weight. If the copy differs, it is a separate weight, for which the model
 -- has no parameter.
 local function check_copies(found)
   for name, copy in pairs(found.copies) do
     local own = found.state[copy.of]
     if own and not core.is_sim() then
-      local equal = core.no_grad(function()
-        return module.same_shape(own, copy.tensor)
-          and own:to("f32"):eq(copy.tensor:to "f32"):all():item()
-      end)
+      local read, equal = pcall(are_equal, own, copy.tensor)
+      if not read then return core.refuse(tostring(equal), "io") end
       if not equal then return core.refuse(files.differs(name, copy.of), "mismatch") end
     end
   end
@@ -174,22 +190,24 @@ local function read_whole(source, where)
   return core.refuse(where.index and ("'%s' names it: %s"):format(where.index, why) or why, code)
 end
 
--- Puts tensors in the place of sources.
-local function read_all(found)
-  local names = {}
+-- The values of a module's tensors, by name. For tensors on "meta", which will be read when their
+-- values are made, they are on "meta".
+local function values_of(found, own)
+  local names, values = {}, {}
   for name in pairs(found.state) do names[#names + 1] = name end
   table.sort(names)
   for _, name in ipairs(names) do
-    local t, message, code = read_whole(found.state[name], found.origin[name])
-    if not t then return nil, message, code end
-    found.state[name] = t
+    local source = found.state[name]
+    if own[name] and own[name]:device() == "meta" then
+      values[name] =
+        core.empty { dtype = source:dtype(), device = "meta", table.unpack(source:shape()) }
+    else
+      local t, message, code = read_whole(source, found.origin[name])
+      if not t then return nil, message, code end
+      values[name] = t
+    end
   end
-  for _, copy in pairs(found.copies) do
-    local t, message, code = read_whole(copy.tensor, copy)
-    if not t then return nil, message, code end
-    copy.tensor = t
-  end
-  return check_copies(found)
+  return values
 end
 
 --- A path, or the first of a list, for messages.
@@ -197,8 +215,32 @@ end
 ---@return string
 function files.first_of(path) return type(path) == "table" and path[1] or path end
 
---- Reads files and copies their tensors into a module. Returns the tensors that were read, by the
---- module's names.
+-- Copies what is found into a module. Second: whether the files are to stay open.
+local function load_into(self, found, path, options)
+  local ok, message, code = check_copies(found)
+  if not ok then return nil, message, code end
+  local own, values
+  ok, own = pcall(self.state, self)
+  if not ok then return core.refuse(tostring(own), "mismatch") end
+  values, message, code = values_of(found, own)
+  if not values then return nil, message, code end
+  local loaded, failure = pcall(self.load_state, self, values, options)
+  if not loaded then
+    return core.refuse(("%s: %s"):format(files.first_of(path),
+      tostring(failure):match "load_state: (.*)" or tostring(failure)), "mismatch")
+  end
+  local stays = false
+  for name, t in pairs(own) do
+    if values[name] and t:device() == "meta" then
+      delayed.read_later(t, found.state[name])
+      stays = true
+    end
+  end
+  return true, stays
+end
+
+--- Reads files and copies their tensors into a module; tensors on "meta" are read when their values
+--- are made. Returns what `find` found.
 ---@param self ms.Module
 ---@param path string|string[]
 ---@param options? ms.LoadOptions
@@ -208,15 +250,11 @@ function files.first_of(path) return type(path) == "table" and path[1] or path e
 function files.read(self, path, options)
   local found, message, code = files.find(self, path)
   if not found then return nil, message, code end
-  local ok
-  ok, message, code = read_all(found)
-  files.close(found)
-  if not ok then return nil, message, code end
-  local loaded, failure = pcall(self.load_state, self, found.state, options)
-  if not loaded then
-    return core.refuse(("%s: %s"):format(files.first_of(path),
-      tostring(failure):match "load_state: (.*)" or tostring(failure)), "mismatch")
-  end
+  local ok, stays, kind = core.on_device("cpu", function()
+    return load_into(self, found, path, options)
+  end)
+  if not ok or not stays then files.close(found) end
+  if not ok then return nil, stays, kind end
   return found
 end
 

@@ -23,6 +23,10 @@ module.base = Module
 -- this dtype; Module:to removes the entry.
 module.loaded_dtype = setmetatable({}, { __mode = "k" })
 
+-- tensor on "meta" -> { source, version }: its values are read from files when they are made, if
+-- the tensor still has that version.
+module.unread = setmetatable({}, { __mode = "k" })
+
 -- parameter of which this rank has a piece -> { model = its ms.FSDPState, shape = the whole one }
 module.sharded = setmetatable({}, { __mode = "k" })
 -- parameter -> an optimizer that has it
@@ -432,6 +436,9 @@ function Module:to(what)
     if module.sharded[t] then
       core.raise(("to: '%s' belongs to an fsdp model: convert the model before it is wrapped")
         :format(name))
+    elseif module.unread[t] and floats[t:dtype()] and t:dtype() ~= what then
+      core.raise(("to: '%s' is on \"meta\" and will be read from a file: convert the model after \z
+        materialize"):format(name))
     end
     tensors[#tensors + 1] = t
   end)

@@ -1,0 +1,156 @@
+-- What every rank of fsdp_pretrained_spec.lua runs: the weights of a folder of another tool go
+-- straight into shards, with the bits that they have in a whole model; no rank holds more than its
+-- shards and a unit, or reads more than its shards; and the folder is written again as it was.
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local expect = dofile(debug.getinfo(1, "S").source:sub(2):match "^(.*/)" .. "expect.lua")
+local cfg = ms.config { folder = "" }
+local nn, fails = ms.nn, expect.fails
+local rank, size, world = ms.rank(), ms.world_size(), ms.world()
+local SIZES <const> = { vocab = 64, context = 32, layers = 6, width = 64, heads = 4 }
+
+-- Rank 0 writes a folder for each kind: f32, bf16, and one with a head of its own.
+local function write(name, net, dtype)
+  if rank == 0 then assert(net:save(cfg.folder .. "/" .. name, { dtype = dtype })) end
+  world:barrier()
+  return cfg.folder .. "/" .. name
+end
+ms.seed(7)
+local folders = {
+  write("gpt2", nn.gpt2(SIZES)),
+  write("llama", nn.llama(SIZES), "bf16"),
+}
+
+local function open(path)
+  return ms.device("meta", function() return assert(nn.pretrained(path)) end)
+end
+
+local function expect_equal(a, b, what)
+  local count = 0
+  for name, t in pairs(b) do
+    count = count + 1
+    assert(a[name]:dtype() == t:dtype() and a[name]:eq(t):all():item(),
+      ("%s: '%s' differs"):format(what, name))
+  end
+  assert(count > 0)
+end
+
+-- Bytes that this process has read so far.
+local function bytes_read()
+  local file <close> = assert(io.open "/proc/self/io")
+  return math.tointeger(file:read("a"):match "rchar: (%d+)")
+end
+
+local function bytes_of(name)
+  local file <close> = assert(io.open(name, "rb"))
+  return file:seek "end"
+end
+
+-------------------------------------------------------------------------------------------- values
+
+local strategies = { "full_shard", "shard_grad_op", "no_shard" }
+if size ~= 3 then strategies[4] = "hybrid_shard" end
+
+for i, path in ipairs(folders) do
+  local precise = { param = "bf16", keep = { i == 1 and ".*ln_.*" or ".*norm.*" } }
+  local ways = { {}, { layout = "rows" }, { offload = "cpu" }, { precision = precise } }
+  local expected = assert(nn.pretrained(path)):state()
+  for _, strategy in ipairs(strategies) do
+    for number, way in ipairs(ways) do
+      local what = ("%s, %s, way %d"):format(path, strategy, number)
+      local options = { strategy = strategy }
+      for key, value in pairs(way) do options[key] = value end
+      local model = ms.fsdp(open(path), options)
+      for _, p in ipairs(model:parameters()) do assert(p:device() ~= "meta") end
+      expect_equal(expect.whole(model), expected, what)
+    end
+  end
+  expect_equal(open(path):materialize():state(), expected, path .. ", materialized")
+  expect_equal(ms.ddp(open(path)):state(), expected, path .. ", ddp")
+  -- A model of one's own, into which a file is loaded.
+  local model = ms.device("meta", function() return (i == 1 and nn.gpt2 or nn.llama)(SIZES) end)
+  assert(model:load(path))
+  expect_equal(expect.whole(ms.fsdp(model)), expected, path .. ", loaded")
+end
+
+-- A part of the model was there before; another is made by what init draws.
+do
+  local expected = assert(nn.pretrained(folders[1])):state()
+  local Both = nn.class "Both"
+  function Both:init(inner) self.inner, self.head = inner, nn.Linear(4, 4) end
+  ms.seed(11)
+  local whole = Both(assert(nn.pretrained(folders[1])))
+  ms.seed(11)
+  local model = ms.device("meta", function() return Both(assert(nn.pretrained(folders[1]))) end)
+  model.inner.ln_f.bias = nn.Parameter(ms.full(3, { 64 }))
+  model = ms.fsdp(model)
+  local state = expect.whole(model)
+  expected["ln_f.bias"] = nil
+  local found = {}
+  for name, t in pairs(state) do found[name:gsub("^inner%.", "")] = t end
+  expect_equal(found, expected, "in another model")
+  assert(found["ln_f.bias"]:eq(3):all():item())
+  assert(state["head.weight"]:eq(whole.head.weight):all():item())
+end
+
+---------------------------------------------------------------------------------- memory and reads
+
+if size > 1 then
+  for _, path in ipairs(folders) do
+    core.collect()
+    ms.synchronize()
+    local before, read = ms.memory().live, bytes_read()
+    ms.reset_peak()
+    local model = ms.fsdp(open(path))
+    ms.synchronize()
+    read = bytes_read() - read
+    local peak, own, largest = ms.memory().peak - before, 0, 0
+    core.collect()
+    for _, unit in ipairs(model:units()) do
+      own, largest = own + unit.shard_bytes, math.max(largest, unit.bytes)
+    end
+    assert(peak <= own + largest + 64 * #model:units(),
+      ("%s: peak %d, own %d, unit %d"):format(path, peak, own, largest))
+    -- Ranks as threads share the process, and its count.
+    if cfg.folder:find "processes" then
+      local all = bytes_of(path .. "/model.safetensors")
+      assert(read < all / size + 65536, ("%s: read %d of %d bytes"):format(path, read, all))
+      assert(read > all / size / 2, "the count is of these reads")
+    end
+  end
+end
+
+-------------------------------------------------------------------------------------------- saving
+
+for i, path in ipairs(folders) do
+  local model = ms.fsdp(open(path))
+  local again = ("%s/again%d"):format(cfg.folder, i)
+  assert(model:save(again))
+  if rank == 0 then
+    local a <close> = assert(io.open(path .. "/model.safetensors", "rb"))
+    local b <close> = assert(io.open(again .. "/model.safetensors", "rb"))
+    assert(a:read "a" == b:read "a", again)
+  end
+end
+
+---------------------------------------------------------------------------------------- what fails
+
+-- What would be lost, or not be what the file says, is refused.
+local net = open(folders[1])
+ms.no_grad(function() net.ln_f.weight:mul_(2) end)
+fails(function() ms.fsdp(net) end, "'ln_f.weight' was written on \"meta\" after its file")
+fails(function() open(folders[1]):to "bf16" end, "will be read from a file: convert the model")
+-- A file that got shorter between opening and reading.
+if size > 1 then
+  local path = write("short", nn.gpt2(SIZES))
+  net = open(path)
+  world:barrier()
+  if rank == 0 then
+    local name = path .. "/model.safetensors"
+    assert(os.execute(("truncate -s 20000 '%s'"):format(name)))
+  end
+  world:barrier()
+  fails(function() ms.fsdp(net) end, ": fsdp: '" .. path .. "/model.safetensors' ends at byte")
+  world:barrier()
+end
+print(("rank %d is done"):format(rank))
