@@ -366,7 +366,7 @@ static int fsdp_agreements(lua_State *L)
 
 /* ------------------------------------------------------- whole parameters */
 
-/* sharded:summon(units, gradients): a list of their numbers; whether with whole gradients */
+/* sharded:summon(units, { gradients =, offload =, absent = }): a list of their numbers */
 static int fsdp_summon(lua_State *L)
 {
     ms_lua_enter(L);
@@ -379,7 +379,10 @@ static int fsdp_summon(lua_State *L)
         units[i] = check_unit(L, -1, fsdp);
         lua_pop(L, 1);
     }
-    ms_lua_ok(L, ms_fsdp_summon(fsdp, units, count, lua_toboolean(L, 3)));
+    ms_summon_options options = { .gradients = ms_lua_field_boolean(L, 3, "gradients", false),
+                                  .offload = ms_lua_field_boolean(L, 3, "offload", false),
+                                  .absent = ms_lua_field_boolean(L, 3, "absent", false) };
+    ms_lua_ok(L, ms_fsdp_summon(fsdp, units, count, options));
     return 0;
 }
 

@@ -188,6 +188,14 @@ ms_status ms_flat_split_state(ms_flat *flat, ms_storage *storage, ms_dtype dtype
     return split(flat, storage, STATE, dtype);
 }
 
+static ms_status whole_on(ms_flat *flat, ms_storage *storage, ms_dtype dtype, ms_tensor **out)
+{
+    ms_status status = split(flat, storage, WHOLE, dtype);
+    if (!status) status = ms_tensor_on(storage, dtype, 1, &flat->padded, out);
+    if (!status) ms_storage_mark_parameter(storage, 0, ms_storage_bytes(storage));
+    return status;
+}
+
 /* Where nothing is to be copied there it takes no memory yet. */
 static ms_status new_whole(ms_flat *flat, ms_dtype dtype, ms_form *form)
 {
@@ -197,9 +205,7 @@ static ms_status new_whole(ms_flat *flat, ms_dtype dtype, ms_form *form)
     bool later = flat->blank && ms_flat_is_sharded(flat) && form == &flat->form;
     ms_status status = later ? ms_storage_new_meta(engine, bytes, &storage)
                              : ms_storage_new(ms_engine_current(engine), bytes, &storage);
-    if (!status) status = split(flat, storage, WHOLE, dtype);
-    if (!status) status = ms_tensor_on(storage, dtype, 1, &flat->padded, &form->whole);
-    if (!status) ms_storage_mark_parameter(storage, 0, ms_storage_bytes(storage));
+    if (!status) status = whole_on(flat, storage, dtype, &form->whole);
     ms_storage_release(storage);
     return status;
 }
@@ -402,8 +408,9 @@ static ms_status fill_shard(ms_flat *flat)
 ms_status ms_flat_arrange(ms_flat *flat)
 {
     ms_engine *engine = flat->unit->fsdp->engine;
+    ms_tensor *whole = flat->outside ? flat->outside : flat->form.whole;
     ms_status status = MS_OK;
-    ms_tensor_restoring(engine, flat->form.whole, flat->source);
+    ms_tensor_restoring(engine, whole, flat->source);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         const ms_member *member = &flat->members[i];
         const int64_t shape[] = { flat->padded / flat->length, member->part };
@@ -411,13 +418,67 @@ ms_status ms_flat_arrange(ms_flat *flat)
         ms_tensor *from = NULL, *to = NULL;
         if (member->part == 0) continue;
         status = ms_tensor_window(flat->form.wire, 2, shape, apart, member->slot, &from);
-        if (!status)
-            status = ms_tensor_window(flat->form.whole, 2, shape, dense, member->begin, &to);
+        if (!status) status = ms_tensor_window(whole, 2, shape, dense, member->begin, &to);
         if (!status) status = ms_copy_into(engine, from, to);
         ms_tensor_release(from);
         ms_tensor_release(to);
     }
     ms_tensor_restoring(engine, NULL, NULL);
+    return status;
+}
+
+/* ------------------------------------------------------- in the second pool */
+
+ms_status ms_flat_make_outside(ms_flat *flat)
+{
+    ms_engine *engine = flat->unit->fsdp->engine;
+    ms_dtype dtype = ms_tensor_dtype(flat->form.whole);
+    size_t bytes = (size_t)flat->padded * ms_dtype_bytes(dtype);
+    ms_storage *storage = NULL;
+    if (!ms_flat_is_apart(flat)) return MS_OK;
+    if (!ms_flat_is_sharded(flat)) {
+        flat->outside = ms_tensor_retain(flat->shard);
+        return MS_OK;
+    }
+    ms_status status = ms_storage_new_offloaded(ms_engine_current(engine), bytes, &storage);
+    if (!status) status = whole_on(flat, storage, dtype, &flat->outside);
+    ms_storage_release(storage);
+    return status;
+}
+
+void ms_flat_go_outside(ms_flat *flat)
+{
+    if (!flat->outside || flat->inside) return;
+    flat->inside = flat->form.whole;
+    flat->form.whole = ms_tensor_retain(flat->outside);
+    flat->form.whole_version = ms_tensor_version(flat->form.whole);
+}
+
+void ms_flat_come_back(ms_flat *flat)
+{
+    if (flat->inside) {
+        ms_tensor_release(flat->form.whole);
+        flat->form.whole = flat->inside;
+        flat->form.whole_version = ms_tensor_version(flat->form.whole);
+        flat->inside = NULL;
+    }
+    ms_tensor_release(flat->outside);
+    flat->outside = NULL;
+}
+
+ms_status ms_copy_offloaded(ms_engine *engine, ms_tensor *from, ms_tensor **out)
+{
+    ms_storage *storage = NULL;
+    ms_tensor *made = NULL;
+    ms_status status = ms_storage_new_offloaded(ms_engine_current(engine),
+                                                (size_t)ms_tensor_bytes(from), &storage);
+    if (!status)
+        status = ms_tensor_on(storage, ms_tensor_dtype(from), ms_tensor_dims(from),
+                              ms_tensor_shape(from), &made);
+    if (!status) status = ms_copy_into(engine, from, made);
+    ms_storage_release(storage);
+    if (status) ms_tensor_release(made);
+    else *out = made;
     return status;
 }
 
@@ -564,6 +625,8 @@ void ms_flat_free(ms_flat *flat)
     ms_tensor_release(flat->reduced);
     ms_tensor_release(flat->carried);
     ms_tensor_release(flat->kept);
+    ms_tensor_release(flat->outside);
+    ms_tensor_release(flat->inside);
     ms_tensor_release(flat->shard);
     ms_tensor_release(flat->source);
     ms_tensor_release(flat->near);

@@ -36,6 +36,17 @@ static ms_status own_part(ms_member *member, ms_tensor **out)
     return has ? ms_copy_into(engine, gradient, *out) : ms_fill_into(engine, *out, 0);
 }
 
+/* The whole gradient goes to the second pool. */
+static ms_status move_out(ms_member *member)
+{
+    ms_tensor *outside = NULL;
+    ms_status status = ms_copy_offloaded(member->fsdp->engine, member->whole_gradient, &outside);
+    if (status) return status;
+    ms_tensor_release(member->whole_gradient);
+    member->whole_gradient = outside;
+    return MS_OK;
+}
+
 static ms_status gather(ms_member *member, const int64_t *counts)
 {
     const ms_flat *flat = member->flat;
@@ -68,7 +79,7 @@ static ms_status put_aside(ms_member *member)
     return ms_tensor_set_grad(member->tensor, NULL);
 }
 
-static ms_status gather_flat(ms_flat *flat, int64_t *words)
+static ms_status gather_flat(ms_flat *flat, bool offload, int64_t *words)
 {
     uint32_t ranks = ms_group_size(flat->shards), count = flat->count;
     int64_t *all = words + (size_t)count * WORDS, *lengths = all + (size_t)ranks * count * WORDS;
@@ -86,12 +97,13 @@ static ms_status gather_flat(ms_flat *flat, int64_t *words)
             lengths[r] = said[LENGTH];
         }
         if (any) status = gather(&flat->members[i], lengths);
+        if (any && offload && !status) status = move_out(&flat->members[i]);
         if (!status) status = put_aside(&flat->members[i]);
     }
     return status;
 }
 
-ms_status ms_gradients_gather(ms_unit *unit)
+ms_status ms_gradients_gather(ms_unit *unit, bool offload)
 {
     ms_context *context = ms_engine_context(unit->fsdp->engine);
     ms_status status = MS_OK;
@@ -102,7 +114,7 @@ ms_status ms_gradients_gather(ms_unit *unit)
         if (!flat->trainable || !ms_flat_is_sharded(flat)) continue;
         status = ms_allocate(context, ((ranks + 1) * flat->count * WORDS + ranks) * sizeof(int64_t),
                              "summon", &words);
-        if (!status) status = gather_flat(flat, words);
+        if (!status) status = gather_flat(flat, offload, words);
         ms_release(context, words);
     }
     return status;
@@ -122,6 +134,13 @@ ms_status ms_gradients_show(ms_unit *unit)
 
 /* -------------------------------------------------------------------- hiding */
 
+static ms_status as_dense(ms_engine *engine, ms_tensor *gradient, ms_tensor **out)
+{
+    if (!ms_tensor_is_contiguous(gradient)) return ms_copy_new(engine, gradient, out);
+    *out = ms_tensor_retain(gradient);
+    return MS_OK;
+}
+
 /* What a script has left as the gradient takes the place of the whole one. */
 ms_status ms_gradients_take(ms_unit *unit)
 {
@@ -131,7 +150,7 @@ ms_status ms_gradients_take(ms_unit *unit)
             ms_member *member = &unit->flats[f].members[i];
             if (!member->whole_gradient) continue;
             ms_tensor *left = ms_tensor_grad(member->tensor), *dense = NULL;
-            if (left) status = ms_copy_new(unit->fsdp->engine, left, &dense);
+            if (left) status = as_dense(unit->fsdp->engine, left, &dense);
             ms_tensor_release(member->whole_gradient);
             member->whole_gradient = dense;
             member->cleared = left == NULL;

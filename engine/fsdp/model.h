@@ -90,12 +90,15 @@ struct ms_flat {
     ms_tensor *near;   /* near.c: a part of the whole, dropped but between forward and backward */
     uint64_t near_version; /* of the shard when the part was gathered */
     ms_tensor *kept;       /* during a summon: what an unsharded parameter held */
-    ms_point gathered;     /* when the last gather is done */
-    bool awaited;          /* the model's stream has waited for it */
-    ms_bucket bucket;      /* flat: [padded], dropped between backwards; not of frozen parameters */
-    ms_tensor *reduced;    /* [length]; made at the first reduction */
-    ms_tensor *carried;    /* partial.c: [length], or NULL */
-    ms_point ready[2];     /* when the last reduction is done: see ms_bucket_state in ddp */
+    /* During a summon with offload: what takes the place of form.whole, in the second pool; and
+     * form.whole as it was, once its place is taken. Both owned. */
+    ms_tensor *outside, *inside;
+    ms_point gathered;  /* when the last gather is done */
+    bool awaited;       /* the model's stream has waited for it */
+    ms_bucket bucket;   /* flat: [padded], dropped between backwards; not of frozen parameters */
+    ms_tensor *reduced; /* [length]; made at the first reduction */
+    ms_tensor *carried; /* partial.c: [length], or NULL */
+    ms_point ready[2];  /* when the last reduction is done: see ms_bucket_state in ddp */
 };
 
 /* Whether the handles of a unit are whole parameters or pieces, and whether there is memory behind
@@ -280,6 +283,14 @@ bool ms_flat_is_in_bucket(const ms_flat *flat);
 void ms_flat_set_full(ms_flat *flat, bool yes);
 /* Copies the shard for a gather, on the current stream. */
 ms_status ms_flat_cast(ms_flat *flat);
+/* `outside`, for a gather to come, which puts rows in order there. Of a flat parameter that is not
+ * sharded it is the shard. MS_OK where the whole has no memory of its own: then there is none. */
+ms_status ms_flat_make_outside(ms_flat *flat);
+/* `outside` takes the place of form.whole, and gives it back; nothing where it is not there. */
+void ms_flat_go_outside(ms_flat *flat);
+void ms_flat_come_back(ms_flat *flat);
+/* A contiguous copy in the second pool. */
+ms_status ms_copy_offloaded(ms_engine *engine, ms_tensor *from, ms_tensor **out);
 /* Whether gathers send what an extension makes; and such a gather, from the shard as gathers take
  * it to the whole or to the wire, on this stream. */
 bool ms_extend_applies(const ms_flat *flat);
@@ -426,7 +437,7 @@ ms_status ms_agree_on_end(ms_fsdp *fsdp, bool of_backward);
 /* --------------------------------------------------------------- gradients.c */
 
 /* With pieces as handles: gathers the gradients of the unit, and puts those of pieces aside. */
-ms_status ms_gradients_gather(ms_unit *unit);
+ms_status ms_gradients_gather(ms_unit *unit, bool offload);
 /* With whole parameters as handles: the whole gradients are theirs; and the end of that. */
 ms_status ms_gradients_show(ms_unit *unit);
 ms_status ms_gradients_take(ms_unit *unit);

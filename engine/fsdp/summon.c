@@ -19,13 +19,15 @@ ms_status ms_fsdp_check_idle(const ms_fsdp *fsdp, const char *what)
 
 /* An unsharded parameter is written where it is, so what it held is copied, in case that the writes
  * are not kept. */
-static ms_status keep_values(ms_unit *unit)
+static ms_status keep_values(ms_unit *unit, bool offload)
 {
+    ms_engine *engine = unit->fsdp->engine;
     ms_status status = MS_OK;
     for (uint32_t f = 0; f < unit->count && !status; f++) {
         ms_flat *flat = &unit->flats[f];
         if (ms_flat_is_apart(flat) || flat->kept) continue;
-        status = ms_copy_new(unit->fsdp->engine, flat->form.whole, &flat->kept);
+        status = offload ? ms_copy_offloaded(engine, flat->form.whole, &flat->kept)
+                         : ms_copy_new(engine, flat->form.whole, &flat->kept);
         flat->form.whole_version = ms_tensor_version(flat->form.whole);
     }
     return status;
@@ -40,8 +42,48 @@ static ms_status gather(ms_unit *unit)
     return ms_agree_is_on(unit->fsdp) ? ms_unit_gather_anew(unit) : ms_unit_gather(unit);
 }
 
-ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count, bool gradients)
+/* After a gather: the current stream copies the whole outside, if it was not put in order there. */
+static ms_status move_out(ms_flat *flat)
 {
+    ms_engine *engine = flat->unit->fsdp->engine;
+    if (!flat->outside || flat->inside) return MS_OK;
+    ms_status status = ms_stream_wait(ms_engine_current(engine), flat->gathered);
+    flat->awaited = true;
+    if (status || ms_storage_is_dropped(ms_tensor_storage(flat->form.whole))) return status;
+    return ms_copy_into(engine, flat->form.whole, flat->outside);
+}
+
+/* Gathers a unit, whose whole parameters are outside then: its memory is free for the next unit.
+ * Parameters that are not sharded take no part: their handles go to the shards. */
+static ms_status gather_outside(ms_unit *unit)
+{
+    ms_status status = ms_unit_set_full(unit, true);
+    /* What was gathered before would be in memory beside the units to come. */
+    if (!status) status = ms_unit_reshard(unit);
+    for (uint32_t f = 0; f < unit->count && !status; f++) {
+        status = ms_flat_make_outside(&unit->flats[f]);
+        if (!ms_flat_is_sharded(&unit->flats[f])) ms_flat_go_outside(&unit->flats[f]);
+    }
+    if (!status) status = gather(unit);
+    for (uint32_t f = 0; f < unit->count && !status; f++) status = move_out(&unit->flats[f]);
+    if (!status) status = ms_unit_reshard(unit);
+    for (uint32_t f = 0; f < unit->count && !status; f++) ms_flat_go_outside(&unit->flats[f]);
+    return status;
+}
+
+/* A rank that looks at nothing takes part in the gathers, and gives the memory back at once. */
+static ms_status pass_by(ms_unit *unit)
+{
+    ms_status status = ms_gradients_put_back(unit, false);
+    for (uint32_t f = 0; f < unit->count; f++) ms_flat_come_back(&unit->flats[f]);
+    if (!status) status = ms_unit_reshard(unit);
+    return status ? status : ms_unit_set_full(unit, false);
+}
+
+ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count,
+                         ms_summon_options options)
+{
+    bool gradients = options.gradients, offload = options.offload;
     void *memory = NULL;
     ms_status status = ms_fsdp_check_idle(fsdp, "summon");
     if (!status)
@@ -49,14 +91,18 @@ ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count, b
                              &memory);
     if (status) return status;
     for (uint32_t i = 0; i < count && !status; i++) {
-        status = gather(&fsdp->units[units[i]]);
-        if (!status && gradients) status = ms_gradients_gather(&fsdp->units[units[i]]);
+        ms_unit *unit = &fsdp->units[units[i]];
+        status = offload ? gather_outside(unit) : gather(unit);
+        if (!status && gradients) status = ms_gradients_gather(unit, offload);
+        if (!status && options.absent) status = pass_by(unit);
     }
+    if (options.absent) count = 0;
     for (uint32_t i = 0; i < count && !status; i++) {
         status = ms_unit_use(&fsdp->units[units[i]]);
         if (!status && gradients) status = ms_gradients_show(&fsdp->units[units[i]]);
     }
-    for (uint32_t i = 0; i < count && !status; i++) status = keep_values(&fsdp->units[units[i]]);
+    for (uint32_t i = 0; i < count && !status; i++)
+        status = keep_values(&fsdp->units[units[i]], offload);
     ms_release(ms_engine_context(fsdp->engine), fsdp->summoned);
     fsdp->summoned = memory;
     for (uint32_t i = 0; i < count; i++) fsdp->summoned[i] = units[i];
@@ -86,6 +132,7 @@ static ms_status end_unit(ms_unit *unit, bool write)
     }
     if (!status) status = ms_gradients_take(unit);
     if (!status) status = ms_unit_release(unit);
+    for (uint32_t f = 0; f < unit->count && !status; f++) ms_flat_come_back(&unit->flats[f]);
     if (!status) status = ms_gradients_put_back(unit, write);
     if (!status) status = ms_unit_reshard(unit);
     return status ? status : ms_unit_set_full(unit, false);
@@ -212,8 +259,10 @@ void ms_fsdp_reset(ms_fsdp *fsdp)
         unit->deferred = unit->entered = false;
         unit->parts_left = 0;
         ms_unit_release(unit);
-        for (uint32_t f = 0; f < unit->count; f++)
+        for (uint32_t f = 0; f < unit->count; f++) {
+            ms_flat_come_back(&unit->flats[f]);
             if (unit->flats[f].trainable) give_up_gradients(&unit->flats[f]);
+        }
         ms_unit_reshard(unit);
         ms_near_drop(unit);
         ms_unit_enter(unit, MS_UNIT_IDLE);

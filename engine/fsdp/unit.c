@@ -135,7 +135,9 @@ static ms_status copy_out(ms_flat *flat)
     ms_stream *stream = NULL;
     ms_status status = copying_stream(fsdp, false, &stream);
     if (!status) status = ms_stream_wait(stream, flat->gathered);
-    if (!status) status = copy_on(flat, stream, flat->form.whole, ms_flat_arrange);
+    if (!status)
+        status = copy_on(flat, stream, flat->outside ? flat->outside : flat->form.whole,
+                         ms_flat_arrange);
     if (!status) end_turn(&fsdp->wires, flat->gathered);
     if (!status) status = ms_storage_drop(ms_tensor_storage(flat->form.wire), flat->unit->name);
     return status;
@@ -193,13 +195,14 @@ static ms_status move(ms_flat *flat, bool near, ms_stream *stream)
 }
 
 /* The memory is taken on the stream of the gathers, which waits for the last users of that memory;
- * the model's stream goes on. */
+ * the model's stream goes on. Rows that are put in order outside need none but the wire. */
 static ms_status gather_flat(ms_flat *flat, bool near)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *stream = NULL;
+    bool elsewhere = flat->outside && flat->form.wire && !near;
     ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
-    if (!status) status = take_memory(flat->form.whole, stream);
+    if (!status && !elsewhere) status = take_memory(flat->form.whole, stream);
     /* The optimizer's stream may still write it. */
     if (!status) status = ms_stream_wait_users(stream, near ? flat->near : flat->source);
     if (!status) status = move(flat, near, stream);

@@ -322,23 +322,38 @@ local function find_named(s, names)
   return indices, parameters
 end
 
+-- Raises for values that would be copied for nothing.
+local function check_offload(s, o)
+  if not o.offload then return end
+  if o.offload ~= "cpu" then
+    core.raise(("summon: offload = '%s': values are offloaded to 'cpu'"):format(o.offload))
+  end
+  if s.strategy == "no_shard" and not s.options.offload then
+    core.raise "summon: offload = 'cpu' is for what is gathered, and under the strategy no_shard \z
+      every rank has whole parameters in its memory at all times: leave offload out"
+  end
+end
+
 --- Full parameters inside f, with grads also full gradients. What f wrote is kept unless writeback
---- is false. rank0_only: on other ranks f gets an empty list, and handles stay pieces.
+--- is false. rank0_only: on other ranks f gets an empty list, and handles stay pieces. offload:
+--- whole values are in the second pool.
 ---@param options ms.SummonOptions
 ---@param f fun(parameters: ms.Parameter[])
 function FSDP:summon(options, f)
   local s = outside_join(self, "summon")
   local o = check("summon", options, {
     writeback = "boolean", names = "table", rank0_only = "boolean", grads = "boolean",
+    offload = "string",
   })
   options_of.argument("summon", "f", f, "function")
   if o.rank0_only and o.writeback ~= false then
     core.raise "summon: with rank0_only only rank 0 could write: say writeback = false"
   end
+  check_offload(s, o)
   local indices, parameters = find_named(s, o.names)
-  s.sharded:summon(indices, o.grads == true)
   local ok, here = false, not o.rank0_only or s.group:rank() == 0
-  if not here then s.sharded:summon_end(false) end
+  s.sharded:summon(indices,
+    { gradients = o.grads == true, offload = o.offload ~= nil, absent = not here })
   local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
     if here then s.sharded:summon_end(ok and o.writeback ~= false) end
   end })

@@ -1161,11 +1161,18 @@
 ---@class ms.SummonOptions
 ---@field writeback? boolean           true unless given
 ---@field names? string[]              full names of parameters; all unless given
+--- "cpu": whole values, and gradients with grads, are where the option offload of ms.fsdp puts
+--- shards (ms.memory().offload_live). They go there one unit after another, so the rest of the
+--- memory never has more than one unit's besides this rank's parts. Parameters that are not
+--- sharded, as on one rank, stay where they are. Without rank0_only each rank of a host has a copy
+--- of all. Refused under strategy "no_shard", where nothing is gathered, unless the model's own
+--- offload is "cpu".
+---@field offload? "cpu"
 --- true: gradients are whole too; of a parameter that has one on some ranks only, with zeros for
 --- the others. What f writes to them, or that it removes them, is kept as parameters are.
 ---@field grads? boolean
---- true: only on rank 0; on other ranks f gets an empty list, and their memory is given back at
---- once. writeback must be false.
+--- true: only on rank 0; on other ranks f gets an empty list, and each unit's memory is given back
+--- once it was gathered. writeback must be false.
 ---@field rank0_only? boolean
 
 --- Reductions as of ddp models; exposed_ms is of reductions. calls of `collectives` include

@@ -63,7 +63,7 @@ describe("moonshard check -n", function()
 local ms = require "moonshard"
 local cfg = ms.config {
   strategy = "full_shard", within = 0, accumulate = 1, clip = 0.0, prefetch = "backward_pre",
-  param = "", reduce = "", low = false, layout = "flat", offload = "",
+  param = "", reduce = "", low = false, layout = "flat", offload = "", look = "",
 }
 local function given(name) return cfg[name] ~= "" and cfg[name] or nil end
 local precision = (given "param" or given "reduce") and {
@@ -86,6 +86,10 @@ for _ in ms.steps(3) do
   model:accumulate(cfg.accumulate, function() model(ms.ones { 5, 6 }):sum():backward() end)
   if cfg.clip > 0 then model:clip_grad_norm(cfg.clip) end
   optimizer:step()
+  local looks = { offload = given "look", grads = true, writeback = cfg.layout ~= "rows" }
+  if looks.offload then
+    model:summon(looks, function(list) for _, p in ipairs(list) do p:mul_(0.5) end end)
+  end
   -- What each rank makes of its pieces.
   for _, p in ipairs(model:parameters()) do ms.zeros { p:numel(), 400 } end
 end
@@ -101,6 +105,7 @@ io.stdout:write(("rank %d peak %d offloaded %d\n"):format(ms.rank(), memory.peak
       "-n 2 param=f16 strategy=no_shard", "-n 6 strategy=hybrid_shard within=3 param=bf16",
       "-n 3 reduce=bf16 accumulate=2", "-n 2 offload=cpu", "-n 5 offload=cpu clip=1 param=bf16",
       "-n 2 offload=cpu strategy=no_shard", "-n 6 offload=cpu strategy=hybrid_shard within=3",
+      "-n 5 look=cpu", "-n 2 look=cpu offload=cpu layout=rows",
     } do
       local result = assert(core.json_decode((command.succeed(folder,
         "check s.lua --json " .. options))))
@@ -109,7 +114,7 @@ io.stdout:write(("rank %d peak %d offloaded %d\n"):format(ms.rank(), memory.peak
         local peak, offloaded = out:match(("rank %d peak (%%d+) offloaded (%%d+)"):format(rank - 1))
         assert.equal(math.tointeger(tonumber(peak)), predicted, options .. " rank " .. rank - 1)
         assert.equal(math.tointeger(tonumber(offloaded)), result.offload_peak_bytes[rank], options)
-        assert.equal(options:find("offload", 1, true) ~= nil, tonumber(offloaded) > 0)
+        assert.equal(options:find("=cpu", 1, true) ~= nil, tonumber(offloaded) > 0)
         differ = differ or predicted ~= result.peak_bytes[1]
       end
       assert.is_nil(result.shards)

@@ -261,8 +261,8 @@ static void a_write_to_whole_parameters_is_refused_but_in_summon(void **state)
     const uint32_t unit = 1;
     net n;
     OK(build(NULL, 2, true, &n));
-    OK(ms_fsdp_summon(n.fsdp, &unit, 1, false));
-    assert_int_equal(ms_fsdp_summon(n.fsdp, &unit, 1, false), MS_ERROR_STATE);
+    OK(ms_fsdp_summon(n.fsdp, &unit, 1, (ms_summon_options){ 0 }));
+    assert_int_equal(ms_fsdp_summon(n.fsdp, &unit, 1, (ms_summon_options){ 0 }), MS_ERROR_STATE);
     OK(step(&n));
     OK(ms_fsdp_summon_end(n.fsdp, true));
     float values[10];

@@ -252,9 +252,16 @@ MS_API ms_status ms_fsdp_unshard(ms_fsdp *fsdp, uint32_t unit, ms_point *ready);
 MS_API ms_status ms_fsdp_reshard(ms_fsdp *fsdp, uint32_t unit);
 /* Between forward and backward, or a pass and the next: whole parameters in these units, in the
  * dtype of the shards, until ms_fsdp_summon_end, which keeps what was written there if `write`.
- * gradients: with whole gradients. All ranks call both. */
+ * All ranks call both, but end is for those that are present. */
+typedef struct ms_summon_options {
+    bool gradients; /* with whole gradients */
+    /* Gathered values are in the second pool (ms_storage_new_offloaded). They go there one unit
+     * after another, so the first one has one unit at the most. */
+    bool offload;
+    bool absent; /* this rank only takes part in the gathers */
+} ms_summon_options;
 MS_API ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count,
-                                bool gradients);
+                                ms_summon_options options);
 MS_API ms_status ms_fsdp_summon_end(ms_fsdp *fsdp, bool write);
 /* After a forward or backward that failed alike on all ranks: drops what was under way, and all
  * gradients. */
