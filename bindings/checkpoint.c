@@ -21,25 +21,33 @@ static int snapshot_gc(lua_State *L)
     return 0;
 }
 
-/* Pushes a list of { hash of all bytes, blocks = { hash of each block }? } for each tensor. blocks
- * is there if there are several. The box owns the snapshot by now. */
-static void push_hashes(lua_State *L, const ms_snapshot *snapshot, uint32_t count)
+/* Pushes { hash of all bytes, blocks = { hash of each block }? }. blocks is there if there are
+ * several. */
+static void push_hashes(lua_State *L, uint64_t whole, const uint64_t *of_blocks, uint32_t blocks)
+{
+    lua_createtable(L, 1, 1);
+    lua_pushinteger(L, (lua_Integer)whole);
+    lua_rawseti(L, -2, 1);
+    if (blocks < 2) return;
+    lua_createtable(L, (int)blocks, 0);
+    for (uint32_t b = 0; b < blocks; b++) {
+        lua_pushinteger(L, (lua_Integer)of_blocks[b]);
+        lua_rawseti(L, -2, (lua_Integer)b + 1);
+    }
+    lua_setfield(L, -2, "blocks");
+}
+
+/* Pushes a list of them for the tensors of a snapshot, which the box owns by now. */
+static void push_snapshot_hashes(lua_State *L, const ms_snapshot *snapshot, uint32_t count)
 {
     lua_createtable(L, (int)count, 0);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t blocks = ms_snapshot_blocks(snapshot, i);
-        lua_createtable(L, 1, 1);
-        lua_pushinteger(L, (lua_Integer)ms_snapshot_hash(snapshot, i));
-        lua_rawseti(L, -2, 1);
-        if (blocks > 1) {
-            lua_createtable(L, (int)blocks, 0);
-            for (uint32_t b = 0; b < blocks; b++) {
-                lua_pushinteger(L, (lua_Integer)ms_snapshot_block_hash(snapshot, i, b));
-                lua_rawseti(L, -2, (lua_Integer)b + 1);
-            }
-            lua_setfield(L, -2, "blocks");
-        }
-        lua_rawseti(L, -2, (lua_Integer)i + 1);
+        uint64_t *list = lua_newuserdatauv(L, (blocks + 1) * sizeof *list, 0);
+        for (uint32_t b = 0; b < blocks; b++) list[b] = ms_snapshot_block_hash(snapshot, i, b);
+        push_hashes(L, ms_snapshot_hash(snapshot, i), list, blocks);
+        lua_rawseti(L, -3, (lua_Integer)i + 1);
+        lua_pop(L, 1);
     }
 }
 
@@ -57,7 +65,7 @@ static int snapshot(lua_State *L)
     ms_snapshot *made = NULL;
     ms_lua_ok(L, ms_snapshot_new(engine, names, tensors, count, &made));
     *box = made;
-    push_hashes(L, made, count);
+    push_snapshot_hashes(L, made, count);
     return 2;
 }
 
@@ -147,10 +155,9 @@ static int start(lua_State *L)
     return 1;
 }
 
-/* core.checkpoint_begin(folder, name), core.checkpoint_part(snapshot, folder, name, file),
- * core.checkpoint_commit(folder, name, manifest), core.checkpoint_discard(folder, name) -> true, or
- * nil, message, code: a checkpoint that several processes write. They block. part uses the snapshot
- * up. */
+/* core.checkpoint_begin(folder, name), core.checkpoint_commit(folder, name, manifest),
+ * core.checkpoint_discard(folder, name) -> true, or nil, message, code: a checkpoint that several
+ * processes write. They block. */
 static int begin(lua_State *L)
 {
     if (ms_checkpoint_begin(ms_lua_context(L), ms_lua_path(L, 1, "a folder"),
@@ -159,19 +166,36 @@ static int begin(lua_State *L)
     lua_pushboolean(L, true);
     return 1;
 }
+
+/* core.checkpoint_part(names, tensors, folder, name, file) -> hashes of the tensors, as
+ * core.snapshot gives them; or nil, message, code. It blocks, and needs the host memory of the
+ * largest tensor. */
 static int write_part(lua_State *L)
 {
-    void **box = luaL_checkudata(L, 1, SNAPSHOT);
-    const char *folder = ms_lua_path(L, 2, "a folder"), *name = ms_lua_path(L, 3, "a name"),
-               *file = ms_lua_path(L, 4, "a file's name");
-    if (!*box) return ms_lua_error(L, "checkpoint: this snapshot was used already");
-    ms_status status = ms_checkpoint_write_part(ms_lua_context(L), *box, folder, name, file);
-    ms_snapshot_free(*box);
-    *box = NULL;
-    if (status) return ms_lua_io_failed(L);
-    lua_pushboolean(L, true);
+    ms_lua_refuse_in_hook(L, "checkpoint.save", "it waits for the values");
+    (void)ms_lua_enter(L);
+    uint32_t count = 0, given = 0;
+    const char *folder = ms_lua_path(L, 3, "a folder"), *name = ms_lua_path(L, 4, "a name"),
+               *file = ms_lua_path(L, 5, "a file's name");
+    const char **names = ms_lua_string_list(L, 1, &count, "a tensor's name");
+    ms_tensor **tensors = count ? ms_lua_tensor_list(L, 2, &given) : NULL;
+    if (given != count) return ms_lua_error(L, "checkpoint: %u names, %u tensors", count, given);
+    size_t numbers = 0;
+    for (uint32_t i = 0; i < count; i++)
+        numbers += 1 + ms_safetensors_blocks(ms_tensor_bytes(tensors[i]));
+    uint64_t *at = lua_newuserdatauv(L, (numbers + 1) * sizeof *at, 0);
+    if (ms_checkpoint_write_part(ms_lua_context(L), names, tensors, count, folder, name, file, at))
+        return ms_lua_io_failed(L);
+    lua_createtable(L, (int)count, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t blocks = ms_safetensors_blocks(ms_tensor_bytes(tensors[i]));
+        push_hashes(L, at[0], at + 1, blocks);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+        at += 1 + blocks;
+    }
     return 1;
 }
+
 static int commit(lua_State *L)
 {
     const char *folder = ms_lua_path(L, 1, "a folder"), *name = ms_lua_path(L, 2, "a name");

@@ -9,6 +9,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "io/safetensors.h"
+
 #define TEMPORARY ".tmp-"
 #define REPLACED ".old-"
 
@@ -87,17 +89,14 @@ uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index)
 /* A tensor without bytes has no blocks. */
 uint32_t ms_snapshot_blocks(const ms_snapshot *snapshot, uint32_t index)
 {
-    size_t bytes = snapshot->copies[index].bytes;
-    return (uint32_t)((bytes + MS_SAFETENSORS_BLOCK - 1) / MS_SAFETENSORS_BLOCK);
+    return ms_safetensors_blocks(snapshot->copies[index].bytes);
 }
 
-/* The last block may be shorter. */
+/* Taken when it is asked for, from the copy. */
 uint64_t ms_snapshot_block_hash(const ms_snapshot *snapshot, uint32_t index, uint32_t block)
 {
     const ms_copy *copy = &snapshot->copies[index];
-    size_t begin = (size_t)block * MS_SAFETENSORS_BLOCK, rest = copy->bytes - begin;
-    return ms_hash((const char *)copy->data + begin,
-                   rest < MS_SAFETENSORS_BLOCK ? rest : MS_SAFETENSORS_BLOCK, 0);
+    return ms_safetensors_hash_block(copy->data, copy->bytes, block);
 }
 
 /* The context is copied out first, because the snapshot that holds it is the last thing
@@ -295,14 +294,17 @@ ms_status ms_checkpoint_begin(ms_context *context, const char *folder, const cha
     return status;
 }
 
-/* The file is synced, and so is the folder that names it. */
-ms_status ms_checkpoint_write_part(ms_context *context, const ms_snapshot *snapshot,
-                                   const char *folder, const char *name, const char *file)
+/* The file is synced, and so is the folder that names it. There is no snapshot: all ranks wait for
+ * the commit anyway, and copies of all tensors would double what each needs. */
+ms_status ms_checkpoint_write_part(ms_context *context, const char *const *names,
+                                   ms_tensor *const *tensors, uint32_t count, const char *folder,
+                                   const char *name, const char *file, uint64_t *hashes)
 {
     char *temporary = NULL, *path = NULL;
     ms_status status = place(context, folder, TEMPORARY, name, &temporary);
     if (!status) status = ms_path_join(context, temporary, file, &path);
-    if (!status) status = write_tensors(context, snapshot, path);
+    if (!status)
+        status = ms_safetensors_stream(context, path, names, tensors, count, NULL, 0, hashes);
     ms_release(context, temporary);
     ms_release(context, path);
     return status;

@@ -333,14 +333,32 @@ static size_t describe(const char *const *names, ms_tensor *const *tensors, uint
     return largest;
 }
 
+/* The last block may be shorter. */
+uint64_t ms_safetensors_hash_block(const void *data, size_t bytes, uint32_t index)
+{
+    size_t begin = (size_t)index * MS_SAFETENSORS_BLOCK, rest = bytes - begin;
+    return ms_hash((const char *)data + begin,
+                   rest < MS_SAFETENSORS_BLOCK ? rest : MS_SAFETENSORS_BLOCK, 0);
+}
+
+/* The hash of all bytes, then of each block. Returns where the next tensor's hashes go. */
+static uint64_t *hash_all(const void *data, size_t bytes, uint64_t *hashes)
+{
+    uint32_t blocks = ms_safetensors_blocks(bytes);
+    *hashes++ = ms_hash(data, bytes, 0);
+    for (uint32_t b = 0; b < blocks; b++) *hashes++ = ms_safetensors_hash_block(data, bytes, b);
+    return hashes;
+}
+
 /* Reads each tensor into `buffer`, which has room for the largest, and writes it. Each read blocks
  * until the tensor has its value. The order is the caller's; that of the file is another one. */
 static ms_status write_through(ms_safetensors_writer *writer, ms_tensor *const *tensors,
-                               uint32_t count, void *buffer)
+                               uint32_t count, void *buffer, uint64_t *hashes)
 {
     for (uint32_t i = 0; i < count; i++) {
         size_t bytes = ms_tensor_bytes(tensors[i]);
         ms_status status = bytes ? ms_tensor_read(tensors[i], buffer, bytes) : MS_OK;
+        if (!status && hashes) hashes = hash_all(buffer, bytes, hashes);
         if (!status) status = ms_safetensors_write(writer, i, buffer, bytes);
         if (status) return status;
     }
@@ -348,11 +366,10 @@ static ms_status write_through(ms_safetensors_writer *writer, ms_tensor *const *
 }
 
 /* Host memory is one buffer of the size of the largest tensor, not the sum of all. */
-ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *const *names,
-                              ms_tensor *const *tensors, uint32_t count,
-                              const char *const *metadata, uint32_t pairs)
+ms_status ms_safetensors_stream(ms_context *context, const char *path, const char *const *names,
+                                ms_tensor *const *tensors, uint32_t count,
+                                const char *const *metadata, uint32_t pairs, uint64_t *hashes)
 {
-    ms_context *context = ms_engine_context(engine);
     ms_safetensors_writer *writer = NULL;
     ms_safetensors_spec *specs = NULL;
     void *buffer = NULL;
@@ -364,9 +381,18 @@ ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *c
     status = ms_bytes_new(context, largest, "a buffer for tensors", &buffer);
     if (!status)
         status = ms_safetensors_create(context, path, specs, count, metadata, pairs, &writer);
-    if (!status) status = write_through(writer, tensors, count, buffer);
+    if (!status) status = write_through(writer, tensors, count, buffer, hashes);
     ms_safetensors_free(writer);
     ms_release(context, specs);
     ms_release(context, buffer);
     return status;
+}
+
+/* Without hashes: who reads a model's file has no manifest to compare them with. */
+ms_status ms_safetensors_save(ms_engine *engine, const char *path, const char *const *names,
+                              ms_tensor *const *tensors, uint32_t count,
+                              const char *const *metadata, uint32_t pairs)
+{
+    return ms_safetensors_stream(ms_engine_context(engine), path, names, tensors, count, metadata,
+                                 pairs, NULL);
 }

@@ -104,16 +104,15 @@ local function note_saved()
   if launch.cut or launch.process and launch.process.stop_requested() then launch.saved = true end
 end
 
--- Copies tensors. Returns the copies, and what the manifest has of them.
-local function take(out)
-  local snapshot, hashes = core.snapshot(out.names, out.tensors)
+-- What the manifest has of tensors with these hashes.
+local function listed(out, hashes)
   local tensors = {}
   for i, path in ipairs(out.names) do
     local t = out.tensors[i]
     tensors[path] = pieces.hashes(hashes[i])
     tensors[path].type = store.type_text(t:dtype(), t:shape())
   end
-  return snapshot, tensors
+  return tensors
 end
 
 local function random_numbers()
@@ -123,8 +122,8 @@ end
 
 -- Completes the manifest, copies the tensors, and starts writing folder/name in the background.
 local function write(folder, name, out, manifest)
-  local snapshot
-  snapshot, manifest.tensors = take(out)
+  local snapshot, hashes = core.snapshot(out.names, out.tensors)
+  manifest.tensors = listed(out, hashes)
   manifest.random = random_numbers()
   return core.checkpoint_start(snapshot, folder, name, store.manifest_text(manifest))
 end
@@ -132,10 +131,10 @@ end
 -- The same where ranks have pieces: all ranks write, and the call returns when it is committed.
 local function write_together(folder, name, out, parts, manifest)
   local function write_whole(in_folder, of, file)
-    local snapshot, tensors = take(out)
-    local ok, message, code = core.checkpoint_part(snapshot, in_folder, of, file)
-    if not ok then return nil, message, code end
-    return tensors
+    local hashes, message, code =
+      core.checkpoint_part(out.names, out.tensors, in_folder, of, file)
+    if not hashes then return nil, message, code end
+    return listed(out, hashes)
   end
   return pieces.save(folder, name, parts, manifest.values, write_whole,
     function(values, tensors, list, files)

@@ -69,7 +69,7 @@ local function watch(owner, name)
     return table.unpack(results, 1, results.n)
   end
 end
-for _, name in ipairs { "checkpoint_begin", "snapshot", "checkpoint_part", "checkpoint_commit" } do
+for _, name in ipairs { "checkpoint_begin", "checkpoint_part", "checkpoint_commit" } do
   watch(core, name)
 end
 watch(core.group_methods, "_share_texts")

@@ -8,16 +8,25 @@ static fault_files harmless; /* never fails; it spares the disk */
 static ms_context context;
 static ms_engine *engine;
 
-/* A snapshot of one tensor whose first number is `mark`. */
+static const char *const names_of_one[] = { "model/weight" };
+
+/* A tensor whose first number is `mark`. */
+static ms_tensor *tensor_of(float mark)
+{
+    const float values[4] = { mark, 1, 2, 3 };
+    ms_tensor *tensor = NULL;
+    assert_int_equal(ms_tensor_new(engine, MS_F32, 2, (const int64_t[]){ 2, 2 }, &tensor), MS_OK);
+    assert_int_equal(ms_tensor_write(tensor, values, sizeof values), MS_OK);
+    return tensor;
+}
+
+/* A snapshot of such a tensor. */
 static ms_snapshot *snapshot_of(float mark)
 {
     const float values[4] = { mark, 1, 2, 3 };
-    const char *names[] = { "model/weight" };
-    ms_tensor *tensor = NULL;
+    ms_tensor *tensor = tensor_of(mark);
     ms_snapshot *snapshot = NULL;
-    assert_int_equal(ms_tensor_new(engine, MS_F32, 2, (const int64_t[]){ 2, 2 }, &tensor), MS_OK);
-    assert_int_equal(ms_tensor_write(tensor, values, sizeof values), MS_OK);
-    assert_int_equal(ms_snapshot_new(engine, names, &tensor, 1, &snapshot), MS_OK);
+    assert_int_equal(ms_snapshot_new(engine, names_of_one, &tensor, 1, &snapshot), MS_OK);
     assert_true(ms_snapshot_hash(snapshot, 0) == ms_hash(values, sizeof values, 0));
     ms_tensor_release(tensor);
     return snapshot;
@@ -26,30 +35,33 @@ static ms_snapshot *snapshot_of(float mark)
 static bool together; /* write_mark writes as several processes do */
 
 /* A file of a second process comes first; then as one process commits. */
-static ms_status write_together(ms_context *own, const ms_snapshot *snapshot, const char *name,
-                                const char *manifest, size_t bytes)
+static ms_status write_together(ms_context *own, float mark, const char *name, const char *manifest,
+                                size_t bytes)
 {
+    static const char *const files[] = { "rank-00001.safetensors", MS_CHECKPOINT_TENSORS };
     const char *folder = in_folder("run");
+    ms_tensor *tensor = tensor_of(mark);
+    uint64_t hashes[2];
     ms_context quiet;
     ms_context_init(&quiet, own->os);
     ms_status status = ms_checkpoint_begin(own, folder, name);
-    if (!status)
-        status = ms_checkpoint_write_part(own, snapshot, folder, name, "rank-00001.safetensors");
-    if (!status)
-        status = ms_checkpoint_write_part(own, snapshot, folder, name, MS_CHECKPOINT_TENSORS);
+    for (int i = 0; i < 2 && !status; i++)
+        status =
+            ms_checkpoint_write_part(own, names_of_one, &tensor, 1, folder, name, files[i], hashes);
     if (!status) status = ms_checkpoint_commit(own, folder, name, manifest, bytes);
     if (status) (void)ms_checkpoint_discard(&quiet, folder, name);
+    ms_tensor_release(tensor);
     return status;
 }
 
 static ms_status write_mark(ms_context *own, const char *name, float mark)
 {
     char manifest[32];
-    ms_snapshot *snapshot = snapshot_of(mark);
     int length = snprintf(manifest, sizeof manifest, "mark %g", (double)mark);
-    ms_status status = together ? write_together(own, snapshot, name, manifest, (size_t)length)
-                                : ms_checkpoint_write(own, snapshot, in_folder("run"), name,
-                                                      manifest, (size_t)length);
+    if (together) return write_together(own, mark, name, manifest, (size_t)length);
+    ms_snapshot *snapshot = snapshot_of(mark);
+    ms_status status =
+        ms_checkpoint_write(own, snapshot, in_folder("run"), name, manifest, (size_t)length);
     ms_snapshot_free(snapshot);
     return status;
 }
@@ -344,6 +356,87 @@ static void test_each_allocation_may_fail(void **state)
     }
 }
 
+/* ------------------------------------------------------- memory of one part */
+
+/* Counts the bytes of the large allocations. */
+typedef struct counter {
+    ms_os table;
+    const ms_os *real;
+    size_t live, peak;
+    struct {
+        void *memory;
+        size_t bytes;
+    } blocks[16];
+} counter;
+
+#define LARGE ((size_t)1 << 18)
+
+static void *count_allocate(void *user, size_t bytes, size_t alignment)
+{
+    counter *self = user;
+    void *memory = self->real->allocate(self->real->user, bytes, alignment);
+    int i = 0;
+    if (!memory || bytes < LARGE) return memory;
+    while (self->blocks[i].memory) i++;
+    assert_true(i < 15);
+    self->blocks[i].memory = memory;
+    self->blocks[i].bytes = bytes;
+    self->live += bytes;
+    if (self->live > self->peak) self->peak = self->live;
+    return memory;
+}
+
+static void count_release(void *user, void *memory)
+{
+    counter *self = user;
+    for (int i = 0; memory && i < 16; i++)
+        if (self->blocks[i].memory == memory) {
+            self->live -= self->blocks[i].bytes;
+            self->blocks[i].memory = NULL;
+        }
+    self->real->release(self->real->user, memory);
+}
+
+/* 8 tensors of 1.25 blocks need the host memory of one while they are written, and each part of
+ * them can be checked by the hashes. */
+static void test_a_part_needs_the_memory_of_one_tensor(void **state)
+{
+    enum { COUNT = 8, LENGTH = 5 << 16, BYTES = 4 * LENGTH };
+    static const char *const names[COUNT] = { "a", "b", "c", "d", "e", "f", "g", "h" };
+    static float values[LENGTH];
+    ms_tensor *tensors[COUNT] = { NULL };
+    uint64_t hashes[3 * COUNT];
+    counter self = { .real = ms_os_posix() };
+    ms_context own;
+    (void)state;
+    self.table = *self.real;
+    self.table.user = &self;
+    self.table.allocate = count_allocate;
+    self.table.release = count_release;
+    ms_context_init(&own, &self.table);
+    for (int i = 0; i < COUNT; i++) {
+        values[LENGTH - 1] = (float)i;
+        assert_int_equal(ms_tensor_new(engine, MS_F32, 1, (const int64_t[]){ LENGTH }, &tensors[i]),
+                         MS_OK);
+        assert_int_equal(ms_tensor_write(tensors[i], values, BYTES), MS_OK);
+    }
+    assert_int_equal(ms_checkpoint_begin(&own, in_folder("run"), "step-1"), MS_OK);
+    assert_int_equal(ms_checkpoint_write_part(&own, names, tensors, COUNT, in_folder("run"),
+                                              "step-1", "part.safetensors", hashes),
+                     MS_OK);
+    assert_true(self.peak >= BYTES && self.peak <= BYTES + 64 && self.live == 0);
+    for (int i = 0; i < COUNT; i++) {
+        const uint64_t *of = hashes + 3 * i;
+        values[LENGTH - 1] = (float)i;
+        assert_true(of[0] == ms_hash(values, BYTES, 0));
+        assert_true(of[1] == ms_hash(values, MS_SAFETENSORS_BLOCK, 0));
+        assert_true(of[2]
+                    == ms_hash((const char *)values + MS_SAFETENSORS_BLOCK,
+                               BYTES - MS_SAFETENSORS_BLOCK, 0));
+        ms_tensor_release(tensors[i]);
+    }
+}
+
 static int engine_setup(void **state)
 {
     (void)state;
@@ -372,6 +465,7 @@ int main(void)
         in_new_folder(test_names_become_durable_after_what_they_name),
         in_new_folder(test_a_job_writes_while_the_host_goes_on),
         in_new_folder(test_each_allocation_may_fail),
+        in_new_folder(test_a_part_needs_the_memory_of_one_tensor),
     };
     return cmocka_run_group_tests(tests, engine_setup, engine_teardown);
 }

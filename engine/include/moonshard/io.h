@@ -121,6 +121,11 @@ MS_API ms_status ms_safetensors_load(ms_engine *engine, ms_safetensors *file,
 
 /* Hashes of a tensor's content may be of blocks, so that a part can be checked by itself. */
 #define MS_SAFETENSORS_BLOCK (1u << 20)
+/* Blocks of that many bytes; the last may be shorter. */
+static inline uint32_t ms_safetensors_blocks(size_t bytes)
+{
+    return (uint32_t)((bytes + MS_SAFETENSORS_BLOCK - 1) / MS_SAFETENSORS_BLOCK);
+}
 
 /* Elements [first, first + count) of a tensor, which has them, into a tensor of that length and of
  * the entry's dtype. hashes: the ms_hash with seed 0 of each MS_SAFETENSORS_BLOCK bytes of the
@@ -263,8 +268,13 @@ MS_API ms_status ms_checkpoint_write(ms_context *context, const ms_snapshot *sna
  * commits: it adds the manifest and renames the folder; or it discards what there is. A crash
  * before the rename leaves an older checkpoint as it was. */
 MS_API ms_status ms_checkpoint_begin(ms_context *context, const char *folder, const char *name);
-MS_API ms_status ms_checkpoint_write_part(ms_context *context, const ms_snapshot *snapshot,
-                                          const char *folder, const char *name, const char *file);
+/* The tensors go to the file one after the other, so host memory is that of the largest. Blocks
+ * until each has its value. hashes: for each tensor the ms_hash of its bytes, then that of each of
+ * its ms_safetensors_blocks; with room for all of them. */
+MS_API ms_status ms_checkpoint_write_part(ms_context *context, const char *const *names,
+                                          ms_tensor *const *tensors, uint32_t count,
+                                          const char *folder, const char *name, const char *file,
+                                          uint64_t *hashes);
 MS_API ms_status ms_checkpoint_commit(ms_context *context, const char *folder, const char *name,
                                       const void *manifest, size_t bytes);
 MS_API ms_status ms_checkpoint_discard(ms_context *context, const char *folder, const char *name);

@@ -33,7 +33,7 @@ function pieces.split(out)
 end
 
 --- Hashes of a tensor as a manifest has them.
----@param hashes table of core.snapshot: { hash, blocks? }
+---@param hashes table of core.snapshot or core.checkpoint_part: { hash, blocks? }
 ---@return { hash: string, blocks?: string[] }
 function pieces.hashes(hashes)
   local made = { hash = ("%016x"):format(hashes[1]) }
@@ -63,9 +63,8 @@ local function write_own(folder, name, parts, rank)
     end
   end
   if #names > 0 then
-    local snapshot, hashes = core.snapshot(names, tensors)
-    local ok, message, code = core.checkpoint_part(snapshot, folder, name, file_of(rank))
-    if not ok then return nil, message, code end
+    local hashes, message, code = core.checkpoint_part(names, tensors, folder, name, file_of(rank))
+    if not hashes then return nil, message, code end
     local at = 0
     for _, one in ipairs(told) do
       if one.file then

@@ -18,19 +18,21 @@ local function without_output(core)
   core.file_lock = function() return sink end
   for _, name in ipairs {
     "file_write", "make_directory", "remove", "checkpoint_start", "checkpoint_remove",
-    "checkpoint_rename", "checkpoint_sweep", "checkpoint_begin", "checkpoint_part",
-    "checkpoint_commit", "checkpoint_discard",
+    "checkpoint_rename", "checkpoint_sweep", "checkpoint_begin", "checkpoint_commit",
+    "checkpoint_discard",
   } do
     core[name] = yes
   end
-  core.snapshot = function(_, tensors)
+  local function read_all(_, tensors)
     local hashes = {}
     for i, t in ipairs(tensors) do
       core.read_nowhere(t)
       hashes[i] = { 0 }
     end
-    return sink, hashes
+    return hashes
   end
+  core.snapshot = function(...) return sink, read_all(...) end
+  core.checkpoint_part = read_all
   core.safetensors_create = function()
     return {
       commit = yes, close = yes,
