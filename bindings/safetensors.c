@@ -155,14 +155,23 @@ static int part(lua_State *L)
 typedef struct open_writer {
     ms_safetensors_writer *writer;
     ms_context context;
+    void *buffer; /* for each tensor in turn; NULL until the first one */
+    size_t largest;
 } open_writer;
 
-/* __gc and close: without a commit nothing is left of the file. */
-static int close_writer(lua_State *L)
+/* Without a commit nothing is left of the file. */
+static void end_writer(open_writer *open)
 {
-    open_writer *open = luaL_checkudata(L, 1, WRITER);
     ms_safetensors_free(open->writer);
     open->writer = NULL;
+    ms_release(&open->context, open->buffer);
+    open->buffer = NULL;
+}
+
+/* __gc and close. */
+static int close_writer(lua_State *L)
+{
+    end_writer(luaL_checkudata(L, 1, WRITER));
     return 0;
 }
 
@@ -185,6 +194,19 @@ static void read_shapes(lua_State *L, ms_safetensors_spec *specs, uint32_t count
         lua_rawseti(L, 4, (lua_Integer)i + 1);
         lua_pop(L, 1);
     }
+}
+
+/* Bytes of the largest tensor. The shapes may be no tensor's; then the file is refused, or no
+ * tensor fits. */
+static size_t largest_of(const ms_safetensors_spec *specs, uint32_t count)
+{
+    size_t largest = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        size_t bytes = ms_dtype_bytes(specs[i].dtype);
+        for (uint32_t d = 0; d < specs[i].dims; d++) bytes *= (size_t)specs[i].shape[d];
+        if (bytes > largest) largest = bytes;
+    }
+    return largest;
 }
 
 /* core.safetensors_create(path, names, dtypes, shapes, metadata) -> a writer; or nil, message,
@@ -210,7 +232,7 @@ static int create(lua_State *L)
     }
     read_shapes(L, specs, count);
     open_writer *open = lua_newuserdatauv(L, sizeof *open, 0);
-    open->writer = NULL;
+    *open = (open_writer){ .largest = largest_of(specs, count) };
     ms_context_init(&open->context, ms_lua_context(L)->os);
     luaL_setmetatable(L, WRITER);
     if (ms_safetensors_create(&open->context, path, specs, count, pairs, strings / 2,
@@ -237,15 +259,16 @@ static int write_tensor(lua_State *L)
     uint32_t index = (uint32_t)ms_lua_integer(L, 2, 1, UINT32_MAX, "index") - 1;
     ms_tensor *tensor = ms_lua_tensor(L, 3);
     size_t bytes = ms_tensor_bytes(tensor);
-    void *data = NULL;
-    ms_status status = ms_allocate(ms_engine_context(engine), bytes + 1, "a tensor", &data);
-    if (!status && bytes) status = ms_tensor_read(tensor, data, bytes);
-    if (!status && ms_safetensors_write(open->writer, index, data, bytes)) {
-        ms_release(ms_engine_context(engine), data);
+    if (bytes > open->largest)
+        return ms_lua_error(L, "safetensors: no tensor of this file has %zu bytes", bytes);
+    /* One buffer for all: buffers of many sizes leave holes in the heap, which Lua's objects keep
+     * from being used again. */
+    if (!open->buffer)
+        ms_lua_ok(L, ms_allocate(ms_engine_context(engine), open->largest, "a buffer for tensors",
+                                 &open->buffer));
+    if (bytes) ms_lua_ok(L, ms_tensor_read(tensor, open->buffer, bytes));
+    if (ms_safetensors_write(open->writer, index, open->buffer, bytes))
         return ms_lua_failed(L, &open->context.error);
-    }
-    ms_release(ms_engine_context(engine), data);
-    ms_lua_ok(L, status);
     lua_pushboolean(L, true);
     return 1;
 }
@@ -255,8 +278,7 @@ static int commit_writer(lua_State *L)
 {
     open_writer *open = check_writer(L);
     ms_status status = ms_safetensors_commit(open->writer);
-    ms_safetensors_free(open->writer);
-    open->writer = NULL;
+    end_writer(open);
     if (status) return ms_lua_failed(L, &open->context.error);
     lua_pushboolean(L, true);
     return 1;
