@@ -158,12 +158,14 @@ ms_status ms_between_open(const ms_link *reduce, ms_bucket *bucket, ms_between *
 }
 
 /* The loss of the second half is that of one shard, which several replicas hold. Each reports what
- * it lost itself, divided by factor, as numbers of its own buffer. */
+ * it lost itself, divided by factor, as numbers of its own buffer. That is for an error_feedback
+ * before the whole reduction: one between the halves, which makes wants_sent true as well, keeps
+ * the loss itself. */
 ms_status ms_between_close(ms_between *between, ms_tensor *result)
 {
     ms_bucket *inner = &between->bucket, *of = between->of;
     ms_status status = ms_bucket_check_result(inner, NULL, result);
-    if (status || !inner->wants_sent) return status;
+    if (status || !between->exact) return status;
     if (!inner->sent)
         return ms_engine_fail(of->engine, MS_ERROR_STATE,
                               "error_feedback: the link that reduced bucket %u between replicas "

@@ -98,6 +98,10 @@ local function fed(link) return hooks.chain { hooks.error_feedback(), link } end
 close("error feedback around a twin",
   reduced("hybrid", fed(between(require "moonshard.hooks.cast" { dtype = "bf16" }))),
   reduced("hybrid", fed(between(hooks.cast { dtype = "bf16" }))), 0)
+local cast = hooks.cast { dtype = "bf16" }
+close("error feedback between, and in Lua",
+  reduced("hybrid", between(hooks.error_feedback(), cast)),
+  reduced("hybrid", between(require "moonshard.hooks.error_feedback" { name = "b" }, cast)), 0)
 
 -- Each link is charged for its own work; links between the reductions have the numbers after the
 -- link that contains them. The engine's account function shows the charges.
