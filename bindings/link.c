@@ -109,9 +109,9 @@ static int state_shared(lua_State *L)
     return 1;
 }
 
-/* state:pieces() -> list of { name, parameter, tensor }. For checkpoints: in a fixed order, so that
- * all ranks and all runs write the same file. The tensors are views of the state's own memory; the
- * list is read before the next iteration writes it. */
+/* state:pieces() -> list of { name, parameter, tensor, parallel }. For checkpoints: in a fixed
+ * order, so that all ranks and all runs write the same file. The tensors are views of the state's
+ * own memory; the list is read before the next iteration writes it. */
 static int state_pieces(lua_State *L)
 {
     ms_lua_enter(L);
@@ -120,7 +120,7 @@ static int state_pieces(lua_State *L)
     lua_createtable(L, (int)count, 0);
     for (uint32_t i = 0; i < count; i++) {
         ms_link_piece piece = { .name = NULL };
-        lua_createtable(L, 3, 0);
+        lua_createtable(L, 4, 0);
         ms_handle *handle = ms_lua_new_handle(L);
         ms_lua_ok(L, ms_link_state_piece(state, i, &piece));
         ms_handle_fill(handle, piece.tensor);
@@ -130,6 +130,8 @@ static int state_pieces(lua_State *L)
         lua_rawseti(L, -2, 1);
         lua_pushstring(L, piece.parameter);
         lua_rawseti(L, -2, 2);
+        lua_pushboolean(L, piece.parallel);
+        lua_rawseti(L, -2, 4);
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }
     return 1;

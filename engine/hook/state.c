@@ -11,6 +11,7 @@ typedef struct piece {
     char *text; /* two strings, each with its 0: the name, the parameter's name */
     ms_tensor *parameter, *whole;
     int64_t offset, length;
+    bool parallel; /* a bucket has asked for as many numbers as the gradient has */
 } piece;
 
 /* A link's memory. Links, reducers and the host each hold a reference; the engine frees what is
@@ -283,6 +284,7 @@ static void move_in(ms_link_state *state, const request *r, ms_tensor *whole)
         p->whole = ms_tensor_retain(whole);
         p->offset = at;
         p->length = length;
+        p->parallel = r->lengths == NULL;
         ms_tensor_release(before);
         at += length;
     }
@@ -384,7 +386,9 @@ ms_status ms_link_state_piece(ms_link_state *state, uint32_t index, ms_link_piec
     for (size_t i = 0; i < state->count; i++) {
         const piece *p = &state->pieces[i];
         if (!p->whole || index-- > 0) continue;
-        *out = (ms_link_piece){ .name = p->text, .parameter = parameter_name(p) };
+        *out = (ms_link_piece){ .name = p->text,
+                                .parameter = parameter_name(p),
+                                .parallel = p->parallel };
         return ms_link_span(p->whole, p->offset, p->length, &out->tensor);
     }
     return ms_engine_fail(state->engine, MS_ERROR_ARGUMENT,

@@ -596,6 +596,7 @@ local function prepare(model, options)
   if count > 1 then prefetch.check_units(o, units) end
   local groups, stepping = compare.groups(units, group, o.group_of), {}
   local how = compile(o.comm_hook, kind_of(count, group:size()), groups, stepping)
+  how.adds_up = how.adds_up or o.divide_factor ~= nil and o.divide_factor ~= group:size()
   compare.compare(units, group, groups, o, strategy, how.name, low)
   local shards, replicas = fsdp_options.groups_of(o, strategy, group)
   ---@type ms.FSDPState

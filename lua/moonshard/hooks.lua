@@ -512,7 +512,7 @@ local function is_of_one_model(link)
   return getmetatable(link) == Native and link.needs.one_model
 end
 
---- For ddp: marks these links as links of this model until hooks._release, or until the model is
+--- For models: marks these links as links of this model until hooks._release, or until the model is
 --- collected. Raises if one that may serve only one model has another.
 ---@param chain ms.Link[]
 ---@param s table the model's state
@@ -526,7 +526,12 @@ function hooks._claim(chain, s)
       end
     end
   end
-  for link in each_link(chain) do if is_of_one_model(link) then serves[link] = s end end
+  for link in each_link(chain) do
+    if is_of_one_model(link) then serves[link] = s end
+    local kind = getmetatable(link)
+    local state = kind == Native and link.keeps or kind == Stage and link.state
+    if state then link_state.serve(state, s.how.adds_up == true) end
+  end
 end
 
 --- For ddp: when a model is unwrapped.
@@ -575,7 +580,7 @@ function hooks.reduce(options)
   local made = native("reduce", { op = options.op }, all_native and list or nil)
   if all_native then return made end
   return setmetatable({
-    name = "reduce", core = made.core, between = list, run = runner(list, true),
+    name = "reduce", op = options.op, core = made.core, between = list, run = runner(list, true),
     outer = default_reduction(options.op),
   }, Between)
 end
@@ -618,6 +623,7 @@ function hooks._compile(value, what, dtype, kind, stepping)
     chain = chain, accounts = {}, name = tostring(chain), whole = whole, guards = guards,
     holds = is_whole(chain[1]) == true,                -- results are not final before the last one
     once = false,                                      -- a link clips what a bucket has
+    adds_up = (is_reduction(chain[#chain]) and chain[#chain].op == "sum") == true,  -- it is no mean
   }
   for link in each_link(chain) do
     table.insert(compiled.accounts, link)
@@ -630,7 +636,9 @@ function hooks._compile(value, what, dtype, kind, stepping)
   local outer = default_reduction()                   -- if the last link calls next
   local run, at = runner(chain)
   function compiled.hook(bucket)
+    link_state.run(compiled.adds_up)
     local ok, result = pcall(run, bucket, outer)
+    link_state.run(nil)
     label()
     set_author(nil)
     -- error(message, 2) in a link puts a line of the library before the message. It is removed: the

@@ -3,7 +3,10 @@
 --
 -- A tensor that is equal on all ranks is saved once. A tensor that differs (a rank's own residual)
 -- is saved for every rank. If the same number of ranks loads it, each rank gets its own tensor.
--- Another number of ranks gets the mean of all, which keeps the mean over the ranks.
+-- Another number of ranks gets equal parts, so that what residuals add to the result is kept. If
+-- the result is a mean over the ranks, each gets the mean of all. If it adds up (op = "sum", or a
+-- divide_factor), M ranks get 1 / M of the sum each. Of one rank all tensors are equal on all
+-- ranks; its residuals are then the numbers that are parallel to gradients (State:flat).
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
 local log = require "moonshard.log"
@@ -21,7 +24,9 @@ local live = setmetatable({}, { __mode = "v" })            -- name -> state, unt
 -- name -> loaded values of a state that is not made yet
 local waiting = {}
 
--- state -> { core, texts, parameters, buckets, put }
+-- state -> { core, texts, parameters, buckets, put, adds_up, parallel, loaded }. adds_up: see
+-- serve; nil: no chain has used it since it was made. parallel: names of numbers that are parallel
+-- to gradients. loaded: adds_up as it was saved.
 local inner = setmetatable({}, { __mode = "k" })
 
 local function self_of(state)
@@ -48,6 +53,7 @@ local function make(name)
     parameters = setmetatable({}, { __mode = "k" }),
     buckets = {},
     put = {},
+    parallel = {},
   }
   live[name] = state
   if waiting[name] then
@@ -116,6 +122,26 @@ end
 ---@return ms.State?
 function link_state.find(name) return live[name] end
 
+-- As adds_up of serve, of the chain that runs; nil: none does.
+local running
+
+--- Whether the result of the chain that uses this state is a sum, whatever the number of ranks. A
+--- mean becomes smaller with more ranks.
+---@param state ms.State
+---@param adds_up boolean
+function link_state.serve(state, adds_up) self_of(state).adds_up = adds_up end
+
+--- The same for states that links ask for while a chain runs. nil: it has ended.
+---@param adds_up? boolean
+function link_state.run(adds_up) running = adds_up end
+
+-- A state that a link asks for.
+local function used(state)
+  local own = self_of(state)
+  if running ~= nil then own.adds_up = running end
+  return own
+end
+
 --- The engine's object of a state, for native links.
 ---@param state ms.State
 ---@return userdata
@@ -133,7 +159,7 @@ function State:flat(bucket, name)
   if type(name) ~= "string" then
     core.raise("state:flat: a name is expected, not " .. type(name))
   end
-  return (self_of(self).core:flat(bucket, name))
+  return (used(self).core:flat(bucket, name))
 end
 
 --- As flat, with lengths[i] numbers for parameter i of the bucket. The second result says for each
@@ -148,7 +174,7 @@ function State:pieces(bucket, name, lengths)
   end
   options_of.argument("state:pieces", "name", name, "string")
   options_of.items("state:pieces", "lengths", lengths, "integer")
-  return self_of(self).core:flat(bucket, name, lengths)
+  return used(self).core:flat(bucket, name, lengths)
 end
 
 -- The table in `tables` at key; at its first use it is made from the loaded values under `called`.
@@ -187,7 +213,7 @@ end
 ---@param owner ms.Parameter|ms.Bucket|string
 ---@return table
 function State:of(owner)
-  local own = self_of(self)
+  local own = used(self)
   if type(owner) == "string" then return table_at(own, own.texts, "texts", owner, owner) end
   if core.is_parameter(owner) then
     return table_at(own, own.parameters, "parameters", owner, owner:name())
@@ -229,9 +255,10 @@ local function content(state)
     iteration = own.core:iteration(), flats = {}, texts = {}, parameters = {}, buckets = {},
   }
   for _, one in ipairs(own.core:pieces()) do
-    local name, parameter, tensor = table.unpack(one)
+    local name, parameter, tensor, parallel = table.unpack(one)
     result.flats[name] = result.flats[name] or {}
     result.flats[name][parameter] = tensor
+    if parallel then own.parallel[name] = true end
   end
   for kind, tables in pairs(own.put) do
     for name, value in pairs(tables) do result[kind][name] = value end
@@ -260,7 +287,14 @@ function link_state.restore(state, saved)
   end
   for p in pairs(own.parameters) do own.parameters[p] = nil end
   own.texts, own.buckets = {}, {}
+  own.parallel, own.loaded = saved.parallel or {}, saved.adds_up
   own.put = { texts = saved.texts, parameters = saved.parameters, buckets = saved.buckets }
+end
+
+-- Whether what the state's numbers are added to is a sum: see serve.
+local function adds_up(own)
+  if own.adds_up ~= nil then return own.adds_up end
+  return own.loaded == true
 end
 
 -- Whether two hashes are equal on all ranks: that of the names and types of tensors, and that of
@@ -315,7 +349,8 @@ function link_state.save(encode, out, parts)
   local world, saved = ms.world(), {}
   local found = { names = {}, tensors = {} }
   for name, state in ms.sorted_pairs(live) do
-    saved[name] = { value = encode(content(state), name, found) }
+    local own, value = inner[state], encode(content(state), name, found)
+    saved[name] = { value = value, adds_up = adds_up(own), parallel = own.parallel }
   end
   local types = {}
   for i, t in ipairs(found.tensors) do
@@ -346,8 +381,8 @@ function link_state.save(encode, out, parts)
 end
 
 -- This rank's tensor, from the saved tensors of all ranks. If another number of ranks saved them:
--- their mean, or for integers the first. Raises where it cannot be read.
-local function own_part(source, ranks, world)
+-- their sum divided by `divisor`, or for integers the first. Raises where it cannot be read.
+local function own_part(source, ranks, world, divisor)
   local shape, dtype = source:shape(), source:dtype()
   table.remove(shape, 1)
   local count = piece.elements(shape)
@@ -363,8 +398,17 @@ local function own_part(source, ranks, world)
     end
     local sum = of(0):to "f32":clone()
     for rank = 1, ranks - 1 do sum:add_(of(rank):to "f32") end
-    return sum:mul_(1 / ranks):to(dtype):view(table.unpack(shape))
+    return sum:mul_(1 / divisor):to(dtype):view(table.unpack(shape))
   end)
+end
+
+-- Divides what one rank has kept for each number of its gradients.
+local function split(value, ranks)
+  for name in pairs(value.parallel or {}) do
+    for parameter, t in pairs(value.flats[name] or {}) do
+      value.flats[name][parameter] = core.no_grad(function() return t / ranks end)
+    end
+  end
 end
 
 --- Reads the result of save: values by state. source(name) and decode(value, tensor) are the
@@ -387,12 +431,19 @@ function link_state.read(links, decode, source)
   end
   local result = {}
   for name, state in pairs(states) do
-    result[name] = decode(state.value, function(key)
+    local own = live[name] and inner[live[name]]
+    local sums = own and own.adds_up
+    if sums == nil then sums = state.adds_up end
+    local divisor = sums and world:size() or links.ranks
+    local value = decode(state.value, function(key)
       local found = source(key)
-      if links.of_rank[key] then return own_part(found, links.ranks, world) end
+      if links.of_rank[key] then return own_part(found, links.ranks, world, divisor) end
       local t, message = found:whole()
       return t or error(message, 0)
     end)
+    value.adds_up, value.parallel = state.adds_up, state.parallel
+    if links.ranks == 1 and divisor > 1 then split(value, divisor) end
+    result[name] = value
   end
   return result
 end

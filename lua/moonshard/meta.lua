@@ -1327,6 +1327,11 @@
 
 ---------------------------------------------------------------------------------------------- hooks
 
+--- What a link keeps between iterations; checkpoints save it. If another number of ranks loads one, a
+--- tensor that was equal on all ranks is copied. Of a tensor that differed (a residual) each rank
+--- gets an equal part: in a chain that takes means, the mean of all; in one that adds up (op =
+--- "sum", or a divide_factor of fsdp), of M ranks 1 / M of the sum. If a single rank has saved for
+--- such a chain, the numbers of `flat` are divided.
 ---@class ms.State
 --- An f32 tensor with the length of the bucket's buffer, zeros at first. It is kept for each
 --- parameter, and so survives a rebuild of buckets.
@@ -1421,7 +1426,8 @@
 --- cannot know yet, it steps them at the end of backward.
 ---@field then_optimizer fun(options: { optimizer: ms.Optimizer, params?: ms.Parameter[] }): ms.Link
 --- * Adds the residual, that is, what later links lost of this rank's numbers, to the numbers of
---- the next iteration. decay: the factor of the residual, 0 to 1; 1 unless given. A chain is
+--- the next iteration. If a checkpoint is loaded by another number of ranks, what residuals add to
+--- the result is kept (see ms.State). decay: the factor of the residual, 0 to 1; 1 unless given. A chain is
 --- refused if error_feedback comes before clip, adasum or sign_vote, whose results are not means of
 --- what ranks send, or before a second error_feedback.
 ---@field error_feedback fun(options?: { decay?: number }): ms.Link

@@ -37,14 +37,27 @@ describe("fsdp's checkpoints", function()
     run(2, "do=load from=4 --thread-ranks")
   end)
 
+  local function residuals(ranks, arguments)
+    local out = command.succeed(folder, ("run '%s/tests/dist/fsdp_residuals.lua' -n %d \z
+      folder='%s' %s"):format(command.source, ranks, folder, arguments))
+    assert.equal(ranks, select(2, out:gsub("is done", "")), out)
+  end
+
   it("keep what lossy links have on each rank, and its mean on other ranks", function()
-    local function residuals(ranks, arguments)
-      local out = command.succeed(folder, ("run '%s/tests/dist/fsdp_residuals.lua' -n %d \z
-        folder='%s' %s"):format(command.source, ranks, folder, arguments))
-      assert.equal(ranks, select(2, out:gsub("is done", "")), out)
-    end
     residuals(4, "")
     for _, ranks in ipairs { 4, 2, 3, 1 } do residuals(ranks, "saved=4") end
+  end)
+
+  it("keep the total of what lossy links have, where results are sums", function()
+    for _, how in ipairs { "op=sum", "op=sum in_lua=true ddp=true", "divide=8" } do
+      for _, saved in ipairs { 2, 1 } do
+        residuals(saved, "--thread-ranks " .. how)
+        for ranks = 1, 3 do
+          residuals(ranks, ("--thread-ranks saved=%d %s"):format(saved, how))
+        end
+        os.execute(("rm -rf '%s/run'"):format(folder))
+      end
+    end
   end)
 
   it("are not committed where one rank cannot write", function()

@@ -1,17 +1,28 @@
 -- Run by every rank of fsdp_checkpoint_spec.lua: what lossy links keep on each rank, in checkpoints
 -- of sharded models. As many ranks continue with the same bits; others get the mean over the ranks,
--- so that the mean of the gradients loses nothing.
+-- so that the mean of the gradients loses nothing; or parts of the sum, where gradients are added
+-- up.
 local ms = require "moonshard"
 local link_state = require "moonshard.link_state"
-local cfg = ms.config { folder = "", saved = 0 }             -- saved: by how many ranks; 0: save
+-- saved: by how many ranks; 0: save. in_lua: the link's version in Lua.
+local cfg = ms.config {
+  folder = "", saved = 0, op = "avg", divide = 0.0, in_lua = false, ddp = false,
+}
+-- Whether the result does not become smaller with more ranks.
+local adds_up = cfg.op == "sum" or cfg.divide > 0
+local feedback = cfg.in_lua and require "moonshard.hooks.error_feedback" { name = "error_feedback" }
+  or ms.hooks.error_feedback()
 local rank, size, world = ms.rank(), ms.world_size(), ms.world()
 
 local function make(seed)
   ms.seed(seed)
   local net = ms.nn.Sequential(ms.nn.Linear(6, 7), ms.nn.Linear(7, 5))
-  local model = ms.fsdp(net, {
+  local hook = ms.hooks.chain {
+    feedback, ms.hooks.cast { dtype = "bf16" }, ms.hooks.reduce { op = cfg.op },
+  }
+  local model = cfg.ddp and ms.ddp(net, { comm_hook = hook }) or ms.fsdp(net, {
     layout = size % 2 == 0 and "rows" or "flat", wrap = { class = "Linear" },
-    comm_hook = ms.hooks.chain { ms.hooks.error_feedback(), ms.hooks.bf16_compress() },
+    divide_factor = cfg.divide > 0 and cfg.divide or nil, comm_hook = hook,
   })
   return model, ms.optim.sgd(model, { lr = 0.1, momentum = 0.9 })
 end
@@ -21,12 +32,13 @@ local function step(model, optimizer, number)
   optimizer:step()
 end
 
--- The mean over all ranks of what the link keeps for each parameter.
+-- The mean over all ranks of what the link keeps for each parameter, or the sum.
 local function residuals()
   local found = {}
   for _, one in ipairs(link_state.core(assert(link_state.find "error_feedback")):pieces()) do
     local name, parameter, t = table.unpack(one)
-    found[name .. " " .. parameter] = world:all_reduce(t:clone(), "avg"):value()
+    local op = adds_up and "sum" or "avg"
+    found[name .. " " .. parameter] = world:all_reduce(t:clone(), op):value()
   end
   return found
 end

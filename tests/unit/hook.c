@@ -151,6 +151,9 @@ static void state_of_parameters(rank *self)
     ms_link_piece pieces[4];
     for (uint32_t i = 0; i < 4; i++) OK(ms_link_state_piece(state, i, &pieces[i]));
     CHECK(ms_link_state_piece(state, 4, &pieces[0]) == MS_ERROR_ARGUMENT);
+    for (uint32_t i = 0; i < 4; i++)
+        CHECK(pieces[i].parallel
+              == (strcmp(pieces[i].name, "x") == 0 && strcmp(pieces[i].parameter, "a") != 0));
     ms_link_state *other = NULL;
     OK(ms_link_state_new(self->engine, &other));
     for (uint32_t i = 0; i < 4; i++) {

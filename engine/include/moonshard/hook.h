@@ -172,10 +172,13 @@ typedef struct ms_link_compression {
 MS_API ms_link_compression ms_link_state_compression(const ms_link_state *state);
 
 /* For saving: all tensors of the state, in a fixed order, each as a view that is owned. parameter:
- * "" for numbers that belong to none. MS_ERROR_ARGUMENT past the last. */
+ * "" for numbers that belong to none. parallel: there is one for each number of the gradient, as in
+ * residuals; of a piece that was put, once a bucket has asked for it. MS_ERROR_ARGUMENT past the
+ * last. */
 typedef struct ms_link_piece {
     const char *name, *parameter;
     ms_tensor *tensor;
+    bool parallel;
 } ms_link_piece;
 MS_API uint32_t ms_link_state_pieces(const ms_link_state *state);
 MS_API ms_status ms_link_state_piece(ms_link_state *state, uint32_t index, ms_link_piece *out);
