@@ -111,10 +111,13 @@ static ms_status check_parameters(ms_engine *engine, const ms_fsdp_options *opti
     for (uint32_t i = 0; i < count; i++) {
         const ms_fsdp_parameter *given = &parameters[i];
         MS_ASSERT(given->unit < options->unit_count);
-        if (ms_tensor_engine(given->tensor) != engine || !ms_tensor_is_leaf(given->tensor)
-            || !ms_dtype_is_float(ms_tensor_dtype(given->tensor)))
+        if (!ms_dtype_is_float(ms_tensor_dtype(given->tensor)))
             return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
-                                  "fsdp: '%s' is not a float leaf of this engine", given->name);
+                                  "fsdp: '%s' is of %s: parameters are f32, f16 or bf16",
+                                  given->name, ms_dtype_name(ms_tensor_dtype(given->tensor)));
+        if (ms_tensor_engine(given->tensor) != engine || !ms_tensor_is_leaf(given->tensor))
+            return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                                  "fsdp: '%s' is not a leaf of this engine", given->name);
         if (has_owner(engine, given->tensor))
             return ms_engine_fail(engine, MS_ERROR_STATE,
                                   "fsdp: '%s' is sharded already: wrap a model once, or call "

@@ -357,6 +357,18 @@ for _, case in ipairs {
 } do
   fails(function() ms.fsdp(Net(), { precision = case[1] }) end, "fsdp", table.unpack(case, 2))
 end
+-- Integers have no precision: no parameter holds them, and buffers of them are never cast.
+do
+  local net = Net()
+  fails(function() net.counts = ms.nn.Parameter(ms.zeros { 4, dtype = "i64" }) end,
+    "nn.Parameter: parameters are f32, f16 or bf16, not i64")
+  fails(function() net:to "i64" end, "to: ", "not i64")
+  net:add_buffer("counts", ms.tensor({ 1 << 60, 2 }, "i64"))
+  fails(function() ms.fsdp(net, { precision = { param = "bf16", keep = { "counts" } } }) end,
+    "precision.keep[1]: no parameter is called 'counts'")
+  local model = ms.fsdp(net, { precision = { param = "bf16", buffer = "bf16" } })
+  assert(model.counts:dtype() == "i64" and model.counts:max():item() == 1 << 60)
+end
 for _, name in ipairs { "keep_low_precision_grads", "full_precision_eval" } do
   fails(function() ms.fsdp(Net(), { [name] = true }) end, name, "precision, which is not given")
 end

@@ -213,6 +213,8 @@ describe("a module", function()
     assert.is_true(tied[1].weight == tied[2].weight)
     assert.equal("f16", model:to("f16")(tokens):dtype())
     fails(function() model:to "f23" end, "'f23'")
+    fails(function() model:to "i64" end, "to: ", "are cast to f32, f16 or bf16, not i64")
+    assert.equal("f16", model.table:dtype())
   end)
 
   it("accumulates", function()
@@ -226,6 +228,7 @@ describe("a module", function()
     local Empty = nn.class "Empty"
     fails(function() Empty()(1) end, "Empty", "forward")
     fails(function() nn.Parameter(5) end, "tensor", "number")
+    fails(function() nn.Parameter(ms.tensor { 1, 2 }) end, "not i64", "add_buffer")
     local a = nn.List {}
     fails(function() a.self = a end, "part of itself")
     fails(function() nn.Linear(2, 2, { biass = true }) end, "Linear", "'biass'", "'bias'")

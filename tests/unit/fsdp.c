@@ -295,7 +295,14 @@ static void a_parameter_belongs_to_one_unit_and_one_model(void **state)
     ms_fsdp_parameter twice[] = { { tied, "a", 0, false, NULL }, { tied, "b", 1, false, NULL } };
     assert_int_equal(ms_fsdp_new(n.engine, &options, twice, 2, &second), MS_ERROR_ARGUMENT);
     assert_non_null(strstr(ms_engine_error(n.engine)->message, "are one parameter"));
+    ms_tensor *integers = NULL;
+    OK(ms_tensor_new(n.engine, MS_I64, 1, (const int64_t[]){ 4 }, &integers));
+    ms_fsdp_parameter counts[] = { { tied, "a", 0, false, NULL },
+                                   { integers, "counts", 1, false, NULL } };
+    assert_int_equal(ms_fsdp_new(n.engine, &options, counts, 2, &second), MS_ERROR_ARGUMENT);
+    assert_non_null(strstr(ms_engine_error(n.engine)->message, "fsdp: 'counts' is of i64"));
     assert_null(second);
+    ms_tensor_release(integers);
     ms_tensor_release(tied);
     ms_fsdp_free(n.fsdp);
     drop(&n);

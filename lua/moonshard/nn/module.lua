@@ -47,12 +47,20 @@ function module.is_module(value)
   return type(meta) == "table" and meta.module == true
 end
 
+-- Whether modules hold tensors of such a dtype in other precisions, too.
+local floats = { f32 = true, f16 = true, bf16 = true }
+local integers = { i64 = true, i32 = true, u16 = true, u8 = true, bool = true }
+
 --- Marks a tensor as a parameter: it requires a gradient and outlives steps.
 ---@param t ms.Tensor
 ---@return ms.Parameter
 function module.Parameter(t)
   if not core.is_tensor(t) then
     core.raise("nn.Parameter: a tensor is expected, not " .. type(t))
+  end
+  if not floats[t:dtype()] then
+    core.raise(("nn.Parameter: parameters are f32, f16 or bf16, not %s: add_buffer(name, tensor) \z
+      holds integers"):format(t:dtype()))
   end
   if not t:requires_grad() then t:requires_grad_() end
   return core.mark_parameter(t)
@@ -413,8 +421,6 @@ function Module:eval() return self:train(false) end
 ---@return boolean
 function Module:is_training() return state_of(self).training end
 
-local floats = { f32 = true, f16 = true, bf16 = true }
-
 -- Puts `new` wherever a module below `root` has `old`.
 local function replace(root, old, new)
   for _, object in root:modules() do
@@ -431,6 +437,10 @@ end
 ---@return self
 function Module:to(what)
   argument("to", "what", what, "string")
+  if integers[what] then
+    core.raise(("to: parameters and float buffers are cast to f32, f16 or bf16, not %s")
+      :format(what))
+  end
   local tensors = {}
   each_tensor(self, function(name, t)
     if module.sharded[t] then
