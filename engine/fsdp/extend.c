@@ -93,19 +93,22 @@ static ms_status unpack(ms_flat *flat, ms_tensor *gathered, ms_tensor *to)
 }
 
 /* The messages of ranks that disagree in length or dtype come from the comparison of collectives,
- * before anything is sent. */
+ * before anything is sent. The label tells what has decided on both. */
 static ms_status send(ms_flat *flat, ms_tensor *sent, ms_stream *stream, ms_tensor *to)
 {
     ms_fsdp *fsdp = flat->unit->fsdp;
     int64_t count = ms_tensor_count(sent) * ms_group_size(flat->shards);
     ms_tensor *gathered = NULL;
+    char label[64];
+    snprintf(label, sizeof label, "%s%s", fsdp->extension.before ? "before_gather: " : "",
+             ms_unit_called(flat->unit));
     ms_status status = ms_tensor_new(fsdp->engine, ms_tensor_dtype(sent), 1, &count, &gathered);
     ms_collective call = { .kind = MS_ALL_GATHER,
                            .in = sent,
                            .out = gathered,
                            .stream = stream,
                            .bucket = -2 - (int32_t)flat->unit->index,
-                           .label = ms_unit_called(flat->unit) };
+                           .label = label };
     if (!status) status = ms_group_enqueue(flat->shards, 2, &call, &flat->gathered);
     if (!status) status = unpack(flat, gathered, to);
     ms_tensor_release(gathered);
