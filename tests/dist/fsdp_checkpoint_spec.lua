@@ -60,6 +60,19 @@ describe("fsdp's checkpoints", function()
     end
   end)
 
+  it("are read by each rank as far as it has them", function()
+    local function reads(ranks, arguments)
+      local out = command.succeed(folder, ("run '%s/tests/dist/fsdp_reads.lua' -n %d \z
+        folder='%s' %s"):format(command.source, ranks, folder, arguments))
+      assert.equal(ranks, select(2, out:gsub("is done", "")), out)
+    end
+    reads(4, "do=save")
+    reads(2, "do=load")
+    reads(4, "do=load strategy=hybrid_shard")
+    reads(2, "do=save")
+    reads(4, "do=load")
+  end)
+
   it("are not committed where one rank cannot write", function()
     for ranks = 2, 3 do run(ranks, "do=refused") end
   end)
@@ -89,6 +102,11 @@ describe("fsdp's checkpoints", function()
     damaged(function()
       rewrite(copy, function(tree) parts_of(tree)[2].first = 0 end)
     end, name, "is in 'rank-0000", "too")
+    -- The manifest is right, and the file has no such piece.
+    damaged(function()
+      local file = copy .. "/rank-00001.safetensors"
+      command.write(file, (command.read(file):gsub('"model/embed"', '"model/other"', 1)))
+    end, "rank-00001.safetensors", "'model/embed' is missing")
     damaged(function() os.remove(copy .. "/rank-00001.safetensors") end, "rank-00001.safetensors",
       "this file is not", "it has pieces of 'model/")
     -- A flipped bit that one rank reads is an error on all.
