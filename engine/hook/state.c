@@ -11,7 +11,7 @@ typedef struct piece {
     char *text; /* two strings, each with its 0: the name, the parameter's name */
     ms_tensor *parameter, *whole;
     int64_t offset, length;
-    bool parallel; /* a bucket has asked for as many numbers as the gradient has */
+    bool parallel; /* a bucket has asked for as many numbers as its gradient has */
 } piece;
 
 /* A link's memory. Links, reducers and the host each hold a reference; the engine frees what is
@@ -284,7 +284,7 @@ static void move_in(ms_link_state *state, const request *r, ms_tensor *whole)
         p->whole = ms_tensor_retain(whole);
         p->offset = at;
         p->length = length;
-        p->parallel = r->lengths == NULL;
+        p->parallel = r->gradients && length == ms_tensor_count(r->gradients[i]);
         ms_tensor_release(before);
         at += length;
     }

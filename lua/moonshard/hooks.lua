@@ -526,11 +526,12 @@ function hooks._claim(chain, s)
       end
     end
   end
-  for link in each_link(chain) do
+  s.how.model = setmetatable({ s }, { __mode = "v" })
+  for link, _, is_between in each_link(chain) do
     if is_of_one_model(link) then serves[link] = s end
     local kind = getmetatable(link)
     local state = kind == Native and link.keeps or kind == Stage and link.state
-    if state then link_state.serve(state, s.how.adds_up == true) end
+    if state then link_state.serve(state, s.how, is_between) end
   end
 end
 
@@ -588,7 +589,11 @@ end
 Between.__tostring = Native.__tostring
 function Between.__call(self, bucket)
   local inner = bucket:_open_between(self.core)
-  return self.run(inner, self.outer):and_then(function(result)
+  link_state.run_between(true)
+  local ok, reduced = pcall(self.run, inner, self.outer)
+  link_state.run_between(false)
+  if not ok then error(reduced, 0) end
+  return reduced:and_then(function(result)
     bucket:_close_between(inner, result)
     return result
   end)
@@ -619,11 +624,12 @@ function hooks._compile(value, what, dtype, kind, stepping)
   for _, link in ipairs(chain) do all_native = all_native and getmetatable(link) == Native end
   if all_native and not is_reduction(chain[#chain]) then chain[#chain + 1] = hooks.reduce() end
   local whole, guards = facts_of(chain)
+  local sums = (is_reduction(chain[#chain]) and chain[#chain].op == "sum") == true
   local compiled = {
     chain = chain, accounts = {}, name = tostring(chain), whole = whole, guards = guards,
     holds = is_whole(chain[1]) == true,                -- results are not final before the last one
     once = false,                                      -- a link clips what a bucket has
-    adds_up = (is_reduction(chain[#chain]) and chain[#chain].op == "sum") == true,  -- it is no mean
+    sums = sums, adds_up = sums,                       -- see ms.LinkUse
   }
   for link in each_link(chain) do
     table.insert(compiled.accounts, link)
@@ -636,7 +642,7 @@ function hooks._compile(value, what, dtype, kind, stepping)
   local outer = default_reduction()                   -- if the last link calls next
   local run, at = runner(chain)
   function compiled.hook(bucket)
-    link_state.run(compiled.adds_up)
+    link_state.run(compiled)
     local ok, result = pcall(run, bucket, outer)
     link_state.run(nil)
     label()

@@ -6,8 +6,10 @@
 -- Another number of ranks gets equal parts, so that what residuals add to the result is kept. If
 -- the result is a mean over the ranks, each gets the mean of all. If it adds up (op = "sum", or a
 -- divide_factor), M ranks get 1 / M of the sum each. Of one rank all tensors are equal on all
--- ranks; its residuals are then the numbers that are parallel to gradients (State:flat).
+-- ranks; its residuals are then the numbers that are parallel to gradients (State:flat). Numbers of
+-- links between two reductions are of shards: link_shards.lua saves them.
 local core = require "moonshard.core"
+local link_shards = require "moonshard.link_shards"
 local options_of = require "moonshard.options"
 local log = require "moonshard.log"
 local piece = require "moonshard.piece"
@@ -24,9 +26,9 @@ local live = setmetatable({}, { __mode = "v" })            -- name -> state, unt
 -- name -> loaded values of a state that is not made yet
 local waiting = {}
 
--- state -> { core, texts, parameters, buckets, put, adds_up, parallel, loaded }. adds_up: see
--- serve; nil: no chain has used it since it was made. parallel: names of numbers that are parallel
--- to gradients. loaded: adds_up as it was saved.
+-- state -> { core, texts, parameters, buckets, put, adds_up, between, parallel, loaded }. adds_up,
+-- between: see serve; nil: no chain has used it since it was made. parallel: names of numbers that
+-- are parallel to gradients. loaded: adds_up as it was saved.
 local inner = setmetatable({}, { __mode = "k" })
 
 local function self_of(state)
@@ -122,23 +124,38 @@ end
 ---@return ms.State?
 function link_state.find(name) return live[name] end
 
--- As adds_up of serve, of the chain that runs; nil: none does.
-local running
+-- What a model takes gradients by. adds_up: the result is a sum, whatever the number of ranks; a
+-- mean becomes smaller with more ranks. sums: the same of links between two reductions, which see
+-- what a divide_factor has divided. model: weak; nil: none has taken it.
+---@alias ms.LinkUse { adds_up: boolean, sums: boolean, model?: { [1]: table? } }
 
---- Whether the result of the chain that uses this state is a sum, whatever the number of ranks. A
---- mean becomes smaller with more ranks.
+-- The chain that runs, and whether a link between two reductions does; nil: none does.
+local running, inside
+
+local function note(own, how, between)
+  own.adds_up = how.adds_up
+  own.between = nil
+  if between then own.adds_up, own.between = how.sums, how.model end
+end
+
+--- A model takes a link that has this state. between: it runs between two reductions.
 ---@param state ms.State
----@param adds_up boolean
-function link_state.serve(state, adds_up) self_of(state).adds_up = adds_up end
+---@param how ms.LinkUse
+---@param between boolean
+function link_state.serve(state, how, between) note(self_of(state), how, between) end
 
 --- The same for states that links ask for while a chain runs. nil: it has ended.
----@param adds_up? boolean
-function link_state.run(adds_up) running = adds_up end
+---@param how? ms.LinkUse
+function link_state.run(how) running = how end
+
+--- From begin to end of links between two reductions.
+---@param yes boolean
+function link_state.run_between(yes) inside = yes end
 
 -- A state that a link asks for.
 local function used(state)
   local own = self_of(state)
-  if running ~= nil then own.adds_up = running end
+  if running then note(own, running, inside) end
   return own
 end
 
@@ -248,13 +265,14 @@ end)
 
 ------------------------------------------------------------------------------------ saving, loading
 
--- All values of a state, as one table.
+-- All values of a state, as one table; of links between two reductions without the numbers of
+-- shards.
 local function content(state)
   local own = self_of(state)
   local result = {
     iteration = own.core:iteration(), flats = {}, texts = {}, parameters = {}, buckets = {},
   }
-  for _, one in ipairs(own.core:pieces()) do
+  for _, one in ipairs(own.between and {} or own.core:pieces()) do
     local name, parameter, tensor, parallel = table.unpack(one)
     result.flats[name] = result.flats[name] or {}
     result.flats[name][parameter] = tensor
@@ -288,6 +306,7 @@ function link_state.restore(state, saved)
   for p in pairs(own.parameters) do own.parameters[p] = nil end
   own.texts, own.buckets = {}, {}
   own.parallel, own.loaded = saved.parallel or {}, saved.adds_up
+  own.between = own.between or saved.between and {}
   own.put = { texts = saved.texts, parameters = saved.parameters, buckets = saved.buckets }
 end
 
@@ -347,8 +366,14 @@ function link_state.save(encode, out, parts)
   if next(live) ~= nil then core.collect() end
   if next(live) == nil then return nil end
   local world, saved = ms.world(), {}
-  local found = { names = {}, tensors = {} }
+  local found, shards = { names = {}, tensors = {} }, nil
   for name, state in ms.sorted_pairs(live) do
+    if inner[state].between then
+      shards = shards or {}
+      table.insert(shards, {
+        state = name, model = inner[state].between[1], pieces = inner[state].core:pieces(),
+      })
+    end
     local own, value = inner[state], encode(content(state), name, found)
     saved[name] = { value = value, adds_up = adds_up(own), parallel = own.parallel }
   end
@@ -377,7 +402,10 @@ function link_state.save(encode, out, parts)
     end
     if not of_rank[name] then of_rank[name] = nil end
   end
-  return { ranks = world:size(), states = saved, apart = apart, of_rank = of_rank }
+  return {
+    ranks = world:size(), states = saved, apart = apart, of_rank = of_rank,
+    shards = shards and link_shards.save(world, shards, parts),
+  }
 end
 
 -- This rank's tensor, from the saved tensors of all ranks. If another number of ranks saved them:
@@ -408,6 +436,26 @@ local function split(value, ranks)
     for parameter, t in pairs(value.flats[name] or {}) do
       value.flats[name][parameter] = core.no_grad(function() return t / ranks end)
     end
+  end
+end
+
+-- Adds the numbers of shards to the values by state.
+local function read_shards(links, result, source)
+  local world, warned = require "moonshard".world(), {}
+  for _, entry in ipairs(links.shards or {}) do
+    local name = entry.state
+    local own, value = live[name] and inner[live[name]] or {}, result[name]
+    local model, sums = own.between and own.between[1], own.adds_up
+    if sums == nil then sums = value.adds_up end
+    if not model and links.ranks ~= world:size() and not warned[name] then
+      warned[name] = true
+      log.log("state '%s' of a link between reductions starts anew: it is not known yet of which \z
+        model it will be", name)
+    end
+    value.between = true
+    value.flats[entry.flat] = value.flats[entry.flat] or {}
+    value.flats[entry.flat][entry.parameter] = link_shards.read(entry, links.ranks, world, model,
+      sums, source(entry.tensor))
   end
 end
 
@@ -445,6 +493,7 @@ function link_state.read(links, decode, source)
     if links.ranks == 1 and divisor > 1 then split(value, divisor) end
     result[name] = value
   end
+  read_shards(links, result, source)
   return result
 end
 

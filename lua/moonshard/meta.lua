@@ -1331,7 +1331,9 @@
 --- tensor that was equal on all ranks is copied. Of a tensor that differed (a residual) each rank
 --- gets an equal part: in a chain that takes means, the mean of all; in one that adds up (op =
 --- "sum", or a divide_factor of fsdp), of M ranks 1 / M of the sum. If a single rank has saved for
---- such a chain, the numbers of `flat` are divided.
+--- such a chain, the numbers of `flat` are divided. Between the reductions of hybrid buckets `flat`
+--- and `pieces` are of this rank's shard. Where ranks have other shards then, as many numbers as a
+--- parameter has elements are cut anew, element by element, and others start anew.
 ---@class ms.State
 --- An f32 tensor with the length of the bucket's buffer, zeros at first. It is kept for each
 --- parameter, and so survives a rebuild of buckets.

@@ -4,15 +4,20 @@
 -- up.
 local ms = require "moonshard"
 local link_state = require "moonshard.link_state"
--- saved: by how many ranks; 0: save. in_lua: the link's version in Lua.
+-- saved: by how many ranks; 0: save. in_lua: the link's version in Lua. within: ranks that share
+-- one copy, where links run between two reductions; 0: they do not.
+local usual = ms.world_size() % 2 == 0 and "rows" or "flat"
 local cfg = ms.config {
-  folder = "", saved = 0, op = "avg", divide = 0.0, in_lua = false, ddp = false,
+  folder = "", saved = 0, op = "avg", divide = 0.0, in_lua = false, ddp = false, within = 0,
+  layout = usual,
 }
--- Whether the result does not become smaller with more ranks.
-local adds_up = cfg.op == "sum" or cfg.divide > 0
+-- Whether the result does not become smaller with more ranks. Links between see what was divided.
+local adds_up = cfg.op == "sum" or cfg.divide > 0 and cfg.within == 0
 local feedback = cfg.in_lua and require "moonshard.hooks.error_feedback" { name = "error_feedback" }
   or ms.hooks.error_feedback()
 local rank, size, world = ms.rank(), ms.world_size(), ms.world()
+local shards, replicas
+if cfg.within > 0 then shards, replicas = world:levels(cfg.within) end
 
 local function make(seed)
   ms.seed(seed)
@@ -20,9 +25,12 @@ local function make(seed)
   local hook = ms.hooks.chain {
     feedback, ms.hooks.cast { dtype = "bf16" }, ms.hooks.reduce { op = cfg.op },
   }
+  if cfg.within > 0 then hook = ms.hooks.reduce { op = cfg.op, between = hook } end
   local model = cfg.ddp and ms.ddp(net, { comm_hook = hook }) or ms.fsdp(net, {
-    layout = size % 2 == 0 and "rows" or "flat", wrap = { class = "Linear" },
-    divide_factor = cfg.divide > 0 and cfg.divide or nil, comm_hook = hook,
+    layout = cfg.layout, wrap = { class = "Linear" },
+    strategy = cfg.within > 0 and "hybrid_shard" or nil, shard_group = shards,
+    replica_group = replicas, comm_hook = hook,
+    divide_factor = cfg.divide > 0 and cfg.divide or nil,
   })
   return model, ms.optim.sgd(model, { lr = 0.1, momentum = 0.9 })
 end
@@ -32,8 +40,29 @@ local function step(model, optimizer, number)
   optimizer:step()
 end
 
+-- Of links between reductions: what is kept for each element of each parameter, as the mean over
+-- the ranks that have it, or as their sum.
+local function residuals_between(model)
+  local found, own = {}, {}
+  for _, one in ipairs(link_state.core(assert(link_state.find "error_feedback")):pieces()) do
+    local name, parameter, t = table.unpack(one)
+    assert(name == "error")
+    own[parameter] = t
+  end
+  for _, one in ipairs(model:pieces()) do
+    local whole = ms.zeros { one.shape[1] * (one.shape[2] or 1) }
+    if one.count > 0 and own[one.name] then
+      whole:narrow(1, one.first + 1, one.count):copy_(own[one.name]:narrow(1, 1, one.count))
+    end
+    found["error " .. one.name] = world:all_reduce(whole):value()
+      / (adds_up and 1 or replicas:size())
+  end
+  return found
+end
+
 -- The mean over all ranks of what the link keeps for each parameter, or the sum.
-local function residuals()
+local function residuals(model)
+  if cfg.within > 0 then return residuals_between(model) end
   local found = {}
   for _, one in ipairs(link_state.core(assert(link_state.find "error_feedback")):pieces()) do
     local name, parameter, t = table.unpack(one)
@@ -48,14 +77,14 @@ local things = { model = model, optimizer = optimizer, step = 2 }
 if cfg.saved == 0 then
   for number = 1, 2 do step(model, optimizer, number) end
   assert(ms.checkpoint.save(cfg.folder .. "/run", things))
-  local kept = residuals()
+  local kept = residuals(model)
   if rank == 0 then assert(ms.safetensors.save(cfg.folder .. "/kept.safetensors", kept)) end
   step(model, optimizer, 3)
   assert(model:save(cfg.folder .. "/final.safetensors"))
 else
   assert(ms.checkpoint.load(ms.checkpoint.latest(cfg.folder .. "/run"), things))
   local expected, count = assert(ms.safetensors.load(cfg.folder .. "/kept.safetensors")), 0
-  local own = residuals()
+  local own = residuals(model)
   for name, t in pairs(expected) do
     local most = t:abs():max():item()
     assert(most > 0, "nothing was kept: " .. name)
@@ -66,7 +95,7 @@ else
   assert(count == 4)
   step(model, optimizer, 3)
   local state = model:state()
-  if rank == 0 and cfg.saved == size then
+  if rank == 0 and cfg.saved == size and cfg.layout == usual then
     for name, t in pairs(assert(ms.safetensors.load(cfg.folder .. "/final.safetensors"))) do
       assert((t - state[name]):abs():max():item() == 0, name)
     end
