@@ -12,17 +12,6 @@
 
 /* ------------------------------------------------------------------- showing */
 
-/* What each rank says of each member: whether it has a gradient, and the length of its piece. */
-enum { HAS, LENGTH, WORDS };
-
-static void write_words(const ms_flat *flat, int64_t *words)
-{
-    for (uint32_t i = 0; i < flat->count; i++) {
-        words[WORDS * i + HAS] = ms_tensor_grad(flat->members[i].tensor) != NULL;
-        words[WORDS * i + LENGTH] = flat->members[i].length;
-    }
-}
-
 /* This rank's part, contiguous; owned. */
 static ms_status own_part(ms_member *member, ms_tensor **out)
 {
@@ -79,26 +68,25 @@ static ms_status put_aside(ms_member *member)
     return ms_tensor_set_grad(member->tensor, NULL);
 }
 
+/* words: a word for each member, twice, and one for each rank. In a world without the others their
+ * words are this rank's, so words do not tell what others have of a member. */
 static ms_status gather_flat(ms_flat *flat, bool offload, int64_t *words)
 {
     uint32_t ranks = ms_group_size(flat->shards), count = flat->count;
-    int64_t *all = words + (size_t)count * WORDS, *lengths = all + (size_t)ranks * count * WORDS;
-    ms_sharing sharing = { .kind = MS_ALL_GATHER,
+    int64_t *any = words + count, *lengths = any + count, first;
+    ms_sharing sharing = { .kind = MS_ALL_REDUCE,
+                           .op = MS_REDUCE_OP_MAX,
                            .dtype = MS_I64,
-                           .count = (uint64_t)count * WORDS,
+                           .count = count,
                            .label = "whole gradients" };
-    write_words(flat, words);
-    ms_status status = ms_group_share(flat->shards, &sharing, words, all);
+    for (uint32_t i = 0; i < count; i++) words[i] = ms_tensor_grad(flat->members[i].tensor) != NULL;
+    ms_status status = ms_group_share(flat->shards, &sharing, words, any);
     for (uint32_t i = 0; i < count && !status; i++) {
-        bool any = false;
-        for (uint32_t r = 0; r < ranks; r++) {
-            const int64_t *said = all + ((size_t)r * count + i) * WORDS;
-            any |= said[HAS] != 0;
-            lengths[r] = said[LENGTH];
-        }
-        if (any) status = gather(&flat->members[i], lengths);
-        if (any && offload && !status) status = move_out(&flat->members[i]);
-        if (!status) status = put_aside(&flat->members[i]);
+        ms_member *member = &flat->members[i];
+        for (uint32_t r = 0; r < ranks; r++) ms_flat_cut(member, r, &first, &lengths[r]);
+        if (any[i]) status = gather(member, lengths);
+        if (any[i] && offload && !status) status = move_out(member);
+        if (!status) status = put_aside(member);
     }
     return status;
 }
@@ -112,8 +100,8 @@ ms_status ms_gradients_gather(ms_unit *unit, bool offload)
         size_t ranks = ms_group_size(flat->shards);
         void *words = NULL;
         if (!flat->trainable || !ms_flat_is_sharded(flat)) continue;
-        status = ms_allocate(context, ((ranks + 1) * flat->count * WORDS + ranks) * sizeof(int64_t),
-                             "summon", &words);
+        status =
+            ms_allocate(context, (2 * flat->count + ranks) * sizeof(int64_t), "summon", &words);
         if (!status) status = gather_flat(flat, offload, words);
         ms_release(context, words);
     }

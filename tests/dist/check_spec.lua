@@ -84,12 +84,12 @@ local model = ms.fsdp(ms.nn.Sequential(block(), block(), ms.nn.Linear(6, 1)), {
 local optimizer = ms.optim.adamw(model, { lr = 1e-3 })
 for _ in ms.steps(3) do
   model:accumulate(cfg.accumulate, function() model(ms.ones { 5, 6 }):sum():backward() end)
-  if cfg.clip > 0 then model:clip_grad_norm(cfg.clip) end
-  optimizer:step()
   local looks = { offload = given "look", grads = true, writeback = cfg.layout ~= "rows" }
   if looks.offload then
-    model:summon(looks, function(list) for _, p in ipairs(list) do p:mul_(0.5) end end)
+    model:summon(looks, function(list) for _, p in ipairs(list) do p:grad():mul_(0.5) end end)
   end
+  if cfg.clip > 0 then model:clip_grad_norm(cfg.clip) end
+  optimizer:step()
   -- What each rank makes of its pieces.
   for _, p in ipairs(model:parameters()) do ms.zeros { p:numel(), 400 } end
 end
