@@ -52,7 +52,7 @@ describe("moonshard bench fsdp", function()
     ]])
     local code, out, err = command.run(folder, "bench fsdp --json --config micro --steps 2 "
       .. "--rounds 2 -n 2 "
-      .. "--links '1Gbit,20us 10Gbit' --prefetch 'own.lua depth=2'")
+      .. "--links '1Gbit,20us 10Gbit' --units GPT2Attention,GPT2MLP --prefetch 'own.lua depth=2'")
     assert.equal(0, code, err)
     local seen, own = {}, 0
     for line in out:gmatch "[^\n]+" do
@@ -61,10 +61,14 @@ describe("moonshard bench fsdp", function()
       own = own + (row.strategy == "own" and 1 or 0)
       assert.is_true(row.ms_least > 0 and row.ms_step_med > 0 and row.of_best > 0)
       assert.equal(row.strategy == "tuned", row.predicted_ms ~= nil)
+      assert.equal(5, row.units) -- the root, and two in each of two blocks
       -- Nothing hides the first gather and the last reduction.
       assert.is_true(row.link ~= "1Gbit,20us" or row.of_least > 0.5)
     end
     assert.is_true(seen["1Gbit,20us"] >= 7 and seen["1Gbit,20us"] == seen["10Gbit"] and own == 2)
+    code, out, err = command.run(folder, "bench fsdp --links 1Gbit --units 'A; B'")
+    assert.equal(2, code, out)
+    assert.truthy(err:find("--units A; B: names of classes are expected", 1, true), err)
     code, out, err = command.run(folder, "bench fsdp --config micro --prefetch owm.lua")
     assert.equal(2, code, out)
     assert.truthy(err:find("did you mean 'own.lua'", 1, true), err)

@@ -198,6 +198,10 @@ local parts = {
 local function strategies(parsed)
   local _, cfg = own_script.parse("prefetch", parsed.prefetch or "")
   if cfg.prefetch then require "moonshard.scripts"._check("prefetch", cfg.prefetch) end
+  if parsed.units and not parsed.units:match "^[%w_,]+$" then
+    launch.exit(2, ("bench fsdp: --units %s: names of classes are expected, separated by commas")
+      :format(parsed.units))
+  end
   parsed.links = parsed.links or bench_prefetch.LINKS
   parsed.config = parsed.config == "both" and "tiny" or parsed.config
   parsed.steps = parsed.steps or LINK_STEPS
@@ -226,6 +230,8 @@ function bench_fsdp.register(parser, tools)
   parser:option("--way"):hidden(true)
   parser:option("--links", "compare prefetch strategies over these links, separated by spaces "
     .. ("(default: none; '%s' with --prefetch)"):format(bench_prefetch.LINKS))
+  parser:option("--units", "with --links: classes of modules that are units, separated by commas "
+    .. "(default: GPT2Block)")
   parser:option("--prefetch",
     "a strategy of your own beside the others, with its options: 'FILE key=value ...'")
   return function(parsed)

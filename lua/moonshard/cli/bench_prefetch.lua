@@ -13,9 +13,14 @@ bench_prefetch.ROUNDS = 5
 -- some of them first.
 local WARM <const>, PLANNING <const> = 2, 28
 
-local function new_model(c, options)
+-- units: the classes of modules that are units, separated by commas; nil: blocks.
+local function new_model(c, options, units)
   local ms = require "moonshard"
   ms.seed(1)
+  if units then
+    options.wrap = { class = {} }
+    for name in units:gmatch "[^,]+" do table.insert(options.wrap.class, name) end
+  end
   return ms.fsdp(ms.nn.gpt2 {
     vocab = c.vocab, context = c.context, layers = c.layers, width = c.width, heads = c.heads,
   }, options)
@@ -40,9 +45,9 @@ local function strategies_of(parsed)
 end
 
 -- A model under a strategy, whose times are taken with those of the others in turn.
-local function entrant(strategy, c)
+local function entrant(strategy, c, units)
   local ms = require "moonshard"
-  local model, x = new_model(c, { prefetch = strategy[2] }), new_batch(c)
+  local model, x = new_model(c, { prefetch = strategy[2] }, units), new_batch(c)
   local optimizer = ms.optim.adamw(model, { lr = 1e-4 })
   return {
     name = strategy[1], model = model,
@@ -68,11 +73,11 @@ end
 -- Computing alone: each rank is a group of its own, so nothing is sent, and its optimizer updates
 -- as many elements as a shard has. Returns a function that runs `count` steps, and gives the
 -- medians of forward and of the rest.
-local function computing(c, tools)
+local function computing(c, tools, units)
   local ms = require "moonshard"
   local parts = {}
   for rank = 0, ms.world_size() - 1 do parts[rank + 1] = { rank } end
-  local model, x = new_model(c, { group = ms.world():split(parts) }), new_batch(c)
+  local model, x = new_model(c, { group = ms.world():split(parts) }, units), new_batch(c)
   local optimizer = ms.optim.adamw(part_of(model:parameters(), ms.world_size()), { lr = 1e-4 })
   return function(count)
     local forwards, rests = {}, {}
@@ -94,7 +99,7 @@ end
 -- What a step sends over a link, in milliseconds: a rank sends its shard to each other rank in a
 -- gather, and as much in a reduction. The root is gathered once a step, other units twice.
 local function sent(parsed, tools)
-  local model = new_model(tools.configs[parsed.config])
+  local model = new_model(tools.configs[parsed.config], {}, parsed.units)
   local link, others = parsed.link or {}, require "moonshard".world_size() - 1
   local result = { forward_ms = 0, backward_ms = 0 }
   for _, unit in ipairs(model:units()) do
@@ -134,7 +139,8 @@ local function rows_of(entrants, tools)
     local of_best = {}
     for round, ms in ipairs(one.medians) do of_best[round] = ms / best.medians[round] end
     rows[i] = {
-      strategy = one.name, ms_step_med = tools.median(one.times), ms_step_min = one.times[1],
+      strategy = one.name, units = #one.model:units(),
+      ms_step_med = tools.median(one.times), ms_step_min = one.times[1],
       of_least = tools.median(one.of_least), of_best = tools.median(of_best),
     }
     local tuned = (one.model:stats().prefetch or {}).tuned
@@ -154,8 +160,10 @@ end
 function bench_prefetch.measure(parsed, tools)
   local ms = require "moonshard"
   local c, sending = tools.configs[parsed.config], sent(parsed, tools)
-  local compute, entrants = computing(c, tools), {}
-  for i, strategy in ipairs(strategies_of(parsed)) do entrants[i] = entrant(strategy, c) end
+  local compute, entrants = computing(c, tools, parsed.units), {}
+  for i, strategy in ipairs(strategies_of(parsed)) do
+    entrants[i] = entrant(strategy, c, parsed.units)
+  end
   compute(WARM)
   for _, one in ipairs(entrants) do
     tools.step_times(one.warm, 0, one.step)
@@ -214,9 +222,10 @@ end
 ---@param lines_of fun(switches: string): table[]? the lines of JSON that a job of this bench prints
 ---@return integer
 function bench_prefetch.run(parsed, lines_of)
-  local common = ("--way strategies --config %s --steps %d --rounds %d -n %d%s%s"):format(
+  local common = ("--way strategies --config %s --steps %d --rounds %d -n %d%s%s%s"):format(
     parsed.config, parsed.steps, parsed.rounds, parsed.ranks,
     parsed.thread_ranks and " --thread-ranks" or "",
+    parsed.units and " --units " .. parsed.units or "",
     own_script.switch("prefetch", parsed.prefetch))
   local rows, links = {}, {}
   for link in parsed.links:gmatch "%S+" do
