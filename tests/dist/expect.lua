@@ -12,6 +12,20 @@ function expect.fails(f, ...)
   end
 end
 
+--- All tensors of b are in a, with the same bits and dtypes.
+---@param a table<string, ms.Tensor>
+---@param b table<string, ms.Tensor>
+---@param what string for the message
+function expect.same(a, b, what)
+  local count = 0
+  for name, t in pairs(b) do
+    count = count + 1
+    assert(a[name]:dtype() == t:dtype() and a[name]:eq(t):all():item(),
+      ("%s: '%s' differs"):format(what, name))
+  end
+  assert(count > 0)
+end
+
 --- The largest difference of a tensor from the one of the same name in b, relative to the largest
 --- number there.
 ---@param a table<string, ms.Tensor>

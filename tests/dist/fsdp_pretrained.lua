@@ -25,16 +25,6 @@ local function open(path)
   return ms.device("meta", function() return assert(nn.pretrained(path)) end)
 end
 
-local function expect_equal(a, b, what)
-  local count = 0
-  for name, t in pairs(b) do
-    count = count + 1
-    assert(a[name]:dtype() == t:dtype() and a[name]:eq(t):all():item(),
-      ("%s: '%s' differs"):format(what, name))
-  end
-  assert(count > 0)
-end
-
 -- Bytes that this process has read so far.
 local function bytes_read()
   local file <close> = assert(io.open "/proc/self/io")
@@ -62,15 +52,15 @@ for i, path in ipairs(folders) do
       for key, value in pairs(way) do options[key] = value end
       local model = ms.fsdp(open(path), options)
       for _, p in ipairs(model:parameters()) do assert(p:device() ~= "meta") end
-      expect_equal(expect.whole(model), expected, what)
+      expect.same(expect.whole(model), expected, what)
     end
   end
-  expect_equal(open(path):materialize():state(), expected, path .. ", materialized")
-  expect_equal(ms.ddp(open(path)):state(), expected, path .. ", ddp")
+  expect.same(open(path):materialize():state(), expected, path .. ", materialized")
+  expect.same(ms.ddp(open(path)):state(), expected, path .. ", ddp")
   -- A model of one's own, into which a file is loaded.
   local model = ms.device("meta", function() return (i == 1 and nn.gpt2 or nn.llama)(SIZES) end)
   assert(model:load(path))
-  expect_equal(expect.whole(ms.fsdp(model)), expected, path .. ", loaded")
+  expect.same(expect.whole(ms.fsdp(model)), expected, path .. ", loaded")
 end
 
 -- A part of the model was there before; another is made by what init draws.
@@ -88,7 +78,7 @@ do
   expected["ln_f.bias"] = nil
   local found = {}
   for name, t in pairs(state) do found[name:gsub("^inner%.", "")] = t end
-  expect_equal(found, expected, "in another model")
+  expect.same(found, expected, "in another model")
   assert(found["ln_f.bias"]:eq(3):all():item())
   assert(state["head.weight"]:eq(whole.head.weight):all():item())
 end

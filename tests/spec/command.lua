@@ -67,6 +67,26 @@ function command.succeed(folder, arguments, settings)
   return out, err
 end
 
+--- Runs a script of tests/dist on so many ranks, each of which says at its end that it is done.
+---@param name string of the script
+---@param ranks string their number, and other switches: "4 --thread-ranks"
+---@param options? string
+---@return string stdout
+function command.on_ranks(name, ranks, options)
+  local folder = command.folder()
+  local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
+    command.remove(folder)
+  end })
+  local out = command.succeed(folder, ("run '%s/tests/dist/%s.lua' -n %s %s"):format(
+    command.source, name, ranks, options or ""))
+  for rank = 0, tonumber(ranks:match "%d+") - 1 do
+    if not out:find(("rank %d is done"):format(rank), 1, true) then
+      error(("%s, rank %d: it is not done:\n%s"):format(name, rank, out), 2)
+    end
+  end
+  return out
+end
+
 --- Starts it and returns its output as a file; finish() waits for its end and returns the exit
 --- code.
 function command.start(folder, arguments, settings)
