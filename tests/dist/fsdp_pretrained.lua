@@ -83,6 +83,69 @@ do
   assert(state["head.weight"]:eq(whole.head.weight):all():item())
 end
 
+-- A reset computes a buffer that is in no file. It writes all that init computes, but what is in
+-- the file, or had memory, stays.
+do
+  local Cached = nn.class "Cached"
+  function Cached:init()
+    self.weight = nn.Parameter(ms.zeros { 5 })
+    self.bias = nn.Parameter(ms.zeros { 3 })
+    self:add_buffer("scale", ms.zeros { 4 })
+    self:add_buffer("cache", ms.zeros { 4 }, { save = false })
+    self:reset()
+  end
+  function Cached:reset()
+    self.weight:copy_(ms.arange(1, 5):to "f32")
+    self.bias:copy_(ms.arange(1, 3):to "f32")
+    self.scale:copy_(ms.arange(1, 4):to "f32")
+    self.cache:copy_(ms.arange(2, 5):to "f32")
+  end
+  local Holder = nn.class "Holder"
+  function Holder:init()
+    ms.no_grad(function() self.inner, self.last = Cached(), nn.Linear(3, 3) end)
+  end
+  local made = Holder()
+  ms.no_grad(function()
+    made.inner.weight:fill_(100)
+    made.inner.bias:fill_(100)
+    made.inner.scale:fill_(200)
+  end)
+  local path = write("cached", made)
+  local function read()
+    local model = ms.device("meta", function() return Holder() end)
+    assert(model:load(path))
+    return model
+  end
+  local ways = {
+    function(model) return model:materialize() end,
+    ms.ddp,
+    ms.fsdp,
+    function(model)
+      return ms.fsdp(model, { strategy = "no_shard", wrap = { class = { "Cached" } } })
+    end,
+    function(model) return ms.fsdp(model, { ignored = { "inner.*" } }) end,
+    function(model) return ms.fsdp(model, { wrap = { class = { "Cached" } } }) end,
+    -- A state of another model on "meta" is in the same file.
+    function(model)
+      local other = ms.device("meta", function() return Holder() end)
+      other:load_state(model:state())
+      return ms.fsdp(other)
+    end,
+  }
+  for i, wrap in ipairs(ways) do
+    local model = read()
+    local net = wrap(model)
+    expect.same(expect.whole(net), made:state(), "reset, way " .. i)
+    local own = (getmetatable(net).fsdp or getmetatable(net).ddp) and net.module or net
+    assert(own.inner.cache:eq(made.inner.cache):all():item())
+    model = read()
+    model.inner.weight = nn.Parameter(ms.full(7, { 5 }))
+    if i < #ways then
+      assert(expect.whole(wrap(model))["inner.weight"]:eq(7):all():item(), "memory, way " .. i)
+    end
+  end
+end
+
 ---------------------------------------------------------------------------------- memory and reads
 
 if size > 1 then
@@ -129,6 +192,13 @@ end
 local net = open(folders[1])
 ms.no_grad(function() net.ln_f.weight:mul_(2) end)
 fails(function() ms.fsdp(net) end, "'ln_f.weight' was written on \"meta\" after its file")
+net = open(folders[1])
+ms.no_grad(function() net.ln_f.weight:mul_(2) end)
+do
+  local other = open(folders[1])
+  other:load_state(net:state())
+  fails(function() ms.fsdp(other) end, "'ln_f.weight' was written on \"meta\" after its file")
+end
 fails(function() open(folders[1]):to "bf16" end, "will be read from a file: convert the model")
 -- A file that got shorter between opening and reading.
 if size > 1 then

@@ -51,10 +51,14 @@ function values.make_unsharded(s)
   s.later.unit_of = sharded
 end
 
--- The unit whose parameters a reset computes; nil: it computes none.
+-- The unit that a reset needs whole: that of the parameters that it computes, else that of its
+-- module's others; nil: it needs none.
 local function unit_of_reset(s, one)
   for _, item in ipairs(one.computes) do
     if s.later.unit_of[item.tensor] then return s.later.unit_of[item.tensor] end
+  end
+  for _, t in ipairs(delayed.tensors_of(one)) do
+    if s.later.unit_of[t] then return s.later.unit_of[t] end
   end
 end
 
@@ -62,23 +66,29 @@ end
 --- rank has more than its shards and one unit in memory.
 ---@param s ms.FSDPState
 function values.make_units(s)
+  local resets, seen = {}, {}
   for _, one in ipairs(s.later.resets) do
-    if not unit_of_reset(s, one) then delayed.reset("fsdp", one) end
+    local unit = unit_of_reset(s, one)
+    if unit then
+      resets[unit] = resets[unit] or {}
+      table.insert(resets[unit], one)
+      for _, t in ipairs(delayed.tensors_of(one)) do seen[t] = true end
+    else delayed.reset(s.later, "fsdp", one) end
   end
   for _, unit in ipairs(s.units) do
     local list, is_read = {}, false
     for _, p in ipairs(unit.parameters) do
       local record = s.later.records[p]
-      if piece.is_source(record) then is_read = true
-      elseif record ~= nil then list[#list + 1] = p end
+      if piece.is_source(record) then is_read = true end
+      -- Of what is in files, only what a reset may use is read here.
+      if record ~= nil and (seen[p] or not piece.is_source(record)) then list[#list + 1] = p end
     end
-    if #list == 0 and is_read then s.sharded:have_values(unit.index)
-    elseif #list > 0 then
+    if #list == 0 and not resets[unit] then
+      if is_read then s.sharded:have_values(unit.index) end
+    else
       s.sharded:begin_values(unit.index)
       delayed.initialize(s.later, list)
-      for _, one in ipairs(s.later.resets) do
-        if unit_of_reset(s, one) == unit then delayed.reset("fsdp", one) end
-      end
+      for _, one in ipairs(resets[unit] or {}) do delayed.reset(s.later, "fsdp", one) end
       s.sharded:end_values(unit.index, s.options.init_sync ~= false)
     end
   end

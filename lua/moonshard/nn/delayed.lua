@@ -102,12 +102,53 @@ function delayed.initialize(plan, tensors)
   end)
 end
 
---- Runs one of the resets. All that it computes has memory.
+--- The tensors of a module that a reset may write or use.
+---@param one ms.DelayedReset
+---@return ms.Tensor[]
+function delayed.tensors_of(one)
+  local state, list = getmetatable(one.object), {}
+  for _, key in ipairs(state.order) do
+    if core.is_tensor(state.fields[key]) then list[#list + 1] = state.fields[key] end
+  end
+  return list
+end
+
+-- The module's tensors that a reset has to leave as they are: those that had memory, a record or a
+-- file. Their versions; and copies of those that could not be made again.
+local function others_of(plan, one)
+  local computes, others = {}, {}
+  for _, item in ipairs(one.computes) do computes[item.tensor] = true end
+  for _, t in ipairs(delayed.tensors_of(one)) do
+    if not computes[t] then
+      others[#others + 1] = {
+        tensor = t, version = core.tensor_version(t),
+        copy = not plan.records[t] and core.no_grad(function() return t:detach():clone() end),
+      }
+    end
+  end
+  return others
+end
+
+-- Undoes what a reset wrote to these.
+local function put_back(plan, others)
+  for _, other in ipairs(others) do
+    local t = other.tensor
+    if core.tensor_version(t) ~= other.version then
+      if other.copy then core.no_grad(function() t:copy_(other.copy) end)
+      else delayed.initialize(plan, { t }) end
+    end
+  end
+end
+
+--- Runs one of the resets. All tensors of its module have memory and, but for those that it
+--- computes, their values; these it cannot change.
+---@param plan ms.Delayed
 ---@param what string
 ---@param one ms.DelayedReset
-function delayed.reset(what, one)
+function delayed.reset(plan, what, one)
   local counter, before, versions = getmetatable(one.object).counter, { core.random_state() }, {}
   for i, item in ipairs(one.computes) do versions[i] = core.tensor_version(item.tensor) end
+  local others = others_of(plan, one)
   local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
     core.set_random_state(table.unpack(before))
   end })
@@ -119,6 +160,7 @@ function delayed.reset(what, one)
         :format(what, class_of(one.object), item.name))
     end
   end
+  put_back(plan, others)
 end
 
 --- Gives these tensors memory, and those of them that have a record their values.
@@ -135,7 +177,7 @@ end
 function delayed.materialize(what, model)
   local plan = delayed.find(what, model)
   delayed.make(plan, plan.tensors)
-  for _, one in ipairs(plan.resets) do delayed.reset(what, one) end
+  for _, one in ipairs(plan.resets) do delayed.reset(plan, what, one) end
 end
 
 return delayed

@@ -593,6 +593,18 @@ function module.same_shape(a, b)
   return true
 end
 
+-- A value that will be read from a file is on "meta": the copy is read from there too.
+local function copy_value(t, given)
+  local unread = t:dtype() == given:dtype() and module.unread[given]
+  local written = unread and unread.version ~= core.tensor_version(given)
+  t:copy_(given)
+  if unread and t:device() == "meta" then
+    module.unread[t] = {
+      source = unread.source, version = written and -1 or core.tensor_version(t),
+    }
+  end
+end
+
 --- Copies values in, by name. Raises for unknown or missing names (unless partial) and wrong
 --- shapes, before anything is changed.
 ---@param state table<string, ms.Tensor>
@@ -618,7 +630,10 @@ function Module:load_state(state, options)
   end
   if #problems > 0 then core.raise("load_state: " .. table.concat(problems, "; ")) end
   core.no_grad(function()
-    for name, t in pairs(own) do if state[name] then t:copy_(state[name]) end end
+    for name, t in pairs(own) do
+      local given = state[name]
+      if given then copy_value(t, given) end
+    end
   end)
 end
 
