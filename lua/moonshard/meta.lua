@@ -616,7 +616,8 @@
 ---@field clip_grad_value fun(self, max: number)   clamps gradients to -max .. max, in place
 --- Parameters and saved buffers by name. options.kind: "full" unless given.
 ---@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor>
---- Copies values into the module's tensors, by name.
+--- Copies values into the module's tensors, by name. Of a value on "meta" that will be read from a
+--- file, the copy is read from there.
 ---@field load_state fun(self, state: table<string, ms.Tensor>, options?: ms.LoadOptions)
 --- Writes a safetensors file, or a folder of them. All ranks call it; rank 0 writes. Unless
 --- options.dtype is given, tensors keep their dtypes; but tensors of a model from nn.pretrained get
@@ -631,8 +632,9 @@
 --- on this rank. Returns the module. Values that were filled, drawn, copied or cast as a whole
 --- tensor, or changed by operators without other tensors, are recorded. For others the class has a
 --- method reset(self) that writes them. It draws the random numbers that it drew when init called
---- it, or, where init does not, those from the beginning of init on. A value without either is an
---- error.
+--- it, or, where init does not, those from the beginning of init on. What else it writes of the
+--- module keeps its recorded value, that of its file or that in memory. A value without either is
+--- an error.
 ---@field materialize fun(self): self
 --- Errors: load, load_state: unknown or missing names and wrong shapes (the message has the first
 --- three of each). accumulate: f did not call backward.
@@ -1712,9 +1714,10 @@
 --- Wraps the model with ms.ddp, or with ms.fsdp where shard= is given, and makes its optimizer, as
 --- the options of cfg say; one rank without any of them keeps the plain model. make(net) gives the
 --- optimizer. The third result is extra.clip, or nil where the policy may step in backward: the
---- chain then clips by the norm of the step before. model may be a function that makes it: a model
---- that is sharded is then made on "meta", so that no rank ever holds the whole.
----@field apply fun(cfg: table, model: ms.Module|(fun(): ms.Module), make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
+--- chain then clips by the norm of the step before. model may be a function that makes it, or
+--- gives nil and a message: a model that is sharded is then made on "meta", so that no rank ever
+--- holds the whole.
+---@field apply fun(cfg: table, model: ms.Module|(fun(): ms.Module?, string?), make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
 --- For what apply does not do: the link ("hook"), policy ("overlap"), plan ("buckets"), table of
 --- functions ("gather") or strategy ("prefetch") that the option of cfg names; nil where it is not
 --- set. A wrong one ends the run with 2.

@@ -10,6 +10,7 @@ local hooks = require "moonshard.hooks"
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
 local made_by = require "moonshard.scripts.made_by"
+local module = require "moonshard.nn.module"
 local plans = require "moonshard.overlap.plans"
 local prefetch = require "moonshard.fsdp.prefetch"
 local options_of = require "moonshard.options"
@@ -213,9 +214,17 @@ local function is_sharded(cfg)
   return wanted
 end
 
+-- What makes a model may give nil and a message, as nn.pretrained does.
 local function make_model(make, shards)
-  if shards then return core.on_device("meta", make) end
-  return make()
+  local model, message
+  if shards then model, message = core.on_device("meta", make) else model, message = make() end
+  if model == nil and type(message) == "string" then
+    core.raise("scripts.apply: the function that makes the model failed: " .. message)
+  elseif not module.is_module(model) then
+    core.raise(("scripts.apply: the function that makes the model must return a module, not %s")
+      :format(core.is_tensor(model) and "a tensor" or type(model)))
+  end
+  return model
 end
 
 --- Wraps the model, and makes its optimizer, as the options hook, overlap, buckets and shard of cfg
@@ -229,7 +238,7 @@ end
 --- norm to which the loop must clip: clip, or nil if the policy may step in backward; then the
 --- chain clips by the norm of the step before.
 ---@param cfg table what ms.config gave
----@param model ms.Module|fun(): ms.Module
+---@param model ms.Module|fun(): ms.Module?, string?
 ---@param make fun(net: ms.Module): ms.Optimizer
 ---@param extra? { clip: number?, ddp: table?, fsdp: table?, links: ms.LinkLike[]? }
 ---@return ms.Module net, ms.Optimizer optimizer, number? clip

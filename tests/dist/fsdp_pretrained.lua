@@ -213,4 +213,14 @@ if size > 1 then
   fails(function() ms.fsdp(net) end, ": fsdp: '" .. path .. "/model.safetensors' ends at byte")
   world:barrier()
 end
+-- What makes a model fails, or makes none.
+for _, shard in ipairs { "", "full_shard" } do
+  local function apply(make)
+    ms.scripts.apply({ shard = shard }, make, function() end)
+  end
+  fails(function() apply(function() return nn.pretrained(cfg.folder .. "/nowhere") end) end,
+    "scripts.apply: the function that makes the model failed: there is no file or folder '")
+  fails(function() apply(function() return ms.zeros { 2 } end) end,
+    "scripts.apply: the function that makes the model must return a module, not a tensor")
+end
 print(("rank %d is done"):format(rank))
