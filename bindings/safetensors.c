@@ -148,6 +148,24 @@ static int part(lua_State *L)
     return 1;
 }
 
+/* file:sample(name) -> an integer, as ms_safetensors_sample hashes it; or nil, message, code. */
+static int sample(lua_State *L)
+{
+    ms_engine *engine = ms_lua_enter(L);
+    ms_safetensors *file = ms_lua_unbox(L, 1, TYPE);
+    const char *name = luaL_checkstring(L, 2);
+    const ms_safetensors_entry *entry = ms_safetensors_find(file, name);
+    uint64_t hash = 0;
+    ms_status status;
+    if (entry) status = ms_safetensors_sample(engine, file, entry, &hash);
+    else
+        status = ms_fail(ms_engine_context(engine), MS_ERROR_NOT_FOUND,
+                         "the file has no tensor '%.200s'", name);
+    if (status) return ms_lua_io_failed(L);
+    lua_pushinteger(L, (lua_Integer)hash);
+    return 1;
+}
+
 /* -------------------------------------------------------------------- writing */
 
 /* A file that is written tensor by tensor. The context is its own: a finalizer may free the writer
@@ -311,9 +329,10 @@ static const luaL_Reg functions[] = { { "safetensors_open", open_file },
                                       { "safetensors_save", save },
                                       { NULL, NULL } };
 /* One tensor at a time, so a file larger than memory can be read in parts. */
-static const luaL_Reg methods[] = { { "entries", entries },  { "metadata", metadata },
-                                    { "load", load },        { "part", part },
-                                    { "close", close_file }, { NULL, NULL } };
+static const luaL_Reg methods[] = { { "entries", entries }, { "metadata", metadata },
+                                    { "load", load },       { "part", part },
+                                    { "sample", sample },   { "close", close_file },
+                                    { NULL, NULL } };
 static const luaL_Reg metamethods[] = { { "__gc", close_file },
                                         { "__close", close_file },
                                         { NULL, NULL } };

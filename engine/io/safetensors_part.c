@@ -86,3 +86,22 @@ ms_status ms_safetensors_read_part(ms_engine *engine, ms_safetensors *file,
     ms_release(context, part.data);
     return status;
 }
+
+enum { SAMPLES = 3, SAMPLE_BYTES = 64 };
+
+ms_status ms_safetensors_sample(ms_engine *engine, ms_safetensors *file,
+                                const ms_safetensors_entry *entry, uint64_t *hash)
+{
+    uint8_t data[SAMPLE_BYTES];
+    size_t bytes = entry->bytes < SAMPLE_BYTES ? (size_t)entry->bytes : SAMPLE_BYTES;
+    ms_status status = MS_OK;
+    *hash = ms_hash(entry->dtype_name, strlen(entry->dtype_name), 0);
+    if (ms_engine_is_sim(engine)) return MS_OK;
+    for (uint64_t i = 0; i < SAMPLES && bytes && !status; i++) {
+        uint64_t begin = (entry->bytes - bytes) / (SAMPLES - 1) * i;
+        status =
+            ms_safetensors_read_range(ms_engine_context(engine), file, entry, begin, bytes, data);
+        if (!status) *hash = ms_hash(data, bytes, *hash);
+    }
+    return status;
+}

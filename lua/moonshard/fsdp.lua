@@ -134,6 +134,7 @@ local function prepare(model, options)
   local how = compile(o.comm_hook, kind_of(count, group:size()), groups, stepping)
   how.adds_up = how.adds_up or o.divide_factor ~= nil and o.divide_factor ~= group:size()
   compare.compare(units, group, groups, o, strategy, how.name, low)
+  if o.init_sync ~= false then compare.files(units, group, groups) end
   local shards, replicas = fsdp_options.groups_of(o, strategy, group)
   ---@type ms.FSDPState
   local s = {

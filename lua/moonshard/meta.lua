@@ -1123,7 +1123,8 @@
 --- are neither copied nor sharded, and their gradients are this rank's; buffers are not copied.
 ---@field ignored? string[]
 --- true (the default): wrapping copies rank 0's parameters and buffers to all ranks, so that shards
---- are cut from one model. Ranks compare their models in any case.
+--- are cut from one model. Of parameters on "meta" that each rank reads from a file, ranks compare
+--- samples: another file on some rank is an error. Ranks compare their models in any case.
 ---@field init_sync? boolean
 --- true: before each recorded forward all ranks get rank 0's buffers. Without, each rank has its
 --- own.

@@ -200,6 +200,16 @@ do
   fails(function() ms.fsdp(other) end, "'ln_f.weight' was written on \"meta\" after its file")
 end
 fails(function() open(folders[1]):to "bf16" end, "will be read from a file: convert the model")
+-- A file of other weights on one rank, of which ms.fsdp would make a mixture.
+if size > 1 then
+  local paths = { folders[1], write("other", nn.gpt2(SIZES)) }
+  for _, strategy in ipairs(strategies) do
+    net = open(paths[rank == size - 1 and 2 or 1])
+    fails(function() ms.fsdp(net, { strategy = strategy }) end, ("fsdp: 'wte.weight' is not the \z
+      same in the files of rank 0 and of rank %d: give all ranks the same"):format(size - 1))
+  end
+  ms.fsdp(net, { init_sync = false })
+end
 -- A file that got shorter between opening and reading.
 if size > 1 then
   local path = write("short", nn.gpt2(SIZES))

@@ -136,6 +136,10 @@ MS_API ms_status ms_safetensors_read_part(ms_engine *engine, ms_safetensors *fil
                                           const ms_safetensors_entry *entry, int64_t first,
                                           int64_t count, const uint64_t *hashes,
                                           uint32_t hash_count, ms_tensor *into);
+/* A hash of a tensor's dtype and of some of its bytes (at its beginning, middle and end), which
+ * tells trained weights apart though little is read. On the sim device, of the dtype alone. */
+MS_API ms_status ms_safetensors_sample(ms_engine *engine, ms_safetensors *file,
+                                       const ms_safetensors_entry *entry, uint64_t *hash);
 
 /* What is to be written. */
 typedef struct ms_safetensors_spec {

@@ -276,6 +276,53 @@ local function compare_lines(group, lines)
   end
 end
 
+-- Raises where the files of ranks differ in one of these parameters.
+local function compare_samples(group, names, sources)
+  if #names == 0 or group:size() == 1 then return end
+  local samples, words = {}, {}
+  for i, source in ipairs(sources) do
+    local part = source.parts[1]
+    -- What cannot be read is reported where it is read.
+    samples[i] = (part.file:sample(part.name) or 0) & math.maxinteger
+    words[i] = ("%x"):format(samples[i])
+  end
+  local hash, same = core.hash(table.concat(words, " ")) & math.maxinteger, true
+  local hashes = group:_share("all_gather", "i64", { hash }, "fsdp")
+  for _, other in ipairs(hashes) do same = same and other == hashes[1] end
+  if same then return end
+  local all = group:_share("all_gather", "i64", samples, "fsdp")
+  for i, name in ipairs(names) do
+    for r = 1, group:size() - 1 do
+      if all[r * #names + i] ~= all[i] then
+        core.raise(("fsdp: '%s' is not the same in the files of rank %d and of rank %d: give all \z
+          ranks the same files"):format(name, group:_world_rank(0), group:_world_rank(r)))
+      end
+    end
+  end
+end
+
+--- Shards that are read from files are cut from one model only if all ranks have the same files.
+--- Samples of each parameter are compared.
+---@param units table[]
+---@param group ms.Group
+---@param groups table<string, ms.Group> of compare.groups
+function compare.files(units, group, groups)
+  local names, sources, own_names, own_sources = {}, {}, {}, {}
+  for _, unit in ipairs(units) do
+    for i, p in ipairs(unit.parameters) do
+      local name, unread = unit.names[i], module.unread[p]
+      local own = groups[name] ~= nil
+      if unread then
+        table.insert(own and own_names or names, name)
+        table.insert(own and own_sources or sources, unread.source)
+      end
+    end
+  end
+  compare_samples(group, names, sources)
+  local _, own = next(groups)
+  if own then compare_samples(own, own_names, own_sources) end
+end
+
 --- Compares the units, their parameters and the options over the ranks.
 ---@param units table[]
 ---@param group ms.Group
