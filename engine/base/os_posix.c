@@ -1,5 +1,6 @@
 /* os_posix.c: the operating-system table of Linux. What describes the machine is in os_machine.c,
  * sockets in os_socket.c. */
+#include "base/os_library.h"
 #include "base/os_machine.h"
 
 #include <dirent.h>
@@ -502,6 +503,8 @@ const ms_os *ms_os_posix(void)
         .thread_join = os_thread_join,
         .thread_pin = os_thread_pin,
         .machine = os_machine,
+        .library_load = ms_os_library_load,
+        .library_symbol = ms_os_library_symbol,
         .entropy = os_entropy,
         .process_id = os_process_id,
         .environment = os_environment,

@@ -171,6 +171,11 @@ typedef struct ms_os {
     int (*entropy)(void *user, void *buffer, size_t bytes);
     int64_t (*process_id)(void *user);
     const char *(*environment)(void *user, const char *name); /* NULL if unset */
+    /* shared libraries: with local symbols, all bound at once; never unloaded. NULL: it cannot be
+     * loaded, and `why` says so. symbol: the address of a function; NULL: it has none of that name.
+     */
+    void *(*library_load)(void *user, const char *path, char *why, size_t bytes);
+    void (*(*library_symbol)(void *user, void *library, const char *name))(void);
 } ms_os;
 
 /* The table of this system. Const, never freed. */
