@@ -1,0 +1,274 @@
+/* poster.c: the thread that makes all calls of MPI. */
+#include "comm/mpi/poster.h"
+
+#include <stdio.h>
+
+#define POLL_NS 100000u
+#define SLEEP_NS 200000u
+
+/* How far the thread is with the calls that block. */
+typedef enum stage { BEGINNING, RUNNING, REFUSED, CLOSED } stage;
+
+struct ms_mpi {
+    const ms_os *os;
+    const ms_mpi_module *module;
+    void *state; /* the module's */
+    ms_mpi_options options;
+    ms_os_thread *thread;
+    ms_mpi_world world;
+    int code; /* of begin or end */
+    ms_word stage;
+    _Atomic bool closing, given_up;
+    /* What is posted, the latest first. */
+    _Atomic(ms_mpi_message *) posted;
+    ms_bell bell;
+    /* The thread's: messages that wait for a free request, in order; those under way, by request;
+     * requests that are free; why MPI as a whole has failed. */
+    ms_mpi_message *first, *last;
+    ms_mpi_message *active[MS_MPI_REQUESTS];
+    uint16_t idle[MS_MPI_REQUESTS];
+    uint32_t idle_count;
+    int broken;
+};
+
+/* ----------------------------------------------------------------- the thread */
+
+/* The state is stored last: who posted the message may free it then. */
+static void finish(ms_mpi_message *message, int code, size_t moved)
+{
+    message->code = code;
+    message->moved = moved;
+    atomic_store_explicit(&message->state, code ? MS_MPI_FAILED : MS_MPI_ENDED,
+                          memory_order_release);
+}
+
+/* Appends what was posted since the last call to the queue, the earliest first. */
+static void take_posted(ms_mpi *mpi)
+{
+    ms_mpi_message *list = atomic_exchange_explicit(&mpi->posted, NULL, memory_order_acquire),
+                   *reversed = NULL, *end = list;
+    while (list) {
+        ms_mpi_message *next = list->next;
+        list->next = reversed;
+        reversed = list;
+        list = next;
+    }
+    if (!reversed) return;
+    if (mpi->last) mpi->last->next = reversed;
+    else mpi->first = reversed;
+    mpi->last = end;
+}
+
+static int start(ms_mpi *mpi, ms_mpi_message *message, uint32_t request)
+{
+    return message->sends ? mpi->module->send(mpi->state, request, message->memory, message->bytes,
+                                              message->peer, message->tag)
+                          : mpi->module->receive(mpi->state, request, message->memory,
+                                                 message->bytes, message->peer, message->tag);
+}
+
+/* Starts what waits, as far as requests are free. After MPI has failed all messages fail. True:
+ * some message has ended already. */
+static bool start_all(ms_mpi *mpi)
+{
+    bool ended = false;
+    while (mpi->first && (mpi->idle_count > 0 || mpi->broken)) {
+        ms_mpi_message *message = mpi->first;
+        mpi->first = message->next;
+        if (!mpi->first) mpi->last = NULL;
+        uint32_t request = mpi->broken ? 0 : mpi->idle[mpi->idle_count - 1];
+        int code = mpi->broken ? mpi->broken : start(mpi, message, request);
+        if (code) {
+            finish(message, code, 0);
+            ended = true;
+            continue;
+        }
+        mpi->idle_count--;
+        mpi->active[request] = message;
+    }
+    return ended;
+}
+
+static void fail_all(ms_mpi *mpi, int code)
+{
+    mpi->broken = code;
+    for (uint32_t i = 0; i < MS_MPI_REQUESTS; i++) {
+        if (mpi->active[i]) finish(mpi->active[i], code, 0);
+        mpi->active[i] = NULL;
+    }
+}
+
+/* True: some message has ended. */
+static bool collect(ms_mpi *mpi)
+{
+    ms_mpi_done list[MS_MPI_REQUESTS];
+    uint32_t count = 0;
+    int code = mpi->module->done(mpi->state, list, &count);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t request = list[i].request;
+        ms_mpi_message *message = mpi->active[request];
+        mpi->active[request] = NULL;
+        mpi->idle[mpi->idle_count++] = (uint16_t)request;
+        finish(message, list[i].code, list[i].bytes);
+    }
+    if (code) fail_all(mpi, code);
+    return count > 0 || code;
+}
+
+static void nap(ms_mpi *mpi, uint32_t seen, uint64_t most_ns)
+{
+    atomic_fetch_add(&mpi->bell.sleepers, 1);
+    if (ms_bell_read(&mpi->bell) == seen) ms_futex_wait(&mpi->bell.rings, seen, most_ns);
+    atomic_fetch_sub(&mpi->bell.sleepers, 1);
+}
+
+/* One look at MPI; false: there is nothing more to do. */
+static bool turn(ms_mpi *mpi, uint64_t *news_ns)
+{
+    uint32_t seen = ms_bell_read(&mpi->bell);
+    take_posted(mpi);
+    bool ended = start_all(mpi), is_busy = mpi->idle_count < MS_MPI_REQUESTS && !mpi->broken;
+    if (is_busy) ended |= collect(mpi);
+    uint64_t now = mpi->os->monotonic_ns(mpi->os->user);
+    if (ended) {
+        *news_ns = now;
+        mpi->options.news(mpi->options.user);
+    } else if (!is_busy) {
+        if (atomic_load(&mpi->closing)) return false;
+        nap(mpi, seen, UINT64_MAX);
+        *news_ns = mpi->os->monotonic_ns(mpi->os->user);
+    } else if (now - *news_ns >= POLL_NS) nap(mpi, seen, SLEEP_NS);
+    else if (mpi->options.crowded) ms_yield();
+    else ms_pause();
+    return true;
+}
+
+static void say(ms_mpi *mpi, stage reached)
+{
+    atomic_store(&mpi->stage, reached);
+    ms_futex_wake(&mpi->stage, 1);
+}
+
+static void run(void *argument)
+{
+    ms_mpi *mpi = argument;
+    mpi->code = mpi->module->begin(mpi->state, &mpi->world);
+    if (mpi->code || mpi->world.too_few_threads) {
+        say(mpi, REFUSED);
+        return;
+    }
+    uint64_t news_ns = mpi->os->monotonic_ns(mpi->os->user);
+    say(mpi, RUNNING);
+    while (turn(mpi, &news_ns)) {}
+    /* A message that failed may still be under way at a peer, for which Finalize would wait. */
+    if (!mpi->broken) mpi->code = mpi->module->end(mpi->state);
+    say(mpi, CLOSED);
+}
+
+/* -------------------------------------------------------------------- public */
+
+/* Until the thread has left this stage; false: the time is over. */
+static bool await_end_of(ms_mpi *mpi, stage left)
+{
+    const ms_os *os = mpi->os;
+    uint64_t limit = os->monotonic_ns(os->user) + mpi->options.timeout_ns;
+    while (atomic_load(&mpi->stage) == (uint32_t)left) {
+        uint64_t now = os->monotonic_ns(os->user);
+        if (now >= limit) return false;
+        ms_futex_wait(&mpi->stage, left, limit - now);
+    }
+    return true;
+}
+
+/* Why MPI did not begin. */
+static ms_status refusal(ms_context *context, const ms_mpi *mpi)
+{
+    char why[256];
+    if (!mpi->code)
+        return ms_fail(context, MS_ERROR_UNSUPPORTED,
+                       "%s gives no thread of its own to the engine: it has less than "
+                       "MPI_THREAD_FUNNELED (MPI_THREAD_MULTIPLE where the program itself calls "
+                       "MPI_Init)",
+                       mpi->module->name);
+    mpi->module->explain(mpi->code, why, sizeof why);
+    return ms_fail(context, MS_ERROR_IO, "MPI_Init_thread of %s: %s", mpi->module->name, why);
+}
+
+ms_status ms_mpi_open(ms_context *context, const ms_mpi_module *module,
+                      const ms_mpi_options *options, ms_mpi **out)
+{
+    const ms_os *os = context->os;
+    void *memory = NULL;
+    /* In one piece, so that nothing is half there; MPI's types need no more than 16 bytes. */
+    size_t own = (sizeof(ms_mpi) + 15) & ~(size_t)15;
+    ms_status status =
+        ms_allocate(context, own + module->state_bytes, "the thread of MPI", &memory);
+    if (status) return status;
+    ms_mpi *mpi = memory;
+    mpi->state = (char *)memory + own;
+    mpi->os = os;
+    mpi->module = module;
+    mpi->options = *options;
+    for (uint32_t i = 0; i < MS_MPI_REQUESTS; i++)
+        mpi->idle[mpi->idle_count++] = (uint16_t)(MS_MPI_REQUESTS - 1 - i);
+    int error = os->thread_start(os->user, "ms-mpi", run, mpi, &mpi->thread);
+    if (error) {
+        ms_release(context, mpi);
+        return ms_fail_os(context, error, "cannot start the thread of MPI", NULL);
+    }
+    /* The record stays: MPI may come back while the process ends. */
+    if (!await_end_of(mpi, BEGINNING))
+        return ms_fail(
+            context, MS_ERROR_TIMEOUT,
+            "MPI_Init_thread of %s did not return in %g s: see that all processes of the "
+            "job were started, and that the hosts reach each other",
+            module->name, (double)options->timeout_ns * 1e-9);
+    if (atomic_load(&mpi->stage) == RUNNING) {
+        *out = mpi;
+        return MS_OK;
+    }
+    os->thread_join(os->user, mpi->thread);
+    status = refusal(context, mpi);
+    ms_release(context, mpi);
+    return status;
+}
+
+const ms_mpi_world *ms_mpi_found(const ms_mpi *mpi) { return &mpi->world; }
+
+void ms_mpi_post(ms_mpi *mpi, ms_mpi_message *message)
+{
+    atomic_store_explicit(&message->state, MS_MPI_POSTED, memory_order_relaxed);
+    ms_mpi_message *before = atomic_load_explicit(&mpi->posted, memory_order_relaxed);
+    do message->next = before;
+    while (!atomic_compare_exchange_weak_explicit(&mpi->posted, &before, message,
+                                                  memory_order_release, memory_order_relaxed));
+    ms_bell_ring(&mpi->bell);
+}
+
+void ms_mpi_explain(const ms_mpi *mpi, const ms_mpi_message *message, char *text, size_t bytes)
+{
+    mpi->module->explain(message->code, text, bytes);
+}
+
+void ms_mpi_give_up(ms_mpi *mpi) { atomic_store(&mpi->given_up, true); }
+
+ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi)
+{
+    char why[256];
+    if (atomic_load(&mpi->given_up)) return MS_OK;
+    atomic_store(&mpi->closing, true);
+    ms_bell_ring(&mpi->bell);
+    if (!await_end_of(mpi, RUNNING))
+        return ms_fail(context, MS_ERROR_TIMEOUT,
+                       "MPI_Finalize of %s did not return in %g s: some process of the job has not "
+                       "come to its end",
+                       mpi->module->name, (double)mpi->options.timeout_ns * 1e-9);
+    mpi->os->thread_join(mpi->os->user, mpi->thread);
+    int code = mpi->code;
+    if (code) mpi->module->explain(code, why, sizeof why);
+    ms_status status =
+        code ? ms_fail(context, MS_ERROR_IO, "MPI_Finalize of %s: %s", mpi->module->name, why)
+             : MS_OK;
+    ms_release(context, mpi);
+    return status;
+}

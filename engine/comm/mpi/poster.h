@@ -1,0 +1,65 @@
+/* poster.h: the one thread that makes all calls of MPI, and the messages that others give it. For
+ * comm/mpi/ and comm/hosts/ only.
+ *
+ * Invariants
+ * - All calls of a module run on the poster's thread, from `begin` to `end`.
+ * - A message belongs to the poster from ms_mpi_post until its state says that it has ended; its
+ *   memory does too. States only go on.
+ * - Messages that one thread posts for one peer and tag start in that order, and MPI keeps it.
+ * - The thread sleeps without a limit when nothing is under way. Otherwise it polls for 100 us
+ * after the last news, and then sleeps at most 200 us at a time.
+ * - MPI may hang in any call. Nobody waits for the thread without a limit, and after
+ *   ms_mpi_give_up nobody waits at all: the record and the messages stay as they are until the
+ *   process ends. */
+#ifndef MOONSHARD_COMM_MPI_POSTER_H
+#define MOONSHARD_COMM_MPI_POSTER_H
+
+#include "base/thread.h"
+#include "comm/mpi/module/module.h"
+
+typedef struct ms_mpi ms_mpi;
+
+typedef enum ms_mpi_state { MS_MPI_NEW, MS_MPI_POSTED, MS_MPI_ENDED, MS_MPI_FAILED } ms_mpi_state;
+
+typedef struct ms_mpi_message {
+    void *memory; /* a message that is sent is only read */
+    size_t bytes; /* of one to receive: the room, at most MS_MPI_BYTES_MAX */
+    uint32_t peer;
+    int32_t tag; /* 0 .. MS_MPI_TAG_MAX */
+    bool sends;
+    /* The poster's */
+    ms_word state; /* ms_mpi_state */
+    int32_t code;  /* of a failure */
+    size_t moved;  /* of one that has arrived: its bytes */
+    struct ms_mpi_message *next;
+} ms_mpi_message;
+
+typedef struct ms_mpi_options {
+    uint64_t timeout_ns; /* for beginning, and for ending */
+    bool crowded;        /* more threads want to run than there are cores: it yields its own */
+    /* Called by the poster's thread when messages have ended, or all have failed. */
+    void (*news)(void *user);
+    void *user;
+} ms_mpi_options;
+
+/* Starts the thread and MPI. MS_ERROR_TIMEOUT if MPI does not come back: the process can then only
+ * end. The module stays loaded. */
+ms_status ms_mpi_open(ms_context *context, const ms_mpi_module *module,
+                      const ms_mpi_options *options, ms_mpi **out);
+/* What MPI said at the beginning; borrowed. */
+const ms_mpi_world *ms_mpi_found(const ms_mpi *mpi);
+/* From any thread. The caller has filled the fields before `state`. */
+void ms_mpi_post(ms_mpi *mpi, ms_mpi_message *message);
+static inline ms_mpi_state ms_mpi_look(ms_mpi_message *message)
+{
+    return (ms_mpi_state)atomic_load_explicit(&message->state, memory_order_acquire);
+}
+/* Why a message failed. */
+void ms_mpi_explain(const ms_mpi *mpi, const ms_mpi_message *message, char *text, size_t bytes);
+/* The job has ended: nothing more is posted, and nothing waits for MPI again. */
+void ms_mpi_give_up(ms_mpi *mpi);
+/* All messages have ended. Finalizes MPI, ends the thread and frees the record; on an error, or
+ * after ms_mpi_give_up, the record stays and the process can only end. */
+ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi);
+
+#endif
