@@ -132,7 +132,10 @@ local function prepare(model, options)
   if count > 1 then prefetch.check_units(o, units) end
   local groups, stepping = compare.groups(units, group, o.group_of), {}
   local how = compile(o.comm_hook, kind_of(count, group:size()), groups, stepping)
-  how.adds_up = how.adds_up or o.divide_factor ~= nil and o.divide_factor ~= group:size()
+  if o.divide_factor ~= nil and not how.adds_up then
+    -- nil: a factor that is the number of ranks may stay the same, or not, with another number.
+    how.adds_up = o.divide_factor ~= group:size() or nil
+  end
   compare.compare(units, group, groups, o, strategy, how.name, low)
   if o.init_sync ~= false then compare.files(units, group, groups) end
   local shards, replicas = fsdp_options.groups_of(o, strategy, group)

@@ -125,9 +125,10 @@ end
 function link_state.find(name) return live[name] end
 
 -- What a model takes gradients by. adds_up: the result is a sum, whatever the number of ranks; a
--- mean becomes smaller with more ranks. sums: the same of links between two reductions, which see
--- what a divide_factor has divided. model: weak; nil: none has taken it.
----@alias ms.LinkUse { adds_up: boolean, sums: boolean, model?: { [1]: table? } }
+-- mean becomes smaller with more ranks; nil: not known, and loaded states tell. sums: the same of
+-- links between two reductions, which see what a divide_factor has divided. model: weak; nil: none
+-- has taken it.
+---@alias ms.LinkUse { adds_up?: boolean, sums: boolean, model?: { [1]: table? } }
 
 -- The chain that runs, and whether a link between two reductions does; nil: none does.
 local running, inside

@@ -71,6 +71,8 @@ describe("fsdp's checkpoints", function()
       { "op=sum", 2, { { 1 }, { 2 }, { 3 } } }, { "op=sum", 1, { { 3 } } },
       { "op=sum in_lua=true ddp=true", 2, { { 3 } } },
       { "op=sum in_lua=true ddp=true", 1, { { 2 } } }, { "divide=8", 2, { { 3 } } },
+      -- The number of ranks that load it.
+      { "divide=4", 2, { { 4 } } },
     }
   end)
 
