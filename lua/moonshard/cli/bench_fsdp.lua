@@ -230,8 +230,8 @@ function bench_fsdp.register(parser, tools)
   parser:option("--way"):hidden(true)
   parser:option("--links", "compare prefetch strategies over these links, separated by spaces "
     .. ("(default: none; '%s' with --prefetch)"):format(bench_prefetch.LINKS))
-  parser:option("--units", "with --links: classes of modules that are units, separated by commas "
-    .. "(default: GPT2Block)")
+  parser:option("--units", "with --links or --prefetch: classes of modules that are units, "
+    .. "separated by commas (default: GPT2Block)")
   parser:option("--prefetch",
     "a strategy of your own beside the others, with its options: 'FILE key=value ...'")
   return function(parsed)
@@ -240,6 +240,9 @@ function bench_fsdp.register(parser, tools)
     if parsed.here then return part(parsed, tools) end
     parsed.ranks = math.max(parsed.ranks, 2)
     if parsed.links or parsed.prefetch then return strategies(parsed) end
+    if parsed.units then
+      launch.exit(2, "bench fsdp: --units is for strategies over links: give --links or --prefetch")
+    end
     local rows = {}
     for _, config in ipairs(parsed.config == "both" and { "tiny", "gpt2" } or { parsed.config }) do
       for _, row in ipairs(measure_config(parsed, config, tools)) do rows[#rows + 1] = row end
