@@ -33,6 +33,13 @@ local function check_model(model)
         :format(name == "" and "this model" or "module '" .. name .. "'"))
     end
   end
+  -- Before ranks compare shapes: those of pieces may differ.
+  for _, item in ipairs(model:named_parameters()) do
+    if module.sharded[item.parameter] then
+      core.raise(("fsdp: '%s' is sharded already: wrap a model once, or call unwrap() on the first")
+        :format(item.name))
+    end
+  end
   if core.in_hook() then
     core.raise "fsdp cannot be used inside a hook: wrap models before training"
   end

@@ -319,6 +319,14 @@ do
   model:reset()
   fails(function() ms.fsdp(model) end, "wrapped already")
   fails(function() ms.fsdp(inner) end, "part of an fsdp model already")
+  -- Ranks may have pieces of different lengths.
+  local first = ms.nn.Linear(5, 3)
+  local sharded = ms.fsdp(first)
+  local second = ms.nn.Linear(5, 3)
+  second.weight = first.weight
+  fails(function() ms.fsdp(second) end, "'weight' is sharded already")
+  sharded:unwrap()
+  ms.fsdp(second)
   fails(function() ms.fsdp(new_model(), { wrap = { class = "Blok" } }) end, "matches no module",
     "GPT2Block")
   fails(function() ms.fsdp(new_model(), { strategy = "zero1" }) end, "shard = group")
