@@ -718,9 +718,9 @@
 --- .safetensors files, as other tools write them. 16-bit weights become f32. Masks, inv_freq and
 --- copies of a tied head are not read. Settings that change the computation and that this library
 --- does not have are "unsupported". `save` writes the model as it was read: names, dtypes, every
---- key of config.json, generation_config.json and the files of the tokenizer. Of a model that is made
---- on "meta" the weights are read when they get memory: by ms.fsdp, of which each rank reads only its
---- shards, by ms.ddp or materialize.
+--- key of config.json, generation_config.json and the files of the tokenizer. The weights of a
+--- model that is made on "meta" are read when it gets memory: by ms.fsdp, where each rank reads only
+--- its own shards, by ms.ddp, or by materialize.
 ---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
 ---@class ms.LanguageModel: ms.Module
 --- Continues a text: tokens are ids [length], at least one. Returns the new ids, i64 [count].
@@ -1330,8 +1330,8 @@
 
 ---------------------------------------------------------------------------------------------- hooks
 
---- What a link keeps between iterations; checkpoints save it. If another number of ranks loads one, a
---- tensor that was equal on all ranks is copied. Of a tensor that differed (a residual) each rank
+--- What a link keeps between iterations; checkpoints save it. If another number of ranks loads one,
+--- a tensor that was equal on all ranks is copied. Of a tensor that differed (a residual) each rank
 --- gets an equal part: in a chain that takes means, the mean of all; in one that adds up (op =
 --- "sum", or a divide_factor of fsdp), of M ranks 1 / M of the sum. If a single rank has saved for
 --- such a chain, the numbers of `flat` are divided. Between the reductions of hybrid buckets `flat`
@@ -1432,9 +1432,9 @@
 ---@field then_optimizer fun(options: { optimizer: ms.Optimizer, params?: ms.Parameter[] }): ms.Link
 --- * Adds the residual, that is, what later links lost of this rank's numbers, to the numbers of
 --- the next iteration. If a checkpoint is loaded by another number of ranks, what residuals add to
---- the result is kept (see ms.State). decay: the factor of the residual, 0 to 1; 1 unless given. A chain is
---- refused if error_feedback comes before clip, adasum or sign_vote, whose results are not means of
---- what ranks send, or before a second error_feedback.
+--- the result is kept (see ms.State). decay: the factor of the residual, 0 to 1; 1 unless given. A
+--- chain is refused if error_feedback comes before clip, adasum or sign_vote, whose results are not
+--- means of what ranks send, or before a second error_feedback.
 ---@field error_feedback fun(options?: { decay?: number }): ms.Link
 --- Errors: a link returned nil, or a tensor of a wrong length, dtype or device (the message has
 --- link, bucket, expected and actual value); a link raised (its rank reports link, bucket and line,
@@ -1692,6 +1692,7 @@
 --- Errors: saving or loading an object without load_state raises. Codes: "corrupt" (damage anywhere
 --- in a checkpoint), "unsupported" (a newer version), "mismatch" (names, shapes), "no_space".
 
+---@alias ms.MakeModel fun(): ms.Module?, string?
 ---@alias ms.MakeOptimizer fun(net: ms.Module): ms.Optimizer
 ---@class ms.ApplyOptions
 ---@field clip? number              the norm by which the loop clips
@@ -1718,7 +1719,7 @@
 --- chain then clips by the norm of the step before. model may be a function that makes it, or
 --- gives nil and a message: a model that is sharded is then made on "meta", so that no rank ever
 --- holds the whole.
----@field apply fun(cfg: table, model: ms.Module|(fun(): ms.Module?, string?), make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
+---@field apply fun(cfg: table, model: ms.Module|ms.MakeModel, make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
 --- For what apply does not do: the link ("hook"), policy ("overlap"), plan ("buckets"), table of
 --- functions ("gather") or strategy ("prefetch") that the option of cfg names; nil where it is not
 --- set. A wrong one ends the run with 2.

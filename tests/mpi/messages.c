@@ -60,9 +60,14 @@ static void exchange(ms_mpi *mpi)
             unsigned char *memory = malloc(bytes + 1);
             if (!memory) fail("memory");
             for (size_t k = 0; k < bytes; k++) memory[k] = byte_of(world->rank, i, k);
-            *to = (ms_mpi_message){ memory, bytes, peer, (int32_t)(i % 3), true, 0, 0, 0, NULL };
-            *from = (ms_mpi_message){ malloc(room), room, peer, (int32_t)(i % 3), false, 0, 0, 0,
-                                      NULL };
+            *to = (ms_mpi_message){ .memory = memory,
+                                    .bytes = bytes,
+                                    .peer = peer,
+                                    .tag = (int32_t)(i % 3),
+                                    .sends = true };
+            *from = (ms_mpi_message){
+                .memory = malloc(room), .bytes = room, .peer = peer, .tag = (int32_t)(i % 3)
+            };
             if (!from->memory) fail("memory");
             ms_mpi_post(mpi, from);
             ms_mpi_post(mpi, to);

@@ -16,7 +16,7 @@ struct ms_mpi {
     ms_mpi_options options;
     ms_os_thread *thread;
     ms_mpi_world world;
-    int code; /* of begin or end */
+    char why[256]; /* why begin or end failed; empty: they did not */
     ms_word stage;
     _Atomic bool closing, given_up;
     /* What is posted, the latest first. */
@@ -34,9 +34,9 @@ struct ms_mpi {
 /* ----------------------------------------------------------------- the thread */
 
 /* The state is stored last: who posted the message may free it then. */
-static void finish(ms_mpi_message *message, int code, size_t moved)
+static void finish(const ms_mpi *mpi, ms_mpi_message *message, int code, size_t moved)
 {
-    message->code = code;
+    if (code) mpi->module->explain(code, message->why, sizeof message->why);
     message->moved = moved;
     atomic_store_explicit(&message->state, code ? MS_MPI_FAILED : MS_MPI_ENDED,
                           memory_order_release);
@@ -79,7 +79,7 @@ static bool start_all(ms_mpi *mpi)
         uint32_t request = mpi->broken ? 0 : mpi->idle[mpi->idle_count - 1];
         int code = mpi->broken ? mpi->broken : start(mpi, message, request);
         if (code) {
-            finish(message, code, 0);
+            finish(mpi, message, code, 0);
             ended = true;
             continue;
         }
@@ -93,7 +93,7 @@ static void fail_all(ms_mpi *mpi, int code)
 {
     mpi->broken = code;
     for (uint32_t i = 0; i < MS_MPI_REQUESTS; i++) {
-        if (mpi->active[i]) finish(mpi->active[i], code, 0);
+        if (mpi->active[i]) finish(mpi, mpi->active[i], code, 0);
         mpi->active[i] = NULL;
     }
 }
@@ -109,7 +109,7 @@ static bool collect(ms_mpi *mpi)
         ms_mpi_message *message = mpi->active[request];
         mpi->active[request] = NULL;
         mpi->idle[mpi->idle_count++] = (uint16_t)request;
-        finish(message, list[i].code, list[i].bytes);
+        finish(mpi, message, list[i].code, list[i].bytes);
     }
     if (code) fail_all(mpi, code);
     return count > 0 || code;
@@ -152,8 +152,9 @@ static void say(ms_mpi *mpi, stage reached)
 static void run(void *argument)
 {
     ms_mpi *mpi = argument;
-    mpi->code = mpi->module->begin(mpi->state, &mpi->world);
-    if (mpi->code || mpi->world.too_few_threads) {
+    int code = mpi->module->begin(mpi->state, &mpi->world);
+    if (code) mpi->module->explain(code, mpi->why, sizeof mpi->why);
+    if (code || mpi->world.too_few_threads) {
         say(mpi, REFUSED);
         return;
     }
@@ -161,7 +162,8 @@ static void run(void *argument)
     say(mpi, RUNNING);
     while (turn(mpi, &news_ns)) {}
     /* A message that failed may still be under way at a peer, for which Finalize would wait. */
-    if (!mpi->broken) mpi->code = mpi->module->end(mpi->state);
+    if (!mpi->broken) code = mpi->module->end(mpi->state);
+    if (code) mpi->module->explain(code, mpi->why, sizeof mpi->why);
     say(mpi, CLOSED);
 }
 
@@ -183,15 +185,13 @@ static bool await_end_of(ms_mpi *mpi, stage left)
 /* Why MPI did not begin. */
 static ms_status refusal(ms_context *context, const ms_mpi *mpi)
 {
-    char why[256];
-    if (!mpi->code)
+    if (!*mpi->why)
         return ms_fail(context, MS_ERROR_UNSUPPORTED,
                        "%s gives no thread of its own to the engine: it has less than "
                        "MPI_THREAD_FUNNELED (MPI_THREAD_MULTIPLE where the program itself calls "
                        "MPI_Init)",
                        mpi->module->name);
-    mpi->module->explain(mpi->code, why, sizeof why);
-    return ms_fail(context, MS_ERROR_IO, "MPI_Init_thread of %s: %s", mpi->module->name, why);
+    return ms_fail(context, MS_ERROR_IO, "MPI_Init_thread of %s: %s", mpi->module->name, mpi->why);
 }
 
 ms_status ms_mpi_open(ms_context *context, const ms_mpi_module *module,
@@ -245,16 +245,10 @@ void ms_mpi_post(ms_mpi *mpi, ms_mpi_message *message)
     ms_bell_ring(&mpi->bell);
 }
 
-void ms_mpi_explain(const ms_mpi *mpi, const ms_mpi_message *message, char *text, size_t bytes)
-{
-    mpi->module->explain(message->code, text, bytes);
-}
-
 void ms_mpi_give_up(ms_mpi *mpi) { atomic_store(&mpi->given_up, true); }
 
 ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi)
 {
-    char why[256];
     if (atomic_load(&mpi->given_up)) return MS_OK;
     atomic_store(&mpi->closing, true);
     ms_bell_ring(&mpi->bell);
@@ -264,11 +258,9 @@ ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi)
                        "come to its end",
                        mpi->module->name, (double)mpi->options.timeout_ns * 1e-9);
     mpi->os->thread_join(mpi->os->user, mpi->thread);
-    int code = mpi->code;
-    if (code) mpi->module->explain(code, why, sizeof why);
-    ms_status status =
-        code ? ms_fail(context, MS_ERROR_IO, "MPI_Finalize of %s: %s", mpi->module->name, why)
-             : MS_OK;
+    ms_status status = *mpi->why ? ms_fail(context, MS_ERROR_IO, "MPI_Finalize of %s: %s",
+                                           mpi->module->name, mpi->why)
+                                 : MS_OK;
     ms_release(context, mpi);
     return status;
 }

@@ -6,11 +6,11 @@
  * - A message belongs to the poster from ms_mpi_post until its state says that it has ended; its
  *   memory does too. States only go on.
  * - Messages that one thread posts for one peer and tag start in that order, and MPI keeps it.
- * - The thread sleeps without a limit when nothing is under way. Otherwise it polls for 100 us
- * after the last news, and then sleeps at most 200 us at a time.
- * - MPI may hang in any call. Nobody waits for the thread without a limit, and after
- *   ms_mpi_give_up nobody waits at all: the record and the messages stay as they are until the
- *   process ends. */
+ * - The thread sleeps without a limit when no message is under way. Otherwise it polls until 100 us
+ *   have passed since a message last ended, and then sleeps at most 200 us at a time.
+ * - MPI may hang in any call. ms_mpi_open and ms_mpi_close therefore wait for the thread only as
+ *   long as the timeout says. After ms_mpi_give_up no function waits for it. The ms_mpi and its
+ *   messages are then not freed before the process ends, since MPI may still use them. */
 #ifndef MOONSHARD_COMM_MPI_POSTER_H
 #define MOONSHARD_COMM_MPI_POSTER_H
 
@@ -29,7 +29,7 @@ typedef struct ms_mpi_message {
     bool sends;
     /* The poster's */
     ms_word state; /* ms_mpi_state */
-    int32_t code;  /* of a failure */
+    char why[64];  /* of a failure */
     size_t moved;  /* of one that has arrived: its bytes */
     struct ms_mpi_message *next;
 } ms_mpi_message;
@@ -54,8 +54,6 @@ static inline ms_mpi_state ms_mpi_look(ms_mpi_message *message)
 {
     return (ms_mpi_state)atomic_load_explicit(&message->state, memory_order_acquire);
 }
-/* Why a message failed. */
-void ms_mpi_explain(const ms_mpi *mpi, const ms_mpi_message *message, char *text, size_t bytes);
 /* The job has ended: nothing more is posted, and nothing waits for MPI again. */
 void ms_mpi_give_up(ms_mpi *mpi);
 /* All messages have ended. Finalizes MPI, ends the thread and frees the record; on an error, or

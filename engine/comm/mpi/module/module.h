@@ -3,8 +3,9 @@
  * interface. The program loads one of them at run time (load.h) and links no MPI.
  *
  * Invariants
- * - One thread calls all slots. `begin` is the first call and `end` the last. What a module keeps
- * is in `state`, memory of the caller: `state_bytes` zeros at `begin`.
+ * - One thread calls all slots; only `explain` may come after `end`.
+ * - `state` is memory of the caller, where the module keeps all that it has: `state_bytes` zeros at
+ *   `begin`.
  * - A request is a number below MS_MPI_REQUESTS, which the caller chooses and which is free: it has
  *   not been used, or `done` has named it since. The memory of a message belongs to MPI until then.
  * - Slots answer 0 or the MPI's own error code, which `explain` turns into text. No slot but
