@@ -23,8 +23,8 @@ local delayed = {}
 
 local function class_of(object) return getmetatable(object).class.class_name end
 
---- From now on the values of a tensor on "meta" come from a file. The record of how its module would
---- have made them is dropped.
+--- From now on the values of a tensor on "meta" come from a file. The record of how its module
+--- would have made them is dropped.
 ---@param t ms.Tensor
 ---@param source ms.Source
 function delayed.read_later(t, source)
