@@ -294,6 +294,14 @@ function Group:levels(size)
   return self:split(blocks), self:split(positions)
 end
 
+--- The world's numbers of its ranks, in order.
+---@return integer[]
+function Group:_members()
+  local list = {}
+  for rank = 0, self:size() - 1 do list[rank + 1] = self:_world_rank(rank) end
+  return list
+end
+
 --- Shares a few numbers among the hosts of all ranks, over a channel that waits for no computation.
 --- Blocks until the hosts of the other ranks have made the same call. In a group without other
 --- ranks the result is that of ranks that all bring these numbers.

@@ -32,15 +32,15 @@ local link_shards = {}
 local function places_of(model)
   local found = {}
   if not (model and model.sharded) then return found end
-  local rows, ranks, members = model.options.layout == "rows", model.shards:size(), {}
-  for rank = 0, ranks - 1 do members[rank + 1] = model.shards:_world_rank(rank) end
+  local rows, ranks = model.options.layout == "rows", model.shards:size()
+  local members = table.concat(model.shards:_members(), ",")
   for _, one in ipairs(model.sharded:pieces()) do
     local total, length = piece.elements(one.shape), one.count
     local height = one.shape[1] or 1
     if rows and total > 0 then length = (height + ranks - 1) // ranks * (total // height) end
     found[one.name] = {
       first = one.first, count = one.count, total = total, length = length,
-      group = table.concat(members, ","),
+      group = members,
     }
   end
   return found

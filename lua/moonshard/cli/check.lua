@@ -60,20 +60,13 @@ local function set_print()
   io.output(io.stderr)
 end
 
--- The world's numbers of a group's ranks.
-local function ranks_of(group)
-  local list = {}
-  for rank = 0, group:size() - 1 do list[rank + 1] = group:_world_rank(rank) end
-  return list
-end
-
 -- Which ranks have other shards than this one, in some sharded model, and which have the same in
 -- all of them; nil if no model is sharded.
 local function shards_of(core)
   local made, other, count = launch.sharded or {}, {}, {}
   for _, groups in ipairs(made) do
-    for _, rank in ipairs(ranks_of(groups.shards)) do other[rank] = true end
-    for _, rank in ipairs(groups.replicas and ranks_of(groups.replicas) or { core.rank() }) do
+    for _, rank in ipairs(groups.shards:_members()) do other[rank] = true end
+    for _, rank in ipairs(groups.replicas and groups.replicas:_members() or { core.rank() }) do
       count[rank] = (count[rank] or 0) + 1
     end
   end

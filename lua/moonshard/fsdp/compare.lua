@@ -9,11 +9,7 @@ local sorted_pairs = require "moonshard".sorted_pairs
 local compare = {}
 
 -- The ranks of a group as text, by their numbers in the world.
-local function ranks_of(group)
-  local list = {}
-  for rank = 0, group:size() - 1 do list[rank + 1] = group:_world_rank(rank) end
-  return table.concat(list, ", ")
-end
+local function ranks_of(group) return table.concat(group:_members(), ", ") end
 
 ------------------------------------------------------------------------------------------- group_of
 
