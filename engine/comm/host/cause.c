@@ -48,6 +48,7 @@ bool ms_host_end_job(ms_host_files *files, ms_abort_reason reason, int32_t rank,
     copy_text(error->message, message, sizeof error->message);
     atomic_store(&control->aborted, 2);
     ms_host_ring_all(control);
+    if (files->mirror) files->mirror->stir(files->mirror);
     return true;
 }
 

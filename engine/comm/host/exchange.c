@@ -83,8 +83,10 @@ static ms_task_result exchange(ms_run *run, void *arguments)
         uint64_t rest = args->payload_bytes - p.done;
         p.bytes = rest < MS_SHARED_BYTES ? (size_t)rest : MS_SHARED_BYTES;
         p.half = phases & 1;
-        if (brings(args, args->group->rank))
+        if (brings(args, args->group->rank)) {
             memcpy(own->shared[p.half], args->in + p.done, p.bytes);
+            ms_host_tell(host, own->shared[p.half], p.bytes);
+        }
         if (!ms_ledger_phase(host, args, ++phases)) return ms_host_fail(run, host, args);
         take(host, args, &p);
     }

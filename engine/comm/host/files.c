@@ -43,6 +43,13 @@ int ms_host_files_populate_heap(ms_host_files *files, uint32_t rank, void *addre
                                            bytes);
 }
 
+/* The staging areas of a rank on another host are here, too: what it brings to a collective is
+ * put there when it arrives. */
+static uint64_t heap_bytes_of(const ms_host_files *files, uint32_t rank)
+{
+    return ms_host_is_here(files->control, rank) ? files->heap_bytes : MS_STAGES_BYTES;
+}
+
 /* Also for a record that was filled in part: fields that were not reached are NULL. Mappings go
  * before descriptors; the memory itself goes with the last process that has it. */
 void ms_host_files_close(ms_rendezvous *rendezvous)
@@ -51,7 +58,7 @@ void ms_host_files_close(ms_rendezvous *rendezvous)
     const ms_os *os = rendezvous->os;
     for (uint32_t r = 0; r < rendezvous->ranks; r++) {
         if (files->heaps[r].memory)
-            os->unreserve(os->user, files->heaps[r].memory, files->heap_bytes);
+            os->unreserve(os->user, files->heaps[r].memory, heap_bytes_of(files, r));
         if (files->heaps[r].file) os->close(os->user, files->heaps[r].file);
     }
     if (files->control) os->unreserve(os->user, files->control, files->control_bytes);
@@ -75,17 +82,15 @@ static ms_status new_record(ms_context *context, uint32_t ranks, ms_host_files *
     return MS_OK;
 }
 
-/* Each rank maps the heaps of all ranks, so that it can read their tensors in place. It costs
- * address space and page tables, and no memory, until pages are touched. */
-static ms_status map_all(ms_context *context, ms_host_files *made, bool control_too)
+/* Each rank maps the heaps of all ranks of its host, so that it can read their tensors in place. It
+ * costs address space and page tables, and no memory, until pages are touched. */
+static ms_status map_heaps(ms_context *context, ms_host_files *made)
 {
     const ms_os *os = context->os;
-    if (control_too && !made->control)
-        made->control = os->shared_map(os->user, made->control_file, made->control_bytes);
-    /* check_files has mapped the control file of adopted files already. */
     bool mapped = made->control != NULL;
-    for (uint32_t r = 0; mapped && made->heap_bytes && r < made->base.ranks; r++) {
-        made->heaps[r].memory = os->shared_map(os->user, made->heaps[r].file, made->heap_bytes);
+    for (uint32_t r = 0; mapped && r < made->base.ranks; r++) {
+        made->heaps[r].memory =
+            os->shared_map(os->user, made->heaps[r].file, heap_bytes_of(made, r));
         mapped = made->heaps[r].memory != NULL;
     }
     if (mapped) return MS_OK;
@@ -96,15 +101,28 @@ static ms_status map_all(ms_context *context, ms_host_files *made, bool control_
                    made->base.ranks, (unsigned long long)(made->heap_bytes >> 20));
 }
 
-/* The files have no name in any folder: they are gone with the last process that holds them. */
-static ms_status create_files(ms_context *context, ms_host_files *made)
+/* The files have no name in any folder: they are gone with the last process that holds them. The
+ * control file is first, since the layout in it says how large each heap is. */
+static ms_status create_files(ms_context *context, ms_host_files *made, const ms_layout *layout)
 {
     const ms_os *os = context->os;
     int error =
         os->shared_create(os->user, "moonshard control", made->control_bytes, &made->control_file);
+    if (error == 0) {
+        made->control = os->shared_map(os->user, made->control_file, made->control_bytes);
+        if (!made->control) return map_heaps(context, made);
+        error = ms_host_files_populate_control(
+            made, made->control, sizeof(ms_control_file) + made->base.ranks * sizeof(ms_rank_line));
+        if (error)
+            return ms_fail_os(context, error, "no memory for the control file of a job", NULL);
+        made->control->hosts = layout->hosts;
+        made->control->here = layout->here;
+        for (uint32_t r = 0; layout->host_of && r < made->base.ranks; r++)
+            made->control->host_of[r] = layout->host_of[r];
+    }
     for (uint32_t r = 0; error == 0 && r < made->base.ranks; r++)
-        error =
-            os->shared_create(os->user, "moonshard heap", made->heap_bytes, &made->heaps[r].file);
+        error = os->shared_create(os->user, "moonshard heap", heap_bytes_of(made, r),
+                                  &made->heaps[r].file);
     if (error == 0) return MS_OK;
     return ms_fail_os(context, error,
                       "cannot make the memory files that ranks share (memfd_create)", NULL);
@@ -119,27 +137,16 @@ static uint64_t heap_size(const ms_rendezvous_options *options, const ms_machine
     return MS_STAGES_BYTES + ((heap + MS_HEAP_GRAIN - 1) & ~(MS_HEAP_GRAIN - 1));
 }
 
-/* The files, mapped, with pages for what every rank touches. The lines of ranks are small and used
- * by all; lines of groups and pairs get their pages at their first use. */
-static ms_status make_files(ms_context *context, ms_host_files *made)
-{
-    ms_status status = create_files(context, made);
-    if (!status) status = map_all(context, made, true);
-    if (status) return status;
-    int error = ms_host_files_populate_control(
-        made, made->control, sizeof(ms_control_file) + made->base.ranks * sizeof(ms_rank_line));
-    if (!error) return MS_OK;
-    return ms_fail_os(context, error, "no memory for the control file of a job", NULL);
-}
-
 /* What all ranks read there and none writes. magic comes last: from then on it is a job's file. No
  * rank has the files yet, so plain stores are enough. `crowded` makes waiting ranks yield their
  * core. */
 static void fill_control(const ms_host_files *made, const ms_rendezvous_options *options,
                          const ms_machine *machine)
 {
-    uint32_t threads = options->threads ? options->threads : machine->cores / options->ranks;
     ms_control_file *control = made->control;
+    uint32_t here = 0; /* ranks, which share its cores */
+    for (uint32_t r = 0; r < options->ranks; r++) here += ms_host_is_here(control, r);
+    uint32_t threads = options->threads ? options->threads : machine->cores / here;
     control->control_bytes = made->control_bytes;
     control->heap_bytes = made->heap_bytes;
     control->link_bytes_per_second = options->link_bytes_per_second;
@@ -147,27 +154,29 @@ static void fill_control(const ms_host_files *made, const ms_rendezvous_options 
     control->timeout_ns = options->timeout_ns ? options->timeout_ns : MS_TIMEOUT_NS;
     control->ranks = options->ranks;
     control->threads = threads ? threads : 1;
-    control->crowded = options->ranks * control->threads > machine->cores;
+    control->crowded = here * control->threads > machine->cores;
     atomic_store(&control->groups, 1);
     control->magic = MS_CONTROL_MAGIC;
 }
 
-/* Called by the launcher, and by rank 0 of ranks that meet at a socket. The machine is read here
- * once: heap sizes and threads follow from it, and must be the same for all ranks. */
-ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *options,
-                            ms_rendezvous **out)
+/* The machine is read here once: heap sizes and threads follow from it, and must be the same for
+ * all ranks of this host. */
+ms_status ms_host_files_new_among(ms_context *context, const ms_rendezvous_options *options,
+                                  const ms_layout *layout, ms_rendezvous **out)
 {
     ms_machine machine;
     ms_host_files *made = NULL;
     if (options->ranks < 1 || options->ranks > MS_LOCAL_RANKS_MAX)
-        return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed on one machine",
-                       options->ranks, MS_LOCAL_RANKS_MAX);
+        return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed%s",
+                       options->ranks, MS_LOCAL_RANKS_MAX,
+                       layout->hosts > 1 ? "" : " on one machine");
     int error = context->os->machine(context->os->user, &machine);
     if (error) return ms_fail_os(context, error, "cannot read what this machine has", "/proc");
     ms_status status = new_record(context, options->ranks, &made);
     if (status) return status;
     made->heap_bytes = heap_size(options, &machine);
-    status = make_files(context, made);
+    status = create_files(context, made, layout);
+    if (!status) status = map_heaps(context, made);
     if (status) {
         ms_host_files_close(&made->base);
         return status;
@@ -175,6 +184,13 @@ ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *op
     fill_control(made, options, &machine);
     *out = &made->base;
     return MS_OK;
+}
+
+/* Called by the launcher, and by rank 0 of ranks that meet at a socket. */
+ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *options,
+                            ms_rendezvous **out)
+{
+    return ms_host_files_new_among(context, options, &(ms_layout){ .hosts = 1 }, out);
 }
 
 /* ----------------------------------------------------------------- children */
@@ -235,10 +251,10 @@ static bool check_files(ms_host_files *made)
         || made->control->ranks != made->base.ranks
         || made->control->control_bytes != made->control_bytes)
         return false;
-    for (uint32_t r = 0; r < made->base.ranks; r++)
-        if (os->size(os->user, made->heaps[r].file, &bytes) || bytes != made->control->heap_bytes)
-            return false;
     made->heap_bytes = made->control->heap_bytes;
+    for (uint32_t r = 0; r < made->base.ranks; r++)
+        if (os->size(os->user, made->heaps[r].file, &bytes) || bytes != heap_bytes_of(made, r))
+            return false;
     return true;
 }
 
@@ -255,9 +271,8 @@ ms_status ms_host_files_adopt(ms_context *context, const char *text, ms_rendezvo
     ms_host_files *made = NULL;
     ms_status status = new_record(context, ranks, &made);
     if (status) return status;
-    status = adopt_files(context, text + from, made) && check_files(made)
-                 ? map_all(context, made, false)
-                 : MS_ERROR_CORRUPT;
+    status = adopt_files(context, text + from, made) && check_files(made) ? map_heaps(context, made)
+                                                                          : MS_ERROR_CORRUPT;
     if (status) ms_host_files_close(&made->base);
     else *out = &made->base;
     return status;
@@ -278,7 +293,7 @@ ms_status ms_host_files_take(ms_context *context, uint32_t ranks, ms_file *const
     made->control_file = files[0];
     for (uint32_t r = 0; r < ranks; r++) made->heaps[r].file = files[r + 1];
     status = check_files(made)
-                 ? map_all(context, made, false)
+                 ? map_heaps(context, made)
                  : ms_fail(context, MS_ERROR_CORRUPT,
                            "the files that rank 0 sent are not the memory files of a job");
     if (status) ms_host_files_close(&made->base);

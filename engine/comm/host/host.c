@@ -18,6 +18,28 @@ static ms_status check(ms_comm *comm)
     return error->status;
 }
 
+/* How many calls this rank has issued in each channel and to each peer, for ranks on other hosts:
+ * they need it once it has finished. Lines that the rank has not used are left alone, since they
+ * have no pages. */
+static void tell_issued(ms_host *host)
+{
+    const ms_comm *comm = host->comm;
+    if (!host->files->mirror) return;
+    for (uint32_t g = 0; g < atomic_load(&comm->group_count); g++)
+        for (uint32_t channel = 0; channel < MS_CHANNELS; channel++) {
+            const ms_group *group = comm->groups[g];
+            ms_member_line *line = ms_member(host->files, group->id, channel, group->rank);
+            if (group->control == comm->control)
+                ms_host_tell(host, &line->issued, sizeof line->issued);
+        }
+    for (uint32_t r = 0; r < host->control->ranks; r++) {
+        ms_pair_line *to = ms_pair(host->files, host->rank, r),
+                     *from = ms_pair(host->files, r, host->rank);
+        if (host->sends[r]) ms_host_tell(host, &to->sends, sizeof to->sends);
+        if (host->receives[r]) ms_host_tell(host, &from->receives, sizeof from->receives);
+    }
+}
+
 /* `finished` tells waiting peers that no further call of this rank comes; it is set once. Peers
  * that sleep look around by themselves, but a wake makes them notice at once. A message ends the
  * job first, so that peers do not report "left" instead of the reason. */
@@ -29,8 +51,11 @@ static void leave(ms_comm *comm, const char *message)
         snprintf(text, sizeof text, "because rank %u: %.900s", host->rank, message);
         ms_host_end_job(host->files, MS_ABORT_RAISED, (int32_t)host->rank, text);
     }
+    ms_word *finished = &host->control->lines[host->rank].finished;
     /* A second call finds it set, and the peers are awake already. */
-    if (atomic_exchange(&host->control->lines[host->rank].finished, 1)) return;
+    if (atomic_exchange(finished, 1)) return;
+    tell_issued(host);
+    ms_host_tell(host, finished, sizeof *finished);
     for (uint32_t r = 0; r < host->control->ranks; r++)
         if (r != host->rank) ms_host_wake(host, r);
 }

@@ -24,7 +24,7 @@
 #include "comm/control.h"
 #include "comm/rendezvous.h"
 
-#define MS_CONTROL_MAGIC 0x335654435244534dull /* "MSDRCTV3" */
+#define MS_CONTROL_MAGIC 0x345654435244534dull /* "MSDRCTV4" */
 /* Half of a staging area: one is filled while the other is read. */
 #define MS_STAGE_BYTES ((size_t)256 << 10)
 /* Staging areas at the beginning of each heap; the last one is for sends. */
@@ -136,7 +136,10 @@ typedef struct ms_request_line {
 typedef struct ms_control_file {
     uint64_t magic, control_bytes, heap_bytes, link_bytes_per_second, link_latency_ns, timeout_ns;
     uint32_t ranks, threads;
-    bool crowded;      /* more threads of ranks than cores */
+    /* Of the job; 1 and 0 where all ranks are on one host. host_of: of each rank. */
+    uint32_t hosts, here;
+    uint16_t host_of[MS_LOCAL_RANKS_MAX];
+    bool crowded;      /* more threads of this host's ranks than cores */
     bool unsupervised; /* no launcher started the ranks: they detect each other's death */
     ms_word judged;    /* a supervisor decides about ranks that show no progress */
     ms_request_line requests[MS_REQUESTS];
@@ -148,12 +151,34 @@ typedef struct ms_control_file {
     ms_rank_line lines[]; /* one a rank, then pairs, then members */
 } ms_control_file;
 
+/* Which host each rank of a job is on. */
+typedef struct ms_layout {
+    uint32_t hosts, here;
+    const uint16_t *host_of;
+} ms_layout;
+
+/* How a process tells other hosts what it writes. Every host of a job has a control file with the
+ * lines of all ranks; those of ranks on other hosts are copies. Each word of a line is written by
+ * one rank only, so copies need no more than that the writes of a rank arrive in its order. */
+typedef struct ms_mirror ms_mirror;
+struct ms_mirror {
+    /* Sends what these bytes of the control file are now to the copies on all other hosts, which
+     * wake their ranks. Four and eight aligned bytes arrive as one atomic store. From any
+     * thread. */
+    void (*tell)(ms_mirror *mirror, const void *address, size_t bytes);
+    /* This host's keeper looks at the control file: the job has ended, or something is asked of it.
+     * Safe in signal handlers. */
+    void (*stir)(ms_mirror *mirror);
+};
+
 /* A job on this host, as a process sees it: its memory files. What every rendezvous has comes
  * first, so that a pointer to one is a pointer to the other. */
 typedef struct ms_host_files {
     ms_rendezvous base;
     ms_control_file *control;
-    uint64_t control_bytes, heap_bytes;
+    ms_mirror *mirror; /* NULL in a job of one host */
+    uint64_t control_bytes;
+    uint64_t heap_bytes; /* of a rank on this host; others have staging areas only */
     ms_file *control_file;
     struct {
         ms_file *file;
@@ -207,6 +232,18 @@ static inline uint64_t ms_host_now(const ms_host *host)
     return host->files->base.os->monotonic_ns(host->files->base.os->user);
 }
 
+static inline bool ms_host_is_here(const ms_control_file *control, uint32_t rank)
+{
+    return control->host_of[rank] == control->here;
+}
+
+/* Of a job of one host, nobody else is told. */
+static inline void ms_host_tell(const ms_host *host, const void *address, size_t bytes)
+{
+    ms_mirror *mirror = host->files->mirror;
+    if (mirror) mirror->tell(mirror, address, bytes);
+}
+
 static inline ms_pair_line *ms_pair(const ms_host_files *files, uint32_t from, uint32_t to)
 {
     ms_control_file *control = files->control;
@@ -232,6 +269,9 @@ static inline char *ms_stage(const ms_host_files *files, uint32_t rank, uint32_t
 
 ms_status ms_host_files_new(ms_context *context, const ms_rendezvous_options *options,
                             ms_rendezvous **out);
+/* The files of one host of a job over several. The layout is copied. */
+ms_status ms_host_files_new_among(ms_context *context, const ms_rendezvous_options *options,
+                                  const ms_layout *layout, ms_rendezvous **out);
 /* The rendezvous of these files, control first, then a heap for each rank; owns them, also on
  * failure. MS_ERROR_CORRUPT if they are something else. */
 ms_status ms_host_files_take(ms_context *context, uint32_t ranks, ms_file *const *files,

@@ -61,6 +61,16 @@ static uint32_t missing_member(ms_wait *wait)
 
 static const ms_wait_kind for_entry = { all_entered, look_for_the_missing, missing_member };
 
+/* Of a call that control carries, other hosts are told by the mirror; of others, by the transport,
+ * since the fields travel in front of the bytes. */
+static void tell_entered(ms_host *host, const ms_comm_args *args, const ms_ledger_slot *slot)
+{
+    const char *fields = (const char *)slot + sizeof slot->seq;
+    if (!args->by_hosts || !host->files->mirror) return;
+    ms_host_tell(host, fields, sizeof *slot - sizeof slot->seq);
+    ms_host_tell(host, &slot->seq, sizeof slot->seq);
+}
+
 /* The slot is complete before its seq is stored: peers read the slot only after they have seen that
  * number. */
 bool ms_ledger_enter(ms_host *host, const ms_comm_args *args)
@@ -70,6 +80,7 @@ bool ms_ledger_enter(ms_host *host, const ms_comm_args *args)
     ms_ledger_write(host, args, slot);
     args->group->channels[args->channel].flight = ms_ledger_flight(host, &slot->call);
     atomic_store(&slot->seq, args->number);
+    tell_entered(host, args, slot);
     wake_members(host, args->group);
     ms_wait wait = { .kind = &for_entry, .host = host, .args = args, .target = args->number };
     return ms_host_wait(&wait);
@@ -108,7 +119,9 @@ bool ms_ledger_phase(ms_host *host, const ms_comm_args *args, uint64_t phases)
 {
     const ms_group *group = args->group;
     uint64_t target = group->channels[args->channel].phase + phases;
-    atomic_store(&ms_ledger_line(host, args, group->rank)->phase, target);
+    _Atomic uint64_t *phase = &ms_ledger_line(host, args, group->rank)->phase;
+    atomic_store(phase, target);
+    if (args->by_hosts) ms_host_tell(host, phase, sizeof *phase);
     wake_members(host, group);
     ms_wait wait = { .kind = &for_phase, .host = host, .args = args, .target = target };
     return ms_host_wait(&wait);
