@@ -1,0 +1,74 @@
+-- For the specs of tests/hosts, which run on the login host of hosts.sh: commands on other hosts,
+-- and what crosses the cables.
+local hosts = {}
+
+local source = os.getenv "MOONSHARD_SOURCE"
+
+--- The programs of the tests of this build: hosts.program "bench/exchange".
+function hosts.program(name) return ("%s/tests/%s"):format(os.getenv "MOONSHARD_BUILD", name) end
+
+local function script(name) return ("'%s/tests/hosts/%s.sh'"):format(source, name) end
+
+local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
+
+-- Seconds until a command counts as hanging.
+local DEADLINE = (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" and 500 or 120
+
+--- Starts a command on a host, as a file from which its output is read; with `finish` its exit code
+--- and the rest of the output.
+---@param host string
+---@param command string for a shell there
+function hosts.start(host, command)
+  local pipe = assert(io.popen(("timeout -k 5 %d %s %s %s 2>&1"):format(DEADLINE, script "on",
+    host, quoted(command))))
+  local running = {}
+  function running.line() return pipe:read "l" end
+  function running.finish()
+    local text = pipe:read "a"
+    local _, how, number = pipe:close()
+    return how == "signal" and 128 + number or number, text
+  end
+  return running
+end
+
+--- Runs a command on a host to its end.
+---@return integer code
+---@return string output
+function hosts.on(host, command) return hosts.start(host, command).finish() end
+
+--- hosts.sh VERB ...; what it prints.
+function hosts.tool(...)
+  local pipe = assert(io.popen(script "hosts" .. " " .. table.concat({ ... }, " ") .. " 2>&1"))
+  local text = pipe:read "a"
+  assert(pipe:close(), text)
+  return text
+end
+
+--- The bytes that a host has sent and received.
+---@return integer sent
+---@return integer received
+function hosts.bytes(host)
+  local sent, received = hosts.tool("bytes", host):match "^(%d+) (%d+)\n$"
+  return math.tointeger(tonumber(sent)), math.tointeger(tonumber(received))
+end
+
+--- What f makes the hosts send and receive.
+---@param names string[]
+---@param f fun()
+---@return table<string, {sent: integer, received: integer}>
+function hosts.crossing(names, f)
+  local result = {}
+  for _, name in ipairs(names) do
+    local sent, received = hosts.bytes(name)
+    result[name] = { sent = -sent, received = -received }
+  end
+  f()
+  for _, name in ipairs(names) do
+    local sent, received = hosts.bytes(name)
+    result[name].sent = result[name].sent + sent
+    result[name].received = result[name].received + received
+  end
+  return result
+end
+
+return hosts
