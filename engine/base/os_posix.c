@@ -1,5 +1,5 @@
 /* os_posix.c: the operating-system table of Linux. What describes the machine is in os_machine.c,
- * sockets in os_socket.c. */
+ * sockets in os_socket.c and os_tcp.c. */
 #include "base/os_library.h"
 #include "base/os_machine.h"
 
@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "base/os_socket.h"
+#include "base/os_tcp.h"
 #include "base/thread.h"
 
 /* ------------------------------------------------------------------- memory */
@@ -497,6 +498,14 @@ const ms_os *ms_os_posix(void)
         .socket_connect = ms_os_socket_connect,
         .socket_send = ms_os_socket_send,
         .socket_receive = ms_os_socket_receive,
+        .socket_end = ms_os_socket_end,
+        .tcp_listen = ms_os_tcp_listen,
+        .tcp_accept = ms_os_tcp_accept,
+        .tcp_connect = ms_os_tcp_connect,
+        .tcp_send = ms_os_tcp_send,
+        .tcp_receive = ms_os_tcp_receive,
+        .addresses = ms_os_addresses,
+        .host = ms_os_host,
         .monotonic_ns = os_monotonic_ns,
         .realtime_ns = os_realtime_ns,
         .thread_start = os_thread_start,

@@ -116,3 +116,18 @@ void ms_thread_flush_denormals(void)
     __asm__ volatile("msr fpcr, %0" : : "r"(control));
 #endif
 }
+
+/* A thread that has slept takes it with 2, since it cannot know whether others sleep still: one
+ * wake too many then follows. */
+void ms_lock_take(ms_lock *lock)
+{
+    uint32_t free = 0;
+    if (atomic_compare_exchange_strong(&lock->word, &free, 1)) return;
+    while (atomic_exchange(&lock->word, 2)) ms_futex_wait(&lock->word, 2, UINT64_MAX);
+}
+
+/* One sleeper is enough: it wakes the next one when it gives the lock back. */
+void ms_lock_give(ms_lock *lock)
+{
+    if (atomic_exchange(&lock->word, 0) == 2) ms_futex_wake(&lock->word, 1);
+}

@@ -64,6 +64,14 @@ void ms_bell_ring(ms_bell *bell);
 /* Returns once the bell has rung since `seen` was read, or earlier for no reason. */
 void ms_bell_wait(ms_bell *bell, uint32_t seen, ms_spin spin);
 
+/* For state that several threads of a process use now and then, never on the path of a task. A
+ * thread that finds it taken sleeps. 0: free, 1: taken, 2: taken, and others sleep. */
+typedef struct ms_lock {
+    ms_word word;
+} ms_lock;
+void ms_lock_take(ms_lock *lock);
+void ms_lock_give(ms_lock *lock);
+
 /* Sets flush-to-zero for the calling thread's float arithmetic: denormals cost a hundred cycles and
  * carry no information here. Only for threads that the engine owns; the host's threads keep their
  * settings. */

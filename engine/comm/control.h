@@ -58,7 +58,8 @@ struct ms_control {
     void (*close)(ms_comm *comm);
 };
 
-/* host: among the ranks of one host, over memory files. none: a rank alone, or in a fake world. */
-extern const ms_control ms_control_host, ms_control_none;
+/* host: among the ranks of one host, over memory files. hosts: of several hosts, over the memory
+ * files of each and connections between their keepers. none: a rank alone, or in a fake world. */
+extern const ms_control ms_control_host, ms_control_hosts, ms_control_none;
 
 #endif

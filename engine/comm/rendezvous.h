@@ -49,8 +49,8 @@ struct ms_rendezvous {
     uint32_t ranks;
 };
 
-/* The ranks of one host, over memory files. */
-extern const ms_rendezvous_kind ms_rendezvous_host;
+/* host: the ranks of one host, over memory files. hosts: of several. */
+extern const ms_rendezvous_kind ms_rendezvous_host, ms_rendezvous_hosts;
 #define MS_HOST_PREFIX "local1:"
 
 #endif

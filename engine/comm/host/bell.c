@@ -5,9 +5,8 @@
  * this load sees the sleeper, or the sleeper's last look sees the progress. The futex call is saved
  * where no thread sleeps. All threads of the rank are woken, since they may wait for different
  * things. */
-void ms_host_wake(ms_host *host, uint32_t rank)
+void ms_host_wake_line(ms_rank_line *line)
 {
-    ms_rank_line *line = &host->control->lines[rank];
     if (!atomic_load(&line->asleep)) return;
     atomic_fetch_add(&line->bell, 1);
     ms_futex_wake_shared(&line->bell, UINT32_MAX);

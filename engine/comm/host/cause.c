@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#define MS_AGREE_NS ((uint64_t)1000000000) /* a message to another host and back, and more */
+
 /* Unconditionally, also where no thread sleeps: it runs when a job ends, where a lost wake would be
  * worse than a system call. */
 void ms_host_ring_all(ms_control_file *control)
@@ -52,16 +54,21 @@ bool ms_host_end_job(ms_host_files *files, ms_abort_reason reason, int32_t rank,
     return true;
 }
 
+/* Until the word has this value, at most so long. */
+static void await_word(const ms_os *os, ms_word *word, uint32_t value, uint64_t most_ns)
+{
+    uint64_t limit = os->monotonic_ns(os->user) + most_ns;
+    for (uint32_t now; (now = atomic_load(word)) != value && os->monotonic_ns(os->user) < limit;)
+        ms_futex_wait_shared(word, now, 1000000);
+}
+
 /* A rank may have died while it wrote the record: then there is a cause, but no text. A writer
  * needs microseconds; 20 ms without it mean that it died. */
-bool ms_host_cause(const ms_host_files *files, ms_abort_record *out)
+bool ms_host_own_cause(const ms_host_files *files, ms_abort_record *out)
 {
-    const ms_os *os = files->base.os;
     ms_control_file *control = files->control;
     if (!atomic_load(&control->aborted)) return false;
-    for (uint64_t limit = os->monotonic_ns(os->user) + 20000000;
-         atomic_load(&control->aborted) == 1 && os->monotonic_ns(os->user) < limit;)
-        ms_yield();
+    await_word(files->base.os, &control->aborted, 2, 20000000);
     if (atomic_load(&control->aborted) == 2) {
         *out = control->record;
         out->error.message[sizeof out->error.message - 1] = '\0';
@@ -74,6 +81,18 @@ bool ms_host_cause(const ms_host_files *files, ms_abort_record *out)
     out->error.collective = -1;
     copy_text(out->error.message, "a rank died while it reported why the job ends",
               sizeof out->error.message);
+    return true;
+}
+
+/* Over several hosts it is what the keepers have agreed on. Where they cannot, since the network or
+ * a keeper is gone, it is what this host has. */
+bool ms_host_cause(const ms_host_files *files, ms_abort_record *out)
+{
+    ms_control_file *control = files->control;
+    if (!atomic_load(&control->aborted)) return false;
+    if (control->hosts > 1) await_word(files->base.os, &control->agreed, 1, MS_AGREE_NS);
+    if (!atomic_load(&control->agreed)) return ms_host_own_cause(files, out);
+    *out = control->verdict;
     return true;
 }
 

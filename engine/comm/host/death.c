@@ -51,3 +51,19 @@ void ms_death_look(ms_host *host, uint32_t rank)
     if (step >= 0) snprintf(text + used, sizeof text - (size_t)used, " at step %" PRId64, step);
     ms_host_end_job(host->files, MS_ABORT_DIED, (int32_t)rank, text);
 }
+
+/* Without its keeper a host hears nothing of the others: not even that the job has ended. */
+void ms_death_look_keeper(ms_host *host)
+{
+    const ms_os *os = host->files->base.os;
+    ms_control_file *control = host->control;
+    if (!atomic_load(&control->kept)
+        || os->shared_is_claimed(os->user, host->files->control_file, control->ranks) != 0)
+        return;
+    char text[256];
+    snprintf(text, sizeof text,
+             "the keeper of host %s has ended (the process that connects it with other hosts); "
+             "rank %u found it gone",
+             control->host_names[control->here], host->rank);
+    ms_host_end_job(host->files, MS_ABORT_DIED, -1, text);
+}

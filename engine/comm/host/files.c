@@ -56,6 +56,7 @@ void ms_host_files_close(ms_rendezvous *rendezvous)
 {
     ms_host_files *files = ms_host_files_of(rendezvous);
     const ms_os *os = rendezvous->os;
+    if (files->mirror) files->mirror->close(files->mirror);
     for (uint32_t r = 0; r < rendezvous->ranks; r++) {
         if (files->heaps[r].memory)
             os->unreserve(os->user, files->heaps[r].memory, heap_bytes_of(files, r));
@@ -119,6 +120,8 @@ static ms_status create_files(ms_context *context, ms_host_files *made, const ms
         made->control->here = layout->here;
         for (uint32_t r = 0; layout->host_of && r < made->base.ranks; r++)
             made->control->host_of[r] = layout->host_of[r];
+        for (uint32_t h = 0; layout->names && h < layout->hosts; h++)
+            memcpy(made->control->host_names[h], layout->names[h], MS_HOST_NAME_BYTES - 1);
     }
     for (uint32_t r = 0; error == 0 && r < made->base.ranks; r++)
         error = os->shared_create(os->user, "moonshard heap", heap_bytes_of(made, r),

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define MS_IDS_LOOK_NS 50000000 /* a rank that waits for numbers looks at least this often */
+
 /* ------------------------------------------------------------------ the job */
 
 /* One load in the usual case; it runs before every call. After the end of a job, this fails each
@@ -91,6 +93,21 @@ static uint64_t take_ids(ms_comm *comm, uint32_t parts)
 {
     ms_host *host = comm->control_state;
     return atomic_fetch_add(&host->control->groups, parts);
+}
+
+/* The keeper of this host asks that of the first one. No number is 0, the world's. If the job ends
+ * meanwhile there are none left, and the caller's next look at the job finds the cause. */
+static uint64_t ask_for_ids(ms_comm *comm, uint32_t parts)
+{
+    ms_host *host = comm->control_state;
+    ms_rank_line *line = &host->control->lines[host->rank];
+    uint64_t given = 0;
+    atomic_store(&line->ids_given, 0);
+    atomic_store(&line->ids_wanted, parts);
+    host->files->mirror->stir(host->files->mirror);
+    while (!(given = atomic_load(&line->ids_given)) && !ms_host_aborted(host))
+        ms_host_nap(host, MS_IDS_LOOK_NS);
+    return given ? given : MS_GROUPS_MAX;
 }
 
 /* The pages of the group's lines are made before its first use. Without memory for them a rank
@@ -223,22 +240,16 @@ static void close_host(ms_comm *comm)
     ms_release(context, host);
 }
 
-const ms_control ms_control_host = { .name = "host",
-                                     .has_others = true,
-                                     .open = open_host,
-                                     .joined = joined,
-                                     .check = check,
-                                     .take_ids = take_ids,
-                                     .join = join_group,
-                                     .number = pair_number,
-                                     .prepare = prepare,
-                                     .claim = ms_host_claim,
-                                     .retract = ms_host_retract,
-                                     .launched = launched,
-                                     .tasks = ms_host_tasks,
-                                     .leave = leave,
-                                     .abort = raise,
-                                     .progress = progress,
-                                     .step = ms_host_step,
-                                     .set_folder = ms_host_set_folder,
-                                     .close = close_host };
+#define MS_HOST_CONTROL(text, ids)                                                             \
+    {                                                                                          \
+        .name = text, .has_others = true, .open = open_host, .joined = joined, .check = check, \
+        .take_ids = ids, .join = join_group, .number = pair_number, .prepare = prepare,        \
+        .claim = ms_host_claim, .retract = ms_host_retract, .launched = launched,              \
+        .tasks = ms_host_tasks, .leave = leave, .abort = raise, .progress = progress,          \
+        .step = ms_host_step, .set_folder = ms_host_set_folder, .close = close_host            \
+    }
+
+/* Over several hosts a rank works on its host's files in the same way: the mirror and the keepers
+ * (comm/hosts/) carry what other hosts need. */
+const ms_control ms_control_host = MS_HOST_CONTROL("host", take_ids),
+                 ms_control_hosts = MS_HOST_CONTROL("hosts", ask_for_ids);

@@ -31,6 +31,8 @@
 #define MS_STAGE_AREAS (MS_GROUPS_MAX * MS_CHANNELS + 1)
 #define MS_STAGES_BYTES (MS_STAGE_AREAS * 2 * MS_STAGE_BYTES)
 
+#define MS_HOST_NAME_BYTES 64
+
 /* Calls of a channel whose claims are kept. A host may be further ahead, with calls enqueued on
  * several streams. */
 #define MS_CALLS_AHEAD 1024
@@ -102,7 +104,14 @@ typedef struct ms_suspicion {
  * lines of their own. */
 typedef struct ms_rank_line {
     alignas(128) ms_word bell;
-    ms_word asleep;             /* threads of this rank */
+    ms_word asleep; /* threads of this rank */
+    /* Progress of this rank plus 1 when a peer last warned of it as a straggler. */
+    _Atomic uint64_t warned;
+    /* Of a job over several hosts: how many numbers of groups it asks for, and the first of those
+     * that it has been given. */
+    ms_word ids_wanted;
+    _Atomic uint64_t ids_given;
+    /* From here to `suspicion`: what ranks on other hosts have a copy of. */
     alignas(128) ms_word phase; /* ms_rank_phase */
     ms_word finished;           /* its host will issue nothing more */
     /* Set once the rank's process has claimed its number in the control file, until it ends. */
@@ -111,8 +120,6 @@ typedef struct ms_rank_line {
     _Atomic uint64_t flights;
     _Atomic uint64_t serial; /* of the last step that its host was about to begin */
     _Atomic int64_t step;    /* its number, plus 1 */
-    /* Progress of this rank plus 1 when a peer last warned of it as a straggler. */
-    _Atomic uint64_t warned;
     /* standstill.c: number of the standstill << 32 | rounds of looking in it; 0: not still. */
     _Atomic uint64_t still;
     ms_word met[MS_REQUESTS]; /* how many requests of each kind it has met */
@@ -122,12 +129,19 @@ typedef struct ms_rank_line {
     ms_flight flight[MS_FLIGHTS];
 } ms_rank_line;
 
+/* A decision about a request holds the count of requests above these bits, and the serial number in
+ * them. */
+#define MS_SERIAL_BITS 40
+
 /* A request to all ranks; see request.c. */
 typedef struct ms_request_line {
     ms_word raised; /* how many there were, << 8 | value of the last */
     /* The last request decided: its count << 40 | the serial number before which all ranks meet
      * it. */
     _Atomic uint64_t decided;
+    /* Of a job over several hosts: the value of one that this host's keeper has not taken yet, and
+     * whether ranks wait before their next step until the hosts have decided. */
+    ms_word wanted, gate;
 } ms_request_line;
 
 /* The control file, which all ranks and the launcher map. MS_CONTROL_MAGIC names its layout: a rank
@@ -139,7 +153,9 @@ typedef struct ms_control_file {
     /* Of the job; 1 and 0 where all ranks are on one host. host_of: of each rank. */
     uint32_t hosts, here;
     uint16_t host_of[MS_LOCAL_RANKS_MAX];
+    char host_names[MS_LOCAL_RANKS_MAX][MS_HOST_NAME_BYTES];
     bool crowded;      /* more threads of this host's ranks than cores */
+    ms_word kept;      /* the place of the keeper in this file is claimed while it lives */
     bool unsupervised; /* no launcher started the ranks: they detect each other's death */
     ms_word judged;    /* a supervisor decides about ranks that show no progress */
     ms_request_line requests[MS_REQUESTS];
@@ -148,13 +164,18 @@ typedef struct ms_control_file {
     ms_word groups;               /* ids handed out */
     alignas(128) ms_word aborted; /* 0, 1: being written, 2: the record is complete */
     ms_abort_record record;
+    /* Over several hosts, several may end the job at the same time: what they agree on, and whether
+     * it is there. */
+    ms_word agreed;
+    ms_abort_record verdict;
     ms_rank_line lines[]; /* one a rank, then pairs, then members */
 } ms_control_file;
 
-/* Which host each rank of a job is on. */
+/* Which host each rank of a job is on. Without host_of and names: all on the first. */
 typedef struct ms_layout {
     uint32_t hosts, here;
     const uint16_t *host_of;
+    const char (*names)[MS_HOST_NAME_BYTES]; /* of hosts */
 } ms_layout;
 
 /* How a process tells other hosts what it writes. Every host of a job has a control file with the
@@ -169,6 +190,8 @@ struct ms_mirror {
     /* This host's keeper looks at the control file: the job has ended, or something is asked of it.
      * Safe in signal handlers. */
     void (*stir)(ms_mirror *mirror);
+    /* Frees it; the files' close calls it. */
+    void (*close)(ms_mirror *mirror);
 };
 
 /* A job on this host, as a process sees it: its memory files. What every rendezvous has comes
@@ -294,17 +317,26 @@ ms_status ms_host_meet(ms_context *context, const ms_rendezvous_options *options
 bool ms_host_end_job(ms_host_files *files, ms_abort_reason reason, int32_t rank,
                      const char *message);
 bool ms_host_cause(const ms_host_files *files, ms_abort_record *out);
+/* What this host has recorded, which may differ from what the hosts agree on. */
+bool ms_host_own_cause(const ms_host_files *files, ms_abort_record *out);
 bool ms_host_flight(const ms_host_files *files, uint32_t rank, uint64_t index, ms_flight *out);
 /* Wakes every rank, in case it sleeps. Safe in signal handlers. */
 void ms_host_ring_all(ms_control_file *control);
 
 /* ------------------------------------------------------------------- bell.c */
 
-static inline bool ms_host_aborted(const ms_host *host)
+/* Whether the job has ended, for those who have no rank. */
+static inline bool ms_host_ended(const ms_control_file *control)
 {
-    return atomic_load_explicit(&host->control->aborted, memory_order_acquire) != 0;
+    return atomic_load_explicit(&control->aborted, memory_order_acquire) != 0;
 }
-void ms_host_wake(ms_host *host, uint32_t rank);
+static inline bool ms_host_aborted(const ms_host *host) { return ms_host_ended(host->control); }
+/* Rings the rank's bell if a thread of it sleeps. */
+void ms_host_wake_line(ms_rank_line *line);
+static inline void ms_host_wake(ms_host *host, uint32_t rank)
+{
+    ms_host_wake_line(&host->control->lines[rank]);
+}
 /* Sleeps until a peer has made progress, at most this long. With a wait (may be NULL), it does not
  * sleep if what is waited for came after the bell was read. */
 typedef struct ms_wait ms_wait;
@@ -424,6 +456,8 @@ bool ms_suspect(ms_host *host, uint32_t missing, uint64_t progress, const char *
  * waits for another looks whether the other's process does. */
 void ms_death_watch(ms_host *host);
 void ms_death_look(ms_host *host, uint32_t rank);
+/* In a job over several hosts, whether this host's keeper lives. */
+void ms_death_look_keeper(ms_host *host);
 
 /* straggler.c: a step begins now. */
 void ms_straggler_step(ms_host *host, uint64_t now);

@@ -31,6 +31,7 @@ void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *sl
                               .count = args->count,
                               .entered_ns = os->monotonic_ns(os->user),
                               .group = group->id,
+                              .size = group->size,
                               .root = args->rooted ? (int32_t)args->root : -1,
                               .bucket = args->bucket,
                               .kind = args->kind,

@@ -5,13 +5,15 @@
  * sees an undecided request proposes the number after the highest that any rank has written; the
  * first proposal is the decision. A rank that saw no request had written its number before, so the
  * decision comes after that number. A rank that saw the request obeys the decision. All accesses
- * are sequentially consistent. */
+ * are sequentially consistent.
+ *
+ * Over several hosts the keepers decide (comm/hosts/requests.c). Before that, each closes a gate,
+ * at which ranks wait before their next step, and only then reads the numbers of its ranks. */
 #include "comm/host/host.h"
 
 #include <string.h>
 
-/* A decision holds the count of requests above these bits, and the serial number in them. */
-#define MS_SERIAL_BITS 40
+#define MS_GATE_LOOK_NS 50000000 /* a rank at the gate looks at least this often */
 
 /* A new request is raised only after all ranks have met the one before: `raised` holds only the
  * last value. A request that comes earlier is dropped. Called from signal handlers, so it takes no
@@ -19,8 +21,14 @@
  */
 void ms_host_request(ms_rendezvous *rendezvous, ms_request kind, uint8_t value)
 {
-    ms_control_file *control = ms_host_files_of(rendezvous)->control;
+    const ms_host_files *files = ms_host_files_of(rendezvous);
+    ms_control_file *control = files->control;
     uint32_t raised = atomic_load(&control->requests[kind].raised);
+    if (control->hosts > 1) {
+        atomic_store(&control->requests[kind].wanted, value);
+        files->mirror->stir(files->mirror);
+        return;
+    }
     for (uint32_t r = 0; r < control->ranks; r++) {
         ms_rank_line *line = &control->lines[r];
         if (atomic_load(&line->met[kind]) != raised >> 8 && !atomic_load(&line->finished)) return;
@@ -57,6 +65,12 @@ static uint8_t meet(ms_control_file *control, ms_rank_line *own, ms_request kind
     return (uint8_t)raised;
 }
 
+/* Until the hosts have decided about a request; nothing to wait for in the usual case. */
+static void pass_gate(ms_host *host, const ms_request_line *line)
+{
+    while (atomic_load(&line->gate) && !ms_host_aborted(host)) ms_host_nap(host, MS_GATE_LOOK_NS);
+}
+
 /* The serial number is stored before requests are read. The order is what the protocol rests on: a
  * rank that sees no request has shown its number to every rank that sees one later. */
 void ms_host_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[MS_REQUESTS])
@@ -68,8 +82,10 @@ void ms_host_step(ms_comm *comm, uint64_t serial, int64_t step, uint8_t values[M
     atomic_store(&own->step, step + 1);
     atomic_store(&own->serial, serial);
     ms_activity_done(&own->activity);
-    for (int kind = 0; kind < MS_REQUESTS; kind++)
+    for (int kind = 0; kind < MS_REQUESTS; kind++) {
+        pass_gate(host, &host->control->requests[kind]);
         values[kind] = meet(host->control, own, (ms_request)kind, serial);
+    }
 }
 
 /* The first folder counts: all ranks of a job use the same one. */
@@ -83,6 +99,8 @@ void ms_host_set_folder(ms_comm *comm, const char *folder)
         return;
     memcpy(host->control->folder, folder, bytes);
     atomic_store(&host->control->folder_set, 2);
+    ms_host_tell(host, host->control->folder, bytes);
+    ms_host_tell(host, &host->control->folder_set, sizeof host->control->folder_set);
 }
 
 /* Empty while the folder is not known. */

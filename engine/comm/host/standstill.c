@@ -110,12 +110,14 @@ static bool stay_still(const ms_host *host, const uint64_t *seen, uint32_t *roun
     return true;
 }
 
-/* seen is filled when all ranks have been found still. */
+/* seen is filled when all ranks have been found still. Over several hosts the keepers watch, since
+ * what a rank sees of other hosts is some time old. */
 static void watch(ms_host *host)
 {
     ms_standstill *s = &host->standstill;
     uint64_t found[MS_LOCAL_RANKS_MAX];
     uint32_t rounds;
+    if (host->control->hosts > 1) return;
     if (s->watching) {
         s->watching = stay_still(host, s->seen, &rounds);
         if (s->watching && rounds >= MS_STILL_ROUNDS) end_job(host);

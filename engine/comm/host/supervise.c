@@ -55,7 +55,9 @@ static void left(ms_rendezvous *rendezvous, uint32_t rank)
 {
     atomic_store(&line_of(rendezvous, rank)->finished, 1);
     atomic_store(&line_of(rendezvous, rank)->gone, 1);
-    ms_host_ring_all(ms_host_files_of(rendezvous)->control);
+    ms_host_files *files = ms_host_files_of(rendezvous);
+    ms_host_ring_all(files->control);
+    if (files->mirror) files->mirror->stir(files->mirror);
 }
 
 /* In the control file, so that the supervisor and the rank see the same record. */
@@ -64,23 +66,18 @@ static ms_activity *activity(ms_rendezvous *rendezvous, uint32_t rank)
     return &line_of(rendezvous, rank)->activity;
 }
 
-/* The table that kinds.c finds by its prefix; a control over several hosts has one of its own. */
-const ms_rendezvous_kind ms_rendezvous_host = { .prefix = MS_HOST_PREFIX,
-                                                .control = &ms_control_host,
-                                                .create = ms_host_files_new,
-                                                .meet = ms_host_meet,
-                                                .share = ms_host_files_share,
-                                                .adopt = ms_host_files_adopt,
-                                                .close = ms_host_files_close,
-                                                .threads = threads,
-                                                .abort = end_job,
-                                                .cause = cause,
-                                                .rank = rank_state,
-                                                .flight = flight,
-                                                .left = left,
-                                                .activity = activity,
-                                                .judge = ms_host_judge,
-                                                .suspect = ms_host_suspect,
-                                                .acquit = ms_host_acquit,
-                                                .request = ms_host_request,
-                                                .folder = ms_host_folder };
+#define MS_HOST_RENDEZVOUS(of)                                                              \
+    {                                                                                       \
+        .prefix = MS_HOST_PREFIX, .control = of, .create = ms_host_files_new,               \
+        .meet = ms_host_meet, .share = ms_host_files_share, .adopt = ms_host_files_adopt,   \
+        .close = ms_host_files_close, .threads = threads, .abort = end_job, .cause = cause, \
+        .rank = rank_state, .flight = flight, .left = left, .activity = activity,           \
+        .judge = ms_host_judge, .suspect = ms_host_suspect, .acquit = ms_host_acquit,       \
+        .request = ms_host_request, .folder = ms_host_folder                                \
+    }
+
+/* kinds.c finds the first by its prefix. The second is of a job over several hosts, which keepers
+ * make (comm/hosts/keeper.c) and ranks enter by their doors: they see it by the memory files of
+ * their host. */
+const ms_rendezvous_kind ms_rendezvous_host = MS_HOST_RENDEZVOUS(&ms_control_host),
+                         ms_rendezvous_hosts = MS_HOST_RENDEZVOUS(&ms_control_hosts);

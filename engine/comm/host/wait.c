@@ -69,6 +69,7 @@ static bool sleep_until_reached(ms_wait *wait)
         ms_standstill_look(host, wait);
         uint32_t now_missing = wait->kind->missing(wait);
         ms_death_look(host, now_missing);
+        ms_death_look_keeper(host);
         uint64_t moved = ms_rank_progress(&host->control->lines[now_missing]),
                  now = ms_host_now(host);
         if (now_missing != missing || moved != progress) {

@@ -13,7 +13,7 @@ static int populate_heap(void *user, void *address, uint64_t bytes)
 ms_status ms_local_open(ms_comm *comm)
 {
     ms_context *context = ms_engine_context(comm->engine);
-    MS_ASSERT(comm->control == &ms_control_host);
+    MS_ASSERT(comm->control == &ms_control_host || comm->control == &ms_control_hosts);
     void *memory = NULL;
     ms_status status = ms_allocate(context, sizeof(ms_local), "rank", &memory);
     if (status) return status;

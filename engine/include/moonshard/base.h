@@ -96,6 +96,11 @@ typedef struct ms_machine { /* what this process may use */
     char cpu[64];           /* model name */
 } ms_machine;
 
+typedef struct ms_host_id {
+    char name[64];
+    char identity[256]; /* the same for processes of one host, and for no others */
+} ms_host_id;
+
 /* Functions answer 0 or a count on success and -errno on failure, or NULL where they return a
  * pointer. All are thread-safe. */
 typedef struct ms_os {
@@ -158,6 +163,25 @@ typedef struct ms_os {
                        ms_file *const *files, uint32_t count);
     int64_t (*socket_receive)(void *user, ms_file *socket, void *message, size_t bytes,
                               uint64_t timeout_ns, ms_file **files, uint32_t most, uint32_t *count);
+    /* Threads that wait on the socket come back with an error; it stays open. */
+    void (*socket_end)(void *user, ms_file *socket);
+    /* connections to other hosts. address NULL: all interfaces; *port 0: the system chooses, and
+     * *port receives it. connect takes a name or an address (-EHOSTUNREACH: the name is unknown).
+     * accept, connect, send and receive wait for at most timeout_ns (-ETIMEDOUT). send and receive
+     * move all bytes or fail; -ECONNRESET: the peer has closed. After -ETIMEDOUT of receive the
+     * connection is as it was, and after any other error of the two it is of no use. */
+    int (*tcp_listen)(void *user, const char *address, uint16_t *port, ms_file **out);
+    int (*tcp_accept)(void *user, ms_file *listener, uint64_t timeout_ns, ms_file **out);
+    int (*tcp_connect)(void *user, const char *host, uint16_t port, uint64_t timeout_ns,
+                       ms_file **out);
+    int (*tcp_send)(void *user, ms_file *socket, const void *message, size_t bytes,
+                    uint64_t timeout_ns);
+    int (*tcp_receive)(void *user, ms_file *socket, void *message, size_t bytes,
+                       uint64_t timeout_ns);
+    /* Each address at which this host can be reached, the likeliest for other hosts first. */
+    int (*addresses)(void *user, void (*one)(void *to, const char *interface, const char *address),
+                     void *to);
+    int (*host)(void *user, ms_host_id *out);
     /* time */
     uint64_t (*monotonic_ns)(void *user);
     uint64_t (*realtime_ns)(void *user); /* since 1970, UTC */

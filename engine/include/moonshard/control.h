@@ -144,6 +144,7 @@ typedef struct ms_flight {
     uint64_t number;                     /* in its group and channel, from 1 */
     uint64_t count, entered_ns, left_ns; /* monotonic; left 0: inside */
     uint32_t group;                      /* 0: the world */
+    uint32_t size;                       /* of the group */
     int32_t root, bucket;                /* -1: none */
     uint8_t kind, op, dtype, channel;
     char group_name[32], label[32]; /* group_name: its end, where it is longer */

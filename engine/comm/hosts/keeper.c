@@ -1,0 +1,444 @@
+/* keeper.c: a keeper begins, finds the others, and ends. */
+#include "comm/hosts/keeper.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MS_HELLO_SILENCE_NS ((uint64_t)5 * 1000000000)
+#define MS_CONNECT_NS ((uint64_t)2 * 1000000000) /* for one address */
+#define MS_CONNECT_RETRY_NS ((uint64_t)20 * 1000000)
+#define MS_BEAT_MOST_NS ((uint64_t)1000000000)
+/* What a keeper waits for the others after its own ranks have ended. */
+#define MS_GOODBYE_NS ((uint64_t)5 * 1000000000)
+
+/* A sleep of which nothing wakes it. */
+static void pause_for(uint64_t ns)
+{
+    ms_word never = 0;
+    ms_futex_wait(&never, 0, ns);
+}
+
+/* ---------------------------------------------------- this process' own mirror */
+
+/* What the supervisor writes (a rank has gone) is told as what ranks write. */
+static void tell(ms_mirror *mirror, const void *address, size_t bytes)
+{
+    ms_keeper *keeper = (ms_keeper *)mirror;
+    ms_keeper_tell(keeper, (uint64_t)((const char *)address - (char *)keeper->control), address,
+                   bytes);
+}
+
+/* Wakes the looker. Only a store and a system call: signal handlers come here. */
+static void stir(ms_mirror *mirror)
+{
+    ms_keeper *keeper = (ms_keeper *)mirror;
+    atomic_fetch_add(&keeper->stirred, 1);
+    ms_futex_wake(&keeper->stirred, 1);
+}
+
+/* The keeper outlives its files' record. */
+static void no_close(ms_mirror *mirror) { (void)mirror; }
+
+/* ------------------------------------------------------------------- opening */
+
+/* The socket's path: a name that no other job has, where the system keeps short-lived files. */
+static ms_status open_door(ms_keeper *keeper)
+{
+    const ms_os *os = keeper->os;
+    const char *folder = os->environment(os->user, "TMPDIR");
+    uint64_t name = 0;
+    int error = os->entropy(os->user, &name, sizeof name);
+    if (!folder || !*folder || strlen(folder) > sizeof keeper->door_path - 48) folder = "/tmp";
+    snprintf(keeper->door_path, sizeof keeper->door_path, "%s/moonshard-%016" PRIx64, folder, name);
+    if (!error) error = os->socket_listen(os->user, keeper->door_path, &keeper->door);
+    if (!error) return MS_OK;
+    return ms_fail_os(keeper->context, error, "a keeper cannot open its door at",
+                      keeper->door_path);
+}
+
+/* Collects the addresses of an interface, or of all. */
+typedef struct found_addresses {
+    ms_keeper_options *options;
+    bool interface_exists;
+} found_addresses;
+
+static void add_address(void *to, const char *interface, const char *address)
+{
+    found_addresses *found = to;
+    ms_keeper_options *options = found->options;
+    if (*options->interface && strcmp(interface, options->interface) != 0) return;
+    found->interface_exists = true;
+    if (options->address_count < MS_HOSTS_ADDRESSES_MAX)
+        snprintf(options->addresses[options->address_count++], MS_HOSTS_ADDRESS_BYTES, "%s",
+                 address);
+}
+
+/* The first keeper listens on all interfaces, or on the first address of the one that was named. */
+static ms_status listen_for_others(ms_keeper *keeper, ms_keeper_options *options)
+{
+    const ms_os *os = keeper->os;
+    found_addresses found = { .options = options };
+    options->address_count = 0;
+    int error = os->addresses(os->user, add_address, &found);
+    if (error) return ms_fail_os(keeper->context, error, "cannot read this host's addresses", NULL);
+    if (*options->interface && !found.interface_exists)
+        return ms_fail(keeper->context, MS_ERROR_ARGUMENT,
+                       "host %s has no interface '%s' that is up (--interface)", options->names[0],
+                       options->interface);
+    error = os->tcp_listen(os->user, *options->interface ? options->addresses[0] : NULL,
+                           &options->port, &keeper->listener);
+    if (error == -EADDRINUSE || error == -EACCES)
+        return ms_fail(keeper->context, MS_ERROR_EXISTS,
+                       "port %u of host %s %s: choose another one (--port), or none, and the "
+                       "system chooses",
+                       options->port, options->names[0],
+                       error == -EACCES ? "may not be used" : "is in use");
+    if (error) return ms_fail_os(keeper->context, error, "cannot listen for other hosts", NULL);
+    keeper->port = options->port;
+    return MS_OK;
+}
+
+/* The record and the files, without connections. */
+static ms_status make(ms_context *context, const ms_keeper_options *options, ms_keeper **out)
+{
+    void *memory = NULL, *shown = NULL;
+    uint32_t ranks = options->rendezvous.ranks;
+    ms_rendezvous *files = NULL;
+    ms_layout layout = { .hosts = options->hosts,
+                         .here = options->host,
+                         .host_of = options->host_of,
+                         .names = options->names };
+    ms_status status = ms_allocate(context, sizeof(ms_keeper), "keeper", &memory);
+    if (!status) status = ms_allocate(context, ranks * sizeof(ms_shown), "keeper", &shown);
+    if (!status) status = ms_host_files_new_among(context, &options->rendezvous, &layout, &files);
+    if (status) {
+        ms_release(context, shown);
+        ms_release(context, memory);
+        return status;
+    }
+    ms_keeper *keeper = memory;
+    keeper->mirror = (ms_mirror){ .tell = tell, .stir = stir, .close = no_close };
+    keeper->context = context;
+    keeper->os = context->os;
+    keeper->files = ms_host_files_of(files);
+    keeper->control = keeper->files->control;
+    keeper->host = options->host;
+    keeper->hosts = options->hosts;
+    keeper->ranks = ranks;
+    keeper->lost_ns = options->lost_ns;
+    keeper->init_ns = options->init_ns;
+    keeper->beat_ns =
+        options->lost_ns / 5 < MS_BEAT_MOST_NS ? options->lost_ns / 5 : MS_BEAT_MOST_NS;
+    keeper->shown = shown;
+    memcpy(keeper->token, options->token, MS_TOKEN_BYTES);
+    for (uint32_t h = 0; h < keeper->hosts; h++)
+        keeper->peers[h] = (ms_peer){ .keeper = keeper, .host = h };
+    files->kind = &ms_rendezvous_hosts;
+    atomic_store(&files->references, 1);
+    keeper->files->mirror = &keeper->mirror;
+    *out = keeper;
+    return MS_OK;
+}
+
+/* The keeper's claim on the control file ends with its process, so its ranks see that it lives. */
+ms_status ms_keeper_open(ms_context *context, ms_keeper_options *options, ms_keeper **out)
+{
+    ms_keeper *keeper = NULL;
+    ms_status status = make(context, options, &keeper);
+    if (status) return status;
+    const ms_os *os = keeper->os;
+    status = open_door(keeper);
+    if (!status && keeper->host == 0 && keeper->hosts > 1)
+        status = listen_for_others(keeper, options);
+    if (!status && options->alone
+        && os->shared_claim(os->user, keeper->files->control_file, keeper->ranks) == 0)
+        atomic_store(&keeper->control->kept, 1);
+    if (status) ms_keeper_close(keeper);
+    else *out = keeper;
+    return status;
+}
+
+const char *ms_keeper_door(const ms_keeper *keeper) { return keeper->door_path; }
+ms_rendezvous *ms_keeper_rendezvous(const ms_keeper *keeper) { return &keeper->files->base; }
+/* Known since the rank came to the door. */
+int64_t ms_keeper_process(const ms_keeper *keeper, uint32_t rank)
+{
+    return ms_host_is_here(keeper->control, rank) ? keeper->visitors[rank].process : -1;
+}
+
+/* ------------------------------------------------------------ the first keeper */
+
+/* Compares the token in a time that does not depend on where it differs. */
+static bool same_token(const uint8_t *a, const uint8_t *b)
+{
+    uint8_t differs = 0;
+    for (size_t i = 0; i < MS_TOKEN_BYTES; i++) differs |= a[i] ^ b[i];
+    return !differs;
+}
+
+/* Why this visitor is not admitted, or NULL. Without the token it learns nothing. */
+static const char *refusal_of(const ms_keeper *keeper, const ms_hello_body *hello)
+{
+    if (strncmp(hello->version, MS_VERSION, sizeof hello->version) != 0
+        || hello->control_bytes != keeper->control->control_bytes)
+        return "this host has another version of Moonshard: install the same one on all hosts";
+    if (hello->hosts != keeper->hosts || hello->ranks != keeper->ranks || hello->host == 0
+        || hello->host >= keeper->hosts)
+        return "it counts other hosts or ranks than the first host does";
+    return keeper->peers[hello->host].socket ? "its host is taken" : NULL;
+}
+
+/* A visitor with the token gets an answer; the connection of any other is closed, which is logged,
+ * and nothing else happens. Returns whether it is a keeper of the job; then its socket is kept. */
+static bool admit(ms_keeper *keeper, ms_file *socket)
+{
+    const ms_os *os = keeper->os;
+    union {
+        ms_hello_body hello;
+        char bytes[MS_FRAME_BODY_MOST];
+    } body;
+    ms_frame_head head;
+    int error = ms_keeper_receive(os, socket, MS_HELLO_SILENCE_NS, &head, &body);
+    bool known =
+        !error && head.kind == MS_FRAME_HELLO && same_token(body.hello.token, keeper->token);
+    const char *refusal = known ? refusal_of(keeper, &body.hello) : "it has not this job's token";
+    ms_frame_head answer = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_WELCOME };
+    if (refusal) {
+        answer.kind = MS_FRAME_REFUSED;
+        answer.bytes = (uint32_t)strlen(refusal) + 1;
+        ms_log(keeper->context, MS_LOG_WARN, "a connection to port %u of host %s is closed: %s",
+               keeper->port, keeper->control->host_names[0], refusal);
+    }
+    error = known ? os->tcp_send(os->user, socket, &answer, sizeof answer, MS_HELLO_SILENCE_NS)
+                  : -EACCES;
+    if (!error && refusal)
+        (void)os->tcp_send(os->user, socket, refusal, answer.bytes, MS_HELLO_SILENCE_NS);
+    if (error || refusal) return false;
+    keeper->peers[body.hello.host].socket = socket;
+    return true;
+}
+
+/* Names the hosts that have not come. */
+static ms_status fail_missing(const ms_keeper *keeper)
+{
+    char missing[400] = "";
+    size_t used = 0;
+    for (uint32_t h = 1; h < keeper->hosts && used < sizeof missing; h++)
+        if (!keeper->peers[h].socket)
+            used += (size_t)snprintf(missing + used, sizeof missing - used, "%s%s",
+                                     used ? ", " : "", keeper->control->host_names[h]);
+    return ms_fail(keeper->context, MS_ERROR_TIMEOUT,
+                   "these hosts have not reached port %u of host %s in %.0f s: %s; is a firewall "
+                   "between them, or is another network the right one (--interface)?",
+                   keeper->port, keeper->control->host_names[0], (double)keeper->init_ns / 1e9,
+                   missing);
+}
+
+/* The port is given back once all have come. */
+static ms_status gather_hosts(ms_keeper *keeper)
+{
+    const ms_os *os = keeper->os;
+    uint64_t limit = ms_keeper_now(keeper) + keeper->init_ns;
+    for (uint32_t arrived = 1; arrived < keeper->hosts;) {
+        ms_file *socket = NULL;
+        uint64_t now = ms_keeper_now(keeper);
+        int error = now < limit ? os->tcp_accept(os->user, keeper->listener, limit - now, &socket)
+                                : -ETIMEDOUT;
+        if (error == -ETIMEDOUT) return fail_missing(keeper);
+        if (error == -EAGAIN) continue;
+        if (error) return ms_fail_os(keeper->context, error, "cannot accept other hosts", NULL);
+        if (admit(keeper, socket)) arrived++;
+        else os->close(os->user, socket);
+    }
+    os->close(os->user, keeper->listener);
+    keeper->listener = NULL;
+    return MS_OK;
+}
+
+/* ------------------------------------------------------------------ the others */
+
+/* Tries all addresses in turns, since some may belong to networks that the hosts do not share. */
+static ms_status connect_to_first(ms_keeper *keeper, const ms_keeper_options *options)
+{
+    const ms_os *os = keeper->os;
+    uint64_t limit = ms_keeper_now(keeper) + keeper->init_ns;
+    int error = -EHOSTUNREACH;
+    do {
+        for (uint32_t i = 0; i < options->address_count; i++) {
+            error = os->tcp_connect(os->user, options->addresses[i], options->port, MS_CONNECT_NS,
+                                    &keeper->peers[0].socket);
+            if (!error) return MS_OK;
+        }
+        pause_for(MS_CONNECT_RETRY_NS);
+    } while (ms_keeper_now(keeper) < limit);
+    return ms_fail(keeper->context, MS_ERROR_TIMEOUT,
+                   "host %s does not reach port %u of host %s (at %s%s): %s; is a firewall between "
+                   "them, or is another network the right one (--interface)?",
+                   options->names[keeper->host], options->port, options->names[0],
+                   options->address_count ? options->addresses[0] : "no address",
+                   options->address_count > 1 ? " and others" : "", strerror(-error));
+}
+
+/* Receives the frame of this kind, or the first keeper's refusal. */
+static ms_status expect(ms_keeper *keeper, ms_frame_kind kind)
+{
+    char body[MS_FRAME_BODY_MOST];
+    ms_frame_head head;
+    int error =
+        ms_keeper_receive(keeper->os, keeper->peers[0].socket, keeper->init_ns, &head, body);
+    if (!error && head.kind == kind) return MS_OK;
+    const char *first = keeper->control->host_names[0],
+               *own = keeper->control->host_names[keeper->host];
+    if (!error && head.kind == MS_FRAME_REFUSED)
+        return ms_fail(keeper->context, MS_ERROR_ARGUMENT, "host %s is refused by host %s: %s", own,
+                       first, body);
+    if (error == -ECONNRESET || error == -EPIPE)
+        return ms_fail(keeper->context, MS_ERROR_ABORTED,
+                       "host %s has closed the connection of host %s: it has given up, or it does "
+                       "not know this job's token",
+                       first, own);
+    return ms_fail(keeper->context, MS_ERROR_TIMEOUT, "no answer of the keeper of host %s: %s",
+                   first, error ? strerror(-error) : "it is no keeper of this version");
+}
+
+/* The hello, and its answer. */
+static ms_status say_hello(ms_keeper *keeper)
+{
+    const ms_os *os = keeper->os;
+    struct {
+        ms_frame_head head;
+        ms_hello_body body;
+    } hello;
+    memset(&hello, 0, sizeof hello);
+    hello.head = (ms_frame_head){ .magic = MS_FRAME_MAGIC,
+                                  .kind = MS_FRAME_HELLO,
+                                  .host = (uint16_t)keeper->host,
+                                  .bytes = sizeof hello.body };
+    memcpy(hello.body.token, keeper->token, MS_TOKEN_BYTES);
+    snprintf(hello.body.version, sizeof hello.body.version, "%s", MS_VERSION);
+    hello.body.host = keeper->host;
+    hello.body.hosts = keeper->hosts;
+    hello.body.ranks = keeper->ranks;
+    hello.body.control_bytes = keeper->control->control_bytes;
+    ms_file *socket = keeper->peers[0].socket;
+    int error = os->tcp_send(os->user, socket, &hello.head, sizeof hello.head, keeper->init_ns);
+    if (!error)
+        error = os->tcp_send(os->user, socket, &hello.body, sizeof hello.body, keeper->init_ns);
+    if (error) return ms_fail_os(keeper->context, error, "cannot speak to the first host", NULL);
+    return expect(keeper, MS_FRAME_WELCOME);
+}
+
+/* --------------------------------------------------------------------- threads */
+
+/* Looks at the control file when it is stirred, and now and then by itself; gives signs of life. */
+static void look_around(void *argument)
+{
+    ms_keeper *keeper = argument;
+    while (!atomic_load(&keeper->closing)) {
+        uint32_t seen = atomic_load(&keeper->stirred);
+        uint64_t now = ms_keeper_now(keeper);
+        bool beat = now - keeper->told_ns >= keeper->beat_ns;
+        ms_keeper_look(keeper);
+        ms_keeper_show(keeper, beat);
+        if (beat) {
+            keeper->told_ns = now;
+            if (keeper->host) ms_keeper_send(keeper, 0, MS_FRAME_BEAT, NULL, 0);
+            else ms_keeper_spread(keeper, 0, MS_FRAME_BEAT, NULL, 0);
+        }
+        ms_futex_wait(&keeper->stirred, seen,
+                      keeper->beat_ns < MS_KEEPER_TURN_NS ? keeper->beat_ns : MS_KEEPER_TURN_NS);
+    }
+}
+
+/* Peers first: from now on frames are heard. */
+static ms_status start_threads(ms_keeper *keeper)
+{
+    const ms_os *os = keeper->os;
+    int error = 0;
+    for (uint32_t h = 0; h < keeper->hosts && !error; h++)
+        if (keeper->peers[h].socket)
+            error = os->thread_start(os->user, "peer", ms_keeper_listen, &keeper->peers[h],
+                                     &keeper->peers[h].thread);
+    if (!error) error = os->thread_start(os->user, "keeper", look_around, keeper, &keeper->looker);
+    return error ? ms_fail_os(keeper->context, error, "no thread for a keeper", NULL) : MS_OK;
+}
+
+/* Hosts first, then ranks: a rank that has come in finds all hosts there. */
+ms_status ms_keeper_gather(ms_keeper *keeper, const ms_keeper_options *options)
+{
+    ms_status status = MS_OK;
+    if (keeper->hosts > 1 && keeper->host == 0) {
+        status = gather_hosts(keeper);
+        if (!status) ms_keeper_spread(keeper, 0, MS_FRAME_READY, NULL, 0);
+    } else if (keeper->hosts > 1) {
+        status = connect_to_first(keeper, options);
+        if (!status) status = say_hello(keeper);
+        if (!status) status = expect(keeper, MS_FRAME_READY);
+    }
+    if (!status) status = start_threads(keeper);
+    return status ? status : ms_keeper_admit(keeper);
+}
+
+/* ------------------------------------------------------------------------ ending */
+
+/* Whether all others have said goodbye, or are lost. */
+static bool all_gone(const ms_keeper *keeper)
+{
+    for (uint32_t h = 0; h < keeper->hosts; h++)
+        if (keeper->peers[h].socket && !atomic_load(&keeper->peers[h].gone)) return false;
+    return true;
+}
+
+/* Another host may still work when this one's ranks have ended in order, so the first keeper waits
+ * for it without a limit: its signs of life are the limit. After the end of the job hosts need only
+ * a moment. */
+void ms_keeper_finish(ms_keeper *keeper)
+{
+    uint64_t since = 0;
+    if (keeper->hosts == 1) return;
+    ms_keeper_look(keeper);
+    if (ms_host_ended(keeper->control)) ms_keeper_show_flights(keeper);
+    else ms_keeper_show(keeper, true);
+    if (keeper->host) ms_keeper_send(keeper, 0, MS_FRAME_BYE, NULL, 0);
+    while (!all_gone(keeper)) {
+        uint64_t now = ms_keeper_now(keeper);
+        if (!since && (keeper->host || ms_host_ended(keeper->control))) since = now;
+        if (since && now - since >= MS_GOODBYE_NS) return;
+        pause_for(MS_CONNECT_RETRY_NS / 4);
+    }
+}
+
+/* A thread that has not been started has no record. */
+static void join(const ms_os *os, ms_os_thread **thread)
+{
+    if (*thread) os->thread_join(os->user, *thread);
+    *thread = NULL;
+}
+
+/* Also of a keeper that was opened in part. Threads that wait for the network come back when its
+ * connections are ended. */
+void ms_keeper_close(ms_keeper *keeper)
+{
+    const ms_os *os = keeper->os;
+    atomic_store(&keeper->closing, 1);
+    stir(&keeper->mirror);
+    for (uint32_t h = 0; h < keeper->hosts; h++)
+        if (keeper->peers[h].socket) os->socket_end(os->user, keeper->peers[h].socket);
+    join(os, &keeper->looker);
+    for (uint32_t h = 0; h < keeper->hosts; h++) join(os, &keeper->peers[h].thread);
+    for (uint32_t r = 0; r < keeper->ranks; r++) join(os, &keeper->visitors[r].thread);
+    for (uint32_t h = 0; h < keeper->hosts; h++)
+        if (keeper->peers[h].socket) os->close(os->user, keeper->peers[h].socket);
+    for (uint32_t r = 0; r < keeper->ranks; r++)
+        if (keeper->visitors[r].socket) os->close(os->user, keeper->visitors[r].socket);
+    if (keeper->listener) os->close(os->user, keeper->listener);
+    ms_keeper_close_door(keeper);
+    ms_context *context = keeper->context;
+    os->release(os->user, keeper->still.stands);
+    os->release(os->user, keeper->still.marks);
+    ms_rendezvous_release(&keeper->files->base);
+    ms_release(context, keeper->shown);
+    ms_release(context, keeper);
+}

@@ -1,0 +1,72 @@
+/* moonshard/hosts.h: a job over several hosts: its keepers, and how a rank joins it.
+ *
+ * Invariants
+ * - Each host has one keeper, a process of its own, which lives longer than the host's ranks. It is
+ *   also their supervisor (moonshard/control.h).
+ * - Ranks of one host meet at their keeper's door and work on the host's memory files, as in a job
+ * of one host. Keepers speak over TCP, the first one with each of the others. A random token keeps
+ *   strangers out.
+ * - Between hosts tensors travel through MPI, never through keepers. */
+#ifndef MOONSHARD_HOSTS_H
+#define MOONSHARD_HOSTS_H
+
+#include "moonshard/control.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MS_HOSTS_TOKEN_BYTES 32
+#define MS_HOSTS_NAME_BYTES 64
+#define MS_HOSTS_ADDRESSES_MAX 16
+#define MS_HOSTS_ADDRESS_BYTES 64
+
+typedef struct ms_keeper ms_keeper;
+
+/* What a keeper needs to know of its job. */
+typedef struct ms_keeper_options {
+    ms_rendezvous_options rendezvous; /* ranks: of the whole job */
+    uint32_t hosts, host;             /* 0: the first keeper */
+    uint16_t host_of[MS_LOCAL_RANKS_MAX];
+    char names[MS_LOCAL_RANKS_MAX][MS_HOSTS_NAME_BYTES]; /* of hosts */
+    uint8_t token[MS_HOSTS_TOKEN_BYTES];
+    /* Where the first keeper listens: port 0 lets the system choose; interface "" is any. For the
+     * others, where it is found. */
+    uint16_t port;
+    char interface[MS_HOSTS_NAME_BYTES];
+    uint32_t address_count;
+    char addresses[MS_HOSTS_ADDRESSES_MAX][MS_HOSTS_ADDRESS_BYTES];
+    uint64_t init_ns; /* to wait for other hosts, and for this host's ranks */
+    uint64_t lost_ns; /* without a sign of life a host is lost */
+    bool alone;       /* this process is the keeper and nothing else: ranks notice its death */
+} ms_keeper_options;
+
+/* Makes the host's memory files, and the door, at which ranks wait until all hosts are there. The
+ * first keeper listens; *options receives its port and addresses. MS_ERROR_ARGUMENT names an
+ * interface or a port that cannot be used. The context is used by all later calls with this
+ * keeper. */
+MS_API ms_status ms_keeper_open(ms_context *context, ms_keeper_options *options, ms_keeper **out);
+/* The path of the door; borrowed. */
+MS_API const char *ms_keeper_door(const ms_keeper *keeper);
+/* Waits for the keepers of all hosts, then for all ranks of this one. Then its threads run. Of
+ * options, the addresses and the port of the first keeper are read. MS_ERROR_TIMEOUT names the
+ * hosts or ranks that have not come. */
+MS_API ms_status ms_keeper_gather(ms_keeper *keeper, const ms_keeper_options *options);
+/* The supervisor's side of the job; borrowed. */
+MS_API ms_rendezvous *ms_keeper_rendezvous(const ms_keeper *keeper);
+/* The process of a rank of this host; -1: it is on another. */
+MS_API int64_t ms_keeper_process(const ms_keeper *keeper, uint32_t rank);
+/* This host's ranks have ended. Waits a moment for the other hosts, so that the report is complete;
+ * the first keeper waits until all have said goodbye or are lost. */
+MS_API void ms_keeper_finish(ms_keeper *keeper);
+/* After finish, or after a failure. */
+MS_API void ms_keeper_close(ms_keeper *keeper);
+
+/* A rank of this host goes to the door of its keeper, and waits there until all hosts are there. */
+MS_API ms_status ms_hosts_enter(ms_context *context, const char *door, uint32_t rank,
+                                uint32_t ranks, uint64_t timeout_ns, ms_rendezvous **out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

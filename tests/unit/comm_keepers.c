@@ -1,0 +1,494 @@
+/* comm_keepers.c: keepers of several hosts in one process, with ranks that are threads: numbers
+ * that hosts share, ids of groups, requests, the cause of the end, deadlocks, hosts that are lost,
+ * and strangers at the port. Tensors do not move here. */
+#include "comm/hosts/keeper.h"
+
+#include "comm_support.h"
+
+#include <arpa/inet.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+
+#include "comm/transport.h"
+
+#define HOSTS_MOST 3
+
+typedef struct cluster cluster;
+typedef struct member {
+    cluster *of;
+    uint32_t number;
+    ms_context context;
+    ms_engine *engine;
+    ms_group *world;
+    char why[2048];
+    ms_error error;
+    ms_status status;
+    uint64_t met_before; /* serial number of the step before which a request was met */
+    pthread_t thread;
+} member;
+
+struct cluster {
+    uint32_t ranks, hosts;
+    ms_keeper_options options[HOSTS_MOST];
+    ms_context contexts[HOSTS_MOST];
+    ms_keeper *keepers[HOSTS_MOST];
+    pthread_t gathering[HOSTS_MOST];
+    ms_status gathered[HOSTS_MOST];
+    void (*run)(member *self);
+    member members[8];
+    _Atomic uint32_t arrived, released;
+};
+
+#define MUST(condition)                                                                     \
+    do {                                                                                    \
+        if (!(condition)) {                                                                 \
+            if (!*self->why)                                                                \
+                snprintf(self->why, sizeof self->why, "%s:%d: rank %u: %s; last error: %s", \
+                         __FILE__, __LINE__, self->number, #condition,                      \
+                         self->engine ? ms_engine_error(self->engine)->message              \
+                                      : self->context.error.message);                       \
+            return;                                                                         \
+        }                                                                                   \
+    } while (0)
+
+static void quiet(void *user, ms_log_level level, const char *message)
+{
+    (void)user;
+    (void)level;
+    (void)message;
+}
+
+/* ms_transport_local has the tasks of tensors, which these tests do not use. */
+static void enter(member *self)
+{
+    ms_rendezvous *rendezvous = NULL;
+    uint32_t host = self->of->options[0].host_of[self->number];
+    ms_engine_options options = { .threads = 1, .memory_bytes = 64 << 20, .strict = true };
+    ms_context_init(&self->context, NULL);
+    self->context.log = quiet;
+    MUST(ms_hosts_enter(&self->context, ms_keeper_door(self->of->keepers[host]), self->number,
+                        self->of->ranks, 20000000000u, &rendezvous)
+         == MS_OK);
+    MUST(ms_engine_new(&options, &self->error, &self->engine) == MS_OK);
+    MUST(ms_comm_new(self->engine, &ms_control_hosts, &ms_transport_local, rendezvous, self->number,
+                     self->of->ranks, &self->world)
+         == MS_OK);
+    ms_rendezvous_release(rendezvous);
+    self->of->run(self);
+}
+
+static void *member_thread(void *argument)
+{
+    member *self = argument;
+    enter(self);
+    if (self->engine && *self->why) ms_comm_leave(self->engine, self->why);
+    ms_engine_free(self->engine);
+    return NULL;
+}
+
+static void *gather_thread(void *argument)
+{
+    struct {
+        cluster *of;
+        uint32_t host;
+    } *what = argument;
+    cluster *of = what->of;
+    of->gathered[what->host] = ms_keeper_gather(of->keepers[what->host], &of->options[what->host]);
+    return NULL;
+}
+
+/* Rank r is on host_of[r]. */
+static void begin(cluster *of, uint32_t ranks, const uint16_t *host_of)
+{
+    of->ranks = ranks;
+    for (uint32_t r = 0; r < ranks; r++)
+        if (host_of[r] + 1u > of->hosts) of->hosts = host_of[r] + 1u;
+    for (uint32_t h = 0; h < of->hosts; h++) {
+        ms_keeper_options *options = &of->options[h];
+        *options = (ms_keeper_options){ .rendezvous = { .ranks = ranks,
+                                                        .threads = 1,
+                                                        .heap_bytes = 8 << 20,
+                                                        .timeout_ns = 20000000000u },
+                                        .hosts = of->hosts,
+                                        .host = h,
+                                        .interface = "lo",
+                                        .init_ns = 20000000000u,
+                                        .lost_ns = 1000000000u };
+        memset(options->token, 7, sizeof options->token);
+        for (uint32_t r = 0; r < ranks; r++) options->host_of[r] = host_of[r];
+        for (uint32_t k = 0; k < of->hosts; k++)
+            snprintf(options->names[k], sizeof options->names[k], "host%c", (char)('a' + k));
+        if (h) {
+            options->port = of->options[0].port;
+            options->address_count = of->options[0].address_count;
+            memcpy(options->addresses, of->options[0].addresses, sizeof options->addresses);
+        }
+        ms_context_init(&of->contexts[h], NULL);
+        of->contexts[h].log = quiet;
+        if (ms_keeper_open(&of->contexts[h], options, &of->keepers[h]))
+            fail_msg("keeper %u: %s", h, of->contexts[h].error.message);
+    }
+}
+
+/* Starts the keepers' meeting, and the ranks. */
+static void start(cluster *of, void (*run)(member *))
+{
+    static struct {
+        cluster *of;
+        uint32_t host;
+    } what[HOSTS_MOST];
+    of->run = run;
+    for (uint32_t h = 0; h < of->hosts; h++) {
+        what[h].of = of;
+        what[h].host = h;
+        assert_int_equal(pthread_create(&of->gathering[h], NULL, gather_thread, &what[h]), 0);
+    }
+    for (uint32_t r = 0; r < of->ranks; r++) {
+        of->members[r].of = of;
+        of->members[r].number = r;
+        assert_int_equal(
+            pthread_create(&of->members[r].thread, NULL, member_thread, &of->members[r]), 0);
+    }
+    for (uint32_t h = 0; h < of->hosts; h++) {
+        pthread_join(of->gathering[h], NULL);
+        if (of->gathered[h]) fail_msg("keeper %u: %s", h, of->contexts[h].error.message);
+    }
+}
+
+/* Ranks end, then keepers. */
+static void finish(cluster *of, bool well)
+{
+    pthread_t closing[HOSTS_MOST];
+    for (uint32_t r = 0; r < of->ranks; r++) pthread_join(of->members[r].thread, NULL);
+    for (uint32_t h = 0; h < of->hosts; h++)
+        pthread_create(&closing[h], NULL, (void *(*)(void *))(void (*)(void))ms_keeper_finish,
+                       of->keepers[h]);
+    for (uint32_t h = 0; h < of->hosts; h++) pthread_join(closing[h], NULL);
+    for (uint32_t h = 0; h < of->hosts; h++) ms_keeper_close(of->keepers[h]);
+    for (uint32_t r = 0; r < of->ranks && well; r++)
+        if (*of->members[r].why) fail_msg("%s", of->members[r].why);
+}
+
+/* ------------------------------------------------------------------- numbers */
+
+static const uint16_t two_by_two[] = { 0, 0, 1, 1 }, one_and_three[] = { 0, 1, 1, 1 },
+                      three_alone[] = { 0, 1, 2 }, mixed[] = { 0, 1, 0, 2 };
+
+static void share_numbers(member *self)
+{
+    enum { COUNT = 700 }; /* more than one piece */
+    int64_t mine[COUNT], sum[COUNT];
+    static _Thread_local int64_t all[COUNT * 8];
+    uint32_t ranks = self->of->ranks;
+    for (int round = 0; round < 20; round++) {
+        for (int i = 0; i < COUNT; i++) mine[i] = (int64_t)self->number * 1000 + i + round;
+        ms_sharing gather = { .kind = MS_ALL_GATHER, .dtype = MS_I64, .count = COUNT };
+        MUST(ms_group_share(self->world, &gather, mine, all) == MS_OK);
+        for (uint32_t r = 0; r < ranks; r++)
+            for (int i = 0; i < COUNT; i++)
+                MUST(all[r * COUNT + i] == (int64_t)r * 1000 + i + round);
+        ms_sharing add = {
+            .kind = MS_ALL_REDUCE, .op = MS_REDUCE_OP_SUM, .dtype = MS_I64, .count = COUNT
+        };
+        MUST(ms_group_share(self->world, &add, mine, sum) == MS_OK);
+        for (int i = 0; i < COUNT; i++)
+            MUST(sum[i]
+                 == (int64_t)(ranks * (ranks - 1) / 2 * 1000) + (i + round) * (int64_t)ranks);
+        ms_sharing from_last = {
+            .kind = MS_BROADCAST, .root = ranks - 1, .dtype = MS_I64, .count = COUNT
+        };
+        MUST(ms_group_share(self->world, &from_last, mine, sum) == MS_OK);
+        MUST(sum[3] == (int64_t)(ranks - 1) * 1000 + 3 + round);
+    }
+    /* Groups of other hosts get other numbers; numbers are shared in each. */
+    ms_group *part = NULL;
+    uint32_t members[2][8], sizes[2] = { 0 };
+    for (uint32_t r = 0; r < ranks; r++) members[r % 2][sizes[r % 2]++] = r;
+    memcpy(members[0] + sizes[0], members[1], sizes[1] * sizeof(uint32_t));
+    MUST(ms_group_split(self->world, 2, sizes, members[0], &part) == MS_OK);
+    int64_t one = self->number, total = -1, expected = 0;
+    ms_sharing add = { .kind = MS_ALL_REDUCE, .op = MS_REDUCE_OP_SUM, .dtype = MS_I64, .count = 1 };
+    for (uint32_t r = self->number % 2; r < ranks; r += 2) expected += r;
+    MUST(ms_group_share(part, &add, &one, &total) == MS_OK);
+    MUST(total == expected);
+}
+
+static void test_numbers(void **state)
+{
+    (void)state;
+    const struct {
+        uint32_t ranks;
+        const uint16_t *host_of;
+    } layouts[] = { { 4, two_by_two }, { 4, one_and_three }, { 3, three_alone }, { 4, mixed } };
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        cluster of = { 0 };
+        begin(&of, layouts[i].ranks, layouts[i].host_of);
+        start(&of, share_numbers);
+        finish(&of, true);
+    }
+}
+
+/* ------------------------------------------------------------------ requests */
+
+/* Ranks step at their own pace; each notes the step before which it meets the request. */
+static void step_on(member *self)
+{
+    uint8_t values[MS_REQUESTS];
+    for (uint64_t serial = 1; serial < 4000 && !self->met_before; serial++) {
+        ms_comm_step(self->engine, serial, (int64_t)serial, values);
+        if (values[MS_REQUEST_SAVE]) self->met_before = serial;
+        if (values[MS_REQUEST_SAVE]) MUST(values[MS_REQUEST_SAVE] == 12);
+        if (serial == 40 && self->number == self->of->ranks - 1) {
+            uint32_t host = self->of->options[0].host_of[self->number];
+            ms_rendezvous_request(ms_keeper_rendezvous(self->of->keepers[host]), MS_REQUEST_SAVE,
+                                  12);
+        }
+        /* As ranks that train do: no rank is more than a step ahead. */
+        int64_t number = (int64_t)serial;
+        ms_sharing same = { .kind = MS_BROADCAST, .dtype = MS_I64, .count = 1 };
+        MUST(ms_group_share(self->world, &same, &number, &number) == MS_OK);
+    }
+}
+
+static void test_requests_are_met_before_one_step(void **state)
+{
+    (void)state;
+    cluster of = { 0 };
+    begin(&of, 4, two_by_two);
+    start(&of, step_on);
+    finish(&of, true);
+    assert_true(of.members[0].met_before > 0);
+    for (uint32_t r = 1; r < 4; r++)
+        assert_int_equal(of.members[r].met_before, of.members[0].met_before);
+}
+
+/* ------------------------------------------------------------------- the end */
+
+/* Two ranks of different hosts end the job at the same time: all report one of the two causes. */
+static void end_together(member *self)
+{
+    int64_t number = 1;
+    ms_sharing same = { .kind = MS_ALL_REDUCE, .dtype = MS_I64, .count = 1 };
+    self->status = ms_group_share(self->world, &same, &number, &number);
+    if (self->number % 3 == 0) {
+        char text[64];
+        snprintf(text, sizeof text, "trouble on rank %u", self->number);
+        ms_comm_leave(self->engine, text);
+    }
+    for (int i = 0; i < 1000 && !self->status; i++)
+        self->status = ms_group_share(self->world, &same, &number, &number);
+    self->error = *ms_engine_error(self->engine);
+}
+
+static void test_hosts_agree_on_the_cause(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 10; round++) {
+        cluster of = { 0 };
+        begin(&of, 4, two_by_two);
+        start(&of, end_together);
+        finish(&of, true);
+        for (uint32_t r = 0; r < 4; r++) {
+            assert_int_equal(of.members[r].status, MS_ERROR_ABORTED);
+            assert_non_null(strstr(of.members[r].error.message, "trouble on rank "));
+            assert_string_equal(of.members[r].error.message, of.members[0].error.message);
+        }
+    }
+}
+
+/* Each host's ranks wait for the other's in another group. */
+static void wait_crosswise(member *self)
+{
+    ms_group *first = NULL, *second = NULL;
+    const uint32_t all[] = { 0, 1, 2, 3 }, size = 4;
+    MUST(ms_group_split(self->world, 1, &size, all, &first) == MS_OK);
+    MUST(ms_group_split(self->world, 1, &size, all, &second) == MS_OK);
+    int64_t number = 1;
+    ms_sharing same = { .kind = MS_ALL_REDUCE, .dtype = MS_I64, .count = 1 };
+    ms_group *mine = self->of->options[0].host_of[self->number] ? first : second;
+    self->status = ms_group_share(mine, &same, &number, &number);
+    self->error = *ms_engine_error(self->engine);
+}
+
+static void test_deadlocks_over_hosts_are_found(void **state)
+{
+    (void)state;
+    cluster of = { 0 };
+    begin(&of, 4, two_by_two);
+    start(&of, wait_crosswise);
+    finish(&of, true);
+    for (uint32_t r = 0; r < 4; r++) {
+        if (of.members[r].status != MS_ERROR_MISMATCH) fail_msg("%s", of.members[r].error.message);
+        assert_non_null(strstr(of.members[r].error.message, "the ranks wait for each other"));
+        assert_non_null(strstr(of.members[r].error.message, "rank 3 on host hostb: all_reduce"));
+    }
+}
+
+/* A rank returns while the others go on. */
+static void leave_early(member *self)
+{
+    int64_t number = 1;
+    ms_sharing same = { .kind = MS_ALL_REDUCE, .dtype = MS_I64, .count = 1 };
+    for (int i = 0; i < 10; i++) {
+        if (i == 5 && self->number == 3) return;
+        self->status = ms_group_share(self->world, &same, &number, &number);
+        if (self->status) break;
+    }
+    self->error = *ms_engine_error(self->engine);
+}
+
+static void test_ranks_that_leave_early_are_named(void **state)
+{
+    (void)state;
+    cluster of = { 0 };
+    begin(&of, 4, two_by_two);
+    start(&of, leave_early);
+    finish(&of, true);
+    for (uint32_t r = 0; r < 3; r++) {
+        assert_int_not_equal(of.members[r].status, MS_OK);
+        assert_non_null(strstr(of.members[r].error.message, "rank 3"));
+    }
+}
+
+/* ------------------------------------------------------------- hosts and strangers */
+
+static void wait_for_the_end(member *self)
+{
+    int64_t number = 1;
+    ms_sharing same = { .kind = MS_ALL_REDUCE, .dtype = MS_I64, .count = 1 };
+    MUST(ms_group_share(self->world, &same, &number, &number) == MS_OK);
+    atomic_fetch_add(&self->of->arrived, 1);
+    if (self->number >= 2) {
+        while (!atomic_load(&self->of->released)) sched_yield();
+        return;
+    }
+    self->status = ms_group_share(self->world, &same, &number, &number);
+    self->error = *ms_engine_error(self->engine);
+}
+
+/* Its connection breaks, as when the process of the keeper is killed. */
+static void test_a_host_that_is_lost_is_named(void **state)
+{
+    (void)state;
+    cluster of = { 0 };
+    begin(&of, 4, two_by_two);
+    start(&of, wait_for_the_end);
+    while (atomic_load(&of.arrived) < 4) sched_yield();
+    const ms_os *os = of.keepers[1]->os;
+    os->socket_end(os->user, of.keepers[1]->peers[0].socket);
+    pthread_join(of.members[0].thread, NULL);
+    atomic_store(&of.released, 1);
+    of.members[0].thread = of.members[1].thread;
+    pthread_join(of.members[1].thread, NULL);
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_int_equal(of.members[r].status, MS_ERROR_ABORTED);
+        assert_non_null(strstr(of.members[r].error.message, "host hostb (ranks 2, 3) is lost"));
+    }
+    for (uint32_t r = 2; r < 4; r++) pthread_join(of.members[r].thread, NULL);
+    for (uint32_t h = 0; h < 2; h++) ms_keeper_finish(of.keepers[h]);
+    for (uint32_t h = 0; h < 2; h++) ms_keeper_close(of.keepers[h]);
+}
+
+static int connect_to(uint16_t port)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET,
+                              .sin_port = htons(port),
+                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    int descriptor = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(connect(descriptor, (struct sockaddr *)&at, sizeof at), 0);
+    return descriptor;
+}
+
+/* Noise, a frame of another kind, and a hello with a wrong token, while the hosts meet: each
+ * connection is closed, and the job begins and ends as if they had not been there. */
+static void test_strangers_are_turned_away(void **state)
+{
+    (void)state;
+    cluster of = { 0 };
+    begin(&of, 4, two_by_two);
+    struct {
+        ms_frame_head head;
+        ms_hello_body body;
+    } hello = {
+        .head = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_HELLO, .bytes = sizeof(ms_hello_body) },
+        .body = { .version = MS_VERSION, .host = 1, .hosts = 2, .ranks = 4 }
+    };
+    ms_frame_head verdict = { .magic = MS_FRAME_MAGIC,
+                              .kind = MS_FRAME_VERDICT,
+                              .bytes = sizeof(ms_abort_record) };
+    int visitors[4];
+    for (int i = 0; i < 4; i++) visitors[i] = connect_to(of.options[0].port);
+    assert_true(send(visitors[0], "GET / HTTP/1.0\r\n\r\n", 18, 0) == 18);
+    assert_true(send(visitors[1], &hello, sizeof hello, 0) == sizeof hello);
+    assert_true(send(visitors[2], &verdict, sizeof verdict, 0) == sizeof verdict);
+    shutdown(visitors[2], SHUT_WR);
+    shutdown(visitors[3], SHUT_WR);
+    start(&of, share_numbers);
+    finish(&of, true);
+    for (int i = 0; i < 4; i++) {
+        char byte;
+        assert_true(recv(visitors[i], &byte, 1, 0) <= 0);
+        close(visitors[i]);
+    }
+}
+
+/* A keeper with a wrong token gets no answer to it, and says so. */
+static void test_a_wrong_token_is_refused(void **state)
+{
+    (void)state;
+    cluster of = { 0 };
+    begin(&of, 3, three_alone);
+    of.options[0].init_ns = 500000000;
+    for (uint32_t h = 0; h < 3; h++) of.keepers[h]->init_ns = 500000000;
+    of.keepers[2]->token[5] ^= 1;
+    pthread_t threads[3];
+    struct {
+        cluster *of;
+        uint32_t host;
+    } what[3];
+    for (uint32_t h = 0; h < 3; h++) {
+        what[h].of = &of;
+        what[h].host = h;
+        assert_int_equal(pthread_create(&threads[h], NULL, gather_thread, &what[h]), 0);
+    }
+    for (uint32_t h = 0; h < 3; h++) pthread_join(threads[h], NULL);
+    assert_int_equal(of.gathered[0], MS_ERROR_TIMEOUT);
+    assert_non_null(strstr(of.contexts[0].error.message, "these hosts have not reached port"));
+    assert_non_null(strstr(of.contexts[0].error.message, ": hostc;"));
+    assert_int_not_equal(of.gathered[2], MS_OK);
+    assert_non_null(strstr(of.contexts[2].error.message, "token"));
+    for (uint32_t h = 0; h < 3; h++) ms_keeper_close(of.keepers[h]);
+}
+
+static void test_interfaces_and_ports(void **state)
+{
+    (void)state;
+    cluster of = { 0 };
+    begin(&of, 2, (const uint16_t[]){ 0, 1 });
+    ms_keeper_options options = of.options[0];
+    ms_keeper *keeper = NULL;
+    ms_context context;
+    ms_context_init(&context, NULL);
+    assert_int_equal(ms_keeper_open(&context, &options, &keeper), MS_ERROR_EXISTS);
+    assert_non_null(strstr(context.error.message, "is in use: choose another one (--port)"));
+    strcpy(options.interface, "none7");
+    assert_int_equal(ms_keeper_open(&context, &options, &keeper), MS_ERROR_ARGUMENT);
+    assert_non_null(strstr(context.error.message, "no interface 'none7'"));
+    for (uint32_t h = 0; h < 2; h++) ms_keeper_close(of.keepers[h]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_requests_are_met_before_one_step),
+        cmocka_unit_test(test_hosts_agree_on_the_cause),
+        cmocka_unit_test(test_deadlocks_over_hosts_are_found),
+        cmocka_unit_test(test_ranks_that_leave_early_are_named),
+        cmocka_unit_test(test_a_host_that_is_lost_is_named),
+        cmocka_unit_test(test_strangers_are_turned_away),
+        cmocka_unit_test(test_a_wrong_token_is_refused),
+        cmocka_unit_test(test_interfaces_and_ports),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
