@@ -12,7 +12,7 @@ ranks.of = {
 
 -- Installed headers that are not named after their layer.
 local HEADER_LAYER = {
-  ops = "tensor", control = "comm", cpu_task = "exec", moonshard_lua = "bindings",
+  ops = "tensor", control = "comm", hosts = "comm", cpu_task = "exec", moonshard_lua = "bindings",
 }
 
 -- The layer of a source file, or of a header as an #include names it.
