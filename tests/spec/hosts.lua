@@ -14,13 +14,8 @@ local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 -- Seconds until a command counts as hanging.
 local DEADLINE = (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" and 500 or 120
 
---- Starts a command on a host, as a file from which its output is read; with `finish` its exit code
---- and the rest of the output.
----@param host string
----@param command string for a shell there
-function hosts.start(host, command)
-  local pipe = assert(io.popen(("timeout -k 5 %d %s %s %s 2>&1"):format(DEADLINE, script "on",
-    host, quoted(command))))
+local function start(command)
+  local pipe = assert(io.popen(("timeout -k 5 %d %s 2>&1"):format(DEADLINE, command)))
   local running = {}
   function running.line() return pipe:read "l" end
   function running.finish()
@@ -31,10 +26,36 @@ function hosts.start(host, command)
   return running
 end
 
+--- Starts a command on a host, as a file from which its output is read; with `finish` its exit code
+--- and the rest of the output.
+---@param host string
+---@param command string for a shell there
+function hosts.start(host, command)
+  return start(("%s %s %s"):format(script "on", host, quoted(command)))
+end
+
 --- Runs a command on a host to its end.
 ---@return integer code
 ---@return string output
 function hosts.on(host, command) return hosts.start(host, command).finish() end
+
+--- The MPIs that have a module.
+---@return string[]
+function hosts.mpis()
+  local list = {}
+  for name in (os.getenv "MOONSHARD_MPI" or ""):gmatch "%S+" do list[#list + 1] = name end
+  return list
+end
+
+--- Runs a command in processes of an MPI.
+---@param mpi string
+---@param where string as "hosta:1,hostb:3"
+---@param command string with options of mpirun before it
+---@return integer code
+---@return string output
+function hosts.mpirun(mpi, where, command)
+  return start(("%s %s %s %s"):format(script "mpirun", mpi, where, command)).finish()
+end
 
 --- hosts.sh VERB ...; what it prints.
 function hosts.tool(...)
