@@ -75,11 +75,11 @@ static void open_library(lua_State *L, int runtime)
 
 /* Each adds its functions to the module. A new binding adds a line here. */
 static void (*const parts[])(lua_State *L, int runtime) = {
-    open_library,       ms_open_steps,   ms_open_engine, ms_open_tensor,      ms_open_make,
-    ms_open_operators,  ms_open_grad,    ms_open_stream, ms_open_codec,       ms_open_group,
-    ms_open_bucket,     ms_open_link,    ms_open_ddp,    ms_open_fsdp,        ms_open_job,
-    ms_open_optim,      ms_open_io,      ms_open_json,   ms_open_safetensors, ms_open_dataset,
-    ms_open_checkpoint, ms_open_initial,
+    open_library,      ms_open_steps,      ms_open_engine,  ms_open_tensor, ms_open_make,
+    ms_open_operators, ms_open_grad,       ms_open_stream,  ms_open_codec,  ms_open_group,
+    ms_open_bucket,    ms_open_link,       ms_open_ddp,     ms_open_fsdp,   ms_open_job,
+    ms_open_hosts,     ms_open_optim,      ms_open_io,      ms_open_json,   ms_open_safetensors,
+    ms_open_dataset,   ms_open_checkpoint, ms_open_initial,
 };
 
 /* Pushes the module; the runtime is below it. The parts run in order: tensor methods exist before
@@ -144,6 +144,16 @@ MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
     runtime->rank = rank;
     runtime->context.activity = ms_rendezvous_activity(rendezvous, rank);
     lua_pop(L, 3);
+}
+
+/* Borrowed: the state has a reference. */
+MS_API ms_rendezvous *ms_lua_rendezvous(lua_State *L, uint32_t *rank)
+{
+    ms_runtime *runtime = push_runtime(L);
+    ms_rendezvous *rendezvous = runtime->rendezvous;
+    if (rank) *rank = runtime->rank;
+    lua_pop(L, 3);
+    return rendezvous;
 }
 
 /* Level 0, since it is called from a hook of lua_sethook, where the script's own function is at

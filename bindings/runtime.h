@@ -257,6 +257,7 @@ void ms_open_link(lua_State *L, int runtime);
 void ms_open_ddp(lua_State *L, int runtime);
 void ms_open_fsdp(lua_State *L, int runtime);
 void ms_open_job(lua_State *L, int runtime);
+void ms_open_hosts(lua_State *L, int runtime);
 void ms_open_optim(lua_State *L, int runtime);
 void ms_open_io(lua_State *L, int runtime);
 void ms_open_json(lua_State *L, int runtime);

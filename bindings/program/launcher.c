@@ -10,6 +10,8 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#define MS_DONE_TICK_NS 50000000u /* how often `done` of ms_job_supervise is asked at least */
+
 /* Nanoseconds of the monotonic clock, which setting the system's time does not change. All
  * deadlines of the supervisor are on it, and so are the times in flight records. */
 static uint64_t now_of(const ms_job *job)
@@ -42,6 +44,7 @@ static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t 
     if (outcome->signal)
         snprintf(how, sizeof how, "killed by SIG%s",
                  sigabbrev_np(outcome->signal) ? sigabbrev_np(outcome->signal) : "?");
+    else if (outcome->code < 0) snprintf(how, sizeof how, "has ended without leaving");
     else snprintf(how, sizeof how, "ended with exit code %d", outcome->code);
     if (state.collectives
         && ms_rendezvous_flight(job->rendezvous, rank, state.collectives - 1, &flight)) {
@@ -135,10 +138,10 @@ static void read_signals(lua_State *L, ms_job *job)
     while (read(job->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGUSR1)
             ms_rendezvous_request(job->rendezvous, MS_REQUEST_SAVE, SIGUSR1);
-        else if (info.ssi_signo == SIGUSR2) {
+        else if (info.ssi_signo == SIGUSR2 && lua_isfunction(L, -1)) {
             lua_pushvalue(L, -1);
             lua_call(L, 0, 0);
-        } else stop_requested(job, (int)info.ssi_signo);
+        } else if (info.ssi_signo != SIGUSR2) stop_requested(job, (int)info.ssi_signo);
     }
 }
 
@@ -147,27 +150,28 @@ static void read_signals(lua_State *L, ms_job *job)
  * to wake the poll and could run at any point of it. SIGUSR2 is among them although ranks that are
  * processes get it, too: there it is the question where they are (MS_LOCATE_PROCESS), sent to one
  * rank by its descriptor. */
-static int open_signals(ms_job *job, sigset_t *before)
+ms_status ms_job_open_signals(ms_job *job)
 {
     sigset_t set;
     sigemptyset(&set);
     int numbers[] = { SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaddset(&set, numbers[i]);
     /* A signal between this line and the next stays pending and is read from the descriptor. */
-    int error = pthread_sigmask(SIG_BLOCK, &set, before);
-    if (error) return -error;
-    job->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    return job->signals < 0 ? -errno : 0;
+    int error = -pthread_sigmask(SIG_BLOCK, &set, NULL);
+    if (!error) job->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (!error && job->signals < 0) error = -errno;
+    if (!error) return MS_OK;
+    return ms_fail_os(&job->context, error, "signals cannot be supervised", NULL);
 }
 
 /* The supervisor's loop: it ends when no rank runs, or when threads do not leave in time. Each
  * round looks at the deadline first, so that a rank that sends many events cannot put it off.
  * Signals are read before ended ranks are: where a terminal's Ctrl-C has reached the job, the
  * request is noted before the exit of a rank is judged. */
-static void supervise(lua_State *L, ms_job *job)
+void ms_job_supervise(lua_State *L, ms_job *job, bool (*done)(ms_job *job))
 {
     struct pollfd *waits = job->waits;
-    while (job->running) {
+    while (job->running && !(done && done(job))) {
         uint64_t now = now_of(job);
         if (job->deadline_ns && now >= job->deadline_ns) {
             if (!time_is_over(job)) return;
@@ -178,6 +182,7 @@ static void supervise(lua_State *L, ms_job *job)
             /* poll passes over negative descriptors, which ranks that have ended have. */
             waits[r + 1] = (struct pollfd){ .fd = job->ended[r], .events = POLLIN };
         uint64_t rest_ns = ms_watch_tick(job);
+        if (done && rest_ns > MS_DONE_TICK_NS) rest_ns = MS_DONE_TICK_NS;
         if (job->deadline_ns && job->deadline_ns - now < rest_ns) rest_ns = job->deadline_ns - now;
         /* One millisecond more than the rest, which is cut to whole milliseconds: without it the
          * last fraction of one would be spent in a busy loop. */
@@ -281,13 +286,17 @@ static void push_rank(lua_State *L, const ms_job *job, uint32_t rank)
     set_integer(L, "process", outcome->process);
     set_integer(L, "ended_ns", (int64_t)outcome->ended_ns);
     set_integer(L, "step", state.step);
+    if (job->keeper) {
+        uint32_t host = ms_keeper_host_of(job->keeper, rank);
+        set_text(L, "host", ms_keeper_host_name(job->keeper, host));
+    }
     char letter[2] = { outcome->state, '\0' };
     if (outcome->state) set_text(L, "state", letter);
 }
 
 /* Pushes the outcome of the job: stop_signal, cause = { reason, rank, message } or nil, folder,
  * ranks = list from rank 0 on. */
-static void push_outcome(lua_State *L, const ms_job *job)
+void ms_job_push_outcome(lua_State *L, const ms_job *job)
 {
     /* In the order of ms_abort_reason. */
     static const char *const reasons[] = { "none",   "mismatch", "left",   "timeout",
@@ -310,6 +319,9 @@ static void push_outcome(lua_State *L, const ms_job *job)
         lua_rawseti(L, -2, r + 1);
     }
     lua_setfield(L, -2, "ranks");
+    /* Only one of several supervisors reports. */
+    lua_pushboolean(L, !job->keeper || ms_keeper_host(job->keeper) == 0);
+    lua_setfield(L, -2, "reports");
 }
 
 /* __gc of the job, after ms_launch has returned, or after an error in the middle of it. It closes
@@ -331,7 +343,7 @@ static int job_gc(lua_State *L)
 
 /* An empty job in a userdata on the stack. It is a userdata, because Lua functions that may raise
  * (on_start, the dump) are called while it exists. */
-static ms_job *new_job(lua_State *L)
+ms_job *ms_job_new(lua_State *L)
 {
     ms_job *job = lua_newuserdatauv(L, sizeof *job, 0);
     memset(job, 0, sizeof *job);
@@ -346,7 +358,7 @@ static ms_job *new_job(lua_State *L)
 
 /* Room for what the supervisor keeps of each rank. One allocation for four arrays, so that one
  * release frees them. They are laid out in order of decreasing alignment. */
-static ms_status make_room(ms_job *job, uint32_t ranks)
+ms_status ms_job_make_room(ms_job *job, uint32_t ranks)
 {
     void *memory = NULL;
     size_t one = sizeof(ms_outcome) + sizeof(ms_watched) + sizeof(struct pollfd) + sizeof(int);
@@ -364,7 +376,7 @@ static ms_status make_room(ms_job *job, uint32_t ranks)
 
 /* Number `name` of the options at 1; 0 if it is absent, which each option of the rendezvous takes
  * as its default. */
-static double field(lua_State *L, const char *name)
+double ms_job_option(lua_State *L, const char *name)
 {
     lua_getfield(L, 1, name);
     double value = luaL_optnumber(L, -1, 0);
@@ -374,7 +386,7 @@ static double field(lua_State *L, const char *name)
 
 /* nil, message: the job could not be started, which is the environment's fault. Lua turns it into
  * the exit code. */
-static int refused(lua_State *L, const ms_job *job)
+int ms_job_refused(lua_State *L, const ms_job *job)
 {
     lua_pushnil(L);
     lua_pushstring(L, job->context.error.message);
@@ -384,13 +396,14 @@ static int refused(lua_State *L, const ms_job *job)
 /* The library has checked the options and given each its value. */
 static ms_rendezvous_options read_options(lua_State *L)
 {
-    return (ms_rendezvous_options){ .ranks = (uint32_t)field(L, "ranks"),
-                                    .threads = (uint32_t)field(L, "threads"),
-                                    .heap_bytes = (uint64_t)field(L, "memory_bytes"),
+    return (ms_rendezvous_options){ .ranks = (uint32_t)ms_job_option(L, "ranks"),
+                                    .threads = (uint32_t)ms_job_option(L, "threads"),
+                                    .heap_bytes = (uint64_t)ms_job_option(L, "memory_bytes"),
                                     .link_bytes_per_second =
-                                        (uint64_t)field(L, "link_bytes_per_second"),
-                                    .link_latency_ns = (uint64_t)field(L, "link_latency_ns"),
-                                    .timeout_ns = (uint64_t)field(L, "timeout_ns") };
+                                        (uint64_t)ms_job_option(L, "link_bytes_per_second"),
+                                    .link_latency_ns =
+                                        (uint64_t)ms_job_option(L, "link_latency_ns"),
+                                    .timeout_ns = (uint64_t)ms_job_option(L, "timeout_ns") };
 }
 
 /* The job's rendezvous, of which this process is the supervisor. From ms_rendezvous_judge on, ranks
@@ -399,15 +412,27 @@ static ms_rendezvous_options read_options(lua_State *L)
 static ms_status make_job(lua_State *L, ms_job *job)
 {
     ms_rendezvous_options options = read_options(L);
-    job->grace_ns = (uint64_t)field(L, "grace_ns");
+    job->grace_ns = (uint64_t)ms_job_option(L, "grace_ns");
     job->timeout_ns = options.timeout_ns;
     job->warn = warn;
     job->count = (int)lua_tointeger(L, lua_upvalueindex(1));
     job->arguments = lua_touserdata(L, lua_upvalueindex(2));
     ms_status status = ms_rendezvous_new(&job->context, &options, &job->rendezvous);
-    if (!status) status = make_room(job, options.ranks);
+    if (!status) status = ms_job_make_room(job, options.ranks);
     if (!status) ms_rendezvous_judge(job->rendezvous);
     return status;
+}
+
+/* on_start runs before any rank does: what it makes (a dump function, a folder) is there when the
+ * first signal comes. */
+void ms_job_begin(lua_State *L)
+{
+    lua_pushvalue(L, 2);
+    lua_pushvalue(L, 3);
+    lua_pushcclosure(L, flights, 1);
+    lua_pushvalue(L, 3);
+    lua_pushcclosure(L, folder, 1);
+    lua_call(L, 2, 1);
 }
 
 /* process.launch({ ranks=, threads=, thread_ranks=, memory_bytes=, link_bytes_per_second=,
@@ -420,28 +445,16 @@ int ms_launch(lua_State *L)
     luaL_checktype(L, 1, LUA_TTABLE);
     luaL_checktype(L, 2, LUA_TFUNCTION);
     lua_settop(L, 2);
-    ms_job *job = new_job(L);
+    ms_job *job = ms_job_new(L);
     lua_getfield(L, 1, "thread_ranks");
     bool threads = lua_toboolean(L, -1);
-    if (make_job(L, job)) return refused(L, job);
-    /* on_start runs before any rank does: what it makes (a dump function, a folder) is there when
-     * the first signal comes. */
-    lua_pushvalue(L, 2);
-    lua_pushvalue(L, 3);
-    lua_pushcclosure(L, flights, 1);
-    lua_pushvalue(L, 3);
-    lua_pushcclosure(L, folder, 1);
-    lua_call(L, 2, 1);
+    if (make_job(L, job)) return ms_job_refused(L, job);
+    ms_job_begin(L);
     /* The signals are blocked before the ranks are started: thread ranks inherit the mask, so that
      * the supervisor alone reads them, and process ranks unblock all signals themselves. */
-    sigset_t before;
-    int error = open_signals(job, &before);
-    if (error) {
-        ms_fail_os(&job->context, error, "signals cannot be supervised", NULL);
-        return refused(L, job);
-    }
-    if (threads ? ms_start_threads(job) : ms_start_processes(job)) return refused(L, job);
-    supervise(L, job);
-    push_outcome(L, job);
+    if (ms_job_open_signals(job)) return ms_job_refused(L, job);
+    if (threads ? ms_start_threads(job) : ms_start_processes(job)) return ms_job_refused(L, job);
+    ms_job_supervise(L, job, NULL);
+    ms_job_push_outcome(L, job);
     return 1;
 }

@@ -17,10 +17,12 @@
 #include <poll.h>
 
 #include "moonshard/control.h"
+#include "moonshard/hosts.h"
 
 /* How a rank ended. */
 typedef struct ms_outcome {
     bool ended, killed; /* killed: by the supervisor */
+    bool elsewhere;     /* on another host, whose keeper supervises it */
     int code, signal;   /* signal 0: it ended by itself, with code */
     int64_t process;
     uint64_t ended_ns; /* monotonic */
@@ -46,6 +48,7 @@ typedef struct ms_job ms_job;
 struct ms_job {
     ms_context context;
     ms_rendezvous *rendezvous;
+    ms_keeper *keeper; /* of a job over several hosts, of which this is one: NULL otherwise */
     uint32_t ranks, running;
     uint64_t timeout_ns; /* without progress */
     uint64_t grace_ns;   /* from a request to stop until ranks are stopped without a checkpoint */
@@ -69,6 +72,20 @@ struct ms_job {
     bool ending;          /* there is a cause, and ranks that stay are killed at the deadline */
     uint64_t deadline_ns; /* 0: none */
 };
+
+/* launcher.c: what a launcher and a keeper share. An empty job in a userdata, which it pushes. */
+ms_job *ms_job_new(lua_State *L);
+ms_status ms_job_make_room(ms_job *job, uint32_t ranks);
+/* nil and the message of the job's error. */
+int ms_job_refused(lua_State *L, const ms_job *job);
+/* Number `name` of the options at 1; 0 if it is absent. */
+double ms_job_option(lua_State *L, const char *name);
+/* Calls on_start, which is at 2, with what tells of the job at 3; pushes its result. */
+void ms_job_begin(lua_State *L);
+ms_status ms_job_open_signals(ms_job *job);
+/* The supervisor's loop: until no rank runs, or `done` (NULL: never) says that it is over. */
+void ms_job_supervise(lua_State *L, ms_job *job, bool (*done)(ms_job *job));
+void ms_job_push_outcome(lua_State *L, const ms_job *job);
 
 /* Start all ranks. On failure none is left. The calling thread must be the one that supervises. */
 ms_status ms_start_processes(ms_job *job);
@@ -97,7 +114,9 @@ const char *ms_fresh_row(void);
 int ms_program(int count, char **arguments, ms_rendezvous *rendezvous, uint32_t rank,
                bool is_thread);
 
-/* process.launch(options): see launcher.c. */
+/* process.launch(options): see launcher.c; of a keeper: see keep.c. Upvalue of the second: the
+ * keeper, as a light userdata. */
 int ms_launch(lua_State *L);
+int ms_keep(lua_State *L);
 
 #endif

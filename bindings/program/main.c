@@ -14,11 +14,17 @@
 #include "bindings/adopt.h"
 #include "moonshard/moonshard_lua.h"
 
+#define MS_REPORT_NS ((uint64_t)8 * 1000000000) /* the most that a rank waits to be reported */
+
 /* Requests to stop. Handlers only count; the loop of training looks at the end of a step. A second
  * request ends the process at once, unless it is a rank: the supervisor, which gets the same
  * signals from a terminal, decides then. They belong to the process: in a thread that is a rank
  * they are not read, because the supervisor of the same process handles the signals. */
 static volatile sig_atomic_t stop_signal, save_signal, is_rank;
+
+/* The job of a process that joined it under an MPI launcher: requests of every such process are
+ * requests to all. NULL: it is no such process. */
+static ms_rendezvous *volatile joined_job;
 
 /* A handler: it only sets a number. _exit is safe there. The first signal stays: the exit code 128
  * + signal says what has stopped the run. */
@@ -26,6 +32,23 @@ static void request_stop(int number)
 {
     if (stop_signal && !is_rank) _exit(128 + number);
     if (!stop_signal) stop_signal = number;
+}
+
+/* The same in a process that has joined a job over several hosts: the keepers agree on the step. A
+ * second signal of the same process ends the job at once; launchers send one when they clean up
+ * after a job that has ended, and then nothing changes. */
+static void request_for_all(int number)
+{
+    ms_abort_record cause;
+    ms_rendezvous *job = joined_job;
+    if (number == SIGUSR1) ms_rendezvous_request(job, MS_REQUEST_SAVE, SIGUSR1);
+    else if (stop_signal) {
+        if (!ms_rendezvous_cause(job, &cause))
+            ms_rendezvous_abort(job, MS_ABORT_STOPPED, -1, "stopped at once by a second request");
+    } else {
+        stop_signal = number;
+        ms_rendezvous_request(job, MS_REQUEST_STOP, (uint8_t)number);
+    }
 }
 
 /* A handler for SIGUSR1: the training loop asks save_requested at the end of each step. */
@@ -59,11 +82,13 @@ static int stop_requested(lua_State *L)
  * error of the write and not the end of a run. */
 static void catch_signals(void)
 {
-    struct sigaction action = { .sa_handler = request_stop, .sa_flags = SA_RESTART };
+    struct sigaction action = { .sa_handler = joined_job ? request_for_all : request_stop,
+                                .sa_flags = SA_RESTART };
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGHUP, &action, NULL);
+    if (joined_job) sigaction(SIGUSR1, &action, NULL);
     if (!is_rank) {
         action.sa_handler = request_save;
         sigaction(SIGUSR1, &action, NULL);
@@ -116,6 +141,8 @@ typedef struct arguments {
     ms_rendezvous *rendezvous;
     uint32_t rank;
     bool is_thread;
+    bool has_joined; /* the rendezvous is a reference of this record */
+    ms_keeper *keeper;
     int code;
     size_t warned;
     char warning[4096];
@@ -176,24 +203,41 @@ static int traceback(lua_State *L)
     return 1;
 }
 
+/* joined(): core.hosts_join has made this process a rank. From now on it is one for signals and
+ * messages, too. Upvalue 2: the arguments. */
+static int joined(lua_State *L)
+{
+    arguments *args = lua_touserdata(L, lua_upvalueindex(2));
+    args->rendezvous = ms_rendezvous_retain(ms_lua_rendezvous(L, &args->rank));
+    args->has_joined = true;
+    joined_job = args->rendezvous;
+    is_rank = 1;
+    ms_locate_coroutines(L);
+    ms_locate_open(L, args->rendezvous, args->rank, false);
+    catch_signals();
+    return 0;
+}
+
 /* Fills moonshard.process, which only the program has; a host has no such module. launch is there
  * only where this process is the whole program: a rank cannot start a job. The C arguments are
  * passed as a light userdata, since they outlive the state. */
 static void set_process(lua_State *L, arguments *args, const char *program)
 {
-    /* Each has upvalue 1: whether this state is a rank's thread. */
+    /* Each has upvalue 1: whether this state is a rank's thread; 2: the arguments. */
     static const luaL_Reg functions[] = { { "stop_requested", stop_requested },
                                           { "save_requested", save_requested },
                                           { "watch_signals", watch_signals },
                                           { "is_terminal", is_terminal },
                                           { "columns", columns },
                                           { "quit", quit },
+                                          { "joined", joined },
                                           { NULL, NULL } };
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     lua_newtable(L);
     /* In a thread that is a rank, signals are the supervisor's. */
     lua_pushboolean(L, args->is_thread);
-    luaL_setfuncs(L, functions, 1);
+    lua_pushlightuserdata(L, args);
+    luaL_setfuncs(L, functions, 2);
     lua_pushstring(L, program);
     lua_setfield(L, -2, "program");
     if (args->rendezvous) {
@@ -201,6 +245,12 @@ static void set_process(lua_State *L, arguments *args, const char *program)
         lua_setfield(L, -2, "rank");
         lua_pushboolean(L, args->is_thread);
         lua_setfield(L, -2, "is_thread");
+    } else if (args->keeper) {
+        lua_pushlightuserdata(L, args->keeper);
+        lua_pushcclosure(L, ms_keep, 1);
+        lua_setfield(L, -2, "launch");
+        lua_pushinteger(L, ms_rendezvous_ranks(ms_keeper_rendezvous(args->keeper)));
+        lua_setfield(L, -2, "kept_ranks");
     } else {
         lua_pushinteger(L, args->count);
         lua_pushlightuserdata(L, args->values);
@@ -246,9 +296,54 @@ static int run(lua_State *L)
     return 0;
 }
 
+/* A rank of a job over several hosts ends. After the job's end it waits until the report is
+ * written, since launchers clean up when the first process has ended. Then it ends at once: MPI may
+ * never come back, and must not be asked to. */
+static void leave_hosts(ms_rendezvous *job, int code)
+{
+    ms_abort_record cause;
+    joined_job = NULL;
+    signal(SIGTERM, SIG_IGN);
+    if (ms_rendezvous_cause(job, &cause)) {
+        ms_hosts_await_report(job, MS_REPORT_NS);
+        fflush(NULL);
+        _exit(code);
+    }
+    ms_rendezvous_release(job);
+}
+
 /* An error of a rank is written into the job too, so that the other ranks end with it. The rank
  * answers the signal while lua_close runs finalizers, too. 8 is the exit code where memory ran out.
  * Lua's collector runs in generational mode: a step makes many tensor handles that die young. */
+static int run_program(arguments *args)
+{
+    ms_rendezvous *rendezvous = args->rendezvous;
+    lua_State *L = luaL_newstate();
+    if (!L) {
+        fprintf(stderr, "moonshard: no memory for a Lua state\n");
+        if (rendezvous)
+            ms_rendezvous_abort(rendezvous, MS_ABORT_RAISED, (int32_t)args->rank,
+                                "no memory for a Lua state");
+        return 8;
+    }
+    /* Before anything else, so that warnings of the libraries' own opening are lines, too. */
+    lua_setwarnf(L, warning, args);
+    lua_gc(L, LUA_GCGEN, 0, 0);
+    lua_pushcfunction(L, traceback);
+    lua_pushcfunction(L, run);
+    lua_pushlightuserdata(L, args);
+    if (rendezvous) ms_locate_open(L, rendezvous, args->rank, args->is_thread);
+    if (lua_pcall(L, 1, 0, 1)) {
+        fprintf(stderr, "moonshard: %s\n", lua_tostring(L, -1));
+        if (args->rendezvous)
+            ms_rendezvous_abort(args->rendezvous, MS_ABORT_RAISED, (int32_t)args->rank,
+                                lua_tostring(L, -1));
+    }
+    lua_close(L);
+    ms_locate_close();
+    return args->code;
+}
+
 int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t rank, bool is_thread)
 {
     arguments args = { .count = count,
@@ -257,29 +352,28 @@ int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t ran
                        .rank = rank,
                        .is_thread = is_thread,
                        .code = 1 };
-    lua_State *L = luaL_newstate();
-    if (!L) {
-        fprintf(stderr, "moonshard: no memory for a Lua state\n");
-        if (rendezvous)
-            ms_rendezvous_abort(rendezvous, MS_ABORT_RAISED, (int32_t)rank,
-                                "no memory for a Lua state");
-        return 8;
-    }
-    /* Before anything else, so that warnings of the libraries' own opening are lines, too. */
-    lua_setwarnf(L, warning, &args);
-    lua_gc(L, LUA_GCGEN, 0, 0);
-    lua_pushcfunction(L, traceback);
-    lua_pushcfunction(L, run);
-    lua_pushlightuserdata(L, &args);
-    if (rendezvous) ms_locate_open(L, rendezvous, rank, is_thread);
-    if (lua_pcall(L, 1, 0, 1)) {
-        fprintf(stderr, "moonshard: %s\n", lua_tostring(L, -1));
-        if (rendezvous)
-            ms_rendezvous_abort(rendezvous, MS_ABORT_RAISED, (int32_t)rank, lua_tostring(L, -1));
-    }
-    lua_close(L);
-    ms_locate_close();
-    return args.code;
+    int code = run_program(&args);
+    if (args.has_joined) leave_hosts(args.rendezvous, code);
+    return code;
+}
+
+/* moonshard keep NUMBER ARGUMENTS: the process that a rank has forked, once it is needed. Its ranks
+ * hear of an error from their launcher's first process, so it says nothing itself. */
+static int keep(int count, char **values)
+{
+    ms_context context;
+    ms_keeper *keeper = NULL;
+    ms_context_init(&context, NULL);
+    char *end = NULL;
+    long descriptor = strtol(values[2], &end, 10);
+    if (*end || descriptor < 3 || descriptor > 1 << 20) return 2;
+    if (ms_keeper_serve(&context, (int)descriptor, &keeper)) return 1;
+    if (!keeper) return 0;
+    values[2] = values[0];
+    arguments args = { .count = count - 2, .values = values + 2, .keeper = keeper, .code = 1 };
+    int code = run_program(&args);
+    ms_keeper_close(keeper);
+    return code;
 }
 
 /* A process whose environment names a job is a rank of it. The program, stock interpreters and
@@ -301,6 +395,7 @@ int main(int argc, char **argv)
         unsetenv("MOONSHARD_RANK");
         is_rank = 1;
     }
+    if (argc > 3 && strcmp(argv[1], "keep") == 0) return keep(argc, argv);
     int code = ms_program(argc, argv, rendezvous, rank, false);
     ms_rendezvous_release(rendezvous);
     return code;

@@ -115,7 +115,8 @@ static uint32_t finished_other(const ms_job *job, uint32_t rank)
     for (uint32_t r = 0; r < job->ranks; r++) {
         ms_rank_state state;
         ms_rendezvous_rank(job->rendezvous, r, &state);
-        if (r != rank && (job->outcomes[r].ended || state.finished)) return r;
+        bool ended = job->outcomes[r].ended && !job->outcomes[r].elsewhere;
+        if (r != rank && (ended || state.finished)) return r;
     }
     return job->ranks;
 }

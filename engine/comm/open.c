@@ -24,7 +24,8 @@ static void end_job(ms_engine *engine, const ms_error *error)
 static const struct pairing {
     const ms_control *control;
     const ms_transport *transport;
-} pairings[] = { { &ms_control_host, &ms_transport_local } };
+} pairings[] = { { &ms_control_host, &ms_transport_local },
+                 { &ms_control_hosts, &ms_transport_local } };
 
 /* Tensors of a device whose memory no transport moves are refused when the engine joins. */
 static ms_status choose_transport(ms_engine *engine, const ms_control *control,

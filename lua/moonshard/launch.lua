@@ -14,6 +14,9 @@
 ---@field columns fun(): integer width of the terminal
 ---@field quit fun(code: integer) ends the process at once
 ---@field launch? fun(options: table): table?, string? starts and supervises a job's ranks
+---@field kept_ranks? integer this process is the keeper of a host, in a job of so many ranks
+---@field joined fun() core.hosts_join has made this process a rank
+---@field hosts? integer of the job that this process has joined
 
 local launch = {
   ---@type ms.Process?
@@ -23,6 +26,7 @@ local launch = {
   config_file = nil,     -- --config
   recipe = nil,          -- path of the recipe
   command = nil,         -- the command line, as it was given
+  arguments_given = nil, -- the same as a list, without the program
   run = nil,             -- folder of the run, once there is one
   declared = false,      -- ms.config was called
   cut = nil,             -- the signal for which a loop of steps ended before its last one

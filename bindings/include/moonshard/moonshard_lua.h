@@ -25,6 +25,9 @@ MS_API void ms_lua_open(lua_State *L, const char *library);
  * engine; the state keeps a reference. Raises Lua errors. */
 MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank);
 
+/* The job of which L's engine is a rank, and that rank; NULL: it is alone. Borrowed. */
+MS_API ms_rendezvous *ms_lua_rendezvous(lua_State *L, uint32_t *rank);
+
 /* Where the log of L's engine goes instead of the state's warnings; any thread of the engine may
  * call it. After ms_lua_open, before anything uses the engine. Raises Lua errors. */
 MS_API void ms_lua_log(lua_State *L, ms_log_function log, void *user);

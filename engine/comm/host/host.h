@@ -159,6 +159,7 @@ typedef struct ms_control_file {
     bool unsupervised; /* no launcher started the ranks: they detect each other's death */
     ms_word judged;    /* a supervisor decides about ranks that show no progress */
     ms_request_line requests[MS_REQUESTS];
+    ms_word reported; /* over several hosts: the report of the job's end is written */
     ms_word folder_set;
     char folder[MS_FOLDER_BYTES];
     ms_word groups;               /* ids handed out */
@@ -200,6 +201,9 @@ typedef struct ms_host_files {
     ms_rendezvous base;
     ms_control_file *control;
     ms_mirror *mirror; /* NULL in a job of one host */
+    /* The thread that calls MPI for this process' rank, whose news wake that rank; NULL in a job of
+     * one host. The mirror's close ends it. */
+    struct ms_mpi *mpi;
     uint64_t control_bytes;
     uint64_t heap_bytes; /* of a rank on this host; others have staging areas only */
     ms_file *control_file;

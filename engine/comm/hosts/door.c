@@ -1,6 +1,7 @@
 /* door.c: where the ranks of a host meet their keeper. A rank gets the memory files there, and then
  * tells the keeper what it has written that other hosts need. */
 #include "comm/hosts/keeper.h"
+#include "comm/mpi/poster.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -161,6 +162,7 @@ void ms_keeper_close_door(ms_keeper *keeper)
 typedef struct ms_rank_mirror {
     ms_mirror mirror;
     ms_host_files *files;
+    ms_context *context;
     const ms_os *os;
     ms_file *socket;
 } ms_rank_mirror;
@@ -186,10 +188,15 @@ static void stir(ms_mirror *mirror)
     (void)own->os->socket_send(own->os->user, own->socket, "", 1, NULL, 0);
 }
 
+/* MPI ends with the files. After the end of the job it is not asked to: it may never come back. */
 static void close_mirror(ms_mirror *mirror)
 {
     ms_rank_mirror *own = (ms_rank_mirror *)mirror;
     const ms_os *os = own->os;
+    ms_mpi *mpi = own->files->mpi;
+    if (mpi && ms_host_ended(own->files->control)) ms_mpi_give_up(mpi);
+    else if (mpi && ms_mpi_close(own->context, mpi))
+        ms_log(own->context, MS_LOG_WARN, "%s", own->context->error.message);
     os->close(os->user, own->socket);
     os->release(os->user, own);
 }
@@ -229,6 +236,7 @@ static ms_status take(ms_context *context, uint32_t ranks, ms_file *const *files
     ms_rank_mirror *mirror = memory;
     *mirror = (ms_rank_mirror){ .mirror = { .tell = tell, .stir = stir, .close = close_mirror },
                                 .files = ms_host_files_of(made),
+                                .context = context,
                                 .os = context->os,
                                 .socket = socket };
     ms_host_files_of(made)->mirror = &mirror->mirror;

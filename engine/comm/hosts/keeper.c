@@ -138,6 +138,7 @@ static ms_status make(ms_context *context, const ms_keeper_options *options, ms_
     files->kind = &ms_rendezvous_hosts;
     atomic_store(&files->references, 1);
     keeper->files->mirror = &keeper->mirror;
+    ms_host_judge(files);
     *out = keeper;
     return MS_OK;
 }
@@ -408,6 +409,41 @@ void ms_keeper_finish(ms_keeper *keeper)
         if (since && now - since >= MS_GOODBYE_NS) return;
         pause_for(MS_CONNECT_RETRY_NS / 4);
     }
+}
+
+uint32_t ms_keeper_host_of(const ms_keeper *keeper, uint32_t rank)
+{
+    return keeper->control->host_of[rank];
+}
+const char *ms_keeper_host_name(const ms_keeper *keeper, uint32_t host)
+{
+    return keeper->control->host_names[host];
+}
+uint32_t ms_keeper_hosts(const ms_keeper *keeper) { return keeper->hosts; }
+uint32_t ms_keeper_host(const ms_keeper *keeper) { return keeper->host; }
+
+void ms_keeper_show_end(ms_keeper *keeper)
+{
+    if (keeper->hosts > 1) ms_keeper_show_flights(keeper);
+}
+
+/* Ranks of this host see the word, those of others its copy. */
+void ms_keeper_reported(ms_keeper *keeper)
+{
+    ms_word *word = &keeper->control->reported;
+    atomic_store(word, 1);
+    ms_futex_wake_shared(word, UINT32_MAX);
+    if (keeper->hosts > 1) tell(&keeper->mirror, word, sizeof *word);
+}
+
+/* A copy that arrives wakes nobody here, so the word is looked at now and then. */
+void ms_hosts_await_report(ms_rendezvous *rendezvous, uint64_t timeout_ns)
+{
+    const ms_os *os = rendezvous->os;
+    ms_word *word = &ms_host_files_of(rendezvous)->control->reported;
+    uint64_t limit = os->monotonic_ns(os->user) + timeout_ns;
+    while (!atomic_load(word) && os->monotonic_ns(os->user) < limit)
+        ms_futex_wait_shared(word, 0, MS_CONNECT_RETRY_NS / 4);
 }
 
 /* A thread that has not been started has no record. */

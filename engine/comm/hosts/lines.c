@@ -93,15 +93,15 @@ static bool inside(uint64_t offset, size_t bytes, uint64_t from, uint64_t to)
 }
 
 /* Where a host may write: the lines of its ranks, as far as others see them; the lines of groups
- * and pairs; the folder. Group numbers do not say whose a member's line is, so those are not told
- * apart. */
+ * and pairs; the folder, and that there is a report. Group numbers do not say whose a member's line
+ * is, so those are not told apart. */
 static bool is_allowed(const ms_keeper *keeper, uint32_t origin, uint64_t offset, size_t bytes)
 {
     const ms_control_file *control = keeper->control;
     uint64_t lines = offsetof(ms_control_file, lines),
              after = lines + keeper->ranks * sizeof(ms_rank_line);
     if (inside(offset, bytes, after, control->control_bytes)) return true;
-    if (inside(offset, bytes, offsetof(ms_control_file, folder_set),
+    if (inside(offset, bytes, offsetof(ms_control_file, reported),
                offsetof(ms_control_file, folder) + MS_FOLDER_BYTES))
         return true;
     if (offset < lines || offset >= after) return false;

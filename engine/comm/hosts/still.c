@@ -202,9 +202,11 @@ static bool pair_is_complete(const ms_still_watch *watch, const ms_stand *stand)
     return false;
 }
 
-/* Whether a rank waits in a call that goes on by itself. */
+/* Whether a rank waits in a call that goes on by itself, or none waits at all: then all have left.
+ */
 static bool something_moves(const ms_still_watch *watch)
 {
+    if (!watch->stand_count) return true;
     for (uint32_t i = 0; i < watch->stand_count; i++) {
         const ms_stand *stand = &watch->stands[i];
         if (ms_kind_is_pair(stand->call.kind) ? pair_is_complete(watch, stand)
@@ -320,7 +322,8 @@ void ms_keeper_watch(ms_keeper *keeper)
     ms_still_watch *watch = &keeper->still;
     uint64_t now[MS_LOCAL_RANKS_MAX];
     uint32_t rounds;
-    if (ms_host_ended(keeper->control)) return;
+    /* Ranks of one host find it themselves. */
+    if (keeper->hosts == 1 || ms_host_ended(keeper->control)) return;
     if (watch->asked && watch->question.stage == 2) {
         if (!stay_still(keeper, watch->seen, &rounds)) reply(keeper, false, false);
         else if (rounds >= MS_STILL_ROUNDS) reply(keeper, true, true);

@@ -34,6 +34,9 @@ typedef struct ms_rendezvous_options {
     /* 0: as fast as memory. Otherwise all traffic of a rank shares a link of this rate. */
     uint64_t link_bytes_per_second;
     uint64_t link_latency_ns;
+    /* Over several hosts: sums are in the order of ranks, as on one host, instead of first within
+     * each host. */
+    bool sum_by_ranks;
     /* A wait for a peer that shows no progress ends the job after this time; 0: 300 s. A deadlock
      * of all ranks is found earlier. */
     uint64_t timeout_ns;

@@ -56,15 +56,70 @@ MS_API ms_status ms_keeper_gather(ms_keeper *keeper, const ms_keeper_options *op
 MS_API ms_rendezvous *ms_keeper_rendezvous(const ms_keeper *keeper);
 /* The process of a rank of this host; -1: it is on another. */
 MS_API int64_t ms_keeper_process(const ms_keeper *keeper, uint32_t rank);
+/* Which host a rank is on, and its name (borrowed); how many hosts there are, and the keeper's. */
+MS_API uint32_t ms_keeper_host_of(const ms_keeper *keeper, uint32_t rank);
+MS_API const char *ms_keeper_host_name(const ms_keeper *keeper, uint32_t host);
+MS_API uint32_t ms_keeper_hosts(const ms_keeper *keeper);
+MS_API uint32_t ms_keeper_host(const ms_keeper *keeper);
+/* After the end of the job: tells the other hosts what a report needs. */
+MS_API void ms_keeper_show_end(ms_keeper *keeper);
+/* The first keeper has written the report, or has none to write: ranks that wait to be reported may
+ * end. await: a rank waits for that, at most so long. */
+MS_API void ms_keeper_reported(ms_keeper *keeper);
+MS_API void ms_hosts_await_report(ms_rendezvous *rendezvous, uint64_t timeout_ns);
 /* This host's ranks have ended. Waits a moment for the other hosts, so that the report is complete;
  * the first keeper waits until all have said goodbye or are lost. */
 MS_API void ms_keeper_finish(ms_keeper *keeper);
 /* After finish, or after a failure. */
 MS_API void ms_keeper_close(ms_keeper *keeper);
 
-/* A rank of this host goes to the door of its keeper, and waits there until all hosts are there. */
+/* For a process that has been forked to become a keeper if it is needed: waits at its end of a pair
+ * of sockets (descriptor) for the rank that forked it to say so, opens the keeper, answers, and
+ * gathers. *out is NULL if it is not needed, or the rank has ended. An error has been told to the
+ * rank. */
+MS_API ms_status ms_keeper_serve(ms_context *context, int descriptor, ms_keeper **out);
+
+/* A rank of this host goes to the door of its keeper, and waits there until all hosts are there. The
+ * context is used until the rendezvous is released. */
 MS_API ms_status ms_hosts_enter(ms_context *context, const char *door, uint32_t rank,
                                 uint32_t ranks, uint64_t timeout_ns, ms_rendezvous **out);
+
+/* ------------------------------------------------- a process of an MPI launcher */
+
+/* Which launcher started this process as one of several: mpirun, srun, torchrun. name: "" if none
+ * did, or it started one process only. size 0: only MPI knows. */
+typedef struct ms_launched {
+    char name[64];
+    uint32_t rank, size, local_rank; /* local_rank: among the processes of this host, or size */
+    bool has_mpi;                    /* ranks of this launcher meet through MPI */
+} ms_launched;
+/* MS_ERROR_ARGUMENT names a variable of the launcher that is wrong. */
+MS_API ms_status ms_hosts_launched(ms_context *context, ms_launched *out);
+
+typedef struct ms_hosts_options {
+    ms_rendezvous_options rendezvous; /* ranks is not read: MPI says how many there are */
+    const char *modules;              /* the folder in which modules for MPIs are */
+    const char *mpi;                  /* the module's name; NULL: that of the launcher's MPI */
+    const char *agree; /* lines "name=value" that must be the same on all ranks, at most 4 KiB */
+    const char *interface; /* of the keepers' connections; NULL: any */
+    uint16_t port;         /* of the first keeper; 0: the system chooses */
+    uint64_t init_ns, lost_ns;
+    int keeper; /* end of the pair of sockets whose other end ms_keeper_serve has */
+} ms_hosts_options;
+
+typedef struct ms_hosts_place {
+    uint32_t rank, ranks, hosts;
+    bool is_told; /* of an error: rank 0, or the first rank of this host, reports it */
+    char mpi[32], library[256]; /* the module's name, and what the MPI calls itself */
+    char host[MS_HOSTS_NAME_BYTES];
+    ms_rendezvous *rendezvous; /* owned */
+} ms_hosts_place;
+
+/* All processes of the launcher call it: they begin MPI, find out who is on which host, make one of
+ * the forked processes of each host its keeper, and enter by its door. Blocks. After an error the
+ * process can only end, with _exit: MPI may still use its memory. */
+MS_API ms_status ms_hosts_join(ms_context *context, const ms_hosts_options *options,
+                               ms_hosts_place *out);
 
 #ifdef __cplusplus
 }

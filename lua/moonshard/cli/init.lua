@@ -149,6 +149,7 @@ local function leave_at_exit(process)
   local exit = os.exit
   -- luacheck: push ignore 122
   os.exit = function(code, close)
+    if not process.rank then exit(code, close) end
     local number = math.tointeger(code) or (code == false and 1 or 0)
     local message = ("the recipe called os.exit(%d)"):format(number)
     if process.is_thread then
@@ -187,20 +188,24 @@ local function untold(message, told)
   return rest ~= "" and " was at:\n" .. rest or nil
 end
 
--- The end of a rank: tells the other ranks. Returns the message that this rank prints; nil if
--- another rank or the supervisor reports the error.
+-- The end of a rank: tells the other ranks. Returns the exit code, and the message that this rank
+-- prints; nil if another rank or the supervisor reports the error. Under an MPI launcher the ranks
+-- return the code of the job, since no supervisor of ours does.
 local function leave(process, code, message)
   local core, launch = require "moonshard.core", require "moonshard.launch"
   if code == 0 or launch.cut and (code == 75 or code == 128 + launch.cut) then
     core.comm_leave()
-    return process.rank == 0 and message or nil
+    return code, process.rank == 0 and message or nil
   end
   message = message and message ~= "" and message or "it failed"
   core.comm_leave(#message <= ROOM and message or message:match "[^\n]*")
   local reason, whose, told = core.comm_cause()
-  if whose ~= process.rank or reason ~= "raised" and reason ~= "timeout" then return nil end
+  if process.hosts then
+    code = require "moonshard.cli.ranks".code_of_cause(reason, launch.cut) or code
+  end
+  if whose ~= process.rank or reason ~= "raised" and reason ~= "timeout" then return code end
   local own = untold(message, told)
-  return own and ("rank %d%s"):format(whose, own)
+  return code, own and ("rank %d%s"):format(whose, own)
 end
 
 --- Runs a recipe in this Lua state: for hosts and for `moonshard run`.
@@ -225,6 +230,7 @@ end
 function cli.main(arguments)
   own_state()
   require "moonshard.launch".command = "moonshard " .. table.concat(arguments, " ")
+  require "moonshard.launch".arguments_given = table.move(arguments, 1, #arguments, 1, {})
   local name = table.remove(arguments, 1)
   if not name or name == "--help" or name == "-h" or name == "help" then
     usage(name and io.stdout or io.stderr)
@@ -237,13 +243,13 @@ function cli.main(arguments)
   for _, command in ipairs(commands) do
     if command[1] == name then
       local process = require "moonshard.launch".process
-      local is_rank = process and process.rank
       settle_at_exit()
-      if is_rank then leave_at_exit(process) end
+      -- A process of mpirun becomes a rank in the command.
+      if process and (process.rank or process.joined) then leave_at_exit(process) end
       if process and (process.is_thread or process.is_terminal()) then print_whole_lines() end
       local code, message = protected(require("moonshard.cli." .. name).main, arguments)
       require "moonshard.live".finish()
-      if is_rank then message = leave(process, code, message) end
+      if process and process.rank then code, message = leave(process, code, message) end
       if message and message ~= "" then io.stderr:write("moonshard: ", message, "\n") end
       return code
     end

@@ -54,12 +54,20 @@ end
 local SIGKILL = 9
 local CODES = { mismatch = 5, left = 5, timeout = 6, died = 7 }
 
+--- The exit code of a job that ended for this reason; nil: that of the rank that raised.
+---@param reason string
+---@param signal? integer the request to stop
+---@return integer?
+function ranks.code_of_cause(reason, signal)
+  return reason == "stopped" and 128 + (signal or 15) or CODES[reason]
+end
+
 -- The code of the first rank that failed, not of ranks that were stopped because of it.
 local function code_of(outcome)
   local cause = outcome.cause
   if not cause then return outcome.ranks[1].code end
-  if CODES[cause.reason] then return CODES[cause.reason] end
-  if cause.reason == "stopped" then return 128 + (outcome.stop_signal or 15) end
+  local code = ranks.code_of_cause(cause.reason, outcome.stop_signal)
+  if code then return code end
   local first = outcome.ranks[cause.rank + 1]
   return first.signal == 0 and first.code ~= 0 and first.code or 1
 end
@@ -95,7 +103,7 @@ local function places(outcome, numbers, flights)
     else
       where = state.step >= 0 and ("at step %d"):format(state.step) or "before its first collective"
     end
-    texts[i] = ("rank %d %s"):format(rank, where)
+    texts[i] = ("rank %d%s %s"):format(rank, state.host and " on host " .. state.host or "", where)
     if state.state then
       texts[i] = texts[i] .. ", its process " .. (STATES[state.state] or state.state)
     end
@@ -166,8 +174,10 @@ function ranks.report(outcome, parsed, flights, oom_kills)
     local latest = 0
     for _, rank in ipairs(others) do latest = math.max(latest, outcome.ranks[rank + 1].ended_ns) end
     local after = latest - (cause.rank >= 0 and outcome.ranks[cause.rank + 1].ended_ns or latest)
-    lines[#lines + 1] = ("  %s ended within %.1f ms; %s")
-      :format(list(others), math.max(after, 0) / 1e6, places(outcome, others, flights))
+    -- Over several hosts nobody sees when all ranks end.
+    lines[#lines + 1] = outcome.settle and "  " .. places(outcome, others, flights)
+      or ("  %s ended within %.1f ms; %s")
+        :format(list(others), math.max(after, 0) / 1e6, places(outcome, others, flights))
     if oom_kills > 0 and outcome.ranks[cause.rank + 1].signal == SIGKILL then
       lines[#lines + 1] = "  the system has killed a process for want of memory (oom_kill of its \z
         control group): fewer ranks or less per rank may fit"
@@ -177,7 +187,7 @@ function ranks.report(outcome, parsed, flights, oom_kills)
   end
   local killed = {}
   for i, rank in ipairs(outcome.ranks) do
-    if rank.killed or not rank.ended then killed[#killed + 1] = i - 1 end
+    if rank.killed or not rank.ended and not outcome.settle then killed[#killed + 1] = i - 1 end
   end
   if #killed > 0 then
     lines[#lines + 1] = ("  %s did not leave and had to be killed"):format(list(killed))
@@ -232,18 +242,23 @@ function ranks.launch(parsed)
     return function() write_flights(read_folder(), parsed.ranks, flights) end
   end)
   if not outcome then launch.exit(2, message) end
-  if outcome.cause then
-    io.stderr:write(require "moonshard.live".fresh_row()
-      .. ranks.report(outcome, parsed, flights, ranks.oom_kills() - kills_before))
+  if outcome.cause and outcome.reports then
+    local report = ranks.report(outcome, parsed, flights, ranks.oom_kills() - kills_before)
+    io.stderr:write(require "moonshard.live".fresh_row(), report)
     write_flights(outcome.folder, parsed.ranks, flights)
+    -- The terminal may be gone: the launcher of another host, or one that has cleaned up.
+    if outcome.settle and outcome.folder ~= "" then
+      core.file_write(outcome.folder .. "/report.txt", report)
+    end
   end
+  if outcome.settle then outcome.settle() end
   -- Joins the trace parts that ranks have left. After a successful run there are none: the ranks
   -- have joined them.
   local joined, why = true, nil
   if trace then joined, why = trace._join(parsed.trace, parsed.ranks) end
   if not joined then io.stderr:write(("moonshard: the trace was not written: %s\n"):format(why)) end
   local code = code_of(outcome)
-  for _, rank in ipairs(outcome.ranks) do
+  for _, rank in ipairs(outcome.settle and {} or outcome.ranks) do
     if not rank.ended then process.quit(code) end          -- a rank that is a thread and hangs
   end
   return code

@@ -41,8 +41,14 @@ function run.main(arguments)
   parser:option("--log-every", "steps between two lines (default: 1 on a terminal; else the \z
     first 10, then one every 10 s or 1% of the steps)"):argname "STEPS":convert(switches.count)
   require "moonshard.cli.ranks".add_switches(parser)
+  require "moonshard.cli.hosts".add_switches(parser)
   local parsed = switches.parse_recipe(parser, arguments)
   local process = launch.process
+  if process and process.kept_ranks then
+    parsed.ranks = process.kept_ranks
+    return require "moonshard.cli.ranks".launch(parsed)
+  end
+  if not parsed.help then require "moonshard.cli.hosts".join("run", parsed) end
   if parsed.ranks > 1 and not parsed.help and not process.rank then
     return require "moonshard.cli.ranks".launch(parsed)
   end

@@ -1,0 +1,214 @@
+/* hosts.c: a process of an MPI launcher becomes a rank of a job over several hosts. */
+#include "bindings/runtime.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "moonshard/hosts.h"
+#include "moonshard/moonshard_lua.h"
+
+#define MS_ARGUMENTS_MOST 256
+
+/* core.hosts_launched() -> { launcher, rank, size, local_rank, mpi } of the launcher that started
+ * this process as one of several; nil if none did. size is nil where only MPI knows it. */
+static int launched(lua_State *L)
+{
+    ms_launched found;
+    ms_context *context = &ms_lua_runtime(L)->context;
+    if (ms_hosts_launched(context, &found)) return ms_lua_error(L, "%s", context->error.message);
+    if (!*found.name) return 0;
+    lua_createtable(L, 0, 5);
+    lua_pushstring(L, found.name);
+    lua_setfield(L, -2, "launcher");
+    lua_pushinteger(L, found.rank);
+    lua_setfield(L, -2, "rank");
+    if (found.size) {
+        lua_pushinteger(L, found.size);
+        lua_setfield(L, -2, "size");
+    }
+    lua_pushinteger(L, found.local_rank);
+    lua_setfield(L, -2, "local_rank");
+    lua_pushboolean(L, found.has_mpi);
+    lua_setfield(L, -2, "mpi");
+    return 1;
+}
+
+/* ------------------------------------------------------------ the keeper's process */
+
+/* What the forked process runs once it is needed. */
+typedef struct keeper_program {
+    char path[4096], number[16];
+    char *arguments[MS_ARGUMENTS_MOST + 4]; /* moonshard keep NUMBER, the run's, NULL */
+} keeper_program;
+
+/* The process that may become this host's keeper. It is a session of its own: what its launcher
+ * sends to its ranks, or a terminal to a group of processes, does not reach it. It waits for its
+ * rank to say that it is needed, and ends if the rank has ended first. Only functions that are safe
+ * between fork and exec are called. */
+static _Noreturn void become_keeper(const keeper_program *program, int socket)
+{
+    char first;
+    ssize_t bytes;
+    int signals[] = { SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 },
+        nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    setsid();
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) signal(signals[i], SIG_IGN);
+    if (nothing >= 0) dup2(nothing, STDIN_FILENO);
+    do bytes = recv(socket, &first, 1, MSG_PEEK);
+    while (bytes < 0 && errno == EINTR);
+    if (bytes > 0) execv(program->path, program->arguments);
+    _exit(bytes > 0 ? 7 : 0);
+}
+
+/* Forks that process; the descriptor of this rank's end, or -errno. The number is that of the other
+ * end, which the program inherits. */
+static int fork_keeper(keeper_program *program)
+{
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends)) return -errno;
+    snprintf(program->number, sizeof program->number, "%d", ends[1]);
+    pid_t process = fork();
+    if (process == 0) {
+        close(ends[0]);
+        become_keeper(program, ends[1]);
+    }
+    int error = process < 0 ? -errno : 0;
+    close(ends[1]);
+    if (error) close(ends[0]);
+    return error ? error : ends[0];
+}
+
+/* The table `arguments` at the options becomes those of the program. They are read by the child, so
+ * they stay on Lua's stack until it has been forked. */
+static void read_program(lua_State *L, keeper_program *program)
+{
+    static char name[] = "moonshard", keep[] = "keep";
+    int count = 0;
+    memset(program, 0, sizeof *program);
+    lua_getfield(L, 1, "program");
+    snprintf(program->path, sizeof program->path, "%s", luaL_checkstring(L, -1));
+    program->arguments[count++] = name;
+    program->arguments[count++] = keep;
+    program->arguments[count++] = program->number;
+    lua_getfield(L, 1, "arguments");
+    luaL_checktype(L, -1, LUA_TTABLE);
+    luaL_checkstack(L, MS_ARGUMENTS_MOST, "arguments");
+    int table = lua_gettop(L);
+    for (lua_Integer i = 1; i <= luaL_len(L, table) && i < MS_ARGUMENTS_MOST; i++) {
+        lua_rawgeti(L, table, i);
+        program->arguments[count++] = (char *)(uintptr_t)luaL_checkstring(L, -1);
+    }
+}
+
+/* -------------------------------------------------------------------------- joining */
+
+/* A text of the options at 1, or NULL; on the stack until the function returns. */
+static const char *text_option(lua_State *L, const char *name)
+{
+    lua_getfield(L, 1, name);
+    return luaL_optstring(L, -1, NULL);
+}
+
+/* Modules for MPIs lie in the folder of the library that this code is in, or beside the engine's.
+ */
+static void find_modules(char *folder, size_t bytes)
+{
+    Dl_info info;
+    const char *path = dladdr((void *)(uintptr_t)ms_hosts_join, &info) ? info.dli_fname : NULL;
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    snprintf(folder, bytes, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
+}
+
+static uint64_t number_option(lua_State *L, const char *name)
+{
+    return (uint64_t)ms_lua_field_integer(L, 1, name, 0, 0, INT64_MAX);
+}
+
+/* What the script's options say. */
+static ms_hosts_options read_options(lua_State *L, const char *modules, int keeper)
+{
+    return (ms_hosts_options){
+        .rendezvous = { .threads = (uint32_t)number_option(L, "threads"),
+                        .heap_bytes = number_option(L, "memory_bytes"),
+                        .link_bytes_per_second = number_option(L, "link_bytes_per_second"),
+                        .link_latency_ns = number_option(L, "link_latency_ns"),
+                        .timeout_ns = number_option(L, "timeout_ns"),
+                        .sum_by_ranks = ms_lua_field_boolean(L, 1, "sum_by_ranks", false) },
+        .modules = modules,
+        .mpi = getenv("MOONSHARD_MPI"),
+        .agree = text_option(L, "agree"),
+        .interface = text_option(L, "interface"),
+        .port = (uint16_t)ms_lua_field_integer(L, 1, "port", 0, 0, 65535),
+        .init_ns = number_option(L, "init_ns"),
+        .lost_ns = number_option(L, "lost_ns"),
+        .keeper = keeper
+    };
+}
+
+static void push_place(lua_State *L, const ms_hosts_place *place)
+{
+    const struct {
+        const char *name, *text;
+    } texts[] = { { "mpi", place->mpi }, { "library", place->library }, { "host", place->host } };
+    const struct {
+        const char *name;
+        uint32_t number;
+    } numbers[] = { { "rank", place->rank }, { "ranks", place->ranks }, { "hosts", place->hosts } };
+    lua_createtable(L, 0, 6);
+    for (int i = 0; i < 3; i++) {
+        lua_pushstring(L, texts[i].text);
+        lua_setfield(L, -2, texts[i].name);
+        lua_pushinteger(L, numbers[i].number);
+        lua_setfield(L, -2, numbers[i].name);
+    }
+}
+
+/* core.hosts_join{ program=, arguments=, agree=, interface=, port=, init_ns=, lost_ns=, threads=,
+ * memory_bytes=, link_bytes_per_second=, link_latency_ns=, timeout_ns=, sum_by_ranks= } -> { rank,
+ * ranks, hosts, host, mpi, library }; or nil, message, is_told where it failed (is_told: another
+ * process reports it). Blocks until the processes of all hosts have met. program: the path of the
+ * `moonshard` program, which is the keeper of this host with the command "keep" and the arguments.
+ * This process becomes a rank, before its engine starts. The context lives as long as the state. */
+static int join(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    ms_hosts_place place;
+    keeper_program program;
+    char modules[4096];
+    luaL_checktype(L, 1, LUA_TTABLE);
+    lua_settop(L, 1);
+    read_program(L, &program);
+    find_modules(modules, sizeof modules);
+    ms_hosts_options options = read_options(L, modules, -1);
+    options.keeper = fork_keeper(&program);
+    ms_status status = options.keeper < 0
+                           ? ms_fail_os(&runtime->context, options.keeper,
+                                        "a process for the keeper cannot be started", NULL)
+                           : ms_hosts_join(&runtime->context, &options, &place);
+    if (status) {
+        lua_pushnil(L);
+        lua_pushstring(L, runtime->context.error.message);
+        lua_pushboolean(L, options.keeper >= 0 && place.is_told);
+        return 3;
+    }
+    ms_lua_join(L, place.rendezvous, place.rank);
+    ms_rendezvous_release(place.rendezvous);
+    push_place(L, &place);
+    return 1;
+}
+
+/* What lua/moonshard/cli/hosts.lua and ms.init use. */
+void ms_open_hosts(lua_State *L, int runtime)
+{
+    static const luaL_Reg functions[] = { { "hosts_launched", launched },
+                                          { "hosts_join", join },
+                                          { NULL, NULL } };
+    ms_lua_register(L, runtime, functions);
+}

@@ -1,0 +1,144 @@
+/* keep.c: the supervisor of one host of a job over several: its ranks were started by an MPI
+ * launcher, so they are not this process' children. */
+#include "bindings/program/launcher.h"
+
+#include <errno.h>
+#include <lauxlib.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/pidfd.h>
+
+/* What ranks have to leave before the report is written without them. */
+#define MS_LEAVE_NS 4000000000u
+
+/* The exit status of another process' child is the last number of its record in /proc, as long as
+ * its parent has not read it; false: it has. */
+static bool read_status(const ms_job *job, int64_t process, int *status)
+{
+    char path[64], text[1024];
+    const ms_os *os = job->context.os;
+    ms_file *file = NULL;
+    int64_t count = 0;
+    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)process);
+    if (os->open(os->user, path, MS_FILE_READ, &file) == 0) {
+        count = os->read(os->user, file, text, sizeof text - 1, 0);
+        os->close(os->user, file);
+    }
+    text[count > 0 ? count : 0] = '\0';
+    const char *end = strrchr(text, ')'), *last = strrchr(text, ' ');
+    return end && last && strncmp(end, ") Z ", 4) == 0 && sscanf(last, "%d", status) == 1;
+}
+
+/* Its parent, the MPI launcher's, reads the status. Without it, a rank that has left has ended
+ * well, and any other has not. */
+static void find_outcome(ms_job *job, uint32_t rank)
+{
+    ms_outcome *outcome = &job->outcomes[rank];
+    ms_rank_state state;
+    int status = 0;
+    ms_rendezvous_rank(job->rendezvous, rank, &state);
+    if (read_status(job, outcome->process, &status)) {
+        outcome->signal = status & 0x7f;
+        outcome->code = outcome->signal ? 0 : status >> 8 & 0xff;
+    } else outcome->code = state.finished || state.phase == MS_RANK_LEFT ? 0 : -1;
+}
+
+static void kill_rank(ms_job *job, uint32_t rank)
+{
+    pidfd_send_signal(job->ended[rank], SIGKILL, NULL, 0);
+}
+
+static void locate(ms_job *job, uint32_t rank)
+{
+    pidfd_send_signal(job->ended[rank], MS_LOCATE_PROCESS, NULL, 0);
+}
+
+static void warn(ms_job *job, const char *text)
+{
+    (void)job;
+    fprintf(stderr, "%smoonshard: warning: %s\n", ms_fresh_row(), text);
+}
+
+/* A rank that has ended before this is found dead at once: its number cannot have another process
+ * yet, since it was alive a moment ago when it came to the door, and numbers go around slowly. */
+static ms_status find_processes(ms_job *job)
+{
+    for (uint32_t r = 0; r < job->ranks; r++) {
+        ms_outcome *outcome = &job->outcomes[r];
+        outcome->process = ms_keeper_process(job->keeper, r);
+        outcome->elsewhere = outcome->ended = outcome->process < 0;
+        if (outcome->elsewhere) continue;
+        job->ended[r] = pidfd_open((pid_t)outcome->process, 0);
+        if (job->ended[r] >= 0) job->running++;
+        else if (errno != ESRCH)
+            return ms_fail_os(&job->context, -errno, "a process cannot be supervised (pidfd_open)",
+                              NULL);
+        else {
+            char text[128];
+            outcome->ended = true;
+            snprintf(text, sizeof text, "rank %u (pid %lld) has ended without leaving", r,
+                     (long long)outcome->process);
+            ms_end_job(job, MS_ABORT_DIED, (int32_t)r, text);
+        }
+    }
+    return MS_OK;
+}
+
+/* Whether the report can be written: the job has ended, and every rank of every host has left it,
+ * or has had the time to. Ranks wait for the report before they end: until then their launcher does
+ * not clean up. */
+static bool can_report(ms_job *job)
+{
+    ms_abort_record cause;
+    ms_rank_state state;
+    const ms_os *os = job->context.os;
+    if (!ms_rendezvous_cause(job->rendezvous, &cause)) return false;
+    if (!job->ending) ms_end_job(job, MS_ABORT_NONE, -1, NULL);
+    uint64_t now = os->monotonic_ns(os->user);
+    if (!job->deadline_ns || now >= job->deadline_ns) return true;
+    for (uint32_t r = 0; r < job->ranks; r++) {
+        ms_rendezvous_rank(job->rendezvous, r, &state);
+        if (!job->outcomes[r].ended && state.phase != MS_RANK_LEFT && !state.finished) return false;
+    }
+    return true;
+}
+
+/* settle(): the report is written, where there is one. Ranks end; those that do not are killed.
+ * Then the keeper says goodbye to the others. Upvalue: the job. */
+static int settle(lua_State *L)
+{
+    ms_job *job = lua_touserdata(L, lua_upvalueindex(1));
+    if (ms_keeper_host(job->keeper) == 0) ms_keeper_reported(job->keeper);
+    else ms_hosts_await_report(job->rendezvous, MS_LEAVE_NS);
+    lua_pushnil(L);
+    ms_job_supervise(L, job, NULL);
+    ms_keeper_finish(job->keeper);
+    return 0;
+}
+
+int ms_keep(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TTABLE);
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    lua_settop(L, 2);
+    ms_job *job = ms_job_new(L);
+    job->keeper = lua_touserdata(L, lua_upvalueindex(1));
+    job->rendezvous = ms_rendezvous_retain(ms_keeper_rendezvous(job->keeper));
+    job->grace_ns = (uint64_t)ms_job_option(L, "grace_ns");
+    job->timeout_ns = (uint64_t)ms_job_option(L, "timeout_ns");
+    job->warn = warn;
+    job->reap = find_outcome;
+    job->kill = kill_rank;
+    job->locate = locate;
+    if (ms_job_make_room(job, ms_rendezvous_ranks(job->rendezvous))) return ms_job_refused(L, job);
+    ms_job_begin(L);
+    if (ms_job_open_signals(job) || find_processes(job)) return ms_job_refused(L, job);
+    ms_job_supervise(L, job, can_report);
+    ms_keeper_show_end(job->keeper);
+    ms_job_push_outcome(L, job);
+    lua_pushvalue(L, 3);
+    lua_pushcclosure(L, settle, 1);
+    lua_setfield(L, -2, "settle");
+    return 1;
+}

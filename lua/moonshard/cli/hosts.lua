@@ -1,0 +1,123 @@
+-- moonshard run under mpirun, srun or torchrun: this process becomes a rank of their job.
+local core = require "moonshard.core"
+local launch = require "moonshard.launch"
+
+local hosts = {}
+
+-- For argparse: seconds, above 0.
+local function seconds(text)
+  local number = tonumber(text)
+  if number and number > 0 and number < 1e8 then return number end
+  return nil, ("a number of seconds above 0 is expected, not '%s'"):format(text)
+end
+
+-- For argparse: a TCP port.
+local function port(text)
+  local number = math.tointeger(tonumber(text))
+  if number and number >= 1 and number <= 65535 then return number end
+  return nil, ("a port from 1 to 65535 is expected, not '%s'"):format(text)
+end
+
+--- The switches of a job over several hosts.
+---@param parser table
+function hosts.add_switches(parser)
+  parser:option("--sum-order", "over several hosts, sums are first those of each host, or of ranks \z
+    in their order, with the bits of one host (default: hosts)")
+    :choices { "hosts", "ranks" }:default "hosts"
+  parser:option("--interface", "network interface by which hosts find each other (default: any)")
+    :argname "NAME"
+  parser:option("--port", "port of the first host at which the others find it (default: any free)")
+    :argname "PORT":convert(port)
+  parser:option("--init-timeout", "seconds that processes wait for each other at the start")
+    :argname "SECONDS":convert(seconds):default "120"
+  parser:option("--lost", "seconds without a sign of life after which a host is lost")
+    :argname "SECONDS":convert(seconds):default "5"
+end
+
+-- The content of a file as one number, so that hosts with different versions of it differ.
+local function content_of(path)
+  local file = path and io.open(path, "rb")
+  local text = file and file:read "a"
+  if file then file:close() end
+  return text and ("%s, %d bytes, hash %016x"):format(path:match "[^/]*$", #text, core.hash(text))
+    or tostring(path)
+end
+
+-- What all ranks must have in common, as lines.
+local function agreed(parsed, command)
+  local lines = { "recipe=" .. content_of(parsed.recipe) }
+  if parsed.config then lines[#lines + 1] = "config=" .. content_of(parsed.config) end
+  for _, name in ipairs { "device", "threads", "seed", "memory", "timeout", "sum_order", "lost",
+    "init_timeout", "strict", "trace", "watch", "log_every" } do
+    if parsed[name] ~= nil then
+      lines[#lines + 1] = ("--%s %s"):format(name:gsub("_", "-"), tostring(parsed[name]))
+    end
+  end
+  for _, option in ipairs(parsed.options or {}) do lines[#lines + 1] = option end
+  lines[#lines + 1] = "command=" .. command
+  return table.concat(lines, "\n")
+end
+
+-- Ranks of torchrun meet at a path of this host.
+local function meet_torchrun(found)
+  local size = tonumber(os.getenv "LOCAL_WORLD_SIZE")
+  if size ~= found.size then
+    launch.exit(2, ("torchrun started ranks on several hosts (WORLD_SIZE=%d, LOCAL_WORLD_SIZE=%s): \z
+      on CPUs they need MPI between the hosts: start them with mpirun or srun")
+      :format(found.size, os.getenv "LOCAL_WORLD_SIZE" or "not set"))
+  end
+  core.configure{ group = "local", rank = found.rank, world_size = found.size,
+    rendezvous = ("%s/moonshard-torchrun-%s-%s"):format(os.getenv "TMPDIR" or "/tmp",
+      os.getenv "MASTER_PORT" or "0", (os.getenv "TORCHELASTIC_RUN_ID" or ""):gsub("[^%w]", "")) }
+  return found.rank
+end
+
+-- The line that rank 0 prints when all have met.
+local function describe(found, place)
+  return ("%d ranks on %d host%s, started by %s, over %s"):format(place.ranks, place.hosts,
+    place.hosts == 1 and "" or "s", found.launcher, place.library)
+end
+
+--- Joins the job of the launcher that started this process. Returns whether there is one; this
+--- process is then a rank. An error ends the program: once for the whole job.
+---@param command string "run"
+---@param parsed table
+---@return boolean
+function hosts.join(command, parsed)
+  local process = launch.process
+  if not process or process.rank or process.kept_ranks then return false end
+  local found = core.hosts_launched()
+  if not found then return false end
+  if parsed.ranks > 1 or parsed.thread_ranks then
+    launch.exit(2, found.rank == 0 and (parsed.ranks > 1
+      and ("-n %d beside %s: the launcher says how many ranks there are; leave -n out")
+        :format(parsed.ranks, found.launcher)
+      or ("--thread-ranks beside %s: each of its processes is one rank"):format(found.launcher))
+      or "")
+  end
+  if not found.mpi then
+    process.rank = meet_torchrun(found)
+    return true
+  end
+  local place, message, is_told = core.hosts_join {
+    program = process.program, arguments = launch.arguments_given,
+    agree = agreed(parsed, command), interface = parsed.interface, port = parsed.port,
+    init_ns = math.floor(parsed.init_timeout * 1e9), lost_ns = math.floor(parsed.lost * 1e9),
+    threads = parsed.threads, memory_bytes = parsed.memory,
+    timeout_ns = math.floor(parsed.timeout * 1e9),
+    link_bytes_per_second = parsed.link and parsed.link.bytes_per_second,
+    link_latency_ns = parsed.link and parsed.link.latency_ns,
+    sum_by_ranks = parsed.sum_order == "ranks",
+  }
+  if not place then
+    io.stdout:flush()
+    if not is_told then io.stderr:write("moonshard: ", message, "\n") end
+    process.quit(2)
+  end
+  process.rank, process.hosts = place.rank, place.hosts
+  process.joined()
+  if place.rank == 0 then require "moonshard.log".log("%s", describe(found, place)) end
+  return true
+end
+
+return hosts
