@@ -54,12 +54,6 @@ static void locate(ms_job *job, uint32_t rank)
     pidfd_send_signal(job->ended[rank], MS_LOCATE_PROCESS, NULL, 0);
 }
 
-static void warn(ms_job *job, const char *text)
-{
-    (void)job;
-    fprintf(stderr, "%smoonshard: warning: %s\n", ms_fresh_row(), text);
-}
-
 /* A rank that has ended before this is found dead at once: its number cannot have another process
  * yet, since it was alive a moment ago when it came to the door, and numbers go around slowly. */
 static ms_status find_processes(ms_job *job)
@@ -127,7 +121,7 @@ int ms_keep(lua_State *L)
     job->rendezvous = ms_rendezvous_retain(ms_keeper_rendezvous(job->keeper));
     job->grace_ns = (uint64_t)ms_job_option(L, "grace_ns");
     job->timeout_ns = (uint64_t)ms_job_option(L, "timeout_ns");
-    job->warn = warn;
+    job->warn = ms_job_warn;
     job->reap = find_outcome;
     job->kill = kill_rank;
     job->locate = locate;

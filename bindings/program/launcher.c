@@ -24,7 +24,7 @@ static uint64_t now_of(const ms_job *job)
 
 /* One line on stderr; rank 0 may be showing its own line there. ms_fresh_row clears that line on a
  * terminal, so that the two texts do not mix. */
-static void warn(ms_job *job, const char *text)
+void ms_job_warn(ms_job *job, const char *text)
 {
     (void)job;
     fprintf(stderr, "%smoonshard: warning: %s\n", ms_fresh_row(), text);
@@ -414,7 +414,7 @@ static ms_status make_job(lua_State *L, ms_job *job)
     ms_rendezvous_options options = read_options(L);
     job->grace_ns = (uint64_t)ms_job_option(L, "grace_ns");
     job->timeout_ns = options.timeout_ns;
-    job->warn = warn;
+    job->warn = ms_job_warn;
     job->count = (int)lua_tointeger(L, lua_upvalueindex(1));
     job->arguments = lua_touserdata(L, lua_upvalueindex(2));
     ms_status status = ms_rendezvous_new(&job->context, &options, &job->rendezvous);

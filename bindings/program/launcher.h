@@ -86,6 +86,7 @@ ms_status ms_job_open_signals(ms_job *job);
 /* The supervisor's loop: until no rank runs, or `done` (NULL: never) says that it is over. */
 void ms_job_supervise(lua_State *L, ms_job *job, bool (*done)(ms_job *job));
 void ms_job_push_outcome(lua_State *L, const ms_job *job);
+void ms_job_warn(ms_job *job, const char *text);
 
 /* Start all ranks. On failure none is left. The calling thread must be the one that supervises. */
 ms_status ms_start_processes(ms_job *job);

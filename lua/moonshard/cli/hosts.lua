@@ -21,8 +21,8 @@ end
 --- The switches of a job over several hosts.
 ---@param parser table
 function hosts.add_switches(parser)
-  parser:option("--sum-order", "over several hosts, sums are first those of each host, or of ranks \z
-    in their order, with the bits of one host (default: hosts)")
+  parser:option("--sum-order", "over several hosts, sums are first those of each host, or of \z
+    ranks in their order, with the bits of one host")
     :choices { "hosts", "ranks" }:default "hosts"
   parser:option("--interface", "network interface by which hosts find each other (default: any)")
     :argname "NAME"
@@ -62,8 +62,8 @@ end
 local function meet_torchrun(found)
   local size = tonumber(os.getenv "LOCAL_WORLD_SIZE")
   if size ~= found.size then
-    launch.exit(2, ("torchrun started ranks on several hosts (WORLD_SIZE=%d, LOCAL_WORLD_SIZE=%s): \z
-      on CPUs they need MPI between the hosts: start them with mpirun or srun")
+    launch.exit(2, ("torchrun started ranks on several hosts (WORLD_SIZE=%d, \z
+      LOCAL_WORLD_SIZE=%s): on CPUs they need MPI between the hosts: start them with mpirun or srun")
       :format(found.size, os.getenv "LOCAL_WORLD_SIZE" or "not set"))
   end
   core.configure{ group = "local", rank = found.rank, world_size = found.size,
