@@ -63,7 +63,8 @@ local function meet_torchrun(found)
   local size = tonumber(os.getenv "LOCAL_WORLD_SIZE")
   if size ~= found.size then
     launch.exit(2, ("torchrun started ranks on several hosts (WORLD_SIZE=%d, \z
-      LOCAL_WORLD_SIZE=%s): on CPUs they need MPI between the hosts: start them with mpirun or srun")
+      LOCAL_WORLD_SIZE=%s): on CPUs they need MPI between the hosts: start them with mpirun or \z
+      srun")
       :format(found.size, os.getenv "LOCAL_WORLD_SIZE" or "not set"))
   end
   core.configure{ group = "local", rank = found.rank, world_size = found.size,
