@@ -142,6 +142,8 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
 ms_comm *ms_comm_of(const ms_engine *engine);
 /* As ms_comm_check. */
 ms_status ms_comm_verify(ms_comm *comm);
+/* flight.c: the call as reports show it; entered_ns and left_ns are 0. */
+ms_flight ms_flight_of(const ms_comm_args *args);
 /* arguments.c: whether a call's arguments are right; *count: the elements of the whole. */
 ms_status ms_collective_check(ms_group *group, uint32_t channel, const ms_collective *c,
                               uint64_t *count);

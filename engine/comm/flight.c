@@ -2,6 +2,7 @@
 #include "comm/comm.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* Records come from memory that another process writes, so values are not trusted. The names of
  * kinds and operations check their numbers themselves. */
@@ -58,4 +59,23 @@ const char *ms_flight_describe(const ms_flight *flight, char *text, size_t bytes
                         (unsigned long long)flight->number, flight->group_name, comma, channel);
     if (*shown && (size_t)used < bytes) snprintf(text + used, bytes - (size_t)used, " [%s]", shown);
     return text;
+}
+
+/* Texts are cut at their beginning, as their ends say more. */
+ms_flight ms_flight_of(const ms_comm_args *args)
+{
+    ms_flight flight = { .number = args->number,
+                         .count = args->count,
+                         .group = args->group->id,
+                         .size = args->group->size,
+                         .root = args->rooted ? (int32_t)args->root : -1,
+                         .bucket = args->bucket,
+                         .kind = args->kind,
+                         .op = args->op,
+                         .dtype = args->dtype,
+                         .channel = args->channel };
+    ms_copy_tail(flight.group_name, sizeof flight.group_name, args->group->name);
+    memcpy(flight.label, args->label, sizeof flight.label);
+    memcpy(flight.script, args->script, sizeof flight.script);
+    return flight;
 }

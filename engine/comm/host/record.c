@@ -17,7 +17,6 @@ const ms_ledger_slot *ms_ledger_slot_of(const ms_host *host, const ms_comm_args 
 void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *slot)
 {
     const ms_os *os = host->files->base.os;
-    const ms_group *group = args->group;
     const char *heap = host->files->heaps[host->rank].memory;
     /* Only the beginning is compared: a tensor that begins in the heap ends there, as the arena
      * gave it. */
@@ -27,20 +26,8 @@ void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *sl
     slot->order = args->order;
     slot->value = args->value;
     slot->factor = args->factor;
-    slot->call = (ms_flight){ .number = args->number,
-                              .count = args->count,
-                              .entered_ns = os->monotonic_ns(os->user),
-                              .group = group->id,
-                              .size = group->size,
-                              .root = args->rooted ? (int32_t)args->root : -1,
-                              .bucket = args->bucket,
-                              .kind = args->kind,
-                              .op = args->op,
-                              .dtype = args->dtype,
-                              .channel = args->channel };
-    ms_copy_tail(slot->call.group_name, sizeof slot->call.group_name, group->name);
-    memcpy(slot->call.label, args->label, sizeof slot->call.label);
-    memcpy(slot->call.script, args->script, sizeof slot->call.script);
+    slot->call = ms_flight_of(args);
+    slot->call.entered_ns = os->monotonic_ns(os->user);
 }
 
 /* The counter is atomic, because several streams of a rank enter calls at the same time. The line
