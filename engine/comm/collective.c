@@ -442,10 +442,60 @@ static ms_status prepare_transport(ms_group *group, const ms_comm_args *args)
  * counted yet: it is this call's only once it is launched. */
 static void number_call(ms_group *group, ms_comm_args *args)
 {
-    args->number = ms_kind_is_pair(args->kind) ? group->control->number(group->comm, args)
-                                               : group->channels[args->channel].number + 1;
+    bool is_pair = ms_kind_is_pair(args->kind);
+    args->number = is_pair ? group->control->number(group->comm, args)
+                           : group->channels[args->channel].number + 1;
+    args->turn = is_pair ? group->messages[ms_pair_is_upward(args) ? 0 : 1] + 1 : 0;
     args->order = calls_around(group);
     args->wire_bytes = wire_of(group, args->kind, args->count * ms_dtype_bytes(args->dtype));
+}
+
+/* Ends the job because a member sends something else than this rank expects of it; both numbers are
+ * shown, so that the user sees which list is wrong. */
+static ms_status end_for_counts(ms_group *group, ms_comm_args *args, uint32_t member, int64_t sent,
+                                int64_t expected)
+{
+    char call[256], text[512];
+    ms_comm *comm = group->comm;
+    uint32_t own = group->members[group->rank], other = group->members[member];
+    number_call(group, args);
+    ms_flight flight = ms_flight_of(args);
+    snprintf(text, sizeof text,
+             "ranks disagree in %s:\n  rank %u sends %lld elements to rank %u\n  rank %u expects "
+             "%lld",
+             ms_flight_describe(&flight, call, sizeof call), other, (long long)sent, own, own,
+             (long long)expected);
+    ms_rendezvous_abort(comm->rendezvous, MS_ABORT_MISMATCH, (int32_t)other, text);
+    return ms_comm_verify(comm);
+}
+
+/* all_to_all by counts, over a transport that would wait for ever or write past a tensor where the
+ * counts differ: the hosts compare them first. It costs an exchange between hosts, but waits for no
+ * computation. */
+static ms_status compare_counts(ms_group *group, ms_comm_args *args, const ms_collective *c)
+{
+    ms_comm *comm = group->comm;
+    uint32_t size = group->size;
+    void *memory = NULL;
+    if (c->kind != MS_ALL_TO_ALL || !c->counts || group->transport->compares_counts
+        || !ms_group_has_others(group))
+        return MS_OK;
+    ms_sharing sharing = {
+        .kind = MS_ALL_GATHER, .dtype = MS_I64, .count = size, .label = "counts"
+    };
+    ms_status status = ms_engine_check_sync(comm->engine);
+    if (!status)
+        status = ms_allocate(ms_engine_context(comm->engine), (size_t)size * size * sizeof(int64_t),
+                             "counts", &memory);
+    if (status) return status;
+    const int64_t *all = memory;
+    status = ms_group_share(group, &sharing, c->counts, memory);
+    for (uint32_t m = 0; m < size && !status; m++)
+        if (all[m * size + group->rank] != c->receive_counts[m])
+            status =
+                end_for_counts(group, args, m, all[m * size + group->rank], c->receive_counts[m]);
+    ms_release(ms_engine_context(comm->engine), memory);
+    return status;
 }
 
 /* After the launch: nothing can fail any more. held: copies of counts, or NULL. */
@@ -454,6 +504,7 @@ static void note_call(ms_group *group, const ms_comm_args *args, void *held, ms_
     ms_comm *comm = group->comm;
     if (held) comm->held[comm->held_count++] = (ms_held){ .point = point, .memory = held };
     if (!ms_kind_is_pair(args->kind)) group->channels[args->channel].number++;
+    else group->messages[ms_pair_is_upward(args) ? 0 : 1]++;
     if (comm->recording) comm->record_count++;
     /* The next call of the channel comes after this one, on whatever stream. */
     *place_of(group, args) = point;
@@ -474,6 +525,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     /* A job that has ended takes no further call. */
     ms_status status = ms_comm_verify(comm);
     if (!status) status = prepare_transport(group, args);
+    if (!status) status = compare_counts(group, args, c);
     if (status) return status;
     number_call(group, args);
     status = group->control->prepare(comm, args);

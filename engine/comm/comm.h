@@ -47,6 +47,7 @@ struct ms_group {
     /* Bit set of the membership's groups that contain all members of this one, itself included. */
     uint64_t around[MS_GROUPS_MAX / 64];
     bool prepared;         /* the transport's prepare was called */
+    uint64_t messages[2];  /* this rank's sends and recvs: upward, downward */
     void *transport_state; /* the transport's, which its close frees */
     ms_channel channels[MS_CHANNELS];
     ms_traffic traffic[MS_COLLECTIVES + 1];
@@ -83,6 +84,7 @@ typedef struct ms_comm_args {
     /* number: of the call in this channel, or in this pair and direction; count: elements of the
      * longer of in and out */
     uint64_t number, count;
+    uint64_t turn; /* of a send or recv: its place among this rank's in its direction, from 1 */
     uint64_t counts_hash; /* what must agree beside the call; 0: no counts */
     uint64_t order; /* calls before of all groups around this one: all members have made the same */
     char *in, *out;
@@ -92,6 +94,12 @@ typedef struct ms_comm_args {
     double factor;
     char label[32], script[64];
 } ms_comm_args;
+
+/* Whether a send or recv goes to the member with the higher number. */
+static inline bool ms_pair_is_upward(const ms_comm_args *args)
+{
+    return (args->kind == MS_SEND) == (args->root > args->group->rank);
+}
 
 /* Host memory that a task reads, freed once the point is reached. */
 typedef struct ms_held {
@@ -116,6 +124,10 @@ struct ms_comm {
     const ms_control *control;
     const ms_transport *transport;
     void *control_state, *transport_state;
+    ms_rendezvous *rendezvous; /* borrowed from control; NULL where ranks meet nowhere */
+    ms_comm_options options;
+    /* Control's open sets it: how long a call may wait for peers; 0: there is no limit. */
+    uint64_t timeout_ns;
     bool aborted;    /* the transport's abort was called */
     int64_t process; /* a forked child has this record, but is no rank */
     ms_group *groups[MS_GROUPS_MAX];
@@ -132,10 +144,17 @@ struct ms_comm {
     ms_group *alone; /* the group of this rank by itself, made at its first use */
 };
 
-/* The membership of an engine that has none yet, and its world. rendezvous: where control meets the
- * others; NULL for one that has none. */
-ms_status ms_comm_new(ms_engine *engine, const ms_control *control, const ms_transport *transport,
-                      ms_rendezvous *rendezvous, uint32_t rank, uint32_t size, ms_group **world);
+/* What a new membership is made of. rendezvous: where control meets the others; NULL for one that
+ * has none. */
+typedef struct ms_membership {
+    const ms_control *control;
+    const ms_transport *transport;
+    ms_rendezvous *rendezvous;
+    uint32_t rank, size;
+    ms_comm_options options;
+} ms_membership;
+/* The membership of an engine that has none yet, and its world. */
+ms_status ms_comm_new(ms_engine *engine, const ms_membership *membership, ms_group **world);
 /* members: world ranks; NULL for 0 .. size-1. */
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out);

@@ -142,9 +142,9 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
 }
 
 /* Control first: a transport may use what it has. */
-static ms_status open_both(ms_comm *comm, ms_rendezvous *rendezvous)
+static ms_status open_both(ms_comm *comm)
 {
-    ms_status status = comm->control->open ? comm->control->open(comm, rendezvous) : MS_OK;
+    ms_status status = comm->control->open ? comm->control->open(comm, comm->rendezvous) : MS_OK;
     if (status || !comm->transport->open) return status;
     status = comm->transport->open(comm);
     /* The place at the rendezvous is given back: `joined` was not called yet. */
@@ -154,8 +154,7 @@ static ms_status open_both(ms_comm *comm, ms_rendezvous *rendezvous)
 
 /* The membership joins last: from then on other ranks may see this one, and nothing can fail any
  * more. */
-ms_status ms_comm_new(ms_engine *engine, const ms_control *control, const ms_transport *transport,
-                      ms_rendezvous *rendezvous, uint32_t rank, uint32_t size, ms_group **world)
+ms_status ms_comm_new(ms_engine *engine, const ms_membership *membership, ms_group **world)
 {
     ms_context *context = ms_engine_context(engine);
     void *memory = NULL;
@@ -164,20 +163,22 @@ ms_status ms_comm_new(ms_engine *engine, const ms_control *control, const ms_tra
     if (status) return status;
     ms_comm *comm = memory;
     comm->engine = engine;
-    comm->control = control;
-    comm->transport = transport;
+    comm->control = membership->control;
+    comm->transport = membership->transport;
+    comm->rendezvous = membership->rendezvous;
+    comm->options = membership->options;
     comm->process = context->os->process_id(context->os->user);
     /* 0 is the world's. */
     comm->own_ids = 1;
-    status = ms_group_new(comm, 0, "world", rank, size, NULL, &all);
-    if (!status) status = open_both(comm, rendezvous);
+    status = ms_group_new(comm, 0, "world", membership->rank, membership->size, NULL, &all);
+    if (!status) status = open_both(comm);
     if (status) {
         if (all) free_group(context, all);
         ms_release(context, comm);
         return status;
     }
     ms_engine_set(engine, MS_SLOT_COMM, comm, comm_free);
-    if (control->joined) control->joined(comm);
+    if (comm->control->joined) comm->control->joined(comm);
     *world = all;
     return MS_OK;
 }

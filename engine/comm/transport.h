@@ -19,6 +19,9 @@
 struct ms_transport {
     const char *name;
     const char *kernels; /* whose memory it moves: devices of this family (exec/device.h) */
+    /* Whether it may be asked for by its name on devices of other families, too: `open` refuses
+     * those whose memory its library does not move. */
+    bool any_device;
     /* What it does: bits 1 << kind of the collectives, 1 << dtype of what it moves, 1 << op and
      * 1 << dtype of what it reduces. A call that is not among them is refused before it is claimed,
      * with an error that names the transport, the operation and the dtype. */
@@ -26,6 +29,9 @@ struct ms_transport {
     /* Whether an all_reduce of f32 in place may round to 16 bits on its way. Hooks that would use
      * it cast instead where it cannot. */
     bool rounds;
+    /* Whether its tasks find out that ranks disagree about the counts of an all_to_all. Otherwise
+     * the hosts compare them before the call. */
+    bool compares_counts;
     const ms_task *tasks; /* one for each kind */
     /* Makes transport_state, after control has opened; NULL: it has none. Does not wait. */
     ms_status (*open)(ms_comm *comm);
@@ -51,6 +57,6 @@ struct ms_transport {
     void (*close)(ms_comm *comm);
 };
 
-extern const ms_transport ms_transport_local, ms_transport_fake;
+extern const ms_transport ms_transport_local, ms_transport_fake, ms_transport_nccl;
 
 #endif

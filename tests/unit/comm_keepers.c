@@ -70,9 +70,12 @@ static void enter(member *self)
                         self->of->ranks, 20000000000u, &rendezvous)
          == MS_OK);
     MUST(ms_engine_new(&options, &self->error, &self->engine) == MS_OK);
-    MUST(ms_comm_new(self->engine, &ms_control_hosts, &ms_transport_local, rendezvous, self->number,
-                     self->of->ranks, &self->world)
-         == MS_OK);
+    ms_membership membership = { .control = &ms_control_hosts,
+                                 .transport = &ms_transport_local,
+                                 .rendezvous = rendezvous,
+                                 .rank = self->number,
+                                 .size = self->of->ranks };
+    MUST(ms_comm_new(self->engine, &membership, &self->world) == MS_OK);
     ms_rendezvous_release(rendezvous);
     self->of->run(self);
 }

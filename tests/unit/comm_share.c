@@ -160,8 +160,12 @@ static const ms_transport by_id = { .name = "by id",
 
 static ms_status open_by_id(rank *self)
 {
-    return ms_comm_new(self->engine, &ms_control_host, &by_id, self->rendezvous, self->number,
-                       self->ranks, &self->world);
+    ms_membership membership = { .control = &ms_control_host,
+                                 .transport = &by_id,
+                                 .rendezvous = self->rendezvous,
+                                 .rank = self->number,
+                                 .size = self->ranks };
+    return ms_comm_new(self->engine, &membership, &self->world);
 }
 
 static void learn_ids(rank *self)

@@ -54,6 +54,14 @@ struct rank {
     } while (0)
 #define OK(call) CHECK((call) == MS_OK)
 
+/* By the transport that the environment asks for. */
+static inline ms_status open_rank(rank *self)
+{
+    ms_comm_options options = { .transport = getenv("MOONSHARD_TRANSPORT") };
+    if (self->job->open) return self->job->open(self);
+    return ms_comm_open_with(self->engine, self->rendezvous, self->number, &options, &self->world);
+}
+
 static inline void rank_main(rank *self)
 {
     ms_engine_options options = { .os = self->job->os,
@@ -66,9 +74,7 @@ static inline void rank_main(rank *self)
     ms_error error;
     if (ms_engine_new(&options, &error, &self->engine))
         snprintf(self->why, sizeof self->why, "engine: %s", error.message);
-    else if (self->job->open
-                 ? self->job->open(self)
-                 : ms_comm_open(self->engine, self->rendezvous, self->number, &self->world))
+    else if (open_rank(self))
         snprintf(self->why, sizeof self->why, "open: %s", ms_engine_error(self->engine)->message);
     else self->job->run(self);
     if (self->engine && *self->why) ms_comm_leave(self->engine, self->why);

@@ -61,7 +61,8 @@ static ms_engine *open_world(const ms_transport *transport, ms_group **world)
     ms_engine *engine = NULL;
     memset(&seen, 0, sizeof seen);
     assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
-    assert_int_equal(ms_comm_new(engine, &ms_control_none, transport, NULL, 0, 2, world), MS_OK);
+    ms_membership membership = { .control = &ms_control_none, .transport = transport, .size = 2 };
+    assert_int_equal(ms_comm_new(engine, &membership, world), MS_OK);
     return engine;
 }
 
@@ -235,6 +236,11 @@ static void ranks_may_meet_in_another_way(void **state)
     control.close = close_control;
     meeting = (struct meeting){ .base = { .kind = &kind, .references = 1, .ranks = 200 } };
     ms_rendezvous *rendezvous = &meeting.base;
+    ms_membership membership = { .control = &control,
+                                 .transport = &transport,
+                                 .rendezvous = rendezvous,
+                                 .rank = 150,
+                                 .size = 200 };
     ms_engine *engine = engine_alone();
     ms_group *world = NULL;
     ms_rank_state seen_rank;
@@ -242,18 +248,15 @@ static void ranks_may_meet_in_another_way(void **state)
     assert_int_equal(ms_comm_open(engine, rendezvous, 150, &world), MS_ERROR_UNSUPPORTED);
     assert_non_null(strstr(ms_engine_error(engine)->message, "no transport"));
     meeting.opens = MS_ERROR_STATE;
-    assert_int_equal(ms_comm_new(engine, &control, &transport, rendezvous, 150, 200, &world),
-                     MS_ERROR_STATE);
+    assert_int_equal(ms_comm_new(engine, &membership, &world), MS_ERROR_STATE);
     meeting.opens = MS_OK;
     transport.open = fail_to_open;
-    assert_int_equal(ms_comm_new(engine, &control, &transport, rendezvous, 150, 200, &world),
-                     MS_ERROR_IO);
+    assert_int_equal(ms_comm_new(engine, &membership, &world), MS_ERROR_IO);
     assert_true(meeting.opened == 1 && meeting.closed == 1 && meeting.joined == 0);
     assert_null(world);
     assert_null(ms_comm_world(engine));
     transport.open = NULL;
-    assert_int_equal(ms_comm_new(engine, &control, &transport, rendezvous, 150, 200, &world),
-                     MS_OK);
+    assert_int_equal(ms_comm_new(engine, &membership, &world), MS_OK);
     assert_int_equal(meeting.joined, 1);
     assert_int_equal(ms_group_rank(world), 150);
     ms_rendezvous_rank(rendezvous, 150, &seen_rank);

@@ -348,7 +348,8 @@ static void cast_and_reduce(const ms_transport *transport, float got[8])
     const char *name = "a";
     assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
     ms_group *world = NULL;
-    assert_int_equal(ms_comm_new(engine, &ms_control_none, transport, NULL, 0, 3, &world), MS_OK);
+    ms_membership membership = { .control = &ms_control_none, .transport = transport, .size = 3 };
+    assert_int_equal(ms_comm_new(engine, &membership, &world), MS_OK);
     ms_bucket bucket = { .engine = engine,
                          .group = world,
                          .is_last = true,

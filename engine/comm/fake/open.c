@@ -12,7 +12,10 @@ ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size, ms_
                               size, MS_FAKE_RANKS_MAX);
     if (ms_comm_of(engine))
         return ms_engine_fail(engine, MS_ERROR_STATE, "this engine belongs to a world already");
-    return ms_comm_new(engine, &ms_control_none, &ms_transport_fake, NULL, rank, size, world);
+    ms_membership membership = {
+        .control = &ms_control_none, .transport = &ms_transport_fake, .rank = rank, .size = size
+    };
+    return ms_comm_new(engine, &membership, world);
 }
 
 /* Made at first use and kept. Its calls go to no peer, so it has no control, even in a real job.

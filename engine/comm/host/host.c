@@ -208,6 +208,7 @@ static ms_status open_host(ms_comm *comm, ms_rendezvous *rendezvous)
     host->pressure = files->control->crowded ? MS_SHARED_CORE : MS_OWN_CORE;
     ms_straggler_step(host, 0);
     comm->control_state = host;
+    comm->timeout_ns = files->control->timeout_ns;
     return MS_OK;
 }
 

@@ -13,7 +13,8 @@
  *   tensors, and never blocks the host. A peer's memory is touched only while both ranks are inside
  *   the collective, and a rank leaves when all are done with its memory.
  * - Reductions add in rank order, 16-bit floats in f32: the same bits on every rank, in every run,
- *   as processes and as threads, with any number of threads, in place and staged.
+ *   as processes and as threads, with any number of threads, in place and staged. NCCL has an order
+ *   of its own, and its min and max of floats may drop a NaN.
  * - The first cause of a job's end counts: every wait ends with it, and later collectives of every
  *   group fail with it. A task that fails on one rank, and an error that a host reports with
  *   ms_comm_abort, end the job the same way.
@@ -51,6 +52,21 @@ typedef struct ms_group ms_group;
  * keeps a reference to the rendezvous. */
 MS_API ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank,
                               ms_group **world);
+/* How tensors travel. All ranks of a job give the same. */
+typedef struct ms_comm_options {
+    /* "local": through memory of this host. "nccl": by NCCL 2.28 or later, whose library is loaded
+     * when it is asked for; the variable MOONSHARD_NCCL is its path, if it is not installed where
+     * the system finds libnccl.so.2. NULL: what fits the engine's device. The text is used by the
+     * call only. */
+    const char *transport;
+    /* NCCL: how many blocks of a GPU (CTAs) a collective takes at least and at most; 0: as NCCL
+     * decides. */
+    uint32_t min_ctas, max_ctas;
+} ms_comm_options;
+/* The same, with options. MS_ERROR_NOT_FOUND: there is no such library. MS_ERROR_UNSUPPORTED: it is
+ * too old, or moves no memory of this engine's device. */
+MS_API ms_status ms_comm_open_with(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank,
+                                   const ms_comm_options *options, ms_group **world);
 /* A world of `size` ranks of which only this one exists: no traffic, no waiting, on any device. Its
  * results are those of a job in which all other ranks bring the data that this one brings:
  * all_gather repeats the tensor, sum multiplies it by size; recv leaves its tensor alone. */

@@ -1,0 +1,138 @@
+/* nccl.h: the transport over NCCL: a rank's side of it, its groups and their communicators. For
+ * comm/nccl/ only.
+ *
+ * Invariants
+ * - A group has a communicator for each channel that moves tensors, and two for sends: one to ranks
+ *   with a higher number in the group, one to lower ones. In each of these two, a rank's sends and
+ *   receives run in the order of its calls.
+ * - Communicators do not block (blocking = 0). After a call has returned ncclInProgress, nothing
+ *   else may be asked of the communicator, and nothing of the call may be on the stream, until
+ *   ncclCommGetAsyncError says ncclSuccess. Whoever has a communicator's turn makes its calls, and
+ *   gives the turn back only when none is in progress, or when the job has ended.
+ * - Each rank has a thread, the watchdog. It finds calls that take too long and errors of calls
+ *   that had been launched, and ends the job with them. At the end, it alone closes or aborts the
+ *   communicators.
+ * - NCCL may hang in any of its functions, ncclCommAbort among them. No thread waits for the
+ *   watchdog without a time limit. If it does not come back, the record of this rank stays and is
+ *   not freed, and the process can only end; on a GPU, work that was launched may go on till then.
+ * - NCCL adds in its own order, which depends on ranks and lengths: results repeat, but their bits
+ *   are not those of other transports. In min and max of floats it may drop a NaN. A factor is
+ *   rounded to the tensor's dtype before it multiplies.
+ * - Limits of what NCCL takes of a GPU (CTAs) come from ms_comm_options; its own variables
+ *   NCCL_MIN_CTAS and NCCL_MAX_CTAS have priority. */
+#ifndef MOONSHARD_COMM_NCCL_NCCL_H
+#define MOONSHARD_COMM_NCCL_NCCL_H
+
+#include "base/assert.h"
+#include "base/thread.h"
+#include "comm/nccl/api.h"
+#include "comm/rendezvous.h"
+#include "comm/transport.h"
+
+/* The channel of numbers that hosts share is control's. */
+#define MS_NCCL_CHANNELS (MS_CHANNELS - 1)
+enum { MS_NCCL_UPWARD = MS_NCCL_CHANNELS, MS_NCCL_DOWNWARD, MS_NCCL_COMMUNICATORS };
+
+/* Memory to be registered. Ranges are only added, the newest first. */
+typedef struct ms_nccl_range ms_nccl_range;
+struct ms_nccl_range {
+    const ms_nccl_range *next;
+    void *memory;
+    size_t bytes;
+};
+
+/* The call of a communicator that is under way, or its last one. The lock is held for copies
+ * only. */
+typedef struct ms_nccl_watched {
+    ms_word lock;
+    bool is_under_way, was_used;
+    uint64_t since_ns, limit_ns;
+    ms_comm_args args;
+} ms_nccl_watched;
+
+typedef struct ms_communicator {
+    ms_word turn;            /* 1: a thread has it; it owns the fields up to `watched` */
+    _Atomic uint64_t served; /* sends and recvs that have had their turn */
+    ms_nccl_handle handle;
+    const ms_nccl_range *registered; /* this range and those after it are */
+    ms_nccl_watched watched;
+} ms_communicator;
+
+/* ms_group.transport_state. */
+typedef struct ms_nccl_group ms_nccl_group;
+struct ms_nccl_group {
+    ms_nccl_group *next;
+    const ms_group *group;
+    ms_storage *barrier; /* a float for each channel, which barriers add */
+    ms_communicator communicators[MS_NCCL_COMMUNICATORS];
+};
+
+typedef enum ms_nccl_stage { MS_NCCL_WATCHING, MS_NCCL_CLOSED, MS_NCCL_STUCK } ms_nccl_stage;
+
+/* ms_comm.transport_state. */
+typedef struct ms_nccl {
+    ms_comm *comm;
+    const ms_os *os;
+    ms_rendezvous *rendezvous; /* a reference */
+    ms_nccl_api api;
+    _Atomic(ms_nccl_group *) groups; /* the latest first */
+    _Atomic(const ms_nccl_range *) ranges;
+    /* ended: the job; closing: this rank leaves; given_up: nobody waits for the watchdog, which
+     * touches nothing but this record from then on. */
+    _Atomic bool ended, closing, given_up;
+    ms_os_thread *watchdog;
+    ms_bell bell;
+    _Atomic uint64_t looks_ns; /* when the watchdog looks next */
+    ms_word stage;             /* ms_nccl_stage */
+} ms_nccl;
+
+static inline uint64_t ms_nccl_now(const ms_nccl *nccl)
+{
+    return nccl->os->monotonic_ns(nccl->os->user);
+}
+
+/* --------------------------------------------------------- communicator.c */
+
+/* Whether the job has ended; *cause (may be NULL): why. From any thread. */
+bool ms_nccl_job_ended(ms_nccl *nccl, ms_abort_record *cause);
+/* Waits for a moment, a longer one when much time has passed since `since_ns`. */
+void ms_nccl_nap(ms_nccl *nccl, uint64_t since_ns);
+/* take: waits for the turn of a call; false: the job has ended. */
+bool ms_nccl_take(ms_nccl *nccl, ms_communicator *communicator, const ms_comm_args *args);
+bool ms_nccl_try_take(ms_communicator *communicator);
+void ms_nccl_give(ms_communicator *communicator);
+/* With the turn: waits until what a call has returned is no longer MS_NCCL_IN_PROGRESS, or until
+ * the job has ended. */
+ms_nccl_result ms_nccl_settle(ms_nccl *nccl, const ms_communicator *communicator,
+                              ms_nccl_result result);
+/* With the turn: registers what was enrolled since this communicator's last call. */
+ms_nccl_result ms_nccl_register(ms_nccl *nccl, ms_communicator *communicator);
+/* "ncclAllReduce fails on rank 1 in WHERE: why" as an error of this rank. */
+void ms_nccl_explain(const ms_nccl *nccl, const char *function, ms_nccl_result result,
+                     const char *where, ms_error *out);
+/* The call as messages show it, and its fields of an error. */
+void ms_nccl_name(const ms_comm_args *args, char *text, size_t bytes, ms_error *error);
+
+/* ---------------------------------------------------------------- begin.c */
+
+/* Slot of ms_transport_nccl. */
+ms_status ms_nccl_prepare(ms_group *group);
+/* Frees what a group has in memory; its communicators are closed. */
+void ms_nccl_group_free(ms_context *context, ms_nccl_group *group);
+
+/* ----------------------------------------------------------------- call.c */
+
+extern const ms_task ms_nccl_tasks[MS_COLLECTIVES];
+
+/* ------------------------------------------------------------- watchdog.c */
+
+/* Around a call: from now on the watchdog counts its time. */
+void ms_nccl_watch(ms_nccl *nccl, ms_communicator *communicator, const ms_comm_args *args);
+void ms_nccl_watch_ended(ms_communicator *communicator);
+/* Whether a communicator in which nobody makes calls has an error. */
+bool ms_nccl_find_error(ms_nccl *nccl, ms_error *out);
+ms_status ms_nccl_watchdog_start(ms_nccl *nccl);
+/* Lets the watchdog close all communicators and end; false: it does not come back. */
+bool ms_nccl_watchdog_close(ms_nccl *nccl);
+
+#endif
