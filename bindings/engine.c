@@ -7,18 +7,22 @@
 
 #include "moonshard/comm.h"
 
-/* Meets the other ranks of a local group that no launcher has started, at the socket `rendezvous`
+/* Meets the other ranks of a group that no launcher has started, at the socket `rendezvous`
  * of the options at index 1. Blocks until all have come. That takes place in ms.init and not at the
  * first use of the engine, because it waits for other processes: a script says here that it is
  * ready to. Rank 0 makes the files of the job, so its threads and memory_bytes hold for all ranks.
  */
-static void meet_ranks(lua_State *L, ms_runtime *runtime, uint32_t rank, uint32_t size)
+static void meet_ranks(lua_State *L, ms_runtime *runtime, const char *group, uint32_t rank,
+                       uint32_t size)
 {
     if (runtime->rendezvous)
-        ms_lua_error(L, "init: this is a rank of a job already: the launcher has made its group");
+        ms_lua_error(L, "init: this is a rank of a job already: the launcher has made its group "
+                        "(MOONSHARD_TRANSPORT in its environment says how tensors travel)");
     if (lua_getfield(L, 1, "rendezvous") != LUA_TSTRING)
-        ms_lua_error(L, "init: group \"local\" needs rendezvous, the path of a socket that all its "
-                        "ranks share");
+        ms_lua_error(L,
+                     "init: group \"%s\" needs rendezvous, the path of a socket that all its "
+                     "ranks share",
+                     group);
     ms_rendezvous_options options = {
         .ranks = size,
         .threads = (uint32_t)ms_lua_field_integer(L, 1, "threads", 0, 0, 1024),
@@ -47,8 +51,8 @@ static bool has_group_options(lua_State *L)
  * fake world is only noted: the engine opens it when it starts. */
 static void configure_world(lua_State *L, ms_runtime *runtime)
 {
-    enum { LOCAL, FAKE };
-    static const char *const groups[] = { "local", "fake", "mpi", "nccl", NULL };
+    enum { LOCAL, FAKE, NCCL };
+    static const char *const groups[] = { "local", "fake", "nccl", "mpi", NULL };
     if (lua_getfield(L, 1, "group") == LUA_TNIL) {
         lua_pop(L, 1);
         if (has_group_options(L))
@@ -56,18 +60,19 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
                             "\"fake\"");
         return;
     }
-    /* mpi and nccl are known names of which the message says that this build lacks them. A name
-     * that is misspelled gets the nearest one. */
+    /* mpi is a known name of which the message says that this build lacks it. A name that is
+     * misspelled gets the nearest one. */
     int group = ms_lua_choice(L, -1, groups, "group");
     lua_pop(L, 1);
-    /* The enum has the two that are built; the list has all names. */
-    if (group > FAKE) ms_lua_error(L, "init: group \"%s\" is not in this build", groups[group]);
-    uint32_t most = group == LOCAL ? MS_LOCAL_RANKS_MAX : MS_FAKE_RANKS_MAX;
+    /* The enum has those that are built; the list has all names. */
+    if (group > NCCL) ms_lua_error(L, "init: group \"%s\" is not in this build", groups[group]);
+    uint32_t most = group == FAKE ? MS_FAKE_RANKS_MAX : MS_LOCAL_RANKS_MAX;
     uint32_t size = (uint32_t)ms_lua_field_integer(L, 1, "world_size", 0, 1, most);
     if (size == 0) ms_lua_error(L, "init: a group needs its world_size");
     uint32_t rank = (uint32_t)ms_lua_field_integer(L, 1, "rank", 0, 0, (int64_t)size - 1);
     if (group == FAKE) runtime->fake_size = size;
-    else meet_ranks(L, runtime, rank, size);
+    else meet_ranks(L, runtime, groups[group], rank, size);
+    if (group != FAKE) strcpy(runtime->transport_text, groups[group]);
     runtime->rank = rank;
 }
 
@@ -240,8 +245,8 @@ static int flops(lua_State *L)
 }
 
 /* core.info() -> what the machine has, and what the engine uses of it. The machine is asked anew in
- * each call, through the table of the system. mpi and nccl are false until a build has such a
- * transport. */
+ * each call, through the table of the system. mpi is false until a build has such a
+ * transport. NCCL is large, so it is not loaded to be asked for its version. */
 static int info(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter_inside(L);
@@ -264,7 +269,7 @@ static int info(lua_State *L)
     lua_rawseti(L, -2, 1);
     lua_setfield(L, -2, "devices");
     set_boolean(L, "mpi", false);
-    set_boolean(L, "nccl", false);
+    set_text(L, "nccl", "2.28 or later, loaded when it is asked for");
     set_text(L, "lua", LUA_RELEASE);
     set_text(L, "version", MS_VERSION);
     return 1;

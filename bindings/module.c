@@ -30,19 +30,22 @@ static void log_as_warning(void *user, ms_log_level level, const char *message)
     lua_warning(runtime->main, message, 0);
 }
 
-/* MOONSHARD_CPU, MOONSHARD_STRICT and MOONSHARD_LOG mean the same for the program, a stock
- * interpreter and a host. An empty variable counts as unset. The options cpu and strict of ms.init
- * override the first two. */
+/* These variables mean the same for the program, a stock interpreter and a host. An empty variable
+ * counts as unset. The options cpu, strict and group of ms.init override the first three. */
 static void read_environment(ms_runtime *runtime)
 {
     const ms_os *os = runtime->context.os;
     const char *cpu = os->environment(os->user, "MOONSHARD_CPU"),
-               *strict = os->environment(os->user, "MOONSHARD_STRICT");
+               *strict = os->environment(os->user, "MOONSHARD_STRICT"),
+               *transport = os->environment(os->user, "MOONSHARD_TRANSPORT");
     const char *log = os->environment(os->user, "MOONSHARD_LOG");
     if (cpu && *cpu && strlen(cpu) < sizeof runtime->cpu_text) {
         strcpy(runtime->cpu_text, cpu);
         runtime->settings.cpu = runtime->cpu_text;
     }
+    /* A name that is too long is none: cut, it stays one of which the error says so. */
+    if (transport)
+        snprintf(runtime->transport_text, sizeof runtime->transport_text, "%s", transport);
     runtime->settings.strict = strict && strcmp(strict, "1") == 0;
     runtime->settings.log = log_as_warning;
     runtime->settings.log_user = runtime;

@@ -31,8 +31,11 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     if (runtime->fake_size) {
         status = ms_comm_open_fake(engine, runtime->rank, runtime->fake_size, &world);
         if (!status) ms_comm_record(engine, ms_engine_is_sim(engine));
-    } else if (runtime->rendezvous)
-        status = ms_comm_open(engine, runtime->rendezvous, runtime->rank, &world);
+    } else if (runtime->rendezvous) {
+        ms_comm_options options = { .transport =
+                                        *runtime->transport_text ? runtime->transport_text : NULL };
+        status = ms_comm_open_with(engine, runtime->rendezvous, runtime->rank, &options, &world);
+    }
     if (status) {
         error = *ms_engine_error(engine);
         ms_engine_free(engine);

@@ -63,7 +63,7 @@ struct ms_runtime {
     char waiting_text[MS_ERROR_MESSAGE_BYTES];
     ms_engine *engine;          /* NULL until first use */
     ms_engine_options settings; /* of the launcher or ms.init; strings live in settings_text */
-    char device_text[16], cpu_text[16];
+    char device_text[16], cpu_text[16], transport_text[16];
     ms_rates rates; /* if the settings have any */
     /* Rendezvous of this host's ranks; NULL: the environment may name one. */
     struct ms_rendezvous *rendezvous;

@@ -62,12 +62,13 @@
 ---@field memory_bytes? integer        limit of this rank's pool; 0: the machine's memory
 --- The best instruction set that kernels may use; unless given, the best one of the processor.
 ---@field cpu? "portable"|"avx2"|"avx512"|"avx512bf16"
---- "local": ranks of one host, which meet at `rendezvous`. "fake": one rank that acts as if there
---- were world_size ranks with the same data. Unless given: one rank alone.
----@field group? "local"|"fake"
+--- "local": ranks of one host, which meet at `rendezvous`. "nccl": the same, and tensors travel by
+--- NCCL, which needs GPUs. "fake": one rank that acts as if there were world_size ranks with the
+--- same data. Unless given: one rank alone.
+---@field group? "local"|"nccl"|"fake"
 ---@field rank? integer                of this process, from 0; only with group
 ---@field world_size? integer          number of ranks; needed with group
----@field rendezvous? string           path of a socket that all ranks share; needed with "local"
+---@field rendezvous? string           path of a socket that all ranks share; needed but with "fake"
 ---@field rates? ms.Rates              speeds for "sim"; unless given, those of a measured machine
 
 --- Speeds of a machine. The sim device estimates times from them; its other results do not depend

@@ -17,6 +17,11 @@ local variables = {
     "best instruction set: portable, avx2, avx512 or avx512bf16 (default: the best of the CPU)",
   },
   { "MOONSHARD_STRICT", "1: as --strict" },
+  {
+    "MOONSHARD_TRANSPORT",
+    "how the tensors of ranks travel: local or nccl (default: what fits the device)",
+  },
+  { "MOONSHARD_NCCL", "path of NCCL's library (default: libnccl.so.2, where the system finds it)" },
   { "MOONSHARD_LOG", "debug: messages of the engine, and whole tracebacks of errors" },
 }
 
@@ -26,7 +31,7 @@ local function usage(to)
   to:write "\nmoonshard COMMAND --help tells more; moonshard --version prints the version.\n"
   to:write "\nin the environment:\n"
   for _, variable in ipairs(variables) do
-    to:write(("  %-17s %s\n"):format(variable[1], variable[2]))
+    to:write(("  %-19s %s\n"):format(variable[1], variable[2]))
   end
 end
 

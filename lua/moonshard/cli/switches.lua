@@ -149,7 +149,7 @@ local function apply_rates(parsed)
 end
 
 --- Passes the engine's switches to the engine. Settings without a switch come from the environment:
---- MOONSHARD_CPU, MOONSHARD_STRICT, MOONSHARD_LOG.
+--- MOONSHARD_CPU, MOONSHARD_STRICT, MOONSHARD_TRANSPORT, MOONSHARD_LOG.
 ---@param parsed table
 function switches.apply(parsed)
   launch.seed_random(parsed.seed or 0, 0)
