@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "moonshard/hosts.h"
@@ -68,7 +69,8 @@ static _Noreturn void become_keeper(const keeper_program *program, int socket)
 }
 
 /* Forks that process; the descriptor of this rank's end, or -errno. The number is that of the other
- * end, which the program inherits. */
+ * end, which the program inherits. It is a child of a child that ends at once, so that it is nobody's
+ * child: its rank does not have to wait for it. */
 static int fork_keeper(keeper_program *program)
 {
     int ends[2];
@@ -77,9 +79,13 @@ static int fork_keeper(keeper_program *program)
     pid_t process = fork();
     if (process == 0) {
         close(ends[0]);
-        become_keeper(program, ends[1]);
+        pid_t second = fork();
+        if (second == 0) become_keeper(program, ends[1]);
+        _exit(second < 0);
     }
-    int error = process < 0 ? -errno : 0;
+    int error = process < 0 ? -errno : 0, status = 0;
+    while (!error && waitpid(process, &status, 0) < 0 && errno == EINTR) {}
+    if (!error && status) error = -EAGAIN;
     close(ends[1]);
     if (error) close(ends[0]);
     return error ? error : ends[0];

@@ -30,18 +30,20 @@ static bool read_status(const ms_job *job, int64_t process, int *status)
     return end && last && strncmp(end, ") Z ", 4) == 0 && sscanf(last, "%d", status) == 1;
 }
 
-/* Its parent, the MPI launcher's, reads the status. Without it, a rank that has left has ended
- * well, and any other has not. */
+/* Its parent, the MPI launcher's, reads the status. A rank that has left the job has ended well,
+ * also if its launcher kills it then: some do so when the first process has ended with a code. */
 static void find_outcome(ms_job *job, uint32_t rank)
 {
     ms_outcome *outcome = &job->outcomes[rank];
     ms_rank_state state;
     int status = 0;
     ms_rendezvous_rank(job->rendezvous, rank, &state);
-    if (read_status(job, outcome->process, &status)) {
+    outcome->code = -1;
+    if (state.finished || state.phase == MS_RANK_LEFT) outcome->code = 0;
+    else if (read_status(job, outcome->process, &status)) {
         outcome->signal = status & 0x7f;
         outcome->code = outcome->signal ? 0 : status >> 8 & 0xff;
-    } else outcome->code = state.finished || state.phase == MS_RANK_LEFT ? 0 : -1;
+    }
 }
 
 static void kill_rank(ms_job *job, uint32_t rank)
@@ -103,8 +105,10 @@ static bool can_report(ms_job *job)
 static int settle(lua_State *L)
 {
     ms_job *job = lua_touserdata(L, lua_upvalueindex(1));
-    if (ms_keeper_host(job->keeper) == 0) ms_keeper_reported(job->keeper);
-    else ms_hosts_await_report(job->rendezvous, MS_LEAVE_NS);
+    ms_abort_record cause;
+    if (ms_keeper_reports(job->keeper)) ms_keeper_reported(job->keeper);
+    else if (ms_rendezvous_cause(job->rendezvous, &cause))
+        ms_hosts_await_report(job->rendezvous, MS_LEAVE_NS);
     lua_pushnil(L);
     ms_job_supervise(L, job, NULL);
     ms_keeper_finish(job->keeper);

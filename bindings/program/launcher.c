@@ -320,7 +320,7 @@ void ms_job_push_outcome(lua_State *L, const ms_job *job)
     }
     lua_setfield(L, -2, "ranks");
     /* Only one of several supervisors reports. */
-    lua_pushboolean(L, !job->keeper || ms_keeper_host(job->keeper) == 0);
+    lua_pushboolean(L, !job->keeper || ms_keeper_reports(job->keeper));
     lua_setfield(L, -2, "reports");
 }
 

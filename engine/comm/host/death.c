@@ -52,14 +52,19 @@ void ms_death_look(ms_host *host, uint32_t rank)
     ms_host_end_job(host->files, MS_ABORT_DIED, (int32_t)rank, text);
 }
 
+/* Its claim is freed by the kernel, as those of ranks are. */
+bool ms_death_of_keeper(const ms_host_files *files)
+{
+    const ms_os *os = files->base.os;
+    return atomic_load(&files->control->kept)
+           && os->shared_is_claimed(os->user, files->control_file, files->control->ranks) == 0;
+}
+
 /* Without its keeper a host hears nothing of the others: not even that the job has ended. */
 void ms_death_look_keeper(ms_host *host)
 {
-    const ms_os *os = host->files->base.os;
-    ms_control_file *control = host->control;
-    if (!atomic_load(&control->kept)
-        || os->shared_is_claimed(os->user, host->files->control_file, control->ranks) != 0)
-        return;
+    const ms_control_file *control = host->control;
+    if (!ms_death_of_keeper(host->files)) return;
     char text[256];
     snprintf(text, sizeof text,
              "the keeper of host %s has ended (the process that connects it with other hosts); "

@@ -460,7 +460,9 @@ bool ms_suspect(ms_host *host, uint32_t missing, uint64_t progress, const char *
  * waits for another looks whether the other's process does. */
 void ms_death_watch(ms_host *host);
 void ms_death_look(ms_host *host, uint32_t rank);
-/* In a job over several hosts, whether this host's keeper lives. */
+/* In a job over several hosts, whether this host's keeper lives. Without it the job ends. For the
+ * keeper's own process it is dead. */
+bool ms_death_of_keeper(const ms_host_files *files);
 void ms_death_look_keeper(ms_host *host);
 
 /* straggler.c: a step begins now. */

@@ -96,6 +96,7 @@ static void lose(ms_keeper *keeper, ms_peer *peer, int error)
 {
     char host[300], text[512];
     if (atomic_exchange(&peer->gone, 1) || atomic_load(&keeper->closing)) return;
+    if (keeper->host) atomic_store(&keeper->orphaned, 1);
     describe_host(keeper, peer->host, host, sizeof host);
     if (error == -ETIMEDOUT)
         snprintf(text, sizeof text,

@@ -284,6 +284,8 @@ static ms_status enter(ms_meeting *meeting)
         place->is_told = true;
         return status;
     }
+    /* A process that is not needed ends now. */
+    meeting->context->os->close(meeting->context->os->user, meeting->keeper);
     ms_host_files *files = ms_host_files_of(place->rendezvous);
     files->mpi = meeting->mpi;
     atomic_store(&meeting->line, &files->control->lines[place->rank]);

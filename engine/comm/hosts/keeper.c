@@ -422,6 +422,11 @@ const char *ms_keeper_host_name(const ms_keeper *keeper, uint32_t host)
 uint32_t ms_keeper_hosts(const ms_keeper *keeper) { return keeper->hosts; }
 uint32_t ms_keeper_host(const ms_keeper *keeper) { return keeper->host; }
 
+bool ms_keeper_reports(const ms_keeper *keeper)
+{
+    return keeper->host == 0 || atomic_load(&keeper->orphaned);
+}
+
 void ms_keeper_show_end(ms_keeper *keeper)
 {
     if (keeper->hosts > 1) ms_keeper_show_flights(keeper);
@@ -436,13 +441,15 @@ void ms_keeper_reported(ms_keeper *keeper)
     if (keeper->hosts > 1) tell(&keeper->mirror, word, sizeof *word);
 }
 
-/* A copy that arrives wakes nobody here, so the word is looked at now and then. */
+/* A copy that arrives wakes nobody here, so the word is looked at now and then. Without a keeper no
+ * report comes. */
 void ms_hosts_await_report(ms_rendezvous *rendezvous, uint64_t timeout_ns)
 {
     const ms_os *os = rendezvous->os;
-    ms_word *word = &ms_host_files_of(rendezvous)->control->reported;
+    const ms_host_files *files = ms_host_files_of(rendezvous);
+    ms_word *word = &files->control->reported;
     uint64_t limit = os->monotonic_ns(os->user) + timeout_ns;
-    while (!atomic_load(word) && os->monotonic_ns(os->user) < limit)
+    while (!atomic_load(word) && os->monotonic_ns(os->user) < limit && !ms_death_of_keeper(files))
         ms_futex_wait_shared(word, 0, MS_CONNECT_RETRY_NS / 4);
 }
 

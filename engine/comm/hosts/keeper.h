@@ -82,6 +82,7 @@ struct ms_keeper {
     ms_file *listener, *door;
     char door_path[108];
     ms_word stirred, closing;
+    ms_word orphaned; /* the first keeper is lost: this one reports by itself */
     ms_os_thread *looker;
     ms_lock deciding; /* what follows, up to shown */
     bool proposed, decided;

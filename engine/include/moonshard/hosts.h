@@ -61,10 +61,12 @@ MS_API uint32_t ms_keeper_host_of(const ms_keeper *keeper, uint32_t rank);
 MS_API const char *ms_keeper_host_name(const ms_keeper *keeper, uint32_t host);
 MS_API uint32_t ms_keeper_hosts(const ms_keeper *keeper);
 MS_API uint32_t ms_keeper_host(const ms_keeper *keeper);
+/* Whether this keeper reports the end of the job: the first one does, and one that has lost it. */
+MS_API bool ms_keeper_reports(const ms_keeper *keeper);
 /* After the end of the job: tells the other hosts what a report needs. */
 MS_API void ms_keeper_show_end(ms_keeper *keeper);
-/* The first keeper has written the report, or has none to write: ranks that wait to be reported may
- * end. await: a rank waits for that, at most so long. */
+/* A keeper that reports has done so, or had nothing to report: ranks that wait for it may end.
+ * await: a rank or another keeper waits for that, at most so long. */
 MS_API void ms_keeper_reported(ms_keeper *keeper);
 MS_API void ms_hosts_await_report(ms_rendezvous *rendezvous, uint64_t timeout_ns);
 /* This host's ranks have ended. Waits a moment for the other hosts, so that the report is complete;
