@@ -37,13 +37,27 @@ static inline uint32_t ms_flow_slots(const ms_comm_args *args)
 /* The longest slot of any rank, as far as it follows from this rank's arguments. */
 uint64_t ms_flow_longest(const ms_comm_args *args);
 
-/* Where the elements of every member are, and its factor of a premul_sum. */
+/* What is reduced: where the elements of each of them are, and their factors of a premul_sum. */
 typedef struct ms_sources {
     const char *const *data;
     const float *factors;
+    uint32_t count;
+    uint32_t divisor; /* of an avg */
+    uint8_t op;
 } ms_sources;
 
-/* cpu/tiles.c: the reduction of `length` elements of all sources, in rank order, to all outputs. */
+/* All members of the group, in rank order. */
+static inline ms_sources ms_flow_members(const ms_comm_args *args, const char *const *data,
+                                         const float *factors)
+{
+    uint32_t size = args->group->size;
+    return (ms_sources){
+        .data = data, .factors = factors, .count = size, .divisor = size, .op = args->op
+    };
+}
+
+/* cpu/tiles.c: the reduction of `length` elements of all sources, in their order, to all outputs.
+ */
 void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sources,
                     char *const *outputs, uint32_t output_count, uint64_t length);
 /* Copies (nothing onto itself), on several threads where it is much. */

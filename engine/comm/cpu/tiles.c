@@ -38,8 +38,9 @@ void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sou
     reduction work = { .kernels = ms_comm_kernels_for(ms_run_isa(run)) };
     work.task = (ms_reduce_task){ .dtype = args->dtype,
                                   .memory = args->memory,
-                                  .op = args->op,
-                                  .input_count = args->group->size,
+                                  .op = (ms_reduce_op)sources->op,
+                                  .input_count = sources->count,
+                                  .divisor = sources->divisor,
                                   .output_count = output_count,
                                   .inputs = sources->data,
                                   .outputs = outputs,

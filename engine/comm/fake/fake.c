@@ -28,8 +28,8 @@ static ms_task_result reduce_alike(ms_run *run, const ms_comm_args *args)
         data[m] = args->in + flow.from * ms_dtype_bytes(args->memory);
         factors[m] = (float)args->factor;
     }
-    ms_flow_reduce(run, args, &(ms_sources){ .data = data, .factors = factors }, &out, 1,
-                   flow.length);
+    ms_sources sources = ms_flow_members(args, data, factors);
+    ms_flow_reduce(run, args, &sources, &out, 1, flow.length);
     return MS_TASK_DONE;
 }
 

@@ -101,7 +101,7 @@ ms_status ms_host_claim(ms_comm *comm, const ms_comm_args *args)
     for (uint32_t m = 0; m < args->group->size; m++) {
         call_rings peer = rings_of_member(host, args, m);
         if (!disagrees(mine, atomic_load(&peer.claims[number % peer.ahead]))) continue;
-        ms_ledger_disagree(host, args, m);
+        ms_ledger_disagree(host, args, m, NULL);
         return comm->control->check(comm);
     }
     return MS_OK;

@@ -87,10 +87,11 @@ static ms_task_result exchange(ms_run *run, void *arguments)
             memcpy(own->shared[p.half], args->in + p.done, p.bytes);
             ms_host_tell(host, own->shared[p.half], p.bytes);
         }
-        if (!ms_ledger_phase(host, args, ++phases)) return ms_host_fail(run, host, args);
+        if (!ms_ledger_phase(host, args, ++phases, NULL)) return ms_host_fail(run, host, args);
         take(host, args, &p);
     }
-    return ms_ledger_leave(host, args, phases + 1) ? MS_TASK_DONE : ms_host_fail(run, host, args);
+    return ms_ledger_leave(host, args, phases + 1, NULL) ? MS_TASK_DONE
+                                                         : ms_host_fail(run, host, args);
 }
 
 const ms_task ms_host_tasks[MS_COLLECTIVES] = MS_HOST_TASKS(exchange);

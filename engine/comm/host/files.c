@@ -154,6 +154,7 @@ static void fill_control(const ms_host_files *made, const ms_rendezvous_options 
     control->heap_bytes = made->heap_bytes;
     control->link_bytes_per_second = options->link_bytes_per_second;
     control->link_latency_ns = options->link_latency_ns;
+    control->sum_by_ranks = options->sum_by_ranks;
     control->timeout_ns = options->timeout_ns ? options->timeout_ns : MS_TIMEOUT_NS;
     control->ranks = options->ranks;
     control->threads = threads ? threads : 1;

@@ -24,7 +24,7 @@
 #include "comm/control.h"
 #include "comm/rendezvous.h"
 
-#define MS_CONTROL_MAGIC 0x345654435244534dull /* "MSDRCTV4" */
+#define MS_CONTROL_MAGIC 0x355654435244534dull /* "MSDRCTV5" */
 /* Half of a staging area: one is filled while the other is read. */
 #define MS_STAGE_BYTES ((size_t)256 << 10)
 /* Staging areas at the beginning of each heap; the last one is for sends. */
@@ -156,6 +156,7 @@ typedef struct ms_control_file {
     char host_names[MS_LOCAL_RANKS_MAX][MS_HOST_NAME_BYTES];
     bool crowded;      /* more threads of this host's ranks than cores */
     ms_word kept;      /* the place of the keeper in this file is claimed while it lives */
+    bool sum_by_ranks; /* as in the options */
     bool unsupervised; /* no launcher started the ranks: they detect each other's death */
     ms_word judged;    /* a supervisor decides about ranks that show no progress */
     ms_request_line requests[MS_REQUESTS];
@@ -351,6 +352,15 @@ bool ms_host_sleep_until(ms_host *host, uint64_t until_ns);
 
 /* ------------------------------------------------------------------- wait.c */
 
+/* What a task does for other ranks each time that it looks whether its own peers have come, and for
+ * which members of its group it waits. */
+typedef struct ms_helper ms_helper;
+struct ms_helper {
+    void (*turn)(ms_helper *helper);
+    uint64_t due_ns;   /* a sleeper takes its next turn by then */
+    const bool *among; /* by member: who is waited for; NULL: all */
+};
+
 /* What a wait is for, as its caller defines it. reached: whether it is there; hopeless: looks
  * whether it can never come, and if so ends the job; missing: the world rank of one that has not
  * come. */
@@ -364,12 +374,21 @@ struct ms_wait {
     const ms_wait_kind *kind;
     ms_host *host;
     const ms_comm_args *args;
+    ms_helper *helper; /* or NULL */
     uint64_t target;
     uint32_t cursor;
     uint64_t looked; /* the last round of standstill.c in which it has */
 };
 /* false: the job has ended. */
 bool ms_host_wait(ms_wait *wait);
+static inline void ms_wait_turn(ms_wait *wait)
+{
+    if (wait->helper) wait->helper->turn(wait->helper);
+}
+static inline bool ms_wait_is_for(const ms_wait *wait, uint32_t member)
+{
+    return !wait->helper || !wait->helper->among || wait->helper->among[member];
+}
 /* Leaves the job's cause as this task's error. */
 ms_task_result ms_host_fail(ms_run *run, ms_host *host, const ms_comm_args *args);
 /* Ends the job because this rank's task met an error of its own. */
@@ -411,12 +430,18 @@ void ms_host_retract(ms_comm *comm, const ms_comm_args *args);
 
 /* ----------------------------------------------------------------- ledger.c */
 
+/* helper: where the members that are waited for are not all of the group; NULL otherwise. */
 /* Enters, and waits until all members have entered the same; false: the job has ended. */
 bool ms_ledger_enter(ms_host *host, const ms_comm_args *args);
+/* The two parts of ms_ledger_enter. */
+const ms_ledger_slot *ms_ledger_post(ms_host *host, const ms_comm_args *args);
+bool ms_ledger_await(ms_host *host, const ms_comm_args *args, ms_helper *helper);
 /* Waits until all members are `phases` phases on from where the collective began. */
-bool ms_ledger_phase(ms_host *host, const ms_comm_args *args, uint64_t phases);
+bool ms_ledger_phase(ms_host *host, const ms_comm_args *args, uint64_t phases, ms_helper *helper);
 /* As ms_ledger_phase, then the collective is over for this channel. */
-bool ms_ledger_leave(ms_host *host, const ms_comm_args *args, uint64_t phases);
+bool ms_ledger_leave(ms_host *host, const ms_comm_args *args, uint64_t phases, ms_helper *helper);
+/* Wakes those that sleep; the others see a change while they spin. */
+void ms_ledger_wake(ms_host *host, const ms_group *group);
 
 /* exchange.c: slot of ms_control_host. */
 extern const ms_task ms_host_tasks[MS_COLLECTIVES];
@@ -425,7 +450,8 @@ extern const ms_task ms_host_tasks[MS_COLLECTIVES];
 
 /* Ends the job because the call of that member differs from this rank's of the same number. One
  * error shows both sides: all who made this rank's call, and all who made the member's. */
-void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member);
+void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member,
+                        ms_helper *helper);
 /* The same for a send or recv; theirs: what the peer calls, or NULL where it cannot be shown. */
 void ms_ledger_disagree_pair(ms_host *host, const ms_comm_args *args, const ms_ledger_slot *theirs);
 /* Ends the job, since the process of `other` has ended before its part of this collective began, or

@@ -2,8 +2,8 @@
  * members have entered it, and compares; then it moves through phases with them. */
 #include "comm/host/host.h"
 
-/* Wakes those that sleep; the others see the change while they spin. */
-static void wake_members(ms_host *host, const ms_group *group)
+/* Of members on other hosts there is a copy here, in which nobody sleeps. */
+void ms_ledger_wake(ms_host *host, const ms_group *group)
 {
     for (uint32_t m = 0; m < group->size; m++)
         if (m != group->rank) ms_host_wake(host, group->members[m]);
@@ -17,11 +17,13 @@ static void wake_members(ms_host *host, const ms_group *group)
 static bool all_entered(ms_wait *wait)
 {
     const ms_group *group = wait->args->group;
+    ms_wait_turn(wait);
     for (; wait->cursor < group->size; wait->cursor++) {
+        if (!ms_wait_is_for(wait, wait->cursor)) continue;
         const ms_ledger_slot *slot = ms_ledger_slot_of(wait->host, wait->args, wait->cursor);
         if (atomic_load(&slot->seq) < wait->target) return false;
         if (ms_ledger_agree(slot, ms_ledger_slot_of(wait->host, wait->args, group->rank))) continue;
-        ms_ledger_disagree(wait->host, wait->args, wait->cursor);
+        ms_ledger_disagree(wait->host, wait->args, wait->cursor, wait->helper);
         return false;
     }
     return true;
@@ -73,17 +75,31 @@ static void tell_entered(ms_host *host, const ms_comm_args *args, const ms_ledge
 
 /* The slot is complete before its seq is stored: peers read the slot only after they have seen that
  * number. */
-bool ms_ledger_enter(ms_host *host, const ms_comm_args *args)
+const ms_ledger_slot *ms_ledger_post(ms_host *host, const ms_comm_args *args)
 {
     ms_ledger_slot *slot = &ms_ledger_line(host, args, args->group->rank)->slots[args->number & 1];
-    if (ms_host_aborted(host)) return false;
     ms_ledger_write(host, args, slot);
     args->group->channels[args->channel].flight = ms_ledger_flight(host, &slot->call);
     atomic_store(&slot->seq, args->number);
     tell_entered(host, args, slot);
-    wake_members(host, args->group);
-    ms_wait wait = { .kind = &for_entry, .host = host, .args = args, .target = args->number };
+    ms_ledger_wake(host, args->group);
+    return slot;
+}
+
+/* It may be asked for some members first, and for all later. */
+bool ms_ledger_await(ms_host *host, const ms_comm_args *args, ms_helper *helper)
+{
+    ms_wait wait = {
+        .kind = &for_entry, .host = host, .args = args, .helper = helper, .target = args->number
+    };
     return ms_host_wait(&wait);
+}
+
+bool ms_ledger_enter(ms_host *host, const ms_comm_args *args)
+{
+    if (ms_host_aborted(host)) return false;
+    ms_ledger_post(host, args);
+    return ms_ledger_await(host, args, NULL);
 }
 
 /* ------------------------------------------------------------------- phases */
@@ -91,9 +107,11 @@ bool ms_ledger_enter(ms_host *host, const ms_comm_args *args)
 /* Phase counters only grow, so a member that has reached the target stays there. */
 static bool all_in_phase(ms_wait *wait)
 {
+    ms_wait_turn(wait);
     for (; wait->cursor < wait->args->group->size; wait->cursor++)
-        if (atomic_load(&ms_ledger_line(wait->host, wait->args, wait->cursor)->phase)
-            < wait->target)
+        if (ms_wait_is_for(wait, wait->cursor)
+            && atomic_load(&ms_ledger_line(wait->host, wait->args, wait->cursor)->phase)
+                   < wait->target)
             return false;
     return true;
 }
@@ -115,23 +133,25 @@ static const ms_wait_kind for_phase = { all_in_phase, look_for_ended, missing_me
 
 /* A barrier of the members. What this rank wrote before the store is visible to every rank that has
  * passed it. A group of one passes at once. */
-bool ms_ledger_phase(ms_host *host, const ms_comm_args *args, uint64_t phases)
+bool ms_ledger_phase(ms_host *host, const ms_comm_args *args, uint64_t phases, ms_helper *helper)
 {
     const ms_group *group = args->group;
     uint64_t target = group->channels[args->channel].phase + phases;
     _Atomic uint64_t *phase = &ms_ledger_line(host, args, group->rank)->phase;
     atomic_store(phase, target);
     if (args->by_hosts) ms_host_tell(host, phase, sizeof *phase);
-    wake_members(host, group);
-    ms_wait wait = { .kind = &for_phase, .host = host, .args = args, .target = target };
+    ms_ledger_wake(host, group);
+    ms_wait wait = {
+        .kind = &for_phase, .host = host, .args = args, .helper = helper, .target = target
+    };
     return ms_host_wait(&wait);
 }
 
 /* The counter advances on a failure too, but the job has ended then and no rank waits for it. */
-bool ms_ledger_leave(ms_host *host, const ms_comm_args *args, uint64_t phases)
+bool ms_ledger_leave(ms_host *host, const ms_comm_args *args, uint64_t phases, ms_helper *helper)
 {
     ms_channel *channel = &args->group->channels[args->channel];
-    bool left = ms_ledger_phase(host, args, phases);
+    bool left = ms_ledger_phase(host, args, phases, helper);
     channel->phase += phases;
     if (left) ms_ledger_landed(host, channel->flight);
     return left;

@@ -62,9 +62,9 @@ static size_t describe_unseen(char *text, size_t bytes, ms_host *host, uint32_t 
 /* Waits a moment for `other` to make this call, so that a report can show it: hosts enqueue ahead
  * of their streams, so the call is often on its way. The moment is shorter where the rank has
  * finished or waits in another call. False: there is nothing to show. begun_ns is shared by several
- * calls of one report, so that all of them together wait for one moment. */
+ * calls of one report, so that all of them together wait for one moment. helper: may be NULL. */
 static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint64_t number,
-                       uint64_t begun_ns, ms_ledger_slot *out)
+                       uint64_t begun_ns, ms_helper *helper, ms_ledger_slot *out)
 {
     const ms_os *os = host->files->base.os;
     while (!ms_ledger_call(line, number, out)) {
@@ -75,6 +75,7 @@ static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint
                            && atomic_load(&line->issued) < number;
         if (waited >= MS_ELSEWHERE_NS && (ends_before || waits_in(host, other))) return false;
         ms_host_nap(host, MS_NAP_NS);
+        if (helper) helper->turn(helper);
     }
     return true;
 }
@@ -88,7 +89,7 @@ typedef struct call_sides {
 /* Waits a moment for all members, so that a rank that differs from many is found to be the one that
  * differs. The moment is short, since a member may never come. */
 static void take_sides(ms_host *host, const ms_comm_args *args, uint32_t member,
-                       const ms_ledger_slot calls[2], call_sides *out)
+                       const ms_ledger_slot calls[2], ms_helper *helper, call_sides *out)
 {
     const ms_group *group = args->group;
     const ms_os *os = host->files->base.os;
@@ -96,7 +97,7 @@ static void take_sides(ms_host *host, const ms_comm_args *args, uint32_t member,
     for (uint32_t m = 0; m < group->size; m++) {
         ms_ledger_slot slot = { .value = 0 };
         bool known = await_call(host, group->members[m], ms_ledger_line(host, args, m),
-                                args->number, begun, &slot);
+                                args->number, begun, helper, &slot);
         int side =
             m != group->rank && (m == member || (known && !ms_ledger_agree(&slot, &calls[0])));
         if (m == group->rank || m == member || (known && ms_ledger_agree(&slot, &calls[side])))
@@ -132,17 +133,17 @@ static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledge
 
 /* A member's call that cannot be shown depends on a result that this rank's call would have to
  * give. */
-void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member)
+void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member, ms_helper *helper)
 {
     const ms_os *os = host->files->base.os;
     ms_ledger_slot calls[2] = { { .value = 0 }, { .value = 0 } };
     call_sides sides = { .counts = { 0, 0 } };
     ms_ledger_write(host, args, &calls[0]);
     bool shown = await_call(host, args->group->members[member], ms_ledger_line(host, args, member),
-                            args->number, os->monotonic_ns(os->user), &calls[1]);
+                            args->number, os->monotonic_ns(os->user), helper, &calls[1]);
     /* Another rank has reported meanwhile. */
     if (ms_host_aborted(host)) return;
-    take_sides(host, args, member, calls, &sides);
+    take_sides(host, args, member, calls, helper, &sides);
     report_sides(host, args, calls, &sides, shown);
 }
 
@@ -212,7 +213,7 @@ static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
                  "ranks call in a different order:\n  rank %u: %s, which rank %u had not called "
                  "when it called\n  rank %u: ",
                  host->rank, ms_flight_describe(&mine.call, what, sizeof what), other, other);
-    if (await_call(host, other, line, number, os->monotonic_ns(os->user), &theirs))
+    if (await_call(host, other, line, number, os->monotonic_ns(os->user), NULL, &theirs))
         snprintf(text + used, sizeof text - (size_t)used, "%s",
                  ms_flight_describe(&theirs.call, what, sizeof what));
     else

@@ -87,7 +87,10 @@ static bool sleep_until_reached(ms_wait *wait)
                  patience = atomic_load_explicit(&host->patience_ns, memory_order_relaxed);
         if (now - since >= patience && !wait->kind->reached(wait))
             ms_straggler_warn(host, wait->args, missing, progress, now - since, limit);
-        ms_host_sleep(host, wait, rest < MS_LOOK_NS ? rest : MS_LOOK_NS);
+        if (rest > MS_LOOK_NS) rest = MS_LOOK_NS;
+        if (wait->helper && wait->helper->due_ns < now + rest)
+            rest = wait->helper->due_ns > now ? wait->helper->due_ns - now : 1;
+        ms_host_sleep(host, wait, rest);
     }
 }
 

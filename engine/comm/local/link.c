@@ -7,7 +7,8 @@
 bool ms_local_pace(ms_local *local, uint64_t bytes)
 {
     const ms_control_file *control = local->host->control;
-    if (!control->link_bytes_per_second && !control->link_latency_ns) return true;
+    if (control->hosts > 1 || (!control->link_bytes_per_second && !control->link_latency_ns))
+        return true;
     const ms_os *os = local->host->files->base.os;
     uint64_t rate = control->link_bytes_per_second;
     uint64_t takes = rate ? bytes / rate * 1000000000u + bytes % rate * 1000000000u / rate : 0;

@@ -10,6 +10,14 @@ static int populate_heap(void *user, void *address, uint64_t bytes)
 
 /* The staging areas are at the beginning of the heap, the arena after them. The arena is a pool of
  * its own, so tensors of the group's memory count like any others. */
+ms_status ms_local_begin(ms_comm *comm, ms_local *local)
+{
+    local->host = comm->control_state;
+    const ms_host_files *files = local->host->files;
+    return ms_arena_new(comm->engine, files->heaps[local->host->rank].memory + MS_STAGES_BYTES,
+                        files->heap_bytes - MS_STAGES_BYTES, populate_heap, local, &local->arena);
+}
+
 ms_status ms_local_open(ms_comm *comm)
 {
     ms_context *context = ms_engine_context(comm->engine);
@@ -18,19 +26,18 @@ ms_status ms_local_open(ms_comm *comm)
     ms_status status = ms_allocate(context, sizeof(ms_local), "rank", &memory);
     if (status) return status;
     ms_local *local = memory;
-    local->host = comm->control_state;
-    const ms_host_files *files = local->host->files;
-    status = ms_arena_new(comm->engine, files->heaps[local->host->rank].memory + MS_STAGES_BYTES,
-                          files->heap_bytes - MS_STAGES_BYTES, populate_heap, local, &local->arena);
+    status = ms_local_begin(comm, local);
     if (status) ms_release(context, local);
     else comm->transport_state = local;
     return status;
 }
 
 /* After the streams have ended; tensors in the arena are gone by then. */
+void ms_local_end(ms_local *local) { ms_arena_free(local->arena); }
+
 void ms_local_close(ms_comm *comm)
 {
     ms_local *local = comm->transport_state;
-    ms_arena_free(local->arena);
+    ms_local_end(local);
     ms_release(ms_engine_context(comm->engine), local);
 }

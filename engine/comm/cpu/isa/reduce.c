@@ -111,8 +111,8 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
                              char *const *to, uint32_t outputs)
 {
     /* Dividing by a power of two and multiplying by its inverse give the same bits. */
-    bool halves = (inputs & (inputs - 1)) == 0;
-    ms_vf divisor = ms_v_splat(halves ? 1 / (float)inputs : (float)inputs);
+    bool halves = (task->divisor & (task->divisor - 1)) == 0;
+    ms_vf divisor = ms_v_splat(halves ? 1 / (float)task->divisor : (float)task->divisor);
     size_t i = task->first, last = task->end;
     for (; i + UNROLL * MS_LANES <= last; i += UNROLL * MS_LANES) {
         ms_vf sum[UNROLL], v[UNROLL];
