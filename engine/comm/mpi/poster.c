@@ -5,6 +5,7 @@
 
 #define POLL_NS 100000u
 #define SLEEP_NS 200000u
+#define STOP_NS 1000000000u
 
 /* How far the thread is with the calls that block. */
 typedef enum stage { BEGINNING, RUNNING, REFUSED, CLOSED } stage;
@@ -33,13 +34,13 @@ struct ms_mpi {
 
 /* ----------------------------------------------------------------- the thread */
 
-/* The state is stored last: who posted the message may free it then. */
+/* The state is stored last: who posted the message may free it then. Sequentially consistent, as
+ * bells of ranks ask for (comm/host/host.h): a sleeper that `news` does not see has seen it. */
 static void finish(const ms_mpi *mpi, ms_mpi_message *message, int code, size_t moved)
 {
     if (code) mpi->module->explain(code, message->why, sizeof message->why);
     message->moved = moved;
-    atomic_store_explicit(&message->state, code ? MS_MPI_FAILED : MS_MPI_ENDED,
-                          memory_order_release);
+    atomic_store(&message->state, code ? MS_MPI_FAILED : MS_MPI_ENDED);
 }
 
 /* Appends what was posted since the last call to the queue, the earliest first. */
@@ -126,6 +127,7 @@ static void nap(ms_mpi *mpi, uint32_t seen, uint64_t most_ns)
 static bool turn(ms_mpi *mpi, uint64_t *news_ns)
 {
     uint32_t seen = ms_bell_read(&mpi->bell);
+    if (atomic_load(&mpi->given_up)) return false;
     take_posted(mpi);
     bool ended = start_all(mpi), is_busy = mpi->idle_count < MS_MPI_REQUESTS && !mpi->broken;
     if (is_busy) ended |= collect(mpi);
@@ -161,8 +163,9 @@ static void run(void *argument)
     uint64_t news_ns = mpi->os->monotonic_ns(mpi->os->user);
     say(mpi, RUNNING);
     while (turn(mpi, &news_ns)) {}
-    /* A message that failed may still be under way at a peer, for which Finalize would wait. */
-    if (!mpi->broken) code = mpi->module->end(mpi->state);
+    /* A message that failed, or was given up, may still be under way at a peer, for which Finalize
+     * would wait. */
+    if (!mpi->broken && !atomic_load(&mpi->given_up)) code = mpi->module->end(mpi->state);
     if (code) mpi->module->explain(code, mpi->why, sizeof mpi->why);
     say(mpi, CLOSED);
 }
@@ -170,10 +173,10 @@ static void run(void *argument)
 /* -------------------------------------------------------------------- public */
 
 /* Until the thread has left this stage; false: the time is over. */
-static bool await_end_of(ms_mpi *mpi, stage left)
+static bool await_end_of(ms_mpi *mpi, stage left, uint64_t most_ns)
 {
     const ms_os *os = mpi->os;
-    uint64_t limit = os->monotonic_ns(os->user) + mpi->options.timeout_ns;
+    uint64_t limit = os->monotonic_ns(os->user) + most_ns;
     while (atomic_load(&mpi->stage) == (uint32_t)left) {
         uint64_t now = os->monotonic_ns(os->user);
         if (now >= limit) return false;
@@ -217,7 +220,7 @@ ms_status ms_mpi_open(ms_context *context, const ms_mpi_module *module,
         return ms_fail_os(context, error, "cannot start the thread of MPI", NULL);
     }
     /* The record stays: MPI may come back while the process ends. */
-    if (!await_end_of(mpi, BEGINNING))
+    if (!await_end_of(mpi, BEGINNING, options->timeout_ns))
         return ms_fail(
             context, MS_ERROR_TIMEOUT,
             "MPI_Init_thread of %s did not return in %g s: see that all processes of the "
@@ -245,14 +248,25 @@ void ms_mpi_post(ms_mpi *mpi, ms_mpi_message *message)
     ms_bell_ring(&mpi->bell);
 }
 
-void ms_mpi_give_up(ms_mpi *mpi) { atomic_store(&mpi->given_up, true); }
+void ms_mpi_give_up(ms_mpi *mpi)
+{
+    atomic_store(&mpi->given_up, true);
+    ms_bell_ring(&mpi->bell);
+}
+
+bool ms_mpi_has_stopped(ms_mpi *mpi) { return await_end_of(mpi, RUNNING, STOP_NS); }
 
 ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi)
 {
-    if (atomic_load(&mpi->given_up)) return MS_OK;
+    if (atomic_load(&mpi->given_up)) {
+        if (atomic_load(&mpi->stage) != CLOSED) return MS_OK;
+        mpi->os->thread_join(mpi->os->user, mpi->thread);
+        ms_release(context, mpi);
+        return MS_OK;
+    }
     atomic_store(&mpi->closing, true);
     ms_bell_ring(&mpi->bell);
-    if (!await_end_of(mpi, RUNNING))
+    if (!await_end_of(mpi, RUNNING, mpi->options.timeout_ns))
         return ms_fail(context, MS_ERROR_TIMEOUT,
                        "MPI_Finalize of %s did not return in %g s: some process of the job has not "
                        "come to its end",

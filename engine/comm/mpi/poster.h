@@ -9,8 +9,9 @@
  * - The thread sleeps without a limit when no message is under way. Otherwise it polls until 100 us
  *   have passed since a message last ended, and then sleeps at most 200 us at a time.
  * - MPI may hang in any call. ms_mpi_open and ms_mpi_close therefore wait for the thread only as
- *   long as the timeout says. After ms_mpi_give_up no function waits for it. The ms_mpi and its
- *   messages are then not freed before the process ends, since MPI may still use them. */
+ *   long as the timeout says. After ms_mpi_give_up the thread begins no further call, and only
+ *   ms_mpi_has_stopped waits for it, for a moment. Unless it has stopped, the ms_mpi, messages and
+ *   their memory are not freed before the process ends. */
 #ifndef MOONSHARD_COMM_MPI_POSTER_H
 #define MOONSHARD_COMM_MPI_POSTER_H
 
@@ -52,12 +53,16 @@ const ms_mpi_world *ms_mpi_found(const ms_mpi *mpi);
 void ms_mpi_post(ms_mpi *mpi, ms_mpi_message *message);
 static inline ms_mpi_state ms_mpi_look(ms_mpi_message *message)
 {
-    return (ms_mpi_state)atomic_load_explicit(&message->state, memory_order_acquire);
+    return (ms_mpi_state)atomic_load(&message->state);
 }
 /* The job has ended: nothing more is posted, and nothing waits for MPI again. */
 void ms_mpi_give_up(ms_mpi *mpi);
-/* All messages have ended. Finalizes MPI, ends the thread and frees the record; on an error, or
- * after ms_mpi_give_up, the record stays and the process can only end. */
+/* After it was given up: whether the thread has come back from MPI, waiting at most 1 s. Then
+ * nothing touches the memory of messages any more. */
+bool ms_mpi_has_stopped(ms_mpi *mpi);
+/* All messages have ended. Finalizes MPI, ends the thread and frees the record; on an error the
+ * record stays and the process can only end. After ms_mpi_give_up MPI is not finalized, and the
+ * record is freed if the thread has stopped. */
 ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi);
 
 #endif
