@@ -448,6 +448,10 @@ extern const ms_task ms_host_tasks[MS_COLLECTIVES];
 
 /* ---------------------------------------------------------------- verdict.c */
 
+/* "2", or "2 (host 1)" in a job over several hosts; returns text. */
+#define MS_RANK_NAME_BYTES 32
+const char *ms_rank_name(const ms_host *host, uint32_t rank, char text[MS_RANK_NAME_BYTES]);
+
 /* Ends the job because the call of that member differs from this rank's of the same number. One
  * error shows both sides: all who made this rank's call, and all who made the member's. */
 void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member,

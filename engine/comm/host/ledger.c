@@ -31,7 +31,8 @@ static bool all_entered(ms_wait *wait)
 
 /* The missing rank may have finished, or have called in another order; a different call of this
  * number was found before it was launched (claim.c). `finished` and `gone` are read before the
- * counts: what such a rank has not done by then, it will not do. */
+ * counts: what such a rank has not done by then, it will not do. A rank on another host tells its
+ * counts when it finishes, one after the other; before that they say nothing. */
 static void look_for_the_missing(ms_wait *wait)
 {
     ms_host *host = wait->host;
@@ -41,6 +42,7 @@ static void look_for_the_missing(ms_wait *wait)
     ms_member_line *line = ms_ledger_line(host, args, wait->cursor);
     bool finished = atomic_load(&host->control->lines[other].finished) != 0,
          gone = atomic_load(&host->control->lines[other].gone) != 0;
+    if (!finished && !ms_host_is_here(host->control, other)) return;
     uint64_t issued = atomic_load(&line->issued),
              entered = atomic_load(&line->slots[args->number & 1].seq);
     if (issued >= args->number) {

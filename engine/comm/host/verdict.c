@@ -9,15 +9,25 @@
 #define MS_ELSEWHERE_NS 20000000 /* the same where it seems to stand elsewhere */
 #define MS_NAP_NS 1000000
 
+const char *ms_rank_name(const ms_host *host, uint32_t rank, char text[MS_RANK_NAME_BYTES])
+{
+    const ms_control_file *control = host->control;
+    if (control->hosts > 1)
+        snprintf(text, MS_RANK_NAME_BYTES, "%u (host %u)", rank, control->host_of[rank]);
+    else snprintf(text, MS_RANK_NAME_BYTES, "%u", rank);
+    return text;
+}
+
 /* "rank 2" or "ranks 0, 1, 3", and the call. `order` adds the place of the call among all calls
  * around it, where that is what differs. */
-static size_t describe_side(char *text, size_t bytes, const uint32_t *ranks, uint32_t count,
-                            const ms_ledger_slot *slot, bool order)
+static size_t describe_side(char *text, size_t bytes, const ms_host *host, const uint32_t *ranks,
+                            uint32_t count, const ms_ledger_slot *slot, bool order)
 {
-    char what[256];
+    char what[256], name[MS_RANK_NAME_BYTES];
     int used = snprintf(text, bytes, "\n  rank%s", count > 1 ? "s" : "");
     for (uint32_t i = 0; i < count && (size_t)used < bytes; i++)
-        used += snprintf(text + used, bytes - (size_t)used, "%s %u", i ? "," : "", ranks[i]);
+        used += snprintf(text + used, bytes - (size_t)used, "%s %s", i ? "," : "",
+                         ms_rank_name(host, ranks[i], name));
     if ((size_t)used < bytes)
         used += snprintf(text + used, bytes - (size_t)used, ": %s",
                          ms_flight_describe(&slot->call, what, sizeof what));
@@ -53,15 +63,16 @@ static const ms_ledger_slot *waits_in(ms_host *host, uint32_t other)
 static size_t describe_unseen(char *text, size_t bytes, ms_host *host, uint32_t other)
 {
     const ms_ledger_slot *waiting = waits_in(host, other);
-    char what[256] = "another call, which waits for results before it";
+    char what[256] = "another call, which waits for results before it", name[MS_RANK_NAME_BYTES];
     if (waiting) ms_flight_describe(&waiting->call, what, sizeof what);
-    int used = snprintf(text, bytes, "\n  rank %u: %s", other, what);
+    int used = snprintf(text, bytes, "\n  rank %s: %s", ms_rank_name(host, other, name), what);
     return (size_t)used < bytes ? (size_t)used : bytes;
 }
 
 /* Waits a moment for `other` to make this call, so that a report can show it: hosts enqueue ahead
  * of their streams, so the call is often on its way. The moment is shorter where the rank has
- * finished or waits in another call. False: there is nothing to show. begun_ns is shared by several
+ * finished or waits in another call, or calls on another host, where no task of this rank takes its
+ * letters. False: there is nothing to show. begun_ns is shared by several
  * calls of one report, so that all of them together wait for one moment. helper: may be NULL. */
 static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint64_t number,
                        uint64_t begun_ns, ms_helper *helper, ms_ledger_slot *out)
@@ -73,7 +84,9 @@ static bool await_call(ms_host *host, uint32_t other, ms_member_line *line, uint
         /* A host that has finished issues nothing more. */
         bool ends_before = atomic_load(&host->control->lines[other].finished)
                            && atomic_load(&line->issued) < number;
-        if (waited >= MS_ELSEWHERE_NS && (ends_before || waits_in(host, other))) return false;
+        bool is_far = !helper && !ms_host_is_here(host->control, other);
+        if (waited >= MS_ELSEWHERE_NS && (is_far || ends_before || waits_in(host, other)))
+            return false;
         ms_host_nap(host, MS_NAP_NS);
         if (helper) helper->turn(helper);
     }
@@ -123,8 +136,8 @@ static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledge
         if (which && !shown)
             used += describe_unseen(text + used, sizeof text - used, host, ranks[0]);
         else
-            used += describe_side(text + used, sizeof text - used, ranks, sides->counts[which],
-                                  &calls[which], order);
+            used += describe_side(text + used, sizeof text - used, host, ranks,
+                                  sides->counts[which], &calls[which], order);
     }
     bool equal = sides->counts[0] == sides->counts[1];
     int blamed = equal ? mine_first : sides->counts[1] < sides->counts[0];
@@ -151,13 +164,15 @@ void ms_ledger_disagree(ms_host *host, const ms_comm_args *args, uint32_t member
  * may be NULL: the ring of published fields is short. */
 void ms_ledger_disagree_pair(ms_host *host, const ms_comm_args *args, const ms_ledger_slot *theirs)
 {
-    char text[MS_ERROR_MESSAGE_BYTES], a[256], b[256] = "another call";
+    char text[MS_ERROR_MESSAGE_BYTES], a[256], b[256] = "another call",
+                                               names[2][MS_RANK_NAME_BYTES];
     uint32_t other = args->group->members[args->root];
     ms_ledger_slot mine;
     ms_ledger_write(host, args, &mine);
     if (theirs) ms_flight_describe(&theirs->call, b, sizeof b);
-    snprintf(text, sizeof text, "ranks disagree:\n  rank %u: %s to or from rank %u\n  rank %u: %s",
-             host->rank, ms_flight_describe(&mine.call, a, sizeof a), other, other, b);
+    snprintf(text, sizeof text, "ranks disagree:\n  rank %s: %s to or from rank %u\n  rank %s: %s",
+             ms_rank_name(host, host->rank, names[0]), ms_flight_describe(&mine.call, a, sizeof a),
+             other, ms_rank_name(host, other, names[1]), b);
     ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)other, text);
 }
 
@@ -166,18 +181,19 @@ void ms_ledger_disagree_pair(ms_host *host, const ms_comm_args *args, const ms_l
 void ms_ledger_gone(ms_host *host, const ms_comm_args *args, uint32_t other, uint64_t calls,
                     const ms_ledger_slot *last)
 {
-    char text[MS_ERROR_MESSAGE_BYTES], what[256];
+    char text[MS_ERROR_MESSAGE_BYTES], what[256], name[MS_RANK_NAME_BYTES];
     ms_ledger_slot mine;
     ms_ledger_write(host, args, &mine);
     int used;
     if (last)
-        used = snprintf(text, sizeof text, "rank %u left after %s", other,
+        used = snprintf(text, sizeof text, "rank %s left after %s", ms_rank_name(host, other, name),
                         ms_flight_describe(&last->call, what, sizeof what));
     else
-        used = snprintf(text, sizeof text, "rank %u left after %llu calls of this group", other,
-                        (unsigned long long)calls);
+        used = snprintf(text, sizeof text, "rank %s left after %llu calls of this group",
+                        ms_rank_name(host, other, name), (unsigned long long)calls);
     snprintf(text + used, sizeof text - (size_t)used,
-             ", while rank %u waits for it at %s: every rank must make the same calls", host->rank,
+             ", while rank %s waits for it at %s: every rank must make the same calls",
+             ms_rank_name(host, host->rank, name),
              ms_flight_describe(&mine.call, what, sizeof what));
     ms_host_end_job(host->files, MS_ABORT_LEFT, (int32_t)other, text);
 }
@@ -185,13 +201,13 @@ void ms_ledger_gone(ms_host *host, const ms_comm_args *args, uint32_t other, uin
 /* The peer's host had enqueued the call, but its process ended before its stream got there. */
 void ms_ledger_ended(ms_host *host, const ms_comm_args *args, uint32_t other, bool begun)
 {
-    char text[MS_ERROR_MESSAGE_BYTES], what[256];
+    char text[MS_ERROR_MESSAGE_BYTES], what[256], name[MS_RANK_NAME_BYTES];
     ms_ledger_slot mine;
     ms_ledger_write(host, args, &mine);
     snprintf(text, sizeof text,
-             "rank %u ended %s %s, which it had enqueued, while rank %u waits for it there: call "
+             "rank %s ended %s %s, which it had enqueued, while rank %u waits for it there: call "
              "ms.synchronize() before os.exit, or return from the script",
-             other, begun ? "in the middle of" : "before its part of",
+             ms_rank_name(host, other, name), begun ? "in the middle of" : "before its part of",
              ms_flight_describe(&mine.call, what, sizeof what), host->rank);
     ms_host_end_job(host->files, MS_ABORT_LEFT, (int32_t)other, text);
 }
@@ -203,16 +219,17 @@ static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
                         const ms_group *group, uint32_t channel, uint64_t number,
                         uint32_t other_member)
 {
-    char text[MS_ERROR_MESSAGE_BYTES], what[256];
+    char text[MS_ERROR_MESSAGE_BYTES], what[256], names[2][MS_RANK_NAME_BYTES];
     const ms_os *os = host->files->base.os;
     ms_member_line *line = ms_member(host->files, group->id, channel, other_member);
     ms_ledger_slot mine, theirs;
     ms_ledger_write(host, args, &mine);
-    int used =
-        snprintf(text, sizeof text,
-                 "ranks call in a different order:\n  rank %u: %s, which rank %u had not called "
-                 "when it called\n  rank %u: ",
-                 host->rank, ms_flight_describe(&mine.call, what, sizeof what), other, other);
+    int used = snprintf(
+        text, sizeof text,
+        "ranks call in a different order:\n  rank %s: %s, which rank %u had not called "
+        "when it called\n  rank %s: ",
+        ms_rank_name(host, host->rank, names[0]), ms_flight_describe(&mine.call, what, sizeof what),
+        other, ms_rank_name(host, other, names[1]));
     if (await_call(host, other, line, number, os->monotonic_ns(os->user), NULL, &theirs))
         snprintf(text + used, sizeof text - (size_t)used, "%s",
                  ms_flight_describe(&theirs.call, what, sizeof what));
