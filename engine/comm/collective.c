@@ -83,6 +83,12 @@ ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind)
     return group->traffic[kind];
 }
 
+/* Tasks count while the host reads. */
+uint64_t ms_group_bytes_between_hosts(const ms_group *group)
+{
+    return atomic_load_explicit(&group->between, memory_order_relaxed);
+}
+
 /* Recording starts anew each time; `check` lists what is recorded. */
 void ms_comm_record(ms_engine *engine, bool on)
 {

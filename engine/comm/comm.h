@@ -51,6 +51,7 @@ struct ms_group {
     void *transport_state; /* the transport's, which its close frees */
     ms_channel channels[MS_CHANNELS];
     ms_traffic traffic[MS_COLLECTIVES + 1];
+    _Atomic uint64_t between; /* tasks: bytes that this rank has sent to other hosts */
 };
 
 /* Classes of kinds. They take a uint8_t, as kinds are stored in arguments and flight records. */

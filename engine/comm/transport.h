@@ -57,6 +57,9 @@ struct ms_transport {
     void (*close)(ms_comm *comm);
 };
 
-extern const ms_transport ms_transport_local, ms_transport_fake, ms_transport_nccl;
+/* local: between the ranks of one host; hosts: of several, over MPI; fake: in a world without the
+ * others; nccl: by NCCL. */
+extern const ms_transport ms_transport_local, ms_transport_hosts, ms_transport_fake,
+    ms_transport_nccl;
 
 #endif

@@ -1,5 +1,6 @@
 /* comm_collectives.c: every collective compared with a result that is computed separately: ops,
- * dtypes, odd sizes, in heaps and staged, threads and processes. ctest: each-isa nccl */
+ * dtypes, odd sizes, in heaps and staged, threads and processes.
+ * ctest: each-isa nccl over-hosts */
 #include "comm_support.h"
 
 #include <math.h>
@@ -175,8 +176,8 @@ static void numbers_are_rounded_on_their_way(void **state)
 {
     (void)state;
     for (uint32_t ranks = 1; ranks <= 4; ranks++)
-        run_well(THREADS, ranks, rounding_on_the_way, NULL);
-    run_well(PROCESSES, 2, rounding_on_the_way, NULL);
+        run_in_rank_order(THREADS, ranks, rounding_on_the_way, NULL);
+    run_in_rank_order(PROCESSES, 2, rounding_on_the_way, NULL);
 }
 
 static void rounding(rank *self)
@@ -202,8 +203,8 @@ static void rounding(rank *self)
 static void sums_round_in_rank_order(void **state)
 {
     (void)state;
-    for (uint32_t ranks = 2; ranks <= 5; ranks++) run_well(THREADS, ranks, rounding, NULL);
-    run_well(PROCESSES, 4, rounding, NULL);
+    for (uint32_t ranks = 2; ranks <= 5; ranks++) run_in_rank_order(THREADS, ranks, rounding, NULL);
+    run_in_rank_order(PROCESSES, 4, rounding, NULL);
 }
 
 /* A NaN of one rank is everybody's; infinities are ordered. */

@@ -14,7 +14,22 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "hosts_job.h"
 #include "moonshard/comm.h"
+
+/* The layouts under which tests run jobs of so many ranks: one host, or where MOONSHARD_TEST_HOSTS
+ * is set (the mark `over-hosts`) several: the digit of each rank's host. The last one is NULL. */
+static inline bool over_hosts(void) { return getenv("MOONSHARD_TEST_HOSTS") != NULL; }
+static inline const char *const *layouts_of(uint32_t ranks)
+{
+    static const char *const layouts[][4] = { { "" },
+                                              { NULL },
+                                              { "01" },
+                                              { "012", "011" },
+                                              { "0011", "0111", "0012" },
+                                              { "00122", "00001" } };
+    return layouts[over_hosts() ? ranks : 0];
+}
 
 typedef enum job_kind { THREADS, PROCESSES } job_kind;
 
@@ -26,6 +41,7 @@ typedef struct job {
     void (*run)(rank *self);
     ms_status (*open)(rank *self); /* NULL: ms_comm_open */
     const void *argument;
+    const char *layout;  /* of several hosts, whose ranks are threads; NULL or "": one host */
     bool loose;          /* not strict: as a script calls */
     ms_log_function log; /* of all ranks; user: the job's argument */
 } job;
@@ -33,6 +49,7 @@ typedef struct job {
 /* One rank's side. What went wrong is left in `why`, since asserts belong to the main thread. */
 struct rank {
     const job *job;
+    hosts_job *hosts; /* NULL: one host */
     ms_rendezvous *rendezvous;
     ms_engine *engine;
     ms_group *world;
@@ -59,6 +76,7 @@ static inline ms_status open_rank(rank *self)
 {
     ms_comm_options options = { .transport = getenv("MOONSHARD_TRANSPORT") };
     if (self->job->open) return self->job->open(self);
+    if (self->hosts) return hosts_job_open(self->hosts, self->engine, self->number, &self->world);
     return ms_comm_open_with(self->engine, self->rendezvous, self->number, &options, &self->world);
 }
 
@@ -94,16 +112,22 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
     ms_rendezvous *rendezvous = NULL;
     ms_abort_record cause = { .reason = MS_ABORT_NONE };
     uint32_t count = what->options.ranks;
+    bool several = what->layout && *what->layout, threads_only = several || what->kind == THREADS;
+    hosts_job *hosts = several ? hosts_job_new(&what->options, what->layout) : NULL;
     ms_context_init(&context, what->os);
-    assert_int_equal(ms_rendezvous_new(&context, &what->options, &rendezvous), MS_OK);
+    if (!several) assert_int_equal(ms_rendezvous_new(&context, &what->options, &rendezvous), MS_OK);
     rank *all =
         mmap(NULL, count * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(all != MAP_FAILED);
     pthread_t threads[MS_LOCAL_RANKS_MAX];
     pid_t children[MS_LOCAL_RANKS_MAX] = { 0 };
     for (uint32_t r = 0; r < count; r++) {
-        all[r] = (rank){ .job = what, .rendezvous = rendezvous, .number = r, .ranks = count };
-        if (what->kind == THREADS)
+        all[r] = (rank){ .job = what,
+                         .hosts = hosts,
+                         .rendezvous = hosts ? hosts_job_rendezvous(hosts, r) : rendezvous,
+                         .number = r,
+                         .ranks = count };
+        if (threads_only)
             assert_int_equal(pthread_create(&threads[r], NULL, rank_thread, &all[r]), 0);
         else if ((children[r] = fork()) == 0) {
             rank_main(&all[r]);
@@ -111,7 +135,7 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
         }
     }
     for (uint32_t r = 0; r < count; r++)
-        if (what->kind == THREADS) pthread_join(threads[r], NULL);
+        if (threads_only) pthread_join(threads[r], NULL);
         else {
             int status = 0;
             waitpid(children[r], &status, 0);
@@ -122,29 +146,49 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
                 snprintf(all[r].why, sizeof all[r].why, "%s", text);
             }
         }
-    ms_rendezvous_cause(rendezvous, &cause);
+    ms_rendezvous_cause(all[0].rendezvous, &cause);
     memcpy(ranks, all, count * sizeof *all);
     munmap(all, count * sizeof *all);
     ms_rendezvous_release(rendezvous);
+    if (hosts) hosts_job_free(hosts);
     return cause;
 }
 
 /* All ranks must end well. */
-static inline void run_well(job_kind kind, uint32_t count, void (*run)(rank *),
-                            const void *argument)
+static inline void run_as(job_kind kind, const char *layout, bool sum_by_ranks, uint32_t count,
+                          void (*run)(rank *), const void *argument)
 {
     job what = { .kind = kind,
                  .options = { .ranks = count,
                               .threads = 1,
                               .heap_bytes = 64 << 20,
-                              .timeout_ns = 20000000000u },
+                              .timeout_ns = 20000000000u,
+                              .sum_by_ranks = sum_by_ranks },
+                 .layout = layout,
                  .run = run,
                  .argument = argument };
     rank *ranks = calloc(count, sizeof *ranks);
     run_job(&what, ranks);
     for (uint32_t r = 0; r < count; r++)
-        if (*ranks[r].why) fail_msg("%u ranks: %s", count, ranks[r].why);
+        if (*ranks[r].why) fail_msg("%u ranks %s: %s", count, layout, ranks[r].why);
     free(ranks);
+}
+
+/* The same bits under all layouts. */
+static inline void run_in_rank_order(job_kind kind, uint32_t count, void (*run)(rank *),
+                                     const void *argument)
+{
+    for (const char *const *layout = layouts_of(count); *layout; layout++)
+        run_as(kind, *layout, true, count, run, argument);
+}
+
+/* Also where hosts are added one after the other. */
+static inline void run_well(job_kind kind, uint32_t count, void (*run)(rank *),
+                            const void *argument)
+{
+    run_in_rank_order(kind, count, run, argument);
+    for (const char *const *layout = layouts_of(count); over_hosts() && *layout; layout++)
+        run_as(kind, *layout, false, count, run, argument);
 }
 
 /* ------------------------------------------------------------------ tensors */

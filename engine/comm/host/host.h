@@ -448,8 +448,8 @@ extern const ms_task ms_host_tasks[MS_COLLECTIVES];
 
 /* ---------------------------------------------------------------- verdict.c */
 
-/* "2", or "2 (host 1)" in a job over several hosts; returns text. */
-#define MS_RANK_NAME_BYTES 32
+/* "2", or "2 on host NAME" in a job over several hosts; returns text. */
+#define MS_RANK_NAME_BYTES (MS_HOST_NAME_BYTES + 24)
 const char *ms_rank_name(const ms_host *host, uint32_t rank, char text[MS_RANK_NAME_BYTES]);
 
 /* Ends the job because the call of that member differs from this rank's of the same number. One

@@ -13,7 +13,8 @@ const char *ms_rank_name(const ms_host *host, uint32_t rank, char text[MS_RANK_N
 {
     const ms_control_file *control = host->control;
     if (control->hosts > 1)
-        snprintf(text, MS_RANK_NAME_BYTES, "%u (host %u)", rank, control->host_of[rank]);
+        snprintf(text, MS_RANK_NAME_BYTES, "%u on host %s", rank,
+                 control->host_names[control->host_of[rank]]);
     else snprintf(text, MS_RANK_NAME_BYTES, "%u", rank);
     return text;
 }

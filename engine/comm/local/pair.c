@@ -1,6 +1,6 @@
 /* pair.c: send and recv: two ranks, numbered for each ordered pair, apart from the collectives of
  * their groups. */
-#include "comm/local/local.h"
+#include "comm/local/pair.h"
 
 #include <errno.h>
 #include <string.h>
@@ -18,7 +18,7 @@ static ms_pair_line *line_of(const ms_host *host, const ms_comm_args *args)
 }
 
 /* The sender's or the receiver's slot of this call. */
-static ms_ledger_slot *slot_of(const ms_host *host, const ms_comm_args *args, bool sender)
+ms_ledger_slot *ms_pair_slot(const ms_host *host, const ms_comm_args *args, bool sender)
 {
     ms_pair_line *line = line_of(host, args);
     return (sender ? line->sent : line->received) + (args->number & 1);
@@ -29,7 +29,8 @@ static ms_ledger_slot *slot_of(const ms_host *host, const ms_comm_args *args, bo
 /* What the three kinds of waits wait for. First: the other side of this call has come. */
 static bool other_entered(ms_wait *wait)
 {
-    return atomic_load(&slot_of(wait->host, wait->args, wait->args->kind != MS_SEND)->seq)
+    ms_wait_turn(wait);
+    return atomic_load(&ms_pair_slot(wait->host, wait->args, wait->args->kind != MS_SEND)->seq)
            >= wait->args->number;
 }
 /* The receiver has read so many chunks, which frees their halves of the staging area. */
@@ -87,19 +88,25 @@ static bool await(ms_local *local, const ms_comm_args *args, const ms_wait_kind 
 
 /* As ms_ledger_enter, for two ranks. seq is stored last, as in ms_ledger_enter: the other reads the
  * slot only after it. */
-static bool enter(ms_local *local, const ms_comm_args *args, ms_ledger_slot **mine,
-                  const ms_ledger_slot **theirs)
+const ms_ledger_slot *ms_pair_post(ms_local *local, const ms_comm_args *args)
 {
-    *mine = slot_of(local->host, args, args->kind == MS_SEND);
-    *theirs = slot_of(local->host, args, args->kind != MS_SEND);
-    if (ms_host_aborted(local->host)) return false;
-    ms_ledger_write(local->host, args, *mine);
-    local->flights[args->kind == MS_RECV] = ms_ledger_flight(local->host, &(*mine)->call);
-    atomic_store(&(*mine)->seq, args->number);
+    ms_ledger_slot *mine = ms_pair_slot(local->host, args, args->kind == MS_SEND);
+    ms_ledger_write(local->host, args, mine);
+    local->flights[args->kind == MS_RECV] = ms_ledger_flight(local->host, &mine->call);
+    atomic_store(&mine->seq, args->number);
     ms_host_wake(local->host, other_of(args));
-    if (!await(local, args, &for_entry, 0)) return false;
-    if (ms_ledger_agree_pair(*mine, *theirs)) return true;
-    ms_ledger_disagree_pair(local->host, args, *theirs);
+    return mine;
+}
+
+/* The other's slot is complete once its number is there. */
+bool ms_pair_await(ms_local *local, const ms_comm_args *args, ms_helper *helper)
+{
+    const ms_ledger_slot *mine = ms_pair_slot(local->host, args, args->kind == MS_SEND),
+                         *theirs = ms_pair_slot(local->host, args, args->kind != MS_SEND);
+    ms_wait wait = { .kind = &for_entry, .host = local->host, .args = args, .helper = helper };
+    if (!ms_host_wait(&wait)) return false;
+    if (ms_ledger_agree_pair(mine, theirs)) return true;
+    ms_ledger_disagree_pair(local->host, args, theirs);
     return false;
 }
 
@@ -196,11 +203,12 @@ static ms_task_result run_send(ms_run *run, ms_local *local, const ms_comm_args 
  */
 ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *args)
 {
-    ms_ledger_slot *mine;
-    const ms_ledger_slot *theirs;
     bool sends = args->kind == MS_SEND;
     ms_task_result result;
-    if (!enter(local, args, &mine, &theirs)) return ms_host_fail(run, local->host, args);
+    if (ms_host_aborted(local->host)) return ms_host_fail(run, local->host, args);
+    const ms_ledger_slot *mine = ms_pair_post(local, args),
+                         *theirs = ms_pair_slot(local->host, args, !sends);
+    if (!ms_pair_await(local, args, NULL)) return ms_host_fail(run, local->host, args);
     if (sends) result = run_send(run, local, args, mine);
     else if (theirs->heap_offset) result = receive_in_place(run, local, args, theirs->heap_offset);
     else result = receive(run, local, args);

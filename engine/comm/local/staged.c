@@ -109,14 +109,16 @@ bool ms_staged_check_counts(const ms_local *local, const ms_comm_args *args, uin
         const int64_t *theirs =
             (const int64_t *)(const void *)ms_stage(local->host->files, group->members[m], area, 0);
         if (theirs[group->rank] == args->receive_counts[m]) continue;
-        char text[512], what[256];
+        char text[512], what[256], names[2][MS_RANK_NAME_BYTES];
         snprintf(text, sizeof text,
-                 "ranks disagree in %s:\n  rank %u sends %lld elements to rank %u\n  rank %u "
+                 "ranks disagree in %s:\n  rank %s sends %lld elements to rank %u\n  rank %s "
                  "expects %lld",
                  ms_flight_describe(&ms_ledger_slot_of(local->host, args, group->rank)->call, what,
                                     sizeof what),
-                 group->members[m], (long long)theirs[group->rank], local->host->rank,
-                 local->host->rank, (long long)args->receive_counts[m]);
+                 ms_rank_name(local->host, group->members[m], names[0]),
+                 (long long)theirs[group->rank], local->host->rank,
+                 ms_rank_name(local->host, local->host->rank, names[1]),
+                 (long long)args->receive_counts[m]);
         ms_host_end_job(local->host->files, MS_ABORT_MISMATCH, (int32_t)group->members[m], text);
         return false;
     }

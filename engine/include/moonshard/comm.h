@@ -256,6 +256,9 @@ typedef struct ms_traffic {
 } ms_traffic;
 /* Sums since the start for collectives of one kind; MS_COLLECTIVES: for all kinds. */
 MS_API ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind);
+/* Bytes of tensors that this rank's calls in the group have really sent to ranks on other hosts so
+ * far; those of calls that still run are counted in part. 0 in a job of one host. */
+MS_API uint64_t ms_group_bytes_between_hosts(const ms_group *group);
 /* All groups of this engine, from 0 (the world) in the order in which this rank joined them; NULL
  * past the last. */
 MS_API ms_group *ms_comm_group(const ms_engine *engine, uint32_t index);

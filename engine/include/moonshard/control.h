@@ -40,9 +40,6 @@ typedef struct ms_rendezvous_options {
     /* A wait for a peer that shows no progress ends the job after this time; 0: 300 s. A deadlock
      * of all ranks is found earlier. */
     uint64_t timeout_ns;
-    /* In a job over several hosts, sums are added in rank order, as on one host, and not host by
-     * host: the same bits for any layout, for more bytes between hosts. */
-    bool sum_by_ranks;
 } ms_rendezvous_options;
 
 /* Creates the memory files of a job: one for control, and a heap for each rank. They have no names

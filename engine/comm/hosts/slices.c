@@ -1,0 +1,397 @@
+/* slices.c: reductions over several hosts. The members of a host add up what they bring, each a
+ * part of it; the sums of all hosts travel, and are added in the order of hosts.
+ *
+ * In a reduce_scatter the sum of a part goes to the rank that gets the part. In the others a tensor
+ * is cut into as many slices as the smallest host has members, and the members at one place of all
+ * hosts exchange the sums of one slice. While a piece is on its way, the next one is added up. */
+#include <string.h>
+
+#include "comm/flow.h"
+#include "comm/hosts/lane.h"
+
+/* How a call is carried out. The way (in_place, direct) is one host's own, the rest all members
+ * agree on. */
+typedef struct reduction {
+    ms_run *run;
+    ms_lane *lane;
+    const ms_comm_args *args;
+    uint64_t width, total; /* elements of a piece; of what is cut into pieces */
+    uint64_t phases;       /* so far */
+    size_t item;
+    bool parts;    /* reduce_scatter */
+    bool wide;     /* no host stages: a slice is as long as a half of a staging area */
+    bool in_place; /* this host's members read each other's tensors where they are */
+    bool direct;   /* this host's results are written where they belong */
+    bool letters;  /* the sums travel in letters */
+    bool gets;     /* this host has a rank that gets results */
+} reduction;
+
+/* One contiguous sum of a piece. at: its elements in the whole tensor; stage: its byte in staging
+ * areas. */
+typedef struct span {
+    uint64_t at, length;
+    size_t stage;
+} span;
+
+static uint32_t here(const reduction *r) { return r->lane->at.here; }
+static uint32_t members_here(const reduction *r)
+{
+    return ms_topology_count(&r->lane->at, here(r));
+}
+
+static char *stage_of(const reduction *r, uint32_t member, uint64_t half)
+{
+    return ms_stage(ms_lane_host(r->lane)->files, r->args->group->members[member],
+                    (uint32_t)r->lane->post.tag, half);
+}
+
+/* A member's tensor in this process, if it is in a heap of this host. */
+static char *tensor_of(const reduction *r, uint32_t member)
+{
+    const ms_host *host = ms_lane_host(r->lane);
+    uint64_t offset = ms_ledger_slot_of(host, r->args, member)->heap_offset;
+    if (member == r->args->group->rank) return r->args->in;
+    return host->files->heaps[r->args->group->members[member]].memory + offset - 1;
+}
+
+/* ---------------------------------------------------------------- the cut */
+
+static uint64_t steps_of(const reduction *r) { return (r->total + r->width - 1) / r->width; }
+
+/* Slice `place` of piece k. */
+static span slice_of(const reduction *r, uint64_t k, uint32_t place)
+{
+    span s = { .at = k * r->width };
+    uint64_t rest = r->total - s.at, begin;
+    s.length = ms_slice(rest < r->width ? rest : r->width, r->lane->at.least, place, &begin);
+    s.at += begin;
+    s.stage = r->wide ? 0 : begin * r->item;
+    return s;
+}
+
+/* Piece k of the part that this member gets. */
+static span part_of(const reduction *r, uint64_t k, uint32_t member)
+{
+    uint64_t begin, length, done = k * r->width;
+    ms_flow_part(r->args->counts, r->args->count, r->args->group->size, member, &begin, &length);
+    uint64_t rest = length > done ? length - done : 0;
+    return (span){ .at = begin + done,
+                   .length = rest < r->width ? rest : r->width,
+                   .stage = member * r->width * r->item };
+}
+
+/* Whether each member of the host has its tensor in a heap, or has no other member beside it. */
+static bool reads_in_place(const reduction *r, uint32_t host)
+{
+    const ms_topology *at = &r->lane->at;
+    if (ms_topology_count(at, host) == 1) return true;
+    for (uint32_t p = 0; p < ms_topology_count(at, host); p++)
+        if (!ms_ledger_slot_of(ms_lane_host(r->lane), r->args, ms_topology_at(at, host, p))
+                 ->heap_offset)
+            return false;
+    return true;
+}
+
+/* The members of this host have entered; where a piece is wider than a half of a staging area, all
+ * have. */
+static void choose_way(reduction *r, bool all_entered)
+{
+    const ms_topology *at = &r->lane->at;
+    r->in_place = reads_in_place(r, at->here);
+    r->direct = members_here(r) == 1 || (r->in_place && r->args->everywhere_in_place);
+    r->wide = all_entered && !r->parts;
+    for (uint32_t h = 0; h < at->hosts && r->wide; h++) r->wide = reads_in_place(r, h);
+    uint32_t slots = r->parts ? r->args->group->size : 1;
+    r->width = MS_STAGE_BYTES / slots / r->item & ~(uint64_t)63;
+    if (r->wide) r->width *= at->least;
+}
+
+/* ------------------------------------------------------------------ adding */
+
+/* Whether the host's sum is the tensor of its only member, as it is. */
+static bool sends_tensor(const reduction *r)
+{
+    return members_here(r) == 1 && r->args->op != MS_REDUCE_OP_PREMUL_SUM
+           && r->args->memory == r->args->dtype;
+}
+
+/* Where the sum of this host is, before and after it is added up. */
+static char *sum_at(const reduction *r, const span *s, uint64_t half)
+{
+    return sends_tensor(r) ? r->args->in + s->at * r->item
+                           : stage_of(r, r->args->group->rank, half) + s->stage;
+}
+
+/* The members of this host, in the order of ranks. It is rounded to the dtype of the tensor, as it
+ * travels. */
+static void add_here(const reduction *r, const span *s, uint64_t half)
+{
+    const char *data[MS_LOCAL_RANKS_MAX];
+    float factors[MS_LOCAL_RANKS_MAX];
+    uint8_t op = r->args->op == MS_REDUCE_OP_AVG ? MS_REDUCE_OP_SUM : r->args->op;
+    char *out = sum_at(r, s, half);
+    if (sends_tensor(r)) return;
+    for (uint32_t p = 0; p < members_here(r); p++) {
+        uint32_t m = ms_topology_at(&r->lane->at, here(r), p);
+        data[p] = r->in_place ? tensor_of(r, m) + s->at * r->item : stage_of(r, m, half) + s->stage;
+        factors[p] = (float)ms_ledger_slot_of(ms_lane_host(r->lane), r->args, m)->factor;
+    }
+    ms_sources sources = {
+        .data = data, .factors = factors, .count = members_here(r), .divisor = 1, .op = op
+    };
+    ms_flow_reduce(r->run, r->args, &sources, &out, 1, s->length);
+}
+
+/* The member of another host from which this rank gets the sum of its slice or part. */
+static uint32_t source_on(const reduction *r, uint32_t host)
+{
+    return ms_topology_at(&r->lane->at, host, ms_lane_place(r->lane));
+}
+
+static const char *arrived_at(const reduction *r, const span *s, uint32_t host, uint64_t half)
+{
+    const ms_lane *lane = r->lane;
+    uint32_t member = source_on(r, host), i = 0;
+    if (!r->letters) return stage_of(r, member, half) + s->stage;
+    while (lane->relayed[i] != member) i++;
+    return lane->letters_in[i].data;
+}
+
+/* The sums of all hosts, in their order. */
+static void add_hosts(const reduction *r, const span *s, uint64_t half, char *const *outputs,
+                      uint32_t output_count)
+{
+    const char *data[MS_LOCAL_RANKS_MAX];
+    uint8_t op = r->args->op == MS_REDUCE_OP_PREMUL_SUM ? MS_REDUCE_OP_SUM : r->args->op;
+    for (uint32_t h = 0; h < r->lane->at.hosts; h++)
+        data[h] = h == here(r) ? sum_at(r, s, half) : arrived_at(r, s, h, half);
+    ms_sources sources = {
+        .data = data, .count = r->lane->at.hosts, .divisor = r->args->group->size, .op = op
+    };
+    ms_flow_reduce(r->run, r->args, &sources, outputs, output_count, s->length);
+}
+
+/* ------------------------------------------------------------------ slices */
+
+/* Where the members of this host find the result of a slice: on top of what came from the first
+ * other host. */
+static char *result_of(const reduction *r, uint32_t place, uint64_t half)
+{
+    return stage_of(r, ms_topology_at(&r->lane->at, here(r) == 0, place), half);
+}
+
+/* Whether this rank has a slice; whether a host gets results. */
+static bool has_slice(const reduction *r) { return ms_lane_place(r->lane) < r->lane->at.least; }
+static bool host_gets(const reduction *r, uint32_t host)
+{
+    return r->args->kind != MS_REDUCE || r->lane->at.host[r->args->root] == host;
+}
+
+/* All members of this host have come to the next phase. Where they read and write tensors only,
+ * nobody waits: entering and leaving are enough. */
+static bool barrier_here(reduction *r, bool needed)
+{
+    r->phases++;
+    return !needed || ms_lane_phase_here(r->lane, r->phases);
+}
+
+static void lay_down(const reduction *r, uint64_t k, uint64_t half)
+{
+    uint64_t done = k * r->width, rest = r->total - done;
+    memcpy(stage_of(r, r->args->group->rank, half), r->args->in + done * r->item,
+           (rest < r->width ? rest : r->width) * r->item);
+}
+
+/* This host's sum of the slice of piece k. */
+static bool prepare_slice(reduction *r, uint64_t k)
+{
+    if (!ms_post_await(&r->lane->post, &r->lane->out[k & 1])) return false;
+    if (!r->in_place) lay_down(r, k, k);
+    if (!barrier_here(r, !r->in_place || !r->direct)) return false;
+    if (!has_slice(r)) return true;
+    span s = slice_of(r, k, ms_lane_place(r->lane));
+    add_here(r, &s, k);
+    return true;
+}
+
+static void exchange_slice(const reduction *r, uint64_t k)
+{
+    if (!has_slice(r)) return;
+    span s = slice_of(r, k, ms_lane_place(r->lane));
+    size_t bytes = s.length * r->item;
+    for (uint32_t h = 0; h < r->lane->at.hosts; h++) {
+        if (h == here(r)) continue;
+        uint32_t other = source_on(r, h);
+        if (r->gets) ms_lane_receive(r->lane, k, other, stage_of(r, other, k) + s.stage, bytes);
+        if (host_gets(r, h)) ms_lane_send(r->lane, k, other, sum_at(r, &s, k), bytes);
+    }
+}
+
+/* Adds to where the result belongs, or to where all members of this host take it from. */
+static void finish_own_slice(const reduction *r, uint64_t k)
+{
+    char *outputs[MS_LOCAL_RANKS_MAX];
+    uint32_t count = r->direct ? members_here(r) : 1, place = ms_lane_place(r->lane);
+    span s = slice_of(r, k, place);
+    if (!r->direct) outputs[0] = result_of(r, place, k) + s.stage;
+    else if (count == 1) outputs[0] = r->args->out + s.at * r->item;
+    for (uint32_t p = 0; p < count && count > 1; p++)
+        outputs[p] = tensor_of(r, ms_topology_at(&r->lane->at, here(r), p)) + s.at * r->item;
+    add_hosts(r, &s, k, outputs, count);
+}
+
+/* The result may be written over the tensor that is being sent, so that has ended before. */
+static bool finish_slice(reduction *r, uint64_t k)
+{
+    if (r->gets && has_slice(r)) {
+        if (!ms_post_await(&r->lane->post, &r->lane->in[k & 1])) return false;
+        if (sends_tensor(r) && !ms_post_await(&r->lane->post, &r->lane->out[k & 1])) return false;
+        finish_own_slice(r, k);
+    }
+    if (!barrier_here(r, r->gets && !r->direct)) return false;
+    for (uint32_t place = 0; place < r->lane->at.least && !r->direct && ms_flow_sink(r->args);
+         place++) {
+        span s = slice_of(r, k, place);
+        ms_flow_copy(r->run, r->args->out + s.at * r->item, result_of(r, place, k) + s.stage,
+                     s.length * r->item);
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------- parts */
+
+/* Whether this rank adds up what this host brings for the part of a member. */
+static bool adds_for(const reduction *r, uint32_t member)
+{
+    return ms_topology_at(&r->lane->at, here(r), r->lane->at.place[member]) == r->args->group->rank;
+}
+
+static bool prepare_parts(reduction *r, uint64_t k)
+{
+    const ms_local *local = &r->lane->post.hosts->local;
+    if (!ms_post_await(&r->lane->post, &r->lane->out[k & 1])) return false;
+    if (!r->in_place) ms_staged_lay_down(local, r->args, &r->lane->pass, k, k);
+    if (!barrier_here(r, !r->in_place)) return false;
+    for (uint32_t m = 0; m < r->args->group->size; m++) {
+        if (!adds_for(r, m) || (r->lane->at.is_here[m] && m != r->args->group->rank)) continue;
+        span s = part_of(r, k, m);
+        add_here(r, &s, k);
+    }
+    return true;
+}
+
+static void exchange_parts(const reduction *r, uint64_t k)
+{
+    const ms_topology *at = &r->lane->at;
+    span own = part_of(r, k, r->args->group->rank);
+    for (uint32_t h = 0; h < at->hosts; h++) {
+        if (h == here(r)) continue;
+        uint32_t other = source_on(r, h);
+        ms_lane_receive(r->lane, k, other, stage_of(r, other, k) + own.stage, own.length * r->item);
+    }
+    for (uint32_t m = 0; m < r->args->group->size; m++) {
+        if (at->is_here[m] || !adds_for(r, m)) continue;
+        span s = part_of(r, k, m);
+        ms_lane_send(r->lane, k, m, sum_at(r, &s, k), s.length * r->item);
+    }
+}
+
+static bool finish_part(reduction *r, uint64_t k)
+{
+    char *out = r->args->out + k * r->width * r->item;
+    span s = part_of(r, k, r->args->group->rank);
+    if (!ms_post_await(&r->lane->post, &r->lane->in[k & 1])) return false;
+    add_hosts(r, &s, k, &out, 1);
+    return true;
+}
+
+/* ------------------------------------------------------------------ the call */
+
+static bool prepare(reduction *r, uint64_t k)
+{
+    return r->parts ? prepare_parts(r, k) : prepare_slice(r, k);
+}
+static void exchange(const reduction *r, uint64_t k)
+{
+    if (r->parts) exchange_parts(r, k);
+    else exchange_slice(r, k);
+}
+
+/* Piece k + 1 is added up while piece k is on its way. */
+static bool go_by_pieces(reduction *r)
+{
+    uint64_t steps = steps_of(r);
+    if (steps > 0 && !prepare(r, 0)) return false;
+    if (steps > 0) exchange(r, 0);
+    for (uint64_t k = 0; k < steps; k++) {
+        if (k + 1 < steps) {
+            if (!prepare(r, k + 1)) return false;
+            exchange(r, k + 1);
+        }
+        if (!(r->parts ? finish_part(r, k) : finish_slice(r, k))) return false;
+    }
+    return true;
+}
+
+static uint64_t nothing(ms_lane *lane, uint32_t host, char *data)
+{
+    (void)lane, (void)host, (void)data;
+    return MS_AS_PIECES;
+}
+
+/* A letter takes the sum of this rank's slice along. It is where sum_at says: the whole is one
+ * piece. */
+static uint64_t fill(ms_lane *lane, uint32_t host, char *data)
+{
+    reduction r = { .lane = lane, .args = lane->post.args };
+    r.item = lane->pass.item;
+    r.total = r.args->count;
+    choose_way(&r, false);
+    if (!has_slice(&r) || !host_gets(&r, host)) return 0;
+    span s = slice_of(&r, 0, ms_lane_place(lane));
+    if (s.length) memcpy(data, sum_at(&r, &s, 0), s.length * r.item);
+    return s.length * r.item;
+}
+
+/* Few numbers: the sums are in the letters, so that the call takes one message each way. */
+static bool go_by_letters(reduction *r)
+{
+    if (!ms_lane_enter_here(r->lane)) return false;
+    choose_way(r, false);
+    if (!prepare_slice(r, 0)) return false;
+    ms_lane_write(r->lane, fill);
+    if (!ms_lane_enter(r->lane)) return false;
+    return finish_slice(r, 0);
+}
+
+/* Whether the longest slice goes into a letter, and the whole is one piece. */
+static bool fits_letters(const reduction *r)
+{
+    uint64_t begin;
+    return !r->parts && r->total > 0 && r->total * r->item <= MS_STAGE_BYTES
+           && ms_slice(r->total, r->lane->at.least, 0, &begin) * r->item <= MS_LETTER_BYTES;
+}
+
+bool ms_slices_run(ms_run *run, ms_lane *lane, const ms_comm_args *args)
+{
+    reduction r = { .run = run, .lane = lane, .args = args, .item = ms_dtype_bytes(args->memory) };
+    r.parts = args->kind == MS_REDUCE_SCATTER;
+    r.total = r.parts ? ms_flow_longest(args) : args->count;
+    r.gets = host_gets(&r, here(&r));
+    r.letters = fits_letters(&r);
+    lane->unpack = NULL;
+    lane->pass = (ms_staging){ .item = r.item };
+    ms_lane_begin(lane, args);
+    if (r.letters) {
+        if (!go_by_letters(&r)) return false;
+    } else {
+        ms_lane_write(lane, nothing);
+        if (!ms_lane_enter(lane)) return false;
+        choose_way(&r, true);
+        lane->pass = (ms_staging){
+            .area = (uint32_t)lane->post.tag, .width = r.width, .longest = r.total, .item = r.item
+        };
+        if (!go_by_pieces(&r)) return false;
+    }
+    return ms_lane_leave(lane, r.phases + 1);
+}

@@ -1,0 +1,15 @@
+/* pair.h: how the two ranks of a send meet, whatever moves the bytes. For comm/local/ and
+ * comm/hosts/ only. */
+#ifndef MOONSHARD_COMM_LOCAL_PAIR_H
+#define MOONSHARD_COMM_LOCAL_PAIR_H
+
+#include "comm/local/local.h"
+
+/* The sender's or the receiver's slot of this call. */
+ms_ledger_slot *ms_pair_slot(const ms_host *host, const ms_comm_args *args, bool sender);
+/* Writes this rank's slot, and wakes the other. */
+const ms_ledger_slot *ms_pair_post(ms_local *local, const ms_comm_args *args);
+/* Waits until the other has entered the same; false: the job has ended. helper: or NULL. */
+bool ms_pair_await(ms_local *local, const ms_comm_args *args, ms_helper *helper);
+
+#endif

@@ -1,0 +1,196 @@
+/* hosts_job.c: several hosts in one process. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include <pthread.h>
+
+#include "../hosts_job.h"
+#include "comm/host/host.h"
+#include "comm/mpi/poster.h"
+#include "comm/transport.h"
+#include "thread_mpi.h"
+
+#define HOSTS 10
+#define RANKS 16
+
+/* What one host tells the others. */
+typedef struct mirror {
+    ms_mirror base; /* first */
+    hosts_job *job;
+    uint32_t host;
+} mirror;
+
+/* One rank's own record over the files of its host. */
+typedef struct member {
+    ms_host_files files; /* first */
+    hosts_job *job;
+} member;
+
+struct hosts_job {
+    ms_context context;
+    uint32_t ranks, hosts;
+    uint16_t host_of[RANKS];
+    ms_rendezvous *files[HOSTS];
+    mirror mirrors[HOSTS];
+    member members[RANKS];
+    ms_control control;
+    ms_rendezvous_kind kind;
+    _Atomic uint32_t groups;
+    _Atomic bool ended;
+    pthread_mutex_t opening;
+};
+
+static struct {
+    size_t eager_bytes;
+    unsigned failing;
+} network = { .eager_bytes = 4096 };
+
+void hosts_job_network(size_t eager_bytes, unsigned failing)
+{
+    network.eager_bytes = eager_bytes;
+    network.failing = failing;
+}
+
+/* ------------------------------------------------------------------- mirror */
+
+static ms_control_file *control_of(const hosts_job *job, uint32_t host)
+{
+    return ms_host_files_of(job->files[host])->control;
+}
+
+static void tell(ms_mirror *base, const void *address, size_t bytes)
+{
+    mirror *from = (mirror *)base;
+    hosts_job *job = from->job;
+    size_t offset = (size_t)((const char *)address - (const char *)control_of(job, from->host));
+    for (uint32_t h = 0; h < job->hosts; h++) {
+        if (h == from->host) continue;
+        char *to = (char *)control_of(job, h) + offset;
+        if (bytes == 8)
+            atomic_store((_Atomic uint64_t *)(void *)to,
+                         atomic_load((_Atomic uint64_t *)(uintptr_t)address));
+        else if (bytes == 4)
+            atomic_store((ms_word *)(void *)to, atomic_load((ms_word *)(uintptr_t)address));
+        else memcpy(to, address, bytes);
+        for (uint32_t r = 0; r < job->ranks; r++)
+            if (job->host_of[r] == h) ms_host_wake_line(&control_of(job, h)->lines[r]);
+    }
+}
+
+/* The end of the job on one host is that of all, which agree on the first cause. */
+static void stir(ms_mirror *base)
+{
+    mirror *from = (mirror *)base;
+    hosts_job *job = from->job;
+    const ms_control_file *control = control_of(job, from->host);
+    if (atomic_load(&control->aborted) != 2 || atomic_exchange(&job->ended, true)) return;
+    for (uint32_t h = 0; h < job->hosts; h++) {
+        ms_control_file *other = control_of(job, h);
+        const ms_error *error = &control->record.error;
+        other->verdict = control->record;
+        atomic_store(&other->agreed, 1);
+        if (h != from->host)
+            ms_host_end_job(ms_host_files_of(job->files[h]), control->record.reason, error->rank,
+                            error->message);
+    }
+}
+
+static void close_mirror(ms_mirror *base) { (void)base; }
+
+/* ----------------------------------------------------------------- the ranks */
+
+static uint64_t take_ids(ms_comm *comm, uint32_t parts)
+{
+    const ms_host *host = comm->control_state;
+    return atomic_fetch_add(&((member *)(void *)host->files)->job->groups, parts);
+}
+
+static void close_nothing(ms_rendezvous *rendezvous) { (void)rendezvous; }
+
+static void wake(void *line) { ms_host_wake_line(line); }
+
+static void end_job(ms_engine *engine, const ms_error *error)
+{
+    ms_comm *comm = ms_comm_of(engine);
+    comm->control->abort(comm, error);
+}
+
+ms_status hosts_job_open(hosts_job *job, ms_engine *engine, uint32_t rank, ms_group **world)
+{
+    ms_host_files *files = &job->members[rank].files;
+    ms_mpi_options options = { .timeout_ns = 60000000000u,
+                               .crowded = true,
+                               .news = wake,
+                               .user = &files->control->lines[rank] };
+    pthread_mutex_lock(&job->opening);
+    thread_mpi_next(rank);
+    ms_status status = ms_mpi_open(ms_engine_context(engine), &thread_mpi, &options, &files->mpi);
+    pthread_mutex_unlock(&job->opening);
+    if (!status)
+        status = ms_comm_new(engine, &job->control, &ms_transport_hosts, &files->base, rank,
+                             job->ranks, world);
+    if (!status) ms_engine_on_failure(engine, end_job);
+    return status;
+}
+
+ms_rendezvous *hosts_job_rendezvous(hosts_job *job, uint32_t rank)
+{
+    return &job->members[rank].files.base;
+}
+
+/* ---------------------------------------------------------------- the job */
+
+static void make_host(hosts_job *job, const ms_rendezvous_options *options, uint32_t host)
+{
+    static const char names[HOSTS][MS_HOST_NAME_BYTES] = { "h0", "h1", "h2", "h3", "h4",
+                                                           "h5", "h6", "h7", "h8", "h9" };
+    ms_layout layout = {
+        .hosts = job->hosts, .here = host, .host_of = job->host_of, .names = names
+    };
+    if (ms_host_files_new_among(&job->context, options, &layout, &job->files[host]))
+        fail_msg("%s", job->context.error.message);
+    job->files[host]->kind = &job->kind;
+    job->mirrors[host] = (mirror){ .base = { .tell = tell, .stir = stir, .close = close_mirror },
+                                   .job = job,
+                                   .host = host };
+    ms_host_files_of(job->files[host])->mirror = &job->mirrors[host].base;
+}
+
+hosts_job *hosts_job_new(const ms_rendezvous_options *options, const char *layout)
+{
+    hosts_job *job = calloc(1, sizeof *job);
+    ms_context_init(&job->context, NULL);
+    pthread_mutex_init(&job->opening, NULL);
+    job->ranks = options->ranks;
+    assert_true(job->ranks <= RANKS && strlen(layout) == job->ranks);
+    for (uint32_t r = 0; r < job->ranks; r++) {
+        job->host_of[r] = (uint16_t)(layout[r] - '0');
+        if (job->host_of[r] >= job->hosts) job->hosts = job->host_of[r] + 1u;
+    }
+    job->control = ms_control_host;
+    job->control.take_ids = take_ids;
+    job->kind = ms_rendezvous_host;
+    job->kind.control = &job->control;
+    job->kind.close = close_nothing;
+    atomic_store(&job->groups, 1);
+    for (uint32_t h = 0; h < job->hosts; h++) make_host(job, options, h);
+    for (uint32_t r = 0; r < job->ranks; r++) {
+        job->members[r].files = *ms_host_files_of(job->files[job->host_of[r]]);
+        job->members[r].files.base.references = 1;
+        job->members[r].job = job;
+    }
+    thread_mpi_begin(job->ranks, network.eager_bytes, network.failing);
+    return job;
+}
+
+void hosts_job_free(hosts_job *job)
+{
+    for (uint32_t r = 0; r < job->ranks; r++)
+        if (job->members[r].files.mpi) ms_mpi_close(&job->context, job->members[r].files.mpi);
+    thread_mpi_end();
+    for (uint32_t h = 0; h < job->hosts; h++) ms_host_files_close(job->files[h]);
+    pthread_mutex_destroy(&job->opening);
+    free(job);
+}
