@@ -25,7 +25,7 @@ static const struct pairing {
     const ms_control *control;
     const ms_transport *transport;
 } pairings[] = { { &ms_control_host, &ms_transport_local },
-                 { &ms_control_hosts, &ms_transport_local },
+                 { &ms_control_hosts, &ms_transport_hosts },
                  { &ms_control_host, &ms_transport_nccl },
                  { &ms_control_hosts, &ms_transport_nccl } };
 

@@ -2,7 +2,8 @@
  * hosts, messages that fail, and programs that give the bits of one host. */
 #include "comm_support.h"
 
-#include <math.h>
+#include "comm/control.h"
+#include "comm/transport.h"
 
 static const char *const layouts[] = {
     "01", "011", "0011", "0101", "0111", "0012", "00122", "10011"
@@ -367,6 +368,25 @@ static void a_message_that_fails_ends_the_job(void **state)
     }
 }
 
+/* Between hosts there must be an MPI. */
+static void a_job_without_mpi_is_refused(void **state)
+{
+    (void)state;
+    ms_rendezvous_options options = { .ranks = 2, .threads = 1, .heap_bytes = 4 << 20 };
+    ms_engine_options of_engine = { .threads = 1, .strict = true };
+    hosts_job *hosts = hosts_job_new(&options, "01");
+    ms_engine *engine = NULL;
+    ms_group *world = NULL;
+    assert_int_equal(ms_engine_new(&of_engine, NULL, &engine), MS_OK);
+    assert_int_equal(ms_comm_new(engine, &ms_control_hosts, &ms_transport_hosts,
+                                 hosts_job_rendezvous(hosts, 0), 0, 2, &world),
+                     MS_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "no MPI connects the hosts"));
+    assert_null(world);
+    ms_engine_free(engine);
+    hosts_job_free(hosts);
+}
+
 /* ---------------------------------------------------------------------- link */
 
 static void over_a_slow_link(rank *self)
@@ -410,6 +430,7 @@ int main(void)
         cmocka_unit_test(programs_give_the_same_bits_again),
         cmocka_unit_test(only_sums_of_hosts_travel),
         cmocka_unit_test(a_message_that_fails_ends_the_job),
+        cmocka_unit_test(a_job_without_mpi_is_refused),
         cmocka_unit_test(a_simulated_link_delays_what_goes_between_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

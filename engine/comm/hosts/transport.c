@@ -45,12 +45,17 @@ static ms_task_result run_call(ms_run *run, void *arguments)
 static ms_status open_hosts(ms_comm *comm)
 {
     ms_context *context = ms_engine_context(comm->engine);
+    const ms_host *host = comm->control_state;
     void *memory = NULL;
+    if (!host->files->mpi)
+        return ms_fail(
+            context, MS_ERROR_UNSUPPORTED,
+            "no MPI connects the hosts of this job: start its ranks with mpirun or srun");
     ms_status status = ms_allocate(context, sizeof(ms_hosts), "rank", &memory);
     if (status) return status;
     ms_hosts *hosts = memory;
+    hosts->mpi = host->files->mpi;
     status = ms_local_begin(comm, &hosts->local);
-    hosts->mpi = hosts->local.host->files->mpi;
     if (status) ms_release(context, hosts);
     else comm->transport_state = hosts;
     return status;
