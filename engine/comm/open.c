@@ -20,7 +20,7 @@ static void end_job(ms_engine *engine, const ms_error *error)
 }
 
 /* Which transports may go with which control. The first one for the device's kernels is taken where
- * the user names none. A transport over MPI gets its row here. */
+ * the user names none. */
 static const struct pairing {
     const ms_control *control;
     const ms_transport *transport;

@@ -378,9 +378,11 @@ static void a_job_without_mpi_is_refused(void **state)
     ms_engine *engine = NULL;
     ms_group *world = NULL;
     assert_int_equal(ms_engine_new(&of_engine, NULL, &engine), MS_OK);
-    assert_int_equal(ms_comm_new(engine, &ms_control_hosts, &ms_transport_hosts,
-                                 hosts_job_rendezvous(hosts, 0), 0, 2, &world),
-                     MS_ERROR_UNSUPPORTED);
+    ms_membership membership = { .control = &ms_control_hosts,
+                                 .transport = &ms_transport_hosts,
+                                 .rendezvous = hosts_job_rendezvous(hosts, 0),
+                                 .size = 2 };
+    assert_int_equal(ms_comm_new(engine, &membership, &world), MS_ERROR_UNSUPPORTED);
     assert_non_null(strstr(ms_engine_error(engine)->message, "no MPI connects the hosts"));
     assert_null(world);
     ms_engine_free(engine);

@@ -129,8 +129,13 @@ ms_status hosts_job_open(hosts_job *job, ms_engine *engine, uint32_t rank, ms_gr
     ms_status status = ms_mpi_open(ms_engine_context(engine), &thread_mpi, &options, &files->mpi);
     pthread_mutex_unlock(&job->opening);
     if (!status)
-        status = ms_comm_new(engine, &job->control, &ms_transport_hosts, &files->base, rank,
-                             job->ranks, world);
+        status = ms_comm_new(engine,
+                             &(ms_membership){ .control = &job->control,
+                                               .transport = &ms_transport_hosts,
+                                               .rendezvous = &files->base,
+                                               .rank = rank,
+                                               .size = job->ranks },
+                             world);
     if (!status) ms_engine_on_failure(engine, end_job);
     return status;
 }
