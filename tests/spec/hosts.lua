@@ -15,9 +15,12 @@ local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 local DEADLINE = (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" and 500 or 120
 
 local function start(command)
-  local pipe = assert(io.popen(("timeout -k 5 %d %s 2>&1"):format(DEADLINE, command)))
+  local pipe = assert(io.popen(("echo $$; exec timeout -k 5 %d %s 2>&1"):format(DEADLINE, command)))
+  local process = pipe:read "l"
   local running = {}
   function running.line() return pipe:read "l" end
+  --- Asks the command to end, as Ctrl-C does.
+  function running.stop() os.execute("kill " .. process) end
   function running.finish()
     local text = pipe:read "a"
     local _, how, number = pipe:close()
@@ -26,8 +29,8 @@ local function start(command)
   return running
 end
 
---- Starts a command on a host, as a file from which its output is read; with `finish` its exit code
---- and the rest of the output.
+--- Starts a command on a host: line() reads a line of its output, finish() the rest and its exit
+--- code.
 ---@param host string
 ---@param command string for a shell there
 function hosts.start(host, command)
@@ -47,14 +50,12 @@ function hosts.mpis()
   return list
 end
 
---- Runs a command in processes of an MPI.
+--- Starts a command in processes of an MPI.
 ---@param mpi string
 ---@param where string as "hosta:1,hostb:3"
 ---@param command string with options of mpirun before it
----@return integer code
----@return string output
 function hosts.mpirun(mpi, where, command)
-  return start(("%s %s %s %s"):format(script "mpirun", mpi, where, command)).finish()
+  return start(("%s %s %s %s"):format(script "mpirun", mpi, where, command))
 end
 
 --- hosts.sh VERB ...; what it prints.
