@@ -13,11 +13,19 @@
  * - The first cause ends the job: after it, `check` fails on every rank with that cause.
  * - Control also carries the small numbers and texts that hosts wait for (share.c), in host memory:
  *   plans, the ids of new groups, what a transport needs to begin. A transport never sees them.
- * - All slots are for the host thread, but for `abort`, which any thread of the rank may call. */
+ * - All slots are for the host thread, but for those that any thread of the rank may call: `abort`,
+ *   `entered`, `landed` and `look`. */
 #ifndef MOONSHARD_COMM_CONTROL_H
 #define MOONSHARD_COMM_CONTROL_H
 
 #include "comm/comm.h"
+
+/* Whom a call waits for, from one look to the next. The first look needs since_ns only. */
+typedef struct ms_awaited {
+    bool is_known;
+    uint32_t missing; /* world rank */
+    uint64_t progress, since_ns;
+} ms_awaited;
 
 struct ms_control {
     const char *name;
@@ -42,6 +50,13 @@ struct ms_control {
     ms_status (*claim)(ms_comm *comm, const ms_comm_args *args);
     void (*retract)(ms_comm *comm, const ms_comm_args *args);
     void (*launched)(ms_comm *comm, const ms_comm_args *args);
+    /* Of calls that do not wait in control's own tasks: one begins on this rank, and has ended;
+     * both go to the flight record, where entered gives the place. look: now and then in between.
+     * It ends the job if a member will never come to the call, or if the call has waited too long,
+     * and answers when it wants to look again at the latest. All NULL without others. */
+    uint64_t (*entered)(ms_comm *comm, const ms_comm_args *args);
+    void (*landed)(ms_comm *comm, uint64_t place);
+    uint64_t (*look)(ms_comm *comm, const ms_comm_args *args, ms_awaited *awaited);
     /* The calls that control carries itself (ms_comm_args.by_hosts), by kind: all_gather,
      * all_reduce, broadcast and split of bytes in host memory. A member's numbers are in its place
      * of `out` already. They run on a stream, in order with the other calls of their channel. */

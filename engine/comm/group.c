@@ -25,13 +25,15 @@ static void free_group(ms_context *context, ms_group *group)
 }
 
 /* In a forked child the membership is the parent's: only memory is given back. The transport closes
- * before control, as it may still use control's files. The engine calls it before its streams stop,
- * but after they have come to rest. Numbers of hosts that were never read go here. */
+ * before control, as it may still use control's files. Its closing may wait for peers, so they hear
+ * before it that this rank makes no more calls. The engine calls it before its streams stop, but
+ * after they have come to rest. Numbers of hosts that were never read go here. */
 static void comm_free(ms_engine *engine, void *object)
 {
     ms_comm *comm = object;
     ms_context *context = ms_engine_context(engine);
     if (context->os->process_id(context->os->user) == comm->process) {
+        comm->control->leave(comm, NULL);
         if (comm->transport->close) comm->transport->close(comm);
         comm->control->close(comm);
     }

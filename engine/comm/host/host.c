@@ -246,6 +246,7 @@ static void close_host(ms_comm *comm)
         .name = text, .has_others = true, .open = open_host, .joined = joined, .check = check, \
         .take_ids = ids, .join = join_group, .number = pair_number, .prepare = prepare,        \
         .claim = ms_host_claim, .retract = ms_host_retract, .launched = launched,              \
+        .entered = ms_host_entered, .landed = ms_host_landed, .look = ms_host_look,            \
         .tasks = ms_host_tasks, .leave = leave, .abort = raise, .progress = progress,          \
         .step = ms_host_step, .set_folder = ms_host_set_folder, .close = close_host            \
     }

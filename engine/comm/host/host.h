@@ -389,6 +389,10 @@ static inline bool ms_wait_is_for(const ms_wait *wait, uint32_t member)
 {
     return !wait->helper || !wait->helper->among || wait->helper->among[member];
 }
+/* The time limit has passed: ends the job, or reports to the supervisor that `missing` has not
+ * come. */
+void ms_host_give_up(ms_host *host, const ms_comm_args *args, uint32_t missing, uint64_t progress,
+                     uint64_t waited_ns);
 /* Leaves the job's cause as this task's error. */
 ms_task_result ms_host_fail(ms_run *run, ms_host *host, const ms_comm_args *args);
 /* Ends the job because this rank's task met an error of its own. */
@@ -427,6 +431,13 @@ bool ms_ledger_read(const ms_published *from, uint64_t number, ms_ledger_slot *o
 /* Slots of ms_control_host: see ms_control. */
 ms_status ms_host_claim(ms_comm *comm, const ms_comm_args *args);
 void ms_host_retract(ms_comm *comm, const ms_comm_args *args);
+
+/* --------------------------------------------------------------- launched.c */
+
+/* Slots of ms_control_host: see ms_control. */
+uint64_t ms_host_entered(ms_comm *comm, const ms_comm_args *args);
+void ms_host_landed(ms_comm *comm, uint64_t place);
+uint64_t ms_host_look(ms_comm *comm, const ms_comm_args *args, ms_awaited *awaited);
 
 /* ----------------------------------------------------------------- ledger.c */
 

@@ -38,11 +38,10 @@ static bool spin(ms_wait *wait, bool *result)
  * compile, a debugger); without one, or where the call has a limit of its own, the job ends. The
  * progress of the missing rank goes along: a report that is older than its last progress does not
  * count. */
-static void give_up(ms_wait *wait, uint32_t missing, uint64_t progress, uint64_t waited_ns)
+void ms_host_give_up(ms_host *host, const ms_comm_args *args, uint32_t missing, uint64_t progress,
+                     uint64_t waited_ns)
 {
     char call[256], text[512];
-    ms_host *host = wait->host;
-    const ms_comm_args *args = wait->args;
     ms_ledger_slot mine;
     ms_ledger_write(host, args, &mine);
     snprintf(text, sizeof text,
@@ -79,7 +78,8 @@ static bool sleep_until_reached(ms_wait *wait)
             progress = moved;
         }
         if (now - since >= limit) {
-            if (!wait->kind->reached(wait)) give_up(wait, missing, progress, now - since);
+            if (!wait->kind->reached(wait))
+                ms_host_give_up(host, wait->args, missing, progress, now - since);
             since = now;
             continue;
         }

@@ -122,7 +122,7 @@ static ms_status fail_late(ms_nccl *nccl, const ms_group *group)
              "the communicators of group %.32s have not begun on rank %" PRIu32
              " in %.1f s: a rank has not come, or the ranks do not reach each other by NCCL's "
              "network",
-             group->name, comm->groups[0]->rank, (double)comm->timeout_ns * 1e-9);
+             group->name, comm->groups[0]->rank, (double)nccl->timeout_ns * 1e-9);
     ms_rendezvous_abort(nccl->rendezvous, MS_ABORT_TIMEOUT, (int32_t)comm->groups[0]->rank, text);
     return job_has_ended(nccl);
 }
@@ -130,7 +130,7 @@ static ms_status fail_late(ms_nccl *nccl, const ms_group *group)
 /* The host waits here, once for each group. */
 static ms_status await_all(ms_nccl *nccl, ms_nccl_group *made)
 {
-    uint64_t since = ms_nccl_now(nccl), limit = nccl->comm->timeout_ns;
+    uint64_t since = ms_nccl_now(nccl), limit = nccl->timeout_ns;
     for (int i = 0; i < MS_NCCL_COMMUNICATORS;) {
         ms_nccl_result state = MS_NCCL_IN_PROGRESS;
         ms_nccl_result failed =

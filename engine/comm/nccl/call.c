@@ -288,8 +288,10 @@ static ms_task_result run(ms_run *run, void *arguments)
     launch l = { .nccl = nccl, .api = &nccl->api, .to = communicator_of(args), .args = args };
     bool has_turn = ms_nccl_take(nccl, l.to, args);
     if (has_turn) {
+        uint64_t place = args->group->control->entered(nccl->comm, args);
         ms_nccl_watch(nccl, l.to, args);
         carry_out(&l);
+        if (!l.result) args->group->control->landed(nccl->comm, place);
         ms_nccl_watch_ended(l.to);
         if (args->turn) atomic_store(&l.to->served, args->turn);
         ms_nccl_give(l.to);

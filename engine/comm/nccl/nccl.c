@@ -28,6 +28,7 @@ static ms_status open_nccl(ms_comm *comm)
     nccl->comm = comm;
     nccl->os = context->os;
     nccl->rendezvous = ms_rendezvous_retain(comm->rendezvous);
+    nccl->timeout_ns = comm->timeout_ns;
     status = ms_nccl_load(context, &nccl->api);
     if (!status) status = check_device(comm->engine, &nccl->api);
     if (!status) status = ms_nccl_watchdog_start(nccl);

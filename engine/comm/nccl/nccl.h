@@ -26,6 +26,7 @@
 #include "base/assert.h"
 #include "base/thread.h"
 #include "comm/nccl/api.h"
+#include "comm/control.h"
 #include "comm/rendezvous.h"
 #include "comm/transport.h"
 
@@ -45,8 +46,9 @@ struct ms_nccl_range {
  * only. */
 typedef struct ms_nccl_watched {
     ms_word lock;
-    bool is_under_way, was_used;
-    uint64_t since_ns, limit_ns;
+    bool is_under_way;
+    uint64_t calls; /* so far, with this one */
+    ms_awaited awaited;
     ms_comm_args args;
 } ms_nccl_watched;
 
@@ -67,18 +69,24 @@ struct ms_nccl_group {
     ms_communicator communicators[MS_NCCL_COMMUNICATORS];
 };
 
-typedef enum ms_nccl_stage { MS_NCCL_WATCHING, MS_NCCL_CLOSED, MS_NCCL_STUCK } ms_nccl_stage;
+/* Of the watchdog. From MS_NCCL_ENDING on it touches no more than this rank's ms_nccl. */
+typedef enum ms_nccl_stage {
+    MS_NCCL_WATCHING,
+    MS_NCCL_ENDING,
+    MS_NCCL_CLOSED,
+    MS_NCCL_STUCK
+} ms_nccl_stage;
 
 /* ms_comm.transport_state. */
 typedef struct ms_nccl {
     ms_comm *comm;
     const ms_os *os;
     ms_rendezvous *rendezvous; /* a reference */
+    uint64_t timeout_ns;       /* the membership's */
     ms_nccl_api api;
     _Atomic(ms_nccl_group *) groups; /* the latest first */
     _Atomic(const ms_nccl_range *) ranges;
-    /* ended: the job; closing: this rank leaves; given_up: nobody waits for the watchdog, which
-     * touches nothing but this record from then on. */
+    /* ended: the job; closing: this rank leaves; given_up: nobody waits for the watchdog. */
     _Atomic bool ended, closing, given_up;
     ms_os_thread *watchdog;
     ms_bell bell;

@@ -1,6 +1,5 @@
 /* watchdog.c: the thread that looks after calls that were launched, and that closes or aborts the
  * communicators at the end. */
-#include <inttypes.h>
 #include <stdio.h>
 
 #include "comm/nccl/nccl.h"
@@ -23,15 +22,15 @@ static void unlock(ms_nccl_watched *watched) { atomic_store(&watched->lock, 0); 
 void ms_nccl_watch(ms_nccl *nccl, ms_communicator *communicator, const ms_comm_args *args)
 {
     ms_nccl_watched *watched = &communicator->watched;
-    uint64_t limit = args->timeout_ns ? args->timeout_ns : nccl->comm->timeout_ns;
+    uint64_t limit = args->timeout_ns ? args->timeout_ns : nccl->timeout_ns,
+             now = ms_nccl_now(nccl);
     lock(watched);
-    watched->is_under_way = watched->was_used = true;
-    watched->since_ns = ms_nccl_now(nccl);
-    watched->limit_ns = limit;
+    watched->is_under_way = true;
+    watched->calls++;
+    watched->awaited = (ms_awaited){ .since_ns = now };
     watched->args = *args;
-    bool is_soon = limit && watched->since_ns + limit < atomic_load(&nccl->looks_ns);
     unlock(watched);
-    if (is_soon) ms_bell_ring(&nccl->bell);
+    if (now + limit < atomic_load(&nccl->looks_ns)) ms_bell_ring(&nccl->bell);
 }
 
 void ms_nccl_watch_ended(ms_communicator *communicator)
@@ -41,26 +40,23 @@ void ms_nccl_watch_ended(ms_communicator *communicator)
     unlock(&communicator->watched);
 }
 
-/* Ends the job when the call has taken too long. Otherwise *next is made as early as its limit. */
-static void look_at_time(ms_nccl *nccl, ms_communicator *communicator, uint64_t now, uint64_t *next)
+/* Control looks whether the others will come, and at the time; without the lock, since the task
+ * must not wait for that. Returns when the next look is due. */
+static uint64_t look_at_call(ms_nccl *nccl, ms_communicator *communicator)
 {
     ms_nccl_watched *watched = &communicator->watched;
-    char call[256], text[512];
     lock(watched);
-    bool counts = watched->is_under_way && watched->limit_ns;
-    uint64_t since = watched->since_ns, end = since + watched->limit_ns;
-    if (counts) ms_nccl_name(&watched->args, call, sizeof call, NULL);
+    bool is_under_way = watched->is_under_way;
+    uint64_t call = watched->calls;
+    ms_awaited awaited = watched->awaited;
+    ms_comm_args args = watched->args;
     unlock(watched);
-    if (!counts) return;
-    if (now < end) {
-        if (end < *next) *next = end;
-        return;
-    }
-    snprintf(text, sizeof text,
-             "%s has not ended on rank %" PRIu32 " in %.1f s: NCCL waits for the other ranks", call,
-             nccl->comm->groups[0]->rank, (double)(now - since) * 1e-9);
-    ms_rendezvous_abort(nccl->rendezvous, MS_ABORT_TIMEOUT, (int32_t)nccl->comm->groups[0]->rank,
-                        text);
+    if (!is_under_way) return UINT64_MAX;
+    uint64_t next = nccl->comm->control->look(nccl->comm, &args, &awaited);
+    lock(watched);
+    if (watched->calls == call) watched->awaited = awaited;
+    unlock(watched);
+    return next;
 }
 
 /* A call that has the turn finds its errors itself. The last call is named, which is the one that
@@ -78,7 +74,7 @@ static bool look_for_error(ms_nccl *nccl, const ms_nccl_group *group, ms_communi
         *out = (ms_error){ .rank = -1, .collective = -1, .bucket = -1 };
         snprintf(where, sizeof where, "group %.32s", group->group->name);
         lock(&communicator->watched);
-        if (communicator->watched.was_used)
+        if (communicator->watched.calls)
             ms_nccl_name(&communicator->watched.args, where, sizeof where, out);
         unlock(&communicator->watched);
         ms_nccl_explain(nccl, "ncclCommGetAsyncError", state, where, out);
@@ -99,11 +95,13 @@ bool ms_nccl_find_error(ms_nccl *nccl, ms_error *out)
 static uint64_t look(ms_nccl *nccl)
 {
     ms_error error;
-    uint64_t now = ms_nccl_now(nccl), next = now + LOOK_NS;
+    uint64_t next = ms_nccl_now(nccl) + LOOK_NS;
     if (ms_nccl_find_error(nccl, &error)) nccl->comm->control->abort(nccl->comm, &error);
     for (ms_nccl_group *g = atomic_load(&nccl->groups); g; g = g->next)
-        for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++)
-            look_at_time(nccl, &g->communicators[i], now, &next);
+        for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++) {
+            uint64_t due = look_at_call(nccl, &g->communicators[i]);
+            if (due < next) next = due;
+        }
     return next;
 }
 
@@ -120,7 +118,7 @@ static void sleep_until(ms_nccl *nccl, uint32_t seen, uint64_t until_ns)
 
 static uint64_t abort_limit(const ms_nccl *nccl)
 {
-    uint64_t limit = nccl->comm->timeout_ns / 10;
+    uint64_t limit = nccl->timeout_ns / 10;
     if (limit < ABORT_LEAST_NS) return ABORT_LEAST_NS;
     return limit < ABORT_MOST_NS ? limit : ABORT_MOST_NS;
 }
@@ -128,7 +126,7 @@ static uint64_t abort_limit(const ms_nccl *nccl)
 /* How long peers may take to close their side. */
 static uint64_t close_limit(const ms_nccl *nccl)
 {
-    return nccl->comm->timeout_ns ? nccl->comm->timeout_ns : ABORT_MOST_NS;
+    return nccl->timeout_ns ? nccl->timeout_ns : ABORT_MOST_NS;
 }
 
 /* A task inside gives its turn as soon as it sees that the job has ended; one that NCCL holds never
@@ -162,13 +160,38 @@ static void begin_to_close(ms_nccl *nccl)
             if (g->communicators[i].handle) nccl->api.comm_finalize(g->communicators[i].handle);
 }
 
+/* Whether no rank of the job makes calls any more. */
+static bool all_have_finished(const ms_nccl *nccl)
+{
+    ms_rank_state state = { .finished = true };
+    for (uint32_t r = 0; r < ms_rendezvous_ranks(nccl->rendezvous) && state.finished; r++)
+        ms_rendezvous_rank(nccl->rendezvous, r, &state);
+    return state.finished;
+}
+
+/* Until when this rank waits for its peers to close. A rank that still works may take long; once
+ * all have finished, one that does not close has ended without it. */
+typedef struct closing {
+    uint64_t until_ns;
+    bool all_have_finished;
+} closing;
+
+static bool may_wait(const ms_nccl *nccl, closing *limit)
+{
+    uint64_t now = ms_nccl_now(nccl);
+    if (!limit->all_have_finished && all_have_finished(nccl)) {
+        limit->all_have_finished = true;
+        if (limit->until_ns > now + abort_limit(nccl)) limit->until_ns = now + abort_limit(nccl);
+    }
+    return now < limit->until_ns && !atomic_load(&nccl->given_up);
+}
+
 /* Whether the communicator was closed together with its peers. */
-static bool close_one(ms_nccl *nccl, ms_communicator *c, uint64_t until_ns)
+static bool close_one(ms_nccl *nccl, ms_communicator *c, closing *limit)
 {
     ms_nccl_result state = MS_NCCL_IN_PROGRESS;
     uint64_t since = ms_nccl_now(nccl);
-    while (c->handle && !atomic_load(&nccl->given_up) && !ms_nccl_job_ended(nccl, NULL)
-           && ms_nccl_now(nccl) < until_ns) {
+    while (c->handle && !ms_nccl_job_ended(nccl, NULL) && may_wait(nccl, limit)) {
         if (nccl->api.comm_get_async_error(c->handle, &state)) return false;
         if (state != MS_NCCL_IN_PROGRESS) break;
         ms_nccl_nap(nccl, since);
@@ -184,11 +207,11 @@ static bool close_one(ms_nccl *nccl, ms_communicator *c, uint64_t until_ns)
  * does not come to its end is aborted. The streams have ended: no task has a turn. */
 static bool close_all(ms_nccl *nccl)
 {
-    uint64_t until = ms_nccl_now(nccl) + close_limit(nccl);
+    closing limit = { .until_ns = ms_nccl_now(nccl) + close_limit(nccl) };
     begin_to_close(nccl);
     for (ms_nccl_group *g = atomic_load(&nccl->groups); g; g = g->next)
         for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++)
-            if (!close_one(nccl, &g->communicators[i], until)) return abort_all(nccl);
+            if (!close_one(nccl, &g->communicators[i], &limit)) return abort_all(nccl);
     return true;
 }
 
@@ -198,22 +221,16 @@ static bool close_all(ms_nccl *nccl)
 static void watch(void *argument)
 {
     ms_nccl *nccl = argument;
-    bool is_clean;
-    for (;;) {
+    while (!ms_nccl_job_ended(nccl, NULL) && !atomic_load(&nccl->closing)) {
         uint32_t seen = ms_bell_read(&nccl->bell);
-        if (ms_nccl_job_ended(nccl, NULL)) {
-            atomic_store(&nccl->ended, true);
-            is_clean = abort_all(nccl);
-            break;
-        }
-        if (atomic_load(&nccl->closing)) {
-            is_clean = close_all(nccl);
-            break;
-        }
         uint64_t next = look(nccl);
         atomic_store(&nccl->looks_ns, next);
-        if (!ms_nccl_job_ended(nccl, NULL)) sleep_until(nccl, seen, next);
+        if (!ms_nccl_job_ended(nccl, NULL) && !atomic_load(&nccl->closing))
+            sleep_until(nccl, seen, next);
     }
+    atomic_store(&nccl->stage, MS_NCCL_ENDING);
+    if (ms_nccl_job_ended(nccl, NULL)) atomic_store(&nccl->ended, true);
+    bool is_clean = atomic_load(&nccl->ended) ? abort_all(nccl) : close_all(nccl);
     atomic_store(&nccl->stage, is_clean ? MS_NCCL_CLOSED : MS_NCCL_STUCK);
     ms_futex_wake(&nccl->stage, 1);
 }
@@ -233,13 +250,13 @@ bool ms_nccl_watchdog_close(ms_nccl *nccl)
     if (!ms_nccl_job_ended(nccl, NULL)) limit += close_limit(nccl);
     atomic_store(&nccl->closing, true);
     ms_bell_ring(&nccl->bell);
-    while (atomic_load(&nccl->stage) == MS_NCCL_WATCHING) {
+    for (uint32_t stage; (stage = atomic_load(&nccl->stage)) < MS_NCCL_CLOSED;) {
         uint64_t now = ms_nccl_now(nccl);
         if (now - since >= limit) {
             atomic_store(&nccl->given_up, true);
             return false;
         }
-        ms_futex_wait(&nccl->stage, MS_NCCL_WATCHING, since + limit - now);
+        ms_futex_wait(&nccl->stage, stage, since + limit - now);
     }
     nccl->os->thread_join(nccl->os->user, nccl->watchdog);
     return atomic_load(&nccl->stage) == MS_NCCL_CLOSED;
