@@ -122,7 +122,7 @@ static void sums(rank *self)
         int64_t n;
     } cases[] = {
         { MS_F32, MS_F32, MS_REDUCE_OP_SUM, 3 },
-        { MS_F32, MS_F32, MS_REDUCE_OP_SUM, 70001 },
+        { MS_F32, MS_F32, MS_REDUCE_OP_SUM, 150001 },
         { MS_F16, MS_F32, MS_REDUCE_OP_AVG, 501 },
         { MS_BF16, MS_F32, MS_REDUCE_OP_AVG, 50001 },
         { MS_F32, MS_F32, MS_REDUCE_OP_AVG, 2000 },

@@ -17,7 +17,7 @@
 static bool spin(ms_wait *wait, bool *result)
 {
     ms_host *host = wait->host;
-    bool shared = host->pressure == MS_SHARED_CORE;
+    bool shared = host->pressure == MS_SHARED_CORE || wait->helper;
     uint64_t limit = 0;
     do {
         for (int i = 0; i < 64; i++) {

@@ -90,18 +90,32 @@ static bool make_messages(const ms_os *os, ms_lane *lane, const ms_group *group)
     bool made = lane->letters_out && lane->letters_in
                 && make_batch(os, &lane->out_letters, at->hosts)
                 && make_batch(os, &lane->in_letters, lane->relayed_count);
-    for (int half = 0; half < 2 && made; half++)
-        made = make_batch(os, &lane->out[half], others) && make_batch(os, &lane->in[half], in);
+    for (int piece = 0; piece < MS_DEPTH && made; piece++)
+        made = make_batch(os, &lane->out[piece], others) && make_batch(os, &lane->in[piece], in);
     return made;
 }
 
 void ms_lane_free(const ms_os *os, ms_lane *lane)
 {
     if (!lane) return;
-    void *all[] = { lane->letters_out,        lane->letters_in,     lane->out_letters.parcels,
-                    lane->in_letters.parcels, lane->out[0].parcels, lane->out[1].parcels,
-                    lane->in[0].parcels,      lane->in[1].parcels,  lane };
+    for (int piece = 0; piece < MS_DEPTH; piece++) {
+        os->release(os->user, lane->out[piece].parcels);
+        os->release(os->user, lane->in[piece].parcels);
+    }
+    void *all[] = { lane->letters_out,        lane->letters_in, lane->out_letters.parcels,
+                    lane->in_letters.parcels, lane->room,       lane };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) os->release(os->user, all[i]);
+}
+
+/* It grows to what the largest call needs. No message is under way in it between calls. */
+bool ms_lane_make_room(ms_lane *lane, size_t bytes)
+{
+    const ms_os *os = ms_lane_host(lane)->files->base.os;
+    if (lane->room_bytes >= bytes) return true;
+    os->release(os->user, lane->room);
+    lane->room = os->allocate(os->user, bytes, 128);
+    lane->room_bytes = lane->room ? bytes : 0;
+    return lane->room != NULL;
 }
 
 /* A task makes it, so the context of the host thread is not touched. */
@@ -180,15 +194,15 @@ void ms_lane_write(ms_lane *lane, ms_letter_fill *fill)
     }
 }
 
-void ms_lane_send(ms_lane *lane, uint64_t half, uint32_t member, const void *memory, size_t bytes)
+void ms_lane_send(ms_lane *lane, uint64_t piece, uint32_t member, const void *memory, size_t bytes)
 {
     ms_hosts_count(lane->post.args, bytes);
-    ms_post_send(&lane->post, ms_batch_next(&lane->out[half & 1]), member, memory, bytes);
+    ms_post_send(&lane->post, ms_batch_next(&lane->out[piece % MS_DEPTH]), member, memory, bytes);
 }
 
-void ms_lane_receive(ms_lane *lane, uint64_t half, uint32_t member, void *memory, size_t room)
+void ms_lane_receive(ms_lane *lane, uint64_t piece, uint32_t member, void *memory, size_t room)
 {
-    ms_post_receive(&lane->post, ms_batch_next(&lane->in[half & 1]), member, memory, room);
+    ms_post_receive(&lane->post, ms_batch_next(&lane->in[piece % MS_DEPTH]), member, memory, room);
 }
 
 /* A wait for some members, with this rank's turns for the others. */
@@ -221,8 +235,9 @@ bool ms_lane_phase(ms_lane *lane, uint64_t phases)
 
 bool ms_lane_leave(ms_lane *lane, uint64_t phases)
 {
-    return ms_post_await(&lane->post, &lane->out[0]) && ms_post_await(&lane->post, &lane->out[1])
-           && ms_post_await(&lane->post, &lane->out_letters)
+    for (int piece = 0; piece < MS_DEPTH; piece++)
+        if (!ms_post_await(&lane->post, &lane->out[piece])) return false;
+    return ms_post_await(&lane->post, &lane->out_letters)
            && ms_ledger_leave(ms_lane_host(lane), lane->post.args, phases,
                               among(lane, lane->at.is_here));
 }

@@ -18,8 +18,10 @@
 #include "comm/local/local.h"
 #include "comm/mpi/poster.h"
 
+/* Pieces of a reduction that may be on their way. */
+#define MS_DEPTH 4
 /* Data of a call that travel in its first message. */
-#define MS_LETTER_BYTES ((size_t)16 << 10)
+#define MS_LETTER_BYTES ((size_t)64 << 10)
 /* Tags: one for each lane, one for what senders and one for what receivers of pairs send. */
 #define MS_TAG_SENDERS (MS_GROUPS_MAX * MS_CHANNELS)
 #define MS_TAG_RECEIVERS (MS_TAG_SENDERS + 1)
@@ -71,7 +73,8 @@ struct ms_parcel {
     bool busy;       /* it has not been found to have ended */
 };
 
-/* Messages of one direction and of one half of the staging areas. */
+/* Messages of one direction and of one piece: of one half of the staging areas, or of one part of
+ * the room. */
 typedef struct ms_batch {
     ms_parcel *parcels;
     uint32_t used, capacity;
@@ -113,7 +116,9 @@ struct ms_lane {
     uint16_t relayed[MS_LOCAL_RANKS_MAX]; /* members on other hosts whose relay this rank is */
     ms_letter *letters_out, *letters_in;  /* by host; by place in relayed */
     ms_batch out_letters, in_letters;
-    ms_batch out[2], in[2]; /* by half */
+    ms_batch out[MS_DEPTH], in[MS_DEPTH]; /* by piece; of steps, by half */
+    char *room; /* of sums that no other rank of this host reads; NULL until it is needed */
+    size_t room_bytes;
     /* Pieces of the members that this rank relays: they are there when the phase begins. */
     ms_batch *arriving;
     uint64_t arriving_phase;
@@ -129,6 +134,8 @@ void ms_lane_free(const ms_os *os, ms_lane *lane);
 /* Pages of the staging areas that this rank writes: its own, and those of members on other hosts
  * from which it receives. 0 or -errno. */
 int ms_lane_populate(ms_lane *lane);
+/* At least so many bytes of room; false: no memory. */
+bool ms_lane_make_room(ms_lane *lane, size_t bytes);
 /* A call begins: this rank's slot is written, letters of the others are expected. */
 void ms_lane_begin(ms_lane *lane, const ms_comm_args *args);
 /* Sends a letter to the relay on each other host. fill writes the data for one host and returns
@@ -136,9 +143,9 @@ void ms_lane_begin(ms_lane *lane, const ms_comm_args *args);
 #define MS_AS_PIECES UINT64_MAX
 typedef uint64_t ms_letter_fill(ms_lane *lane, uint32_t host, char *data);
 void ms_lane_write(ms_lane *lane, ms_letter_fill *fill);
-/* The next message of a piece, in this half. */
-void ms_lane_send(ms_lane *lane, uint64_t half, uint32_t member, const void *memory, size_t bytes);
-void ms_lane_receive(ms_lane *lane, uint64_t half, uint32_t member, void *memory, size_t room);
+/* The next message of this piece. */
+void ms_lane_send(ms_lane *lane, uint64_t piece, uint32_t member, const void *memory, size_t bytes);
+void ms_lane_receive(ms_lane *lane, uint64_t piece, uint32_t member, void *memory, size_t room);
 /* Each false: the job has ended. Waits until all members, or those of this host, have entered the
  * same. */
 bool ms_lane_enter(ms_lane *lane);
@@ -161,6 +168,8 @@ static inline uint32_t ms_lane_place(const ms_lane *lane)
  * sums of hosts travel. False: the job has ended. */
 bool ms_steps_run(ms_run *run, ms_lane *lane, const ms_comm_args *args);
 bool ms_slices_run(ms_run *run, ms_lane *lane, const ms_comm_args *args);
+/* Bytes of room that the call may need. */
+size_t ms_slices_room(const ms_lane *lane, const ms_comm_args *args);
 
 /* pair.c: a send or recv between two hosts. */
 typedef struct ms_hosts_pair {

@@ -3,11 +3,17 @@
  *
  * In a reduce_scatter the sum of a part goes to the rank that gets the part. In the others a tensor
  * is cut into as many slices as the smallest host has members, and the members at one place of all
- * hosts exchange the sums of one slice. While a piece is on its way, the next one is added up. */
+ * hosts exchange the sums of one slice. While pieces are on their way, the next one is added up. */
 #include <string.h>
 
 #include "comm/flow.h"
 #include "comm/hosts/lane.h"
+
+/* Bytes of a slice where no area for staging limits them: a call has some pieces on their way at
+ * once, and few of them, since each costs some wakes of threads. */
+#define MS_SLICE_LEAST ((uint64_t)256 << 10)
+#define MS_SLICE_MOST ((uint64_t)1 << 20)
+#define MS_SLICE_PIECES 8
 
 /* How a call is carried out. The way (in_place, direct) is one host's own, the rest all members
  * agree on. */
@@ -18,12 +24,14 @@ typedef struct reduction {
     uint64_t width, total; /* elements of a piece; of what is cut into pieces */
     uint64_t phases;       /* so far */
     size_t item;
-    bool parts;    /* reduce_scatter */
-    bool wide;     /* no host stages: a slice is as long as a half of a staging area */
-    bool in_place; /* this host's members read each other's tensors where they are */
-    bool direct;   /* this host's results are written where they belong */
-    bool letters;  /* the sums travel in letters */
-    bool gets;     /* this host has a rank that gets results */
+    uint32_t depth; /* pieces at once */
+    bool parts;     /* reduce_scatter */
+    bool wide;      /* no host stages: a slice is as long as a half of a staging area */
+    bool roomy;     /* and no rank reads another's sums: they are in the room of the lane */
+    bool in_place;  /* this host's members read each other's tensors where they are */
+    bool direct;    /* this host's results are written where they belong */
+    bool letters;   /* the sums travel in letters */
+    bool gets;      /* this host has a rank that gets results */
 } reduction;
 
 /* One contiguous sum of a piece. at: its elements in the whole tensor; stage: its byte in staging
@@ -54,7 +62,39 @@ static char *tensor_of(const reduction *r, uint32_t member)
     return host->files->heaps[r->args->group->members[member]].memory + offset - 1;
 }
 
+/* Where piece k has its messages and its memory. */
+static uint64_t turn_of(const reduction *r, uint64_t k) { return k % r->depth; }
+
 /* ---------------------------------------------------------------- the cut */
+
+/* Elements of a slice of a call whose sums are in the room. */
+static uint64_t roomy_slice(const ms_lane *lane, const ms_comm_args *args)
+{
+    uint64_t item = ms_dtype_bytes(args->memory),
+             bytes = args->count / lane->at.least / MS_SLICE_PIECES * item;
+    if (bytes < MS_SLICE_LEAST) bytes = MS_SLICE_LEAST;
+    if (bytes > MS_SLICE_MOST) bytes = MS_SLICE_MOST;
+    return bytes / item & ~(uint64_t)63;
+}
+
+/* A sum of this rank, and one that comes from each other host, for each piece on its way. */
+size_t ms_slices_room(const ms_lane *lane, const ms_comm_args *args)
+{
+    uint64_t item = ms_dtype_bytes(args->memory);
+    bool alone = ms_topology_count(&lane->at, lane->at.here) == 1;
+    if (args->kind == MS_REDUCE_SCATTER || (!alone && !args->everywhere_in_place)
+        || args->count * item <= MS_LETTER_BYTES)
+        return 0;
+    return lane->at.hosts * MS_DEPTH * roomy_slice(lane, args) * item;
+}
+
+/* host: this one's sum is the first. */
+static char *room_of(const reduction *r, uint32_t host, uint64_t k)
+{
+    uint32_t own = here(r), at = host == own ? 0 : host + (host < own);
+    return r->lane->room
+           + (at * MS_DEPTH + turn_of(r, k)) * roomy_slice(r->lane, r->args) * r->item;
+}
 
 static uint64_t steps_of(const reduction *r) { return (r->total + r->width - 1) / r->width; }
 
@@ -100,10 +140,16 @@ static void choose_way(reduction *r, bool all_entered)
     r->in_place = reads_in_place(r, at->here);
     r->direct = members_here(r) == 1 || (r->in_place && r->args->everywhere_in_place);
     r->wide = all_entered && !r->parts;
-    for (uint32_t h = 0; h < at->hosts && r->wide; h++) r->wide = reads_in_place(r, h);
+    r->roomy = all_entered && !r->parts;
+    for (uint32_t h = 0; h < at->hosts && r->wide; h++) {
+        r->wide = reads_in_place(r, h);
+        r->roomy &= r->wide && (r->args->everywhere_in_place || ms_topology_count(at, h) == 1);
+    }
     uint32_t slots = r->parts ? r->args->group->size : 1;
     r->width = MS_STAGE_BYTES / slots / r->item & ~(uint64_t)63;
+    if (r->roomy) r->width = roomy_slice(r->lane, r->args);
     if (r->wide) r->width *= at->least;
+    r->depth = r->roomy ? MS_DEPTH : 2;
 }
 
 /* ------------------------------------------------------------------ adding */
@@ -116,10 +162,10 @@ static bool sends_tensor(const reduction *r)
 }
 
 /* Where the sum of this host is, before and after it is added up. */
-static char *sum_at(const reduction *r, const span *s, uint64_t half)
+static char *sum_at(const reduction *r, const span *s, uint64_t k)
 {
-    return sends_tensor(r) ? r->args->in + s->at * r->item
-                           : stage_of(r, r->args->group->rank, half) + s->stage;
+    if (sends_tensor(r)) return r->args->in + s->at * r->item;
+    return r->roomy ? room_of(r, here(r), k) : stage_of(r, r->args->group->rank, k) + s->stage;
 }
 
 /* The members of this host, in the order of ranks. It is rounded to the dtype of the tensor, as it
@@ -148,11 +194,12 @@ static uint32_t source_on(const reduction *r, uint32_t host)
     return ms_topology_at(&r->lane->at, host, ms_lane_place(r->lane));
 }
 
-static const char *arrived_at(const reduction *r, const span *s, uint32_t host, uint64_t half)
+static char *arrived_at(const reduction *r, const span *s, uint32_t host, uint64_t k)
 {
     const ms_lane *lane = r->lane;
     uint32_t member = source_on(r, host), i = 0;
-    if (!r->letters) return stage_of(r, member, half) + s->stage;
+    if (r->roomy) return room_of(r, host, k);
+    if (!r->letters) return stage_of(r, member, k) + s->stage;
     while (lane->relayed[i] != member) i++;
     return lane->letters_in[i].data;
 }
@@ -205,7 +252,7 @@ static void lay_down(const reduction *r, uint64_t k, uint64_t half)
 /* This host's sum of the slice of piece k. */
 static bool prepare_slice(reduction *r, uint64_t k)
 {
-    if (!ms_post_await(&r->lane->post, &r->lane->out[k & 1])) return false;
+    if (!ms_post_await(&r->lane->post, &r->lane->out[turn_of(r, k)])) return false;
     if (!r->in_place) lay_down(r, k, k);
     if (!barrier_here(r, !r->in_place || !r->direct)) return false;
     if (!has_slice(r)) return true;
@@ -222,8 +269,8 @@ static void exchange_slice(const reduction *r, uint64_t k)
     for (uint32_t h = 0; h < r->lane->at.hosts; h++) {
         if (h == here(r)) continue;
         uint32_t other = source_on(r, h);
-        if (r->gets) ms_lane_receive(r->lane, k, other, stage_of(r, other, k) + s.stage, bytes);
-        if (host_gets(r, h)) ms_lane_send(r->lane, k, other, sum_at(r, &s, k), bytes);
+        if (r->gets) ms_lane_receive(r->lane, turn_of(r, k), other, arrived_at(r, &s, h, k), bytes);
+        if (host_gets(r, h)) ms_lane_send(r->lane, turn_of(r, k), other, sum_at(r, &s, k), bytes);
     }
 }
 
@@ -244,8 +291,9 @@ static void finish_own_slice(const reduction *r, uint64_t k)
 static bool finish_slice(reduction *r, uint64_t k)
 {
     if (r->gets && has_slice(r)) {
-        if (!ms_post_await(&r->lane->post, &r->lane->in[k & 1])) return false;
-        if (sends_tensor(r) && !ms_post_await(&r->lane->post, &r->lane->out[k & 1])) return false;
+        if (!ms_post_await(&r->lane->post, &r->lane->in[turn_of(r, k)])) return false;
+        if (sends_tensor(r) && !ms_post_await(&r->lane->post, &r->lane->out[turn_of(r, k)]))
+            return false;
         finish_own_slice(r, k);
     }
     if (!barrier_here(r, r->gets && !r->direct)) return false;
@@ -269,7 +317,7 @@ static bool adds_for(const reduction *r, uint32_t member)
 static bool prepare_parts(reduction *r, uint64_t k)
 {
     const ms_local *local = &r->lane->post.hosts->local;
-    if (!ms_post_await(&r->lane->post, &r->lane->out[k & 1])) return false;
+    if (!ms_post_await(&r->lane->post, &r->lane->out[turn_of(r, k)])) return false;
     if (!r->in_place) ms_staged_lay_down(local, r->args, &r->lane->pass, k, k);
     if (!barrier_here(r, !r->in_place)) return false;
     for (uint32_t m = 0; m < r->args->group->size; m++) {
@@ -287,12 +335,13 @@ static void exchange_parts(const reduction *r, uint64_t k)
     for (uint32_t h = 0; h < at->hosts; h++) {
         if (h == here(r)) continue;
         uint32_t other = source_on(r, h);
-        ms_lane_receive(r->lane, k, other, stage_of(r, other, k) + own.stage, own.length * r->item);
+        ms_lane_receive(r->lane, turn_of(r, k), other, arrived_at(r, &own, h, k),
+                        own.length * r->item);
     }
     for (uint32_t m = 0; m < r->args->group->size; m++) {
         if (at->is_here[m] || !adds_for(r, m)) continue;
         span s = part_of(r, k, m);
-        ms_lane_send(r->lane, k, m, sum_at(r, &s, k), s.length * r->item);
+        ms_lane_send(r->lane, turn_of(r, k), m, sum_at(r, &s, k), s.length * r->item);
     }
 }
 
@@ -300,7 +349,7 @@ static bool finish_part(reduction *r, uint64_t k)
 {
     char *out = r->args->out + k * r->width * r->item;
     span s = part_of(r, k, r->args->group->rank);
-    if (!ms_post_await(&r->lane->post, &r->lane->in[k & 1])) return false;
+    if (!ms_post_await(&r->lane->post, &r->lane->in[turn_of(r, k)])) return false;
     add_hosts(r, &s, k, &out, 1);
     return true;
 }
@@ -317,16 +366,14 @@ static void exchange(const reduction *r, uint64_t k)
     else exchange_slice(r, k);
 }
 
-/* Piece k + 1 is added up while piece k is on its way. */
+/* The next pieces are added up while piece k is on its way. */
 static bool go_by_pieces(reduction *r)
 {
-    uint64_t steps = steps_of(r);
-    if (steps > 0 && !prepare(r, 0)) return false;
-    if (steps > 0) exchange(r, 0);
+    uint64_t steps = steps_of(r), begun = 0;
     for (uint64_t k = 0; k < steps; k++) {
-        if (k + 1 < steps) {
-            if (!prepare(r, k + 1)) return false;
-            exchange(r, k + 1);
+        for (; begun < steps && begun < k + r->depth; begun++) {
+            if (!prepare(r, begun)) return false;
+            exchange(r, begun);
         }
         if (!(r->parts ? finish_part(r, k) : finish_slice(r, k))) return false;
     }

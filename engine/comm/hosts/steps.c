@@ -92,7 +92,7 @@ static void expect(ms_lane *lane, uint64_t half, uint64_t phase, size_t room, bo
         if (!ms_flow_source(args, member)) continue;
         if (first && lane->letters_in[i].bytes != MS_AS_PIECES) continue;
         for (uint32_t s = 0; s < slots; s++)
-            ms_lane_receive(lane, half, member,
+            ms_lane_receive(lane, half & 1, member,
                             stage_of(lane, member, half) + slot_for(lane, args, here, s) * room,
                             room);
     }
@@ -114,7 +114,7 @@ static void deliver(ms_lane *lane, uint64_t step, uint64_t half)
         for (uint32_t i = 0; i < slots_for(lane, args, h); i++) {
             uint32_t slot = slot_for(lane, args, h, i);
             uint64_t length = length_of(args, own, slot), rest = length > done ? length - done : 0;
-            ms_lane_send(lane, half, relay,
+            ms_lane_send(lane, half & 1, relay,
                          stage_of(lane, own, half) + slot * pass->width * pass->item,
                          (rest < pass->width ? rest : pass->width) * pass->item);
         }

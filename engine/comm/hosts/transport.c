@@ -15,12 +15,13 @@ static bool is_of_one_host(const ms_host *host, const ms_comm_args *args)
 }
 
 /* What a call may lack of memory is found before it is entered. A barrier needs no staging area. */
-static ms_lane *find_lane(ms_hosts *hosts, const ms_comm_args *args)
+static ms_lane *find_lane(ms_hosts *hosts, const ms_comm_args *args, bool by_hosts)
 {
     ms_lane *lane = ms_lane_for(hosts, args);
     if (!lane) return NULL;
     lane->post.args = args;
-    return args->kind == MS_BARRIER || ms_lane_populate(lane) == 0 ? lane : NULL;
+    if (args->kind != MS_BARRIER && ms_lane_populate(lane)) return NULL;
+    return !by_hosts || ms_lane_make_room(lane, ms_slices_room(lane, args)) ? lane : NULL;
 }
 
 static ms_task_result run_call(ms_run *run, void *arguments)
@@ -31,11 +32,11 @@ static ms_task_result run_call(ms_run *run, void *arguments)
     if (is_of_one_host(host, args)) return ms_local_run(run, arguments);
     if (ms_kind_is_pair(args->kind)) return ms_hosts_pair_run(run, hosts, args);
     if (ms_host_aborted(host)) return ms_host_fail(run, host, args);
-    ms_lane *lane = find_lane(hosts, args);
+    bool by_hosts = ms_kind_reduces(args->kind) && !host->control->sum_by_ranks;
+    ms_lane *lane = find_lane(hosts, args, by_hosts);
     if (!lane)
         return ms_host_raise(run, host, args, MS_ERROR_MEMORY,
                              "no memory for a collective over several hosts");
-    bool by_hosts = ms_kind_reduces(args->kind) && !host->control->sum_by_ranks;
     bool done = by_hosts ? ms_slices_run(run, lane, args) : ms_steps_run(run, lane, args);
     return done ? MS_TASK_DONE : ms_host_fail(run, host, args);
 }

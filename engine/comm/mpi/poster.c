@@ -4,7 +4,9 @@
 #include <stdio.h>
 
 #define POLL_NS 100000u
+#define POLL_NS_PER_KIB 1000u /* a slow network; a message makes way only while MPI is called */
 #define SLEEP_NS 200000u
+#define LOOKS 16 /* before it yields: Open MPI looks at its sockets in every eighth call only */
 #define STOP_NS 1000000000u
 
 /* How far the thread is with the calls that block. */
@@ -29,6 +31,7 @@ struct ms_mpi {
     ms_mpi_message *active[MS_MPI_REQUESTS];
     uint16_t idle[MS_MPI_REQUESTS];
     uint32_t idle_count;
+    uint64_t under_way; /* bytes, with the room of those to receive */
     int broken;
 };
 
@@ -85,6 +88,7 @@ static bool start_all(ms_mpi *mpi)
             continue;
         }
         mpi->idle_count--;
+        mpi->under_way += message->bytes;
         mpi->active[request] = message;
     }
     return ended;
@@ -109,6 +113,7 @@ static bool collect(ms_mpi *mpi)
         uint32_t request = list[i].request;
         ms_mpi_message *message = mpi->active[request];
         mpi->active[request] = NULL;
+        mpi->under_way -= message->bytes;
         mpi->idle[mpi->idle_count++] = (uint16_t)request;
         finish(mpi, message, list[i].code, list[i].bytes);
     }
@@ -123,6 +128,13 @@ static void nap(ms_mpi *mpi, uint32_t seen, uint64_t most_ns)
     atomic_fetch_sub(&mpi->bell.sleepers, 1);
 }
 
+/* How long it goes on looking after the last news: a message makes way only while MPI is called,
+ * and calls of a program follow each other. */
+static uint64_t patience_ns(const ms_mpi *mpi)
+{
+    return POLL_NS + mpi->under_way / 1024 * POLL_NS_PER_KIB;
+}
+
 /* One look at MPI; false: there is nothing more to do. */
 static bool turn(ms_mpi *mpi, uint64_t *news_ns)
 {
@@ -130,17 +142,16 @@ static bool turn(ms_mpi *mpi, uint64_t *news_ns)
     if (atomic_load(&mpi->given_up)) return false;
     take_posted(mpi);
     bool ended = start_all(mpi), is_busy = mpi->idle_count < MS_MPI_REQUESTS && !mpi->broken;
-    if (is_busy) ended |= collect(mpi);
+    for (int look = 0; look < LOOKS && is_busy && !ended; look++) ended = collect(mpi);
     uint64_t now = mpi->os->monotonic_ns(mpi->os->user);
     if (ended) {
         *news_ns = now;
         mpi->options.news(mpi->options.user);
-    } else if (!is_busy) {
-        if (atomic_load(&mpi->closing)) return false;
-        nap(mpi, seen, UINT64_MAX);
-        *news_ns = mpi->os->monotonic_ns(mpi->os->user);
-    } else if (now - *news_ns >= POLL_NS) nap(mpi, seen, SLEEP_NS);
-    else if (mpi->options.crowded) ms_yield();
+    } else if (!is_busy && atomic_load(&mpi->closing)) return false;
+    else if (now - *news_ns >= patience_ns(mpi)) {
+        nap(mpi, seen, is_busy ? SLEEP_NS : UINT64_MAX);
+        if (!is_busy) *news_ns = mpi->os->monotonic_ns(mpi->os->user);
+    } else if (mpi->options.crowded) ms_yield();
     else ms_pause();
     return true;
 }

@@ -6,8 +6,9 @@
  * - A message belongs to the poster from ms_mpi_post until its state says that it has ended; its
  *   memory does too. States only go on.
  * - Messages that one thread posts for one peer and tag start in that order, and MPI keeps it.
- * - The thread sleeps without a limit when no message is under way. Otherwise it polls until 100 us
- *   have passed since a message last ended, and then sleeps at most 200 us at a time.
+ * - The thread looks around until 100 us have passed since a message last ended, and 1 us more for
+ *   each KiB under way. Then it sleeps, without a limit when no message is under way, otherwise at
+ *   most 200 us at a time.
  * - MPI may hang in any call. ms_mpi_open and ms_mpi_close therefore wait for the thread only as
  *   long as the timeout says. After ms_mpi_give_up the thread begins no further call, and only
  *   ms_mpi_has_stopped waits for it, for a moment. Unless it has stopped, the ms_mpi, messages and
