@@ -46,7 +46,7 @@ function hosts.on(host, command) return hosts.start(host, command).finish() end
 ---@return string[]
 function hosts.mpis()
   local list = {}
-  for name in (os.getenv "MOONSHARD_MPI" or ""):gmatch "%S+" do list[#list + 1] = name end
+  for name in (os.getenv "MOONSHARD_TEST_MPIS" or ""):gmatch "%S+" do list[#list + 1] = name end
   return list
 end
 
