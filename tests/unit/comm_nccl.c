@@ -185,6 +185,35 @@ static void without_errors_all_calls_succeed(void **state)
     assert_true(registered >= 2 && registered <= 2 * MS_NCCL_COMMUNICATORS);
 }
 
+/* Control's own words travel between the hosts; the stub, which knows nothing of hosts, carries the
+ * tensors. */
+static ms_status open_over_hosts(rank *self)
+{
+    ms_membership membership = { .control = self->rendezvous->kind->control,
+                                 .transport = &ms_transport_nccl,
+                                 .rendezvous = self->rendezvous,
+                                 .rank = self->number,
+                                 .size = self->ranks };
+    return ms_comm_new(self->engine, &membership, &self->world);
+}
+
+static void ranks_of_two_hosts_use_it(void **state)
+{
+    (void)state;
+    rank ranks[2];
+    job work = { .kind = THREADS,
+                 .layout = "01",
+                 .open = open_over_hosts,
+                 .run = program,
+                 .options = { .ranks = 2, .threads = 1, .heap_bytes = 1 << 20 } };
+    plan(NULL);
+    assert_int_equal(run_job(&work, ranks).reason, MS_ABORT_NONE);
+    for (int r = 0; r < 2; r++) {
+        if (*ranks[r].why) fail_msg("%s", ranks[r].why);
+        assert_int_equal(ranks[r].status, MS_OK);
+    }
+}
+
 /* -------------------------------------------------------------------- errors */
 
 /* Every function that may fail, with each code, at its first or second call on rank 1 (the ids are
@@ -727,6 +756,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_library_that_does_not_fit_is_refused),
         cmocka_unit_test(without_errors_all_calls_succeed),
+        cmocka_unit_test(ranks_of_two_hosts_use_it),
         cmocka_unit_test(every_error_names_rank_and_operation),
         cmocka_unit_test(errors_of_other_functions_end_the_job),
         cmocka_unit_test(an_unknown_code_is_an_error),
