@@ -39,7 +39,7 @@ static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t 
     const ms_outcome *outcome = &job->outcomes[rank];
     ms_rank_state state;
     ms_flight flight;
-    char call[320] = "", how[64], step[40] = "";
+    char call[320] = "", how[64], step[40] = "", host[80] = "";
     ms_rendezvous_rank(job->rendezvous, rank, &state);
     if (outcome->signal)
         snprintf(how, sizeof how, "killed by SIG%s",
@@ -53,8 +53,11 @@ static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t 
         ms_flight_describe(&flight, call + used, sizeof call - (size_t)used);
     } else if (state.phase == MS_RANK_ABSENT) snprintf(call, sizeof call, " before it had joined");
     if (state.step >= 0) snprintf(step, sizeof step, " at step %lld", (long long)state.step);
-    snprintf(text, bytes, "rank %u (pid %lld) %s%s%s", rank, (long long)outcome->process, how, call,
-             step);
+    if (job->keeper)
+        snprintf(host, sizeof host, " on host %s",
+                 ms_keeper_host_name(job->keeper, ms_keeper_host_of(job->keeper, rank)));
+    snprintf(text, bytes, "rank %u (pid %lld)%s %s%s%s", rank, (long long)outcome->process, host,
+             how, call, step);
 }
 
 /* A rank has ended. If it ended well, it has left: peers that still wait for it find that out by

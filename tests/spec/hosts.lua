@@ -58,6 +58,27 @@ function hosts.mpirun(mpi, where, command)
   return start(("%s %s %s %s"):format(script "mpirun", mpi, where, command))
 end
 
+--- The processes of the program on all hosts: number, host, kind ("run", "keep"), and rank, which a
+--- launcher has put into the environment of those that run.
+---@return { process: integer, host: string, kind: string, rank?: integer }[]
+function hosts.processes()
+  local list = {}
+  local pipe = assert(io.popen([[for p in $(pgrep -x moonshard); do
+    kind=$(tr '\0' ' ' < /proc/$p/cmdline | cut -d ' ' -f 2)
+    rank=$(tr '\0' '\n' < /proc/$p/environ | grep -m 1 -E '^(OMPI_COMM_WORLD_RANK|PMI_RANK)=')
+    echo "$p $(nsenter -t $p -u hostname) $kind ${rank#*=}"
+  done 2>/dev/null]]))
+  for line in pipe:lines() do
+    local process, host, kind, rank = line:match "^(%d+) (%S+) (%S+) (%d*)$"
+    if process and (kind == "run" or kind == "keep") then
+      list[#list + 1] = { process = math.tointeger(tonumber(process)), host = host, kind = kind,
+        rank = kind == "run" and math.tointeger(tonumber(rank)) or nil }
+    end
+  end
+  pipe:close()
+  return list
+end
+
 --- hosts.sh VERB ...; what it prints.
 function hosts.tool(...)
   local pipe = assert(io.popen(script "hosts" .. " " .. table.concat({ ... }, " ") .. " 2>&1"))

@@ -1,0 +1,65 @@
+-- `moonshard run` in processes of each MPI: the programs of tests/dist, on one host and on several,
+-- end with the bits of `-n 4`.
+local hosts = require "hosts"
+local command = require "command"
+
+local folder
+before_each(function() folder = command.folder() end)
+after_each(function() command.remove(folder) end)
+
+local program = "'" .. command.program .. "'"
+
+-- Runs a program of tests/dist on the hosts of an MPI; returns its output.
+local function run(mpi, where, file, switches)
+  local code, text = hosts.mpirun(mpi, where, ("%s run %s '%s/tests/dist/%s'")
+    :format(program, switches, command.source, file))
+  assert.equal(0, code, text)
+  return text
+end
+
+-- What each rank says of its end, in the order of ranks: the hashes of its weights.
+local function ends(text)
+  local lines = {}
+  for line in text:gmatch "[^\n]*weights %x+[^\n]*" do lines[#lines + 1] = line end
+  table.sort(lines)
+  assert.truthy(#lines >= 4, text)
+  return table.concat(lines, "\n")
+end
+
+local alone = {}
+local function bits_alone(file)
+  alone[file] = alone[file] or ends(command.succeed(folder,
+    ("run -n 4 '%s/tests/dist/%s'"):format(command.source, file)))
+  return alone[file]
+end
+
+for _, mpi in ipairs(hosts.mpis()) do
+  describe("run under " .. mpi, function()
+    it("gives the bits of -n 4 on one host", function()
+      assert.equal(bits_alone "ddp.lua", ends(run(mpi, "hosta:4", "ddp.lua", "")))
+    end)
+    for _, where in ipairs { "hosta:2,hostb:2", "hosta:1,hostb:3" } do
+      it("carries out every collective on " .. where, function()
+        run(mpi, where, "collectives.lua", "")
+        run(mpi, where, "collectives.lua", "--sum-order ranks")
+      end)
+      it("gives the bits of -n 4 on " .. where .. " with --sum-order ranks", function()
+        for _, file in ipairs { "ddp.lua", "fsdp.lua" } do
+          assert.equal(bits_alone(file), ends(run(mpi, where, file, "--sum-order ranks")), file)
+        end
+      end)
+    end
+    -- A recipe, since the programs of tests/dist expect the bits of one host.
+    it("repeats its bits where sums are first those of hosts", function()
+      local function train(name)
+        local code, text = hosts.mpirun(mpi, "hosta:1,hostb:1,hostc:2", ("%s run --threads 1 \z
+          '%s/recipes/gpt_bytes.lua' steps=5 length=16 batch=8 model.width=32 model.layers=2 \z
+          model.heads=2 run='%s/%s'"):format(program, command.source, folder, name))
+        assert.equal(0, code, text)
+        return assert(command.read(("%s/%s/model/model.safetensors"):format(folder, name)))
+      end
+      assert.truthy(train "one" == train "two")
+    end)
+  end)
+end
+if #hosts.mpis() == 0 then pending "runs over hosts: this build has no MPI" end
