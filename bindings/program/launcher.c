@@ -322,9 +322,11 @@ void ms_job_push_outcome(lua_State *L, const ms_job *job)
         lua_rawseti(L, -2, r + 1);
     }
     lua_setfield(L, -2, "ranks");
-    /* Only one of several supervisors reports. */
+    /* Of several supervisors the first reports, and one that has lost it. */
     lua_pushboolean(L, !job->keeper || ms_keeper_reports(job->keeper));
     lua_setfield(L, -2, "reports");
+    uint32_t host = job->keeper ? ms_keeper_host(job->keeper) : 0;
+    if (host) set_text(L, "other_host", ms_keeper_host_name(job->keeper, host));
 }
 
 /* __gc of the job, after ms_launch has returned, or after an error in the middle of it. It closes

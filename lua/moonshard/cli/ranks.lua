@@ -248,7 +248,8 @@ function ranks.launch(parsed)
     write_flights(outcome.folder, parsed.ranks, flights)
     -- The terminal may be gone: the launcher of another host, or one that has cleaned up.
     if outcome.settle and outcome.folder ~= "" then
-      core.file_write(outcome.folder .. "/report.txt", report)
+      local whose = outcome.other_host and "-" .. outcome.other_host or ""
+      core.file_write(("%s/report%s.txt"):format(outcome.folder, whose), report)
     end
   end
   if outcome.settle then outcome.settle() end

@@ -1,0 +1,156 @@
+-- Faults of jobs over several hosts: each ends the job within seconds, with one report of who is at
+-- fault, and leaves nothing. With MOONSHARD_TEST_FULL=1 each is tried many times.
+local hosts = require "hosts"
+local command = require "command"
+
+local TRIALS = command.full and 10 or 1
+local SECONDS = 10 -- that a fault may take until all processes have ended
+
+local folder
+before_each(function() folder = command.folder() end)
+after_each(function() command.remove(folder) end)
+
+local function exists(path)
+  local file = io.open(path)
+  if file then file:close() end
+  return file ~= nil
+end
+
+local function pause() os.execute "sleep 0.05" end
+
+-- Waits until f() is true; the time it took in seconds. An error after `most` seconds.
+local function await(most, what, f)
+  local begun = os.time()
+  while not f() do
+    assert(os.time() - begun <= most, what)
+    pause()
+  end
+  return os.time() - begun
+end
+
+-- How many steps the run has reported.
+local function steps()
+  local text, count = command.read(folder .. "/run/metrics.jsonl") or "", 0
+  for _ in text:gmatch "\n" do count = count + 1 end
+  return count
+end
+
+-- Starts a small model on all ranks that trains until it is stopped; waits for some steps.
+local function train(mpi, where, switches, count)
+  local running = hosts.launch(mpi, where, ("'%s' run --threads 1 %s '%s/recipes/gpt_bytes.lua' \z
+    length=16 batch=4 model.width=32 model.layers=2 model.heads=2 every.eval=1000000000 \z
+    every.sample=1000000000 every.save=1000000000 steps=%d run='%s/run'"):format(command.program,
+    switches, command.source, count or 1000000, folder))
+  await(60, "the run does not begin", function() return steps() > 3 end)
+  return running
+end
+
+local function kill(process, signal) os.execute(("kill -%s %d"):format(signal, process)) end
+
+-- The processes of a kind on a host.
+local function find(kind, host)
+  local found = {}
+  for _, one in ipairs(hosts.processes()) do
+    if one.kind == kind and (not host or one.host == host) then found[#found + 1] = one end
+  end
+  return found
+end
+
+-- All processes of ours end, in time; what is left of a launcher that hangs is killed.
+local function ended(running)
+  await(SECONDS, "processes are left", function() return #hosts.processes() == 0 end)
+  for name in ("mpirun.openmpi mpiexec.hydra mpirun.mpich orted hydra_pmi_proxy"):gmatch "%S+" do
+    os.execute("pkill -9 -x " .. name)
+  end
+  local code, text = running.finish()
+  assert.truthy(not os.execute "ls ${TMPDIR:-/tmp}/moonshard-* >/dev/null 2>&1", "a door is left")
+  return code, text
+end
+
+-- One report, with all of this in it, in the run's folder too.
+local function reports(text, ...)
+  local report = command.read(folder .. "/run/report.txt")
+    or command.read(folder .. "/run/report-hostb.txt") or text
+  for _, pattern in ipairs { ... } do
+    assert.truthy(report:find(pattern), ("no '%s' in:\n%s"):format(pattern, text .. report))
+  end
+end
+
+for _, mpi in ipairs(hosts.mpis()) do
+  local where = "hosta:2,hostb:2"
+  local function trials(what, f)
+    it(what, function()
+      for _ = 1, TRIALS do
+        f()
+        command.remove(folder .. "/run")
+      end
+    end)
+  end
+
+  describe("a job over hosts under " .. mpi, function()
+    trials("names a rank that was killed", function()
+      local running = train(mpi, where, "")
+      local victims = find "run"
+      local victim = victims[math.random(#victims)]
+      kill(victim.process, "KILL")
+      local code, text = ended(running)
+      assert.not_equal(0, code)
+      reports(text, ("rank %d %%(pid %d%%) on host %s"):format(victim.rank, victim.process,
+        victim.host), "all_reduce #", "at step")
+    end)
+
+    for _, host in ipairs { "hosta", "hostb" } do
+      trials("names " .. host .. " when its keeper was killed", function()
+        local running = train(mpi, where, "")
+        kill(find("keep", host)[1].process, "KILL")
+        local code, text = ended(running)
+        assert.not_equal(0, code)
+        reports(text, ("host %s %%(ranks %%d, %%d%%) is lost"):format(host))
+      end)
+    end
+
+    trials("names a host whose cable was cut", function()
+      local running = train(mpi, where, "--lost 2")
+      hosts.tool("cut", "hostb")
+      local _, text = ended(running)
+      hosts.tool("mend", "hostb")
+      reports(text, "is lost: host host%a has heard nothing of it for 2.0 s")
+    end)
+
+    trials("names a host that was stopped", function()
+      local running = train(mpi, where, "--lost 2")
+      local stopped = {}
+      for _, one in ipairs(hosts.processes()) do
+        if one.host == "hostb" then
+          kill(one.process, "STOP")
+          stopped[#stopped + 1] = one.process
+        end
+      end
+      await(SECONDS, "no report", function() return exists(folder .. "/run/report.txt") end)
+      await(SECONDS, "ranks of hosta are left", function()
+        return #find("run", "hosta") + #find("keep", "hosta") == 0
+      end)
+      for _, process in ipairs(stopped) do kill(process, "CONT") end
+      local _, text = ended(running)
+      reports(text, "host hostb %(ranks %d, %d%) is lost: host hosta has heard nothing of it")
+    end)
+
+    trials("goes on when packets were held back for 2 s", function()
+      local running = train(mpi, where, "", 40)
+      hosts.tool("cut", "hostb")
+      os.execute "sleep 2"
+      hosts.tool("mend", "hostb")
+      local code, text = running.finish()
+      assert.equal(0, code, text)
+    end)
+
+    trials("stops with a checkpoint when any rank gets SIGTERM", function()
+      local running = train(mpi, where, "")
+      kill(find("run", "hostb")[1].process, "TERM")
+      local _, text = ended(running)
+      assert.truthy(text:find "stopped on request after step %d+; a checkpoint is saved", text)
+      assert.truthy(not exists(folder .. "/run/report.txt"), text)
+    end)
+  end)
+end
+if #hosts.mpis() == 0 then pending "faults over hosts: this build has no MPI" end
