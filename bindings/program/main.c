@@ -299,17 +299,15 @@ static int run(lua_State *L)
 /* A rank of a job over several hosts ends. After the job's end it waits until the report is
  * written, since launchers clean up when the first process has ended. Then it ends at once: MPI may
  * never come back, and must not be asked to. */
-static void leave_hosts(ms_rendezvous *job, int code)
+static _Noreturn void leave_hosts(ms_rendezvous *job, int code)
 {
     ms_abort_record cause;
     joined_job = NULL;
     signal(SIGTERM, SIG_IGN);
-    if (ms_rendezvous_cause(job, &cause)) {
-        ms_hosts_await_report(job, MS_REPORT_NS);
-        fflush(NULL);
-        _exit(code);
-    }
-    ms_rendezvous_release(job);
+    if (ms_rendezvous_cause(job, &cause)) ms_hosts_await_report(job, MS_REPORT_NS);
+    else ms_rendezvous_release(job);
+    fflush(NULL);
+    _exit(code);
 }
 
 /* An error of a rank is written into the job too, so that the other ranks end with it. The rank

@@ -37,7 +37,7 @@ end
 
 -- Starts a small model on all ranks that trains until it is stopped; waits for some steps.
 local function train(mpi, where, switches, count)
-  local running = hosts.launch(mpi, where, ("'%s' run --threads 1 %s '%s/recipes/gpt_bytes.lua' \z
+  local running = hosts.mpirun(mpi, where, ("'%s' run --threads 1 %s '%s/recipes/gpt_bytes.lua' \z
     length=16 batch=4 model.width=32 model.layers=2 model.heads=2 every.eval=1000000000 \z
     every.sample=1000000000 every.save=1000000000 steps=%d run='%s/run'"):format(command.program,
     switches, command.source, count or 1000000, folder))

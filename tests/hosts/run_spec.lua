@@ -12,7 +12,7 @@ local program = "'" .. command.program .. "'"
 -- Runs a program of tests/dist on the hosts of an MPI; returns its output.
 local function run(mpi, where, file, switches)
   local code, text = hosts.mpirun(mpi, where, ("%s run %s '%s/tests/dist/%s'")
-    :format(program, switches, command.source, file))
+    :format(program, switches, command.source, file)).finish()
   assert.equal(0, code, text)
   return text
 end
@@ -54,7 +54,7 @@ for _, mpi in ipairs(hosts.mpis()) do
       local function train(name)
         local code, text = hosts.mpirun(mpi, "hosta:1,hostb:1,hostc:2", ("%s run --threads 1 \z
           '%s/recipes/gpt_bytes.lua' steps=5 length=16 batch=8 model.width=32 model.layers=2 \z
-          model.heads=2 run='%s/%s'"):format(program, command.source, folder, name))
+          model.heads=2 run='%s/%s'"):format(program, command.source, folder, name)).finish()
         assert.equal(0, code, text)
         return assert(command.read(("%s/%s/model/model.safetensors"):format(folder, name)))
       end

@@ -162,7 +162,7 @@ void ms_keeper_close_door(ms_keeper *keeper)
 typedef struct ms_rank_mirror {
     ms_mirror mirror;
     ms_host_files *files;
-    ms_context *context;
+    ms_context context; /* its own: it may outlive that of the rank */
     const ms_os *os;
     ms_file *socket;
 } ms_rank_mirror;
@@ -195,8 +195,8 @@ static void close_mirror(ms_mirror *mirror)
     const ms_os *os = own->os;
     ms_mpi *mpi = own->files->mpi;
     if (mpi && ms_host_ended(own->files->control)) ms_mpi_give_up(mpi);
-    else if (mpi && ms_mpi_close(own->context, mpi))
-        ms_log(own->context, MS_LOG_WARN, "%s", own->context->error.message);
+    else if (mpi && ms_mpi_close(&own->context, mpi))
+        ms_log(&own->context, MS_LOG_WARN, "%s", own->context.error.message);
     os->close(os->user, own->socket);
     os->release(os->user, own);
 }
@@ -236,9 +236,9 @@ static ms_status take(ms_context *context, uint32_t ranks, ms_file *const *files
     ms_rank_mirror *mirror = memory;
     *mirror = (ms_rank_mirror){ .mirror = { .tell = tell, .stir = stir, .close = close_mirror },
                                 .files = ms_host_files_of(made),
-                                .context = context,
                                 .os = context->os,
                                 .socket = socket };
+    ms_context_init(&mirror->context, context->os);
     ms_host_files_of(made)->mirror = &mirror->mirror;
     *out = made;
     return MS_OK;

@@ -16,6 +16,8 @@
 
 #define MS_AGREE_BYTES 4096
 #define MS_TAG_MEETING 0
+/* MPI_Finalize of MPICH has been seen to hang over TCP after all ranks had come to it. */
+#define MS_FINALIZE_NS ((uint64_t)10 * 1000000000)
 
 /* What each rank tells rank 0. */
 typedef struct ms_card {

@@ -277,7 +277,8 @@ ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi)
     }
     atomic_store(&mpi->closing, true);
     ms_bell_ring(&mpi->bell);
-    if (!await_end_of(mpi, RUNNING, mpi->options.timeout_ns))
+    uint64_t most_ns = mpi->options.ending_ns ? mpi->options.ending_ns : mpi->options.timeout_ns;
+    if (!await_end_of(mpi, RUNNING, most_ns))
         return ms_fail(context, MS_ERROR_TIMEOUT,
                        "MPI_Finalize of %s did not return in %g s: some process of the job has not "
                        "come to its end",

@@ -37,7 +37,8 @@ typedef struct ms_mpi_message {
 } ms_mpi_message;
 
 typedef struct ms_mpi_options {
-    uint64_t timeout_ns; /* for beginning, and for ending */
+    uint64_t timeout_ns; /* for beginning */
+    uint64_t ending_ns;  /* for ending; 0: timeout_ns */
     bool crowded;        /* more threads want to run than there are cores: it yields its own */
     /* Called by the poster's thread when messages have ended, or all have failed. */
     void (*news)(void *user);
