@@ -81,8 +81,7 @@ MS_API void ms_keeper_close(ms_keeper *keeper);
  * rank. */
 MS_API ms_status ms_keeper_serve(ms_context *context, int descriptor, ms_keeper **out);
 
-/* A rank of this host goes to the door of its keeper, and waits there until all hosts are there.
- * The context is used until the rendezvous is released. */
+/* A rank of this host goes to the door of its keeper, and waits there until all hosts are there. */
 MS_API ms_status ms_hosts_enter(ms_context *context, const char *door, uint32_t rank,
                                 uint32_t ranks, uint64_t timeout_ns, ms_rendezvous **out);
 
