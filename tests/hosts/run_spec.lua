@@ -42,8 +42,9 @@ for _, mpi in ipairs(hosts.mpis()) do
       run(mpi, "hosta:1,hostb:3", "collectives.lua", "")
       run(mpi, "hosta:1,hostb:3", "collectives.lua", "--sum-order ranks")
     end)
-    for where, file in pairs { ["hosta:1,hostb:3"] = "ddp.lua", ["hosta:2,hostb:2"] = "fsdp.lua" } do
-      it(("gives the bits of -n 4 in %s on %s with --sum-order ranks"):format(file, where), function()
+    local cases = { ["ddp.lua"] = "hosta:1,hostb:3", ["fsdp.lua"] = "hosta:2,hostb:2" }
+    for file, where in pairs(cases) do
+      it(("gives %s the bits of -n 4 on %s"):format(file, where), function()
         assert.equal(bits_alone(file), ends(run(mpi, where, file, "--sum-order ranks")))
       end)
     end
