@@ -141,12 +141,6 @@ static void set_integer(lua_State *L, const char *name, lua_Integer value)
     lua_setfield(L, -2, name);
 }
 
-static void set_boolean(lua_State *L, const char *name, bool value)
-{
-    lua_pushboolean(L, value);
-    lua_setfield(L, -2, name);
-}
-
 /* core.memory() -> { live =, peak =, reserved =, offload_live =, offload_peak = } in bytes. Of this
  * rank's pools. enter_inside,
  * because planners may ask: it reads numbers and enqueues nothing. */
@@ -245,8 +239,8 @@ static int flops(lua_State *L)
 }
 
 /* core.info() -> what the machine has, and what the engine uses of it. The machine is asked anew in
- * each call, through the table of the system. mpi is false until a build has such a
- * transport. NCCL is large, so it is not loaded to be asked for its version. */
+ * each call, through the table of the system. mpi: the modules for MPIs that are there, or false.
+ * NCCL is large, so it is not loaded to be asked for its version. */
 static int info(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter_inside(L);
@@ -268,7 +262,8 @@ static int info(lua_State *L)
     lua_pushstring(L, "cpu");
     lua_rawseti(L, -2, 1);
     lua_setfield(L, -2, "devices");
-    set_boolean(L, "mpi", false);
+    ms_lua_push_modules(L);
+    lua_setfield(L, -2, "mpi");
     set_text(L, "nccl", "2.28 or later, loaded when it is asked for");
     set_text(L, "lua", LUA_RELEASE);
     set_text(L, "version", MS_VERSION);

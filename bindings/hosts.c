@@ -132,6 +132,24 @@ static void find_modules(char *folder, size_t bytes)
     snprintf(folder, bytes, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
 }
 
+/* Whether they can be loaded is seen when one is needed. */
+void ms_lua_push_modules(lua_State *L)
+{
+    static const char *const names[] = { "openmpi", "mpich" };
+    const ms_os *os = ms_os_posix();
+    char folder[4096], path[4096 + 64], found[64] = "";
+    ms_file_info info;
+    find_modules(folder, sizeof folder);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        size_t used = strlen(found);
+        snprintf(path, sizeof path, "%s/libmoonshard_mpi_%s.so", folder, names[i]);
+        if (os->info(os->user, path, &info) == 0)
+            snprintf(found + used, sizeof found - used, "%s%s", used ? ", " : "", names[i]);
+    }
+    if (*found) lua_pushstring(L, found);
+    else lua_pushboolean(L, false);
+}
+
 static uint64_t number_option(lua_State *L, const char *name)
 {
     return (uint64_t)ms_lua_field_integer(L, 1, name, 0, 0, INT64_MAX);

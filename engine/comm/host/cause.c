@@ -97,7 +97,8 @@ bool ms_host_cause(const ms_host_files *files, ms_abort_record *out)
 }
 
 /* The ring may be overwritten while it is read, so texts are ended here. index counts all entries
- * of the rank. Group names are ended by the writer; they are shorter than their field. */
+ * of the rank. Calls count from 1: an entry of a rank on another host that has not arrived is 0.
+ * Group names are ended by the writer; they are shorter than their field. */
 bool ms_host_flight(const ms_host_files *files, uint32_t rank, uint64_t index, ms_flight *out)
 {
     ms_rank_line *line = &files->control->lines[rank];
@@ -105,5 +106,5 @@ bool ms_host_flight(const ms_host_files *files, uint32_t rank, uint64_t index, m
     if (index >= count || index + MS_FLIGHTS < count) return false;
     *out = line->flight[index % MS_FLIGHTS];
     out->label[sizeof out->label - 1] = out->script[sizeof out->script - 1] = '\0';
-    return true;
+    return out->number > 0;
 }
