@@ -5,9 +5,7 @@
 #include "comm/control.h"
 #include "comm/transport.h"
 
-static const char *const layouts[] = {
-    "01", "011", "0011", "0101", "0111", "0012", "00122", "10011"
-};
+static const char *const layouts[] = { "01", "011", "0011", "0111", "0012", "10011" };
 #define LAYOUTS (sizeof layouts / sizeof *layouts)
 
 /* -------------------------------------------------------------------- order */
@@ -119,19 +117,19 @@ static void sums(rank *self)
     static const struct {
         ms_dtype dtype, travels;
         ms_reduce_op op;
-        int64_t n;
+        int64_t total;
     } cases[] = {
-        { MS_F32, MS_F32, MS_REDUCE_OP_SUM, 3 },
-        { MS_F32, MS_F32, MS_REDUCE_OP_SUM, 150001 },
-        { MS_F16, MS_F32, MS_REDUCE_OP_AVG, 501 },
-        { MS_BF16, MS_F32, MS_REDUCE_OP_AVG, 50001 },
-        { MS_F32, MS_F32, MS_REDUCE_OP_AVG, 2000 },
-        { MS_F32, MS_F32, MS_REDUCE_OP_PREMUL_SUM, 9000 },
-        { MS_F16, MS_F32, MS_REDUCE_OP_SUM, 90001 },
-        { MS_BF16, MS_F32, MS_REDUCE_OP_PREMUL_SUM, 77 },
-        { MS_F32, MS_BF16, MS_REDUCE_OP_SUM, 100 },
-        { MS_F32, MS_F16, MS_REDUCE_OP_SUM, 40001 },
-        { MS_F32, MS_BF16, MS_REDUCE_OP_AVG, 30000 },
+        { MS_F32, MS_F32, MS_REDUCE_OP_SUM, 6 },
+        { MS_F32, MS_F32, MS_REDUCE_OP_SUM, 400000 },
+        { MS_F16, MS_F32, MS_REDUCE_OP_AVG, 1000 },
+        { MS_BF16, MS_F32, MS_REDUCE_OP_AVG, 150000 },
+        { MS_F32, MS_F32, MS_REDUCE_OP_AVG, 4000 },
+        { MS_F32, MS_F32, MS_REDUCE_OP_PREMUL_SUM, 20000 },
+        { MS_F16, MS_F32, MS_REDUCE_OP_SUM, 180000 },
+        { MS_BF16, MS_F32, MS_REDUCE_OP_PREMUL_SUM, 200 },
+        { MS_F32, MS_BF16, MS_REDUCE_OP_SUM, 300 },
+        { MS_F32, MS_F16, MS_REDUCE_OP_SUM, 100000 },
+        { MS_F32, MS_BF16, MS_REDUCE_OP_AVG, 60000 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int heap = 0; heap < 2 && !*self->why; heap++) {
@@ -141,7 +139,7 @@ static void sums(rank *self)
                       .dtype = cases[i].dtype,
                       .travels = cases[i].travels,
                       .op = cases[i].op };
-            adds_by_hosts(self, &s, cases[i].n, heap);
+            adds_by_hosts(self, &s, cases[i].total / self->ranks + 1, heap);
         }
 }
 
@@ -168,23 +166,31 @@ static uint32_t draw(const program *p, uint64_t what, uint32_t below)
     return out[0] % below;
 }
 
-typedef struct drawn {
+typedef struct filling {
     uint64_t seed;
     uint32_t number, at;
     ms_dtype dtype;
-} drawn;
+} filling;
 
 static double any_number(const void *context, int64_t i)
 {
-    const drawn *d = context;
+    const filling *d = context;
     uint32_t out[4];
     ms_philox(d->seed, 1000 * d->number + d->at, (uint64_t)i, out);
     return ms_dtype_is_float(d->dtype) ? ((double)out[0] / 4294967296.0 - 0.5) * (1 << out[1] % 9)
                                        : (double)(out[0] % 100);
 }
 
-/* One call on new tensors, whose result is added to the rank's hash. */
-static void one_call(rank *self, const program *p, uint32_t i, ms_group *group)
+/* A call that is drawn: of `in` and `out` elements on this rank. */
+typedef struct call {
+    ms_collective c;
+    ms_dtype dtype;
+    int64_t in, out;
+    uint32_t channel;
+    bool heaps[2], has_out;
+} call;
+
+static call draw_call(const program *p, uint32_t i, uint32_t size)
 {
     static const ms_dtype dtypes[] = { MS_F32, MS_F16, MS_BF16, MS_I64, MS_U8 };
     static const int64_t sizes[] = { 0, 1, 17, 3001, 20001 };
@@ -193,44 +199,55 @@ static void one_call(rank *self, const program *p, uint32_t i, ms_group *group)
                                                 MS_BROADCAST,  MS_GATHER,     MS_SCATTER,
                                                 MS_BARRIER,    MS_SEND };
     uint64_t base = 16 * (uint64_t)i;
+    call drawn = { .dtype = dtypes[draw(p, base, 5)], .channel = 1 + draw(p, base + 5, 2) };
+    ms_collective_kind kind = kinds[draw(p, base + 1, 11)];
+    ms_reduce_op op = draw(p, base + 2, 4) == 0 ? MS_REDUCE_OP_MAX : MS_REDUCE_OP_SUM;
+    bool gathers = kind == MS_ALL_GATHER || kind == MS_GATHER, all = kind == MS_ALL_TO_ALL,
+         cuts = kind == MS_REDUCE_SCATTER || kind == MS_SCATTER;
+    if (ms_dtype_is_float(drawn.dtype) && draw(p, base + 7, 3) == 0 && op == MS_REDUCE_OP_SUM)
+        op = MS_REDUCE_OP_AVG;
+    drawn.c =
+        (ms_collective){ .kind = kind, .op = op, .root = draw(p, base + 3, size), .bucket = -1 };
+    drawn.in = drawn.out = sizes[draw(p, base + 4, 5)];
+    if (cuts || all) drawn.in *= size;
+    if (gathers || all) drawn.out *= size;
+    drawn.has_out = gathers || cuts || all || (kind == MS_ALL_REDUCE && draw(p, base + 6, 2) == 1);
+    drawn.heaps[0] = draw(p, base + 8, 2) == 1;
+    drawn.heaps[1] = draw(p, base + 9, 2) == 1;
+    return drawn;
+}
+
+/* A send is everybody's to the next member, with the receive that goes with it. */
+static ms_status enqueue(ms_group *group, const call *drawn, ms_tensor *in, ms_tensor *out,
+                         ms_point *ready)
+{
     uint32_t size = ms_group_size(group), number = ms_group_rank(group);
-    drawn d = {
-        .seed = p->seed, .number = self->number, .at = i, .dtype = dtypes[draw(p, base, 5)]
+    ms_collective c = drawn->c;
+    bool is_root = number == c.root;
+    if (c.kind != MS_BARRIER && (c.kind != MS_SCATTER || is_root)) c.in = in;
+    if (drawn->has_out && (c.kind != MS_GATHER || is_root)) c.out = out;
+    if (c.kind != MS_SEND) return ms_group_enqueue(group, drawn->channel, &c, ready);
+    c.root = (number + 1) % size;
+    ms_status status = ms_group_enqueue(group, drawn->channel, &c, ready);
+    c = (ms_collective){
+        .kind = MS_RECV, .in = out, .root = (number + size - 1) % size, .bucket = -1
     };
-    ms_collective c = { .kind = kinds[draw(p, base + 1, 11)],
-                        .op = draw(p, base + 2, 4) == 0 ? MS_REDUCE_OP_MAX : MS_REDUCE_OP_SUM,
-                        .root = draw(p, base + 3, size),
-                        .bucket = -1 };
-    int64_t n = sizes[draw(p, base + 4, 5)];
-    uint32_t channel = 1 + draw(p, base + 5, 2);
-    bool gathers = c.kind == MS_ALL_GATHER || c.kind == MS_GATHER,
-         cuts = c.kind == MS_REDUCE_SCATTER || c.kind == MS_SCATTER, pair = c.kind == MS_SEND,
-         has_out = gathers || cuts || c.kind == MS_ALL_TO_ALL
-                   || (c.kind == MS_ALL_REDUCE && draw(p, base + 6, 2));
-    ms_tensor *in = NULL, *out = NULL;
+    return status ? status : ms_group_enqueue(group, drawn->channel, &c, ready);
+}
+
+/* One call on new tensors, whose contents are added to the rank's hash. */
+static void one_call(rank *self, const program *p, uint32_t i, ms_group *group)
+{
+    call called = draw_call(p, i, ms_group_size(group));
+    filling d = { .seed = p->seed, .number = self->number, .at = i, .dtype = called.dtype };
+    ms_tensor *both[2] = { NULL, NULL };
     ms_point ready;
-    if (ms_dtype_is_float(d.dtype) && draw(p, base + 7, 3) == 0 && c.op == MS_REDUCE_OP_SUM)
-        c.op = MS_REDUCE_OP_AVG;
-    OK(make(self, d.dtype, cuts || c.kind == MS_ALL_TO_ALL ? n * size : n, draw(p, base + 8, 2),
-            &in));
-    OK(make(self, d.dtype, gathers || c.kind == MS_ALL_TO_ALL ? n * size : n, draw(p, base + 9, 2),
-            &out));
-    OK(fill(in, any_number, &d));
-    OK(fill(out, NULL, NULL));
-    if (c.kind != MS_BARRIER) c.in = in;
-    if (has_out) c.out = out;
-    if (c.kind == MS_GATHER && number != c.root) c.out = NULL;
-    if (c.kind == MS_SCATTER && number != c.root) c.in = NULL;
-    if (pair) { /* everybody to the next one */
-        c.root = (number + 1) % size;
-        OK(ms_group_enqueue(group, channel, &c, NULL));
-        c = (ms_collective){
-            .kind = MS_RECV, .in = out, .root = (number + size - 1) % size, .bucket = -1
-        };
-    }
-    OK(ms_group_enqueue(group, channel, &c, &ready));
+    OK(make(self, called.dtype, called.in, called.heaps[0], &both[0]));
+    OK(make(self, called.dtype, called.out, called.heaps[1], &both[1]));
+    OK(fill(both[0], any_number, &d));
+    OK(fill(both[1], NULL, NULL));
+    OK(enqueue(group, &called, both[0], both[1], &ready));
     OK(ms_stream_wait(ms_engine_current(self->engine), ready));
-    ms_tensor *both[] = { in, out };
     for (int t = 0; t < 2; t++) {
         size_t bytes = ms_tensor_bytes(both[t]);
         void *values = malloc(bytes + 1);

@@ -13,8 +13,10 @@
  *   tensors, and never blocks the host. A peer's memory is touched only while both ranks are inside
  *   the collective, and a rank leaves when all are done with its memory.
  * - Reductions add in rank order, 16-bit floats in f32: the same bits on every rank, in every run,
- *   as processes and as threads, with any number of threads, in place and staged. NCCL has an order
- *   of its own, and its min and max of floats may drop a NaN.
+ *   as processes and as threads, with any number of threads, in place and staged. Over several
+ * hosts the ranks of each host are added first, and these sums, in the dtype of the tensor, in the
+ * order of the hosts' first ranks; with sum_by_ranks of ms_rendezvous_options in rank order there,
+ * too. NCCL has an order of its own, and its min and max of floats may drop a NaN.
  * - The first cause of a job's end counts: every wait ends with it, and later collectives of every
  *   group fail with it. A task that fails on one rank, and an error that a host reports with
  *   ms_comm_abort, end the job the same way.
