@@ -165,6 +165,7 @@ typedef struct ms_rank_mirror {
     ms_context context; /* its own: it may outlive that of the rank */
     const ms_os *os;
     ms_file *socket;
+    uint32_t rank;
 } ms_rank_mirror;
 
 /* A keeper that has gone is noticed elsewhere (death.c), so a failure is passed over. Larger parts
@@ -188,12 +189,30 @@ static void stir(ms_mirror *mirror)
     (void)own->os->socket_send(own->os->user, own->socket, "", 1, NULL, 0);
 }
 
+/* MPI_Finalize waits for all ranks and has a time limit, so none comes to it before all have
+ * finished their work, however long that takes some. The end of the job, or of the keeper, ends the
+ * wait. */
+static void await_others(const ms_rank_mirror *own)
+{
+    const ms_control_file *control = own->files->control;
+    const ms_rank_line *mine = &control->lines[own->rank];
+    if (!atomic_exchange(&own->files->control->lines[own->rank].finished, 1))
+        own->mirror.tell((ms_mirror *)(uintptr_t)own, &mine->finished, sizeof mine->finished);
+    for (uint32_t r = 0; r < control->ranks; r++)
+        while (!atomic_load(&control->lines[r].finished) && !atomic_load(&control->lines[r].gone)
+               && !ms_host_ended(control) && !ms_death_of_keeper(own->files)) {
+            ms_word never = 0;
+            ms_futex_wait(&never, 0, MS_DOOR_RETRY_NS);
+        }
+}
+
 /* MPI ends with the files. After the end of the job it is not asked to: it may never come back. */
 static void close_mirror(ms_mirror *mirror)
 {
     ms_rank_mirror *own = (ms_rank_mirror *)mirror;
     const ms_os *os = own->os;
     ms_mpi *mpi = own->files->mpi;
+    if (mpi) await_others(own);
     if (mpi && ms_host_ended(own->files->control)) ms_mpi_give_up(mpi);
     else if (mpi && ms_mpi_close(&own->context, mpi))
         ms_log(&own->context, MS_LOG_WARN, "%s", own->context.error.message);
@@ -219,8 +238,8 @@ static ms_status find_door(ms_context *context, const char *door, uint64_t limit
 
 /* The files that came, as a rendezvous with a mirror to the keeper; it owns the socket from now on,
  * also on failure. */
-static ms_status take(ms_context *context, uint32_t ranks, ms_file *const *files, ms_file *socket,
-                      ms_rendezvous **out)
+static ms_status take(ms_context *context, uint32_t rank, uint32_t ranks, ms_file *const *files,
+                      ms_file *socket, ms_rendezvous **out)
 {
     void *memory = NULL;
     ms_rendezvous *made = NULL;
@@ -237,7 +256,8 @@ static ms_status take(ms_context *context, uint32_t ranks, ms_file *const *files
     *mirror = (ms_rank_mirror){ .mirror = { .tell = tell, .stir = stir, .close = close_mirror },
                                 .files = ms_host_files_of(made),
                                 .os = context->os,
-                                .socket = socket };
+                                .socket = socket,
+                                .rank = rank };
     ms_context_init(&mirror->context, context->os);
     ms_host_files_of(made)->mirror = &mirror->mirror;
     *out = made;
@@ -276,7 +296,7 @@ ms_status ms_hosts_enter(ms_context *context, const char *door, uint32_t rank, u
     else if (count != ranks + 1)
         status = ms_fail(context, MS_ERROR_CORRUPT, "the keeper brought %u memory files, not %u",
                          count, ranks + 1);
-    if (!status) status = take(context, ranks, files, socket, out);
+    if (!status) status = take(context, rank, ranks, files, socket, out);
     else {
         for (uint32_t i = 0; i < count; i++) os->close(os->user, files[i]);
         os->close(os->user, socket);

@@ -16,7 +16,8 @@
 
 #define MS_AGREE_BYTES 4096
 #define MS_TAG_MEETING 0
-/* MPI_Finalize of MPICH has been seen to hang over TCP after all ranks had come to it. */
+/* All ranks come to MPI_Finalize at the same time (door.c). That of MPICH has been seen to hang
+ * over TCP then. */
 #define MS_FINALIZE_NS ((uint64_t)10 * 1000000000)
 
 /* What each rank tells rank 0. */
@@ -339,9 +340,11 @@ static ms_status begin_mpi(ms_meeting *meeting, const ms_launcher *launcher)
     const ms_hosts_options *options = meeting->options;
     ms_hosts_place *place = meeting->place;
     const ms_mpi_module *module = NULL;
-    ms_mpi_options wishes = {
-        .timeout_ns = options->init_ns, .crowded = true, .news = hear_news, .user = meeting
-    };
+    ms_mpi_options wishes = { .timeout_ns = options->init_ns,
+                              .ending_ns = MS_FINALIZE_NS,
+                              .crowded = true,
+                              .news = hear_news,
+                              .user = meeting };
     const char *name = module_of(launcher->kind, options->mpi);
     place->is_told =
         launcher->local_rank != MS_UNKNOWN ? launcher->local_rank > 0 : launcher->rank > 0;

@@ -282,7 +282,7 @@ ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi)
         return ms_fail(context, MS_ERROR_TIMEOUT,
                        "MPI_Finalize of %s did not return in %g s: some process of the job has not "
                        "come to its end",
-                       mpi->module->name, (double)mpi->options.timeout_ns * 1e-9);
+                       mpi->module->name, (double)most_ns * 1e-9);
     mpi->os->thread_join(mpi->os->user, mpi->thread);
     ms_status status = *mpi->why ? ms_fail(context, MS_ERROR_IO, "MPI_Finalize of %s: %s",
                                            mpi->module->name, mpi->why)
