@@ -82,7 +82,7 @@ static void rank_ended(ms_job *job, uint32_t rank)
         ms_rendezvous_left(job->rendezvous, rank);
         return;
     }
-    char text[512];
+    char text[640];
     describe_death(job, rank, text, sizeof text);
     ms_end_job(job, outcome->signal ? MS_ABORT_DIED : MS_ABORT_RAISED, (int32_t)rank, text);
 }
