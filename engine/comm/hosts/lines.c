@@ -51,10 +51,14 @@ static void tell_part(ms_keeper *keeper, const void *from, const void *data, siz
  * gone. The rest may be a second old. */
 static bool is_urgent(const ms_shown *was, const ms_shown *is)
 {
-    const ms_rank_line *before = (const void *)was->words, *now = (const void *)is->words;
-    return atomic_load(&before->phase) != atomic_load(&now->phase)
-           || atomic_load(&before->finished) != atomic_load(&now->finished)
-           || atomic_load(&before->gone) != atomic_load(&now->gone);
+    static const size_t words[] = { offsetof(ms_rank_line, phase), offsetof(ms_rank_line, finished),
+                                    offsetof(ms_rank_line, gone) };
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (memcmp((const char *)was->words + words[i], (const char *)is->words + words[i],
+                   sizeof(ms_word))
+            != 0)
+            return true;
+    return false;
 }
 
 /* What is sent is compared and kept as the other hosts have it. */
