@@ -122,8 +122,8 @@ bool ms_keeper_apply(ms_keeper *keeper, uint32_t origin, uint64_t offset, const 
                      size_t bytes)
 {
     ms_control_file *control = keeper->control;
-    char *to = (char *)control + offset;
     if (!is_allowed(keeper, origin, offset, bytes)) return false;
+    char *to = (char *)control + offset;
     if (offset >= offsetof(ms_control_file, lines) + keeper->ranks * sizeof(ms_rank_line)
         && ms_host_files_populate_control(keeper->files, to, bytes)) {
         ms_host_end_job(keeper->files, MS_ABORT_RAISED, -1,

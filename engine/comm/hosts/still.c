@@ -267,8 +267,11 @@ static bool collect(ms_keeper *keeper, const ms_seen_body *seen)
     watch->marks = marks;
     if (!fits) return false;
     const ms_stand *first = (const ms_stand *)(const void *)(seen + 1);
-    memcpy(watch->stands + watch->stand_count, first, seen->stands * sizeof *first);
-    memcpy(watch->marks + watch->mark_count, first + seen->stands, seen->marks * sizeof(ms_mark));
+    if (seen->stands)
+        memcpy(watch->stands + watch->stand_count, first, seen->stands * sizeof *first);
+    if (seen->marks)
+        memcpy(watch->marks + watch->mark_count, first + seen->stands,
+               seen->marks * sizeof(ms_mark));
     watch->stand_count += seen->stands;
     watch->mark_count += seen->marks;
     return true;
