@@ -265,7 +265,7 @@ static inline bool ms_host_is_here(const ms_control_file *control, uint32_t rank
     return control->host_of[rank] == control->here;
 }
 
-/* Of a job of one host, nobody else is told. */
+/* In a job of one host there is no mirror, and this does nothing. */
 static inline void ms_host_tell(const ms_host *host, const void *address, size_t bytes)
 {
     ms_mirror *mirror = host->files->mirror;

@@ -2,7 +2,7 @@
  * members have entered it, and compares; then it moves through phases with them. */
 #include "comm/host/host.h"
 
-/* Of members on other hosts there is a copy here, in which nobody sleeps. */
+/* Lines of members on other hosts are copies: no thread sleeps on their bells. */
 void ms_ledger_wake(ms_host *host, const ms_group *group)
 {
     for (uint32_t m = 0; m < group->size; m++)

@@ -35,7 +35,7 @@ static void look_for_cause(ms_keeper *keeper)
     keeper->proposed = true;
     if (keeper->host == 0) decide_cause(keeper, &cause);
     else ms_keeper_send(keeper, 0, MS_FRAME_CAUSE, &cause, sizeof cause);
-    /* Nobody will answer. */
+    /* The first keeper is lost and sends no verdict, so this host takes its own cause. */
     if (keeper->host != 0 && atomic_load(&keeper->peers[0].gone)) settle(keeper, &cause);
 }
 

@@ -441,8 +441,8 @@ void ms_keeper_reported(ms_keeper *keeper)
     if (keeper->hosts > 1) tell(&keeper->mirror, word, sizeof *word);
 }
 
-/* A copy that arrives wakes nobody here, so the word is looked at now and then. Without a keeper no
- * report comes. */
+/* A copy is stored without a wake of its futex, so the word is read every few ms. Without a keeper
+ * no report comes. */
 void ms_hosts_await_report(ms_rendezvous *rendezvous, uint64_t timeout_ns)
 {
     const ms_os *os = rendezvous->os;

@@ -58,9 +58,8 @@ static bool stay_still(const ms_keeper *keeper, const uint64_t *seen, uint32_t *
 
 /* ------------------------------------------------------------------- answers */
 
-/* A body that grows up to what a frame carries. What does not fit is left out: fewer calls and
- * marks make a deadlock harder to see, and never let one be seen where there is none, since a call
- * that is missing from the list of marks counts as not entered only together with its stand. */
+/* A body that grows up to what a frame carries. An answer that does not fit says that a rank moves:
+ * a deadlock is then found by the time limit only, and none is reported where there is none. */
 typedef struct answer {
     size_t bytes; /* of data */
     ms_seen_body head;
