@@ -1,6 +1,6 @@
 /* moonshard/control.h: what a launcher or supervisor needs of a job: where its ranks meet, how each
- * of them is, why the job has ended, and requests to all of them. Ranks meet in one way: over
- * memory files of one host.
+ * of them is, why the job has ended, and requests to all of them. Ranks of one host meet over its
+ * memory files; moonshard/hosts.h joins several hosts.
  *
  * Invariants
  * - A rank is a process, or a thread of one process. Both run the same code over the same memory
@@ -31,7 +31,8 @@ typedef struct ms_rendezvous_options {
     /* Limit of each rank's heap in address space; 0: the machine's memory. At most 64 GiB. Pages
      * are allocated as the heap grows. */
     uint64_t heap_bytes;
-    /* 0: as fast as memory. Otherwise all traffic of a rank shares a link of this rate. */
+    /* 0: as fast as memory. Otherwise all traffic of a rank shares a link of this rate; in a job
+     * over several hosts, what it sends to other hosts. */
     uint64_t link_bytes_per_second;
     uint64_t link_latency_ns;
     /* Over several hosts: sums are in the order of ranks, as on one host, instead of first within
