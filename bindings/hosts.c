@@ -69,8 +69,8 @@ static _Noreturn void become_keeper(const keeper_program *program, int socket)
 }
 
 /* Forks that process; the descriptor of this rank's end, or -errno. The number is that of the other
- * end, which the program inherits. It is a child of a child that ends at once, so that it is
- * nobody's child: its rank does not have to wait for it. */
+ * end, which the program inherits. It is forked by a child that ends at once, so
+ * that the rank is not its parent and does not have to wait for it. */
 static int fork_keeper(keeper_program *program)
 {
     int ends[2];

@@ -69,7 +69,8 @@ static void abort_hosts(ms_comm *comm)
 }
 
 /* Messages of a job that has ended may be under way. If MPI does not come back from one, its memory
- * must stay as long as the process: the files are kept by a reference that nobody gives back. */
+ * must stay as long as the process: the reference to the files that is taken here is never
+ * released. */
 static void close_hosts(ms_comm *comm)
 {
     ms_hosts *hosts = comm->transport_state;
