@@ -405,4 +405,4 @@ local text = {}
 for name, t in ms.sorted_pairs(last.weights) do
   text[#text + 1] = name .. core.hash(table.concat(t:reshape(-1):to_table(), " "))
 end
-print(("rank %d is done, weights %x"):format(rank, core.hash(table.concat(text, " "))))
+io.write(("rank %d is done, weights %x\n"):format(rank, core.hash(table.concat(text, " "))))

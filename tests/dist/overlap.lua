@@ -309,4 +309,5 @@ do
   assert((run(true) - run(false)):abs():max():item() < 1e-4,
     "two backwards of a static graph: other weights than the plain loop's")
 end
-print(("rank %d is done"):format(rank))
+io.write(("rank %d is done, weights %x\n"):format(rank,
+  require "moonshard.core".hash(train(policy "deferred"))))
