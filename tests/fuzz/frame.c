@@ -36,7 +36,7 @@ static ms_keeper *first_keeper(void)
         .hosts = HOSTS,
         .host_of = { 0, 0, 1, 2 },
         .names = { "a", "b", "c" },
-        .interface = "lo",
+        .reach = { .interface = "lo" },
         .init_ns = 1000000000,
         .lost_ns = 1000000000
     };

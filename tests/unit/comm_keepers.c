@@ -114,18 +114,14 @@ static void begin(cluster *of, uint32_t ranks, const uint16_t *host_of)
                                                         .timeout_ns = 20000000000u },
                                         .hosts = of->hosts,
                                         .host = h,
-                                        .interface = "lo",
+                                        .reach = { .interface = "lo" },
                                         .init_ns = 20000000000u,
                                         .lost_ns = 1000000000u };
         memset(options->token, 7, sizeof options->token);
         for (uint32_t r = 0; r < ranks; r++) options->host_of[r] = host_of[r];
         for (uint32_t k = 0; k < of->hosts; k++)
             snprintf(options->names[k], sizeof options->names[k], "host%c", (char)('a' + k));
-        if (h) {
-            options->port = of->options[0].port;
-            options->address_count = of->options[0].address_count;
-            memcpy(options->addresses, of->options[0].addresses, sizeof options->addresses);
-        }
+        if (h) options->reach = of->options[0].reach;
         ms_context_init(&of->contexts[h], NULL);
         of->contexts[h].log = quiet;
         if (ms_keeper_open(&of->contexts[h], options, &of->keepers[h]))
@@ -420,7 +416,7 @@ static void test_strangers_are_turned_away(void **state)
                               .kind = MS_FRAME_VERDICT,
                               .bytes = sizeof(ms_abort_record) };
     int visitors[4];
-    for (int i = 0; i < 4; i++) visitors[i] = connect_to(of.options[0].port);
+    for (int i = 0; i < 4; i++) visitors[i] = connect_to(of.options[0].reach.port);
     assert_true(send(visitors[0], "GET / HTTP/1.0\r\n\r\n", 18, 0) == 18);
     assert_true(send(visitors[1], &hello, sizeof hello, 0) == sizeof hello);
     assert_true(send(visitors[2], &verdict, sizeof verdict, 0) == sizeof verdict);
@@ -474,7 +470,7 @@ static void test_interfaces_and_ports(void **state)
     ms_context_init(&context, NULL);
     assert_int_equal(ms_keeper_open(&context, &options, &keeper), MS_ERROR_EXISTS);
     assert_non_null(strstr(context.error.message, "is in use: choose another one (--port)"));
-    strcpy(options.interface, "none7");
+    strcpy(options.reach.interface, "none7");
     assert_int_equal(ms_keeper_open(&context, &options, &keeper), MS_ERROR_ARGUMENT);
     assert_non_null(strstr(context.error.message, "no interface 'none7'"));
     for (uint32_t h = 0; h < 2; h++) ms_keeper_close(of.keepers[h]);

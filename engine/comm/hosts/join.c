@@ -187,10 +187,11 @@ static ms_status make_plan(ms_meeting *meeting)
     options->rendezvous.ranks = meeting->place->ranks;
     options->init_ns = wishes->init_ns;
     options->lost_ns = wishes->lost_ns;
-    options->port = wishes->port;
+    options->reach.port = wishes->port;
     options->alone = true;
     if (wishes->interface)
-        snprintf(options->interface, sizeof options->interface, "%s", wishes->interface);
+        snprintf(options->reach.interface, sizeof options->reach.interface, "%s",
+                 wishes->interface);
     ms_status status = hear_all(meeting);
     if (status) return status;
     int error = context->os->entropy(context->os->user, options->token, sizeof options->token);

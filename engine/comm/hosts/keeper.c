@@ -7,8 +7,7 @@
 #include <string.h>
 
 #define MS_HELLO_SILENCE_NS ((uint64_t)5 * 1000000000)
-#define MS_CONNECT_NS ((uint64_t)2 * 1000000000) /* for one address */
-#define MS_CONNECT_RETRY_NS ((uint64_t)20 * 1000000)
+#define MS_LOOK_NS ((uint64_t)5 * 1000000) /* how often a wait for other hosts looks */
 #define MS_BEAT_MOST_NS ((uint64_t)1000000000)
 /* What a keeper waits for the others after its own ranks have ended. */
 #define MS_GOODBYE_NS ((uint64_t)5 * 1000000000)
@@ -56,48 +55,6 @@ static ms_status open_door(ms_keeper *keeper)
     if (!error) return MS_OK;
     return ms_fail_os(keeper->context, error, "a keeper cannot open its door at",
                       keeper->door_path);
-}
-
-/* Collects the addresses of an interface, or of all. */
-typedef struct found_addresses {
-    ms_keeper_options *options;
-    bool interface_exists;
-} found_addresses;
-
-static void add_address(void *to, const char *interface, const char *address)
-{
-    found_addresses *found = to;
-    ms_keeper_options *options = found->options;
-    if (*options->interface && strcmp(interface, options->interface) != 0) return;
-    found->interface_exists = true;
-    if (options->address_count < MS_HOSTS_ADDRESSES_MAX)
-        snprintf(options->addresses[options->address_count++], MS_HOSTS_ADDRESS_BYTES, "%s",
-                 address);
-}
-
-/* The first keeper listens on all interfaces, or on the first address of the one that was named. */
-static ms_status listen_for_others(ms_keeper *keeper, ms_keeper_options *options)
-{
-    const ms_os *os = keeper->os;
-    found_addresses found = { .options = options };
-    options->address_count = 0;
-    int error = os->addresses(os->user, add_address, &found);
-    if (error) return ms_fail_os(keeper->context, error, "cannot read this host's addresses", NULL);
-    if (*options->interface && !found.interface_exists)
-        return ms_fail(keeper->context, MS_ERROR_ARGUMENT,
-                       "host %s has no interface '%s' that is up (--interface)", options->names[0],
-                       options->interface);
-    error = os->tcp_listen(os->user, *options->interface ? options->addresses[0] : NULL,
-                           &options->port, &keeper->listener);
-    if (error == -EADDRINUSE || error == -EACCES)
-        return ms_fail(keeper->context, MS_ERROR_EXISTS,
-                       "port %u of host %s %s: choose another one (--port), or none, and the "
-                       "system chooses",
-                       options->port, options->names[0],
-                       error == -EACCES ? "may not be used" : "is in use");
-    if (error) return ms_fail_os(keeper->context, error, "cannot listen for other hosts", NULL);
-    keeper->port = options->port;
-    return MS_OK;
 }
 
 /* The record and the files, without connections. */
@@ -152,7 +109,8 @@ ms_status ms_keeper_open(ms_context *context, ms_keeper_options *options, ms_kee
     const ms_os *os = keeper->os;
     status = open_door(keeper);
     if (!status && keeper->host == 0 && keeper->hosts > 1)
-        status = listen_for_others(keeper, options);
+        status = ms_reach_open(context, options->names[0], &options->reach, &keeper->listener);
+    keeper->port = options->reach.port;
     if (!status && options->alone
         && os->shared_claim(os->user, keeper->files->control_file, keeper->ranks) == 0)
         atomic_store(&keeper->control->kept, 1);
@@ -170,14 +128,6 @@ int64_t ms_keeper_process(const ms_keeper *keeper, uint32_t rank)
 }
 
 /* ------------------------------------------------------------ the first keeper */
-
-/* Compares the token in a time that does not depend on where it differs. */
-static bool same_token(const uint8_t *a, const uint8_t *b)
-{
-    uint8_t differs = 0;
-    for (size_t i = 0; i < MS_TOKEN_BYTES; i++) differs |= a[i] ^ b[i];
-    return !differs;
-}
 
 /* Why this visitor is not admitted, or NULL. Without the token it learns nothing. */
 static const char *refusal_of(const ms_keeper *keeper, const ms_hello_body *hello)
@@ -203,7 +153,7 @@ static bool admit(ms_keeper *keeper, ms_file *socket)
     ms_frame_head head;
     int error = ms_keeper_receive(os, socket, MS_HELLO_SILENCE_NS, &head, &body);
     bool known =
-        !error && head.kind == MS_FRAME_HELLO && same_token(body.hello.token, keeper->token);
+        !error && head.kind == MS_FRAME_HELLO && ms_token_is(body.hello.token, keeper->token);
     const char *refusal = known ? refusal_of(keeper, &body.hello) : "it has not this job's token";
     ms_frame_head answer = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_WELCOME };
     if (refusal) {
@@ -260,26 +210,17 @@ static ms_status gather_hosts(ms_keeper *keeper)
 
 /* ------------------------------------------------------------------ the others */
 
-/* Tries all addresses in turns, since some may belong to networks that the hosts do not share. */
 static ms_status connect_to_first(ms_keeper *keeper, const ms_keeper_options *options)
 {
-    const ms_os *os = keeper->os;
-    uint64_t limit = ms_keeper_now(keeper) + keeper->init_ns;
-    int error = -EHOSTUNREACH;
-    do {
-        for (uint32_t i = 0; i < options->address_count; i++) {
-            error = os->tcp_connect(os->user, options->addresses[i], options->port, MS_CONNECT_NS,
-                                    &keeper->peers[0].socket);
-            if (!error) return MS_OK;
-        }
-        pause_for(MS_CONNECT_RETRY_NS);
-    } while (ms_keeper_now(keeper) < limit);
+    const ms_reach *reach = &options->reach;
+    int error = ms_reach_connect(keeper->os, reach, keeper->init_ns, &keeper->peers[0].socket);
+    if (!error) return MS_OK;
     return ms_fail(keeper->context, MS_ERROR_TIMEOUT,
                    "host %s does not reach port %u of host %s (at %s%s): %s; is a firewall between "
                    "them, or is another network the right one (--interface)?",
-                   options->names[keeper->host], options->port, options->names[0],
-                   options->address_count ? options->addresses[0] : "no address",
-                   options->address_count > 1 ? " and others" : "", strerror(-error));
+                   options->names[keeper->host], reach->port, options->names[0],
+                   reach->address_count ? reach->addresses[0] : "no address",
+                   reach->address_count > 1 ? " and others" : "", strerror(-error));
 }
 
 /* Receives the frame of this kind, or the first keeper's refusal. */
@@ -407,7 +348,7 @@ void ms_keeper_finish(ms_keeper *keeper)
         uint64_t now = ms_keeper_now(keeper);
         if (!since && (keeper->host || ms_host_ended(keeper->control))) since = now;
         if (since && now - since >= MS_GOODBYE_NS) return;
-        pause_for(MS_CONNECT_RETRY_NS / 4);
+        pause_for(MS_LOOK_NS);
     }
 }
 
@@ -450,7 +391,7 @@ void ms_hosts_await_report(ms_rendezvous *rendezvous, uint64_t timeout_ns)
     ms_word *word = &files->control->reported;
     uint64_t limit = os->monotonic_ns(os->user) + timeout_ns;
     while (!atomic_load(word) && os->monotonic_ns(os->user) < limit && !ms_death_of_keeper(files))
-        ms_futex_wait_shared(word, 0, MS_CONNECT_RETRY_NS / 4);
+        ms_futex_wait_shared(word, 0, MS_LOOK_NS);
 }
 
 /* A thread that has not been started has no record. */

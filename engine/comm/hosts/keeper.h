@@ -98,6 +98,17 @@ static inline uint64_t ms_keeper_now(const ms_keeper *keeper)
     return keeper->os->monotonic_ns(keeper->os->user);
 }
 
+/* ------------------------------------------------------------------ reach.c */
+
+/* Listens at reach->port on all interfaces, or on the first address of the one that is named, and
+ * fills in where it can be found. host: of this process, for messages. */
+ms_status ms_reach_open(ms_context *context, const char *host, ms_reach *reach, ms_file **out);
+/* 0 or -errno. Tries all addresses in turns, since some may belong to networks that the hosts do
+ * not share. */
+int ms_reach_connect(const ms_os *os, const ms_reach *reach, uint64_t timeout_ns, ms_file **out);
+/* Takes a time that does not depend on where the two differ. */
+bool ms_token_is(const uint8_t *a, const uint8_t *b);
+
 /* ------------------------------------------------------------- connection.c */
 
 /* To the first keeper, or from it to this host; a host that has gone is passed over. */

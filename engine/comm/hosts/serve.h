@@ -10,7 +10,7 @@ typedef struct ms_served {
     uint32_t status; /* ms_status */
     char why[MS_ERROR_MESSAGE_BYTES];
     char door[108];
-    ms_keeper_options options; /* with the port and the addresses of the first keeper */
+    ms_keeper_options options; /* with the port and the addresses of the first keeper in reach */
 } ms_served;
 
 /* The rank's side: asks, and waits for the answer. */

@@ -23,6 +23,14 @@ extern "C" {
 
 typedef struct ms_keeper ms_keeper;
 
+/* Where a process listens for those of other hosts, and how they find it. */
+typedef struct ms_reach {
+    uint16_t port;                       /* before it listens, 0: the system chooses */
+    char interface[MS_HOSTS_NAME_BYTES]; /* "": any */
+    uint32_t address_count;
+    char addresses[MS_HOSTS_ADDRESSES_MAX][MS_HOSTS_ADDRESS_BYTES];
+} ms_reach;
+
 /* What a keeper needs to know of its job. */
 typedef struct ms_keeper_options {
     ms_rendezvous_options rendezvous; /* ranks: of the whole job */
@@ -30,26 +38,21 @@ typedef struct ms_keeper_options {
     uint16_t host_of[MS_LOCAL_RANKS_MAX];
     char names[MS_LOCAL_RANKS_MAX][MS_HOSTS_NAME_BYTES]; /* of hosts */
     uint8_t token[MS_HOSTS_TOKEN_BYTES];
-    /* Where the first keeper listens: port 0 lets the system choose; interface "" is any. For the
-     * others, where it is found. */
-    uint16_t port;
-    char interface[MS_HOSTS_NAME_BYTES];
-    uint32_t address_count;
-    char addresses[MS_HOSTS_ADDRESSES_MAX][MS_HOSTS_ADDRESS_BYTES];
+    ms_reach reach;   /* of the first keeper */
     uint64_t init_ns; /* to wait for other hosts, and for this host's ranks */
     uint64_t lost_ns; /* without a sign of life a host is lost */
     bool alone;       /* this process is the keeper and nothing else: ranks notice its death */
 } ms_keeper_options;
 
 /* Makes the host's memory files, and the door, at which ranks wait until all hosts are there. The
- * first keeper listens; *options receives its port and addresses. MS_ERROR_ARGUMENT names an
+ * first keeper listens; options->reach receives its port and addresses. MS_ERROR_ARGUMENT names an
  * interface or a port that cannot be used. The context is used by all later calls with this
  * keeper. */
 MS_API ms_status ms_keeper_open(ms_context *context, ms_keeper_options *options, ms_keeper **out);
 /* The path of the door; borrowed. */
 MS_API const char *ms_keeper_door(const ms_keeper *keeper);
 /* Waits for the keepers of all hosts, then for all ranks of this one. Then its threads run. Of
- * options, the addresses and the port of the first keeper are read. MS_ERROR_TIMEOUT names the
+ * options, `reach` is read. MS_ERROR_TIMEOUT names the
  * hosts or ranks that have not come. */
 MS_API ms_status ms_keeper_gather(ms_keeper *keeper, const ms_keeper_options *options);
 /* The supervisor's side of the job; borrowed. */
