@@ -44,6 +44,7 @@ typedef struct ms_sources {
     uint32_t count;
     uint32_t divisor; /* of an avg */
     uint8_t op;
+    uint8_t memory, result; /* dtypes of what is read, and of what is written */
 } ms_sources;
 
 /* All members of the group, in rank order. */
@@ -51,9 +52,13 @@ static inline ms_sources ms_flow_members(const ms_comm_args *args, const char *c
                                          const float *factors)
 {
     uint32_t size = args->group->size;
-    return (ms_sources){
-        .data = data, .factors = factors, .count = size, .divisor = size, .op = args->op
-    };
+    return (ms_sources){ .data = data,
+                         .factors = factors,
+                         .count = size,
+                         .divisor = size,
+                         .op = args->op,
+                         .memory = args->memory,
+                         .result = args->memory };
 }
 
 /* cpu/tiles.c: the reduction of `length` elements of all sources, in their order, to all outputs.

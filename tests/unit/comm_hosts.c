@@ -309,6 +309,8 @@ static void programs_give_the_same_bits_again(void **state)
 /* ------------------------------------------------------------------- traffic */
 
 typedef struct bytes {
+    ms_dtype travels;
+    bool heap;
     uint64_t of_world[8], of_half[8]; /* by rank */
 } bytes;
 
@@ -319,9 +321,9 @@ static void count_bytes(rank *self)
     ms_group *half = NULL;
     ms_tensor *t = NULL;
     OK(ms_group_split(self->world, 2, two, halves, &half));
-    OK(make(self, MS_F32, 1 << 20, true, &t));
+    OK(make(self, MS_F32, 1 << 20, counted->heap, &t));
     OK(fill(t, NULL, NULL));
-    ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 };
+    ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1, .travels = counted->travels };
     OK(run_one(self, half, &c));
     OK(run_one(self, self->world, &c));
     OK(ms_engine_sync(self->engine));
@@ -335,7 +337,7 @@ static void count_bytes(rank *self)
 static void only_sums_of_hosts_travel(void **state)
 {
     (void)state;
-    bytes counted;
+    bytes counted = { .travels = MS_F32, .heap = true };
     run_as(THREADS, "0011", false, 4, count_bytes, &counted);
     uint64_t tensor = 4 << 20, all = 0;
     for (int r = 0; r < 4; r++) {
@@ -346,6 +348,21 @@ static void only_sums_of_hosts_travel(void **state)
     assert_int_equal(3 * all, 2 * (2 * 3 * tensor / 2));
     run_as(THREADS, "0011", true, 4, count_bytes, &counted);
     for (int r = 0; r < 4; r++) assert_int_equal(counted.of_world[r], tensor);
+}
+
+/* Numbers of f32 that are rounded to 16 bits take two bytes each on their way. */
+static void rounded_sums_travel_in_16_bits(void **state)
+{
+    (void)state;
+    for (int heap = 0; heap < 2; heap++) {
+        bytes counted = { .travels = heap ? MS_F16 : MS_BF16, .heap = heap };
+        run_as(THREADS, "0011", false, 4, count_bytes, &counted);
+        for (int r = 0; r < 4; r++) assert_int_equal(counted.of_world[r], 1 << 20);
+        run_as(THREADS, "0111", false, 4, count_bytes, &counted);
+        assert_int_equal(counted.of_world[0], 2 << 20);
+        assert_int_equal(counted.of_world[1], 2 << 20);
+        assert_int_equal(counted.of_world[2] + counted.of_world[3], 0);
+    }
 }
 
 /* ------------------------------------------------------------------ failures */
@@ -451,6 +468,7 @@ int main(void)
         cmocka_unit_test(programs_give_the_bits_of_one_host),
         cmocka_unit_test(programs_give_the_same_bits_again),
         cmocka_unit_test(only_sums_of_hosts_travel),
+        cmocka_unit_test(rounded_sums_travel_in_16_bits),
         cmocka_unit_test(a_message_that_fails_ends_the_job),
         cmocka_unit_test(a_job_without_mpi_is_refused),
         cmocka_unit_test(a_simulated_link_delays_what_goes_between_hosts),

@@ -37,7 +37,8 @@ void ms_flow_reduce(ms_run *run, const ms_comm_args *args, const ms_sources *sou
     if (length == 0) return;
     reduction work = { .kernels = ms_comm_kernels_for(ms_run_isa(run)) };
     work.task = (ms_reduce_task){ .dtype = args->dtype,
-                                  .memory = args->memory,
+                                  .memory = sources->memory,
+                                  .result = sources->result,
                                   .op = (ms_reduce_op)sources->op,
                                   .input_count = sources->count,
                                   .divisor = sources->divisor,

@@ -21,17 +21,15 @@ typedef struct reduction {
     ms_run *run;
     ms_lane *lane;
     const ms_comm_args *args;
-    uint64_t width, total; /* elements of a piece; of what is cut into pieces */
-    uint64_t phases;       /* so far */
-    size_t item;
-    uint32_t depth; /* pieces at once */
-    bool parts;     /* reduce_scatter */
-    bool wide;      /* no host stages: a slice is as long as a half of a staging area */
-    bool roomy;     /* and no rank reads another's sums: they are in the room of the lane */
-    bool in_place;  /* this host's members read each other's tensors where they are */
-    bool direct;    /* this host's results are written where they belong */
-    bool letters;   /* the sums travel in letters */
-    bool gets;      /* this host has a rank that gets results */
+    uint64_t width, longest; /* elements of a piece; of the longest slice or part */
+    uint64_t phases;         /* so far */
+    size_t item, sent;       /* bytes of an element in the tensor, and in a sum on its way */
+    uint32_t depth;          /* pieces at once */
+    bool parts;              /* reduce_scatter */
+    bool in_place;           /* this host's members read each other's tensors where they are */
+    bool direct;             /* this host's results are written where they belong */
+    bool letters;            /* the sums travel in letters */
+    bool gets;               /* this host has a rank that gets results */
 } reduction;
 
 /* One contiguous sum of a piece. at: its elements in the whole tensor; stage: its byte in staging
@@ -67,11 +65,22 @@ static uint64_t turn_of(const reduction *r, uint64_t k) { return k % r->depth; }
 
 /* ---------------------------------------------------------------- the cut */
 
-/* Elements of a slice of a call whose sums are in the room. */
-static uint64_t roomy_slice(const ms_lane *lane, const ms_comm_args *args)
+static uint64_t longest_slice(const ms_lane *lane, const ms_comm_args *args)
 {
-    uint64_t item = ms_dtype_bytes(args->memory),
-             bytes = args->count / lane->at.least / MS_SLICE_PIECES * item;
+    uint64_t begin;
+    return ms_slice(args->count, lane->at.least, 0, &begin);
+}
+
+/* Elements of a piece, where each slice has its place in half of a staging area, and where nothing
+ * is staged. */
+static uint64_t staged_piece(const ms_lane *lane, const ms_comm_args *args)
+{
+    return MS_STAGE_BYTES / lane->at.least / ms_dtype_bytes(args->memory) & ~(uint64_t)63;
+}
+static uint64_t free_piece(const ms_lane *lane, const ms_comm_args *args)
+{
+    uint64_t item = ms_dtype_bytes(args->dtype),
+             bytes = longest_slice(lane, args) / MS_SLICE_PIECES * item;
     if (bytes < MS_SLICE_LEAST) bytes = MS_SLICE_LEAST;
     if (bytes > MS_SLICE_MOST) bytes = MS_SLICE_MOST;
     return bytes / item & ~(uint64_t)63;
@@ -80,44 +89,47 @@ static uint64_t roomy_slice(const ms_lane *lane, const ms_comm_args *args)
 /* A sum of this rank, and one that comes from each other host, for each piece on its way. */
 size_t ms_slices_room(const ms_lane *lane, const ms_comm_args *args)
 {
-    uint64_t item = ms_dtype_bytes(args->memory);
-    bool alone = ms_topology_count(&lane->at, lane->at.here) == 1;
-    if (args->kind == MS_REDUCE_SCATTER || (!alone && !args->everywhere_in_place)
-        || args->count * item <= MS_LETTER_BYTES)
-        return 0;
-    return lane->at.hosts * MS_DEPTH * roomy_slice(lane, args) * item;
+    uint64_t staged = staged_piece(lane, args), piece = free_piece(lane, args),
+             longest = longest_slice(lane, args);
+    if (args->kind == MS_REDUCE_SCATTER) return 0;
+    if (piece < staged) piece = staged;
+    if (piece > longest) piece = longest;
+    return lane->at.hosts * MS_DEPTH * piece * ms_dtype_bytes(args->dtype);
 }
 
 /* host: this one's sum is the first. */
 static char *room_of(const reduction *r, uint32_t host, uint64_t k)
 {
     uint32_t own = here(r), at = host == own ? 0 : host + (host < own);
-    return r->lane->room
-           + (at * MS_DEPTH + turn_of(r, k)) * roomy_slice(r->lane, r->args) * r->item;
+    uint64_t piece = r->width < r->longest ? r->width : r->longest;
+    return r->lane->room + (at * r->depth + turn_of(r, k)) * piece * r->sent;
 }
 
-static uint64_t steps_of(const reduction *r) { return (r->total + r->width - 1) / r->width; }
+static uint64_t steps_of(const reduction *r) { return (r->longest + r->width - 1) / r->width; }
 
-/* Slice `place` of piece k. */
-static span slice_of(const reduction *r, uint64_t k, uint32_t place)
+/* Piece k of a slice or part of `length` elements from `begin` on. */
+static span piece_of(const reduction *r, uint64_t k, uint32_t index, uint64_t begin,
+                     uint64_t length)
 {
-    span s = { .at = k * r->width };
-    uint64_t rest = r->total - s.at, begin;
-    s.length = ms_slice(rest < r->width ? rest : r->width, r->lane->at.least, place, &begin);
-    s.at += begin;
-    s.stage = r->wide ? 0 : begin * r->item;
-    return s;
-}
-
-/* Piece k of the part that this member gets. */
-static span part_of(const reduction *r, uint64_t k, uint32_t member)
-{
-    uint64_t begin, length, done = k * r->width;
-    ms_flow_part(r->args->counts, r->args->count, r->args->group->size, member, &begin, &length);
-    uint64_t rest = length > done ? length - done : 0;
+    uint64_t done = k * r->width, rest = length > done ? length - done : 0;
     return (span){ .at = begin + done,
                    .length = rest < r->width ? rest : r->width,
-                   .stage = member * r->width * r->item };
+                   .stage = index * r->width * r->item };
+}
+
+/* Of the slice at this place: a slice does not depend on pieces. */
+static span slice_of(const reduction *r, uint64_t k, uint32_t place)
+{
+    uint64_t begin, length = ms_slice(r->args->count, r->lane->at.least, place, &begin);
+    return piece_of(r, k, place, begin, length);
+}
+
+/* Of the part that this member gets. */
+static span part_of(const reduction *r, uint64_t k, uint32_t member)
+{
+    uint64_t begin, length;
+    ms_flow_part(r->args->counts, r->args->count, r->args->group->size, member, &begin, &length);
+    return piece_of(r, k, member, begin, length);
 }
 
 /* Whether each member of the host has its tensor in a heap, or has no other member beside it. */
@@ -131,25 +143,36 @@ static bool reads_in_place(const reduction *r, uint32_t host)
             return false;
     return true;
 }
+static bool writes_in_place(const reduction *r, uint32_t host)
+{
+    return ms_topology_count(&r->lane->at, host) == 1
+           || (reads_in_place(r, host) && r->args->everywhere_in_place);
+}
 
-/* The members of this host have entered; where a piece is wider than a half of a staging area, all
+/* The members of this host have entered; where pieces are longer than a staging area holds, all
  * have. */
 static void choose_way(reduction *r, bool all_entered)
 {
-    const ms_topology *at = &r->lane->at;
-    r->in_place = reads_in_place(r, at->here);
-    r->direct = members_here(r) == 1 || (r->in_place && r->args->everywhere_in_place);
-    r->wide = all_entered && !r->parts;
-    r->roomy = all_entered && !r->parts;
-    for (uint32_t h = 0; h < at->hosts && r->wide; h++) {
-        r->wide = reads_in_place(r, h);
-        r->roomy &= r->wide && (r->args->everywhere_in_place || ms_topology_count(at, h) == 1);
-    }
-    uint32_t slots = r->parts ? r->args->group->size : 1;
-    r->width = MS_STAGE_BYTES / slots / r->item & ~(uint64_t)63;
-    if (r->roomy) r->width = roomy_slice(r->lane, r->args);
-    if (r->wide) r->width *= at->least;
-    r->depth = r->roomy ? MS_DEPTH : 2;
+    bool is_free = all_entered && !r->parts;
+    r->in_place = reads_in_place(r, here(r));
+    r->direct = writes_in_place(r, here(r));
+    for (uint32_t h = 0; h < r->lane->at.hosts && is_free; h++) is_free = writes_in_place(r, h);
+    r->width = r->parts  ? MS_STAGE_BYTES / r->args->group->size / r->item & ~(uint64_t)63
+               : is_free ? free_piece(r->lane, r->args)
+                         : staged_piece(r->lane, r->args);
+    r->depth = is_free ? MS_DEPTH : 2;
+}
+
+static reduction reduction_of(ms_run *run, ms_lane *lane, const ms_comm_args *args)
+{
+    return (reduction){ .run = run,
+                        .lane = lane,
+                        .args = args,
+                        .parts = args->kind == MS_REDUCE_SCATTER,
+                        .longest = args->kind == MS_REDUCE_SCATTER ? ms_flow_longest(args)
+                                                                   : longest_slice(lane, args),
+                        .item = ms_dtype_bytes(args->memory),
+                        .sent = ms_dtype_bytes(args->dtype) };
 }
 
 /* ------------------------------------------------------------------ adding */
@@ -165,11 +188,11 @@ static bool sends_tensor(const reduction *r)
 static char *sum_at(const reduction *r, const span *s, uint64_t k)
 {
     if (sends_tensor(r)) return r->args->in + s->at * r->item;
-    return r->roomy ? room_of(r, here(r), k) : stage_of(r, r->args->group->rank, k) + s->stage;
+    return r->parts ? stage_of(r, r->args->group->rank, k) + s->stage : room_of(r, here(r), k);
 }
 
-/* The members of this host, in the order of ranks. It is rounded to the dtype of the tensor, as it
- * travels. */
+/* The members of this host, in the order of ranks. It is rounded to the dtype in which it travels:
+ * that of the tensor, or the 16-bit one to which the call rounds. */
 static void add_here(const reduction *r, const span *s, uint64_t half)
 {
     const char *data[MS_LOCAL_RANKS_MAX];
@@ -182,9 +205,13 @@ static void add_here(const reduction *r, const span *s, uint64_t half)
         data[p] = r->in_place ? tensor_of(r, m) + s->at * r->item : stage_of(r, m, half) + s->stage;
         factors[p] = (float)ms_ledger_slot_of(ms_lane_host(r->lane), r->args, m)->factor;
     }
-    ms_sources sources = {
-        .data = data, .factors = factors, .count = members_here(r), .divisor = 1, .op = op
-    };
+    ms_sources sources = { .data = data,
+                           .factors = factors,
+                           .count = members_here(r),
+                           .divisor = 1,
+                           .op = op,
+                           .memory = r->args->memory,
+                           .result = r->args->dtype };
     ms_flow_reduce(r->run, r->args, &sources, &out, 1, s->length);
 }
 
@@ -198,8 +225,8 @@ static char *arrived_at(const reduction *r, const span *s, uint32_t host, uint64
 {
     const ms_lane *lane = r->lane;
     uint32_t member = source_on(r, host), i = 0;
-    if (r->roomy) return room_of(r, host, k);
-    if (!r->letters) return stage_of(r, member, k) + s->stage;
+    if (r->parts) return stage_of(r, member, k) + s->stage;
+    if (!r->letters) return room_of(r, host, k);
     while (lane->relayed[i] != member) i++;
     return lane->letters_in[i].data;
 }
@@ -212,16 +239,19 @@ static void add_hosts(const reduction *r, const span *s, uint64_t half, char *co
     uint8_t op = r->args->op == MS_REDUCE_OP_PREMUL_SUM ? MS_REDUCE_OP_SUM : r->args->op;
     for (uint32_t h = 0; h < r->lane->at.hosts; h++)
         data[h] = h == here(r) ? sum_at(r, s, half) : arrived_at(r, s, h, half);
-    ms_sources sources = {
-        .data = data, .count = r->lane->at.hosts, .divisor = r->args->group->size, .op = op
-    };
+    ms_sources sources = { .data = data,
+                           .count = r->lane->at.hosts,
+                           .divisor = r->args->group->size,
+                           .op = op,
+                           .memory = r->args->dtype,
+                           .result = r->args->memory };
     ms_flow_reduce(r->run, r->args, &sources, outputs, output_count, s->length);
 }
 
 /* ------------------------------------------------------------------ slices */
 
-/* Where the members of this host find the result of a slice: on top of what came from the first
- * other host. */
+/* Where the members of this host find the result of a slice: in the area of a member of another
+ * host, in which nothing else lies. */
 static char *result_of(const reduction *r, uint32_t place, uint64_t half)
 {
     return stage_of(r, ms_topology_at(&r->lane->at, here(r) == 0, place), half);
@@ -242,18 +272,20 @@ static bool barrier_here(reduction *r, bool needed)
     return !needed || ms_lane_phase_here(r->lane, r->phases);
 }
 
-static void lay_down(const reduction *r, uint64_t k, uint64_t half)
+static void lay_down(const reduction *r, uint64_t k)
 {
-    uint64_t done = k * r->width, rest = r->total - done;
-    memcpy(stage_of(r, r->args->group->rank, half), r->args->in + done * r->item,
-           (rest < r->width ? rest : r->width) * r->item);
+    for (uint32_t place = 0; place < r->lane->at.least; place++) {
+        span s = slice_of(r, k, place);
+        memcpy(stage_of(r, r->args->group->rank, k) + s.stage, r->args->in + s.at * r->item,
+               s.length * r->item);
+    }
 }
 
 /* This host's sum of the slice of piece k. */
 static bool prepare_slice(reduction *r, uint64_t k)
 {
     if (!ms_post_await(&r->lane->post, &r->lane->out[turn_of(r, k)])) return false;
-    if (!r->in_place) lay_down(r, k, k);
+    if (!r->in_place) lay_down(r, k);
     if (!barrier_here(r, !r->in_place || !r->direct)) return false;
     if (!has_slice(r)) return true;
     span s = slice_of(r, k, ms_lane_place(r->lane));
@@ -265,7 +297,7 @@ static void exchange_slice(const reduction *r, uint64_t k)
 {
     if (!has_slice(r)) return;
     span s = slice_of(r, k, ms_lane_place(r->lane));
-    size_t bytes = s.length * r->item;
+    size_t bytes = s.length * r->sent;
     for (uint32_t h = 0; h < r->lane->at.hosts; h++) {
         if (h == here(r)) continue;
         uint32_t other = source_on(r, h);
@@ -280,7 +312,7 @@ static void finish_own_slice(const reduction *r, uint64_t k)
     char *outputs[MS_LOCAL_RANKS_MAX];
     uint32_t count = r->direct ? members_here(r) : 1, place = ms_lane_place(r->lane);
     span s = slice_of(r, k, place);
-    if (!r->direct) outputs[0] = result_of(r, place, k) + s.stage;
+    if (!r->direct) outputs[0] = result_of(r, place, k);
     else if (count == 1) outputs[0] = r->args->out + s.at * r->item;
     for (uint32_t p = 0; p < count && count > 1; p++)
         outputs[p] = tensor_of(r, ms_topology_at(&r->lane->at, here(r), p)) + s.at * r->item;
@@ -300,7 +332,7 @@ static bool finish_slice(reduction *r, uint64_t k)
     for (uint32_t place = 0; place < r->lane->at.least && !r->direct && ms_flow_sink(r->args);
          place++) {
         span s = slice_of(r, k, place);
-        ms_flow_copy(r->run, r->args->out + s.at * r->item, result_of(r, place, k) + s.stage,
+        ms_flow_copy(r->run, r->args->out + s.at * r->item, result_of(r, place, k),
                      s.length * r->item);
     }
     return true;
@@ -390,14 +422,12 @@ static uint64_t nothing(ms_lane *lane, uint32_t host, char *data)
  * piece. */
 static uint64_t fill(ms_lane *lane, uint32_t host, char *data)
 {
-    reduction r = { .lane = lane, .args = lane->post.args };
-    r.item = lane->pass.item;
-    r.total = r.args->count;
+    reduction r = reduction_of(NULL, lane, lane->post.args);
     choose_way(&r, false);
     if (!has_slice(&r) || !host_gets(&r, host)) return 0;
     span s = slice_of(&r, 0, ms_lane_place(lane));
-    if (s.length) memcpy(data, sum_at(&r, &s, 0), s.length * r.item);
-    return s.length * r.item;
+    if (s.length) memcpy(data, sum_at(&r, &s, 0), s.length * r.sent);
+    return s.length * r.sent;
 }
 
 /* Few numbers: the sums are in the letters, so that the call takes one message each way. */
@@ -411,23 +441,19 @@ static bool go_by_letters(reduction *r)
     return finish_slice(r, 0);
 }
 
-/* Whether the longest slice goes into a letter, and the whole is one piece. */
+/* Whether the longest slice goes into a letter, and is one piece on every host. */
 static bool fits_letters(const reduction *r)
 {
-    uint64_t begin;
-    return !r->parts && r->total > 0 && r->total * r->item <= MS_STAGE_BYTES
-           && ms_slice(r->total, r->lane->at.least, 0, &begin) * r->item <= MS_LETTER_BYTES;
+    return !r->parts && r->longest > 0 && r->longest <= staged_piece(r->lane, r->args)
+           && r->longest * r->sent <= MS_LETTER_BYTES;
 }
 
 bool ms_slices_run(ms_run *run, ms_lane *lane, const ms_comm_args *args)
 {
-    reduction r = { .run = run, .lane = lane, .args = args, .item = ms_dtype_bytes(args->memory) };
-    r.parts = args->kind == MS_REDUCE_SCATTER;
-    r.total = r.parts ? ms_flow_longest(args) : args->count;
+    reduction r = reduction_of(run, lane, args);
     r.gets = host_gets(&r, here(&r));
     r.letters = fits_letters(&r);
     lane->unpack = NULL;
-    lane->pass = (ms_staging){ .item = r.item };
     ms_lane_begin(lane, args);
     if (r.letters) {
         if (!go_by_letters(&r)) return false;
@@ -436,7 +462,7 @@ bool ms_slices_run(ms_run *run, ms_lane *lane, const ms_comm_args *args)
         if (!ms_lane_enter(lane)) return false;
         choose_way(&r, true);
         lane->pass = (ms_staging){
-            .area = (uint32_t)lane->post.tag, .width = r.width, .longest = r.total, .item = r.item
+            .area = (uint32_t)lane->post.tag, .width = r.width, .longest = r.longest, .item = r.item
         };
         if (!go_by_pieces(&r)) return false;
     }

@@ -81,22 +81,22 @@ MS_VECTOR void get_block(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
         block[u] = block[u] * ms_v_splat(task->factors[input]);
 }
 
-/* Rounds the block to `memory` once and stores it in every output. All outputs get the same bits,
+/* Rounds the block to `result` once and stores it in every output. All outputs get the same bits,
  * so ranks cannot drift apart. */
-MS_VECTOR void put_block(ms_dtype memory, ms_reduce_op op, char *const *to, uint32_t outputs,
+MS_VECTOR void put_block(ms_dtype result, ms_reduce_op op, char *const *to, uint32_t outputs,
                          size_t i, const ms_vf block[UNROLL])
 {
     bool from_bf16 = op != MS_REDUCE_OP_PREMUL_SUM; /* a factor may be any NaN */
     for (uint32_t u = 0; u < UNROLL; u += 2) {
         ms_vu both = { 0 };
-        if (memory == MS_BF16)
+        if (result == MS_BF16)
             both = bf16_rounded(from_bf16, block[u]) >> 16
                    | (bf16_rounded(from_bf16, block[u + 1]) & 0xffff0000u);
         for (uint32_t w = 0; w < outputs; w++) {
-            if (memory == MS_BF16) *(words *)((uint16_t *)(void *)to[w] + i + u * MS_LANES) = both;
+            if (result == MS_BF16) *(words *)((uint16_t *)(void *)to[w] + i + u * MS_LANES) = both;
             else {
-                ms_row_put(memory, to[w], i + u * MS_LANES, block[u]);
-                ms_row_put(memory, to[w], i + (u + 1) * MS_LANES, block[u + 1]);
+                ms_row_put(result, to[w], i + u * MS_LANES, block[u]);
+                ms_row_put(result, to[w], i + (u + 1) * MS_LANES, block[u + 1]);
             }
         }
     }
@@ -106,7 +106,7 @@ MS_VECTOR void put_block(ms_dtype memory, ms_reduce_op op, char *const *to, uint
  * vanish. from and to: the addresses in task, or copies that no store can change. The loop is bound
  * by memory: inputs + outputs numbers are moved for each element, and one addition for each input.
  */
-MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
+MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype result, ms_dtype dtype, ms_reduce_op op,
                              const ms_reduce_task *task, const char *const *from, uint32_t inputs,
                              char *const *to, uint32_t outputs)
 {
@@ -123,8 +123,8 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
         }
         for (uint32_t u = 0; op == MS_REDUCE_OP_AVG && u < UNROLL; u++)
             sum[u] = halves ? sum[u] * divisor : sum[u] / divisor;
-        for (uint32_t u = 0; memory != dtype && u < UNROLL; u++) sum[u] = rounded_to(dtype, sum[u]);
-        put_block(memory, op, to, outputs, i, sum);
+        for (uint32_t u = 0; result != dtype && u < UNROLL; u++) sum[u] = rounded_to(dtype, sum[u]);
+        put_block(result, op, to, outputs, i, sum);
     }
     for (; i < last; i += MS_LANES) {
         size_t end = i + MS_LANES < last ? i + MS_LANES : last;
@@ -136,19 +136,20 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
             sum = r ? combine(op, sum, v) : v;
         }
         if (op == MS_REDUCE_OP_AVG) sum = halves ? sum * divisor : sum / divisor;
-        if (memory != dtype) sum = rounded_to(dtype, sum);
-        for (uint32_t w = 0; w < outputs; w++) ms_row_put_part(memory, to[w], i, end, sum);
+        if (result != dtype) sum = rounded_to(dtype, sum);
+        for (uint32_t w = 0; w < outputs; w++) ms_row_put_part(result, to[w], i, end, sum);
     }
 }
 
 /* The operator as a constant, so that each case gets a loop of its own without branches in it. */
-#define MANY(op)                                                                           \
-    reduce_floats(memory, dtype, op, task, task->inputs, task->input_count, task->outputs, \
-                  task->output_count);                                                     \
+#define MANY(op)                                                                                   \
+    reduce_floats(memory, result, dtype, op, task, task->inputs, task->input_count, task->outputs, \
+                  task->output_count);                                                             \
     break
 
 /* Any number of ranks, and any operation. */
-MS_VECTOR void reduce_op(ms_dtype memory, ms_dtype dtype, const ms_reduce_task *task)
+MS_VECTOR void reduce_op(ms_dtype memory, ms_dtype result, ms_dtype dtype,
+                         const ms_reduce_task *task)
 {
     switch (task->op) {
     case MS_REDUCE_OP_SUM: MANY(MS_REDUCE_OP_SUM);
@@ -167,24 +168,39 @@ MS_VECTOR void reduce_two(ms_dtype memory, ms_dtype dtype, ms_reduce_op op,
 {
     const char *from[2] = { task->inputs[0], task->inputs[1] };
     char *to[2] = { task->outputs[0], task->outputs[1] };
-    reduce_floats(memory, dtype, op, task, from, 2, to, 2);
+    reduce_floats(memory, memory, dtype, op, task, from, 2, to, 2);
 }
 
 #define REDUCE_FLOATS(name, memory, dtype)                                                        \
     static void name(const ms_reduce_task *task)                                                  \
     {                                                                                             \
-        if (task->input_count != 2 || task->output_count != 2) reduce_op(memory, dtype, task);    \
+        if (task->input_count != 2 || task->output_count != 2)                                    \
+            reduce_op(memory, memory, dtype, task);                                               \
         else if (task->op == MS_REDUCE_OP_SUM) reduce_two(memory, dtype, MS_REDUCE_OP_SUM, task); \
         else if (task->op == MS_REDUCE_OP_AVG) reduce_two(memory, dtype, MS_REDUCE_OP_AVG, task); \
         else if (task->op == MS_REDUCE_OP_PREMUL_SUM)                                             \
             reduce_two(memory, dtype, MS_REDUCE_OP_PREMUL_SUM, task);                             \
-        else reduce_op(memory, dtype, task);                                                      \
+        else reduce_op(memory, memory, dtype, task);                                              \
     }
 REDUCE_FLOATS(reduce_f32, MS_F32, MS_F32)
 REDUCE_FLOATS(reduce_f16, MS_F16, MS_F16)
 REDUCE_FLOATS(reduce_bf16, MS_BF16, MS_BF16)
 REDUCE_FLOATS(reduce_f32_by_f16, MS_F32, MS_F16)
 REDUCE_FLOATS(reduce_f32_by_bf16, MS_F32, MS_BF16)
+
+/* Sums on their way between hosts: one host's numbers of f32 to a 16-bit sum, and such sums to
+ * numbers of f32. */
+#define REDUCE_PACKED(dtype)                                    \
+    static void reduce_to_##dtype(const ms_reduce_task *task)   \
+    {                                                           \
+        reduce_op(MS_F32, dtype, dtype, task);                  \
+    }                                                           \
+    static void reduce_from_##dtype(const ms_reduce_task *task) \
+    {                                                           \
+        reduce_op(dtype, MS_F32, dtype, task);                  \
+    }
+REDUCE_PACKED(MS_F16)
+REDUCE_PACKED(MS_BF16)
 
 /* ----------------------------------------------------------------- integers */
 
@@ -231,13 +247,26 @@ REDUCE_INTEGERS(reduce_u16, uint16_t, uint32_t, +, *)
 REDUCE_INTEGERS(reduce_u8, uint8_t, uint32_t, +, *)
 REDUCE_INTEGERS(reduce_bool, uint8_t, uint32_t, |, &)
 
+/* What rounds to a 16-bit dtype, by where numbers are f32. */
+static void reduce_16(const ms_reduce_task *task)
+{
+    void (*const to_f16[2][2])(const ms_reduce_task *) = {
+        { reduce_f16, reduce_from_MS_F16 }, { reduce_to_MS_F16, reduce_f32_by_f16 }
+    };
+    void (*const to_bf16[2][2])(const ms_reduce_task *) = {
+        { reduce_bf16, reduce_from_MS_BF16 }, { reduce_to_MS_BF16, reduce_f32_by_bf16 }
+    };
+    (task->dtype == MS_F16 ? to_f16
+                           : to_bf16)[task->memory == MS_F32][task->result == MS_F32](task);
+}
+
 /* bool is u8 with `or` for sums and `and` for products. */
 static void reduce(const ms_reduce_task *task)
 {
     switch (task->dtype) {
     case MS_F32: reduce_f32(task); break;
-    case MS_F16: (task->memory == MS_F32 ? reduce_f32_by_f16 : reduce_f16)(task); break;
-    case MS_BF16: (task->memory == MS_F32 ? reduce_f32_by_bf16 : reduce_bf16)(task); break;
+    case MS_F16:
+    case MS_BF16: reduce_16(task); break;
     case MS_I64: reduce_i64(task); break;
     case MS_I32: reduce_i32(task); break;
     case MS_U16: reduce_u16(task); break;
