@@ -124,6 +124,7 @@ typedef struct ms_rank_line {
     _Atomic uint64_t still;
     ms_word met[MS_REQUESTS]; /* how many requests of each kind it has met */
     ms_word gone;             /* its process has ended: the tasks that it had enqueued never run */
+    ms_word code;             /* with which its process is about to end, plus 1; 0: not known */
     ms_activity activity;
     ms_suspicion suspicion;
     ms_flight flight[MS_FLIGHTS];

@@ -127,11 +127,11 @@ ms_status ms_keeper_admit(ms_keeper *keeper)
     for (uint32_t r = 0; r < keeper->ranks; r++) expected += ms_host_is_here(keeper->control, r);
     while (arrived < expected) {
         ms_file *socket = NULL;
-        uint64_t now = ms_keeper_now(keeper);
-        int error = now < limit ? os->socket_accept(os->user, keeper->door, limit - now, &socket)
-                                : -ETIMEDOUT;
-        if (error == -ETIMEDOUT) return fail_missing(keeper);
-        if (error && error != -EACCES && error != -EAGAIN)
+        ms_status status = ms_keeper_check_starter(keeper);
+        if (status) return status;
+        if (ms_keeper_now(keeper) >= limit) return fail_missing(keeper);
+        int error = os->socket_accept(os->user, keeper->door, MS_KEEPER_TURN_NS, &socket);
+        if (error && error != -EACCES && error != -EAGAIN && error != -ETIMEDOUT)
             return ms_fail_os(keeper->context, error, "the keeper cannot admit ranks", NULL);
         if (!error) receive_one(keeper, socket, &arrived);
     }

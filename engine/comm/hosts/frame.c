@@ -19,6 +19,8 @@ static const struct limits {
     [MS_FRAME_SUSPECT] = { sizeof(ms_suspect_body), sizeof(ms_suspect_body) },
     [MS_FRAME_LOOK] = { sizeof(ms_look_body), sizeof(ms_look_body) },
     [MS_FRAME_SEEN] = { sizeof(ms_seen_body), MS_FRAME_BODY_MOST },
+    [MS_FRAME_CALL] = { sizeof(ms_call_body), sizeof(ms_call_body) },
+    [MS_FRAME_CODE] = { sizeof(ms_code_body), sizeof(ms_code_body) },
 };
 
 /* Kinds without a body are not in the table, so their limits are 0. */
@@ -75,6 +77,11 @@ bool ms_frame_check_body(const ms_frame_head *head, void *body)
         ((ms_suspect_body *)body)->text[MS_SUSPICION_BYTES - 1] = '\0';
         return true;
     case MS_FRAME_SEEN: return check_seen(body, head->bytes);
+    case MS_FRAME_CALL:
+        ((ms_call_body *)body)->version[15] = '\0';
+        ((ms_call_body *)body)->host[MS_HOST_NAME_BYTES - 1] = '\0';
+        return true;
+    case MS_FRAME_CODE: return ((const ms_code_body *)body)->code <= 255;
     default: return true;
     }
 }

@@ -35,6 +35,8 @@ typedef enum ms_frame_kind {
     MS_FRAME_LOOK,    /* do all of your ranks wait?: ms_look_body */
     MS_FRAME_SEEN,    /* the answer: ms_seen_body, and where they stand */
     MS_FRAME_BYE,     /* the ranks of this host have gone */
+    MS_FRAME_CALL,    /* the first keeper to the process that started the job: ms_call_body */
+    MS_FRAME_CODE,    /* the same, at the end: ms_code_body */
     MS_FRAME_KINDS
 } ms_frame_kind;
 
@@ -51,6 +53,17 @@ typedef struct ms_hello_body {
     uint32_t host, hosts, ranks, zero;
     uint64_t control_bytes;
 } ms_hello_body;
+
+typedef struct ms_call_body {
+    uint8_t token[MS_TOKEN_BYTES];
+    char version[16];
+    char host[MS_HOST_NAME_BYTES];
+} ms_call_body;
+
+/* How the job has ended, as an exit code. */
+typedef struct ms_code_body {
+    uint32_t code;
+} ms_code_body;
 
 typedef struct ms_write_body {
     uint64_t offset; /* in the control file */

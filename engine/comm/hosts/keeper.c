@@ -195,10 +195,11 @@ static ms_status gather_hosts(ms_keeper *keeper)
     for (uint32_t arrived = 1; arrived < keeper->hosts;) {
         ms_file *socket = NULL;
         uint64_t now = ms_keeper_now(keeper);
-        int error = now < limit ? os->tcp_accept(os->user, keeper->listener, limit - now, &socket)
-                                : -ETIMEDOUT;
-        if (error == -ETIMEDOUT) return fail_missing(keeper);
-        if (error == -EAGAIN) continue;
+        ms_status status = ms_keeper_check_starter(keeper);
+        if (status) return status;
+        if (now >= limit) return fail_missing(keeper);
+        int error = os->tcp_accept(os->user, keeper->listener, MS_KEEPER_TURN_NS, &socket);
+        if (error == -EAGAIN || error == -ETIMEDOUT) continue;
         if (error) return ms_fail_os(keeper->context, error, "cannot accept other hosts", NULL);
         if (admit(keeper, socket)) arrived++;
         else os->close(os->user, socket);
@@ -410,6 +411,7 @@ void ms_keeper_close(ms_keeper *keeper)
     stir(&keeper->mirror);
     for (uint32_t h = 0; h < keeper->hosts; h++)
         if (keeper->peers[h].socket) os->socket_end(os->user, keeper->peers[h].socket);
+    ms_keeper_close_starter(keeper);
     join(os, &keeper->looker);
     for (uint32_t h = 0; h < keeper->hosts; h++) join(os, &keeper->peers[h].thread);
     for (uint32_t r = 0; r < keeper->ranks; r++) join(os, &keeper->visitors[r].thread);

@@ -16,6 +16,7 @@
 
 #include "base/assert.h"
 #include "comm/hosts/frame.h"
+#include "comm/hosts/wire.h"
 #include "moonshard/hosts.h"
 
 /* A thread that waits for the network looks this often whether the keeper is closing. */
@@ -83,6 +84,11 @@ struct ms_keeper {
     char door_path[108];
     ms_word stirred, closing;
     ms_word orphaned; /* the first keeper is lost: this one reports by itself */
+    /* The first keeper's: the connection to the process that has started the job. */
+    ms_wire starter;
+    ms_os_thread *starter_thread;
+    ms_word starter_heard; /* it knows the exit code */
+    ms_word starter_gone;  /* it is lost */
     ms_os_thread *looker;
     ms_lock deciding; /* what follows, up to shown */
     bool proposed, decided;
@@ -108,6 +114,15 @@ ms_status ms_reach_open(ms_context *context, const char *host, ms_reach *reach, 
 int ms_reach_connect(const ms_os *os, const ms_reach *reach, uint64_t timeout_ns, ms_file **out);
 /* Takes a time that does not depend on where the two differ. */
 bool ms_token_is(const uint8_t *a, const uint8_t *b);
+
+/* ---------------------------------------------------------------- started.c */
+
+/* Connects the first keeper to the process that has started the job; without one it does nothing.
+ */
+ms_status ms_keeper_call_starter(ms_keeper *keeper);
+/* An error once that process is lost. */
+ms_status ms_keeper_check_starter(const ms_keeper *keeper);
+void ms_keeper_close_starter(ms_keeper *keeper);
 
 /* ------------------------------------------------------------- connection.c */
 

@@ -9,22 +9,10 @@
 #ifndef MOONSHARD_COMM_HOSTS_LIST_H
 #define MOONSHARD_COMM_HOSTS_LIST_H
 
-#include "moonshard/base.h"
+#include "moonshard/hosts.h"
 
 #define MS_LISTED_HOSTS_MAX 1024
 #define MS_LISTED_RANKS_MAX 4096
-#define MS_LISTED_NAME_MAX 255
-
-typedef struct ms_listed_host {
-    char name[MS_LISTED_NAME_MAX + 1]; /* a name or an address; of IPv6 without brackets */
-    uint32_t ranks;
-} ms_listed_host;
-
-typedef struct ms_host_list {
-    uint32_t count, ranks; /* hosts, and the ranks of all */
-    ms_listed_host *hosts;
-    size_t capacity;
-} ms_host_list;
 
 /* Hosts with commas between them: node1:4,node2:4. A host without a number has one rank. An IPv6
  * address stands in brackets, [fd00::1]:4, and brackets inside a name are Slurm's: node[01-03,07]:2
@@ -36,9 +24,5 @@ ms_status ms_host_list_parse(ms_context *context, const char *text, size_t bytes
  * where max_slots only has to be no less than slots. # begins a comment. `file` is for messages. */
 ms_status ms_host_list_parse_file(ms_context *context, const char *file, const char *text,
                                   size_t bytes, ms_host_list *out);
-/* What `--hosts` is given: the name of a file if there is one of that name, else a list. */
-ms_status ms_host_list_read(ms_context *context, const char *argument, ms_host_list *out);
-/* Also of one that is all zero. */
-void ms_host_list_free(ms_context *context, ms_host_list *list);
 
 #endif

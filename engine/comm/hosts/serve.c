@@ -8,6 +8,7 @@
 #include "comm/hosts/keeper.h"
 
 #define MS_WHY_NS ((uint64_t)1000000000)
+#define MS_CODE_NOT_MET 2 /* the exit code of a job whose ranks have not met */
 
 /* A rank that has ended takes the answer no more, and the keeper finds that out at its door. */
 static void answer(ms_context *context, ms_file *socket, ms_status status, const ms_keeper *keeper,
@@ -40,13 +41,15 @@ ms_status ms_keeper_serve(ms_context *context, int descriptor, ms_keeper **out)
     if (bytes != (int64_t)sizeof options) return MS_OK;
     ms_keeper *keeper = NULL;
     ms_status status = ms_keeper_open(context, &options, &keeper);
+    if (!status) status = ms_keeper_call_starter(keeper);
     answer(context, socket, status, keeper, &options);
-    if (status) return status;
-    status = ms_keeper_gather(keeper, &options);
-    if (status) {
-        answer(context, socket, status, NULL, &options);
-        ms_keeper_close(keeper);
-    } else *out = keeper;
+    if (!status) {
+        status = ms_keeper_gather(keeper, &options);
+        if (status) answer(context, socket, status, NULL, &options);
+        if (status) ms_keeper_tell_code(keeper, MS_CODE_NOT_MET);
+    }
+    if (!status) *out = keeper;
+    else if (keeper) ms_keeper_close(keeper);
     return status;
 }
 

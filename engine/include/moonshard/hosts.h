@@ -6,7 +6,9 @@
  * - Ranks of one host meet at their keeper's door and work on the host's memory files, as in a job
  * of one host. Keepers speak over TCP, the first one with each of the others. A random token keeps
  *   strangers out.
- * - Between hosts tensors travel through MPI, never through keepers. */
+ * - Between hosts tensors travel through MPI, never through keepers.
+ * - A process that has started the launcher (`moonshard run --hosts`) speaks to the first keeper
+ *   alone. It needs no MPI and may be on a host without ranks. */
 #ifndef MOONSHARD_HOSTS_H
 #define MOONSHARD_HOSTS_H
 
@@ -75,8 +77,17 @@ MS_API void ms_hosts_await_report(ms_rendezvous *rendezvous, uint64_t timeout_ns
 /* This host's ranks have ended. Waits a moment for the other hosts, so that the report is complete;
  * the first keeper waits until all have said goodbye or are lost. */
 MS_API void ms_keeper_finish(ms_keeper *keeper);
+/* With which code the process of a rank was about to end (ms_hosts_set_code), after finish; -1: it
+ * has not said so. */
+MS_API int ms_keeper_code(const ms_keeper *keeper, uint32_t rank);
+/* The value of the last request to stop, which is the number of a signal; 0: there was none. */
+MS_API uint8_t ms_keeper_stop(const ms_keeper *keeper);
+/* Tells the process that has started the job, if there is one, how it has ended. */
+MS_API void ms_keeper_tell_code(ms_keeper *keeper, int code);
 /* After finish, or after a failure. */
 MS_API void ms_keeper_close(ms_keeper *keeper);
+/* A rank is about to end its process with this code, 0 to 255. */
+MS_API void ms_hosts_set_code(ms_rendezvous *rendezvous, uint32_t rank, int code);
 
 /* For a process that has been forked to become a keeper if it is needed: waits at its end of a pair
  * of sockets (descriptor) for the rank that forked it to say so, opens the keeper, answers, and
@@ -124,6 +135,55 @@ typedef struct ms_hosts_place {
  * process can only end, with _exit: MPI may still use its memory. */
 MS_API ms_status ms_hosts_join(ms_context *context, const ms_hosts_options *options,
                                ms_hosts_place *out);
+
+/* ----------------------------------------- the process that starts a launcher (--hosts) */
+
+/* A host of a list, and how many ranks it gets. */
+#define MS_LISTED_NAME_MAX 255
+typedef struct ms_listed_host {
+    char name[MS_LISTED_NAME_MAX + 1]; /* a name or an address; of IPv6 without brackets */
+    uint32_t ranks;
+} ms_listed_host;
+typedef struct ms_host_list {
+    uint32_t count, ranks; /* hosts, and the ranks of all */
+    ms_listed_host *hosts; /* in the order in which ranks count */
+    size_t capacity;
+} ms_host_list;
+/* What `--hosts` is given: the name of a file if there is one of that name, else a list. Free with
+ * ms_host_list_free. */
+MS_API ms_status ms_host_list_read(ms_context *context, const char *argument, ms_host_list *out);
+/* Also of one that is all zero. */
+MS_API void ms_host_list_free(ms_context *context, ms_host_list *list);
+
+/* The first keeper connects to the process that has started the job: requests go one way, the
+ * job's exit code the other. Each side notices when the other ends or is silent. The keeper finds
+ * the process by a variable of its environment, which has a random token. */
+#define MS_STARTER_VARIABLE "MOONSHARD_STARTER"
+#define MS_STARTER_BYTES 2048 /* of its value, at most */
+typedef struct ms_starter ms_starter;
+
+typedef enum ms_starter_phase {
+    MS_STARTER_WAITS,     /* for the first keeper */
+    MS_STARTER_CONNECTED, /* to it */
+    MS_STARTER_TOLD,      /* it has told the exit code */
+    MS_STARTER_LOST       /* it is gone without that */
+} ms_starter_phase;
+typedef struct ms_starter_state {
+    ms_starter_phase phase;
+    int code;
+    char why[256]; /* it is lost */
+} ms_starter_state;
+
+/* Listens from now on. interface: NULL: any. value: for the variable, MS_STARTER_BYTES. The context
+ * is used by all later calls, and by a thread. */
+MS_API ms_status ms_starter_open(ms_context *context, const char *interface, uint64_t lost_ns,
+                                 char *value, ms_starter **out);
+MS_API void ms_starter_look(const ms_starter *starter, ms_starter_state *out);
+/* As ms_rendezvous_request and ms_rendezvous_abort, of the keeper's job. Without a connection they
+ * do nothing. */
+MS_API void ms_starter_request(ms_starter *starter, ms_request kind, uint8_t value);
+MS_API void ms_starter_abort(ms_starter *starter, const char *message);
+MS_API void ms_starter_close(ms_starter *starter); /* NULL is allowed */
 
 #ifdef __cplusplus
 }

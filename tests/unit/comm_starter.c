@@ -1,0 +1,369 @@
+/* comm_starter.c: the process that starts a job over several hosts, and the first keeper: requests,
+ * the exit code, strangers at the port, and what each side makes of the other's end or silence. */
+#include "comm/hosts/keeper.h"
+
+#include "comm_support.h"
+
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#define LOST_NS 400000000u
+
+typedef struct pair {
+    ms_context contexts[2];
+    ms_starter *starter;
+    ms_keeper *keeper;
+    char value[MS_STARTER_BYTES];
+} pair;
+
+static void quiet(void *user, ms_log_level level, const char *message)
+{
+    (void)user;
+    (void)level;
+    (void)message;
+}
+
+static void open_starter(pair *of)
+{
+    ms_context_init(&of->contexts[0], NULL);
+    of->contexts[0].log = quiet;
+    if (ms_starter_open(&of->contexts[0], "lo", LOST_NS, of->value, &of->starter))
+        fail_msg("%s", of->contexts[0].error.message);
+    setenv(MS_STARTER_VARIABLE, of->value, 1);
+}
+
+/* Of a job with two ranks on one host, which never come. */
+static void open_keeper(pair *of)
+{
+    ms_keeper_options options = {
+        .rendezvous = { .ranks = 2, .threads = 1, .heap_bytes = 1 << 20 },
+        .hosts = 1,
+        .names = { "hosta" },
+        .init_ns = 4000000000u,
+        .lost_ns = LOST_NS,
+    };
+    ms_context_init(&of->contexts[1], NULL);
+    of->contexts[1].log = quiet;
+    if (ms_keeper_open(&of->contexts[1], &options, &of->keeper))
+        fail_msg("%s", of->contexts[1].error.message);
+}
+
+static void open_both(pair *of)
+{
+    open_starter(of);
+    open_keeper(of);
+    if (ms_keeper_call_starter(of->keeper)) fail_msg("%s", of->contexts[1].error.message);
+}
+
+static void close_both(pair *of)
+{
+    ms_starter_close(of->starter);
+    if (of->keeper) ms_keeper_close(of->keeper);
+    unsetenv(MS_STARTER_VARIABLE);
+}
+
+/* A moment in which nothing wakes this thread. */
+static void pause_briefly(void)
+{
+    ms_word never = 0;
+    ms_futex_wait(&never, 0, 1000000);
+}
+
+static ms_starter_state await_phase(const pair *of, ms_starter_phase phase)
+{
+    ms_starter_state state;
+    for (int i = 0; i < 10000; i++) {
+        ms_starter_look(of->starter, &state);
+        if (state.phase == phase) return state;
+        pause_briefly();
+    }
+    fail_msg("the starter is in phase %d, not %d", state.phase, phase);
+    return state;
+}
+
+static ms_abort_record await_cause(const pair *of)
+{
+    ms_abort_record cause = { .reason = MS_ABORT_NONE };
+    for (int i = 0; i < 10000 && !ms_host_own_cause(of->keeper->files, &cause); i++)
+        pause_briefly();
+    return cause;
+}
+
+/* To the port that the variable names; -1: nobody listens there. */
+static int connect_to(const pair *of)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET,
+                              .sin_port = htons((uint16_t)atoi(of->value + 2)),
+                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    int descriptor = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(descriptor, (struct sockaddr *)&at, sizeof at) == 0) return descriptor;
+    close(descriptor);
+    return -1;
+}
+
+/* ---------------------------------------------------------- what they say */
+
+static void test_requests_and_the_code_arrive(void **state)
+{
+    (void)state;
+    pair of = { 0 };
+    open_both(&of);
+    await_phase(&of, MS_STARTER_CONNECTED);
+    assert_int_equal(ms_keeper_stop(of.keeper), 0);
+    ms_starter_request(of.starter, MS_REQUEST_STOP, 15);
+    for (int i = 0; i < 10000 && !ms_keeper_stop(of.keeper); i++) pause_briefly();
+    assert_int_equal(ms_keeper_stop(of.keeper), 15);
+    /* The port is closed once the keeper has come. */
+    int late = connect_to(&of);
+    assert_int_equal(late, -1);
+    ms_keeper_tell_code(of.keeper, 75);
+    assert_int_equal(await_phase(&of, MS_STARTER_TOLD).code, 75);
+    close_both(&of);
+}
+
+static void test_an_abort_is_the_cause_of_the_end(void **state)
+{
+    (void)state;
+    pair of = { 0 };
+    open_both(&of);
+    await_phase(&of, MS_STARTER_CONNECTED);
+    ms_starter_abort(of.starter, "stopped at once");
+    ms_abort_record cause = await_cause(&of);
+    assert_int_equal(cause.reason, MS_ABORT_STOPPED);
+    assert_string_equal(cause.error.message, "stopped at once");
+    close_both(&of);
+}
+
+/* Each lives on for several times the limit, as both give signs of life. */
+static void test_both_give_signs_of_life(void **state)
+{
+    (void)state;
+    pair of = { 0 };
+    ms_abort_record cause;
+    open_both(&of);
+    for (int i = 0; i < 1200; i++) pause_briefly();
+    await_phase(&of, MS_STARTER_CONNECTED);
+    assert_false(ms_host_own_cause(of.keeper->files, &cause));
+    ms_keeper_tell_code(of.keeper, 0);
+    assert_int_equal(await_phase(&of, MS_STARTER_TOLD).code, 0);
+    close_both(&of);
+}
+
+/* ------------------------------------------------------------- their ends */
+
+static void test_a_keeper_whose_starter_ends_ends_the_job(void **state)
+{
+    (void)state;
+    pair of = { 0 };
+    open_both(&of);
+    ms_starter_close(of.starter);
+    of.starter = NULL;
+    ms_abort_record cause = await_cause(&of);
+    assert_int_equal(cause.reason, MS_ABORT_DIED);
+    assert_non_null(strstr(cause.error.message, "moonshard run --hosts) has ended"));
+    /* It does not wait for ranks any more. */
+    ms_keeper_options options = { .init_ns = 0 };
+    assert_int_equal(ms_keeper_gather(of.keeper, &options), MS_ERROR_ABORTED);
+    ms_keeper_tell_code(of.keeper, 1);
+    close_both(&of);
+}
+
+static void test_a_starter_whose_keeper_ends_says_so(void **state)
+{
+    (void)state;
+    pair of = { 0 };
+    open_both(&of);
+    await_phase(&of, MS_STARTER_CONNECTED);
+    ms_keeper_close(of.keeper);
+    of.keeper = NULL;
+    ms_starter_state found = await_phase(&of, MS_STARTER_LOST);
+    assert_non_null(strstr(found.why, "host hosta, where rank 0 is, is lost: the connection"));
+    close_both(&of);
+}
+
+/* ------------------------------------------------------------- by hand */
+
+typedef struct call {
+    ms_frame_head head;
+    ms_call_body body;
+} call;
+
+static call call_of(const pair *of, const char *version)
+{
+    call made = {
+        .head = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_CALL, .bytes = sizeof(ms_call_body) },
+        .body = { .host = "handmade" }
+    };
+    snprintf(made.body.version, sizeof made.body.version, "%s", version);
+    const char *digits = strchr(of->value + 2, ' ') + 1;
+    for (int i = 0; i < MS_TOKEN_BYTES; i++) {
+        unsigned byte = 0;
+        assert_int_equal(sscanf(digits + 2 * i, "%2x", &byte), 1);
+        made.body.token[i] = (uint8_t)byte;
+    }
+    return made;
+}
+
+static void send_all(int descriptor, const void *bytes, size_t count)
+{
+    assert_int_equal(send(descriptor, bytes, count, MSG_NOSIGNAL), (ssize_t)count);
+}
+
+static ms_frame_head receive_head(int descriptor)
+{
+    ms_frame_head head = { .kind = 0 };
+    assert_int_equal(recv(descriptor, &head, sizeof head, MSG_WAITALL), (ssize_t)sizeof head);
+    return head;
+}
+
+/* Noise, a frame of another kind, a wrong token: each connection is closed, and the keeper that
+ * comes then is admitted. */
+static void test_strangers_are_turned_away(void **state)
+{
+    (void)state;
+    pair of = { 0 };
+    open_starter(&of);
+    int visitors[4];
+    for (int i = 0; i < 4; i++) visitors[i] = connect_to(&of);
+    call wrong = call_of(&of, MS_VERSION);
+    wrong.body.token[31] ^= 1;
+    ms_frame_head beat = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_BEAT };
+    send_all(visitors[0], "GET / HTTP/1.0\r\n\r\n", 18);
+    send_all(visitors[1], &wrong, sizeof wrong);
+    send_all(visitors[2], &beat, sizeof beat);
+    shutdown(visitors[3], SHUT_WR);
+    open_keeper(&of);
+    if (ms_keeper_call_starter(of.keeper)) fail_msg("%s", of.contexts[1].error.message);
+    await_phase(&of, MS_STARTER_CONNECTED);
+    for (int i = 0; i < 4; i++) {
+        char byte;
+        assert_true(recv(visitors[i], &byte, 1, 0) <= 0);
+        close(visitors[i]);
+    }
+    close_both(&of);
+}
+
+static void test_another_version_is_refused(void **state)
+{
+    (void)state;
+    pair of = { 0 };
+    char why[512] = "";
+    open_starter(&of);
+    call other = call_of(&of, "9.9.9");
+    int visitor = connect_to(&of);
+    send_all(visitor, &other, sizeof other);
+    assert_int_equal(receive_head(visitor).kind, MS_FRAME_REFUSED);
+    assert_true(recv(visitor, why, sizeof why - 1, 0) > 0);
+    assert_non_null(strstr(why, "another version of Moonshard"));
+    close(visitor);
+    close_both(&of);
+}
+
+static void test_a_variable_that_is_wrong_is_named(void **state)
+{
+    (void)state;
+    pair of = { 0 };
+    open_starter(&of);
+    open_keeper(&of);
+    *strchr(of.value + 2, ' ') = '-';
+    setenv(MS_STARTER_VARIABLE, of.value, 1);
+    assert_int_equal(ms_keeper_call_starter(of.keeper), MS_ERROR_ARGUMENT);
+    assert_non_null(strstr(of.contexts[1].error.message, "MOONSHARD_STARTER"));
+    close_both(&of);
+}
+
+/* A keeper made by hand, after it was admitted. */
+static int admitted(pair *of)
+{
+    open_starter(of);
+    call made = call_of(of, MS_VERSION);
+    int visitor = connect_to(of);
+    send_all(visitor, &made, sizeof made);
+    assert_int_equal(receive_head(visitor).kind, MS_FRAME_WELCOME);
+    return visitor;
+}
+
+static void test_silence_of_a_keeper_is_noticed(void **state)
+{
+    (void)state;
+    pair of = { 0 };
+    int visitor = admitted(&of);
+    ms_starter_state found = await_phase(&of, MS_STARTER_LOST);
+    assert_non_null(
+        strstr(found.why, "host handmade, where rank 0 is, is lost: nothing was heard"));
+    close(visitor);
+    close_both(&of);
+}
+
+static void test_a_keeper_that_speaks_nonsense_is_lost(void **state)
+{
+    (void)state;
+    pair of = { 0 };
+    int visitor = admitted(&of);
+    ms_code_body code = { .code = 256 };
+    ms_frame_head head = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_CODE, .bytes = sizeof code };
+    send_all(visitor, &head, sizeof head);
+    send_all(visitor, &code, sizeof code);
+    await_phase(&of, MS_STARTER_LOST);
+    close(visitor);
+    close_both(&of);
+}
+
+/* A starter made by hand: it welcomes the keeper and says no more. */
+static void *welcome(void *argument)
+{
+    const int *listener = argument;
+    static int visitor;
+    call made;
+    ms_frame_head answer = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_WELCOME };
+    visitor = accept(*listener, NULL, NULL);
+    if (recv(visitor, &made, sizeof made, MSG_WAITALL) == (ssize_t)sizeof made)
+        (void)send(visitor, &answer, sizeof answer, MSG_NOSIGNAL);
+    return &visitor;
+}
+
+static void test_silence_of_a_starter_ends_the_job(void **state)
+{
+    (void)state;
+    pair of = { 0 };
+    pthread_t thread;
+    void *visitor = NULL;
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t bytes = sizeof at;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), used;
+    assert_int_equal(bind(listener, (struct sockaddr *)&at, bytes), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &bytes), 0);
+    used = snprintf(of.value, sizeof of.value, "1 %u %064d 127.0.0.1", ntohs(at.sin_port), 0);
+    assert_true(used > 0);
+    setenv(MS_STARTER_VARIABLE, of.value, 1);
+    assert_int_equal(pthread_create(&thread, NULL, welcome, &listener), 0);
+    open_keeper(&of);
+    if (ms_keeper_call_starter(of.keeper)) fail_msg("%s", of.contexts[1].error.message);
+    pthread_join(thread, &visitor);
+    ms_abort_record cause = await_cause(&of);
+    assert_int_equal(cause.reason, MS_ABORT_DIED);
+    assert_non_null(strstr(cause.error.message, "host hosta has heard nothing of the process"));
+    close(*(int *)visitor);
+    close(listener);
+    close_both(&of);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_requests_and_the_code_arrive),
+        cmocka_unit_test(test_an_abort_is_the_cause_of_the_end),
+        cmocka_unit_test(test_both_give_signs_of_life),
+        cmocka_unit_test(test_a_keeper_whose_starter_ends_ends_the_job),
+        cmocka_unit_test(test_a_starter_whose_keeper_ends_says_so),
+        cmocka_unit_test(test_strangers_are_turned_away),
+        cmocka_unit_test(test_another_version_is_refused),
+        cmocka_unit_test(test_a_variable_that_is_wrong_is_named),
+        cmocka_unit_test(test_silence_of_a_keeper_is_noticed),
+        cmocka_unit_test(test_a_keeper_that_speaks_nonsense_is_lost),
+        cmocka_unit_test(test_silence_of_a_starter_ends_the_job),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
