@@ -211,6 +211,8 @@ static int join(lua_State *L)
     read_program(L, &program);
     find_modules(modules, sizeof modules);
     ms_hosts_options options = read_options(L, modules, -1);
+    runtime->context.log = runtime->settings.log;
+    runtime->context.log_user = runtime->settings.log_user;
     options.keeper = fork_keeper(&program);
     ms_status status = options.keeper < 0
                            ? ms_fail_os(&runtime->context, options.keeper,

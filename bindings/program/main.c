@@ -355,6 +355,16 @@ int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t ran
     return code;
 }
 
+/* What a keeper logs, in one piece, from any of its threads: who was turned away at its port. */
+static void keeper_line(void *user, ms_log_level level, const char *message)
+{
+    char line[MS_ERROR_MESSAGE_BYTES + 64];
+    (void)user;
+    (void)level;
+    int bytes = snprintf(line, sizeof line, "moonshard: %s\n", message);
+    fwrite(line, 1, (size_t)bytes, stderr);
+}
+
 /* moonshard keep NUMBER ARGUMENTS: the process that a rank has forked, once it is needed. Its ranks
  * hear of an error from their launcher's first process, so it says nothing itself. */
 static int keep(int count, char **values)
@@ -362,6 +372,7 @@ static int keep(int count, char **values)
     ms_context context;
     ms_keeper *keeper = NULL;
     ms_context_init(&context, NULL);
+    context.log = keeper_line;
     char *end = NULL;
     long descriptor = strtol(values[2], &end, 10);
     if (*end || descriptor < 3 || descriptor > 1 << 20) return 2;

@@ -21,6 +21,8 @@ static const struct limits {
     [MS_FRAME_SEEN] = { sizeof(ms_seen_body), MS_FRAME_BODY_MOST },
     [MS_FRAME_CALL] = { sizeof(ms_call_body), sizeof(ms_call_body) },
     [MS_FRAME_CODE] = { sizeof(ms_code_body), sizeof(ms_code_body) },
+    [MS_FRAME_COMING] = { sizeof(ms_coming_body), sizeof(ms_coming_body) },
+    [MS_FRAME_MEETING] = { 1, MS_FRAME_BODY_MOST },
 };
 
 /* Kinds without a body are not in the table, so their limits are 0. */
@@ -63,6 +65,7 @@ bool ms_frame_check_body(const ms_frame_head *head, void *body)
 {
     switch (head->kind) {
     case MS_FRAME_HELLO: ((ms_hello_body *)body)->version[15] = '\0'; return true;
+    case MS_FRAME_COMING: ((ms_coming_body *)body)->version[15] = '\0'; return true;
     case MS_FRAME_REFUSED: ((char *)body)[head->bytes - 1] = '\0'; return true;
     case MS_FRAME_CAUSE:
     case MS_FRAME_VERDICT: return check_record(body);

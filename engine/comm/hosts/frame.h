@@ -37,6 +37,8 @@ typedef enum ms_frame_kind {
     MS_FRAME_BYE,     /* the ranks of this host have gone */
     MS_FRAME_CALL,    /* the first keeper to the process that started the job: ms_call_body */
     MS_FRAME_CODE,    /* the same, at the end: ms_code_body */
+    MS_FRAME_COMING,  /* before there are keepers: a rank to rank 0, ms_coming_body */
+    MS_FRAME_MEETING, /* and what they say then: any bytes */
     MS_FRAME_KINDS
 } ms_frame_kind;
 
@@ -64,6 +66,11 @@ typedef struct ms_call_body {
 typedef struct ms_code_body {
     uint32_t code;
 } ms_code_body;
+typedef struct ms_coming_body {
+    uint8_t token[MS_TOKEN_BYTES];
+    char version[16];
+    uint32_t rank, ranks;
+} ms_coming_body;
 
 typedef struct ms_write_body {
     uint64_t offset; /* in the control file */

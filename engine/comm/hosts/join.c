@@ -1,101 +1,59 @@
-/* join.c: how processes that an MPI launcher started become the ranks of a job: they tell rank 0
- * which host each is on, rank 0 tells all, and each host gets a keeper. All this goes by messages
- * of MPI; what comes later between keepers does not.
+/* join.c: how processes that a launcher started become the ranks of a job: they tell rank 0 which
+ * host each is on, rank 0 tells all, each host gets a keeper, and rank 0 tells each where its
+ * keeper's door is.
  *
  * Every message of the meeting says whether its sender has failed, so that all processes end with
- * one error: rank 0's where rank 0 knows it, otherwise that of the host's first rank. */
+ * one error: that of rank 0, or of the first rank of a host, which reports it. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "comm/hosts/keeper.h"
-#include "comm/hosts/launcher.h"
+#include "comm/hosts/meeting.h"
 #include "comm/hosts/serve.h"
-#include "comm/mpi/load.h"
-#include "comm/mpi/poster.h"
 
 #define MS_AGREE_BYTES 4096
-#define MS_TAG_MEETING 0
-/* All ranks come to MPI_Finalize at the same time (door.c). That of MPICH has been seen to hang
- * over TCP then. */
-#define MS_FINALIZE_NS ((uint64_t)10 * 1000000000)
 
 /* What each rank tells rank 0. */
 typedef struct ms_card {
-    uint32_t failed;
+    uint32_t failed; /* ms_status */
     char why[MS_ERROR_MESSAGE_BYTES];
     ms_host_id host;
     char version[16];
     char agree[MS_AGREE_BYTES];
 } ms_card;
 
-/* What rank 0 tells each, and the first rank of a host its others. options.host is filled by the
- * one who reads it. */
+/* What rank 0 tells each. options.host is filled by the one who reads it. */
 typedef struct ms_plan {
-    uint32_t failed; /* ms_status */
+    uint32_t failed;
     char why[MS_ERROR_MESSAGE_BYTES];
-    char door[108];
     ms_keeper_options options;
 } ms_plan;
 
-/* A rank's meeting. It is not freed after a failure: MPI may still use it. */
-typedef struct ms_meeting {
+/* Where a host's keeper is met: the first rank of a host tells rank 0, which tells each rank. */
+typedef struct ms_way_in {
+    uint32_t failed;
+    char why[MS_ERROR_MESSAGE_BYTES];
+    char door[108];
+} ms_way_in;
+
+/* Not freed after a failure, as the meeting may still use it. */
+typedef struct ms_joining {
     ms_context *context;
     const ms_hosts_options *options;
     ms_hosts_place *place;
-    ms_mpi *mpi;
+    ms_meeting *meeting;
     ms_file *keeper;
-    ms_word news; /* of messages, until the rank has a line */
-    _Atomic(ms_rank_line *) line;
-    ms_mpi_message message;
     ms_card card;
     ms_plan plan;
+    ms_way_in way;
     ms_served served;
     ms_host_id hosts[MS_LOCAL_RANKS_MAX]; /* rank 0's: of the hosts found so far */
-} ms_meeting;
+    ms_way_in ways[MS_LOCAL_RANKS_MAX];   /* rank 0's, of each host */
+} ms_joining;
 
-/* ------------------------------------------------------------------- messages */
-
-/* On the thread of MPI. */
-static void hear_news(void *user)
-{
-    ms_meeting *meeting = user;
-    ms_rank_line *line = atomic_load(&meeting->line);
-    atomic_fetch_add(&meeting->news, 1);
-    ms_futex_wake(&meeting->news, 1);
-    if (line) ms_host_wake_line(line);
-}
-
-/* One message, to its end. */
-static ms_status pass(ms_meeting *meeting, bool sends, uint32_t peer, void *memory, size_t bytes)
-{
-    const ms_os *os = meeting->context->os;
-    ms_mpi_message *message = &meeting->message;
-    *message = (ms_mpi_message){
-        .memory = memory, .bytes = bytes, .peer = peer, .tag = MS_TAG_MEETING, .sends = sends
-    };
-    uint64_t limit = os->monotonic_ns(os->user) + meeting->options->init_ns;
-    ms_mpi_post(meeting->mpi, message);
-    for (;;) {
-        uint32_t seen = atomic_load(&meeting->news);
-        ms_mpi_state state = ms_mpi_look(message);
-        if (state == MS_MPI_FAILED)
-            return ms_fail(meeting->context, MS_ERROR_IO, "a message of MPI has failed: %s",
-                           message->why);
-        if (state == MS_MPI_ENDED && (sends || message->moved == bytes)) return MS_OK;
-        if (state == MS_MPI_ENDED)
-            return ms_fail(meeting->context, MS_ERROR_MISMATCH,
-                           "rank %u is of another version of Moonshard: install the same one on "
-                           "all hosts",
-                           peer);
-        uint64_t now = os->monotonic_ns(os->user);
-        if (now >= limit)
-            return ms_fail(meeting->context, MS_ERROR_TIMEOUT,
-                           "rank %u has not come to the meeting of the ranks in %.0f s", peer,
-                           (double)meeting->options->init_ns / 1e9);
-        ms_futex_wait(&meeting->news, seen, limit - now);
-    }
-}
+_Static_assert(sizeof(ms_card) <= MS_FRAME_BODY_MOST && sizeof(ms_plan) <= MS_FRAME_BODY_MOST,
+               "a message of the meeting is one frame");
 
 /* ---------------------------------------------------------------------- rank 0 */
 
@@ -116,18 +74,18 @@ static bool first_difference(const char *a, const char *b, char *line_a, char *l
 }
 
 /* What a rank's card says that rank 0's does not; an error, or MS_OK. */
-static ms_status compare(ms_meeting *meeting, const ms_card *card, uint32_t rank)
+static ms_status compare(ms_joining *joining, const ms_card *card, uint32_t rank)
 {
     char mine[200], theirs[200];
-    const ms_card *own = &meeting->card;
-    if (card->failed) return ms_fail(meeting->context, (ms_status)card->failed, "%s", card->why);
+    const ms_card *own = &joining->card;
+    if (card->failed) return ms_fail(joining->context, (ms_status)card->failed, "%s", card->why);
     if (strncmp(card->version, own->version, sizeof own->version) != 0)
-        return ms_fail(meeting->context, MS_ERROR_MISMATCH,
+        return ms_fail(joining->context, MS_ERROR_MISMATCH,
                        "rank %u on host %s runs Moonshard %.15s, rank 0 on host %s runs %s: "
                        "install the same version on all hosts",
                        rank, card->host.name, card->version, own->host.name, own->version);
     if (!first_difference(own->agree, card->agree, mine, theirs, sizeof mine)) return MS_OK;
-    return ms_fail(meeting->context, MS_ERROR_MISMATCH,
+    return ms_fail(joining->context, MS_ERROR_MISMATCH,
                    "the ranks were started differently:\n  rank 0 on host %s: %s\n  rank %u on "
                    "host %s: %s",
                    own->host.name, *mine ? mine : "(nothing)", rank, card->host.name,
@@ -135,16 +93,16 @@ static ms_status compare(ms_meeting *meeting, const ms_card *card, uint32_t rank
 }
 
 /* Hosts are numbered in the order of their first ranks. */
-static ms_status note_host(ms_meeting *meeting, const ms_card *card, uint32_t rank)
+static ms_status note_host(ms_joining *joining, const ms_card *card, uint32_t rank)
 {
-    ms_keeper_options *options = &meeting->plan.options;
+    ms_keeper_options *options = &joining->plan.options;
     uint32_t h = 0;
     while (h < options->hosts
-           && strncmp(meeting->hosts[h].identity, card->host.identity, sizeof card->host.identity)
+           && strncmp(joining->hosts[h].identity, card->host.identity, sizeof card->host.identity)
                   != 0)
         h++;
     if (h == options->hosts) {
-        meeting->hosts[h] = card->host;
+        joining->hosts[h] = card->host;
         memcpy(options->names[h], card->host.name, sizeof options->names[h] - 1);
         options->hosts++;
     }
@@ -153,24 +111,24 @@ static ms_status note_host(ms_meeting *meeting, const ms_card *card, uint32_t ra
 }
 
 /* Hears all ranks, also after one that differs: each of them waits for the plan. */
-static ms_status hear_all(ms_meeting *meeting)
+static ms_status hear_all(ms_joining *joining)
 {
-    ms_context *context = meeting->context;
+    ms_context *context = joining->context;
     ms_error first = { .status = MS_OK };
     void *memory = NULL;
     ms_status status = ms_allocate(context, sizeof(ms_card), "meeting", &memory);
     if (status) return status;
-    note_host(meeting, &meeting->card, 0);
-    for (uint32_t r = 1; r < meeting->place->ranks; r++) {
+    note_host(joining, &joining->card, 0);
+    for (uint32_t r = 1; r < joining->place->ranks; r++) {
         ms_card *card = memory;
-        /* The memory stays: MPI may still use it. */
-        status = pass(meeting, false, r, card, sizeof *card);
+        /* After a failure the memory stays: MPI may still use it. */
+        status = joining->meeting->receive(joining->meeting, r, card, sizeof *card);
         if (status) return status;
         card->why[sizeof card->why - 1] = card->agree[sizeof card->agree - 1] = '\0';
         card->host.name[sizeof card->host.name - 1] = '\0';
         card->version[sizeof card->version - 1] = '\0';
-        if (compare(meeting, card, r) && !first.status) first = context->error;
-        note_host(meeting, card, r);
+        if (compare(joining, card, r) && !first.status) first = context->error;
+        note_host(joining, card, r);
     }
     ms_release(context, memory);
     if (first.status) context->error = first;
@@ -178,13 +136,13 @@ static ms_status hear_all(ms_meeting *meeting)
 }
 
 /* The options of all keepers; the first of them is opened now, so that its port is known. */
-static ms_status make_plan(ms_meeting *meeting)
+static ms_status make_plan(ms_joining *joining)
 {
-    ms_context *context = meeting->context;
-    ms_keeper_options *options = &meeting->plan.options;
-    const ms_hosts_options *wishes = meeting->options;
+    ms_context *context = joining->context;
+    ms_keeper_options *options = &joining->plan.options;
+    const ms_hosts_options *wishes = joining->options;
     options->rendezvous = wishes->rendezvous;
-    options->rendezvous.ranks = meeting->place->ranks;
+    options->rendezvous.ranks = joining->place->ranks;
     options->init_ns = wishes->init_ns;
     options->lost_ns = wishes->lost_ns;
     options->reach.port = wishes->port;
@@ -192,181 +150,156 @@ static ms_status make_plan(ms_meeting *meeting)
     if (wishes->interface)
         snprintf(options->reach.interface, sizeof options->reach.interface, "%s",
                  wishes->interface);
-    ms_status status = hear_all(meeting);
+    ms_status status = hear_all(joining);
     if (status) return status;
     int error = context->os->entropy(context->os->user, options->token, sizeof options->token);
     if (error) return ms_fail_os(context, error, "cannot make a job's token", NULL);
-    status = ms_served_ask(context, meeting->keeper, options, &meeting->served);
+    status = ms_served_ask(context, joining->keeper, options, &joining->served);
     if (status) return status;
-    *options = meeting->served.options;
-    memcpy(meeting->plan.door, meeting->served.door, sizeof meeting->plan.door);
+    *options = joining->served.options;
+    memcpy(joining->way.door, joining->served.door, sizeof joining->way.door);
     return MS_OK;
 }
 
 /* ------------------------------------------------------------------- each rank */
 
 /* The own error, for the others. */
-static void write_failure(ms_meeting *meeting, ms_status status, uint32_t *failed, char *why)
+static void write_failure(ms_joining *joining, ms_status status, uint32_t *failed, char *why)
 {
     *failed = status;
-    if (status) snprintf(why, MS_ERROR_MESSAGE_BYTES, "%s", meeting->context->error.message);
+    if (status) snprintf(why, MS_ERROR_MESSAGE_BYTES, "%s", joining->context->error.message);
 }
 
 /* A failure that came in a message is reported by its sender. */
-static ms_status read_failure(ms_meeting *meeting, ms_plan *plan)
+static ms_status read_failure(ms_joining *joining, uint32_t failed, char *why)
 {
-    plan->why[sizeof plan->why - 1] = '\0';
-    if (!plan->failed) return MS_OK;
-    meeting->place->is_told = true;
-    return ms_fail(meeting->context, (ms_status)plan->failed, "%s", plan->why);
+    why[MS_ERROR_MESSAGE_BYTES - 1] = '\0';
+    if (!failed) return MS_OK;
+    joining->place->is_told = true;
+    return ms_fail(joining->context, (ms_status)failed, "%s", why);
+}
+
+/* Sends the same to all other ranks; the first failure. The error that was there stays. */
+static ms_status tell_all(ms_joining *joining, const void *memory, size_t bytes)
+{
+    ms_status status = MS_OK;
+    ms_meeting *meeting = joining->meeting;
+    ms_error error = joining->context->error;
+    for (uint32_t r = 1; r < joining->place->ranks; r++) {
+        ms_status sent = meeting->send(meeting, r, memory, bytes);
+        if (!status) status = sent;
+    }
+    if (!status) joining->context->error = error;
+    return status;
 }
 
 /* Tells all ranks the plan, or why there is none; or hears it. */
-static ms_status share_plan(ms_meeting *meeting)
+static ms_status share_plan(ms_joining *joining)
 {
-    ms_plan *plan = &meeting->plan;
-    const ms_hosts_place *place = meeting->place;
+    ms_plan *plan = &joining->plan;
+    ms_meeting *meeting = joining->meeting;
     ms_status status = MS_OK;
-    if (place->rank) {
-        status = pass(meeting, true, 0, &meeting->card, sizeof meeting->card);
-        if (!status) status = pass(meeting, false, 0, plan, sizeof *plan);
-        return status ? status : read_failure(meeting, plan);
+    if (joining->place->rank) {
+        status = meeting->send(meeting, 0, &joining->card, sizeof joining->card);
+        if (!status) status = meeting->receive(meeting, 0, plan, sizeof *plan);
+        return status ? status : read_failure(joining, plan->failed, plan->why);
     }
-    status = make_plan(meeting);
-    write_failure(meeting, status, &plan->failed, plan->why);
-    ms_error error = meeting->context->error;
-    for (uint32_t r = 1; r < place->ranks; r++) {
-        ms_status sent = pass(meeting, true, r, plan, sizeof *plan);
-        if (!status) status = sent;
-    }
-    if (plan->failed) meeting->context->error = error;
+    status = make_plan(joining);
+    write_failure(joining, status, &plan->failed, plan->why);
+    ms_error error = joining->context->error;
+    ms_status sent = tell_all(joining, plan, sizeof *plan);
+    if (!status) return sent;
+    joining->context->error = error;
     return status;
 }
 
-/* The first rank of this host makes its forked process the keeper, unless rank 0 has done so, and
- * tells the host's other ranks where the door is. */
-static ms_status share_door(ms_meeting *meeting)
+static uint32_t first_rank_of(const ms_joining *joining, uint32_t host)
 {
-    ms_plan *plan = &meeting->plan;
-    ms_keeper_options *options = &plan->options;
-    const ms_hosts_place *place = meeting->place;
-    uint32_t host = options->host_of[place->rank], first = 0;
-    while (options->host_of[first] != host) first++;
-    options->host = host;
-    if (first != place->rank) {
-        ms_status status = pass(meeting, false, first, plan, sizeof *plan);
-        return status ? status : read_failure(meeting, plan);
-    }
+    uint32_t first = 0;
+    while (joining->plan.options.host_of[first] != host) first++;
+    return first;
+}
+
+/* Rank 0 hears the way in of each host, also after one that has none, and tells all ranks theirs,
+ * or why there is none. */
+static ms_status pass_ways_on(ms_joining *joining)
+{
+    const ms_keeper_options *options = &joining->plan.options;
+    ms_meeting *meeting = joining->meeting;
     ms_status status = MS_OK;
-    if (host > 0) {
-        status = ms_served_ask(meeting->context, meeting->keeper, options, &meeting->served);
-        memcpy(plan->door, meeting->served.door, sizeof plan->door);
+    joining->ways[0] = joining->way;
+    for (uint32_t h = 1; h < options->hosts && !status; h++)
+        status = meeting->receive(meeting, first_rank_of(joining, h), &joining->ways[h],
+                                  sizeof joining->ways[h]);
+    for (uint32_t h = 1; h < options->hosts && !status; h++)
+        status = read_failure(joining, joining->ways[h].failed, joining->ways[h].why);
+    write_failure(joining, status, &joining->way.failed, joining->way.why);
+    ms_error error = joining->context->error;
+    for (uint32_t r = 1; r < joining->place->ranks; r++) {
+        const ms_way_in *way = status ? &joining->way : &joining->ways[options->host_of[r]];
+        ms_status sent = meeting->send(meeting, r, way, sizeof *way);
+        if (status) joining->context->error = error;
+        else status = sent;
     }
-    write_failure(meeting, status, &plan->failed, plan->why);
-    ms_error error = meeting->context->error;
-    for (uint32_t r = first + 1; r < place->ranks; r++)
-        if (options->host_of[r] == host) {
-            ms_status sent = pass(meeting, true, r, plan, sizeof *plan);
-            if (!status) status = sent;
-        }
-    if (plan->failed) meeting->context->error = error;
     return status;
+}
+
+/* The first rank of a host makes its forked process the keeper, unless it is rank 0, which has done
+ * so. */
+static ms_status find_way_in(ms_joining *joining)
+{
+    ms_keeper_options *options = &joining->plan.options;
+    ms_way_in *way = &joining->way;
+    ms_meeting *meeting = joining->meeting;
+    uint32_t rank = joining->place->rank;
+    options->host = options->host_of[rank];
+    if (rank == 0) return pass_ways_on(joining);
+    ms_status failed = MS_OK;
+    if (options->host > 0 && first_rank_of(joining, options->host) == rank) {
+        failed = ms_served_ask(joining->context, joining->keeper, options, &joining->served);
+        memcpy(way->door, joining->served.door, sizeof way->door);
+        write_failure(joining, failed, &way->failed, way->why);
+        ms_error error = joining->context->error;
+        ms_status status = meeting->send(meeting, 0, way, sizeof *way);
+        if (status && !failed) return status;
+        joining->context->error = error;
+    }
+    ms_error error = joining->context->error;
+    ms_status status = meeting->receive(meeting, 0, way, sizeof *way);
+    if (!failed) return status ? status : read_failure(joining, way->failed, way->why);
+    joining->context->error = error;
+    return failed;
 }
 
 /* Where the door closes, the rank that forked the keeper knows why, and the others say nothing. */
-static ms_status enter(ms_meeting *meeting)
+static ms_status enter(ms_joining *joining)
 {
-    ms_hosts_place *place = meeting->place;
-    const ms_keeper_options *options = &meeting->plan.options;
-    uint32_t first = 0;
-    while (options->host_of[first] != options->host) first++;
-    ms_status status = ms_hosts_enter(meeting->context, meeting->plan.door, place->rank,
+    ms_hosts_place *place = joining->place;
+    const ms_os *os = joining->context->os;
+    const ms_keeper_options *options = &joining->plan.options;
+    joining->way.door[sizeof joining->way.door - 1] = '\0';
+    ms_status status = ms_hosts_enter(joining->context, joining->way.door, place->rank,
                                       place->ranks, 2 * options->init_ns, &place->rendezvous);
-    if (status && first == place->rank)
-        return ms_served_why(meeting->context, meeting->keeper, status);
+    if (status && first_rank_of(joining, options->host) == place->rank)
+        return ms_served_why(joining->context, joining->keeper, status);
     if (status) {
         place->is_told = true;
         return status;
     }
     /* A process that is not needed ends now. */
-    meeting->context->os->close(meeting->context->os->user, meeting->keeper);
-    ms_host_files *files = ms_host_files_of(place->rendezvous);
-    files->mpi = meeting->mpi;
-    atomic_store(&meeting->line, &files->control->lines[place->rank]);
+    os->close(os->user, joining->keeper);
+    joining->meeting->end(joining->meeting, ms_host_files_of(place->rendezvous));
     place->hosts = options->hosts;
     snprintf(place->host, sizeof place->host, "%s", options->names[options->host]);
     return MS_OK;
 }
 
-/* ------------------------------------------------------------------------- MPI */
-
-/* The module for the MPI that started this process. Slurm's own start does not say which one is
- * meant. */
-static const char *module_of(ms_launcher_kind kind, const char *wish)
-{
-    if (wish && *wish) return wish;
-    return kind == MS_LAUNCHER_PMI ? "mpich" : "openmpi";
-}
-
-/* MPI counts what the launcher counts, or the module belongs to another MPI. */
-static ms_status check_world(ms_meeting *meeting, const ms_launcher *launcher)
-{
-    const ms_mpi_world *world = ms_mpi_found(meeting->mpi);
-    const ms_hosts_place *place = meeting->place;
-    if (world->size == 1 && launcher->size != MS_UNKNOWN && launcher->size > 1)
-        return ms_fail(meeting->context, MS_ERROR_ARGUMENT,
-                       "%s counts %u processes, but %s finds only this one: it is not the MPI "
-                       "whose launcher started them; choose another module with "
-                       "MOONSHARD_MPI=openmpi or mpich%s",
-                       launcher->name, launcher->size, world->library,
-                       launcher->kind == MS_LAUNCHER_SLURM
-                           ? ", or start with srun --mpi=pmix or --mpi=pmi2"
-                           : "");
-    if (launcher->size != MS_UNKNOWN
-        && (world->size != launcher->size || world->rank != launcher->rank))
-        return ms_fail(meeting->context, MS_ERROR_ARGUMENT,
-                       "%s says rank %u of %u, and %s says rank %u of %u: they belong to "
-                       "different jobs",
-                       launcher->name, launcher->rank, launcher->size, place->mpi, world->rank,
-                       world->size);
-    if (world->size <= MS_LOCAL_RANKS_MAX) return MS_OK;
-    return ms_fail(meeting->context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed",
-                   world->size, MS_LOCAL_RANKS_MAX);
-}
-
-/* Before the meeting each rank is alone with its error; the first process of each host reports. */
-static ms_status begin_mpi(ms_meeting *meeting, const ms_launcher *launcher)
-{
-    char path[4096];
-    const ms_hosts_options *options = meeting->options;
-    ms_hosts_place *place = meeting->place;
-    const ms_mpi_module *module = NULL;
-    ms_mpi_options wishes = { .timeout_ns = options->init_ns,
-                              .ending_ns = MS_FINALIZE_NS,
-                              .crowded = true,
-                              .news = hear_news,
-                              .user = meeting };
-    const char *name = module_of(launcher->kind, options->mpi);
-    place->is_told =
-        launcher->local_rank != MS_UNKNOWN ? launcher->local_rank > 0 : launcher->rank > 0;
-    snprintf(place->mpi, sizeof place->mpi, "%s", name);
-    snprintf(path, sizeof path, "%s/libmoonshard_mpi_%s.so", options->modules, name);
-    ms_status status = ms_mpi_load(meeting->context, path, &module);
-    if (!status) status = ms_mpi_open(meeting->context, module, &wishes, &meeting->mpi);
-    if (status) return status;
-    const ms_mpi_world *world = ms_mpi_found(meeting->mpi);
-    place->rank = world->rank;
-    place->ranks = world->size;
-    snprintf(place->library, sizeof place->library, "%s", world->library);
-    return check_world(meeting, launcher);
-}
-
 /* This rank's card. What it finds wrong itself goes to rank 0 with it. */
-static void write_card(ms_meeting *meeting)
+static void write_card(ms_joining *joining)
 {
-    ms_context *context = meeting->context;
-    ms_card *card = &meeting->card;
-    const char *agree = meeting->options->agree ? meeting->options->agree : "";
+    ms_context *context = joining->context;
+    ms_card *card = &joining->card;
+    const char *agree = joining->options->agree ? joining->options->agree : "";
     int error = context->os->host(context->os->user, &card->host);
     ms_status status = MS_OK;
     if (error) status = ms_fail_os(context, error, "cannot tell this host from others", NULL);
@@ -375,7 +308,15 @@ static void write_card(ms_meeting *meeting)
                          "the options of this run have more than %d bytes", MS_AGREE_BYTES - 1);
     snprintf(card->version, sizeof card->version, "%s", MS_VERSION);
     snprintf(card->agree, sizeof card->agree, "%s", agree);
-    write_failure(meeting, status, &card->failed, card->why);
+    write_failure(joining, status, &card->failed, card->why);
+}
+
+/* ---------------------------------------------------------------------- joining */
+
+static bool has_mpi(const ms_context *context, const ms_launcher *launcher)
+{
+    const char *master = context->os->environment(context->os->user, "MOONSHARD_MASTER");
+    return launcher->kind != MS_LAUNCHER_TORCHRUN && !(master && *master);
 }
 
 ms_status ms_hosts_launched(ms_context *context, ms_launched *out)
@@ -388,29 +329,44 @@ ms_status ms_hosts_launched(ms_context *context, ms_launched *out)
     out->rank = launcher.rank;
     out->size = launcher.size == MS_UNKNOWN ? 0 : launcher.size;
     out->local_rank = launcher.local_rank == MS_UNKNOWN ? out->size : launcher.local_rank;
-    out->has_mpi = launcher.kind != MS_LAUNCHER_TORCHRUN;
+    out->has_mpi = has_mpi(context, &launcher);
     return MS_OK;
+}
+
+/* Before the meeting each rank is alone with its error; the first process of each host reports. */
+static ms_status meet(ms_joining *joining)
+{
+    ms_launcher launcher;
+    ms_hosts_place *place = joining->place;
+    ms_status status = ms_launcher_find(joining->context, &launcher);
+    if (status) return status;
+    bool over_mpi = has_mpi(joining->context, &launcher);
+    place->is_told =
+        launcher.local_rank != MS_UNKNOWN ? launcher.local_rank > 0 : launcher.rank > 0;
+    status = (over_mpi ? ms_meeting_over_mpi : ms_meeting_over_tcp)(
+        joining->context, joining->options, &launcher, place, &joining->meeting);
+    if (!status) place->is_told = false;
+    return status;
 }
 
 ms_status ms_hosts_join(ms_context *context, const ms_hosts_options *options, ms_hosts_place *out)
 {
-    ms_launcher launcher;
     void *memory = NULL;
     memset(out, 0, sizeof *out);
-    ms_status status = ms_launcher_find(context, &launcher);
-    if (!status) status = ms_allocate(context, sizeof(ms_meeting), "meeting", &memory);
+    ms_status status = ms_allocate(context, sizeof(ms_joining), "joining", &memory);
     if (status) return status;
-    ms_meeting *meeting = memory;
-    meeting->context = context;
-    meeting->options = options;
-    meeting->place = out;
-    int error = context->os->shared_adopt(context->os->user, options->keeper, &meeting->keeper);
+    ms_joining *joining = memory;
+    joining->context = context;
+    joining->options = options;
+    joining->place = out;
+    int error = context->os->shared_adopt(context->os->user, options->keeper, &joining->keeper);
     if (error) return ms_fail_os(context, error, "cannot speak to the keeper to be", NULL);
-    status = begin_mpi(meeting, &launcher);
+    status = meet(joining);
     if (status) return status;
-    out->is_told = false;
-    write_card(meeting);
-    status = share_plan(meeting);
-    if (!status) status = share_door(meeting);
-    return status ? status : enter(meeting);
+    write_card(joining);
+    status = share_plan(joining);
+    if (!status) status = find_way_in(joining);
+    if (!status) status = enter(joining);
+    if (!status) ms_release(context, joining);
+    return status;
 }

@@ -106,7 +106,7 @@ MS_API ms_status ms_hosts_enter(ms_context *context, const char *door, uint32_t 
 typedef struct ms_launched {
     char name[64];
     uint32_t rank, size, local_rank; /* local_rank: among the processes of this host, or size */
-    bool has_mpi;                    /* ranks of this launcher meet through MPI */
+    bool has_mpi; /* its ranks meet through MPI; not those of torchrun, or with MOONSHARD_MASTER */
 } ms_launched;
 /* MS_ERROR_ARGUMENT names a variable of the launcher that is wrong. */
 MS_API ms_status ms_hosts_launched(ms_context *context, ms_launched *out);
@@ -117,7 +117,7 @@ typedef struct ms_hosts_options {
     const char *mpi;                  /* the module's name; NULL: that of the launcher's MPI */
     const char *agree; /* lines "name=value" that must be the same on all ranks, at most 4 KiB */
     const char *interface; /* of the keepers' connections; NULL: any */
-    uint16_t port;         /* of the first keeper; 0: the system chooses */
+    uint16_t port; /* of the first keeper; 0: the system chooses. Under torchrun also of rank 0 */
     uint64_t init_ns, lost_ns;
     int keeper; /* end of the pair of sockets whose other end ms_keeper_serve has */
 } ms_hosts_options;
@@ -125,14 +125,16 @@ typedef struct ms_hosts_options {
 typedef struct ms_hosts_place {
     uint32_t rank, ranks, hosts;
     bool is_told; /* of an error: rank 0, or the first rank of this host, reports it */
-    char mpi[32], library[256]; /* the module's name, and what the MPI calls itself */
+    char mpi[32], library[256]; /* the module's name or "", and what connects the hosts */
     char host[MS_HOSTS_NAME_BYTES];
     ms_rendezvous *rendezvous; /* owned */
 } ms_hosts_place;
 
 /* All processes of the launcher call it: they begin MPI, find out who is on which host, make one of
- * the forked processes of each host its keeper, and enter by its door. Blocks. After an error the
- * process can only end, with _exit: MPI may still use its memory. */
+ * the forked processes of each host its keeper, and enter by its door. Without MPI they meet at
+ * rank 0's host by TCP: MOONSHARD_MASTER=HOST:PORT says where (under torchrun MASTER_ADDR and
+ * `port` do), and MOONSHARD_TOKEN is their secret. Blocks. After an error the process can only end,
+ * with _exit: MPI may still use its memory. */
 MS_API ms_status ms_hosts_join(ms_context *context, const ms_hosts_options *options,
                                ms_hosts_place *out);
 

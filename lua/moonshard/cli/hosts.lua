@@ -58,19 +58,21 @@ local function agreed(parsed, command)
   return table.concat(lines, "\n")
 end
 
--- Ranks of torchrun meet at a path of this host.
+-- Ranks of torchrun on one host meet at a path of it.
 local function meet_torchrun(found)
-  local size = tonumber(os.getenv "LOCAL_WORLD_SIZE")
-  if size ~= found.size then
-    launch.exit(2, ("torchrun started ranks on several hosts (WORLD_SIZE=%d, \z
-      LOCAL_WORLD_SIZE=%s): on CPUs they need MPI between the hosts: start them with mpirun or \z
-      srun")
-      :format(found.size, os.getenv "LOCAL_WORLD_SIZE" or "not set"))
-  end
   core.configure{ group = "local", rank = found.rank, world_size = found.size,
     rendezvous = ("%s/moonshard-torchrun-%s-%s"):format(os.getenv "TMPDIR" or "/tmp",
       os.getenv "MASTER_PORT" or "0", (os.getenv "TORCHELASTIC_RUN_ID" or ""):gsub("[^%w]", "")) }
   return found.rank
+end
+
+-- Without MPI only NCCL carries tensors from host to host.
+local function need_nccl(found)
+  if os.getenv "MOONSHARD_TRANSPORT" == "nccl" then return end
+  launch.exit(2, found.local_rank > 0 and "" or ("%s started ranks on several hosts (%d in all), \z
+    and no MPI connects them: on CPUs start them with mpirun or srun%s; without MPI their tensors \z
+    travel through NCCL (MOONSHARD_TRANSPORT=nccl)"):format(found.launcher, found.size,
+    os.getenv "MOONSHARD_MASTER" and ", and do not set MOONSHARD_MASTER" or ""))
 end
 
 -- The line that rank 0 prints when all have met.
@@ -88,7 +90,13 @@ function hosts.join(command, parsed)
   local process = launch.process
   if not process or process.rank or process.kept_ranks then return false end
   local found = core.hosts_launched()
-  if not found then return false end
+  if not found then
+    if parsed.ranks == 1 and os.getenv "MOONSHARD_MASTER" then
+      launch.exit(2, "MOONSHARD_MASTER is set, but no launcher started this process as one of \z
+        several ranks: start them with torchrun or srun, or do not set it")
+    end
+    return false
+  end
   if parsed.ranks > 1 or parsed.thread_ranks then
     launch.exit(2, found.rank == 0 and (parsed.ranks > 1
       and ("-n %d beside %s: the launcher says how many ranks there are; leave -n out")
@@ -97,8 +105,12 @@ function hosts.join(command, parsed)
       or "")
   end
   if not found.mpi then
-    process.rank = meet_torchrun(found)
-    return true
+    if not os.getenv "MOONSHARD_MASTER"
+        and tonumber(os.getenv "LOCAL_WORLD_SIZE") == found.size then
+      process.rank = meet_torchrun(found)
+      return true
+    end
+    need_nccl(found)
   end
   local place, message, is_told = core.hosts_join {
     program = process.program, arguments = launch.arguments_given,

@@ -22,6 +22,9 @@ local variables = {
     "how the tensors of ranks travel: local or nccl (default: what fits the device)",
   },
   { "MOONSHARD_NCCL", "path of NCCL's library (default: libnccl.so.2, where the system finds it)" },
+  { "MOONSHARD_MPI", "openmpi or mpich: the module for MPI (default: that of the launcher's MPI)" },
+  { "MOONSHARD_MASTER", "HOST:PORT, where ranks of several hosts meet without MPI: rank 0's host" },
+  { "MOONSHARD_TOKEN", "their secret of 8 to 32 bytes, the same on all hosts" },
   { "MOONSHARD_LOG", "debug: messages of the engine, and whole tracebacks of errors" },
 }
 

@@ -1,0 +1,161 @@
+/* meet_mpi.c: the meeting of ranks that an MPI's launcher started, by messages of MPI. Their job
+ * goes on to use MPI for tensors. */
+#include <stdio.h>
+
+#include "comm/hosts/meeting.h"
+#include "comm/mpi/load.h"
+#include "comm/mpi/poster.h"
+
+#define MS_TAG_MEETING 0
+/* All ranks come to MPI_Finalize at the same time (door.c). That of MPICH has been seen to hang
+ * over TCP then. */
+#define MS_FINALIZE_NS ((uint64_t)10 * 1000000000)
+
+typedef struct ms_mpi_meeting {
+    ms_meeting base;
+    ms_mpi *mpi;
+    ms_word news; /* of messages, until the rank has a line */
+    _Atomic(ms_rank_line *) line;
+    ms_mpi_message message;
+} ms_mpi_meeting;
+
+/* ------------------------------------------------------------------- messages */
+
+/* On the thread of MPI. */
+static void hear_news(void *user)
+{
+    ms_mpi_meeting *meeting = user;
+    ms_rank_line *line = atomic_load(&meeting->line);
+    atomic_fetch_add(&meeting->news, 1);
+    ms_futex_wake(&meeting->news, 1);
+    if (line) ms_host_wake_line(line);
+}
+
+/* One message, to its end. */
+static ms_status pass(ms_mpi_meeting *meeting, bool sends, uint32_t peer, void *memory,
+                      size_t bytes)
+{
+    ms_context *context = meeting->base.context;
+    const ms_os *os = context->os;
+    ms_mpi_message *message = &meeting->message;
+    *message = (ms_mpi_message){
+        .memory = memory, .bytes = bytes, .peer = peer, .tag = MS_TAG_MEETING, .sends = sends
+    };
+    uint64_t limit = os->monotonic_ns(os->user) + meeting->base.options->init_ns;
+    ms_mpi_post(meeting->mpi, message);
+    for (;;) {
+        uint32_t seen = atomic_load(&meeting->news);
+        ms_mpi_state state = ms_mpi_look(message);
+        if (state == MS_MPI_FAILED)
+            return ms_fail(context, MS_ERROR_IO, "a message of MPI has failed: %s", message->why);
+        if (state == MS_MPI_ENDED && (sends || message->moved == bytes)) return MS_OK;
+        if (state == MS_MPI_ENDED)
+            return ms_fail(context, MS_ERROR_MISMATCH,
+                           "rank %u is of another version of Moonshard: install the same one on "
+                           "all hosts",
+                           peer);
+        uint64_t now = os->monotonic_ns(os->user);
+        if (now >= limit)
+            return ms_fail(context, MS_ERROR_TIMEOUT,
+                           "rank %u has not come to the meeting of the ranks in %.0f s", peer,
+                           (double)meeting->base.options->init_ns / 1e9);
+        ms_futex_wait(&meeting->news, seen, limit - now);
+    }
+}
+
+static ms_status send(ms_meeting *meeting, uint32_t rank, const void *memory, size_t bytes)
+{
+    return pass((ms_mpi_meeting *)meeting, true, rank, (void *)(uintptr_t)memory, bytes);
+}
+
+static ms_status receive(ms_meeting *meeting, uint32_t rank, void *memory, size_t bytes)
+{
+    return pass((ms_mpi_meeting *)meeting, false, rank, memory, bytes);
+}
+
+/* News of MPI wakes the rank at its line from now on, so the record stays as long as MPI does. */
+static void end(ms_meeting *meeting, ms_host_files *files)
+{
+    ms_mpi_meeting *own = (ms_mpi_meeting *)meeting;
+    files->mpi = own->mpi;
+    atomic_store(&own->line, &files->control->lines[meeting->place->rank]);
+}
+
+/* ------------------------------------------------------------------- beginning */
+
+/* The module for the MPI that started this process. Slurm's own start does not say which one is
+ * meant. */
+static const char *module_of(ms_launcher_kind kind, const char *wish)
+{
+    if (wish && *wish) return wish;
+    return kind == MS_LAUNCHER_PMI ? "mpich" : "openmpi";
+}
+
+/* MPI counts what the launcher counts, or the module belongs to another MPI. */
+static ms_status check_world(const ms_mpi_meeting *meeting, const ms_launcher *launcher)
+{
+    const ms_mpi_world *world = ms_mpi_found(meeting->mpi);
+    const ms_hosts_place *place = meeting->base.place;
+    if (world->size == 1 && launcher->size != MS_UNKNOWN && launcher->size > 1)
+        return ms_fail(meeting->base.context, MS_ERROR_ARGUMENT,
+                       "%s counts %u processes, but %s finds only this one: it is not the MPI "
+                       "whose launcher started them; choose another module with "
+                       "MOONSHARD_MPI=openmpi or mpich%s",
+                       launcher->name, launcher->size, world->library,
+                       launcher->kind == MS_LAUNCHER_SLURM
+                           ? ", or start with srun --mpi=pmix or --mpi=pmi2"
+                           : "");
+    if (launcher->size != MS_UNKNOWN
+        && (world->size != launcher->size || world->rank != launcher->rank))
+        return ms_fail(meeting->base.context, MS_ERROR_ARGUMENT,
+                       "%s says rank %u of %u, and %s says rank %u of %u: they belong to "
+                       "different jobs",
+                       launcher->name, launcher->rank, launcher->size, place->mpi, world->rank,
+                       world->size);
+    if (world->size <= MS_LOCAL_RANKS_MAX) return MS_OK;
+    return ms_fail(meeting->base.context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed",
+                   world->size, MS_LOCAL_RANKS_MAX);
+}
+
+/* Loads the module and begins MPI. */
+static ms_status begin(ms_mpi_meeting *meeting, const ms_launcher *launcher)
+{
+    char path[4096];
+    ms_context *context = meeting->base.context;
+    const ms_hosts_options *options = meeting->base.options;
+    ms_hosts_place *place = meeting->base.place;
+    const ms_mpi_module *module = NULL;
+    ms_mpi_options wishes = { .timeout_ns = options->init_ns,
+                              .ending_ns = MS_FINALIZE_NS,
+                              .crowded = true,
+                              .news = hear_news,
+                              .user = meeting };
+    snprintf(place->mpi, sizeof place->mpi, "%s", module_of(launcher->kind, options->mpi));
+    snprintf(path, sizeof path, "%s/libmoonshard_mpi_%s.so", options->modules, place->mpi);
+    ms_status status = ms_mpi_load(context, path, &module);
+    if (!status) status = ms_mpi_open(context, module, &wishes, &meeting->mpi);
+    if (status) return status;
+    const ms_mpi_world *world = ms_mpi_found(meeting->mpi);
+    place->rank = world->rank;
+    place->ranks = world->size;
+    snprintf(place->library, sizeof place->library, "%s", world->library);
+    return check_world(meeting, launcher);
+}
+
+ms_status ms_meeting_over_mpi(ms_context *context, const ms_hosts_options *options,
+                              const ms_launcher *launcher, ms_hosts_place *place, ms_meeting **out)
+{
+    void *memory = NULL;
+    ms_status status = ms_allocate(context, sizeof(ms_mpi_meeting), "meeting", &memory);
+    if (status) return status;
+    ms_mpi_meeting *meeting = memory;
+    meeting->base = (ms_meeting){ .context = context,
+                                  .options = options,
+                                  .place = place,
+                                  .send = send,
+                                  .receive = receive,
+                                  .end = end };
+    status = begin(meeting, launcher);
+    if (!status) *out = &meeting->base;
+    return status;
+}

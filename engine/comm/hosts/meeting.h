@@ -1,0 +1,41 @@
+/* meeting.h: how processes that are to be ranks of several hosts speak before any keeper is there:
+ * rank 0 with each of the others. For comm/hosts/ only.
+ *
+ * Invariants
+ * - A message passes between rank 0 and another rank, whole and in order. Both sides know how long
+ *   it is: another length means another version of Moonshard.
+ * - Every call ends within init_ns of the options. After a failure the meeting and the memory of
+ *   messages are not freed: MPI may still use them, and the process can only end. */
+#ifndef MOONSHARD_COMM_HOSTS_MEETING_H
+#define MOONSHARD_COMM_HOSTS_MEETING_H
+
+#include "comm/host/host.h"
+#include "comm/hosts/launcher.h"
+#include "moonshard/hosts.h"
+
+typedef struct ms_meeting ms_meeting;
+struct ms_meeting {
+    ms_context *context;
+    const ms_hosts_options *options;
+    ms_hosts_place *place;
+    ms_status (*send)(ms_meeting *meeting, uint32_t rank, const void *memory, size_t bytes);
+    ms_status (*receive)(ms_meeting *meeting, uint32_t rank, void *memory, size_t bytes);
+    /* This rank has entered by the door of its keeper. What the job goes on to use belongs to the
+     * files from now on; the rest is freed. */
+    void (*end)(ms_meeting *meeting, ms_host_files *files);
+};
+
+/* Each fills rank and ranks of *place. is_told says whether another process of this host reports an
+ * error of the beginning, since each is alone with it there. */
+
+/* By messages of MPI: its module is loaded, and the launcher started this process. Fills mpi and
+ * library of *place as well. */
+ms_status ms_meeting_over_mpi(ms_context *context, const ms_hosts_options *options,
+                              const ms_launcher *launcher, ms_hosts_place *place, ms_meeting **out);
+/* By TCP: rank 0 listens at the port of MOONSHARD_MASTER=HOST:PORT, or under torchrun at `port` of
+ * the options, where MASTER_ADDR says on which host that is. MOONSHARD_TOKEN keeps strangers out.
+ * The port is free again when the function returns. */
+ms_status ms_meeting_over_tcp(ms_context *context, const ms_hosts_options *options,
+                              const ms_launcher *launcher, ms_hosts_place *place, ms_meeting **out);
+
+#endif

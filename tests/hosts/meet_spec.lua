@@ -1,0 +1,133 @@
+-- Ranks of several hosts that meet without MPI, as torchrun or srun start them. Their tensors
+-- travel through NCCL, which a stub stands in for (tests/stub/nccl).
+local hosts = require "hosts"
+local command = require "command"
+
+local folder
+before_each(function() folder = command.folder() end)
+after_each(function() command.remove(folder) end)
+
+-- What torchrun sets for a rank of hosta:2,hostb:2.
+local function torchrun(rank)
+  return ("RANK=%d WORLD_SIZE=4 LOCAL_RANK=%d LOCAL_WORLD_SIZE=2 MASTER_ADDR=hosta \z
+    MASTER_PORT=29400"):format(rank, rank % 2)
+end
+
+local function srun(rank)
+  return ("SLURM_PROCID=%d SLURM_NTASKS=4 SLURM_LOCALID=%d SLURM_STEP_ID=0 \z
+    MOONSHARD_MASTER=hosta:29501"):format(rank, rank % 2)
+end
+
+local TOKEN = "MOONSHARD_TOKEN=0123456789abcdef"
+
+-- The variables of the test's own environment that name NCCL's stub.
+local nccl = ("MOONSHARD_TRANSPORT=nccl MOONSHARD_NCCL='%s'")
+  :format(os.getenv "MOONSHARD_NCCL" or "")
+
+--- Starts four ranks, two on each host; their exit codes and outputs, in the order of ranks.
+---@param settings fun(rank: integer): string
+---@param arguments string of run
+local function start(settings, arguments)
+  local running, codes, texts = {}, {}, {}
+  for rank = 0, 3 do
+    running[rank] = hosts.start(rank < 2 and "hosta" or "hostb", ("cd '%s' && %s '%s' run %s")
+      :format(folder, settings(rank), command.program, arguments))
+  end
+  for rank = 0, 3 do codes[rank], texts[rank] = running[rank].finish() end
+  return codes, texts
+end
+
+local function weights(text) return assert(text:match "weights (%x+)", text) end
+
+describe("ranks of several hosts that meet without MPI", function()
+  local program = ("'%s/tests/dist/ddp.lua'"):format(command.source)
+  for name, launcher in pairs { torchrun = torchrun, srun = srun } do
+    it("train through NCCL as those of one host: " .. name, function()
+      local expected = weights(command.succeed(folder, "run -n 4 " .. program))
+      local codes, texts = start(function(rank)
+        return table.concat({ launcher(rank), TOKEN, nccl }, " ")
+      end, (name == "torchrun" and "--port 29500 " or "") .. program)
+      for rank = 0, 3 do
+        assert.equal(0, codes[rank], texts[rank])
+        assert.equal(expected, weights(texts[rank]))
+      end
+      assert.truthy(texts[0]:find("4 ranks on 2 hosts, started by " .. name .. ", over NCCL", 1,
+        true), texts[0])
+    end)
+  end
+
+  it("end with one report when a rank raises an error", function()
+    command.write(folder .. "/fails.lua", [[
+      local ms = require "moonshard"
+      local world = ms.world()
+      world:all_reduce(ms.ones { 4 }):sync()
+      if world:rank() == 3 then error("rank 3 has had enough", 0) end
+      world:all_reduce(ms.ones { 4 }):sync()
+    ]])
+    local codes, texts = start(function(rank)
+      return table.concat({ torchrun(rank), TOKEN, nccl }, " ")
+    end, "--port 29500 fails.lua")
+    for rank = 0, 3 do assert.equal(1, codes[rank], texts[rank]) end
+    assert.truthy(texts[0]:find("rank 3 has had enough", 1, true), texts[0])
+    assert.falsy(texts[1]:find "enough", texts[1])
+  end)
+
+  it("compare their recipes", function()
+    command.write(folder .. "/a.lua", "print 'a'")
+    command.write(folder .. "/b.lua", "print 'b'")
+    local running = {}
+    for rank = 0, 3 do
+      running[rank] = hosts.start(rank < 2 and "hosta" or "hostb",
+        ("cd '%s' && %s %s %s '%s' run --port 29500 %s.lua"):format(folder, torchrun(rank), TOKEN,
+          nccl, command.program, rank == 2 and "b" or "a"))
+    end
+    local all = {}
+    for rank = 0, 3 do
+      local code, text = running[rank].finish()
+      assert.equal(2, code, text)
+      all[#all + 1] = text
+    end
+    local text = table.concat(all)
+    assert.equal(1, select(2, text:gsub("the ranks were started differently", "")), text)
+    assert.truthy(text:find("rank 2 on host hostb: recipe=b.lua", 1, true), text)
+  end)
+
+  -- Each says in one line per host what is wrong, and what to do.
+  local refused = {
+    { "the token is missing", function(rank) return torchrun(rank) .. " " .. nccl end,
+      "--port 29500", 2, "MOONSHARD_TOKEN is not set" },
+    { "the token is short", function(rank)
+      return torchrun(rank) .. " MOONSHARD_TOKEN=1 " .. nccl
+    end, "--port 29500", 2, "MOONSHARD_TOKEN has 1 bytes: 8 to 32 are expected" },
+    { "no port is given", function(rank) return torchrun(rank) .. " " .. TOKEN .. " " .. nccl end,
+      "", 2, "%-%-port PORT says which" },
+    { "the place is none", function(rank)
+      return srun(rank) .. " MOONSHARD_MASTER=hosta " .. TOKEN .. " " .. nccl
+    end, "", 2, "MOONSHARD_MASTER=hosta: HOST:PORT is expected" },
+    { "nothing carries tensors", torchrun, "", 2, "on CPUs start them with mpirun or srun" },
+  }
+  for _, case in ipairs(refused) do
+    it("are refused where " .. case[1], function()
+      command.write(folder .. "/a.lua", "print 'a'")
+      local codes, texts = start(case[2], case[3] .. " a.lua")
+      local lines = 0
+      for rank = 0, 3 do
+        assert.equal(case[4], codes[rank], texts[rank])
+        lines = lines + select(2, texts[rank]:gsub(case[5], ""))
+      end
+      assert.equal(2, lines, table.concat(texts, "", 0))
+    end)
+  end
+
+  it("keep a stranger out, who has another token", function()
+    command.write(folder .. "/a.lua", "print 'a'")
+    local codes, texts = start(function(rank)
+      return table.concat({ torchrun(rank), rank == 3 and TOKEN .. "0" or TOKEN, nccl }, " ")
+    end, "--port 29500 --init-timeout 2 a.lua")
+    for rank = 0, 3 do assert.equal(2, codes[rank], texts[rank]) end
+    assert.truthy(texts[0]:find("a connection to port 29500, where the ranks meet, is closed: \z
+      it has not this job's token", 1, true), texts[0])
+    assert.truthy(texts[0]:find("these ranks have not come to port 29500 of rank 0's host in \z
+      2 s: 3", 1, true), texts[0])
+  end)
+end)
