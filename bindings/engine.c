@@ -47,6 +47,33 @@ static bool has_group_options(lua_State *L)
     return found;
 }
 
+/* Options hosts (how many ranks each host has, in order) and sum_by_ranks of a fake world. */
+static void place_fake(lua_State *L, ms_runtime *runtime, uint32_t size)
+{
+    uint32_t next = 0;
+    runtime->fake_by_ranks = ms_lua_field_boolean(L, 1, "sum_by_ranks", false);
+    if (lua_getfield(L, 1, "hosts") != LUA_TNIL) {
+        luaL_checktype(L, -1, LUA_TTABLE);
+        uint32_t hosts = (uint32_t)lua_rawlen(L, -1);
+        for (uint32_t h = 0; h < hosts; h++) {
+            lua_rawgeti(L, -1, (lua_Integer)h + 1);
+            lua_Integer ranks = luaL_checkinteger(L, -1);
+            lua_pop(L, 1);
+            if (ranks < 1 || ranks > (lua_Integer)(size - next))
+                ms_lua_error(L, "init: hosts have %d ranks in all, each at least 1", (int)size);
+            for (lua_Integer i = 0; i < ranks && next < MS_LOCAL_RANKS_MAX; i++)
+                runtime->fake_hosts[next++] = (uint16_t)h;
+        }
+        if (next != size)
+            ms_lua_error(L,
+                         "init: hosts have %d ranks of %d; over several hosts a job has at most "
+                         "%d",
+                         (int)next, (int)size, MS_LOCAL_RANKS_MAX);
+        runtime->fake_has_hosts = true;
+    }
+    lua_pop(L, 1);
+}
+
 /* The world of the engine that will start, from options group, rank and world_size at index 1. A
  * fake world is only noted: the engine opens it when it starts. */
 static void configure_world(lua_State *L, ms_runtime *runtime)
@@ -70,8 +97,10 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
     uint32_t size = (uint32_t)ms_lua_field_integer(L, 1, "world_size", 0, 1, most);
     if (size == 0) ms_lua_error(L, "init: a group needs its world_size");
     uint32_t rank = (uint32_t)ms_lua_field_integer(L, 1, "rank", 0, 0, (int64_t)size - 1);
-    if (group == FAKE) runtime->fake_size = size;
-    else meet_ranks(L, runtime, groups[group], rank, size);
+    if (group == FAKE) {
+        runtime->fake_size = size;
+        place_fake(L, runtime, size);
+    } else meet_ranks(L, runtime, groups[group], rank, size);
     if (group != FAKE) strcpy(runtime->transport_text, groups[group]);
     runtime->rank = rank;
 }
@@ -92,15 +121,16 @@ static void read_text(lua_State *L, const char *name, char *text, size_t room, c
 }
 
 /* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
- * world_size=, rendezvous=, rates= }: settings for the engine that starts at first use.
- * runtime->settings is written last, so that an option that is wrong leaves the settings of the
- * environment. */
+ * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates= }: settings for the engine that starts at
+ * first use. runtime->settings is written last, so that an option that is wrong leaves the settings
+ * of the environment. */
 static int configure(lua_State *L)
 {
-    static const char *const keys[] = { "device", "threads",    "strict",       "seed",
-                                        "pin",    "cpu",        "memory_bytes", "group",
-                                        "rank",   "world_size", "rendezvous",   "rates",
-                                        NULL };
+    static const char *const keys[] = { "device",       "threads",      "strict",
+                                        "seed",         "pin",          "cpu",
+                                        "memory_bytes", "group",        "rank",
+                                        "world_size",   "rendezvous",   "rates",
+                                        "hosts",        "sum_by_ranks", NULL };
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     ms_lua_known_keys(L, 1, keys, "option of init");

@@ -176,15 +176,16 @@ static int group_calls(lua_State *L)
     return 1;
 }
 
-/* group:_traffic() -> calls, payload bytes, wire bytes of all operations since the start. Reports
- * take the difference of two calls. */
+/* group:_traffic() -> calls, payload bytes, wire bytes, bytes between hosts of all operations since
+ * the start. Reports take the difference of two calls. */
 static int group_traffic(lua_State *L)
 {
     ms_traffic traffic = ms_group_traffic(ms_lua_group(L, 1), MS_COLLECTIVES);
     lua_pushinteger(L, (lua_Integer)traffic.calls);
     lua_pushinteger(L, (lua_Integer)traffic.payload_bytes);
     lua_pushinteger(L, (lua_Integer)traffic.wire_bytes);
-    return 3;
+    lua_pushinteger(L, (lua_Integer)traffic.between_hosts_bytes);
+    return 4;
 }
 
 /* ---------------------------------------------------------------- splitting */
@@ -455,8 +456,8 @@ static void set_integer(lua_State *L, const char *name, uint64_t value)
 }
 
 /* core.comm_records() -> list of { op, dtype, count, group, channel, label, payload_bytes,
- * wire_bytes }, hash of their order. `moonshard check` prints the list; ranks that make the same
- * calls in the same order have equal hashes. */
+ * wire_bytes, between_hosts_bytes }, hash of their order. `moonshard check` prints the list; ranks
+ * that make the same calls in the same order have equal hashes. */
 static int comm_records(lua_State *L)
 {
     ms_engine *engine = ms_group_engine(ms_lua_world(L));
@@ -464,7 +465,7 @@ static int comm_records(lua_State *L)
     lua_createtable(L, (int)count, 0);
     for (size_t i = 0; i < count; i++) {
         const ms_collective_record *record = ms_comm_record_get(engine, i);
-        lua_createtable(L, 0, 8);
+        lua_createtable(L, 0, 9);
         lua_pushstring(L, ms_collective_name(record->kind));
         lua_setfield(L, -2, "op");
         /* A barrier has no numbers, hence no dtype. */
@@ -481,6 +482,7 @@ static int comm_records(lua_State *L)
         lua_setfield(L, -2, "label");
         set_integer(L, "payload_bytes", record->payload_bytes);
         set_integer(L, "wire_bytes", record->wire_bytes);
+        set_integer(L, "between_hosts_bytes", record->between_hosts_bytes);
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }
     lua_pushinteger(L, (lua_Integer)ms_comm_order_hash(engine));

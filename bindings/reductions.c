@@ -208,7 +208,8 @@ static int reductions_step_end(lua_State *L)
     return 0;
 }
 
-/* object:link_stats() -> list of { calls, payload_bytes, wire_bytes, ms, exposed_ms }, one for
+/* object:link_stats() -> list of { calls, payload_bytes, wire_bytes, between_hosts_bytes, ms,
+ * exposed_ms }, one for
  * each link; empty if the chain has no accounts. Call stats() before. stats() takes over the times
  * of passes that have ended since, and this reads them. */
 static int reductions_link_stats(lua_State *L)
@@ -218,10 +219,11 @@ static int reductions_link_stats(lua_State *L)
     lua_createtable(L, (int)count, 0);
     for (uint32_t i = 1; i <= count; i++) {
         ms_link_stats stats = box->calls->link_stats(box->of, i);
-        lua_createtable(L, 0, 5);
+        lua_createtable(L, 0, 6);
         ms_lua_set_integer(L, "calls", (int64_t)stats.calls);
         ms_lua_set_integer(L, "payload_bytes", (int64_t)stats.payload_bytes);
         ms_lua_set_integer(L, "wire_bytes", (int64_t)stats.wire_bytes);
+        ms_lua_set_integer(L, "between_hosts_bytes", (int64_t)stats.between_hosts_bytes);
         ms_lua_set_ms(L, "ms", stats.ns);
         ms_lua_set_ms(L, "exposed_ms", stats.exposed_ns);
         lua_rawseti(L, -2, (lua_Integer)i);
@@ -230,14 +232,14 @@ static int reductions_link_stats(lua_State *L)
 }
 
 /* object:stats() -> { forward_ms, backward_ms, reduce_ms, exposed_ms, step_ms, rebuilt, calls,
- * payload_bytes, wire_bytes } of the last pass that has ended; error: of the last that failed, or
- * nil. Nothing waits: times are those of a pass that the device has finished. The error is a text,
- * as the reduction that failed has ended its job. */
+ * payload_bytes, wire_bytes, between_hosts_bytes } of the last pass that has ended; error: of the
+ * last that failed, or nil. Nothing waits: times are those of a pass that the device has finished.
+ * The error is a text, as the reduction that failed has ended its job. */
 static int reductions_stats(lua_State *L)
 {
     ms_reductions_box *box = ms_lua_reductions(L);
     ms_pass_stats stats = box->calls->stats(box->of);
-    lua_createtable(L, 0, 11);
+    lua_createtable(L, 0, 12);
     ms_lua_set_string(L, "error", box->calls->error(box->of));
     ms_lua_set_integer(L, "iterations", (int64_t)stats.iterations);
     ms_lua_set_ms(L, "forward_ms", stats.forward_ns);
@@ -249,6 +251,7 @@ static int reductions_stats(lua_State *L)
     ms_lua_set_integer(L, "calls", (int64_t)stats.calls);
     ms_lua_set_integer(L, "payload_bytes", (int64_t)stats.payload_bytes);
     ms_lua_set_integer(L, "wire_bytes", (int64_t)stats.wire_bytes);
+    ms_lua_set_integer(L, "between_hosts_bytes", (int64_t)stats.between_hosts_bytes);
     return 1;
 }
 

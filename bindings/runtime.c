@@ -29,7 +29,11 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     ms_status status = MS_OK;
     /* On the sim device, `check` reads the list of collectives. */
     if (runtime->fake_size) {
-        status = ms_comm_open_fake(engine, runtime->rank, runtime->fake_size, &world);
+        ms_fake_world fake = { .rank = runtime->rank,
+                               .size = runtime->fake_size,
+                               .host_of = runtime->fake_has_hosts ? runtime->fake_hosts : NULL,
+                               .sum_by_ranks = runtime->fake_by_ranks };
+        status = ms_comm_open_fake_on(engine, &fake, &world);
         if (!status) ms_comm_record(engine, ms_engine_is_sim(engine));
     } else if (runtime->rendezvous) {
         ms_comm_options options = { .transport =

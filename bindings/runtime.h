@@ -23,6 +23,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "moonshard/control.h"
 #include "moonshard/grad.h"
 
 #define MS_HANDLE_MAGIC 0x4d53544eu
@@ -70,6 +71,9 @@ struct ms_runtime {
     uint32_t rank;         /* in it, or in a fake world */
     uint32_t shown_script; /* the line that others see in this rank's activity */
     uint32_t fake_size;    /* of the fake world that the engine starts in, or 0 */
+    bool fake_has_hosts;   /* its ranks are on these hosts */
+    bool fake_by_ranks;    /* its sums are in the order of ranks */
+    uint16_t fake_hosts[MS_LOCAL_RANKS_MAX];
     pthread_t owner;
     uint64_t step_serial;  /* of the current step, 0 outside */
     uint64_t step_count;   /* serials handed out */
@@ -258,6 +262,7 @@ void ms_open_ddp(lua_State *L, int runtime);
 void ms_open_fsdp(lua_State *L, int runtime);
 void ms_open_job(lua_State *L, int runtime);
 void ms_open_hosts(lua_State *L, int runtime);
+void ms_open_host_list(lua_State *L, int runtime);
 /* Pushes the names of the modules for MPIs beside the engine, as text, or false. */
 void ms_lua_push_modules(lua_State *L);
 void ms_open_optim(lua_State *L, int runtime);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "comm/flow.h"
+#include "comm/hosts/topology.h"
 #include "comm/transport.h"
 
 #include "tensor/op.h"
@@ -74,6 +75,7 @@ static void account(ms_group *group, const ms_comm_args *args)
         all[i]->calls++;
         all[i]->payload_bytes += args->payload_bytes;
         all[i]->wire_bytes += args->wire_bytes;
+        all[i]->between_hosts_bytes += args->between_hosts_bytes;
     }
 }
 
@@ -315,6 +317,7 @@ static ms_status add_record(ms_comm *comm, const ms_comm_args *args, const ms_co
                                 .count = args->count,
                                 .payload_bytes = args->payload_bytes,
                                 .wire_bytes = args->wire_bytes,
+                                .between_hosts_bytes = args->between_hosts_bytes,
                                 .group = args->group,
                                 .channel = args->channel + 1u,
                                 .root = args->root,
@@ -456,6 +459,14 @@ static void number_call(ms_group *group, ms_comm_args *args)
     args->wire_bytes = wire_of(group, args->kind, args->count * ms_dtype_bytes(args->dtype));
 }
 
+/* Once args has the counts. */
+static void count_between(const ms_group *group, ms_comm_args *args)
+{
+    if (group->topology)
+        args->between_hosts_bytes =
+            ms_bytes_between(group->topology, args, group->comm->sum_by_ranks);
+}
+
 /* Ends the job because a member sends something else than this rank expects of it; both numbers are
  * shown, so that the user sees which list is wrong. */
 static ms_status end_for_counts(ms_group *group, ms_comm_args *args, uint32_t member, int64_t sent,
@@ -530,14 +541,16 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     describe(group, c, args);
     /* A job that has ended takes no further call. */
     ms_status status = ms_comm_verify(comm);
+    if (!status) status = ms_group_place(group);
     if (!status) status = prepare_transport(group, args);
     if (!status) status = compare_counts(group, args, c);
     if (status) return status;
     number_call(group, args);
     status = group->control->prepare(comm, args);
     if (!status) status = choose_stream(group, args, c, &stream);
-    if (!status) status = add_record(comm, args, c);
     if (!status) status = hold_counts(comm, c, args, &held);
+    if (!status) count_between(group, args);
+    if (!status) status = add_record(comm, args, c);
     if (!status) status = launch(comm, stream, args, c);
     if (status) {
         ms_release(ms_engine_context(comm->engine), held);

@@ -13,8 +13,10 @@
 #include <stdatomic.h>
 
 #include "moonshard/comm.h"
+#include "moonshard/control.h"
 
 typedef struct ms_comm ms_comm;
+typedef struct ms_topology ms_topology;
 
 /* One channel of a group: its stream, and how far its collectives are. Two channels of a group do
  * not wait for each other. */
@@ -44,6 +46,8 @@ struct ms_group {
     uint32_t lowest, highest; /* of them */
     uint64_t *set;            /* the same as a bit set over the world's ranks */
     uint32_t splits;          /* made from this one, for names */
+    /* The members by hosts; NULL before the first call, and where all ranks are on one host. */
+    ms_topology *topology;
     /* Bit set of the membership's groups that contain all members of this one, itself included. */
     uint64_t around[MS_GROUPS_MAX / 64];
     bool prepared;         /* the transport's prepare was called */
@@ -90,7 +94,7 @@ typedef struct ms_comm_args {
     uint64_t order; /* calls before of all groups around this one: all members have made the same */
     char *in, *out;
     const int64_t *counts, *receive_counts; /* kept by the membership until the task is done */
-    uint64_t payload_bytes, wire_bytes, timeout_ns;
+    uint64_t payload_bytes, wire_bytes, between_hosts_bytes, timeout_ns;
     uint64_t value; /* all_to_all by counts: the longest part */
     double factor;
     char label[32], script[64];
@@ -129,6 +133,9 @@ struct ms_comm {
     ms_comm_options options;
     /* Control's open sets it: how long a call may wait for peers; 0: there is no limit. */
     uint64_t timeout_ns;
+    /* Where the transport goes between hosts: the host of each rank, and how reductions add. */
+    bool has_hosts, sum_by_ranks;
+    uint16_t host_of[MS_LOCAL_RANKS_MAX];
     bool aborted;    /* the transport's abort was called */
     int64_t process; /* a forked child has this record, but is no rank */
     ms_group *groups[MS_GROUPS_MAX];
@@ -160,6 +167,10 @@ ms_status ms_comm_new(ms_engine *engine, const ms_membership *membership, ms_gro
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out);
 ms_comm *ms_comm_of(const ms_engine *engine);
+/* The ranks are on these hosts (for `open` of transports). */
+void ms_comm_place(ms_comm *comm, const uint16_t *host_of, uint32_t ranks, bool sum_by_ranks);
+/* Makes the group's topology, if it has hosts and lacks one. */
+ms_status ms_group_place(ms_group *group);
 /* As ms_comm_check. */
 ms_status ms_comm_verify(ms_comm *comm);
 /* flight.c: the call as reports show it; entered_ns and left_ns are 0. */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/hosts/topology.h"
 #include "comm/transport.h"
 
 /* From this number of streams in an engine on, new groups share the world's streams. The rest is
@@ -21,6 +22,7 @@ static void free_group(ms_context *context, ms_group *group)
     ms_release(context, group->name);
     ms_release(context, group->members);
     ms_release(context, group->set);
+    ms_release(context, group->topology);
     ms_release(context, group);
 }
 
@@ -140,6 +142,27 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
     comm->groups[count] = group;
     atomic_store(&comm->group_count, count + 1);
     *out = group;
+    return MS_OK;
+}
+
+void ms_comm_place(ms_comm *comm, const uint16_t *host_of, uint32_t ranks, bool sum_by_ranks)
+{
+    comm->has_hosts = true;
+    comm->sum_by_ranks = sum_by_ranks;
+    memcpy(comm->host_of, host_of, ranks * sizeof *host_of);
+}
+
+/* At the group's first call: the world is made before its transport knows of hosts. */
+ms_status ms_group_place(ms_group *group)
+{
+    const ms_comm *comm = group->comm;
+    void *memory = NULL;
+    if (!comm->has_hosts || group->topology) return MS_OK;
+    ms_status status =
+        ms_allocate(ms_engine_context(comm->engine), sizeof(ms_topology), "group", &memory);
+    if (status) return status;
+    group->topology = memory;
+    ms_topology_find(group->topology, comm->host_of, group);
     return MS_OK;
 }
 

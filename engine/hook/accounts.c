@@ -37,6 +37,7 @@ ms_traffic ms_accounts_traffic(const ms_engine *engine)
         ms_traffic one = ms_group_traffic(group, MS_COLLECTIVES);
         sum.payload_bytes += one.payload_bytes;
         sum.wire_bytes += one.wire_bytes;
+        sum.between_hosts_bytes += one.between_hosts_bytes;
     }
     return sum;
 }
@@ -102,6 +103,7 @@ static void charge_traffic(ms_accounts *accounts)
     ms_link_stats *link = &accounts->counts[accounts->owner];
     link->payload_bytes += now.payload_bytes - accounts->traffic.payload_bytes;
     link->wire_bytes += now.wire_bytes - accounts->traffic.wire_bytes;
+    link->between_hosts_bytes += now.between_hosts_bytes - accounts->traffic.between_hosts_bytes;
     accounts->traffic = now;
 }
 

@@ -238,6 +238,8 @@ ms_status ms_times_end_reduction(ms_times *times, ms_bucket *bucket)
     times->counts.calls++;
     times->counts.payload_bytes += now.payload_bytes - times->before.payload_bytes;
     times->counts.wire_bytes += now.wire_bytes - times->before.wire_bytes;
+    times->counts.between_hosts_bytes +=
+        now.between_hosts_bytes - times->before.between_hosts_bytes;
     reduced_in(times, set_of(times))[bucket->place] = true;
     ms_status status = ms_accounts_end(times->accounts, bucket);
     return status ? status : mark_span(times, bucket->place, true);
@@ -283,6 +285,7 @@ ms_pass_stats ms_times_stats(ms_times *times)
     stats.calls = counts->calls;
     stats.payload_bytes = counts->payload_bytes;
     stats.wire_bytes = counts->wire_bytes;
+    stats.between_hosts_bytes = counts->between_hosts_bytes;
     return stats;
 }
 

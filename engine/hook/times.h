@@ -35,7 +35,7 @@ typedef struct ms_times_set {
 
 /* What the host counts while it enqueues the reductions of a pass. */
 typedef struct ms_times_counts {
-    uint64_t passes, calls, payload_bytes, wire_bytes;
+    uint64_t passes, calls, payload_bytes, wire_bytes, between_hosts_bytes;
 } ms_times_counts;
 
 /* The times of one model. Everything here belongs to the host thread; streams only pass the marks.

@@ -69,6 +69,9 @@
 ---@field rank? integer                of this process, from 0; only with group
 ---@field world_size? integer          number of ranks; needed with group
 ---@field rendezvous? string           path of a socket that all ranks share; needed but with "fake"
+--- "fake": how many ranks each host has; unless given, all are on one host.
+---@field hosts? integer[]
+---@field sum_by_ranks? boolean        "fake": as --sum-order ranks
 ---@field rates? ms.Rates              speeds for "sim"; unless given, those of a measured machine
 
 --- Speeds of a machine. The sim device estimates times from them; its other results do not depend
@@ -961,6 +964,7 @@
 ---@field ms number                    sum over the buckets
 ---@field payload_bytes integer        bytes that it passed to collectives
 ---@field wire_bytes integer           bytes that a bandwidth-optimal algorithm sends for them
+---@field between_hosts_bytes integer  bytes that this rank sent to other hosts for them
 ---@field exposed_ms number            the part of ms in which the model's stream waited
 --- For a link that compresses: numbers it was given (`before`), numbers sent (`after`), since the
 --- start, and their ratio (`rate`).
@@ -977,6 +981,9 @@
 ---@field step_ms number               from the reduced gradients to the step's end
 ---@field payload_bytes integer        bytes that this rank passed to the collectives of reductions
 ---@field wire_bytes integer           bytes that a bandwidth-optimal algorithm sends for them
+--- Bytes of tensors that this rank sent to ranks on other hosts for them; 0 in a job of one host.
+--- Other transports than MPI are not counted.
+---@field between_hosts_bytes integer
 ---@field links ms.LinkStats[]         one entry for each link
 ---@field collectives table<string, integer>   calls by operation, of all groups
 --- bytes: of the gradients in their parameters' dtype, before precision.reduce and links change it.

@@ -59,7 +59,8 @@ local function links_of(s, times)
     links[1] = {
       name = s.hook_name, group = s.group:name(), calls = times.calls, ms = times.reduce_ms,
       payload_bytes = times.payload_bytes,
-      wire_bytes = times.wire_bytes, exposed_ms = times.exposed_ms,
+      wire_bytes = times.wire_bytes, between_hosts_bytes = times.between_hosts_bytes,
+      exposed_ms = times.exposed_ms,
     }
   end
   for i, link in ipairs(links) do link.compression = chain[i] and hooks._compression(chain[i]) end
@@ -77,6 +78,7 @@ function statistics.of(s)
     step = s.counted.step, forward_ms = times.forward_ms, backward_ms = times.backward_ms,
     reduce_ms = times.reduce_ms, exposed_ms = times.exposed_ms, step_ms = times.step_ms,
     links = links_of(s, times), payload_bytes = times.payload_bytes, wire_bytes = times.wire_bytes,
+    between_hosts_bytes = times.between_hosts_bytes,
     collectives = s.counted.collectives, buckets = (s.reducer:buckets()),
     world_size = s.group:size(), hook = s.hook_name, iteration = times.iterations,
     rebuilt = times.rebuilt, options = s.in_force, error = times.error,

@@ -56,6 +56,27 @@ describe("moonshard check -n", function()
     end)
   end
 
+  it("says what goes between hosts, and refuses hosts that do not fit", function()
+    local three = checked("-n 5 --hosts 3").hosts
+    assert.same({ 2, 2, 1 }, { three[1].ranks, three[2].ranks, three[3].ranks })
+    local whole = checked("-n 2").payload_bytes
+    assert.same({ whole, whole }, checked("-n 2 --hosts 2").between_hosts_bytes)
+    assert.same({ 0, 0 }, checked("-n 2 --hosts 1").between_hosts_bytes)
+    -- In the order of ranks the data of every rank go to the other host.
+    assert.same({ whole, whole, whole },
+      checked("--hosts a:1,b:2 --sum-order ranks").between_hosts_bytes)
+    assert.matches("from a +%d+ bytes to other hosts; ranks 0%-1 %d+ %d+",
+      (command.succeed(folder, "check r.lua --hosts a:2,b:1")))
+    for options, why in pairs {
+      ["-n 2 --hosts 3"] = "1 to 2 hosts", ["--hosts a:x"] = "a number of ranks",
+      ["-n 2 --hosts a:1,b:2"] = "have 3 ranks in all",
+    } do
+      local code, _, errors = command.run(folder, "check r.lua " .. options)
+      assert.equal(2, code)
+      assert.matches(why, errors, 1, true)
+    end
+  end)
+
   -- The root has 7 numbers: of 5 ranks, three have two of them, the fourth has one, and the last
   -- has none. So their states, and what they make of their pieces, take different bytes.
   it("runs one rank for each shard, and predicts the peak of each", function()

@@ -80,6 +80,20 @@ static inline ms_status open_rank(rank *self)
     return ms_comm_open_with(self->engine, self->rendezvous, self->number, &options, &self->world);
 }
 
+/* In a job that ends well, what every group has counted beforehand is what the transport has sent.
+ */
+static inline void compare_bytes(rank *self)
+{
+    ms_group *group;
+    ms_abort_record cause;
+    if (*self->why || !self->hosts || ms_engine_sync(self->engine)
+        || ms_rendezvous_cause(self->rendezvous, &cause))
+        return;
+    for (uint32_t i = 0; (group = ms_comm_group(self->engine, i)) != NULL; i++)
+        CHECK(ms_group_traffic(group, MS_COLLECTIVES).between_hosts_bytes
+              == ms_group_bytes_between_hosts(group));
+}
+
 static inline void rank_main(rank *self)
 {
     ms_engine_options options = { .os = self->job->os,
@@ -94,7 +108,10 @@ static inline void rank_main(rank *self)
         snprintf(self->why, sizeof self->why, "engine: %s", error.message);
     else if (open_rank(self))
         snprintf(self->why, sizeof self->why, "open: %s", ms_engine_error(self->engine)->message);
-    else self->job->run(self);
+    else {
+        self->job->run(self);
+        compare_bytes(self);
+    }
     if (self->engine && *self->why) ms_comm_leave(self->engine, self->why);
     ms_engine_free(self->engine);
 }

@@ -81,7 +81,7 @@ static bool make_batch(const ms_os *os, ms_batch *batch, uint32_t capacity)
  * and sends one to each member of them at most. */
 static bool make_messages(const ms_os *os, ms_lane *lane, const ms_group *group)
 {
-    const ms_topology *at = &lane->at;
+    const ms_topology *at = lane->at;
     uint32_t here = ms_topology_count(at, at->here), others = group->size - here,
              in = lane->relayed_count * here;
     if (in < at->hosts) in = at->hosts;
@@ -131,10 +131,10 @@ ms_lane *ms_lane_for(ms_hosts *hosts, const ms_comm_args *args)
     lane->post = (ms_post){ .helper = { .turn = turn, .due_ns = UINT64_MAX },
                             .hosts = hosts,
                             .tag = (int32_t)(group->id * MS_CHANNELS + args->channel) };
-    ms_topology_find(&lane->at, hosts->local.host->control, group);
+    lane->at = group->topology;
     for (uint32_t m = 0; m < group->size; m++)
-        if (!lane->at.is_here[m]
-            && ms_topology_at(&lane->at, lane->at.here, lane->at.place[m]) == group->rank)
+        if (!lane->at->is_here[m]
+            && ms_topology_at(lane->at, lane->at->here, lane->at->place[m]) == group->rank)
             lane->relayed[lane->relayed_count++] = (uint16_t)m;
     if (make_messages(os, lane, group)) *place = lane;
     else ms_lane_free(os, lane);
@@ -153,7 +153,7 @@ static int populate_for(ms_lane *lane, uint32_t member)
 int ms_lane_populate(ms_lane *lane)
 {
     const ms_comm_args *args = lane->post.args;
-    const ms_topology *at = &lane->at;
+    const ms_topology *at = lane->at;
     if (lane->populated) return 0;
     int error = ms_staged_populate(&lane->post.hosts->local, &args->group->channels[args->channel],
                                    (uint32_t)lane->post.tag);
@@ -181,15 +181,15 @@ void ms_lane_write(ms_lane *lane, ms_letter_fill *fill)
 {
     const ms_comm_args *args = lane->post.args;
     const ms_ledger_slot *slot = ms_ledger_slot_of(ms_lane_host(lane), args, args->group->rank);
-    for (uint32_t h = 0; h < lane->at.hosts; h++) {
-        if (h == lane->at.here) continue;
+    for (uint32_t h = 0; h < lane->at->hosts; h++) {
+        if (h == lane->at->here) continue;
         ms_letter *letter = &lane->letters_out[h];
         memcpy(&letter->slot, slot, sizeof *slot);
         letter->bytes = fill(lane, h, letter->data);
         uint64_t inside = letter->bytes == MS_AS_PIECES ? 0 : letter->bytes;
         ms_hosts_count(args, inside);
         ms_post_send(&lane->post, ms_batch_next(&lane->out_letters),
-                     ms_topology_at(&lane->at, h, ms_lane_place(lane)), letter,
+                     ms_topology_at(lane->at, h, ms_lane_place(lane)), letter,
                      MS_LETTER_HEAD + inside);
     }
 }
@@ -219,13 +219,13 @@ bool ms_lane_enter(ms_lane *lane)
 
 bool ms_lane_enter_here(ms_lane *lane)
 {
-    return ms_ledger_await(ms_lane_host(lane), lane->post.args, among(lane, lane->at.is_here));
+    return ms_ledger_await(ms_lane_host(lane), lane->post.args, among(lane, lane->at->is_here));
 }
 
 bool ms_lane_phase_here(ms_lane *lane, uint64_t phases)
 {
     return ms_ledger_phase(ms_lane_host(lane), lane->post.args, phases,
-                           among(lane, lane->at.is_here));
+                           among(lane, lane->at->is_here));
 }
 
 bool ms_lane_phase(ms_lane *lane, uint64_t phases)
@@ -239,5 +239,5 @@ bool ms_lane_leave(ms_lane *lane, uint64_t phases)
         if (!ms_post_await(&lane->post, &lane->out[piece])) return false;
     return ms_post_await(&lane->post, &lane->out_letters)
            && ms_ledger_leave(ms_lane_host(lane), lane->post.args, phases,
-                              among(lane, lane->at.is_here));
+                              among(lane, lane->at->is_here));
 }

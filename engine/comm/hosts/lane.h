@@ -15,6 +15,7 @@
 #ifndef MOONSHARD_COMM_HOSTS_LANE_H
 #define MOONSHARD_COMM_HOSTS_LANE_H
 
+#include "comm/hosts/topology.h"
 #include "comm/local/local.h"
 #include "comm/mpi/poster.h"
 
@@ -35,31 +36,6 @@ typedef struct ms_letter {
     char data[MS_LETTER_BYTES];
 } ms_letter;
 #define MS_LETTER_HEAD offsetof(ms_letter, data)
-
-/* -------------------------------------------------------------- topology.c */
-
-/* The members of a group by hosts. Hosts are numbered in the order of their first members, places
- * on a host in the order of the group. */
-typedef struct ms_topology {
-    uint32_t hosts, here; /* here: this rank's host */
-    uint32_t least;       /* members on the host that has the fewest */
-    uint16_t host[MS_LOCAL_RANKS_MAX], place[MS_LOCAL_RANKS_MAX]; /* by member */
-    uint16_t list[MS_LOCAL_RANKS_MAX];                            /* members, host by host */
-    uint16_t first[MS_LOCAL_RANKS_MAX + 1];                       /* of each host, in list */
-    bool is_here[MS_LOCAL_RANKS_MAX];
-} ms_topology;
-
-void ms_topology_find(ms_topology *at, const ms_control_file *control, const ms_group *group);
-static inline uint32_t ms_topology_count(const ms_topology *at, uint32_t host)
-{
-    return at->first[host + 1] - at->first[host];
-}
-/* The member at this place of a host; places go around where the host has fewer members. So it is
- * the relay there of members at this place of other hosts. */
-static inline uint32_t ms_topology_at(const ms_topology *at, uint32_t host, uint32_t place)
-{
-    return at->list[at->first[host] + place % ms_topology_count(at, host)];
-}
 
 /* -------------------------------------------------------------- parcel.c */
 
@@ -109,9 +85,9 @@ ms_parcel *ms_batch_next(ms_batch *batch);
  * the first call. */
 typedef struct ms_lane ms_lane;
 struct ms_lane {
-    ms_post post; /* first: its helper's turn finds the lane */
-    ms_topology at;
-    ms_staging pass; /* of the call under way */
+    ms_post post;          /* first: its helper's turn finds the lane */
+    const ms_topology *at; /* of the group */
+    ms_staging pass;       /* of the call under way */
     uint32_t relayed_count;
     uint16_t relayed[MS_LOCAL_RANKS_MAX]; /* members on other hosts whose relay this rank is */
     ms_letter *letters_out, *letters_in;  /* by host; by place in relayed */
@@ -159,7 +135,7 @@ bool ms_lane_leave(ms_lane *lane, uint64_t phases);
 static inline ms_host *ms_lane_host(const ms_lane *lane);
 static inline uint32_t ms_lane_place(const ms_lane *lane)
 {
-    return lane->at.place[lane->post.args->group->rank];
+    return lane->at->place[lane->post.args->group->rank];
 }
 
 /* --------------------------------------------------------- what calls do */

@@ -39,11 +39,8 @@ typedef struct span {
     size_t stage;
 } span;
 
-static uint32_t here(const reduction *r) { return r->lane->at.here; }
-static uint32_t members_here(const reduction *r)
-{
-    return ms_topology_count(&r->lane->at, here(r));
-}
+static uint32_t here(const reduction *r) { return r->lane->at->here; }
+static uint32_t members_here(const reduction *r) { return ms_topology_count(r->lane->at, here(r)); }
 
 static char *stage_of(const reduction *r, uint32_t member, uint64_t half)
 {
@@ -68,14 +65,14 @@ static uint64_t turn_of(const reduction *r, uint64_t k) { return k % r->depth; }
 static uint64_t longest_slice(const ms_lane *lane, const ms_comm_args *args)
 {
     uint64_t begin;
-    return ms_slice(args->count, lane->at.least, 0, &begin);
+    return ms_host_slice(lane->at, args, 0, &begin);
 }
 
 /* Elements of a piece, where each slice has its place in half of a staging area, and where nothing
  * is staged. */
 static uint64_t staged_piece(const ms_lane *lane, const ms_comm_args *args)
 {
-    return MS_STAGE_BYTES / lane->at.least / ms_dtype_bytes(args->memory) & ~(uint64_t)63;
+    return MS_STAGE_BYTES / lane->at->least / ms_dtype_bytes(args->memory) & ~(uint64_t)63;
 }
 static uint64_t free_piece(const ms_lane *lane, const ms_comm_args *args)
 {
@@ -94,7 +91,7 @@ size_t ms_slices_room(const ms_lane *lane, const ms_comm_args *args)
     if (args->kind == MS_REDUCE_SCATTER) return 0;
     if (piece < staged) piece = staged;
     if (piece > longest) piece = longest;
-    return lane->at.hosts * MS_DEPTH * piece * ms_dtype_bytes(args->dtype);
+    return lane->at->hosts * MS_DEPTH * piece * ms_dtype_bytes(args->dtype);
 }
 
 /* host: this one's sum is the first. */
@@ -120,7 +117,7 @@ static span piece_of(const reduction *r, uint64_t k, uint32_t index, uint64_t be
 /* Of the slice at this place: a slice does not depend on pieces. */
 static span slice_of(const reduction *r, uint64_t k, uint32_t place)
 {
-    uint64_t begin, length = ms_slice(r->args->count, r->lane->at.least, place, &begin);
+    uint64_t begin, length = ms_host_slice(r->lane->at, r->args, place, &begin);
     return piece_of(r, k, place, begin, length);
 }
 
@@ -135,7 +132,7 @@ static span part_of(const reduction *r, uint64_t k, uint32_t member)
 /* Whether each member of the host has its tensor in a heap, or has no other member beside it. */
 static bool reads_in_place(const reduction *r, uint32_t host)
 {
-    const ms_topology *at = &r->lane->at;
+    const ms_topology *at = r->lane->at;
     if (ms_topology_count(at, host) == 1) return true;
     for (uint32_t p = 0; p < ms_topology_count(at, host); p++)
         if (!ms_ledger_slot_of(ms_lane_host(r->lane), r->args, ms_topology_at(at, host, p))
@@ -145,7 +142,7 @@ static bool reads_in_place(const reduction *r, uint32_t host)
 }
 static bool writes_in_place(const reduction *r, uint32_t host)
 {
-    return ms_topology_count(&r->lane->at, host) == 1
+    return ms_topology_count(r->lane->at, host) == 1
            || (reads_in_place(r, host) && r->args->everywhere_in_place);
 }
 
@@ -156,7 +153,7 @@ static void choose_way(reduction *r, bool all_entered)
     bool is_free = all_entered && !r->parts;
     r->in_place = reads_in_place(r, here(r));
     r->direct = writes_in_place(r, here(r));
-    for (uint32_t h = 0; h < r->lane->at.hosts && is_free; h++) is_free = writes_in_place(r, h);
+    for (uint32_t h = 0; h < r->lane->at->hosts && is_free; h++) is_free = writes_in_place(r, h);
     r->width = r->parts  ? MS_STAGE_BYTES / r->args->group->size / r->item & ~(uint64_t)63
                : is_free ? free_piece(r->lane, r->args)
                          : staged_piece(r->lane, r->args);
@@ -201,7 +198,7 @@ static void add_here(const reduction *r, const span *s, uint64_t half)
     char *out = sum_at(r, s, half);
     if (sends_tensor(r)) return;
     for (uint32_t p = 0; p < members_here(r); p++) {
-        uint32_t m = ms_topology_at(&r->lane->at, here(r), p);
+        uint32_t m = ms_topology_at(r->lane->at, here(r), p);
         data[p] = r->in_place ? tensor_of(r, m) + s->at * r->item : stage_of(r, m, half) + s->stage;
         factors[p] = (float)ms_ledger_slot_of(ms_lane_host(r->lane), r->args, m)->factor;
     }
@@ -218,7 +215,7 @@ static void add_here(const reduction *r, const span *s, uint64_t half)
 /* The member of another host from which this rank gets the sum of its slice or part. */
 static uint32_t source_on(const reduction *r, uint32_t host)
 {
-    return ms_topology_at(&r->lane->at, host, ms_lane_place(r->lane));
+    return ms_topology_at(r->lane->at, host, ms_lane_place(r->lane));
 }
 
 static char *arrived_at(const reduction *r, const span *s, uint32_t host, uint64_t k)
@@ -237,10 +234,10 @@ static void add_hosts(const reduction *r, const span *s, uint64_t half, char *co
 {
     const char *data[MS_LOCAL_RANKS_MAX];
     uint8_t op = r->args->op == MS_REDUCE_OP_PREMUL_SUM ? MS_REDUCE_OP_SUM : r->args->op;
-    for (uint32_t h = 0; h < r->lane->at.hosts; h++)
+    for (uint32_t h = 0; h < r->lane->at->hosts; h++)
         data[h] = h == here(r) ? sum_at(r, s, half) : arrived_at(r, s, h, half);
     ms_sources sources = { .data = data,
-                           .count = r->lane->at.hosts,
+                           .count = r->lane->at->hosts,
                            .divisor = r->args->group->size,
                            .op = op,
                            .memory = r->args->dtype,
@@ -254,14 +251,14 @@ static void add_hosts(const reduction *r, const span *s, uint64_t half, char *co
  * host, in which nothing else lies. */
 static char *result_of(const reduction *r, uint32_t place, uint64_t half)
 {
-    return stage_of(r, ms_topology_at(&r->lane->at, here(r) == 0, place), half);
+    return stage_of(r, ms_topology_at(r->lane->at, here(r) == 0, place), half);
 }
 
 /* Whether this rank has a slice; whether a host gets results. */
-static bool has_slice(const reduction *r) { return ms_lane_place(r->lane) < r->lane->at.least; }
+static bool has_slice(const reduction *r) { return ms_lane_place(r->lane) < r->lane->at->least; }
 static bool host_gets(const reduction *r, uint32_t host)
 {
-    return r->args->kind != MS_REDUCE || r->lane->at.host[r->args->root] == host;
+    return ms_host_gets(r->lane->at, r->args, host);
 }
 
 /* All members of this host have come to the next phase. Where they read and write tensors only,
@@ -274,7 +271,7 @@ static bool barrier_here(reduction *r, bool needed)
 
 static void lay_down(const reduction *r, uint64_t k)
 {
-    for (uint32_t place = 0; place < r->lane->at.least; place++) {
+    for (uint32_t place = 0; place < r->lane->at->least; place++) {
         span s = slice_of(r, k, place);
         memcpy(stage_of(r, r->args->group->rank, k) + s.stage, r->args->in + s.at * r->item,
                s.length * r->item);
@@ -298,7 +295,7 @@ static void exchange_slice(const reduction *r, uint64_t k)
     if (!has_slice(r)) return;
     span s = slice_of(r, k, ms_lane_place(r->lane));
     size_t bytes = s.length * r->sent;
-    for (uint32_t h = 0; h < r->lane->at.hosts; h++) {
+    for (uint32_t h = 0; h < r->lane->at->hosts; h++) {
         if (h == here(r)) continue;
         uint32_t other = source_on(r, h);
         if (r->gets) ms_lane_receive(r->lane, turn_of(r, k), other, arrived_at(r, &s, h, k), bytes);
@@ -315,7 +312,7 @@ static void finish_own_slice(const reduction *r, uint64_t k)
     if (!r->direct) outputs[0] = result_of(r, place, k);
     else if (count == 1) outputs[0] = r->args->out + s.at * r->item;
     for (uint32_t p = 0; p < count && count > 1; p++)
-        outputs[p] = tensor_of(r, ms_topology_at(&r->lane->at, here(r), p)) + s.at * r->item;
+        outputs[p] = tensor_of(r, ms_topology_at(r->lane->at, here(r), p)) + s.at * r->item;
     add_hosts(r, &s, k, outputs, count);
 }
 
@@ -329,7 +326,7 @@ static bool finish_slice(reduction *r, uint64_t k)
         finish_own_slice(r, k);
     }
     if (!barrier_here(r, r->gets && !r->direct)) return false;
-    for (uint32_t place = 0; place < r->lane->at.least && !r->direct && ms_flow_sink(r->args);
+    for (uint32_t place = 0; place < r->lane->at->least && !r->direct && ms_flow_sink(r->args);
          place++) {
         span s = slice_of(r, k, place);
         ms_flow_copy(r->run, r->args->out + s.at * r->item, result_of(r, place, k),
@@ -340,10 +337,9 @@ static bool finish_slice(reduction *r, uint64_t k)
 
 /* ------------------------------------------------------------------- parts */
 
-/* Whether this rank adds up what this host brings for the part of a member. */
 static bool adds_for(const reduction *r, uint32_t member)
 {
-    return ms_topology_at(&r->lane->at, here(r), r->lane->at.place[member]) == r->args->group->rank;
+    return ms_host_adds_for(r->lane->at, r->args, member);
 }
 
 static bool prepare_parts(reduction *r, uint64_t k)
@@ -353,7 +349,7 @@ static bool prepare_parts(reduction *r, uint64_t k)
     if (!r->in_place) ms_staged_lay_down(local, r->args, &r->lane->pass, k, k);
     if (!barrier_here(r, !r->in_place)) return false;
     for (uint32_t m = 0; m < r->args->group->size; m++) {
-        if (!adds_for(r, m) || (r->lane->at.is_here[m] && m != r->args->group->rank)) continue;
+        if (!adds_for(r, m) || (r->lane->at->is_here[m] && m != r->args->group->rank)) continue;
         span s = part_of(r, k, m);
         add_here(r, &s, k);
     }
@@ -362,7 +358,7 @@ static bool prepare_parts(reduction *r, uint64_t k)
 
 static void exchange_parts(const reduction *r, uint64_t k)
 {
-    const ms_topology *at = &r->lane->at;
+    const ms_topology *at = r->lane->at;
     span own = part_of(r, k, r->args->group->rank);
     for (uint32_t h = 0; h < at->hosts; h++) {
         if (h == here(r)) continue;

@@ -5,32 +5,17 @@
 #include "comm/flow.h"
 #include "comm/hosts/lane.h"
 
-/* Whether any rank of the host gets data. */
 static bool gets(const ms_lane *lane, const ms_comm_args *args, uint32_t host)
 {
-    return (args->kind != MS_REDUCE && args->kind != MS_GATHER)
-           || lane->at.host[args->root] == host;
+    return ms_host_gets(lane->at, args, host);
 }
-
-/* Elements of a slot of a member. By counts of an all_to_all, this rank knows its own only. */
-static uint64_t length_of(const ms_comm_args *args, uint32_t member, uint32_t slot)
-{
-    uint64_t begin, length = args->count;
-    bool gathers = args->kind == MS_ALL_GATHER || args->kind == MS_GATHER;
-    if (gathers || ms_kind_parts(args->kind))
-        ms_flow_part(args->counts, args->count, args->group->size, gathers ? member : slot, &begin,
-                     &length);
-    return length;
-}
-
-/* The slots that a host's ranks read, in its order: one for each of them, or one for all. */
 static uint32_t slots_for(const ms_lane *lane, const ms_comm_args *args, uint32_t host)
 {
-    return ms_kind_parts(args->kind) ? ms_topology_count(&lane->at, host) : 1;
+    return ms_host_slots(lane->at, args, host);
 }
 static uint32_t slot_for(const ms_lane *lane, const ms_comm_args *args, uint32_t host, uint32_t i)
 {
-    return ms_kind_parts(args->kind) ? ms_topology_at(&lane->at, host, i) : 0;
+    return ms_host_slot(lane->at, args, host, i);
 }
 
 static char *stage_of(const ms_lane *lane, uint32_t member, uint64_t half)
@@ -66,11 +51,11 @@ static void unpack(ms_lane *lane, uint32_t member, const ms_letter *letter)
 {
     const ms_comm_args *args = lane->post.args;
     const ms_staging *pass = &lane->pass;
-    uint32_t here = lane->at.here, slots = slots_for(lane, args, here);
+    uint32_t here = lane->at->here, slots = slots_for(lane, args, here);
     const char *data = letter->data;
     for (uint32_t i = 0; letter->bytes && i < slots; i++) {
         uint32_t slot = slot_for(lane, args, here, i);
-        uint64_t bytes = length_of(args, member, slot) * pass->item;
+        uint64_t bytes = ms_host_slot_length(args, member, slot) * pass->item;
         memcpy(stage_of(lane, member, 0) + slot * pass->width * pass->item, data, bytes);
         data += bytes;
     }
@@ -85,7 +70,7 @@ static void unpack(ms_lane *lane, uint32_t member, const ms_letter *letter)
 static void expect(ms_lane *lane, uint64_t half, uint64_t phase, size_t room, bool first)
 {
     const ms_comm_args *args = lane->post.args;
-    uint32_t here = lane->at.here, slots = slots_for(lane, args, here);
+    uint32_t here = lane->at->here, slots = slots_for(lane, args, here);
     if (!gets(lane, args, here)) return;
     for (uint32_t i = 0; i < lane->relayed_count; i++) {
         uint32_t member = lane->relayed[i];
@@ -108,12 +93,13 @@ static void deliver(ms_lane *lane, uint64_t step, uint64_t half)
     const ms_staging *pass = &lane->pass;
     uint32_t own = args->group->rank;
     uint64_t done = step * pass->width;
-    for (uint32_t h = 0; h < lane->at.hosts; h++) {
-        if (h == lane->at.here || lane->letters_out[h].bytes != MS_AS_PIECES) continue;
-        uint32_t relay = ms_topology_at(&lane->at, h, ms_lane_place(lane));
+    for (uint32_t h = 0; h < lane->at->hosts; h++) {
+        if (h == lane->at->here || lane->letters_out[h].bytes != MS_AS_PIECES) continue;
+        uint32_t relay = ms_topology_at(lane->at, h, ms_lane_place(lane));
         for (uint32_t i = 0; i < slots_for(lane, args, h); i++) {
             uint32_t slot = slot_for(lane, args, h, i);
-            uint64_t length = length_of(args, own, slot), rest = length > done ? length - done : 0;
+            uint64_t length = ms_host_slot_length(args, own, slot),
+                     rest = length > done ? length - done : 0;
             ms_lane_send(lane, half & 1, relay,
                          stage_of(lane, own, half) + slot * pass->width * pass->item,
                          (rest < pass->width ? rest : pass->width) * pass->item);
@@ -131,9 +117,9 @@ static bool exchange_counts(ms_lane *lane, const ms_comm_args *args)
     lane->arriving = lane->in[0].used ? &lane->in[0] : NULL;
     lane->arriving_phase = args->group->channels[args->channel].phase + 1;
     ms_staged_put_counts(local, args, lane->pass.area);
-    for (uint32_t h = 0; h < lane->at.hosts; h++)
-        if (h != lane->at.here)
-            ms_lane_send(lane, 0, ms_topology_at(&lane->at, h, ms_lane_place(lane)),
+    for (uint32_t h = 0; h < lane->at->hosts; h++)
+        if (h != lane->at->here)
+            ms_lane_send(lane, 0, ms_topology_at(lane->at, h, ms_lane_place(lane)),
                          stage_of(lane, args->group->rank, 0), bytes);
     return ms_lane_phase(lane, 1) && ms_staged_check_counts(local, args, lane->pass.area);
 }
@@ -171,7 +157,7 @@ bool ms_steps_run(ms_run *run, ms_lane *lane, const ms_comm_args *args)
     lane->unpack = args->kind == MS_BARRIER ? NULL : unpack;
     for (uint32_t m = 0; m < args->group->size; m++)
         lane->awaited[m] =
-            lane->at.is_here[m] || (gets(lane, args, lane->at.here) && ms_flow_source(args, m));
+            lane->at->is_here[m] || (gets(lane, args, lane->at->here) && ms_flow_source(args, m));
     ms_lane_begin(lane, args);
     ms_lane_write(lane, fill);
     if (!ms_lane_enter(lane)) return false;

@@ -4,14 +4,10 @@
 #include "comm/hosts/lane.h"
 
 /* Calls between ranks of one host are the local transport's. */
-static bool is_of_one_host(const ms_host *host, const ms_comm_args *args)
+static bool is_of_one_host(const ms_comm_args *args)
 {
-    const ms_group *group = args->group;
-    if (ms_kind_is_pair(args->kind))
-        return ms_host_is_here(host->control, group->members[args->root]);
-    for (uint32_t m = 0; m < group->size; m++)
-        if (!ms_host_is_here(host->control, group->members[m])) return false;
-    return true;
+    const ms_topology *at = args->group->topology;
+    return ms_kind_is_pair(args->kind) ? at->is_here[args->root] : at->hosts == 1;
 }
 
 /* What a call may lack of memory is found before it is entered. A barrier needs no staging area. */
@@ -29,7 +25,7 @@ static ms_task_result run_call(ms_run *run, void *arguments)
     const ms_comm_args *args = arguments;
     ms_hosts *hosts = args->group->comm->transport_state;
     ms_host *host = hosts->local.host;
-    if (is_of_one_host(host, args)) return ms_local_run(run, arguments);
+    if (is_of_one_host(args)) return ms_local_run(run, arguments);
     if (ms_kind_is_pair(args->kind)) return ms_hosts_pair_run(run, hosts, args);
     if (ms_host_aborted(host)) return ms_host_fail(run, host, args);
     bool by_hosts = ms_kind_reduces(args->kind) && !host->control->sum_by_ranks;
@@ -57,9 +53,14 @@ static ms_status open_hosts(ms_comm *comm)
     ms_hosts *hosts = memory;
     hosts->mpi = host->files->mpi;
     status = ms_local_begin(comm, &hosts->local);
-    if (status) ms_release(context, hosts);
-    else comm->transport_state = hosts;
-    return status;
+    if (status) {
+        ms_release(context, hosts);
+        return status;
+    }
+    comm->transport_state = hosts;
+    ms_comm_place(comm, host->control->host_of, host->files->base.ranks,
+                  host->control->sum_by_ranks);
+    return MS_OK;
 }
 
 static void abort_hosts(ms_comm *comm)

@@ -74,6 +74,14 @@ MS_API ms_status ms_comm_open_with(ms_engine *engine, ms_rendezvous *rendezvous,
  * all_gather repeats the tensor, sum multiplies it by size; recv leaves its tensor alone. */
 MS_API ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size,
                                    ms_group **world);
+/* The same on hosts, over which it counts what would go between them. */
+typedef struct ms_fake_world {
+    uint32_t rank, size;
+    const uint16_t *host_of; /* of each rank; NULL: all are on one host */
+    bool sum_by_ranks;       /* as in ms_rendezvous_options */
+} ms_fake_world;
+MS_API ms_status ms_comm_open_fake_on(ms_engine *engine, const ms_fake_world *fake,
+                                      ms_group **world);
 /* The engine's world; NULL before it is opened. A host without a job opens a fake world of size
  * 1. */
 MS_API ms_group *ms_comm_world(const ms_engine *engine);
@@ -258,13 +266,15 @@ MS_API ms_status ms_group_share(ms_group *group, const ms_sharing *sharing, cons
 
 /* ----------------------------------------------------------------- accounts */
 
+/* wire_bytes: what a bandwidth-optimal algorithm would send; between_hosts_bytes: what this rank
+ * sends to ranks on other hosts, 0 in a job of one host. */
 typedef struct ms_traffic {
-    uint64_t calls, payload_bytes, wire_bytes;
+    uint64_t calls, payload_bytes, wire_bytes, between_hosts_bytes;
 } ms_traffic;
 /* Sums since the start for collectives of one kind; MS_COLLECTIVES: for all kinds. */
 MS_API ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind);
-/* Bytes of tensors that this rank's calls in the group have really sent to ranks on other hosts so
- * far; those of calls that still run are counted in part. 0 in a job of one host. */
+/* What of between_hosts_bytes the transport has handed to the network so far: all of it once the
+ * calls have ended. */
 MS_API uint64_t ms_group_bytes_between_hosts(const ms_group *group);
 /* All groups of this engine, from 0 (the world) in the order in which this rank joined them; NULL
  * past the last. */
@@ -275,7 +285,7 @@ typedef struct ms_collective_record {
     ms_collective_kind kind;
     ms_reduce_op op;
     ms_dtype dtype;
-    uint64_t count, payload_bytes, wire_bytes;
+    uint64_t count, payload_bytes, wire_bytes, between_hosts_bytes;
     ms_group *group;
     uint32_t channel, root;
     int32_t bucket;

@@ -382,13 +382,13 @@ typedef struct ms_pass_stats {
     uint64_t exposed_ns; /* how long the model's stream waited for results after backward */
     uint64_t step_ns;    /* from then to the step's end: clipping, optimizer */
     /* Number of reductions, and what their collectives sent. */
-    uint64_t calls, payload_bytes, wire_bytes;
+    uint64_t calls, payload_bytes, wire_bytes, between_hosts_bytes;
 } ms_pass_stats;
 
 /* What one link of a chain costs: the reductions in which it had a part, what they sent on its
  * account, and its time. */
 typedef struct ms_link_stats {
-    uint64_t calls, payload_bytes, wire_bytes, ns;
+    uint64_t calls, payload_bytes, wire_bytes, between_hosts_bytes, ns;
     uint64_t exposed_ns; /* the part of ns in which the model's stream waited */
 } ms_link_stats;
 

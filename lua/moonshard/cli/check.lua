@@ -82,9 +82,9 @@ end
 -- The result for this rank: its peak memory over the whole run, and the collectives of the last
 -- step. Plans that depend on times are listed: the simulated times are estimates, so a real run may
 -- plan differently, and its memory and collectives then differ.
-local function result_of(core, rates)
+local function result_of(core, rates, hosts)
   local collectives, hash = core.comm_records()
-  local groups, by_name = {}, {}
+  local groups, by_name, between = {}, {}, 0
   local result = {
     ranks = core.world():size(),
     peak_bytes = core.json_list { core.memory().peak },
@@ -107,7 +107,10 @@ local function result_of(core, rates)
       group[name], result[name] = group[name] + record[name], result[name] + record[name]
       record[name] = nil
     end
+    between = between + record.between_hosts_bytes
+    record.between_hosts_bytes = nil
   end
+  if hosts then result.between_hosts_bytes = core.json_list { between } end
   result.groups, result.collectives, result.order_hash = core.json_list(groups),
     core.json_list(collectives), ("%016x"):format(hash)
   return result
@@ -121,6 +124,22 @@ end
 
 -- Collectives that are shown. A step with an evaluation of a sharded model has thousands.
 local LISTED <const> = 100
+
+-- What the ranks of each host send to other hosts.
+local function show_hosts(lines, result)
+  local rank = 0
+  for _, host in ipairs(result.hosts or {}) do
+    local each = {}
+    for _ = 1, host.ranks do
+      rank = rank + 1
+      each[#each + 1] = tostring(result.between_hosts_bytes[rank])
+    end
+    lines[#lines + 1] = ("  from %-13s %d bytes to other hosts; rank%s %s")
+      :format(host.name, host.between_hosts_bytes, #each > 1
+        and ("s %d-%d"):format(rank - host.ranks, rank - 1) or (" %d"):format(rank - 1),
+        table.concat(each, " "))
+  end
+end
 
 -- Ranks with equal results share a line.
 local function show(result)
@@ -146,6 +165,7 @@ local function show(result)
     lines[#lines + 1] = ("  group %-12s %d bytes handed over, %d on the wire")
       :format(group.name, group.payload_bytes, group.wire_bytes)
   end
+  show_hosts(lines, result)
   for i = 1, math.min(#result.collectives, LISTED) do
     lines[#lines + 1] = ("  %4d %s"):format(i, describe(result.collectives[i]))
   end
@@ -245,14 +265,31 @@ local function standing_for(results, rank)
   return results[1]
 end
 
+-- The hosts of the result, with what their ranks send to others.
+local function sum_hosts(core, result, hosts)
+  local rank = 0
+  if not hosts then return end
+  for _, host in ipairs(hosts) do
+    host.between_hosts_bytes = 0
+    for _ = 1, host.ranks do
+      rank = rank + 1
+      host.between_hosts_bytes = host.between_hosts_bytes + result.between_hosts_bytes[rank]
+    end
+  end
+  result.hosts = core.json_list(hosts)
+  result.between_hosts_bytes = core.json_list(result.between_hosts_bytes)
+end
+
 -- In replicated training all ranks do the same, except the first, which writes, and perhaps the
 -- last, whose part of the data may be smaller. So ranks 0, 1 and the last are run, and of sharded
 -- models one rank for each shard; the ranks between are taken to be as those with the same shards,
--- or as rank 1, unless --all-ranks is given.
+-- or as rank 1, unless --all-ranks is given. Over hosts what a rank sends depends on its place, so
+-- all are run.
 local function many(core, parsed, arguments)
   local program, count, results, ranks = launch.process.program, parsed.ranks, {}, {}
   for rank = 0, count - 1 do
-    if parsed.all_ranks or rank < 2 or rank == count - 1 then ranks[#ranks + 1] = rank end
+    local all = parsed.all_ranks or parsed.hosts
+    if all or rank < 2 or rank == count - 1 then ranks[#ranks + 1] = rank end
   end
   while #ranks > 0 do
     for first = 1, #ranks, AT_A_TIME do
@@ -270,8 +307,10 @@ local function many(core, parsed, arguments)
     local same = standing_for(results, rank)
     result.peak_bytes[rank + 1] = same.peak_bytes[1]
     result.offload_peak_bytes[rank + 1] = same.offload_peak_bytes[1]
+    if parsed.hosts then result.between_hosts_bytes[rank + 1] = same.between_hosts_bytes[1] end
   end
   result.shards = nil
+  sum_hosts(core, result, parsed.hosts)
   result.offload_peak_bytes = core.json_list(result.offload_peak_bytes)
   result.peak_bytes, result.groups, result.collectives = core.json_list(result.peak_bytes),
     core.json_list(result.groups), core.json_list(result.collectives)
@@ -279,7 +318,43 @@ local function many(core, parsed, arguments)
   return result
 end
 
---- moonshard check FILE [-n N] [--json] [switches] [key=value ...]
+-- The hosts of a list, which says how many ranks there are.
+local function listed_hosts(core, parsed)
+  local hosts, why = core.hosts_list(parsed.hosts)
+  if not hosts then launch.exit(2, why) end
+  local ranks = 0
+  for _, host in ipairs(hosts) do ranks = ranks + host.ranks end
+  if parsed.ranks > 1 and parsed.ranks ~= ranks then
+    launch.exit(2, ("-n %d beside --hosts, whose hosts have %d ranks in all: leave -n out")
+      :format(parsed.ranks, ranks))
+  end
+  parsed.ranks = ranks
+  return hosts
+end
+
+-- The hosts that --hosts names: those of a list, or a number of hosts among which the ranks of -n
+-- are spread, the first with one more where they do not divide.
+local function hosts_of(core, parsed)
+  local count, hosts = math.tointeger(tonumber(parsed.hosts)), {}
+  if not count then return listed_hosts(core, parsed) end
+  if count < 1 or count > parsed.ranks then
+    launch.exit(2, ("--hosts %d: -n %d ranks are on 1 to %d hosts"):format(count, parsed.ranks,
+      parsed.ranks))
+  end
+  for i = 1, count do
+    hosts[i] = { name = "host " .. i, ranks = (parsed.ranks + count - i) // count }
+  end
+  return hosts
+end
+
+-- The ranks of each of these hosts.
+local function counts_of(hosts)
+  local counts = {}
+  for i, host in ipairs(hosts or {}) do counts[i] = host.ranks end
+  return hosts and counts
+end
+
+--- moonshard check FILE [-n N] [--hosts H] [--json] [switches] [key=value ...]
 ---@param arguments string[]
 ---@return integer
 function check.main(arguments)
@@ -289,16 +364,23 @@ function check.main(arguments)
   parser:flag("--all-ranks",
     "run every rank, not only the first two, the last, and one for each shard of sharded models \z
       (the others are taken to be as these)")
+  parser:option("--hosts",
+    "the ranks are on so many hosts, or on those of a list (a:1,b:3): what goes between them \z
+      (default: all are on one)")
+    :argname "H"
+  parser:option("--sum-order", "over several hosts: as in `moonshard run`")
+    :choices { "hosts", "ranks" }:default "hosts"
   parser:option("--rank", "this rank only"):argname "R":convert(switches.integer)
   parser:option("--answer", "where to write the answer"):hidden(true)
   local parsed = switches.parse_recipe(parser, arguments)
   if parsed.device == "cpu" then
     launch.exit(2, "--device cpu: a check has no data and runs on sim; `moonshard run` runs on cpu")
   end
+  local core = require "moonshard.core"
+  parsed.hosts = parsed.hosts and hosts_of(core, parsed)
   if parsed.rank and (parsed.rank < 0 or parsed.rank >= parsed.ranks) then
     launch.exit(2, ("--rank %d: there are ranks 0 to %d"):format(parsed.rank, parsed.ranks - 1))
   end
-  local core = require "moonshard.core"
   local answer = parsed.answer and assert(io.open(parsed.answer, "w")) or io.stdout
   local function tell(result)
     answer:write(parsed.json and core.json_encode(result) or show(result), "\n")
@@ -311,7 +393,8 @@ function check.main(arguments)
   parsed.device = "sim"
   switches.apply(parsed)
   if parsed.ranks > 1 then
-    core.configure { group = "fake", rank = parsed.rank, world_size = parsed.ranks }
+    core.configure { group = "fake", rank = parsed.rank, world_size = parsed.ranks,
+      hosts = counts_of(parsed.hosts), sum_by_ranks = parsed.sum_order == "ranks" }
   end
   if not parsed.help then
     launch.checking, launch.sharded = true, {}
@@ -321,7 +404,7 @@ function check.main(arguments)
   local code = require "moonshard.cli.run".recipe(parsed.recipe,
     { arguments = parsed.options, help = parsed.help, config_file = parsed.config })
   if code ~= 0 or parsed.help then return code end
-  local result = result_of(core, parsed.rates)
+  local result = result_of(core, parsed.rates, parsed.hosts)
   if not parsed.answer then result.shards = nil end
   -- The result has a peak for each rank, also for ranks that were not run.
   for rank = 2, result.ranks do

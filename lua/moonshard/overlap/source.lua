@@ -28,6 +28,7 @@
 ---@field calls integer
 ---@field payload_bytes integer
 ---@field wire_bytes integer
+---@field between_hosts_bytes integer
 ---@field rebuilt boolean whether buckets follow the order of gradients
 ---@field error? string of the last pass that failed
 
