@@ -66,6 +66,7 @@ typedef struct ms_call_body {
 typedef struct ms_code_body {
     uint32_t code;
 } ms_code_body;
+
 typedef struct ms_coming_body {
     uint8_t token[MS_TOKEN_BYTES];
     char version[16];
