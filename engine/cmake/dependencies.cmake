@@ -106,7 +106,7 @@ endif()
 list(JOIN shown ", " shown)
 ms_option_result(MPI MS_MPI_MODULES "${shown}" "Debian: libopenmpi-dev or libmpich-dev")
 
-# The code for these comes with later parts; so far they are looked for, shown, and linked by nothing.
+# The code for CUDA comes with later parts; so far it is looked for, shown, and linked by nothing.
 set(unused "used by no target yet")
 
 if(NOT MOONSHARD_WITH_CUDA STREQUAL "OFF")
@@ -122,7 +122,7 @@ set(MS_NCCL_FOUND OFF)
 if(MS_NCCL_INCLUDE AND MS_NCCL_LIBRARY)
   set(MS_NCCL_FOUND ON)
 endif()
-ms_option_result(NCCL MS_NCCL_FOUND "${MS_NCCL_LIBRARY}, ${unused}" "NVIDIA's libnccl-dev")
+ms_option_result(NCCL MS_NCCL_FOUND "${MS_NCCL_LIBRARY}, loaded when it is asked for" "NVIDIA's libnccl-dev")
 
 if(missing)
   list(JOIN missing "\n    " missing)
