@@ -269,7 +269,8 @@ local function collective_us(world, t, gate, count)
 end
 
 -- All-reduces of tensors in the shared heap, and of ordinary tensors (staged).
-local function bench_collectives()
+local function bench_collectives(parser)
+  require "moonshard.cli.bench_hosts".add_switches(parser)
   return function(parsed)
     local core, ms = require "moonshard.core", require "moonshard"
     local world = ms.world()
@@ -365,7 +366,7 @@ usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp [swit
   gemm         the matrix products of its linear layers, as shares of the peak
   optim        a step of an optimizer, against a copy of as many bytes
   enqueue      what enqueuing an operator costs the host
-  collectives  all_reduce by dtype and size, in the shared heap and outside
+  collectives  all_reduce by dtype and size, in the shared heap and outside; or between two hosts
   hook         what a communication hook in Lua costs the host, a bucket
   hooks        native hooks beside the plain mean, over several links
   fsdp         steps and memory of sharded models beside ddp's and PyTorch's; the cost of an edge
@@ -377,6 +378,7 @@ moonshard bench KIND --help lists the switches of each.]]
 ---@return integer
 function bench.main(arguments)
   local launch = require "moonshard.launch"
+  local given = table.move(arguments, 1, #arguments, 1, {})
   local kind = table.remove(arguments, 1)
   if not kinds[kind or ""] then
     if kind ~= "--help" and kind ~= "-h" then launch.exit(2, USAGE) end
@@ -397,6 +399,7 @@ function bench.main(arguments)
   if parsed.device == "sim" then
     launch.exit(2, "--device sim: nothing is computed there, and nothing can be measured")
   end
+  if parsed.hosts then return require "moonshard.cli.bench_hosts".run(parsed, median, given) end
   if many and parsed.ranks > 1 and (not own_jobs or parsed.here)
       and not launch.process.rank then
     return require "moonshard.cli.ranks".launch(parsed)
