@@ -268,6 +268,14 @@ static int flops(lua_State *L)
     return 1;
 }
 
+/* Adds "eth0 10.0.0.7" to the list on top of the stack. */
+static void add_interface(void *to, const char *interface, const char *address)
+{
+    lua_State *L = to;
+    lua_pushfstring(L, "%s %s", interface, address);
+    lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
+}
+
 /* core.info() -> what the machine has, and what the engine uses of it. The machine is asked anew in
  * each call, through the table of the system. mpi: the modules for MPIs that are there, or false.
  * NCCL is large, so it is not loaded to be asked for its version. */
@@ -278,7 +286,7 @@ static int info(lua_State *L)
     ms_machine machine = { .cores = 0 };
     int failed = os->machine(os->user, &machine);
     if (failed) return ms_lua_error(L, "info: the machine's description cannot be read");
-    lua_createtable(L, 0, 13);
+    lua_createtable(L, 0, 14);
     set_text(L, "cpu", machine.cpu);
     set_integer(L, "cores", machine.cores);
     set_integer(L, "threads", ms_engine_threads(engine));
@@ -292,6 +300,10 @@ static int info(lua_State *L)
     lua_pushstring(L, "cpu");
     lua_rawseti(L, -2, 1);
     lua_setfield(L, -2, "devices");
+    /* A machine without a network, or that does not say, has none. */
+    lua_newtable(L);
+    (void)os->addresses(os->user, add_interface, L);
+    lua_setfield(L, -2, "interfaces");
     ms_lua_push_modules(L);
     lua_setfield(L, -2, "mpi");
     set_text(L, "nccl", "2.28 or later, loaded when it is asked for");

@@ -114,7 +114,8 @@
 --- **blocks** until all streams have finished.
 ---@field synchronize fun()
 --- A description of the machine and this build: cpu, cores, threads, kernels, blas, blas_isa,
---- device, devices, memory_bytes, mpi, nccl, lua, version.
+--- device, devices, interfaces (of the network, with their addresses), memory_bytes, mpi, nccl,
+--- lua, version.
 ---@field info fun(): table
 ---@field rank fun(): integer   of this process among all ranks, from 0
 ---@field world_size fun(): integer   number of ranks

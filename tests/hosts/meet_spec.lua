@@ -39,6 +39,18 @@ end
 
 local function weights(text) return assert(text:match "weights (%x+)", text) end
 
+describe("moonshard info", function()
+  it("names the launcher and the interfaces that are found", function()
+    local code, text = hosts.on("hostb", ("%s '%s' info"):format(torchrun(3), command.program))
+    assert.equal(0, code, text)
+    assert.truthy(text:find("\nlauncher +torchrun, rank 3 of 4\n"), text)
+    assert.truthy(text:find("\ninterfaces +eth0 10%.77%.0%.2[,\n]"), text)
+    code, text = hosts.on("hostb", ("'%s' info"):format(command.program))
+    assert.equal(0, code, text)
+    assert.truthy(text:find("\nlauncher +none\n"), text)
+  end)
+end)
+
 describe("ranks of several hosts that meet without MPI", function()
   local program = ("'%s/tests/dist/ddp.lua'"):format(command.source)
   for name, launcher in pairs { torchrun = torchrun, srun = srun } do

@@ -3,6 +3,13 @@ local switches = require "moonshard.cli.switches"
 
 local info = {}
 
+-- Which launcher started this process as one of several.
+local function launcher()
+  local found = require "moonshard.core".hosts_launched()
+  return found and ("%s, rank %d of %s"):format(found.launcher, found.rank, found.size or "?")
+    or "none"
+end
+
 function info.main(arguments)
   switches.apply(switches.parse(switches.parser("info",
     "Prints a description of this machine and this build."), arguments))
@@ -18,6 +25,8 @@ function info.main(arguments)
     { "matrix products", products },
     { "memory", ("%.1f GiB"):format(found.memory_bytes / 2 ^ 30) },
     { "devices", table.concat(found.devices, ", ") },
+    { "interfaces", table.concat(found.interfaces, ", ") },
+    { "launcher", launcher() },
     { "mpi", found.mpi or "not built" },
     { "nccl", found.nccl or "not built" },
     { "lua", found.lua },
