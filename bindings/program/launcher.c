@@ -64,7 +64,8 @@ static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t 
  * themselves. Otherwise the job ends. 75 is the exit code of a run that has saved a checkpoint and
  * asks to be started again; 128 plus the signal is that of one that has stopped without. Both are
  * no failures after a request to stop. A rank that this supervisor has killed is not a cause
- * either: the job had one before. */
+ * either: the job had one before. Of a rank that has died its launcher may have read how, before
+ * this process could: then the code is -1. */
 static void rank_ended(ms_job *job, uint32_t rank)
 {
     ms_outcome *outcome = &job->outcomes[rank];
@@ -84,7 +85,8 @@ static void rank_ended(ms_job *job, uint32_t rank)
     }
     char text[640];
     describe_death(job, rank, text, sizeof text);
-    ms_end_job(job, outcome->signal ? MS_ABORT_DIED : MS_ABORT_RAISED, (int32_t)rank, text);
+    bool died = outcome->signal || outcome->code < 0;
+    ms_end_job(job, died ? MS_ABORT_DIED : MS_ABORT_RAISED, (int32_t)rank, text);
 }
 
 /* The deadline has passed: ranks that still run are killed; threads, which cannot be killed, are
