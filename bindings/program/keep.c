@@ -100,8 +100,9 @@ static bool can_report(ms_job *job)
     return true;
 }
 
-/* settle(): the report is written, where there is one. Ranks end; those that do not are killed.
- * Then the keeper says goodbye to the others. Upvalue: the job. */
+/* settle() -> list of the codes with which the ranks have ended; false: not known. The report is
+ * written, where there is one. Ranks end; those that do not are killed. Then the keeper says
+ * goodbye to the others. Upvalue: the job. */
 static int settle(lua_State *L)
 {
     ms_job *job = lua_touserdata(L, lua_upvalueindex(1));
@@ -112,7 +113,14 @@ static int settle(lua_State *L)
     lua_pushnil(L);
     ms_job_supervise(L, job, NULL);
     ms_keeper_finish(job->keeper);
-    return 0;
+    lua_createtable(L, (int)job->ranks, 0);
+    for (uint32_t r = 0; r < job->ranks; r++) {
+        int code = ms_keeper_code(job->keeper, r);
+        if (code < 0) lua_pushboolean(L, false);
+        else lua_pushinteger(L, code);
+        lua_rawseti(L, -2, r + 1);
+    }
+    return 1;
 }
 
 int ms_keep(lua_State *L)
@@ -133,6 +141,7 @@ int ms_keep(lua_State *L)
     ms_job_begin(L);
     if (ms_job_open_signals(job) || find_processes(job)) return ms_job_refused(L, job);
     ms_job_supervise(L, job, can_report);
+    if (!job->stop_signal) job->stop_signal = ms_keeper_stop(job->keeper);
     ms_keeper_show_end(job->keeper);
     ms_job_push_outcome(L, job);
     lua_pushvalue(L, 3);

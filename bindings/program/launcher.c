@@ -150,23 +150,13 @@ static void read_signals(lua_State *L, ms_job *job)
     }
 }
 
-/* The signals are blocked and read from a descriptor, so the supervisor handles them between two
- * polls and not in a handler. Threads that are started later inherit the mask. Handlers would have
- * to wake the poll and could run at any point of it. SIGUSR2 is among them although ranks that are
- * processes get it, too: there it is the question where they are (MS_LOCATE_PROCESS), sent to one
- * rank by its descriptor. */
 ms_status ms_job_open_signals(ms_job *job)
 {
-    sigset_t set;
-    sigemptyset(&set);
-    int numbers[] = { SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 };
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaddset(&set, numbers[i]);
-    /* A signal between this line and the next stays pending and is read from the descriptor. */
-    int error = -pthread_sigmask(SIG_BLOCK, &set, NULL);
-    if (!error) job->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (!error && job->signals < 0) error = -errno;
-    if (!error) return MS_OK;
-    return ms_fail_os(&job->context, error, "signals cannot be supervised", NULL);
+    int descriptor = ms_open_signals();
+    if (descriptor < 0)
+        return ms_fail_os(&job->context, descriptor, "signals cannot be supervised", NULL);
+    job->signals = descriptor;
+    return MS_OK;
 }
 
 /* The supervisor's loop: it ends when no rank runs, or when threads do not leave in time. Each

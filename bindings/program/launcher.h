@@ -73,6 +73,9 @@ struct ms_job {
     uint64_t deadline_ns; /* 0: none */
 };
 
+/* signals.c. A descriptor that gives the signals that are requests, or -errno. */
+int ms_open_signals(void);
+
 /* launcher.c: what a launcher and a keeper share. An empty job in a userdata, which it pushes. */
 ms_job *ms_job_new(lua_State *L);
 ms_status ms_job_make_room(ms_job *job, uint32_t ranks);
@@ -119,5 +122,7 @@ int ms_program(int count, char **arguments, ms_rendezvous *rendezvous, uint32_t 
  * keeper, as a light userdata. */
 int ms_launch(lua_State *L);
 int ms_keep(lua_State *L);
+/* process.start(options): see start.c. */
+int ms_start(lua_State *L);
 
 #endif

@@ -240,6 +240,8 @@ static void set_process(lua_State *L, arguments *args, const char *program)
     luaL_setfuncs(L, functions, 2);
     lua_pushstring(L, program);
     lua_setfield(L, -2, "program");
+    lua_pushboolean(L, geteuid() == 0);
+    lua_setfield(L, -2, "is_root");
     if (args->rendezvous) {
         lua_pushinteger(L, args->rank);
         lua_setfield(L, -2, "rank");
@@ -256,6 +258,8 @@ static void set_process(lua_State *L, arguments *args, const char *program)
         lua_pushlightuserdata(L, args->values);
         lua_pushcclosure(L, ms_launch, 2);
         lua_setfield(L, -2, "launch");
+        lua_pushcfunction(L, ms_start);
+        lua_setfield(L, -2, "start");
     }
     lua_setfield(L, -2, "moonshard.process");
     lua_pop(L, 1);
@@ -298,16 +302,20 @@ static int run(lua_State *L)
 
 /* A rank of a job over several hosts ends. After the job's end it waits until the report is
  * written, since launchers clean up when the first process has ended. Then it ends at once: MPI may
- * never come back, and must not be asked to. */
-static _Noreturn void leave_hosts(ms_rendezvous *job, int code)
+ * never come back, and must not be asked to. Where a process that waits for the job hears its code
+ * from the keeper, ranks that end in order end with 0: of another code launchers print a page, and
+ * some kill the other ranks. */
+static _Noreturn void leave_hosts(ms_rendezvous *job, uint32_t rank, int code)
 {
     ms_abort_record cause;
     joined_job = NULL;
+    ms_hosts_set_code(job, rank, code);
     signal(SIGTERM, SIG_IGN);
-    if (ms_rendezvous_cause(job, &cause)) ms_hosts_await_report(job, MS_REPORT_NS);
+    bool ended = ms_rendezvous_cause(job, &cause);
+    if (ended) ms_hosts_await_report(job, MS_REPORT_NS);
     else ms_rendezvous_release(job);
     fflush(NULL);
-    _exit(code);
+    _exit(!ended && getenv(MS_STARTER_VARIABLE) ? 0 : code);
 }
 
 /* An error of a rank is written into the job too, so that the other ranks end with it. The rank
@@ -351,7 +359,7 @@ int ms_program(int count, char **values, ms_rendezvous *rendezvous, uint32_t ran
                        .is_thread = is_thread,
                        .code = 1 };
     int code = run_program(&args);
-    if (args.has_joined) leave_hosts(args.rendezvous, code);
+    if (args.has_joined) leave_hosts(args.rendezvous, args.rank, code);
     return code;
 }
 
@@ -381,6 +389,7 @@ static int keep(int count, char **values)
     values[2] = values[0];
     arguments args = { .count = count - 2, .values = values + 2, .keeper = keeper, .code = 1 };
     int code = run_program(&args);
+    ms_keeper_tell_code(keeper, code);
     ms_keeper_close(keeper);
     return code;
 }

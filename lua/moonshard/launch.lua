@@ -5,6 +5,7 @@
 --- fills this table before any other module is loaded.
 ---@class ms.Process
 ---@field program string path of the executable
+---@field is_root boolean
 ---@field rank? integer this rank's number, in a job of several
 ---@field is_thread? boolean the rank is a thread of the supervisor's process
 ---@field stop_requested fun(): integer? number of the signal that asked to stop
@@ -14,6 +15,7 @@
 ---@field columns fun(): integer width of the terminal
 ---@field quit fun(code: integer) ends the process at once
 ---@field launch? fun(options: table): table?, string? starts and supervises a job's ranks
+---@field start? fun(options: table): integer?, string? starts a launcher, waits for the job's end
 ---@field kept_ranks? integer this process is the keeper of a host, in a job of so many ranks
 ---@field joined fun() core.hosts_join has made this process a rank
 ---@field hosts? integer of the job that this process has joined

@@ -16,7 +16,8 @@
 #
 # The hosts are called hosta, hostb and so on. Their addresses are 10.77.0.1, 10.77.0.2 and so on,
 # and login's is 10.77.0.254. They share the files, except /dev/shm, and the numbers of processes.
-# Each has its own network, host name, /dev/shm, /sys and System V memory.
+# Each has its own network, host name, /dev/shm, /sys and System V memory. All have a folder for
+# short-lived files (TMPDIR) that is theirs alone, and goes with them.
 #
 # Nothing outlives the command, even if this script is killed: the kernel ends all processes inside,
 # and with them the namespaces. Other runs have hosts of the same names, and never meet these.
@@ -71,6 +72,9 @@ run() {
         exit $skipped
     fi
     choose_private
+    TMPDIR=$(mktemp -d)
+    export TMPDIR
+    trap 'rm -rf "$TMPDIR"' EXIT
     trap '[ -z "$child" ] || kill -KILL "$child"; exit 143' TERM INT HUP
     set -m
     setpriv --pdeathsig KILL "${private[@]}" "$self" inside "$@" <&0 &
@@ -149,7 +153,7 @@ keeper_of() {
 }
 
 # What a login sets in the environment, what hosts.sh needs there, and what tests tell sanitizers.
-login_variables='HOME|LANG|PATH|SHELL|USER|MOONSHARD_HOSTS|(A|T|UB)SAN_OPTIONS'
+login_variables='HOME|LANG|PATH|SHELL|TMPDIR|USER|MOONSHARD_HOSTS|(A|T|UB)SAN_OPTIONS'
 
 # As ssh does, it joins the words of the command for a shell, in the home folder.
 on() {

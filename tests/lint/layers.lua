@@ -49,11 +49,15 @@ local ALLOWED = {
   ["engine/base/thread.c"] = { "clock_gettime" },
   ["bindings/program/launcher.c"] = { "fprintf" },             -- the supervisor's warnings
   ["bindings/program/processes.c"] = { "open", "fork", "execve", "getpid", "_exit" },
+  -- Starts an MPI launcher; warns as the supervisor does.
+  ["bindings/program/start.c"] = {
+    "open", "fork", "execv", "getpid", "_exit", "setenv", "fprintf",
+  },
   -- Makes the process of a keeper, which lives longer than the host program.
   ["bindings/hosts.c"] = { "open", "fork", "execv", "_exit", "getenv" },
   ["bindings/program/threads.c"] = { "pthread_create", "getpid" },
   -- The CLI's entry is a program; a second request to stop ends it at once.
-  ["bindings/program/main.c"] = { "fprintf", "exit", "_exit" },
+  ["bindings/program/main.c"] = { "fprintf", "exit", "_exit", "getenv" },
 }
 
 -- Folders of devices. No file outside such a folder names a header in it.

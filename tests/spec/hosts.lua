@@ -58,6 +58,17 @@ function hosts.mpirun(mpi, where, command)
   return start(("%s %s %s %s"):format(script "mpirun", mpi, where, command))
 end
 
+--- Starts `moonshard run ARGUMENTS`, where --hosts finds this MPI and reaches these hosts.
+---@param mpi string
+---@param arguments string
+---@param settings? string NAME=value ...
+function hosts.run(mpi, arguments, settings)
+  return start(("env MOONSHARD_MPI=%s OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \z
+    OMPI_MCA_plm_rsh_agent=%s OMPI_MCA_mpi_yield_when_idle=1 HYDRA_LAUNCHER=rsh \z
+    HYDRA_LAUNCHER_EXEC=%s HYDRA_IFACE=bridge %s '%s' run %s"):format(mpi, script "on", script "on",
+    settings or "", os.getenv "MOONSHARD_BIN", arguments))
+end
+
 --- The processes of the program on all hosts: number, host, kind ("run", "keep"), and rank, which a
 --- launcher has put into the environment of those that run.
 ---@return { process: integer, host: string, kind: string, rank?: integer }[]

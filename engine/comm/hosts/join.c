@@ -324,7 +324,10 @@ ms_status ms_hosts_launched(ms_context *context, ms_launched *out)
     ms_launcher launcher;
     memset(out, 0, sizeof *out);
     ms_status status = ms_launcher_find(context, &launcher);
-    if (status || launcher.kind == MS_LAUNCHER_NONE || launcher.size == 1) return status;
+    if (status || launcher.kind == MS_LAUNCHER_NONE) return status;
+    /* One rank alone needs no job, but for the process that has asked for it on a host. */
+    if (launcher.size == 1 && !context->os->environment(context->os->user, MS_STARTER_VARIABLE))
+        return MS_OK;
     snprintf(out->name, sizeof out->name, "%s", launcher.name);
     out->rank = launcher.rank;
     out->size = launcher.size == MS_UNKNOWN ? 0 : launcher.size;

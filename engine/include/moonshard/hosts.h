@@ -102,7 +102,8 @@ MS_API ms_status ms_hosts_enter(ms_context *context, const char *door, uint32_t 
 /* ------------------------------------------------- a process of an MPI launcher */
 
 /* Which launcher started this process as one of several: mpirun, srun, torchrun. name: "" if none
- * did, or it started one process only. size 0: only MPI knows. */
+ * did, or it started one process only and MS_STARTER_VARIABLE is not set. size 0: only MPI knows.
+ */
 typedef struct ms_launched {
     char name[64];
     uint32_t rank, size, local_rank; /* local_rank: among the processes of this host, or size */

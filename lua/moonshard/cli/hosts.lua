@@ -21,6 +21,9 @@ end
 --- The switches of a job over several hosts.
 ---@param parser table
 function hosts.add_switches(parser)
+  parser:option("--hosts", "start ranks on these hosts by the mpirun that is found: \z
+    node1:4,node2:4 or node[1-2]:4, or a file with a host a line (default: none, this machine)")
+    :argname "LIST"
   parser:option("--sum-order", "over several hosts, sums are first those of each host, or of \z
     ranks in their order, with the bits of one host")
     :choices { "hosts", "ranks" }:default "hosts"
@@ -77,8 +80,26 @@ end
 
 -- The line that rank 0 prints when all have met.
 local function describe(found, place)
-  return ("%d ranks on %d host%s, started by %s, over %s"):format(place.ranks, place.hosts,
-    place.hosts == 1 and "" or "s", found.launcher, place.library)
+  return ("%d rank%s on %d host%s, started by %s, over %s"):format(place.ranks,
+    place.ranks == 1 and "" or "s", place.hosts, place.hosts == 1 and "" or "s",
+    os.getenv "MOONSHARD_STARTER" and ("moonshard run --hosts (%s)"):format(found.launcher)
+      or found.launcher, place.library)
+end
+
+-- What the launcher has said already.
+local function refuse_others(parsed, found)
+  local message
+  if parsed.hosts and not os.getenv "MOONSHARD_STARTER" then
+    message = ("--hosts beside %s, which has started this process: leave one of the two out")
+      :format(found.launcher)
+  elseif parsed.ranks > 1 then
+    message = ("-n %d beside %s: the launcher says how many ranks there are; leave -n out")
+      :format(parsed.ranks, found.launcher)
+  elseif parsed.thread_ranks then
+    message = ("--thread-ranks beside %s: each of its processes is one rank")
+      :format(found.launcher)
+  end
+  if message then launch.exit(2, found.rank == 0 and message or "") end
 end
 
 --- Joins the job of the launcher that started this process. Returns whether there is one; this
@@ -97,13 +118,7 @@ function hosts.join(command, parsed)
     end
     return false
   end
-  if parsed.ranks > 1 or parsed.thread_ranks then
-    launch.exit(2, found.rank == 0 and (parsed.ranks > 1
-      and ("-n %d beside %s: the launcher says how many ranks there are; leave -n out")
-        :format(parsed.ranks, found.launcher)
-      or ("--thread-ranks beside %s: each of its processes is one rank"):format(found.launcher))
-      or "")
-  end
+  refuse_others(parsed, found)
   if not found.mpi then
     if not os.getenv "MOONSHARD_MASTER"
         and tonumber(os.getenv "LOCAL_WORLD_SIZE") == found.size then

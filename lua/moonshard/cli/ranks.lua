@@ -69,7 +69,7 @@ local function code_of(outcome)
   local code = ranks.code_of_cause(cause.reason, outcome.stop_signal)
   if code then return code end
   local first = outcome.ranks[cause.rank + 1]
-  return first.signal == 0 and first.code ~= 0 and first.code or 1
+  return first and first.signal == 0 and first.code ~= 0 and first.code or 1
 end
 
 --------------------------------------------------------------------------------------------- report
@@ -111,15 +111,19 @@ local function places(outcome, numbers, flights)
   return table.concat(texts, "; ")
 end
 
--- The command that resumes the run.
+-- The command that resumes the run. What a user's mpirun was given is not known here.
 local function resume_command(parsed)
-  local parts = { "moonshard run", parsed.recipe, "-n " .. parsed.ranks }
+  local where = parsed.hosts and "--hosts " .. parsed.hosts or "-n " .. parsed.ranks
+  local parts = { "moonshard run", parsed.recipe, where }
   local resume = false
   for _, option in ipairs(parsed.options) do
     resume = resume or option:match "^resume="
     parts[#parts + 1] = option
   end
   if not resume then parts[#parts + 1] = "resume=auto" end
+  if launch.process and launch.process.kept_ranks and not parsed.hosts then
+    return resume and "the same command" or "the same command with resume=auto"
+  end
   return table.concat(parts, " ")
 end
 
@@ -178,7 +182,8 @@ function ranks.report(outcome, parsed, flights, oom_kills)
     lines[#lines + 1] = outcome.settle and "  " .. places(outcome, others, flights)
       or ("  %s ended within %.1f ms; %s")
         :format(list(others), math.max(after, 0) / 1e6, places(outcome, others, flights))
-    if oom_kills > 0 and outcome.ranks[cause.rank + 1].signal == SIGKILL then
+    local first = outcome.ranks[cause.rank + 1]
+    if oom_kills > 0 and first and first.signal == SIGKILL then
       lines[#lines + 1] = "  the system has killed a process for want of memory (oom_kill of its \z
         control group): fewer ranks or less per rank may fit"
     end
@@ -252,7 +257,9 @@ function ranks.launch(parsed)
       core.file_write(("%s/report%s.txt"):format(outcome.folder, whose), report)
     end
   end
-  if outcome.settle then outcome.settle() end
+  for i, code in ipairs(outcome.settle and outcome.settle() or {}) do
+    if code then outcome.ranks[i].code = code end
+  end
   -- Joins the trace parts that ranks have left. After a successful run there are none: the ranks
   -- have joined them.
   local joined, why = true, nil

@@ -48,7 +48,10 @@ function run.main(arguments)
     parsed.ranks = process.kept_ranks
     return require "moonshard.cli.ranks".launch(parsed)
   end
-  if not parsed.help then require "moonshard.cli.hosts".join("run", parsed) end
+  local joined = not parsed.help and require "moonshard.cli.hosts".join("run", parsed)
+  if parsed.hosts and not joined and not parsed.help then
+    return require "moonshard.cli.start".run(parsed)
+  end
   if parsed.ranks > 1 and not parsed.help and not process.rank then
     return require "moonshard.cli.ranks".launch(parsed)
   end

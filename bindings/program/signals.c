@@ -1,0 +1,24 @@
+/* signals.c: how a process that supervises others reads its signals. */
+#include "bindings/program/launcher.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+
+/* The signals are blocked and read from a descriptor, so the supervisor handles them between two
+ * polls and not in a handler. Threads that are started later inherit the mask. Handlers would have
+ * to wake the poll and could run at any point of it. SIGUSR2 is among them although ranks that are
+ * processes get it, too: there it is the question where they are (MS_LOCATE_PROCESS), sent to one
+ * rank by its descriptor. */
+int ms_open_signals(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    int numbers[] = { SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaddset(&set, numbers[i]);
+    /* A signal between this line and the next stays pending and is read from the descriptor. */
+    int error = -pthread_sigmask(SIG_BLOCK, &set, NULL);
+    if (error) return error;
+    int descriptor = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return descriptor < 0 ? -errno : descriptor;
+}

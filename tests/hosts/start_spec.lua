@@ -1,0 +1,219 @@
+-- `moonshard run --hosts`: an MPI's launcher starts the ranks, and the program passes on requests
+-- and returns the job's code. With MOONSHARD_TEST_FULL=1 all faults are tried under each MPI.
+local hosts = require "hosts"
+local command = require "command"
+
+local SECONDS = 10 -- that a fault may take until all processes have ended
+
+local folder
+before_each(function() folder = command.folder() end)
+after_each(function() command.remove(folder) end)
+
+-- Waits until f() is true; an error after `most` seconds, with the output of what runs.
+local function await(most, what, f, running)
+  local begun = os.time()
+  while not f() do
+    if os.time() - begun > most then
+      if running then running.stop() end
+      error(running and select(2, running.finish()) or what)
+    end
+    os.execute "sleep 0.05"
+  end
+end
+
+-- Starts the program with --hosts by this MPI.
+local function start(mpi, where, arguments, settings)
+  return hosts.run(mpi, ("--hosts '%s' %s"):format(where, arguments), settings)
+end
+
+-- Plugs the cable of a host in, and waits until the host reaches this one again.
+local function mend(host)
+  hosts.tool("mend", host)
+  await(30, host .. " stays away", function()
+    local _, text = hosts.on(host, "timeout 1 bash -c 'exec 3<>/dev/tcp/login/1'")
+    return text:find "refused"
+  end)
+end
+
+local function kill(process, signal) os.execute(("kill -%s %d"):format(signal, process)) end
+
+-- The processes of ours that f holds for.
+local function find(f)
+  local found = {}
+  for _, one in ipairs(hosts.processes()) do
+    if f(one) then found[#found + 1] = one end
+  end
+  return found
+end
+local function starter() return find(function(one) return one.host == "login" end)[1].process end
+
+-- What the program has left: processes, a keeper's door, a port at which it listens.
+local function check_nothing_is_left()
+  await(SECONDS, "processes are left", function() return #hosts.processes() == 0 end)
+  await(SECONDS, "launchers are left", function()
+    return not os.execute "ps -e -o comm= | grep -qE '^(mpirun|mpiexec|orted|hydra_pmi)'"
+  end)
+  await(SECONDS, "a door is left", function()
+    return not os.execute "ls $TMPDIR/moonshard-* >/dev/null 2>&1"
+  end)
+  local pipe = io.popen "ss -Hltn 2>&1"
+  local listening = pipe:read "a"
+  pipe:close()
+  assert.equal("", listening)
+end
+
+-- The job's end: its code, and what it has printed. An error if that takes too long.
+local function finish(running)
+  local begun = os.time()
+  local code, text = running.finish()
+  assert(os.time() - begun <= SECONDS, text)
+  check_nothing_is_left()
+  return code, text
+end
+
+-- Starts a small model on the ranks that trains until it is stopped; waits for some steps.
+local function train(mpi, where, switches)
+  local running = start(mpi, where, ("%s --threads 1 '%s/recipes/gpt_bytes.lua' length=16 batch=4 \z
+    model.width=32 model.layers=2 model.heads=2 every.eval=1000000000 every.sample=1000000000 \z
+    every.save=1000000000 steps=1000000 run='%s/run'"):format(switches, command.source, folder))
+  await(60, "the run does not begin", function()
+    local _, steps = (command.read(folder .. "/run/metrics.jsonl") or ""):gsub("\n", "")
+    return steps > 3
+  end, running)
+  return running
+end
+
+-- The lines that ranks end with, in their order: the hashes of their weights.
+local function ends(text)
+  local lines = {}
+  for line in text:gmatch "[^\n]*weights %x+[^\n]*" do lines[#lines + 1] = line end
+  table.sort(lines)
+  return table.concat(lines, "\n")
+end
+
+local ddp = ("'%s/tests/dist/ddp.lua'"):format(command.source)
+
+describe("run --hosts", function()
+  local alone = {}
+  setup(function()
+    local scratch = command.folder()
+    for _, ranks in ipairs { 3, 4 } do
+      alone[ranks] = ends(command.succeed(scratch, ("run -n %d %s"):format(ranks, ddp)))
+    end
+    command.remove(scratch)
+  end)
+
+  for i, mpi in ipairs(hosts.mpis()) do
+    local places = { ["hosta:2,hostb:2"] = 4, ["hosta,hostb,hostc"] = 3, ["hosta,hostb:3"] = 4 }
+    for where, ranks in pairs(places) do
+      it(("gives the bits of -n %d on %s by %s"):format(ranks, where, mpi), function()
+        local code, text = finish(start(mpi, where, "--sum-order ranks " .. ddp))
+        assert.equal(0, code, text)
+        assert.truthy(text:find(("%d ranks on %%d hosts, started by moonshard run %%-%%-hosts \z
+          %%(mpirun of M?P?I?C?H?O?p?e?n?"):format(ranks)), text)
+        assert.equal(alone[ranks], ends(text))
+      end)
+    end
+
+    it("returns 75 after a checkpoint when it gets SIGTERM, by " .. mpi, function()
+      local running = train(mpi, "hosta:2,hostb:2", "")
+      kill(starter(), "TERM")
+      local code, text = finish(running)
+      assert.equal(75, code, text)
+      assert.truthy(text:find "stopped on request after step %d+; a checkpoint is saved", text)
+      assert.is_nil(text:find("exit code", 1, true), text)
+    end)
+
+    it("returns 7 when a rank is killed, by " .. mpi, function()
+      local running = train(mpi, "hosta:2,hostb:2", "")
+      kill(find(function(one) return one.rank == 2 end)[1].process, "KILL")
+      local code, text = finish(running)
+      assert.equal(7, code, text)
+      assert.truthy(text:find "rank 2 %(pid %d+%) on host hostb [^\n]* at step %d+", text)
+    end)
+
+    it("returns 2 when a host cannot be reached, by " .. mpi, function()
+      local code, text = finish(start(mpi, "hosta,hostx", ddp))
+      assert.equal(2, code, text)
+      assert.truthy(text:find('there is no host "hostx"', 1, true), text)
+      local _, count = text:gsub("moonshard: mpirun of [^\n]*before the ranks met; it was to \z
+        start [^\n]*moonshard on hosta:1,hostx:1\n", "")
+      assert.equal(1, count, text)
+    end)
+
+    if i == 1 or command.full then
+      for _, host in ipairs { "hosta", "hostb" } do
+        it(("returns 7 when the cable of %s is cut, by %s"):format(host, mpi), function()
+          local running = train(mpi, "hosta:2,hostb:2", "--lost 2")
+          hosts.tool("cut", host)
+          local code, text = running.finish()
+          mend(host)
+          assert.equal(7, code, text)
+          assert.truthy(text:find(("host %s %%(ranks %%d, %%d%%) is lost"):format(host)), text)
+          check_nothing_is_left()
+        end)
+      end
+
+      it("leaves nothing when it is killed, by " .. mpi, function()
+        local running = train(mpi, "hosta:2,hostb:2", "")
+        kill(starter(), "KILL")
+        finish(running)
+        assert.truthy(command.read(folder .. "/run/report.txt")
+          :find("the process that has started the job (moonshard run --hosts) has ended", 1, true))
+      end)
+
+      it("ends a launcher that does nothing after --init-timeout, by " .. mpi, function()
+        local agent = command.write(folder .. "/agent", "#!/bin/sh\nexec sleep 1000\n")
+        assert(os.execute(("chmod +x '%s'"):format(agent)))
+        local code, text = finish(start(mpi, "hosta,hostb", "--init-timeout 1 " .. ddp,
+          ("OMPI_MCA_plm_rsh_agent='%s' HYDRA_LAUNCHER_EXEC='%s'"):format(agent, agent)))
+        assert.equal(2, code, text)
+        assert.truthy(text:find("has done nothing for 1 s (--init-timeout), before the ranks met",
+          1, true), text)
+      end)
+    end
+  end
+
+  it("refuses what makes no sense, before anything is started", function()
+    local file = command.write(folder .. "/list", "hosta:2\n\nhostb slots=x # two\n")
+    for arguments, says in pairs {
+      ["--hosts hosta -n 2"] = "-n 2 beside --hosts",
+      ["--hosts hosta --thread-ranks"] = "--thread-ranks beside --hosts",
+      ["--hosts hosta --device sim"] = "--device sim beside --hosts",
+      ["--hosts hosta:2,hostb:x"] = "--hosts, character 15: expected a number of ranks",
+      ["--hosts hosta,hosta"] = "the host 'hosta' is named twice",
+      ["--hosts [fd00::1]:2"] = "take no IPv6 address (fd00::1): give the host a name",
+      ["--hosts '" .. file .. "'"] = "list, line 3, character 13: expected a number of ranks",
+    } do
+      local code, text = finish(hosts.run("openmpi", arguments .. " " .. ddp))
+      assert.equal(2, code, text)
+      assert.truthy(text:find(says, 1, true), text)
+      local _, lines = text:gsub("\n", "")
+      assert.equal(1, lines, text)
+    end
+    for settings, says in pairs {
+      ["OMPI_ALLOW_RUN_AS_ROOT= "] = "refuses to run as root. Use another user, or set \z
+        OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+      ["PATH=/nowhere "] = "PATH has none; sought: mpirun, mpirun.openmpi, mpirun.mpich",
+    } do
+      local code, text = finish(hosts.run("openmpi", "--hosts hosta " .. ddp, settings))
+      assert.equal(2, code, text)
+      assert.truthy(text:find(says, 1, true), text)
+    end
+    local code, text = hosts.mpirun("openmpi", "hosta:2", ("'%s' run --hosts hosta:2 %s"):format(
+      command.program, ddp)).finish()
+    assert.not_equal(0, code)
+    local _, count = text:gsub("moonshard: %-%-hosts beside mpirun of Open MPI", "")
+    assert.equal(1, count, text)
+  end)
+
+  it("starts one rank on another host, with the hosts of a file", function()
+    local file = command.write(folder .. "/list", "# one\nhostb slots=1\n")
+    local recipe = command.write(folder .. "/who.lua", "print(io.popen('hostname'):read())")
+    local code, text = finish(hosts.run(hosts.mpis()[1],
+      ("--hosts '%s' '%s'"):format(file, recipe)))
+    assert.equal(0, code, text)
+    assert.truthy(text:find("1 rank on 1 host, started by moonshard run --hosts", 1, true), text)
+    assert.truthy(text:find("\nhostb\n", 1, true), text)
+  end)
+end)
