@@ -2,7 +2,7 @@
 local cli = {}
 
 local commands = {
-  { "run", "run a recipe: moonshard run FILE [-n RANKS] [key=value ...]" },
+  { "run", "run a recipe: moonshard run FILE [-n RANKS | --hosts LIST] [key=value ...]" },
   { "check", "run a recipe without data: peak memory and collectives of each rank" },
   { "bench", "measure: step, gemm, optim, enqueue, collectives, hook, hooks" },
   { "trace", "show how the steps of a recorded run used their time: table, JSON, page" },
@@ -22,7 +22,10 @@ local variables = {
     "how the tensors of ranks travel: local or nccl (default: what fits the device)",
   },
   { "MOONSHARD_NCCL", "path of NCCL's library (default: libnccl.so.2, where the system finds it)" },
-  { "MOONSHARD_MPI", "openmpi or mpich: the module for MPI (default: that of the launcher's MPI)" },
+  {
+    "MOONSHARD_MPI",
+    "openmpi or mpich: for --hosts, and the module for MPI (default: that of the launcher's MPI)",
+  },
   { "MOONSHARD_MASTER", "HOST:PORT, where ranks of several hosts meet without MPI: rank 0's host" },
   { "MOONSHARD_TOKEN", "their secret of 8 to 32 bytes, the same on all hosts" },
   { "MOONSHARD_LOG", "debug: messages of the engine, and whole tracebacks of errors" },
