@@ -27,6 +27,11 @@
 #define MS_TAG_SENDERS (MS_GROUPS_MAX * MS_CHANNELS)
 #define MS_TAG_RECEIVERS (MS_TAG_SENDERS + 1)
 _Static_assert(MS_TAG_RECEIVERS <= MS_MPI_TAG_MAX, "every lane has a tag");
+/* Messages of a call, in the most uneven layout: a letter from and a letter to each other member,
+ * and in each half of a staging area a piece from and a piece to each. A stream runs one call at a
+ * time; sends and receives have two letters and a piece each. */
+#define MS_CALL_MESSAGES (6 * MS_LOCAL_RANKS_MAX)
+_Static_assert(MS_STREAMS_MAX *MS_CALL_MESSAGES + 6 <= MS_MPI_REQUESTS, "no message waits");
 
 typedef struct ms_hosts ms_hosts;
 

@@ -30,6 +30,7 @@ struct ms_mpi {
     ms_mpi_message *first, *last;
     ms_mpi_message *active[MS_MPI_REQUESTS];
     uint16_t idle[MS_MPI_REQUESTS];
+    ms_mpi_done done[MS_MPI_REQUESTS];
     uint32_t idle_count;
     uint64_t under_way; /* bytes, with the room of those to receive */
     int broken;
@@ -106,7 +107,7 @@ static void fail_all(ms_mpi *mpi, int code)
 /* True: some message has ended. */
 static bool collect(ms_mpi *mpi)
 {
-    ms_mpi_done list[MS_MPI_REQUESTS];
+    ms_mpi_done *list = mpi->done;
     uint32_t count = 0;
     int code = mpi->module->done(mpi->state, list, &count);
     for (uint32_t i = 0; i < count; i++) {

@@ -35,7 +35,9 @@ typedef struct request {
 typedef struct rank {
     uint32_t number;
     unsigned started, sent;
+    uint32_t highest; /* requests from here on were never used */
     request requests[MS_MPI_REQUESTS];
+    bool passed[MS_MPI_REQUESTS];
 } rank;
 
 static struct {
@@ -91,6 +93,7 @@ static request *use(rank *self, uint32_t number, bool sends, void *memory, size_
                     uint32_t peer, int tag)
 {
     request *one = &self->requests[number];
+    if (number >= self->highest) self->highest = number + 1;
     *one = (request){ .used = true,
                       .sends = sends,
                       .memory = memory,
@@ -156,12 +159,13 @@ static void take(const rank *self, request *one)
 }
 
 /* Of the receives without a letter, the earliest posted one. */
-static void match(const rank *self, request *requests)
+static void match(rank *self, request *requests)
 {
-    bool passed[MS_MPI_REQUESTS] = { false };
+    bool *passed = self->passed;
+    memset(passed, 0, self->highest * sizeof *passed);
     for (;;) {
         request *first = NULL;
-        for (uint32_t i = 0; i < MS_MPI_REQUESTS; i++) {
+        for (uint32_t i = 0; i < self->highest; i++) {
             request *one = &requests[i];
             if (one->used && !one->sends && !one->letter && !one->ended && !passed[i]
                 && (!first || one->number < first->number))
@@ -172,7 +176,7 @@ static void match(const rank *self, request *requests)
         first->letter = find(self, first);
         if (first->letter) first->letter->taken = true;
         else /* later ones of the same kind stay behind it */
-            for (uint32_t i = 0; i < MS_MPI_REQUESTS; i++)
+            for (uint32_t i = 0; i < self->highest; i++)
                 if (requests[i].peer == first->peer && requests[i].tag == first->tag)
                     passed[i] = true;
     }
@@ -184,7 +188,7 @@ static int done(void *state, ms_mpi_done *list, uint32_t *count)
     *count = 0;
     pthread_mutex_lock(&world.lock);
     match(self, self->requests);
-    for (uint32_t i = 0; i < MS_MPI_REQUESTS; i++) {
+    for (uint32_t i = 0; i < self->highest; i++) {
         request *one = &self->requests[i];
         if (!one->used) continue;
         if (!one->ended && one->sends && one->letter->wanted) {
