@@ -23,6 +23,22 @@ static void take_letter(ms_lane *lane, uint32_t member, const ms_letter *letter)
     ms_ledger_wake(host, args->group);
 }
 
+/* A letter is taken once, when both of its messages are here. */
+static void look_at_letter(ms_lane *lane, uint32_t i)
+{
+    ms_parcel *first = &lane->in_letters.parcels[i], *rest = &lane->in_rests.parcels[i];
+    ms_letter *letter = &lane->letters_in[i];
+    bool has_rest = rest->busy;
+    if (first->busy) {
+        if (!ms_parcel_ended(&lane->post, first)) return;
+        has_rest = letter->bytes != MS_AS_PIECES && letter->bytes > MS_LETTER_FIRST;
+        if (has_rest)
+            ms_post_receive(&lane->post, rest, first->member, letter->data + MS_LETTER_FIRST,
+                            MS_LETTER_BYTES - MS_LETTER_FIRST);
+    } else if (!has_rest) return;
+    if (!has_rest || ms_parcel_ended(&lane->post, rest)) take_letter(lane, first->member, letter);
+}
+
 /* The pieces of one member are one after another in the batch. A member whose pieces are all here
  * comes to the phase in which they are read. True: all have. */
 static bool take_pieces(ms_lane *lane)
@@ -50,11 +66,7 @@ static void turn(ms_helper *helper)
 {
     ms_lane *lane = (ms_lane *)(void *)helper;
     ms_post_delayed(&lane->post);
-    for (uint32_t i = 0; i < lane->in_letters.used; i++) {
-        ms_parcel *parcel = &lane->in_letters.parcels[i];
-        if (parcel->busy && ms_parcel_ended(&lane->post, parcel))
-            take_letter(lane, parcel->member, &lane->letters_in[i]);
-    }
+    for (uint32_t i = 0; i < lane->in_letters.used; i++) look_at_letter(lane, i);
     if (lane->arriving && take_pieces(lane)) {
         lane->arriving->used = 0;
         lane->arriving = NULL;
@@ -88,8 +100,9 @@ static bool make_messages(const ms_os *os, ms_lane *lane, const ms_group *group)
     lane->letters_out = zeros(os, at->hosts, sizeof *lane->letters_out);
     lane->letters_in = zeros(os, lane->relayed_count, sizeof *lane->letters_in);
     bool made = lane->letters_out && lane->letters_in
-                && make_batch(os, &lane->out_letters, at->hosts)
-                && make_batch(os, &lane->in_letters, lane->relayed_count);
+                && make_batch(os, &lane->out_letters, 2 * at->hosts)
+                && make_batch(os, &lane->in_letters, lane->relayed_count)
+                && make_batch(os, &lane->in_rests, lane->relayed_count);
     for (int piece = 0; piece < MS_DEPTH && made; piece++)
         made = make_batch(os, &lane->out[piece], others) && make_batch(os, &lane->in[piece], in);
     return made;
@@ -102,8 +115,13 @@ void ms_lane_free(const ms_os *os, ms_lane *lane)
         os->release(os->user, lane->out[piece].parcels);
         os->release(os->user, lane->in[piece].parcels);
     }
-    void *all[] = { lane->letters_out,        lane->letters_in, lane->out_letters.parcels,
-                    lane->in_letters.parcels, lane->room,       lane };
+    void *all[] = { lane->letters_out,
+                    lane->letters_in,
+                    lane->out_letters.parcels,
+                    lane->in_letters.parcels,
+                    lane->in_rests.parcels,
+                    lane->room,
+                    lane };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) os->release(os->user, all[i]);
 }
 
@@ -174,7 +192,17 @@ void ms_lane_begin(ms_lane *lane, const ms_comm_args *args)
     lane->in_letters.used = 0;
     for (uint32_t i = 0; i < lane->relayed_count; i++)
         ms_post_receive(&lane->post, ms_batch_next(&lane->in_letters), lane->relayed[i],
-                        &lane->letters_in[i], sizeof *lane->letters_in);
+                        &lane->letters_in[i], MS_LETTER_HEAD + MS_LETTER_FIRST);
+}
+
+static void send_letter(ms_lane *lane, uint32_t member, const ms_letter *letter, size_t inside)
+{
+    size_t first = inside < MS_LETTER_FIRST ? inside : MS_LETTER_FIRST;
+    ms_post_send(&lane->post, ms_batch_next(&lane->out_letters), member, letter,
+                 MS_LETTER_HEAD + first);
+    if (inside > first)
+        ms_post_send(&lane->post, ms_batch_next(&lane->out_letters), member, letter->data + first,
+                     inside - first);
 }
 
 void ms_lane_write(ms_lane *lane, ms_letter_fill *fill)
@@ -188,9 +216,7 @@ void ms_lane_write(ms_lane *lane, ms_letter_fill *fill)
         letter->bytes = fill(lane, h, letter->data);
         uint64_t inside = letter->bytes == MS_AS_PIECES ? 0 : letter->bytes;
         ms_hosts_count(args, inside);
-        ms_post_send(&lane->post, ms_batch_next(&lane->out_letters),
-                     ms_topology_at(lane->at, h, ms_lane_place(lane)), letter,
-                     MS_LETTER_HEAD + inside);
+        send_letter(lane, ms_topology_at(lane->at, h, ms_lane_place(lane)), letter, inside);
     }
 }
 

@@ -21,16 +21,19 @@
 
 /* Pieces of a reduction that may be on their way. */
 #define MS_DEPTH 4
-/* Data of a call that travel in its first message. */
+/* Data of a call that travel with its first message, and how much of them in it: the rest is a
+ * message of its own, because MPIs send messages above some length (Open MPI 64 KiB over TCP) only
+ * once the receiver has answered. */
 #define MS_LETTER_BYTES ((size_t)64 << 10)
+#define MS_LETTER_FIRST ((size_t)32 << 10)
 /* Tags: one for each lane, one for what senders and one for what receivers of pairs send. */
 #define MS_TAG_SENDERS (MS_GROUPS_MAX * MS_CHANNELS)
 #define MS_TAG_RECEIVERS (MS_TAG_SENDERS + 1)
 _Static_assert(MS_TAG_RECEIVERS <= MS_MPI_TAG_MAX, "every lane has a tag");
-/* Messages of a call, in the most uneven layout: a letter from and a letter to each other member,
- * and in each half of a staging area a piece from and a piece to each. A stream runs one call at a
- * time; sends and receives have two letters and a piece each. */
-#define MS_CALL_MESSAGES (6 * MS_LOCAL_RANKS_MAX)
+/* Messages of a call, in the most uneven layout: the two of a letter from and of a letter to each
+ * other member, and in each half of a staging area a piece from and a piece to each. A stream runs
+ * one call at a time; sends and receives have two letters and a piece each. */
+#define MS_CALL_MESSAGES (8 * MS_LOCAL_RANKS_MAX)
 _Static_assert(MS_STREAMS_MAX *MS_CALL_MESSAGES + 6 <= MS_MPI_REQUESTS, "no message waits");
 
 typedef struct ms_hosts ms_hosts;
@@ -96,8 +99,8 @@ struct ms_lane {
     uint32_t relayed_count;
     uint16_t relayed[MS_LOCAL_RANKS_MAX]; /* members on other hosts whose relay this rank is */
     ms_letter *letters_out, *letters_in;  /* by host; by place in relayed */
-    ms_batch out_letters, in_letters;
-    ms_batch out[MS_DEPTH], in[MS_DEPTH]; /* by piece; of steps, by half */
+    ms_batch out_letters, in_letters, in_rests; /* in_rests: by place in relayed */
+    ms_batch out[MS_DEPTH], in[MS_DEPTH];       /* by piece; of steps, by half */
     char *room; /* of sums that no other rank of this host reads; NULL until it is needed */
     size_t room_bytes;
     /* Pieces of the members that this rank relays: they are there when the phase begins. */

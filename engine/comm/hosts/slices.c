@@ -9,11 +9,9 @@
 #include "comm/flow.h"
 #include "comm/hosts/lane.h"
 
-/* Bytes of a slice where no area for staging limits them: a call has some pieces on their way at
- * once, and few of them, since each costs some wakes of threads. */
-#define MS_SLICE_LEAST ((uint64_t)256 << 10)
-#define MS_SLICE_MOST ((uint64_t)1 << 20)
-#define MS_SLICE_PIECES 8
+/* Bytes of a piece where no area for staging limits them: each message costs a handshake of MPI and
+ * some wakes of threads, and numbers are added while the next piece is on its way. */
+#define MS_PIECE_BYTES ((uint64_t)512 << 10)
 
 /* How a call is carried out. The way (in_place, direct) is one host's own, the rest all members
  * agree on. */
@@ -74,19 +72,15 @@ static uint64_t staged_piece(const ms_lane *lane, const ms_comm_args *args)
 {
     return MS_STAGE_BYTES / lane->at->least / ms_dtype_bytes(args->memory) & ~(uint64_t)63;
 }
-static uint64_t free_piece(const ms_lane *lane, const ms_comm_args *args)
+static uint64_t free_piece(const ms_comm_args *args)
 {
-    uint64_t item = ms_dtype_bytes(args->dtype),
-             bytes = longest_slice(lane, args) / MS_SLICE_PIECES * item;
-    if (bytes < MS_SLICE_LEAST) bytes = MS_SLICE_LEAST;
-    if (bytes > MS_SLICE_MOST) bytes = MS_SLICE_MOST;
-    return bytes / item & ~(uint64_t)63;
+    return MS_PIECE_BYTES / ms_dtype_bytes(args->dtype);
 }
 
 /* A sum of this rank, and one that comes from each other host, for each piece on its way. */
 size_t ms_slices_room(const ms_lane *lane, const ms_comm_args *args)
 {
-    uint64_t staged = staged_piece(lane, args), piece = free_piece(lane, args),
+    uint64_t staged = staged_piece(lane, args), piece = free_piece(args),
              longest = longest_slice(lane, args);
     if (args->kind == MS_REDUCE_SCATTER) return 0;
     if (piece < staged) piece = staged;
@@ -155,7 +149,7 @@ static void choose_way(reduction *r, bool all_entered)
     r->direct = writes_in_place(r, here(r));
     for (uint32_t h = 0; h < r->lane->at->hosts && is_free; h++) is_free = writes_in_place(r, h);
     r->width = r->parts  ? MS_STAGE_BYTES / r->args->group->size / r->item & ~(uint64_t)63
-               : is_free ? free_piece(r->lane, r->args)
+               : is_free ? free_piece(r->args)
                          : staged_piece(r->lane, r->args);
     r->depth = is_free ? MS_DEPTH : 2;
 }

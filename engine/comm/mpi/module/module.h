@@ -26,7 +26,7 @@
 
 /* More than all calls of a rank can have under way (comm/hosts/lane.h). Otherwise messages of one
  * call could wait for requests behind those of a call that needs them first. */
-#define MS_MPI_REQUESTS 24640
+#define MS_MPI_REQUESTS 32832
 #define MS_MPI_BYTES_MAX ((size_t)1 << 30)
 #define MS_MPI_TAG_MAX 32767 /* what every MPI allows */
 
