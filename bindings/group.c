@@ -96,6 +96,15 @@ static int group_world_rank(lua_State *L)
     return 1;
 }
 
+/* group:_host(rank) -> the number of the host that this member is on */
+static int group_host(lua_State *L)
+{
+    const ms_group *group = ms_lua_group(L, 1);
+    lua_Integer most = (lua_Integer)ms_group_size(group) - 1;
+    lua_pushinteger(L, ms_group_host(group, (uint32_t)ms_lua_integer(L, 2, 0, most, "rank")));
+    return 1;
+}
+
 /* group:channel(number) -> the same group; its collectives run on that channel's stream. Two
  * channels are two streams, so a small collective need not wait for a large one. All ranks must
  * choose the same channel for a call. */
@@ -536,6 +545,7 @@ void ms_open_group(lua_State *L, int runtime)
         { "name", group_name },
         { "_has_others", group_has_others },
         { "_world_rank", group_world_rank },
+        { "_host", group_host },
         { "channel", group_channel },
         { "_parameters", group_parameters },
         { "_share_begin", group_share_begin },

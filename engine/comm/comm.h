@@ -133,7 +133,7 @@ struct ms_comm {
     ms_comm_options options;
     /* Control's open sets it: how long a call may wait for peers; 0: there is no limit. */
     uint64_t timeout_ns;
-    /* Where the transport goes between hosts: the host of each rank, and how reductions add. */
+    /* What is known of hosts: that of each rank, and how reductions add over several. */
     bool has_hosts, sum_by_ranks;
     uint16_t host_of[MS_LOCAL_RANKS_MAX];
     bool aborted;    /* the transport's abort was called */
@@ -167,7 +167,7 @@ ms_status ms_comm_new(ms_engine *engine, const ms_membership *membership, ms_gro
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out);
 ms_comm *ms_comm_of(const ms_engine *engine);
-/* The ranks are on these hosts (for `open` of transports). */
+/* The ranks are on these hosts (for `open` of control, or after it). */
 void ms_comm_place(ms_comm *comm, const uint16_t *host_of, uint32_t ranks, bool sum_by_ranks);
 /* Makes the group's topology, if it has hosts and lacks one. */
 ms_status ms_group_place(ms_group *group);

@@ -152,18 +152,24 @@ void ms_comm_place(ms_comm *comm, const uint16_t *host_of, uint32_t ranks, bool 
     memcpy(comm->host_of, host_of, ranks * sizeof *host_of);
 }
 
-/* At the group's first call: the world is made before its transport knows of hosts. */
+/* At the group's first call: the world is made before control knows of hosts. */
 ms_status ms_group_place(ms_group *group)
 {
     const ms_comm *comm = group->comm;
     void *memory = NULL;
-    if (!comm->has_hosts || group->topology) return MS_OK;
+    if (!comm->has_hosts || !group->transport->by_hosts || group->topology) return MS_OK;
     ms_status status =
         ms_allocate(ms_engine_context(comm->engine), sizeof(ms_topology), "group", &memory);
     if (status) return status;
     group->topology = memory;
     ms_topology_find(group->topology, comm->host_of, group);
     return MS_OK;
+}
+
+uint32_t ms_group_host(const ms_group *group, uint32_t rank)
+{
+    const ms_comm *comm = group->comm;
+    return comm->has_hosts ? comm->host_of[group->members[rank]] : 0;
 }
 
 /* Control first: a transport may use what it has. */

@@ -32,6 +32,8 @@ struct ms_transport {
     /* Whether its tasks find out that ranks disagree about the counts of an all_to_all. Otherwise
      * the hosts compare them before the call. */
     bool compares_counts;
+    /* Whether ranks of one host send to others what hosts/topology.h says; that is counted then. */
+    bool by_hosts;
     const ms_task *tasks; /* one for each kind */
     /* Makes transport_state, after control has opened; NULL: it has none. Does not wait. */
     ms_status (*open)(ms_comm *comm);

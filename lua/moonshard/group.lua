@@ -273,23 +273,48 @@ function Group:recv(t, from)
   end)
 end
 
---- Two groups: this rank's block of `size` consecutive ranks (unless given: the ranks of one host),
---- and the ranks that have this rank's position in their blocks.
----@param size? integer
----@return ms.Group within, ms.Group across
-function Group:levels(size)
-  local all = self:size()
-  size = size or all
+--- The ranks of each host, in the order of the hosts' first ranks. One list on one host.
+---@return integer[][]
+function Group:_hosts()
+  local list, by_host = {}, {}
+  for rank = 0, self:size() - 1 do
+    local host = self:_host(rank)
+    if not by_host[host] then
+      by_host[host] = {}
+      list[#list + 1] = by_host[host]
+    end
+    table.insert(by_host[host], rank)
+  end
+  return list
+end
+
+-- Consecutive ranks, `size` in each list.
+local function blocks_of(all, size)
+  local blocks = {}
   if math.type(size) ~= "integer" or size < 1 or all % size ~= 0 then
     core.raise(("levels: %d ranks do not divide into blocks of %s"):format(all, tostring(size)))
   end
-  local blocks, positions = {}, {}
   for rank = 0, all - 1 do
-    local block, position = rank // size + 1, rank % size + 1
+    local block = rank // size + 1
     blocks[block] = blocks[block] or {}
-    positions[position] = positions[position] or {}
     table.insert(blocks[block], rank)
-    table.insert(positions[position], rank)
+  end
+  return blocks
+end
+
+--- Two groups: this rank's block of `size` consecutive ranks (unless given: the ranks of its host),
+--- and the ranks that have this rank's position in their blocks. Hosts may have different numbers
+--- of ranks.
+---@param size? integer
+---@return ms.Group within, ms.Group across
+function Group:levels(size)
+  local blocks = size == nil and self:_hosts() or blocks_of(self:size(), size)
+  local positions = {}
+  for _, block in ipairs(blocks) do
+    for position, rank in ipairs(block) do
+      positions[position] = positions[position] or {}
+      table.insert(positions[position], rank)
+    end
   end
   return self:split(blocks), self:split(positions)
 end

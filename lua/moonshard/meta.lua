@@ -530,7 +530,8 @@
 --- group of this rank's part; nil if it is in no part.
 ---@field split fun(self, parts: integer[][]): ms.Group?   parts: ranks of this group
 --- Two groups: the block of `size` consecutive ranks that has this rank (unless given: the ranks of
---- one host), and the ranks that have this rank's position in their blocks.
+--- its host, of which hosts may have different numbers), and the ranks that have this rank's position
+--- in their blocks.
 ---@field levels fun(self, size?: integer): ms.Group, ms.Group
 --- Reduces t over all ranks, in place. Value: t. op: "sum" unless given.
 ---@field all_reduce fun(self, t: ms.Tensor, op?: ms.Op): ms.Future
@@ -1039,7 +1040,7 @@
 --- shard_group, with a copy in each. "zero3" and "zero2" are other names of the first two.
 ---@field strategy? ms.ShardStrategy
 --- Of the hybrid strategies: the ranks that share one copy, and those that hold the same shard;
---- group:levels() unless given.
+--- group:levels() unless given, for which each host must have as many ranks.
 ---@field shard_group? ms.Group
 ---@field replica_group? ms.Group
 --- Whether units other than the root are dropped after forward; the strategy decides unless given.

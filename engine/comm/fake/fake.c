@@ -67,4 +67,5 @@ const ms_transport ms_transport_fake = { .name = "fake",
                                          .ops = MS_ALL_OPS,
                                          .reduced_dtypes = MS_ALL_DTYPES,
                                          .rounds = true,
+                                         .by_hosts = true,
                                          .tasks = tasks };

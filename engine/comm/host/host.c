@@ -209,6 +209,7 @@ static ms_status open_host(ms_comm *comm, ms_rendezvous *rendezvous)
     ms_straggler_step(host, 0);
     comm->control_state = host;
     comm->timeout_ns = files->control->timeout_ns;
+    ms_comm_place(comm, host->control->host_of, files->base.ranks, host->control->sum_by_ranks);
     return MS_OK;
 }
 

@@ -53,14 +53,9 @@ static ms_status open_hosts(ms_comm *comm)
     ms_hosts *hosts = memory;
     hosts->mpi = host->files->mpi;
     status = ms_local_begin(comm, &hosts->local);
-    if (status) {
-        ms_release(context, hosts);
-        return status;
-    }
-    comm->transport_state = hosts;
-    ms_comm_place(comm, host->control->host_of, host->files->base.ranks,
-                  host->control->sum_by_ranks);
-    return MS_OK;
+    if (status) ms_release(context, hosts);
+    else comm->transport_state = hosts;
+    return status;
 }
 
 static void abort_hosts(ms_comm *comm)
@@ -93,6 +88,7 @@ static const ms_task tasks[MS_COLLECTIVES] = MS_COMM_TASKS(run_call);
 
 const ms_transport ms_transport_hosts = { .name = "hosts",
                                           .kernels = "cpu",
+                                          .by_hosts = true,
                                           .kinds = MS_ALL_KINDS,
                                           .dtypes = MS_ALL_DTYPES,
                                           .ops = MS_ALL_OPS,

@@ -118,6 +118,8 @@ MS_API bool ms_group_has_others(const ms_group *group);
 MS_API bool ms_group_rounds(const ms_group *group);
 MS_API ms_engine *ms_group_engine(const ms_group *group);
 MS_API uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank); /* of member `rank` */
+/* The number of the host that member `rank` is on: 0 for all in a job of one host. */
+MS_API uint32_t ms_group_host(const ms_group *group, uint32_t rank);
 /* "1", "2", "parameters", "numbers". */
 MS_API const char *ms_channel_name(uint32_t channel);
 /* The stream of a channel, made at first use. */

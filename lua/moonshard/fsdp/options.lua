@@ -76,6 +76,22 @@ function options.levels(group, size)
   return within, across
 end
 
+-- How many ranks of the group each host has. Shards are over the ranks of a host, so that copies on
+-- all hosts have the same shards.
+local function ranks_of_a_host(group)
+  local counts, differ = {}, false
+  for i, ranks in ipairs(group:_hosts()) do
+    counts[i] = #ranks
+    differ = differ or counts[i] ~= counts[1]
+  end
+  if differ then
+    core.raise(("fsdp: a hybrid strategy shards over the ranks of each host, and the hosts have \z
+      different numbers of them (%s): give shard_group and replica_group, such as \z
+      group:levels(size)"):format(table.concat(counts, ", ")))
+  end
+  return counts[1]
+end
+
 --- The groups whose ranks share one copy of the parameters, and that hold the same shard.
 ---@param o ms.FSDPOptions
 ---@param strategy string
@@ -112,7 +128,8 @@ end
 function options.count_shards(o, strategy, group)
   local how = options.strategies[strategy]
   if how.whole then return 1 end
-  return how.levels and o.shard_group and o.shard_group:size() or group:size()
+  if not how.levels then return group:size() end
+  return o.shard_group and o.shard_group:size() or ranks_of_a_host(group)
 end
 
 --- count: of the ranks that keep parts of a unit between forward and backward, of `size`.
