@@ -186,6 +186,22 @@ static uint64_t number_option(lua_State *L, const char *name)
     return (uint64_t)ms_lua_field_integer(L, 1, name, 0, 0, INT64_MAX);
 }
 
+/* The options are at 1. An error of their function is not one of the job. */
+static void report(void *user, const char *message)
+{
+    lua_State *L = user;
+    lua_getfield(L, 1, "report");
+    lua_pushstring(L, message);
+    if (lua_pcall(L, 1, 0, 0)) lua_pop(L, 1);
+}
+
+static bool has_report(lua_State *L)
+{
+    bool yes = lua_getfield(L, 1, "report") == LUA_TFUNCTION;
+    lua_pop(L, 1);
+    return yes;
+}
+
 /* What the script's options say. */
 static ms_hosts_options read_options(lua_State *L, const char *modules, int keeper)
 {
@@ -199,10 +215,13 @@ static ms_hosts_options read_options(lua_State *L, const char *modules, int keep
         .modules = modules,
         .mpi = getenv("MOONSHARD_MPI"),
         .agree = text_option(L, "agree"),
+        .refused = text_option(L, "refused"),
         .interface = text_option(L, "interface"),
         .port = (uint16_t)ms_lua_field_integer(L, 1, "port", 0, 0, 65535),
         .init_ns = number_option(L, "init_ns"),
         .lost_ns = number_option(L, "lost_ns"),
+        .report = has_report(L) ? report : NULL,
+        .user = L,
         .keeper = keeper
     };
 }
@@ -225,12 +244,13 @@ static void push_place(lua_State *L, const ms_hosts_place *place)
     }
 }
 
-/* core.hosts_join{ program=, arguments=, agree=, interface=, port=, init_ns=, lost_ns=, threads=,
- * memory_bytes=, link_bytes_per_second=, link_latency_ns=, timeout_ns=, sum_by_ranks= } -> { rank,
- * ranks, hosts, host, mpi, library }; or nil, message, is_told where it failed (is_told: another
- * process reports it). Blocks until the processes of all hosts have met. program: the path of the
- * `moonshard` program, which is the keeper of this host with the command "keep" and the arguments.
- * This process becomes a rank, before its engine starts. The context lives as long as the state. */
+/* core.hosts_join{ program=, arguments=, agree=, refused=, interface=, port=, init_ns=, lost_ns=,
+ * report=, threads=, memory_bytes=, link_bytes_per_second=, link_latency_ns=, timeout_ns=,
+ * sum_by_ranks= } -> { rank, ranks, hosts, host, mpi, library }; or nil, message, is_told where it
+ * failed (is_told: it was reported, or another process does it; report(message) shows it). Blocks
+ * until the processes of all hosts have met. program: the path of the `moonshard` program, which is
+ * the keeper of this host with the command "keep" and the arguments. This process becomes a rank,
+ * before its engine starts. The context lives as long as the state. */
 static int join(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);

@@ -33,6 +33,7 @@ static void limit_cores(const char *text, ms_machine *machine)
     if (sscanf(text, "%llu %llu", &quota, &period) != 2 || period == 0) return;
     unsigned long long cores = (quota + period - 1) / period;
     if (cores >= 1 && cores < machine->cores) machine->cores = (uint32_t)cores;
+    if (cores >= 1 && cores < machine->host_cores) machine->host_cores = (uint32_t)cores;
 }
 
 /* memory.max: bytes, or "max" for no limit. */
@@ -88,13 +89,11 @@ int ms_os_machine(ms_machine *out)
 {
     ms_machine machine = { 0 };
     cpu_set_t allowed;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+    long count = sysconf(_SC_NPROCESSORS_ONLN);
+    machine.cores = machine.host_cores = count > 0 ? (uint32_t)count : 1;
+    /* With more processors than the set has bits it fails, and the count is still right. */
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
         machine.cores = (uint32_t)CPU_COUNT(&allowed);
-    } else {
-        /* More processors than the set has bits: the count is still right. */
-        long count = sysconf(_SC_NPROCESSORS_ONLN);
-        machine.cores = count > 0 ? (uint32_t)count : 1;
-    }
     struct sysinfo system;
     if (sysinfo(&system) != 0) return -errno;
     machine.memory_bytes = (uint64_t)system.totalram * system.mem_unit;

@@ -8,20 +8,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/hosts/card.h"
 #include "comm/hosts/keeper.h"
 #include "comm/hosts/meeting.h"
 #include "comm/hosts/serve.h"
 
-#define MS_AGREE_BYTES 4096
-
-/* What each rank tells rank 0. */
-typedef struct ms_card {
-    uint32_t failed; /* ms_status */
-    char why[MS_ERROR_MESSAGE_BYTES];
-    ms_host_id host;
-    char version[16];
-    char agree[MS_AGREE_BYTES];
-} ms_card;
+/* In which a launcher has ended the other processes after the first has failed. */
+#define MS_REPORT_NS ((uint64_t)500000000)
+#define MS_HEARD_NS ((uint64_t)2000000000)
 
 /* What rank 0 tells each. options.host is filled by the one who reads it. */
 typedef struct ms_plan {
@@ -47,8 +41,10 @@ typedef struct ms_joining {
     ms_card card;
     ms_plan plan;
     ms_way_in way;
+    char heard; /* a message that says only that another was heard */
     ms_served served;
     ms_host_id hosts[MS_LOCAL_RANKS_MAX]; /* rank 0's: of the hosts found so far */
+    uint32_t cores[MS_LOCAL_RANKS_MAX];   /* rank 0's, of each host */
     ms_way_in ways[MS_LOCAL_RANKS_MAX];   /* rank 0's, of each host */
 } ms_joining;
 
@@ -56,41 +52,6 @@ _Static_assert(sizeof(ms_card) <= MS_FRAME_BODY_MOST && sizeof(ms_plan) <= MS_FR
                "a message of the meeting is one frame");
 
 /* ---------------------------------------------------------------------- rank 0 */
-
-/* The first line in which two lists of "name=value" differ; both are cut to that line. */
-static bool first_difference(const char *a, const char *b, char *line_a, char *line_b, size_t bytes)
-{
-    while (*a || *b) {
-        size_t in_a = strcspn(a, "\n"), in_b = strcspn(b, "\n");
-        if (in_a != in_b || memcmp(a, b, in_a) != 0) {
-            snprintf(line_a, bytes, "%.*s", (int)in_a, a);
-            snprintf(line_b, bytes, "%.*s", (int)in_b, b);
-            return true;
-        }
-        a += in_a + (a[in_a] != '\0');
-        b += in_b + (b[in_b] != '\0');
-    }
-    return false;
-}
-
-/* What a rank's card says that rank 0's does not; an error, or MS_OK. */
-static ms_status compare(ms_joining *joining, const ms_card *card, uint32_t rank)
-{
-    char mine[200], theirs[200];
-    const ms_card *own = &joining->card;
-    if (card->failed) return ms_fail(joining->context, (ms_status)card->failed, "%s", card->why);
-    if (strncmp(card->version, own->version, sizeof own->version) != 0)
-        return ms_fail(joining->context, MS_ERROR_MISMATCH,
-                       "rank %u on host %s runs Moonshard %.15s, rank 0 on host %s runs %s: "
-                       "install the same version on all hosts",
-                       rank, card->host.name, card->version, own->host.name, own->version);
-    if (!first_difference(own->agree, card->agree, mine, theirs, sizeof mine)) return MS_OK;
-    return ms_fail(joining->context, MS_ERROR_MISMATCH,
-                   "the ranks were started differently:\n  rank 0 on host %s: %s\n  rank %u on "
-                   "host %s: %s",
-                   own->host.name, *mine ? mine : "(nothing)", rank, card->host.name,
-                   *theirs ? theirs : "(nothing)");
-}
 
 /* Hosts are numbered in the order of their first ranks. */
 static ms_status note_host(ms_joining *joining, const ms_card *card, uint32_t rank)
@@ -103,6 +64,7 @@ static ms_status note_host(ms_joining *joining, const ms_card *card, uint32_t ra
         h++;
     if (h == options->hosts) {
         joining->hosts[h] = card->host;
+        joining->cores[h] = card->cores;
         memcpy(options->names[h], card->host.name, sizeof options->names[h] - 1);
         options->hosts++;
     }
@@ -110,28 +72,52 @@ static ms_status note_host(ms_joining *joining, const ms_card *card, uint32_t ra
     return MS_OK;
 }
 
+/* In one line, for the first such host. */
+static void warn_of_crowds(const ms_joining *joining)
+{
+    const ms_keeper_options *options = &joining->plan.options;
+    uint32_t ranks[MS_LOCAL_RANKS_MAX] = { 0 }, first = 0, crowded = 0;
+    char others[48] = "";
+    for (uint32_t r = 0; r < joining->place->ranks; r++) ranks[options->host_of[r]]++;
+    for (uint32_t h = options->hosts; h-- > 0;) {
+        if (!joining->cores[h] || ranks[h] <= joining->cores[h]) continue;
+        first = h;
+        crowded++;
+    }
+    if (!crowded) return;
+    if (crowded > 1) snprintf(others, sizeof others, " (%u hosts have too few)", crowded);
+    ms_log(joining->context, MS_LOG_WARN,
+           "host %s has %u ranks and only %u core%s%s: ranks that wait for a core slow all down",
+           options->names[first], ranks[first], joining->cores[first],
+           joining->cores[first] == 1 ? "" : "s", others);
+}
+
 /* Hears all ranks, also after one that differs: each of them waits for the plan. */
 static ms_status hear_all(ms_joining *joining)
 {
     ms_context *context = joining->context;
+    const ms_card *own = &joining->card;
     ms_error first = { .status = MS_OK };
     void *memory = NULL;
     ms_status status = ms_allocate(context, sizeof(ms_card), "meeting", &memory);
     if (status) return status;
+    if (own->failed) {
+        (void)ms_fail(context, (ms_status)own->failed, "%s", own->why);
+        first = context->error;
+    }
     note_host(joining, &joining->card, 0);
     for (uint32_t r = 1; r < joining->place->ranks; r++) {
         ms_card *card = memory;
         /* After a failure the memory stays: MPI may still use it. */
         status = joining->meeting->receive(joining->meeting, r, card, sizeof *card);
         if (status) return status;
-        card->why[sizeof card->why - 1] = card->agree[sizeof card->agree - 1] = '\0';
-        card->host.name[sizeof card->host.name - 1] = '\0';
-        card->version[sizeof card->version - 1] = '\0';
-        if (compare(joining, card, r) && !first.status) first = context->error;
+        ms_card_check(card);
+        if (ms_card_compare(context, own, card, r) && !first.status) first = context->error;
         note_host(joining, card, r);
     }
     ms_release(context, memory);
     if (first.status) context->error = first;
+    else warn_of_crowds(joining);
     return first.status;
 }
 
@@ -163,11 +149,16 @@ static ms_status make_plan(ms_joining *joining)
 
 /* ------------------------------------------------------------------- each rank */
 
-/* The own error, for the others. */
+/* The own error, for the others. It is reported before they hear of it: launchers end all processes
+ * when the first one has ended with a code. */
 static void write_failure(ms_joining *joining, ms_status status, uint32_t *failed, char *why)
 {
     *failed = status;
-    if (status) snprintf(why, MS_ERROR_MESSAGE_BYTES, "%s", joining->context->error.message);
+    if (!status) return;
+    snprintf(why, MS_ERROR_MESSAGE_BYTES, "%s", joining->context->error.message);
+    if (joining->place->is_told || !joining->options->report) return;
+    joining->options->report(joining->options->user, why);
+    joining->place->is_told = true;
 }
 
 /* A failure that came in a message is reported by its sender. */
@@ -177,6 +168,35 @@ static ms_status read_failure(ms_joining *joining, uint32_t failed, char *why)
     if (!failed) return MS_OK;
     joining->place->is_told = true;
     return ms_fail(joining->context, (ms_status)failed, "%s", why);
+}
+
+/* All ranks hear of a failure before the first of them ends: a launcher may end others of its host
+ * then, with messages for other hosts that MPI has not sent yet. Each tells rank 0 that it has
+ * heard, and is told when all have, or waits a moment in vain. */
+static void share_failure(ms_joining *joining)
+{
+    ms_meeting *meeting = joining->meeting;
+    ms_error error = joining->context->error;
+    ms_status status = MS_OK;
+    ms_meeting_set_limit(meeting, MS_HEARD_NS);
+    if (joining->place->rank) {
+        status = meeting->send(meeting, 0, &joining->heard, 1);
+        if (!status) (void)meeting->receive(meeting, 0, &joining->heard, 1);
+    } else {
+        for (uint32_t r = 1; r < joining->place->ranks && !status; r++)
+            status = meeting->receive(meeting, r, &joining->heard, 1);
+        for (uint32_t r = 1; r < joining->place->ranks && !status; r++)
+            status = meeting->send(meeting, r, &joining->heard, 1);
+    }
+    joining->context->error = error;
+}
+
+/* Hears what rank 0 says last, a failure or none. */
+static ms_status hear_outcome(ms_joining *joining, uint32_t failed, char *why)
+{
+    ms_status status = read_failure(joining, failed, why);
+    if (status) share_failure(joining);
+    return status;
 }
 
 /* Sends the same to all other ranks; the first failure. The error that was there stays. */
@@ -202,7 +222,7 @@ static ms_status share_plan(ms_joining *joining)
     if (joining->place->rank) {
         status = meeting->send(meeting, 0, &joining->card, sizeof joining->card);
         if (!status) status = meeting->receive(meeting, 0, plan, sizeof *plan);
-        return status ? status : read_failure(joining, plan->failed, plan->why);
+        return status ? status : hear_outcome(joining, plan->failed, plan->why);
     }
     status = make_plan(joining);
     write_failure(joining, status, &plan->failed, plan->why);
@@ -210,6 +230,7 @@ static ms_status share_plan(ms_joining *joining)
     ms_status sent = tell_all(joining, plan, sizeof *plan);
     if (!status) return sent;
     joining->context->error = error;
+    share_failure(joining);
     return status;
 }
 
@@ -241,6 +262,7 @@ static ms_status pass_ways_on(ms_joining *joining)
         if (status) joining->context->error = error;
         else status = sent;
     }
+    if (joining->way.failed) share_failure(joining);
     return status;
 }
 
@@ -266,8 +288,9 @@ static ms_status find_way_in(ms_joining *joining)
     }
     ms_error error = joining->context->error;
     ms_status status = meeting->receive(meeting, 0, way, sizeof *way);
-    if (!failed) return status ? status : read_failure(joining, way->failed, way->why);
+    if (!failed) return status ? status : hear_outcome(joining, way->failed, way->why);
     joining->context->error = error;
+    share_failure(joining);
     return failed;
 }
 
@@ -292,23 +315,6 @@ static ms_status enter(ms_joining *joining)
     place->hosts = options->hosts;
     snprintf(place->host, sizeof place->host, "%s", options->names[options->host]);
     return MS_OK;
-}
-
-/* This rank's card. What it finds wrong itself goes to rank 0 with it. */
-static void write_card(ms_joining *joining)
-{
-    ms_context *context = joining->context;
-    ms_card *card = &joining->card;
-    const char *agree = joining->options->agree ? joining->options->agree : "";
-    int error = context->os->host(context->os->user, &card->host);
-    ms_status status = MS_OK;
-    if (error) status = ms_fail_os(context, error, "cannot tell this host from others", NULL);
-    else if (strlen(agree) >= MS_AGREE_BYTES)
-        status = ms_fail(context, MS_ERROR_ARGUMENT,
-                         "the options of this run have more than %d bytes", MS_AGREE_BYTES - 1);
-    snprintf(card->version, sizeof card->version, "%s", MS_VERSION);
-    snprintf(card->agree, sizeof card->agree, "%s", agree);
-    write_failure(joining, status, &card->failed, card->why);
 }
 
 /* ---------------------------------------------------------------------- joining */
@@ -336,6 +342,16 @@ ms_status ms_hosts_launched(ms_context *context, ms_launched *out)
     return MS_OK;
 }
 
+/* A launcher ends this process in the meantime, where rank 0 has failed with the same error. */
+static void let_first_report(const ms_joining *joining, const ms_launcher *launcher)
+{
+    const ms_os *os = joining->context->os;
+    ms_word never = 0;
+    uint64_t now = os->monotonic_ns(os->user), limit = now;
+    if (launcher->rank > 0) limit += launcher->local_rank > 0 ? 2 * MS_REPORT_NS : MS_REPORT_NS;
+    for (; now < limit; now = os->monotonic_ns(os->user)) ms_futex_wait(&never, 0, limit - now);
+}
+
 /* Before the meeting each rank is alone with its error; the first process of each host reports. */
 static ms_status meet(ms_joining *joining)
 {
@@ -349,6 +365,7 @@ static ms_status meet(ms_joining *joining)
     status = (over_mpi ? ms_meeting_over_mpi : ms_meeting_over_tcp)(
         joining->context, joining->options, &launcher, place, &joining->meeting);
     if (!status) place->is_told = false;
+    else let_first_report(joining, &launcher);
     return status;
 }
 
@@ -366,7 +383,7 @@ ms_status ms_hosts_join(ms_context *context, const ms_hosts_options *options, ms
     if (error) return ms_fail_os(context, error, "cannot speak to the keeper to be", NULL);
     status = meet(joining);
     if (status) return status;
-    write_card(joining);
+    ms_card_write(context, options, joining->meeting->wrong, &joining->card);
     status = share_plan(joining);
     if (!status) status = find_way_in(joining);
     if (!status) status = enter(joining);

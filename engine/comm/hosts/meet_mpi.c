@@ -1,6 +1,7 @@
 /* meet_mpi.c: the meeting of ranks that an MPI's launcher started, by messages of MPI. Their job
  * goes on to use MPI for tensors. */
 #include <stdio.h>
+#include <string.h>
 
 #include "comm/hosts/meeting.h"
 #include "comm/mpi/load.h"
@@ -16,7 +17,6 @@ typedef struct ms_mpi_meeting {
     ms_mpi *mpi;
     ms_word news; /* of messages, until the rank has a line */
     _Atomic(ms_rank_line *) line;
-    ms_mpi_message message;
 } ms_mpi_meeting;
 
 /* ------------------------------------------------------------------- messages */
@@ -31,36 +31,48 @@ static void hear_news(void *user)
     if (line) ms_host_wake_line(line);
 }
 
-/* One message, to its end. */
-static ms_status pass(ms_mpi_meeting *meeting, bool sends, uint32_t peer, void *memory,
-                      size_t bytes)
+/* One message, to its end; NULL: it has come to none, so that it still belongs to MPI. */
+static ms_status await(ms_mpi_meeting *meeting, ms_mpi_message **of)
 {
     ms_context *context = meeting->base.context;
     const ms_os *os = context->os;
-    ms_mpi_message *message = &meeting->message;
-    *message = (ms_mpi_message){
-        .memory = memory, .bytes = bytes, .peer = peer, .tag = MS_TAG_MEETING, .sends = sends
-    };
-    uint64_t limit = os->monotonic_ns(os->user) + meeting->base.options->init_ns;
-    ms_mpi_post(meeting->mpi, message);
+    ms_mpi_message *message = *of;
     for (;;) {
         uint32_t seen = atomic_load(&meeting->news);
         ms_mpi_state state = ms_mpi_look(message);
         if (state == MS_MPI_FAILED)
             return ms_fail(context, MS_ERROR_IO, "a message of MPI has failed: %s", message->why);
-        if (state == MS_MPI_ENDED && (sends || message->moved == bytes)) return MS_OK;
+        if (state == MS_MPI_ENDED && (message->sends || message->moved == message->bytes))
+            return MS_OK;
         if (state == MS_MPI_ENDED)
             return ms_fail(context, MS_ERROR_MISMATCH,
                            "rank %u is of another version of Moonshard: install the same one on "
                            "all hosts",
-                           peer);
+                           message->peer);
         uint64_t now = os->monotonic_ns(os->user);
-        if (now >= limit)
-            return ms_fail(context, MS_ERROR_TIMEOUT,
-                           "rank %u has not come to the meeting of the ranks in %.0f s", peer,
-                           (double)meeting->base.options->init_ns / 1e9);
-        ms_futex_wait(&meeting->news, seen, limit - now);
+        if (now >= meeting->base.limit_ns) break;
+        ms_futex_wait(&meeting->news, seen, meeting->base.limit_ns - now);
     }
+    *of = NULL;
+    return ms_fail(context, MS_ERROR_TIMEOUT,
+                   "rank %u has not come to the meeting of the ranks in %.0f s", message->peer,
+                   (double)meeting->base.options->init_ns / 1e9);
+}
+
+static ms_status pass(ms_mpi_meeting *meeting, bool sends, uint32_t peer, void *memory,
+                      size_t bytes)
+{
+    void *room = NULL;
+    ms_status status = ms_allocate(meeting->base.context, sizeof(ms_mpi_message), "meeting", &room);
+    if (status) return status;
+    ms_mpi_message *message = room;
+    *message = (ms_mpi_message){
+        .memory = memory, .bytes = bytes, .peer = peer, .tag = MS_TAG_MEETING, .sends = sends
+    };
+    ms_mpi_post(meeting->mpi, message);
+    status = await(meeting, &message);
+    ms_release(meeting->base.context, message);
+    return status;
 }
 
 static ms_status send(ms_meeting *meeting, uint32_t rank, const void *memory, size_t bytes)
@@ -91,30 +103,47 @@ static const char *module_of(ms_launcher_kind kind, const char *wish)
     return kind == MS_LAUNCHER_PMI ? "mpich" : "openmpi";
 }
 
-/* MPI counts what the launcher counts, or the module belongs to another MPI. */
+/* Whether each process is alone in MPI: then the module belongs to another MPI. All find that, so
+ * rank 0 reports it. */
+static ms_status check_company(const ms_mpi_meeting *meeting, const ms_launcher *launcher)
+{
+    const ms_mpi_world *world = ms_mpi_found(meeting->mpi);
+    if (world->size > 1 || launcher->size == MS_UNKNOWN || launcher->size == 1) return MS_OK;
+    meeting->base.place->is_told = launcher->rank > 0;
+    return ms_fail(
+        meeting->base.context, MS_ERROR_ARGUMENT,
+        "%s counts %u processes, but %s finds only this one: it is not the MPI "
+        "whose launcher started them; choose another module with "
+        "MOONSHARD_MPI=openmpi or mpich%s",
+        launcher->name, launcher->size, world->library,
+        launcher->kind == MS_LAUNCHER_SLURM ? ", or start with srun --mpi=pmix or --mpi=pmi2" : "");
+}
+
+/* MPI counts what the launcher counts. */
 static ms_status check_world(const ms_mpi_meeting *meeting, const ms_launcher *launcher)
 {
     const ms_mpi_world *world = ms_mpi_found(meeting->mpi);
-    const ms_hosts_place *place = meeting->base.place;
-    if (world->size == 1 && launcher->size != MS_UNKNOWN && launcher->size > 1)
-        return ms_fail(meeting->base.context, MS_ERROR_ARGUMENT,
-                       "%s counts %u processes, but %s finds only this one: it is not the MPI "
-                       "whose launcher started them; choose another module with "
-                       "MOONSHARD_MPI=openmpi or mpich%s",
-                       launcher->name, launcher->size, world->library,
-                       launcher->kind == MS_LAUNCHER_SLURM
-                           ? ", or start with srun --mpi=pmix or --mpi=pmi2"
-                           : "");
-    if (launcher->size != MS_UNKNOWN
-        && (world->size != launcher->size || world->rank != launcher->rank))
-        return ms_fail(meeting->base.context, MS_ERROR_ARGUMENT,
-                       "%s says rank %u of %u, and %s says rank %u of %u: they belong to "
-                       "different jobs",
-                       launcher->name, launcher->rank, launcher->size, place->mpi, world->rank,
-                       world->size);
-    if (world->size <= MS_LOCAL_RANKS_MAX) return MS_OK;
-    return ms_fail(meeting->base.context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed",
-                   world->size, MS_LOCAL_RANKS_MAX);
+    if (launcher->size == MS_UNKNOWN
+        || (world->size == launcher->size && world->rank == launcher->rank))
+        return MS_OK;
+    return ms_fail(meeting->base.context, MS_ERROR_ARGUMENT,
+                   "%s says rank %u of %u, and %s says rank %u of %u: they belong to different "
+                   "jobs",
+                   launcher->name, launcher->rank, launcher->size, meeting->base.place->mpi,
+                   world->rank, world->size);
+}
+
+/* The module may be missing on this host only, for all its processes. */
+static ms_status load_module(const ms_mpi_meeting *meeting, const char *path,
+                             const ms_mpi_module **out)
+{
+    ms_context *context = meeting->base.context;
+    ms_host_id host;
+    char why[MS_ERROR_MESSAGE_BYTES];
+    ms_status status = ms_mpi_load(context, path, out);
+    if (!status || context->os->host(context->os->user, &host)) return status;
+    memcpy(why, context->error.message, sizeof why);
+    return ms_fail(context, status, "host %s: %.900s", host.name, why);
 }
 
 /* Loads the module and begins MPI. */
@@ -132,14 +161,23 @@ static ms_status begin(ms_mpi_meeting *meeting, const ms_launcher *launcher)
                               .user = meeting };
     snprintf(place->mpi, sizeof place->mpi, "%s", module_of(launcher->kind, options->mpi));
     snprintf(path, sizeof path, "%s/libmoonshard_mpi_%s.so", options->modules, place->mpi);
-    ms_status status = ms_mpi_load(context, path, &module);
-    if (!status) status = ms_mpi_open(context, module, &wishes, &meeting->mpi);
+    ms_status status = load_module(meeting, path, &module);
+    if (status) return status;
+    place->is_told = false;
+    status = ms_mpi_open(context, module, &wishes, &meeting->mpi);
+    /* An MPI without threads is that for all. */
+    if (status == MS_ERROR_UNSUPPORTED) place->is_told = launcher->rank > 0;
     if (status) return status;
     const ms_mpi_world *world = ms_mpi_found(meeting->mpi);
     place->rank = world->rank;
     place->ranks = world->size;
+    ms_meeting_begin(&meeting->base);
     snprintf(place->library, sizeof place->library, "%s", world->library);
-    return check_world(meeting, launcher);
+    if (world->size > MS_LOCAL_RANKS_MAX)
+        return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed", world->size,
+                       MS_LOCAL_RANKS_MAX);
+    meeting->base.wrong = check_world(meeting, launcher);
+    return check_company(meeting, launcher);
 }
 
 ms_status ms_meeting_over_mpi(ms_context *context, const ms_hosts_options *options,

@@ -68,9 +68,9 @@ static int send_frame(const ms_meeting *meeting, ms_file *socket, ms_frame_kind 
                            .kind = (uint16_t)kind,
                            .bytes = (uint32_t)bytes };
     MS_ASSERT(ms_frame_check_head(&head));
-    int error = os->tcp_send(os->user, socket, &head, sizeof head, meeting->options->init_ns);
+    int error = os->tcp_send(os->user, socket, &head, sizeof head, ms_meeting_rest(meeting));
     if (!error && bytes)
-        error = os->tcp_send(os->user, socket, body, bytes, meeting->options->init_ns);
+        error = os->tcp_send(os->user, socket, body, bytes, ms_meeting_rest(meeting));
     return error;
 }
 
@@ -85,7 +85,7 @@ static ms_status receive(ms_meeting *meeting, uint32_t rank, void *memory, size_
 {
     ms_tcp_meeting *own = (ms_tcp_meeting *)meeting;
     int error = ms_keeper_receive(meeting->context->os, *socket_of(own, rank),
-                                  meeting->options->init_ns, &own->head, own->body.bytes);
+                                  ms_meeting_rest(meeting), &own->head, own->body.bytes);
     if (!error && (own->head.kind != MS_FRAME_MEETING || own->head.bytes != bytes)) error = -EPROTO;
     if (error) return fail_with(meeting, rank, error);
     memcpy(memory, own->body.bytes, bytes);
@@ -164,7 +164,7 @@ static ms_status await_all(ms_tcp_meeting *meeting)
                        "port %u of this host, where the ranks are to meet, cannot be used: %s: "
                        "choose another one",
                        meeting->port, strerror(-error));
-    uint64_t limit = now_of(&meeting->base) + meeting->base.options->init_ns;
+    uint64_t limit = meeting->base.limit_ns;
     for (uint32_t arrived = 1; arrived < meeting->base.place->ranks && !status;) {
         ms_file *socket = NULL;
         uint64_t now = now_of(&meeting->base);
@@ -186,7 +186,7 @@ static ms_status reach(ms_tcp_meeting *meeting)
 {
     ms_context *context = meeting->base.context;
     const ms_os *os = context->os;
-    uint64_t limit = now_of(&meeting->base) + meeting->base.options->init_ns;
+    uint64_t limit = meeting->base.limit_ns;
     int error;
     do {
         ms_word never = 0;
@@ -214,7 +214,7 @@ static ms_status come(ms_tcp_meeting *meeting)
     int error =
         send_frame(&meeting->base, meeting->sockets[0], MS_FRAME_COMING, &coming, sizeof coming);
     if (!error)
-        error = ms_keeper_receive(context->os, meeting->sockets[0], meeting->base.options->init_ns,
+        error = ms_keeper_receive(context->os, meeting->sockets[0], ms_meeting_rest(&meeting->base),
                                   &meeting->head, meeting->body.bytes);
     if (!error && meeting->head.kind == MS_FRAME_WELCOME) return MS_OK;
     if (!error && meeting->head.kind == MS_FRAME_REFUSED)
@@ -306,6 +306,7 @@ static ms_status begin(ms_tcp_meeting *meeting, const ms_launcher *launcher)
                        launcher->size, MS_LOCAL_RANKS_MAX);
     place->rank = launcher->rank;
     place->ranks = launcher->size;
+    ms_meeting_begin(&meeting->base);
     snprintf(place->library, sizeof place->library, "NCCL");
     ms_status status = find_master(meeting, launcher);
     if (!status) status = find_token(meeting);

@@ -92,6 +92,7 @@ typedef struct ms_file_info {
 
 typedef struct ms_machine { /* what this process may use */
     uint32_t cores;         /* by affinity and cgroup quota, rounded up; at least 1 */
+    uint32_t host_cores;    /* without affinity: launchers bind processes to some of the cores */
     uint64_t memory_bytes;  /* physical, or the cgroup's limit where that is lower */
     char cpu[64];           /* model name */
 } ms_machine;

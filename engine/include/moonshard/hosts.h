@@ -116,16 +116,21 @@ typedef struct ms_hosts_options {
     ms_rendezvous_options rendezvous; /* ranks is not read: MPI says how many there are */
     const char *modules;              /* the folder in which modules for MPIs are */
     const char *mpi;                  /* the module's name; NULL: that of the launcher's MPI */
-    const char *agree; /* lines "name=value" that must be the same on all ranks, at most 4 KiB */
+    const char *agree;   /* lines "name=value" that must be the same on all ranks, at most 4 KiB */
+    const char *refused; /* why this process cannot be a rank: an error of the job; NULL: it can */
     const char *interface; /* of the keepers' connections; NULL: any */
     uint16_t port; /* of the first keeper; 0: the system chooses. Under torchrun also of rank 0 */
     uint64_t init_ns, lost_ns;
+    /* Shows an error before other ranks hear of it and end; NULL: the caller of ms_hosts_join does
+     * after it. */
+    void (*report)(void *user, const char *message);
+    void *user;
     int keeper; /* end of the pair of sockets whose other end ms_keeper_serve has */
 } ms_hosts_options;
 
 typedef struct ms_hosts_place {
     uint32_t rank, ranks, hosts;
-    bool is_told; /* of an error: rank 0, or the first rank of this host, reports it */
+    bool is_told; /* of an error: it was reported, or rank 0 or the host's first rank reports it */
     char mpi[32], library[256]; /* the module's name or "", and what connects the hosts */
     char host[MS_HOSTS_NAME_BYTES];
     ms_rendezvous *rendezvous; /* owned */

@@ -99,7 +99,33 @@ local function refuse_others(parsed, found)
     message = ("--thread-ranks beside %s: each of its processes is one rank")
       :format(found.launcher)
   end
-  if message then launch.exit(2, found.rank == 0 and message or "") end
+  -- Ranks of MPI tell rank 0 (hosts.refuse).
+  if message then launch.exit(2, (found.mpi or found.rank == 0) and message or "") end
+end
+
+local function report(message)
+  io.stdout:flush()
+  io.stderr:write("moonshard: ", message, "\n")
+end
+
+-- The end of a process that did not become a rank.
+local function quit(message, is_told)
+  if not is_told then report(message) end
+  launch.process.quit(2)
+end
+
+--- Ends a process that cannot become a rank: it meets the other ranks of its job, if there is one,
+--- so that one of them reports this error.
+---@param message string
+function hosts.refuse(message)
+  local process = launch.process
+  local ok, found = pcall(core.hosts_launched)
+  if not (ok and found and found.mpi) or process.kept_ranks then return end
+  local _, told, is_told = core.hosts_join {
+    program = process.program, arguments = {}, refused = message, report = report,
+    init_ns = 120000000000,
+  }
+  quit(told, is_told)
 end
 
 --- Joins the job of the launcher that started this process. Returns whether there is one; this
@@ -136,12 +162,9 @@ function hosts.join(command, parsed)
     link_bytes_per_second = parsed.link and parsed.link.bytes_per_second,
     link_latency_ns = parsed.link and parsed.link.latency_ns,
     sum_by_ranks = parsed.sum_order == "ranks",
+    report = report,
   }
-  if not place then
-    io.stdout:flush()
-    if not is_told then io.stderr:write("moonshard: ", message, "\n") end
-    process.quit(2)
-  end
+  if not place then quit(message, is_told) end
   process.rank, process.hosts = place.rank, place.hosts
   process.joined()
   if place.rank == 0 then require "moonshard.log".log("%s", describe(found, place)) end

@@ -260,7 +260,8 @@ function cli.main(arguments)
       if process and (process.is_thread or process.is_terminal()) then print_whole_lines() end
       local code, message = protected(require("moonshard.cli." .. name).main, arguments)
       require "moonshard.live".finish()
-      if process and process.rank then code, message = leave(process, code, message) end
+      if process and process.rank then code, message = leave(process, code, message)
+      elseif process and code == 2 then require "moonshard.cli.hosts".refuse(message) end
       if message and message ~= "" then io.stderr:write("moonshard: ", message, "\n") end
       return code
     end
