@@ -1,0 +1,119 @@
+-- What is wrong before ranks train: one error for the whole job, on the terminal once, and no
+-- process stays.
+local hosts = require "hosts"
+local command = require "command"
+
+local folder
+local two = "hosta:2,hostb:2"
+local program = "'" .. command.program .. "'"
+
+setup(function()
+  folder = command.folder()
+  command.write(folder .. "/recipe.lua", [[
+    local ms = require "moonshard"
+    ms.config { x = 0 }
+    ms.world():all_reduce(ms.ones { 3 })
+    io.write("trained\n")
+  ]])
+end)
+teardown(function() command.remove(folder) end)
+
+-- How a shell finds its rank.
+local rank = "${OMPI_COMM_WORLD_RANK-$PMI_RANK}"
+
+-- How each job is started, and what it says; where: hosts, unless two. one_per_host: each host has
+-- an error of its own. only: of one MPI.
+local cases = {
+  { what = "a size that is not MPI's", only = "openmpi",
+    line = "env OMPI_COMM_WORLD_SIZE=5 %s run RECIPE",
+    says = "mpirun of Open MPI says rank 0 of 5, and openmpi says rank 0 of 4" },
+  { what = "a rank that is not MPI's, of one process", only = "openmpi",
+    line = ([[sh -c '[ %s != 3 ] || export OMPI_COMM_WORLD_RANK=1; exec "$0" run RECIPE' %%s]])
+      :format(rank),
+    says = "rank 3 on host hostb: mpirun of Open MPI says rank 1 of 4, and openmpi says rank 3" },
+  { what = "the module of the other MPI", line = "env MOONSHARD_MPI=OTHER %s run RECIPE",
+    says = "counts 4 processes, but [^\n]* finds only this one" },
+  { what = "a module that is not there", line = "env MOONSHARD_MPI=none %s run RECIPE",
+    says = "host host[ab]: cannot load MPI: [^\n]*libmoonshard_mpi_none", one_per_host = true },
+  { what = "an MPI without threads",
+    line = "env MOONSHARD_MPI=wrong_OWN MOONSHARD_WRONG_MPI=level:single %s run RECIPE",
+    says = "it has less than MPI_THREAD_FUNNELED" },
+  { what = "-n", line = "%s run -n 4 RECIPE", says = "%-n 4 beside mpirun" },
+  { what = "--thread-ranks", line = "%s run --thread-ranks RECIPE",
+    says = "%-%-thread%-ranks beside mpirun" },
+  { what = "a wrong switch", line = "%s run --bogus RECIPE",
+    says = "unknown switch '%-%-bogus'" },
+  { what = "a wrong switch of one rank",
+    line = ([[sh -c '[ %s != 2 ] || set -- --bogus; exec "$0" run "$@" RECIPE' %%s]]):format(rank),
+    says = "rank 2 on host hostb: unknown switch '%-%-bogus'" },
+  { what = "an interface that does not exist", line = "%s run --interface eth7 RECIPE",
+    says = "host hosta has no interface 'eth7'" },
+  { what = "a port in use", line = "%s run --port 5100 RECIPE",
+    says = "port 5100 of host hosta is in use" },
+  { what = "options that differ", line = ([[sh -c 'exec "$0" run RECIPE x=%s' %%s]]):format(rank),
+    says = "rank 0 on host hosta: x=0\n  rank 1 on host hosta: x=1" },
+  { what = "recipes that differ",
+    line = [[sh -c 'mkdir -p /dev/shm/r; echo "-- $(hostname)" >/dev/shm/r/r.lua
+      cat RECIPE >>/dev/shm/r/r.lua; exec "$0" run /dev/shm/r/r.lua' %s]],
+    where = "hosta:1,hostb:1",
+    says = "rank 0 on host hosta: recipe=r.lua, [^\n]*\n  rank 1 on host hostb: recipe=r.lua," },
+  { what = "an option that the recipe does not know", line = "%s run RECIPE y=1",
+    says = "unknown option 'y'" },
+}
+
+local function start(mpi, case)
+  local line = case.line:format(program):gsub("RECIPE", folder .. "/recipe.lua")
+    :gsub("OTHER", mpi == "mpich" and "openmpi" or "mpich"):gsub("OWN", mpi)
+  return hosts.mpirun(mpi, case.where or two, line)
+end
+
+local function count(text, pattern) return select(2, text:gsub(pattern, "")) end
+
+for _, mpi in ipairs(hosts.mpis()) do
+  describe("jobs of " .. mpi, function()
+    -- All at once, as each waits most of the time.
+    local running, busy = {}, nil
+    setup(function()
+      busy = hosts.start("hosta", ("'%s' listen 5100 8x1")
+        :format(hosts.program "bench/exchange"))
+      assert.equal("listening", busy.line())
+      for i, case in ipairs(cases) do
+        if (case.only or mpi) == mpi then running[i] = start(mpi, case) end
+      end
+    end)
+    teardown(function()
+      os.execute "pkill -x exchange"
+      busy.finish()
+    end)
+
+    for i, case in ipairs(cases) do
+      if (case.only or mpi) == mpi then
+        it("end with one error because of " .. case.what, function()
+          local code, text = running[i].finish()
+          assert.equal(case.one_per_host and 2 or 1, count(text, case.says), text)
+          assert.equal(case.one_per_host and 2 or 1, count(text, "moonshard: "), text)
+          assert.falsy(text:find "trained", text)
+          -- That of MPICH may end with a signal of its own where processes end after MPI_Init.
+          if mpi == "openmpi" then assert.equal(2, code, text) end
+          assert.not_equal(124, code, "it hung")
+        end)
+      end
+    end
+    it("leave no process", function()
+      local deadline = os.time() + 10
+      while #hosts.processes() > 0 and os.time() < deadline do os.execute "sleep 0.05" end
+      assert.same({}, hosts.processes())
+    end)
+
+    it("are told once where ranks share cores", function()
+      local code, text = start(mpi, { line = "%s run RECIPE", where = "hosta:1,hostb:17" }).finish()
+      assert.equal(0, code, text)
+      local cores = tonumber(io.popen "getconf _NPROCESSORS_ONLN":read "a")
+      local warning = ("host hostb has 17 ranks and only %d core"):format(cores)
+      assert.equal(cores < 17 and 1 or 0, count(text, warning), text)
+      assert.equal(cores < 17 and 1 or 0, count(text, "warning: "), text)
+      assert.equal(18, count(text, "trained"), text)
+    end)
+  end)
+end
+if #hosts.mpis() == 0 then pending "bad input over hosts: this build has no MPI" end

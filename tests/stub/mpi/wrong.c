@@ -1,0 +1,88 @@
+/* wrong.c: between the engine's module and an MPI, by the MPI's own interface for profilers: the
+ * calls of one process go wrong as MOONSHARD_WRONG_MPI says. "hang:Isend:1": those of rank 1 never
+ * return; "hang:Testsome:1:1000": from the thousandth on; "level:single": MPI gives all
+ * processes a lower thread level than it was asked for. */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *rank_of_launcher(void)
+{
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    if (!rank) rank = getenv("PMI_RANK");
+    return rank ? rank : "";
+}
+
+/* The call of this rank from which on it hangs; 0: none. */
+static long hangs_from(const char *call)
+{
+    char wanted[64];
+    const char *text = getenv("MOONSHARD_WRONG_MPI");
+    int length = snprintf(wanted, sizeof wanted, "hang:%s:%s", call, rank_of_launcher());
+    if (!text || strncmp(text, wanted, (size_t)length) != 0) return 0;
+    if (!text[length]) return 1;
+    return text[length] == ':' ? atol(text + length + 1) : 0;
+}
+
+/* All calls are the thread's that the engine has for MPI. */
+static void may_hang(const char *call)
+{
+    static long calls;
+    long from = hangs_from(call);
+    while (from && ++calls >= from) pause();
+}
+
+int MPI_Init_thread(int *count, char ***arguments, int wanted, int *given)
+{
+    const char *text = getenv("MOONSHARD_WRONG_MPI");
+    may_hang("Init_thread");
+    int code = PMPI_Init_thread(count, arguments, wanted, given);
+    if (text && strcmp(text, "level:single") == 0) *given = MPI_THREAD_SINGLE;
+    return code;
+}
+
+int MPI_Comm_dup(MPI_Comm from, MPI_Comm *to)
+{
+    may_hang("Comm_dup");
+    return PMPI_Comm_dup(from, to);
+}
+
+int MPI_Comm_rank(MPI_Comm comm, int *rank)
+{
+    may_hang("Comm_rank");
+    return PMPI_Comm_rank(comm, rank);
+}
+
+int MPI_Comm_size(MPI_Comm comm, int *size)
+{
+    may_hang("Comm_size");
+    return PMPI_Comm_size(comm, size);
+}
+
+int MPI_Isend(const void *memory, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+              MPI_Request *request)
+{
+    may_hang("Isend");
+    return PMPI_Isend(memory, count, type, to, tag, comm, request);
+}
+
+int MPI_Irecv(void *memory, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,
+              MPI_Request *request)
+{
+    may_hang("Irecv");
+    return PMPI_Irecv(memory, count, type, from, tag, comm, request);
+}
+
+int MPI_Testsome(int count, MPI_Request *requests, int *ended, int *indices, MPI_Status *statuses)
+{
+    may_hang("Testsome");
+    return PMPI_Testsome(count, requests, ended, indices, statuses);
+}
+
+int MPI_Finalize(void)
+{
+    may_hang("Finalize");
+    return PMPI_Finalize();
+}
