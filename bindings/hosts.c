@@ -226,6 +226,16 @@ static ms_hosts_options read_options(lua_State *L, const char *modules, int keep
     };
 }
 
+/* The host of each rank. */
+static void push_names(lua_State *L, const ms_keeper_options *plan)
+{
+    lua_createtable(L, (int)plan->rendezvous.ranks, 0);
+    for (uint32_t r = 0; r < plan->rendezvous.ranks; r++) {
+        lua_pushstring(L, plan->names[plan->host_of[r]]);
+        lua_rawseti(L, -2, (lua_Integer)r + 1);
+    }
+}
+
 static void push_place(lua_State *L, const ms_hosts_place *place)
 {
     const struct {
@@ -235,22 +245,29 @@ static void push_place(lua_State *L, const ms_hosts_place *place)
         const char *name;
         uint32_t number;
     } numbers[] = { { "rank", place->rank }, { "ranks", place->ranks }, { "hosts", place->hosts } };
-    lua_createtable(L, 0, 6);
+    lua_createtable(L, 0, 8);
     for (int i = 0; i < 3; i++) {
         lua_pushstring(L, texts[i].text);
         lua_setfield(L, -2, texts[i].name);
         lua_pushinteger(L, numbers[i].number);
         lua_setfield(L, -2, numbers[i].name);
     }
+    push_names(L, &place->plan);
+    lua_setfield(L, -2, "names");
+    if (place->hosts == 1) return;
+    const ms_reach *reach = &place->plan.reach;
+    lua_pushfstring(L, "%s port %d (%s)", reach->addresses[0], (int)reach->port, reach->interface);
+    lua_setfield(L, -2, "meeting");
 }
 
 /* core.hosts_join{ program=, arguments=, agree=, refused=, interface=, port=, init_ns=, lost_ns=,
  * report=, threads=, memory_bytes=, link_bytes_per_second=, link_latency_ns=, timeout_ns=,
- * sum_by_ranks= } -> { rank, ranks, hosts, host, mpi, library }; or nil, message, is_told where it
- * failed (is_told: it was reported, or another process does it; report(message) shows it). Blocks
- * until the processes of all hosts have met. program: the path of the `moonshard` program, which is
- * the keeper of this host with the command "keep" and the arguments. This process becomes a rank,
- * before its engine starts. The context lives as long as the state. */
+ * sum_by_ranks= } -> { rank, ranks, hosts, host, mpi, library, names, meeting }; or nil, message,
+ * is_told where it failed (is_told: it was reported, or another process does it; report(message)
+ * shows it). names: of the hosts, by rank; meeting: where their keepers meet, if there are several.
+ * Blocks until the processes of all hosts have met. program: the path of the `moonshard` program,
+ * which is the keeper of this host with the command "keep" and the arguments. This process becomes
+ * a rank, before its engine starts. The context lives as long as the state. */
 static int join(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);

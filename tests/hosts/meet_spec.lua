@@ -65,6 +65,8 @@ describe("ranks of several hosts that meet without MPI", function()
       end
       assert.truthy(texts[0]:find("4 ranks on 2 hosts, started by " .. name .. ", over NCCL", 1,
         true), texts[0])
+      assert.truthy(texts[0]:find("hosts: hosta %(ranks 0, 1%), hostb %(ranks 2, 3%); \z
+        their keepers meet at 10.77.0.1 port %d+ %(eth0%)"), texts[0])
     end)
   end
 

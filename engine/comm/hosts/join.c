@@ -313,6 +313,7 @@ static ms_status enter(ms_joining *joining)
     os->close(os->user, joining->keeper);
     joining->meeting->end(joining->meeting, ms_host_files_of(place->rendezvous));
     place->hosts = options->hosts;
+    place->plan = *options;
     snprintf(place->host, sizeof place->host, "%s", options->names[options->host]);
     return MS_OK;
 }

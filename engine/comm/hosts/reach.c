@@ -12,6 +12,7 @@
 typedef struct found_addresses {
     ms_reach *reach;
     bool interface_exists;
+    char first[MS_HOSTS_NAME_BYTES]; /* the interface of the first address */
 } found_addresses;
 
 static void add_address(void *to, const char *interface, const char *address)
@@ -19,6 +20,7 @@ static void add_address(void *to, const char *interface, const char *address)
     found_addresses *found = to;
     ms_reach *reach = found->reach;
     if (*reach->interface && strcmp(interface, reach->interface) != 0) return;
+    if (!found->interface_exists) snprintf(found->first, sizeof found->first, "%s", interface);
     found->interface_exists = true;
     if (reach->address_count < MS_HOSTS_ADDRESSES_MAX)
         snprintf(reach->addresses[reach->address_count++], MS_HOSTS_ADDRESS_BYTES, "%s", address);
@@ -43,6 +45,7 @@ ms_status ms_reach_open(ms_context *context, const char *host, ms_reach *reach, 
                        "system chooses",
                        reach->port, host, error == -EACCES ? "may not be used" : "is in use");
     if (error) return ms_fail_os(context, error, "cannot listen for other hosts", NULL);
+    memcpy(reach->interface, found.first, sizeof reach->interface);
     return MS_OK;
 }
 

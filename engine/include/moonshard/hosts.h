@@ -28,7 +28,7 @@ typedef struct ms_keeper ms_keeper;
 /* Where a process listens for those of other hosts, and how they find it. */
 typedef struct ms_reach {
     uint16_t port;                       /* before it listens, 0: the system chooses */
-    char interface[MS_HOSTS_NAME_BYTES]; /* "": any */
+    char interface[MS_HOSTS_NAME_BYTES]; /* "": any; then that of the first address */
     uint32_t address_count;
     char addresses[MS_HOSTS_ADDRESSES_MAX][MS_HOSTS_ADDRESS_BYTES];
 } ms_reach;
@@ -133,6 +133,7 @@ typedef struct ms_hosts_place {
     bool is_told; /* of an error: it was reported, or rank 0 or the host's first rank reports it */
     char mpi[32], library[256]; /* the module's name or "", and what connects the hosts */
     char host[MS_HOSTS_NAME_BYTES];
+    ms_keeper_options plan; /* of the job's keepers: which rank is on which host, where they meet */
     ms_rendezvous *rendezvous; /* owned */
 } ms_hosts_place;
 

@@ -86,6 +86,23 @@ local function describe(found, place)
       or found.launcher, place.library)
 end
 
+-- Which ranks are on which host, and where the hosts' keepers meet.
+local function describe_hosts(place)
+  local list, ranks = {}, {}
+  for rank, name in ipairs(place.names) do
+    if not ranks[name] then
+      ranks[name] = {}
+      list[#list + 1] = name
+    end
+    table.insert(ranks[name], rank - 1)
+  end
+  for i, name in ipairs(list) do
+    list[i] = ("%s (rank%s %s)"):format(name, #ranks[name] == 1 and "" or "s",
+      table.concat(ranks[name], ", "))
+  end
+  return ("hosts: %s; their keepers meet at %s"):format(table.concat(list, ", "), place.meeting)
+end
+
 -- What the launcher has said already.
 local function refuse_others(parsed, found)
   local message
@@ -167,7 +184,11 @@ function hosts.join(command, parsed)
   if not place then quit(message, is_told) end
   process.rank, process.hosts = place.rank, place.hosts
   process.joined()
-  if place.rank == 0 then require "moonshard.log".log("%s", describe(found, place)) end
+  if place.rank == 0 then
+    local log = require "moonshard.log".log
+    log("%s", describe(found, place))
+    if place.hosts > 1 then log("%s", describe_hosts(place)) end
+  end
   return true
 end
 
