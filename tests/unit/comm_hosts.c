@@ -130,6 +130,7 @@ static void sums(rank *self)
         { MS_F32, MS_BF16, MS_REDUCE_OP_SUM, 300 },
         { MS_F32, MS_F16, MS_REDUCE_OP_SUM, 100000 },
         { MS_F32, MS_BF16, MS_REDUCE_OP_AVG, 60000 },
+        { MS_F32, MS_BF16, MS_REDUCE_OP_AVG, 300000 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int heap = 0; heap < 2 && !*self->why; heap++) {
@@ -350,6 +351,20 @@ static void only_sums_of_hosts_travel(void **state)
     for (int r = 0; r < 4; r++) assert_int_equal(counted.of_world[r], tensor);
 }
 
+/* Over H hosts all send 2 (H - 1) times the tensor together, not H (H - 1) times. */
+static void hosts_share_the_sums_of_long_tensors(void **state)
+{
+    (void)state;
+    bytes counted = { .travels = MS_F32, .heap = true };
+    static const char *const four[] = { "0123", "0112" };
+    for (uint64_t h = 0; h < 2; h++) {
+        uint64_t all = 0, hosts = h == 0 ? 4 : 3;
+        run_as(THREADS, four[h], false, 4, count_bytes, &counted);
+        for (int r = 0; r < 4; r++) all += counted.of_world[r];
+        assert_int_equal(all, 2 * (hosts - 1) * ((uint64_t)4 << 20));
+    }
+}
+
 /* Numbers of f32 that are rounded to 16 bits take two bytes each on their way. */
 static void rounded_sums_travel_in_16_bits(void **state)
 {
@@ -468,6 +483,7 @@ int main(void)
         cmocka_unit_test(programs_give_the_bits_of_one_host),
         cmocka_unit_test(programs_give_the_same_bits_again),
         cmocka_unit_test(only_sums_of_hosts_travel),
+        cmocka_unit_test(hosts_share_the_sums_of_long_tensors),
         cmocka_unit_test(rounded_sums_travel_in_16_bits),
         cmocka_unit_test(a_message_that_fails_ends_the_job),
         cmocka_unit_test(a_job_without_mpi_is_refused),

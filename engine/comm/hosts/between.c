@@ -16,6 +16,24 @@ uint64_t ms_host_slice(const ms_topology *at, const ms_comm_args *args, uint32_t
     return ms_slice(args->count, at->least, place, begin);
 }
 
+/* Shorter ones take one way instead of two. More than goes into letters. */
+#define MS_UNITS_FROM ((uint64_t)256 << 10)
+
+uint32_t ms_host_units(const ms_topology *at, const ms_comm_args *args)
+{
+    uint64_t begin, bytes = ms_host_slice(at, args, 0, &begin) * ms_dtype_bytes(args->dtype);
+    return args->kind == MS_ALL_REDUCE && at->hosts > 2 && bytes >= MS_UNITS_FROM ? at->hosts : 1;
+}
+
+uint64_t ms_host_unit(const ms_topology *at, const ms_comm_args *args, uint32_t place,
+                      uint32_t unit, uint64_t *begin)
+{
+    uint64_t slice, within, length = ms_host_slice(at, args, place, &slice);
+    length = ms_slice(length, ms_host_units(at, args), unit, &within);
+    *begin = slice + within;
+    return length;
+}
+
 bool ms_host_adds_for(const ms_topology *at, const ms_comm_args *args, uint32_t member)
 {
     return ms_topology_at(at, at->here, at->place[member]) == args->group->rank;
@@ -34,13 +52,15 @@ static uint64_t bytes_of_parts(const ms_topology *at, const ms_comm_args *args)
 
 static uint64_t bytes_of_slices(const ms_topology *at, const ms_comm_args *args)
 {
-    uint64_t begin, bytes = 0;
-    uint32_t place = at->place[args->group->rank];
+    uint64_t begin, elements = 0;
+    uint32_t place = at->place[args->group->rank], units = ms_host_units(at, args);
     if (place >= at->least) return 0;
-    for (uint32_t h = 0; h < at->hosts; h++)
-        if (h != at->here && ms_host_gets(at, args, h))
-            bytes += ms_host_slice(at, args, place, &begin) * ms_dtype_bytes(args->dtype);
-    return bytes;
+    for (uint32_t h = 0; h < at->hosts; h++) {
+        if (h == at->here || !ms_host_gets(at, args, h)) continue;
+        elements += ms_host_unit(at, args, place, units > 1 ? h : 0, &begin);
+        if (units > 1) elements += ms_host_unit(at, args, place, at->here, &begin);
+    }
+    return elements * ms_dtype_bytes(args->dtype);
 }
 
 /* ------------------------------------------------------ the data of every rank */

@@ -3,7 +3,8 @@
  *
  * In a reduce_scatter the sum of a part goes to the rank that gets the part. In the others a tensor
  * is cut into as many slices as the smallest host has members, and the members at one place of all
- * hosts exchange the sums of one slice. While pieces are on their way, the next one is added up. */
+ * hosts exchange the sums of one slice, or of its units (topology.h). While pieces are on their
+ * way, the next one is added up. */
 #include <string.h>
 
 #include "comm/flow.h"
@@ -19,10 +20,11 @@ typedef struct reduction {
     ms_run *run;
     ms_lane *lane;
     const ms_comm_args *args;
-    uint64_t width, longest; /* elements of a piece; of the longest slice or part */
+    uint64_t width, longest; /* elements of a piece; of the longest unit or part */
     uint64_t phases;         /* so far */
     size_t item, sent;       /* bytes of an element in the tensor, and in a sum on its way */
     uint32_t depth;          /* pieces at once */
+    uint32_t units;          /* of a slice */
     bool parts;              /* reduce_scatter */
     bool in_place;           /* this host's members read each other's tensors where they are */
     bool direct;             /* this host's results are written where they belong */
@@ -31,10 +33,11 @@ typedef struct reduction {
 } reduction;
 
 /* One contiguous sum of a piece. at: its elements in the whole tensor; stage: its byte in staging
- * areas. */
+ * areas; unit: of the slice. */
 typedef struct span {
     uint64_t at, length;
     size_t stage;
+    uint32_t unit;
 } span;
 
 static uint32_t here(const reduction *r) { return r->lane->at->here; }
@@ -60,40 +63,54 @@ static uint64_t turn_of(const reduction *r, uint64_t k) { return k % r->depth; }
 
 /* ---------------------------------------------------------------- the cut */
 
-static uint64_t longest_slice(const ms_lane *lane, const ms_comm_args *args)
+static uint64_t longest_unit(const ms_lane *lane, const ms_comm_args *args)
 {
     uint64_t begin;
-    return ms_host_slice(lane->at, args, 0, &begin);
+    return ms_host_unit(lane->at, args, 0, 0, &begin);
 }
 
-/* Elements of a piece, where each slice has its place in half of a staging area, and where nothing
- * is staged. */
+/* Elements of a piece, where each unit of each slice has its place in half of a staging area, and
+ * where nothing is staged. */
 static uint64_t staged_piece(const ms_lane *lane, const ms_comm_args *args)
 {
-    return MS_STAGE_BYTES / lane->at->least / ms_dtype_bytes(args->memory) & ~(uint64_t)63;
+    uint32_t places = lane->at->least * ms_host_units(lane->at, args);
+    return MS_STAGE_BYTES / places / ms_dtype_bytes(args->memory) & ~(uint64_t)63;
 }
-static uint64_t free_piece(const ms_comm_args *args)
+static uint64_t free_piece(const ms_lane *lane, const ms_comm_args *args)
 {
-    return MS_PIECE_BYTES / ms_dtype_bytes(args->dtype);
+    uint32_t units = ms_host_units(lane->at, args);
+    return MS_PIECE_BYTES / units / ms_dtype_bytes(args->dtype) & ~(uint64_t)63;
 }
 
-/* A sum of this rank, and one that comes from each other host, for each piece on its way. */
+/* For each piece on its way: this host's sums of all units, one sum that comes from each other
+ * host, and where units are several, the results of all. */
+static uint32_t sums_at_once(const ms_lane *lane, uint32_t units)
+{
+    return units + lane->at->hosts - 1 + (units > 1 ? units : 0);
+}
 size_t ms_slices_room(const ms_lane *lane, const ms_comm_args *args)
 {
-    uint64_t staged = staged_piece(lane, args), piece = free_piece(args),
-             longest = longest_slice(lane, args);
+    uint64_t staged = staged_piece(lane, args), piece = free_piece(lane, args),
+             longest = longest_unit(lane, args);
     if (args->kind == MS_REDUCE_SCATTER) return 0;
     if (piece < staged) piece = staged;
     if (piece > longest) piece = longest;
-    return lane->at->hosts * MS_DEPTH * piece * ms_dtype_bytes(args->dtype);
+    return sums_at_once(lane, ms_host_units(lane->at, args)) * MS_DEPTH * piece
+           * ms_dtype_bytes(args->dtype);
 }
 
-/* host: this one's sum is the first. */
-static char *room_of(const reduction *r, uint32_t host, uint64_t k)
+static char *room_at(const reduction *r, uint32_t index, uint64_t k)
 {
-    uint32_t own = here(r), at = host == own ? 0 : host + (host < own);
     uint64_t piece = r->width < r->longest ? r->width : r->longest;
-    return r->lane->room + (at * r->depth + turn_of(r, k)) * piece * r->sent;
+    return r->lane->room + (index * r->depth + turn_of(r, k)) * piece * r->sent;
+}
+static char *room_from(const reduction *r, uint32_t host, uint64_t k)
+{
+    return room_at(r, r->units + host - (host > here(r)), k);
+}
+static char *room_of_result(const reduction *r, uint32_t unit, uint64_t k)
+{
+    return room_at(r, r->units + r->lane->at->hosts - 1 + unit, k);
 }
 
 static uint64_t steps_of(const reduction *r) { return (r->longest + r->width - 1) / r->width; }
@@ -108,11 +125,13 @@ static span piece_of(const reduction *r, uint64_t k, uint32_t index, uint64_t be
                    .stage = index * r->width * r->item };
 }
 
-/* Of the slice at this place: a slice does not depend on pieces. */
-static span slice_of(const reduction *r, uint64_t k, uint32_t place)
+/* Of a unit of the slice at this place: units do not depend on pieces. */
+static span unit_of(const reduction *r, uint64_t k, uint32_t place, uint32_t unit)
 {
-    uint64_t begin, length = ms_host_slice(r->lane->at, r->args, place, &begin);
-    return piece_of(r, k, place, begin, length);
+    uint64_t begin, length = ms_host_unit(r->lane->at, r->args, place, unit, &begin);
+    span s = piece_of(r, k, place * r->units + unit, begin, length);
+    s.unit = unit;
+    return s;
 }
 
 /* Of the part that this member gets. */
@@ -149,7 +168,7 @@ static void choose_way(reduction *r, bool all_entered)
     r->direct = writes_in_place(r, here(r));
     for (uint32_t h = 0; h < r->lane->at->hosts && is_free; h++) is_free = writes_in_place(r, h);
     r->width = r->parts  ? MS_STAGE_BYTES / r->args->group->size / r->item & ~(uint64_t)63
-               : is_free ? free_piece(r->args)
+               : is_free ? free_piece(r->lane, r->args)
                          : staged_piece(r->lane, r->args);
     r->depth = is_free ? MS_DEPTH : 2;
 }
@@ -161,7 +180,8 @@ static reduction reduction_of(ms_run *run, ms_lane *lane, const ms_comm_args *ar
                         .args = args,
                         .parts = args->kind == MS_REDUCE_SCATTER,
                         .longest = args->kind == MS_REDUCE_SCATTER ? ms_flow_longest(args)
-                                                                   : longest_slice(lane, args),
+                                                                   : longest_unit(lane, args),
+                        .units = ms_host_units(lane->at, args),
                         .item = ms_dtype_bytes(args->memory),
                         .sent = ms_dtype_bytes(args->dtype) };
 }
@@ -179,7 +199,7 @@ static bool sends_tensor(const reduction *r)
 static char *sum_at(const reduction *r, const span *s, uint64_t k)
 {
     if (sends_tensor(r)) return r->args->in + s->at * r->item;
-    return r->parts ? stage_of(r, r->args->group->rank, k) + s->stage : room_of(r, here(r), k);
+    return r->parts ? stage_of(r, r->args->group->rank, k) + s->stage : room_at(r, s->unit, k);
 }
 
 /* The members of this host, in the order of ranks. It is rounded to the dtype in which it travels:
@@ -217,14 +237,14 @@ static char *arrived_at(const reduction *r, const span *s, uint32_t host, uint64
     const ms_lane *lane = r->lane;
     uint32_t member = source_on(r, host), i = 0;
     if (r->parts) return stage_of(r, member, k) + s->stage;
-    if (!r->letters) return room_of(r, host, k);
+    if (!r->letters) return room_from(r, host, k);
     while (lane->relayed[i] != member) i++;
     return lane->letters_in[i].data;
 }
 
-/* The sums of all hosts, in their order. */
-static void add_hosts(const reduction *r, const span *s, uint64_t half, char *const *outputs,
-                      uint32_t output_count)
+/* The sums of all hosts, in their order, to numbers of the tensor or to what travels. */
+static void add_hosts(const reduction *r, const span *s, uint64_t half, uint8_t result,
+                      char *const *outputs, uint32_t output_count)
 {
     const char *data[MS_LOCAL_RANKS_MAX];
     uint8_t op = r->args->op == MS_REDUCE_OP_PREMUL_SUM ? MS_REDUCE_OP_SUM : r->args->op;
@@ -235,17 +255,18 @@ static void add_hosts(const reduction *r, const span *s, uint64_t half, char *co
                            .divisor = r->args->group->size,
                            .op = op,
                            .memory = r->args->dtype,
-                           .result = r->args->memory };
+                           .result = result };
     ms_flow_reduce(r->run, r->args, &sources, outputs, output_count, s->length);
 }
 
 /* ------------------------------------------------------------------ slices */
 
-/* Where the members of this host find the result of a slice: in the area of a member of another
+/* Where the members of this host find the result of a unit: in the area of a member of another
  * host, in which nothing else lies. */
-static char *result_of(const reduction *r, uint32_t place, uint64_t half)
+static char *result_of(const reduction *r, uint32_t place, uint32_t unit, uint64_t half)
 {
-    return stage_of(r, ms_topology_at(r->lane->at, here(r) == 0, place), half);
+    return stage_of(r, ms_topology_at(r->lane->at, here(r) == 0, place), half)
+           + unit * r->width * r->item;
 }
 
 /* Whether this rank has a slice; whether a host gets results. */
@@ -265,68 +286,127 @@ static bool barrier_here(reduction *r, bool needed)
 
 static void lay_down(const reduction *r, uint64_t k)
 {
-    for (uint32_t place = 0; place < r->lane->at->least; place++) {
-        span s = slice_of(r, k, place);
+    for (uint32_t i = 0; i < r->lane->at->least * r->units; i++) {
+        span s = unit_of(r, k, i / r->units, i % r->units);
         memcpy(stage_of(r, r->args->group->rank, k) + s.stage, r->args->in + s.at * r->item,
                s.length * r->item);
     }
 }
 
-/* This host's sum of the slice of piece k. */
+/* This host's sums of the slice of piece k. */
 static bool prepare_slice(reduction *r, uint64_t k)
 {
     if (!ms_post_await(&r->lane->post, &r->lane->out[turn_of(r, k)])) return false;
     if (!r->in_place) lay_down(r, k);
     if (!barrier_here(r, !r->in_place || !r->direct)) return false;
-    if (!has_slice(r)) return true;
-    span s = slice_of(r, k, ms_lane_place(r->lane));
-    add_here(r, &s, k);
+    for (uint32_t unit = 0; unit < r->units && has_slice(r); unit++) {
+        span s = unit_of(r, k, ms_lane_place(r->lane), unit);
+        add_here(r, &s, k);
+    }
     return true;
 }
 
+/* Each host gets the others' sums of its unit, or of the only one. */
 static void exchange_slice(const reduction *r, uint64_t k)
 {
+    uint32_t place = ms_lane_place(r->lane);
+    bool several = r->units > 1;
     if (!has_slice(r)) return;
-    span s = slice_of(r, k, ms_lane_place(r->lane));
-    size_t bytes = s.length * r->sent;
+    span own = unit_of(r, k, place, several ? here(r) : 0);
     for (uint32_t h = 0; h < r->lane->at->hosts; h++) {
         if (h == here(r)) continue;
         uint32_t other = source_on(r, h);
-        if (r->gets) ms_lane_receive(r->lane, turn_of(r, k), other, arrived_at(r, &s, h, k), bytes);
-        if (host_gets(r, h)) ms_lane_send(r->lane, turn_of(r, k), other, sum_at(r, &s, k), bytes);
+        span theirs = unit_of(r, k, place, several ? h : 0);
+        if (r->gets)
+            ms_lane_receive(r->lane, turn_of(r, k), other, arrived_at(r, &own, h, k),
+                            own.length * r->sent);
+        if (host_gets(r, h))
+            ms_lane_send(r->lane, turn_of(r, k), other, sum_at(r, &theirs, k),
+                         theirs.length * r->sent);
     }
 }
 
-/* Adds to where the result belongs, or to where all members of this host take it from. */
-static void finish_own_slice(const reduction *r, uint64_t k)
+/* Where a result belongs, or where all members of this host take it from; how many they are. */
+static uint32_t outputs_of(const reduction *r, const span *s, uint64_t k, char **outputs)
 {
-    char *outputs[MS_LOCAL_RANKS_MAX];
-    uint32_t count = r->direct ? members_here(r) : 1, place = ms_lane_place(r->lane);
-    span s = slice_of(r, k, place);
-    if (!r->direct) outputs[0] = result_of(r, place, k);
-    else if (count == 1) outputs[0] = r->args->out + s.at * r->item;
+    uint32_t count = r->direct ? members_here(r) : 1;
+    if (!r->direct) outputs[0] = result_of(r, ms_lane_place(r->lane), s->unit, k);
+    else if (count == 1) outputs[0] = r->args->out + s->at * r->item;
     for (uint32_t p = 0; p < count && count > 1; p++)
-        outputs[p] = tensor_of(r, ms_topology_at(r->lane->at, here(r), p)) + s.at * r->item;
-    add_hosts(r, &s, k, outputs, count);
+        outputs[p] = tensor_of(r, ms_topology_at(r->lane->at, here(r), p)) + s->at * r->item;
+    return count;
 }
 
-/* The result may be written over the tensor that is being sent, so that has ended before. */
-static bool finish_slice(reduction *r, uint64_t k)
+/* What the members of this host take from where results are. */
+static bool take_results(reduction *r, uint64_t k)
 {
-    if (r->gets && has_slice(r)) {
-        if (!ms_post_await(&r->lane->post, &r->lane->in[turn_of(r, k)])) return false;
-        if (sends_tensor(r) && !ms_post_await(&r->lane->post, &r->lane->out[turn_of(r, k)]))
-            return false;
-        finish_own_slice(r, k);
-    }
     if (!barrier_here(r, r->gets && !r->direct)) return false;
-    for (uint32_t place = 0; place < r->lane->at->least && !r->direct && ms_flow_sink(r->args);
-         place++) {
-        span s = slice_of(r, k, place);
-        ms_flow_copy(r->run, r->args->out + s.at * r->item, result_of(r, place, k),
+    if (r->direct || !ms_flow_sink(r->args)) return true;
+    for (uint32_t i = 0; i < r->lane->at->least * r->units; i++) {
+        span s = unit_of(r, k, i / r->units, i % r->units);
+        ms_flow_copy(r->run, r->args->out + s.at * r->item, result_of(r, i / r->units, s.unit, k),
                      s.length * r->item);
     }
     return true;
+}
+
+/* The result may be written over the tensor that is being sent, so that has ended before. */
+static bool await_sums(const reduction *r, uint64_t k)
+{
+    return ms_post_await(&r->lane->post, &r->lane->in[turn_of(r, k)])
+           && ((!sends_tensor(r) && r->units == 1)
+               || ms_post_await(&r->lane->post, &r->lane->out[turn_of(r, k)]));
+}
+
+static bool finish_slice(reduction *r, uint64_t k)
+{
+    char *outputs[MS_LOCAL_RANKS_MAX];
+    if (r->gets && has_slice(r)) {
+        if (!await_sums(r, k)) return false;
+        span s = unit_of(r, k, ms_lane_place(r->lane), 0);
+        uint32_t count = outputs_of(r, &s, k, outputs);
+        add_hosts(r, &s, k, r->args->memory, outputs, count);
+    }
+    return take_results(r, k);
+}
+
+/* ------------------------------------------------------------------- units */
+
+/* Adds this host's unit and sends the result to the others, as it travels. */
+static bool spread_unit(const reduction *r, uint64_t k)
+{
+    if (!has_slice(r)) return true;
+    if (!await_sums(r, k)) return false;
+    span own = unit_of(r, k, ms_lane_place(r->lane), here(r));
+    char *sum = room_of_result(r, here(r), k);
+    add_hosts(r, &own, k, r->args->dtype, &sum, 1);
+    for (uint32_t h = 0; h < r->lane->at->hosts; h++) {
+        if (h == here(r)) continue;
+        span theirs = unit_of(r, k, ms_lane_place(r->lane), h);
+        ms_lane_receive(r->lane, turn_of(r, k), source_on(r, h), room_of_result(r, h, k),
+                        theirs.length * r->sent);
+        ms_lane_send(r->lane, turn_of(r, k), source_on(r, h), sum, own.length * r->sent);
+    }
+    return true;
+}
+
+static bool finish_units(reduction *r, uint64_t k)
+{
+    char *outputs[MS_LOCAL_RANKS_MAX];
+    if (has_slice(r) && !ms_post_await(&r->lane->post, &r->lane->in[turn_of(r, k)])) return false;
+    for (uint32_t unit = 0; unit < r->units && has_slice(r); unit++) {
+        span s = unit_of(r, k, ms_lane_place(r->lane), unit);
+        const char *result = room_of_result(r, unit, k);
+        ms_sources one = { .data = &result,
+                           .count = 1,
+                           .divisor = 1,
+                           .op = MS_REDUCE_OP_SUM,
+                           .memory = r->args->dtype,
+                           .result = r->args->memory };
+        uint32_t count = outputs_of(r, &s, k, outputs);
+        ms_flow_reduce(r->run, r->args, &one, outputs, count, s.length);
+    }
+    return take_results(r, k);
 }
 
 /* ------------------------------------------------------------------- parts */
@@ -372,7 +452,7 @@ static bool finish_part(reduction *r, uint64_t k)
     char *out = r->args->out + k * r->width * r->item;
     span s = part_of(r, k, r->args->group->rank);
     if (!ms_post_await(&r->lane->post, &r->lane->in[turn_of(r, k)])) return false;
-    add_hosts(r, &s, k, &out, 1);
+    add_hosts(r, &s, k, r->args->memory, &out, 1);
     return true;
 }
 
@@ -402,6 +482,21 @@ static bool go_by_pieces(reduction *r)
     return true;
 }
 
+/* Results of piece k - 1 arrive while the sums of piece k do. */
+static bool go_by_units(reduction *r)
+{
+    uint64_t steps = steps_of(r), begun = 0;
+    for (uint64_t k = 0; k <= steps; k++) {
+        for (; begun < steps && begun < k + r->depth - 1; begun++) {
+            if (!prepare(r, begun)) return false;
+            exchange(r, begun);
+        }
+        if (k < steps && !spread_unit(r, k)) return false;
+        if (k > 0 && !finish_units(r, k - 1)) return false;
+    }
+    return true;
+}
+
 static uint64_t nothing(ms_lane *lane, uint32_t host, char *data)
 {
     (void)lane, (void)host, (void)data;
@@ -415,7 +510,7 @@ static uint64_t fill(ms_lane *lane, uint32_t host, char *data)
     reduction r = reduction_of(NULL, lane, lane->post.args);
     choose_way(&r, false);
     if (!has_slice(&r) || !host_gets(&r, host)) return 0;
-    span s = slice_of(&r, 0, ms_lane_place(lane));
+    span s = unit_of(&r, 0, ms_lane_place(lane), 0);
     if (s.length) memcpy(data, sum_at(&r, &s, 0), s.length * r.sent);
     return s.length * r.sent;
 }
@@ -454,7 +549,7 @@ bool ms_slices_run(ms_run *run, ms_lane *lane, const ms_comm_args *args)
         lane->pass = (ms_staging){
             .area = (uint32_t)lane->post.tag, .width = r.width, .longest = r.longest, .item = r.item
         };
-        if (!go_by_pieces(&r)) return false;
+        if (!(r.units > 1 ? go_by_units(&r) : go_by_pieces(&r))) return false;
     }
     return ms_lane_leave(lane, r.phases + 1);
 }

@@ -43,6 +43,13 @@ bool ms_host_gets(const ms_topology *at, const ms_comm_args *args, uint32_t host
  * sends to those at the same place of others. */
 uint64_t ms_host_slice(const ms_topology *at, const ms_comm_args *args, uint32_t place,
                        uint64_t *begin);
+/* A long slice of an all_reduce over three or more hosts is cut into a unit for each host: the sums
+ * of a unit go to the member on its host, which adds them and sends the result to the others. So
+ * each sends 2 (H - 1) / H of the slice instead of H - 1 times the slice. Elsewhere a slice is one
+ * unit, and each adds for itself. */
+uint32_t ms_host_units(const ms_topology *at, const ms_comm_args *args);
+uint64_t ms_host_unit(const ms_topology *at, const ms_comm_args *args, uint32_t place,
+                      uint32_t unit, uint64_t *begin);
 /* reduce_scatter: whether this rank adds up what its host brings for the part of a member. */
 bool ms_host_adds_for(const ms_topology *at, const ms_comm_args *args, uint32_t member);
 /* Where the data of every rank travel, slots are what a host's ranks read of a member, in the order
