@@ -262,7 +262,6 @@ void ms_open_ddp(lua_State *L, int runtime);
 void ms_open_fsdp(lua_State *L, int runtime);
 void ms_open_job(lua_State *L, int runtime);
 void ms_open_hosts(lua_State *L, int runtime);
-void ms_open_host_list(lua_State *L, int runtime);
 /* Pushes the names of the modules for MPIs beside the engine, as text, or false. */
 void ms_lua_push_modules(lua_State *L);
 void ms_open_optim(lua_State *L, int runtime);
