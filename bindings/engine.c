@@ -79,7 +79,7 @@ static void place_fake(lua_State *L, ms_runtime *runtime, uint32_t size)
 static void configure_world(lua_State *L, ms_runtime *runtime)
 {
     enum { LOCAL, FAKE, NCCL };
-    static const char *const groups[] = { "local", "fake", "nccl", "mpi", NULL };
+    static const char *const groups[] = { "local", "fake", "nccl", NULL };
     if (lua_getfield(L, 1, "group") == LUA_TNIL) {
         lua_pop(L, 1);
         if (has_group_options(L))
@@ -87,12 +87,9 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
                             "\"fake\"");
         return;
     }
-    /* mpi is a known name of which the message says that this build lacks it. A name that is
-     * misspelled gets the nearest one. */
+    /* lua/moonshard/mpi.lua serves "mpi". */
     int group = ms_lua_choice(L, -1, groups, "group");
     lua_pop(L, 1);
-    /* The enum has those that are built; the list has all names. */
-    if (group > NCCL) ms_lua_error(L, "init: group \"%s\" is not in this build", groups[group]);
     uint32_t most = group == FAKE ? MS_FAKE_RANKS_MAX : MS_LOCAL_RANKS_MAX;
     uint32_t size = (uint32_t)ms_lua_field_integer(L, 1, "world_size", 0, 1, most);
     if (size == 0) ms_lua_error(L, "init: a group needs its world_size");
@@ -120,20 +117,32 @@ static void read_text(lua_State *L, const char *name, char *text, size_t room, c
     lua_pop(L, 1);
 }
 
+/* lua/moonshard/mpi.lua takes these for itself. */
+static void refuse_mpi_options(lua_State *L)
+{
+    static const char *const names[] = { "sum_order",    "interface", "port",
+                                         "init_timeout", "lost",      "timeout" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (lua_getfield(L, 1, names[i]) != LUA_TNIL)
+            ms_lua_error(L, "init: %s belongs to a group \"mpi\"", names[i]);
+    lua_pop(L, (int)(sizeof names / sizeof *names));
+}
+
 /* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
  * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates= }: settings for the engine that starts at
  * first use. runtime->settings is written last, so that an option that is wrong leaves the settings
  * of the environment. */
 static int configure(lua_State *L)
 {
-    static const char *const keys[] = { "device",       "threads",      "strict",
-                                        "seed",         "pin",          "cpu",
-                                        "memory_bytes", "group",        "rank",
-                                        "world_size",   "rendezvous",   "rates",
-                                        "hosts",        "sum_by_ranks", NULL };
+    static const char *const keys[] = {
+        "device",    "threads",   "strict",     "seed",         "pin",   "cpu",     "memory_bytes",
+        "group",     "rank",      "world_size", "rendezvous",   "rates", "hosts",   "sum_by_ranks",
+        "sum_order", "interface", "port",       "init_timeout", "lost",  "timeout", NULL
+    };
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     ms_lua_known_keys(L, 1, keys, "option of init");
+    refuse_mpi_options(L);
     /* An engine takes its settings when it starts and keeps them. */
     if (runtime->engine)
         return ms_lua_error(L, "init: the engine runs already; call ms.init before anything else");

@@ -16,6 +16,7 @@
 #include "moonshard/moonshard_lua.h"
 
 #define MS_ARGUMENTS_MOST 256
+#define MS_REPORT_NS ((uint64_t)8 * 1000000000) /* the most that a rank waits to be reported */
 
 /* core.hosts_launched() -> { launcher, rank, size, local_rank, mpi } of the launcher that started
  * this process as one of several; nil if none did. size is nil where only MPI knows it. */
@@ -38,30 +39,6 @@ static int launched(lua_State *L)
     lua_setfield(L, -2, "local_rank");
     lua_pushboolean(L, found.has_mpi);
     lua_setfield(L, -2, "mpi");
-    return 1;
-}
-
-/* core.hosts_list(text) -> { { name =, ranks = }, ... } of what `--hosts` was given: a list, or the
- * name of a file; or nil, message. */
-static int list_hosts(lua_State *L)
-{
-    ms_host_list list = { .count = 0 };
-    ms_context *context = &ms_lua_runtime(L)->context;
-    if (ms_host_list_read(context, luaL_checkstring(L, 1), &list)) {
-        lua_pushnil(L);
-        lua_pushstring(L, context->error.message);
-        return 2;
-    }
-    lua_createtable(L, (int)list.count, 0);
-    for (uint32_t i = 0; i < list.count; i++) {
-        lua_createtable(L, 0, 2);
-        lua_pushstring(L, list.hosts[i].name);
-        lua_setfield(L, -2, "name");
-        lua_pushinteger(L, list.hosts[i].ranks);
-        lua_setfield(L, -2, "ranks");
-        lua_rawseti(L, -2, i + 1);
-    }
-    ms_host_list_free(context, &list);
     return 1;
 }
 
@@ -260,6 +237,47 @@ static void push_place(lua_State *L, const ms_hosts_place *place)
     lua_setfield(L, -2, "meeting");
 }
 
+/* -------------------------------------------------------------------------- leaving */
+
+/* The exit code of a job that has ended for this reason: see recipes/launch/README.md. */
+static int code_of(ms_abort_reason reason)
+{
+    switch (reason) {
+    case MS_ABORT_MISMATCH:
+    case MS_ABORT_LEFT: return 5;
+    case MS_ABORT_TIMEOUT: return 6;
+    case MS_ABORT_DIED: return 7;
+    case MS_ABORT_STOPPED: return 128 + SIGTERM;
+    default: return 1;
+    }
+}
+
+/* The state of a rank in a host's process closes, and its engine is gone: waits for the others.
+ * Where the job has ended with an error: once the report is written, so does the process, at once
+ * and with the job's code. MPI may never come back, and must not be asked to. */
+static void leave_hosts(ms_runtime *runtime)
+{
+    ms_abort_record cause;
+    ms_hosts_await_others(runtime->rendezvous);
+    if (!ms_rendezvous_cause(runtime->rendezvous, &cause)) return;
+    int code = code_of(cause.reason);
+    /* Launchers send these when the first process has ended. */
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    ms_hosts_set_code(runtime->rendezvous, runtime->rank, code);
+    ms_hosts_await_report(runtime->rendezvous, MS_REPORT_NS);
+    fflush(NULL);
+    _exit(code);
+}
+
+/* Keepers ask ranks by SIGUSR2 where their script is. The program has a handler; in a host without
+ * one the signal would end the process. */
+static void ignore_question(void)
+{
+    struct sigaction now;
+    if (sigaction(SIGUSR2, NULL, &now) == 0 && now.sa_handler == SIG_DFL) signal(SIGUSR2, SIG_IGN);
+}
+
 /* core.hosts_join{ program=, arguments=, agree=, refused=, interface=, port=, init_ns=, lost_ns=,
  * report=, threads=, memory_bytes=, link_bytes_per_second=, link_latency_ns=, timeout_ns=,
  * sum_by_ranks= } -> { rank, ranks, hosts, host, mpi, library, names, meeting }; or nil, message,
@@ -267,7 +285,8 @@ static void push_place(lua_State *L, const ms_hosts_place *place)
  * shows it). names: of the hosts, by rank; meeting: where their keepers meet, if there are several.
  * Blocks until the processes of all hosts have met. program: the path of the `moonshard` program,
  * which is the keeper of this host with the command "keep" and the arguments. This process becomes
- * a rank, before its engine starts. The context lives as long as the state. */
+ * a rank, before its engine starts. The context lives as long as the state.
+ * leaves=true: the process is not the program's, see leave_hosts. */
 static int join(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
@@ -294,17 +313,44 @@ static int join(lua_State *L)
     }
     ms_lua_join(L, place.rendezvous, place.rank);
     ms_rendezvous_release(place.rendezvous);
+    if (ms_lua_field_boolean(L, 1, "leaves", false)) {
+        runtime->leave = leave_hosts;
+        ignore_question();
+    }
     push_place(L, &place);
     return 1;
 }
 
-/* What lua/moonshard/cli/{hosts,start}.lua and ms.init use. */
+/* core.hosts_quit(code): the end of a process that could not join: MPI may still use its memory. */
+static int quit(lua_State *L)
+{
+    int code = (int)luaL_checkinteger(L, 1);
+    fflush(NULL);
+    _exit(code);
+}
+
+/* core.hosts_program() -> path of the program `moonshard`: MOONSHARD_PROGRAM, or where it is
+ * installed with this library; and whether there is such a file. */
+static int push_program(lua_State *L)
+{
+    const ms_os *os = ms_os_posix();
+    const char *wish = getenv("MOONSHARD_PROGRAM");
+    char folder[4096], path[4096 + 256];
+    ms_file_info info;
+    find_modules(folder, sizeof folder);
+    if (wish && *wish) snprintf(path, sizeof path, "%s", wish);
+    else snprintf(path, sizeof path, "%s/%s/moonshard", folder, MS_BIN_FROM_LIBRARY);
+    lua_pushstring(L, path);
+    lua_pushboolean(L, os->info(os->user, path, &info) == 0 && !info.is_directory);
+    return 2;
+}
+
+/* What lua/moonshard/mpi.lua and lua/moonshard/cli/{hosts,start}.lua use. */
 void ms_open_hosts(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "hosts_launched", launched },
-                                          { "hosts_join", join },
-                                          { "hosts_list", list_hosts },
-                                          { "hosts_modules", modules },
-                                          { NULL, NULL } };
+    static const luaL_Reg functions[] = {
+        { "hosts_launched", launched },    { "hosts_join", join }, { "hosts_modules", modules },
+        { "hosts_program", push_program }, { "hosts_quit", quit }, { NULL, NULL }
+    };
     ms_lua_register(L, runtime, functions);
 }

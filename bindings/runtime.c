@@ -343,6 +343,7 @@ static int runtime_gc(lua_State *L)
     ms_engine_free(runtime->engine);
     runtime->engine = NULL;
     runtime->context.activity = NULL;
+    if (runtime->leave) runtime->leave(runtime);
     ms_rendezvous_release(runtime->rendezvous);
     ms_release(&runtime->context, runtime->dropped);
     return 0;

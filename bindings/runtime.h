@@ -68,6 +68,8 @@ struct ms_runtime {
     ms_rates rates; /* if the settings have any */
     /* Rendezvous of this host's ranks; NULL: the environment may name one. */
     struct ms_rendezvous *rendezvous;
+    /* Before it is released; NULL: nothing. Set where ms.init has joined a job over hosts. */
+    void (*leave)(ms_runtime *runtime);
     uint32_t rank;         /* in it, or in a fake world */
     uint32_t shown_script; /* the line that others see in this rank's activity */
     uint32_t fake_size;    /* of the fake world that the engine starts in, or 0 */

@@ -19,7 +19,13 @@ for _, name in ipairs {
   ms[name] = core[name]
 end
 
-ms.init = core.configure
+---@param settings ms.InitOptions
+function ms.init(settings)
+  if type(settings) == "table" and settings.group == "mpi" then
+    return require "moonshard.mpi".init(settings)
+  end
+  return core.configure(settings)
+end
 
 --- Moves parameters into one storage, and returns it as a 1-D tensor that they are views of. Of a
 --- unit of a sharded model: its shard on this rank, which has them already.

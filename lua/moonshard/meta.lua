@@ -64,14 +64,24 @@
 ---@field cpu? "portable"|"avx2"|"avx512"|"avx512bf16"
 --- "local": ranks of one host, which meet at `rendezvous`. "nccl": the same, and tensors travel by
 --- NCCL, which needs GPUs. "fake": one rank that acts as if there were world_size ranks with the
---- same data. Unless given: one rank alone.
----@field group? "local"|"nccl"|"fake"
+--- same data. "mpi": this process is one of those that mpirun or srun has started, on one host or
+--- several. The program `moonshard`, which watches them, must be installed with the library, or
+--- MOONSHARD_PROGRAM names it. A script ends by returning, or by `os.exit(code, true)`. When the
+--- job ends with an error, each process ends with its code. Unless given: one rank alone.
+---@field group? "local"|"nccl"|"fake"|"mpi"
 ---@field rank? integer                of this process, from 0; only with group
 ---@field world_size? integer          number of ranks; needed with group
 ---@field rendezvous? string           path of a socket that all ranks share; needed but with "fake"
 --- "fake": how many ranks each host has; unless given, all are on one host.
 ---@field hosts? integer[]
 ---@field sum_by_ranks? boolean        "fake": as --sum-order ranks
+--- "mpi": as the switches of `moonshard run`. Times are in seconds.
+---@field sum_order? "hosts"|"ranks"
+---@field interface? string
+---@field port? integer
+---@field init_timeout? number         120 unless given
+---@field lost? number                 5 unless given
+---@field timeout? number              300 unless given
 ---@field rates? ms.Rates              speeds for "sim"; unless given, those of a measured machine
 
 --- Speeds of a machine. The sim device estimates times from them; its other results do not depend

@@ -114,7 +114,9 @@ describe("ms.init", function()
       { [[group = "local", rank = 0, world_size = 2]], "needs rendezvous, the path of a socket" },
       { [[group = "local", rank = 0, world_size = 129, rendezvous = "x"]], "world_size" },
       { [[rank = 0]], "belong to a group" },
-      { [[group = "mpi", rank = 0, world_size = 2]], "is not in this build" },
+      { [[group = "mpi", rank = 0, world_size = 2]], "belong to a group" },
+      { [[group = "mpi"]], "is for other interpreters: `moonshard run` makes" },
+      { [[lost = 3]], "lost belongs to a group \"mpi\"" },
       {
         [[group = "local", rank = 0, world_size = 2, rendezvous = "/nowhere/at/all"]],
         "/nowhere/at/all",

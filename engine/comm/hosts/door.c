@@ -206,6 +206,11 @@ static void await_others(const ms_rank_mirror *own)
         }
 }
 
+void ms_hosts_await_others(ms_rendezvous *rendezvous)
+{
+    await_others((const ms_rank_mirror *)ms_host_files_of(rendezvous)->mirror);
+}
+
 /* MPI ends with the files. After the end of the job it is not asked to: it may never come back. */
 static void close_mirror(ms_mirror *mirror)
 {

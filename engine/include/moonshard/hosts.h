@@ -86,6 +86,8 @@ MS_API uint8_t ms_keeper_stop(const ms_keeper *keeper);
 MS_API void ms_keeper_tell_code(ms_keeper *keeper, int code);
 /* After finish, or after a failure. */
 MS_API void ms_keeper_close(ms_keeper *keeper);
+/* Of a rank: waits until the ranks of all hosts have finished their work, or the job has ended. */
+MS_API void ms_hosts_await_others(ms_rendezvous *rendezvous);
 /* A rank is about to end its process with this code, 0 to 255. */
 MS_API void ms_hosts_set_code(ms_rendezvous *rendezvous, uint32_t rank, int code);
 

@@ -1,6 +1,7 @@
 -- moonshard run under mpirun, srun or torchrun: this process becomes a rank of their job.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
+local mpi = require "moonshard.mpi"
 
 local hosts = {}
 
@@ -37,19 +38,10 @@ function hosts.add_switches(parser)
     :argname "SECONDS":convert(seconds):default "5"
 end
 
--- The content of a file as one number, so that hosts with different versions of it differ.
-local function content_of(path)
-  local file = path and io.open(path, "rb")
-  local text = file and file:read "a"
-  if file then file:close() end
-  return text and ("%s, %d bytes, hash %016x"):format(path:match "[^/]*$", #text, core.hash(text))
-    or tostring(path)
-end
-
 -- What all ranks must have in common, as lines.
 local function agreed(parsed, command)
-  local lines = { "recipe=" .. content_of(parsed.recipe) }
-  if parsed.config then lines[#lines + 1] = "config=" .. content_of(parsed.config) end
+  local lines = { "recipe=" .. mpi.content_of(parsed.recipe) }
+  if parsed.config then lines[#lines + 1] = "config=" .. mpi.content_of(parsed.config) end
   for _, name in ipairs { "device", "threads", "seed", "memory", "timeout", "sum_order", "lost",
     "init_timeout", "strict", "trace", "watch", "log_every" } do
     if parsed[name] ~= nil then
