@@ -4,6 +4,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -213,13 +214,21 @@ static const char *const begins[] = { "hang:Init_thread", "hang:Comm_dup", "hang
 static const char *const works[] = { "hang:Isend", "hang:Irecv", "hang:Testsome",
                                      "hang:Get_count" };
 
+/* The error names the call of "hang:CALL". */
+static void assert_names(const ms_context *context, const char *how)
+{
+    char expected[64];
+    snprintf(expected, sizeof expected, "MPI_%s of stub did not return", strchr(how, ':') + 1);
+    assert_non_null(strstr(context->error.message, expected));
+}
+
 static void hangs_in_begin(const char *how)
 {
     ms_context context = { .os = ms_os_posix() };
     ms_mpi *mpi = NULL;
     goes_wrong(how);
     assert_int_equal(open_stub(&context, SHORT_NS, &mpi), MS_ERROR_TIMEOUT);
-    assert_non_null(strstr(context.error.message, "MPI_Init_thread of stub did not return"));
+    assert_names(&context, how);
 }
 
 static void hangs_at_work(const char *how)
@@ -249,7 +258,7 @@ static void hangs_at_the_end(const char *how)
     assert_int_equal(ms_mpi_open(&context, module, &options, &mpi), MS_OK);
     goes_wrong(how);
     assert_int_equal(ms_mpi_close(&context, mpi), MS_ERROR_TIMEOUT);
-    assert_non_null(strstr(context.error.message, "MPI_Finalize of stub did not return"));
+    assert_names(&context, how);
 }
 
 /* The process of a case is this program with two arguments. There a failure aborts. */

@@ -358,6 +358,8 @@ bool ms_host_sleep_until(ms_host *host, uint64_t until_ns);
 typedef struct ms_helper ms_helper;
 struct ms_helper {
     void (*turn)(ms_helper *helper);
+    /* After a wait in vain: a call that does not return on this rank, or NULL; it takes 100 ms. */
+    const char *(*hangs)(ms_helper *helper);
     uint64_t due_ns;   /* a sleeper takes its next turn by then */
     const bool *among; /* by member: who is waited for; NULL: all */
 };

@@ -52,6 +52,22 @@ void ms_host_give_up(ms_host *host, const ms_comm_args *args, uint32_t missing, 
     ms_host_end_job(host->files, MS_ABORT_TIMEOUT, (int32_t)missing, text);
 }
 
+/* The peer may have come long ago, where this rank cannot hear it: then the fault is here. */
+static bool is_own_fault(const ms_wait *wait, uint64_t waited_ns)
+{
+    char call[256], text[512];
+    ms_host *host = wait->host;
+    const char *hangs = wait->helper ? wait->helper->hangs(wait->helper) : NULL;
+    if (!hangs) return false;
+    ms_ledger_slot mine;
+    ms_ledger_write(host, wait->args, &mine);
+    snprintf(text, sizeof text, "rank %u: %s has not returned, and so %s did not end in %.1f s",
+             host->rank, hangs, ms_flight_describe(&mine.call, call, sizeof call),
+             (double)waited_ns / 1e9);
+    ms_host_end_job(host->files, MS_ABORT_TIMEOUT, (int32_t)host->rank, text);
+    return true;
+}
+
 /* Sleeps and looks around in turns. The time limit begins anew when the missing rank makes
  * progress. Each look may end the job (hopeless, standstill, death), which the next turn of the
  * loop then sees. */
@@ -78,7 +94,7 @@ static bool sleep_until_reached(ms_wait *wait)
             progress = moved;
         }
         if (now - since >= limit) {
-            if (!wait->kind->reached(wait))
+            if (!wait->kind->reached(wait) && !is_own_fault(wait, now - since))
                 ms_host_give_up(host, wait->args, missing, progress, now - since);
             since = now;
             continue;

@@ -264,6 +264,8 @@ static ms_status take(ms_context *context, uint32_t rank, uint32_t ranks, ms_fil
                                 .socket = socket,
                                 .rank = rank };
     ms_context_init(&mirror->context, context->os);
+    mirror->context.log = context->log;
+    mirror->context.log_user = context->log_user;
     ms_host_files_of(made)->mirror = &mirror->mirror;
     *out = made;
     return MS_OK;

@@ -146,9 +146,10 @@ ms_lane *ms_lane_for(ms_hosts *hosts, const ms_comm_args *args)
     if (lane) return lane;
     lane = zeros(os, 1, sizeof *lane);
     if (!lane) return NULL;
-    lane->post = (ms_post){ .helper = { .turn = turn, .due_ns = UINT64_MAX },
-                            .hosts = hosts,
-                            .tag = (int32_t)(group->id * MS_CHANNELS + args->channel) };
+    lane->post =
+        (ms_post){ .helper = { .turn = turn, .hangs = ms_post_hangs, .due_ns = UINT64_MAX },
+                   .hosts = hosts,
+                   .tag = (int32_t)(group->id * MS_CHANNELS + args->channel) };
     lane->at = group->topology;
     for (uint32_t m = 0; m < group->size; m++)
         if (!lane->at->is_here[m]

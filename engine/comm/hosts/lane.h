@@ -84,6 +84,8 @@ void ms_post_delayed(ms_post *post);
 bool ms_parcel_ended(ms_post *post, ms_parcel *parcel);
 /* Waits until all messages of the batch have ended, and empties it; false: the job has ended. */
 bool ms_post_await(ms_post *post, ms_batch *batch);
+/* A helper's `hangs`, of a post. */
+const char *ms_post_hangs(ms_helper *helper);
 /* The next parcel of a batch, which has room. */
 ms_parcel *ms_batch_next(ms_batch *batch);
 

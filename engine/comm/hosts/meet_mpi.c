@@ -54,6 +54,13 @@ static ms_status await(ms_mpi_meeting *meeting, ms_mpi_message **of)
         ms_futex_wait(&meeting->news, seen, meeting->base.limit_ns - now);
     }
     *of = NULL;
+    const char *call = ms_mpi_hangs(meeting->mpi);
+    if (call)
+        return ms_fail(context, MS_ERROR_TIMEOUT,
+                       "%s of %s did not return on rank %u, which so has not met the others in "
+                       "%.0f s",
+                       call, meeting->base.place->mpi, meeting->base.place->rank,
+                       (double)meeting->base.options->init_ns / 1e9);
     return ms_fail(context, MS_ERROR_TIMEOUT,
                    "rank %u has not come to the meeting of the ranks in %.0f s", message->peer,
                    (double)meeting->base.options->init_ns / 1e9);

@@ -72,6 +72,7 @@ ms_task_result ms_hosts_pair_run(ms_run *run, ms_hosts *hosts, const ms_comm_arg
     ms_host *host = hosts->local.host;
     ms_hosts_pair *pair = &hosts->pairs[args->kind == MS_RECV];
     pair->post.helper.turn = turn;
+    pair->post.helper.hangs = ms_post_hangs;
     pair->post.hosts = hosts;
     pair->post.args = args;
     pair->post.helper.due_ns = UINT64_MAX;

@@ -70,6 +70,11 @@ void ms_post_delayed(ms_post *post)
 
 /* ----------------------------------------------------------------- awaiting */
 
+const char *ms_post_hangs(ms_helper *helper)
+{
+    return ms_mpi_hangs(((ms_post *)(void *)helper)->hosts->mpi);
+}
+
 /* A message that fails ends the job: what it carried is lost. */
 static void fail(ms_post *post, const ms_parcel *parcel)
 {

@@ -8,6 +8,7 @@
 #define SLEEP_NS 200000u
 #define LOOKS 16 /* before it yields: Open MPI looks at its sockets in every eighth call only */
 #define STOP_NS 1000000000u
+#define HANGS_NS 100000000u /* no call of ours takes as long, where MPI lives */
 
 /* How far the thread is with the calls that block. */
 typedef enum stage { BEGINNING, RUNNING, REFUSED, CLOSED } stage;
@@ -197,6 +198,13 @@ static bool await_end_of(ms_mpi *mpi, stage left, uint64_t most_ns)
     return true;
 }
 
+/* The call that runs, or the one that was expected. */
+static const char *call_of(const ms_mpi *mpi, const char *expected)
+{
+    const char *call = atomic_load_explicit(&mpi->world.call, memory_order_relaxed);
+    return call ? call : expected;
+}
+
 /* Why MPI did not begin. */
 static ms_status refusal(ms_context *context, const ms_mpi *mpi)
 {
@@ -235,9 +243,9 @@ ms_status ms_mpi_open(ms_context *context, const ms_mpi_module *module,
     if (!await_end_of(mpi, BEGINNING, options->timeout_ns))
         return ms_fail(
             context, MS_ERROR_TIMEOUT,
-            "MPI_Init_thread of %s did not return in %g s: see that all processes of the "
-            "job were started, and that the hosts reach each other",
-            module->name, (double)options->timeout_ns * 1e-9);
+            "%s of %s did not return in %g s: see that all processes of the job were started, and "
+            "that the hosts reach each other",
+            call_of(mpi, "MPI_Init_thread"), module->name, (double)options->timeout_ns * 1e-9);
     if (atomic_load(&mpi->stage) == RUNNING) {
         *out = mpi;
         return MS_OK;
@@ -258,6 +266,19 @@ void ms_mpi_post(ms_mpi *mpi, ms_mpi_message *message)
     while (!atomic_compare_exchange_weak_explicit(&mpi->posted, &before, message,
                                                   memory_order_release, memory_order_relaxed));
     ms_bell_ring(&mpi->bell);
+}
+
+const char *ms_mpi_hangs(ms_mpi *mpi)
+{
+    const ms_os *os = mpi->os;
+    ms_mpi_world *world = &mpi->world;
+    uint64_t before = atomic_load_explicit(&world->returned, memory_order_relaxed),
+             limit = os->monotonic_ns(os->user) + HANGS_NS;
+    ms_word never = 0;
+    for (uint64_t now; (now = os->monotonic_ns(os->user)) < limit;)
+        ms_futex_wait(&never, 0, limit - now);
+    if (atomic_load_explicit(&world->returned, memory_order_relaxed) != before) return NULL;
+    return atomic_load_explicit(&world->call, memory_order_relaxed);
 }
 
 void ms_mpi_give_up(ms_mpi *mpi)
@@ -281,9 +302,9 @@ ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi)
     uint64_t most_ns = mpi->options.ending_ns ? mpi->options.ending_ns : mpi->options.timeout_ns;
     if (!await_end_of(mpi, RUNNING, most_ns))
         return ms_fail(context, MS_ERROR_TIMEOUT,
-                       "MPI_Finalize of %s did not return in %g s: some process of the job has not "
-                       "come to its end",
-                       mpi->module->name, (double)most_ns * 1e-9);
+                       "%s of %s did not return in %g s: some process of the job has not come to "
+                       "its end",
+                       call_of(mpi, "MPI_Finalize"), mpi->module->name, (double)most_ns * 1e-9);
     mpi->os->thread_join(mpi->os->user, mpi->thread);
     ms_status status = *mpi->why ? ms_fail(context, MS_ERROR_IO, "MPI_Finalize of %s: %s",
                                            mpi->module->name, mpi->why)

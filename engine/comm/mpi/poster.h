@@ -57,6 +57,9 @@ static inline ms_mpi_state ms_mpi_look(ms_mpi_message *message)
 {
     return (ms_mpi_state)atomic_load(&message->state);
 }
+/* The call of MPI that does not return while this waits, 100 ms; NULL: they do. For who has waited
+ * for a message in vain. */
+const char *ms_mpi_hangs(ms_mpi *mpi);
 /* The job has ended: nothing more is posted, and nothing waits for MPI again. */
 void ms_mpi_give_up(ms_mpi *mpi);
 /* After it was given up: whether the thread has come back from MPI, waiting at most 1 s. Then

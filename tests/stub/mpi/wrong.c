@@ -1,8 +1,9 @@
 /* wrong.c: between the engine's module and an MPI, by the MPI's own interface for profilers: the
  * calls of one process go wrong as MOONSHARD_WRONG_MPI says. "hang:Isend:1": those of rank 1 never
- * return; "hang:Testsome:1:1000": from the thousandth on; "level:single": MPI gives all
+ * return; "hang:Testsome:1:/FILE": once there is this file; "level:single": MPI gives all
  * processes a lower thread level than it was asked for. */
 #include <mpi.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,23 +16,19 @@ static const char *rank_of_launcher(void)
     return rank ? rank : "";
 }
 
-/* The call of this rank from which on it hangs; 0: none. */
-static long hangs_from(const char *call)
+/* Whether the calls of this rank hang now. */
+static bool hangs(const char *call)
 {
     char wanted[64];
     const char *text = getenv("MOONSHARD_WRONG_MPI");
     int length = snprintf(wanted, sizeof wanted, "hang:%s:%s", call, rank_of_launcher());
-    if (!text || strncmp(text, wanted, (size_t)length) != 0) return 0;
-    if (!text[length]) return 1;
-    return text[length] == ':' ? atol(text + length + 1) : 0;
+    if (!text || strncmp(text, wanted, (size_t)length) != 0) return false;
+    return !text[length] || (text[length] == ':' && access(text + length + 1, F_OK) == 0);
 }
 
-/* All calls are the thread's that the engine has for MPI. */
 static void may_hang(const char *call)
 {
-    static long calls;
-    long from = hangs_from(call);
-    while (from && ++calls >= from) pause();
+    while (hangs(call)) pause();
 }
 
 int MPI_Init_thread(int *count, char ***arguments, int wanted, int *given)

@@ -16,14 +16,28 @@ typedef struct ms_mpi_state {
     /* A host program may have initialized MPI itself. Then it also finalizes it, and its threads
      * call MPI beside the engine's one. */
     int initialized_by_others;
+    ms_mpi_world *found;
 } ms_mpi_state;
+
+/* A call of MPI, which others may see to hang. */
+#define CALL(state, name, ...)                                                                  \
+    returned(state, (atomic_store_explicit(&(state)->found->call, #name, memory_order_relaxed), \
+                     name(__VA_ARGS__)))
+
+static int returned(const ms_mpi_state *state, int code)
+{
+    ms_mpi_world *found = state->found;
+    atomic_store_explicit(&found->call, NULL, memory_order_relaxed);
+    atomic_fetch_add_explicit(&found->returned, 1, memory_order_relaxed);
+    return code;
+}
 
 static int initialize(ms_mpi_state *state, int *level)
 {
     int code = MPI_Initialized(&state->initialized_by_others);
     if (code) return code;
     if (state->initialized_by_others) return MPI_Query_thread(level);
-    return MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, level);
+    return CALL(state, MPI_Init_thread, NULL, NULL, MPI_THREAD_FUNNELED, level);
 }
 
 static void name_library(ms_mpi_world *found)
@@ -41,6 +55,7 @@ static void name_library(ms_mpi_world *found)
 static int begin(void *memory, ms_mpi_world *found)
 {
     ms_mpi_state *state = memory;
+    state->found = found;
     int level = MPI_THREAD_SINGLE, rank = 0, size = 0;
     for (uint32_t i = 0; i < MS_MPI_REQUESTS; i++) state->requests[i] = MPI_REQUEST_NULL;
     int code = initialize(state, &level);
@@ -48,10 +63,10 @@ static int begin(void *memory, ms_mpi_world *found)
     name_library(found);
     found->too_few_threads =
         level < (state->initialized_by_others ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED);
-    code = MPI_Comm_dup(MPI_COMM_WORLD, &state->world);
+    code = CALL(state, MPI_Comm_dup, MPI_COMM_WORLD, &state->world);
     if (!code) code = MPI_Comm_set_errhandler(state->world, MPI_ERRORS_RETURN);
-    if (!code) code = MPI_Comm_rank(state->world, &rank);
-    if (!code) code = MPI_Comm_size(state->world, &size);
+    if (!code) code = CALL(state, MPI_Comm_rank, state->world, &rank);
+    if (!code) code = CALL(state, MPI_Comm_size, state->world, &size);
     found->rank = (uint32_t)rank;
     found->size = (uint32_t)size;
     return code;
@@ -67,13 +82,15 @@ static int send(void *memory, uint32_t request, const void *data, size_t bytes, 
                 int tag)
 {
     ms_mpi_state *state = memory;
-    return MPI_Isend(data, (int)bytes, MPI_BYTE, (int)to, tag, state->world, use(state, request));
+    return CALL(state, MPI_Isend, data, (int)bytes, MPI_BYTE, (int)to, tag, state->world,
+                use(state, request));
 }
 
 static int receive(void *memory, uint32_t request, void *data, size_t bytes, uint32_t from, int tag)
 {
     ms_mpi_state *state = memory;
-    return MPI_Irecv(data, (int)bytes, MPI_BYTE, (int)from, tag, state->world, use(state, request));
+    return CALL(state, MPI_Irecv, data, (int)bytes, MPI_BYTE, (int)from, tag, state->world,
+                use(state, request));
 }
 
 /* MPI sets a request that has ended to MPI_REQUEST_NULL. */
@@ -89,8 +106,8 @@ static int done(void *memory, ms_mpi_done *list, uint32_t *count)
     ms_mpi_state *state = memory;
     int ended = 0;
     *count = 0;
-    int code =
-        MPI_Testsome((int)state->highest, state->requests, &ended, state->indices, state->statuses);
+    int code = CALL(state, MPI_Testsome, (int)state->highest, state->requests, &ended,
+                    state->indices, state->statuses);
     bool has_codes = false;
     if (code) {
         int class = 0;
@@ -112,8 +129,8 @@ static int done(void *memory, ms_mpi_done *list, uint32_t *count)
 static int end(void *memory)
 {
     ms_mpi_state *state = memory;
-    int code = MPI_Comm_free(&state->world);
-    if (!code && !state->initialized_by_others) code = MPI_Finalize();
+    int code = CALL(state, MPI_Comm_free, &state->world);
+    if (!code && !state->initialized_by_others) code = CALL(state, MPI_Finalize);
     return code;
 }
 

@@ -16,12 +16,13 @@
 #ifndef MOONSHARD_COMM_MPI_MODULE_H
 #define MOONSHARD_COMM_MPI_MODULE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* A module that was compiled with another version is refused. */
-#define MS_MPI_MODULE_VERSION 1
+#define MS_MPI_MODULE_VERSION 2
 #define MS_MPI_MODULE_SYMBOL "moonshard_mpi_module"
 
 /* More than all calls of a rank can have under way (comm/hosts/lane.h). Otherwise messages of one
@@ -30,13 +31,16 @@
 #define MS_MPI_BYTES_MAX ((size_t)1 << 30)
 #define MS_MPI_TAG_MAX 32767 /* what every MPI allows */
 
-/* What `begin` finds. */
+/* What `begin` finds, and what the module says of itself as long as its state lives. */
 typedef struct ms_mpi_world {
     uint32_t rank, size;
     /* The thread level that MPI gives is below MPI_THREAD_FUNNELED (below MPI_THREAD_MULTIPLE where
      * the host program initialized MPI): the world must not be used. */
     bool too_few_threads;
     char library[256]; /* as the MPI names itself, the first line */
+    /* The call of MPI that runs, such as "MPI_Isend", NULL: none; how many have returned. */
+    _Atomic(const char *) call;
+    atomic_uint_fast64_t returned;
 } ms_mpi_world;
 
 /* A message that has been sent or has arrived. */

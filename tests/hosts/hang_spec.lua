@@ -1,0 +1,80 @@
+-- MPI that hangs in any of its calls, on one rank: all processes end, and an error names the call.
+-- Under one MPI, under all in the full suite. ctest: serial
+local hosts = require "hosts"
+local command = require "command"
+local core = require "moonshard.core"
+
+local SECONDS = 10 -- that processes wait for each other
+
+local folder
+
+setup(function()
+  folder = command.folder()
+  command.write(folder .. "/recipe.lua", [[
+    local ms = require "moonshard"
+    local o = ms.config { file = "" }
+    for step = 1, 400 do
+      ms.world():all_reduce(ms.ones { 300 }):value():to_table()
+      if step == 200 and ms.rank() == 0 and o.file ~= "" then
+        assert(io.open(o.file, "w")):close()
+      end
+    end
+    io.write("trained\n")
+  ]])
+end)
+teardown(function() command.remove(folder) end)
+
+-- So many processes spin at once that keepers may be late: no host counts as lost.
+-- Which rank hangs in which call; when: in the steps, at the end, otherwise at the beginning.
+local cases = {
+  { call = "Init_thread", rank = 1 }, { call = "Comm_dup", rank = 1 },
+  { call = "Comm_rank", rank = 2 }, { call = "Comm_size", rank = 0 },
+  { call = "Isend", rank = 1 }, { call = "Irecv", rank = 3 }, { call = "Testsome", rank = 2 },
+  { call = "Isend", rank = 0, when = "steps" }, { call = "Irecv", rank = 2, when = "steps" },
+  { call = "Testsome", rank = 3, when = "steps" }, { call = "Finalize", rank = 1, when = "end" },
+}
+
+local function start(mpi, number, case)
+  local steps, file = case.when == "steps", ("%s/%s-%d"):format(folder, mpi, number)
+  return hosts.mpirun(mpi, "hosta:2,hostb:2", ("env MOONSHARD_MPI=wrong_%s \z
+    MOONSHARD_WRONG_MPI=hang:%s:%d%s '%s' run --lost 60 --init-timeout %d \z
+    --timeout %d '%s/recipe.lua' %s")
+    :format(mpi, case.call, case.rank, steps and ":" .. file or "", command.program, SECONDS,
+      case.when == "end" and 300 or SECONDS, folder, steps and "file=" .. file or ""))
+end
+
+for i, mpi in ipairs(hosts.mpis()) do
+  if i > 1 and not command.full then break end
+  describe("when " .. mpi .. " hangs on a rank", function()
+    -- All at once, as each waits most of the time.
+    local running, begun = {}, nil
+    setup(function()
+      begun = core.clock_ms()
+      for number, case in ipairs(cases) do running[number] = start(mpi, number, case) end
+    end)
+    for number, case in ipairs(cases) do
+      it(("in MPI_%s%s, all ranks end"):format(case.call, case.when and ", " .. case.when or ""),
+        function()
+          local code, text = running[number].finish()
+          assert.truthy(text:find("MPI_" .. case.call, 1, true), text)
+          assert.equal(case.when == "end", text:find "trained" ~= nil, text)
+          assert.not_equal(124, code, text)
+          if case.when == "steps" then
+            assert.truthy(text:find(("rank %d: MPI_%s has not returned, and so all_reduce #%%d+")
+              :format(case.rank, case.call)), text)
+            assert.equal(6, code, text)
+          elseif not case.when then
+            assert.not_equal(0, code, text)
+          end
+        end)
+    end
+    it("nothing is left, soon after the time that ranks wait for each other", function()
+      -- MPI_Finalize has 10 s.
+      while #hosts.processes() > 0 do
+        assert(core.clock_ms() - begun < 1e3 * (2 * SECONDS + 20), "processes are left")
+        os.execute "sleep 0.05"
+      end
+    end)
+  end)
+end
+if #hosts.mpis() == 0 then pending "an MPI that hangs: this build has no MPI" end
