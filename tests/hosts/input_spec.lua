@@ -105,6 +105,16 @@ for _, mpi in ipairs(hosts.mpis()) do
       assert.same({}, hosts.processes())
     end)
 
+    it("run beside each other on the same hosts", function()
+      local jobs = {}
+      for i = 1, 3 do jobs[i] = start(mpi, { line = "%s run RECIPE" }) end
+      for i = 1, 3 do
+        local code, text = jobs[i].finish()
+        assert.equal(0, code, text)
+        assert.equal(4, count(text, "trained"), text)
+      end
+    end)
+
     it("are told once where ranks share cores", function()
       local code, text = start(mpi, { line = "%s run RECIPE", where = "hosta:1,hostb:17" }).finish()
       assert.equal(0, code, text)
