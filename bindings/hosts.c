@@ -42,6 +42,30 @@ static int launched(lua_State *L)
     return 1;
 }
 
+/* core.hosts_list(text) -> { { name =, ranks = }, ... } of what `--hosts` was given: a list, or the
+ * name of a file; or nil, message. */
+static int list_hosts(lua_State *L)
+{
+    ms_host_list list = { .count = 0 };
+    ms_context *context = &ms_lua_runtime(L)->context;
+    if (ms_host_list_read(context, luaL_checkstring(L, 1), &list)) {
+        lua_pushnil(L);
+        lua_pushstring(L, context->error.message);
+        return 2;
+    }
+    lua_createtable(L, (int)list.count, 0);
+    for (uint32_t i = 0; i < list.count; i++) {
+        lua_createtable(L, 0, 2);
+        lua_pushstring(L, list.hosts[i].name);
+        lua_setfield(L, -2, "name");
+        lua_pushinteger(L, list.hosts[i].ranks);
+        lua_setfield(L, -2, "ranks");
+        lua_rawseti(L, -2, i + 1);
+    }
+    ms_host_list_free(context, &list);
+    return 1;
+}
+
 /* core.hosts_modules() -> the MPIs that have a module, as "openmpi, mpich"; false: none has. */
 static int modules(lua_State *L)
 {
@@ -348,9 +372,12 @@ static int push_program(lua_State *L)
 /* What lua/moonshard/mpi.lua and lua/moonshard/cli/{hosts,start}.lua use. */
 void ms_open_hosts(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = {
-        { "hosts_launched", launched },    { "hosts_join", join }, { "hosts_modules", modules },
-        { "hosts_program", push_program }, { "hosts_quit", quit }, { NULL, NULL }
-    };
+    static const luaL_Reg functions[] = { { "hosts_launched", launched },
+                                          { "hosts_join", join },
+                                          { "hosts_list", list_hosts },
+                                          { "hosts_modules", modules },
+                                          { "hosts_program", push_program },
+                                          { "hosts_quit", quit },
+                                          { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
 }
