@@ -132,6 +132,16 @@ describe("run --hosts", function()
       assert.truthy(text:find "rank 2 %(pid %d+%) on host hostb [^\n]* at step %d+", text)
     end)
 
+    it("returns the code of a rank that calls os.exit, by " .. mpi, function()
+      local recipe = command.write(folder .. "/exits.lua", [[
+        local ms = require "moonshard"
+        if ms.rank() == 2 then os.exit(9) end
+        ms.world():barrier()]])
+      local code, text = finish(start(mpi, "hosta:2,hostb:2", "'" .. recipe .. "'"))
+      assert.equal(9, code, text)
+      assert.truthy(text:find("because rank 2: the recipe called os.exit(9)", 1, true), text)
+    end)
+
     it("returns 2 when a host cannot be reached, by " .. mpi, function()
       local code, text = finish(start(mpi, "hosta,hostx", ddp))
       assert.equal(2, code, text)

@@ -155,7 +155,8 @@ local function settle_at_exit()
 end
 
 -- Replaces os.exit in a rank: it first tells the other ranks that this rank has left, and whether
--- that was an error.
+-- that was an error. A thread cannot end the process, and a rank of several hosts ends with its
+-- keeper and MPI: there the recipe ends by an error that carries the code.
 local function leave_at_exit(process)
   local exit = os.exit
   -- luacheck: push ignore 122
@@ -163,7 +164,7 @@ local function leave_at_exit(process)
     if not process.rank then exit(code, close) end
     local number = math.tointeger(code) or (code == false and 1 or 0)
     local message = ("the recipe called os.exit(%d)"):format(number)
-    if process.is_thread then
+    if process.is_thread or process.hosts then
       require "moonshard.launch".exit(number, number ~= 0 and message or nil)
     end
     require "moonshard.core".comm_leave(number ~= 0 and message or nil)
