@@ -186,6 +186,13 @@ static void look_for_suspicions(ms_keeper *keeper)
 
 /* ---------------------------------------------------------------------- both */
 
+void ms_keeper_propose(ms_keeper *keeper)
+{
+    ms_lock_take(&keeper->deciding);
+    look_for_cause(keeper);
+    ms_lock_give(&keeper->deciding);
+}
+
 void ms_keeper_look(ms_keeper *keeper)
 {
     ms_lock_take(&keeper->deciding);

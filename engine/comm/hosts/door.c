@@ -54,8 +54,10 @@ static void hear(void *argument)
         }
         size_t data = (size_t)bytes - sizeof told.offset;
         if (bytes > (int64_t)sizeof told.offset && told.offset < keeper->control->control_bytes
-            && data <= keeper->control->control_bytes - told.offset)
+            && data <= keeper->control->control_bytes - told.offset) {
+            ms_keeper_propose(keeper);
             ms_keeper_tell(keeper, told.offset, told.data, data);
+        }
     }
 }
 

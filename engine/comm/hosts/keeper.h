@@ -159,6 +159,9 @@ void ms_copy_words(void *to, const void *from, size_t bytes);
 
 /* ------------------------------------------------------------------- agree.c */
 
+/* If this host has a cause of the job's end, the first keeper hears of it before anything that is
+ * told from now on: others would take a rank that has failed for one that has left. */
+void ms_keeper_propose(ms_keeper *keeper);
 /* What has happened on this host that others must know or decide about. */
 void ms_keeper_look(ms_keeper *keeper);
 /* Frames of another host; false: the frame makes no sense. */

@@ -73,6 +73,7 @@ void ms_keeper_show(ms_keeper *keeper, bool all)
         if (memcmp(copy, before, SHOWN_TO - SHOWN_FROM) == 0) continue;
         if (!all && !is_urgent(shown, &now)) continue;
         memcpy(before, copy, SHOWN_TO - SHOWN_FROM);
+        ms_keeper_propose(keeper);
         tell_part(keeper, (char *)line + SHOWN_FROM, copy, SHOWN_TO - SHOWN_FROM);
     }
 }
