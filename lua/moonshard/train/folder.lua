@@ -3,6 +3,7 @@ local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
 local history = require "moonshard.train.history"
+local shared = require "moonshard.train.shared"
 local store = require "moonshard.checkpoint.store"
 
 local folder = {}
@@ -134,6 +135,8 @@ function folder.open(self)
   self.run, search, path = choose_together(self)
   self.start = 0
   if core.is_sim() and not launch.checking then return end
+  local problem = shared.problem(self.run)
+  if problem then launch.exit(3, problem) end
   launch.run = self.run
   core.comm_folder(self.run)
   if search then path = find(search) end

@@ -1,0 +1,58 @@
+-- Whether a run's folder is the same on all hosts: its checkpoints are written and read there by
+-- ranks of all of them.
+local core = require "moonshard.core"
+local pieces = require "moonshard.checkpoint.pieces"
+
+local shared = {}
+
+-- How long a host may take to see what another has written.
+local PATIENCE_MS <const> = 3000
+
+-- No host has looked for this name before, so that none remembers that there is no such file.
+local function new_name(run)
+  local token = core.hash(("%s %d %.3f"):format({}, os.time(), core.clock_ms()))
+  return ("%s/.tmp-hosts-%016x"):format(run, token)
+end
+
+local function appears(path)
+  local start = core.clock_ms()
+  while not core.exists(path) do
+    if core.clock_ms() - start > PATIENCE_MS then return false end
+  end
+  return true
+end
+
+local function host_name()
+  local file = io.open "/proc/sys/kernel/hostname"    -- its size is 0: core.file_read reads nothing
+  local text = file and file:read "l"
+  if file then file:close() end
+  return text or "?"
+end
+
+--- A message, the same on all ranks, if one does not see in this folder what rank 0 writes there;
+--- nil if all do, or are on one host. All ranks call it.
+---@param run string
+---@return string?
+function shared.problem(run)
+  local world, path, message = core.world(), "", nil
+  if core.is_sim() or #world:_hosts() == 1 then return end
+  if core.rank() == 0 then
+    path = new_name(run)
+    local _, why = core.file_write(path, "")
+    message = why
+  end
+  path = world:_share_text(path, 0, "folder")
+  local host = world:_share_text(host_name(), 0, "folder")
+  message = pieces.agree(message)
+  if message then return message end
+  if not appears(path) then
+    message = ("folder '%s' of this run is not the same on all hosts: host %s does not see what \z
+      rank 0 on host %s wrote there; choose a folder that all hosts share")
+      :format(run, host_name(), host)
+  end
+  message = pieces.agree(message)
+  if core.rank() == 0 then core.remove(path) end
+  return message
+end
+
+return shared
