@@ -41,6 +41,10 @@ function shared.problem(run)
     local _, why = core.file_write(path, "")
     message = why
   end
+  -- Also if the job ends meanwhile: another rank may know the message first.
+  local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
+    if core.rank() == 0 then core.remove(path) end
+  end })
   path = world:_share_text(path, 0, "folder")
   local host = world:_share_text(host_name(), 0, "folder")
   message = pieces.agree(message)
@@ -50,9 +54,7 @@ function shared.problem(run)
       rank 0 on host %s wrote there; choose a folder that all hosts share")
       :format(run, host_name(), host)
   end
-  message = pieces.agree(message)
-  if core.rank() == 0 then core.remove(path) end
-  return message
+  return pieces.agree(message)
 end
 
 return shared
