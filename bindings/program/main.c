@@ -15,6 +15,7 @@
 #include "moonshard/moonshard_lua.h"
 
 #define MS_REPORT_NS ((uint64_t)8 * 1000000000) /* the most that a rank waits to be reported */
+#define MS_CODE_NS ((uint64_t)1000000000)       /* and for the code of the rank that has failed */
 
 /* Requests to stop. Handlers only count; the loop of training looks at the end of a step. A second
  * request ends the process at once, unless it is a rank: the supervisor, which gets the same
@@ -301,10 +302,10 @@ static int run(lua_State *L)
 }
 
 /* A rank of a job over several hosts ends. After the job's end it waits until the report is
- * written, since launchers clean up when the first process has ended. Then it ends at once: MPI may
- * never come back, and must not be asked to. Where a process that waits for the job hears its code
- * from the keeper, ranks that end in order end with 0: of another code launchers print a page, and
- * some kill the other ranks. */
+ * written, since launchers clean up when the first process has ended. All ranks end with one code.
+ * Then it ends at once: MPI may never come back, and must not be asked to. Where a process that
+ * waits for the job hears its code from the keeper, ranks that end in order end with 0: of another
+ * code launchers print a page, and some kill the other ranks. */
 static _Noreturn void leave_hosts(ms_rendezvous *job, uint32_t rank, int code)
 {
     ms_abort_record cause;
@@ -312,8 +313,10 @@ static _Noreturn void leave_hosts(ms_rendezvous *job, uint32_t rank, int code)
     ms_hosts_set_code(job, rank, code);
     signal(SIGTERM, SIG_IGN);
     bool ended = ms_rendezvous_cause(job, &cause);
-    if (ended) ms_hosts_await_report(job, MS_REPORT_NS);
-    else ms_rendezvous_release(job);
+    if (ended) {
+        ms_hosts_await_report(job, MS_REPORT_NS);
+        code = ms_hosts_code(job, rank, code, MS_CODE_NS);
+    } else ms_rendezvous_release(job);
     fflush(NULL);
     _exit(!ended && getenv(MS_STARTER_VARIABLE) ? 0 : code);
 }

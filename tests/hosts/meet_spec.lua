@@ -86,6 +86,17 @@ describe("ranks of several hosts that meet without MPI", function()
     assert.falsy(texts[1]:find "enough", texts[1])
   end)
 
+  it("end with the code of the rank that has failed", function()
+    command.write(folder .. "/exits.lua", [[
+      local ms = require "moonshard"
+      if ms.rank() == 3 then os.exit(9) end
+      ms.world():barrier()]])
+    local codes, texts = start(function(rank)
+      return table.concat({ torchrun(rank), TOKEN, nccl }, " ")
+    end, "--port 29500 exits.lua")
+    for rank = 0, 3 do assert.equal(9, codes[rank], texts[rank]) end
+  end)
+
   it("compare their recipes", function()
     command.write(folder .. "/a.lua", "print 'a'")
     command.write(folder .. "/b.lua", "print 'b'")

@@ -170,8 +170,26 @@ void ms_keeper_close_starter(ms_keeper *keeper)
 
 void ms_hosts_set_code(ms_rendezvous *rendezvous, uint32_t rank, int code)
 {
-    ms_control_file *control = ms_host_files_of(rendezvous)->control;
-    atomic_store(&control->lines[rank].code, ((uint32_t)code & 0xff) + 1);
+    ms_host_files *files = ms_host_files_of(rendezvous);
+    ms_word *word = &files->control->lines[rank].code;
+    atomic_store(word, ((uint32_t)code & 0xff) + 1);
+    if (files->mirror) files->mirror->tell(files->mirror, word, sizeof *word);
+}
+
+/* A copy is stored without a wake, so the word is read every few ms. */
+int ms_hosts_code(ms_rendezvous *rendezvous, uint32_t rank, int code, uint64_t timeout_ns)
+{
+    const ms_os *os = rendezvous->os;
+    const ms_host_files *files = ms_host_files_of(rendezvous);
+    uint64_t limit = os->monotonic_ns(os->user) + timeout_ns;
+    ms_abort_record cause;
+    if (!ms_rendezvous_cause(rendezvous, &cause) || cause.reason != MS_ABORT_RAISED) return code;
+    if (cause.error.rank < 0 || (uint32_t)cause.error.rank == rank) return code;
+    ms_word *word = &files->control->lines[cause.error.rank].code;
+    while (!atomic_load(word) && os->monotonic_ns(os->user) < limit && !ms_death_of_keeper(files))
+        ms_futex_wait_shared(word, 0, MS_LOOK_NS);
+    uint32_t told = atomic_load(word);
+    return told > 1 ? (int)told - 1 : code;
 }
 
 int ms_keeper_code(const ms_keeper *keeper, uint32_t rank)

@@ -90,6 +90,9 @@ MS_API void ms_keeper_close(ms_keeper *keeper);
 MS_API void ms_hosts_await_others(ms_rendezvous *rendezvous);
 /* A rank is about to end its process with this code, 0 to 255. */
 MS_API void ms_hosts_set_code(ms_rendezvous *rendezvous, uint32_t rank, int code);
+/* The code with which this rank's process is to end, where `code` is its own: if another rank has
+ * ended the job with an error, that rank's, once it has said so, at most so long after. */
+MS_API int ms_hosts_code(ms_rendezvous *rendezvous, uint32_t rank, int code, uint64_t timeout_ns);
 
 /* For a process that has been forked to become a keeper if it is needed: waits at its end of a pair
  * of sockets (descriptor) for the rank that forked it to say so, opens the keeper, answers, and
