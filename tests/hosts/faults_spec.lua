@@ -98,6 +98,7 @@ for i, mpi in ipairs(hosts.mpis()) do
       assert.not_equal(0, code)
       reports(text, ("rank %d %%(pid %d%%) on host %s"):format(victim.rank, victim.process,
         victim.host), "all_reduce #", "at step")
+      assert.falsy(text:find("before its first collective", 1, true), text)
     end)
 
     for _, host in ipairs { "hosta", "hostb" } do

@@ -132,6 +132,7 @@ static bool handle(ms_peer *peer, const ms_frame_head *head, void *body)
                                      write + 1, bytes);
         return true;
     }
+    case MS_FRAME_SHOWN: atomic_store(&peer->shown, 1); return true;
     /* The first keeper answers, so that the other knows that all of its frames were read. */
     case MS_FRAME_BYE:
         if (keeper->host == 0) ms_keeper_send(keeper, head->host, MS_FRAME_BYE, NULL, 0);

@@ -9,6 +9,8 @@
 #define MS_HELLO_SILENCE_NS ((uint64_t)5 * 1000000000)
 #define MS_LOOK_NS ((uint64_t)5 * 1000000) /* how often a wait for other hosts looks */
 #define MS_BEAT_MOST_NS ((uint64_t)1000000000)
+/* For what the ranks of other hosts have left, before a report is written. */
+#define MS_SHOW_NS ((uint64_t)2 * 1000000000)
 /* What a keeper waits for the others after its own ranks have ended. */
 #define MS_GOODBYE_NS ((uint64_t)5 * 1000000000)
 
@@ -369,9 +371,27 @@ bool ms_keeper_reports(const ms_keeper *keeper)
     return keeper->host == 0 || atomic_load(&keeper->orphaned);
 }
 
+/* Whether all others have told what their ranks have left, or cannot any more. */
+static bool all_shown(ms_keeper *keeper)
+{
+    for (uint32_t h = 1; h < keeper->hosts; h++)
+        if (!atomic_load(&keeper->peers[h].shown) && !atomic_load(&keeper->peers[h].gone))
+            return false;
+    return true;
+}
+
+/* Without the end of the job there is no report, and other hosts may still work. */
 void ms_keeper_show_end(ms_keeper *keeper)
 {
-    if (keeper->hosts > 1) ms_keeper_show_flights(keeper);
+    if (keeper->hosts == 1) return;
+    ms_keeper_show_flights(keeper);
+    if (keeper->host) {
+        ms_keeper_send(keeper, 0, MS_FRAME_SHOWN, NULL, 0);
+        return;
+    }
+    uint64_t limit = ms_keeper_now(keeper) + MS_SHOW_NS;
+    while (ms_host_ended(keeper->control) && !all_shown(keeper) && ms_keeper_now(keeper) < limit)
+        pause_for(MS_LOOK_NS);
 }
 
 /* Ranks of this host see the word, those of others its copy. */

@@ -29,7 +29,8 @@ typedef struct ms_peer {
     uint32_t host;
     ms_file *socket;
     ms_lock sending;
-    ms_word gone; /* it has said goodbye, or is lost */
+    ms_word gone;  /* it has said goodbye, or is lost */
+    ms_word shown; /* after the job's end: what its ranks have left has come */
     ms_os_thread *thread;
 } ms_peer;
 

@@ -68,7 +68,8 @@ MS_API uint32_t ms_keeper_hosts(const ms_keeper *keeper);
 MS_API uint32_t ms_keeper_host(const ms_keeper *keeper);
 /* Whether this keeper reports the end of the job: the first one does, and one that has lost it. */
 MS_API bool ms_keeper_reports(const ms_keeper *keeper);
-/* After the end of the job: tells the other hosts what a report needs. */
+/* After the end of the job: tells the other hosts what a report needs. The first keeper waits a
+ * moment for what they tell. */
 MS_API void ms_keeper_show_end(ms_keeper *keeper);
 /* A keeper that reports has done so, or had nothing to report: ranks that wait for it may end.
  * await: a rank or another keeper waits for that, at most so long. */
