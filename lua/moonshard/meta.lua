@@ -539,9 +539,9 @@
 --- Makes a group of each part. All ranks of this group call it with the same list. Returns the
 --- group of this rank's part; nil if it is in no part.
 ---@field split fun(self, parts: integer[][]): ms.Group?   parts: ranks of this group
---- Two groups: the block of `size` consecutive ranks that has this rank (unless given: the ranks of
---- its host, of which hosts may have different numbers), and the ranks that have this rank's position
---- in their blocks.
+--- Two groups: this rank's block, and the ranks that have its position in their blocks. A block is
+--- `size` consecutive ranks, or the ranks of one host unless size is given. Hosts may then have
+--- different numbers of ranks.
 ---@field levels fun(self, size?: integer): ms.Group, ms.Group
 --- Reduces t over all ranks, in place. Value: t. op: "sum" unless given.
 ---@field all_reduce fun(self, t: ms.Tensor, op?: ms.Op): ms.Future

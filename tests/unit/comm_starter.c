@@ -90,7 +90,7 @@ static ms_abort_record await_cause(const pair *of)
     return cause;
 }
 
-/* To the port that the variable names; -1: nobody listens there. */
+/* To the port that the variable names; -1: no process listens there. */
 static int connect_to(const pair *of)
 {
     struct sockaddr_in at = { .sin_family = AF_INET,

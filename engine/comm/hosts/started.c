@@ -79,7 +79,7 @@ static bool hear(void *user, const ms_frame_head *head, const void *body)
     }
 }
 
-/* Nobody waits for this job any more, and nobody could stop it. */
+/* The process that started the job has ended: the job ends, since no other can stop it. */
 static void lose(ms_keeper *keeper, int error)
 {
     char text[256];

@@ -77,8 +77,9 @@ void ms_sum_add_here(const ms_sum *r, const ms_span *s, uint64_t half);
 /* The sums of all hosts, in their order, to numbers of the tensor or to what travels. */
 void ms_sum_add_hosts(const ms_sum *r, const ms_span *s, uint64_t half, uint8_t result,
                       char *const *outputs, uint32_t output_count);
-/* All members of this host have come to the next phase. Where they read and write tensors only,
- * nobody waits: entering and leaving are enough. False: the job has ended. */
+/* Waits until all members of this host have come to the next phase. needed false: the call returns
+ * at once, since the members share no memory but tensors, for which entering and leaving the call
+ * are enough. False: the job has ended. */
 bool ms_sum_barrier(ms_sum *r, bool needed);
 
 /* ------------------------------------------------------------------ parts.c */

@@ -1,7 +1,9 @@
-/* wrong.c: between the engine's module and an MPI, by the MPI's own interface for profilers: the
- * calls of one process go wrong as MOONSHARD_WRONG_MPI says. "hang:Isend:1": those of rank 1 never
- * return; "hang:Testsome:1:/FILE": once there is this file; "level:single": MPI gives all
- * processes a lower thread level than it was asked for. */
+/* wrong.c: a real MPI whose calls go wrong as MOONSHARD_WRONG_MPI says.
+ * It replaces functions of the MPI, and calls the real ones by the MPI's
+ * interface for profilers (PMPI). The values:
+ * - hang:Isend:1: MPI_Isend does not return on rank 1.
+ * - hang:Testsome:1:/FILE: the same of MPI_Testsome, as soon as this file exists.
+ * - level:single: all processes get a lower thread level than they ask for. */
 #include <mpi.h>
 #include <stdbool.h>
 #include <stdio.h>
