@@ -1,9 +1,11 @@
-/* status.c: names of statuses, the error record, the log. */
+/* status.c: the version, names of statuses, the error record, the log. */
 #include "moonshard/base.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+
+const char *ms_version(void) { return MS_VERSION; }
 
 /* The names from "not_found" on are part of the Lua API: scripts compare the third result of a
  * failed call with them. */

@@ -6,6 +6,8 @@ local command = require "command"
 local folder
 local two = "hosta:2,hostb:2"
 local program = "'" .. command.program .. "'"
+local version = require "moonshard".version
+local other_program
 
 setup(function()
   folder = command.folder()
@@ -15,6 +17,7 @@ setup(function()
     ms.world():all_reduce(ms.ones { 3 })
     io.write("trained\n")
   ]])
+  other_program = command.other_version(folder)
 end)
 teardown(function() command.remove(folder) end)
 
@@ -31,12 +34,12 @@ local cases = {
     line = ([[sh -c '[ %s != 3 ] || export OMPI_COMM_WORLD_RANK=1; exec "$0" run RECIPE' %%s]])
       :format(rank),
     says = "rank 3 on host hostb: mpirun of Open MPI says rank 1 of 4, and openmpi says rank 3" },
-  { what = "the module of the other MPI", line = "env MOONSHARD_MPI=OTHER %s run RECIPE",
+  { what = "the module of the other MPI", line = "env MOONSHARD_MPI=OTHER_MPI %s run RECIPE",
     says = "counts 4 processes, but [^\n]* finds only this one" },
   { what = "a module that is not there", line = "env MOONSHARD_MPI=none %s run RECIPE",
     says = "host host[ab]: cannot load MPI: [^\n]*libmoonshard_mpi_none", one_per_host = true },
   { what = "an MPI without threads",
-    line = "env MOONSHARD_MPI=wrong_OWN MOONSHARD_WRONG_MPI=level:single %s run RECIPE",
+    line = "env MOONSHARD_MPI=wrong_THIS MOONSHARD_WRONG_MPI=level:single %s run RECIPE",
     says = "it has less than MPI_THREAD_FUNNELED" },
   { what = "-n", line = "%s run -n 4 RECIPE", says = "%-n 4 beside mpirun" },
   { what = "--thread-ranks", line = "%s run --thread-ranks RECIPE",
@@ -52,6 +55,11 @@ local cases = {
     says = "port 5100 of host hosta is in use" },
   { what = "options that differ", line = ([[sh -c 'exec "$0" run RECIPE x=%s' %%s]]):format(rank),
     says = "rank 0 on host hosta: x=0\n  rank 1 on host hosta: x=1" },
+  { what = "another version on one host",
+    line = ([[sh -c '[ %s -lt 2 ] || set -- OTHER_VERSION
+      exec "${1-$0}" run RECIPE' %%s]]):format(rank),
+    says = "rank 2 on host hostb runs Moonshard [%d.]+, rank 0 on host hosta runs " .. version
+      .. ": install the same version on all hosts" },
   { what = "recipes that differ",
     line = [[sh -c 'mkdir -p /dev/shm/r; echo "-- $(hostname)" >/dev/shm/r/r.lua
       cat RECIPE >>/dev/shm/r/r.lua; exec "$0" run /dev/shm/r/r.lua' %s]],
@@ -62,8 +70,10 @@ local cases = {
 }
 
 local function start(mpi, case)
-  local line = case.line:format(program):gsub("RECIPE", folder .. "/recipe.lua")
-    :gsub("OTHER", mpi == "mpich" and "openmpi" or "mpich"):gsub("OWN", mpi)
+  local line = case.line:format(program):gsub("%u[%u_]+", {
+    RECIPE = folder .. "/recipe.lua", OTHER_VERSION = other_program,
+    OTHER_MPI = mpi == "mpich" and "openmpi" or "mpich", THIS = mpi,
+  })
   return hosts.mpirun(mpi, case.where or two, line)
 end
 

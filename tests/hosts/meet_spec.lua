@@ -117,6 +117,29 @@ describe("ranks of several hosts that meet without MPI", function()
     assert.truthy(text:find("rank 2 on host hostb: recipe=b.lua", 1, true), text)
   end)
 
+  it("compare their versions", function()
+    command.write(folder .. "/a.lua", "print 'a'")
+    local other, version = command.other_version(folder)
+    local running, texts = {}, {}
+    for rank = 0, 3 do
+      running[rank] = hosts.start(rank < 2 and "hosta" or "hostb",
+        ("cd '%s' && %s %s %s '%s' run --port 29500 a.lua"):format(folder, torchrun(rank), TOKEN,
+          nccl, rank < 2 and command.program or other))
+    end
+    local begun = os.time()
+    for rank = 0, 3 do
+      local code, text = running[rank].finish()
+      assert.equal(2, code, text)
+      texts[#texts + 1] = text
+    end
+    assert(os.time() - begun <= 10, "they wait for ranks that cannot come")
+    local text = table.concat(texts)
+    local says = ("rank 2 on host hostb runs Moonshard %s, rank 0 on host hosta runs %s: \z
+      install the same version on all hosts"):format(version, require "moonshard".version)
+    assert.equal(1, select(2, text:gsub(says, "")), text)
+    assert.equal(1, select(2, text:gsub("moonshard: ", "")), text)
+  end)
+
   -- Each says in one line per host what is wrong, and what to do.
   local refused = {
     { "the token is missing", function(rank) return torchrun(rank) .. " " .. nccl end,

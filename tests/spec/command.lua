@@ -101,6 +101,22 @@ function command.start(folder, arguments, settings)
   return self
 end
 
+--- Installs the program of this build into a folder, with libraries that say another version.
+---@return string program
+---@return string version
+function command.other_version(folder)
+  local build, version = os.getenv "MOONSHARD_BUILD", require "moonshard".version
+  local other = version:sub(1, -2) .. (version:sub(-1) == "9" and "8" or "9")
+  assert(os.execute(("cd '%s' && mkdir '%s/other' && cp -a bin lib share '%s/other'")
+    :format(build, folder, folder)))
+  local name = ("%s/other/lib/libmoonshard.so.%s"):format(folder, version)
+  local library, count = command.read(name)
+    :gsub(("\0%s\0"):format(version:gsub("%.", "%%.")), ("\0%s\0"):format(other))
+  assert(count == 1, "the version is not in the library, or in several places")
+  command.write(name, library)
+  return folder .. "/other/bin/moonshard", other
+end
+
 --- metrics.jsonl as a list of objects.
 function command.metrics(run)
   local core, list = require "moonshard.core", {}

@@ -29,7 +29,7 @@ typedef struct ms_hello {
 static ms_hello hello_of(uint32_t ranks, uint32_t rank)
 {
     ms_hello hello = { .magic = MS_MEET_MAGIC, .ranks = ranks, .rank = rank };
-    snprintf(hello.version, sizeof hello.version, "%s", MS_VERSION);
+    snprintf(hello.version, sizeof hello.version, "%s", ms_version());
     return hello;
 }
 

@@ -1,8 +1,28 @@
-/* card.c: cards of ranks. */
+/* card.c: introductions and cards of ranks. */
 #include "comm/hosts/card.h"
 
 #include <stdio.h>
 #include <string.h>
+
+void ms_introduction_write(const ms_context *context, ms_introduction *out)
+{
+    ms_host_id host = { .name = "?" };
+    memset(out, 0, sizeof *out);
+    (void)context->os->host(context->os->user, &host);
+    snprintf(out->version, sizeof out->version, "%s", ms_version());
+    snprintf(out->host, sizeof out->host, "%s", host.name);
+}
+
+void ms_introduction_compare(const ms_introduction *own, ms_introduction *theirs, uint32_t rank,
+                             ms_reception *out)
+{
+    theirs->version[sizeof theirs->version - 1] = theirs->host[sizeof theirs->host - 1] = '\0';
+    if (strcmp(own->version, theirs->version) == 0) return;
+    snprintf(out->refusal, sizeof out->refusal,
+             "rank %u on host %s runs Moonshard %s, rank 0 on host %s runs %s: install the same "
+             "version on all hosts",
+             rank, theirs->host, theirs->version, own->host, own->version);
+}
 
 void ms_card_write(ms_context *context, const ms_hosts_options *options, ms_status found,
                    ms_card *out)
@@ -23,7 +43,6 @@ void ms_card_write(ms_context *context, const ms_hosts_options *options, ms_stat
     out->cores = machine.host_cores;
     out->failed = status;
     if (status) snprintf(out->why, sizeof out->why, "%s", context->error.message);
-    snprintf(out->version, sizeof out->version, "%s", MS_VERSION);
     snprintf(out->agree, sizeof out->agree, "%s", agree);
 }
 
@@ -31,7 +50,6 @@ void ms_card_check(ms_card *card)
 {
     card->why[sizeof card->why - 1] = card->agree[sizeof card->agree - 1] = '\0';
     card->host.name[sizeof card->host.name - 1] = '\0';
-    card->version[sizeof card->version - 1] = '\0';
 }
 
 /* The first line in which two lists of "name=value" differ; both are cut to that line. */
@@ -54,11 +72,6 @@ ms_status ms_card_compare(ms_context *context, const ms_card *own, const ms_card
                           uint32_t rank)
 {
     char mine[200], theirs[200];
-    if (strncmp(card->version, own->version, sizeof own->version) != 0)
-        return ms_fail(context, MS_ERROR_MISMATCH,
-                       "rank %u on host %s runs Moonshard %.15s, rank 0 on host %s runs %s: "
-                       "install the same version on all hosts",
-                       rank, card->host.name, card->version, own->host.name, own->version);
     if (card->failed)
         return ms_fail(context, (ms_status)card->failed, "rank %u on host %s: %.900s", rank,
                        card->host.name, card->why);

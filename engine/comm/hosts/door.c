@@ -66,7 +66,7 @@ static const char *refusal_of(const ms_keeper *keeper, const ms_door_body *hello
 {
     if (bytes != (int64_t)sizeof *hello || hello->magic != MS_DOOR_MAGIC)
         return "it is no rank of Moonshard";
-    if (strncmp(hello->version, MS_VERSION, sizeof hello->version) != 0)
+    if (strncmp(hello->version, ms_version(), sizeof hello->version) != 0)
         return "it is of another version of Moonshard";
     if (hello->ranks != keeper->ranks || hello->rank >= keeper->ranks
         || !ms_host_is_here(keeper->control, hello->rank))
@@ -85,7 +85,7 @@ static void receive_one(ms_keeper *keeper, ms_file *socket, uint32_t *arrived)
     int64_t bytes = os->socket_receive(os->user, socket, &hello, sizeof hello, MS_DOOR_SILENCE_NS,
                                        files, 0, &brought);
     const char *refusal = refusal_of(keeper, &hello, bytes);
-    snprintf(answer.version, sizeof answer.version, "%s", MS_VERSION);
+    snprintf(answer.version, sizeof answer.version, "%s", ms_version());
     if (refusal) {
         ms_log(keeper->context, MS_LOG_WARN, "a process at the keeper's door is refused: %s",
                refusal);
@@ -285,7 +285,7 @@ ms_status ms_hosts_enter(ms_context *context, const char *door, uint32_t rank, u
                            .ranks = ranks,
                            .process = os->process_id(os->user) },
                  answer = { .magic = 0 };
-    snprintf(hello.version, sizeof hello.version, "%s", MS_VERSION);
+    snprintf(hello.version, sizeof hello.version, "%s", ms_version());
     ms_status status = find_door(context, door, os->monotonic_ns(os->user) + timeout_ns, &socket);
     if (status) return status;
     int64_t bytes = os->socket_send(os->user, socket, &hello, sizeof hello, NULL, 0);

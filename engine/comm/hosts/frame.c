@@ -65,7 +65,6 @@ bool ms_frame_check_body(const ms_frame_head *head, void *body)
 {
     switch (head->kind) {
     case MS_FRAME_HELLO: ((ms_hello_body *)body)->version[15] = '\0'; return true;
-    case MS_FRAME_COMING: ((ms_coming_body *)body)->version[15] = '\0'; return true;
     case MS_FRAME_REFUSED: ((char *)body)[head->bytes - 1] = '\0'; return true;
     case MS_FRAME_CAUSE:
     case MS_FRAME_VERDICT: return check_record(body);

@@ -68,9 +68,9 @@ typedef struct ms_code_body {
     uint32_t code;
 } ms_code_body;
 
+/* Versions are compared when all have come: see ms_introduction. */
 typedef struct ms_coming_body {
     uint8_t token[MS_TOKEN_BYTES];
-    char version[16];
     uint32_t rank, ranks;
 } ms_coming_body;
 

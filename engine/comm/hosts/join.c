@@ -38,14 +38,17 @@ typedef struct ms_joining {
     ms_hosts_place *place;
     ms_meeting *meeting;
     ms_file *keeper;
+    ms_introduction introduction;
+    ms_reception reception;
     ms_card card;
     ms_plan plan;
     ms_way_in way;
     char heard; /* a message that says only that another was heard */
     ms_served served;
-    ms_host_id hosts[MS_LOCAL_RANKS_MAX]; /* rank 0's: of the hosts found so far */
-    uint32_t cores[MS_LOCAL_RANKS_MAX];   /* rank 0's, of each host */
-    ms_way_in ways[MS_LOCAL_RANKS_MAX];   /* rank 0's, of each host */
+    ms_introduction introductions[MS_LOCAL_RANKS_MAX]; /* rank 0's, of the others */
+    ms_host_id hosts[MS_LOCAL_RANKS_MAX];              /* rank 0's: of the hosts found so far */
+    uint32_t cores[MS_LOCAL_RANKS_MAX];                /* rank 0's, of each host */
+    ms_way_in ways[MS_LOCAL_RANKS_MAX];                /* rank 0's, of each host */
 } ms_joining;
 
 _Static_assert(sizeof(ms_card) <= MS_FRAME_BODY_MOST && sizeof(ms_plan) <= MS_FRAME_BODY_MOST,
@@ -213,6 +216,56 @@ static ms_status tell_all(ms_joining *joining, const void *memory, size_t bytes)
     return status;
 }
 
+/* Rank 0's message to all, which says whether it has failed (status): the first failure. */
+static ms_status publish(ms_joining *joining, ms_status status, const void *memory, size_t bytes)
+{
+    ms_error error = joining->context->error;
+    ms_status sent = tell_all(joining, memory, bytes);
+    if (!status) return sent;
+    joining->context->error = error;
+    share_failure(joining);
+    return status;
+}
+
+/* Hears all ranks, also after one of another version: each waits for the answer. */
+static ms_status receive_all(ms_joining *joining)
+{
+    ms_meeting *meeting = joining->meeting;
+    char *refusal = joining->reception.refusal;
+    ms_status status = MS_OK;
+    for (uint32_t r = 1; r < joining->place->ranks && !status; r++) {
+        ms_introduction *theirs = &joining->introductions[r];
+        status = meeting->receive(meeting, r, theirs, sizeof *theirs);
+        if (!status && !*refusal)
+            ms_introduction_compare(&joining->introduction, theirs, r, &joining->reception);
+    }
+    if (status) return status;
+    return *refusal ? ms_fail(joining->context, MS_ERROR_MISMATCH, "%s", refusal) : MS_OK;
+}
+
+/* Ranks of different versions find that out by messages that all versions have. */
+static ms_status introduce(ms_joining *joining)
+{
+    char why[MS_ERROR_MESSAGE_BYTES];
+    uint32_t failed;
+    ms_meeting *meeting = joining->meeting;
+    ms_introduction *own = &joining->introduction;
+    ms_reception *reception = &joining->reception;
+    ms_status status;
+    ms_introduction_write(joining->context, own);
+    if (joining->place->rank == 0) {
+        status = receive_all(joining);
+        write_failure(joining, status, &failed, why);
+        if (status) snprintf(reception->refusal, sizeof reception->refusal, "%.500s", why);
+        return publish(joining, status, reception, sizeof *reception);
+    }
+    status = meeting->send(meeting, 0, own, sizeof *own);
+    if (!status) status = meeting->receive(meeting, 0, reception, sizeof *reception);
+    if (status || !*reception->refusal) return status;
+    snprintf(why, sizeof why, "%.*s", (int)sizeof reception->refusal - 1, reception->refusal);
+    return hear_outcome(joining, MS_ERROR_MISMATCH, why);
+}
+
 /* Tells all ranks the plan, or why there is none; or hears it. */
 static ms_status share_plan(ms_joining *joining)
 {
@@ -226,12 +279,7 @@ static ms_status share_plan(ms_joining *joining)
     }
     status = make_plan(joining);
     write_failure(joining, status, &plan->failed, plan->why);
-    ms_error error = joining->context->error;
-    ms_status sent = tell_all(joining, plan, sizeof *plan);
-    if (!status) return sent;
-    joining->context->error = error;
-    share_failure(joining);
-    return status;
+    return publish(joining, status, plan, sizeof *plan);
 }
 
 static uint32_t first_rank_of(const ms_joining *joining, uint32_t host)
@@ -385,7 +433,8 @@ ms_status ms_hosts_join(ms_context *context, const ms_hosts_options *options, ms
     status = meet(joining);
     if (status) return status;
     ms_card_write(context, options, joining->meeting->wrong, &joining->card);
-    status = share_plan(joining);
+    status = introduce(joining);
+    if (!status) status = share_plan(joining);
     if (!status) status = find_way_in(joining);
     if (!status) status = enter(joining);
     if (!status) ms_release(context, joining);

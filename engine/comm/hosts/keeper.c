@@ -134,7 +134,7 @@ int64_t ms_keeper_process(const ms_keeper *keeper, uint32_t rank)
 /* Why this visitor is not admitted, or NULL. Without the token it learns nothing. */
 static const char *refusal_of(const ms_keeper *keeper, const ms_hello_body *hello)
 {
-    if (strncmp(hello->version, MS_VERSION, sizeof hello->version) != 0
+    if (strncmp(hello->version, ms_version(), sizeof hello->version) != 0
         || hello->control_bytes != keeper->control->control_bytes)
         return "this host has another version of Moonshard: install the same one on all hosts";
     if (hello->hosts != keeper->hosts || hello->ranks != keeper->ranks || hello->host == 0
@@ -262,7 +262,7 @@ static ms_status say_hello(ms_keeper *keeper)
                                   .host = (uint16_t)keeper->host,
                                   .bytes = sizeof hello.body };
     memcpy(hello.body.token, keeper->token, MS_TOKEN_BYTES);
-    snprintf(hello.body.version, sizeof hello.body.version, "%s", MS_VERSION);
+    snprintf(hello.body.version, sizeof hello.body.version, "%s", ms_version());
     hello.body.host = keeper->host;
     hello.body.hosts = keeper->hosts;
     hello.body.ranks = keeper->ranks;

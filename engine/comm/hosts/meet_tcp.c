@@ -108,8 +108,6 @@ static void end(ms_meeting *meeting, ms_host_files *files)
 static const char *refusal_of(ms_tcp_meeting *meeting, const ms_coming_body *coming)
 {
     const ms_hosts_place *place = meeting->base.place;
-    if (strncmp(coming->version, MS_VERSION, sizeof coming->version) != 0)
-        return "it has another version of Moonshard: install the same one on all hosts";
     if (coming->ranks != place->ranks || coming->rank == 0 || coming->rank >= place->ranks)
         return "its launcher counts other ranks than that of rank 0";
     return meeting->sockets[coming->rank] ? "its rank has come before" : NULL;
@@ -208,7 +206,6 @@ static ms_status come(ms_tcp_meeting *meeting)
     const ms_hosts_place *place = meeting->base.place;
     ms_coming_body coming = { .rank = place->rank, .ranks = place->ranks };
     memcpy(coming.token, meeting->token, MS_TOKEN_BYTES);
-    snprintf(coming.version, sizeof coming.version, "%s", MS_VERSION);
     ms_status status = reach(meeting);
     if (status) return status;
     int error =

@@ -42,9 +42,10 @@ static ms_status say_call(ms_keeper *keeper, const uint8_t token[MS_TOKEN_BYTES]
 {
     char body[MS_FRAME_BODY_MOST];
     ms_frame_head head;
-    ms_call_body call = { .version = MS_VERSION };
+    ms_call_body call = { .version = "" };
     ms_wire *wire = &keeper->starter;
     memcpy(call.token, token, MS_TOKEN_BYTES);
+    snprintf(call.version, sizeof call.version, "%s", ms_version());
     memcpy(call.host, keeper->control->host_names[0], sizeof call.host);
     int error = ms_wire_send(wire, MS_FRAME_CALL, &call, sizeof call);
     if (!error) error = ms_keeper_receive(wire->os, wire->socket, wire->lost_ns, &head, body);

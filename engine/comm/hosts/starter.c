@@ -36,7 +36,7 @@ static bool admit(ms_starter *starter, ms_file *socket)
     bool known =
         !error && head.kind == MS_FRAME_CALL && ms_token_is(body.call.token, starter->token);
     const char *refusal = known ? NULL : "it has not this job's token";
-    if (known && strncmp(body.call.version, MS_VERSION, sizeof body.call.version) != 0)
+    if (known && strncmp(body.call.version, ms_version(), sizeof body.call.version) != 0)
         refusal = "it has another version of Moonshard: install the same one on all hosts";
     if (refusal)
         ms_log(starter->context, MS_LOG_WARN, "a connection to port %u is closed: %s",

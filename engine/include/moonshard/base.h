@@ -26,6 +26,8 @@ extern "C" {
 #define MS_API __attribute__((visibility("default")))
 #define MS_PRINTF(string, first) __attribute__((format(printf, string, first)))
 #define MS_VERSION "0.1.0"
+/* That of the library that was loaded, which may not be that of this header. Static. */
+MS_API const char *ms_version(void);
 
 /* -------------------------------------------------------- status and errors */
 
