@@ -125,6 +125,20 @@ for _, mpi in ipairs(hosts.mpis()) do
       end
     end)
 
+    it("work, or end with one error, where several have the same port", function()
+      local jobs, worked = {}, 0
+      for i = 1, 3 do jobs[i] = start(mpi, { line = "%s run --port 5101 RECIPE" }) end
+      for i = 1, 3 do
+        local code, text = jobs[i].finish()
+        local works = count(text, "trained") == 4
+        worked = worked + (works and 1 or 0)
+        assert.equal(works, code == 0, text)
+        assert.equal(works and 0 or 1, count(text, "moonshard: "), text)
+        assert.equal(works and 0 or 1, count(text, "port 5101 of host hosta is in use"), text)
+      end
+      assert.is_true(worked >= 1)
+    end)
+
     it("are told once where ranks share cores", function()
       local code, text = start(mpi, { line = "%s run RECIPE", where = "hosta:1,hostb:17" }).finish()
       assert.equal(0, code, text)

@@ -167,6 +167,65 @@ describe("ranks of several hosts that meet without MPI", function()
     end)
   end
 
+  -- The texts of a host's ranks, of which one says what is wrong.
+  local function says_once(texts, first, what)
+    local text = texts[first] .. texts[first + 1]
+    assert.equal(1, select(2, text:gsub("moonshard: ", "")), text)
+    assert.equal(1, select(2, text:gsub(what, "")), text)
+  end
+
+  it("end with one error for each host where another job waits at the port", function()
+    command.write(folder .. "/a.lua", "print 'a'")
+    local waiting = hosts.start("hosta", ("cd '%s' && %s %s %s '%s' run \z
+      --port 29500 a.lua"):format(folder, torchrun(0), TOKEN, nccl, command.program))
+    repeat
+      local _, text = hosts.on("hosta", "ss -Hltn 'sport = 29500'")
+    until text:find "LISTEN"
+    local codes, texts = start(function(rank)
+      return table.concat({ torchrun(rank), TOKEN .. "0", nccl }, " ")
+    end, "--port 29500 a.lua")
+    waiting.stop()
+    waiting.finish()
+    for rank = 0, 3 do assert.equal(2, codes[rank], texts[rank]) end
+    says_once(texts, 0, "port 29500 of this host, where the ranks are to meet, cannot be used")
+    says_once(texts, 2, "port 29500 of host hosta [^\n]*another program has that port")
+  end)
+
+  -- A rank may have been turned away by the other job, and its own then waits for it.
+  it("train, or end with one error for each host at most, beside a job at the port", function()
+    command.write(folder .. "/a.lua", "print 'a'")
+    local running = {}
+    for i, launcher in ipairs { torchrun, srun } do
+      running[i] = {}
+      for rank = 0, 3 do
+        running[i][rank] = hosts.start(rank < 2 and "hosta" or "hostb", ("cd '%s' && %s %s%d %s \z
+          MOONSHARD_MASTER=hosta:29500 '%s' run --init-timeout 3 a.lua"):format(folder,
+          launcher(rank), TOKEN, i, nccl, command.program))
+      end
+    end
+    local trained = 0
+    for i = 1, 2 do
+      local codes, texts = {}, {}
+      for rank = 0, 3 do codes[rank], texts[rank] = running[i][rank].finish() end
+      for rank = 0, 3 do assert.equal(codes[0], codes[rank], texts[rank]) end
+      if codes[0] == 0 then
+        trained = trained + 1
+      else
+        assert.equal(2, codes[0])
+        local told = 0
+        for first = 0, 2, 2 do
+          local text = texts[first] .. texts[first + 1]
+          local count = select(2, text:gsub("moonshard: ", ""))
+          assert.equal(count, select(2, text:gsub("moonshard: [^\n]*port 29500 of", "")), text)
+          assert.is_true(count <= 1, text)
+          told = told + count
+        end
+        assert.is_true(told >= 1)
+      end
+    end
+    assert.is_true(trained >= 1)
+  end)
+
   it("keep a stranger out, who has another token", function()
     command.write(folder .. "/a.lua", "print 'a'")
     local codes, texts = start(function(rank)

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/hosts/card.h"
 #include "comm/hosts/keeper.h"
 #include "comm/hosts/meeting.h"
 
@@ -13,6 +14,7 @@
 #define MS_TOKEN_VARIABLE "MOONSHARD_TOKEN"
 #define MS_TOKEN_LEAST 8
 #define MS_COMING_SILENCE_NS ((uint64_t)5 * 1000000000)
+#define MS_HEARD_NS ((uint64_t)2000000000)
 #define MS_REACH_NS ((uint64_t)2 * 1000000000) /* for one attempt */
 #define MS_REACH_RETRY_NS ((uint64_t)50 * 1000000)
 
@@ -149,6 +151,29 @@ static ms_status fail_missing(const ms_tcp_meeting *meeting)
                    meeting->port, (double)meeting->base.options->init_ns / 1e9, missing);
 }
 
+/* Not all have come. Those that have are told why there will be no job, after this process has
+ * reported it: as rank 0's answer to their introductions (join.c). What they send is read, since a
+ * connection that is closed before loses what it was sent. */
+static void turn_away(ms_tcp_meeting *meeting)
+{
+    ms_meeting *base = &meeting->base;
+    ms_error error = base->context->error;
+    ms_introduction theirs;
+    ms_reception reception = { .refusal = "" };
+    bool hears[MS_LOCAL_RANKS_MAX] = { false };
+    char heard;
+    if (base->options->report) base->options->report(base->options->user, error.message);
+    if (base->options->report) base->place->is_told = true;
+    snprintf(reception.refusal, sizeof reception.refusal, "%.500s", error.message);
+    ms_meeting_set_limit(base, MS_HEARD_NS);
+    for (uint32_t r = 1; r < base->place->ranks; r++)
+        hears[r] = meeting->sockets[r] && !receive(base, r, &theirs, sizeof theirs)
+                   && !send(base, r, &reception, sizeof reception);
+    for (uint32_t r = 1; r < base->place->ranks; r++)
+        if (hears[r] && !receive(base, r, &heard, 1)) (void)send(base, r, &heard, 1);
+    base->context->error = error;
+}
+
 /* All come to the port; then it is closed, so that the first keeper may have it. */
 static ms_status await_all(ms_tcp_meeting *meeting)
 {
@@ -174,6 +199,7 @@ static ms_status await_all(ms_tcp_meeting *meeting)
         else if (!error) os->close(os->user, socket);
     }
     os->close(os->user, listener);
+    if (status) turn_away(meeting);
     return status;
 }
 
@@ -217,6 +243,12 @@ static ms_status come(ms_tcp_meeting *meeting)
     if (!error && meeting->head.kind == MS_FRAME_REFUSED)
         return ms_fail(context, MS_ERROR_ARGUMENT, "rank %u is refused by rank 0: %s", place->rank,
                        meeting->body.bytes);
+    if (error == -ETIMEDOUT)
+        return ms_fail(context, MS_ERROR_TIMEOUT,
+                       "port %u of host %s has not answered rank %u in %.0f s: another program has "
+                       "that port",
+                       meeting->port, meeting->master, place->rank,
+                       (double)meeting->base.options->init_ns / 1e9);
     return ms_fail(context, MS_ERROR_ABORTED,
                    "port %u of host %s has closed the connection of rank %u: its " MS_TOKEN_VARIABLE
                    " is another one, or another program has that port",
