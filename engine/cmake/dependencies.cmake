@@ -22,6 +22,8 @@ endfunction()
 ms_require(MS_JANSSON jansson libjansson-dev)
 ms_require(MS_ZLIB zlib zlib1g-dev)
 ms_require(MS_XXHASH libxxhash libxxhash-dev)
+ms_require(MS_PCRE2 libpcre2-8 libpcre2-dev)
+ms_require(MS_UTF8PROC libutf8proc libutf8proc-dev)
 
 # Lua's pkg-config module has another name on every system.
 pkg_search_module(MS_LUA QUIET IMPORTED_TARGET GLOBAL lua5.4>=5.4 lua-5.4>=5.4 lua54>=5.4 lua>=5.4)

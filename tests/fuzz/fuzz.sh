@@ -21,6 +21,6 @@ engine=build/release/lib/libmoonshard
 products=$(ldd $engine.so | awk '/dnnl|blas/ { print $3 }')
 clang -std=c17 -D_GNU_SOURCE -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
     -Iengine/include -Iengine -o "$build/$target.run" "tests/fuzz/$target.c" $sources \
-    $engine.a $products -pthread -ldl -lm -lz -lxxhash
+    $engine.a $products -pthread -ldl -lm -lz -lxxhash -ljansson -lpcre2-8 -lutf8proc
 cd "$build"
 exec "$build/$target.run" "$@" "$build/$target" "$root/tests/fuzz/seeds/$target"

@@ -20,6 +20,8 @@ local OUTSIDE = {
   { header = "^mpi%.h$", place = "/mpi/" }, { header = "^nccl%.h$", place = "/nccl/" },
   { header = "dnnl[%w_]*%.h$", place = "^engine/tensor/cpu/" },
   { header = "^cblas%.h$", place = "^engine/tensor/cpu/" },
+  { header = "^pcre2%.h$", place = "^engine/text/" },
+  { header = "^utf8proc%.h$", place = "^engine/text/" },
 }
 
 -- Calls that belong to the table ms_os, and calls with which a library would take over its host.

@@ -3,16 +3,18 @@
 
 local ranks = {}
 
--- A layer may use itself and the layers with lower numbers. io stands beside comm. "moonshard" is
--- the header that includes the whole engine, "program" is the command line, bindings/program/.
+-- A layer may use itself and the layers with lower numbers. io stands beside comm, and text beside
+-- optim. "moonshard" is the header that includes the whole engine, "program" is the command line,
+-- bindings/program/.
 ranks.of = {
-  base = 1, exec = 2, tensor = 3, grad = 4, comm = 5, io = 5, optim = 6, hook = 7, ddp = 8,
-  fsdp = 9, moonshard = 10, bindings = 11, program = 12,
+  base = 1, exec = 2, tensor = 3, grad = 4, comm = 5, io = 5, text = 6, optim = 6, hook = 7,
+  ddp = 8, fsdp = 9, moonshard = 10, bindings = 11, program = 12,
 }
 
 -- Installed headers that are not named after their layer.
 local HEADER_LAYER = {
   ops = "tensor", control = "comm", hosts = "comm", cpu_task = "exec", moonshard_lua = "bindings",
+  tokenizer = "text",
 }
 
 -- The layer of a source file, or of a header as an #include names it.

@@ -9,6 +9,7 @@
 #include "moonshard/grad.h"
 #include "moonshard/control.h"
 #include "moonshard/comm.h"
+#include "moonshard/tokenizer.h"
 #include "moonshard/optim.h"
 #include "moonshard/hook.h"
 #include "moonshard/ddp.h"

@@ -1,0 +1,290 @@
+/* load.c: which files a tokenizer is read from, and what they are. */
+#include <stdio.h>
+
+#include "io/path.h"
+#include "text/build.h"
+#include "text/formats.h"
+#include "text/json.h"
+
+/* A tokenizer that is being loaded. path: the file that is being read, for messages. */
+typedef struct loading {
+    ms_context *context;
+    char *path;
+    ms_tokenizer_options options;
+    ms_tokenizer *tokenizer;
+} loading;
+
+/* -------------------------------------------------------------------- formats */
+
+/* Whether the text begins with a token in base64, a space and a rank. */
+static bool is_ranks(ms_span data)
+{
+    const uint8_t *at = data.at;
+    while (at < data.end && *at != ' ' && *at != '\n') {
+        bool digit = (*at >= 'A' && *at <= 'Z') || (*at >= 'a' && *at <= 'z')
+                     || (*at >= '0' && *at <= '9') || *at == '+' || *at == '/' || *at == '=';
+        if (!digit) return false;
+        at++;
+    }
+    bool base64 = at > data.at && (at - data.at) % 4 == 0 && at + 1 < data.end && *at == ' ';
+    return base64 && at[1] >= '0' && at[1] <= '9';
+}
+
+/* A SentencePiece model begins with its first piece: field 1, which is a message. */
+ms_text_format ms_format_of(ms_span data)
+{
+    const uint8_t *at = data.at;
+    size_t bytes = ms_span_bytes(data);
+    if (bytes >= 2 && at[0] == 0x0a && at[1] != '{' && at[1] != '\n' && at[1] >= 2)
+        if (bytes >= 3 && at[2] == 0x0a) return MS_FORMAT_SENTENCEPIECE;
+    while (at < data.end && (*at == ' ' || *at == '\t' || *at == '\n' || *at == '\r')) at++;
+    if (at < data.end && *at == '{') return MS_FORMAT_JSON;
+    if (is_ranks(data)) return MS_FORMAT_RANKS;
+    if (bytes >= 8 && memcmp(data.at, "#version", 8) == 0) return MS_FORMAT_MERGES;
+    /* Old lists of merges have no version: two tokens with one space, and nothing else. */
+    const uint8_t *end = bytes ? memchr(data.at, '\n', bytes) : NULL;
+    ms_span line = { .at = data.at, .end = end ? end : data.end };
+    const uint8_t *space = bytes ? memchr(line.at, ' ', ms_span_bytes(line)) : NULL;
+    bool two = space && space > line.at && space + 1 < line.end
+               && memchr(space + 1, ' ', (size_t)(line.end - space - 1)) == NULL;
+    return two && ms_utf8_valid_end(line.at, line.end) == line.end ? MS_FORMAT_MERGES
+                                                                   : MS_FORMAT_UNKNOWN;
+}
+
+/* ---------------------------------------------------------------------- files */
+
+/* The file's bytes; `data` is to be released. */
+static ms_status read_file(loading *all, void **data, ms_span *out)
+{
+    size_t bytes = 0;
+    ms_status status =
+        ms_file_read_all(all->context, all->path, MS_TOKENIZER_FILE_MAX, data, &bytes);
+    if (status) return status;
+    *out = (ms_span){ .at = *data, .end = (const uint8_t *)*data + bytes };
+    return MS_OK;
+}
+
+static bool exists(loading *all, const char *path)
+{
+    const ms_os *os = all->context->os;
+    ms_file_info info;
+    return os->info(os->user, path, &info) == 0 && !info.is_directory;
+}
+
+/* Goes on with another file of the same folder. */
+static ms_status turn_to(loading *all, const char *name)
+{
+    const char *slash = strrchr(all->path, '/');
+    size_t bytes = slash ? (size_t)(slash + 1 - all->path) : 0;
+    char *path = NULL;
+    ms_status status =
+        ms_allocate(all->context, bytes + strlen(name) + 1, "a path", (void **)&path);
+    if (status) return status;
+    memcpy(path, all->path, bytes);
+    memcpy(path + bytes, name, strlen(name) + 1);
+    ms_release(all->context, all->path);
+    all->path = path;
+    return MS_OK;
+}
+
+/* The name that belongs to one of GPT-2's two files, as it is named by its two publishers. */
+static const char *partner_of(const char *path)
+{
+    static const char *const pairs[][2] = { { "vocab.json", "merges.txt" },
+                                            { "encoder.json", "vocab.bpe" } };
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    for (size_t i = 0; i < 2; i++) {
+        if (strcmp(name, pairs[i][0]) == 0) return pairs[i][1];
+        if (strcmp(name, pairs[i][1]) == 0) return pairs[i][0];
+    }
+    return NULL;
+}
+
+/* ----------------------------------------------------------------- two files */
+
+static ms_status read_vocabulary(loading *all, const json_t *root)
+{
+    ms_model *model = &all->tokenizer->model;
+    const char *name;
+    size_t bytes;
+    json_t *value;
+    model->by_bytes = true;
+    json_object_keylen_foreach((json_t *)(uintptr_t)root, name, bytes, value)
+    {
+        const uint8_t *at = (const uint8_t *)name;
+        json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
+        if (id < 0 || id > MS_TOKEN_ID_MAX)
+            return ms_fail(all->context, MS_ERROR_CORRUPT,
+                           "it is neither a tokenizer.json, which has a \"model\", nor a "
+                           "vocabulary: '%.60s' has no id from 0 to %u",
+                           name, MS_TOKEN_ID_MAX);
+        ms_status status = ms_build_named(all->context, model, (uint32_t)id,
+                                          (ms_span){ .at = at, .end = at + bytes });
+        if (status) return status;
+    }
+    return MS_OK;
+}
+
+/* The vocabulary was read; all->path is its file. */
+static ms_status read_merges(loading *all)
+{
+    const char *partner = partner_of(all->path);
+    void *data = NULL;
+    ms_span text = { 0 };
+    if (partner == NULL)
+        return ms_fail(all->context, MS_ERROR_ARGUMENT,
+                       "it is a vocabulary, whose merges are in another file: name the files "
+                       "vocab.json and merges.txt, or encoder.json and vocab.bpe");
+    ms_status status = turn_to(all, partner);
+    if (!status) status = read_file(all, &data, &text);
+    if (!status) status = ms_format_merges(all->context, text, all->tokenizer, &all->options);
+    ms_release(all->context, data);
+    return status;
+}
+
+/* ------------------------------------------------------------------- one file */
+
+/* Files that say themselves what the options are for. */
+static ms_status refuse_options(const loading *all)
+{
+    if (all->options.pattern == NULL && all->options.special == NULL) return MS_OK;
+    return ms_fail(all->context, MS_ERROR_ARGUMENT,
+                   "it says itself where text is cut, and has its own special tokens: `pattern` "
+                   "and `special` are for tiktoken's ranks and for vocab.json");
+}
+
+static ms_status read_json(loading *all, ms_span text)
+{
+    json_t *root = NULL;
+    ms_status status = ms_json_parse(all->context, text.at, ms_span_bytes(text), &root);
+    if (status) return status;
+    if (json_is_object(json_object_get(root, "model"))) {
+        status = refuse_options(all);
+        if (!status) status = ms_json_tokenizer(all->context, root, all->tokenizer);
+    } else {
+        status = read_vocabulary(all, root);
+        if (!status) status = read_merges(all);
+    }
+    json_decref(root);
+    return status;
+}
+
+static ms_status read_content(loading *all, ms_span text)
+{
+    const char *partner = partner_of(all->path);
+    ms_status status = MS_OK;
+    switch (ms_format_of(text)) {
+    case MS_FORMAT_JSON: return read_json(all, text);
+    case MS_FORMAT_RANKS: return ms_format_ranks(all->context, text, all->tokenizer, &all->options);
+    case MS_FORMAT_SENTENCEPIECE:
+        status = refuse_options(all);
+        return status ? status : ms_format_sentencepiece(all->context, text, all->tokenizer);
+    case MS_FORMAT_MERGES:
+        if (partner == NULL || strstr(partner, ".json") == NULL) break;
+        return ms_fail(all->context, MS_ERROR_ARGUMENT,
+                       "it is a list of merges: load the vocabulary beside it, %s", partner);
+    default: break;
+    }
+    return ms_fail(all->context, MS_ERROR_CORRUPT,
+                   "it is no tokenizer.json, vocab.json, SentencePiece model or file of "
+                   "tiktoken's ranks");
+}
+
+static ms_status read_one(loading *all)
+{
+    void *data = NULL;
+    ms_span text = { 0 };
+    ms_status status = read_file(all, &data, &text);
+    if (!status) status = read_content(all, text);
+    ms_release(all->context, data);
+    return status;
+}
+
+/* --------------------------------------------------------------------- folder */
+
+/* "<s>", or { "content": "<s>" }. A name that is no token's is passed over: the file may belong to
+ * a model that has more. */
+static void name_end(const json_t *root, const char *key, const ms_tokenizer *tokenizer,
+                     uint32_t *id)
+{
+    const json_t *value = json_object_get(root, key);
+    if (json_is_object(value)) value = json_object_get(value, "content");
+    if (!json_is_string(value)) return;
+    uint32_t found =
+        ms_tokenizer_find(tokenizer, json_string_value(value), json_string_length(value));
+    if (found != MS_NO_TOKEN) *id = found;
+}
+
+/* The ends of a text, which tokenizer.json does not name. */
+static ms_status read_config(loading *all)
+{
+    json_t *root = NULL;
+    void *data = NULL;
+    ms_span text = { 0 };
+    ms_status status = turn_to(all, "tokenizer_config.json");
+    if (status || !exists(all, all->path)) return status;
+    status = read_file(all, &data, &text);
+    if (!status) status = ms_json_parse(all->context, text.at, ms_span_bytes(text), &root);
+    ms_release(all->context, data);
+    if (status) return status;
+    name_end(root, "bos_token", all->tokenizer, &all->tokenizer->bos);
+    name_end(root, "eos_token", all->tokenizer, &all->tokenizer->eos);
+    json_decref(root);
+    return MS_OK;
+}
+
+/* The first of the known files that is there. all->path is the folder. */
+static ms_status read_folder(loading *all)
+{
+    static const char *const names[] = { "tokenizer.json", "tokenizer.model", "vocab.json",
+                                         "encoder.json" };
+    char *base = NULL;
+    ms_status status = ms_path_join(all->context, all->path, "", &base);
+    if (status) return status;
+    ms_release(all->context, all->path);
+    all->path = base;
+    for (size_t i = 0; !status && i < sizeof names / sizeof *names; i++) {
+        status = turn_to(all, names[i]);
+        if (status || !exists(all, all->path)) continue;
+        status = read_one(all);
+        return status ? status : read_config(all);
+    }
+    if (!status) status = turn_to(all, "");
+    return status ? status
+                  : ms_fail(all->context, MS_ERROR_NOT_FOUND,
+                            "it has no tokenizer.json, tokenizer.model, vocab.json or "
+                            "encoder.json");
+}
+
+/* Puts the file in front of a message that does not name it. */
+static ms_status name_file(loading *all, ms_status status)
+{
+    char message[MS_ERROR_MESSAGE_BYTES];
+    if (status == MS_OK || all->path == NULL || strstr(all->context->error.message, all->path))
+        return status;
+    snprintf(message, sizeof message, "%s", all->context->error.message);
+    return ms_fail(all->context, status, "'%s': %s", all->path, message);
+}
+
+ms_status ms_tokenizer_load(ms_context *context, const char *path,
+                            const ms_tokenizer_options *options, ms_tokenizer **out)
+{
+    loading all = { .context = context };
+    ms_file_info info;
+    if (options) all.options = *options;
+    int error = context->os->info(context->os->user, path, &info);
+    if (error) return ms_fail_os(context, error, "cannot open", path);
+    ms_status status = ms_text_join(context, path, "", &all.path);
+    if (!status) status = ms_tokenizer_new(context, &all.tokenizer);
+    if (!status) status = info.is_directory ? read_folder(&all) : read_one(&all);
+    status = name_file(&all, status);
+    ms_release(context, all.path);
+    if (status) {
+        ms_tokenizer_release(all.tokenizer);
+        return status;
+    }
+    ms_added_seal(&all.tokenizer->raw);
+    ms_added_seal(&all.tokenizer->normalized);
+    *out = all.tokenizer;
+    return MS_OK;
+}
