@@ -304,7 +304,7 @@ static int to_tokens(lua_State *L)
 /* Element i of an integer dtype. The dtype is an integer one other than bool; the caller has
  * checked it. Unlike a cast on the device, this needs no second tensor for the text of a few
  * tokens. */
-static int64_t token_at(ms_dtype dtype, const void *data, size_t i)
+int64_t ms_lua_token_at(ms_dtype dtype, const void *data, size_t i)
 {
     switch (dtype) {
     case MS_I64: return ((const int64_t *)data)[i];
@@ -330,7 +330,7 @@ static int to_text(lua_State *L)
     luaL_Buffer buffer;
     char *text = luaL_buffinitsize(L, &buffer, count);
     for (size_t i = 0; i < count; i++) {
-        int64_t token = token_at(dtype, data, i);
+        int64_t token = ms_lua_token_at(dtype, data, i);
         /* The buffer is on the stack, so an error leaks nothing. */
         if (token < 0 || token > 255)
             return ms_lua_error(L, "to_text: token %lld is not a byte", (long long)token);

@@ -17,5 +17,7 @@ const char **ms_lua_string_list(lua_State *L, int index, uint32_t *count, const 
 void **ms_lua_box(lua_State *L, const char *type);
 /* The pointer in that userdata; raises if the type is another, or it was closed. */
 void *ms_lua_unbox(lua_State *L, int index, const char *type);
+/* Element i of data of an integer dtype other than bool. */
+int64_t ms_lua_token_at(ms_dtype dtype, const void *data, size_t i);
 
 #endif

@@ -271,6 +271,7 @@ void ms_open_io(lua_State *L, int runtime);
 void ms_open_json(lua_State *L, int runtime);
 void ms_open_safetensors(lua_State *L, int runtime);
 void ms_open_dataset(lua_State *L, int runtime);
+void ms_open_tokenizer(lua_State *L, int runtime);
 void ms_open_checkpoint(lua_State *L, int runtime);
 /* Registers functions with the runtime as their upvalue in the table on top. */
 void ms_lua_register(lua_State *L, int runtime, const luaL_Reg *functions);

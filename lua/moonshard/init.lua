@@ -102,7 +102,7 @@ local parts = {
   nn = "moonshard.nn", optim = "moonshard.optim", hooks = "moonshard.hooks",
   data = "moonshard.data", checkpoint = "moonshard.checkpoint",
   safetensors = "moonshard.safetensors", trace = "moonshard.trace",
-  scripts = "moonshard.scripts",
+  scripts = "moonshard.scripts", tokenizer = "moonshard.tokenizer",
 }
 local names = {
   config = "moonshard.config", steps = "moonshard.steps", step = "moonshard.steps",

@@ -47,6 +47,8 @@ describe("the annotations", function()
   assert(core.make_directory(folder))
   assert(core.file_write(folder .. "/text", ("some text to read "):rep(20)))
   local set = assert(ms.data.bytes(folder .. "/text"))
+  local tokenizer = assert(ms.tokenizer.load((os.getenv "MOONSHARD_SOURCE" or ".")
+    .. "/tests/golden/tokenizers/gpt2"))
   local layer = ms.nn.Linear(2, 2)
   local bucket
   local ddp = ms.ddp(ms.nn.Linear(2, 2), { comm_hook = function(b, next)
@@ -59,6 +61,8 @@ describe("the annotations", function()
     ms = ms, ["ms.nn"] = ms.nn, ["ms.optim"] = ms.optim, ["ms.data"] = ms.data,
     ["ms.checkpoint"] = ms.checkpoint,
     ["ms.safetensors"] = ms.safetensors, ["ms.trace"] = ms.trace, ["ms.scripts"] = ms.scripts,
+    ["ms.tokenizer"] = ms.tokenizer, ["ms.Tokenizer"] = tokenizer,
+    ["ms.TokenDecoder"] = tokenizer:decoder(),
     ["ms.Tensor"] = ms.zeros { 1 }, ["ms.Parameter"] = layer.weight,
     ["ms.Module"] = layer,
     ["ms.LanguageModel"] = ms.nn.gpt2 { vocab = 4, context = 4, layers = 1, width = 4, heads = 1 },
@@ -223,6 +227,11 @@ describe("the annotations", function()
   takes["ms.hooks.top_k"] = with(of(ms.hooks, "top_k"), "fraction", 0.5)
   takes["ms.hooks.post_local_sgd"] = with(of(ms.hooks, "post_local_sgd"), "start_step", 1)
   takes["ms.hooks.clip"] = with(with(of(ms.hooks, "clip"), "scope", "bucket"), "max_norm", 1)
+  takes["ms.tokenizer.load"] = function(o) ms.tokenizer.load("x", o) end
+  for _, name in ipairs { "encode", "decode" } do
+    takes["ms.Tokenizer." .. name] = function(o) tokenizer[name](tokenizer, "", o) end
+  end
+  takes["ms.Tokenizer.decoder"] = function(o) tokenizer:decoder(o) end
   takes["ms.full"] = of(ms, "full", 1)
   takes["ms.randint"] = with(of(ms, "randint"), "high", 2)
 

@@ -1,0 +1,247 @@
+-- Tokenizers: ids equal to those that the peers' libraries gave (golden/tokenizers), decoding,
+-- streams, special tokens, files that are refused.
+local ms = require "moonshard"
+local core = require "moonshard.core"
+
+local FOLDER = (os.getenv "MOONSHARD_SOURCE" or ".") .. "/tests/golden/tokenizers/"
+local SPECIAL = { "<|endoftext|>", "<|turn|>" }
+
+local files = {
+  byte_level = { "byte_level" }, llama2 = { "llama2" }, gpt2 = { "gpt2" },
+  ranks = { "ranks.tiktoken", { pattern = "cl100k", special = SPECIAL } },
+  sentencepiece = { "sentencepiece" }, mapped = { "mapped.model" },
+}
+
+local function load(name)
+  return assert(ms.tokenizer.load(FOLDER .. files[name][1], files[name][2]))
+end
+
+describe("a tokenizer", function()
+  local golden = assert(core.json_decode(assert(core.file_read(FOLDER .. "golden.json"))))
+  local folder
+  before_each(function()
+    folder = os.tmpname()
+    os.remove(folder)
+    assert(core.make_directory(folder))
+  end)
+  after_each(function() os.execute("rm -rf '" .. folder .. "'") end)
+
+  local function put(name, text)
+    assert(core.file_write(folder .. "/" .. name, text))
+    return folder .. "/" .. name
+  end
+
+  -- A tokenizer.json of ours with one part replaced.
+  local function changed(key, value)
+    local content = assert(core.json_decode(assert(core.file_read(
+      FOLDER .. "byte_level/tokenizer.json"))))
+    content[key] = value
+    return put("tokenizer.json", core.json_encode(content))
+  end
+
+  local function refused(path, options, pattern, code)
+    local none, message, given = ms.tokenizer.load(path, options)
+    assert.is_nil(none)
+    assert.matches(pattern, message)
+    assert.equal(code, given)
+  end
+
+  for name, kinds in ms.sorted_pairs(golden.ids) do
+    it("of kind " .. name .. " gives the peer's ids", function()
+      local tokenizer = load(name)
+      for i, text in ipairs(golden.texts) do
+        for _, special in ipairs { "text", "parse" } do
+          local ids = tokenizer:encode(text, { special = special, bos = false, eos = false })
+          if kinds[special] then assert.same(kinds[special][i], ids:to_table()) end
+        end
+        if kinds.ends then
+          assert.same(kinds.ends[i], tokenizer:encode(text, { special = "parse" }):to_table())
+        end
+        if kinds.decoded then
+          assert.equal(kinds.decoded[i], tokenizer:decode(kinds.text[i]))
+        end
+      end
+    end)
+  end
+
+  it("gives any bytes back if it works by bytes", function()
+    local state = 1
+    local function draw(limit)
+      state = (state * 6364136223846793005 + 1442695040888963407)
+      return (state >> 33) % limit
+    end
+    for _, name in ipairs { "gpt2", "ranks", "llama2", "sentencepiece" } do
+      local tokenizer = load(name)
+      for _ = 1, 200 do
+        local bytes = {}
+        for i = 1, draw(60) do bytes[i] = string.char(draw(256)) end
+        local text = table.concat(bytes)
+        assert.equal(text, tokenizer:decode(tokenizer:encode(text)))
+      end
+      for _, text in ipairs { "\xff", "a\xffb \xc3", "\xe2\x96", ("\x80"):rep(99), "é\xf0" } do
+        assert.equal(text, tokenizer:decode(tokenizer:encode(text)))
+      end
+    end
+  end)
+
+  it("decodes a stream without half characters", function()
+    local text = "您好 🙂 café 👨‍👩‍👧 ok"
+    for name in pairs(files) do
+      local tokenizer = load(name)
+      local ids = tokenizer:encode(text):to_table()
+      local stream, parts = tokenizer:decoder(), {}
+      for i, id in ipairs(ids) do
+        parts[i] = stream:add(id)
+        assert.truthy(utf8.len(parts[i]))
+      end
+      assert.equal("", stream:finish())
+      assert.equal(tokenizer:decode(ids), table.concat(parts))
+    end
+    local tokenizer = load "gpt2"
+    local stream = tokenizer:decoder()
+    local half = tokenizer:encode "\xf0\x9f\x99"
+    assert.equal("", stream:add(half))
+    assert.equal("\xf0\x9f\x99", stream:finish())
+    assert.equal("a", stream:add(tokenizer:id "a"))
+    -- What cannot be the begin of a character does not wait.
+    assert.equal("\xff\xc3a", stream:add(tokenizer:encode "\xff\xc3a"))
+  end)
+
+  it("knows its tokens", function()
+    local tokenizer = load "byte_level"
+    assert.equal(602, tokenizer:vocab_size())
+    assert.equal(tokenizer:id "<|turn|>", tokenizer:bos())
+    assert.equal(0, tokenizer:eos())
+    assert.equal("<|endoftext|>", tokenizer:token(0))
+    assert.is_true(select(2, tokenizer:token(0)))
+    local id = tokenizer:id " the"
+    assert.equal(" the", tokenizer:token(id))
+    assert.is_false(select(2, tokenizer:token(id)))
+    assert.is_nil(tokenizer:token(602))
+    assert.is_nil(tokenizer:id "no such token")
+    assert.equal(600, tokenizer:id "<mask>")
+    assert.equal("\u{2581}the", (load "llama2":token(load "llama2":id "\u{2581}the")))
+    assert.is_nil(load "ranks":bos())
+    assert.equal(0, load "gpt2":bos())
+    assert.equal(1, load "sentencepiece":bos())
+  end)
+
+  it("puts ends around a text as it is told", function()
+    local tokenizer = load "byte_level"
+    local plain = tokenizer:encode("text", { bos = false, eos = false }):to_table()
+    local function with(options) return tokenizer:encode("text", options):to_table() end
+    assert.same({ 1, table.unpack(plain) }, with { eos = false })
+    table.insert(plain, 0)
+    assert.same({ 1, table.unpack(plain) }, with())
+    assert.same(plain, with { bos = false })
+    -- A file that says nothing of ends: none unless they are asked for.
+    tokenizer = load "sentencepiece"
+    assert.same({ 1, table.unpack(tokenizer:encode "x":to_table()) },
+      tokenizer:encode("x", { bos = true }):to_table())
+    assert.error_matches(function() load "ranks":encode("x", { bos = true }) end,
+      "bos = true, but the tokenizer's files name no such token")
+  end)
+
+  it("sees names of special tokens as text, tokens or an error", function()
+    local tokenizer = load "ranks"
+    local text = "ab<|turn|>"
+    local id = tokenizer:id "<|turn|>"
+    assert.equal(id, tokenizer:encode(text, { special = "parse" }):to_table()[3])
+    for _, one in ipairs(tokenizer:encode(text):to_table()) do assert.not_equal(id, one) end
+    assert.error_matches(function() tokenizer:encode(text, { special = "error" }) end,
+      "name of a special token at byte 2: '<|turn|>'")
+    assert.equal(2, #tokenizer:encode("ab", { special = "error" }):to_table())
+    assert.equal("ab", tokenizer:decode(tokenizer:encode(text, { special = "parse" })))
+    assert.equal(text, tokenizer:decode(tokenizer:encode(text, { special = "parse" }),
+      { special = "text" }))
+  end)
+
+  it("encodes a long text without a space in time that grows with it", function()
+    local tokenizer = load "byte_level"
+    local began = os.clock()
+    assert.equal(200000, #tokenizer:decode(tokenizer:encode(("ab"):rep(100000))))
+    assert.equal(200000, #tokenizer:decode(tokenizer:encode((" "):rep(200000))))
+    assert.is_true(os.clock() - began < 20)
+  end)
+
+  it("takes a regular expression and its own special tokens for ranks", function()
+    local ranks = FOLDER .. "ranks.tiktoken"
+    local tokenizer = assert(ms.tokenizer.load(ranks,
+      { pattern = [[\p{L}+|\p{N}|\s+|.]], special = { ["<a>"] = 700, ["<b>"] = 800 } }))
+    assert.equal(801, tokenizer:vocab_size())
+    assert.is_nil(tokenizer:token(750))
+    assert.same({ 800, 700 }, tokenizer:encode("<b><a>", { special = "parse" }):to_table())
+    assert.error_matches(function() tokenizer:decode { 750 } end, "750 is no token.*with gaps")
+    assert.error_matches(function() tokenizer:decode { 801 } end, "ids from 0 to 800")
+    assert.error_matches(function() ms.tokenizer.load(ranks) end, "give pattern = \"gpt2\"")
+    assert.error_matches(function() ms.tokenizer.load(ranks, { pattern = "(" }) end,
+      "expression '%(': missing closing parenthesis")
+    assert.error_matches(function()
+      ms.tokenizer.load(ranks, { pattern = "gpt2", special = { x = 5 } })
+    end, "another token's")
+    assert.error_matches(function()
+      ms.tokenizer.load(ranks, { pattern = "gpt2", special = { x = "5" } })
+    end, "integer")
+    assert.error_matches(function() ms.tokenizer.load(ranks, { patern = "gpt2" }) end,
+      "did you mean 'pattern'")
+  end)
+
+  it("that has parts which are not supported is refused by their names", function()
+    for key, part in pairs {
+      model = { type = "WordPiece" }, normalizer = { type = "BertNormalizer" },
+      pre_tokenizer = { type = "UnicodeScripts" }, decoder = { type = "CTC" },
+      post_processor = { type = "Other" },
+    } do
+      refused(changed(key, part), nil, part.type .. "\", which is not supported", "unsupported")
+    end
+    refused(changed("model", { type = "Unigram", vocab = {} }), nil,
+      "tokenizer.json': its model is \"Unigram\"", "unsupported")
+    refused(changed("pre_tokenizer", { type = "Split", pattern = { Regex = "[a&&b]" } }), nil,
+      "intersection", "unsupported")
+  end)
+
+  it("that is damaged or truncated is refused", function()
+    for name in pairs(files) do
+      local path = FOLDER .. files[name][1]
+      if core.exists(path) == "folder" then
+        path = path .. (({ gpt2 = "/vocab.json", sentencepiece = "/tokenizer.model" })[name]
+          or "/tokenizer.json")
+      end
+      local text = core.file_read(path)
+      local half = put("half", text:sub(1, #text // 2))
+      local none, message, code = ms.tokenizer.load(half, files[name][2])
+      assert.is_nil(none)
+      assert.matches(folder, message, 1, true)
+      assert.truthy(code == "corrupt" or code == "unsupported")
+    end
+    local merges = core.file_read(FOLDER .. "gpt2/merges.txt")
+    put("vocab.json", core.file_read(FOLDER .. "gpt2/vocab.json"))
+    refused(folder, nil, "merges.txt", "not_found")
+    put("merges.txt", merges:sub(1, #merges // 2 - #merges:sub(1, #merges // 2):match "[^\n]*$"))
+    refused(folder, nil, "merges.txt': none of its %d+ merges makes the token", "corrupt")
+    put("merges.txt", merges:gsub("\n$", " x\n"))
+    refused(folder, nil, "merges.txt': merge %d+, of", "corrupt")
+    put("merges.txt", merges .. "one\n")
+    refused(folder, nil, "line %d+ is not two tokens", "corrupt")
+    refused(put("x", "hello"), nil, "no tokenizer.json", "corrupt")
+    refused(put("x", ""), nil, "no tokenizer.json", "corrupt")
+    refused(put("x", "{}x"), nil, "line 1 is no JSON", "corrupt")
+    refused(put("x", '{"a": "b"}'), nil, "'a' has no id", "corrupt")
+    refused(folder .. "/none", nil, "No such file", "not_found")
+    os.remove(folder .. "/vocab.json")
+    refused(folder, nil, "has no tokenizer.json", "not_found")
+  end)
+
+  it("refuses arguments of other kinds", function()
+    local tokenizer = load "gpt2"
+    assert.error_matches(function() tokenizer:encode(1) end, "text must be a string")
+    assert.error_matches(function() tokenizer:encode("x", { special = "no" }) end, "special")
+    assert.error_matches(function() tokenizer:encode("x", { boss = true }) end, "bos")
+    assert.error_matches(function() tokenizer:decode { "x" } end, "ids are integers")
+    assert.error_matches(function() tokenizer:decode { -1 } end, "%-1 is no id")
+    assert.error_matches(function() tokenizer:decode(ms.ones { 2 }) end, "ids are integers")
+    assert.error_matches(function() tokenizer.encode("x") end, "with a colon")
+    assert.equal("", tokenizer:decode {})
+    assert.equal("", tokenizer:decode(tokenizer:encode ""))
+  end)
+end)
