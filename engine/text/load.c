@@ -256,11 +256,20 @@ static ms_status read_folder(loading *all)
                             "encoder.json");
 }
 
+/* Whether a message has this path in quotes. */
+static bool names(const char *message, const char *path)
+{
+    size_t bytes = strlen(path);
+    for (const char *at = message; (at = strstr(at, path)) != NULL; at++)
+        if (at > message && at[-1] == '\'' && at[bytes] == '\'') return true;
+    return false;
+}
+
 /* Puts the file in front of a message that does not name it. */
 static ms_status name_file(loading *all, ms_status status)
 {
     char message[MS_ERROR_MESSAGE_BYTES];
-    if (status == MS_OK || all->path == NULL || strstr(all->context->error.message, all->path))
+    if (status == MS_OK || all->path == NULL || names(all->context->error.message, all->path))
         return status;
     snprintf(message, sizeof message, "%s", all->context->error.message);
     return ms_fail(all->context, status, "'%s': %s", all->path, message);

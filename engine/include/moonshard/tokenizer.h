@@ -21,7 +21,7 @@ extern "C" {
 
 #define MS_NO_TOKEN UINT32_MAX
 #define MS_TOKENIZER_FILE_MAX (256u << 20) /* bytes of a file that is read */
-#define MS_TOKEN_ID_MAX ((1u << 24) - 1)
+#define MS_TOKEN_ID_MAX ((1u << 22) - 1)
 
 /* A special token of a file that does not name its own. id MS_NO_TOKEN: the next one after the
  * greatest so far. */
