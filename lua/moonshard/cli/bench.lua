@@ -358,9 +358,12 @@ local kinds = {
     local tools = { median = median, configs = configs, step_times = step_times }
     return require "moonshard.cli.bench_fsdp".register(parser, tools)
   end,
+  tokenize = function(parser)
+    return require "moonshard.cli.bench_tokenize".register(parser, median)
+  end,
 }
 local USAGE = [[
-usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp [switches]
+usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp|tokenize [switches]
 
   step         a training step of a GPT-2: forward, backward, optimizer, tokens a second
   gemm         the matrix products of its linear layers, as shares of the peak
@@ -370,6 +373,7 @@ usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp [swit
   hook         what a communication hook in Lua costs the host, a bucket
   hooks        native hooks beside the plain mean, over several links
   fsdp         steps and memory of sharded models beside ddp's and PyTorch's; the cost of an edge
+  tokenize     text to ids and back, beside the library of the tokenizer's file
 
 moonshard bench KIND --help lists the switches of each.]]
 

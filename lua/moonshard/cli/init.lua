@@ -4,7 +4,7 @@ local cli = {}
 local commands = {
   { "run", "run a recipe: moonshard run FILE [-n RANKS | --hosts LIST] [key=value ...]" },
   { "check", "run a recipe without data: peak memory and collectives of each rank" },
-  { "bench", "measure: step, gemm, optim, enqueue, collectives, hook, hooks" },
+  { "bench", "measure: step, gemm, optim, enqueue, collectives, hook, hooks, tokenize" },
   { "trace", "show how the steps of a recorded run used their time: table, JSON, page" },
   { "test", "compare with golden data: moonshard test --golden DIR" },
   { "info", "describe this machine and this build" },
