@@ -219,16 +219,20 @@ static int remove_path(lua_State *L)
     return 1;
 }
 
-/* core.exists(path): "file", "folder" or false. A path that cannot be looked at counts as absent;
- * whoever opens it gets the reason. */
+/* core.exists(path): "file", "folder" or false; then its bytes, and when it was changed, in ns. A
+ * path that cannot be looked at counts as absent; whoever opens it gets the reason. */
 static int exists(lua_State *L)
 {
     ms_context *context = ms_lua_context(L);
     ms_file_info info;
-    if (context->os->info(context->os->user, ms_lua_path(L, 1, "a path"), &info) != 0)
+    if (context->os->info(context->os->user, ms_lua_path(L, 1, "a path"), &info) != 0) {
         lua_pushboolean(L, false);
-    else lua_pushstring(L, info.is_directory ? "folder" : "file");
-    return 1;
+        return 1;
+    }
+    lua_pushstring(L, info.is_directory ? "folder" : "file");
+    lua_pushinteger(L, (lua_Integer)info.bytes);
+    lua_pushinteger(L, info.modified_ns);
+    return 3;
 }
 
 /* The names of a folder while they are copied into a Lua table, with a context of their own:

@@ -5,6 +5,7 @@
 
 #define TOKENIZER "ms.Tokenizer"
 #define DECODER "ms.TokenDecoder"
+#define SHARDING "ms.Sharding"
 
 /* ------------------------------------------------------------------- objects */
 
@@ -260,11 +261,98 @@ static int decoder_new(lua_State *L)
     return 1;
 }
 
+/* --------------------------------------------------------------------- shards */
+
+/* __gc and __close: the threads end after their present documents. */
+static int sharding_gc(lua_State *L)
+{
+    void **box = luaL_checkudata(L, 1, SHARDING);
+    ms_sharding_free(*box);
+    *box = NULL;
+    return 0;
+}
+
+/* The list at index: { { out = path, files = { path, ... } }, ... }. Pushes the jobs, which borrow
+ * the strings, and a table that keeps their lists of pointers. */
+static const ms_shard_job *check_jobs(lua_State *L, int index, uint32_t *count)
+{
+    luaL_checktype(L, index, LUA_TTABLE);
+    *count = (uint32_t)lua_rawlen(L, index);
+    ms_shard_job *jobs = lua_newuserdatauv(L, (*count + 1) * sizeof *jobs, 0);
+    lua_createtable(L, (int)*count, 0);
+    for (uint32_t i = 0; i < *count; i++) {
+        lua_rawgeti(L, index, (lua_Integer)i + 1);
+        lua_getfield(L, -1, "out");
+        jobs[i].out = ms_lua_path(L, -1, "the path of a shard");
+        lua_getfield(L, -2, "files");
+        jobs[i].files = ms_lua_string_list(L, -1, &jobs[i].count, "a path");
+        lua_rawseti(L, -5, (lua_Integer)i + 1);
+        lua_pop(L, 3);
+    }
+    return jobs;
+}
+
+/* core.sharding(tokenizer, jobs, width, end, threads): starts threads that write shards of tokens.
+ * end: the token after each document, or nil. Returns nil, message, code where the system refuses.
+ */
+static int sharding_new(lua_State *L)
+{
+    ms_tokenizer *tokenizer = check_tokenizer(L);
+    uint32_t count = 0;
+    ms_sharding_options options = {
+        .width = (uint32_t)ms_lua_integer(L, 3, 2, 4, "width"),
+        .end = MS_NO_TOKEN,
+        .threads = (uint32_t)ms_lua_integer(L, 5, 1, INT32_MAX, "threads"),
+    };
+    if (!lua_isnil(L, 4))
+        options.end = (uint32_t)ms_lua_integer(L, 4, 0, ms_tokenizer_size(tokenizer) - 1, "end");
+    /* The box keeps the jobs, and what they borrow, while threads use them. */
+    lua_settop(L, 5);
+    lua_createtable(L, 3, 0);
+    const ms_shard_job *jobs = check_jobs(L, 2, &count);
+    lua_rawseti(L, 6, 1);
+    lua_rawseti(L, 6, 2);
+    lua_pushvalue(L, 2);
+    lua_rawseti(L, 6, 3);
+    void **box = ms_lua_box(L, SHARDING);
+    lua_pushvalue(L, 6);
+    lua_setiuservalue(L, -2, 1);
+    ms_sharding *made = NULL;
+    if (ms_sharding_start(ms_lua_context(L), tokenizer, jobs, count, &options, &made))
+        return ms_lua_io_failed(L);
+    *box = made;
+    return 1;
+}
+
+/* sharding:wait(ms) -> whether it runs, bytes and tokens of finished documents, complete shards. */
+static int sharding_wait(lua_State *L)
+{
+    ms_sharding_state state;
+    ms_sharding *sharding = ms_lua_unbox(L, 1, SHARDING);
+    uint64_t ms = (uint64_t)ms_lua_integer(L, 2, 0, INT32_MAX, "ms");
+    ms_sharding_wait(sharding, ms * 1000000u, &state);
+    lua_pushboolean(L, state.running);
+    lua_pushinteger(L, (lua_Integer)state.bytes);
+    lua_pushinteger(L, (lua_Integer)state.tokens);
+    lua_pushinteger(L, state.shards);
+    return 4;
+}
+
+/* sharding:finish() -> true once all shards are written, or nil, message, code. */
+static int sharding_finish(lua_State *L)
+{
+    ms_sharding *sharding = ms_lua_unbox(L, 1, SHARDING);
+    if (ms_sharding_finish(ms_lua_context(L), sharding)) return ms_lua_io_failed(L);
+    lua_pushboolean(L, true);
+    return 1;
+}
+
 /* -------------------------------------------------------------------- opening */
 
 static const luaL_Reg functions[] = {
     { "tokenizer", tokenizer_load },
     { "token_decoder", decoder_new },
+    { "sharding", sharding_new },
     { NULL, NULL },
 };
 
@@ -291,6 +379,15 @@ static const luaL_Reg decoder_metamethods[] = { { "__gc", decoder_gc },
                                                 { "__close", decoder_gc },
                                                 { NULL, NULL } };
 
+static const luaL_Reg sharding_methods[] = {
+    { "wait", sharding_wait },
+    { "finish", sharding_finish },
+    { NULL, NULL },
+};
+static const luaL_Reg sharding_metamethods[] = { { "__gc", sharding_gc },
+                                                 { "__close", sharding_gc },
+                                                 { NULL, NULL } };
+
 /* core.Tokenizer and core.TokenDecoder are the tables of methods: the library adds to them. */
 void ms_open_tokenizer(lua_State *L, int runtime)
 {
@@ -298,5 +395,7 @@ void ms_open_tokenizer(lua_State *L, int runtime)
     lua_setfield(L, -2, "Tokenizer");
     ms_lua_type(L, runtime, DECODER, decoder_metamethods, decoder_methods);
     lua_setfield(L, -2, "TokenDecoder");
+    ms_lua_type(L, runtime, SHARDING, sharding_metamethods, sharding_methods);
+    lua_pop(L, 1);
     ms_lua_register(L, runtime, functions);
 }

@@ -9,9 +9,9 @@ describe("the command line", function()
   after_each(function() command.remove(folder) end)
 
   local commands = {
-    "run", "check", "info", "repl", "trace", "test", "bench step", "bench gemm", "bench optim",
-    "bench enqueue",
-    "bench collectives", "bench hook", "bench hooks", "bench fsdp", "bench tokenize",
+    "run", "check", "info", "repl", "trace", "test", "tokenize", "bench step", "bench gemm",
+    "bench optim", "bench enqueue", "bench collectives", "bench hook", "bench hooks", "bench fsdp",
+    "bench tokenize",
   }
 
   it("prints help of every command on stdout", function()
@@ -44,7 +44,8 @@ describe("the command line", function()
         local none = switch:match "^%-%-trace" or switch:match "^%-%-html"
           or switch:match "^%-%-golden" or switch:match "^%-%-rank "
           or switch:match "^%-%-config FILE"
-          or name == "bench tokenize" and switch:match "^%-%-pattern"
+          or switch:match "^%-%-pattern" or name == "tokenize" and switch:match "^%-%-out"
+            or name == "tokenize" and switch:match "^%-%-tokenizer"
           or name == "bench fsdp" and switch:match "^%-%-prefetch" or name == "bench hooks"
             and (switch:match "^%-%-overlap" or switch:match "^%-%-hook"
               or switch:match "^%-%-buckets")

@@ -108,6 +108,43 @@ MS_API ms_status ms_decoder_add(ms_context *context, ms_decoder *decoder, const 
 /* The bytes that still wait; after it a new text begins. */
 MS_API void ms_decoder_finish(ms_decoder *decoder, const char **text, size_t *bytes);
 
+/* ------------------------------------------------------------------- shards */
+
+#define MS_DOCUMENT_MAX (UINT64_C(1) << 31) /* bytes of a file of text */
+
+/* A file of tokens in llm.c's format, and the files of text that it is made of, in order. Each is a
+ * document. */
+typedef struct ms_shard_job {
+    const char *out;
+    const char *const *files;
+    uint32_t count;
+} ms_shard_job;
+
+typedef struct ms_sharding_options {
+    uint32_t width;   /* bytes of a token: 2 or 4 */
+    uint32_t end;     /* the token after each document; MS_NO_TOKEN: none */
+    uint32_t threads; /* each writes one shard at a time */
+} ms_sharding_options;
+
+typedef struct ms_sharding_state {
+    uint64_t bytes, tokens; /* of the documents that were encoded */
+    uint32_t shards;        /* that are complete */
+    bool running;
+} ms_sharding_state;
+
+typedef struct ms_sharding ms_sharding;
+/* Starts threads that write the shards, each of which appears as a whole. The jobs and what they
+ * point to must live until the free. MS_ERROR_ARGUMENT: ids do not fit the width. */
+MS_API ms_status ms_sharding_start(ms_context *context, ms_tokenizer *tokenizer,
+                                   const ms_shard_job *jobs, uint32_t count,
+                                   const ms_sharding_options *options, ms_sharding **out);
+/* Returns when a document or a thread has ended since the last call, or after timeout_ns. */
+MS_API void ms_sharding_wait(ms_sharding *sharding, uint64_t timeout_ns, ms_sharding_state *out);
+/* Waits for the end. The first error, after which no shard is begun; it names the file. */
+MS_API ms_status ms_sharding_finish(ms_context *context, ms_sharding *sharding);
+/* Ends the threads after their present documents. NULL is allowed. */
+MS_API void ms_sharding_free(ms_sharding *sharding);
+
 #ifdef __cplusplus
 }
 #endif

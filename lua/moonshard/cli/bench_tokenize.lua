@@ -62,8 +62,8 @@ end
 ---@param parser table
 ---@param median fun(list: number[]): number
 function bench_tokenize.register(parser, median)
-  parser:argument("tokenizer", "a tokenizer's file or folder")
-  parser:argument("text", "the file to encode")
+  parser:argument("tokenizer", "a tokenizer's file or folder"):args "?"
+  parser:argument("text", "the file to encode"):args "?"
   parser:option("--pattern", "where ranks of tiktoken cut text: gpt2, cl100k, o200k, llama3")
   parser:option("--rounds", "times that each is measured; the median is shown"):argname "COUNT"
     :convert(require "moonshard.cli.switches".count):default "5"
@@ -71,6 +71,9 @@ function bench_tokenize.register(parser, median)
     :default "python3"
   parser:option("--peer", "what the interpreter runs"):default "tests/bench/peers/tokenize_peer.py"
   return function(parsed)
+    if not parsed.text then
+      launch.exit(2, "which tokenizer and text?\n" .. parser:get_usage())
+    end
     local text, message = core.file_read(parsed.text)
     if not text then launch.exit(3, message) end
     local rows = { ours(parsed, text, median) }

@@ -7,6 +7,7 @@ local commands = {
   { "bench", "measure: step, gemm, optim, enqueue, collectives, hook, hooks, tokenize" },
   { "trace", "show how the steps of a recorded run used their time: table, JSON, page" },
   { "test", "compare with golden data: moonshard test --golden DIR" },
+  { "tokenize", "write files of text as shards of tokens" },
   { "info", "describe this machine and this build" },
   { "repl", "an interactive session" },
 }

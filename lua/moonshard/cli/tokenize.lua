@@ -1,0 +1,226 @@
+-- moonshard tokenize: files of text to shards of tokens, on all cores. Shards that are complete are
+-- not made again.
+local core = require "moonshard.core"
+local launch = require "moonshard.launch"
+local live = require "moonshard.live"
+local switches = require "moonshard.cli.switches"
+
+local tokenize = {}
+
+-- A shard is made of at least this part of all bytes, within these limits: many enough for all
+-- cores, few enough for a folder.
+local PARTS <const>, LEAST <const>, MOST <const> = 64, 4 << 20, 256 << 20
+
+local function demand(value, message)
+  if value == nil or value == false then launch.exit(3, message) end
+  return value
+end
+
+-- The files below the paths, in order: a folder stands for all in it, but those that begin with a
+-- dot.
+local function files_of(paths)
+  local files = {}
+  local function add(path)
+    local kind, bytes, modified = core.exists(path)
+    demand(kind, ("'%s' does not exist"):format(path))
+    if kind == "file" then
+      files[#files + 1] = { path = path, bytes = bytes, modified = modified }
+      return
+    end
+    for _, name in ipairs(demand(core.list(path))) do
+      if name:sub(1, 1) ~= "." then add((path:gsub("/+$", "")) .. "/" .. name) end
+    end
+  end
+  for _, path in ipairs(paths) do add(path) end
+  if #files == 0 then launch.exit(2, "tokenize: there is no file in these folders") end
+  return files
+end
+
+-- Shards: consecutive files, by their bytes alone, so that a plan does not depend on the machine.
+local function plan_of(files, name)
+  local total = 0
+  for _, file in ipairs(files) do total = total + file.bytes end
+  local size = math.min(math.max(total // PARTS, LEAST), MOST)
+  local shards, bytes = {}, size
+  for _, file in ipairs(files) do
+    if bytes >= size then
+      shards[#shards + 1] = { out = ("%s_%05d.bin"):format(name, #shards), files = {} }
+      bytes = 0
+    end
+    table.insert(shards[#shards].files, file.path)
+    bytes = bytes + file.bytes
+  end
+  return shards, total
+end
+
+-- What the shards are made of, as text: a run with another one does not continue them.
+local function made_of(parsed, files, tokenizer, end_id)
+  local lines = { parsed.tokenizer, parsed.pattern or "", tokenizer:vocab_size(),
+    tostring(end_id) }
+  for _, file in ipairs(files) do
+    lines[#lines + 1] = ("%s %d %d"):format(file.path, file.bytes, file.modified)
+  end
+  return ("%016x"):format(core.hash(table.concat(lines, "\n")))
+end
+
+-- The token that ends documents, by the switch or the tokenizer's files; nil: none.
+local function end_of_text(parsed, tokenizer)
+  if parsed.end_of_text == "none" then return nil end
+  if parsed.end_of_text == "auto" then
+    return tokenizer:eos() or tokenizer:id "<|endoftext|>"
+  end
+  local id = tokenizer:id(parsed.end_of_text)
+  if not id then
+    launch.exit(2, ("--end-of-text %s: the tokenizer has no such token"):format(
+      parsed.end_of_text))
+  end
+  return id
+end
+
+-- The description of an earlier run with this name, which must be of the same work.
+local function earlier_of(path, description, force)
+  local text = core.file_read(path)
+  if not text or force then return nil end
+  local earlier = core.json_decode(text)
+  if type(earlier) ~= "table" or not earlier.made_of then
+    launch.exit(3, ("'%s' is not of `moonshard tokenize`: choose another name, or --force")
+      :format(path))
+  end
+  if earlier.tokenizer ~= description.tokenizer then
+    launch.exit(3, ("'%s' is of the tokenizer '%s', not '%s': choose another name, or --force")
+      :format(path, earlier.tokenizer, description.tokenizer))
+  end
+  if earlier.made_of ~= description.made_of then
+    launch.exit(3, ("'%s' is of other files or switches: choose another name, or --force")
+      :format(path))
+  end
+  return earlier
+end
+
+local function write_description(path, description)
+  local text = core.json_encode(description) .. "\n"
+  local done, message = core.file_write(path, text)
+  demand(done, message)
+end
+
+-- Bytes of files that a shard is made of.
+local function bytes_of(shard, sizes)
+  local bytes = 0
+  for _, path in ipairs(shard.files) do bytes = bytes + sizes[path] end
+  return bytes
+end
+
+local function duration(seconds)
+  if seconds < 60 then return ("%d s"):format(seconds) end
+  return ("%d:%02d min"):format(seconds // 60, seconds % 60)
+end
+
+-- One line that is rewritten: a bar, the speed, the time that is left.
+local function progress(total, began)
+  local shown = 0
+  return function(bytes, last)
+    local now = core.clock_ms()
+    if not live.is_terminal() or (now - shown < 200 and not last) then return end
+    shown = now
+    local seconds = (now - began) / 1000
+    local share = total > 0 and bytes / total or 1
+    local filled = math.floor(20 * share)
+    local speed = bytes / math.max(seconds, 1e-3)
+    live.show {
+      ("%3d%% [%s%s]"):format(100 * share // 1, ("#"):rep(filled), ("."):rep(20 - filled)),
+      ("%.1f MB/s"):format(speed / 1e6),
+      bytes > 0 and "ETA " .. duration((total - bytes) / speed // 1) or nil,
+    }
+  end
+end
+
+-- Runs the shards; returns bytes of text.
+local function run(tokenizer, shards, width, end_id, threads, total)
+  local began = core.clock_ms()
+  local show = progress(total, began)
+  local job, message = core.sharding(tokenizer, shards, width, end_id, threads)
+  demand(job, message)
+  local sharding <close> = job
+  local running, bytes
+  repeat
+    running, bytes = sharding:wait(200)
+    show(bytes, not running)
+  until not running
+  live.finish()
+  local done, why = sharding:finish()
+  demand(done, why)
+  return bytes, (core.clock_ms() - began) / 1000
+end
+
+local function parser_of()
+  local parser = switches.parser("tokenize", "Writes files of text as shards of tokens, \z
+    NAME_00000.bin and so on, in llm.c's format, and NAME.json, which describes them. Each file \z
+    is one document. A run that was stopped continues when it is started again.")
+  parser:argument("files", "files of text, or folders of them"):args "*"
+  parser:option("--tokenizer", "a tokenizer's file or folder; must be given"):argname "PATH"
+  parser:option("--out", "where the shards go, may begin with a folder; must be given")
+    :argname "NAME"
+  parser:option("--pattern", "where ranks of tiktoken cut text: gpt2, cl100k, o200k, llama3")
+  parser:option("--end-of-text", "the token after each document, or none (default: the one that \z
+    the tokenizer names)"):argname "TOKEN":default "auto":show_default(false)
+  parser:flag("--force", "make all shards, and replace those of other files or tokenizers")
+  return parser
+end
+
+-- Makes the shards that are not there; returns what NAME.json says of all.
+local function make_shards(parsed, tokenizer, description, files)
+  local shards, total = plan_of(files, parsed.out)
+  local path, sizes, left, bytes = parsed.out .. ".json", {}, {}, 0
+  for _, file in ipairs(files) do sizes[file.path] = file.bytes end
+  local earlier = earlier_of(path, description, parsed.force)
+  for _, shard in ipairs(shards) do
+    if not (earlier and core.exists(shard.out)) then
+      left[#left + 1] = shard
+      bytes = bytes + bytes_of(shard, sizes)
+    end
+  end
+  write_description(path, description)
+  local threads = parsed.threads or core.info().cores
+  local done, seconds = run(tokenizer, left, description.token_bytes, description.end_of_text,
+    threads, bytes)
+  description.shards, description.tokens, description.bytes = core.json_list {}, 0, total
+  for i, shard in ipairs(shards) do
+    local _, size = core.exists(shard.out)
+    local tokens = (size - 1024) // description.token_bytes
+    description.shards[i] = { file = shard.out:match "[^/]*$", tokens = tokens }
+    description.tokens = description.tokens + tokens
+  end
+  description.complete = true
+  write_description(path, description)
+  print(("%d tokens of %d files in %d shards, %d of them new; %.1f MB/s"):format(
+    description.tokens, #files, #shards, #left, done / 1e6 / math.max(seconds, 1e-3)))
+end
+
+function tokenize.main(arguments)
+  local parser = parser_of()
+  local parsed = switches.parse(parser, arguments)
+  local missing = not parsed.tokenizer and "--tokenizer PATH" or not parsed.out and "--out NAME"
+    or #parsed.files == 0 and "files of text"
+  if missing then
+    launch.exit(2, ("tokenize: %s must be given\n%s"):format(missing, parser:get_usage()))
+  end
+  switches.apply(parsed)
+  local ms = require "moonshard"
+  local tokenizer, message = ms.tokenizer.load(parsed.tokenizer, { pattern = parsed.pattern })
+  demand(tokenizer, message)
+  local files = files_of(parsed.files)
+  local end_id = end_of_text(parsed, tokenizer)
+  local folder = parsed.out:match "^(.*)/[^/]*$"
+  if folder and folder ~= "" then
+    local made, why = core.make_directory(folder)
+    demand(made, why)
+  end
+  make_shards(parsed, tokenizer, {
+    tokenizer = parsed.tokenizer, pattern = parsed.pattern, vocab_size = tokenizer:vocab_size(),
+    token_bytes = tokenizer:vocab_size() <= 65536 and 2 or 4, end_of_text = end_id,
+    made_of = made_of(parsed, files, tokenizer, end_id), complete = false,
+  }, files)
+  return 0
+end
+
+return tokenize

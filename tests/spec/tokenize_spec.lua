@@ -1,0 +1,118 @@
+-- moonshard tokenize: shards that loaders read, resuming, what does not fit together.
+local ms = require "moonshard"
+local core = require "moonshard.core"
+local command = require "command"
+
+local FOLDER = command.source .. "/tests/golden/tokenizers/"
+
+describe("moonshard tokenize", function()
+  local folder, tokenizer
+  before_each(function()
+    folder = command.folder()
+    tokenizer = assert(ms.tokenizer.load(FOLDER .. "gpt2"))
+  end)
+  after_each(function() command.remove(folder) end)
+
+  local function tokenize(rest)
+    return command.succeed(folder,
+      ("tokenize --tokenizer %sgpt2 --out shards/train %s"):format(FOLDER, rest))
+  end
+
+  local function fails(arguments, code, pattern)
+    local given, _, err = command.run(folder, arguments)
+    assert.equal(code, given)
+    assert.matches(pattern, err)
+  end
+
+  local function description()
+    return core.json_decode(command.read(folder .. "/shards/train.json"))
+  end
+
+  -- The tokens of all shards.
+  local function tokens()
+    local set = assert(ms.data.tokens(folder .. "/shards"))
+    return set:loader { batch = 1, length = set:size() - 1 }:next(), set:size()
+  end
+
+  it("writes each file as a document, which loaders read", function()
+    assert(core.make_directory(folder .. "/in/deep"))
+    command.write(folder .. "/in/b", "one text")
+    command.write(folder .. "/in/deep/a", "<|endoftext|> is text here \xff")
+    command.write(folder .. "/in/.hidden", "no")
+    command.write(folder .. "/first", "")
+    local out = tokenize "first in"
+    assert.matches("tokens of 3 files in 1 shards, 1 of them new", out)
+    local ids, count = tokens()
+    local text = tokenizer:decode(ids, { special = "text" })
+    assert.equal("<|endoftext|>one text<|endoftext|><|endoftext|> is text here \xff", text)
+    local told = description()
+    assert.equal(count, told.tokens)
+    assert.equal(500, told.vocab_size)
+    assert.equal(0, told.end_of_text)
+    assert.is_true(told.complete)
+    assert.equal(FOLDER .. "gpt2", told.tokenizer)
+    tokenize "--end-of-text none --force first in"
+    assert.equal(count - 3, description().tokens)
+  end)
+
+  it("goes on where it was stopped", function()
+    for i = 1, 3 do command.write(folder .. "/" .. i, ("word %d\n"):format(i):rep(600000)) end
+    assert.matches("3 shards, 3 of them new", (tokenize "1 2 3"))
+    local whole = {}
+    for i = 0, 2 do whole[i] = command.read(folder .. "/shards/train_0000" .. i .. ".bin") end
+    assert.matches("3 shards, 0 of them new", (tokenize "1 2 3"))
+    assert(core.remove(folder .. "/shards/train_00001.bin"))
+    assert.matches("3 shards, 1 of them new", (tokenize "1 2 3"))
+    -- Also on one thread, and from the start, the shards are the same.
+    assert.matches("3 of them new", (tokenize "--force --threads 1 1 2 3"))
+    for i = 0, 2 do
+      assert.equal(whole[i], command.read(folder .. "/shards/train_0000" .. i .. ".bin"))
+    end
+  end)
+
+  it("refuses shards of another tokenizer or of other files", function()
+    command.write(folder .. "/text", "text")
+    command.write(folder .. "/other", "other")
+    tokenize "text"
+    fails(("tokenize --tokenizer %sbyte_level --out shards/train text")
+      :format(FOLDER), 3, "is of the tokenizer '.*gpt2', not '.*byte_level'")
+    local again = ("tokenize --tokenizer %sgpt2 --out shards/train "):format(FOLDER)
+    fails(again .. "text other", 3, "is of other files or switches")
+    fails(again .. "--end-of-text none text", 3, "is of other files or switches")
+    tokenize "--force text other"
+    assert.equal(2 + #tokenizer:encode "text":to_table() + #tokenizer:encode "other":to_table(),
+      description().tokens)
+    command.write(folder .. "/shards/train.json", "{}")
+    fails(again .. "text", 3, "is not of `moonshard tokenize`")
+  end)
+
+  it("says what is missing or wrong", function()
+    command.write(folder .. "/text", "text")
+    local start = ("tokenize --tokenizer %sgpt2 "):format(FOLDER)
+    fails(start .. "--out x none", 3, "'none' does not exist")
+    fails(start .. "--out x", 2, "files of text must be given")
+    fails(start .. "text", 2, "%-%-out NAME must be given")
+    fails(start .. "--out x --end-of-text no text", 2, "no such token")
+    fails("tokenize --tokenizer none --out x text", 3, "none.*No such file")
+    fails(start .. "--out text/x text", 3, "text")
+    assert.is_false((core.exists(folder .. "/x.json")))
+  end)
+
+  it("writes four bytes a token where ids need them", function()
+    command.write(folder .. "/text", "text")
+    local big = assert(ms.tokenizer.load(FOLDER .. "ranks.tiktoken",
+      { pattern = "gpt2", special = { ["<end>"] = 70000 } }))
+    local jobs = { { out = folder .. "/x.bin", files = { folder .. "/text" } } }
+    assert.error_matches(function() core.sharding(big, jobs, 2, nil, 1) end, "ids up to 70000")
+    assert.is_true(assert(core.sharding(big, jobs, 4, 70000, 8)):finish())
+    local set = assert(ms.data.tokens(folder .. "/x.bin"))
+    local x, y = set:loader { batch = 1, length = set:size() - 1 }:next()
+    assert.equal("text", big:decode(x))
+    assert.equal(70000, y:to_table()[1][set:size() - 1])
+    jobs[1].files[2] = folder .. "/none"
+    local none, message, code = assert(core.sharding(big, jobs, 4, nil, 1)):finish()
+    assert.is_nil(none)
+    assert.matches("/none", message)
+    assert.equal("not_found", code)
+  end)
+end)
