@@ -45,6 +45,24 @@ static ms_status add_form(ms_context *context, const ms_normalizer *normalizer,
     return ms_buffer_add(context, out, work->codes, count > 0 ? (size_t)count : 0);
 }
 
+/* The same around each U+11A7, which begins and joins nothing: utf8proc before 2.9 drops it after a
+ * Hangul syllable, as if it were a final consonant. */
+static ms_status add_forms(ms_context *context, const ms_normalizer *normalizer,
+                           ms_normalizing *work, ms_span run, ms_buffer *out)
+{
+    static const char filler[] = "\xe1\x86\xa7";
+    size_t bytes = sizeof filler - 1;
+    ms_status status = MS_OK;
+    while (!status && run.at < run.end) {
+        const uint8_t *found = memmem(run.at, ms_span_bytes(run), filler, bytes);
+        ms_span before = { .at = run.at, .end = found ? found : run.end };
+        if (before.at < before.end) status = add_form(context, normalizer, work, before, out);
+        if (!status && found) status = ms_buffer_add(context, out, filler, bytes);
+        run.at = found ? found + bytes : run.end;
+    }
+    return status;
+}
+
 static ms_status form(ms_context *context, const ms_normalizer *normalizer, ms_normalizing *work,
                       ms_span text, ms_buffer *out)
 {
@@ -55,7 +73,7 @@ static ms_status form(ms_context *context, const ms_normalizer *normalizer, ms_n
         while (!status && run.at < run.end) {
             ms_span valid = { .at = run.at, .end = ms_utf8_valid_end(run.at, run.end) };
             ms_span rest = { .at = valid.end, .end = ms_utf8_invalid_end(valid.end, run.end) };
-            if (valid.end > valid.at) status = add_form(context, normalizer, work, valid, out);
+            status = add_forms(context, normalizer, work, valid, out);
             if (!status) status = add_span(context, out, rest);
             run.at = rest.end;
         }

@@ -1,6 +1,8 @@
 /* tokenizer.c: a tokenizer as an object: references, tokens by id and by text. */
 #include "text/tokenizer.h"
 
+#include "text/alphabet.h"
+
 ms_status ms_tokenizer_new(ms_context *context, ms_tokenizer **out)
 {
     ms_tokenizer *tokenizer = NULL;
@@ -40,14 +42,26 @@ void ms_tokenizer_release(ms_tokenizer *tokenizer)
 
 /* -------------------------------------------------------------- added tokens */
 
-/* Whether the model has this id for another text. Texts that the byte alphabet cannot write have no
- * name in the model; their bytes are the same. */
-static bool is_other(const ms_vocabulary *vocabulary, uint32_t id, ms_span text)
+static bool is_same(ms_span a, ms_span b)
 {
-    if (!ms_vocabulary_has(vocabulary, id)) return false;
-    ms_span own = ms_vocabulary_text(vocabulary, id);
-    return ms_span_bytes(own) != ms_span_bytes(text)
-           || memcmp(own.at, text.at, ms_span_bytes(text)) != 0;
+    return ms_span_bytes(a) == ms_span_bytes(b) && memcmp(a.at, b.at, ms_span_bytes(a)) == 0;
+}
+
+/* Whether the model has this id for another text. In a model by bytes the text may also be a name
+ * in the byte alphabet. */
+static ms_status check_other(ms_context *context, const ms_model *model, uint32_t id, ms_span text,
+                             bool *other)
+{
+    ms_buffer bytes = { 0 };
+    bool known = false;
+    *other = false;
+    if (!ms_vocabulary_has(&model->vocabulary, id)) return MS_OK;
+    ms_span own = ms_vocabulary_text(&model->vocabulary, id);
+    ms_status status = MS_OK;
+    if (model->by_bytes) status = ms_alphabet_read(context, text, &bytes, &known);
+    *other = !is_same(own, text) && !(known && is_same(own, ms_buffer_span(&bytes, false)));
+    ms_buffer_free(context, &bytes);
+    return status;
 }
 
 ms_status ms_tokenizer_add(ms_context *context, ms_tokenizer *tokenizer, ms_span text,
@@ -65,13 +79,16 @@ ms_status ms_tokenizer_add(ms_context *context, ms_tokenizer *tokenizer, ms_span
         return ms_fail(context, MS_ERROR_CORRUPT,
                        "the added token '%.*s' has the id %u, and it or its id is there already",
                        shown, name, token.id);
-    if (is_other(&tokenizer->model.vocabulary, token.id, text))
+    bool other = false;
+    ms_status status = check_other(context, &tokenizer->model, token.id, text, &other);
+    if (status) return status;
+    if (other)
         return ms_fail(context, MS_ERROR_CORRUPT,
                        "the added token '%.*s' has the id %u, which is another token's in the "
                        "vocabulary",
                        shown, name, token.id);
-    ms_status status = ms_vocabulary_add(context, added, token.id, text,
-                                         token.special ? MS_TOKEN_SPECIAL : 0, true);
+    status = ms_vocabulary_add(context, added, token.id, text, token.special ? MS_TOKEN_SPECIAL : 0,
+                               true);
     return status ? status
                   : ms_added_add(context, normalized ? &tokenizer->normalized : &tokenizer->raw,
                                  text, token);

@@ -64,6 +64,22 @@ describe("a tokenizer", function()
     end)
   end
 
+  it("gives the peer's ids with each kind of component", function()
+    local components = assert(core.json_decode(assert(core.file_read(FOLDER .. "components.json"))))
+    for number, file in ipairs(components.files) do
+      local content = core.json_decode(core.file_read(FOLDER .. file.base .. "/tokenizer.json"))
+      for key, value in pairs(file.parts) do
+        if key == "model" then for k, v in pairs(value) do content.model[k] = v end
+        else content[key] = value or nil end
+      end
+      local tokenizer = assert(ms.tokenizer.load(put("tokenizer.json", core.json_encode(content))))
+      for i, text in ipairs(components.texts) do
+        assert.same(file.ids[i], tokenizer:encode(text, { bos = false, eos = false }):to_table(),
+          ("file %d of components.json, text %d"):format(number, i))
+      end
+    end
+  end)
+
   it("gives any bytes back if it works by bytes", function()
     local state = 1
     local function draw(limit)
@@ -124,6 +140,19 @@ describe("a tokenizer", function()
     assert.is_nil(load "ranks":bos())
     assert.equal(0, load "gpt2":bos())
     assert.equal(1, load "sentencepiece":bos())
+  end)
+
+  it("finds an added token whose name has characters of the byte alphabet", function()
+    local content = core.json_decode(core.file_read(FOLDER .. "byte_level/tokenizer.json"))
+    content.model.vocab["«x»"] = 602
+    table.insert(content.added_tokens, { id = 602, content = "«x»", special = true })
+    local tokenizer = assert(ms.tokenizer.load(put("tokenizer.json", core.json_encode(content))))
+    local ids = tokenizer:encode("a«x»", { special = "parse", bos = false, eos = false })
+    assert.same({ tokenizer:id "a", 602 }, ids:to_table())
+    assert.equal("a«x»", tokenizer:decode(ids, { special = "text" }))
+    content.added_tokens[#content.added_tokens].id = 601
+    refused(put("tokenizer.json", core.json_encode(content)), nil,
+      "'«x»' has the id 601, and it or its id is there already", "corrupt")
   end)
 
   it("puts ends around a text as it is told", function()

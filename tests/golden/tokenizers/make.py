@@ -154,6 +154,64 @@ def mapped():
         return sentence("mapped.model", vocab_size=350, normalization_rule_tsv=file.name, character_coverage=0.98)
 
 
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+BEHAVIORS = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+COMPONENT_TEXTS = [
+    "  It's 12 345,  ok!? (no)\t\n ", " one  two", "caf\u00e9 e\u0301 \ufb01 \u0130\u00c9 x\u00b2", "...a..b.", "",
+    "\u4e16\u754c, \u00a0\U0001f642 7\u0663\u00bd", "<mask> a <word> <|turn|> b", "\u2581 a\u2581",
+    "\uc1c4\u11a7\u1100\u1161\u11a8 a\u0323\u0307\u11a7\u0301",
+]
+
+
+def split(pattern, behavior, invert=False):
+    return {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert}
+
+
+def variants():
+    """base, and the members of its tokenizer.json that are replaced; False: removed, since Lua has no null."""
+    def cuts(*items):
+        return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": list(items)}}
+    for behavior in BEHAVIORS:
+        for invert in (False, True):
+            yield "byte_level", cuts(split({"Regex": r"\s|[.]"}, behavior, invert), BYTES)
+    yield "byte_level", {"pre_tokenizer": {**BYTES, "add_prefix_space": True, "use_regex": True}}
+    yield "byte_level", cuts({"type": "Punctuation", "behavior": "Contiguous"}, {**BYTES, "use_regex": True},
+                             {"type": "Digits", "individual_digits": False}, split({"Regex": "[0-9][0-9]"}, "Isolated"))
+    yield "byte_level", cuts({"type": "Punctuation", "behavior": "Isolated"}, {"type": "Whitespace"}, BYTES)
+    yield "byte_level", cuts({"type": "WhitespaceSplit"}, {**BYTES, "add_prefix_space": True})
+    yield "byte_level", cuts({"type": "CharDelimiterSplit", "delimiter": "o"}, BYTES)
+    yield "byte_level", cuts({"type": "Digits", "individual_digits": False}, split({"String": "  "}, "MergedWithNext"), BYTES)
+    for normalizer in (
+            {"type": "NFD"}, {"type": "NFKC"}, {"type": "NFKD"}, {"type": "Lowercase"}, {"type": "Prepend", "prepend": "x "},
+            {"type": "Strip", "strip_left": True, "strip_right": True},
+            {"type": "Strip", "strip_left": False, "strip_right": True},
+            {"type": "Replace", "pattern": {"Regex": r"\s+|\p{P}"}, "content": "_"},
+            {"type": "Replace", "pattern": {"String": "o"}, "content": ""},
+            {"type": "Sequence", "normalizers": [{"type": "NFD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]}, False):
+        yield "byte_level", {"normalizer": normalizer}
+    for scheme in ("always", "first", "never"):
+        for cut in (False, True):
+            yield "llama2", {"normalizer": False, "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581",
+                                                                   "prepend_scheme": scheme, "split": cut}}
+    for fuse in (False, True):
+        yield "llama2", {"model": {"byte_fallback": False, "fuse_unk": fuse}}
+    yield "llama2", {"model": {"byte_fallback": False, "ignore_merges": True}}
+
+
+def components():
+    """Each kind of component, in a file that is otherwise one of the above."""
+    out = []
+    for base, parts in variants():
+        content = json.loads(open(f"{HERE}/{base}/tokenizer.json").read())
+        for key, value in parts.items():
+            content[key] = {**content[key], **value} if key == "model" else value or None
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+        tokenizer.encode_special_tokens = True
+        ids = [tokenizer.encode(t, add_special_tokens=False).ids for t in COMPONENT_TEXTS]
+        out.append(dict(base=base, parts=parts, ids=ids))
+    return dict(texts=COMPONENT_TEXTS, files=out)
+
+
 def main():
     golden = {
         "byte_level": byte_level(), "llama2": llama2(), "gpt2": gpt2(), "ranks": ranks(),
@@ -162,7 +220,8 @@ def main():
                                   user_defined_symbols=["<word>", "[INST]"], character_coverage=0.99),
         "mapped": mapped(),
     }
-    write("golden.json", json.dumps({"texts": TEXTS, "ids": golden}, separators=(",", ":"), ensure_ascii=True) + "\n")
+    for name, content in ("golden.json", {"texts": TEXTS, "ids": golden}), ("components.json", components()):
+        write(name, json.dumps(content, separators=(",", ":"), ensure_ascii=True) + "\n")
 
 
 main()
