@@ -22,19 +22,35 @@ function switches.count(text)
   return number, message
 end
 
+--- A parser without any switch but --help.
+---@param name string
+---@param description string
+---@return table
+function switches.plain(name, description)
+  local parser = require "argparse"("moonshard " .. name, description)
+  parser:add_help(false):help_max_width(100)
+  parser:flag("-h --help", "print this")
+  return parser
+end
+
+--- Adds the switch for the number of threads.
+---@param parser table
+function switches.add_threads(parser)
+  parser:option("--threads", "threads of intra-op work (default: the cores)"):argname "COUNT"
+    :convert(switches.count)
+end
+
 --- A parser with the engine's switches.
 ---@param name string
 ---@param description string
 ---@param device? string the default
 ---@return table
 function switches.parser(name, description, device)
-  local argparse = require "argparse"
-  local parser = argparse("moonshard " .. name, description):add_help(false):help_max_width(100)
+  local parser = switches.plain(name, description)
   parser:option("--device",
     ("cpu, or sim: no data, the same decisions (default: %s)"):format(device or "cpu"))
     :choices { "cpu", "sim" }
-  parser:option("--threads", "threads of intra-op work (default: the cores)"):argname "COUNT"
-    :convert(switches.count)
+  switches.add_threads(parser)
   parser:option("--seed", "seed of the random numbers, also of math.random (default: 0)")
     :argname "N":convert(switches.integer)
   parser:option("--memory", "limit of tensor memory of each rank (default: the machine's memory)")
@@ -43,7 +59,6 @@ function switches.parser(name, description, device)
     or .json; default: measured on one machine)"):argname "FILE"
   parser:flag("--strict", "a missing wait between streams is an error")
   parser:flag("--pin", "pin threads to cores")
-  parser:flag("-h --help", "print this")
   return parser
 end
 

@@ -36,6 +36,19 @@ local function files_of(paths)
   return files
 end
 
+-- The shards of this name that exist.
+local function shards_of(name)
+  local folder, base = name:match "^(.*)/([^/]*)$"
+  folder, base = folder == "" and "/" or folder or ".", base or name
+  local found = {}
+  for _, file in ipairs(demand(core.list(folder))) do
+    if file:sub(1, #base) == base and file:sub(#base + 1):match "^_%d%d%d%d%d%.bin$" then
+      found[#found + 1] = name .. file:sub(#base + 1)
+    end
+  end
+  return found
+end
+
 -- Shards: consecutive files, by their bytes alone, so that a plan does not depend on the machine.
 local function plan_of(files, name)
   local total = 0
@@ -77,10 +90,20 @@ local function end_of_text(parsed, tokenizer)
   return id
 end
 
--- The description of an earlier run with this name, which must be of the same work.
-local function earlier_of(path, description, force)
-  local text = core.file_read(path)
-  if not text or force then return nil end
+-- The description of an earlier run with this name, which must be of the same work. nil: there is
+-- none, and no shard of this name. With `force` both are removed: a loader would take shards that
+-- this run does not replace, and a later run would take them for complete.
+local function earlier_of(path, name, description, force)
+  local text, shards = core.file_read(path), shards_of(name)
+  if force then
+    for _, shard in ipairs(shards) do demand(core.remove(shard)) end
+    return nil
+  end
+  if not text then
+    if #shards == 0 then return nil end
+    launch.exit(3, ("'%s' exists, but not '%s', which would say what it is: choose another \z
+      name, or --force"):format(shards[1], path))
+  end
   local earlier = core.json_decode(text)
   if type(earlier) ~= "table" or not earlier.made_of then
     launch.exit(3, ("'%s' is not of `moonshard tokenize`: choose another name, or --force")
@@ -134,6 +157,10 @@ local function progress(total, began)
   end
 end
 
+local function counted(count, what)
+  return ("%d %s%s"):format(count, what, count == 1 and "" or "s")
+end
+
 -- Runs the shards; returns bytes of text.
 local function run(tokenizer, shards, width, end_id, threads, total)
   local began = core.clock_ms()
@@ -153,7 +180,7 @@ local function run(tokenizer, shards, width, end_id, threads, total)
 end
 
 local function parser_of()
-  local parser = switches.parser("tokenize", "Writes files of text as shards of tokens, \z
+  local parser = switches.plain("tokenize", "Writes files of text as shards of tokens, \z
     NAME_00000.bin and so on, in llm.c's format, and NAME.json, which describes them. Each file \z
     is one document. A run that was stopped continues when it is started again.")
   parser:argument("files", "files of text, or folders of them"):args "*"
@@ -163,7 +190,8 @@ local function parser_of()
   parser:option("--pattern", "where ranks of tiktoken cut text: gpt2, cl100k, o200k, llama3")
   parser:option("--end-of-text", "the token after each document, or none (default: the one that \z
     the tokenizer names)"):argname "TOKEN":default "auto":show_default(false)
-  parser:flag("--force", "make all shards, and replace those of other files or tokenizers")
+  switches.add_threads(parser)
+  parser:flag("--force", "make all shards, and remove those that other files or tokenizers made")
   return parser
 end
 
@@ -172,7 +200,7 @@ local function make_shards(parsed, tokenizer, description, files)
   local shards, total = plan_of(files, parsed.out)
   local path, sizes, left, bytes = parsed.out .. ".json", {}, {}, 0
   for _, file in ipairs(files) do sizes[file.path] = file.bytes end
-  local earlier = earlier_of(path, description, parsed.force)
+  local earlier = earlier_of(path, parsed.out, description, parsed.force)
   for _, shard in ipairs(shards) do
     if not (earlier and core.exists(shard.out)) then
       left[#left + 1] = shard
@@ -192,8 +220,9 @@ local function make_shards(parsed, tokenizer, description, files)
   end
   description.complete = true
   write_description(path, description)
-  print(("%d tokens of %d files in %d shards, %d of them new; %.1f MB/s"):format(
-    description.tokens, #files, #shards, #left, done / 1e6 / math.max(seconds, 1e-3)))
+  print(("%s of %s in %s, %d of them new; %.1f MB/s"):format(counted(description.tokens, "token"),
+    counted(#files, "file"), counted(#shards, "shard"), #left,
+    done / 1e6 / math.max(seconds, 1e-3)))
 end
 
 function tokenize.main(arguments)
@@ -204,7 +233,6 @@ function tokenize.main(arguments)
   if missing then
     launch.exit(2, ("tokenize: %s must be given\n%s"):format(missing, parser:get_usage()))
   end
-  switches.apply(parsed)
   local ms = require "moonshard"
   local tokenizer, message = ms.tokenizer.load(parsed.tokenizer, { pattern = parsed.pattern })
   demand(tokenizer, message)
