@@ -292,9 +292,9 @@ static const ms_shard_job *check_jobs(lua_State *L, int index, uint32_t *count)
     return jobs;
 }
 
-/* core.sharding(tokenizer, jobs, width, end, threads): starts threads that write shards of tokens.
- * end: the token after each document, or nil. Returns nil, message, code where the system refuses.
- */
+/* core.sharding(tokenizer, jobs, width, end, threads, parse): starts threads that write shards of
+ * tokens. end: the token after each document, or nil. parse: names of special tokens in a document
+ * become these tokens. Returns nil, message, code where the system refuses. */
 static int sharding_new(lua_State *L)
 {
     ms_tokenizer *tokenizer = check_tokenizer(L);
@@ -303,6 +303,7 @@ static int sharding_new(lua_State *L)
         .width = (uint32_t)ms_lua_integer(L, 3, 2, 4, "width"),
         .end = MS_NO_TOKEN,
         .threads = (uint32_t)ms_lua_integer(L, 5, 1, INT32_MAX, "threads"),
+        .special = lua_toboolean(L, 6) ? MS_SPECIAL_PARSE : MS_SPECIAL_TEXT,
     };
     if (!lua_isnil(L, 4))
         options.end = (uint32_t)ms_lua_integer(L, 4, 0, ms_tokenizer_size(tokenizer) - 1, "end");

@@ -75,7 +75,9 @@ static ms_status write_ids(writing *one, const uint32_t *ids, size_t count, cons
 
 static ms_status write_document(writing *one, const char *path)
 {
-    static const ms_encode_options options = { .bos = MS_EDGE_NO, .eos = MS_EDGE_NO };
+    const ms_encode_options options = { .special = one->all->options.special,
+                                        .bos = MS_EDGE_NO,
+                                        .eos = MS_EDGE_NO };
     void *data = NULL;
     size_t bytes = 0, count = 0;
     const uint32_t *ids = NULL;

@@ -51,6 +51,10 @@ describe("moonshard tokenize", function()
     assert.equal(0, told.end_of_text)
     assert.is_true(told.complete)
     assert.equal(FOLDER .. "gpt2", told.tokenizer)
+    tokenize "--special parse --force first in"
+    assert.equal("<|endoftext|>one text<|endoftext|><|endoftext|> is text here \xff",
+      tokenizer:decode((tokens()), { special = "text" }))
+    assert.equal(count - #tokenizer:encode "<|endoftext|>":to_table() + 1, description().tokens)
     tokenize "--end-of-text none --force first in"
     assert.equal(count - 3, description().tokens)
   end)
@@ -62,7 +66,9 @@ describe("moonshard tokenize", function()
     for i = 0, 2 do whole[i] = command.read(folder .. "/shards/train_0000" .. i .. ".bin") end
     assert.matches("3 shards, 0 of them new", (tokenize "1 2 3"))
     assert(core.remove(folder .. "/shards/train_00001.bin"))
+    command.write(folder .. "/shards/train_00001.bin.tmp-1-2", "of a run that was killed")
     assert.matches("3 shards, 1 of them new", (tokenize "1 2 3"))
+    assert.is_false((core.exists(folder .. "/shards/train_00001.bin.tmp-1-2")))
     -- Also on one thread, and from the start, the shards are the same.
     assert.matches("3 of them new", (tokenize "--force --threads 1 1 2 3"))
     for i = 0, 2 do

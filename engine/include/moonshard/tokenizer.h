@@ -124,6 +124,7 @@ typedef struct ms_sharding_options {
     uint32_t width;   /* bytes of a token: 2 or 4 */
     uint32_t end;     /* the token after each document; MS_NO_TOKEN: none */
     uint32_t threads; /* each writes one shard at a time */
+    ms_special special;
 } ms_sharding_options;
 
 typedef struct ms_sharding_state {

@@ -36,17 +36,17 @@ local function files_of(paths)
   return files
 end
 
--- The shards of this name that exist.
+-- The shards of this name that exist, and what a run that was killed has left of others.
 local function shards_of(name)
   local folder, base = name:match "^(.*)/([^/]*)$"
   folder, base = folder == "" and "/" or folder or ".", base or name
-  local found = {}
+  local found, left = {}, {}
   for _, file in ipairs(demand(core.list(folder))) do
-    if file:sub(1, #base) == base and file:sub(#base + 1):match "^_%d%d%d%d%d%.bin$" then
-      found[#found + 1] = name .. file:sub(#base + 1)
-    end
+    local tail = file:sub(1, #base) == base and file:match("^_%d%d%d%d%d%.bin(.*)$", #base + 1)
+    if tail == "" then found[#found + 1] = folder .. "/" .. file
+    elseif tail and tail:match "^%.tmp%-" then left[#left + 1] = folder .. "/" .. file end
   end
-  return found
+  return found, left
 end
 
 -- Shards: consecutive files, by their bytes alone, so that a plan does not depend on the machine.
@@ -69,7 +69,7 @@ end
 -- What the shards are made of, as text: a run with another one does not continue them.
 local function made_of(parsed, files, tokenizer, end_id)
   local lines = { parsed.tokenizer, parsed.pattern or "", tokenizer:vocab_size(),
-    tostring(end_id) }
+    tostring(end_id), parsed.special }
   for _, file in ipairs(files) do
     lines[#lines + 1] = ("%s %d %d"):format(file.path, file.bytes, file.modified)
   end
@@ -94,7 +94,11 @@ end
 -- none, and no shard of this name. With `force` both are removed: a loader would take shards that
 -- this run does not replace, and a later run would take them for complete.
 local function earlier_of(path, name, description, force)
-  local text, shards = core.file_read(path), shards_of(name)
+  local text = core.file_read(path)
+  local shards, left = shards_of(name)
+  if text then
+    for _, file in ipairs(left) do demand(core.remove(file)) end
+  end
   if force then
     for _, shard in ipairs(shards) do demand(core.remove(shard)) end
     return nil
@@ -162,10 +166,11 @@ local function counted(count, what)
 end
 
 -- Runs the shards; returns bytes of text.
-local function run(tokenizer, shards, width, end_id, threads, total)
+local function run(tokenizer, shards, how, total)
   local began = core.clock_ms()
   local show = progress(total, began)
-  local job, message = core.sharding(tokenizer, shards, width, end_id, threads)
+  local job, message = core.sharding(tokenizer, shards, how.token_bytes, how.end_of_text,
+    how.threads, how.parse)
   demand(job, message)
   local sharding <close> = job
   local running, bytes
@@ -190,6 +195,9 @@ local function parser_of()
   parser:option("--pattern", "where ranks of tiktoken cut text: gpt2, cl100k, o200k, llama3")
   parser:option("--end-of-text", "the token after each document, or none (default: the one that \z
     the tokenizer names)"):argname "TOKEN":default "auto":show_default(false)
+  parser:option("--special", "what names of special tokens in the files become: text, or the \z
+    tokens (parse), as where a file has many documents (default: text)"):choices { "text", "parse" }
+    :default "text":show_default(false)
   switches.add_threads(parser)
   parser:flag("--force", "make all shards, and remove those that other files or tokenizers made")
   return parser
@@ -208,9 +216,10 @@ local function make_shards(parsed, tokenizer, description, files)
     end
   end
   write_description(path, description)
-  local threads = parsed.threads or core.info().cores
-  local done, seconds = run(tokenizer, left, description.token_bytes, description.end_of_text,
-    threads, bytes)
+  local done, seconds = run(tokenizer, left, {
+    token_bytes = description.token_bytes, end_of_text = description.end_of_text,
+    threads = parsed.threads or core.info().cores, parse = parsed.special == "parse",
+  }, bytes)
   description.shards, description.tokens, description.bytes = core.json_list {}, 0, total
   for i, shard in ipairs(shards) do
     local _, size = core.exists(shard.out)
