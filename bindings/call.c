@@ -154,6 +154,8 @@ void ms_lua_ok(lua_State *L, ms_status status)
     const ms_error *error =
         runtime->engine ? ms_engine_error(runtime->engine) : &runtime->context.error;
     ms_lua_note_exit(runtime, error);
+    /* After the job's end an error of the engine is, or follows from, its cause. */
+    runtime->knows_end |= ms_lua_job_has_ended(runtime);
     ms_lua_error(L, "%s", error->message);
 }
 

@@ -97,11 +97,12 @@ static int comm_cause(lua_State *L)
 
 /* core.comm_leave(message?): no more collectives of this rank; with a message the job ends because
  * of it. Without an engine the rendezvous is told directly: peers must not wait for a rank whose
- * script failed before its first tensor. */
+ * script failed before its first tensor. A rank that has left is not told of the end. */
 static int comm_leave(lua_State *L)
 {
-    const ms_runtime *runtime = ms_lua_runtime(L);
+    ms_runtime *runtime = ms_lua_runtime(L);
     const char *message = luaL_optstring(L, 1, NULL);
+    runtime->knows_end = true;
     if (runtime->engine && ms_comm_world(runtime->engine)) ms_comm_leave(runtime->engine, message);
     else if (runtime->rendezvous) {
         char text[MS_ERROR_MESSAGE_BYTES];

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "bindings/adopt.h"
+#include "moonshard/comm.h"
 #include "moonshard/hook.h"
 
 /* ----------------------------------------------------------------- entering */
@@ -71,6 +72,15 @@ ms_engine *ms_lua_enter_inside(lua_State *L)
     return runtime->engine;
 }
 
+/* Where a rank only computes, its calls are the only places where it can hear that its job has
+ * ended. It hears that once, by an error; after it a script may use tensors to save what it has. */
+static void hear_of_end(lua_State *L, ms_runtime *runtime)
+{
+    if (!ms_lua_job_has_ended(runtime)) return;
+    runtime->knows_end = true;
+    ms_lua_ok(L, ms_comm_check(runtime->engine));
+}
+
 /* Refused to planners, which all ranks must run with the same numbers and without effects. The
  * script line that is noted here goes into errors, traces and the rank's activity. */
 ms_engine *ms_lua_enter(lua_State *L)
@@ -89,6 +99,7 @@ ms_engine *ms_lua_enter(lua_State *L)
                                    ? ms_strings_get(ms_engine_strings(engine), script)
                                    : NULL);
     runtime->shown_script = script;
+    if (!runtime->knows_end) hear_of_end(L, runtime);
     return engine;
 }
 
@@ -296,10 +307,11 @@ static int step_begin(lua_State *L)
 
 /* core.step_end(): releases what the step made; the host waits for the step before the last. The
  * wait keeps the host from enqueueing without limit: it may be two steps ahead of the device. Casts
- * of weights that were kept for the step go, since the optimizer has changed the weights. */
+ * of weights that were kept for the step go, since the optimizer has changed the weights. A step
+ * ends also where the job has ended, which the rank hears at its next call. */
 static int step_end(lua_State *L)
 {
-    ms_engine *engine = ms_lua_enter(L);
+    ms_engine *engine = ms_lua_enter_inside(L);
     ms_runtime *runtime = ms_lua_runtime(L);
     /* Ending twice is harmless: the library ends a step also after an error. */
     if (!runtime->step_serial) return 0;

@@ -84,6 +84,7 @@ struct ms_runtime {
     uint32_t hook_depth;   /* inside hooks: no blocking, no backward, no whole optimizer step */
     bool planning;         /* inside a planner: numbers only */
     bool drain;            /* futures' callbacks wait for the hook to return */
+    bool knows_end;        /* of its job: it was told, or has left the job itself */
     ms_handle *handles;    /* the latest that is not kept */
     uint64_t orders;       /* numbers handed out to handles */
     ms_dropped *dropped;
@@ -113,12 +114,18 @@ struct ms_runtime {
 
 /* The runtime of a bound function; raises from a foreign thread. */
 ms_runtime *ms_lua_runtime(lua_State *L);
-/* Starts the engine if needed, collects under memory pressure, notes the script line. First call of
- * every function that uses the engine. */
+/* Starts the engine if needed, collects under memory pressure, notes the script line. Raises the
+ * cause of the job's end, once. First call of every function that uses the engine. */
 ms_engine *ms_lua_enter(lua_State *L);
 /* The same, but the script line stays what it is: for the library's calls on behalf of a line that
  * was noted already, and for what only reads facts of the engine, which planners may do as well. */
 ms_engine *ms_lua_enter_inside(lua_State *L);
+/* Whether the job of this rank has ended: one load, in the usual case. */
+static inline bool ms_lua_job_has_ended(const ms_runtime *runtime)
+{
+    ms_abort_record cause;
+    return runtime->rendezvous && ms_rendezvous_cause(runtime->rendezvous, &cause);
+}
 /* A full collection, and release of all dropped tensors: a fixed point. */
 void ms_lua_collect(lua_State *L, ms_runtime *runtime);
 /* The same if live memory is well above `live` bytes; whether it was. */

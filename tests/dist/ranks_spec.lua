@@ -173,6 +173,25 @@ describe("a job of several ranks", function()
       end
     end)
 
+    -- Without this it would compute on until the supervisor ends it.
+    it(name .. ": a rank that only computes hears at once that its job has ended", function()
+      command.write(folder .. "/computes.lua", [[
+local ms = require "moonshard"
+local x = ms.ones { 32, 32 }
+if ms.rank() == 1 then io.open "computes":read() error "mine" end
+local function compute() io.open("computes", "w"):close() while true do x:matmul(x) end end
+local _, heard = pcall(compute)
+-- It has heard that once, and may still use tensors: to save what it has, say.
+print(("heard: %s; sum %.0f"):format(heard, x:sum():item()))
+error(heard, 0)
+]])
+      os.execute(("mkfifo '%s/computes'"):format(folder))
+      local code, out, err = command.run(folder, "run computes.lua -n 2 " .. kind)
+      assert.equal(1, code)
+      assert.equal("heard: computes.lua:4: because rank 1: computes.lua:3: mine; sum 1024\n", out)
+      assert.equal("moonshard: rank 0 stopped because rank 1: computes.lua:3: mine\n", err)
+    end)
+
     it(name .. ": a rank that others wait for too long is told where it is", function()
       local code, _, err = job(("-n 2 %s how=loop --timeout 0.5"):format(kind))
       assert.equal(6, code, err)
