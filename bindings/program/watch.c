@@ -121,6 +121,19 @@ static uint32_t finished_other(const ms_job *job, uint32_t rank)
     return job->ranks;
 }
 
+/* Whether other ranks wait for this one without a call of theirs that says so: one that has
+ * finished waits for those that have not. A rank that has finished is waited for when all have:
+ * over several hosts it waits itself until then. */
+static bool is_awaited(const ms_job *job, uint32_t rank, const ms_rank_state *state)
+{
+    for (uint32_t r = 0; r < job->ranks && state->finished; r++) {
+        ms_rank_state other;
+        ms_rendezvous_rank(job->rendezvous, r, &other);
+        if (!other.finished) return false;
+    }
+    return finished_other(job, rank) < job->ranks;
+}
+
 /* Since when the rank has shown no progress while a finished one waits for it: the later of the two
  * moments. Before the other rank finished, it did not wait; before the last progress, this rank
  * worked.
@@ -147,7 +160,8 @@ static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64
     w->question = 0;
     w->warned_ns = now;
     if (!excused
-        && (suspected || (finished < job->ranks && now - awaited_since(w) >= job->timeout_ns))) {
+        && (suspected
+            || (is_awaited(job, rank, state) && now - awaited_since(w) >= job->timeout_ns))) {
         if (suspected) snprintf(text, sizeof text, "%s; %s", suspicion, place);
         else
             snprintf(text, sizeof text,
@@ -183,7 +197,7 @@ static void look_at(ms_job *job, uint32_t rank, uint64_t now)
     char suspicion[MS_SUSPICION_BYTES];
     ms_rank_state state;
     ms_rendezvous_rank(job->rendezvous, rank, &state);
-    bool awaited = finished_other(job, rank) < job->ranks;
+    bool awaited = is_awaited(job, rank, &state);
     if (awaited && !w->awaited_ns) w->awaited_ns = now;
     if (state.progress != w->progress || w->changed_ns == 0) {
         *w = (ms_watched){ .progress = state.progress,
@@ -195,8 +209,8 @@ static void look_at(ms_job *job, uint32_t rank, uint64_t now)
         return;
     }
     bool suspected = ms_rendezvous_suspect(job->rendezvous, rank, suspicion);
-    /* A rank that waits in a collective is explained by the ranks that it waits for. */
-    if (state.waits && !suspected && !awaited) return;
+    /* A rank that waits in a collective, or for others to finish, is explained by those ranks. */
+    if ((state.waits || state.finished) && !suspected && !awaited) return;
     if (!suspected && !is_question_due(job, w, awaited, now)) return;
     if (!w->question) {
         w->question = ms_activity_ask(ms_rendezvous_activity(job->rendezvous, rank));

@@ -68,6 +68,26 @@ for i, mpi in ipairs(hosts.mpis()) do
           end
         end)
     end
+    it("in MPI_Finalize, within --timeout, one rank says so for all", function()
+      local job = hosts.mpirun(mpi, "hosta:2,hostb:2", ("env MOONSHARD_MPI=wrong_%s \z
+        MOONSHARD_WRONG_MPI=hang:Finalize:1 '%s' run --timeout 3 '%s/recipe.lua'")
+        :format(mpi, command.program, folder))
+      local text, at, took = "", nil, nil
+      for line in job.line do
+        text = text .. line .. "\n"
+        if line == "trained" then at = core.clock_ms()
+        elseif line:find "MPI_Finalize" and not took then took = core.clock_ms() - at end
+      end
+      local code = job.finish()
+      local _, warnings = text:gsub("MPI_Finalize of wrong_" .. mpi .. " did not return", "")
+      assert.equal(1, warnings, text)
+      assert.matches("rank %d: warning: MPI_Finalize of wrong_%l+ did not return in 3 s on host \z
+        host[ab]; all ranks had done their work", text)
+      assert.falsy(text:find "no progress", text)
+      -- Open MPI's launcher counts a process that leaves it so as failed.
+      assert.equal(mpi == "openmpi" and 1 or 0, code, text)
+      assert.truthy(took < 6e3, took)
+    end)
     it("nothing is left, soon after the time that ranks wait for each other", function()
       -- MPI_Finalize has 10 s.
       while #hosts.processes() > 0 do
@@ -77,4 +97,23 @@ for i, mpi in ipairs(hosts.mpis()) do
     end)
   end)
 end
+-- It works for longer than ranks wait for one that shows no progress, in a process of its own.
+it("ranks that wait at the end for one that works are not taken for stuck", function()
+  command.write(folder .. "/late.lua", [[
+    local ms = require "moonshard"
+    ms.world():all_reduce(ms.ones { 300 }):sync()
+    if ms.rank() == 2 then os.execute "sleep 4" end
+    print(("rank %d done"):format(ms.rank()))
+  ]])
+  for _, mpi in ipairs(hosts.mpis()) do
+    local code, text = hosts.mpirun(mpi, "hosta:2,hostb:2", ("env MOONSHARD_MPI=%s '%s' run \z
+      --timeout 1 '%s/late.lua'"):format(mpi, command.program, folder)).finish()
+    assert.equal(0, code, text)
+    for rank = 0, 3 do
+      assert.matches(("rank %d done"):format(rank), text)
+      local quiet = ("rank %d has shown no progress"):format(rank)
+      assert.equal(rank == 2, text:find(quiet, 1, true) ~= nil, text)
+    end
+  end
+end)
 if #hosts.mpis() == 0 then pending "an MPI that hangs: this build has no MPI" end

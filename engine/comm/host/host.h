@@ -24,7 +24,7 @@
 #include "comm/control.h"
 #include "comm/rendezvous.h"
 
-#define MS_CONTROL_MAGIC 0x355654435244534dull /* "MSDRCTV5" */
+#define MS_CONTROL_MAGIC 0x365654435244534dull /* "MSDRCTV6" */
 /* Half of a staging area: one is filled while the other is read. */
 #define MS_STAGE_BYTES ((size_t)256 << 10)
 /* Staging areas at the beginning of each heap; the last one is for sends. */
@@ -125,6 +125,7 @@ typedef struct ms_rank_line {
     ms_word met[MS_REQUESTS]; /* how many requests of each kind it has met */
     ms_word gone;             /* its process has ended: the tasks that it had enqueued never run */
     ms_word code;             /* with which its process is about to end, plus 1; 0: not known */
+    ms_word hangs;            /* MPI_Finalize has not come back, and the user knows */
     ms_activity activity;
     ms_suspicion suspicion;
     ms_flight flight[MS_FLIGHTS];

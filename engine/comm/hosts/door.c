@@ -11,6 +11,8 @@
 #define MS_DOOR_MAGIC 0x31524f4f4444534dull /* "MSDDOOR1" */
 #define MS_DOOR_SILENCE_NS ((uint64_t)5 * 1000000000)
 #define MS_DOOR_RETRY_NS ((uint64_t)5 * 1000000)
+/* For news of rank 0, where MPI_Finalize hangs. */
+#define MS_RANK_0_NS ((uint64_t)2000000000)
 /* The most that a rank tells at once. */
 #define MS_TELL_MOST 4096
 
@@ -213,6 +215,40 @@ void ms_hosts_await_others(ms_rendezvous *rendezvous)
     await_others((const ms_rank_mirror *)ms_host_files_of(rendezvous)->mirror);
 }
 
+/* Where MPI_Finalize hangs on one rank, it does on all: rank 0 tells the user. Whether it has, or
+ * has come to its end. */
+static bool rank_0_tells(ms_rank_mirror *own)
+{
+    ms_control_file *control = own->files->control;
+    ms_rank_line *first = &control->lines[0], *mine = &control->lines[own->rank];
+    if (own->rank == 0) {
+        atomic_store(&mine->hangs, 1);
+        own->mirror.tell(&own->mirror, &mine->hangs, sizeof mine->hangs);
+        return false;
+    }
+    uint64_t limit = own->os->monotonic_ns(own->os->user) + MS_RANK_0_NS;
+    while (!atomic_load(&first->hangs) && !atomic_load(&first->gone)
+           && own->os->monotonic_ns(own->os->user) < limit) {
+        ms_word never = 0;
+        ms_futex_wait(&never, 0, MS_DOOR_RETRY_NS);
+    }
+    return atomic_load(&first->hangs);
+}
+
+/* The work is done, so this is no error of the job. The time limit makes the end of MPI part of the
+ * rank's work for those that watch it. */
+static void close_mpi(ms_rank_mirror *own)
+{
+    const ms_control_file *control = own->files->control;
+    ms_activity *activity = &own->files->control->lines[own->rank].activity;
+    ms_activity_begin(activity);
+    ms_status status = ms_mpi_close(&own->context, own->files->mpi);
+    if (status && !(status == MS_ERROR_TIMEOUT && rank_0_tells(own)))
+        ms_log(&own->context, MS_LOG_WARN, "%s on host %s; all ranks had done their work",
+               own->context.error.message, control->host_names[control->host_of[own->rank]]);
+    ms_activity_end(activity);
+}
+
 /* MPI ends with the files. After the end of the job it is not asked to: it may never come back. */
 static void close_mirror(ms_mirror *mirror)
 {
@@ -221,8 +257,7 @@ static void close_mirror(ms_mirror *mirror)
     ms_mpi *mpi = own->files->mpi;
     if (mpi) await_others(own);
     if (mpi && ms_host_ended(own->files->control)) ms_mpi_give_up(mpi);
-    else if (mpi && ms_mpi_close(&own->context, mpi))
-        ms_log(&own->context, MS_LOG_WARN, "%s", own->context.error.message);
+    else if (mpi) close_mpi(own);
     os->close(os->user, own->socket);
     os->release(os->user, own);
 }

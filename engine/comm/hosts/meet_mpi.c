@@ -9,7 +9,7 @@
 
 #define MS_TAG_MEETING 0
 /* All ranks come to MPI_Finalize at the same time (door.c). That of MPICH has been seen to hang
- * over TCP then. */
+ * over TCP then. A shorter time limit of the job is that of MPI_Finalize, too. */
 #define MS_FINALIZE_NS ((uint64_t)10 * 1000000000)
 
 typedef struct ms_mpi_meeting {
@@ -161,8 +161,9 @@ static ms_status begin(ms_mpi_meeting *meeting, const ms_launcher *launcher)
     const ms_hosts_options *options = meeting->base.options;
     ms_hosts_place *place = meeting->base.place;
     const ms_mpi_module *module = NULL;
+    uint64_t most_ns = options->rendezvous.timeout_ns;
     ms_mpi_options wishes = { .timeout_ns = options->init_ns,
-                              .ending_ns = MS_FINALIZE_NS,
+                              .ending_ns = most_ns < MS_FINALIZE_NS ? most_ns : MS_FINALIZE_NS,
                               .crowded = true,
                               .news = hear_news,
                               .user = meeting };

@@ -301,9 +301,7 @@ ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi)
     ms_bell_ring(&mpi->bell);
     uint64_t most_ns = mpi->options.ending_ns ? mpi->options.ending_ns : mpi->options.timeout_ns;
     if (!await_end_of(mpi, RUNNING, most_ns))
-        return ms_fail(context, MS_ERROR_TIMEOUT,
-                       "%s of %s did not return in %g s: some process of the job has not come to "
-                       "its end",
+        return ms_fail(context, MS_ERROR_TIMEOUT, "%s of %s did not return in %g s",
                        call_of(mpi, "MPI_Finalize"), mpi->module->name, (double)most_ns * 1e-9);
     mpi->os->thread_join(mpi->os->user, mpi->thread);
     ms_status status = *mpi->why ? ms_fail(context, MS_ERROR_IO, "MPI_Finalize of %s: %s",
