@@ -703,6 +703,13 @@
 --- Draws from the likeliest tokens whose probabilities add up to top_p (0 to 1) only.
 ---@field top_p? number
 ---@field seed? integer                of the draws; unless given, the engine's generator draws
+--- An id, or a list of ids, that ends the text; false: none does. Unless given, model.stop.
+---@field stop? integer|integer[]|false
+--- Is called with each new id as it comes, after the host has waited for it; false ends the text.
+---@field on_token? fun(id: integer): boolean?
+--- All ranks of this group call generate, and run forwards until the last of them has its ids. For
+--- models whose forwards are collective. Unless given, the ranks of a sharded model.
+---@field group? ms.Group
 
 --- Layers compute on the last dimension: Linear maps [..., inputs] to [..., outputs]; Embedding
 --- maps ids [...] to [..., width]; norms, MLP and activations keep the shape; Attention (causal
@@ -740,7 +747,11 @@
 --- its own shards, by ms.ddp, or by materialize.
 ---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
 ---@class ms.LanguageModel: ms.Module
---- Continues a text: tokens are ids [length], at least one. Returns the new ids, i64 [count].
+--- The ids that end a text, of generation_config.json or config.json; nil in models of your own.
+---@field stop? integer[]
+--- Continues a text: tokens are ids [length], at least one. Returns the new ids, i64 [count], or
+--- fewer that end with an id of `stop`. Keys and values are kept: an id costs the forward of one
+--- position. Past the context, it costs a forward of the last `context` ids.
 ---@field generate fun(self, tokens: ms.Tensor, options: ms.GenerateOptions): ms.Tensor
 
 ---------------------------------------------------------------------------------------------- optim

@@ -82,7 +82,7 @@ describe("the annotations", function()
     ["ms.DDPOptions"] = true, ["ms.FSDPOptions"] = true, ["ms.ApplyOptions"] = true,
     ["ms.Stage"] = true, ["ms.EvalOptions"] = true,
     ["ms.OverlapPlanner"] = true, ["ms.BucketsPlanner"] = true,
-    ["ms.PrefetchPlanner"] = true,
+    ["ms.PrefetchPlanner"] = true, ["ms.GenerateOptions"] = true,
   }
 
   for class, fields in pairs(classes) do

@@ -24,13 +24,14 @@ function Attention:init(options, std)
   self.c_proj = Conv1D(options.width, options.width, std)
 end
 
-function Attention:forward(x)
+function Attention:forward(x, past)
   local shape = x:shape()
   local batch, time, width = shape[1], shape[2], shape[3]
   local parts = self.c_attn(x):split(width, 3)
   for i = 1, 3 do parts[i] = parts[i]:view(batch, time, -1, self.head):transpose(2, 3) end
-  return self.c_proj(parts[1]:attention(parts[2], parts[3]):transpose(2, 3)
-    :reshape(batch, time, width))
+  local q, k, v = parts[1], parts[2], parts[3]
+  if past then k, v = past.extend(k, v) end
+  return self.c_proj(q:attention(k, v):transpose(2, 3):reshape(batch, time, width))
 end
 
 local MLP = module.class "GPT2MLP"
@@ -61,11 +62,11 @@ local function norm_of_sum(norm, stream, change)
   return change:add_layer_norm(stream, norm.weight, norm.bias, norm.eps)
 end
 
-function Block:forward(stream, change)
+function Block:forward(stream, change, past)
   local normed
   local function drop(x) return self.p > 0 and self:is_training() and x:dropout(self.p) or x end
   stream, normed = norm_of_sum(self.ln_1, stream, change)
-  stream, normed = norm_of_sum(self.ln_2, stream, drop(self.attn(normed)))
+  stream, normed = norm_of_sum(self.ln_2, stream, drop(self.attn(normed, past)))
   return stream, drop(self.mlp(normed))
 end
 
@@ -95,15 +96,16 @@ function GPT2:init(options)
 end
 
 -- The last norm's output [batch, time, width].
-local function features(self, tokens)
+local function features(self, tokens, cache)
   argument("gpt2", "tokens", tokens, "tensor")
   local shape = tokens:shape()
   if #shape ~= 2 then core.raise("gpt2: tokens must be [batch, time], not " .. tostring(tokens)) end
-  if shape[2] > self.options.context then
+  local first = cache and cache.length or 0
+  if first + shape[2] > self.options.context then
     core.raise(("gpt2: %d tokens are more than the context of %d")
-      :format(shape[2], self.options.context))
+      :format(first + shape[2], self.options.context))
   end
-  local stream, change = self.wte(tokens) + self.wpe.weight:narrow(1, 1, shape[2]), nil
+  local stream, change = self.wte(tokens) + self.wpe.weight:narrow(1, first + 1, shape[2]), nil
   if (self.options.dropout or 0) > 0 and self:is_training() then
     stream = stream:dropout(self.options.dropout)
   end
@@ -112,7 +114,7 @@ local function features(self, tokens)
     if self.options.recompute and core.is_recording() then
       stream, change = core.recompute(block, stream, change)
     else
-      stream, change = block(stream, change)
+      stream, change = block(stream, change, cache and cache:block(i))
     end
   end
   local _, normed = norm_of_sum(self.ln_f, stream, change)
@@ -128,9 +130,10 @@ end
 function GPT2:forward(tokens) return head(self, features(self, tokens)) end
 
 ---@param tokens ms.Tensor ids [batch, time]
+---@param cache? ms.KeyCache of the positions before these; gets theirs
 ---@return ms.Tensor logits of the last position [batch, 1, vocab]
-function GPT2:last_logits(tokens)
-  local x = features(self, tokens)
+function GPT2:last_logits(tokens, cache)
+  local x = features(self, tokens, cache)
   return head(self, x:narrow(2, x:size(2), 1))
 end
 

@@ -1,6 +1,7 @@
 -- What gpt2 and llama have in common: options, loading and saving with config.json, generating
 -- text.
 local core = require "moonshard.core"
+local generate = require "moonshard.nn.generate"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.options"
 local check = options_of.check
@@ -61,84 +62,12 @@ function LanguageModel.check(name, given, own)
   return checked
 end
 
--- Draws an id from logits [vocab], on the device: the host does not wait.
-local function draw(logits, how, seed, position)
-  if how.temperature == 0 then return logits:argmax():view(1) end
-  logits = logits:to("f32") / (how.temperature or 1)
-  local ids
-  if how.top_k or how.top_p then
-    local count = logits:size(1)
-    logits, ids = logits:topk(math.min(how.top_k or count, count))
-  end
-  local chances = logits:softmax()
-  local sums = chances:cumsum(1)
-  if how.top_p then
-    -- Keep the likeliest ids up to a total probability of top_p, including the one that crosses it,
-    -- and always the likeliest one.
-    local before = sums - chances
-    chances = chances:masked_fill(before:ge(math.max(how.top_p, 1e-30)), 0)
-    sums = chances:cumsum(1)
-  end
-  local total = sums:narrow(1, sums:size(1), 1)
-  local point = core.rand { 1, seed = seed and seed + position } * total
-  local chosen = sums:le(point):sum():clamp(0, sums:size(1) - 1):view(1)
-  return ids and ids:gather(1, chosen) or chosen
-end
-
-local function check_drawing(how)
-  local function number(name, low, high)
-    local value = how[name]
-    if value ~= nil and (type(value) ~= "number" or not (value >= low and value <= high)) then
-      core.raise(("generate: %s must be a number from %g to %g, not %s")
-        :format(name, low, high, tostring(value)))
-    end
-  end
-  local function integer(name)
-    if math.type(how[name]) ~= "integer" or how[name] < 1 then
-      core.raise(("generate: %s must be an integer of 1 or more"):format(name))
-    end
-  end
-  integer "count"
-  if how.top_k ~= nil then integer "top_k" end
-  number("temperature", 0, math.huge)
-  number("top_p", 0, 1)
-  if how.seed ~= nil and math.type(how.seed) ~= "integer" then
-    core.raise "generate: seed must be an integer"
-  end
-end
-
 --- Continues a text. Returns the new ids, each of which is drawn from the model's logits after the
 --- last `context` ids before it.
 ---@param tokens ms.Tensor ids [length], 1 or more
 ---@param how ms.GenerateOptions
----@return ms.Tensor i64 [count]
-function LanguageModel:generate(tokens, how)
-  how = check("generate", how, { "count", "temperature", "top_k", "top_p", "seed" })
-  if not core.is_tensor(tokens) or tokens:dim() ~= 1 or tokens:numel() == 0 then
-    core.raise("generate: tokens must be a list of one or more ids, not " .. tostring(tokens))
-  end
-  check_drawing(how)
-  local training = self:is_training()
-  self:eval()
-  local mode <close> = setmetatable({}, { -- luacheck: ignore mode
-    __close = function() self:train(training) end,
-  })
-  local context = self.options.context
-  return core.no_grad(function()
-    local window, made = tokens:to("i64"), {}
-    for i = 1, how.count do
-      local length = window:numel()
-      if length > context then
-        window, length = window:narrow(1, length - context + 1, context), context
-      end
-      local logits = self:last_logits(window:view(1, length)):view(-1)
-      local id = draw(logits, how, how.seed, i)
-      made[i] = id
-      window = core.cat { window, id }
-    end
-    return core.cat(made)
-  end)
-end
+---@return ms.Tensor i64 [count or fewer]
+function LanguageModel:generate(tokens, how) return generate(self, tokens, how) end
 
 options_of.methods(LanguageModel, "a language model", module.is_module, { "generate" })
 

@@ -36,10 +36,10 @@ local function norm_of_sum(norm, stream, change)
   return change:add_rms_norm(stream, norm.weight, norm.eps)
 end
 
-function Block:forward(stream, change)
+function Block:forward(stream, change, past)
   local normed
   stream, normed = norm_of_sum(self.input_layernorm, stream, change)
-  stream, normed = norm_of_sum(self.post_attention_layernorm, stream, self.self_attn(normed))
+  stream, normed = norm_of_sum(self.post_attention_layernorm, stream, self.self_attn(normed, past))
   return stream, self.mlp(normed)
 end
 
@@ -53,12 +53,12 @@ function Body:init(options)
   self.norm = layers.RMSNorm(options.width, { eps = options.eps })
 end
 
-function Body:forward(tokens, recompute)
+function Body:forward(tokens, recompute, cache)
   local stream, change = self.embed_tokens(tokens), nil
   for i = 1, #self.layers do
     local block = self.layers[i]
     if recompute and core.is_recording() then stream, change = core.recompute(block, stream, change)
-    else stream, change = block(stream, change) end
+    else stream, change = block(stream, change, cache and cache:block(i)) end
   end
   local _, normed = norm_of_sum(self.norm, stream, change)
   return normed
@@ -85,17 +85,18 @@ function Llama:init(options)
   end)
 end
 
-local function features(self, tokens)
+local function features(self, tokens, cache)
   argument("llama", "tokens", tokens, "tensor")
   local shape = tokens:shape()
   if #shape ~= 2 then
     core.raise("llama: tokens must be [batch, time], not " .. tostring(tokens))
   end
-  if shape[2] > self.options.context then
+  local length = shape[2] + (cache and cache.length or 0)
+  if length > self.options.context then
     core.raise(("llama: %d tokens are more than the context of %d")
-      :format(shape[2], self.options.context))
+      :format(length, self.options.context))
   end
-  return self.model(tokens, self.options.recompute)
+  return self.model(tokens, self.options.recompute, cache)
 end
 
 local function head(self, x)
@@ -107,9 +108,10 @@ end
 function Llama:forward(tokens) return head(self, features(self, tokens)) end
 
 ---@param tokens ms.Tensor ids [batch, time]
+---@param cache? ms.KeyCache of the positions before these; gets theirs
 ---@return ms.Tensor logits of the last position [batch, 1, vocab]
-function Llama:last_logits(tokens)
-  local x = features(self, tokens)
+function Llama:last_logits(tokens, cache)
+  local x = features(self, tokens, cache)
   return head(self, x:narrow(2, x:size(2), 1))
 end
 

@@ -128,6 +128,32 @@ local function read_config(path)
   return text, config
 end
 
+-- The ids that end a text, by generation_config.json or else config.json; false: neither names one.
+-- nil, message, code if what is there cannot be read.
+local function stops_of(folder, config)
+  local where, given = folder .. "/generation_config.json", nil
+  if core.exists(where) == "file" then
+    local text, message, code = core.file_read(where)
+    if not text then return nil, message, code end
+    local settings
+    settings, message, code = core.json_decode(text)
+    if type(settings) ~= "table" then
+      return refuse(where, message or "an object is expected", code or "corrupt")
+    end
+    given = settings.eos_token_id
+  end
+  if given == nil then where, given = folder .. "/config.json", config.eos_token_id end
+  if given == nil then return false end
+  local list = type(given) == "table" and given or { given }
+  for _, id in ipairs(list) do
+    if math.type(id) ~= "integer" then
+      return refuse(where, ("eos_token_id has %s; an id or a list of ids is expected")
+        :format(tostring(id)), "corrupt")
+    end
+  end
+  return list
+end
+
 --- A GPT-2 or Llama with the weights of a folder with config.json and .safetensors files, or of one
 --- .safetensors file with config.json beside it. options: dropout and recompute, which config.json
 --- does not determine.
@@ -150,6 +176,9 @@ return function(path, options)
   local settings, message
   settings, message, code = settings_of(where, config, class)
   if not settings then return nil, message, code end
+  local stops
+  stops, message, code = stops_of(folder, config)
+  if stops == nil then return nil, message, code end
   settings.recompute = options.recompute
   if config.model_type == "gpt2" then settings.dropout = options.dropout
   elseif (options.dropout or 0) ~= 0 then
@@ -167,5 +196,6 @@ return function(path, options)
   companions, message, code = companions_of(folder)
   if not companions then return nil, message, code end
   remember(model, found, text, companions)
+  model.stop = stops or nil
   return model
 end

@@ -1,0 +1,198 @@
+-- Text from a language model: one forward over the prompt, then one position for each new id.
+local core = require "moonshard.core"
+local key_cache = require "moonshard.nn.key_cache"
+local options_of = require "moonshard.options"
+require "moonshard.group"
+
+-- Bytes of dropped tensors at which they are collected. A collection costs more than what fewer
+-- bytes are worth.
+local GARBAGE <const> = 16 << 20
+
+-- Draws an id from logits [vocab], on the device: the host does not wait.
+local function draw(logits, how, position)
+  if how.temperature == 0 then return logits:argmax():view(1) end
+  logits = logits:to("f32") / (how.temperature or 1)
+  local ids
+  if how.top_k or how.top_p then
+    local count = logits:size(1)
+    logits, ids = logits:topk(math.min(how.top_k or count, count))
+  end
+  local chances = logits:softmax()
+  local sums = chances:cumsum(1)
+  if how.top_p then
+    -- Keep the likeliest ids up to a total probability of top_p, including the one that crosses it,
+    -- and always the likeliest one.
+    local before = sums - chances
+    chances = chances:masked_fill(before:ge(math.max(how.top_p, 1e-30)), 0)
+    sums = chances:cumsum(1)
+  end
+  local total = sums:narrow(1, sums:size(1), 1)
+  local point = core.rand { 1, seed = how.seed and how.seed + position } * total
+  local chosen = sums:le(point):sum():clamp(0, sums:size(1) - 1):view(1)
+  return ids and ids:gather(1, chosen) or chosen
+end
+
+-------------------------------------------------------------------------------------------- options
+
+local known = {
+  count = "any", temperature = "any", top_k = "any", top_p = "any", seed = "any", stop = "any",
+  on_token = "function", group = "group",
+}
+
+local function check_drawing(how)
+  local function number(name, low, high)
+    local value = how[name]
+    if value ~= nil and (type(value) ~= "number" or not (value >= low and value <= high)) then
+      core.raise(("generate: %s must be a number from %g to %g, not %s")
+        :format(name, low, high, tostring(value)))
+    end
+  end
+  local function integer(name)
+    if math.type(how[name]) ~= "integer" or how[name] < 1 then
+      core.raise(("generate: %s must be an integer of 1 or more"):format(name))
+    end
+  end
+  integer "count"
+  if how.top_k ~= nil then integer "top_k" end
+  number("temperature", 0, math.huge)
+  number("top_p", 0, 1)
+  if how.seed ~= nil and math.type(how.seed) ~= "integer" then
+    core.raise "generate: seed must be an integer"
+  end
+end
+
+-- The ids that end a text, as a set; nil: none.
+local function stops_of(model, given)
+  if given == nil then given = model.stop end
+  if given == nil or given == false then return nil end
+  local list, set = type(given) == "table" and given or { given }, {}
+  for _, id in ipairs(list) do
+    if math.type(id) ~= "integer" then
+      core.raise(("generate: stop is an id, a list of ids, or false, not %s"):format(tostring(id)))
+    end
+    set[id] = true
+  end
+  if next(set) == nil and next(list) ~= nil then
+    core.raise "generate: stop is an id, a list of ids, or false"
+  end
+  return next(set) and set
+end
+
+local function check_ids(tokens, vocab)
+  if not vocab then return end
+  local low, high = tokens:min():item(), tokens:max():item()
+  local wrong = low < 0 and low or high >= vocab and high or nil
+  if wrong then
+    core.raise(("generate: the prompt has the id %d, and the model's vocabulary the ids 0 to %d")
+      :format(wrong, vocab - 1))
+  end
+end
+
+-- The ranks whose forwards meet: those that share a sharded model's parameters.
+local function group_of(model, given)
+  local meta = getmetatable(model)
+  local s = given == nil and type(meta) == "table" and meta.fsdp
+  if not s then return given end
+  return next(s.groups) and s.group or s.shards
+end
+
+------------------------------------------------------------------------------------------- the loop
+
+---@class ms.Generating
+---@field model ms.LanguageModel
+---@field context integer
+---@field ids ms.Tensor the prompt, and room for the new ids
+---@field length integer ids so far
+---@field prompt integer ids of the prompt
+---@field cache? ms.KeyCache
+
+-- Logits [vocab] after the ids so far. The cache has the positions of all ids but the new ones.
+-- Past the context each id shifts the positions of all others, so the window is computed anew.
+local function next_logits(self)
+  local count = math.min(self.length, self.context)
+  if self.cache and self.length > self.context then self.cache = nil end
+  local cache = self.cache
+  if cache then count = self.length - cache.length end
+  local given = self.ids:narrow(1, self.length - count + 1, count):view(1, count)
+  local logits = self.model:last_logits(given, cache):view(-1)
+  -- A model of the user's own may not know the cache.
+  if cache and cache.used then cache:advance(count) else self.cache = nil end
+  return logits
+end
+
+-- Gives back what the forwards have dropped, once it is worth it.
+local function collector()
+  local base
+  return function()
+    local live = core.memory().live
+    if not base then core.collect() base = core.memory().live
+    elseif live > base + GARBAGE then core.collect() end
+  end
+end
+
+-- Whether a rank of the group goes on.
+local function any_goes_on(group, goes_on)
+  if not group or group:size() == 1 then return goes_on end
+  return group:_share("sum", "i64", { goes_on and 1 or 0 }, "generate")[1] > 0
+end
+
+-- After a new id: whether this rank goes on. The host waits only where it must know the id.
+local function take(self, id, how, stops)
+  self.ids:narrow(1, self.length + 1, 1):copy_(id)
+  self.length = self.length + 1
+  local goes_on = self.length - self.prompt < how.count
+  if not (stops or how.on_token) then return goes_on end
+  local number = math.tointeger(id:item())
+  if stops and stops[number] and not core.is_sim() then goes_on = false end
+  if how.on_token and how.on_token(number) == false then goes_on = false end
+  return goes_on
+end
+
+local function run(self, how, stops, group)
+  local goes_on, collect = true, collector()
+  repeat
+    if goes_on then
+      local id = core.no_grad(function()
+        return draw(next_logits(self), how, self.length - self.prompt + 1)
+      end)
+      goes_on = take(self, id, how, stops)
+    else
+      -- The forwards of the other ranks meet this one.
+      core.no_grad(function() self.model:last_logits(self.ids:narrow(1, 1, 1):view(1, 1)) end)
+    end
+    collect()
+  until not any_goes_on(group, goes_on)
+  return self.ids:narrow(1, self.prompt + 1, self.length - self.prompt):clone()
+end
+
+--- Continues a text. Returns the new ids, each of which is drawn from the model's logits after the
+--- last `context` ids before it.
+---@param model ms.LanguageModel
+---@param tokens ms.Tensor ids [length], 1 or more
+---@param how ms.GenerateOptions
+---@return ms.Tensor i64 [count or fewer]
+return function(model, tokens, how)
+  how = options_of.check("generate", how, known)
+  if not core.is_tensor(tokens) or tokens:dim() ~= 1 or tokens:numel() == 0 then
+    core.raise("generate: tokens must be a list of one or more ids, not " .. tostring(tokens))
+  end
+  check_drawing(how)
+  local stops, group = stops_of(model, how.stop), group_of(model, how.group)
+  local training, context = model:is_training(), model.options.context
+  model:eval()
+  local mode <close> = setmetatable({}, { -- luacheck: ignore mode
+    __close = function() model:train(training) end,
+  })
+  return core.no_grad(function()
+    check_ids(tokens, model.options.vocab)
+    local length = tokens:numel()
+    local ids = core.zeros { length + how.count, dtype = "i64" }
+    ids:narrow(1, 1, length):copy_(tokens)
+    -- No forward takes the last id, so it needs no room.
+    local room = math.min(context, length + how.count - 1)
+    return run({
+      model = model, context = context, ids = ids, length = length, prompt = length,
+      cache = room > length and key_cache(room) or nil,
+    }, how, stops, group)
+  end)
+end
