@@ -11,6 +11,9 @@
 
 /* What ranks have to leave before the report is written without them. */
 #define MS_LEAVE_NS 4000000000u
+/* The report is written so long before ranks that stay are killed. A launcher that sees a rank
+ * killed cleans up, and some systems end this process then. */
+#define MS_EARLIER_NS 2000000000u
 
 /* The exit status of another process' child is the last number of its record in /proc, as long as
  * its parent has not read it; false: it has. */
@@ -92,7 +95,7 @@ static bool can_report(ms_job *job)
     if (!ms_rendezvous_cause(job->rendezvous, &cause)) return false;
     if (!job->ending) ms_end_job(job, MS_ABORT_NONE, -1, NULL);
     uint64_t now = os->monotonic_ns(os->user);
-    if (!job->deadline_ns || now >= job->deadline_ns) return true;
+    if (!job->deadline_ns || now + MS_EARLIER_NS >= job->deadline_ns) return true;
     for (uint32_t r = 0; r < job->ranks; r++) {
         ms_rendezvous_rank(job->rendezvous, r, &state);
         if (!job->outcomes[r].ended && state.phase != MS_RANK_LEFT && !state.finished) return false;
@@ -128,6 +131,8 @@ int ms_keep(lua_State *L)
     luaL_checktype(L, 1, LUA_TTABLE);
     luaL_checktype(L, 2, LUA_TFUNCTION);
     lua_settop(L, 2);
+    /* The launcher that reads this process' output may end first. */
+    signal(SIGPIPE, SIG_IGN);
     ms_job *job = ms_job_new(L);
     job->keeper = lua_touserdata(L, lua_upvalueindex(1));
     job->rendezvous = ms_rendezvous_retain(ms_keeper_rendezvous(job->keeper));

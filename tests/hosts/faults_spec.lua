@@ -101,6 +101,33 @@ for i, mpi in ipairs(hosts.mpis()) do
       assert.falsy(text:find("before its first collective", 1, true), text)
     end)
 
+    -- They do not hear of it, so their launcher ends them, and itself, before they leave the job.
+    trials("names a rank that was killed while the others were busy", function()
+      command.write(folder .. "/busy.lua", [[
+local ms = require "moonshard"
+local cfg = ms.config { run = "" }
+ms.report { run = cfg.run }
+ms.world():all_reduce(ms.ones { 8 }):sync()
+io.open(("%s/busy-%d"):format(cfg.run, ms.rank()), "w"):close()
+while true do end]])
+      local running = hosts.mpirun(mpi, where, ("'%s' run '%s/busy.lua' run='%s/run'"):format(
+        command.program, folder, folder))
+      for rank = 0, 3 do
+        await(60, "the run does not begin", function()
+          return exists(("%s/run/busy-%d"):format(folder, rank))
+        end)
+      end
+      local victims = find "run"
+      local victim = victims[math.random(#victims)]
+      kill(victim.process, "KILL")
+      local _, text = ended(running)
+      local report = command.read(folder .. "/run/report.txt")
+      assert.truthy(report, text)
+      assert.truthy(report:find(("rank %d (pid %d) on host %s "):format(victim.rank,
+        victim.process, victim.host), 1, true), report)
+      assert.truthy(report:find("after all_reduce #1 of world", 1, true), report)
+    end)
+
     for _, host in ipairs { "hosta", "hostb" } do
       trials("names " .. host .. " when its keeper was killed", function()
         local running = train(mpi, where, "")
