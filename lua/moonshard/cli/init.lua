@@ -8,6 +8,7 @@ local commands = {
   { "trace", "show how the steps of a recorded run used their time: table, JSON, page" },
   { "test", "compare with golden data: moonshard test --golden DIR" },
   { "tokenize", "write files of text as shards of tokens" },
+  { "generate", "continue a text with a model: moonshard generate MODEL --prompt TEXT" },
   { "info", "describe this machine and this build" },
   { "repl", "an interactive session" },
 }

@@ -1,0 +1,153 @@
+-- moonshard generate: text from a model's folder, shown as it comes.
+local core = require "moonshard.core"
+local launch = require "moonshard.launch"
+local live = require "moonshard.live"
+local switches = require "moonshard.cli.switches"
+local vocabulary = require "moonshard.vocabulary"
+
+local generate = {}
+
+local COUNT <const> = 200
+
+local function number(text)
+  local value = tonumber(text)
+  if value and value >= 0 then return value end
+  return nil, ("a number of 0 or more is expected, not '%s'"):format(text)
+end
+
+local function share(text)
+  local value = tonumber(text)
+  if value and value >= 0 and value <= 1 then return value end
+  return nil, ("a number from 0 to 1 is expected, not '%s'"):format(text)
+end
+
+local function parser_of()
+  local parser = switches.plain("generate", "Continues a text with a model: prints the prompt, \z
+    and new text as it comes. The same seed gives the same text.")
+  parser:argument("model", "a folder with config.json and .safetensors, or a run's folder"):args "?"
+  parser:option("--prompt", "the text to continue; -: what comes on standard input (default: the \z
+    token that begins texts)"):argname "TEXT"
+  parser:option("--special", "what names of special tokens in the prompt become: text, or the \z
+    tokens (parse) (default: text)"):choices { "text", "parse" }:default "text":show_default(false)
+  parser:option("--count", ("tokens at most (default: %d, or what fits into the model's context)")
+    :format(COUNT)):argname "N":convert(switches.count)
+  parser:option("--temperature", "divides the logits; 0: always the likeliest token")
+    :argname "T":convert(number):default "0.8"
+  parser:option("--top-k", "draw from the K likeliest tokens (default: from all)")
+    :argname "K":convert(switches.count)
+  parser:option("--top-p", "draw from the likeliest tokens of this probability (default: from all)")
+    :argname "P":convert(share)
+  parser:flag("--greedy", "as --temperature 0")
+  parser:option("--seed", "another seed gives another text"):argname "N"
+    :convert(switches.integer):default "0"
+  parser:option("--tokenizer", "a tokenizer's file or folder (default: the model's folder)")
+    :argname "PATH"
+  parser:option("--pattern", "where ranks of tiktoken cut text: gpt2, cl100k, o200k, llama3")
+  parser:option("--stop", "auto: the text ends where the model ends it; none: it goes on")
+    :choices { "auto", "none" }:default "auto"
+  switches.add_threads(parser)
+  return parser
+end
+
+-- The folder of the model's files, below a path that may be a run's.
+local function folder_of(path)
+  local kind = core.exists(path)
+  if not kind then launch.exit(3, ("there is no file or folder '%s'"):format(path)) end
+  if kind == "file" then return path:match "^(.*)/[^/]*$" or ".", path end
+  path = path:gsub("(.)/+$", "%1")
+  for _, folder in ipairs { path, path .. "/model" } do
+    if core.exists(folder .. "/config.json") then return folder, folder end
+  end
+  launch.exit(3, ("'%s' has no model: there is no config.json in it, nor in %s/model")
+    :format(path, path))
+end
+
+-- Whether a folder seems to have a tokenizer, so that a damaged one is not taken for none.
+local function has_tokenizer(folder)
+  for _, name in ipairs { "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json" } do
+    if core.exists(folder .. "/" .. name) then return true end
+  end
+  return false
+end
+
+local function vocabulary_of(parsed, folder, model)
+  local path = parsed.tokenizer
+  if not path and not has_tokenizer(folder) then
+    if model.options.vocab == 256 then return vocabulary.bytes() end
+    launch.exit(3, ("'%s' has no tokenizer: name one with --tokenizer PATH"):format(folder))
+  end
+  local tokenizer, message = require "moonshard".tokenizer.load(path or folder,
+    { pattern = parsed.pattern })
+  if not tokenizer then launch.exit(3, message) end
+  local words = vocabulary.of(tokenizer, path or folder)
+  local misfit = vocabulary.misfit(words, model)
+  if misfit then launch.exit(3, misfit) end
+  return words
+end
+
+-- The prompt's text, and its ids.
+local function prompt_of(parsed, words)
+  local text = parsed.prompt
+  if text == "-" then text = io.stdin:read "a" end
+  local called, ids = pcall(vocabulary.prompt, words, text, { special = parsed.special })
+  if not called then launch.exit(2, tostring(ids)) end
+  if not ids then
+    launch.exit(2, "--prompt TEXT must be given: the tokenizer names no token that begins a text")
+  end
+  return text or "", ids
+end
+
+-- Unless given: what fits, as each token past the context costs a forward of the whole window.
+local function count_of(parsed, model, ids)
+  local room = model.options.context - #ids
+  return parsed.count or room > 0 and math.min(COUNT, room) or COUNT
+end
+
+local function stops_of(parsed, model, words)
+  if parsed.stop == "none" then return false end
+  return model.stop or words.stop
+end
+
+-- Shows text at once; false where nobody reads it any more.
+local function show(text) return text == "" or io.stdout:write(text) and io.stdout:flush() end
+
+-- Writes the text; returns how many tokens it has, and their seconds without those of the first,
+-- before which the prompt is run.
+local function write(parsed, model, words, text, ids)
+  local process, stream, made, first = launch.process, words.stream(ids), 0, nil
+  if process then process.watch_signals() end
+  local reads = show(text)
+  model:generate(core.tensor(ids, "i64"), {
+    count = count_of(parsed, model, ids), stop = stops_of(parsed, model, words),
+    temperature = parsed.greedy and 0 or parsed.temperature,
+    top_k = parsed.top_k, top_p = parsed.top_p, seed = parsed.seed,
+    on_token = function(id)
+      made, first = made + 1, first or core.clock_ms()
+      reads = reads and show(stream.add(id))
+      return reads and not (process and process.stop_requested()) and true or false
+    end,
+  })
+  show(stream.finish() .. "\n")
+  return made, (core.clock_ms() - first) / 1000
+end
+
+function generate.main(arguments)
+  local parser = parser_of()
+  local parsed = switches.parse(parser, arguments)
+  if not parsed.model then launch.exit(2, "which model?\n" .. parser:get_usage()) end
+  switches.apply(parsed)
+  local folder, path = folder_of(parsed.model)
+  local model, message = require "moonshard".nn.pretrained(path)
+  if not model then launch.exit(3, message) end
+  local words = vocabulary_of(parsed, folder, model)
+  local made, seconds = write(parsed, model, words, prompt_of(parsed, words))
+  if live.is_terminal() then
+    io.stderr:write(("%d tokens, %.1f tokens/s\n"):format(made,
+      (made - 1) / math.max(seconds, 1e-6)))
+  end
+  local signal = launch.process and launch.process.stop_requested()
+  if signal then launch.exit(128 + signal) end
+  return 0
+end
+
+return generate
