@@ -76,14 +76,18 @@ local model, optimizer, clip = ms.scripts.apply(cfg, make, function(net)
   })
 end, { clip = cfg.clip })
 
+-- Samples are text if the folder of the weights has a tokenizer, or if the shards name theirs. It
+-- is saved with the model, for `moonshard generate`.
+local tokenizer = not cfg.bytes and ms.scripts.tokenizer(model, train, valid) or nil
+
 local result = ms.train {
   model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate,
   clip = clip, dtype = cfg.dtype,
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.every.eval, batches = 20 },
-  -- No sample is printed for shards, because they do not have the tokenizer.
-  sample = cfg.bytes and { every = cfg.every.sample, count = 300 } or nil,
+  sample = (tokenizer or cfg.bytes)
+    and { every = cfg.every.sample, count = 300, tokenizer = tokenizer } or nil,
   save = { every = cfg.every.save, last = 2 },
   resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,
 }

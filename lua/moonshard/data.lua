@@ -2,6 +2,7 @@
 -- prepares batches ahead.
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
+local tokenizer_files = require "moonshard.tokenizer_files"
 local check, argument = options_of.check, options_of.argument
 
 ---@class ms.data
@@ -56,7 +57,11 @@ function data.tokens(pattern)
   argument("data.tokens", "pattern", pattern, "string")
   local files, message, code = expand(pattern)
   if not files then return nil, message, code end
-  return core.dataset_tokens(files)
+  local set
+  set, message, code = core.dataset_tokens(files)
+  if not set then return nil, message, code end
+  tokenizer_files.note_shards(set, files)
+  return set
 end
 
 -- The file of a folder whose name has this ending; if there are several, the training file.
@@ -121,8 +126,33 @@ function Dataset:loader(options)
   return core.loader(self, own)
 end
 
+local split = Dataset.split
+
+--- The first part, and the rest.
+---@param fraction number
+---@return ms.Dataset
+---@return ms.Dataset
+function Dataset:split(fraction)
+  argument("split", "fraction", fraction, "number")
+  local first, rest = split(self, fraction)
+  tokenizer_files.inherit(first, self)
+  tokenizer_files.inherit(rest, self)
+  return first, rest
+end
+
+--- The tokenizer that `moonshard tokenize` has named beside these shards. nil: none is named; nil,
+--- message, code: it cannot be read.
+---@return ms.Tokenizer?
+---@return string? message
+---@return string? code
+function Dataset:tokenizer()
+  local told = tokenizer_files.descriptions(self)[1]
+  if not told then return nil end
+  return tokenizer_files.read(told)
+end
+
 options_of.methods(Dataset, "a data set", function(value)
   return type(value) == "userdata" and (pcall(Dataset.size, value))
-end, { "loader" })
+end, { "loader", "split", "tokenizer" })
 
 return options_of.closed(data, "ms.data")

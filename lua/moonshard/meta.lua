@@ -753,6 +753,12 @@
 --- fewer that end with an id of `stop`. Keys and values are kept: an id costs the forward of one
 --- position. Past the context, it costs a forward of the last `context` ids.
 ---@field generate fun(self, tokens: ms.Tensor, options: ms.GenerateOptions): ms.Tensor
+--- The tokenizer of the folder that the model was read from, or the one that set_tokenizer has
+--- given; nil: there is none.
+---@field tokenizer fun(self): ms.Tokenizer?, string?, string?
+--- The model's tokenizer from now on: `save` puts its files beside the weights. Raises if it has
+--- more ids than the model has rows.
+---@field set_tokenizer fun(self, tokenizer: ms.Tokenizer): true?, string?, string?
 
 ---------------------------------------------------------------------------------------------- optim
 
@@ -1611,6 +1617,10 @@
 ---@field size fun(self): integer   number of images, or of tokens
 --- The first floor(fraction * size) samples or tokens, and the rest.
 ---@field split fun(self, fraction: number): ms.Dataset, ms.Dataset
+--- The tokenizer that `moonshard tokenize` has named beside these shards of tokens, in NAME.json. A
+--- relative path begins at the current folder, or else at that of NAME.json. nil: none is named; nil,
+--- message, code: it is not there, or is not the one that made the shards.
+---@field tokenizer fun(self): ms.Tokenizer?, string?, string?
 --- A loader of batches. Each rank gets its part of each batch, so that the ranks together see the
 --- samples that one rank would see.
 ---@field loader fun(self, options: ms.LoaderOptions): ms.Loader
@@ -1690,7 +1700,9 @@
 
 ---@class ms.SampleOptions
 ---@field every integer                steps between two samples
----@field prompt? string               a line break unless given
+--- The text that is continued; unless given, a line break, or the token that begins texts.
+---@field prompt? string
+---@field tokenizer? ms.Tokenizer      that made the model's ids; unless given, ids are bytes
 ---@field count? integer               number of new tokens; 200 unless given
 ---@field temperature? number          0.8 unless given
 
@@ -1809,6 +1821,11 @@
 --- functions ("gather") or strategy ("prefetch") that the option of cfg names; nil where it is not
 --- set. A wrong one ends the run with 2.
 ---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"): any
+--- For samples as text: the tokenizer of the model's folder, or the one that the shards of these data
+--- sets name, which then becomes the model's (set_tokenizer). nil: none is named, or it is not there,
+--- which a log line says. Ends the program with code 3 if they differ, or if one has more ids than
+--- the model has rows. All ranks call it, and have the same result.
+---@field tokenizer fun(model: ms.LanguageModel, ...: ms.Dataset): ms.Tokenizer?
 
 ---@class ms.trace
 --- Starts recording the work of all streams and ranks. path: the file to write, as JSON for Chrome

@@ -42,6 +42,12 @@ local kinds = {
   tensor = { "a tensor", core.is_tensor },
   module = { "a module", is_module },
   optimizer = { "an optimizer", function(value) return named(value, "ms.Optimizer") end },
+  tokenizer = {
+    "a tokenizer",
+    function(value)
+      return type(value) == "userdata" and pcall(core.Tokenizer.vocab_size, value)
+    end,
+  },
   group = {
     "a group of ranks (ms.world(), or what its split gives)",
     function(value) return core.is_group(value) end,
@@ -68,8 +74,8 @@ local function mismatch(value, wanted)
 end
 
 --- Raises unless an argument is of one of these kinds: string, number, integer, boolean, function
---- (or any callable value), table, list, tensor, module, group. "a|b" allows several kinds; ? at
---- the end also allows nil.
+--- (or any callable value), table, list, tensor, module, tokenizer, group. "a|b" allows several
+--- kinds; ? at the end also allows nil.
 ---@param what string the function; begins the message
 ---@param name string the argument
 ---@param value any

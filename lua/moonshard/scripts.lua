@@ -271,4 +271,6 @@ function scripts.apply(cfg, model, make, extra)
   return net, optimizer, clip
 end
 
+scripts.tokenizer = require "moonshard.scripts.tokenizer"
+
 return options_of.closed(scripts, "ms.scripts")

@@ -2,6 +2,7 @@
 -- become text to ids and back.
 local core = require "moonshard.core"
 local options_of = require "moonshard.options"
+local tokenizer_files = require "moonshard.tokenizer_files"
 local check, argument = options_of.check, options_of.argument
 
 ---@class ms.tokenizer
@@ -44,7 +45,11 @@ end
 function tokenizer.load(path, options)
   argument("tokenizer.load", "path", path, "string")
   local o = check("tokenizer.load", options, { pattern = "string", special = "table" })
-  return core.tokenizer(path, o.pattern, special_list(o.special))
+  local pattern = o.pattern or tokenizer_files.pattern_in(path)
+  local made, message, code = core.tokenizer(path, pattern, special_list(o.special))
+  if not made then return nil, message, code end
+  tokenizer_files.note(made, path, pattern)
+  return made
 end
 
 ---@class ms.Tokenizer

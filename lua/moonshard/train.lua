@@ -8,6 +8,7 @@ local module = require "moonshard.nn.module"
 local steps = require "moonshard.steps"
 local settings = require "moonshard.train.settings"
 local folder = require "moonshard.train.folder"
+local vocabulary = require "moonshard.vocabulary"
 
 local train = {}
 
@@ -195,11 +196,10 @@ local function sample(self)
   local text
   if how.run then text = how.run(self.o.model)
   else
-    local data = require "moonshard.data"
-    local prompt = how.prompt or "\n"
-    local ids = self.o.model:generate(data.to_tokens(prompt),
+    local words = how.tokenizer and vocabulary.of(how.tokenizer) or vocabulary.bytes()
+    local prompt = how.prompt or not how.tokenizer and "\n" or ""
+    text = prompt .. vocabulary.continue(words, self.o.model, vocabulary.prompt(words, prompt),
       { count = how.count or 200, temperature = how.temperature or 0.8 })
-    text = prompt .. data.to_text(ids)
   end
   log.log("---- sample\n%s\n----", text)
 end

@@ -1,5 +1,6 @@
 -- What turns text into a model's ids and back: a tokenizer, or the bytes of the text.
 local core = require "moonshard.core"
+local tokenizer_files = require "moonshard.tokenizer_files"
 
 local vocabulary = {}
 
@@ -58,9 +59,8 @@ end
 
 --- The ids of a tokenizer.
 ---@param tokenizer ms.Tokenizer
----@param name string
 ---@return ms.Vocabulary
-function vocabulary.of(tokenizer, name)
+function vocabulary.of(tokenizer)
   -- The decoder gets the prompt's ids too: what a token's text is depends on those before it. The
   -- prompt itself is shown as it was given, so its last bytes do not come again.
   local function stream(prompt)
@@ -80,8 +80,8 @@ function vocabulary.of(tokenizer, name)
     }
   end
   return {
-    name = name, size = tokenizer:vocab_size(), tokenizer = tokenizer,
-    first = tokenizer:bos(), stop = tokenizer:eos(),
+    name = tokenizer_files.name(tokenizer), size = tokenizer:vocab_size(), tokenizer = tokenizer,
+    first = tokenizer:bos(), stop = tokenizer:eos() or tokenizer:id "<|endoftext|>",
     encode = function(text, options) return tokenizer:encode(text, options):to_table() end,
     stream = stream,
   }

@@ -3,6 +3,7 @@ local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local live = require "moonshard.live"
 local switches = require "moonshard.cli.switches"
+local tokenizer_files = require "moonshard.tokenizer_files"
 local vocabulary = require "moonshard.vocabulary"
 
 local generate = {}
@@ -62,24 +63,16 @@ local function folder_of(path)
     :format(path, path))
 end
 
--- Whether a folder seems to have a tokenizer, so that a damaged one is not taken for none.
-local function has_tokenizer(folder)
-  for _, name in ipairs { "tokenizer.json", "tokenizer.model", "vocab.json", "encoder.json" } do
-    if core.exists(folder .. "/" .. name) then return true end
-  end
-  return false
-end
-
 local function vocabulary_of(parsed, folder, model)
   local path = parsed.tokenizer
-  if not path and not has_tokenizer(folder) then
+  if not path and not tokenizer_files.are_in(folder) then
     if model.options.vocab == 256 then return vocabulary.bytes() end
     launch.exit(3, ("'%s' has no tokenizer: name one with --tokenizer PATH"):format(folder))
   end
   local tokenizer, message = require "moonshard".tokenizer.load(path or folder,
     { pattern = parsed.pattern })
   if not tokenizer then launch.exit(3, message) end
-  local words = vocabulary.of(tokenizer, path or folder)
+  local words = vocabulary.of(tokenizer)
   local misfit = vocabulary.misfit(words, model)
   if misfit then launch.exit(3, misfit) end
   return words

@@ -6,6 +6,8 @@ local module = require "moonshard.nn.module"
 local options_of = require "moonshard.options"
 local check = options_of.check
 local rope = require "moonshard.nn.rope"
+local tokenizer_files = require "moonshard.tokenizer_files"
+local vocabulary = require "moonshard.vocabulary"
 
 ---@class ms.LanguageModel: ms.Module
 local LanguageModel = module.class "LanguageModel"
@@ -69,6 +71,56 @@ end
 ---@return ms.Tensor i64 [count or fewer]
 function LanguageModel:generate(tokens, how) return generate(self, tokens, how) end
 
-options_of.methods(LanguageModel, "a language model", module.is_module, { "generate" })
+-- The module's own metatable, also of what ms.ddp and ms.fsdp return.
+local function meta_of(model)
+  local meta = getmetatable(model)
+  local around = meta.ddp or meta.fsdp
+  return around and getmetatable(around.wrapped) or meta
+end
+
+--- The tokenizer of the folder that the model was read from, or that set_tokenizer has given. nil:
+--- there is none; nil, message, code: it cannot be read.
+---@return ms.Tokenizer?
+---@return string? message
+---@return string? code
+function LanguageModel:tokenizer()
+  local meta = meta_of(self)
+  local folder = meta.origin and meta.origin.folder
+  if not meta.tokenizer and folder and tokenizer_files.are_in(folder) then
+    local message, code
+    meta.tokenizer, message, code = require "moonshard.tokenizer".load(folder)
+    if not meta.tokenizer then return nil, message, code end
+  end
+  return meta.tokenizer
+end
+
+--- The model's tokenizer, whose files `save` puts beside the weights in place of those that the
+--- model came with. The tokenizer may have no more ids than the model has rows.
+---@param tokenizer ms.Tokenizer
+---@return true?
+---@return string? message
+---@return string? code
+function LanguageModel:set_tokenizer(tokenizer)
+  options_of.argument("set_tokenizer", "tokenizer", tokenizer, "tokenizer")
+  local misfit = vocabulary.misfit(vocabulary.of(tokenizer), self)
+  if misfit then core.raise("set_tokenizer: " .. misfit) end
+  local meta = meta_of(self)
+  local origin = meta.origin or {}
+  -- Rank 0 saves.
+  if core.rank() == 0 then
+    local texts, message, code = tokenizer_files.contents(tokenizer)
+    if not texts then return nil, message, code end
+    for name, text in pairs(origin.files or {}) do
+      if not tokenizer_files.is_one(name) then texts[name] = text end
+    end
+    origin.files = texts
+  end
+  meta.origin, meta.tokenizer = origin, tokenizer
+  return true
+end
+
+options_of.methods(LanguageModel, "a language model", function(value)
+  return module.is_module(value) and value.last_logits ~= nil
+end, { "generate", "tokenizer", "set_tokenizer" })
 
 return LanguageModel

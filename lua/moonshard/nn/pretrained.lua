@@ -4,6 +4,7 @@ local core = require "moonshard.core"
 local files = require "moonshard.nn.files"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.options"
+local tokenizer_files = require "moonshard.tokenizer_files"
 
 -- Keys of config.json that change what the model computes, with the supported values. A missing key
 -- or null is supported. All other keys are kept and have no effect. An empty list: the feature is
@@ -81,10 +82,7 @@ end
 -- Whether a file belongs to a model besides weights and config.json and does not change with
 -- training: generation settings and the tokenizer.
 local function is_companion(name)
-  return name == "generation_config.json" or name == "special_tokens_map.json"
-    or name == "added_tokens.json" or name == "merges.txt" or name == "spiece.model"
-    or name:match "^vocab%.%w+$" or name:match "^tokenizer[%w._-]*$"
-    or name:match "^chat_template%.%w+$"
+  return name == "generation_config.json" or tokenizer_files.is_one(name)
 end
 
 -- The contents of these files, on the rank that saves; nil, message, code if one cannot be read.
@@ -102,7 +100,7 @@ end
 
 -- What `save` writes as it was read: names and dtypes of weights, the text of config.json, the
 -- files of is_companion.
-local function remember(model, found, text, companions)
+local function remember(model, found, text, companions, folder)
   local names, dtypes = {}, {}
   for name, t in pairs(model:state()) do
     names[name], dtypes[name] = found.origin[name].name, found.state[name]:dtype()
@@ -111,6 +109,7 @@ local function remember(model, found, text, companions)
   if found.metadata.format == nil then found.metadata.format = "pt" end
   getmetatable(model).origin = {
     names = names, dtypes = dtypes, config = text, files = companions, metadata = found.metadata,
+    folder = folder,
   }
 end
 
@@ -195,7 +194,7 @@ return function(path, options)
   local companions
   companions, message, code = companions_of(folder)
   if not companions then return nil, message, code end
-  remember(model, found, text, companions)
+  remember(model, found, text, companions, folder)
   model.stop = stops or nil
   return model
 end

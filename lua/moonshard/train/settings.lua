@@ -3,6 +3,7 @@ local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
 local module = require "moonshard.nn.module"
+local vocabulary = require "moonshard.vocabulary"
 
 local settings = {}
 
@@ -20,6 +21,7 @@ local parts = {
   eval = { every = "integer", batches = "count", measure = "function" },
   sample = {
     every = "integer", prompt = "string", count = "count", temperature = "number", run = "function",
+    tokenizer = "tokenizer",
   },
   save = { every = "integer", last = "count", keep_every = "count" },
 }
@@ -41,6 +43,7 @@ local function is(value, wanted)
   if wanted == "count" then return math.type(value) == "integer" and value >= 1 end
   if wanted == "module" then return module.is_module(value) end
   if wanted == "optimizer" then return has_method(value, "step") and has_method(value, "groups") end
+  if wanted == "tokenizer" then return has_method(value, "vocab_size") end
   if wanted == "loader" then return has_method(value, "next") end
   if wanted == "held-out loader" then return has_method(value, "batches") end
   return type(value) == wanted
@@ -63,6 +66,18 @@ local function check_table(values, types, where)
       core.raise(("train: option %s%s must be a %s, not %s")
         :format(where, name, wanted, tostring(value)))
     end
+  end
+end
+
+-- Raises for a sample whose text does not become ids of the model.
+local function check_sample(o)
+  local how = o.sample
+  if not how.tokenizer then return end
+  local words = vocabulary.of(how.tokenizer)
+  local misfit = o.model.options and vocabulary.misfit(words, o.model)
+  if misfit then core.raise("train: sample.tokenizer: " .. misfit) end
+  if not vocabulary.prompt(words, how.prompt) then
+    core.raise "train: give sample.prompt: the tokenizer names no token that begins a text"
   end
 end
 
@@ -93,6 +108,7 @@ function settings.check(options)
         :format(name, table.concat(allowed, ", "), o[name]))
     end
   end
+  if o.sample then check_sample(o) end
   if o.clip and not (o.clip > 0) then core.raise("train: clip must be above 0") end
   if o.eval and not o.valid then
     core.raise("train: eval needs valid, a loader of held-out data")
