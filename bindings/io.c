@@ -174,6 +174,17 @@ static int file_lock(lua_State *L)
     return 1;
 }
 
+/* core.file_is_locked(path) -> whether a run has the lock, which may be this process; or nil,
+ * message, code. */
+static int file_is_locked(lua_State *L)
+{
+    bool locked = false;
+    if (ms_file_is_locked(ms_lua_context(L), ms_lua_path(L, 1, "a path"), &locked))
+        return ms_lua_io_failed(L);
+    lua_pushboolean(L, locked);
+    return 1;
+}
+
 /* file:write(text) -> file, or nil, message, code. The file is returned, so that calls can be
  * chained. */
 static int file_append_text(lua_State *L)
@@ -296,6 +307,7 @@ static const luaL_Reg functions[] = {
     { "file_write", file_write },
     { "file_append", file_append },
     { "file_lock", file_lock },
+    { "file_is_locked", file_is_locked },
     { "make_directory", make_directory },
     { "remove", remove_path },
     { "exists", exists },

@@ -4,6 +4,7 @@
 
 #include <lauxlib.h>
 #include <lualib.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,6 +126,13 @@ static int columns(lua_State *L)
     return 1;
 }
 
+/* pause(ms): waits so long, or until a signal is handled. For commands that look at files again. */
+static int pause_for(lua_State *L)
+{
+    poll(NULL, 0, (int)luaL_checkinteger(L, 1));
+    return 0;
+}
+
 /* quit(code): ends the process at once, also with threads that do not return. It is for the end of
  * a job in which a thread rank does not leave: exit() would run destructors under threads that
  * still work. Buffered output is written first, which _exit would lose. */
@@ -230,6 +238,7 @@ static void set_process(lua_State *L, arguments *args, const char *program)
                                           { "watch_signals", watch_signals },
                                           { "is_terminal", is_terminal },
                                           { "columns", columns },
+                                          { "pause", pause_for },
                                           { "quit", quit },
                                           { "joined", joined },
                                           { NULL, NULL } };

@@ -1,5 +1,6 @@
 /* file.c: whole files: reading, locking, and writing so that a crash leaves the old content or the
  * new. */
+#include "base/thread.h"
 #include "io/path.h"
 
 #include <errno.h>
@@ -218,6 +219,20 @@ static void read_holder(ms_context *context, ms_file *file, char *text, size_t b
     text[strcspn(text, "\n")] = 0;
 }
 
+/* Locks it. A process that asks whether it is locked has the lock for an instant, so a lock that is
+ * held is tried again. */
+static int try_lock(const ms_os *os, ms_file *file)
+{
+    enum { TRIES = 5, PAUSE_NS = 2000000 };
+    ms_word nothing = 0;
+    int error = os->lock(os->user, file);
+    for (int i = 0; error == -EWOULDBLOCK && i < TRIES; i++) {
+        (void)ms_futex_wait(&nothing, 0, PAUSE_NS);
+        error = os->lock(os->user, file);
+    }
+    return error;
+}
+
 /* The system drops the lock when the file is closed or the process ends, however it ends. So the
  * file is never removed, and a crash leaves nothing to clean up. The file is not truncated: those
  * who are refused must still read the holder's text. */
@@ -229,7 +244,7 @@ ms_status ms_file_lock(ms_context *context, const char *path, ms_file **out)
     ms_status status =
         ms_file_open(context, path, MS_FILE_READ | MS_FILE_WRITE | MS_FILE_CREATE, &file);
     if (status) return status;
-    int error = os->lock(os->user, file);
+    int error = try_lock(os, file);
     if (error == -EWOULDBLOCK) {
         read_holder(context, file, text, sizeof text);
         status = ms_fail(context, MS_ERROR_DENIED,
@@ -249,4 +264,18 @@ ms_status ms_file_lock(ms_context *context, const char *path, ms_file **out)
     }
     *out = file;
     return MS_OK;
+}
+
+ms_status ms_file_is_locked(ms_context *context, const char *path, bool *locked)
+{
+    const ms_os *os = context->os;
+    ms_file *file = NULL;
+    *locked = false;
+    ms_status status = ms_file_open(context, path, MS_FILE_READ | MS_FILE_WRITE, &file);
+    if (status) return status == MS_ERROR_NOT_FOUND ? MS_OK : status;
+    int error = os->lock(os->user, file);
+    *locked = error == -EWOULDBLOCK;
+    if (error && !*locked) status = ms_fail_os(context, error, "cannot lock", path);
+    ms_file_close(context, file);
+    return status;
 }

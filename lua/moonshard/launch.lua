@@ -13,6 +13,7 @@
 ---@field watch_signals fun() from now on signals are requests
 ---@field is_terminal fun(): boolean stdout and stderr are a terminal
 ---@field columns fun(): integer width of the terminal
+---@field pause fun(ms: integer) waits
 ---@field quit fun(code: integer) ends the process at once
 ---@field launch? fun(options: table): table?, string? starts and supervises a job's ranks
 ---@field start? fun(options: table): integer?, string? starts a launcher, waits for the job's end

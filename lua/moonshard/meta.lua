@@ -221,7 +221,9 @@
 ---@field scale? boolean               false: bits without scales ("sign" only); true unless given
 
 ---@class ms.ReportOptions
----@field run string                   folder of metrics.jsonl; it is made if it does not exist
+--- Folder of metrics.jsonl and run.json; it is made if it does not exist. One process at a time has
+--- it: for another one it is an error.
+---@field run string
 ---@field tokens? integer              of one step, over all ranks; for tokens per second
 ---@field total? integer               steps of the run; for the remaining time (ETA)
 --- dtype of the matrix products, for the utilization (MFU); "f32" unless given.

@@ -1,6 +1,7 @@
 -- ms.report: the step line and metrics.jsonl.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
+local about = require "moonshard.report.about"
 local line = require "moonshard.report.line"
 local live = require "moonshard.live"
 local metric = require "moonshard.metric"
@@ -15,6 +16,9 @@ local report = {}
 local Report = {}
 Report.__index = Report
 Report.__name = "ms.Report"
+
+-- The locks that reports of this process hold, by folder. A lock lasts as long as one of them.
+local locks = setmetatable({}, { __mode = "v" })
 
 -- All reports, with their serial numbers. The keys are weak: the work at the end of each step must
 -- not keep a report alive that a script has dropped.
@@ -99,6 +103,24 @@ end
 
 local numbers = { "tokens", "every", "total" }
 
+-- Files of the run's folder that rank 0 writes. `lock`: of the folder, by the caller; otherwise the
+-- report locks it, so that two runs do not write the same files.
+local function own(self, lock)
+  local run = self.run
+  assert(core.make_directory(run))
+  if not lock then
+    locks[run] = locks[run] or { file = nil }
+    self.lock = locks[run]
+    if not self.lock.file then
+      local file, message = core.file_lock(run .. "/lock")
+      if not file then core.raise("report: " .. message) end
+      self.lock.file = file
+    end
+  end
+  self.file = metrics_file.new(run)
+  about.begin(run, self.total)
+end
+
 -- The machine's peak rate, for MFU. Only rank 0 measures it. A measurement begins and ends with a
 -- garbage collection; the other ranks collect too, so that their memory stays equal to rank 0's.
 local function find_peak(self, dtype)
@@ -122,8 +144,9 @@ end
 --- has every step; lines that an earlier run left in it are removed from the first reported step
 --- on.
 ---@param options ms.ReportOptions
+---@param lock? any of the folder, which ms.train holds
 ---@return ms.Report
-function report.report(options)
+function report.report(options, lock)
   options = check("report", options,
     { run = "any", tokens = "any", every = "any", total = "any", dtype = "string" })
   if type(options.run) ~= "string" then
@@ -137,13 +160,13 @@ function report.report(options)
     end
   end
   local first = core.rank() == 0  -- only rank 0 writes; the others compute the same values
-  if first then assert(core.make_directory(options.run)) end
   local self = setmetatable({
     run = options.run, tokens = options.tokens, every = launch.log_every or options.every,
     total = options.total,
-    file = first and metrics_file.new(options.run) or nil, terminal = first and live.is_terminal(),
+    terminal = first and live.is_terminal(),
     wire = wire_bytes(), flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
   }, Report)
+  if first then own(self, lock) end
   find_peak(self, options.dtype or "f32")
   made = made + 1
   all[self] = made
@@ -221,6 +244,8 @@ function Report:close()
   if self.last then show(self, self.last, true) end
   live.finish()
   if self.file then self.file:close() end
+  -- Without the program nothing knows how the process will end.
+  if self.file and not launch.process then about.finish(self.run, 0) end
 end
 
 options_of.methods(Report, "a report")

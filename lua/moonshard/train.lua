@@ -307,10 +307,10 @@ function train.train(options)
   if o.dtype == "f16" then self.scaler = require "moonshard.optim".scaler() end
   folder.open(self)
   settings.show(self)
-  self.report = require "moonshard.report".report {
+  self.report = require "moonshard.report".report({
     run = self.run, total = o.steps, every = o.log_every,
     dtype = o.dtype == "f32" and "f32" or "bf16",
-  }
+  }, self.lock)
   local last = self.start - 1
   for step in steps.steps(o.steps, self.start) do
     run_step(self, step)

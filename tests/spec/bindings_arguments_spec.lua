@@ -13,7 +13,8 @@ describe("any value in any place", function()
   -- These would end the process, write files, wait for another process, or are switches of the
   -- engine itself.
   local left_out = {
-    file_write = 1, file_append = 1, file_lock = 1, make_directory = 1, remove = 1,
+    file_write = 1, file_append = 1, file_lock = 1, file_is_locked = 1, make_directory = 1,
+    remove = 1,
     safetensors_save = 1, checkpoint_start = 1, checkpoint_remove = 1,
     checkpoint_sweep = 1, hook_enter = 1, hook_leave = 1, step_begin = 1, set_drain = 1,
     set_library = 1, configure = 1, bench_enqueue = 1,
@@ -82,7 +83,8 @@ describe("any value in any place", function()
 
   it("functions of files and switches survive wrong types", function()
     for _, name in ipairs {
-      "file_write", "file_append", "file_lock", "make_directory", "remove", "safetensors_save",
+      "file_write", "file_append", "file_lock", "file_is_locked", "make_directory", "remove",
+      "safetensors_save",
       "checkpoint_start", "step_begin", "set_library", "configure", "set_peak", "checkpoint_remove",
       "checkpoint_sweep", "trace_start",
     } do

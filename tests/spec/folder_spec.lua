@@ -272,7 +272,7 @@ describe("the folder of a run", function()
     assert.equal(3, code, out .. err)
     assert.is_nil(out:match "saved")
     assert.matches("the last checkpoint was not saved: [^\n]*File too large", err)
-    assert.same({ "lock", "metrics.jsonl" }, core.list(folder .. "/full"))
+    assert.same({ "lock", "metrics.jsonl", "run.json" }, core.list(folder .. "/full"))
     code, out, err = run_limited(1, "steps=40 every=0 run=cut")
     assert.equal(0, code, out .. err)
     assert.matches(

@@ -1,9 +1,8 @@
 -- The page of moonshard trace, opened in a real browser: its first view, and the effect of keys,
 -- wheel and fingers. Needs chromium; without it the tests are reported as pending.
+local browser = require "browser"
 local command = require "command"
 local core = require "moonshard.core"
-
-local CHROMIUM = io.popen "command -v chromium chromium-browser google-chrome 2>/dev/null":read "l"
 
 -- Three steps of 1 ms, 1 ms apart, on two ranks: thread numbers as in every trace, with their
 -- names.
@@ -40,33 +39,17 @@ local function events()
   return list
 end
 
--- The output of a script in the opened page. js: statements that call say(...); address: text that
--- is appended to the page's address.
+-- The output of a script in the opened page, and the document. js: statements that call say(...);
+-- address: text that is appended to the page's address.
 local function open(folder, js, address)
   command.write(folder .. "/t.json", core.json_encode(events()))
   command.succeed(folder, "trace t.json --html page.html")
-  local page = command.read(folder .. "/page.html")
-  local probe = ([[<script>
-    const said = [];
-    window.onerror = message => said.push("error: " + message);
-    const say = (...values) => said.push(values.join(" "));
-    const key = name =>
-      canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, cancelable: true }));
-    const pointer = (type, id, x) => canvas.dispatchEvent(Object.defineProperties(
-      new PointerEvent(type, { pointerId: id, pointerType: "touch" }),
-      { offsetX: { value: x }, offsetY: { value: 40 } }));
+  local names = [[
+    const press = name => key(canvas, name);
+    const touch = (type, id, x) => pointer(canvas, type, id, x, 40);
     const view = () => say(from.toFixed(0), to.toFixed(0));
-    try { %s } catch (e) { said.push("error: " + e.message); }
-    document.title = "[" + said.join("|") + "]";
-    </script></body>]]):format(js:gsub("%%", "%%%%"))
-  command.write(folder .. "/probe.html", (page:gsub("</body>", function() return probe end)))
-  local out = io.popen(("cd '%s' && HOME='%s' timeout 60 '%s' --headless --no-sandbox \z
-    --disable-gpu --disable-dev-shm-usage --window-size=1000,700 --dump-dom "
-    .. "'file://%s/probe.html%s' 2>browser.log")
-    :format(folder, folder, CHROMIUM, folder, address or "")):read "a"
-  return out:match "<title>%[(.-)%]</title>"
-    or error("the browser gave no page: " .. command.read(folder .. "/browser.log"):sub(1, 2000)),
-    out
+  ]]
+  return browser.open(folder, command.read(folder .. "/page.html"), names .. js, address)
 end
 
 describe("the page of a trace in a browser", function()
@@ -74,14 +57,7 @@ describe("the page of a trace in a browser", function()
   before_each(function() folder = command.folder() end)
   after_each(function() command.remove(folder) end)
 
-  local function test(name, f)
-    it(name, function()
-      if not CHROMIUM then
-        return pending "no chromium here: the page was not opened in a browser"
-      end
-      f()
-    end)
-  end
+  local test = browser.tests(it, pending)
 
   test("opens at the second step, has drawn it, and says what ran", function()
     local said, dom = open(folder, [[
@@ -105,10 +81,10 @@ describe("the page of a trace in a browser", function()
 
   test("moves and zooms by keys", function()
     local said = open(folder, [[
-      key("n"); view(); key("p"); view(); key("p"); view();
-      key("0"); view(); key("+"); view(); key("-"); view();
-      key("n"); key("ArrowRight"); key("ArrowLeft"); key("Home"); view();
-      key("+"); key("ArrowRight"); view(); say(location.hash);
+      press("n"); view(); press("p"); view(); press("p"); view();
+      press("0"); view(); press("+"); view(); press("-"); view();
+      press("n"); press("ArrowRight"); press("ArrowLeft"); press("Home"); view();
+      press("+"); press("ArrowRight"); view(); say(location.hash);
     ]])
     assert.equal(
       "3940 5000|1970 3030|0 1060|0 5000|1250 3750|0 5000|0 5000|1750 4250|#1750.000-4250.000",
@@ -117,15 +93,15 @@ describe("the page of a trace in a browser", function()
 
   test("zooms by two fingers and by the wheel, and is dragged by one", function()
     local said = open(folder, [[
-      key("0");
+      press("0");
       const x = t => left + t / 5000 * width();
-      pointer("pointerdown", 1, x(2000)); pointer("pointerdown", 2, x(3000));
-      pointer("pointermove", 2, x(4000)); view();
-      pointer("pointerup", 1, x(2000)); pointer("pointerup", 2, x(4000));
+      touch("pointerdown", 1, x(2000)); touch("pointerdown", 2, x(3000));
+      touch("pointermove", 2, x(4000)); view();
+      touch("pointerup", 1, x(2000)); touch("pointerup", 2, x(4000));
       const before = from, length = to - from;
-      pointer("pointerdown", 3, 500); pointer("pointermove", 3, 400); pointer("pointerup", 3, 400);
+      touch("pointerdown", 3, 500); touch("pointermove", 3, 400); touch("pointerup", 3, 400);
       say(Math.abs(from - before - 100 / width() * length) < 1 ? "moved" : "not moved");
-      pointer("pointermove", 3, 200); say(to - from === length ? "let go" : "held");
+      touch("pointermove", 3, 200); say(to - from === length ? "let go" : "held");
       canvas.dispatchEvent(new WheelEvent("wheel", { deltaY: -1000, cancelable: true }));
       say(to - from < length / 2 ? "nearer" : "as far");
     ]])

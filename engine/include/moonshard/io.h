@@ -48,6 +48,10 @@ MS_API void ms_file_close(ms_context *context, ms_file *file); /* NULL is allowe
  * text then names the process that holds the lock. MS_ERROR_DENIED if another process holds it; the
  * message names that process. */
 MS_API ms_status ms_file_lock(ms_context *context, const char *path, ms_file **out);
+/* Whether another open file has this lock. A file that does not exist has none. To find out, it is
+ * locked for an instant: a process that asks for the lock just then waits a little, see
+ * ms_file_lock. */
+MS_API ms_status ms_file_is_locked(ms_context *context, const char *path, bool *locked);
 
 /* A file that appears as a whole: write in any order, then commit. Freed without a commit, it
  * leaves nothing. */

@@ -6,6 +6,8 @@ local commands = {
   { "check", "run a recipe without data: peak memory and collectives of each rank" },
   { "bench", "measure: step, gemm, optim, enqueue, collectives, hook, hooks, tokenize" },
   { "trace", "show how the steps of a recorded run used their time: table, JSON, page" },
+  { "runs", "list the runs of a folder: state, loss, settings that differ" },
+  { "plot", "curves of runs, in the terminal or as a page" },
   { "test", "compare with golden data: moonshard test --golden DIR" },
   { "tokenize", "write files of text as shards of tokens" },
   { "generate", "continue a text with a model: moonshard generate MODEL --prompt TEXT" },
@@ -142,6 +144,15 @@ local function protected(f, ...)
   return settled(judge(result))
 end
 
+-- Notes in the folder of the run how it has ended, if there was one. Where there are several ranks,
+-- their supervisor does it.
+local function note_end(code, message)
+  local launch = require "moonshard.launch"
+  if launch.run and not (launch.process and launch.process.rank) then
+    require "moonshard.report.about".finish(launch.run, code, message)
+  end
+end
+
 -- Replaces os.exit, which would end the process without closing the Lua state: the new one first
 -- waits for the checkpoint that is being written.
 local function settle_at_exit()
@@ -152,6 +163,7 @@ local function settle_at_exit()
     require "moonshard.live".finish()
     local number, message = settled(math.tointeger(code) or (code == false and 1 or 0))
     if message then io.stderr:write("moonshard: ", message, "\n") end
+    note_end(number, message)
     exit(number, close)
   end
 end
@@ -233,9 +245,11 @@ function cli.recipe(file, arguments)
     require "moonshard.launch".exit(math.tointeger(code) or (code == false and 1 or 0),
       "the recipe called os.exit")
   end
-  return protected(function()
+  local code, message = protected(function()
     return require "moonshard.cli.run".recipe(file, { arguments = arguments })
   end)
+  note_end(code, message)
+  return code, message
 end
 
 --- The program: arguments are those of the command line; returns the exit code.
@@ -263,6 +277,7 @@ function cli.main(arguments)
       if process and (process.is_thread or process.is_terminal()) then print_whole_lines() end
       local code, message = protected(require("moonshard.cli." .. name).main, arguments)
       require "moonshard.live".finish()
+      note_end(code, message)
       if process and process.rank then code, message = leave(process, code, message)
       elseif process and code == 2 then require "moonshard.cli.hosts".refuse(message) end
       if message and message ~= "" then io.stderr:write("moonshard: ", message, "\n") end

@@ -266,6 +266,10 @@ function ranks.launch(parsed)
   if trace then joined, why = trace._join(parsed.trace, parsed.ranks) end
   if not joined then io.stderr:write(("moonshard: the trace was not written: %s\n"):format(why)) end
   local code = code_of(outcome)
+  if outcome.folder ~= "" and not outcome.other_host then
+    require "moonshard.report.about".finish(outcome.folder, code,
+      outcome.cause and outcome.cause.message)
+  end
   for _, rank in ipairs(outcome.settle and {} or outcome.ranks) do
     if not rank.ended then process.quit(code) end          -- a rank that is a thread and hangs
   end
