@@ -265,6 +265,20 @@ print "done"]])
     end
   end)
 
+  it("names the bucket of each rank's last collective", function()
+    command.write(folder .. "/buckets.lua", [[
+local ms = require "moonshard"
+local model = ms.ddp(ms.nn.Linear(4, 2))
+for step in ms.steps(6) do
+  model(ms.ones { 2, 4 }):sum():backward()
+  ms.synchronize()
+  if step == 3 and ms.rank() == 1 then os.execute "kill -KILL $PPID" end
+end]])
+    local code, _, err = command.run(folder, "run buckets.lua -n 2")
+    assert.equal(7, code)
+    assert.matches('rank 0 %a+ all_reduce #[56] %(bucket 0 "weight"%)', err)
+  end)
+
   it("may be run twice at once", function()
     local first, second = command.start(folder, folder .. "/ways.lua -n 2 steps=300"),
       command.start(folder, folder .. "/ways.lua -n 2 steps=300")

@@ -91,7 +91,7 @@ local STATES = {
   t = "stopped by a debugger",
 }
 
--- Where each rank was: "rank 0 all_reduce #17 of world [...], rank 1 step 3".
+-- Where each rank was: "rank 0 at all_reduce #17 (bucket 2 "blocks.3"); rank 1 at step 3".
 local function places(outcome, numbers, flights)
   local texts = {}
   for i, rank in ipairs(numbers) do
@@ -100,6 +100,10 @@ local function places(outcome, numbers, flights)
     local where
     if last then
       where = (last.left_ns == 0 and "at " or "after ") .. ("%s #%d"):format(last.op, last.number)
+      if last.bucket >= 0 then
+        where = where .. (" (bucket %d%s)"):format(last.bucket,
+          last.label ~= "" and (' "%s"'):format(last.label) or "")
+      end
     else
       where = state.step >= 0 and ("at step %d"):format(state.step) or "before its first collective"
     end
