@@ -54,12 +54,15 @@ bool ms_host_end_job(ms_host_files *files, ms_abort_reason reason, int32_t rank,
     return true;
 }
 
-/* Until the word has this value, at most so long. */
-static void await_word(const ms_os *os, ms_word *word, uint32_t value, uint64_t most_ns)
+/* Whether the word gets this value, in so long. */
+static bool await_word(const ms_os *os, ms_word *word, uint32_t value, uint64_t most_ns)
 {
     uint64_t limit = os->monotonic_ns(os->user) + most_ns;
-    for (uint32_t now; (now = atomic_load(word)) != value && os->monotonic_ns(os->user) < limit;)
+    for (uint32_t now; (now = atomic_load(word)) != value;) {
+        if (os->monotonic_ns(os->user) >= limit) return false;
         ms_futex_wait_shared(word, now, 1000000);
+    }
+    return true;
 }
 
 /* A rank may have died while it wrote the record: then there is a cause, but no text. A writer
@@ -68,8 +71,7 @@ bool ms_host_own_cause(const ms_host_files *files, ms_abort_record *out)
 {
     ms_control_file *control = files->control;
     if (!atomic_load(&control->aborted)) return false;
-    await_word(files->base.os, &control->aborted, 2, 20000000);
-    if (atomic_load(&control->aborted) == 2) {
+    if (await_word(files->base.os, &control->aborted, 2, 20000000)) {
         *out = control->record;
         out->error.message[sizeof out->error.message - 1] = '\0';
         return true;
@@ -85,12 +87,14 @@ bool ms_host_own_cause(const ms_host_files *files, ms_abort_record *out)
 }
 
 /* Over several hosts it is what the keepers have agreed on. Where they cannot, since the network or
- * a keeper is gone, it is what this host has. */
+ * a keeper is gone, it is what this host has: one process of it waits in vain, once. */
 bool ms_host_cause(const ms_host_files *files, ms_abort_record *out)
 {
     ms_control_file *control = files->control;
     if (!atomic_load(&control->aborted)) return false;
-    if (control->hosts > 1) await_word(files->base.os, &control->agreed, 1, MS_AGREE_NS);
+    if (control->hosts > 1 && !atomic_load(&control->unheard)
+        && !await_word(files->base.os, &control->agreed, 1, MS_AGREE_NS))
+        atomic_store(&control->unheard, 1);
     if (!atomic_load(&control->agreed)) return ms_host_own_cause(files, out);
     *out = control->verdict;
     return true;

@@ -171,6 +171,7 @@ typedef struct ms_control_file {
     /* Over several hosts, several may end the job at the same time: what they agree on, and whether
      * it is there. */
     ms_word agreed;
+    ms_word unheard; /* somebody has waited for that in vain */
     ms_abort_record verdict;
     ms_rank_line lines[]; /* one a rank, then pairs, then members */
 } ms_control_file;
