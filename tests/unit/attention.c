@@ -79,12 +79,28 @@ static void test_attention_small(void **state)
             /* All heads share keys. */
             run_attention(MS_F32, (sizes){ 1, 3, 1, 4, 4, 17, causal }, layout);
         }
-    run_attention(MS_F32, (sizes){ 2, 2, 1, 1, 7, 8, true }, PLAIN); /* one token at a time */
     run_attention(MS_F32, (sizes){ 1, 1, 1, 1, 1, 1, true }, PLAIN);
     run_attention(MS_F32, (sizes){ 1, 2, 2, 6, 3, 4, false }, PLAIN); /* fewer keys than queries */
     check scaled = attention_of(MS_F32, (sizes){ 1, 2, 2, 4, 4, 8, true }, PLAIN);
     scaled.attributes.attention.scale = 0.5;
     run_check(&scaled);
+}
+
+/* One query has kernels of its own: all widths around those of vectors, all dtypes and layouts. */
+static void test_attention_of_one_query(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < 3; dtype++)
+        for (int layout = PLAIN; layout <= SPREAD; layout++) {
+            ms_dtype d = (ms_dtype[]){ MS_F32, MS_BF16, MS_F16 }[dtype];
+            run_attention(d, (sizes){ 2, 2, 1, 1, 7, 8, true }, layout);
+            run_attention(d, (sizes){ 1, 4, 2, 1, 33, 17, layout % 2 }, layout);
+            run_attention(d, (sizes){ 1, 2, 2, 1, 16, 64, true }, layout);
+            run_attention(d, (sizes){ 1, 3, 1, 1, 130, 80, false }, layout);
+        }
+    for (int64_t width = 1; width < 70; width += 3)
+        run_attention(MS_F32, (sizes){ 1, 2, 1, 1, 19, width, true }, PLAIN);
+    run_attention(MS_F32, (sizes){ 1, 1, 1, 1, 700, 128, true }, PLAIN);
 }
 
 /* Lengths around the sizes of blocks (64 queries, 64 keys, 256 queries at a time), so that blocks
@@ -485,6 +501,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention_small),
+        cmocka_unit_test(test_attention_of_one_query),
         cmocka_unit_test(test_attention_blocks),
         cmocka_unit_test(test_attention_half),
         cmocka_unit_test(test_attention_autocast),

@@ -341,6 +341,38 @@ static void forward_tile(void *context, uint32_t index, ms_thread *thread)
     for (int64_t i = 0; i < count; i++) finish_queries(j, &blocks[i], r.rows);
 }
 
+/* One query of one head, as where a text is continued from kept keys. Nothing is packed, as no
+ * other query would use it: keys and values are read once, in f32 from whatever they are, and
+ * memory sets the pace. The scratch grows with the number of keys. */
+static void single_tile(void *context, uint32_t index, ms_thread *thread)
+{
+    job *j = context;
+    const ms_attention_args *a = j->args;
+    const ms_attention_kernels *kernels = j->kernels;
+    const ms_dtype dtype = (ms_dtype)a->dtype;
+    int64_t head = index % a->heads, batch = index / a->heads,
+            group = head / (a->heads / a->groups), all = padded(a->keys, 16);
+    float *room = ms_thread_scratch(thread, 0, (size_t)(all + 2 * j->wide) * sizeof *room);
+    if (room == NULL) {
+        atomic_store(&j->no_memory, true);
+        return;
+    }
+    float *scores = take(&room, all), *query = take(&room, j->wide), *out = take(&room, j->wide);
+    kernels->pack_rows(false, dtype, address(j, &a->q, batch, head, 0), a->q.time, 1, 1, a->width,
+                       query);
+    kernels->row_dots(dtype, a->keys, a->width, address(j, &a->k, batch, group, 0), a->k.time,
+                      query, 0, scores);
+    for (int64_t i = a->keys; i < all; i++) scores[i] = -INFINITY;
+    float most, total = kernels->weigh(all, (float)a->scale, scores, &most);
+    kernels->sum_rows(dtype, a->keys, a->width, address(j, &a->v, batch, group, 0), a->v.time,
+                      scores, out);
+    if (a->log_sum != NULL) a->log_sum[batch * a->heads + head] = most + logf(total);
+    float inverse = 1.0f / total;
+    unpack(j, out, 1, &inverse, &a->out, batch, head, 0);
+    if (a->cast.data != NULL)
+        unpack_as(j, (ms_dtype)a->cast_dtype, out, 1, &inverse, &a->cast, batch, head, 0);
+}
+
 /* ----------------------------------------------------------------- backward */
 
 /* Keys and values of one group of one batch, packed whole because every block of queries needs all
@@ -499,6 +531,8 @@ static ms_task_result attention_run(ms_run *run, const ms_attention_args *args, 
               .units = pairs ? wide / 2 : wide,
               .chunks = (args->queries + tile - 1) / tile };
     if (backward) ms_run_tiles(run, (uint32_t)(args->batches * args->groups), backward_tile, &j);
+    else if (args->queries == 1)
+        ms_run_tiles(run, (uint32_t)(args->batches * args->heads), single_tile, &j);
     else ms_run_tiles(run, (uint32_t)(args->batches * args->heads * j.chunks), forward_tile, &j);
     if (!atomic_load(&j.no_memory)) return MS_TASK_DONE;
     ms_run_fail(run, MS_ERROR_MEMORY,

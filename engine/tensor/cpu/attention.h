@@ -81,6 +81,13 @@ typedef struct ms_attention_kernels {
     void (*row_dots)(ms_dtype dtype, int64_t rows, int64_t width, const void *a, int64_t a_row,
                      const float *b, int64_t b_row, float *offset);
 
+    /* For one query. Its scores become exp(scale * score - most), where most is scale times the
+     * greatest; returns their sum. count is a multiple of 16. */
+    float (*weigh)(int64_t count, float scale, float *scores, float *most);
+    /* to[width] = the sum over rows of weights[i] times a row of any float dtype. */
+    void (*sum_rows)(ms_dtype dtype, int64_t rows, int64_t width, const void *from, int64_t row,
+                     const float *weights, float *to);
+
     /* y = the pairs of x turned; cosine, sine: [width / 2] */
     void (*rotate)(ms_dtype dtype, const void *x, void *y, const float *cosine, const float *sine,
                    int64_t width, bool back);

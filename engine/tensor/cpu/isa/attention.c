@@ -444,6 +444,59 @@ static void row_dots(ms_dtype dtype, int64_t rows, int64_t width, const void *a,
     MS_ROW_SWITCH(dtype, row_dots_as(D, rows, width, a, a_row, b, b_row, offset));
 }
 
+/* ---------------------------------------------------------------- one query */
+
+/* The scores of one query are a row, and not a lane. */
+static float weigh(int64_t count, float scale, float *scores, float *most)
+{
+    ms_vf greatest = ms_v_splat(LEAST), sum = ms_v_splat(0.0f);
+    for (int64_t i = 0; i < count; i += MS_LANES)
+        greatest = ms_v_greater(ms_v_load(scores + i), greatest);
+    float top = LEAST;
+    for (int i = 0; i < MS_LANES; i++) top = greatest[i] > top ? greatest[i] : top;
+    *most = top * scale;
+    ms_vf shift = ms_v_splat(*most);
+    for (int64_t i = 0; i < count; i += MS_LANES) {
+        ms_vf x = ms_v_exp_normal(ms_v_load(scores + i) * scale - shift);
+        ms_v_store(scores + i, x);
+        sum += x;
+    }
+    return ms_v_sum(sum);
+}
+
+/* Columns k .. k + vectors * MS_LANES - 1, whose sums stay in registers over all rows. The last
+ * vector may be a part. */
+MS_VECTOR void sum_columns(const ms_dtype D, const int vectors, int64_t rows, int64_t width,
+                           const char *from, int64_t bytes, const float *weights, int64_t k,
+                           float *to)
+{
+    ms_vf sum[4];
+    UNROLL for (int v = 0; v < vectors; v++) sum[v] = ms_v_splat(0.0f);
+    for (int64_t i = 0; i < rows; i++, from += bytes) {
+        ms_vf weight = ms_v_splat(weights[i]);
+        UNROLL for (int v = 0; v < vectors; v++) sum[v] +=
+            weight * row_part(D, from, k + v * MS_LANES, width);
+    }
+    UNROLL for (int v = 0; v < vectors; v++) ms_v_store(to + k + v * MS_LANES, sum[v]);
+}
+
+/* `to` has room for the width rounded up to 16. */
+MS_VECTOR void sum_rows_as(const ms_dtype D, int64_t rows, int64_t width, const char *from,
+                           int64_t row, const float *weights, float *to)
+{
+    const int64_t bytes = row * (D == MS_F32 ? 4 : 2);
+    int64_t k = 0;
+    for (; k + 3 * MS_LANES < width; k += 4 * MS_LANES)
+        sum_columns(D, 4, rows, width, from, bytes, weights, k, to);
+    for (; k < width; k += MS_LANES) sum_columns(D, 1, rows, width, from, bytes, weights, k, to);
+}
+
+static void sum_rows(ms_dtype dtype, int64_t rows, int64_t width, const void *from, int64_t row,
+                     const float *weights, float *to)
+{
+    MS_ROW_SWITCH(dtype, sum_rows_as(D, rows, width, from, row, weights, to));
+}
+
 /* ------------------------------------------------------------------- rotary */
 
 /* Element j forms a pair with element j + width / 2 (the layout of GPT-NeoX). Backward turns by the
@@ -494,5 +547,7 @@ const ms_attention_kernels MS_ISA_NAME(ms_attention_kernels) = {
     .finish = finish,
     .gradient = gradient,
     .row_dots = row_dots,
+    .weigh = weigh,
+    .sum_rows = sum_rows,
     .rotate = rotate,
 };
