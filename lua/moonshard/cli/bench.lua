@@ -361,9 +361,13 @@ local kinds = {
   tokenize = function(parser)
     return require "moonshard.cli.bench_tokenize".register(parser, median)
   end,
+  generate = function(parser)
+    return require "moonshard.cli.bench_generate".register(parser, median)
+  end,
 }
 local USAGE = [[
-usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp|tokenize [switches]
+usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp|tokenize|generate \
+         [switches]
 
   step         a training step of a GPT-2: forward, backward, optimizer, tokens a second
   gemm         the matrix products of its linear layers, as shares of the peak
@@ -374,6 +378,7 @@ usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp|token
   hooks        native hooks beside the plain mean, over several links
   fsdp         steps and memory of sharded models beside ddp's and PyTorch's; the cost of an edge
   tokenize     text to ids and back, beside the library of the tokenizer's file
+  generate     tokens a second of a GPT-2 that writes text, beside whole windows and PyTorch
 
 moonshard bench KIND --help lists the switches of each.]]
 

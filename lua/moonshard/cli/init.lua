@@ -4,7 +4,7 @@ local cli = {}
 local commands = {
   { "run", "run a recipe: moonshard run FILE [-n RANKS | --hosts LIST] [key=value ...]" },
   { "check", "run a recipe without data: peak memory and collectives of each rank" },
-  { "bench", "measure: step, gemm, optim, enqueue, collectives, hook, hooks, tokenize" },
+  { "bench", "measure: step, gemm, optim, collectives, hooks, fsdp, tokenize, generate and more" },
   { "trace", "show how the steps of a recorded run used their time: table, JSON, page" },
   { "runs", "list the runs of a folder: state, loss, settings that differ" },
   { "plot", "curves of runs, in the terminal or as a page" },
