@@ -232,6 +232,8 @@
 --- line for each of the first 10 steps, then every 10 s or 1% of the steps, whichever is rarer.
 --- `moonshard run --log-every N` takes precedence.
 ---@field every? integer
+--- Whether event files for TensorBoard are written as well, in the folder's tensorboard/.
+---@field tensorboard? boolean
 
 ---@class ms
 --- Makes `name` ("cpu", "cuda:0", "meta") the current device inside f and returns f's results.
@@ -328,6 +330,10 @@
 ---@field outside fun(self, f: fun(): any): any
 --- Adds values to the step that was reported last.
 ---@field add fun(self, values: table<string, ms.Number>)
+--- For TensorBoard, where it is on: a text for the current step; histograms of the gradients of
+--- these parameters, for which all ranks call it, and which **blocks**.
+---@field text fun(self, name: string, text: string)
+---@field histograms fun(self, parameters: ms.Parameter[])
 --- Shows the line of the step that was reported last, if it is due; **blocks** until its values are
 --- known.
 ---@field flush fun(self)
@@ -1727,11 +1733,15 @@
 ---@field resume? "auto"|"never"|string
 ---@field eval? ms.EvalOptions
 ---@field sample? ms.SampleOptions|{ every: integer, run: fun(model: ms.Module): string }
---- Checkpoints, one each `every` steps (of sharded models none yet: a warning says so). The newest
+--- Checkpoints, one each `every` steps. The newest
 --- `last` stay (all unless given), and those whose step divides by keep_every. Damaged ones do not
 --- count.
 ---@field save? { every: integer, last?: integer, keep_every?: integer }
 ---@field log_every? integer           steps between two lines; unless given, as ms.report says
+--- tensorboard: true also writes event files for TensorBoard, in the run's folder tensorboard/: the
+--- numbers of metrics.jsonl and the samples; histograms: in each so-manieth step also histograms of
+--- the gradients, before clipping. Refused where the policy may step in backward.
+---@field log? { tensorboard?: boolean, histograms?: integer }
 --- What happens if loss or gradients are inf or nan: "stop" (the default) ends the run and does not
 --- apply the step; "skip" skips the step; "ignore" applies it. If the policy may step in backward,
 --- clip, f16 and "skip" are refused, and "stop" stops after the step was applied, before the next

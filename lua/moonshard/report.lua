@@ -98,6 +98,7 @@ local function write(self)
   for name, value in pairs(metric.values(entry.step)) do object[name] = value end
   for name, value in pairs(entry.values) do object[name] = value end
   self.file:append(object)
+  if self.events then self.events:scalars(entry.step, object) end
   show(self, entry)
 end
 
@@ -118,6 +119,9 @@ local function own(self, lock)
     end
   end
   self.file = metrics_file.new(run)
+  if self.tensorboard then
+    self.events = require "moonshard.report.tensorboard".new(run)
+  end
   about.begin(run, self.total)
 end
 
@@ -140,15 +144,19 @@ end
 --- run: the folder; tokens: of one step, over all ranks; every: steps between two lines (unless
 --- given: each step on a terminal; elsewhere the first 10, then one every 10 s or 1% of the steps,
 --- whichever is rarer; `moonshard run --log-every` takes precedence); total: steps of the run, for
---- the remaining time; dtype: of the matrix products, for MFU ("f32" unless given). metrics.jsonl
---- has every step; lines that an earlier run left in it are removed from the first reported step
+--- the remaining time; dtype: of the matrix products, for MFU ("f32" unless given); tensorboard:
+--- event files for TensorBoard are written as well, in the folder's tensorboard/. metrics.jsonl has
+--- every step; lines that an earlier run left in it are removed from the first reported step
 --- on.
 ---@param options ms.ReportOptions
 ---@param lock? any of the folder, which ms.train holds
 ---@return ms.Report
 function report.report(options, lock)
   options = check("report", options,
-    { run = "any", tokens = "any", every = "any", total = "any", dtype = "string" })
+    {
+      run = "any", tokens = "any", every = "any", total = "any", dtype = "string",
+      tensorboard = "boolean",
+    })
   if type(options.run) ~= "string" then
     core.raise "report: give run, the folder for metrics.jsonl"
   end
@@ -162,7 +170,7 @@ function report.report(options, lock)
   local first = core.rank() == 0  -- only rank 0 writes; the others compute the same values
   local self = setmetatable({
     run = options.run, tokens = options.tokens, every = launch.log_every or options.every,
-    total = options.total,
+    total = options.total, tensorboard = options.tensorboard and not launch.checking,
     terminal = first and live.is_terminal(),
     wire = wire_bytes(), flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
   }, Report)
@@ -213,6 +221,28 @@ function Report:add(values)
   end
 end
 
+--- Adds a text to the current step, for TensorBoard; where that is not on, does nothing.
+---@param name string
+---@param text string
+function Report:text(name, text)
+  options_of.argument("report:text", "name", name, "string")
+  options_of.argument("report:text", "text", text, "string")
+  if self.events then self.events:text((core.step()), name, text) end
+end
+
+--- Adds histograms of the parameters' gradients to the current step, for TensorBoard; where that is
+--- not on, does nothing. All ranks call it. **blocks**.
+---@param parameters ms.Parameter[]
+function Report:histograms(parameters)
+  options_of.argument("report:histograms", "parameters", parameters, "table")
+  if not self.tensorboard then return end
+  local list = {}
+  for name, one in pairs(require "moonshard.report.histograms"(parameters)) do
+    list["gradients/" .. name] = one
+  end
+  if self.events then self.events:histograms((core.step()), list) end
+end
+
 --- Waits for the values of the step that was reported last and shows its line, if it is due. The
 --- line in metrics.jsonl is written at that step's end, when its metrics are known.
 function Report:flush()
@@ -244,6 +274,7 @@ function Report:close()
   if self.last then show(self, self.last, true) end
   live.finish()
   if self.file then self.file:close() end
+  if self.events then self.events:close() end
   -- Without the program nothing knows how the process will end.
   if self.file and not launch.process then about.finish(self.run, 0) end
 end

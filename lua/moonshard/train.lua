@@ -96,6 +96,8 @@ local function update(self, loss)
     finite = on_all_ranks(self, self.scaler:unscale(o.optimizer))
     self.scaler:set_finite(o.optimizer, finite)
   end
+  local every = o.log and o.log.histograms
+  if every and self.step % every == 0 then self.report:histograms(self.parameters) end
   local clip = require "moonshard.optim"._clip
   local norm, parameters, bad = clip(self.parameters, o.clip or math.huge)
   if not norm then
@@ -201,6 +203,7 @@ local function sample(self)
     text = prompt .. vocabulary.continue(words, self.o.model, vocabulary.prompt(words, prompt),
       { count = how.count or 200, temperature = how.temperature or 0.8 })
   end
+  self.report:text("sample", text)
   log.log("---- sample\n%s\n----", text)
 end
 
@@ -245,6 +248,7 @@ end
 
 local function run_step(self, step)
   local o = self.o
+  self.step = step
   if o.before_step then o.before_step(step) end
   local lr = o.optimizer.lr and o.optimizer:lr()
   local loss = forward_backward(self)
@@ -309,7 +313,7 @@ function train.train(options)
   settings.show(self)
   self.report = require "moonshard.report".report({
     run = self.run, total = o.steps, every = o.log_every,
-    dtype = o.dtype == "f32" and "f32" or "bf16",
+    dtype = o.dtype == "f32" and "f32" or "bf16", tensorboard = o.log and o.log.tensorboard,
   }, self.lock)
   local last = self.start - 1
   for step in steps.steps(o.steps, self.start) do

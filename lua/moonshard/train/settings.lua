@@ -14,7 +14,7 @@ local known = {
   accumulate = "count", clip = "number", dtype = "string", run = "string", resume = "string",
   eval = "table", sample = "table", save = "table",
   on_nan = "string", things = "table", before_step = "function", after_backward = "function",
-  after_step = "function", on_eval = "function", log_every = "count",
+  after_step = "function", on_eval = "function", log_every = "count", log = "table",
 }
 
 local parts = {
@@ -23,6 +23,7 @@ local parts = {
     every = "integer", prompt = "string", count = "count", temperature = "number", run = "function",
     tokenizer = "tokenizer",
   },
+  log = { tensorboard = "boolean", histograms = "count" },
   save = { every = "integer", last = "count", keep_every = "count" },
 }
 
@@ -95,7 +96,7 @@ function settings.check(options)
   for name, types in pairs(parts) do
     if o[name] then
       check_table(o[name], types, name .. ".")
-      if not o[name].every then
+      if types.every and not o[name].every then
         core.raise(("train: the option %s.every is missing"):format(name))
       end
     end
@@ -110,6 +111,9 @@ function settings.check(options)
   end
   if o.sample then check_sample(o) end
   if o.clip and not (o.clip > 0) then core.raise("train: clip must be above 0") end
+  if o.log and o.log.histograms and not o.log.tensorboard then
+    core.raise("train: log.histograms needs log.tensorboard = true, which writes them")
+  end
   if o.eval and not o.valid then
     core.raise("train: eval needs valid, a loader of held-out data")
   end
@@ -130,6 +134,9 @@ function settings.check_early(o, by)
   local function refuse(what, instead)
     core.raise(("train: %s needs all gradients before the first step, but %s may step in backward: "
       .. "%s"):format(what, by, instead))
+  end
+  if o.log and o.log.histograms then
+    refuse("log.histograms", "leave it out, or use the policy deferred")
   end
   if o.clip then
     refuse("clip", require "moonshard.overlap.plans".instead_of_norm)
