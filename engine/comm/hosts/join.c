@@ -13,8 +13,10 @@
 #include "comm/hosts/meeting.h"
 #include "comm/hosts/serve.h"
 
-/* In which a launcher has ended the other processes after the first has failed. */
+/* In which a launcher has ended the other processes after the first has failed. Where a time limit
+ * has passed, some more does not matter. */
 #define MS_REPORT_NS ((uint64_t)500000000)
+#define MS_LATE_REPORT_NS ((uint64_t)2000000000)
 #define MS_HEARD_NS ((uint64_t)2000000000)
 
 /* What rank 0 tells each. options.host is filled by the one who reads it. */
@@ -220,6 +222,8 @@ static ms_status tell_all(ms_joining *joining, const void *memory, size_t bytes)
 static ms_status publish(ms_joining *joining, ms_status status, const void *memory, size_t bytes)
 {
     ms_error error = joining->context->error;
+    /* The limit of the meeting may have passed. */
+    if (status) ms_meeting_set_limit(joining->meeting, MS_HEARD_NS);
     ms_status sent = tell_all(joining, memory, bytes);
     if (!status) return sent;
     joining->context->error = error;
@@ -392,16 +396,19 @@ ms_status ms_hosts_launched(ms_context *context, ms_launched *out)
 }
 
 /* A launcher ends this process in the meantime, where rank 0 has failed with the same error. */
-static void let_first_report(const ms_joining *joining, const ms_launcher *launcher)
+static void let_first_report(const ms_joining *joining, const ms_launcher *launcher,
+                             ms_status status)
 {
     const ms_os *os = joining->context->os;
     ms_word never = 0;
-    uint64_t now = os->monotonic_ns(os->user), limit = now;
-    if (launcher->rank > 0) limit += launcher->local_rank > 0 ? 2 * MS_REPORT_NS : MS_REPORT_NS;
+    uint64_t now = os->monotonic_ns(os->user), limit = now,
+             moment = status == MS_ERROR_TIMEOUT ? MS_LATE_REPORT_NS : MS_REPORT_NS;
+    if (launcher->rank > 0) limit += launcher->local_rank > 0 ? 2 * moment : moment;
     for (; now < limit; now = os->monotonic_ns(os->user)) ms_futex_wait(&never, 0, limit - now);
 }
 
-/* Before the meeting each rank is alone with its error; the first process of each host reports. */
+/* Before the meeting each rank is alone with its error; the first process of each host reports.
+ * MS_ERROR_STATE is an error that no other process has. */
 static ms_status meet(ms_joining *joining)
 {
     ms_launcher launcher;
@@ -414,7 +421,7 @@ static ms_status meet(ms_joining *joining)
     status = (over_mpi ? ms_meeting_over_mpi : ms_meeting_over_tcp)(
         joining->context, joining->options, &launcher, place, &joining->meeting);
     if (!status) place->is_told = false;
-    else let_first_report(joining, &launcher);
+    else if (status != MS_ERROR_STATE) let_first_report(joining, &launcher, status);
     return status;
 }
 

@@ -12,8 +12,14 @@
  * over TCP then. A shorter time limit of the job is that of MPI_Finalize, too. */
 #define MS_FINALIZE_NS ((uint64_t)10 * 1000000000)
 
+/* After the time limit, a rank whose own MPI hangs says so before rank 0 misses it, and rank 0
+ * speaks before the others miss it. */
+#define MS_FIRST_NS ((uint64_t)2000000000)
+#define MS_OTHERS_NS ((uint64_t)5000000000)
+
 typedef struct ms_mpi_meeting {
     ms_meeting base;
+    uint64_t doubt_ns; /* of the clock: when to look whether MPI hangs; 0: that has been done */
     ms_mpi *mpi;
     ms_word news; /* of messages, until the rank has a line */
     _Atomic(ms_rank_line *) line;
@@ -31,39 +37,64 @@ static void hear_news(void *user)
     if (line) ms_host_wake_line(line);
 }
 
-/* One message, to its end; NULL: it has come to none, so that it still belongs to MPI. */
-static ms_status await(ms_mpi_meeting *meeting, ms_mpi_message **of)
+/* "rank 1 on host node1" for errors of this process. */
+static const char *name_place(const ms_mpi_meeting *meeting, char text[MS_RANK_NAME_BYTES])
 {
-    ms_context *context = meeting->base.context;
-    const ms_os *os = context->os;
-    ms_mpi_message *message = *of;
+    const ms_os *os = meeting->base.context->os;
+    ms_host_id host;
+    snprintf(text, MS_RANK_NAME_BYTES, "rank %u", meeting->base.place->rank);
+    if (os->host(os->user, &host) == 0)
+        snprintf(text, MS_RANK_NAME_BYTES, "rank %u on host %s", meeting->base.place->rank,
+                 host.name);
+    return text;
+}
+
+/* Waits until the message has ended or failed, at most until the limit. */
+static ms_mpi_state watch(ms_mpi_meeting *meeting, ms_mpi_message *message, uint64_t limit)
+{
+    const ms_os *os = meeting->base.context->os;
     for (;;) {
         uint32_t seen = atomic_load(&meeting->news);
         ms_mpi_state state = ms_mpi_look(message);
-        if (state == MS_MPI_FAILED)
-            return ms_fail(context, MS_ERROR_IO, "a message of MPI has failed: %s", message->why);
-        if (state == MS_MPI_ENDED && (message->sends || message->moved == message->bytes))
-            return MS_OK;
-        if (state == MS_MPI_ENDED)
-            return ms_fail(context, MS_ERROR_MISMATCH,
-                           "rank %u is of another version of Moonshard: install the same one on "
-                           "all hosts",
-                           message->peer);
         uint64_t now = os->monotonic_ns(os->user);
-        if (now >= meeting->base.limit_ns) break;
-        ms_futex_wait(&meeting->news, seen, meeting->base.limit_ns - now);
+        if (state != MS_MPI_POSTED || now >= limit) return state;
+        ms_futex_wait(&meeting->news, seen, limit - now);
     }
+}
+
+/* One message, to its end; NULL: it has come to none, so that it still belongs to MPI. Once, when
+ * the time for the meeting is over, the rank looks whether its own MPI hangs. */
+static ms_status await(ms_mpi_meeting *meeting, ms_mpi_message **of)
+{
+    ms_context *context = meeting->base.context;
+    ms_mpi_message *message = *of;
+    char place[MS_RANK_NAME_BYTES];
+    const char *call = NULL;
+    uint64_t limit = meeting->base.limit_ns, doubt = meeting->doubt_ns;
+    double seconds = (double)meeting->base.options->init_ns / 1e9;
+    ms_mpi_state state = watch(meeting, message, doubt && doubt < limit ? doubt : limit);
+    if (state == MS_MPI_POSTED && doubt) {
+        meeting->doubt_ns = 0;
+        call = ms_mpi_hangs(meeting->mpi);
+        if (!call) state = watch(meeting, message, limit);
+    }
+    if (state == MS_MPI_FAILED)
+        return ms_fail(context, MS_ERROR_IO, "a message of MPI has failed: %s", message->why);
+    if (state == MS_MPI_ENDED && (message->sends || message->moved == message->bytes)) return MS_OK;
+    if (state == MS_MPI_ENDED)
+        return ms_fail(context, MS_ERROR_MISMATCH,
+                       "rank %u is of another version of Moonshard: install the same one on all "
+                       "hosts",
+                       message->peer);
     *of = NULL;
-    const char *call = ms_mpi_hangs(meeting->mpi);
     if (call)
         return ms_fail(context, MS_ERROR_TIMEOUT,
-                       "%s of %s did not return on rank %u, which so has not met the others in "
-                       "%.0f s",
-                       call, meeting->base.place->mpi, meeting->base.place->rank,
-                       (double)meeting->base.options->init_ns / 1e9);
+                       "%s: %s of %s did not return, so that the rank has not met the others in "
+                       "%g s",
+                       name_place(meeting, place), call, meeting->base.place->mpi, seconds);
     return ms_fail(context, MS_ERROR_TIMEOUT,
-                   "rank %u has not come to the meeting of the ranks in %.0f s", message->peer,
-                   (double)meeting->base.options->init_ns / 1e9);
+                   "rank %u has not come to the meeting of the ranks in %g s", message->peer,
+                   seconds);
 }
 
 static ms_status pass(ms_mpi_meeting *meeting, bool sends, uint32_t peer, void *memory,
@@ -140,6 +171,15 @@ static ms_status check_world(const ms_mpi_meeting *meeting, const ms_launcher *l
                    world->rank, world->size);
 }
 
+/* The same error of this process, with its rank and host in front. */
+static ms_status say_where(ms_mpi_meeting *meeting, const ms_launcher *launcher, ms_status status)
+{
+    char why[MS_ERROR_MESSAGE_BYTES], place[MS_RANK_NAME_BYTES];
+    memcpy(why, meeting->base.context->error.message, sizeof why);
+    meeting->base.place->rank = launcher->rank;
+    return ms_fail(meeting->base.context, status, "%s: %.900s", name_place(meeting, place), why);
+}
+
 /* The module may be missing on this host only, for all its processes. */
 static ms_status load_module(const ms_mpi_meeting *meeting, const char *path,
                              const ms_mpi_module **out)
@@ -175,11 +215,14 @@ static ms_status begin(ms_mpi_meeting *meeting, const ms_launcher *launcher)
     status = ms_mpi_open(context, module, &wishes, &meeting->mpi);
     /* An MPI without threads is that for all. */
     if (status == MS_ERROR_UNSUPPORTED) place->is_told = launcher->rank > 0;
-    if (status) return status;
+    if (status == MS_ERROR_UNSUPPORTED) return status;
+    if (status) return say_where(meeting, launcher, status);
     const ms_mpi_world *world = ms_mpi_found(meeting->mpi);
     place->rank = world->rank;
     place->ranks = world->size;
     ms_meeting_begin(&meeting->base);
+    meeting->doubt_ns = context->os->monotonic_ns(context->os->user) + options->init_ns;
+    meeting->base.limit_ns += place->rank ? MS_OTHERS_NS : MS_FIRST_NS;
     snprintf(place->library, sizeof place->library, "%s", world->library);
     if (world->size > MS_LOCAL_RANKS_MAX)
         return ms_fail(context, MS_ERROR_ARGUMENT, "%u ranks: 1 to %d are allowed", world->size,

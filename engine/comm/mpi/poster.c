@@ -2,6 +2,7 @@
 #include "comm/mpi/poster.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #define POLL_NS 100000u
 #define POLL_NS_PER_KIB 1000u /* a slow network; a message makes way only while MPI is called */
@@ -205,6 +206,22 @@ static const char *call_of(const ms_mpi *mpi, const char *expected)
     return call ? call : expected;
 }
 
+/* MPI does not come back while it begins. Some calls wait for all processes: another one may be the
+ * reason. */
+static ms_status fail_to_begin(ms_context *context, const ms_mpi *mpi)
+{
+    const char *call = call_of(mpi, "MPI_Init_thread");
+    double seconds = (double)mpi->options.timeout_ns * 1e-9;
+    if (strcmp(call, "MPI_Init_thread") == 0 || strcmp(call, "MPI_Comm_dup") == 0)
+        return ms_fail(context, MS_ERROR_TIMEOUT,
+                       "%s of %s did not return in %g s: see that all processes of the job were "
+                       "started, and that the hosts reach each other",
+                       call, mpi->module->name, seconds);
+    return ms_fail(context, MS_ERROR_STATE,
+                   "%s of %s did not return in %g s, though it waits for no other process", call,
+                   mpi->module->name, seconds);
+}
+
 /* Why MPI did not begin. */
 static ms_status refusal(ms_context *context, const ms_mpi *mpi)
 {
@@ -240,12 +257,7 @@ ms_status ms_mpi_open(ms_context *context, const ms_mpi_module *module,
         return ms_fail_os(context, error, "cannot start the thread of MPI", NULL);
     }
     /* The record stays: MPI may come back while the process ends. */
-    if (!await_end_of(mpi, BEGINNING, options->timeout_ns))
-        return ms_fail(
-            context, MS_ERROR_TIMEOUT,
-            "%s of %s did not return in %g s: see that all processes of the job were started, and "
-            "that the hosts reach each other",
-            call_of(mpi, "MPI_Init_thread"), module->name, (double)options->timeout_ns * 1e-9);
+    if (!await_end_of(mpi, BEGINNING, options->timeout_ns)) return fail_to_begin(context, mpi);
     if (atomic_load(&mpi->stage) == RUNNING) {
         *out = mpi;
         return MS_OK;

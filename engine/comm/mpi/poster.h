@@ -45,8 +45,9 @@ typedef struct ms_mpi_options {
     void *user;
 } ms_mpi_options;
 
-/* Starts the thread and MPI. MS_ERROR_TIMEOUT if MPI does not come back: the process can then only
- * end. The module stays loaded. */
+/* Starts the thread and MPI. If MPI does not come back, the process can only end: MS_ERROR_TIMEOUT
+ * says that other processes may be the reason, MS_ERROR_STATE that none is. The module stays
+ * loaded. */
 ms_status ms_mpi_open(ms_context *context, const ms_mpi_module *module,
                       const ms_mpi_options *options, ms_mpi **out);
 /* What MPI said at the beginning; borrowed. */

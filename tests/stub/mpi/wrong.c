@@ -42,6 +42,12 @@ int MPI_Init_thread(int *count, char ***arguments, int wanted, int *given)
     return code;
 }
 
+int MPI_Get_library_version(char *text, int *length)
+{
+    may_hang("Get_library_version");
+    return PMPI_Get_library_version(text, length);
+}
+
 int MPI_Comm_dup(MPI_Comm from, MPI_Comm *to)
 {
     may_hang("Comm_dup");

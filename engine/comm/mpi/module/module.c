@@ -40,11 +40,12 @@ static int initialize(ms_mpi_state *state, int *level)
     return CALL(state, MPI_Init_thread, NULL, NULL, MPI_THREAD_FUNNELED, level);
 }
 
-static void name_library(ms_mpi_world *found)
+static void name_library(ms_mpi_state *state)
 {
+    ms_mpi_world *found = state->found;
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
-    if (MPI_Get_library_version(text, &length)) text[0] = '\0';
+    if (CALL(state, MPI_Get_library_version, text, &length)) text[0] = '\0';
     text[strcspn(text, "\r\n")] = '\0';
     for (char *c = text; *c; c++)
         if (*c == '\t') *c = ' ';
@@ -60,7 +61,6 @@ static int begin(void *memory, ms_mpi_world *found)
     for (uint32_t i = 0; i < MS_MPI_REQUESTS; i++) state->requests[i] = MPI_REQUEST_NULL;
     int code = initialize(state, &level);
     if (code) return code;
-    name_library(found);
     found->too_few_threads =
         level < (state->initialized_by_others ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED);
     code = CALL(state, MPI_Comm_dup, MPI_COMM_WORLD, &state->world);
@@ -69,6 +69,7 @@ static int begin(void *memory, ms_mpi_world *found)
     if (!code) code = CALL(state, MPI_Comm_size, state->world, &size);
     found->rank = (uint32_t)rank;
     found->size = (uint32_t)size;
+    if (!code) name_library(state);
     return code;
 }
 
