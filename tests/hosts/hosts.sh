@@ -139,6 +139,16 @@ own_folders() {
     else
         mount -t sysfs sysfs /sys
     fi
+    own_sessions
+}
+
+# Open MPI makes this folder when a job begins, and removes it when it is empty. Two jobs that make
+# it at the same moment fail.
+own_sessions() {
+    local sessions
+    sessions=$TMPDIR/ompi.$(hostname).$(id -u)
+    mkdir -p "$sessions"
+    : >"$sessions/kept"
 }
 
 # The number of the process that keeps a host.
