@@ -59,8 +59,9 @@ static void locate(ms_job *job, uint32_t rank)
     pidfd_send_signal(job->ended[rank], MS_LOCATE_PROCESS, NULL, 0);
 }
 
-/* A rank that has ended before this is found dead at once: its number cannot have another process
- * yet, since it was alive a moment ago when it came to the door, and numbers go around slowly. */
+/* A rank that has ended before this is found so at once: its number cannot have another process
+ * yet, since it was alive a moment ago when it came to the door, and numbers go around slowly. A
+ * short script may have come to its end in order. */
 static ms_status find_processes(ms_job *job)
 {
     for (uint32_t r = 0; r < job->ranks; r++) {
@@ -76,6 +77,11 @@ static ms_status find_processes(ms_job *job)
         else {
             char text[128];
             outcome->ended = true;
+            find_outcome(job, r);
+            if (outcome->code == 0 && !outcome->signal) {
+                ms_rendezvous_left(job->rendezvous, r);
+                continue;
+            }
             snprintf(text, sizeof text, "rank %u (pid %lld) has ended without leaving", r,
                      (long long)outcome->process);
             ms_end_job(job, MS_ABORT_DIED, (int32_t)r, text);
