@@ -329,7 +329,7 @@ ms_status ms_hosts_enter(ms_context *context, const char *door, uint32_t rank, u
                                    ranks + 1, &count);
     answer.refusal[sizeof answer.refusal - 1] = '\0';
     if (bytes == 0 || bytes == -ECONNRESET)
-        status = ms_fail(context, MS_ERROR_ABORTED, "the keeper of this host has given up");
+        status = ms_fail(context, MS_ERROR_ABORTED, "the keeper has given up");
     else if (bytes < 0)
         status = ms_fail_os(context, (int)bytes, "no answer of the keeper at", door);
     else if (bytes != (int64_t)sizeof answer || answer.magic != MS_DOOR_MAGIC)

@@ -356,7 +356,7 @@ static ms_status enter(ms_joining *joining)
     ms_status status = ms_hosts_enter(joining->context, joining->way.door, place->rank,
                                       place->ranks, 2 * options->init_ns, &place->rendezvous);
     if (status && first_rank_of(joining, options->host) == place->rank)
-        return ms_served_why(joining->context, joining->keeper, status);
+        return ms_served_why(joining->context, joining->keeper, options, status);
     if (status) {
         place->is_told = true;
         return status;

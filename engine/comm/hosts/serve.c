@@ -55,6 +55,14 @@ ms_status ms_keeper_serve(ms_context *context, int descriptor, ms_keeper **out)
 
 /* --------------------------------------------------------------- the rank's side */
 
+/* The same error, with the host. What a keeper tells names its host already. */
+static ms_status name_host(ms_context *context, const ms_keeper_options *options, ms_status status)
+{
+    char why[MS_ERROR_MESSAGE_BYTES];
+    memcpy(why, context->error.message, sizeof why);
+    return ms_fail(context, status, "host %s: %.900s", options->names[options->host], why);
+}
+
 ms_status ms_served_ask(ms_context *context, ms_file *socket, const ms_keeper_options *options,
                         ms_served *out)
 {
@@ -64,24 +72,29 @@ ms_status ms_served_ask(ms_context *context, ms_file *socket, const ms_keeper_op
     if (!bytes)
         bytes = os->socket_receive(os->user, socket, out, sizeof *out, options->init_ns, NULL, 0,
                                    &count);
-    if (bytes < 0)
-        return ms_fail_os(context, (int)bytes, "no answer of the process that is to be the keeper",
-                          NULL);
+    if (bytes == 0 || bytes == -EPIPE || bytes == -ECONNRESET)
+        return name_host(
+            context, options,
+            ms_fail(context, MS_ERROR_ABORTED, "the process that is to be the keeper has ended"));
     if (bytes != (int64_t)sizeof *out)
-        return ms_fail(context, MS_ERROR_ABORTED, "the process that is to be the keeper has ended");
+        return name_host(context, options,
+                         ms_fail_os(context, bytes < 0 ? (int)bytes : -EPROTO,
+                                    "no answer of the process that is to be the keeper", NULL));
     out->why[sizeof out->why - 1] = '\0';
     return out->status ? ms_fail(context, (ms_status)out->status, "%s", out->why) : MS_OK;
 }
 
 /* A keeper that fails tells why before its door closes. */
-ms_status ms_served_why(ms_context *context, ms_file *socket, ms_status status)
+ms_status ms_served_why(ms_context *context, ms_file *socket, const ms_keeper_options *options,
+                        ms_status status)
 {
     const ms_os *os = context->os;
     ms_served served;
     uint32_t count = 0;
     int64_t bytes =
         os->socket_receive(os->user, socket, &served, sizeof served, MS_WHY_NS, NULL, 0, &count);
-    if (bytes != (int64_t)sizeof served || !served.status) return status;
+    if (bytes != (int64_t)sizeof served || !served.status)
+        return name_host(context, options, status);
     served.why[sizeof served.why - 1] = '\0';
     return ms_fail(context, (ms_status)served.status, "%s", served.why);
 }

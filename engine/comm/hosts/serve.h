@@ -16,7 +16,9 @@ typedef struct ms_served {
 /* The rank's side: asks, and waits for the answer. */
 ms_status ms_served_ask(ms_context *context, ms_file *socket, const ms_keeper_options *options,
                         ms_served *out);
-/* After the door has closed: the keeper's own error, if it has told one. */
-ms_status ms_served_why(ms_context *context, ms_file *socket, ms_status status);
+/* After the door has closed: the keeper's own error if it has told one, otherwise that of the
+ * context, with the host. */
+ms_status ms_served_why(ms_context *context, ms_file *socket, const ms_keeper_options *options,
+                        ms_status status);
 
 #endif
