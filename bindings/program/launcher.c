@@ -134,19 +134,25 @@ static void stop_requested(ms_job *job, int number)
     ms_rendezvous_request(job->rendezvous, MS_REQUEST_STOP, (uint8_t)number);
 }
 
+/* Calls on_dump, the function at the top of L's stack. */
+static void dump(lua_State *L)
+{
+    if (!lua_isfunction(L, -1)) return;
+    lua_pushvalue(L, -1);
+    lua_call(L, 0, 0);
+}
+
 /* SIGUSR1 asks for a checkpoint, SIGUSR2 for the flight records, the others to stop. The descriptor
- * does not block, so the loop ends when no signal is left. on_dump, the function at the top of L's
- * stack, is called here and not in a handler: it runs Lua. */
+ * does not block, so the loop ends when no signal is left. on_dump is called here and not in a
+ * handler: it runs Lua. */
 static void read_signals(lua_State *L, ms_job *job)
 {
     struct signalfd_siginfo info;
     while (read(job->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGUSR1)
             ms_rendezvous_request(job->rendezvous, MS_REQUEST_SAVE, SIGUSR1);
-        else if (info.ssi_signo == SIGUSR2 && lua_isfunction(L, -1)) {
-            lua_pushvalue(L, -1);
-            lua_call(L, 0, 0);
-        } else if (info.ssi_signo != SIGUSR2) stop_requested(job, (int)info.ssi_signo);
+        else if (info.ssi_signo == SIGUSR2) dump(L);
+        else stop_requested(job, (int)info.ssi_signo);
     }
 }
 
@@ -185,6 +191,7 @@ void ms_job_supervise(lua_State *L, ms_job *job, bool (*done)(ms_job *job))
         /* After the poll, whatever woke it: a rank that sends events all the time does not keep
          * others from being looked at. */
         if (!job->ending) ms_watch(job, now_of(job));
+        if (job->keeper && ms_keeper_flights_wanted(job->keeper)) dump(L);
         /* The tick is over, or a signal has interrupted the poll. */
         if (changed <= 0) continue;
         if (waits[0].revents) read_signals(L, job);
@@ -233,9 +240,10 @@ static void push_flight(lua_State *L, const ms_flight *flight)
     set_integer(L, "left_ns", (int64_t)flight->left_ns);
 }
 
-/* flights(rank) -> the list of the entries in its flight record that were not overwritten. The
- * record is a ring: only the last MS_FLIGHTS entries can still be there, and of those some may be
- * overwritten while they are read. */
+/* flights(rank) -> the list of the entries in its flight record that were not overwritten; whether
+ * the rank is on this host: others tell their records at the job's end only. The record is a ring:
+ * only the last MS_FLIGHTS entries can still be there, and of those some may be overwritten while
+ * they are read. */
 static int flights(lua_State *L)
 {
     const ms_job *job = lua_touserdata(L, lua_upvalueindex(1));
@@ -251,7 +259,8 @@ static int flights(lua_State *L)
         push_flight(L, &flight);
         lua_rawseti(L, -2, luaL_len(L, -2) + 1);
     }
-    return 1;
+    lua_pushboolean(L, !job->outcomes[rank].elsewhere);
+    return 2;
 }
 
 /* folder() -> where the job keeps its files, or "" until a rank has named it (core.comm_folder). */

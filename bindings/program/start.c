@@ -206,7 +206,8 @@ static void read_signals(start *s, ms_starter_phase phase)
     struct signalfd_siginfo info;
     while (read(s->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGUSR1) ms_starter_request(s->starter, MS_REQUEST_SAVE, SIGUSR1);
-        else if (info.ssi_signo != SIGUSR2) stop_requested(s, (int)info.ssi_signo, phase);
+        else if (info.ssi_signo == SIGUSR2) ms_starter_ask_flights(s->starter);
+        else stop_requested(s, (int)info.ssi_signo, phase);
     }
 }
 

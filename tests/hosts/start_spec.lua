@@ -124,6 +124,20 @@ describe("run --hosts", function()
       assert.is_nil(text:find("exit code", 1, true), text)
     end)
 
+    it("writes the flight records of all ranks when it gets SIGUSR2, by " .. mpi, function()
+      local running = train(mpi, "hosta:2,hostb:2", "")
+      kill(starter(), "USR2")
+      for rank = 0, 3 do
+        await(SECONDS, ("there is no record of rank %d"):format(rank), function()
+          local record = command.read(("%s/run/flight/rank-%d.jsonl"):format(folder, rank)) or ""
+          return record:find(('"rank":%d[,}]'):format(rank)) and record:find("all_reduce", 1, true)
+        end, running)
+      end
+      kill(starter(), "TERM")
+      local code, text = finish(running)
+      assert.equal(75, code, text)
+    end)
+
     it("returns 7 when a rank is killed, by " .. mpi, function()
       local running = train(mpi, "hosta:2,hostb:2", "")
       kill(find(function(one) return one.rank == 2 end)[1].process, "KILL")

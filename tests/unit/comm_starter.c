@@ -114,6 +114,15 @@ static void test_requests_and_the_code_arrive(void **state)
     ms_starter_request(of.starter, MS_REQUEST_STOP, 15);
     for (int i = 0; i < 10000 && !ms_keeper_stop(of.keeper); i++) pause_briefly();
     assert_int_equal(ms_keeper_stop(of.keeper), 15);
+    bool wanted = ms_keeper_flights_wanted(of.keeper);
+    assert_false(wanted);
+    ms_starter_ask_flights(of.starter);
+    for (int i = 0; i < 10000 && !wanted; i++) {
+        pause_briefly();
+        wanted = ms_keeper_flights_wanted(of.keeper);
+    }
+    assert_true(wanted);
+    assert_false(ms_keeper_flights_wanted(of.keeper));
     /* The port is closed once the keeper has come. */
     int late = connect_to(&of);
     assert_int_equal(late, -1);

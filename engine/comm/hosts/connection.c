@@ -133,6 +133,7 @@ static bool handle(ms_peer *peer, const ms_frame_head *head, void *body)
         return true;
     }
     case MS_FRAME_SHOWN: atomic_store(&peer->shown, 1); return true;
+    case MS_FRAME_FLIGHTS: atomic_store(&keeper->flights, 1); return keeper->host != 0;
     /* The first keeper answers, so that the other knows that all of its frames were read. */
     case MS_FRAME_BYE:
         if (keeper->host == 0) ms_keeper_send(keeper, head->host, MS_FRAME_BYE, NULL, 0);

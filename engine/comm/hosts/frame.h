@@ -40,6 +40,7 @@ typedef enum ms_frame_kind {
     MS_FRAME_COMING,  /* before there are keepers: a rank to rank 0, ms_coming_body */
     MS_FRAME_MEETING, /* and what they say then: any bytes */
     MS_FRAME_SHOWN,   /* the job has ended, and all that the host's ranks have left was told */
+    MS_FRAME_FLIGHTS, /* write the flight records of your ranks */
     MS_FRAME_KINDS
 } ms_frame_kind;
 

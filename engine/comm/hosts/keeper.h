@@ -85,6 +85,7 @@ struct ms_keeper {
     char door_path[108];
     ms_word stirred, closing;
     ms_word orphaned; /* the first keeper is lost: this one reports by itself */
+    ms_word flights;  /* the supervisor is to write the flight records of this host's ranks */
     /* The first keeper's: the connection to the process that has started the job. */
     ms_wire starter;
     ms_os_thread *starter_thread;

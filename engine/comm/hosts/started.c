@@ -75,6 +75,10 @@ static bool hear(void *user, const ms_frame_head *head, const void *body)
     case MS_FRAME_CAUSE:
         ms_host_end_job(keeper->files, MS_ABORT_STOPPED, -1, cause->error.message);
         return true;
+    case MS_FRAME_FLIGHTS:
+        atomic_store(&keeper->flights, 1);
+        ms_keeper_spread(keeper, 0, MS_FRAME_FLIGHTS, NULL, 0);
+        return true;
     case MS_FRAME_BYE: atomic_store(&keeper->starter_heard, 1); return true;
     default: return false;
     }
@@ -166,6 +170,8 @@ void ms_keeper_close_starter(ms_keeper *keeper)
     if (keeper->starter_thread) os->thread_join(os->user, keeper->starter_thread);
     os->close(os->user, keeper->starter.socket);
 }
+
+bool ms_keeper_flights_wanted(ms_keeper *keeper) { return atomic_exchange(&keeper->flights, 0); }
 
 /* ---------------------------------------------------------------- exit codes */
 

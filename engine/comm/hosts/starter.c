@@ -154,6 +154,12 @@ void ms_starter_request(ms_starter *starter, ms_request kind, uint8_t value)
         (void)ms_wire_send(&starter->wire, MS_FRAME_REQUEST, &request, sizeof request);
 }
 
+void ms_starter_ask_flights(ms_starter *starter)
+{
+    if (atomic_load(&starter->phase) == MS_STARTER_CONNECTED)
+        (void)ms_wire_send(&starter->wire, MS_FRAME_FLIGHTS, NULL, 0);
+}
+
 void ms_starter_abort(ms_starter *starter, const char *message)
 {
     ms_abort_record cause = { .reason = MS_ABORT_STOPPED, .error = { .rank = -1 } };

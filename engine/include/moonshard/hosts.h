@@ -83,6 +83,9 @@ MS_API void ms_keeper_finish(ms_keeper *keeper);
 MS_API int ms_keeper_code(const ms_keeper *keeper, uint32_t rank);
 /* The value of the last request to stop, which is the number of a signal; 0: there was none. */
 MS_API uint8_t ms_keeper_stop(const ms_keeper *keeper);
+/* Whether the process that has started the job has asked for the flight records since the last
+ * call: each keeper's supervisor writes those of its own ranks. */
+MS_API bool ms_keeper_flights_wanted(ms_keeper *keeper);
 /* Tells the process that has started the job, if there is one, how it has ended. */
 MS_API void ms_keeper_tell_code(ms_keeper *keeper, int code);
 /* After finish, or after a failure. */
@@ -198,6 +201,8 @@ MS_API void ms_starter_look(const ms_starter *starter, ms_starter_state *out);
  * do nothing. */
 MS_API void ms_starter_request(ms_starter *starter, ms_request kind, uint8_t value);
 MS_API void ms_starter_abort(ms_starter *starter, const char *message);
+/* The supervisors of all hosts write the flight records of their ranks. */
+MS_API void ms_starter_ask_flights(ms_starter *starter);
 MS_API void ms_starter_close(ms_starter *starter); /* NULL is allowed */
 
 #ifdef __cplusplus

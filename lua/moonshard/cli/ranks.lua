@@ -209,19 +209,25 @@ function ranks.report(outcome, parsed, flights, oom_kills)
   return "moonshard: " .. table.concat(lines, "\n") .. "\n"
 end
 
--- Writes the flight records to folder/flight/rank-R.jsonl, a line for each collective.
-local function write_flights(folder, count, flights)
+-- Writes a flight record to folder/flight/rank-R.jsonl, a line for each collective.
+local function write_flight(folder, rank, record)
+  local lines = {}
+  for i, flight in ipairs(record) do
+    flight.rank = rank
+    lines[i] = core.json_encode(flight) .. "\n"
+  end
+  local ok, message = core.file_write(("%s/flight/rank-%d.jsonl"):format(folder, rank),
+    table.concat(lines))
+  if not ok then io.stderr:write("moonshard: ", message, "\n") end
+end
+
+-- The flight records of all ranks, or (only_here) of those on this host.
+local function write_flights(folder, count, flights, only_here)
   if folder == "" then return end
   core.make_directory(folder .. "/flight")
   for rank = 0, count - 1 do
-    local lines = {}
-    for i, flight in ipairs(flights(rank)) do
-      flight.rank = rank
-      lines[i] = core.json_encode(flight) .. "\n"
-    end
-    local ok, message = core.file_write(("%s/flight/rank-%d.jsonl"):format(folder, rank),
-      table.concat(lines))
-    if not ok then io.stderr:write("moonshard: ", message, "\n") end
+    local record, is_here = flights(rank)
+    if is_here or not only_here then write_flight(folder, rank, record) end
   end
 end
 
@@ -248,7 +254,7 @@ function ranks.launch(parsed)
     link_latency_ns = parsed.link and parsed.link.latency_ns,
   }, function(read_flights, read_folder)
     flights = read_flights
-    return function() write_flights(read_folder(), parsed.ranks, flights) end
+    return function() write_flights(read_folder(), parsed.ranks, flights, true) end
   end)
   if not outcome then launch.exit(2, message) end
   if outcome.cause and outcome.reports then
