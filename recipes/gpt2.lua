@@ -1,4 +1,5 @@
 -- GPT-2, from scratch or from given weights, on token shards (`.bin` files of llm.c or nanoGPT).
+--     ./moonshard tokenize --tokenizer FOLDER --out shards/train TEXT...
 --     ./moonshard run recipes/gpt2.lua data='shards/train_*.bin' valid='shards/val_*.bin'
 --     ./moonshard run recipes/gpt2.lua data=shards weights=FOLDER_WITH_CONFIG_JSON lr=3e-5
 local ms = require "moonshard"

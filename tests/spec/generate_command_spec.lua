@@ -160,6 +160,8 @@ describe("moonshard generate", function()
     fails("", 2, "which model?")
     fails("nowhere", 3, "there is no file or folder 'nowhere'")
     fails(models .. "/empty", 3, "has no model", "config.json")
+    command.write(folder .. "/metrics.jsonl", "")
+    fails(".", 3, "'.' has no model", "./model; a run's model is saved when its recipe ends")
     fails(models .. "/small", 3, "has no tokenizer", "--tokenizer PATH")
     fails(("%s/small --tokenizer %sgpt2"):format(models, TOKENIZERS), 3, "500 ids",
       "rows for 100")

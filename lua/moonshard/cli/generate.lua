@@ -59,8 +59,9 @@ local function folder_of(path)
   for _, folder in ipairs { path, path .. "/model" } do
     if core.exists(folder .. "/config.json") then return folder, folder end
   end
-  launch.exit(3, ("'%s' has no model: there is no config.json in it, nor in %s/model")
-    :format(path, path))
+  local is_run = core.exists(path .. "/metrics.jsonl")
+  launch.exit(3, ("'%s' has no model: there is no config.json in it, nor in %s/model%s")
+    :format(path, path, is_run and "; a run's model is saved when its recipe ends" or ""))
 end
 
 local function vocabulary_of(parsed, folder, model)
