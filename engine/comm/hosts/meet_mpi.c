@@ -20,6 +20,7 @@
 typedef struct ms_mpi_meeting {
     ms_meeting base;
     uint64_t doubt_ns; /* of the clock: when to look whether MPI hangs; 0: that has been done */
+    bool is_other;     /* not the first process of its host, as far as its launcher says */
     ms_mpi *mpi;
     ms_word news; /* of messages, until the rank has a line */
     _Atomic(ms_rank_line *) line;
@@ -62,6 +63,18 @@ static ms_mpi_state watch(ms_mpi_meeting *meeting, ms_mpi_message *message, uint
     }
 }
 
+/* The ranks of a host miss the same rank: the first of them says so. */
+static ms_status fail_late(ms_mpi_meeting *meeting, uint32_t peer)
+{
+    ms_host_id host = { .name = "?" };
+    ms_context *context = meeting->base.context;
+    (void)context->os->host(context->os->user, &host);
+    meeting->base.place->is_told = meeting->is_other;
+    return ms_fail(context, MS_ERROR_TIMEOUT,
+                   "host %s: rank %u has heard nothing of rank %u in %g s", host.name,
+                   meeting->base.place->rank, peer, (double)meeting->base.options->init_ns / 1e9);
+}
+
 /* One message, to its end; NULL: it has come to none, so that it still belongs to MPI. Once, when
  * the time for the meeting is over, the rank looks whether its own MPI hangs. */
 static ms_status await(ms_mpi_meeting *meeting, ms_mpi_message **of)
@@ -92,9 +105,7 @@ static ms_status await(ms_mpi_meeting *meeting, ms_mpi_message **of)
                        "%s: %s of %s did not return, so that the rank has not met the others in "
                        "%g s",
                        name_place(meeting, place), call, meeting->base.place->mpi, seconds);
-    return ms_fail(context, MS_ERROR_TIMEOUT,
-                   "rank %u has not come to the meeting of the ranks in %g s", message->peer,
-                   seconds);
+    return fail_late(meeting, message->peer);
 }
 
 static ms_status pass(ms_mpi_meeting *meeting, bool sends, uint32_t peer, void *memory,
@@ -244,6 +255,7 @@ ms_status ms_meeting_over_mpi(ms_context *context, const ms_hosts_options *optio
                                   .send = send,
                                   .receive = receive,
                                   .end = end };
+    meeting->is_other = launcher->local_rank != MS_UNKNOWN && launcher->local_rank > 0;
     status = begin(meeting, launcher);
     if (!status) *out = &meeting->base;
     return status;
