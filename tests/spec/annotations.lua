@@ -1,76 +1,23 @@
--- For specs: what lua/moonshard/meta.lua declares: classes, their functions with parameters, the
--- fields of tables of options.
+-- For specs: what the annotations of the library declare: classes, their functions with parameters,
+-- the fields of tables of options.
+local read = require "moonshard.reference.read"
+
 local annotations = {}
 
--- Splits at a character that is outside of brackets and quotes.
-local function split(text, separator)
-  local parts, depth, quoted, first = {}, 0, false, 1
-  for i = 1, #text do
-    local c = text:sub(i, i)
-    if c == '"' then quoted = not quoted end
-    if not quoted and c:find "[%(%[{<]" then depth = depth + 1 end
-    if not quoted and c:find "[%)%]}>]" then depth = depth - 1 end
-    if c == separator and depth == 0 and not quoted then
-      parts[#parts + 1] = text:sub(first, i - 1)
-      first = i + 1
-    end
-  end
-  parts[#parts + 1] = text:sub(first)
-  return parts
-end
-
--- "name?: type" of an argument or a field.
-local function declared(text)
-  local name, optional, kind = text:match "^%s*([%w_.]+)(%??)%s*:%s*(.-)%s*$"
-  return name and { name = name, optional = optional == "?", type = kind }
-end
-
-local function parameters_of(text)
-  local list = {}
-  local inner = text:match "^fun(%b())":sub(2, -2)
-  if not inner:find "%S" then return list end
-  for _, part in ipairs(split(inner, ",")) do
-    list[#list + 1] = part:match "^%s*self%s*$" and { name = "self", type = "self" }
-      or declared(part)
-  end
-  return list
-end
-
--- The type at the beginning of what follows a field's name: comments follow it after two spaces or
--- more.
-local function type_of(text)
-  local depth = 0
-  for i = 1, #text do
-    local c = text:sub(i, i)
-    if c:find "[%(%[{<]" then depth = depth + 1 elseif c:find "[%)%]}>]" then depth = depth - 1 end
-    if depth == 0 and text:sub(i, i + 1) == "  " then return text:sub(1, i - 1) end
-  end
-  return text
-end
-
---- Classes by name: { functions = { { name, parameters } }, fields = { { name, optional, type } }
---- }. The second result has the aliases.
----@param path string
+--- Classes by name: { functions = { { name, parameters } }, fields = { { name, optional, type, text
+--- } } }. The second result has the aliases.
 ---@return table<string, table>, table<string, string>
-function annotations.read(path)
-  local classes, aliases, class = {}, {}, nil
-  for line in io.lines(path) do
-    local name = line:match "^%-%-%-@class%s+([%w_.]+)"
-    if name then
-      classes[name] = classes[name] or { functions = {}, fields = {} }
-      class = classes[name]
+function annotations.read()
+  local all, classes, aliases = read.all(), {}, {}
+  for _, block in ipairs(all.blocks) do
+    local class = classes[block.class] or { functions = {}, fields = {} }
+    classes[block.class] = class
+    for _, field in ipairs(block.fields) do
+      table.insert(class.fields, field)
+      if field.parameters then table.insert(class.functions, field) end
     end
-    local alias, meaning = line:match "^%-%-%-@alias%s+([%w_.]+)%s+(.+)$"
-    if alias then aliases[alias] = type_of(meaning) end
-    local field, optional, rest = line:match "^%-%-%-@field%s+([%w_]+)(%??)%s+(.*)$"
-    if field and class then
-      table.insert(class.fields, { name = field, optional = optional == "?", type = type_of(rest) })
-      if rest:match "^fun%b()" then
-        table.insert(class.functions, { name = field, parameters = parameters_of(rest) })
-      end
-    end
-    if line == "" then class = nil end
   end
+  for _, alias in ipairs(all.aliases) do aliases[alias.name] = alias.type end
   return classes, aliases
 end
 
@@ -97,7 +44,7 @@ end
 ---@return table<string, boolean>
 function annotations.kinds(text, classes, aliases, set)
   set = set or {}
-  for _, part in ipairs(split(text, "|")) do
+  for _, part in ipairs(read.split(text, "|")) do
     part = part:match "^%s*(.-)%s*$"
     if aliases[part] then annotations.kinds(aliases[part], classes, aliases, set)
     elseif plain[part] then set[plain[part]] = true
@@ -113,10 +60,12 @@ end
 ---@return { name: string, optional: boolean, type: string }[]
 function annotations.fields(text, classes)
   local list = {}
-  for _, part in ipairs(split(text, "|")) do
+  for _, part in ipairs(read.split(text, "|")) do
     part = part:match "^%s*(.-)%s*$"
     if part:match "^{.*}$" then
-      for _, field in ipairs(split(part:sub(2, -2), ",")) do list[#list + 1] = declared(field) end
+      for _, field in ipairs(read.split(part:sub(2, -2), ",")) do
+        list[#list + 1] = read.declared(field)
+      end
     elseif classes[part] and not is_object(classes[part]) then
       for _, field in ipairs(classes[part].fields) do list[#list + 1] = field end
     end

@@ -1,40 +1,30 @@
--- The annotations that editors read (lua/moonshard/meta.lua) name only what exists, under its name.
+-- The annotations that editors read (lua/moonshard/meta.lua and meta/) name only what exists, under
+-- its name.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local annotations = require "annotations"
 
--- class -> list of fields, as meta.lua declares them; functions only.
+local all = annotations.read()
+
+-- class -> list of the names of its functions, as the annotations declare them.
 local function declared()
-  local file = assert(io.open((os.getenv "MOONSHARD_SOURCE" or ".") .. "/lua/moonshard/meta.lua"))
-  local classes, class = {}, nil
-  for line in file:lines() do
-    local name = line:match "^%-%-%-@class%s+([%w_.]+)"
-    if name then
-      class = name
-      classes[class] = classes[class] or {}
-    end
-    local field, kind = line:match "^%-%-%-@field%s+([%w_]+)%??%s+(%S+)"
-    if field and class and kind:match "^fun" then table.insert(classes[class], field) end
-    if line == "" then class = nil end
+  local classes = {}
+  for class, told in pairs(all) do
+    classes[class] = {}
+    for _, one in ipairs(told.functions) do table.insert(classes[class], one.name) end
   end
-  file:close()
   return classes
 end
 
--- The hyper-parameters of each kind of optimizer: the comment in meta.lua beside its line or above
--- it.
+-- The hyper-parameters of each kind of optimizer, as its comment tells them.
 local function hyper_parameters()
-  local kinds, above = {}, ""
-  for line in io.lines((os.getenv "MOONSHARD_SOURCE" or ".") .. "/lua/moonshard/meta.lua") do
-    local kind, options, beside = line:match "^%-%-%-@field (%w+) fun%(params: ms.Params, \z
-      options%?: ms.(%w+)%): ms.Optimizer%s*(.*)$"
-    if kind and options == "OptimizerOptions" then
-      local comment = above .. beside
-      local other = comment:match "^as (%w+);"
-      kinds[kind] = other and kinds[other] .. " " .. comment or comment
+  local kinds = {}
+  for _, one in ipairs(all["ms.optim"].functions) do
+    local first, second = table.unpack(one.parameters)
+    if first.type == "ms.Params" and second.type == "ms.OptimizerOptions" then
+      local other = one.text:match "^as (%w+);"
+      kinds[one.name] = other and kinds[other] .. " " .. one.text or one.text
     end
-    local text = line:match "^%-%-%- (.*)$"
-    above = text and above .. text .. " " or ""
   end
   return kinds
 end
@@ -100,7 +90,8 @@ describe("the annotations", function()
     end
   end
 
-  -- What exists, under the names of the classes of meta.lua: the tables of functions themselves.
+  -- What exists, under the names of the classes of the annotations: the tables of functions
+  -- themselves.
   local function methods_of(object)
     local index = debug.getmetatable(object).__index
     return type(index) == "table" and index or debug.getmetatable(object)
@@ -129,7 +120,6 @@ describe("the annotations", function()
     tables["ms." .. name] = methods_of(objects["ms." .. name])
   end
 
-  local all = annotations.read((os.getenv "MOONSHARD_SOURCE" or ".") .. "/lua/moonshard/meta.lua")
   local function fields_of(class)
     local by_name = {}
     for _, field in ipairs(all[class].fields) do by_name[field.name] = field end
@@ -146,7 +136,8 @@ describe("the annotations", function()
       for name in pairs(methods) do
         -- In-place forms are documented together.
         local told = known[name] or class == "ms.Tensor" and known[name:match "^(.*)_$"]
-        assert.is_truthy(name:find "^_" or told, ("%s.%s is not in meta.lua"):format(class, name))
+        assert.is_truthy(name:find "^_" or told,
+          ("%s.%s is not in the annotations"):format(class, name))
       end
     end)
   end
@@ -252,12 +243,12 @@ describe("the annotations", function()
     for _, field in ipairs(fields) do
       documented[field.name] = true
       assert.is_true(known[field.name] == true,
-        ("%s does not take %s, which meta.lua tells of"):format(where, field.name))
+        ("%s does not take %s, which the annotations tell of"):format(where, field.name))
     end
     for name in pairs(known) do
       assert.is_true(
         documented[name] or open ~= nil and open:find("%f[%w_]" .. name .. "%f[^%w_]") ~= nil,
-        ("meta.lua does not tell that %s takes %s"):format(where, name))
+        ("the annotations do not tell that %s takes %s"):format(where, name))
     end
   end
 

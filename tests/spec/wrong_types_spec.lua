@@ -1,11 +1,11 @@
--- Every public function gets every wrong type at every argument and every option that meta.lua
--- declares. It must raise, and the message must name the argument or the function, at the script's
--- line: never "attempt to index a nil value (local 'x')" in one of our files.
+-- Every public function gets every wrong type at every argument and every option that the
+-- annotations declare. It must raise, and the message must name the argument or the function, at
+-- the script's line: never "attempt to index a nil value (local 'x')" in one of our files.
 local annotations = require "annotations"
 local command = require "command"
 local ms = require "moonshard"
 
-local classes, aliases = annotations.read(command.source .. "/lua/moonshard/meta.lua")
+local classes, aliases = annotations.read()
 
 -- Not called: functions that start an engine, wait for other processes, or change global settings.
 local left_out = { ["ms.init"] = true, ["ms.trace.start"] = true, ["ms.trace.stop"] = true }

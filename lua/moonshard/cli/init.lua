@@ -13,6 +13,8 @@ local commands = {
   { "generate", "continue a text with a model: moonshard generate MODEL --prompt TEXT" },
   { "info", "describe this machine and this build" },
   { "repl", "an interactive session" },
+  { "docs", "write the reference as a page: moonshard docs --html FOLDER" },
+  { "help", "what the reference says of a function, a class or a command: moonshard help NAME" },
 }
 
 local variables = {
@@ -260,9 +262,16 @@ function cli.main(arguments)
   require "moonshard.launch".command = "moonshard " .. table.concat(arguments, " ")
   require "moonshard.launch".arguments_given = table.move(arguments, 1, #arguments, 1, {})
   local name = table.remove(arguments, 1)
-  if not name or name == "--help" or name == "-h" or name == "help" then
+  if not name or name == "--help" or name == "-h" or name == "help" and #arguments == 0 then
     usage(name and io.stdout or io.stderr)
     return name and 0 or 2
+  end
+  -- `moonshard help run` is `moonshard run --help`.
+  for _, command in ipairs(commands) do
+    if name == "help" and command[1] == arguments[1] and #arguments == 1 then
+      name, arguments = arguments[1], { "--help" }
+      break
+    end
   end
   if name == "--version" then
     print("moonshard " .. require "moonshard".version)

@@ -1,0 +1,48 @@
+---@meta
+-- Annotations: data sets and loaders.
+
+---@class ms.MnistFiles
+---@field images string                name of a file in the folder
+---@field labels string                name of a file in the folder
+
+---@class ms.LoaderOptions
+---@field batch integer                samples of one pass over all ranks of the group
+---@field length? integer              tokens of a sample; needed for token data only
+---@field shuffle? boolean             false: samples come in the order of the data
+---@field seed? integer                of the order of samples; the engine's seed unless given
+---@field group? ms.Group              ranks that share the batch; the world unless given
+
+--- Data sets are read once and held in host memory.
+---@class ms.data
+--- The bytes of files, and of all files below folders, as tokens.
+---@field bytes fun(path: string|string[]): ms.Dataset?, string?, string?
+--- Token shards (`.bin`, u16 or u32) of llm.c or nanoGPT. pattern: a file, a folder, or a path with
+--- * and ? after its last slash.
+---@field tokens fun(pattern: string): ms.Dataset?, string?, string?
+--- MNIST's idx files, plain or .gz. files: the training files unless given.
+---@field mnist fun(folder: string, files?: ms.MnistFiles): ms.Dataset?, string?, string?
+---@field to_tokens fun(text: string): ms.Tensor   bytes as tokens [length]
+---@field to_text fun(tokens: ms.Tensor): string   tokens as bytes of a text; **blocks**
+---@class ms.Dataset
+---@field size fun(self): integer   number of images, or of tokens
+--- The first floor(fraction * size) samples or tokens, and the rest.
+---@field split fun(self, fraction: number): ms.Dataset, ms.Dataset
+--- The tokenizer that `moonshard tokenize` has named beside these shards of tokens, in NAME.json. A
+--- relative path begins at the current folder, or else at that of NAME.json. nil: none is named; nil,
+--- message, code: it is not there, or is not the one that made the shards.
+---@field tokenizer fun(self): ms.Tokenizer?, string?, string?
+--- A loader of batches. Each rank gets its part of each batch, so that the ranks together see the
+--- samples that one rank would see.
+---@field loader fun(self, options: ms.LoaderOptions): ms.Loader
+--- A C thread prepares batches ahead. state() and load_state() resume at the exact sample, at any
+--- world size.
+---@class ms.Loader
+--- The next batch: x and y. Tokens: both i64 [batch / ranks, length]; y is one token later. Images:
+--- x f32 [batch / ranks, rows, columns] in 0 to 1, y i64 [batch / ranks].
+---@field next fun(self): ms.Tensor, ms.Tensor
+---@field state fun(self): table
+---@field load_state fun(self, state: table)
+--- Iterates over the first `count` batches of the data (all unless given), independent of `next`.
+---@field batches fun(self, count?: integer): fun(): ms.Tensor, ms.Tensor
+--- Errors: batch does not divide by the number of ranks; length is longer than the data; batches:
+--- there are fewer samples than ranks; a shard is damaged (the message has file and byte).

@@ -1,0 +1,158 @@
+---@meta
+-- Annotations: data parallel models, buckets, hooks' views.
+
+---@alias ms.Link fun(bucket: ms.Bucket, next: fun(bucket: ms.Bucket): ms.Future): ms.Future|ms.Tensor
+--- A link, the name of a native one ("bf16_compress"), or a file (.lua) that returns one.
+---@alias ms.LinkLike ms.Link|string
+
+---@class ms.Precision
+---@field param? ms.DType              in which forward and backward compute
+--- In which gradients are reduced. Unless given: of ms.ddp param; of ms.fsdp f32 where param is
+--- given.
+---@field reduce? ms.DType
+--- Of buffers. state, save and load_state of ms.fsdp have them in the dtype that they had before
+--- wrapping.
+---@field buffer? ms.DType
+---@field output? ms.DType             to which outputs of the model's forward are cast
+--- Whether inputs are cast to param; true if param is given. ms.fsdp casts the inputs of the
+--- model, and of each unit that has parameters in param.
+---@field cast_inputs? boolean
+
+---@class ms.ShardedPrecision: ms.Precision
+--- Names or Lua patterns of parameters that stay in their dtype, and whose gradients are reduced in
+--- it (norms, routers). LayerNorm and RMSNorm then compute in f32 and return the dtype of their
+--- input; other modules cast their inputs themselves.
+---@field keep? string[]
+
+---@class ms.DDPOptions
+---@field group? ms.Group              ranks whose gradients are averaged; the world unless given
+---@field comm_hook? ms.LinkLike       hooks.reduce { op = "avg" } unless given
+--- Size limits of the buckets; the last one holds for all further buckets. { 1 << 20, 25 << 20 }
+--- unless given.
+---@field bucket_bytes? integer|integer[]
+--- true (the default): wrapping compares names and shapes, then copies rank 0's values to all
+--- ranks.
+---@field init_sync? boolean
+--- true (the default): a synchronized forward first copies rank 0's buffers to all ranks.
+---@field broadcast_buffers? boolean
+--- Replaces broadcast_buffers: it makes the buffers equal itself; the model's stream waits for the
+--- future.
+---@field buffer_hook? fun(buffers: table<string, ms.Tensor>): ms.Future
+--- A plan, the name of a ready-made one, or a file (.lua) that returns one; instead of
+--- bucket_bytes.
+---@field buckets? ms.Buckets|string
+---@field find_unused? boolean         true: a pass may leave parameters without gradients
+---@field static_graph? boolean        true: each pass uses the same parameters equally often
+--- Dtypes of computation, reduction and buffers, if not those of the weights.
+---@field precision? ms.Precision
+--- Names or Lua patterns of parameters and buffers that are not synchronized; each must match one.
+---@field ignored? string[]
+--- Names or Lua patterns of parameters that are reduced together after all others, without the
+--- hook.
+---@field delayed? string[]
+
+---@class ms
+--- Wraps a module for data parallelism: each backward after a forward of the result averages the
+--- gradients over the group's ranks, while backward still runs.
+---@field ddp fun(model: ms.Module, options?: ms.DDPOptions): ms.DDP
+
+--- What one link of the chain costs, in the pass that ms.Stats describes.
+---@class ms.LinkStats
+---@field name string
+---@field group string                 name of the group that it communicates in
+---@field calls integer                number of reductions in which it had a part
+---@field ms number                    sum over the buckets
+---@field payload_bytes integer        bytes that it passed to collectives
+---@field wire_bytes integer           bytes that a bandwidth-optimal algorithm sends for them
+---@field between_hosts_bytes integer  bytes that this rank sent to other hosts for them
+---@field exposed_ms number            the part of ms in which the model's stream waited
+--- For a link that compresses: numbers it was given (`before`), numbers sent (`after`), since the
+--- start, and their ratio (`rate`).
+---@field compression? table
+
+--- Counts are of the last finished step. Times are of the last synchronized pass that has ended on
+--- the device.
+---@class ms.Stats
+---@field step integer
+---@field forward_ms number
+---@field backward_ms number
+---@field reduce_ms number             sum over the buckets, links included
+---@field exposed_ms number            time in which the model's stream waited for reductions
+---@field step_ms number               from the reduced gradients to the step's end
+---@field payload_bytes integer        bytes that this rank passed to the collectives of reductions
+---@field wire_bytes integer           bytes that a bandwidth-optimal algorithm sends for them
+--- Bytes of tensors that this rank sent to ranks on other hosts for them; 0 in a job of one host.
+--- Other transports than MPI are not counted.
+---@field between_hosts_bytes integer
+---@field links ms.LinkStats[]         one entry for each link
+---@field collectives table<string, integer>   calls by operation, of all groups
+--- bytes: of the gradients in their parameters' dtype, before precision.reduce and links change it.
+---@field buckets { index: integer, bytes: integer, parameters: integer }[]
+---@field world_size integer
+---@field hook string                  names of the chain's links
+---@field iteration integer            backward passes that were reduced
+---@field rebuilt boolean              buckets follow the order of a backward, or a plan
+---@field options table                the options of ms.ddp in force, defaults included
+---@field error? string                the error of the last reduction that failed on this rank
+
+--- Other methods of the wrapped module (`generate`) work too, and use this forward.
+---@class ms.DDP: ms.Module
+---@field module ms.Module             the wrapped module
+--- Gradients of a forward and backward inside f stay local and add up.
+---@field no_sync fun(self, f: function)
+--- Handles uneven inputs: after f has returned on this rank, the rank takes part with zeros until f
+--- has returned on all ranks. `divisor` is the number by which a mean of gradients is divided.
+--- "all" (the default) is the group's size: ranks without inputs count as zeros. "live" is the
+--- number of ranks that had inputs in this pass. With "live", bucket:divisor() is equal on all
+--- ranks and may change from pass to pass. A link that keeps a running mean over passes must then
+--- weigh each pass by it, so that all inputs count equally. options.stop: all ranks raise when the
+--- first one has no more inputs.
+---@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)
+--- Rebuilds the buckets by the order of gradients in the next synchronized backward.
+---@field rebuild_buckets fun(self)
+--- Removes everything that wrapping installed. The module can then be wrapped again.
+---@field unwrap fun(self): ms.Module
+---@field stats fun(self): ms.Stats   never waits
+--- Errors: no parameter requires a gradient; ranks have different models at the start (the message
+--- shows the first parameter that differs, of both ranks); a parameter (the message names it) got
+--- no gradient, or two; the forward of a no_sync ran outside it; a module is wrapped twice.
+
+--- Valid until the future that its chain returned is complete, `and_then` callbacks included. The
+--- bucket's communication stream is current.
+---@class ms.Bucket
+---@field index fun(self): integer   0 is launched first
+---@field is_last fun(self): boolean
+---@field kind fun(self): "all_reduce"|"reduce_scatter"|"hybrid"
+---@field dtype fun(self): ms.DType   of the gradients, and of the tensor that the chain must return
+--- The sum of this rank's gradients, 1-D, writable. In buckets of a sharded kind, zeros at its end
+--- make its length divisible by the size of the shard group.
+---@field buffer fun(self): ms.Tensor
+--- Sets what later links get from buffer(): a tensor of any length and dtype that they can use.
+---@field set_buffer fun(self, t: ms.Tensor)
+--- Views of the buffer in the parameters' shapes; between the reductions of a hybrid bucket, 1-D:
+--- the parts that lie in this rank's shard. After set_buffer, views of the new buffer, which must
+--- have the same length.
+---@field gradients fun(self): ms.Tensor[]
+---@field parameters fun(self): ms.Parameter[]   same order
+--- "all" (the default): all ranks whose gradients are summed. "shard": the ranks that share one
+--- copy. "replicate": the ranks that hold the same shard. A level that the kind does not have is a
+--- group of this rank alone.
+---@field group fun(self, level?: "all"|"shard"|"replicate"): ms.Group
+--- How many ranks a mean is over in this pass; under join with "live" it changes between passes. A
+--- sharded model's divide_factor takes its place.
+---@field divisor fun(self): number
+--- This rank's part of a full-length tensor, which a chain must return: a view, or a copy under
+--- layout = "rows". For "all_reduce" this is the whole tensor.
+---@field shard fun(self, full: ms.Tensor): ms.Tensor
+--- These four are for links that add up what is lost, as error_feedback does. ask_sent makes
+--- wants_sent true for later links, until one of them reports with set_sent the values that this
+--- rank sent; sent returns them, or nil. Reductions report by themselves while the buffer has the
+--- bucket's length. A link must report if it changes the numbers of the buffer by more than a cast
+--- to another float dtype. A link that reduces by itself must report too: if it loses nothing, or
+--- keeps the rest itself, it reports the bucket's buffer. A link that does not report is an error.
+---@field ask_sent fun(self)
+---@field wants_sent fun(self): boolean
+---@field set_sent fun(self, t: ms.Tensor)
+---@field sent fun(self): ms.Tensor?
+--- Errors: the bucket is used after its hook has ended (the message names the bucket; keep data
+--- with clone and keep); gradients is called after a set_buffer of another length.

@@ -1,0 +1,86 @@
+---@meta
+-- Annotations: files, checkpoints, traces, scripts of recipes.
+
+---@class ms.safetensors
+--- Reads the tensors of a file (only those in `names`, if given). Returns them by name, and the
+--- file's metadata; on failure nil, message, code.
+---@field load fun(path: string, names?: string[]): table<string, ms.Tensor>?, table<string, string>|string, string?
+--- Writes a file, as a whole or not at all; **blocks** until the tensors have their values.
+---@field save fun(path: string, tensors: table<string, ms.Tensor>, metadata?: table<string, string>): true?, string?, string?
+--- Dtypes and shapes of a file's tensors by name, and the file's metadata.
+---@field header fun(path: string): table<string, { dtype: string, shape: integer[] }>?, table<string, string>|string, string?
+
+--- A checkpoint has what a run needs to continue bit for bit: things by name, each of which has
+--- state() and load_state() or is a plain value. The states of links, the bucket layout and random
+--- numbers are added automatically. A checkpoint loads at any world size and strategy; of sharded
+--- models and their optimizers each rank saves and reads its pieces.
+---@class ms.checkpoint
+--- Writes a folder step-NNNNNNNN below `folder` and returns its path. Its number is that of the
+--- next step: things.step, else the one after the current step. All ranks call it; rank 0 writes.
+--- Values are copied before it returns, and are written in the background, as a whole or not at
+--- all. If that fails, the next save or wait returns the failure. Where things are sharded, each
+--- rank writes a file; the call **blocks** until all files are on disk and rank 0 has committed
+--- them, and all ranks have the same result. A program of `moonshard run`
+--- whose last save failed ends with exit code 3.
+---@field save fun(folder: string, things: table<string, any>): string?, string?, string?
+--- **blocks** until the checkpoint that is being written is on disk.
+---@field wait fun(): true?, string?, string?
+--- Loads things of these names in place, and returns all values by name. All ranks call it, and
+--- have the same result.
+---@field load fun(path: string, things?: table<string, any>): table<string, any>?, string?, string?
+--- The path of the newest checkpoint that is not damaged; nil if there is none. Damage is found by
+--- manifest and file sizes; a warning names each damaged checkpoint. If there are checkpoints and
+--- none can be read: nil, message, code.
+---@field latest fun(folder: string): string?, string?, string?
+--- Errors: saving or loading an object without load_state raises. Codes: "corrupt" (damage anywhere
+--- in a checkpoint), "unsupported" (a newer version), "mismatch" (names, shapes), "no_space".
+
+---@alias ms.MakeModel fun(): ms.Module?, string?
+---@alias ms.MakeOptimizer fun(net: ms.Module): ms.Optimizer
+---@class ms.ApplyOptions
+---@field clip? number              the norm by which the loop clips
+---@field ddp? ms.DDPOptions        other options
+---@field fsdp? ms.FSDPOptions      other options
+---@field links? ms.LinkLike[]      that stand before the hook
+
+--- Scripts on any recipe: the options hook=, overlap= and buckets= of a command line, each the
+--- name of a ready-made way or a Lua file, with the script's own options as hook.fraction=0.01; and
+--- shard=, a strategy of ms.fsdp, with other options of ms.fsdp as shard.layout=rows; prefetch=,
+--- what it gathers ahead; and gather=, a file that says what travels in its gathers.
+---
+--- A hook's file returns a link, or a function(options) that makes one; a function whose first
+--- parameter is called bucket, or that has two, is a link. The file of a policy or of a bucket
+--- plan returns what ms.overlap or ms.buckets gives, or a function(options) that does; that of a
+--- prefetch strategy, what ms.prefetch gives; the file of a gather, a table with before_gather,
+--- after_gather or both, or a function(options) that does.
+---@class ms.scripts
+--- Adds the six options to those of ms.config, and returns the table.
+---@field options fun(options: table): table
+--- Wraps the model with ms.ddp, or with ms.fsdp where shard= is given, and makes its optimizer, as
+--- the options of cfg say; one rank without any of them keeps the plain model. make(net) gives the
+--- optimizer. The third result is extra.clip, or nil where the policy may step in backward: the
+--- chain then clips by the norm of the step before. model may be a function that makes it, or
+--- gives nil and a message: a model that is sharded is then made on "meta", so that no rank ever
+--- holds the whole.
+---@field apply fun(cfg: table, model: ms.Module|ms.MakeModel, make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
+--- For what apply does not do: the link ("hook"), policy ("overlap"), plan ("buckets"), table of
+--- functions ("gather") or strategy ("prefetch") that the option of cfg names; nil where it is not
+--- set. A wrong one ends the run with 2.
+---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"): any
+--- For samples as text: the tokenizer of the model's folder, or the one that the shards of these data
+--- sets name, which then becomes the model's (set_tokenizer). nil: none is named, or it is not there,
+--- which a log line says. Ends the program with code 3 if they differ, or if one has more ids than
+--- the model has rows. All ranks call it, and have the same result.
+---@field tokenizer fun(model: ms.LanguageModel, ...: ms.Dataset): ms.Tokenizer?
+
+---@class ms.trace
+--- Starts recording the work of all streams and ranks. path: the file to write, as JSON for Chrome
+--- or Perfetto.
+---@field start fun(path: string): true?, string?, string?
+---@field stop fun()   ends recording and writes the file; **blocks**
+--- Runs f; the trace shows the work that f enqueues as a range of this name.
+---@field range fun(name: string, f: function)
+
+---@type ms
+local ms
+return ms

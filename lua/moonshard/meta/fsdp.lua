@@ -1,0 +1,281 @@
+---@meta
+-- Annotations: sharded models.
+
+--- Which modules of a model become units. Names are full names of modules, or Lua patterns.
+---@class ms.Wrap
+---@field class? string|string[]       modules of these classes
+---@field names? string[]
+--- Modules with at least so many numbers that are not in such modules inside of them.
+---@field min_elements? integer
+--- Each list of modules is one unit, although its modules may run apart: what they share, as a tied
+--- embedding and head, stays gathered until all of them have run.
+---@field groups? string[][]
+
+---@alias ms.ShardStrategy "full_shard"|"shard_grad_op"|"no_shard"|"hybrid_shard"
+---|"hybrid_shard_zero2"|"zero3"|"zero2"
+
+---@class ms.FSDPOptions
+---@field group? ms.Group              ranks whose gradients are averaged; the world unless given
+--- "full_shard" (the default): shards over all ranks; a unit's whole parameters are dropped after
+--- its forward and after its backward. "shard_grad_op": dropped after backward only. "no_shard":
+--- every rank has whole parameters. "hybrid_shard", "hybrid_shard_zero2": as the first two within
+--- shard_group, with a copy in each. "zero3" and "zero2" are other names of the first two.
+---@field strategy? ms.ShardStrategy
+--- Of the hybrid strategies: the ranks that share one copy, and those that hold the same shard;
+--- group:levels() unless given, for which each host must have as many ranks.
+---@field shard_group? ms.Group
+---@field replica_group? ms.Group
+--- Whether units other than the root are dropped after forward; the strategy decides unless given.
+--- A number: N consecutive ranks of those that share one copy keep it together until backward,
+--- which then gathers among these N only. N divides their number, and is neither 1 nor all. With
+--- find_unused and in join all keep shards only, since some rank may not have run the forward.
+---@field reshard_after_forward? boolean|integer
+--- What becomes a unit; the root has the rest. Unless given: the blocks of GPT-2 and Llama; other
+--- models are one unit.
+---@field wrap? ms.Wrap|fun(module: ms.Module, name: string): boolean
+--- A chain whose links take buckets of the kind: "reduce_scatter", "hybrid", or "all_reduce" where
+--- parameters are not sharded. hooks.reduce { op = "avg" } unless given.
+---@field comm_hook? ms.LinkLike
+--- What is gathered ahead of its use: the name of a strategy, a file that returns one, or what
+--- ms.prefetch gives. "backward_pre" (the default): before a unit's backward the unit that comes
+--- next, by the order of forward; "backward_post": after a unit's backward, by the order of the
+--- last backward;
+--- "forward": when a unit's forward begins, the one that was used next in the forward before;
+--- "both": "backward_pre" and "forward"; "none"; "by_budget": see budgets; "tuned": measures units
+--- and channels, forecasts a pass with each of several plans, runs the two best and the default in
+--- turn, and keeps the fastest (stats().prefetch.tuned). "by_budget" is one of the plans, so units
+--- may stay gathered: budget_bytes and budgets limit that.
+---@field prefetch? string|ms.Prefetch
+--- The most bytes of gathered units, all together, that a plan may hold; no limit unless given.
+---@field budget_bytes? integer
+--- Of the strategy "by_budget", and for planners (view.budgets).
+---@field budgets? ms.PrefetchBudgets
+--- Gathers wait until at most so many units have been dropped since; 2 unless given.
+---@field max_in_flight? integer
+---@field max_in_flight_bytes? integer  no limit unless given
+---@field max_reductions? integer      reductions under way at a time; 2 unless given
+--- Gives some parameters other ranks to share them (experts): the group of this rank, the same one
+--- for all of them; nil: all ranks share the parameter. These groups partition the model's ranks.
+--- Each holds parameters of its own, with other names: nothing of them is compared or summed
+--- between groups, under all strategies they are sharded over their group, and means are over the
+--- ranks of the model.
+---@field group_of? fun(name: string, parameter: ms.Parameter): ms.Group?
+--- How a unit is cut into shards. "flat" (the default): its parameters end to end, cut anywhere;
+--- pieces are 1-D. "rows": each parameter along its first dimension, so pieces have whole rows; a
+--- rank may have none of a small parameter. Padding and copies cost some memory and time.
+---@field layout? "flat"|"rows"
+--- What `accumulate` does in passes before the last. "shard" (the default): gradients are reduced,
+--- and shards add up, which takes the least memory; under the hybrid strategies replicas exchange
+--- nothing (where a link in Lua or a reduction other than hooks.reduce is in the chain, they do).
+--- "all": each pass reduces between replicas too. "local": nothing travels, as in no_sync, and as
+--- accumulate of a ddp model; whole gradients stay in memory.
+---@field accumulate? "local"|"shard"|"all"
+--- true: ranks may use different units. At each edge, hosts tell each other which unit they need
+--- next, and all take part in its gather or reduction, so hosts wait for each other and nothing is
+--- gathered ahead. A parameter without gradient contributes zeros; a unit that no rank has used has
+--- no gradient. Every rank runs as many forwards and backwards of the model. Without it all ranks
+--- use the same units in the same order; another order ends the job, with the unit and the ranks.
+---@field find_unused? boolean
+--- Gradients are summed and divided by this number; the group's size unless given.
+---@field divide_factor? number
+--- What travels in gathers in place of a shard: f gets the shard, 1-D in the dtype of computing,
+--- and returns a 1-D tensor of any dtype, as long on all ranks. It runs as a hook on the stream of
+--- gathers, once for each part of a unit, whenever the unit is gathered, and must give the same
+--- result for the same shard. Gathers for summon, states and full_precision_eval go without. Bytes
+--- in stats are those that travel. Errors: another length or dtype on some rank ends the job.
+---@field before_gather? fun(shard: ms.Tensor, unit: ms.Unit, part: ms.ShardPart): ms.Tensor
+--- Makes whole parameters of what all ranks sent, one after another: a 1-D float tensor, all shards
+--- one after another, zeros included. It runs as before_gather does. Without it, what travels must
+--- be that.
+---@field after_gather? fun(gathered: ms.Tensor, unit: ms.Unit, part: ms.ShardPart): ms.Tensor
+--- Units compute in another dtype than shards, gradients of shards and optimizers have. A shard is
+--- cast before it is gathered, so gathers send the bytes of precision.param. Each parameter's
+--- gradient is rounded once to precision.reduce, after backward has added up its uses, and in that
+--- dtype gradients add up in no_sync and with accumulate = "local"; reduced gradients, as f32
+--- shards. A parameter's tensor has precision.param while its unit is used, and its own dtype
+--- outside and in summon. Where param and reduce differ, hooks of parameters see no gradient in
+--- backward. A chain that begins with a cast to 16 bits takes the place of a reduce of 16 bits: it
+--- gets f32.
+---@field precision? ms.ShardedPrecision
+--- true: gradients of shards stay in precision.reduce. They take less memory; optimizers, clipping
+--- and loss scalers compute in f32 from them, and what passes add up is rounded each time.
+---@field keep_low_precision_grads? boolean
+--- true: while the model is in evaluation mode (model:eval()) forwards gather and compute in the
+--- parameters' dtype, with buffers in theirs, and inputs are not cast. Forwards that are recorded
+--- in both modes need a backward in between.
+---@field full_precision_eval? boolean
+--- "cpu": shards, their gradients and the states of their optimizers are in the host's memory; on
+--- CPU ranks in a second pool (ms.memory().offload_live). A shard is copied before its gather, a
+--- reduced gradient after its reduction, both on their streams; optimizers step, and clipping
+--- measures, where the numbers are.
+---@field offload? "cpu"
+--- Whether offloaded memory is pinned, on GPUs; true unless given. Without effect on CPU ranks.
+---@field pin? boolean
+--- Names or Lua patterns of parameters and buffers that stay as they are on each rank: parameters
+--- are neither copied nor sharded, and their gradients are this rank's; buffers are not copied.
+---@field ignored? string[]
+--- true (the default): wrapping copies rank 0's parameters and buffers to all ranks, so that shards
+--- are cut from one model. Of parameters on "meta" that each rank reads from a file, ranks compare
+--- samples: another file on some rank is an error. Ranks compare their models in any case.
+---@field init_sync? boolean
+--- true: before each recorded forward all ranks get rank 0's buffers. Without, each rank has its
+--- own.
+---@field broadcast_buffers? boolean
+
+---@class ms
+---@field fsdp ms.fsdp
+--- Shards a model over the ranks. Each rank keeps a part of every parameter, of its gradient and of
+--- its optimizer's state; a unit's whole parameters exist only while it is used. The model is
+--- changed in place: modules are used as before, and parameters are this rank's pieces between uses
+--- (1-D, or rows: see layout). Make optimizers afterwards. Their kinds must be elementwise. Of a
+--- model that was made on "meta" the values are made one unit at a time, so that no rank ever holds
+--- more than its shards and one unit. Ranks
+--- compare models and options first: an error names the first difference, and nothing has
+--- travelled.
+---@class ms.fsdp
+---@overload fun(model: ms.Module, options?: ms.FSDPOptions): ms.FSDP
+---@field roots fun(module: ms.Module): ms.FSDP[]   sharded models in a module, in order
+
+--- Parameters of a unit that lie in one shard: those of one dtype, trained or not.
+---@class ms.ShardPart
+---@field index integer                from 0, in its unit
+---@field length integer               of each rank's shard, zeros included
+--- Where parameters lie in this rank's shard: `count` elements after the first `at`. By rows these
+--- are rows of the parameter, and equal on all ranks. shape: of the whole parameter.
+---@field spans { name: string, shape: integer[], at: integer, count: integer }[]
+
+---@class ms.Unit
+---@field index integer                0 is the root
+--- Full name of its module, those of a group joined with "+"; "" for the root.
+---@field name string
+---@field parameters ms.Parameter[]
+---@field bytes integer                of its whole parameters, padding included
+---@field shard_bytes integer          of this rank's part
+---@field gathered boolean             there is memory for whole parameters now
+
+---@class ms.SummonOptions
+---@field writeback? boolean           true unless given
+---@field names? string[]              full names of parameters; all unless given
+--- "cpu": whole values, and gradients with grads, are where the option offload of ms.fsdp puts
+--- shards (ms.memory().offload_live). They go there one unit after another, so the rest of the
+--- memory never has more than one unit's besides this rank's parts. Parameters that are not
+--- sharded, as on one rank, stay where they are. Without rank0_only each rank of a host has a copy
+--- of all. Refused under strategy "no_shard", where nothing is gathered, unless the model's own
+--- offload is "cpu".
+---@field offload? "cpu"
+--- true: gradients are whole too; of a parameter that has one on some ranks only, with zeros for
+--- the others. What f writes to them, or that it removes them, is kept as parameters are.
+---@field grads? boolean
+--- true: only on rank 0; on other ranks f gets an empty list, and each unit's memory is given back
+--- once it was gathered. writeback must be false.
+---@field rank0_only? boolean
+
+--- Reductions as of ddp models; exposed_ms is of reductions. calls of `collectives` include
+--- gathers.
+---@class ms.FSDPStats: ms.Stats
+---@field gather_ms number             sum over the gathers of the pass
+---@field exposed_gather_ms number     time in which the model's stream waited for gathers
+---@field copy_ms number               sum over copies before and after gathers: casts of shards,
+---                                    offloaded shards, rows under layout "rows"
+---@field copy_overlap_ms number       of these, while another gather ran
+---@field peak_bytes integer           the most memory that this rank has used so far
+---@field prefetch ms.PrefetchStats
+--- With find_unused, and in a join, in the last pass: how often hosts have told each other what
+--- they need next, and for how long this one has waited for the others.
+---@field agreements { count: integer, wait_ms: number }
+--- Of the last backward; with a strategy that gathers ahead in forward, of the last pass.
+---@class ms.PrefetchStats
+---@field hits integer              uses of units that were gathered ahead
+---@field misses integer            uses that had to gather their unit
+---@field wasted_bytes integer      of units that were gathered ahead for nothing
+---@field replans integer           plans that were made anew since the order of uses had changed
+--- Of the strategy "tuned", once it has chosen.
+---@field tuned? ms.Tuned
+--- Times are in ms of a pass: medians of passes that ran in turn with each plan.
+---@class ms.Tuned
+---@field plan string               that is used: the one that was tried, or the default if faster
+---@field tried string              the best one beside the default
+---@field predicted_ms number       with what was tried: default_ms and the difference of forecasts
+---@field measured_ms? number       with what was tried; nil while it is being measured
+---@field default_ms number         measured with the default
+
+--- What a rank has of a tensor, in states of kind "sharded".
+---@class ms.Piece
+---@field tensor ms.Tensor             1-D: elements first .. first + count - 1, in row-major order
+---@field shape integer[]              of the whole tensor
+---@field first integer                counts from 0
+---@field count integer                0 where this rank has none
+---@field saves boolean                of the ranks that have the same elements, this one saves them
+
+---@class ms.FSDP: ms.Module
+---@field module ms.Module             the sharded model
+--- Gradients of a forward and backward inside f stay on their rank, whole, and add up.
+---@field no_sync fun(self, f: function)
+---@field set_gradient_sync fun(self, yes: boolean)   yes: the backward passes to come reduce
+--- Hybrid strategies; yes: they also reduce between replicas. Without, each shard group keeps its
+--- sums for the next pass that does, and pieces have no gradient of them yet.
+---@field set_replica_sync fun(self, yes: boolean)
+--- Runs f with this rank's inputs, of which ranks may have different numbers (also in evaluation).
+--- Then this rank takes part in the passes of the others with zeros, and clips and steps its shards
+--- as they do, until all ranks have run out of inputs. Hosts wait for each other at each edge, as
+--- with find_unused. divisor "live": means are over the ranks that have inputs left, "all" (the
+--- default): over all. stop: all ranks raise as soon as one has no inputs left.
+---@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)
+--- Whole parameters inside f, which records nothing: of the units of `names`, or of all. This
+--- rank's part of what f wrote is kept unless writeback is false. All ranks call it.
+---@field summon fun(self, options: ms.SummonOptions, f: fun(parameters: ms.Parameter[]))
+---@field units fun(self): ms.Unit[]   root first
+--- What this rank has of each parameter: `count` elements from element `first` on, which counts
+--- from 0.
+---@field pieces fun(self): { name: string, shape: integer[], first: integer, count: integer }[]
+--- Parameters and saved buffers by name. kind "full", the default: copies of all of them, whole, on
+--- rank 0 of the model, and an empty table elsewhere; with group_of, those of all ranks. All ranks
+--- call it. "sharded": what this rank has: pieces, and tensors that are not sharded, in the model's
+--- own memory.
+---@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor|ms.Piece>
+--- Copies values in, by name. Each rank gives at least what it has (whole tensors, or its pieces),
+--- or rank 0 gives all and the others empty tables. All ranks call it; an error is the same on all,
+--- and nothing has changed then.
+---@field load_state fun(self, state: table<string, ms.Tensor|ms.Piece>, options?: ms.LoadOptions)
+--- As a module's: rank 0 writes, and puts one tensor after the other together. All ranks call it
+--- and have the same result.
+---@field save fun(self, path: string, options?: ms.SaveOptions): true?, string?, string?
+--- As a module's: each rank reads its pieces, so no rank has the whole model. All ranks call it and
+--- have the same result.
+---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
+--- The ranks that share one copy of the parameters.
+---@field shard_group fun(self): ms.Group
+--- Gathers this unit now; its next use waits for it. Value: true.
+---@field unshard fun(self, index: integer): ms.Future
+---@field reshard fun(self, index: integer)
+---@field set_prefetch fun(self, strategy: string|ms.Prefetch)   from the next pass on
+--- After forward, after backward; all units but the root unless given.
+---@field set_reshard fun(self, options: { forward?: boolean, backward?: boolean, units?: integer[] })
+--- Whether units are gathered for their backward; all units unless given. Off, a backward that
+--- reads values of their parameters is an error; that of an embedding reads none.
+---@field set_unshard_in_backward fun(self, yes: boolean, units?: integer[])
+--- This method of the model runs through the root's edges, as forward does.
+---@field forward_method fun(self, name: string)
+--- On all ranks, after a forward or backward that failed in the same way everywhere and was caught:
+--- drops what was under way, and all gradients. What was stepped in that backward stays stepped.
+---@field reset fun(self)
+--- Gathers all parameters for good, and drops their gradients. All ranks call it.
+---@field unwrap fun(self): ms.Module
+---@field stats fun(self): ms.FSDPStats   never waits
+--- Optimizers overlap as with ddp (optimizer:overlap, ms.optim.in_backward, hooks.then_optimizer),
+--- on pieces. Parameters of a unit are stepped when the unit's gradients are reduced, in the last
+--- pass of accumulate only; the unit's next gather waits for the steps, and nothing else does. A
+--- unit that no rank used is not stepped. A unit to which backward may come again is stepped at the
+--- end of backward (or in step()): one with an output that has no gradient, and with find_unused
+--- all units. In a join plans step after backward, and in_backward and
+--- then_optimizer are refused. The optimizer of then_optimizer is made before wrapping, all others
+--- after it.
+--- Links see one bucket for each flat parameter of a unit, in the order of reductions. is_last() is
+--- the last one of the pass: with a link in Lua, or one that has state, the reduction of a unit
+--- that may be the last is held back until that is known. With accumulate = "shard" or "all" the
+--- chain runs in each pass, on that pass's gradients, and hooks.clip is refused; hooks.nan_check
+--- covers all passes. With hooks.clip and find_unused, all reductions come at the end of backward.
+--- Errors: ranks have different models; a parameter in two units (both are named, with the remedy);
+--- wrap matches nothing; a model that is wrapped already, or whose parameters an optimizer has; a
+--- gathered parameter was written outside summon; a parameter got a gradient outside its unit's
+--- backward; requires_grad_ after wrapping.

@@ -1,0 +1,57 @@
+---@meta
+-- Annotations: groups of ranks and their collectives.
+
+--- A process group. All its ranks must make the same calls in the same order with equal arguments;
+--- a difference ends the job, and the message shows both sides. A collective is enqueued on the
+--- group's stream and returns a future at once. Reductions add in rank order: the result has the
+--- same bits on every rank and in every run. op may also be { premul_sum = factor }: the sum of
+--- each rank's tensor times that rank's factor. all_reduce, broadcast, reduce_scatter, all_gather
+--- and all_to_all have gradients (with op sum, avg or premul_sum). If t requires a gradient and
+--- operators are recorded, all_reduce and broadcast do not change t; their value is a new tensor.
+---@class ms.Group
+---@field rank fun(self): integer   of this process in the group, from 0
+---@field size fun(self): integer   number of ranks
+---@field name fun(self): string
+--- A group of the same ranks with its own connection and stream, so that neither group waits for
+--- the other. Channel 1 is the group itself.
+---@field channel fun(self, number: integer): ms.Group   number: 1 or 2
+--- Makes a group of each part. All ranks of this group call it with the same list. Returns the
+--- group of this rank's part; nil if it is in no part.
+---@field split fun(self, parts: integer[][]): ms.Group?   parts: ranks of this group
+--- Two groups: this rank's block, and the ranks that have its position in their blocks. A block is
+--- `size` consecutive ranks, or the ranks of one host unless size is given. Hosts may then have
+--- different numbers of ranks.
+---@field levels fun(self, size?: integer): ms.Group, ms.Group
+--- Reduces t over all ranks, in place. Value: t. op: "sum" unless given.
+---@field all_reduce fun(self, t: ms.Tensor, op?: ms.Op): ms.Future
+--- Reduces t, in place on root; unchanged on other ranks. Value: t. op: "sum" unless given.
+---@field reduce fun(self, t: ms.Tensor, root: integer, op?: ms.Op): ms.Future
+--- Value: this rank's part of the reduced tensor along dimension 1 (equal parts, or
+--- counts[rank + 1] rows). op: "sum" unless given.
+---@field reduce_scatter fun(self, t: ms.Tensor, op?: ms.Op, counts?: integer[]): ms.Future
+--- Value: the tensors of all ranks joined along dimension 1, in rank order. With counts, ranks may
+--- bring different numbers of rows. Values travel in t's dtype: the indices of topk and above are
+--- i64; t:to "i32" halves their bytes.
+---@field all_gather fun(self, t: ms.Tensor, counts?: integer[]): ms.Future
+--- Dimension 1 is cut into size() parts, one for each rank (equal parts, or parts of send[i] and
+--- receive[i] rows). Value: the received parts, joined in rank order.
+---@field all_to_all fun(self, t: ms.Tensor, send?: integer[], receive?: integer[]): ms.Future
+--- Copies root's values to t on all other ranks, in place. Value: t.
+---@field broadcast fun(self, t: ms.Tensor, root: integer): ms.Future
+--- Value: on root, the value of all_gather; on other ranks, t itself.
+---@field gather fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future
+--- On root, t is cut along dimension 1 into one part for each rank; on other ranks, t receives its
+--- part, in place. Value: this rank's part.
+---@field scatter fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future
+--- Sends t to a rank of the group. Sends and receives of a pair of ranks match in order. Value: t.
+---@field send fun(self, t: ms.Tensor, to: integer): ms.Future
+--- Receives into t, in place, from a rank of the group. Value: t.
+---@field recv fun(self, t: ms.Tensor, from: integer): ms.Future
+--- **blocks** until all ranks of the group have called it.
+---@field barrier fun(self, timeout_ms?: integer)
+--- Wire bytes that this rank has sent since the start, by operation.
+---@field bytes_sent fun(self): table<string, integer>
+--- Errors: another rank makes a different call, or one with another dtype, count, root or op (the
+--- message shows both sides and their script lines); a rank left, died or raised ("because rank 2:
+--- ..."); rows do not divide by size() (the message suggests pad_to); avg of integers; barrier,
+--- split or levels inside a hook.

@@ -1,0 +1,113 @@
+---@meta
+-- Annotations: links of communication hooks.
+
+--- What a link keeps between iterations; checkpoints save it. If another number of ranks loads one,
+--- a tensor that was equal on all ranks is copied. Of a tensor that differed (a residual) each rank
+--- gets an equal part: in a chain that takes means, the mean of all; in one that adds up (op =
+--- "sum", or a divide_factor of fsdp), of M ranks 1 / M of the sum. If a single rank has saved for
+--- such a chain, the numbers of `flat` are divided. Between the reductions of hybrid buckets `flat`
+--- and `pieces` are of this rank's shard. Where ranks have other shards then, as many numbers as a
+--- parameter has elements are cut anew, element by element, and others start anew.
+---@class ms.State
+--- An f32 tensor with the length of the bucket's buffer, zeros at first. It is kept for each
+--- parameter, and so survives a rebuild of buckets.
+---@field flat fun(self, bucket: ms.Bucket, name: string): ms.Tensor
+--- As flat, with lengths[i] numbers for parameter i of the bucket. The second result says for each
+--- parameter whether its numbers are new (zeros).
+---@field pieces fun(self, bucket: ms.Bucket, name: string, lengths: integer[]): ms.Tensor, boolean[]
+--- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a
+--- string. Its values are kept and saved.
+---@field of fun(self, owner: ms.Parameter|ms.Bucket|string): table
+
+---@class ms.PowerSGDOptions
+---@field rank? integer                1
+---@field start_step? integer          1000; before this step, gradients are averaged
+---@field min_rate? number   2; a matrix is sent uncompressed unless it shrinks by this factor
+---@field error_feedback? boolean      true
+---@field warm_start? boolean          true
+---@field eps? number                  0, added to norms
+---@field seed? integer                0
+---@field batched? boolean             false; if true, a bucket is treated as one square matrix
+---@field stats_every? integer   10000; iterations between two log lines that say how much is sent
+
+---@class ms.Stage
+---@field name string                  under which its state is saved
+---@field needs? ms.DType              of its buffer; checked when the chain is built
+---@field gives? ms.DType              of the tensor that encode returns
+---@field encode? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
+---@field decode? fun(reduced: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
+---@field observe? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket)
+
+---@class ms.Int8Options
+---@field per? "tensor"|"channel"|"block"   what has a scale of its own; "tensor" unless given
+---@field block? integer               numbers of a channel or block; 512 unless given
+--- "all_gather" (the default) sends every rank all numbers. "all_to_all" sends each part to one
+--- rank, which adds it up and sends the sum to all.
+---@field form? "all_gather"|"all_to_all"
+
+---@class ms.PostLocalSGDOptions
+---@field start_step integer           iterations with a mean over all ranks
+---@field subgroup? ms.Group           over which later means are taken; the bucket's unless given
+---@field reduce_after? boolean        false: later gradients stay local; true unless given
+
+--- Links run in list order. Every chain ends with hooks.reduce { op = "avg" }, and a chain is a
+--- link too. `next` returns the result of the later links. A link that does not call `next`
+--- replaces them: it must average by itself (the engine does not divide) and return a tensor of
+--- bucket:shard's length in bucket:dtype().
+---@class ms.hooks
+---@field chain fun(links: ms.LinkLike[]): ms.Link
+--- Makes a link from functions: encode changes the buffer before the later links, decode changes
+--- their result, observe only reads. Each is optional.
+---@field stage fun(stage: ms.Stage): ms.Link
+--- State of a link, saved in checkpoints under this name (a stage has its own). A second state of
+--- the same name raises.
+---@field state fun(name: string): ms.State
+--- From here on, the links are native. Those marked * also exist in Lua, in lua/moonshard/hooks/,
+--- with equal results.
+--- * The reduction that the kind of the bucket needs. between, for hybrid buckets: links that
+--- reduce a shard over the ranks that hold it, after the reduction over the shard group.
+---@field reduce fun(options?: { op?: ms.Op, between?: ms.LinkLike }): ms.Link
+--- * For all_reduce buckets only: divides first, then sums. In this and the next links,
+--- options.group replaces the bucket's group.
+---@field all_reduce fun(options?: { op?: ms.Op, group?: ms.Group }): ms.Link
+---@field noop fun(options?: { group?: ms.Group }): ms.Link   * gradients stay local
+--- * Casts the buffer for the later links, and casts their result back. Directly before a native
+--- reduction of f32, the reduction itself rounds, and stats show the reduction's time only.
+---@field cast fun(options: { dtype: ms.DType }): ms.Link
+---@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, then reduce
+---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
+--- * Sends low-rank approximations.
+---@field powersgd fun(options?: ms.PowerSGDOptions): ms.Link
+---@field int8 fun(options?: ms.Int8Options): ms.Link   * sends 8-bit numbers with scales
+--- * Of n numbers sends the ceil(fraction * n) with the greatest magnitude, with positions (0.07 of
+--- 100 are 7). It has its own error feedback.
+---@field top_k fun(options: { fraction: number, momentum?: number }): ms.Link
+--- * Sends one bit a number. The result is the sign that most ranks have, and 0 if both signs are
+--- equally frequent.
+---@field sign_vote fun(): ms.Link
+---@field adasum fun(): ms.Link   * combines the gradients of pairs of ranks by their angles
+--- * Averages over all ranks until start_step, then over a smaller group or not at all.
+---@field post_local_sgd fun(options: ms.PostLocalSGDOptions): ms.Link
+--- * Looks for inf and nan. "skip" (the default): optimizers skip the step, the same one on all
+--- ranks. "stop": the run ends with an error.
+---@field nan_check fun(options?: { action?: "skip"|"stop" }): ms.Link
+--- "global" must be the first link of a chain. "lagged" clips by the norm of the previous step, and
+--- works with early steps. In a chain with then_optimizer, put "bucket" and "lagged" after it, so
+--- that it steps on clipped gradients.
+---@field clip fun(options: { max_norm: number, scope: "global"|"bucket"|"lagged" }): ms.Link
+--- Steps on the result of the later links. The optimizer's own step() steps the parameters that are
+--- left. Links before it must leave the result as it is (cast, error_feedback, nan_check, stages
+--- without decode); a chain with another link before it is refused.
+--- It ignores parameters that no rank has used in a pass (find_unused, static_graph). If this rank
+--- cannot know yet, it steps them at the end of backward.
+---@field then_optimizer fun(options: { optimizer: ms.Optimizer, params?: ms.Parameter[] }): ms.Link
+--- * Adds the residual, that is, what later links lost of this rank's numbers, to the numbers of
+--- the next iteration. If a checkpoint is loaded by another number of ranks, what residuals add to
+--- the result is kept (see ms.State). decay: the factor of the residual, 0 to 1; 1 unless given. A
+--- chain is refused if error_feedback comes before clip, adasum or sign_vote, whose results are not
+--- means of what ranks send, or before a second error_feedback.
+---@field error_feedback fun(options?: { decay?: number }): ms.Link
+--- Errors: a link returned nil, or a tensor of a wrong length, dtype or device (the message has
+--- link, bucket, expected and actual value); a link raised (its rank reports link, bucket and line,
+--- all others "because rank N"); a stage needs f32 but the stage before it gives bf16 (when the
+--- chain is built); next was called twice; a link follows one that reduces.

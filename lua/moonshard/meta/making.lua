@@ -1,0 +1,50 @@
+---@meta
+-- Annotations: how tensors are made.
+
+--- One table gives shape and options: `ms.zeros { 2, 3, dtype = "bf16" }`; `ms.zeros {}` is a
+--- scalar (no dimensions).
+---@class ms.Shape: { [integer]: integer }
+---@field dtype? ms.DType              "f32" unless given
+--- The current device unless given; "cpu" "cuda:0" "meta" (shape without memory).
+---@field device? string
+---@field group? ms.Group              allocate it where this group's collectives need no copy of it
+---@field requires_grad? boolean       true: backward computes its gradient; false unless given
+
+---@class ms.RandomShape: ms.Shape
+---@field seed? integer                the engine's seed unless given
+---@field per_rank? boolean            true: different numbers on every rank; false unless given
+---@field std? number                  randn: standard deviation, 1 unless given
+---@field low? number                  rand, randint: lower bound, inclusive
+---@field high? number                 rand, randint: upper bound, exclusive
+
+---@class ms
+--- A tensor of the values of nested lists of equal lengths, or a scalar. dtype unless given: "i64"
+--- if all values are integers, "bool" if they are booleans, else "f32".
+---@field tensor fun(values: number|boolean|table, dtype?: ms.DType): ms.Tensor
+---@field empty fun(shape: ms.Shape): ms.Tensor   contents undefined
+---@field zeros fun(shape: ms.Shape): ms.Tensor
+---@field ones fun(shape: ms.Shape): ms.Tensor
+---@field full fun(value: number, shape: ms.Shape): ms.Tensor
+--- 1-D: first, first + step, ... up to and including last, as in Lua's `for`.
+---@field arange fun(first: number, last: number, step?: number): ms.Tensor
+---@field rand fun(shape: ms.RandomShape): ms.Tensor   uniform in [low, high), [0, 1) unless given
+---@field randn fun(shape: ms.RandomShape): ms.Tensor   normal, mean 0
+---@field randint fun(shape: ms.RandomShape): ms.Tensor   i64
+--- Joins tensors of equal sizes, except along dim (1 unless given).
+---@field cat fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor
+--- Joins tensors of one shape along a new dimension; dim is its position, 1 unless given.
+---@field stack fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor
+--- a where the condition (bool) is true, else b; the three broadcast.
+---@field where fun(condition: ms.Tensor, a: ms.Number, b: ms.Number): ms.Tensor
+--- Copies tensors of one dtype, one after another, into a new 1-D tensor. Returns this tensor, and
+--- a list of views of it in the shapes of the originals, in order. Both results have gradients.
+---@field pack fun(tensors: ms.Tensor[]): ms.Tensor, ms.Tensor[]
+--- Moves parameters into one storage, one after another, and returns the storage as a 1-D tensor.
+--- The parameters become views of it: writing it changes their values. Nothing moves if they
+--- already lie in this order. The tensor outlives the step. Of a sharded model: this rank's shard
+--- of one unit, `ms.flat(unit.parameters)`, zeros between and after the pieces included. All of
+--- them must be alike in dtype, and trained or not.
+---@field flat fun(parameters: ms.Parameter[]): ms.Tensor
+--- Errors: tensor: ragged lists. pack, flat: mixed dtypes or devices. flat: parameters of several
+--- units; inside a step; after ddp (call flat first, then wrap). where: shapes that do not
+--- broadcast; the message shows all three.

@@ -1,0 +1,182 @@
+---@meta
+-- Annotations: modules and models.
+
+--- A tensor that a module owns and that requires a gradient; it outlives steps. (Under fsdp,
+--- outside of its unit's use and `summon`, it will be this rank's 1-D part, which may be empty.)
+---@class ms.Parameter: ms.Tensor
+--- The dotted name; "" until a module has the parameter. A tied parameter has the name of its first
+--- place from the root, as in `parameters`, `state` and `save`.
+---@field name fun(self): string
+---@field full_shape fun(self): integer[]
+--- f(parameter) is called when a backward has added its gradient to the parameter's grad. Returns a
+--- function that removes f.
+---@field on_grad_ready fun(self, f: fun(parameter: ms.Parameter)): fun()
+
+---@class ms.SaveOptions
+---@field dtype? "f32"|"f16"|"bf16"    of all float tensors in the file
+
+---@class ms.LoadOptions
+---@field partial? boolean             true: unknown and missing names are no error
+
+---@alias ms.Moment "pre_forward"|"forward"|"pre_backward"|"backward"
+
+--- A module is a Lua object. Parameters, tensors and modules that are assigned to its fields become
+--- its own, in order of assignment. Names are dotted; in names, list items count from 0, as in
+--- other tools' files: `model.blocks[1].up.weight` is "blocks.0.up.weight". print(model) shows the
+--- tree of its parts, with classes, shapes and numbers of parameters.
+---@class ms.Module
+---@field class_name string            the name that nn.class was given
+--- Runs forward and the module's hooks. Of a wrapped model, call the wrapper (ms.ddp's result).
+---@operator call(...): any
+--- All parameters, in order, each once; a tied one comes at its first name.
+---@field parameters fun(self, filter?: fun(p: ms.Parameter, name: string): boolean): ms.Parameter[]
+--- The same with their names.
+---@field named_parameters fun(self): { name: string, parameter: ms.Parameter }[]
+---@field buffers fun(self): table<string, ms.Tensor>   buffers by name
+---@field children fun(self): ms.Module[]   modules that are direct fields
+---@field modules fun(self): (fun(): string, ms.Module)   itself (named "") and all below, in order
+---@field train fun(self, yes?: boolean): self   the mode of it and all below; true unless given
+---@field eval fun(self): self   as train(false)
+---@field is_training fun(self): boolean   true until eval, or train(false)
+---@field to fun(self, what: ms.DType|string): self   what: dtype of float parameters, or device
+--- Assigns t to the field `name`. options.save: whether `state` and `save` have it; true unless
+--- given.
+---@field add_buffer fun(self, name: string, t: ms.Tensor, options?: { save?: boolean })
+--- Adds a hook: pre_forward: f(module, inputs); forward: f(module, inputs, outputs); pre_backward
+--- and backward: f(module, gradients), of the outputs and of the inputs. Values are lists. If f
+--- returns a value, it replaces its last argument. Returns a function that removes f.
+---@field hook fun(self, when: ms.Moment, f: function): fun()
+--- Calls f(i) for i = 1..count. A ddp model reduces gradients in the last pass only.
+---@field accumulate fun(self, count: integer, f: fun(i: integer))
+--- Scales all gradients in place so that their common p-norm (p: 2 unless given) is at most `max`.
+--- Returns the norm before, as a scalar on the device.
+---@field clip_grad_norm fun(self, max: number, p?: number): ms.Tensor
+---@field clip_grad_value fun(self, max: number)   clamps gradients to -max .. max, in place
+--- Parameters and saved buffers by name. options.kind: "full" unless given.
+---@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor>
+--- Copies values into the module's tensors, by name. Of a value on "meta" that will be read from a
+--- file, the copy is read from there.
+---@field load_state fun(self, state: table<string, ms.Tensor>, options?: ms.LoadOptions)
+--- Writes a safetensors file, or a folder of them. All ranks call it; rank 0 writes. Unless
+--- options.dtype is given, tensors keep their dtypes; but tensors of a model from nn.pretrained get
+--- the dtypes of the file that they were read from (unless `to` has changed them), and a log line
+--- says if this rounds. "exists" for a folder whose index names other weights.
+---@field save fun(self, path: string, options?: ms.SaveOptions): true?, string?, string?
+--- Reads a file, a list of files or a folder. Of a folder, the files of its
+--- model.safetensors.index.json are read, or without one all its .safetensors files. A name that
+--- two files have is an error. Tensors on "meta" are read when their values are made.
+---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
+--- Gives parameters and buffers on "meta" memory, and the values that they would have without it,
+--- on this rank. Returns the module. Values that were filled, drawn, copied or cast as a whole
+--- tensor, or changed by operators without other tensors, are recorded. For others the class has a
+--- method reset(self) that writes them. It draws the random numbers that it drew when init called
+--- it, or, where init does not, those from the beginning of init on. What else it writes of the
+--- module keeps its recorded value, that of its file or that in memory. A value without either is
+--- an error.
+---@field materialize fun(self): self
+--- Errors: load, load_state: unknown or missing names and wrong shapes (the message has the first
+--- three of each). accumulate: f did not call backward.
+
+---@class ms.ModelOptions
+---@field vocab integer                number of token ids
+---@field context integer              greatest number of tokens of a sample
+---@field layers integer               number of blocks
+---@field width integer                of the residual stream; a multiple of heads
+---@field heads integer                attention heads
+---@field kv_heads? integer            llama: key and value heads; heads unless given
+--- Width of the MLP's hidden layer. Unless given: gpt2: 4 * width; llama: 8/3 * width, rounded up
+--- to a multiple of 64.
+---@field hidden? integer
+---@field dropout? number              gpt2: probability of zero; 0 unless given
+---@field tie? boolean                 one tensor for head and embedding: gpt2 true, llama false
+---@field eps? number                  of the norms; 1e-5 unless given
+---@field rotary_base? number          llama: 10000 unless given
+---@field rotary_scaling? ms.RotaryScaling   llama: none unless given
+---@field recompute? boolean           true: backward recomputes each block's activations
+
+--- Scaling of rotary positions beyond the context of training: "linear" (needs factor) or "llama3"
+--- (needs all fields), by the formulas of Hugging Face transformers (modeling_rope_utils.py).
+--- original_context is original_max_position_embeddings there.
+---@class ms.RotaryScaling
+---@field type "default"|"linear"|"llama3"
+---@field factor? number
+---@field low_freq_factor? number
+---@field high_freq_factor? number
+---@field original_context? integer
+
+---@class ms.MLPOptions
+---@field activation? "gelu"|"relu"|"swiglu"   "gelu" unless given
+---@field bias? boolean                true unless given
+
+---@class ms.AttentionOptions
+---@field width integer                of input and output; a multiple of heads
+---@field heads integer
+---@field kv_heads? integer            key and value heads; heads unless given
+---@field rotary? boolean              true: rotary positions; false unless given
+---@field bias? boolean                true unless given
+---@field rotary_base? number          10000 unless given
+---@field rotary_scaling? ms.RotaryScaling   none unless given
+
+---@class ms.GenerateOptions
+---@field count integer                number of new tokens
+---@field temperature? number          divides the logits; 0: the likeliest token; 1 unless given
+---@field top_k? integer               draws from the k likeliest tokens only
+--- Draws from the likeliest tokens whose probabilities add up to top_p (0 to 1) only.
+---@field top_p? number
+---@field seed? integer                of the draws; unless given, the engine's generator draws
+--- An id, or a list of ids, that ends the text; false: none does. Unless given, model.stop.
+---@field stop? integer|integer[]|false
+--- Is called with each new id as it comes, after the host has waited for it; false ends the text.
+---@field on_token? fun(id: integer): boolean?
+--- All ranks of this group call generate, and run forwards until the last of them has its ids. For
+--- models whose forwards are collective. Unless given, the ranks of a sharded model.
+---@field group? ms.Group
+
+--- Layers compute on the last dimension: Linear maps [..., inputs] to [..., outputs]; Embedding
+--- maps ids [...] to [..., width]; norms, MLP and activations keep the shape; Attention (causal
+--- self-attention) keeps [batch, time, width]. List only holds modules; Sequential calls one after
+--- another. Linear has a bias unless options.bias is false; eps of norms is 1e-5 unless given.
+---@class ms.nn
+---@field List fun(modules: ms.Module[]): ms.Module
+---@field Sequential fun(...: ms.Module): ms.Module
+---@field Linear fun(inputs: integer, outputs: integer, options?: { bias?: boolean }): ms.Module
+---@field Embedding fun(count: integer, width: integer): ms.Module
+---@field LayerNorm fun(width: integer, options?: { eps?: number, bias?: boolean }): ms.Module
+---@field RMSNorm fun(width: integer, options?: { eps?: number }): ms.Module
+---@field Dropout fun(p: number): ms.Module   p: probability of zero, 0 or more and below 1
+---@field ReLU fun(): ms.Module
+---@field GELU fun(form?: "tanh"|"erf"): ms.Module
+---@field SiLU fun(): ms.Module
+---@field MLP fun(width: integer, hidden: integer, options?: ms.MLPOptions): ms.Module
+---@field Attention fun(options: ms.AttentionOptions): ms.Module
+--- Makes a class of modules: `local Block = nn.class("Block")`, then `function Block:init(...)` and
+--- `function Block:forward(...)`. `Block(...)` makes a module.
+---@field class fun(name: string, base?: table): table
+--- Marks a tensor as a parameter: it requires a gradient and outlives steps.
+---@field Parameter fun(t: ms.Tensor): ms.Parameter
+---@field is_module fun(value: any): boolean
+--- Models with the parameter names and layouts of Hugging Face. `model(tokens)` maps ids
+--- [batch, time] to logits [batch, time, vocab].
+---@field gpt2 fun(options: ms.ModelOptions): ms.LanguageModel
+---@field llama fun(options: ms.ModelOptions): ms.LanguageModel
+--- Reads a model from a folder (or from a file with config.json beside it) with config.json and
+--- .safetensors files, as other tools write them. 16-bit weights become f32. Masks, inv_freq and
+--- copies of a tied head are not read. Settings that change the computation and that this library
+--- does not have are "unsupported". `save` writes the model as it was read: names, dtypes, every
+--- key of config.json, generation_config.json and the files of the tokenizer. The weights of a
+--- model that is made on "meta" are read when it gets memory: by ms.fsdp, where each rank reads only
+--- its own shards, by ms.ddp, or by materialize.
+---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
+---@class ms.LanguageModel: ms.Module
+--- The ids that end a text, of generation_config.json or config.json; nil in models of your own.
+---@field stop? integer[]
+--- Continues a text: tokens are ids [length], at least one. Returns the new ids, i64 [count], or
+--- fewer that end with an id of `stop`. Keys and values are kept: an id costs the forward of one
+--- position. Past the context, it costs a forward of the last `context` ids.
+---@field generate fun(self, tokens: ms.Tensor, options: ms.GenerateOptions): ms.Tensor
+--- The tokenizer of the folder that the model was read from, or the one that set_tokenizer has
+--- given; nil: there is none.
+---@field tokenizer fun(self): ms.Tokenizer?, string?, string?
+--- The model's tokenizer from now on: `save` puts its files beside the weights. Raises if it has
+--- more ids than the model has rows.
+---@field set_tokenizer fun(self, tokenizer: ms.Tokenizer): true?, string?, string?

@@ -1,0 +1,169 @@
+---@meta
+-- Annotations: optimizers, schedules, scalers.
+
+--- A group of parameters with its own options, under the names that OptimizerOptions has. A value
+--- written to a field takes effect in the next step and is saved with the optimizer's state.
+--- Options that a group does not have are the optimizer's.
+---@class ms.ParamGroup
+---@field params ms.Parameter[]|ms.Tensor[]
+---@field lr? ms.Number               the optimizer's unless given
+---@alias ms.Params ms.Module|ms.Parameter[]|ms.Tensor[]|ms.ParamGroup[]
+
+---@class ms.OptimizerOptions
+---@field lr? ms.Number                learning rate; the default of each kind is below
+---@field weight_decay? number         0 unless given (adamw: .01)
+---@field maximize? boolean            true: steps along the gradient; false unless given
+--- The factor on lr; step is the number of steps that this optimizer has taken, from 0.
+---@field schedule? fun(step: integer): number
+--- For bf16 and f16 parameters. "f32" (the default) keeps an f32 copy, from which the parameter is
+--- rounded; "none" keeps no copy and rounds stochastically.
+---@field master? "f32"|"none"
+--- Shards the optimizer (ZeRO-1): each rank of this group has the state of a part of the
+--- parameters, steps that part, and sends it to the others. Inside ddp:join, a rank without inputs
+--- still steps its part.
+---@field shard? ms.Group
+---@field [string] any                 the hyper-parameters of the kind
+
+---@class ms.Kind
+---@field name string
+---@field base? string                 the kind whose overlapped form is used if this one has none
+---@field defaults? table<string, any>   hyper-parameters with their default values
+--- true: the step of a number needs that number's gradient and state only. Such a kind may step the
+--- pieces of parameters that fsdp has sharded.
+---@field elementwise? boolean
+--- Writes p, in place. state: a table for this parameter, which is saved with the optimizer. group:
+--- the hyper-parameters, with lr as scheduled. step: the parameter's steps before this one.
+---@field step_param fun(p: ms.Tensor, grad: ms.Tensor, state: table, group: ms.ParamGroup, step: integer)
+
+---@class ms.ScheduleOptions
+---@field steps integer                steps until the factor is `floor`
+---@field warmup? integer              steps in which the factor rises linearly to 1; 0 unless given
+---@field floor? number                the last factor, 0 to 1; 0 unless given
+
+---@class ms.WSDOptions
+---@field steps integer                steps until the factor is `floor`
+---@field decay integer                the last steps, in which the factor falls linearly
+---@field warmup? integer              steps in which the factor rises linearly to 1; 0 unless given
+---@field floor? number                the last factor, 0 to 1; 0 unless given
+
+---@class ms.ScalerOptions
+---@field init_scale? number           the first factor; 65536 unless given
+---@field growth_factor? number        2 unless given
+---@field backoff_factor? number       .5 unless given
+---@field growth_interval? integer     good iterations until the factor grows; 2000 unless given
+
+---@class ms.AveragerOptions
+---@field period? integer              steps from one average to the next
+---@field periods? integer[][]         pairs of period and group size, in ascending order
+---@field elastic? number              above 0 and up to 1; only with period
+---@field warmup? integer              steps before the first average; 0 unless given
+---@field group? ms.Group              the world unless given
+
+---@class ms.optim
+--- lr .01, momentum 0, dampening 0, nesterov false
+---@field sgd fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- lr 1e-3, betas {.9, .999}, eps 1e-8, amsgrad false
+---@field adam fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- as adam; weight_decay .01
+---@field adamw fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- lr .01, lr_decay 0, initial_accumulator_value 0, eps 1e-10
+---@field adagrad fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- lr 1, rho .9, eps 1e-6
+---@field adadelta fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- lr .01, alpha .99, eps 1e-8, momentum 0, centered false
+---@field rmsprop fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- lr .01, etas {.5, 1.2}, step_sizes {1e-6, 50}
+---@field rprop fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- lr 1e-3, betas {.9, .999}, eps 1e-8
+---@field adamax fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- Defines a new kind of optimizer. Groups, schedules and saving work as for the built-in kinds.
+---@field define fun(kind: ms.Kind): fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
+--- Registers how optimizers of this kind (and of kinds based on it) run overlapped. A second
+--- registration raises.
+---@field register_overlapped fun(kind: string, make: fun(optimizer: ms.Optimizer, model: ms.Module, policy: ms.Overlap))
+--- Runs an optimizer overlapped in the way that is used if nothing is registered for its kind.
+---@field overlap_standard fun(optimizer: ms.Optimizer, model: ms.Module, policy: string|ms.Overlap)
+--- Makes an optimizer for each parameter, and returns them. Each is stepped during backward when
+--- the parameter's gradient is complete (in an accumulation window: at its end). The step frees the
+--- gradient unless options.keep_grads is true.
+---@field in_backward fun(make: (fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer), params: ms.Parameter[], options?: ms.OptimizerOptions): ms.Optimizer[]
+--- The optimizers that in_backward made for a model's parameters.
+---@field in_backward_of fun(model: ms.Module): { parameter: ms.Parameter, optimizers: ms.Optimizer[] }[]
+--- Schedules, for the option `schedule`. The factor rises linearly during the warm-up: step 0 has
+--- the factor 1 / warmup. constant: it then stays at 1.
+---@field constant fun(options?: { warmup?: integer }): fun(step: integer): number
+--- The factor falls linearly from 1 to `floor` at step `steps`.
+---@field linear fun(options: ms.ScheduleOptions): fun(step: integer): number
+--- The factor falls from 1 to `floor` at step `steps`, as half a cosine wave.
+---@field cosine fun(options: ms.ScheduleOptions): fun(step: integer): number
+--- The factor rises for `warmup` steps, stays at 1, and falls in the last `decay` steps.
+---@field wsd fun(options: ms.WSDOptions): fun(step: integer): number
+--- These two do for a list of parameters what the methods of Module do.
+---@field clip_grad_norm fun(params: ms.Parameter[], max: number, p?: number): ms.Tensor
+---@field clip_grad_value fun(params: ms.Parameter[], max: number)
+--- A loss scaler, for 16-bit gradients.
+---@field scaler fun(options?: ms.ScalerOptions): ms.Scaler
+--- An object that averages parameters over ranks in some steps, in one of three ways: every
+--- `period` steps; by `periods = { { 4, 8 }, { 16, 16 } }`, where the largest period that divides
+--- the step gives the group size; or every `period` steps with `elastic = alpha`, which moves
+--- parameters and a common centre towards each other.
+---@field averager fun(options: ms.AveragerOptions): ms.Averager
+
+---@class ms.Averager
+--- Counts a step, and averages the parameters in place if the step is due. All ranks call it once
+--- in each step, after the optimizer's step.
+---@field step fun(self, params: ms.Module|ms.Tensor|table)
+---@field state fun(self): table
+---@field load_state fun(self, state: table)
+
+
+--- An iteration calls `scale(loss):backward()` any number of times (gradients add up), then
+--- `unscale(o)` if gradients are clipped or read, then `step(o)` for each optimizer. The factor
+--- adapts once in each iteration, at the next scale or when the state is saved: it shrinks if any
+--- of these optimizers saw inf or nan, and grows after growth_interval good iterations, within
+--- 2^-126 .. 2^126.
+---@class ms.Scaler
+--- loss times the factor. A backward through the result marks the gradients that it reaches:
+--- clipping (by hand or by hooks.clip) and optimizer:step raise until unscale or scaler:step has
+--- divided them.
+---@field scale fun(self, loss: ms.Tensor): ms.Tensor
+--- Divides the gradients of the optimizer's parameters by the factor, in place, once between scale
+--- and step. Returns a bool [] on the device: whether all are finite. step calls unscale if you
+--- have not.
+---@field unscale fun(self, optimizer: ms.Optimizer): ms.Tensor
+--- Replaces the result of unscale for this optimizer by one that is equal on all ranks.
+---@field set_finite fun(self, optimizer: ms.Optimizer, finite: ms.Tensor)
+--- Unscales, then steps. Skips the step if gradients are inf or nan (in a ddp model they then are
+--- on every rank).
+---@field step fun(self, optimizer: ms.Optimizer)
+---@field state fun(self): { factor: ms.Tensor, good: ms.Tensor }
+---@field load_state fun(self, saved: table)
+
+---@class ms.Optimizer
+--- Steps all parameters that have a gradient, and frees the gradients (`keep_grads = true` keeps
+--- them). Under an overlap policy it steps what was not stepped early, so that the same loop runs
+--- under every policy. It ignores parameters without a gradient. options.only_if is one bool on the
+--- device. If it is false, nothing changes, not even the step count.
+---@field step fun(self, options?: { only_if?: ms.Tensor, keep_grads?: boolean })
+--- Steps one parameter, or any tensor (a flat view), on the current stream; allowed in hooks. If
+--- the running backward still reads the parameter's old values (for example because of a detached
+--- use), the step runs after the last such read. With a sharded optimizer this is an error.
+--- grad: p:grad() unless given.
+---@field step_param fun(self, p: ms.Tensor, grad?: ms.Tensor, options?: { only_if?: ms.Tensor })
+---@field zero_grad fun(self)
+---@field groups fun(self): ms.ParamGroup[]
+---@field add_group fun(self, group: ms.ParamGroup)
+---@field lr fun(self): number   what the next step of the first group uses, schedule included
+--- From now on, the policy (a planner, a name or a file) decides when the engine steps this
+--- optimizer's parameters in this ddp or fsdp model. Several optimizers may share a model.
+---@field overlap fun(self, model: ms.DDP|ms.FSDP, policy: string|ms.Overlap)
+--- By parameter name. Of parameters of a sharded model: kind "full", the default: whole tensors on
+--- rank 0 of the model, and an empty table elsewhere; "sharded": each rank has ms.Piece of the
+--- states that lie as the parameters do. All ranks call it then. It loads at any number of ranks.
+---@field state fun(self, options?: { kind?: "full"|"sharded" }): table
+--- Of parameters of a sharded model, each rank gives at least what it has, or rank 0 gives all and
+--- the others empty tables; all ranks call it, and an error is the same on all.
+---@field load_state fun(self, state: table)
+--- Errors: a hyper-parameter is out of range, or not one of this kind (the message lists the kind's
+--- own); a parameter is in two groups; step is called inside a hook (the message suggests
+--- step_param).

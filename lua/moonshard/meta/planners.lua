@@ -1,0 +1,109 @@
+---@meta
+-- Annotations: planners of overlap, prefetching and buckets.
+
+--- A planner's function plan(view) is called before an iteration, from the third pass with the same
+--- buckets on. Its answer is checked, must be equal on all ranks, and holds for `every` iterations
+--- (1 unless given) or until buckets are rebuilt. Iterations before the first plan run as
+--- "classic". Times in a view are of the pass before the last, and are means over all ranks; the
+--- sim device's times are estimates.
+---@class ms.PlanView
+---@field step integer
+---@field world_size integer
+---@field forward_ms number
+---@field backward_ms number
+---@class ms.OverlapView: ms.PlanView
+--- true: a step needs the gradients of all buckets (clipping by the global norm, or a flag on the
+--- device), so that no step may be "on_reduced".
+---@field needs_global_norm boolean
+---@field buckets ms.OverlapBucket[]   in the order in which their gradients are complete
+---@class ms.OverlapBucket
+---@field index integer
+---@field bytes integer
+---@field ready_ms number              when its gradients are complete, since backward began
+---@field reduce_ms number             time of its reduction, links included
+---@field step_ms number               time of its optimizer steps
+---@field first_use_ms number          when forward first uses its parameters, since forward began
+---@class ms.OverlapEntry              one for every bucket, in any order
+---@field bucket integer               index of the bucket
+---@field step "on_reduced"|"after_backward"|"before_next_use"
+---@class ms.OverlapPlanner
+---@field name string
+---@field every? integer               iterations for which a plan holds; 1 unless given
+---@field plan fun(view: ms.OverlapView): ms.OverlapEntry[]
+---@class ms
+--- Makes a policy from a planner: when optimizers step each bucket.
+---@field overlap fun(planner: ms.OverlapPlanner): ms.Overlap
+--- Gathers ahead of sharded models. plan(view) is called before a pass, from the third with the
+--- same order of uses on; the passes before run as "backward_pre". Where the order has changed,
+--- results are right, the rest of that pass runs as "backward_pre", and a new plan is made.
+--- Evaluations (forwards that are not recorded) have an order and plans of their own.
+---@class ms.PrefetchView: ms.PlanView
+---@field training boolean             false: the plan is for evaluations
+---@field budget_bytes integer         for gathered units, together; math.maxinteger without a limit
+---@field budgets ms.PrefetchBudgets
+---@field max_in_flight integer        gathers wait until at most so many units were dropped since
+---@field max_reductions integer       backward waits until at most so many reductions are under way
+---@field exposed_ms number            waiting for reductions after backward
+---@field gather ms.Channel            fitted to the times of gathers
+---@field reduce ms.Channel            fitted to the times of reductions
+--- Uses of units in the order in which they begin, forward then backward; each as often as it
+--- happens.
+---@field visits ms.Visit[]
+---@class ms.Channel
+---@field latency_ms number
+---@field bytes_per_ms number
+---@class ms.Visit
+---@field unit integer                 index; the root is 0
+---@field name string
+---@field phase "forward"|"backward"
+---@field bytes integer                that are gathered
+---@field shard_bytes integer
+---@field elements integer             of its parameters
+---@field last integer                 the visit ends before visit last + 1 begins
+---@field ended integer                its place in the order in which visits end, from 1
+---@field stays boolean                whether the unit stays gathered unless an entry says keep
+---@field needs_values boolean         false: its backward does without a gather
+---@field gather_ms number
+---@field compute_ms number            without the time of units that are used inside of it
+---@field reduce_ms number             of its gradients, in backward
+--- plan[i] is about view.visits[i]; without an entry nothing is gathered ahead.
+---@class ms.PrefetchEntry
+---@field unit integer                 must be visits[i].unit
+---@field gather? integer[]            units to gather when it begins; gathered ones are passed over
+---@field after? integer[]             units to gather when it has ended
+---@field keep? boolean                whether the unit stays gathered after it; stays unless given
+---@class ms.PrefetchPlanner
+---@field name string
+---@field every? integer               passes for which a plan holds; 1 unless given
+---@field plan fun(view: ms.PrefetchView): ms.PrefetchEntry[]
+--- Numbers of elements, within which "by_budget" gathers ahead and keeps units.
+---@class ms.PrefetchBudgets
+---@field prefetch_elements? integer   gathered ahead of their use at a time; 50000000 unless given
+---@field live_elements? integer       gathered at a time; 1000000000 unless given
+--- A unit stays gathered if fewer elements are used until its next use; 1000000000 unless given.
+---@field reuse_elements? integer
+--- A unit of so few elements stays gathered until its next use of a pass; 100000 unless given.
+---@field keep_elements? integer
+---@class ms
+--- Makes a strategy from a planner: when the units of a sharded model are gathered.
+---@field prefetch fun(planner: ms.PrefetchPlanner): ms.Prefetch
+---@class ms.Prefetch                  also by name: see the option prefetch of ms.fsdp
+---@class ms.BucketsView: ms.PlanView
+--- In the order in which their gradients are complete; ready_ms: since backward began.
+---@field parameters { name: string, bytes: integer, dtype: ms.DType, ready_ms: number }[]
+---@field latency_ms number            of one reduction
+---@field bytes_per_ms number          of a long reduction
+---@class ms.BucketsPlanner
+---@field name string
+---@field every? integer               iterations for which a plan holds; 1 unless given
+---@field plan fun(view: ms.BucketsView): integer[][]|{ caps_bytes: integer[] }
+---@class ms
+--- Makes a bucket plan from a planner, whose answer is a list of positions in view.parameters for
+--- each bucket, bucket 0 first (each position once, one dtype in a bucket), or size limits:
+--- { caps_bytes = { ... } }.
+---@field buckets fun(planner: ms.BucketsPlanner): ms.Buckets
+---@class ms.Buckets                ready-made, by name: "arrival" "fitted"
+--- If the running backward still reads a parameter's old values, a step in backward waits for the
+--- last such read, so every plan gives the same bits as "classic". A sharded optimizer cannot wait,
+--- because it sends the stepped parameters at once: it refuses a plan that would need such a wait.
+---@class ms.Overlap   ready-made, by name: "classic" "in_backward" "deferred" "early_where_hidden"

@@ -1,0 +1,129 @@
+---@meta
+-- Annotations: scopes, futures, streams, metrics, reports.
+
+---@class ms.CodecOptions
+---@field block? integer               numbers that share a scale, a multiple of 8; 256 unless given
+--- "stochastic" rounds up or down at random, so that the expected value is exact; "nearest" unless
+--- given. Not for "sign".
+---@field rounding? "nearest"|"stochastic"
+---@field scale? boolean               false: bits without scales ("sign" only); true unless given
+
+---@class ms.ReportOptions
+--- Folder of metrics.jsonl and run.json; it is made if it does not exist. One process at a time has
+--- it: for another one it is an error.
+---@field run string
+---@field tokens? integer              of one step, over all ranks; for tokens per second
+---@field total? integer               steps of the run; for the remaining time (ETA)
+--- dtype of the matrix products, for the utilization (MFU); "f32" unless given.
+---@field dtype? string
+--- Steps between two lines. Unless given, a terminal shows each step in place; elsewhere there is a
+--- line for each of the first 10 steps, then every 10 s or 1% of the steps, whichever is rarer.
+--- `moonshard run --log-every N` takes precedence.
+---@field every? integer
+--- Whether event files for TensorBoard are written as well, in the folder's tensorboard/.
+---@field tensorboard? boolean
+
+---@class ms
+--- Makes `name` ("cpu", "cuda:0", "meta") the current device inside f and returns f's results.
+--- Without f, returns the name of the current device. Tensors and modules on "meta" have shapes and
+--- dtypes but no memory: operators and backward check shapes and give results on "meta". Other
+--- tensors mix with them only if they are scalars. Reading values of tensors on "meta", moving them
+--- to another device and collectives on them raise. A model that was made on "meta" gets its values
+--- from materialize, ms.ddp or ms.fsdp: the bits that it would have had without.
+---@field device fun(name?: string, f?: function): any
+---@field no_grad fun(f: function)   operators inside f are not recorded for backward
+--- Matrix products, convolution-like operators and attention inside f compute in dtype and
+--- accumulate in f32. Norms, softmax, losses and reductions stay in f32. Weights stay f32; their
+--- casts are cached until the end of the step.
+---@field autocast fun(dtype: "bf16"|"f16", f: function)
+--- Runs f(...) without storing its activations, and returns its results. Backward runs f again,
+--- with the same random numbers.
+---@field recompute fun(f: function, ...: any)
+--- The current stream, or the stream with this name, which is made at its first use.
+---@field stream fun(name?: string, options?: { priority?: "low"|"normal"|"high" }): ms.Stream
+--- A future of the list of all values, in order.
+---@field all fun(futures: (ms.Future|ms.Tensor)[]): ms.Future
+--- A named series with one value for each step. The values that are pushed in a step are combined
+--- by op ("avg" unless given), first on each rank, then at the end of the step over all ranks (all
+--- metrics in one small all-gather). The values go to metrics.jsonl. The same name returns the same
+--- metric.
+---@field metric fun(name: string, op?: ms.Op): ms.Metric
+--- A lossy codec for messages. It works along the last dimension, row by row. A payload is one u8
+--- tensor, which also holds the scales.
+---@field codec fun(kind: "int8"|"int4"|"fp8"|"fp4"|"sign", options?: ms.CodecOptions): ms.Codec
+--- The step line on rank 0 and `metrics.jsonl`, for loops written by hand. All ranks call it.
+--- metrics.jsonl has every step. Lines that it has from an earlier run are removed from the first
+--- reported step on.
+---@field report fun(options: ms.ReportOptions): ms.Report
+
+--- A value (a tensor, or a list from `ms.all`) and the point in a stream at which the value is
+--- ready. A future keeps its value until it is collected, also across steps. It may have several
+--- `and_then`.
+---@class ms.Future
+--- The value. The current stream waits until it is ready; the host does not.
+---@field value fun(self): any
+--- Registers a callback. f(value) runs on the host, with the future's stream current: at once, or
+--- after the running hook or callback has returned. Callbacks run in order of registration. f
+--- returns the value of the new future: a future, a tensor or a list of tensors; nil stands for the
+--- same value.
+---@field and_then fun(self, f: fun(value: any): any): ms.Future
+---@field sync fun(self): any   the value; **blocks** until it is ready
+--- Errors: sync inside a hook; f yields. An error in f ends the step on every rank; the message has
+--- hook, bucket and script line. There is no `done()`: ranks whose control flow depends on timing
+--- diverge.
+
+---@class ms.Stream
+---@field name fun(self): string
+--- Runs f at once on the host. The work that f enqueues goes onto this stream.
+---@field run fun(self, f: function)
+--- This stream waits until the future is ready; the host does not. Two uses of one tensor need no
+--- wait: the engine inserts it. (In strict mode, C code must insert it itself.)
+---@field wait fun(self, future: ms.Future)
+--- **blocks** until the work enqueued on this stream has finished.
+---@field sync fun(self)
+--- Errors: sync inside a hook. sync raises the error of a failed task on the stream, with task name
+--- and script line.
+
+---@class ms.Metric
+---@field push fun(self, value: ms.Number)   a number or a one-element tensor for the current step
+--- The value of step `ms.step() - steps`, equal on all ranks; nil if that step has none. Waits only
+--- if the device has not finished that step.
+---@field lag fun(self, steps: integer): number?   steps: 1 to 63
+--- Errors: lag(0); push of more than one element; two metrics of one name with different ops.
+
+
+---@class ms.Codec
+--- Encodes t, any float [..., n], to a payload u8 [..., bytes(n)]. With `error = true` the second
+--- result is t minus the decoded payload.
+---@field encode fun(self, t: ms.Tensor, options?: { error?: boolean }): ms.Tensor, ms.Tensor?
+--- Decodes a payload u8 [..., bytes(n)] to f32 [..., n].
+---@field decode fun(self, payload: ms.Tensor, n: integer): ms.Tensor
+--- Decodes a payload u8 [rows, bytes(n)] and adds the rows in row order: f32 [n].
+---@field decode_sum fun(self, payload: ms.Tensor, n: integer): ms.Tensor
+--- Bytes of a row of n numbers. First come the scales, one f32 (4 bytes) for each block of `block`
+--- numbers, of which the last may be shorter: 4 * ceil(n / block) bytes, or none for "sign" with
+--- scale = false. Then come the codes, packed over the whole row: n bytes for int8 and fp8,
+--- ceil(n / 2) for int4 and fp4 (with odd n the high half of the last byte is unused), ceil(n / 8)
+--- for sign.
+---@field bytes fun(self, n: integer): integer
+--- Errors: decode: n does not fit the payload's last dimension; the message says which n would fit.
+--- encode: t is not a float tensor.
+
+---@class ms.Report
+--- Reports the current step. Values of tensors are shown one step late, so that the device never
+--- waits for the host. Step time, tokens per second, MFU, memory and remaining time are added.
+---@field step fun(self, values: table<string, ms.Number>)
+--- Runs f (validation, saving) and returns its result. Its time and work count for no step.
+--- **blocks** before f until the steps before it have finished, so that their time is complete.
+---@field outside fun(self, f: fun(): any): any
+--- Adds values to the step that was reported last.
+---@field add fun(self, values: table<string, ms.Number>)
+--- For TensorBoard, where it is on: a text for the current step; histograms of the gradients of
+--- these parameters, for which all ranks call it, and which **blocks**.
+---@field text fun(self, name: string, text: string)
+---@field histograms fun(self, parameters: ms.Parameter[])
+--- Shows the line of the step that was reported last, if it is due; **blocks** until its values are
+--- known.
+---@field flush fun(self)
+--- Writes and shows the last step. The end of a loop of `ms.steps` also writes it.
+---@field close fun(self)

@@ -1,0 +1,189 @@
+---@meta
+-- Annotations: tensors and their operators.
+
+---@class ms.CrossEntropyOptions
+---@field ignore_index? integer        rows with this target do not count; -100 unless given
+---@field reduction? "mean"|"sum"|"none"   over the rows that count; "mean" unless given
+
+---@class ms.BackwardOptions
+---@field gradient? ms.Tensor         of this tensor; 1 unless given, for a tensor of one element
+---@field retain_graph? boolean       keeps the graph for another backward; false unless given
+---@field create_graph? boolean       true is an error: gradients have no graph of their own
+
+--- Arithmetic (+ - * / ^ unary -) takes tensors and numbers and broadcasts from the last dimension.
+--- `#t` is the size of the first dimension. `t[i]` is a view of position i of that dimension; write
+--- it with `t[i]:copy_(x)`. `==` compares handles, `t:eq(x)` compares values. tostring shows the
+--- shape, not the values.
+---@class ms.Tensor
+---@operator add(ms.Number): ms.Tensor
+---@operator sub(ms.Number): ms.Tensor
+---@operator mul(ms.Number): ms.Tensor
+---@operator div(ms.Number): ms.Tensor
+---@operator pow(number): ms.Tensor
+---@operator unm: ms.Tensor
+---@operator len: integer
+---@field [integer] ms.Tensor
+-- what it is
+---@field shape fun(self): integer[]
+---@field size fun(self, dim: integer): integer
+---@field dim fun(self): integer                     number of dimensions
+---@field numel fun(self): integer                   number of elements
+---@field dtype fun(self): ms.DType
+---@field device fun(self): string                   "cpu", "sim", "meta"
+---@field is_contiguous fun(self): boolean
+---@field item fun(self): number|boolean             the value of one element; **blocks**
+---@field to_table fun(self): table   nested lists; up to a million elements; **blocks**
+---@field show fun(self): string                     the values as text, abridged; **blocks**
+-- memory
+---@field keep fun(self): self                       the tensor outlives the step
+---@field clone fun(self): ms.Tensor                 a contiguous copy
+---@field contiguous fun(self): ms.Tensor            itself if contiguous, else a contiguous copy
+---@field to fun(self, what: ms.DType|string): ms.Tensor     dtype or device; itself if equal
+---@field empty_like fun(self, dtype?: ms.DType): ms.Tensor   contents undefined
+---@field zeros_like fun(self, dtype?: ms.DType): ms.Tensor
+---@field ones_like fun(self, dtype?: ms.DType): ms.Tensor
+--- Copies values into this tensor: casts, broadcasts, and copies between devices.
+---@field copy_ fun(self, from: ms.Tensor): self
+---@field fill_ fun(self, value: ms.Number): self
+---@field zero_ fun(self): self
+-- views: they share this tensor's memory; `view` raises where reshape would copy
+---@field view fun(self, ...: integer): ms.Tensor            one size may be -1
+---@field reshape fun(self, ...: integer): ms.Tensor
+---@field flatten fun(self, first?: integer, last?: integer): ms.Tensor
+---@field narrow fun(self, dim: integer, start: integer, length: integer): ms.Tensor
+---@field select fun(self, dim: integer, index: integer): ms.Tensor
+---@field split fun(self, sizes: integer|integer[], dim?: integer): ms.Tensor[]
+---@field chunk fun(self, count: integer, dim?: integer): ms.Tensor[]
+---@field transpose fun(self, a: integer, b: integer): ms.Tensor
+---@field t fun(self): ms.Tensor                             the last two dimensions swapped
+---@field permute fun(self, ...: integer): ms.Tensor
+---@field squeeze fun(self, dim: integer): ms.Tensor
+---@field unsqueeze fun(self, dim: integer): ms.Tensor
+---@field expand fun(self, ...: integer): ms.Tensor
+--- 1-D: the elements, then zeros until the length is a multiple of `multiple`; itself if it is.
+---@field pad_to fun(self, multiple: integer): ms.Tensor
+-- elementwise; each of these has an in-place form: add_, relu_, clamp_ ...
+--- self + factor * other, in one pass over memory; factor: 1 unless given.
+---@field add fun(self, other: ms.Number, factor?: number): ms.Tensor
+---@field sub fun(self, other: ms.Number, factor?: number): ms.Tensor   self - factor * other
+---@field mul fun(self, other: ms.Number): ms.Tensor
+---@field div fun(self, other: ms.Number): ms.Tensor
+---@field pow fun(self, exponent: number): ms.Tensor
+---@field neg fun(self): ms.Tensor
+---@field exp fun(self): ms.Tensor
+---@field log fun(self): ms.Tensor
+---@field sqrt fun(self): ms.Tensor
+---@field rsqrt fun(self): ms.Tensor
+---@field square fun(self): ms.Tensor
+---@field abs fun(self): ms.Tensor
+---@field sign fun(self): ms.Tensor
+--- Limits numbers to low .. high. If high is below low, every number becomes high.
+---@field clamp fun(self, low?: number, high?: number): ms.Tensor
+---@field maximum fun(self, other: ms.Number): ms.Tensor
+---@field minimum fun(self, other: ms.Number): ms.Tensor
+---@field lerp fun(self, to: ms.Tensor, weight: ms.Number): ms.Tensor   self + weight * (to - self)
+--- self + factor * a * b.
+---@field addcmul fun(self, a: ms.Tensor, b: ms.Tensor, factor?: number): ms.Tensor
+--- self + factor * a / b.
+---@field addcdiv fun(self, a: ms.Tensor, b: ms.Tensor, factor?: number): ms.Tensor
+---@field relu fun(self): ms.Tensor
+---@field gelu fun(self, form?: "tanh"|"erf"): ms.Tensor    "tanh" unless given, everywhere
+---@field silu fun(self): ms.Tensor
+---@field tanh fun(self): ms.Tensor
+---@field sigmoid fun(self): ms.Tensor
+--- Zero with probability p, else x / (1 - p); different numbers are zero on each rank.
+---@field dropout fun(self, p: number): ms.Tensor
+---@field masked_fill fun(self, mask: ms.Tensor, value: number): ms.Tensor   value where mask (bool)
+--- A copy with `values` at the positions of `index` along dim. For scatter and scatter_add, index
+--- and values have one shape (values may be a number), which has this tensor's sizes in all
+--- dimensions but dim.
+---@field scatter fun(self, dim: integer, index: ms.Index, values: ms.Number): ms.Tensor
+--- A copy to which `values` are added at these positions. Values at equal indices are added in
+--- order of position.
+---@field scatter_add fun(self, dim: integer, index: ms.Index, values: ms.Tensor): ms.Tensor
+-- comparison, to bool
+---@field eq fun(self, other: ms.Number|boolean): ms.Tensor
+---@field ne fun(self, other: ms.Number|boolean): ms.Tensor
+---@field lt fun(self, other: ms.Number): ms.Tensor
+---@field le fun(self, other: ms.Number): ms.Tensor
+---@field gt fun(self, other: ms.Number): ms.Tensor
+---@field ge fun(self, other: ms.Number): ms.Tensor
+---@field is_finite fun(self): ms.Tensor
+---@field any fun(self): ms.Tensor                           bool to a scalar bool
+---@field all fun(self): ms.Tensor                           bool to a scalar bool
+-- reductions: over dim; without dim over all elements, to a scalar; keep_dim keeps dim with size 1
+---@field sum fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+---@field mean fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+---@field max fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+---@field min fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+--- The p-norm, computed in f32. p: above 0, or math.huge; 2 unless given.
+---@field norm fun(self, p?: number, dim?: integer, keep_dim?: boolean): ms.Tensor
+---@field argmax fun(self, dim?: integer): ms.Tensor         i64, from 0; the first of equal numbers
+---@field cumsum fun(self, dim: integer): ms.Tensor
+---@field dot fun(self, other: ms.Tensor): ms.Tensor         1-D and 1-D to a scalar
+--- The q-quantile (q: 0 to 1) of all elements, with linear interpolation. quantile, above and a
+--- codec's encode have no gradient: while operators are recorded, they raise for a tensor that
+--- requires one.
+---@field quantile fun(self, q: number): ms.Tensor
+--- Counts in `bins` equal parts of low .. high. Numbers outside are not counted.
+---@field histogram fun(self, bins: integer, low: number, high: number): ms.Tensor   i64 [bins]
+-- selection
+--- The k greatest values along dim (the last dimension unless given), in descending order, and
+--- their i64 indices. Of equal values the one with the lower index comes first.
+---@field topk fun(self, k: integer, dim?: integer): ms.Tensor, ms.Tensor
+--- 1-D: the numbers with |x| > threshold, in order of position and at most `capacity`. Returns
+--- values [capacity], i64 indices [capacity], and an i64 count [1] of the slots used. Unused slots
+--- have value 0 and index 0.
+---@field above fun(self, threshold: ms.Number, capacity: integer): ms.Tensor, ms.Tensor, ms.Tensor
+--- Elements at the positions of index along dim; index has this tensor's sizes in all dimensions
+--- but dim, and the result has index's shape.
+---@field gather fun(self, dim: integer, index: ms.Index): ms.Tensor
+---@field index_select fun(self, dim: integer, index: ms.Index): ms.Tensor   index: 1-D
+-- linear algebra and layers
+---@field matmul fun(self, other: ms.Tensor): ms.Tensor      batched over leading dimensions
+--- [..., in] x weight^T + bias: [..., out], with weight [out, in] and bias [out].
+---@field linear fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor
+--- Makes the columns of [..., n, r], r <= n, orthonormal, from left to right (Gram-Schmidt). eps (0
+--- unless given) is added to each column's norm. A column of zeros stays zero.
+---@field orthonormalize_ fun(self, eps?: number): self
+--- As linear, with weight [in, out].
+---@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor
+--- Returns self + residual and the norm of this sum, in one pass over memory.
+---@field add_layer_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor
+---@field add_rms_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor
+---@field softmax fun(self, dim?: integer): ms.Tensor        last dimension unless given
+---@field log_softmax fun(self, dim?: integer): ms.Tensor
+--- Of logits [..., classes] and target [...], computed in f32. A scalar, or [...] with the
+--- reduction "none".
+---@field cross_entropy fun(self, target: ms.Index, options?: ms.CrossEntropyOptions): ms.Tensor
+---@field mse_loss fun(self, target: ms.Tensor): ms.Tensor   mean of squared differences
+--- Over the last dimension. eps of both norms: 1e-5 unless given.
+---@field layer_norm fun(self, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor
+---@field rms_norm fun(self, weight?: ms.Tensor, eps?: number): ms.Tensor
+---@field swiglu fun(self, gate: ms.Tensor): ms.Tensor       silu(gate) * self
+--- Rows of weight [rows, width] by token ids [...] (self): [..., width].
+---@field embedding fun(self, weight: ms.Tensor): ms.Tensor
+--- Rotary position embedding of [batch, heads, time, width]. first: the position of time 1, 0
+--- unless given; base: 10000 unless given.
+---@field rotary fun(self, first?: integer, base?: number, scaling?: ms.RotaryScaling): ms.Tensor
+--- self: queries [batch, heads, time, width]. key and value: [batch, key heads, positions, width];
+--- the number of heads must be a multiple of the number of key heads. causal: true unless given;
+--- scale: 1 / sqrt(width) unless given.
+---@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number }): ms.Tensor
+-- gradients
+---@field requires_grad fun(self): boolean
+---@field requires_grad_ fun(self, yes?: boolean): self      yes: true unless given; leaves only
+---@field detach fun(self): ms.Tensor                        a view without history
+---@field grad fun(self): ms.Tensor?                         of a leaf; nil if it has none
+---@field set_grad fun(self, grad?: ms.Tensor)               nil removes the gradient
+--- Adds the gradients of all leaves of the graph to their `grad`.
+---@field backward fun(self, options?: ms.BackwardOptions)
+--- f gets this tensor's gradient in a backward before it is used further, and may return a
+--- replacement. Returns a function that removes f.
+---@field on_grad fun(self, f: fun(grad: ms.Tensor): ms.Tensor?): fun()
+--- Errors: shapes that do not fit (the message has the operator, both shapes and the script line);
+--- dtypes that do not match (there is no silent promotion between floats). A tensor cannot be used
+--- after the step that made it (rule 8), after the hook of its bucket, or after an error left it
+--- unwritten. backward: the graph was freed (the message names the line); a saved tensor was
+--- changed in place (it names the tensor); backward of a backward is not supported. item, to_table,
+--- show: called inside a hook (use a Metric and `lag`).

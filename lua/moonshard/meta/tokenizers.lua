@@ -1,0 +1,53 @@
+---@meta
+-- Annotations: text to ids and back.
+
+--- For files that say less than a tokenizer.json: tiktoken's ranks, and vocab.json.
+---@class ms.TokenizerOptions
+--- Where text is cut before it is encoded: a name, or a regular expression in Rust's syntax. Rank
+--- files need it; vocab.json is cut as by "gpt2" unless given.
+---@field pattern? "gpt2"|"cl100k"|"o200k"|"llama3"|string
+--- Special tokens: names with their ids, or a list of names, which get their ids in the vocabulary
+--- or else the next free ones. Those that belong to the named pattern, unless given.
+---@field special? table<string, integer>|string[]
+
+---@class ms.EncodeOptions
+--- Whether the text begins with the token that begins texts, and ends with the one that ends them;
+--- unless given, what the file's post-processor says.
+---@field bos? boolean
+---@field eos? boolean
+--- What becomes of the name of a special token in the text: it stays text ("text", unless given),
+--- becomes the token ("parse"), or is an error ("error").
+---@field special? "text"|"parse"|"error"
+
+---@class ms.DecodeOptions
+---@field special? "skip"|"text"       whether special tokens give their names; "skip" unless given
+
+---@class ms.tokenizer
+--- Reads a tokenizer: a folder, or a file of one of these kinds, which is recognized by its content:
+--- Hugging Face's tokenizer.json (BPE, by bytes or as SentencePiece's), SentencePiece's
+--- tokenizer.model (BPE), tiktoken's ranks (with `pattern`), and GPT-2's vocab.json with merges.txt,
+--- also named encoder.json and vocab.bpe. A folder's tokenizer_config.json names the tokens that
+--- begin and end a text. On valid UTF-8 all ids equal those of the library that a file is for, as
+--- far as both know the same version of Unicode.
+---@field load fun(path: string, options?: ms.TokenizerOptions): ms.Tokenizer?, string?, string?
+---@class ms.Tokenizer
+--- The ids of a text, i64 [length]. Bytes that are no UTF-8 are kept by tokenizers that have a token
+--- for each byte.
+---@field encode fun(self, text: string, options?: ms.EncodeOptions): ms.Tensor
+--- The text of ids; **blocks** for a tensor. A space that encoding puts in front is not part of it.
+---@field decode fun(self, ids: integer|integer[]|ms.Tensor, options?: ms.DecodeOptions): string
+---@field decoder fun(self, options?: ms.DecodeOptions): ms.TokenDecoder   of ids as they come
+---@field vocab_size fun(self): integer   the greatest id plus 1: rows that an embedding needs
+---@field id fun(self, text: string): integer?   of the token that is this text
+--- The text of a token, and whether it is special. In files of SentencePiece's kind it is the
+--- token's name, where "\u{2581}" is a space and "<0x0A>" a byte.
+---@field token fun(self, id: integer): string?, boolean?
+---@field bos fun(self): integer?   the token that begins texts
+---@field eos fun(self): integer?   the token that ends texts
+---@class ms.TokenDecoder
+--- The text that these ids complete. A character whose bytes have not all come waits.
+---@field add fun(self, ids: integer|integer[]|ms.Tensor): string
+---@field finish fun(self): string   the bytes that still wait; after it a new text begins
+--- Errors: a component that is not supported, such as WordPiece or Unigram (named, "unsupported"); a
+--- damaged or truncated file ("corrupt"); an id that is no token's; encode with special = "error":
+--- the name and its byte.

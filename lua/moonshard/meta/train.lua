@@ -1,0 +1,67 @@
+---@meta
+-- Annotations: the training loop.
+
+---@class ms.EvalOptions
+---@field every integer                steps between two evaluations
+---@field batches? integer             of `valid`; all unless given
+--- More values of a batch, as one-element tensors; means over all rows are reported.
+---@field measure? fun(outputs: ms.Tensor, y: ms.Tensor): table<string, ms.Tensor>
+
+---@class ms.SampleOptions
+---@field every integer                steps between two samples
+--- The text that is continued; unless given, a line break, or the token that begins texts.
+---@field prompt? string
+---@field tokenizer? ms.Tokenizer      that made the model's ids; unless given, ids are bytes
+---@field count? integer               number of new tokens; 200 unless given
+---@field temperature? number          0.8 unless given
+
+---@class ms.TrainOptions
+---@field model ms.Module
+---@field optimizer ms.Optimizer
+---@field data ms.Loader|fun(): ms.Tensor, ms.Tensor   gives x and y of one pass
+---@field steps integer                of the whole run, with the steps before a resume
+---@field valid? ms.Loader             held-out data for `eval`
+--- Gives the loss and the outputs; model(x):cross_entropy(y) unless given.
+---@field loss? fun(model: ms.Module, x: ms.Tensor, y: ms.Tensor): ms.Tensor, ms.Tensor?
+---@field accumulate? integer          passes in a step; 1 unless given
+---@field clip? number                 greatest global norm of the gradients; none unless given
+---@field dtype? "f32"|"bf16"|"f16"    of autocast; "f32" unless given; "f16" adds a loss scaler
+---@field run? string                  the run's folder; runs/<recipe> unless given
+--- "never" (the default): the run starts anew; if its folder exists, it takes the next free name.
+--- "auto": the run continues from the newest undamaged checkpoint of its folder. A path: it
+--- continues from this checkpoint, or from the newest one of this folder; later checkpoints in the
+--- run's folder are then renamed to aside-*.
+---@field resume? "auto"|"never"|string
+---@field eval? ms.EvalOptions
+---@field sample? ms.SampleOptions|{ every: integer, run: fun(model: ms.Module): string }
+--- Checkpoints, one each `every` steps. The newest
+--- `last` stay (all unless given), and those whose step divides by keep_every. Damaged ones do not
+--- count.
+---@field save? { every: integer, last?: integer, keep_every?: integer }
+---@field log_every? integer           steps between two lines; unless given, as ms.report says
+--- tensorboard: true also writes event files for TensorBoard, in the run's folder tensorboard/: the
+--- numbers of metrics.jsonl and the samples; histograms: in each so-manieth step also histograms of
+--- the gradients, before clipping. Refused where the policy may step in backward.
+---@field log? { tensorboard?: boolean, histograms?: integer }
+--- What happens if loss or gradients are inf or nan: "stop" (the default) ends the run and does not
+--- apply the step; "skip" skips the step; "ignore" applies it. If the policy may step in backward,
+--- clip, f16 and "skip" are refused, and "stop" stops after the step was applied, before the next
+--- checkpoint.
+---@field on_nan? "stop"|"skip"|"ignore"
+---@field things? table                more objects to save, with state and load_state, by name
+---@field before_step? fun(step: integer)
+---@field after_backward? fun(step: integer)          before clipping
+---@field after_step? fun(step: integer)              after the optimizer, inside the step
+---@field on_eval? fun(step: integer, values: table)
+---@class ms.TrainResult
+---@field step integer                 the last step, from 0
+---@field loss? number                 of the last step; nil if no step was left to do
+---@field valid? table<string, number>   the last evaluation
+---@field tokens_per_second number
+---@field run string                   the run's folder
+--- On rank 0, why the last checkpoint is not on disk; nil if it is. A program of `moonshard run`
+--- then ends with exit code 3.
+---@field lost_save? string
+---@class ms
+--- Runs the training loop: step lines, metrics, validation, samples, checkpoints, stop and resume.
+---@field train fun(options: ms.TrainOptions): ms.TrainResult
