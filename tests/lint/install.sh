@@ -58,6 +58,10 @@ sed -n "s|/opt/moonshard|$prefix|g; /^export LUA_/p" "$folder/said" >"$folder/va
 (. "$folder/variables" && "$lua" -e 'assert(require "moonshard")')
 echo "with the CLI"
 "$prefix/bin/moonshard" --help >/dev/null
+echo "its man page and completions"
+for file in man/man1/moonshard.1 bash-completion/completions/moonshard zsh/site-functions/_moonshard; do
+    [ -s "$prefix/share/$file" ]
+done
 echo "one version everywhere"
 version=$("$prefix/bin/moonshard" --version | cut -d' ' -f2)
 [ "$(pkg-config --modversion moonshard)" = "$version" ]

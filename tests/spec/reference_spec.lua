@@ -100,6 +100,45 @@ describe("moonshard help", function()
   end)
 end)
 
+describe("the man page and completions", function()
+  local folder
+  before_each(function() folder = command.folder() end)
+  after_each(function() command.remove(folder) end)
+
+  it("tell of all commands, variables, and the exit codes of recipes/README.md", function()
+    local page = command.succeed(folder, "docs --man")
+    for _, one in ipairs(require "moonshard.cli".commands) do
+      assert.truthy(page:find("\n.SS moonshard " .. one[1] .. "\n", 1, true), one[1])
+    end
+    assert.truthy(page:find("\n.B MOONSHARD_CPU\n", 1, true))
+    local told = command.read(command.source .. "/recipes/README.md")
+    for code, meaning in page:match "EXIT STATUS\n(.*)":gmatch "%.B (%S+)\n([^\n]+)\n" do
+      local line = ("| %s | %s |"):format(code, (meaning:gsub("\\%-", "-")))
+      assert.truthy(told:gsub("`", ""):find(line, 1, true), line)
+    end
+    -- Troff would take other lines that begin with a dot for requests.
+    local requests = { TH = 1, SH = 1, SS = 1, PP = 1, TP = 1, B = 1, nf = 1, fi = 1 }
+    for line in page:gmatch "[^\n]+" do
+      assert.truthy(not line:find "^[.']" or requests[line:match "^%.(%a+)"], line)
+    end
+  end)
+
+  it("complete commands and switches in bash", function()
+    command.write(folder .. "/c", (command.succeed(folder, "docs --completions bash")))
+    local function complete(words)
+      local last = select(2, words:gsub("%S+", ""))
+      local pipe = io.popen(("bash -c '. %s/c; COMP_WORDS=(moonshard %s); COMP_CWORD=%d; \z
+        _moonshard; echo ${COMPREPLY[@]}'"):format(folder, words, last))
+      return pipe:read "a":gsub("\n$", ""), pipe:close() and nil
+    end
+    assert.equal("plot", (complete "pl"))
+    assert.equal("--smooth", (complete "plot --sm"))
+    assert.equal("gemm generate", (complete "bench g"))
+    assert.equal("bash zsh", (complete "docs --completions \"\""))
+    assert.matches("^#compdef moonshard\n", (command.succeed(folder, "docs --completions zsh")))
+  end)
+end)
+
 describe("the page of moonshard docs", function()
   local folder
   before_each(function() folder = command.folder() end)

@@ -382,6 +382,37 @@ usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp|token
 
 moonshard bench KIND --help lists the switches of each.]]
 
+-- The parser of a kind, and what runs it; whether it starts jobs of its own, and whether it has
+-- ranks.
+local function parser_of(kind)
+  local parser = switches.parser("bench " .. kind,
+    "Measures; figures are for comparing, on an otherwise idle machine.")
+  parser:flag("--json", "one line of JSON")
+  local own_jobs = kind == "hooks" or kind == "fsdp"        -- start jobs, unless --here is given
+  local many = kind == "step" or kind == "collectives" or kind == "hook" or own_jobs
+  if many then
+    switches.add_ranks(parser)
+    require "moonshard.cli.ranks".add_switches(parser)
+  end
+  local run = kinds[kind](parser)
+  return parser, run, own_jobs, many
+end
+
+--- The parsers of all kinds: commands of one parser; see switches.root.
+---@return table
+function bench.parser()
+  local above = switches.root
+  local parser = switches.plain("bench", "Measures; figures are for comparing, on an otherwise \z
+    idle machine.")
+  switches.root = parser
+  local names = {}
+  for kind in pairs(kinds) do names[#names + 1] = kind end
+  table.sort(names)
+  for _, kind in ipairs(names) do parser_of(kind) end
+  switches.root = above
+  return parser
+end
+
 --- moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp [-n N] [switches]
 ---@param arguments string[]
 ---@return integer
@@ -394,16 +425,7 @@ function bench.main(arguments)
     print(USAGE)
     return 0
   end
-  local parser = switches.parser("bench " .. kind,
-    "Measures; figures are for comparing, on an otherwise idle machine.")
-  parser:flag("--json", "one line of JSON")
-  local own_jobs = kind == "hooks" or kind == "fsdp"        -- start jobs, unless --here is given
-  local many = kind == "step" or kind == "collectives" or kind == "hook" or own_jobs
-  if many then
-    switches.add_ranks(parser)
-    require "moonshard.cli.ranks".add_switches(parser)
-  end
-  local run = kinds[kind](parser)
+  local parser, run, own_jobs, many = parser_of(kind)
   local parsed = switches.parse(parser, arguments)
   if parsed.device == "sim" then
     launch.exit(2, "--device sim: nothing is computed there, and nothing can be measured")

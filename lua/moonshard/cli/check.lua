@@ -354,10 +354,9 @@ local function counts_of(hosts)
   return hosts and counts
 end
 
---- moonshard check FILE [-n N] [--hosts H] [--json] [switches] [key=value ...]
----@param arguments string[]
----@return integer
-function check.main(arguments)
+--- The parser of its command line.
+---@return table
+function check.parser()
   local parser = switches.recipe_parser("check", "Runs a recipe without data: peak memory and \z
     collectives of each rank. Files are read, none are written.", "sim")
   parser:flag("--json", "one line of JSON")
@@ -372,6 +371,14 @@ function check.main(arguments)
     :choices { "hosts", "ranks" }:default "hosts"
   parser:option("--rank", "this rank only"):argname "R":convert(switches.integer)
   parser:option("--answer", "where to write the answer"):hidden(true)
+  return parser
+end
+
+--- moonshard check FILE [-n N] [--hosts H] [--json] [switches] [key=value ...]
+---@param arguments string[]
+---@return integer
+function check.main(arguments)
+  local parser = check.parser()
   local parsed = switches.parse_recipe(parser, arguments)
   if parsed.device == "cpu" then
     launch.exit(2, "--device cpu: a check has no data and runs on sim; `moonshard run` runs on cpu")

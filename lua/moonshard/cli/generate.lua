@@ -22,7 +22,9 @@ local function share(text)
   return nil, ("a number from 0 to 1 is expected, not '%s'"):format(text)
 end
 
-local function parser_of()
+--- The parser of its command line.
+---@return table
+function generate.parser()
   local parser = switches.plain("generate", "Continues a text with a model: prints the prompt, \z
     and new text as it comes. The same seed gives the same text.")
   parser:argument("model", "a folder with config.json and .safetensors, or a run's folder"):args "?"
@@ -126,7 +128,7 @@ local function write(parsed, model, words, text, ids)
 end
 
 function generate.main(arguments)
-  local parser = parser_of()
+  local parser = generate.parser()
   local parsed = switches.parse(parser, arguments)
   if not parsed.model then launch.exit(2, "which model?\n" .. parser:get_usage()) end
   switches.apply(parsed)

@@ -10,9 +10,14 @@ local function launcher()
     or "none"
 end
 
+--- The parser of its command line.
+---@return table
+function info.parser()
+  return switches.parser("info", "Prints a description of this machine and this build.")
+end
+
 function info.main(arguments)
-  switches.apply(switches.parse(switches.parser("info",
-    "Prints a description of this machine and this build."), arguments))
+  switches.apply(switches.parse(info.parser(), arguments))
   local ms = require "moonshard"
   local found = ms.info()
   local products = found.blas_isa ~= "" and found.blas .. ", " .. found.blas_isa or found.blas

@@ -1,6 +1,7 @@
 -- The command line: finds the command, runs it, and turns an error into an exit code and a message.
 local cli = {}
 
+-- Names and what they do.
 local commands = {
   { "run", "run a recipe: moonshard run FILE [-n RANKS | --hosts LIST] [key=value ...]" },
   { "check", "run a recipe without data: peak memory and collectives of each rank" },
@@ -36,6 +37,8 @@ local variables = {
   { "MOONSHARD_TOKEN", "their secret of 8 to 32 bytes, the same on all hosts" },
   { "MOONSHARD_LOG", "debug: messages of the engine, and whole tracebacks of errors" },
 }
+
+cli.commands, cli.variables = commands, variables
 
 local function usage(to)
   to:write "usage: moonshard COMMAND ...\n\n"

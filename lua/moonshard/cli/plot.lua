@@ -139,7 +139,9 @@ local function show(parsed, runs, again)
   end
 end
 
-local function parser_of()
+--- The parser of its command line.
+---@return table
+function plot.parser()
   local parser = switches.plain("plot", "Shows the curves of runs: in the terminal, or as a page \z
     that needs nothing else.")
   parser:argument("runs", "folders of runs"):args "*"
@@ -163,7 +165,7 @@ end
 ---@param arguments string[]
 ---@return integer
 function plot.main(arguments)
-  local parser = parser_of()
+  local parser = plot.parser()
   local parsed = switches.parse(parser, arguments)
   if #parsed.runs == 0 then launch.exit(2, "which runs?\n" .. parser:get_usage()) end
   if parsed.follow and not parsed.html and not live.is_terminal() then

@@ -30,9 +30,14 @@ local function read_chunk()
   return nil
 end
 
+--- The parser of its command line.
+---@return table
+function repl.parser()
+  return switches.parser("repl", "An interactive session; `ms` is the library.")
+end
+
 function repl.main(arguments)
-  switches.apply(switches.parse(
-    switches.parser("repl", "An interactive session; `ms` is the library."), arguments))
+  switches.apply(switches.parse(repl.parser(), arguments))
   local ms = require "moonshard"
   _G.ms = ms
   print(("Moonshard %s, %s. `ms` is the library; end with Control-D.")

@@ -28,10 +28,9 @@ function run.recipe(file, settings)
     or 128 + launch.cut
 end
 
---- moonshard run FILE [switches] [key=value ...]
----@param arguments string[]
----@return integer
-function run.main(arguments)
+--- The parser of its command line.
+---@return table
+function run.parser()
   local parser = switches.recipe_parser("run", "Runs a recipe.")
   parser:option("--trace",
     "write a Chrome / Perfetto trace of all ranks to this file (see `moonshard trace`)")
@@ -42,6 +41,14 @@ function run.main(arguments)
     first 10, then one every 10 s or 1% of the steps)"):argname "STEPS":convert(switches.count)
   require "moonshard.cli.ranks".add_switches(parser)
   require "moonshard.cli.hosts".add_switches(parser)
+  return parser
+end
+
+--- moonshard run FILE [switches] [key=value ...]
+---@param arguments string[]
+---@return integer
+function run.main(arguments)
+  local parser = run.parser()
   local parsed = switches.parse_recipe(parser, arguments)
   local process = launch.process
   if process and process.kept_ranks then

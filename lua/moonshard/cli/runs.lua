@@ -69,16 +69,23 @@ local function folders_of(parsed)
   return { core.exists "runs" == "folder" and "runs" or "." }
 end
 
---- moonshard runs [FOLDER...] [--json]
----@param arguments string[]
----@return integer
-function runs.main(arguments)
+--- The parser of its command line.
+---@return table
+function runs.parser()
   local parser = switches.plain("runs", "Lists the runs of a folder: running, done, stopped or \z
     failed with which exit code, or killed; steps done, the last loss, the best validation, and \z
     the settings that differ between them.")
   parser:argument("folders", "folders with runs in them (default: runs, or else this folder)")
     :args "*"
   parser:flag("--json", "a line of JSON for each run")
+  return parser
+end
+
+--- moonshard runs [FOLDER...] [--json]
+---@param arguments string[]
+---@return integer
+function runs.main(arguments)
+  local parser = runs.parser()
   local parsed = switches.parse(parser, arguments)
   local records = {}
   for _, folder in ipairs(folders_of(parsed)) do

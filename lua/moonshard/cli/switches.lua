@@ -2,7 +2,9 @@
 -- recipe's options.
 local launch = require "moonshard.launch"
 
-local switches = {}
+local switches = {
+  root = nil,            -- the parser of which new parsers are commands; see the command docs
+}
 
 --- For argparse: an integer.
 ---@param text string
@@ -27,7 +29,8 @@ end
 ---@param description string
 ---@return table
 function switches.plain(name, description)
-  local parser = require "argparse"("moonshard " .. name, description)
+  local parser = switches.root and switches.root:command(name:match "%S+$", description)
+    or require "argparse"("moonshard " .. name, description)
   parser:add_help(false):help_max_width(100)
   parser:flag("-h --help", "print this")
   return parser

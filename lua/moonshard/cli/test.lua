@@ -189,14 +189,21 @@ local function run_on_ranks(folder, sizes)
   return failures
 end
 
---- moonshard test --golden DIR [-n N]
----@param arguments string[]
----@return integer
-function test.main(arguments)
+--- The parser of its command line.
+---@return table
+function test.parser()
   local parser = switches.parser("test", "Compares results with those of another implementation.")
   parser:option("--golden", "folder with manifest.json and safetensors files"):argname "DIR"
   switches.add_ranks(parser)
   require "moonshard.cli.ranks".add_switches(parser)
+  return parser
+end
+
+--- moonshard test --golden DIR [-n N]
+---@param arguments string[]
+---@return integer
+function test.main(arguments)
+  local parser = test.parser()
   local parsed = switches.parse(parser, arguments)
   if not parsed.golden then
     launch.exit(2, "give the folder to compare with: --golden DIR\n" .. parser:get_usage())

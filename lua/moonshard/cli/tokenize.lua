@@ -184,7 +184,9 @@ local function run(tokenizer, shards, how, total)
   return bytes, (core.clock_ms() - began) / 1000
 end
 
-local function parser_of()
+--- The parser of its command line.
+---@return table
+function tokenize.parser()
   local parser = switches.plain("tokenize", "Writes files of text as shards of tokens, \z
     NAME_00000.bin and so on, in llm.c's format, and NAME.json, which describes them. Each file \z
     is one document. A run that was stopped continues when it is started again.")
@@ -235,7 +237,7 @@ local function make_shards(parsed, tokenizer, description, files)
 end
 
 function tokenize.main(arguments)
-  local parser = parser_of()
+  local parser = tokenize.parser()
   local parsed = switches.parse(parser, arguments)
   local missing = not parsed.tokenizer and "--tokenizer PATH" or not parsed.out and "--out NAME"
     or #parsed.files == 0 and "files of text"

@@ -286,21 +286,23 @@ local function read(path)
   return events
 end
 
+--- The parser of its command line.
+---@return table
+function trace.parser()
+  local parser = switches.plain("trace", "Shows how the steps of a run used their time, from the \z
+    file that `moonshard run --trace FILE` writes.")
+  parser:argument("file", "the trace"):args "?"
+  parser:flag("--json", "one line of JSON, with a row for each step and rank")
+  parser:option("--html", "write a page with the timeline to this file")
+  return parser
+end
+
 --- moonshard trace FILE [--json] [--html OUT]
 ---@param arguments string[]
 ---@return integer
 function trace.main(arguments)
-  local parser = require "argparse"("moonshard trace", "Shows how the steps of a run used their \z
-    time, from the file that `moonshard run --trace FILE` writes."):add_help(false)
-  parser:argument("file", "the trace"):args "?"
-  parser:flag("--json", "one line of JSON, with a row for each step and rank")
-  parser:option("--html", "write a page with the timeline to this file")
-  parser:flag("-h --help", "print this")
+  local parser = trace.parser()
   local parsed = switches.parse(parser, arguments)
-  if parsed.help then
-    print(parser:get_help())
-    return 0
-  end
   if not parsed.file then launch.exit(2, "which trace?\n" .. parser:get_usage()) end
   local events = read(parsed.file)
   local summary = trace.summary(events)
