@@ -12,6 +12,7 @@ local link_state = require "moonshard.link_state"
 local pieces = require "moonshard.checkpoint.pieces"
 local options_of = require "moonshard.options"
 local argument = options_of.argument
+local shared = require "moonshard.checkpoint.shared"
 local steps = require "moonshard.steps"
 local store = require "moonshard.checkpoint.store"
 local values_of = require "moonshard.checkpoint.values"
@@ -156,7 +157,8 @@ end
 --- a plain value. The number is that of the next step: things.step, else the one after the current
 --- step. Values are copied before the call returns; the files are written while training continues.
 --- If writing fails, the next save (which still writes its own checkpoint) or `wait` returns the
---- failure. All ranks call it; rank 0 writes, and only rank 0 returns failures. Where things are
+--- failure. All ranks call it; rank 0 writes, and only rank 0 returns failures, except that of a
+--- folder that is not the same on all hosts, which all ranks return ("mismatch"). Where things are
 --- sharded, each rank writes its pieces, the call returns when the checkpoint is on disk, and all
 --- ranks have the same result.
 ---@param folder string
@@ -173,10 +175,12 @@ function checkpoint.save(folder, things)
   local first = ms.rank() == 0
   local ok, why, kind = true, nil, nil
   if first then ok, why, kind = core.make_directory(folder) end
+  folder = folder:gsub("/+$", "")
+  local problem, problem_kind = shared.problem(folder)
+  if problem and ok then ok, why, kind = false, problem, problem_kind end
   layouts.settle()
   -- All ranks collect, even if rank 0 has failed: the state of a thing may need a collective.
   local values, out, parts, links, together = collect(things)
-  folder = folder:gsub("/+$", "")
   local name = ("step-%08d"):format(step)
   local manifest = {
     version = 1, step = step, world_size = ms.world_size(), files = { "tensors.safetensors" },

@@ -47,7 +47,48 @@ end
 it("need a folder that all hosts share", function()
   local code, text = train("hosta:2,hostb:2", "/dev/shm/run", "")
   assert.equal(3, code, text)
-  assert.truthy(text:find("folder '/dev/shm/run' of this run is not the same on all hosts: host \z
+  assert.truthy(text:find("folder '/dev/shm/run' is not the same on all hosts: host \z
     hostb does not see what rank 0 on host hosta wrote there", 1, true), text)
   assert.equal("lock\n", select(2, hosts.on("hosta", "ls -A /dev/shm/run")))
+end)
+
+-- In a loop of one's own. Sharded or not, the ranks know the same, and nothing is left.
+it("are refused by ms.checkpoint.save in a folder that the hosts do not share", function()
+  local file = command.write(folder .. "/loop.lua", [[
+    local ms = require "moonshard"
+    local cfg = ms.config { folder = "", sharded = false }
+    local net = ms.nn.Linear(4, 4)
+    net = cfg.sharded and ms.fsdp(net) or ms.ddp(net)
+    for step = 1, 2 do
+      local path, message, code = ms.checkpoint.save(cfg.folder, { model = net, step = step })
+      print(("rank %d: %s, %s, %s"):format(ms.rank(), path, message, code))
+    end
+    ms.checkpoint.wait()
+  ]])
+  for _, sharded in ipairs { false, true } do
+    local function save(into, expected)
+      local code, text = hosts.mpirun(mpi, "hosta:2,hostb:2", ("%s run --threads 1 '%s' \z
+        folder='%s' sharded=%s"):format(program, file, into, sharded)).finish()
+      assert.equal(expected, code, text)
+      return text
+    end
+    local into = "/dev/shm/checkpoints" .. tostring(sharded)
+    -- The run that has lost its last checkpoint says so, too.
+    local text = save(into, 3)
+    for rank = 0, 3 do
+      local _, told = text:gsub(("rank %d: nil, folder '%s' is not the same on all hosts: host \z
+        hostb does not see what rank 0 on host hosta wrote there; choose a folder that all hosts \z
+        share, mismatch"):format(rank, into), "")
+      -- The first rank to end stops the others, which may be in their second save.
+      assert.truthy(told >= 1, text)
+    end
+    assert.equal("", select(2, hosts.on("hosta", "ls -A " .. into)))
+    local shared = ("%s/shared-%s"):format(folder, sharded)
+    text = save(shared, 0)
+    for rank = 0, 3 do
+      assert.truthy(text:find(("rank %d: %s/step-"):format(rank, shared), 1, true), text)
+    end
+    local _, files = hosts.on("hostb", ("ls -A '%s'"):format(shared))
+    assert.equal("step-00000001\nstep-00000002\n", files)
+  end
 end)

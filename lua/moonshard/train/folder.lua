@@ -3,7 +3,7 @@ local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
 local history = require "moonshard.train.history"
-local shared = require "moonshard.train.shared"
+local shared = require "moonshard.checkpoint.shared"
 local store = require "moonshard.checkpoint.store"
 
 local folder = {}
