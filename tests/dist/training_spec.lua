@@ -118,10 +118,9 @@ describe("training on several ranks", function()
     -- Lines, samples and files are rank 0's.
     assert.equal(8, select(2, out:gsub("step +%d+/8", "")))
     assert.equal(2, select(2, out:gsub("%-%-%-%- sample", "")))
-    assert.same({ "lock", "metrics.jsonl", "step-00000004", "step-00000008" }, (function(list)
-      table.sort(list)
-      return list
-    end)(core.list(folder .. "/run")))
+    local files = core.list(folder .. "/run")
+    table.sort(files)
+    assert.same({ "lock", "metrics.jsonl", "run.json", "step-00000004", "step-00000008" }, files)
     local threads = train "-n 3 --thread-ranks run=threads"
     assert.same(processes, (function(list)
       for i, text in ipairs(list) do list[i] = text:gsub("run threads", "run run") end
