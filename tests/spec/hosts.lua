@@ -69,24 +69,56 @@ function hosts.run(mpi, arguments, settings)
     settings or "", os.getenv "MOONSHARD_BIN", arguments))
 end
 
+local function read(path)
+  local file = io.open(path, "rb")
+  local text = file and file:read "a" or ""
+  if file then file:close() end
+  return text
+end
+
+-- The numbers of the namespaces with the hosts' names, of processes: in one call, since a spec asks
+-- again and again.
+local function namespaces(processes)
+  local list = {}
+  local pipe = assert(io.popen(("stat -L -c '%%n %%i' $(printf '/proc/%%s/ns/uts ' %s) 2>/dev/null")
+    :format(processes)))
+  for process, number in pipe:read("a"):gmatch "/proc/(%w+)/ns/uts (%d+)" do
+    list[#list + 1] = { process = process, number = number }
+  end
+  pipe:close()
+  return list
+end
+
+-- The host of each such number.
+local host_of = setmetatable({}, { __index = function(list, number)
+  local keepers = { self = "login" }
+  for name, keeper in (os.getenv "MOONSHARD_HOSTS"):gmatch "(%w+)=(%d+)" do
+    keepers[keeper] = name
+  end
+  local all = {}
+  for keeper in pairs(keepers) do all[#all + 1] = keeper end
+  for _, one in ipairs(namespaces(table.concat(all, " "))) do
+    rawset(list, one.number, keepers[one.process])
+  end
+  return rawget(list, number)
+end })
+
 --- The processes of the program on all hosts: number, host, kind ("run", "keep"), and rank, which a
 --- launcher has put into the environment of those that run.
 ---@return { process: integer, host: string, kind: string, rank?: integer }[]
 function hosts.processes()
   local list = {}
-  local pipe = assert(io.popen([[for p in $(pgrep -x moonshard); do
-    kind=$(tr '\0' ' ' < /proc/$p/cmdline | cut -d ' ' -f 2)
-    rank=$(tr '\0' '\n' < /proc/$p/environ | grep -m 1 -E '^(OMPI_COMM_WORLD_RANK|PMI_RANK)=')
-    echo "$p $(nsenter -t $p -u hostname) $kind ${rank#*=}"
-  done 2>/dev/null]]))
-  for line in pipe:lines() do
-    local process, host, kind, rank = line:match "^(%d+) (%S+) (%S+) (%d*)$"
-    if process and (kind == "run" or kind == "keep") then
-      list[#list + 1] = { process = math.tointeger(tonumber(process)), host = host, kind = kind,
-        rank = kind == "run" and math.tointeger(tonumber(rank)) or nil }
+  for _, one in ipairs(namespaces "$(pgrep -x moonshard)") do
+    local kind = read(("/proc/%s/cmdline"):format(one.process)):match "^[^\0]*\0([^\0]*)\0"
+    local environment = "\0" .. read(("/proc/%s/environ"):format(one.process))
+    local rank = environment:match "\0OMPI_COMM_WORLD_RANK=(%d+)"
+      or environment:match "\0PMI_RANK=(%d+)"
+    if kind == "run" or kind == "keep" then
+      list[#list + 1] = { process = math.tointeger(tonumber(one.process)),
+        host = host_of[one.number], kind = kind,
+        rank = kind == "run" and rank and math.tointeger(tonumber(rank)) or nil }
     end
   end
-  pipe:close()
   return list
 end
 
