@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -12,15 +13,34 @@
 
 #define MS_FILES_MOST 160 /* of one message; the system allows 253 */
 
+/* A name of Linux's abstract sockets (unix(7)): no file, and gone with the last process that has
+ * the socket open. */
+static bool is_abstract(const char *path) { return path[0] == '@'; }
+
+/* The kernel names the peer's user (SO_PEERCRED): of a connection, that which its process had when
+ * it connected, or called listen. */
+static bool is_own(int descriptor)
+{
+    struct ucred peer = { .uid = (uid_t)-1 };
+    socklen_t bytes = sizeof peer;
+    return getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0
+           && peer.uid == geteuid();
+}
+
 /* SOCK_SEQPACKET keeps the borders of messages, as datagrams do, and has connections, so that the
  * end of a peer is noticed. A path that does not fit the address is an error: a shortened one would
  * name another socket. */
-static int open_socket(const char *path, struct sockaddr_un *address)
+static int open_socket(const char *path, struct sockaddr_un *address, socklen_t *bytes)
 {
     *address = (struct sockaddr_un){ .sun_family = AF_UNIX };
     /* 108 bytes on Linux, far less than a path may have. */
     if (strlen(path) >= sizeof address->sun_path) return -ENAMETOOLONG;
     strcpy(address->sun_path, path);
+    *bytes = sizeof *address;
+    if (is_abstract(path)) {
+        address->sun_path[0] = '\0';
+        *bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path));
+    }
     int descriptor = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     return descriptor < 0 ? -errno : descriptor;
 }
@@ -30,10 +50,13 @@ static int open_socket(const char *path, struct sockaddr_un *address)
 static int connect_to(const char *path)
 {
     struct sockaddr_un address;
-    int descriptor = open_socket(path, &address);
+    socklen_t bytes = 0;
+    int descriptor = open_socket(path, &address, &bytes);
     if (descriptor < 0) return descriptor;
-    if (connect(descriptor, (struct sockaddr *)&address, sizeof address) == 0) return descriptor;
-    int error = -errno;
+    int error = connect(descriptor, (struct sockaddr *)&address, bytes) == 0 ? 0 : -errno;
+    /* Any user may listen on an abstract name. */
+    if (error == 0 && is_abstract(path) && !is_own(descriptor)) error = -EACCES;
+    if (error == 0) return descriptor;
     close(descriptor);
     return error;
 }
@@ -60,6 +83,7 @@ int ms_os_socket_connect(void *user, const char *path, ms_file **out)
 static int remove_stale(const char *path)
 {
     struct stat what;
+    if (is_abstract(path)) return 0;
     if (lstat(path, &what) != 0) return errno == ENOENT ? 0 : -errno;
     /* A file of the user must never be removed. */
     if (!S_ISSOCK(what.st_mode)) return -EADDRINUSE;
@@ -76,17 +100,17 @@ int ms_os_socket_listen(void *user, const char *path, ms_file **out)
 {
     (void)user;
     struct sockaddr_un address;
-    int descriptor = open_socket(path, &address);
+    socklen_t bytes = 0;
+    int descriptor = open_socket(path, &address, &bytes);
     if (descriptor < 0) return descriptor;
     int error = remove_stale(path);
     /* The mode of the socket decides who may connect, and holds from bind on. */
     if (error == 0) error = fchmod(descriptor, 0600) == 0 ? 0 : -errno;
-    if (error == 0 && bind(descriptor, (struct sockaddr *)&address, sizeof address) != 0)
-        error = -errno;
+    if (error == 0 && bind(descriptor, (struct sockaddr *)&address, bytes) != 0) error = -errno;
     /* As many as there may be ranks, so that none is refused while rank 0 is busy. */
     if (error == 0 && listen(descriptor, 128) != 0) {
         error = -errno;
-        unlink(path);
+        if (!is_abstract(path)) unlink(path);
     }
     if (error == 0) return give(descriptor, out);
     close(descriptor);
@@ -106,8 +130,8 @@ static int wait_readable(int descriptor, uint64_t timeout_ns)
     return errno == EINTR ? -EAGAIN : -errno;
 }
 
-/* The kernel names the peer's user (SO_PEERCRED). Another user is refused here, whatever the
- * permissions of the path: a message may carry files that grant access to a rank's memory. */
+/* Another user is refused here, whatever the permissions of the path: a message may carry files
+ * that grant access to a rank's memory. */
 int ms_os_socket_accept(void *user, ms_file *listener, uint64_t timeout_ns, ms_file **out)
 {
     (void)user;
@@ -115,12 +139,7 @@ int ms_os_socket_accept(void *user, ms_file *listener, uint64_t timeout_ns, ms_f
     if (error != 0) return error;
     int descriptor = accept4(listener->descriptor, NULL, NULL, SOCK_CLOEXEC);
     if (descriptor < 0) return errno == EINTR || errno == ECONNABORTED ? -EAGAIN : -errno;
-    struct ucred peer = { .uid = (uid_t)-1 };
-    socklen_t bytes = sizeof peer;
-    /* Of the process that has connected, at the time when it did. */
-    if (getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0
-        && peer.uid == geteuid())
-        return give(descriptor, out);
+    if (is_own(descriptor)) return give(descriptor, out);
     close(descriptor);
     return -EACCES;
 }

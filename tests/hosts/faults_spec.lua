@@ -65,7 +65,10 @@ local function ended(running)
     os.execute("pkill -9 -x " .. name)
   end
   local code, text = running.finish()
-  assert.truthy(not os.execute "ls ${TMPDIR:-/tmp}/moonshard-* >/dev/null 2>&1", "a door is left")
+  for _, host in ipairs { "hosta", "hostb" } do
+    local _, doors = hosts.on(host, "ss -Hlx | grep @moonshard")
+    assert.equal("", doors, "a door is left on " .. host)
+  end
   return code, text
 end
 

@@ -3,6 +3,7 @@
 #include "base/thread.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -228,6 +229,33 @@ static void test_files(void **state)
     assert_int_equal(os->remove(NULL, folder), 0);
 }
 
+/* A name without a file: it takes no place in a folder, one process has it at a time, and its end
+ * leaves nothing. */
+static void test_names_of_sockets(void **state)
+{
+    (void)state;
+    const ms_os *os = ms_os_posix();
+    char name[64], text[16];
+    ms_file *door, *second, *guest, *host;
+    uint32_t files = 0;
+    ms_file_info info;
+    snprintf(name, sizeof name, "@moonshard-test-%" PRId64, os->process_id(NULL));
+    assert_int_equal(os->socket_connect(NULL, name, &guest), -ECONNREFUSED);
+    assert_int_equal(os->socket_listen(NULL, name, &door), 0);
+    assert_int_equal(os->info(NULL, name, &info), -ENOENT);
+    assert_int_equal(os->socket_listen(NULL, name, &second), -EADDRINUSE);
+    assert_int_equal(os->socket_connect(NULL, name, &guest), 0);
+    assert_int_equal(os->socket_accept(NULL, door, 1000000000, &host), 0);
+    assert_int_equal(os->socket_send(NULL, guest, "hello", 5, NULL, 0), 0);
+    assert_int_equal(os->socket_receive(NULL, host, text, sizeof text, 1000000000, NULL, 0, &files),
+                     5);
+    assert_memory_equal(text, "hello", 5);
+    os->close(NULL, door);
+    assert_int_equal(os->socket_connect(NULL, name, &second), -ECONNREFUSED);
+    os->close(NULL, guest);
+    os->close(NULL, host);
+}
+
 static void test_reserved_space_becomes_zeroed_memory(void **state)
 {
     (void)state;
@@ -428,6 +456,7 @@ int main(void)
         cmocka_unit_test(test_arrays_grow_zeroed_and_refuse_overflow),
         cmocka_unit_test(test_strings_are_kept_once_and_survive_lack_of_memory),
         cmocka_unit_test(test_files),
+        cmocka_unit_test(test_names_of_sockets),
         cmocka_unit_test(test_reserved_space_becomes_zeroed_memory),
         cmocka_unit_test(test_machine_clock_and_entropy),
         cmocka_unit_test(test_threads_wake_each_other_and_leave_the_host_alone),

@@ -156,7 +156,6 @@ void ms_keeper_close_door(ms_keeper *keeper)
     const ms_os *os = keeper->os;
     if (!keeper->door) return;
     os->close(os->user, keeper->door);
-    (void)os->remove(os->user, keeper->door_path);
     keeper->door = NULL;
 }
 

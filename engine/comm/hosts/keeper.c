@@ -44,15 +44,14 @@ static void no_close(ms_mirror *mirror) { (void)mirror; }
 
 /* ------------------------------------------------------------------- opening */
 
-/* The socket's path: a name that no other job has, where the system keeps short-lived files. */
+/* A name that no other job has. It is no file, since a keeper that is killed could not remove it.
+ */
 static ms_status open_door(ms_keeper *keeper)
 {
     const ms_os *os = keeper->os;
-    const char *folder = os->environment(os->user, "TMPDIR");
     uint64_t name = 0;
     int error = os->entropy(os->user, &name, sizeof name);
-    if (!folder || !*folder || strlen(folder) > sizeof keeper->door_path - 48) folder = "/tmp";
-    snprintf(keeper->door_path, sizeof keeper->door_path, "%s/moonshard-%016" PRIx64, folder, name);
+    snprintf(keeper->door_path, sizeof keeper->door_path, "@moonshard-%016" PRIx64, name);
     if (!error) error = os->socket_listen(os->user, keeper->door_path, &keeper->door);
     if (!error) return MS_OK;
     return ms_fail_os(keeper->context, error, "a keeper cannot open its door at",

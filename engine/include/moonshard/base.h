@@ -153,12 +153,13 @@ typedef struct ms_os {
      * ends, in any way. is_claimed: 1 if another process holds the place, else 0 */
     int (*shared_claim)(void *user, ms_file *file, uint64_t place);
     int (*shared_is_claimed)(void *user, ms_file *file, uint64_t place);
-    /* sockets of this machine, by path, between processes of one user. Messages arrive whole.
-     * listen replaces a socket that a crash left at the path (-EADDRINUSE: a process listens
-     * there). accept and receive wait for at most timeout_ns (-ETIMEDOUT). accept answers -EACCES
-     * for another user's process, whose connection is closed. connect does not wait (-ENOENT,
-     * -ECONNREFUSED: no process listens). A message may carry files. receive answers the message's
-     * length, or 0 when the peer has closed. */
+    /* sockets of this machine, by path, between processes of one user. Messages arrive whole. A
+     * path that begins with "@" is a name without a file, which goes with its process. listen
+     * replaces a socket that a crash left at the path (-EADDRINUSE: a process listens
+     * there). accept and receive wait for at most timeout_ns (-ETIMEDOUT). accept, and connect to a
+     * name, answer -EACCES for another user's process, whose connection is closed. connect does not
+     * wait (-ENOENT, -ECONNREFUSED: no process listens). A message may carry files. receive answers
+     * the message's length, or 0 when the peer has closed. */
     int (*socket_listen)(void *user, const char *path, ms_file **out);
     int (*socket_accept)(void *user, ms_file *listener, uint64_t timeout_ns, ms_file **out);
     int (*socket_connect)(void *user, const char *path, ms_file **out);
