@@ -37,13 +37,7 @@ end
 
 -- The keys to show: those that were asked for, of which each must be in a run; otherwise losses.
 local function keys_of(runs, asked)
-  local there, list = {}, {}
-  for _, run in ipairs(runs) do
-    for _, key in ipairs(run.keys) do
-      if not there[key] then list[#list + 1] = key end
-      there[key] = true
-    end
-  end
+  local list, there = read.keys(runs)
   if #list == 0 then
     local names = {}
     for i, run in ipairs(runs) do names[i] = "'" .. run.path .. "'" end

@@ -1,6 +1,7 @@
 -- The page of moonshard plot --html: charts of one run or several, in one file without other
 -- resources.
 local core = require "moonshard.core"
+local read = require "moonshard.curves.read"
 
 -- All charts show the same steps: the pointer marks one step in all of them, and a drag zooms all.
 -- The part of the address after # keeps the view while a followed page loads itself again.
@@ -346,13 +347,7 @@ end
 -- Keys in the order of their charts: what most look at first.
 local FIRST <const> = { loss = 1, val_loss = 2, lr = 3, grad_norm = 4, tok_s = 5 }
 local function keys_of(runs)
-  local there, list = {}, core.json_list {}
-  for _, run in ipairs(runs) do
-    for _, key in ipairs(run.keys) do
-      if not there[key] then list[#list + 1] = key end
-      there[key] = true
-    end
-  end
+  local list = core.json_list((read.keys(runs)))
   table.sort(list, function(a, b)
     local x, y = FIRST[a] or 9, FIRST[b] or 9
     if x ~= y then return x < y end

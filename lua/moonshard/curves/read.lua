@@ -108,6 +108,21 @@ function read.find(folder)
   return found
 end
 
+--- The keys that one of these runs has, in the order in which they are met, and as a set.
+---@param runs ms.RunRecord[]
+---@return string[] list
+---@return table<string, boolean> there
+function read.keys(runs)
+  local there, list = {}, {}
+  for _, run in ipairs(runs) do
+    for _, key in ipairs(run.keys) do
+      if not there[key] then list[#list + 1] = key end
+      there[key] = true
+    end
+  end
+  return list, there
+end
+
 --- The smallest finite value of a series, and its step; nil if there is none.
 ---@param one ms.Series
 ---@return number? value

@@ -1,5 +1,7 @@
 -- A chart as text: curves in braille dots, two by four in a character, or in a letter for each
 -- curve.
+local read = require "moonshard.curves.read"
+
 local terminal = {}
 
 ---@class ms.ChartStyle
@@ -139,14 +141,6 @@ local function steps_line(box, columns)
   return (" "):rep(LABEL + 1) .. first .. (" "):rep(gap) .. last
 end
 
-local function least_of(curve)
-  local least, at
-  for i, value in ipairs(curve.values) do
-    if value == value and (not least or value < least) then least, at = value, curve.steps[i] end
-  end
-  return least, at
-end
-
 -- What a curve is: its mark, its run, the last value, the least one.
 local function legend(curve, index, several, dots, style)
   local mark = dots and "\u{2501}\u{2501}" or MARKS[(index - 1) % #MARKS + 1]
@@ -156,8 +150,12 @@ local function legend(curve, index, several, dots, style)
     if curve.values[i] == curve.values[i] then last, at = curve.values[i], curve.steps[i]
     else lost = lost + 1 end
   end
-  local text = last and ("last %s at step %d, least %s at step %d"):format(number(last), at,
-    number((least_of(curve))), select(2, least_of(curve))) or "no finite value"
+  local text = "no finite value"
+  if last then
+    local least, where = read.least(curve)
+    text = ("last %s at step %d, least %s at step %d"):format(number(last), at, number(least),
+      where)
+  end
   if lost > 0 then text = ("%s; %d not finite"):format(text, lost) end
   local head = several and colored(mark, index, style) .. " " .. curve.name .. ": " or ""
   return (" "):rep(LABEL + 1) .. head .. text
