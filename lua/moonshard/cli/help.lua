@@ -25,6 +25,9 @@ local function field_lines(field, short, indent, width)
   for i = 2, #lines do lines[i] = "  " .. lines[i] end
   local told = wrapped(field.text, indent .. "  ", width)
   table.move(told, 1, #told, #lines + 1, lines)
+  for line in (field.example or ""):gmatch "[^\n]+" do
+    lines[#lines + 1] = indent .. "    " .. line
+  end
   return lines
 end
 
@@ -36,6 +39,7 @@ local function entry(field, all, width)
   add(lines, wrapped(read.signature(field), "", width))
   for i = 2, #lines do lines[i] = "    " .. lines[i] end
   add(lines, wrapped(field.text, "  ", width))
+  for line in (field.example or ""):gmatch "[^\n]+" do lines[#lines + 1] = "      " .. line end
   for _, block in ipairs(find.options(field, all)) do
     lines[#lines + 1] = ""
     lines[#lines + 1] = "  " .. block.class .. (block.base and ", with all of " .. block.base or "")

@@ -20,30 +20,79 @@
 ---@class ms
 --- A tensor of the values of nested lists of equal lengths, or a scalar. dtype unless given: "i64"
 --- if all values are integers, "bool" if they are booleans, else "f32".
+--- ```lua
+--- ms.tensor({ { 1, 2 }, { 3, 4 } }):shape() --> { 2, 2 }
+--- ms.tensor({ true, false }):dtype() --> "bool"
+--- ```
 ---@field tensor fun(values: number|boolean|table, dtype?: ms.DType): ms.Tensor
+--- ```lua
+--- ms.empty({ 2, 3 }):numel() --> 6
+--- ```
 ---@field empty fun(shape: ms.Shape): ms.Tensor   contents undefined
+--- ```lua
+--- ms.zeros { 2, 2 } --> { { 0.0, 0.0 }, { 0.0, 0.0 } }
+--- ms.zeros { dtype = "bf16" } --> 0.0
+--- ```
 ---@field zeros fun(shape: ms.Shape): ms.Tensor
+--- ```lua
+--- ms.ones { 3, dtype = "i64" } --> { 1, 1, 1 }
+--- ```
 ---@field ones fun(shape: ms.Shape): ms.Tensor
+--- ```lua
+--- ms.full(7, { 2 }) --> { 7.0, 7.0 }
+--- ```
 ---@field full fun(value: number, shape: ms.Shape): ms.Tensor
 --- 1-D: first, first + step, ... up to and including last, as in Lua's `for`.
+--- ```lua
+--- ms.arange(1, 7, 2) --> { 1, 3, 5, 7 }
+--- ```
 ---@field arange fun(first: number, last: number, step?: number): ms.Tensor
+--- ```lua
+--- local t = ms.rand { 1000, low = -1, high = 1, seed = 1 }
+--- (t:min():item() >= -1 and t:max():item() < 1) --> true
+--- ```
 ---@field rand fun(shape: ms.RandomShape): ms.Tensor   uniform in [low, high), [0, 1) unless given
+--- ```lua
+--- ms.randn({ 4, seed = 1 }):eq(ms.randn { 4, seed = 1 }):all() --> true
+--- ```
 ---@field randn fun(shape: ms.RandomShape): ms.Tensor   normal, mean 0
+--- ```lua
+--- ms.randint({ 1000, high = 6, seed = 1 }):max() --> 5
+--- ```
 ---@field randint fun(shape: ms.RandomShape): ms.Tensor   i64
 --- Joins tensors of equal sizes, except along dim (1 unless given).
+--- ```lua
+--- ms.cat { ms.zeros { 1 }, ms.ones { 2 } } --> { 0.0, 1.0, 1.0 }
+--- ```
 ---@field cat fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor
 --- Joins tensors of one shape along a new dimension; dim is its position, 1 unless given.
+--- ```lua
+--- ms.stack({ ms.zeros { 2 }, ms.ones { 2 } }, 2) --> { { 0.0, 1.0 }, { 0.0, 1.0 } }
+--- ```
 ---@field stack fun(tensors: ms.Tensor[], dim?: integer): ms.Tensor
 --- a where the condition (bool) is true, else b; the three broadcast.
+--- ```lua
+--- local t = ms.tensor { -1.0, 2.0 }
+--- ms.where(t:gt(0), t, 0) --> { 0.0, 2.0 }
+--- ```
 ---@field where fun(condition: ms.Tensor, a: ms.Number, b: ms.Number): ms.Tensor
 --- Copies tensors of one dtype, one after another, into a new 1-D tensor. Returns this tensor, and
 --- a list of views of it in the shapes of the originals, in order. Both results have gradients.
+--- ```lua
+--- local all, parts = ms.pack { ms.zeros { 2 }, ms.ones { 1, 2 } }
+--- all --> { 0.0, 0.0, 1.0, 1.0 }
+--- parts[2]:shape() --> { 1, 2 }
+--- ```
 ---@field pack fun(tensors: ms.Tensor[]): ms.Tensor, ms.Tensor[]
 --- Moves parameters into one storage, one after another, and returns the storage as a 1-D tensor.
 --- The parameters become views of it: writing it changes their values. Nothing moves if they
 --- already lie in this order. The tensor outlives the step. Of a sharded model: this rank's shard
 --- of one unit, `ms.flat(unit.parameters)`, zeros between and after the pieces included. All of
 --- them must be alike in dtype, and trained or not.
+--- ```lua
+--- local layer = ms.nn.Linear(2, 3)
+--- ms.flat(layer:parameters()):numel() --> 9
+--- ```
 ---@field flat fun(parameters: ms.Parameter[]): ms.Tensor
 --- Errors: tensor: ragged lists. pack, flat: mixed dtypes or devices. flat: parameters of several
 --- units; inside a step; after ddp (call flat first, then wrap). where: shapes that do not

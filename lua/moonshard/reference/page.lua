@@ -42,6 +42,7 @@ code { padding: 0 3px; border-radius: 3px }
 .field .text { margin-left: 34px; color: var(--faint) }
 pre { white-space: pre-wrap; font: 13px/1.5 ui-monospace, monospace }
 dt { font-weight: 600; margin-top: 8px } dd { margin: 0 0 0 16px }
+.example { margin: 4px 0 0 10px; padding: 6px 10px; border-left: 3px solid var(--line) }
 .hidden { display: none }
 @media (max-width: 760px) {
   body { display: block }
@@ -120,7 +121,8 @@ local function field_of(field, short, classes, seen)
   seen[name] = true
   return ('<div class="item%s" data-name="%s"%s><div class="signature">%s</div>%s</div>'):format(
     short and " field" or "", escaped(name), id, linked(read.signature(field, short), classes),
-    paragraph("text", field.text))
+    paragraph("text", field.text) .. (field.example
+      and ('<pre class="example">%s</pre>'):format(escaped(field.example)) or ""))
 end
 
 local function block_of(block, classes, seen)

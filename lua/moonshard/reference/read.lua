@@ -3,7 +3,8 @@
 --
 -- A comment above a class or a field belongs to it, and so does what follows a field's type after
 -- two spaces or more. Comments below the last field of a block tell of the whole block: errors of
--- its functions, mostly.
+-- its functions, mostly. Between "```lua" and "```" a comment has an example; what follows "-->" in
+-- one of its lines is the value of that line (tests/spec/examples_spec.lua runs them).
 local core = require "moonshard.core"
 
 local read = {}
@@ -13,6 +14,7 @@ local read = {}
 ---@field optional boolean
 ---@field type string
 ---@field text string the comment, a paragraph
+---@field example? string lines of Lua
 ---@field parameters? table[] of a function: { name, optional, type }; the first may be self
 ---@field returns? string types of a function's results
 ---@field class string
@@ -97,11 +99,11 @@ local function joined(first, second)
   return first .. (first:find "[.:;]$" and " " or ". ") .. second
 end
 
-local function field_of(name, optional, rest, above, block)
+local function field_of(name, optional, rest, above, example, block)
   local type, beside = read.type_of(rest)
   local field = {
     name = name, optional = optional == "?", type = type, text = joined(beside, above),
-    class = block.class, part = block.part,
+    example = example, class = block.class, part = block.part,
   }
   if type:match "^fun%b()" then
     field.parameters = parameters_of(type)
@@ -117,6 +119,7 @@ end
 ---@return table[]
 function read.blocks(text, part)
   local blocks, aliases, block, above = {}, {}, nil, ""
+  local example, open -- the lines of the last example, and whether it goes on
   local function finish()
     if block then block.notes = above end
     block, above = nil, ""
@@ -136,14 +139,18 @@ function read.blocks(text, part)
       }
       blocks[#blocks + 1], above = block, ""
     elseif field and block then
-      table.insert(block.fields, field_of(field, optional, rest, above, block))
-      above = ""
+      local shown = example and table.concat(example, "\n")
+      table.insert(block.fields, field_of(field, optional, rest, above, shown, block))
+      above, example = "", nil
     elseif alias then
       local kind, beside = read.type_of(meaning)
       aliases[#aliases + 1] = {
         name = alias, type = kind, text = joined(beside, above), part = part,
       }
       above = ""
+    elseif comment == "```lua" then example, open = {}, true
+    elseif comment == "```" then open = false
+    elseif open then example[#example + 1] = comment or ""
     elseif comment then above = above == "" and comment or above .. " " .. comment
     elseif line == "" then finish() end
   end
