@@ -5,7 +5,7 @@ local core = require "moonshard.core"
 local read = require "moonshard.reference.read"
 
 -- The parts of which every function has an example.
-local COMPLETE <const> = { making = true }
+local COMPLETE <const> = { making = true, tensor = true }
 
 -- A value as examples write it. Numbers of floating point have four digits at the most.
 local function shown(value)

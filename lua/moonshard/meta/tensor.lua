@@ -24,162 +24,510 @@
 ---@operator len: integer
 ---@field [integer] ms.Tensor
 -- what it is
+--- ```lua
+--- ms.zeros({ 2, 3 }):shape() --> { 2, 3 }
+--- ```
 ---@field shape fun(self): integer[]
+--- ```lua
+--- ms.zeros({ 2, 3 }):size(-1) --> 3
+--- ```
 ---@field size fun(self, dim: integer): integer
+--- ```lua
+--- ms.zeros({ 2, 3 }):dim() --> 2
+--- ```
 ---@field dim fun(self): integer                     number of dimensions
+--- ```lua
+--- ms.zeros({ 2, 3 }):numel() --> 6
+--- ```
 ---@field numel fun(self): integer                   number of elements
+--- ```lua
+--- ms.zeros({ 2 }):dtype() --> "f32"
+--- ```
 ---@field dtype fun(self): ms.DType
+--- ```lua
+--- ms.zeros({ 2, device = "meta" }):device() --> "meta"
+--- ```
 ---@field device fun(self): string                   "cpu", "sim", "meta"
+--- ```lua
+--- ms.zeros({ 2, 3 }):t():is_contiguous() --> false
+--- ```
 ---@field is_contiguous fun(self): boolean
+--- ```lua
+--- ms.tensor(3):item() --> 3
+--- ```
 ---@field item fun(self): number|boolean             the value of one element; **blocks**
+--- ```lua
+--- ms.arange(1, 3):to_table() --> { 1, 2, 3 }
+--- ```
 ---@field to_table fun(self): table   nested lists; up to a million elements; **blocks**
+--- ```lua
+--- type(ms.zeros({ 2 }):show()) --> "string"
+--- ```
 ---@field show fun(self): string                     the values as text, abridged; **blocks**
 -- memory
+--- ```lua
+--- ms.ones({ 2 }):keep() --> { 1.0, 1.0 }
+--- ```
 ---@field keep fun(self): self                       the tensor outlives the step
+--- ```lua
+--- local t = ms.zeros { 2 }
+--- local copy = t:clone()
+--- t:fill_(5)
+--- copy --> { 0.0, 0.0 }
+--- ```
 ---@field clone fun(self): ms.Tensor                 a contiguous copy
+--- ```lua
+--- ms.zeros({ 2, 3 }):t():contiguous():is_contiguous() --> true
+--- ```
 ---@field contiguous fun(self): ms.Tensor            itself if contiguous, else a contiguous copy
+--- ```lua
+--- ms.tensor({ 1, 2 }):to "f32" --> { 1.0, 2.0 }
+--- ```
 ---@field to fun(self, what: ms.DType|string): ms.Tensor     dtype or device; itself if equal
+--- ```lua
+--- ms.zeros({ 2, 3 }):empty_like("bf16"):dtype() --> "bf16"
+--- ```
 ---@field empty_like fun(self, dtype?: ms.DType): ms.Tensor   contents undefined
+--- ```lua
+--- ms.ones({ 2 }):zeros_like() --> { 0.0, 0.0 }
+--- ```
 ---@field zeros_like fun(self, dtype?: ms.DType): ms.Tensor
+--- ```lua
+--- ms.zeros({ 2 }):ones_like "i64" --> { 1, 1 }
+--- ```
 ---@field ones_like fun(self, dtype?: ms.DType): ms.Tensor
 --- Copies values into this tensor: casts, broadcasts, and copies between devices.
+--- ```lua
+--- ms.zeros({ 2 }):copy_(ms.ones { 2 }) --> { 1.0, 1.0 }
+--- ```
 ---@field copy_ fun(self, from: ms.Tensor): self
+--- ```lua
+--- ms.zeros({ 2 }):fill_(3) --> { 3.0, 3.0 }
+--- ```
 ---@field fill_ fun(self, value: ms.Number): self
+--- ```lua
+--- ms.ones({ 2 }):zero_() --> { 0.0, 0.0 }
+--- ```
 ---@field zero_ fun(self): self
 -- views: they share this tensor's memory; `view` raises where reshape would copy
+--- ```lua
+--- ms.arange(1, 6):view(2, -1) --> { { 1, 2, 3 }, { 4, 5, 6 } }
+--- ```
 ---@field view fun(self, ...: integer): ms.Tensor            one size may be -1
+--- ```lua
+--- ms.arange(1, 4):view(2, 2):t():reshape(4) --> { 1, 3, 2, 4 }
+--- ```
 ---@field reshape fun(self, ...: integer): ms.Tensor
+--- ```lua
+--- ms.zeros({ 2, 3, 4 }):flatten(1, 2):shape() --> { 6, 4 }
+--- ```
 ---@field flatten fun(self, first?: integer, last?: integer): ms.Tensor
+--- ```lua
+--- ms.arange(1, 5):narrow(1, 2, 3) --> { 2, 3, 4 }
+--- ```
 ---@field narrow fun(self, dim: integer, start: integer, length: integer): ms.Tensor
+--- ```lua
+--- ms.arange(1, 6):view(2, 3):select(1, 2) --> { 4, 5, 6 }
+--- ```
 ---@field select fun(self, dim: integer, index: integer): ms.Tensor
+--- ```lua
+--- local parts = ms.arange(1, 5):split { 2, 3 }
+--- parts[2] --> { 3, 4, 5 }
+--- ```
 ---@field split fun(self, sizes: integer|integer[], dim?: integer): ms.Tensor[]
+--- ```lua
+--- ms.arange(1, 6):chunk(3)[3] --> { 5, 6 }
+--- ```
 ---@field chunk fun(self, count: integer, dim?: integer): ms.Tensor[]
+--- ```lua
+--- ms.zeros({ 2, 3, 4 }):transpose(1, 3):shape() --> { 4, 3, 2 }
+--- ```
 ---@field transpose fun(self, a: integer, b: integer): ms.Tensor
+--- ```lua
+--- ms.arange(1, 4):view(2, 2):t() --> { { 1, 3 }, { 2, 4 } }
+--- ```
 ---@field t fun(self): ms.Tensor                             the last two dimensions swapped
+--- ```lua
+--- ms.zeros({ 2, 3, 4 }):permute(3, 1, 2):shape() --> { 4, 2, 3 }
+--- ```
 ---@field permute fun(self, ...: integer): ms.Tensor
+--- ```lua
+--- ms.zeros({ 2, 1 }):squeeze(2):shape() --> { 2 }
+--- ```
 ---@field squeeze fun(self, dim: integer): ms.Tensor
+--- ```lua
+--- ms.zeros({ 2 }):unsqueeze(1):shape() --> { 1, 2 }
+--- ```
 ---@field unsqueeze fun(self, dim: integer): ms.Tensor
+--- ```lua
+--- ms.ones({ 1, 2 }):expand(2, 2) --> { { 1.0, 1.0 }, { 1.0, 1.0 } }
+--- ```
 ---@field expand fun(self, ...: integer): ms.Tensor
 --- 1-D: the elements, then zeros until the length is a multiple of `multiple`; itself if it is.
+--- ```lua
+--- ms.ones({ 3 }):pad_to(4) --> { 1.0, 1.0, 1.0, 0.0 }
+--- ```
 ---@field pad_to fun(self, multiple: integer): ms.Tensor
 -- elementwise; each of these has an in-place form: add_, relu_, clamp_ ...
 --- self + factor * other, in one pass over memory; factor: 1 unless given.
+--- ```lua
+--- ms.ones({ 2 }):add(ms.ones { 2 }, 0.5) --> { 1.5, 1.5 }
+--- ```
 ---@field add fun(self, other: ms.Number, factor?: number): ms.Tensor
+--- ```lua
+--- (ms.ones { 2 } - 3) --> { -2.0, -2.0 }
+--- ```
 ---@field sub fun(self, other: ms.Number, factor?: number): ms.Tensor   self - factor * other
+--- ```lua
+--- (ms.ones { 2 } * 3) --> { 3.0, 3.0 }
+--- ```
 ---@field mul fun(self, other: ms.Number): ms.Tensor
+--- ```lua
+--- (ms.ones { 2 } / 4) --> { 0.25, 0.25 }
+--- ```
 ---@field div fun(self, other: ms.Number): ms.Tensor
+--- ```lua
+--- (ms.full(3, { 2 }) ^ 2) --> { 9.0, 9.0 }
+--- ```
 ---@field pow fun(self, exponent: number): ms.Tensor
+--- ```lua
+--- (-ms.ones { 2 }) --> { -1.0, -1.0 }
+--- ```
 ---@field neg fun(self): ms.Tensor
+--- ```lua
+--- ms.zeros({ 2 }):exp() --> { 1.0, 1.0 }
+--- ```
 ---@field exp fun(self): ms.Tensor
+--- ```lua
+--- ms.full(math.exp(2), { 1 }):log() --> { 2.0 }
+--- ```
 ---@field log fun(self): ms.Tensor
+--- ```lua
+--- ms.full(9, { 1 }):sqrt() --> { 3.0 }
+--- ```
 ---@field sqrt fun(self): ms.Tensor
+--- ```lua
+--- ms.full(4, { 1 }):rsqrt() --> { 0.5 }
+--- ```
 ---@field rsqrt fun(self): ms.Tensor
+--- ```lua
+--- ms.full(3, { 1 }):square() --> { 9.0 }
+--- ```
 ---@field square fun(self): ms.Tensor
+--- ```lua
+--- ms.tensor({ -1.5, 2.0 }):abs() --> { 1.5, 2.0 }
+--- ```
 ---@field abs fun(self): ms.Tensor
+--- ```lua
+--- ms.tensor({ -1.5, 0.0, 2.0 }):sign() --> { -1.0, 0.0, 1.0 }
+--- ```
 ---@field sign fun(self): ms.Tensor
 --- Limits numbers to low .. high. If high is below low, every number becomes high.
+--- ```lua
+--- ms.tensor({ -1.5, 0.5, 2.0 }):clamp(0, 1) --> { 0.0, 0.5, 1.0 }
+--- ```
 ---@field clamp fun(self, low?: number, high?: number): ms.Tensor
+--- ```lua
+--- ms.tensor({ -1.5, 2.0 }):maximum(0) --> { 0.0, 2.0 }
+--- ```
 ---@field maximum fun(self, other: ms.Number): ms.Tensor
+--- ```lua
+--- ms.tensor({ -1.5, 2.0 }):minimum(0) --> { -1.5, 0.0 }
+--- ```
 ---@field minimum fun(self, other: ms.Number): ms.Tensor
+--- ```lua
+--- ms.zeros({ 2 }):lerp(ms.ones { 2 }, 0.25) --> { 0.25, 0.25 }
+--- ```
 ---@field lerp fun(self, to: ms.Tensor, weight: ms.Number): ms.Tensor   self + weight * (to - self)
 --- self + factor * a * b.
+--- ```lua
+--- ms.ones({ 1 }):addcmul(ms.full(2, { 1 }), ms.full(3, { 1 })) --> { 7.0 }
+--- ```
 ---@field addcmul fun(self, a: ms.Tensor, b: ms.Tensor, factor?: number): ms.Tensor
 --- self + factor * a / b.
+--- ```lua
+--- ms.ones({ 1 }):addcdiv(ms.full(6, { 1 }), ms.full(3, { 1 }), 0.5) --> { 2.0 }
+--- ```
 ---@field addcdiv fun(self, a: ms.Tensor, b: ms.Tensor, factor?: number): ms.Tensor
+--- ```lua
+--- ms.tensor({ -1.5, 2.0 }):relu() --> { 0.0, 2.0 }
+--- ```
 ---@field relu fun(self): ms.Tensor
+--- ```lua
+--- ms.tensor({ 0.0, 1.0 }):gelu() --> { 0.0, 0.8412 }
+--- ```
 ---@field gelu fun(self, form?: "tanh"|"erf"): ms.Tensor    "tanh" unless given, everywhere
+--- ```lua
+--- ms.tensor({ 0.0, 1.0 }):silu() --> { 0.0, 0.7311 }
+--- ```
 ---@field silu fun(self): ms.Tensor
+--- ```lua
+--- ms.tensor({ 0.0, 1.0 }):tanh() --> { 0.0, 0.7616 }
+--- ```
 ---@field tanh fun(self): ms.Tensor
+--- ```lua
+--- ms.tensor({ 0.0, 1.0 }):sigmoid() --> { 0.5, 0.7311 }
+--- ```
 ---@field sigmoid fun(self): ms.Tensor
 --- Zero with probability p, else x / (1 - p); different numbers are zero on each rank.
+--- ```lua
+--- ms.ones({ 4 }):dropout(0) --> { 1.0, 1.0, 1.0, 1.0 }
+--- ```
 ---@field dropout fun(self, p: number): ms.Tensor
+--- ```lua
+--- local t = ms.tensor { -1.0, 2.0 }
+--- t:masked_fill(t:lt(0), 9) --> { 9.0, 2.0 }
+--- ```
 ---@field masked_fill fun(self, mask: ms.Tensor, value: number): ms.Tensor   value where mask (bool)
 --- A copy with `values` at the positions of `index` along dim. For scatter and scatter_add, index
 --- and values have one shape (values may be a number), which has this tensor's sizes in all
 --- dimensions but dim.
+--- ```lua
+--- ms.zeros({ 3 }):scatter(1, ms.tensor { 2, 0 }, ms.tensor { 5.0, 6.0 }) --> { 6.0, 0.0, 5.0 }
+--- ```
 ---@field scatter fun(self, dim: integer, index: ms.Index, values: ms.Number): ms.Tensor
 --- A copy to which `values` are added at these positions. Values at equal indices are added in
 --- order of position.
+--- ```lua
+--- ms.zeros({ 2 }):scatter_add(1, ms.tensor { 1, 1 }, ms.ones { 2 }) --> { 0.0, 2.0 }
+--- ```
 ---@field scatter_add fun(self, dim: integer, index: ms.Index, values: ms.Tensor): ms.Tensor
 -- comparison, to bool
+--- ```lua
+--- ms.tensor({ 1, 2 }):eq(2) --> { false, true }
+--- ```
 ---@field eq fun(self, other: ms.Number|boolean): ms.Tensor
+--- ```lua
+--- ms.tensor({ 1, 2 }):ne(2) --> { true, false }
+--- ```
 ---@field ne fun(self, other: ms.Number|boolean): ms.Tensor
+--- ```lua
+--- ms.tensor({ 1, 2 }):lt(2) --> { true, false }
+--- ```
 ---@field lt fun(self, other: ms.Number): ms.Tensor
+--- ```lua
+--- ms.tensor({ 1, 2 }):le(2) --> { true, true }
+--- ```
 ---@field le fun(self, other: ms.Number): ms.Tensor
+--- ```lua
+--- ms.tensor({ 1, 2 }):gt(1) --> { false, true }
+--- ```
 ---@field gt fun(self, other: ms.Number): ms.Tensor
+--- ```lua
+--- ms.tensor({ 1, 2 }):ge(1) --> { true, true }
+--- ```
 ---@field ge fun(self, other: ms.Number): ms.Tensor
+--- ```lua
+--- ms.tensor({ 1.0, math.huge }):is_finite() --> { true, false }
+--- ```
 ---@field is_finite fun(self): ms.Tensor
+--- ```lua
+--- ms.tensor({ 1, 2 }):gt(1):any() --> true
+--- ```
 ---@field any fun(self): ms.Tensor                           bool to a scalar bool
+--- ```lua
+--- ms.tensor({ 1, 2 }):gt(1):all() --> false
+--- ```
 ---@field all fun(self): ms.Tensor                           bool to a scalar bool
 -- reductions: over dim; without dim over all elements, to a scalar; keep_dim keeps dim with size 1
+--- ```lua
+--- ms.ones({ 2, 3 }):sum(2) --> { 3.0, 3.0 }
+--- ```
 ---@field sum fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+--- ```lua
+--- ms.tensor({ 1.0, 2.0 }):mean() --> 1.5
+--- ```
 ---@field mean fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+--- ```lua
+--- ms.tensor({ { 1, 4 }, { 3, 2 } }):max(1) --> { 3, 4 }
+--- ```
 ---@field max fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
+--- ```lua
+--- ms.tensor({ { 1, 4 }, { 3, 2 } }):min() --> 1
+--- ```
 ---@field min fun(self, dim?: integer, keep_dim?: boolean): ms.Tensor
 --- The p-norm, computed in f32. p: above 0, or math.huge; 2 unless given.
+--- ```lua
+--- ms.tensor({ 3.0, 4.0 }):norm() --> 5.0
+--- ```
 ---@field norm fun(self, p?: number, dim?: integer, keep_dim?: boolean): ms.Tensor
+--- ```lua
+--- ms.tensor({ 3, 9, 1 }):argmax() --> 1
+--- ```
 ---@field argmax fun(self, dim?: integer): ms.Tensor         i64, from 0; the first of equal numbers
+--- ```lua
+--- ms.ones({ 3 }):cumsum(1) --> { 1.0, 2.0, 3.0 }
+--- ```
 ---@field cumsum fun(self, dim: integer): ms.Tensor
+--- ```lua
+--- ms.ones({ 3 }):dot(ms.full(2, { 3 })) --> 6.0
+--- ```
 ---@field dot fun(self, other: ms.Tensor): ms.Tensor         1-D and 1-D to a scalar
 --- The q-quantile (q: 0 to 1) of all elements, with linear interpolation. quantile, above and a
 --- codec's encode have no gradient: while operators are recorded, they raise for a tensor that
 --- requires one.
+--- ```lua
+--- ms.tensor({ 1.0, 2.0, 3.0, 4.0 }):quantile(0.5) --> 2.5
+--- ```
 ---@field quantile fun(self, q: number): ms.Tensor
 --- Counts in `bins` equal parts of low .. high. Numbers outside are not counted.
+--- ```lua
+--- ms.tensor({ 0.1, 0.2, 0.7 }):histogram(2, 0, 1) --> { 2, 1 }
+--- ```
 ---@field histogram fun(self, bins: integer, low: number, high: number): ms.Tensor   i64 [bins]
 -- selection
 --- The k greatest values along dim (the last dimension unless given), in descending order, and
 --- their i64 indices. Of equal values the one with the lower index comes first.
+--- ```lua
+--- local values, ids = ms.tensor({ 3, 9, 1 }):topk(2)
+--- values --> { 9, 3 }
+--- ids --> { 1, 0 }
+--- ```
 ---@field topk fun(self, k: integer, dim?: integer): ms.Tensor, ms.Tensor
 --- 1-D: the numbers with |x| > threshold, in order of position and at most `capacity`. Returns
 --- values [capacity], i64 indices [capacity], and an i64 count [1] of the slots used. Unused slots
 --- have value 0 and index 0.
+--- ```lua
+--- local values, ids, count = ms.tensor({ 0.1, -3.0 }):above(1, 2)
+--- values --> { -3.0, 0.0 }
+--- ids --> { 1, 0 }
+--- count --> { 1 }
+--- ```
 ---@field above fun(self, threshold: ms.Number, capacity: integer): ms.Tensor, ms.Tensor, ms.Tensor
 --- Elements at the positions of index along dim; index has this tensor's sizes in all dimensions
 --- but dim, and the result has index's shape.
+--- ```lua
+--- ms.tensor({ { 1, 2 }, { 3, 4 } }):gather(2, ms.tensor { { 1 }, { 0 } }) --> { { 2 }, { 3 } }
+--- ```
 ---@field gather fun(self, dim: integer, index: ms.Index): ms.Tensor
+--- ```lua
+--- ms.tensor({ { 1, 2 }, { 3, 4 } }):index_select(1, ms.tensor { 1 }) --> { { 3, 4 } }
+--- ```
 ---@field index_select fun(self, dim: integer, index: ms.Index): ms.Tensor   index: 1-D
 -- linear algebra and layers
+--- ```lua
+--- ms.ones({ 2, 3 }):matmul(ms.ones { 3, 1 }) --> { { 3.0 }, { 3.0 } }
+--- ```
 ---@field matmul fun(self, other: ms.Tensor): ms.Tensor      batched over leading dimensions
 --- [..., in] x weight^T + bias: [..., out], with weight [out, in] and bias [out].
+--- ```lua
+--- ms.ones({ 1, 3 }):linear(ms.ones { 2, 3 }, ms.ones { 2 }) --> { { 4.0, 4.0 } }
+--- ```
 ---@field linear fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor
 --- Makes the columns of [..., n, r], r <= n, orthonormal, from left to right (Gram-Schmidt). eps (0
 --- unless given) is added to each column's norm. A column of zeros stays zero.
+--- ```lua
+--- ms.tensor({ { 2.0, 1.0 }, { 0.0, 3.0 } }):orthonormalize_() --> { { 1.0, 0.0 }, { 0.0, 1.0 } }
+--- ```
 ---@field orthonormalize_ fun(self, eps?: number): self
 --- As linear, with weight [in, out].
+--- ```lua
+--- ms.ones({ 1, 3 }):linear_t(ms.ones { 3, 2 }) --> { { 3.0, 3.0 } }
+--- ```
 ---@field linear_t fun(self, weight: ms.Tensor, bias?: ms.Tensor, activation?: "gelu"): ms.Tensor
 --- Returns self + residual and the norm of this sum, in one pass over memory.
+--- ```lua
+--- local sum, normed = ms.ones({ 1, 2 }):add_layer_norm(ms.zeros { 1, 2 })
+--- sum --> { { 1.0, 1.0 } }
+--- normed --> { { 0.0, 0.0 } }
+--- ```
 ---@field add_layer_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor
+--- ```lua
+--- local sum, normed = ms.ones({ 1, 2 }):add_rms_norm(ms.ones { 1, 2 })
+--- sum --> { { 2.0, 2.0 } }
+--- normed --> { { 1.0, 1.0 } }
+--- ```
 ---@field add_rms_norm fun(self, residual: ms.Tensor, weight?: ms.Tensor, eps?: number): ms.Tensor, ms.Tensor
+--- ```lua
+--- ms.zeros({ 4 }):softmax() --> { 0.25, 0.25, 0.25, 0.25 }
+--- ```
 ---@field softmax fun(self, dim?: integer): ms.Tensor        last dimension unless given
+--- ```lua
+--- ms.zeros({ 2 }):log_softmax() --> { -0.6931, -0.6931 }
+--- ```
 ---@field log_softmax fun(self, dim?: integer): ms.Tensor
 --- Of logits [..., classes] and target [...], computed in f32. A scalar, or [...] with the
 --- reduction "none".
+--- ```lua
+--- ms.zeros({ 2, 4 }):cross_entropy(ms.tensor { 0, 3 }) --> 1.386
+--- ```
 ---@field cross_entropy fun(self, target: ms.Index, options?: ms.CrossEntropyOptions): ms.Tensor
+--- ```lua
+--- ms.zeros({ 2 }):mse_loss(ms.full(3, { 2 })) --> 9.0
+--- ```
 ---@field mse_loss fun(self, target: ms.Tensor): ms.Tensor   mean of squared differences
 --- Over the last dimension. eps of both norms: 1e-5 unless given.
+--- ```lua
+--- ms.tensor({ -1.0, 1.0 }):layer_norm() --> { -1.0, 1.0 }
+--- ```
 ---@field layer_norm fun(self, weight?: ms.Tensor, bias?: ms.Tensor, eps?: number): ms.Tensor
+--- ```lua
+--- ms.tensor({ -2.0, 2.0 }):rms_norm() --> { -1.0, 1.0 }
+--- ```
 ---@field rms_norm fun(self, weight?: ms.Tensor, eps?: number): ms.Tensor
+--- ```lua
+--- ms.ones({ 1 }):swiglu(ms.ones { 1 }) --> { 0.7311 }
+--- ```
 ---@field swiglu fun(self, gate: ms.Tensor): ms.Tensor       silu(gate) * self
 --- Rows of weight [rows, width] by token ids [...] (self): [..., width].
+--- ```lua
+--- ms.tensor({ 1, 0 }):embedding(ms.tensor { { 1.0 }, { 2.0 } }) --> { { 2.0 }, { 1.0 } }
+--- ```
 ---@field embedding fun(self, weight: ms.Tensor): ms.Tensor
 --- Rotary position embedding of [batch, heads, time, width]. first: the position of time 1, 0
 --- unless given; base: 10000 unless given.
+--- ```lua
+--- ms.ones({ 1, 1, 1, 2 }):rotary() --> { { { { 1.0, 1.0 } } } }
+--- ```
 ---@field rotary fun(self, first?: integer, base?: number, scaling?: ms.RotaryScaling): ms.Tensor
 --- self: queries [batch, heads, time, width]. key and value: [batch, key heads, positions, width];
 --- the number of heads must be a multiple of the number of key heads. causal: true unless given;
 --- scale: 1 / sqrt(width) unless given.
+--- ```lua
+--- local x = ms.ones { 1, 2, 3, 4 }
+--- x:attention(x, x):shape() --> { 1, 2, 3, 4 }
+--- ```
 ---@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number }): ms.Tensor
 -- gradients
+--- ```lua
+--- ms.ones({ 2 }):requires_grad() --> false
+--- ```
 ---@field requires_grad fun(self): boolean
+--- ```lua
+--- ms.ones({ 2 }):requires_grad_():requires_grad() --> true
+--- ```
 ---@field requires_grad_ fun(self, yes?: boolean): self      yes: true unless given; leaves only
+--- ```lua
+--- ms.ones({ 2, requires_grad = true }):detach():requires_grad() --> false
+--- ```
 ---@field detach fun(self): ms.Tensor                        a view without history
+--- ```lua
+--- local x = ms.ones { 2, requires_grad = true }
+--- x:mul(3):sum():backward()
+--- x:grad() --> { 3.0, 3.0 }
+--- ```
 ---@field grad fun(self): ms.Tensor?                         of a leaf; nil if it has none
+--- ```lua
+--- local x = ms.ones { 2, requires_grad = true }
+--- x:set_grad(ms.ones { 2 })
+--- x:grad() --> { 1.0, 1.0 }
+--- ```
 ---@field set_grad fun(self, grad?: ms.Tensor)               nil removes the gradient
 --- Adds the gradients of all leaves of the graph to their `grad`.
+--- ```lua
+--- local x = ms.full(2, { 1, requires_grad = true })
+--- x:pow(3):sum():backward()
+--- x:grad() --> { 12.0 }
+--- ```
 ---@field backward fun(self, options?: ms.BackwardOptions)
 --- f gets this tensor's gradient in a backward before it is used further, and may return a
 --- replacement. Returns a function that removes f.
+--- ```lua
+--- local x = ms.ones { 1, requires_grad = true }
+--- local remove = x:on_grad(function(grad) return grad * 10 end)
+--- x:sum():backward()
+--- x:grad() --> { 10.0 }
+--- ```
 ---@field on_grad fun(self, f: fun(grad: ms.Tensor): ms.Tensor?): fun()
 --- Errors: shapes that do not fit (the message has the operator, both shapes and the script line);
 --- dtypes that do not match (there is no silent promotion between floats). A tensor cannot be used

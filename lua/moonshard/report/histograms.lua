@@ -14,20 +14,14 @@ local module = require "moonshard.nn.module"
 ---@field counts number[]
 
 local BUCKETS <const> = 32
--- Elements that are counted at once: their counts are exact in f32.
-local CHUNK <const> = 1 << 23
 
 -- Adds to the sums of a tensor: of its elements, of their squares, and the counts of buckets.
 local function count(flat, low, high, sums)
-  for from = 1, flat:numel(), CHUNK do
-    local part = flat:narrow(1, from, math.min(CHUNK, flat:numel() - from + 1))
-    local width = high > low and (high - low) / BUCKETS or 1
-    local places = ((part - low) / width):clamp(0, BUCKETS - 1):to "i64"
-    local counts = core.zeros { BUCKETS }:scatter_add(1, places, core.full(1, { part:numel() }))
-    sums[1] = sums[1] + part:sum():item()
-    sums[2] = sums[2] + (part * part):sum():item()
-    for i, number in ipairs(counts:to_table()) do sums[i + 2] = sums[i + 2] + number end
-  end
+  sums[1] = sums[1] + flat:sum():item()
+  sums[2] = sums[2] + (flat * flat):sum():item()
+  -- Equal elements are in the first bucket.
+  local counts = flat:histogram(BUCKETS, low, high > low and high or low + 1)
+  for i, number in ipairs(counts:to_table()) do sums[i + 2] = sums[i + 2] + number end
 end
 
 -- The least and the greatest element of each gradient, over all ranks where ranks have pieces.
