@@ -256,8 +256,8 @@ do
     assert((visit.reduce_ms > 0) == (visit.phase == "backward"))
     if visit.phase == "forward" then compute = compute + visit.compute_ms end
   end
-  -- Each time is the middle one of a few passes: on a busy machine their sum may be more than the
-  -- middle one of the whole, but not in another unit.
+  -- The times of units and of forward may be those of two passes, of which a busy machine runs one
+  -- slower.
   assert(compute <= seen.forward_ms * 10, "computing is a part of forward")
   if size > 1 then assert(seen.gather.bytes_per_ms > 0 and seen.reduce.bytes_per_ms > 0) end
 end
