@@ -8,6 +8,7 @@ local join = require "moonshard.ddp.join"
 local precision = require "moonshard.ddp.precision"
 local delayed = require "moonshard.nn.delayed"
 local listed = require "moonshard.nn.listed"
+local lora = require "moonshard.nn.lora"
 local module = require "moonshard.nn.module"
 local nested = require "moonshard.nested"
 local overlap = require "moonshard.overlap"
@@ -253,6 +254,22 @@ function DDP:unwrap()
     statistics.drop(s)
   end
   return s.wrapped
+end
+
+--- Reads adapters into those that the model was wrapped with. Every rank reads the folder.
+---@param folder string
+---@return true?, string?, string?
+function DDP:load_adapters(folder)
+  local s = state_of(self)
+  lora.check_wrapped("load_adapters", s.wrapped)
+  return s.wrapped:load_adapters(folder)
+end
+
+--- Unwraps the model, and folds its adapters into the weights.
+---@return ms.Module
+function DDP:merge_adapters()
+  lora.check_wrapped("merge_adapters", state_of(self).wrapped)
+  return lora.merge(self:unwrap())
 end
 
 ---------------------------------------------------------------------------------------------- stats

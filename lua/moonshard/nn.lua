@@ -3,6 +3,8 @@ local module = require "moonshard.nn.module"
 local layers = require "moonshard.nn.layers"
 local options_of = require "moonshard.options"
 require "moonshard.nn.files"
+require "moonshard.nn.adapter_files"
+local lora = require "moonshard.nn.lora"
 
 ---@class ms.nn
 local nn = { class = module.class, Parameter = module.Parameter, is_module = module.is_module }
@@ -26,5 +28,11 @@ function nn.llama(options) return require "moonshard.nn.llama" (options) end
 ---@return string? message
 ---@return string? code
 function nn.pretrained(path, options) return require "moonshard.nn.pretrained" (path, options) end
+
+--- Freezes a model, and gives some of its linear layers an adapter that is trained instead.
+---@param model ms.Module
+---@param options? ms.LoraOptions
+---@return ms.Module
+function nn.lora(model, options) return lora.lora(model, options) end
 
 return options_of.closed(nn, "ms.nn")

@@ -202,6 +202,7 @@ describe("the annotations", function()
     ["ms.ddp"] = of(ms, "ddp", layer),
     ["ms.data.mnist"] = of(ms.data, "mnist", folder),
     ["ms.nn.pretrained"] = of(ms.nn, "pretrained", folder),
+    ["ms.nn.lora"] = of(ms.nn, "lora", ms.nn.Linear(2, 2)),
     ["ms.nn.Linear"] = of(ms.nn, "Linear", 2, 2), ["ms.nn.LayerNorm"] = of(ms.nn, "LayerNorm", 2),
     ["ms.nn.RMSNorm"] = of(ms.nn, "RMSNorm", 2), ["ms.nn.MLP"] = of(ms.nn, "MLP", 2, 2),
     ["ms.scripts.apply"] = of(ms.scripts, "apply", {}, layer, nothing),

@@ -5,6 +5,7 @@ local fsdp_options = require "moonshard.fsdp.options"
 local future = require "moonshard.future"
 local hooks = require "moonshard.hooks"
 local join = require "moonshard.fsdp.join"
+local lora = require "moonshard.nn.lora"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.options"
 local overlap = require "moonshard.overlap"
@@ -384,6 +385,35 @@ function FSDP:load(path, options)
   if type(path) == "table" then options_of.items("load", "path", path, "string") end
   s.sharded:check_idle("load")
   return precision.with_buffers(s, state.read, path, options)
+end
+
+--- As a module's; rank 0 puts one weight after the other together. All ranks call it, and have the
+--- same result.
+---@param folder string
+---@return true?, string?, string?
+function FSDP:save_adapters(folder)
+  local s = outside_join(self, "save_adapters")
+  s.sharded:check_idle("save_adapters")
+  return state.save_adapters(s, folder)
+end
+
+--- Reads adapters into those that the model was wrapped with. All ranks call it, and have the same
+--- result.
+---@param folder string
+---@return true?, string?, string?
+function FSDP:load_adapters(folder)
+  local s = outside_join(self, "load_adapters")
+  options_of.argument("load_adapters", "folder", folder, "string")
+  lora.check_wrapped("load_adapters", s.wrapped)
+  s.sharded:check_idle("load_adapters")
+  return state.load_adapters(s, folder)
+end
+
+--- Unwraps the model, and folds its adapters into the weights. All ranks call it.
+---@return ms.Module
+function FSDP:merge_adapters()
+  lora.check_wrapped("merge_adapters", state_of(self).wrapped)
+  return lora.merge(self:unwrap())
 end
 
 --- This method of the model runs through the root's edges, as forward does.

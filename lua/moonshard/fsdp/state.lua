@@ -379,13 +379,14 @@ end
 ---@param s ms.FSDPState
 ---@param path string|string[]
 ---@param options? ms.LoadOptions
+---@param reader? table whose own_name names what is in the files; the model unless given
 ---@return true?
 ---@return string? message
 ---@return string? code
-function state.read(s, path, options)
+function state.read(s, path, options, reader)
   local files, items = require "moonshard.nn.files", state.items(s)
   local o = options_of.check("load", options, { partial = "boolean" })
-  local found, message, code = files.find(s.wrapped, path)
+  local found, message, code = files.find(reader or s.wrapped, path)
   if found then
     local problem = problem_of(items, found.state, o.partial, false)
     if problem then message, code = ("%s: %s"):format(files.first_of(path), problem), "mismatch" end
@@ -423,19 +424,12 @@ local function make_room(items)
   return room
 end
 
---- Writes the model's file, or folder, on rank 0. All ranks call it, and have the same result.
----@param s ms.FSDPState
----@param path string
----@param options? ms.SaveOptions
----@return true?
----@return string? message
----@return string? code
-function state.save(s, path, options)
-  local files, items = require "moonshard.nn.files", state.items(s)
-  local dtype, first = files.check_save(path, options), s.group:rank() == 0
+-- Writes these items on rank 0, where begin() gives what writes them. All ranks call it, and have
+-- the same result.
+local function write(s, items, begin)
   local writer, message, code, room
-  if first then
-    writer, message, code = files.begin(s.wrapped, path, items, dtype)
+  if s.group:rank() == 0 then
+    writer, message, code = begin()
     room = make_room(items)
   end
   for i, item in ipairs(items) do
@@ -447,6 +441,50 @@ function state.save(s, path, options)
   message, code = state.agree(s.group, message, code)
   if message then return core.refuse(message, code) end
   return true
+end
+
+--- Writes the model's file, or folder, on rank 0. All ranks call it, and have the same result.
+---@param s ms.FSDPState
+---@param path string
+---@param options? ms.SaveOptions
+---@return true?
+---@return string? message
+---@return string? code
+function state.save(s, path, options)
+  local files, items = require "moonshard.nn.files", state.items(s)
+  local dtype = files.check_save(s.wrapped, path, options)
+  return write(s, items, function() return files.begin(s.wrapped, path, items, dtype) end)
+end
+
+--- Writes the folder of the model's adapters, on rank 0. All ranks call it, and have the same
+--- result.
+---@param s ms.FSDPState
+---@param folder string
+---@return true?
+---@return string? message
+---@return string? code
+function state.save_adapters(s, folder)
+  local adapter_files, items = require "moonshard.nn.adapter_files", {}
+  adapter_files.check_save(s.wrapped, folder)
+  for _, item in ipairs(state.items(s)) do
+    if adapter_files.is_adapter(item.name) then items[#items + 1] = item end
+  end
+  return write(s, items, function() return adapter_files.begin(s.wrapped, folder, items) end)
+end
+
+--- Reads adapters into those of the model, each rank what it has. All ranks call it, and have the
+--- same result.
+---@param s ms.FSDPState
+---@param folder string
+---@return true?
+---@return string? message
+---@return string? code
+function state.load_adapters(s, folder)
+  local adapter_files = require "moonshard.nn.adapter_files"
+  local path, message, code = adapter_files.examine(s.wrapped, folder)
+  message, code = state.agree(s.group, not path and message or nil, not path and code or nil)
+  if message then return core.refuse(message, code) end
+  return state.read(s, path, { partial = true }, adapter_files.reader(s.wrapped))
 end
 
 return state

@@ -60,7 +60,8 @@
 --- Writes a safetensors file, or a folder of them. All ranks call it; rank 0 writes. Unless
 --- options.dtype is given, tensors keep their dtypes; but tensors of a model from nn.pretrained get
 --- the dtypes of the file that they were read from (unless `to` has changed them), and a log line
---- says if this rounds. "exists" for a folder whose index names other weights.
+--- says if this rounds. "exists" for a folder whose index names other weights. Raises if the model
+--- has adapters (save_adapters, merge_adapters).
 ---@field save fun(self, path: string, options?: ms.SaveOptions): true?, string?, string?
 --- Reads a file, a list of files or a folder. Of a folder, the files of its
 --- model.safetensors.index.json are read, or without one all its .safetensors files. A name that
@@ -74,8 +75,30 @@
 --- module keeps its recorded value, that of its file or that in memory. A value without either is
 --- an error.
 ---@field materialize fun(self): self
+--- Writes the adapters that nn.lora has given the model to a folder, in the format of peft:
+--- adapter_config.json and adapter_model.safetensors. All ranks call it; rank 0 writes.
+---@field save_adapters fun(self, folder: string): true?, string?, string?
+--- Reads adapters that peft, or save_adapters, wrote. A model without adapters gets those of the
+--- folder, as nn.lora gives them. One that has adapters, also a wrapped one, must have the same
+--- ones, and gets their values. "unsupported": what adapter_config.json says is not here (DoRA,
+--- biases that are trained, ranks that differ).
+---@field load_adapters fun(self, folder: string): true?, string?, string?
+--- Adds what the adapters add to the weights, in f32, and takes the adapters away: the model
+--- computes the same, up to rounding, and is saved as any model. What was trained before nn.lora is
+--- trained again. A wrapped model is unwrapped first. Returns the plain module.
+---@field merge_adapters fun(self): ms.Module
 --- Errors: load, load_state: unknown or missing names and wrong shapes (the message has the first
 --- three of each). accumulate: f did not call backward.
+
+---@class ms.LoraOptions
+---@field rank? integer                of the adapters' matrices; 8 unless given
+--- What an adapter adds has the factor alpha / rank; rank unless given.
+---@field alpha? number
+---@field dropout? number              of the adapters' inputs: probability of zero; 0 unless given
+--- Which linear layers get an adapter: their names, the ends of these after a dot ("c_attn" means
+--- each layer of that name), or Lua patterns that match whole names. Unless given: c_attn of gpt2,
+--- q_proj and v_proj of llama; other models need it.
+---@field names? string[]
 
 ---@class ms.ModelOptions
 ---@field vocab integer                number of token ids
@@ -167,6 +190,13 @@
 --- model that is made on "meta" are read when it gets memory: by ms.fsdp, where each rank reads only
 --- its own shards, by ms.ddp, or by materialize.
 ---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
+--- Freezes the parameters of a model, and gives some of its linear layers an adapter (LoRA) that is
+--- trained instead: two matrices A [rank, inputs] and B [outputs, rank], and the layer computes
+--- W x + b + alpha / rank * B (A x). B is zero at first, so that the model computes what it did
+--- before. Call it before ms.ddp, ms.fsdp and the optimizer; a model on "meta" may have adapters.
+--- Returns the model. Layers whose weight a module uses itself, without calling the layer, do not
+--- use their adapter. Errors: names that mean no layer.
+---@field lora fun(model: ms.Module, options?: ms.LoraOptions): ms.Module
 ---@class ms.LanguageModel: ms.Module
 --- The ids that end a text, of generation_config.json or config.json; nil in models of your own.
 ---@field stop? integer[]

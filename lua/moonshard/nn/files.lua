@@ -3,6 +3,7 @@ local core = require "moonshard.core"
 local delayed = require "moonshard.nn.delayed"
 local options_of = require "moonshard.options"
 local check = options_of.check
+local lora = require "moonshard.nn.lora"
 local module = require "moonshard.nn.module"
 local piece = require "moonshard.piece"
 local Module = module.base
@@ -312,12 +313,14 @@ local function config_text(self, origin, word)
   return core.json_encode(config, true) .. "\n"
 end
 
---- Raises for arguments that save cannot take; the option dtype.
+--- Raises for what save cannot take; the option dtype.
+---@param model ms.Module
 ---@param path string
 ---@param options? ms.SaveOptions
 ---@return ms.DType?
-function files.check_save(path, options)
+function files.check_save(model, path, options)
   if type(path) ~= "string" then core.raise("save: a path is expected, not " .. type(path)) end
+  lora.refuse("save", model)
   local dtype = check("save", options, { dtype = "string" }).dtype
   if dtype ~= nil and not bytes_of[dtype] then
     core.raise(("save: dtype is f32, f16 or bf16, not %s"):format(tostring(dtype)))
@@ -367,6 +370,12 @@ end
 local Writer = {}
 Writer.__index = Writer
 
+--- Makes one of a file that safetensors_create has begun. list: dtype of each item; texts: content
+--- by name of the files beside it, which the commit writes.
+---@param begun { file: any, list: table[], texts: table<string, string>, folder: string }
+---@return table
+function files.writer(begun) return setmetatable(begun, Writer) end
+
 --- Writes item number i. t: its values, in its dtype, of any shape. Blocks until they are there.
 ---@param i integer
 ---@param t ms.Tensor
@@ -414,9 +423,9 @@ function files.begin(self, path, items, dtype)
   if not made then return nil, message, code end
   local texts = { ["config.json"] = self.config and config_text(self, origin, word) }
   for name, text in pairs(origin.files or {}) do texts[name] = text end
-  return setmetatable({
+  return files.writer {
     file = made, list = list, texts = texts, folder = file:match "^(.*)/[^/]*$" or ".",
-  }, Writer)
+  }
 end
 
 --- Writes the state as safetensors. All ranks call it; rank 0 writes. path: a .safetensors file, or
@@ -429,7 +438,7 @@ end
 ---@param options? ms.SaveOptions
 ---@return true?, string?, string?
 function Module:save(path, options)
-  local dtype = files.check_save(path, options)
+  local dtype = files.check_save(self, path, options)
   if core.rank() ~= 0 then return true end
   local items = {}
   for name, t in require "moonshard".sorted_pairs(self:state()) do

@@ -8,6 +8,7 @@ local argument = require "moonshard.options".argument
 
 -- The linear layer of this architecture: weight [in, out].
 local Conv1D = module.class "Conv1D"
+Conv1D.lora_layout = "columns"
 
 function Conv1D:init(inputs, outputs, std)
   self.weight = module.Parameter(core.randn { inputs, outputs, std = std })
@@ -72,6 +73,7 @@ end
 
 ---@class ms.GPT2: ms.LanguageModel
 local GPT2 = module.class("GPT2", LanguageModel)
+GPT2.lora_names = { "c_attn" }             -- what nn.lora adapts unless told; as peft
 
 ---@param options ms.ModelOptions
 function GPT2:init(options)
@@ -122,7 +124,7 @@ local function features(self, tokens, cache)
 end
 
 local function head(self, x)
-  return x:linear(self.lm_head and self.lm_head.weight or self.wte.weight)
+  return self.lm_head and self.lm_head(x) or x:linear(self.wte.weight)
 end
 
 ---@param tokens ms.Tensor ids [batch, time]
@@ -193,5 +195,10 @@ function GPT2:file_name(name)
   if not self.lm_head or name == "lm_head.weight" then return name end
   return "transformer." .. name
 end
+
+--- The name of a module of this model in transformers' GPT2LMHeadModel.
+---@param name string
+---@return string
+function GPT2:peer_name(name) return name == "lm_head" and name or "transformer." .. name end
 
 return GPT2

@@ -26,6 +26,7 @@ end
 ---@class ms.Linear: ms.Module
 local Linear = module.class "Linear"
 layers.Linear = Linear
+Linear.lora_layout = "rows"                -- nn.lora: the weight is [outputs, inputs]
 
 ---@param inputs integer
 ---@param outputs integer

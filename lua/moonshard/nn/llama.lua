@@ -66,6 +66,7 @@ end
 
 ---@class ms.Llama: ms.LanguageModel
 local Llama = module.class("Llama", LanguageModel)
+Llama.lora_names = { "q_proj", "v_proj" }  -- what nn.lora adapts unless told; as peft
 
 ---@param options ms.ModelOptions
 function Llama:init(options)
@@ -100,7 +101,7 @@ local function features(self, tokens, cache)
 end
 
 local function head(self, x)
-  return x:linear(self.lm_head and self.lm_head.weight or self.model.embed_tokens.weight)
+  return self.lm_head and self.lm_head(x) or x:linear(self.model.embed_tokens.weight)
 end
 
 ---@param tokens ms.Tensor ids [batch, time]

@@ -169,6 +169,10 @@ return function(path, options)
   if not kind then return nil, ("there is no file or folder '%s'"):format(path), "not_found" end
   local folder = kind == "folder" and path:gsub("(.)/+$", "%1") or path:match "^(.*)/[^/]*$" or "."
   local where = folder .. "/config.json"
+  if not core.exists(where) and core.exists(folder .. "/adapter_config.json") then
+    return refuse(path, "these are adapters, and no model: read the model that they were made \z
+      for, and call its load_adapters(folder)")
+  end
   local text, config, code = read_config(where)
   if not text then return nil, config, code end
   local class = require("moonshard.nn." .. config.model_type)

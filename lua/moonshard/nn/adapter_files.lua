@@ -1,0 +1,310 @@
+-- Adapters in files, in the format of peft: adapter_config.json, and adapter_model.safetensors with
+-- the names base_model.model.NAME.lora_A.weight, where NAME is that of the layer in transformers.
+local core = require "moonshard.core"
+local files = require "moonshard.nn.files"
+local lora = require "moonshard.nn.lora"
+local module = require "moonshard.nn.module"
+local options_of = require "moonshard.options"
+local Module = module.base
+
+local adapter_files = {}
+
+local CONFIG <const>, WEIGHTS <const> = "adapter_config.json", "adapter_model.safetensors"
+local PREFIX <const> = "base_model.model."
+
+-- Keys of adapter_config.json that change what is computed, and that must be off: null, false,
+-- empty, or (bias) "none".
+local off = {
+  "alora_invocation_tokens", "alpha_pattern", "arrow_config", "bias", "kasa_config",
+  "layer_replication", "lora_bias", "modules_to_save", "rank_pattern", "target_parameters",
+  "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora",
+}
+
+local function without_slash(folder) return (folder:gsub("(.)/+$", "%1")) end
+
+-- The name that a layer has in transformers.
+local function peer_name(model, name)
+  return model.peer_name and model:peer_name(name) or name
+end
+
+--------------------------------------------------------------------------------------------- saving
+
+-- Names for target_modules that mean these layers and no others, as peft reads them: the end of a
+-- name after a dot. Last parts where all layers of that last part are meant, else whole names.
+local function targets_of(model, list)
+  local adapted, partly, targets, seen = {}, {}, {}, {}
+  for _, one in ipairs(list) do adapted[one.name] = true end
+  for name in model:modules() do
+    if not adapted[name] then partly[name:match "[^.]*$"] = true end
+  end
+  for _, one in ipairs(list) do
+    local last = one.name:match "[^.]*$"
+    local target = partly[last] and peer_name(model, one.name) or last
+    if not seen[target] then targets[#targets + 1] = target end
+    seen[target] = true
+  end
+  table.sort(targets)
+  return core.json_list(targets)
+end
+
+local function config_text(model, list)
+  local adapter, null = list[1].adapter, core.json_null
+  local origin = getmetatable(model).origin
+  return core.json_encode({
+    peft_type = "LORA", task_type = model.last_logits and "CAUSAL_LM" or null,
+    base_model_name_or_path = origin and origin.folder or null,
+    r = adapter.rank, lora_alpha = adapter.alpha, lora_dropout = adapter.dropout,
+    use_rslora = adapter.by_root, target_modules = targets_of(model, list),
+    fan_in_fan_out = rawget(getmetatable(list[1].layer).class, "lora_layout") == "columns",
+    bias = "none", inference_mode = true, init_lora_weights = true, modules_to_save = null,
+    rank_pattern = {}, alpha_pattern = {},
+  }, true) .. "\n"
+end
+
+--- Whether a name is that of an adapter's weight.
+---@param name string
+---@return boolean
+function adapter_files.is_adapter(name) return name:match "%.lora_[AB]%.weight$" ~= nil end
+
+--- Begins to write the adapters of a model: as files.begin. items: name (here), dtype and shape of
+--- each of its adapters' weights.
+---@param model ms.Module
+---@param folder string
+---@param items table[]
+---@return table?
+---@return string? message
+---@return string? code
+function adapter_files.begin(model, folder, items)
+  folder = without_slash(folder)
+  local ok, message, code = core.make_directory(folder)
+  if not ok then return nil, message, code end
+  local names, dtypes, shapes = {}, {}, {}
+  for i, item in ipairs(items) do
+    local layer, rest = item.name:match "^(.*)%.(lora_[AB]%.weight)$"
+    names[i] = ("%s%s.%s"):format(PREFIX, peer_name(model, layer), rest)
+    dtypes[i], shapes[i] = item.dtype, { table.unpack(item.shape) }
+  end
+  local made
+  made, message, code = core.safetensors_create(folder .. "/" .. WEIGHTS, names, dtypes, shapes,
+    { "format", "pt" })
+  if not made then return nil, message, code end
+  return files.writer {
+    file = made, list = items, folder = folder,
+    texts = { [CONFIG] = config_text(model, lora.adapted(model)) },
+  }
+end
+
+--- Raises for what save_adapters cannot take.
+---@param model ms.Module
+---@param folder any
+function adapter_files.check_save(model, folder)
+  options_of.argument("save_adapters", "folder", folder, "string")
+  if not lora.adapted(model)[1] then core.raise "save_adapters: the model has no adapters" end
+end
+
+--- Writes the adapters to a folder, in the format of peft. All ranks call it; rank 0 writes.
+---@param folder string
+---@return true?, string?, string?
+function Module:save_adapters(folder)
+  adapter_files.check_save(self, folder)
+  if core.rank() ~= 0 then return true end
+  local items = {}
+  for _, saved in ipairs(module.saved(self)) do
+    if adapter_files.is_adapter(saved.name) then
+      items[#items + 1] = {
+        name = saved.name, dtype = saved.tensor:dtype(), shape = saved.tensor:shape(),
+        tensor = saved.tensor,
+      }
+    end
+  end
+  local writer, message, code = adapter_files.begin(self, folder, items)
+  local ok = writer
+  for i, item in ipairs(items) do
+    if ok then ok, message, code = writer:write(i, item.tensor) end
+  end
+  if ok then ok, message, code = writer:commit() end
+  if not ok then return nil, message, code end
+  return true
+end
+
+-------------------------------------------------------------------------------------------- loading
+
+local function is_off(value)
+  return value == nil or value == false or value == "none"
+    or type(value) == "table" and next(value) == nil
+end
+
+-- adapter_config.json as an adapter; nil, message, code.
+local function read_config(where)
+  local text, message, code = core.file_read(where)
+  if not text then return nil, message, code end
+  local config
+  config, message = core.json_decode(text)
+  local function refuse(what, kind)
+    return core.refuse(("'%s': %s"):format(where, what), kind or "unsupported")
+  end
+  if type(config) ~= "table" then return refuse(message or "an object is expected", "corrupt") end
+  if config.peft_type ~= "LORA" then
+    return refuse(("peft_type is %s; LORA is supported"):format(tostring(config.peft_type)))
+  end
+  for _, key in ipairs(off) do
+    local value = config[key]
+    if not is_off(value) then
+      return refuse(("%s is %s; this is not supported"):format(key,
+        type(value) == "table" and core.json_encode(value) or tostring(value)))
+    end
+  end
+  local rank, alpha, dropout = config.r, config.lora_alpha, config.lora_dropout or 0
+  if math.type(rank) ~= "integer" or rank < 1 then
+    return refuse(("r is %s; an integer of 1 or more is expected"):format(tostring(rank)),
+      "corrupt")
+  end
+  if type(alpha) ~= "number" or type(dropout) ~= "number" or not (dropout >= 0 and dropout < 1) then
+    return refuse("lora_alpha or lora_dropout is not a number that adapters can have", "corrupt")
+  end
+  local by_root = config.use_rslora == true
+  return {
+    rank = rank, alpha = alpha, scale = alpha / (by_root and math.sqrt(rank) or rank),
+    dropout = dropout, by_root = by_root,
+  }
+end
+
+--- What stands for a model where files are read: it has the adapters' names alone.
+---@param model ms.Module
+---@return table
+function adapter_files.reader(model)
+  return {
+    own_name = function(_, name)
+      local inner = name:match "^base_model%.model%.(.*)$" or name
+      return model.own_name and model:own_name(inner) or inner
+    end,
+    state = function()
+      local own = {}
+      for name, t in pairs(model:state()) do
+        if adapter_files.is_adapter(name) then own[name] = t end
+      end
+      return own
+    end,
+    load_state = function(_, values) model:load_state(values, { partial = true }) end,
+  }
+end
+
+-- The layers that a file has adapters of, by name, and where the names of the file do not fit the
+-- model, a message.
+local function layers_in(model, found, path)
+  local linear, by_name, count = {}, {}, 0
+  for name, object in model:modules() do
+    if rawget(getmetatable(object).class, "lora_layout") then linear[name] = object end
+  end
+  for own in pairs(found.state) do
+    local layer = own:match "^(.*)%.lora_[AB]%.weight$"
+    local told = found.origin[own].name
+    if not layer then
+      return nil, ("'%s': '%s' is no weight of an adapter"):format(path, told), "unsupported"
+    elseif not linear[layer] then
+      return nil, ("'%s': '%s' belongs to no linear layer of this model"):format(path, told),
+        "mismatch"
+    end
+    if not by_name[layer] then by_name[layer], count = linear[layer], count + 1 end
+  end
+  if count == 0 then return nil, ("'%s' has no adapters"):format(path), "corrupt" end
+  for name in pairs(by_name) do
+    for _, part in ipairs { "lora_A", "lora_B" } do
+      local own = ("%s.%s.weight"):format(name, part)
+      if not found.state[own] then
+        return nil, ("'%s': the adapter of '%s' has no %s"):format(path, name, part), "corrupt"
+      end
+    end
+  end
+  return by_name
+end
+
+-- What is wrong with the shapes of a file's adapters, beside a rank and the layers' sizes.
+local function wrong_shape(found, by_name, rank)
+  for name, layer in pairs(by_name) do
+    local outputs, inputs = table.unpack(layer.weight:full_shape())
+    if rawget(getmetatable(layer).class, "lora_layout") == "columns" then
+      outputs, inputs = inputs, outputs
+    end
+    for part, shape in pairs { lora_A = { rank, inputs }, lora_B = { outputs, rank } } do
+      local given = found.state[("%s.%s.weight"):format(name, part)]:shape()
+      if #given ~= 2 or given[1] ~= shape[1] or given[2] ~= shape[2] then
+        return ("%s of '%s' is [%s], and with r = %d this model needs [%d, %d]"):format(part, name,
+          table.concat(given, ", "), rank, shape[1], shape[2])
+      end
+    end
+  end
+end
+
+-- A model's own adapters and those of a file must be of the same layers, and compute alike.
+local function misfit(list, by_name, adapter)
+  for _, one in ipairs(list) do
+    if not by_name[one.name] then return ("it has no adapter of '%s'"):format(one.name) end
+    if one.adapter.rank ~= adapter.rank or one.adapter.scale ~= adapter.scale then
+      return ("its rank is %d and its scale %g, and those of the model are %d and %g")
+        :format(adapter.rank, adapter.scale, one.adapter.rank, one.adapter.scale)
+    end
+  end
+  local count = 0
+  for _ in pairs(by_name) do count = count + 1 end
+  if count > #list then
+    return ("it has adapters of %d layers, and the model of %d"):format(count, #list)
+  end
+end
+
+--- Checks a folder of adapters against a model: the path of the weights, what the adapters are,
+--- and their layers by name. Nothing has changed. nil, message, code if they do not fit.
+---@param model ms.Module
+---@param folder string
+---@return string? path
+---@return ms.Adapter|string adapter or message
+---@return table<string, ms.Module>|string layers or code
+function adapter_files.examine(model, folder)
+  folder = without_slash(folder)
+  local adapter, message, code = read_config(folder .. "/" .. CONFIG)
+  if not adapter then return nil, message, code end
+  local path = folder .. "/" .. WEIGHTS
+  local found
+  found, message, code = files.find(adapter_files.reader(model), path)
+  if not found then return nil, message, code end
+  local by_name
+  by_name, message, code = layers_in(model, found, path)
+  local wrong = by_name and wrong_shape(found, by_name, adapter.rank)
+  files.close(found)
+  if not by_name then return core.refuse(message, code) end
+  local own = lora.adapted(model)
+  wrong = wrong or own[1] and misfit(own, by_name, adapter)
+  if wrong then return core.refuse(("'%s': %s"):format(path, wrong), "mismatch") end
+  return path, adapter, by_name
+end
+
+--- Reads adapters that peft, or save_adapters, wrote. A model without adapters gets those of the
+--- folder, as nn.lora gives them; one with adapters must have the same ones, and gets their values.
+---@param folder string
+---@return true?, string?, string?
+function Module:load_adapters(folder)
+  options_of.argument("load_adapters", "folder", folder, "string")
+  local is_new = not lora.adapted(self)[1]
+  if is_new then lora.check_model("load_adapters", self) end
+  local path, adapter, by_name = adapter_files.examine(self, folder)
+  if not path then return nil, adapter, by_name end
+  if is_new then
+    lora.freeze(self)
+    for name, layer in require "moonshard".sorted_pairs(by_name) do -- luacheck: ignore name
+      lora.add(layer, adapter)
+    end
+  end
+  local read, message, code = files.read(adapter_files.reader(self), path)
+  if read then return true end
+  if is_new then lora.undo(self) end
+  return nil, message, code
+end
+
+--- Folds the adapters into the weights, and takes them away.
+---@return ms.Module
+function Module:merge_adapters() return lora.merge(self) end
+
+options_of.methods(Module, "a module", module.is_module,
+  { "save_adapters", "load_adapters", "merge_adapters" })
+
+return adapter_files
