@@ -2,6 +2,7 @@
 --     ./moonshard tokenize --tokenizer FOLDER --out shards/train TEXT...
 --     ./moonshard run recipes/gpt2.lua data='shards/train_*.bin' valid='shards/val_*.bin'
 --     ./moonshard run recipes/gpt2.lua data=shards weights=FOLDER_WITH_CONFIG_JSON lr=3e-5
+--     ./moonshard run recipes/gpt2.lua data=shards weights=FOLDER_WITH_CONFIG_JSON lora=8 lr=3e-4
 local ms = require "moonshard"
 local nn, optim, data = ms.nn, ms.optim, ms.data
 
@@ -14,6 +15,13 @@ local cfg = ms.config(ms.scripts.options {
     "",
     help = "start from these .safetensors (a file or a folder, with config.json); \z
       they decide the size",
+  },
+  lora       = { 0, help = "rank of adapters that are trained instead of the weights; 0: none" },
+  adapters   = { "", help = "start from these adapters (a folder of peft or of such a run)" },
+  adapt      = {
+    alpha = { 0.0, help = "adapters add alpha / rank times their product; the rank unless given" },
+    dropout = { 0.0, help = "of the adapters' inputs" },
+    names = { "", help = "layers with an adapter, with commas between; c_attn unless given" },
   },
   vocab      = {
     50304, help = "rows of the embedding: 50257 tokens, padded to a multiple of 128",
@@ -52,16 +60,32 @@ local train = assert(read(cfg.data))
 local valid
 if cfg.valid ~= "" then valid = assert(read(cfg.valid)) else train, valid = train:split(0.95) end
 
+-- The weights, or adapters beside them, are trained.
+local adapts = cfg.lora > 0 or cfg.adapters ~= ""
+local function adapt(net)
+  if cfg.adapters ~= "" then assert(net:load_adapters(cfg.adapters))
+  elseif adapts then
+    local names = {}
+    for name in cfg.adapt.names:gmatch "[^,]+" do names[#names + 1] = name end
+    nn.lora(net, {
+      rank = cfg.lora, alpha = cfg.adapt.alpha > 0 and cfg.adapt.alpha or nil,
+      dropout = cfg.adapt.dropout, names = names[1] and names or nil,
+    })
+  end
+  return net
+end
+
 local function make()
   if cfg.weights ~= "" then
-    return assert(nn.pretrained(cfg.weights, { dropout = cfg.dropout, recompute = cfg.recompute }))
+    return adapt(assert(nn.pretrained(cfg.weights,
+      { dropout = cfg.dropout, recompute = cfg.recompute })))
   end
   local size = sizes[cfg.size]
   for name, value in pairs(cfg.model) do if value > 0 then size[name] = value end end
-  return nn.gpt2 {
+  return adapt(nn.gpt2 {
     vocab = cfg.vocab, context = cfg.length, layers = size.layers, width = size.width,
     heads = size.heads, dropout = cfg.dropout, recompute = cfg.recompute,
-  }
+  })
 end
 
 -- Weight decay applies to matrices, not to biases and norms.
@@ -92,6 +116,11 @@ local result = ms.train {
   save = { every = cfg.every.save, last = 2 },
   resume = cfg.resume, run = cfg.run ~= "" and cfg.run or nil,
 }
+if adapts then
+  assert(model:save_adapters(result.run .. "/adapter"))
+  ms.log("the adapters are in %s/adapter", result.run)
+  model = model:merge_adapters()
+end
 assert(model:save(result.run .. "/model"))
 if result.valid then ms.log("validation loss %.4f nats per token", result.valid.loss) end
 ms.log("the model is in %s/model", result.run)

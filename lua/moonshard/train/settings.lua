@@ -152,20 +152,22 @@ end
 --- Logs the table of settings in force.
 ---@param self ms.Training
 function settings.show(self)
-  local o, count = self.o, 0
+  local o, count, trained = self.o, 0, 0
   for _, p in ipairs(self.parameters) do
     local elements = 1
     for _, size in ipairs(p:full_shape()) do elements = elements * size end
     count = count + elements
+    if p:requires_grad() then trained = trained + elements end
   end
+  local function short(n) return n >= 1e6 and ("%.2fM"):format(n / 1e6) or tostring(n) end
   local info = core.info()
   local lines = {
     { "recipe", launch.recipe or "(none)" },
     { "run", self.run .. (self.start > 0 and (" (resumed at step %d)"):format(self.start) or "") },
     {
       "model",
-      ("%s, %s parameters"):format(tostring(o.model):match "^[^:\n]*",
-        count >= 1e6 and ("%.2fM"):format(count / 1e6) or count),
+      ("%s, %s parameters%s"):format(tostring(o.model):match "^[^:\n]*", short(count),
+        trained < count and (", of which %s are trained"):format(short(trained)) or ""),
     },
     {
       "machine",
