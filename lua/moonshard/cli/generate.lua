@@ -2,8 +2,8 @@
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local live = require "moonshard.live"
+local model_folder = require "moonshard.cli.model_folder"
 local switches = require "moonshard.cli.switches"
-local tokenizer_files = require "moonshard.tokenizer_files"
 local vocabulary = require "moonshard.vocabulary"
 
 local generate = {}
@@ -50,35 +50,6 @@ function generate.parser()
     :choices { "auto", "none" }:default "auto"
   switches.add_threads(parser)
   return parser
-end
-
--- The folder of the model's files, below a path that may be a run's.
-local function folder_of(path)
-  local kind = core.exists(path)
-  if not kind then launch.exit(3, ("there is no file or folder '%s'"):format(path)) end
-  if kind == "file" then return path:match "^(.*)/[^/]*$" or ".", path end
-  path = path:gsub("(.)/+$", "%1")
-  for _, folder in ipairs { path, path .. "/model" } do
-    if core.exists(folder .. "/config.json") then return folder, folder end
-  end
-  local is_run = core.exists(path .. "/metrics.jsonl")
-  launch.exit(3, ("'%s' has no model: there is no config.json in it, nor in %s/model%s")
-    :format(path, path, is_run and "; a run's model is saved when its recipe ends" or ""))
-end
-
-local function vocabulary_of(parsed, folder, model)
-  local path = parsed.tokenizer
-  if not path and not tokenizer_files.are_in(folder) then
-    if model.options.vocab == 256 then return vocabulary.bytes() end
-    launch.exit(3, ("'%s' has no tokenizer: name one with --tokenizer PATH"):format(folder))
-  end
-  local tokenizer, message = require "moonshard".tokenizer.load(path or folder,
-    { pattern = parsed.pattern })
-  if not tokenizer then launch.exit(3, message) end
-  local words = vocabulary.of(tokenizer)
-  local misfit = vocabulary.misfit(words, model)
-  if misfit then launch.exit(3, misfit) end
-  return words
 end
 
 -- The prompt's text, and its ids.
@@ -132,10 +103,7 @@ function generate.main(arguments)
   local parsed = switches.parse(parser, arguments)
   if not parsed.model then launch.exit(2, "which model?\n" .. parser:get_usage()) end
   switches.apply(parsed)
-  local folder, path = folder_of(parsed.model)
-  local model, message = require "moonshard".nn.pretrained(path)
-  if not model then launch.exit(3, message) end
-  local words = vocabulary_of(parsed, folder, model)
+  local model, words = model_folder.read(parsed)
   local made, seconds = write(parsed, model, words, prompt_of(parsed, words))
   if live.is_terminal() then
     io.stderr:write(("%d tokens, %.1f tokens/s\n"):format(made,

@@ -11,6 +11,7 @@ local commands = {
   { "plot", "curves of runs, in the terminal or as a page" },
   { "test", "compare with golden data: moonshard test --golden DIR" },
   { "tokenize", "write files of text as shards of tokens" },
+  { "eval", "score a model on multiple-choice questions: moonshard eval MODEL FILE.jsonl" },
   { "generate", "continue a text with a model: moonshard generate MODEL --prompt TEXT" },
   { "info", "describe this machine and this build" },
   { "repl", "an interactive session" },
