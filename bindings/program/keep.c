@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/pidfd.h>
 
 /* What ranks have to leave before the report is written without them. */
@@ -14,6 +15,27 @@
 /* The report is written so long before ranks that stay are killed. A launcher that sees a rank
  * killed cleans up, and some systems end this process then. */
 #define MS_EARLIER_NS 2000000000u
+
+/* What Linux says of a process by its pidfd, as linux/pidfd.h of 6.15 has it; the exit status, in
+ * the form of waitpid, is there once its parent has read it. */
+typedef struct process_info {
+    uint64_t mask, control_group;
+    uint32_t ids[11];
+    int32_t status;
+} process_info;
+#define PROCESS_INFO_EXIT (UINT64_C(1) << 3)
+#define PROCESS_GET_INFO _IOWR(0xFF, 11, process_info)
+_Static_assert(sizeof(process_info) == 64, "the first version of this structure");
+
+/* An older Linux does not know the question: false. */
+static bool ask_status(int pidfd, int *status)
+{
+    process_info info = { .mask = PROCESS_INFO_EXIT };
+    if (pidfd < 0 || ioctl(pidfd, PROCESS_GET_INFO, &info)) return false;
+    if (!(info.mask & PROCESS_INFO_EXIT)) return false;
+    *status = info.status;
+    return true;
+}
 
 /* The exit status of another process' child is the last number of its record in /proc, as long as
  * its parent has not read it; false: it has. */
@@ -33,17 +55,20 @@ static bool read_status(const ms_job *job, int64_t process, int *status)
     return end && last && strncmp(end, ") Z ", 4) == 0 && sscanf(last, "%d", status) == 1;
 }
 
-/* Its parent, the MPI launcher's, reads the status. A rank that has left the job has ended well,
- * also if its launcher kills it then: some do so when the first process has ended with a code. */
+/* The launcher, its parent, reads the exit status at some moment. The pidfd tells it after that
+ * moment, /proc before: so the pidfd is asked first and last. A rank that has left the job has
+ * ended well, also if its launcher kills it then: some do so when the first process has ended with
+ * a code. */
 static void find_outcome(ms_job *job, uint32_t rank)
 {
     ms_outcome *outcome = &job->outcomes[rank];
     ms_rank_state state;
-    int status = 0;
+    int status = 0, pidfd = job->ended[rank];
     ms_rendezvous_rank(job->rendezvous, rank, &state);
     outcome->code = -1;
     if (state.finished || state.phase == MS_RANK_LEFT) outcome->code = 0;
-    else if (read_status(job, outcome->process, &status)) {
+    else if (ask_status(pidfd, &status) || read_status(job, outcome->process, &status)
+             || ask_status(pidfd, &status)) {
         outcome->signal = status & 0x7f;
         outcome->code = outcome->signal ? 0 : status >> 8 & 0xff;
     }

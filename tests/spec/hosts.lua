@@ -112,7 +112,7 @@ function hosts.processes()
     local kind = read(("/proc/%s/cmdline"):format(one.process)):match "^[^\0]*\0([^\0]*)\0"
     local environment = "\0" .. read(("/proc/%s/environ"):format(one.process))
     local rank = environment:match "\0OMPI_COMM_WORLD_RANK=(%d+)"
-      or environment:match "\0PMI_RANK=(%d+)"
+      or environment:match "\0PMI_RANK=(%d+)" or environment:match "\0PMIX_RANK=(%d+)"
     if kind == "run" or kind == "keep" then
       list[#list + 1] = { process = math.tointeger(tonumber(one.process)),
         host = host_of[one.number], kind = kind,

@@ -10,17 +10,17 @@
 /* NAME=VALUE, separated by spaces. */
 static const char *set;
 
-/* The last eight answers stay, as those of a real environment do. */
+/* The last answers stay, as those of a real environment do. */
 static const char *environment(void *user, const char *name)
 {
-    static char answers[8][64];
+    static char answers[32][64];
     static int next;
     (void)user;
     size_t length = strlen(name);
     for (const char *at = set; *at; at += strcspn(at, " "), at += *at == ' ')
         if (strncmp(at, name, length) == 0 && at[length] == '=') {
             size_t bytes = strcspn(at + length + 1, " ");
-            char *answer = answers[next++ % 8];
+            char *answer = answers[next++ % 32];
             memcpy(answer, at + length + 1, bytes);
             answer[bytes] = '\0';
             return answer;
@@ -117,9 +117,16 @@ static void innermost(void **state)
                              "OMPI_COMM_WORLD_SIZE=4");
     assert_int_equal(found.kind, MS_LAUNCHER_OPENMPI);
     assert_int_equal(found.rank, 2);
-    /* srun --mpi=pmix sets both. */
+    /* A server of PMIx that srun started once on each of four hosts. */
     found = find("SLURM_PROCID=2 SLURM_NTASKS=4 SLURM_STEP_ID=1 PMIX_RANK=2 PMIX_NAMESPACE=a");
     assert_int_equal(found.kind, MS_LAUNCHER_PMIX);
+    assert_int_equal(found.size, MS_UNKNOWN);
+    /* mpirun of MPICH, whose processes srun's daemons start. */
+    found = find("SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0 PMI_RANK=5 PMI_SIZE=8 "
+                 "MPI_LOCALRANKID=1");
+    assert_int_equal(found.size, 8);
+    assert_int_equal(found.local_rank, 1);
+    assert_string_equal(found.name, "mpirun of MPICH or Intel MPI");
     /* Open MPI of today sets PMIX_RANK, too. */
     found = find("PMIX_RANK=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2");
     assert_int_equal(found.kind, MS_LAUNCHER_OPENMPI);
@@ -132,6 +139,25 @@ static void innermost(void **state)
     assert_int_equal(found.size, 2);
 }
 
+/* srun --mpi=pmix and --mpi=pmi2 set their own variables and Slurm's, which say more. */
+static void srun(void **state)
+{
+    (void)state;
+    ms_launcher found = find("SLURM_PROCID=2 SLURM_NTASKS=4 SLURM_STEP_ID=1 SLURM_LOCALID=1 "
+                             "PMIX_RANK=2 PMIX_NAMESPACE=slurm.pmix.17.1");
+    assert_int_equal(found.kind, MS_LAUNCHER_PMIX);
+    assert_string_equal(found.name, "srun");
+    assert_int_equal(found.rank, 2);
+    assert_int_equal(found.size, 4);
+    assert_int_equal(found.local_rank, 1);
+    found = find("SLURM_PROCID=3 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_ID=1 "
+                 "SLURM_LOCALID=0 PMI_RANK=3 PMI_SIZE=4 PMI_JOBID=17.1");
+    assert_int_equal(found.kind, MS_LAUNCHER_PMI);
+    assert_string_equal(found.name, "srun");
+    assert_int_equal(found.size, 4);
+    assert_int_equal(found.local_rank, 0);
+}
+
 static void wrong(void **state)
 {
     (void)state;
@@ -139,8 +165,8 @@ static void wrong(void **state)
             "OMPI_COMM_WORLD_RANK=x, which mpirun of Open MPI sets, is no number");
     refuses("PMI_RANK=0 PMI_SIZE=-2", "PMI_SIZE=-2");
     refuses("PMI_RANK=0 PMI_SIZE=99999999999", "PMI_SIZE=99999999999");
-    refuses("PMI_RANK=2 PMI_SIZE=2", "PMI_RANK=2 and PMI_SIZE=2, which mpirun of MPICH");
-    refuses("PMI_RANK=0 PMI_SIZE=0", "PMI_SIZE=0");
+    refuses("PMI_RANK=2 PMI_SIZE=2", "PMI_RANK=2 of 2 processes, which mpirun of MPICH");
+    refuses("PMI_RANK=0 PMI_SIZE=0", "(PMI_SIZE)");
     refuses("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT=http", "MASTER_PORT=http");
     refuses("SLURM_PROCID=1 SLURM_NTASKS=8 SLURM_STEP_ID=3 SLURM_STEP_NUM_TASKS=1",
             "ranks count from 0");
@@ -149,6 +175,7 @@ static void wrong(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(none), cmocka_unit_test(each),
-                                        cmocka_unit_test(innermost), cmocka_unit_test(wrong) };
+                                        cmocka_unit_test(innermost), cmocka_unit_test(srun),
+                                        cmocka_unit_test(wrong) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

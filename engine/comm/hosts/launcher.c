@@ -1,6 +1,8 @@
 /* launcher.c: the launchers that are known, by their variables. */
 #include "comm/hosts/launcher.h"
 
+#include <string.h>
+
 /* The variables of a launcher. `size`: NULL if it sets none. `needs`: one more variable without
  * which it did not start this process, NULL: none. */
 typedef struct known {
@@ -21,6 +23,9 @@ static const known all[] = {
     { MS_LAUNCHER_SLURM, "srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID",
       "SLURM_STEP_ID" },
 };
+
+/* Namespaces of srun --mpi=pmix begin so. */
+#define SLURM_PMIX "slurm.pmix."
 
 /* Steps that Slurm numbers so are no steps of srun: the batch script, an interactive shell. */
 #define SLURM_STEPS 0xfffffff0u
@@ -65,15 +70,36 @@ static bool is_here(const ms_context *context, const known *one)
     return one->kind != MS_LAUNCHER_SLURM || (parse(needs, &step) && step < SLURM_STEPS);
 }
 
+/* Whether the launcher whose PMI or PMIx this is was srun itself: mpirun of MPICH and a server of
+ * PMIx may run in a step of srun, whose variables their processes inherit. */
+static bool is_of_srun(const ms_context *context, const known *one)
+{
+    const char *job = text_of(context, one->job);
+    if (one->kind == MS_LAUNCHER_PMI) return !text_of(context, one->local_rank);
+    return one->kind == MS_LAUNCHER_PMIX && job
+           && strncmp(job, SLURM_PMIX, strlen(SLURM_PMIX)) == 0;
+}
+
+/* Size and local rank as Slurm says them, for a process of srun. */
+static ms_status read_slurm(ms_context *context, const known *slurm, ms_launcher *out)
+{
+    out->name = slurm->name;
+    ms_status status = read_number(context, slurm, slurm->size, &out->size);
+    /* In a step that has fewer processes than the job, SLURM_NTASKS may be the job's. */
+    if (!status) status = read_number(context, slurm, "SLURM_STEP_NUM_TASKS", &out->size);
+    return status ? status : read_number(context, slurm, slurm->local_rank, &out->local_rank);
+}
+
 static ms_status check(ms_context *context, const ms_launcher *found, const known *one)
 {
     if (found->size == 0)
-        return ms_fail(context, MS_ERROR_ARGUMENT, "%s=0, which %s sets: a job has processes",
-                       one->size, one->name);
+        return ms_fail(context, MS_ERROR_ARGUMENT,
+                       "0 processes, which %s sets (%s): a job has some", found->name,
+                       one->size ? one->size : "SLURM_NTASKS");
     if (found->rank < found->size) return MS_OK;
     return ms_fail(context, MS_ERROR_ARGUMENT,
-                   "%s=%u and %s=%u, which %s sets: ranks count from 0, below the size", one->rank,
-                   found->rank, one->size, found->size, one->name);
+                   "%s=%u of %u processes, which %s sets: ranks count from 0, below the size",
+                   one->rank, found->rank, found->size, found->name);
 }
 
 ms_status ms_launcher_find(ms_context *context, ms_launcher *out)
@@ -91,10 +117,10 @@ ms_status ms_launcher_find(ms_context *context, ms_launcher *out)
     out->job = text_of(context, one->job);
     ms_status status = read_number(context, one, one->rank, &out->rank);
     if (!status) status = read_number(context, one, one->size, &out->size);
-    /* In a step that has fewer processes than the job, SLURM_NTASKS may be the job's. */
-    if (!status && one->kind == MS_LAUNCHER_SLURM)
-        status = read_number(context, one, "SLURM_STEP_NUM_TASKS", &out->size);
     if (!status) status = read_number(context, one, one->local_rank, &out->local_rank);
+    const known *slurm = &all[sizeof all / sizeof *all - 1];
+    if (!status && is_here(context, slurm) && (one == slurm || is_of_srun(context, one)))
+        status = read_slurm(context, slurm, out);
     if (!status && one->kind == MS_LAUNCHER_TORCHRUN) {
         out->master = text_of(context, "MASTER_ADDR");
         status = read_number(context, one, "MASTER_PORT", &out->master_port);

@@ -28,7 +28,7 @@ typedef struct ms_launcher {
     const char *name;          /* for messages; static */
     const char *rank_variable; /* that gave the rank; static */
     uint32_t rank;
-    uint32_t size;       /* MS_UNKNOWN under PMIx, where only MPI_Comm_size tells it */
+    uint32_t size;       /* MS_UNKNOWN under PMIx but for srun's: only MPI_Comm_size tells it */
     uint32_t local_rank; /* among the processes of this host; MS_UNKNOWN if it is not said */
     /* What tells this job from others on the same hosts, and where torchrun's first process is: of
      * the environment, NULL if not said. */

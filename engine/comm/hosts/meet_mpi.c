@@ -153,18 +153,20 @@ static const char *module_of(ms_launcher_kind kind, const char *wish)
 }
 
 /* Whether each process is alone in MPI: then the module belongs to another MPI. All find that, so
- * rank 0 reports it. */
+ * rank 0 reports it; where the launcher tells no size, only the others can know. */
 static ms_status check_company(const ms_mpi_meeting *meeting, const ms_launcher *launcher)
 {
     const ms_mpi_world *world = ms_mpi_found(meeting->mpi);
-    if (world->size > 1 || launcher->size == MS_UNKNOWN || launcher->size == 1) return MS_OK;
-    meeting->base.place->is_told = launcher->rank > 0;
+    bool sized = launcher->size != MS_UNKNOWN;
+    uint32_t least = sized ? launcher->size : launcher->rank + 1; /* processes of the job */
+    if (world->size > 1 || least == 1) return MS_OK;
+    meeting->base.place->is_told = launcher->rank > (sized ? 0 : 1);
     return ms_fail(
         meeting->base.context, MS_ERROR_ARGUMENT,
-        "%s counts %u processes, but %s finds only this one: it is not the MPI "
+        "%s counts %s%u processes, but %s finds only this one: it is not the MPI "
         "whose launcher started them; choose another module with "
         "MOONSHARD_MPI=openmpi or mpich%s",
-        launcher->name, launcher->size, world->library,
+        launcher->name, sized ? "" : "at least ", least, world->library,
         launcher->kind == MS_LAUNCHER_SLURM ? ", or start with srun --mpi=pmix or --mpi=pmi2" : "");
 }
 
@@ -172,14 +174,14 @@ static ms_status check_company(const ms_mpi_meeting *meeting, const ms_launcher 
 static ms_status check_world(const ms_mpi_meeting *meeting, const ms_launcher *launcher)
 {
     const ms_mpi_world *world = ms_mpi_found(meeting->mpi);
-    if (launcher->size == MS_UNKNOWN
-        || (world->size == launcher->size && world->rank == launcher->rank))
-        return MS_OK;
+    char size[24] = "";
+    bool sized = launcher->size != MS_UNKNOWN;
+    if (world->rank == launcher->rank && (!sized || world->size == launcher->size)) return MS_OK;
+    if (sized) snprintf(size, sizeof size, " of %u", launcher->size);
     return ms_fail(meeting->base.context, MS_ERROR_ARGUMENT,
-                   "%s says rank %u of %u, and %s says rank %u of %u: they belong to different "
-                   "jobs",
-                   launcher->name, launcher->rank, launcher->size, meeting->base.place->mpi,
-                   world->rank, world->size);
+                   "%s says rank %u%s, and %s says rank %u of %u: they belong to different jobs",
+                   launcher->name, launcher->rank, size, meeting->base.place->mpi, world->rank,
+                   world->size);
 }
 
 /* The same error of this process, with its rank and host in front. */
