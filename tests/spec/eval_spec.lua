@@ -43,7 +43,7 @@ describe("moonshard eval", function()
   it("of a model for which all tokens are equally likely chooses by lengths", function()
     save(256, 0)
     -- The sum chooses the shortest ending. Per token all are equal, so the first is chosen. Per
-    -- byte, the space before an ending counts least in the longest.
+    -- character, the space before an ending counts least in the longest.
     write {
       { ctx = "a b", endings = { "long one", "x", "the longest one" }, label = 1 },
       { ctx = "a b", endings = { "long one", "x", "the longest one" }, label = 0 },
@@ -53,8 +53,15 @@ describe("moonshard eval", function()
     }
     assert.same({ acc = 0.25, acc_norm = 0.5, acc_token = 0.25, questions = 4 }, eval())
     assert.same({ acc = 1, acc_norm = 0, acc_token = 0, questions = 1 }, eval "--limit 1")
-    assert.equal("acc 0.2500  acc_norm 0.5000 (per byte)  acc_token 0.2500 (per token)  of 4 \z
+    assert.equal("acc 0.2500  acc_norm 0.5000 (per character)  acc_token 0.2500 (per token)  of 4 \z
       questions\n", (command.succeed(folder, "eval model set.jsonl")))
+  end)
+
+  it("counts characters, not bytes", function()
+    save(256, 0)
+    -- Tokens are bytes, each as likely. Per byte the endings would be equal, and the first chosen.
+    write { { ctx = "a", endings = { "\u{4e2d}\u{4e2d}", "abcdef" }, label = 1 } }
+    assert.equal(1, eval().acc_norm)
   end)
 
   it("scores endings by their tokens' probabilities, also of texts past the context", function()

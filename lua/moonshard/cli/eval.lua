@@ -3,8 +3,9 @@
 --
 -- An ending's score is the sum of the logarithms of its tokens' probabilities after the text; the
 -- choice is the ending with the greatest score (acc), or with the greatest score divided by the
--- ending's bytes (acc_norm) or by its tokens (acc_token). acc and acc_norm are those of
--- lm-evaluation-harness, acc_token that of llm.c. Of equal ones the first is chosen.
+-- ending's characters (acc_norm) or by its tokens (acc_token). acc and acc_norm are those of
+-- lm-evaluation-harness, acc_token that of llm.c. Of an ending that is no UTF-8, bytes
+-- are counted. Of equal ones the first is chosen.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local live = require "moonshard.live"
@@ -24,7 +25,7 @@ function eval.parser()
   local parser = switches.plain("eval", "Scores a model on multiple-choice questions in \z
     HellaSwag's format: a JSON object in each line, with ctx (a text), endings (a list of texts) \z
     and label (the right one, from 0). Prints how often the right ending has the greatest \z
-    probability (acc), the greatest per byte (acc_norm), and per token (acc_token).")
+    probability (acc), the greatest per character (acc_norm), and per token (acc_token).")
   parser:argument("model", "a folder with config.json and .safetensors, or a run's folder"):args "?"
   parser:argument("file", "the questions, .jsonl"):args "?"
   parser:option("--limit", "only the first N questions (default: all)"):argname "N"
@@ -173,10 +174,12 @@ local function run(model, words, questions, path)
   for number, question in ipairs(questions) do
     local scores, tokens = scores_of(model, words, question,
       ("%s:%d"):format(path, question.line))
-    local bytes = {}
-    for i, ending in ipairs(question.endings) do bytes[i] = #ending end
+    local characters = {}
+    for i, ending in ipairs(question.endings) do
+      characters[i] = utf8.len(ending) or #ending
+    end
     right.acc = right.acc + finds(scores, question.label)
-    right.acc_norm = right.acc_norm + finds(divided(scores, bytes), question.label)
+    right.acc_norm = right.acc_norm + finds(divided(scores, characters), question.label)
     right.acc_token = right.acc_token + finds(divided(scores, tokens), question.label)
     if number % COLLECT == 0 then core.collect() end
     show(right, number, #questions)
@@ -206,7 +209,7 @@ function eval.main(arguments)
     found.questions = #questions
     print(core.json_encode(found))
   else
-    print(("acc %.4f  acc_norm %.4f (per byte)  acc_token %.4f (per token)  of %d question%s")
+    print(("acc %.4f  acc_norm %.4f (per character)  acc_token %.4f (per token)  of %d question%s")
       :format(found.acc, found.acc_norm, found.acc_token, #questions,
         #questions == 1 and "" or "s"))
   end
