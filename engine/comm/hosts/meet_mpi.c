@@ -63,13 +63,14 @@ static ms_mpi_state watch(ms_mpi_meeting *meeting, ms_mpi_message *message, uint
     }
 }
 
-/* The ranks of a host miss the same rank: the first of them says so. */
+/* The ranks of a host miss the same rank: the first of them says so. What was told before stays so:
+ * a rank that shares a failure may wait in vain for one that its launcher has killed. */
 static ms_status fail_late(ms_mpi_meeting *meeting, uint32_t peer)
 {
     ms_host_id host = { .name = "?" };
     ms_context *context = meeting->base.context;
     (void)context->os->host(context->os->user, &host);
-    meeting->base.place->is_told = meeting->is_other;
+    if (meeting->is_other) meeting->base.place->is_told = true;
     return ms_fail(context, MS_ERROR_TIMEOUT,
                    "host %s: rank %u has heard nothing of rank %u in %g s", host.name,
                    meeting->base.place->rank, peer, (double)meeting->base.options->init_ns / 1e9);
