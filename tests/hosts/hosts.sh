@@ -142,13 +142,12 @@ own_folders() {
     own_sessions
 }
 
-# Open MPI makes this folder when a job begins, and removes it when it is empty. Two jobs that make
-# it at the same moment fail.
+# Open MPI makes this folder when a job begins. At a job's end it removes the files there, and then
+# the folder if it is empty. Two jobs that make it at the same moment fail.
 own_sessions() {
     local sessions
     sessions=$TMPDIR/ompi.$(hostname).$(id -u)
-    mkdir -p "$sessions"
-    : >"$sessions/kept"
+    mkdir -p "$sessions/kept"
 }
 
 # The number of the process that keeps a host.
