@@ -402,6 +402,8 @@ static const ms_method methods[] = {
     { "silu", unary, &ms_op_silu, true },
     { "tanh", unary, &ms_op_tanh, true },
     { "sigmoid", unary, &ms_op_sigmoid, true },
+    { "sin", unary, &ms_op_sin, true },
+    { "cos", unary, &ms_op_cos, true },
     { "gelu", gelu, NULL, true },
     { "pow", power, NULL, true },
     { "clamp", clamp, NULL, true },

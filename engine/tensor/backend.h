@@ -31,7 +31,7 @@
 /* clang-format off */
 #define MS_ELEMENTWISE_KERNELS(K) \
     K(cast) K(neg) K(exp) K(log) K(sqrt) K(rsqrt) K(square) K(abs) K(sign) K(relu) K(gelu) \
-    K(gelu_erf) K(silu) K(tanh) K(sigmoid) \
+    K(gelu_erf) K(silu) K(tanh) K(sigmoid) K(sin) K(cos) \
     K(pow) K(clamp) K(is_finite) \
     K(add) K(sub)      /* a + value * b */ \
     /* value * a * b, value * a / b */ \
@@ -42,7 +42,7 @@
     K(sqrt_backward) K(rsqrt_backward) K(relu_backward) K(tanh_backward) K(sigmoid_backward) \
     /* x, g */ \
     K(square_backward) K(abs_backward) K(gelu_backward) K(gelu_erf_backward) K(silu_backward) \
-    K(pow_backward) K(clamp_backward) \
+    K(pow_backward) K(clamp_backward) K(sin_backward) K(cos_backward) \
     /* g, a, b: -value * g * a / b^2 */ \
     K(div_backward) \
     /* a, b, g */ \

@@ -106,7 +106,7 @@ static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *
 
 /* One input x, result y, incoming gradient g. exp: dx = g y. log: dx = g / x. sqrt: dx = g / (2 y).
  * rsqrt: dx = -g y^3 / 2. relu: dx = g where y > 0. tanh: dx = g (1 - y^2). sigmoid: dx = g y (1 -
- * y). sign: dx = 0. */
+ * y). sin: dx = g cos x. cos: dx = -g sin x. sign: dx = 0. */
 SMOOTH(neg, 1, 1, MS_KERNEL_neg, { IN0 }, WHOLE, 0, { BACK(neg, G) })
 SMOOTH(exp, 1, 1, MS_KERNEL_exp, { IN0 }, 0, SAVE_RESULT, { BACK(mul, G, S0) })
 SMOOTH(log, 1, 1, MS_KERNEL_log, { IN0 }, 0, SAVE0, { BACK(div, G, S0) })
@@ -121,6 +121,8 @@ SMOOTH(gelu_erf, 1, 1, MS_KERNEL_gelu_erf, { IN0 }, 0, SAVE0, { BACK(gelu_erf_ba
 SMOOTH(silu, 1, 1, MS_KERNEL_silu, { IN0 }, 0, SAVE0, { BACK(silu_backward, S0, G) })
 SMOOTH(tanh, 1, 1, MS_KERNEL_tanh, { IN0 }, 0, SAVE_RESULT, { BACK(tanh_backward, S0, G) })
 SMOOTH(sigmoid, 1, 1, MS_KERNEL_sigmoid, { IN0 }, 0, SAVE_RESULT, { BACK(sigmoid_backward, S0, G) })
+SMOOTH(sin, 1, 1, MS_KERNEL_sin, { IN0 }, 0, SAVE0, { BACK(sin_backward, S0, G) })
+SMOOTH(cos, 1, 1, MS_KERNEL_cos, { IN0 }, 0, SAVE0, { BACK(cos_backward, S0, G) })
 SMOOTH(clamp, 1, 1, MS_KERNEL_clamp, { IN0 }, WHOLE | BOUNDS, SAVE0,
        { BACK(clamp_backward, S0, G) })
 OP(is_finite, 1, 1, MS_OP_NO_GRAD, NULL, MS_KERNEL_is_finite, { IN0 }, WHOLE | TO_BOOL, 0,

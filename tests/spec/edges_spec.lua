@@ -10,7 +10,8 @@ local function uses_of(x)
   local dims, uses = x:dim(), {}
   local function use(name, f) uses[#uses + 1] = { name, f } end
   for _, name in ipairs {
-    "exp", "log", "neg", "relu", "tanh", "square", "gelu", "silu", "clone", "contiguous",
+    "exp", "log", "neg", "relu", "tanh", "sin", "cos", "square", "gelu", "silu", "clone",
+    "contiguous",
   } do
     use(name, function() return x[name](x) end)
   end

@@ -27,6 +27,8 @@ local function pick(list, draw) return list[draw(#list)] end
 local operators = {
   { "tanh", function(a) return a:tanh() end },
   { "sigmoid", function(a) return a:sigmoid() * 2 end },
+  { "sin", function(a) return (a * 3):sin() end },
+  { "cos", function(a) return (a * 3):cos() end },
   { "gelu", function(a) return a:gelu() end },
   { "gelu_erf", function(a) return a:gelu "erf" end },
   { "silu", function(a) return a:silu() end },

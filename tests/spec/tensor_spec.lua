@@ -353,6 +353,8 @@ local unary = {
   silu = { function(x) return x / (1 + math.exp(-x)) end },
   sigmoid = { function(x) return 1 / (1 + math.exp(-x)) end },
   tanh = { function(x) return (math.exp(x) - math.exp(-x)) / (math.exp(x) + math.exp(-x)) end },
+  sin = { math.sin },
+  cos = { math.cos },
   gelu = { function(x)
     local y = math.sqrt(2 / math.pi) * (x + 0.044715 * x ^ 3)
     return 0.5 * x * (1 + (math.exp(y) - math.exp(-y)) / (math.exp(y) + math.exp(-y)))
@@ -808,7 +810,8 @@ describe("the surface", function()
     embedding rotary attention requires_grad requires_grad_ detach grad set_grad backward on_grad
     name full_shape on_grad_ready]]
   local twins = [[add sub mul div pow neg exp log sqrt rsqrt square abs sign clamp maximum minimum
-    lerp addcmul addcdiv relu gelu silu tanh sigmoid dropout masked_fill scatter scatter_add]]
+    lerp addcmul addcdiv relu gelu silu tanh sigmoid sin cos dropout
+    masked_fill scatter scatter_add]]
 
   it("has every method", function()
     local t, missing = ms.nn.Parameter(ms.zeros { 2 }), {}

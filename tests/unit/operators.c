@@ -49,6 +49,8 @@ static const row rows[] = {
     { "silu", "f", 1, NONE },
     { "tanh", "f", 1, NONE },
     { "sigmoid", "f", 1, NONE },
+    { "sin", "f", 1, NONE },
+    { "cos", "f", 1, NONE },
     { "pow", "n", 1, { .scalar = { .value = 1.5 } } },
     { "clamp",
       "f",

@@ -1,5 +1,5 @@
-/* vector_math.c: exp, log, tanh, sigmoid and the error function on vectors, in units in the last
- * place, over all of f32. ctest: each-isa */
+/* vector_math.c: exp, log, tanh, sigmoid, sin, cos and the error function on vectors, in units in
+ * the last place, over all of f32. ctest: each-isa */
 #include "gradcheck.h"
 
 #include <float.h>
@@ -35,7 +35,8 @@ static void test_errors_over_all_of_f32(void **state)
     } cases[] = {
         { "exp", exp, 1.1, -87.3 },          { "log", log, 1.0, -INFINITY },
         { "tanh", tanh, 1.6, -INFINITY },    { "sigmoid", sigmoid, 2.5, -87 },
-        { "sqrt", sqrt, 0.5001, -INFINITY },
+        { "sqrt", sqrt, 0.5001, -INFINITY }, { "sin", sin, 1.6, -INFINITY },
+        { "cos", cos, 1.6, -INFINITY },
     };
     ms_engine *engine = engine_with(2, NULL);
     ms_tensor *x = NULL;

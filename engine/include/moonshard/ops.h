@@ -23,6 +23,7 @@ extern "C" {
     O(gelu)            /* the tanh form: 0.5x(1 + tanh(sqrt(2/pi)(x + 0.044715x^3))) */ \
     O(gelu_erf)        /* 0.5x(1 + erf(x/sqrt 2)) */ \
     O(silu) O(tanh) O(sigmoid) \
+    O(sin) O(cos)      /* of radians */ \
     O(pow)             /* scalar.value: exponent */ \
     /* scalar.value and high, where has_low and has_high; high wins where it is below value; \
      * gradient passes inside and at the bounds */ \

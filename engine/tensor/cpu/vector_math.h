@@ -1,4 +1,5 @@
-/* vector_math.h: exp, log, tanh, erf and friends on MS_LANES lanes of f32, for the files of isa/.
+/* vector_math.h: exp, log, tanh, sin, erf and friends on MS_LANES lanes of f32, for the files of
+ * isa/.
  *
  * Every function is a polynomial on a reduced range (minimax coefficients, fitted for this file in
  * 40 digits and rounded to f32) and gives the same bits on every instruction set unless the
@@ -9,6 +10,9 @@
  * ms_v_select. */
 #ifndef MOONSHARD_TENSOR_CPU_VECTOR_MATH_H
 #define MOONSHARD_TENSOR_CPU_VECTOR_MATH_H
+
+#include <math.h>
+#include <string.h>
 
 #include "tensor/cpu/isa.h"
 #if defined(__AVX512F__)
@@ -335,6 +339,57 @@ MS_VECTOR ms_vf ms_v_sigmoid(ms_vf x) { return 1.0f / (1.0f + ms_v_exp(-x)); }
 
 /* x^y for x >= 0 as exp(y log x): for norms. Relative error about |y log x| * 6e-8. */
 MS_VECTOR ms_vf ms_v_pow_positive(ms_vf x, float y) { return ms_v_exp(ms_v_log(x) * y); }
+
+/* x - n pi/2 for the nearest integer n, within -pi/4 .. pi/4, and n in its lowest bits. In f64,
+ * where the product of n and the first 25 bits of pi/2 is exact: the result keeps its relative
+ * accuracy next to the zeros of sin and cos, too. For |x| below MS_TURN_LIMIT. */
+#define MS_TURN_LIMIT 4e8f
+MS_VECTOR ms_vf ms_v_quarter_turns(ms_vf x, ms_vi *n)
+{
+    const double shift = 6755399441055744.0; /* 1.5 * 2^52, as in ms_v_exp */
+    double shifted[MS_LANES] __attribute__((aligned(64)));
+    uint64_t bits[MS_LANES] __attribute__((aligned(64)));
+    ms_vf r;
+    for (int i = 0; i < MS_LANES; i++) shifted[i] = (double)x[i] * 0.6366197723675814 + shift;
+    for (int i = 0; i < MS_LANES; i++) {
+        double whole = shifted[i] - shift;
+        r[i] = (float)(((double)x[i] - whole * 1.57079631090164184570)
+                       - whole * 1.58932547735281966916e-08);
+    }
+    memcpy(bits, shifted, sizeof bits);
+    for (int i = 0; i < MS_LANES; i++) (*n)[i] = (int32_t)(uint32_t)bits[i];
+    return r;
+}
+
+/* sin(x + quarters pi/2), at most 1.6 ulp. Larger x than MS_TURN_LIMIT are left to the C library,
+ * whose function of these quarters `exact` is. A lane's result does not depend on the others. */
+MS_VECTOR ms_vf ms_v_sin_of(ms_vf x, int quarters, float (*exact)(float))
+{
+    ms_vi n, large = ms_v_less_equal(ms_v_splat(MS_TURN_LIMIT), ms_v_abs(x));
+    ms_vf r = ms_v_quarter_turns(x, &n), s = r * r;
+    ms_vf p = s * -1.951512095e-04f + 8.332159370e-03f;
+    p = p * s + -1.666665524e-01f;
+    p = p * s * r + r; /* sin r */
+    ms_vf q = s * 2.443297126e-05f + -1.388731413e-03f;
+    q = q * s + 4.166664556e-02f;
+    /* cos r: what rounding takes from 1 - s/2 is added to the small terms. */
+    ms_vf half = 0.5f * s, rest = 1.0f - half;
+    q = rest + (q * s * s + ((1.0f - rest) - half));
+    n = (ms_vi)((ms_vu)n + (uint32_t)quarters);
+    ms_vf y = ms_v_select(-(n & 1), q, p);
+    y = (ms_vf)((ms_vu)y ^ ((ms_vu)(n & 2) << 30));
+    int32_t any = 0;
+    for (int i = 0; i < MS_LANES; i++) any |= large[i];
+    for (int i = 0; any && i < MS_LANES; i++)
+        if (large[i]) y[i] = exact(x[i]);
+    return y;
+}
+/* Keeps the sign of 0. NaN at infinities. */
+MS_VECTOR ms_vf ms_v_sin(ms_vf x)
+{
+    return ms_v_select(ms_v_equal(x, ms_v_splat(0.0f)), x, ms_v_sin_of(x, 0, sinf));
+}
+MS_VECTOR ms_vf ms_v_cos(ms_vf x) { return ms_v_sin_of(x, 1, cosf); }
 
 /* cos and sin of 2 pi u for 0 <= u < 1, absolute error at most 1e-7. The argument is in turns, so
  * reducing it to a quarter is exact, which it is not for an angle in radians. */

@@ -269,6 +269,16 @@
 --- ms.tensor({ 0.0, 1.0 }):sigmoid() --> { 0.5, 0.7311 }
 --- ```
 ---@field sigmoid fun(self): ms.Tensor
+--- The sine of radians.
+--- ```lua
+--- ms.tensor({ 0.0, math.pi / 6 }):sin() --> { 0.0, 0.5 }
+--- ```
+---@field sin fun(self): ms.Tensor
+--- The cosine of radians.
+--- ```lua
+--- ms.tensor({ 0.0, math.pi / 3 }):cos() --> { 1.0, 0.5 }
+--- ```
+---@field cos fun(self): ms.Tensor
 --- Zero with probability p, else x / (1 - p); different numbers are zero on each rank.
 --- ```lua
 --- ms.ones({ 4 }):dropout(0) --> { 1.0, 1.0, 1.0, 1.0 }

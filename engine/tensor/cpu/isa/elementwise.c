@@ -9,7 +9,7 @@
  * elements runs through the same formula, so that a result does not depend on where its element
  * lies. Compilers may contract a product and a sum into one instruction here, so the last bit may
  * differ between instruction sets. Simple formulas are bound by memory; those with an exponential,
- * logarithm or error function by arithmetic. */
+ * logarithm, sine or error function by arithmetic. */
 #define LOOP(load_b, load_c, formula)                                                          \
     const ms_vf v = ms_v_splat(s->value), h = ms_v_splat(s->high);                             \
     (void)v, (void)h, (void)pb, (void)pc;                                                      \
@@ -105,6 +105,8 @@ ONE(gelu_erf, a *gelu_erf_gate(a))
 ONE(silu, a *ms_v_sigmoid(a))
 ONE(tanh, ms_v_tanh(a))
 ONE(sigmoid, ms_v_sigmoid(a))
+ONE(sin, ms_v_sin(a))
+ONE(cos, ms_v_cos(a))
 ONE(pow, power(a, s->value))
 ONE(clamp, ms_v_min(ms_v_max(a, v), h))
 /* Below infinity in size: false for infinities and for NaN. */
@@ -142,6 +144,8 @@ TWO(rsqrt_backward, -0.5f * b * (a * a * a))
 TWO(relu_backward, keep(ms_v_less(ms_v_splat(0.0f), a), b))
 TWO(tanh_backward, b *(1.0f - a * a))
 TWO(sigmoid_backward, b *(a *(1.0f - a)))
+TWO(sin_backward, b *ms_v_cos(a))
+TWO(cos_backward, -b *ms_v_sin(a))
 TWO(square_backward, 2.0f * a * b)
 TWO(abs_backward, sign(a) * b)
 TWO(gelu_backward, b *ms_v_gelu_slope(a))
