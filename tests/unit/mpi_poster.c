@@ -31,13 +31,17 @@ static ms_mpi_state await(ms_mpi_message *message)
 }
 
 /* The library of the module is the stub's. */
-static void goes_wrong(const char *how)
+static void *function_of_stub(const char *name)
 {
     const ms_os *os = ms_os_posix();
     char why[256];
     void *stub = os->library_load(os->user, getenv("MOONSHARD_STUB_MPI"), why, sizeof why);
     if (!stub) fail_msg("%s", why);
-    ((void (*)(const char *))os->library_symbol(os->user, stub, "stub_mpi_goes_wrong"))(how);
+    return os->library_symbol(os->user, stub, name);
+}
+static void goes_wrong(const char *how)
+{
+    ((void (*)(const char *))function_of_stub("stub_mpi_goes_wrong"))(how);
 }
 static void goes_well(void) { goes_wrong(NULL); }
 
@@ -127,6 +131,36 @@ static void many_wait(void **state)
         assert_int_equal(await(&to[i]), MS_MPI_ENDED);
     }
     assert_int_equal(await(&out), MS_MPI_ENDED);
+    assert_int_equal(ms_mpi_close(&context, mpi), MS_OK);
+}
+
+/* MPI works in its calls only: a message that it has accepted, and says is sent, may leave this
+ * process in later calls. So there are later calls though no message is under way, also long after
+ * the last one. If there are none, this waits until the test's time is over. */
+static void goes_on(void **state)
+{
+    (void)state;
+    uint32_t number = 1, back = 0;
+    ms_context context = { .os = ms_os_posix() };
+    ms_mpi *mpi = stub(&context);
+    unsigned (*calls)(void) = (unsigned (*)(void))function_of_stub("stub_mpi_calls_since");
+    ms_mpi_message to = { .memory = &number, .bytes = 4, .sends = true },
+                   from = { .memory = &back, .bytes = 4 };
+    ms_mpi_post(mpi, &from);
+    ms_mpi_post(mpi, &to);
+    assert_int_equal(await(&to), MS_MPI_ENDED);
+    assert_int_equal(await(&from), MS_MPI_ENDED);
+    uint64_t begun = context.os->monotonic_ns(context.os->user), now = begun;
+    while (now - begun < 10000000) now = context.os->monotonic_ns(context.os->user);
+    for (unsigned before = calls(); calls() == before;) ms_yield();
+    /* An error of a call that is about no message is no message's. */
+    goes_wrong("fail:Iprobe");
+    for (unsigned before = calls(); calls() == before;) ms_yield();
+    goes_well();
+    ms_mpi_post(mpi, &from);
+    ms_mpi_post(mpi, &to);
+    assert_int_equal(await(&from), MS_MPI_ENDED);
+    assert_int_equal(await(&to), MS_MPI_ENDED);
     assert_int_equal(ms_mpi_close(&context, mpi), MS_OK);
 }
 
@@ -343,7 +377,7 @@ int main(int count, char **arguments)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loading), cmocka_unit_test(order),    cmocka_unit_test(many_wait),
         cmocka_unit_test(lengths), cmocka_unit_test(refusals), cmocka_unit_test(failures),
-        cmocka_unit_test(threads), cmocka_unit_test(hangs),
+        cmocka_unit_test(threads), cmocka_unit_test(goes_on),  cmocka_unit_test(hangs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,7 +29,7 @@
 /* Tags: one for each lane, one for what senders and one for what receivers of pairs send. */
 #define MS_TAG_SENDERS (MS_GROUPS_MAX * MS_CHANNELS)
 #define MS_TAG_RECEIVERS (MS_TAG_SENDERS + 1)
-_Static_assert(MS_TAG_RECEIVERS <= MS_MPI_TAG_MAX, "every lane has a tag");
+_Static_assert(MS_TAG_RECEIVERS < MS_MPI_TAG_MAX, "every lane has a tag");
 /* Messages of a call, in the most uneven layout: the two of a letter from and of a letter to each
  * other member, and in each half of a staging area a piece from and a piece to each. A stream runs
  * one call at a time; sends and receives have two letters and a piece each. */

@@ -49,8 +49,8 @@ static void finish(const ms_mpi *mpi, ms_mpi_message *message, int code, size_t 
     atomic_store(&message->state, code ? MS_MPI_FAILED : MS_MPI_ENDED);
 }
 
-/* Appends what was posted since the last call to the queue, the earliest first. */
-static void take_posted(ms_mpi *mpi)
+/* Appends what was posted since the last call to the queue, the earliest first. False: nothing. */
+static bool take_posted(ms_mpi *mpi)
 {
     ms_mpi_message *list = atomic_exchange_explicit(&mpi->posted, NULL, memory_order_acquire),
                    *reversed = NULL, *end = list;
@@ -60,10 +60,11 @@ static void take_posted(ms_mpi *mpi)
         reversed = list;
         list = next;
     }
-    if (!reversed) return;
+    if (!reversed) return false;
     if (mpi->last) mpi->last->next = reversed;
     else mpi->first = reversed;
     mpi->last = end;
+    return true;
 }
 
 static int start(ms_mpi *mpi, ms_mpi_message *message, uint32_t request)
@@ -138,23 +139,40 @@ static uint64_t patience_ns(const ms_mpi *mpi)
     return POLL_NS + mpi->under_way / 1024 * POLL_NS_PER_KIB;
 }
 
+static bool is_busy(const ms_mpi *mpi) { return mpi->idle_count < MS_MPI_REQUESTS && !mpi->broken; }
+
+/* Calls MPI so often that it looks at the network. True: some message has ended. An error of a call
+ * that is about no message is told by the next one that is. */
+static bool look(ms_mpi *mpi)
+{
+    bool ended = false, has_messages = is_busy(mpi);
+    for (int i = 0; i < LOOKS && !ended && !mpi->broken; i++) {
+        if (has_messages) ended = collect(mpi);
+        else (void)mpi->module->progress(mpi->state);
+    }
+    return ended;
+}
+
+/* How long it sleeps, where nothing has happened for `quiet` nanoseconds. */
+static uint64_t sleep_ns(const ms_mpi *mpi, uint64_t quiet)
+{
+    if (is_busy(mpi)) return SLEEP_NS;
+    return mpi->broken ? UINT64_MAX : quiet;
+}
+
 /* One look at MPI; false: there is nothing more to do. */
 static bool turn(ms_mpi *mpi, uint64_t *news_ns)
 {
     uint32_t seen = ms_bell_read(&mpi->bell);
     if (atomic_load(&mpi->given_up)) return false;
-    take_posted(mpi);
-    bool ended = start_all(mpi), is_busy = mpi->idle_count < MS_MPI_REQUESTS && !mpi->broken;
-    for (int look = 0; look < LOOKS && is_busy && !ended; look++) ended = collect(mpi);
+    bool was_busy = is_busy(mpi), begins = take_posted(mpi) && !was_busy,
+         ended = start_all(mpi) || look(mpi);
     uint64_t now = mpi->os->monotonic_ns(mpi->os->user);
-    if (ended) {
-        *news_ns = now;
-        mpi->options.news(mpi->options.user);
-    } else if (!is_busy && atomic_load(&mpi->closing)) return false;
-    else if (now - *news_ns >= patience_ns(mpi)) {
-        nap(mpi, seen, is_busy ? SLEEP_NS : UINT64_MAX);
-        if (!is_busy) *news_ns = mpi->os->monotonic_ns(mpi->os->user);
-    } else if (mpi->options.crowded) ms_yield();
+    if (ended || begins) *news_ns = now;
+    if (ended) mpi->options.news(mpi->options.user);
+    else if (!is_busy(mpi) && atomic_load(&mpi->closing)) return false;
+    else if (now - *news_ns >= patience_ns(mpi)) nap(mpi, seen, sleep_ns(mpi, now - *news_ns));
+    else if (mpi->options.crowded) ms_yield();
     else ms_pause();
     return true;
 }

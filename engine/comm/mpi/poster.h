@@ -7,8 +7,12 @@
  *   memory does too. States only go on.
  * - Messages that one thread posts for one peer and tag start in that order, and MPI keeps it.
  * - The thread looks around until 100 us have passed since a message last ended, and 1 us more for
- *   each KiB under way. Then it sleeps, without a limit when no message is under way, otherwise at
- *   most 200 us at a time.
+ *   each KiB under way. Then it sleeps, at most 200 us at a time while a message is under way.
+ * - MPI works in its calls only, and a message that was sent may have ended before all of it has
+ *   left this process: a peer may wait for the rest. So the thread goes on calling MPI when no
+ *   message is under way, each time after twice the time: what was left behind comes in less than
+ *   three times the time that it would have taken, and a process that computes for a minute is
+ *   woken twenty times.
  * - MPI may hang in any call. ms_mpi_open and ms_mpi_close therefore wait for the thread only as
  *   long as the timeout says. After ms_mpi_give_up the thread begins no further call, and only
  *   ms_mpi_has_stopped waits for it, for a moment. Unless it has stopped, the ms_mpi, messages and
@@ -27,7 +31,7 @@ typedef struct ms_mpi_message {
     void *memory; /* a message that is sent is only read */
     size_t bytes; /* of one to receive: the room, at most MS_MPI_BYTES_MAX */
     uint32_t peer;
-    int32_t tag; /* 0 .. MS_MPI_TAG_MAX */
+    int32_t tag; /* 0 .. MS_MPI_TAG_MAX - 1 */
     bool sends;
     /* The poster's */
     ms_word state; /* ms_mpi_state */

@@ -17,10 +17,12 @@ static struct message {
     unsigned number;
 } messages[MESSAGES];
 static unsigned numbers;
+static atomic_uint calls_since; /* the last message was found to have ended */
 
 static _Atomic(const char *) wrong;
 
 void stub_mpi_goes_wrong(const char *how) { atomic_store(&wrong, how); }
+unsigned stub_mpi_calls_since(void) { return atomic_load(&calls_since); }
 
 /* Whether this was asked of this call; the answer to "hang" does not come. */
 static bool goes_wrong(const char *how, const char *call)
@@ -169,7 +171,16 @@ int MPI_Testsome(int count, MPI_Request *requests, int *ended, int *indices, MPI
         requests[i] = MPI_REQUEST_NULL;
     }
     if (active == 0) *ended = MPI_UNDEFINED;
+    if (*ended > 0) atomic_store(&calls_since, 0);
     return code;
+}
+
+int MPI_Iprobe(int from, int tag, MPI_Comm comm, int *found, MPI_Status *status)
+{
+    (void)from, (void)tag, (void)comm, (void)status;
+    *found = 0;
+    atomic_fetch_add(&calls_since, 1);
+    return answer("Iprobe");
 }
 
 int MPI_Get_count(const MPI_Status *status, MPI_Datatype type, int *count)

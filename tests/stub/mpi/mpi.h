@@ -18,11 +18,15 @@ enum { MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED, MPI_THREAD
 #define MPI_REQUEST_NULL 0
 #define MPI_ERRORS_RETURN 1
 #define MPI_BYTE 1
+#define MPI_ANY_SOURCE (-1)
+#define MPI_STATUS_IGNORE ((MPI_Status *)0)
 #define MPI_UNDEFINED (-1)
 #define MPI_MAX_LIBRARY_VERSION_STRING 64
 #define MPI_MAX_ERROR_STRING 64
 
 __attribute__((visibility("default"))) void stub_mpi_goes_wrong(const char *how);
+/* How often MPI was called after the last message had ended. */
+__attribute__((visibility("default"))) unsigned stub_mpi_calls_since(void);
 
 int MPI_Initialized(int *yes);
 int MPI_Query_thread(int *level);
@@ -38,6 +42,7 @@ int MPI_Isend(const void *memory, int count, MPI_Datatype type, int to, int tag,
 int MPI_Irecv(void *memory, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,
               MPI_Request *request);
 int MPI_Testsome(int count, MPI_Request *requests, int *ended, int *indices, MPI_Status *statuses);
+int MPI_Iprobe(int from, int tag, MPI_Comm comm, int *found, MPI_Status *status);
 int MPI_Get_count(const MPI_Status *status, MPI_Datatype type, int *count);
 int MPI_Error_class(int code, int *error_class);
 int MPI_Error_string(int code, char *text, int *length);

@@ -86,6 +86,12 @@ int MPI_Testsome(int count, MPI_Request *requests, int *ended, int *indices, MPI
     return PMPI_Testsome(count, requests, ended, indices, statuses);
 }
 
+int MPI_Iprobe(int from, int tag, MPI_Comm comm, int *found, MPI_Status *status)
+{
+    may_hang("Iprobe");
+    return PMPI_Iprobe(from, tag, comm, found, status);
+}
+
 int MPI_Finalize(void)
 {
     may_hang("Finalize");

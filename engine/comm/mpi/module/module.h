@@ -22,14 +22,14 @@
 #include <stdint.h>
 
 /* A module that was compiled with another version is refused. */
-#define MS_MPI_MODULE_VERSION 2
+#define MS_MPI_MODULE_VERSION 3
 #define MS_MPI_MODULE_SYMBOL "moonshard_mpi_module"
 
 /* As many as all calls of a rank can have under way (comm/hosts/lane.h), so no message waits for a
  * request. With fewer, calls could block each other: each would hold requests that others need. */
 #define MS_MPI_REQUESTS 32832
 #define MS_MPI_BYTES_MAX ((size_t)1 << 30)
-#define MS_MPI_TAG_MAX 32767 /* what every MPI allows */
+#define MS_MPI_TAG_MAX 32767 /* what every MPI allows; no message has it */
 
 /* What `begin` finds, and what the module says of itself as long as its state lives. */
 typedef struct ms_mpi_world {
@@ -64,6 +64,9 @@ typedef struct ms_mpi_module {
     /* Writes what has ended since the last call, at most MS_MPI_REQUESTS, and how many. A failure
      * of the call itself is its result. */
     int (*done)(void *state, ms_mpi_done *list, uint32_t *count);
+    /* Lets MPI work where no message is under way. A message that was sent has ended as soon as its
+     * memory is free again; what MPI has kept of it may leave this process in a later call only. */
+    int (*progress)(void *state);
     int (*end)(void *state);
     void (*explain)(int code, char *text, size_t bytes);
 } ms_mpi_module;
