@@ -105,6 +105,12 @@
 ---@field version string
 --- Starts the engine. The engine also starts by itself at its first use, with the launcher's
 --- settings; only a program without the launcher calls init, before any other call.
+--- ```lua
+--- -- As the first call of a script that plain Lua runs:
+--- local ms = require "moonshard"
+--- ms.init { threads = 1, seed = 7 }
+--- ms.info().threads --> 1
+--- ```
 ---@field init fun(options: ms.InitOptions)
 
 ---@class ms.Memory
@@ -118,26 +124,67 @@
 --- Bytes on the current device. live: tensors, without the kernels' scratch memory; peak: the
 --- greatest `live` since the start or reset_peak; reserved: live plus memory that the pool keeps.
 --- offload_live, offload_peak: of what is offloaded, which the other numbers do not include.
+--- ```lua
+--- local before = ms.memory().live
+--- local t = ms.zeros { 1024 }
+--- ms.memory().live - before --> 4096
+--- ```
 ---@field memory fun(): ms.Memory
+--- ```lua
+--- ms.reset_peak()
+--- local memory = ms.memory()
+--- memory.peak == memory.live --> true
+--- ```
 ---@field reset_peak fun()   sets the peak to the live bytes
 --- **blocks** until all streams have finished.
+--- ```lua
+--- ms.synchronize()
+--- ```
 ---@field synchronize fun()
 --- A description of the machine and this build: cpu, cores, threads, kernels, blas, blas_isa,
 --- device, devices, interfaces (of the network, with their addresses), memory_bytes, mpi, nccl,
 --- lua, version.
+--- ```lua
+--- ms.info().version == ms.version --> true
+--- ```
 ---@field info fun(): table
+--- ```lua
+--- ms.rank() --> 0
+--- ```
 ---@field rank fun(): integer   of this process among all ranks, from 0
+--- ```lua
+--- ms.world_size() --> 1
+--- ```
 ---@field world_size fun(): integer   number of ranks
+--- ```lua
+--- ms.world():size() --> 1
+--- ```
 ---@field world fun(): ms.Group   the group of all ranks
 --- The current step, from 0; a resumed run continues the count of the run that was stopped.
+--- ```lua
+--- local seen = {}
+--- for _ in ms.steps(3) do seen[#seen + 1] = ms.step() end
+--- seen --> { 0, 1, 2 }
+--- ```
 ---@field step fun(): integer
 --- `for step in ms.steps(count, first) do` runs the loop of training steps. Only this loop defines
 --- steps. It yields first (0 unless given) to count - 1. Leaving the loop in any way ends the step.
 --- Plans, metrics, the trace, memory accounts and stop requests take effect between two steps.
+--- ```lua
+--- local w = ms.ones({ 2 }):keep()
+--- for step in ms.steps(3) do w:add_(step) end
+--- w --> { 4.0, 4.0 }
+--- ```
 ---@field steps fun(count: integer, first?: integer): fun(): integer?
 --- Seeds the counter-based generator of this engine. Draws depend on seed, step and position, never
 --- on threads. Equal seeds give equal numbers on all ranks and at any number of ranks. Only dropout
 --- and `per_rank = true` draw different numbers on each rank.
+--- ```lua
+--- ms.seed(3)
+--- local first = ms.randn { 2 }
+--- ms.seed(3)
+--- ms.randn({ 2 }):eq(first) --> { true, true }
+--- ```
 ---@field seed fun(seed: integer)
 --- Declares the recipe's options and returns their values. A value comes from the command line
 --- (`key=value`), else from the file of `--config`, else it is the default. The default gives the
@@ -147,13 +194,29 @@
 --- (`hook.fraction=0.01`); the result has them in a table of its own (`hook_options`), with numbers
 --- and booleans converted. `check = f` in a description: f(value) returns what is wrong with the
 --- value, or nil. Switches of the engine are flags (`--trace`, `--device`), not options.
+--- ```lua
+--- local options = ms.config { lr = 1e-3, steps = { 100, help = "length of the run" } }
+--- options.lr --> 0.001
+--- options.steps --> 100
+--- ```
 ---@field config fun(options: table): table
 --- Prints a line on rank 0, formatted as by `string.format`. A tensor may be an argument of `%s`
 --- only, which shows its shape and dtype, not its values.
+--- ```lua
+--- ms.log("%d examples, and %s", 3, ms.ones { 2, 2 })
+--- ```
 ---@field log fun(format: string, ...: any)
 --- Prints a line to stderr on any rank that calls it, with the rank's number.
+--- ```lua
+--- ms.warn("rank %d has no data", ms.rank())
+--- ```
 ---@field warn fun(format: string, ...: any)
 --- `pairs` in the order of keys, which is the same on all ranks and in all runs, unlike `pairs`.
+--- ```lua
+--- local names = {}
+--- for name in ms.sorted_pairs { b = 1, a = 2, c = 3 } do names[#names + 1] = name end
+--- names --> { "a", "b", "c" }
+--- ```
 ---@field sorted_pairs fun(t: table)
 --- Errors: config: an option is unknown (the message names the nearest) or has the wrong type (it
 --- shows the default). init: the engine has started before. steps: called inside a loop of steps or

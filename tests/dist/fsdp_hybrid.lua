@@ -110,6 +110,19 @@ do
   assert(not ok and message:find("native links only", 1, true), message)
 end
 
+-- With shards, or copies, of one rank each there is one reduction, and nothing to wait for.
+for _, ranks in ipairs { 1, size } do
+  local one, other = world:levels(ranks)
+  local model, ddp = shard { shard_group = one, replica_group = other }, ms.ddp(new_net())
+  for i = 1, 2 do
+    model:set_replica_sync(i == 2)
+    backward(model, i)
+    backward(ddp, i)
+  end
+  local norms = { model:clip_grad_norm(math.huge):item(), ddp:clip_grad_norm(math.huge):item() }
+  assert(math.abs(norms[1] / norms[2] - 1) <= 1e-6)
+end
+
 -- By hand: pieces have no gradient until replicas have exchanged; reset drops what was kept.
 do
   local model = shard()

@@ -1,11 +1,15 @@
--- The examples of the reference: each runs as it stands, and the lines with "-->" have the values
--- that stand there.
-local ms = require "moonshard"
+-- The examples of the reference: each runs as it stands, in an empty folder, and the lines with
+-- "-->" have the values that stand there.
+local command = require "command"
 local core = require "moonshard.core"
 local read = require "moonshard.reference.read"
 
--- The parts of which every function has an example.
-local COMPLETE <const> = { making = true, tensor = true }
+-- A script that runs the examples of a file, each `{ name, code }`, and prints one line of JSON for
+-- each: its name, and what is wrong or nil. Locals of an example are seen by the lines below them.
+local RUNNER <const> = [==[
+local list = dofile "examples.lua"
+local ms = not list.bare and require "moonshard"
+local core = require "moonshard.core"
 
 -- A value as examples write it. Numbers of floating point have four digits at the most.
 local function shown(value)
@@ -23,38 +27,95 @@ local function shown(value)
   return #parts == 0 and "{}" or "{ " .. table.concat(parts, ", ") .. " }"
 end
 
--- Runs an example. Its locals are seen by the lines below them.
-local function run(example)
-  local lines, checked = {}, 0
-  for line in (example .. "\n"):gmatch "([^\n]*)\n" do
+local function check(expected, value)
+  local own = shown(value)
+  if own ~= expected then error(("%s, not %s"):format(own, expected), 2) end
+end
+
+local results = assert(io.open("results.jsonl", "a"))
+for _, one in ipairs(list) do
+  local lines = {}
+  for line in (one.code .. "\n"):gmatch "([^\n]*)\n" do
     local code, expected = line:match "^(.-)%s*%-%->%s*(.*)$"
-    if code then
-      checked = checked + 1
-      line = ("check(%q, %s)"):format(expected, code)
-    end
-    lines[#lines + 1] = line
+    lines[#lines + 1] = code and ("check(%q, %s)"):format(expected, code) or line
   end
-  local function check(expected, value) assert.equal(expected, shown(value)) end
-  local chunk = assert(load(table.concat(lines, "\n"), "=example", "t",
-    setmetatable({ ms = ms, check = check }, { __index = _G })))
-  chunk()
-  return checked
+  local chunk, message = load(table.concat(lines, "\n"), "=example", "t",
+    setmetatable({ ms = ms or nil, check = check }, { __index = _G }))
+  if chunk then message = select(2, pcall(chunk)) end
+  results:write(core.json_encode { name = one.name, wrong = message and tostring(message) }, "\n")
+  results:flush()
+end
+]==]
+
+local LUA <const> = os.getenv "MOONSHARD_LUA" or "lua5.4"
+
+-- Runs examples in a process of their own; returns what is wrong, by name.
+local function run(folder, list)
+  local lines = { ("return { bare = %s,"):format(list.bare or false) }
+  for _, one in ipairs(list) do
+    lines[#lines + 1] = ("{ name = %q, code = %q },"):format(one.name, one.code)
+  end
+  command.write(folder .. "/examples.lua", table.concat(lines, "\n") .. "\n}")
+  command.write(folder .. "/runner.lua", RUNNER)
+  os.remove(folder .. "/results.jsonl")
+  os.execute(("cd '%s' && %s runner.lua >output 2>&1"):format(folder, LUA))
+  local wrong = setmetatable({}, { __index = function()
+    return "it did not come to an end: " .. command.read(folder .. "/output")
+  end })
+  for line in (command.read(folder .. "/results.jsonl") or ""):gmatch "[^\n]+" do
+    local one = core.json_decode(line)
+    wrong[one.name] = one.wrong or false
+  end
+  return wrong
 end
 
 describe("the examples of the reference", function()
+  local folder, wrong = nil, {}
+  local together, alone = {}, {}
+  for _, block in ipairs(read.all().blocks) do
+    for _, field in ipairs(block.fields) do
+      if field.example then
+        local one = { name = read.full_name(field), code = field.example }
+        -- What a process can do once has a process of its own.
+        if one.code:find("ms.init", 1, true) or one.code:find("ms.config", 1, true) then
+          alone[#alone + 1] = one
+        else together[#together + 1] = one end
+      end
+    end
+  end
+
+  setup(function()
+    folder = command.folder()
+    wrong = run(folder, together)
+    for _, one in ipairs(alone) do
+      wrong[one.name] = run(folder, { one, bare = one.name == "ms.init" })[one.name]
+    end
+  end)
+  teardown(function() command.remove(folder) end)
+
   for _, block in ipairs(read.all().blocks) do
     for _, field in ipairs(block.fields) do
       local name = read.full_name(field)
       if field.example then
-        it("of " .. name .. " runs", function() assert.is_true(run(field.example) > 0) end)
-      elseif field.parameters and COMPLETE[field.part] then
+        it("of " .. name .. " runs", function() assert.equal(false, wrong[name]) end)
+      -- The functions that users give, such as TrainOptions.loss, are in the examples of what takes
+      -- them.
+      elseif field.parameters and not name:find "^%u%w*%." then
         it("of " .. name .. " exists", function() error "there is none" end)
       end
     end
   end
 
   it("are found to be wrong where they are", function()
-    assert.error(function() run "ms.ones { 2 } --> { 1.0, 2.0 }" end)
-    assert.error(function() run "ms.no_such_function()" end)
+    local found = run(folder, {
+      { name = "value", code = "ms.ones { 2 } --> { 1.0, 2.0 }" },
+      { name = "call", code = "ms.no_such_function()" },
+      { name = "right", code = "ms.ones { 2 } --> { 1.0, 1.0 }" },
+    })
+    assert.matches("{ 1.0, 1.0 }, not { 1.0, 2.0 }", found.value, 1, true)
+    assert.matches("no_such_function", found.call)
+    assert.equal(false, found.right)
+    local none = run(folder, { { name = "end", code = "os.exit()" } })["end"]
+    assert.matches("did not come to an end", none)
   end)
 end)

@@ -157,16 +157,21 @@ function FSDP:join(options, f)
   return join.run(s, options, f)
 end
 
+-- Where a copy is one rank's, or there is one copy, a pass has one reduction, and nothing can wait.
+local function has_two_levels(s)
+  return strategies[s.strategy].levels and s.shards:size() > 1 and s.replicas:size() > 1
+end
+
 --- Hybrid shards: whether the backward passes to come also reduce between replicas.
 ---@param yes boolean
 function FSDP:set_replica_sync(yes)
   local s = sharded_of(self, "set_replica_sync")
   options_of.argument("set_replica_sync", "yes", yes, "boolean")
-  if not yes and strategies[s.strategy].levels and not s.sharded:can_be_partial() then
+  if not yes and has_two_levels(s) and not s.sharded:can_be_partial() then
     core.raise "set_replica_sync: a part of the gradients can wait only where they are added up: \z
       comm_hook must have native links only, and end in hooks.reduce with op \"avg\" or \"sum\""
   end
-  if not yes and strategies[s.strategy].levels then check_clip(s, "set_replica_sync") end
+  if not yes and has_two_levels(s) then check_clip(s, "set_replica_sync") end
   s.sharded:replica_sync(yes)
 end
 

@@ -15,34 +15,127 @@
 --- Data sets are read once and held in host memory.
 ---@class ms.data
 --- The bytes of files, and of all files below folders, as tokens.
+--- ```lua
+--- local file = assert(io.open("text.txt", "w"))
+--- file:write(("To be, or not to be. "):rep(100))
+--- file:close()
+--- local train, valid = assert(ms.data.bytes "text.txt"):split(0.9)
+--- train:size() --> 1890
+--- valid:size() --> 210
+--- ```
 ---@field bytes fun(path: string|string[]): ms.Dataset?, string?, string?
 --- Token shards (`.bin`, u16 or u32) of llm.c or nanoGPT. pattern: a file, a folder, or a path with
 --- * and ? after its last slash.
+--- ```lua
+--- -- Shards are made by `moonshard tokenize`; these are of 4 ids.
+--- local file = assert(io.open("ids_00000.bin", "wb"))
+--- file:write(string.pack("<HHHH", 5, 6, 7, 8))
+--- file:close()
+--- assert(ms.data.tokens "ids_*.bin"):size() --> 4
+--- ```
 ---@field tokens fun(pattern: string): ms.Dataset?, string?, string?
 --- MNIST's idx files, plain or .gz. files: the training files unless given.
+--- ```lua
+--- local data, message, code = ms.data.mnist "no/such/folder"
+--- code --> "not_found"
+--- ```
 ---@field mnist fun(folder: string, files?: ms.MnistFiles): ms.Dataset?, string?, string?
+--- ```lua
+--- ms.data.to_tokens "Hi" --> { 72, 105 }
+--- ```
 ---@field to_tokens fun(text: string): ms.Tensor   bytes as tokens [length]
+--- ```lua
+--- ms.data.to_text(ms.tensor { 72, 105 }) --> "Hi"
+--- ```
 ---@field to_text fun(tokens: ms.Tensor): string   tokens as bytes of a text; **blocks**
 ---@class ms.Dataset
+--- ```lua
+--- local file = assert(io.open("text.txt", "w"))
+--- file:write "0123456789"
+--- file:close()
+--- assert(ms.data.bytes "text.txt"):size() --> 10
+--- ```
 ---@field size fun(self): integer   number of images, or of tokens
 --- The first floor(fraction * size) samples or tokens, and the rest.
+--- ```lua
+--- local file = assert(io.open("text.txt", "w"))
+--- file:write "0123456789"
+--- file:close()
+--- local train, valid = assert(ms.data.bytes "text.txt"):split(0.75)
+--- train:size() --> 7
+--- valid:size() --> 3
+--- ```
 ---@field split fun(self, fraction: number): ms.Dataset, ms.Dataset
 --- The tokenizer that `moonshard tokenize` has named beside these shards of tokens, in NAME.json. A
 --- relative path begins at the current folder, or else at that of NAME.json. nil: none is named; nil,
 --- message, code: it is not there, or is not the one that made the shards.
+--- ```lua
+--- local file = assert(io.open("ids_00000.bin", "wb"))
+--- file:write(string.pack("<HHHH", 5, 6, 7, 8))
+--- file:close()
+--- assert(ms.data.tokens "ids_00000.bin"):tokenizer() --> nil
+--- ```
 ---@field tokenizer fun(self): ms.Tokenizer?, string?, string?
 --- A loader of batches. Each rank gets its part of each batch, so that the ranks together see the
 --- samples that one rank would see.
+--- ```lua
+--- local file = assert(io.open("text.txt", "w"))
+--- file:write(("0123456789"):rep(10))
+--- file:close()
+--- local data = assert(ms.data.bytes "text.txt")
+--- local loader = data:loader { batch = 4, length = 8, shuffle = true, seed = 1 }
+--- local x, y = loader:next()
+--- x:shape() --> { 4, 8 }
+--- ```
 ---@field loader fun(self, options: ms.LoaderOptions): ms.Loader
 --- A C thread prepares batches ahead. state() and load_state() resume at the exact sample, at any
 --- world size.
 ---@class ms.Loader
 --- The next batch: x and y. Tokens: both i64 [batch / ranks, length]; y is one token later. Images:
 --- x f32 [batch / ranks, rows, columns] in 0 to 1, y i64 [batch / ranks].
+--- ```lua
+--- local file = assert(io.open("text.txt", "w"))
+--- file:write(("abcde"):rep(10))
+--- file:close()
+--- local x, y = assert(ms.data.bytes "text.txt"):loader({ batch = 1, length = 3 }):next()
+--- x --> { { 97, 98, 99 } }
+--- y --> { { 98, 99, 100 } }
+--- ```
 ---@field next fun(self): ms.Tensor, ms.Tensor
+--- ```lua
+--- local file = assert(io.open("text.txt", "w"))
+--- file:write(("abcde"):rep(10))
+--- file:close()
+--- local loader = assert(ms.data.bytes "text.txt"):loader { batch = 1, length = 3 }
+--- loader:next()
+--- local state = loader:state()
+--- local after = loader:next()
+--- loader:load_state(state)
+--- loader:next():eq(after):all() --> true
+--- ```
 ---@field state fun(self): table
+--- ```lua
+--- local file = assert(io.open("text.txt", "w"))
+--- file:write(("abcde"):rep(10))
+--- file:close()
+--- local data = assert(ms.data.bytes "text.txt")
+--- local one, other = data:loader { batch = 1, length = 3 }, data:loader { batch = 1, length = 3 }
+--- one:next()
+--- other:load_state(one:state())
+--- other:next():eq(one:next()):all() --> true
+--- ```
 ---@field load_state fun(self, state: table)
 --- Iterates over the first `count` batches of the data (all unless given), independent of `next`.
+--- ```lua
+--- local file = assert(io.open("text.txt", "w"))
+--- file:write(("abcde"):rep(10))
+--- file:close()
+--- local count = 0
+--- for x, y in assert(ms.data.bytes "text.txt"):loader({ batch = 2, length = 3 }):batches(4) do
+---   count = count + x:numel()
+--- end
+--- count --> 24
+--- ```
 ---@field batches fun(self, count?: integer): fun(): ms.Tensor, ms.Tensor
 --- Errors: batch does not divide by the number of ranks; length is longer than the data; batches:
 --- there are fewer samples than ranks; a shard is damaged (the message has file and byte).

@@ -54,6 +54,11 @@
 ---@class ms
 --- Wraps a module for data parallelism: each backward after a forward of the result averages the
 --- gradients over the group's ranks, while backward still runs.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { bucket_bytes = 1 << 20 })
+--- model(ms.ones { 1, 2 }):sum():backward() -- gradients are means over all ranks
+--- model.module.weight:grad() --> { { 1.0, 1.0 } }
+--- ```
 ---@field ddp fun(model: ms.Module, options?: ms.DDPOptions): ms.DDP
 
 --- What one link of the chain costs, in the pass that ms.Stats describes.
@@ -99,6 +104,12 @@
 ---@class ms.DDP: ms.Module
 ---@field module ms.Module             the wrapped module
 --- Gradients of a forward and backward inside f stay local and add up.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1))
+--- model:no_sync(function() model(ms.ones { 1, 2 }):sum():backward() end)
+--- model(ms.ones { 1, 2 }):sum():backward() -- reduces what both passes have added up
+--- model.module.weight:grad() --> { { 2.0, 2.0 } }
+--- ```
 ---@field no_sync fun(self, f: function)
 --- Handles uneven inputs: after f has returned on this rank, the rank takes part with zeros until f
 --- has returned on all ranks. `divisor` is the number by which a mean of gradients is divided.
@@ -107,11 +118,34 @@
 --- ranks and may change from pass to pass. A link that keeps a running mean over passes must then
 --- weigh each pass by it, so that all inputs count equally. options.stop: all ranks raise when the
 --- first one has no more inputs.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1))
+--- local inputs = { ms.ones { 1, 2 }, ms.ones { 1, 2 } } -- ranks may have different numbers
+--- model:join({ divisor = "live" }, function()
+---   for _, x in ipairs(inputs) do model(x):sum():backward() end
+--- end)
+--- model.module.weight:grad() --> { { 2.0, 2.0 } }
+--- ```
 ---@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)
 --- Rebuilds the buckets by the order of gradients in the next synchronized backward.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1))
+--- model:rebuild_buckets()
+--- for _ = 1, 2 do model(ms.ones { 1, 2 }):sum():backward() end
+--- model:stats().rebuilt --> true
+--- ```
 ---@field rebuild_buckets fun(self)
 --- Removes everything that wrapping installed. The module can then be wrapped again.
+--- ```lua
+--- local plain = ms.ddp(ms.nn.Linear(2, 1)):unwrap()
+--- plain.class_name --> "Linear"
+--- ```
 ---@field unwrap fun(self): ms.Module
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1))
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model:stats().iteration --> 1
+--- ```
 ---@field stats fun(self): ms.Stats   never waits
 --- Errors: no parameter requires a gradient; ranks have different models at the start (the message
 --- shows the first parameter that differs, of both ranks); a parameter (the message names it) got
@@ -120,29 +154,115 @@
 --- Valid until the future that its chain returned is complete, `and_then` callbacks included. The
 --- bucket's communication stream is current.
 ---@class ms.Bucket
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   bucket:index() --> 0
+---   return next(bucket)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field index fun(self): integer   0 is launched first
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   bucket:is_last() --> true
+---   return next(bucket)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field is_last fun(self): boolean
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   bucket:kind() --> "all_reduce"
+---   return next(bucket)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field kind fun(self): "all_reduce"|"reduce_scatter"|"hybrid"
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   bucket:dtype() --> "f32"
+---   return next(bucket)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field dtype fun(self): ms.DType   of the gradients, and of the tensor that the chain must return
 --- The sum of this rank's gradients, 1-D, writable. In buckets of a sharded kind, zeros at its end
 --- make its length divisible by the size of the shard group.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   bucket:buffer():mul_(0.5)
+---   return next(bucket)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model.module.weight:grad() --> { { 0.5, 0.5 } }
+--- ```
 ---@field buffer fun(self): ms.Tensor
 --- Sets what later links get from buffer(): a tensor of any length and dtype that they can use.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   bucket:set_buffer(bucket:buffer():to "bf16")
+---   return next(bucket):and_then(function(sum) return sum:to "f32" end)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model.module.weight:grad() --> { { 1.0, 1.0 } }
+--- ```
 ---@field set_buffer fun(self, t: ms.Tensor)
 --- Views of the buffer in the parameters' shapes; between the reductions of a hybrid bucket, 1-D:
 --- the parts that lie in this rank's shard. After set_buffer, views of the new buffer, which must
 --- have the same length.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   for _, g in ipairs(bucket:gradients()) do
+---     if g:dim() == 2 then g:mul_(3) end
+---   end
+---   return next(bucket)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model.module.weight:grad() --> { { 3.0, 3.0 } }
+--- ```
 ---@field gradients fun(self): ms.Tensor[]
+--- ```lua
+--- local names = {}
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   for i, p in ipairs(bucket:parameters()) do names[i] = p:name() end
+---   return next(bucket)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- table.sort(names)
+--- names --> { "bias", "weight" }
+--- ```
 ---@field parameters fun(self): ms.Parameter[]   same order
 --- "all" (the default): all ranks whose gradients are summed. "shard": the ranks that share one
 --- copy. "replicate": the ranks that hold the same shard. A level that the kind does not have is a
 --- group of this rank alone.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket)
+---   return bucket:group():all_reduce(bucket:buffer(), "avg")
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model.module.weight:grad() --> { { 1.0, 1.0 } }
+--- ```
 ---@field group fun(self, level?: "all"|"shard"|"replicate"): ms.Group
 --- How many ranks a mean is over in this pass; under join with "live" it changes between passes. A
 --- sharded model's divide_factor takes its place.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket)
+---   return bucket:group():all_reduce(bucket:buffer():div_(bucket:divisor()))
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model.module.weight:grad() --> { { 1.0, 1.0 } }
+--- ```
 ---@field divisor fun(self): number
 --- This rank's part of a full-length tensor, which a chain must return: a view, or a copy under
 --- layout = "rows". For "all_reduce" this is the whole tensor.
+--- ```lua
+--- -- Sums everywhere, and keeps this rank's part.
+--- local model = ms.fsdp(ms.nn.Linear(2, 1), { comm_hook = function(bucket)
+---   local sum = bucket:group():all_reduce(bucket:buffer():div_(bucket:divisor()))
+---   return sum:and_then(function(full) return bucket:shard(full) end)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field shard fun(self, full: ms.Tensor): ms.Tensor
 --- These four are for links that add up what is lost, as error_feedback does. ask_sent makes
 --- wants_sent true for later links, until one of them reports with set_sent the values that this
@@ -150,9 +270,56 @@
 --- bucket's length. A link must report if it changes the numbers of the buffer by more than a cast
 --- to another float dtype. A link that reduces by itself must report too: if it loses nothing, or
 --- keeps the rest itself, it reports the bucket's buffer. A link that does not report is an error.
+--- ```lua
+--- -- What the later links lose is added to the numbers of the next pass.
+--- local state = ms.hooks.state "example.feedback"
+--- local function feedback(bucket, next)
+---   local rest = state:flat(bucket, "rest")
+---   local wanted = bucket:buffer():add_(rest):clone()
+---   bucket:ask_sent()
+---   local future = next(bucket)
+---   rest:copy_(wanted:sub(bucket:sent()))
+---   return future
+--- end
+--- local chain = ms.hooks.chain { feedback, ms.hooks.bf16_compress() }
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = chain })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field ask_sent fun(self)
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   bucket:wants_sent() --> false
+---   return next(bucket)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field wants_sent fun(self): boolean
+--- ```lua
+--- local function halve(bucket, next)
+---   local half = bucket:buffer():mul_(0.5)
+---   if bucket:wants_sent() then bucket:set_sent(half) end
+---   return next(bucket)
+--- end
+--- local chain = ms.hooks.chain { ms.hooks.error_feedback(), halve }
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = chain })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model.module.weight:grad() --> { { 0.5, 0.5 } }
+--- ```
 ---@field set_sent fun(self, t: ms.Tensor)
+--- ```lua
+--- local lost
+--- local function watch(bucket, next)
+---   local before = bucket:buffer():clone()
+---   bucket:ask_sent()
+---   local future = next(bucket)
+---   lost = before:sub(bucket:sent()):abs():max():keep()
+---   return future
+--- end
+--- local chain = ms.hooks.chain { watch, ms.hooks.bf16_compress() }
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = chain })
+--- model(ms.full(1.001, { 1, 2 })):sum():backward()
+--- lost:item() > 0 --> true
+--- ```
 ---@field sent fun(self): ms.Tensor?
 --- Errors: the bucket is used after its hook has ended (the message names the bucket; keep data
 --- with clone and keep); gradients is called after a set_buffer of another length.

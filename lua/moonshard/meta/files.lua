@@ -4,10 +4,25 @@
 ---@class ms.safetensors
 --- Reads the tensors of a file (only those in `names`, if given). Returns them by name, and the
 --- file's metadata; on failure nil, message, code.
+--- ```lua
+--- assert(ms.safetensors.save("pair.safetensors", { a = ms.ones { 2 }, b = ms.zeros { 3 } }))
+--- local tensors = assert(ms.safetensors.load("pair.safetensors", { "a" }))
+--- tensors.a --> { 1.0, 1.0 }
+--- tensors.b --> nil
+--- ```
 ---@field load fun(path: string, names?: string[]): table<string, ms.Tensor>?, table<string, string>|string, string?
 --- Writes a file, as a whole or not at all; **blocks** until the tensors have their values.
+--- ```lua
+--- ms.safetensors.save("one.safetensors", { w = ms.ones { 2, 2 } }, { made_by = "me" }) --> true
+--- ```
 ---@field save fun(path: string, tensors: table<string, ms.Tensor>, metadata?: table<string, string>): true?, string?, string?
 --- Dtypes and shapes of a file's tensors by name, and the file's metadata.
+--- ```lua
+--- assert(ms.safetensors.save("one.safetensors", { w = ms.ones { 2, 3 } }, { made_by = "me" }))
+--- local tensors, metadata = ms.safetensors.header "one.safetensors"
+--- tensors.w.shape --> { 2, 3 }
+--- metadata.made_by --> "me"
+--- ```
 ---@field header fun(path: string): table<string, { dtype: string, shape: integer[] }>?, table<string, string>|string, string?
 
 --- A checkpoint has what a run needs to continue bit for bit: things by name, each of which has
@@ -22,15 +37,34 @@
 --- rank writes a file; the call **blocks** until all files are on disk and rank 0 has committed
 --- them, and all ranks have the same result. A program of `moonshard run`
 --- whose last save failed ends with exit code 3.
+--- ```lua
+--- local model = ms.nn.Linear(2, 2)
+--- ms.checkpoint.save("kept", { model = model, step = 10 }) --> "kept/step-00000010"
+--- ```
 ---@field save fun(folder: string, things: table<string, any>): string?, string?, string?
 --- **blocks** until the checkpoint that is being written is on disk.
+--- ```lua
+--- assert(ms.checkpoint.save("kept", { model = ms.nn.Linear(2, 2), step = 11 }))
+--- ms.checkpoint.wait() --> true
+--- ```
 ---@field wait fun(): true?, string?, string?
 --- Loads things of these names in place, and returns all values by name. All ranks call it, and
 --- have the same result.
+--- ```lua
+--- local model = ms.nn.Linear(2, 2)
+--- local path = assert(ms.checkpoint.save("kept", { model = model, step = 12 }))
+--- assert(ms.checkpoint.wait())
+--- local other = ms.nn.Linear(2, 2)
+--- assert(ms.checkpoint.load(path, { model = other })).step --> 12
+--- other.weight:eq(model.weight):all() --> true
+--- ```
 ---@field load fun(path: string, things?: table<string, any>): table<string, any>?, string?, string?
 --- The path of the newest checkpoint that is not damaged; nil if there is none. Damage is found by
 --- manifest and file sizes; a warning names each damaged checkpoint. If there are checkpoints and
 --- none can be read: nil, message, code.
+--- ```lua
+--- ms.checkpoint.latest "nothing here" --> nil
+--- ```
 ---@field latest fun(folder: string): string?, string?, string?
 --- Errors: saving or loading an object without load_state raises. Codes: "corrupt" (damage anywhere
 --- in a checkpoint), "unsupported" (a newer version), "mismatch" (names, shapes), "no_space".
@@ -55,6 +89,10 @@
 --- after_gather or both, or a function(options) that does.
 ---@class ms.scripts
 --- Adds the six options to those of ms.config, and returns the table.
+--- ```lua
+--- local cfg = ms.config(ms.scripts.options { lr = 1e-3 })
+--- cfg.hook --> ""
+--- ```
 ---@field options fun(options: table): table
 --- Wraps the model with ms.ddp, or with ms.fsdp where shard= is given, and makes its optimizer, as
 --- the options of cfg say; one rank without any of them keeps the plain model. make(net) gives the
@@ -62,23 +100,51 @@
 --- chain then clips by the norm of the step before. model may be a function that makes it, or
 --- gives nil and a message: a model that is sharded is then made on "meta", so that no rank ever
 --- holds the whole.
+--- ```lua
+--- local cfg = ms.config(ms.scripts.options { lr = 1e-3 })
+--- local model, optimizer = ms.scripts.apply(cfg, ms.nn.Linear(2, 2), function(net)
+---   return ms.optim.adamw(net, { lr = cfg.lr })
+--- end)
+--- optimizer:lr() --> 0.001
+--- ```
 ---@field apply fun(cfg: table, model: ms.Module|ms.MakeModel, make: ms.MakeOptimizer, extra?: ms.ApplyOptions): ms.Module, ms.Optimizer, number?
 --- For what apply does not do: the link ("hook"), policy ("overlap"), plan ("buckets"), table of
 --- functions ("gather") or strategy ("prefetch") that the option of cfg names; nil where it is not
 --- set. A wrong one ends the run with 2.
+--- ```lua
+--- local cfg = ms.config(ms.scripts.options {})
+--- ms.scripts.resolve(cfg, "hook") --> nil
+--- ```
 ---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"): any
 --- For samples as text: the tokenizer of the model's folder, or the one that the shards of these data
 --- sets name, which then becomes the model's (set_tokenizer). nil: none is named, or it is not there,
 --- which a log line says. Ends the program with code 3 if they differ, or if one has more ids than
 --- the model has rows. All ranks call it, and have the same result.
+--- ```lua
+--- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
+--- ms.scripts.tokenizer(model) --> nil
+--- ```
 ---@field tokenizer fun(model: ms.LanguageModel, ...: ms.Dataset): ms.Tokenizer?
 
 ---@class ms.trace
 --- Starts recording the work of all streams and ranks. path: the file to write, as JSON for Chrome
 --- or Perfetto.
+--- ```lua
+--- ms.trace.start "trace.json" --> true
+--- ms.ones({ 4, 4 }):sum()
+--- ms.trace.stop()
+--- ```
 ---@field start fun(path: string): true?, string?, string?
+--- ```lua
+--- assert(ms.trace.start "trace.json")
+--- ms.ones({ 4, 4 }):sum()
+--- ms.trace.stop()
+--- ```
 ---@field stop fun()   ends recording and writes the file; **blocks**
 --- Runs f; the trace shows the work that f enqueues as a range of this name.
+--- ```lua
+--- ms.trace.range("norms", function() return ms.ones({ 4 }):norm() end) --> 2.0
+--- ```
 ---@field range fun(name: string, f: function)
 
 ---@type ms

@@ -133,7 +133,22 @@
 --- compare models and options first: an error names the first difference, and nothing has
 --- travelled.
 ---@class ms.fsdp
+--- ```lua
+--- local blocks = ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 1))
+--- local model = ms.fsdp(blocks, { wrap = { class = "Linear" } })
+--- local optimizer = ms.optim.adamw(model)
+--- for _ in ms.steps(2) do
+---   model(ms.ones { 1, 4 }):sum():backward()
+---   optimizer:step()
+--- end
+--- #model:units() --> 3
+--- ```
 ---@overload fun(model: ms.Module, options?: ms.FSDPOptions): ms.FSDP
+--- ```lua
+--- local inner = ms.nn.Sequential(ms.nn.Linear(2, 2), ms.nn.Linear(2, 2))
+--- local model = ms.fsdp(inner)
+--- #ms.fsdp.roots(model) --> 1
+--- ```
 ---@field roots fun(module: ms.Module): ms.FSDP[]   sharded models in a module, in order
 
 --- Parameters of a unit that lie in one shard: those of one dtype, trained or not.
@@ -210,57 +225,179 @@
 ---@class ms.FSDP: ms.Module
 ---@field module ms.Module             the sharded model
 --- Gradients of a forward and backward inside f stay on their rank, whole, and add up.
+--- ```lua
+--- local model = ms.fsdp(ms.nn.Linear(2, 1))
+--- model:no_sync(function() model(ms.ones { 1, 2 }):sum():backward() end)
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model:summon({ grads = true }, function(parameters)
+---   parameters[1]:grad() --> { { 2.0, 2.0 } }
+--- end)
+--- ```
 ---@field no_sync fun(self, f: function)
+--- ```lua
+--- local model = ms.fsdp(ms.nn.Linear(2, 1))
+--- model:set_gradient_sync(false)
+--- model(ms.ones { 1, 2 }):sum():backward() -- stays on this rank
+--- model:set_gradient_sync(true)
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field set_gradient_sync fun(self, yes: boolean)   yes: the backward passes to come reduce
 --- Hybrid strategies; yes: they also reduce between replicas. Without, each shard group keeps its
 --- sums for the next pass that does, and pieces have no gradient of them yet.
+--- ```lua
+--- local model = ms.fsdp(ms.nn.Linear(2, 1), { strategy = "hybrid_shard" })
+--- model:set_replica_sync(false)
+--- model(ms.ones { 1, 2 }):sum():backward() -- reduces within the shard group
+--- model:set_replica_sync(true)
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field set_replica_sync fun(self, yes: boolean)
 --- Runs f with this rank's inputs, of which ranks may have different numbers (also in evaluation).
 --- Then this rank takes part in the passes of the others with zeros, and clips and steps its shards
 --- as they do, until all ranks have run out of inputs. Hosts wait for each other at each edge, as
 --- with find_unused. divisor "live": means are over the ranks that have inputs left, "all" (the
 --- default): over all. stop: all ranks raise as soon as one has no inputs left.
+--- ```lua
+--- local model = ms.fsdp(ms.nn.Linear(2, 1))
+--- local optimizer = ms.optim.sgd(model)
+--- model:join({ divisor = "live" }, function()
+---   for _ = 1, 3 do -- as many inputs as this rank has
+---     model(ms.ones { 1, 2 }):sum():backward()
+---     optimizer:step()
+---   end
+--- end)
+--- ```
 ---@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)
 --- Whole parameters inside f, which records nothing: of the units of `names`, or of all. This
 --- rank's part of what f wrote is kept unless writeback is false. All ranks call it.
+--- ```lua
+--- local model = ms.fsdp(ms.nn.Linear(2, 1))
+--- model:summon({}, function(parameters)
+---   parameters[1]:shape() --> { 1, 2 }
+---   for _, p in ipairs(parameters) do p:fill_(0) end
+--- end)
+--- model(ms.ones { 1, 2 }) --> { { 0.0 } }
+--- ```
 ---@field summon fun(self, options: ms.SummonOptions, f: fun(parameters: ms.Parameter[]))
+--- ```lua
+--- local blocks = ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 1))
+--- local model = ms.fsdp(blocks, { wrap = { class = "Linear" } })
+--- model:units()[2].name --> "0"
+--- ```
 ---@field units fun(self): ms.Unit[]   root first
 --- What this rank has of each parameter: `count` elements from element `first` on, which counts
 --- from 0.
+--- ```lua
+--- local piece = ms.fsdp(ms.nn.Linear(2, 1)):pieces()[1]
+--- piece.name --> "weight"
+--- piece.shape --> { 1, 2 }
+--- ```
 ---@field pieces fun(self): { name: string, shape: integer[], first: integer, count: integer }[]
 --- Parameters and saved buffers by name. kind "full", the default: copies of all of them, whole, on
 --- rank 0 of the model, and an empty table elsewhere; with group_of, those of all ranks. All ranks
 --- call it. "sharded": what this rank has: pieces, and tensors that are not sharded, in the model's
 --- own memory.
+--- ```lua
+--- local model = ms.fsdp(ms.nn.Linear(2, 3))
+--- model:state().weight:shape() --> { 3, 2 }
+--- ```
 ---@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor|ms.Piece>
 --- Copies values in, by name. Each rank gives at least what it has (whole tensors, or its pieces),
 --- or rank 0 gives all and the others empty tables. All ranks call it; an error is the same on all,
 --- and nothing has changed then.
+--- ```lua
+--- local from, to = ms.fsdp(ms.nn.Linear(2, 3)), ms.fsdp(ms.nn.Linear(2, 3))
+--- to:load_state(from:state { kind = "sharded" })
+--- to:state().weight:eq(from:state().weight):all() --> true
+--- ```
 ---@field load_state fun(self, state: table<string, ms.Tensor|ms.Piece>, options?: ms.LoadOptions)
 --- As a module's: rank 0 writes, and puts one tensor after the other together. All ranks call it
 --- and have the same result.
+--- ```lua
+--- ms.fsdp(ms.nn.Linear(2, 3)):save "linear.safetensors" --> true
+--- ```
 ---@field save fun(self, path: string, options?: ms.SaveOptions): true?, string?, string?
 --- As a module's: each rank reads its pieces, so no rank has the whole model. All ranks call it and
 --- have the same result.
+--- ```lua
+--- assert(ms.nn.Linear(2, 3):save "linear.safetensors")
+--- ms.fsdp(ms.nn.Linear(2, 3)):load "linear.safetensors" --> true
+--- ```
 ---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
 --- The ranks that share one copy of the parameters.
+--- ```lua
+--- ms.fsdp(ms.nn.Linear(2, 1)):shard_group():size() --> 1
+--- ```
 ---@field shard_group fun(self): ms.Group
 --- Gathers this unit now; its next use waits for it. Value: true.
+--- ```lua
+--- local model = ms.fsdp(ms.nn.Linear(2, 1))
+--- model:unshard(0):value() --> true
+--- ```
 ---@field unshard fun(self, index: integer): ms.Future
+--- ```lua
+--- local model = ms.fsdp(ms.nn.Linear(2, 1))
+--- model:unshard(0)
+--- model:reshard(0)
+--- ```
 ---@field reshard fun(self, index: integer)
+--- ```lua
+--- local model = ms.fsdp(ms.nn.Linear(2, 1))
+--- model:set_prefetch "backward_post"
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field set_prefetch fun(self, strategy: string|ms.Prefetch)   from the next pass on
 --- After forward, after backward; all units but the root unless given.
+--- ```lua
+--- local blocks = ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 1))
+--- local model = ms.fsdp(blocks, { wrap = { class = "Linear" } })
+--- model:set_reshard { forward = false, units = { 2 } } -- the last one is used again at once
+--- model(ms.ones { 1, 4 }):sum():backward()
+--- ```
 ---@field set_reshard fun(self, options: { forward?: boolean, backward?: boolean, units?: integer[] })
 --- Whether units are gathered for their backward; all units unless given. Off, a backward that
 --- reads values of their parameters is an error; that of an embedding reads none.
+--- ```lua
+--- local embedding = ms.nn.Sequential(ms.nn.Embedding(10, 4), ms.nn.Linear(4, 1))
+--- local model = ms.fsdp(embedding, { wrap = { class = { "Embedding", "Linear" } } })
+--- model:set_unshard_in_backward(false, { 1 }) -- its gradient reads no values
+--- model(ms.tensor { 1, 2 }):sum():backward()
+--- ```
 ---@field set_unshard_in_backward fun(self, yes: boolean, units?: integer[])
 --- This method of the model runs through the root's edges, as forward does.
+--- ```lua
+--- local Net = ms.nn.class "Net"
+--- function Net:init() self.inner = ms.nn.Linear(2, 2) end
+--- function Net:forward(x) return self.inner(x) end
+--- function Net:score(x) return self.inner(x):sum() end
+--- local model = ms.fsdp(Net())
+--- model:forward_method "score"
+--- model:score(ms.ones { 1, 2 }):backward()
+--- ```
 ---@field forward_method fun(self, name: string)
 --- On all ranks, after a forward or backward that failed in the same way everywhere and was caught:
 --- drops what was under way, and all gradients. What was stepped in that backward stays stepped.
+--- ```lua
+--- local model = ms.fsdp(ms.nn.Linear(2, 1))
+--- pcall(function()
+---   model(ms.ones { 1, 2 })
+---   error "the loss cannot be computed"
+--- end)
+--- model:reset()
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field reset fun(self)
 --- Gathers all parameters for good, and drops their gradients. All ranks call it.
+--- ```lua
+--- local plain = ms.fsdp(ms.nn.Linear(2, 1)):unwrap()
+--- plain.weight:shape() --> { 1, 2 }
+--- ```
 ---@field unwrap fun(self): ms.Module
+--- ```lua
+--- local model = ms.fsdp(ms.nn.Linear(2, 1))
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model:stats().world_size --> 1
+--- ```
 ---@field stats fun(self): ms.FSDPStats   never waits
 --- Optimizers overlap as with ddp (optimizer:overlap, ms.optim.in_backward, hooks.then_optimizer),
 --- on pieces. Parameters of a unit are stepped when the unit's gradients are reduced, in the last

@@ -9,47 +9,111 @@
 --- and all_to_all have gradients (with op sum, avg or premul_sum). If t requires a gradient and
 --- operators are recorded, all_reduce and broadcast do not change t; their value is a new tensor.
 ---@class ms.Group
+--- ```lua
+--- ms.world():rank() --> 0
+--- ```
 ---@field rank fun(self): integer   of this process in the group, from 0
+--- ```lua
+--- ms.world():size() --> 1
+--- ```
 ---@field size fun(self): integer   number of ranks
+--- ```lua
+--- ms.world():name() --> "world"
+--- ```
 ---@field name fun(self): string
 --- A group of the same ranks with its own connection and stream, so that neither group waits for
 --- the other. Channel 1 is the group itself.
+--- ```lua
+--- local second = ms.world():channel(2)
+--- second:all_reduce(ms.ones { 2 }):value() --> { 1.0, 1.0 }
+--- ```
 ---@field channel fun(self, number: integer): ms.Group   number: 1 or 2
 --- Makes a group of each part. All ranks of this group call it with the same list. Returns the
 --- group of this rank's part; nil if it is in no part.
+--- ```lua
+--- local mine = ms.world():split { { 0 } } -- with four ranks perhaps { { 0, 1 }, { 2, 3 } }
+--- mine:size() --> 1
+--- ```
 ---@field split fun(self, parts: integer[][]): ms.Group?   parts: ranks of this group
 --- Two groups: this rank's block, and the ranks that have its position in their blocks. A block is
 --- `size` consecutive ranks, or the ranks of one host unless size is given. Hosts may then have
 --- different numbers of ranks.
+--- ```lua
+--- local host, across = ms.world():levels()
+--- host:size() * across:size() --> 1
+--- ```
 ---@field levels fun(self, size?: integer): ms.Group, ms.Group
 --- Reduces t over all ranks, in place. Value: t. op: "sum" unless given.
+--- ```lua
+--- -- On one rank; on four the value would be 4.
+--- ms.world():all_reduce(ms.ones { 2 }):value() --> { 1.0, 1.0 }
+--- ```
 ---@field all_reduce fun(self, t: ms.Tensor, op?: ms.Op): ms.Future
 --- Reduces t, in place on root; unchanged on other ranks. Value: t. op: "sum" unless given.
+--- ```lua
+--- ms.world():reduce(ms.ones { 2 }, 0, "max"):value() --> { 1.0, 1.0 }
+--- ```
 ---@field reduce fun(self, t: ms.Tensor, root: integer, op?: ms.Op): ms.Future
 --- Value: this rank's part of the reduced tensor along dimension 1 (equal parts, or
 --- counts[rank + 1] rows). op: "sum" unless given.
+--- ```lua
+--- ms.world():reduce_scatter(ms.arange(1, 4), "sum"):value() --> { 1, 2, 3, 4 }
+--- ```
 ---@field reduce_scatter fun(self, t: ms.Tensor, op?: ms.Op, counts?: integer[]): ms.Future
 --- Value: the tensors of all ranks joined along dimension 1, in rank order. With counts, ranks may
 --- bring different numbers of rows. Values travel in t's dtype: the indices of topk and above are
 --- i64; t:to "i32" halves their bytes.
+--- ```lua
+--- ms.world():all_gather(ms.arange(1, 4)):value() --> { 1, 2, 3, 4 }
+--- ```
 ---@field all_gather fun(self, t: ms.Tensor, counts?: integer[]): ms.Future
 --- Dimension 1 is cut into size() parts, one for each rank (equal parts, or parts of send[i] and
 --- receive[i] rows). Value: the received parts, joined in rank order.
+--- ```lua
+--- ms.world():all_to_all(ms.arange(1, 4)):value() --> { 1, 2, 3, 4 }
+--- ```
 ---@field all_to_all fun(self, t: ms.Tensor, send?: integer[], receive?: integer[]): ms.Future
 --- Copies root's values to t on all other ranks, in place. Value: t.
+--- ```lua
+--- ms.world():broadcast(ms.ones { 2 }, 0):value() --> { 1.0, 1.0 }
+--- ```
 ---@field broadcast fun(self, t: ms.Tensor, root: integer): ms.Future
 --- Value: on root, the value of all_gather; on other ranks, t itself.
+--- ```lua
+--- ms.world():gather(ms.arange(1, 2), 0):value() --> { 1, 2 }
+--- ```
 ---@field gather fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future
 --- On root, t is cut along dimension 1 into one part for each rank; on other ranks, t receives its
 --- part, in place. Value: this rank's part.
+--- ```lua
+--- ms.world():scatter(ms.arange(1, 2), 0):value() --> { 1, 2 }
+--- ```
 ---@field scatter fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future
 --- Sends t to a rank of the group. Sends and receives of a pair of ranks match in order. Value: t.
+--- ```lua
+--- local world, t = ms.world(), ms.ones { 2 }
+--- local next_one = (world:rank() + 1) % world:size()
+--- if world:size() > 1 then world:send(t, next_one) end
+--- next_one --> 0
+--- ```
 ---@field send fun(self, t: ms.Tensor, to: integer): ms.Future
 --- Receives into t, in place, from a rank of the group. Value: t.
+--- ```lua
+--- local world, t = ms.world(), ms.zeros { 2 }
+--- if world:size() > 1 then world:recv(t, (world:rank() - 1) % world:size()):value() end
+--- t --> { 0.0, 0.0 }
+--- ```
 ---@field recv fun(self, t: ms.Tensor, from: integer): ms.Future
 --- **blocks** until all ranks of the group have called it.
+--- ```lua
+--- ms.world():barrier()
+--- ```
 ---@field barrier fun(self, timeout_ms?: integer)
 --- Wire bytes that this rank has sent since the start, by operation.
+--- ```lua
+--- ms.world():all_reduce(ms.ones { 2 })
+--- ms.world():bytes_sent().all_reduce --> 0
+--- ```
 ---@field bytes_sent fun(self): table<string, integer>
 --- Errors: another rank makes a different call, or one with another dtype, count, root or op (the
 --- message shows both sides and their script lines); a rank left, died or raised ("because rank 2:

@@ -11,12 +11,42 @@
 ---@class ms.State
 --- An f32 tensor with the length of the bucket's buffer, zeros at first. It is kept for each
 --- parameter, and so survives a rebuild of buckets.
+--- ```lua
+--- local state = ms.hooks.state "example.flat"
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   state:flat(bucket, "sum"):add_(bucket:buffer())
+---   return next(bucket)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field flat fun(self, bucket: ms.Bucket, name: string): ms.Tensor
 --- As flat, with lengths[i] numbers for parameter i of the bucket. The second result says for each
 --- parameter whether its numbers are new (zeros).
+--- ```lua
+--- local state = ms.hooks.state "example.pieces"
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   local lengths = {}
+---   for i in ipairs(bucket:parameters()) do lengths[i] = 1 end -- one number for each parameter
+---   local norms = state:pieces(bucket, "norms", lengths)
+---   for i, g in ipairs(bucket:gradients()) do norms:narrow(1, i, 1):copy_(g:norm():reshape(1)) end
+---   return next(bucket)
+--- end })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- ```
 ---@field pieces fun(self, bucket: ms.Bucket, name: string, lengths: integer[]): ms.Tensor, boolean[]
 --- A table that lasts as long as its owner: a parameter, a bucket (until buckets are rebuilt) or a
 --- string. Its values are kept and saved.
+--- ```lua
+--- local state, calls = ms.hooks.state "example.of", 0
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = function(bucket, next)
+---   local mine = state:of(bucket)
+---   mine.calls = (mine.calls or 0) + 1
+---   calls = mine.calls
+---   return next(bucket)
+--- end })
+--- for _ = 1, 2 do model(ms.ones { 1, 2 }):sum():backward() end
+--- calls --> 2
+--- ```
 ---@field of fun(self, owner: ms.Parameter|ms.Bucket|string): table
 
 ---@class ms.PowerSGDOptions
@@ -55,57 +85,174 @@
 --- replaces them: it must average by itself (the engine does not divide) and return a tensor of
 --- bucket:shard's length in bucket:dtype().
 ---@class ms.hooks
+--- ```lua
+--- local chain = ms.hooks.chain { ms.hooks.nan_check(), "bf16_compress" }
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = chain })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model.module.weight:grad() --> { { 1.0, 1.0 } }
+--- ```
 ---@field chain fun(links: ms.LinkLike[]): ms.Link
 --- Makes a link from functions: encode changes the buffer before the later links, decode changes
 --- their result, observe only reads. Each is optional.
+--- ```lua
+--- local half = ms.hooks.stage {
+---   name = "example.half",
+---   encode = function(buffer) return buffer:mul(0.5) end,
+---   decode = function(reduced) return reduced:mul(2) end,
+--- }
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = half })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model.module.weight:grad() --> { { 1.0, 1.0 } }
+--- ```
 ---@field stage fun(stage: ms.Stage): ms.Link
 --- State of a link, saved in checkpoints under this name (a stage has its own). A second state of
 --- the same name raises.
+--- ```lua
+--- local state = ms.hooks.state "example.state"
+--- state:of("run").seen = 1
+--- state:of("run").seen --> 1
+--- ```
 ---@field state fun(name: string): ms.State
 --- From here on, the links are native. Those marked * also exist in Lua, in lua/moonshard/hooks/,
 --- with equal results.
 --- * The reduction that the kind of the bucket needs. between, for hybrid buckets: links that
 --- reduce a shard over the ranks that hold it, after the reduction over the shard group.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = ms.hooks.reduce { op = "sum" } })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model.module.weight:grad() --> { { 1.0, 1.0 } }
+--- ```
 ---@field reduce fun(options?: { op?: ms.Op, between?: ms.LinkLike }): ms.Link
 --- * For all_reduce buckets only: divides first, then sums. In this and the next links,
 --- options.group replaces the bucket's group.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = ms.hooks.all_reduce() })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model:stats().hook --> "all_reduce"
+--- ```
 ---@field all_reduce fun(options?: { op?: ms.Op, group?: ms.Group }): ms.Link
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = ms.hooks.noop() })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model:stats().payload_bytes --> 0
+--- ```
 ---@field noop fun(options?: { group?: ms.Group }): ms.Link   * gradients stay local
 --- * Casts the buffer for the later links, and casts their result back. Directly before a native
 --- reduction of f32, the reduction itself rounds, and stats show the reduction's time only.
+--- ```lua
+--- local chain = ms.hooks.chain { ms.hooks.cast { dtype = "bf16" }, ms.hooks.reduce() }
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = chain })
+--- model(ms.full(1.001, { 1, 2 })):sum():backward()
+--- model.module.weight:grad() --> { { 1.0, 1.0 } }
+--- ```
 ---@field cast fun(options: { dtype: ms.DType }): ms.Link
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = ms.hooks.fp16_compress() })
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- model:stats().hook --> "cast f16, reduce"
+--- ```
 ---@field fp16_compress fun(options?: { group?: ms.Group }): ms.Link   * cast, then reduce
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = ms.hooks.bf16_compress() })
+--- model(ms.full(1.001, { 1, 2 })):sum():backward()
+--- model.module.weight:grad() --> { { 1.0, 1.0 } }
+--- ```
 ---@field bf16_compress fun(options?: { group?: ms.Group }): ms.Link   *
 --- * Sends low-rank approximations.
+--- ```lua
+--- local hook = ms.hooks.powersgd { rank = 1, start_step = 2 }
+--- local model = ms.ddp(ms.nn.Linear(64, 64), { comm_hook = hook })
+--- for _ = 1, 4 do model(ms.ones { 1, 64 }):sum():backward() end
+--- model:stats().links[1].compression.rate > 10 --> true
+--- ```
 ---@field powersgd fun(options?: ms.PowerSGDOptions): ms.Link
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(64, 64), { comm_hook = ms.hooks.int8 { per = "block" } })
+--- model(ms.ones { 1, 64 }):sum():backward()
+--- model:stats().payload_bytes --> 4644
+--- ```
 ---@field int8 fun(options?: ms.Int8Options): ms.Link   * sends 8-bit numbers with scales
 --- * Of n numbers sends the ceil(fraction * n) with the greatest magnitude, with positions (0.07 of
 --- 100 are 7). It has its own error feedback.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(4, 1), { comm_hook = ms.hooks.top_k { fraction = 0.4 } })
+--- model(ms.tensor { { 1.0, 4.0, 2.0, 8.0 } }):sum():backward() -- and 1 of the bias
+--- model.module.weight:grad() --> { { 0.0, 4.0, 0.0, 8.0 } }
+--- ```
 ---@field top_k fun(options: { fraction: number, momentum?: number }): ms.Link
 --- * Sends one bit a number. The result is the sign that most ranks have, and 0 if both signs are
 --- equally frequent.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = ms.hooks.sign_vote() })
+--- model(ms.tensor { { -3.0, 5.0 } }):sum():backward()
+--- model.module.weight:grad() --> { { -1.0, 1.0 } }
+--- ```
 ---@field sign_vote fun(): ms.Link
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = ms.hooks.adasum() })
+--- model(ms.tensor { { -3.0, 5.0 } }):sum():backward()
+--- model.module.weight:grad() --> { { -3.0, 5.0 } }
+--- ```
 ---@field adasum fun(): ms.Link   * combines the gradients of pairs of ranks by their angles
 --- * Averages over all ranks until start_step, then over a smaller group or not at all.
+--- ```lua
+--- local hook = ms.hooks.post_local_sgd { start_step = 1 }
+--- local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = hook })
+--- for _ = 1, 2 do model(ms.ones { 1, 2 }):sum():backward() end
+--- model.module.weight:grad() --> { { 2.0, 2.0 } }
+--- ```
 ---@field post_local_sgd fun(options: ms.PostLocalSGDOptions): ms.Link
 --- * Looks for inf and nan. "skip" (the default): optimizers skip the step, the same one on all
 --- ranks. "stop": the run ends with an error.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(1, 1), { comm_hook = ms.hooks.nan_check() })
+--- local optimizer, before = ms.optim.sgd(model), model.module.weight:item()
+--- model(ms.full(math.huge, { 1, 1 })):sum():backward()
+--- optimizer:step() -- skips
+--- model.module.weight:item() == before --> true
+--- ```
 ---@field nan_check fun(options?: { action?: "skip"|"stop" }): ms.Link
 --- "global" must be the first link of a chain. "lagged" clips by the norm of the previous step, and
 --- works with early steps. In a chain with then_optimizer, put "bucket" and "lagged" after it, so
 --- that it steps on clipped gradients.
+--- ```lua
+--- local hook = ms.hooks.clip { max_norm = 1, scope = "bucket" }
+--- local model = ms.ddp(ms.nn.Linear(1, 1, { bias = false }), { comm_hook = hook })
+--- model(ms.full(4, { 1, 1 })):sum():backward()
+--- model.module.weight:grad() --> { { 1.0 } }
+--- ```
 ---@field clip fun(options: { max_norm: number, scope: "global"|"bucket"|"lagged" }): ms.Link
 --- Steps on the result of the later links. The optimizer's own step() steps the parameters that are
 --- left. Links before it must leave the result as it is (cast, error_feedback, nan_check, stages
 --- without decode); a chain with another link before it is refused.
 --- It ignores parameters that no rank has used in a pass (find_unused, static_graph). If this rank
 --- cannot know yet, it steps them at the end of backward.
+--- ```lua
+--- local plain = ms.nn.Linear(1, 1, { bias = false })
+--- local optimizer, before = ms.optim.sgd(plain, { lr = 0.5 }), plain.weight:item()
+--- local model = ms.ddp(plain, { comm_hook = ms.hooks.then_optimizer { optimizer = optimizer } })
+--- for _ in ms.steps(1) do
+---   model(ms.ones { 1, 1 }):sum():backward()
+---   optimizer:step() -- what is left: nothing
+--- end
+--- plain.weight:item() - before --> -0.5
+--- ```
 ---@field then_optimizer fun(options: { optimizer: ms.Optimizer, params?: ms.Parameter[] }): ms.Link
 --- * Adds the residual, that is, what later links lost of this rank's numbers, to the numbers of
 --- the next iteration. If a checkpoint is loaded by another number of ranks, what residuals add to
 --- the result is kept (see ms.State). decay: the factor of the residual, 0 to 1; 1 unless given. A
 --- chain is refused if error_feedback comes before clip, adasum or sign_vote, whose results are not
 --- means of what ranks send, or before a second error_feedback.
+--- ```lua
+--- local chain = ms.hooks.chain { ms.hooks.error_feedback(), ms.hooks.bf16_compress() }
+--- local model, sum = ms.ddp(ms.nn.Linear(1, 1, { bias = false }), { comm_hook = chain }), 0
+--- for _ = 1, 8 do
+---   model(ms.full(1.001, { 1, 1 })):sum():backward()
+---   sum = sum + model.module.weight:grad():item()
+---   model.module.weight:grad():zero_()
+--- end
+--- sum > 8 --> true
+--- ```
 ---@field error_feedback fun(options?: { decay?: number }): ms.Link
 --- Errors: a link returned nil, or a tensor of a wrong length, dtype or device (the message has
 --- link, bucket, expected and actual value); a link raised (its rank reports link, bucket and line,

@@ -6,10 +6,24 @@
 ---@class ms.Parameter: ms.Tensor
 --- The dotted name; "" until a module has the parameter. A tied parameter has the name of its first
 --- place from the root, as in `parameters`, `state` and `save`.
+--- ```lua
+--- ms.nn.Sequential(ms.nn.Linear(2, 2)):parameters()[1]:name() --> "0.weight"
+--- ```
 ---@field name fun(self): string
+--- ```lua
+--- ms.nn.Linear(3, 2):parameters()[1]:full_shape() --> { 2, 3 }
+--- ```
 ---@field full_shape fun(self): integer[]
 --- f(parameter) is called when a backward has added its gradient to the parameter's grad. Returns a
 --- function that removes f.
+--- ```lua
+--- local model, ready = ms.nn.Linear(2, 1), {}
+--- for _, p in ipairs(model:parameters()) do
+---   p:on_grad_ready(function(done) ready[#ready + 1] = done:name() end)
+--- end
+--- model(ms.ones { 1, 2 }):sum():backward()
+--- #ready --> 2
+--- ```
 ---@field on_grad_ready fun(self, f: fun(parameter: ms.Parameter)): fun()
 
 ---@class ms.SaveOptions
@@ -29,43 +43,127 @@
 --- Runs forward and the module's hooks. Of a wrapped model, call the wrapper (ms.ddp's result).
 ---@operator call(...): any
 --- All parameters, in order, each once; a tied one comes at its first name.
+--- ```lua
+--- local model = ms.nn.Sequential(ms.nn.Linear(2, 4), ms.nn.ReLU(), ms.nn.Linear(4, 1))
+--- #model:parameters() --> 4
+--- #model:parameters(function(_, name) return name:find "weight$" end) --> 2
+--- ```
 ---@field parameters fun(self, filter?: fun(p: ms.Parameter, name: string): boolean): ms.Parameter[]
 --- The same with their names.
+--- ```lua
+--- ms.nn.Linear(2, 4):named_parameters()[2].name --> "bias"
+--- ```
 ---@field named_parameters fun(self): { name: string, parameter: ms.Parameter }[]
+--- ```lua
+--- local model = ms.nn.Linear(2, 4)
+--- model:add_buffer("mean", ms.zeros { 2 })
+--- model:buffers().mean:shape() --> { 2 }
+--- ```
 ---@field buffers fun(self): table<string, ms.Tensor>   buffers by name
+--- ```lua
+--- #ms.nn.Sequential(ms.nn.Linear(2, 4), ms.nn.ReLU()):children() --> 2
+--- ```
 ---@field children fun(self): ms.Module[]   modules that are direct fields
+--- ```lua
+--- local names = {}
+--- for name in ms.nn.Sequential(ms.nn.Linear(2, 4), ms.nn.ReLU()):modules() do
+---   names[#names + 1] = name
+--- end
+--- names --> { "", "0", "1" }
+--- ```
 ---@field modules fun(self): (fun(): string, ms.Module)   itself (named "") and all below, in order
+--- ```lua
+--- ms.nn.Dropout(0.5):eval():train():is_training() --> true
+--- ```
 ---@field train fun(self, yes?: boolean): self   the mode of it and all below; true unless given
+--- ```lua
+--- local model = ms.nn.Dropout(0.5):eval()
+--- model(ms.ones { 3 }) --> { 1.0, 1.0, 1.0 }
+--- ```
 ---@field eval fun(self): self   as train(false)
+--- ```lua
+--- ms.nn.Dropout(0.5):is_training() --> true
+--- ```
 ---@field is_training fun(self): boolean   true until eval, or train(false)
+--- ```lua
+--- ms.nn.Linear(2, 2):to("bf16"):parameters()[1]:dtype() --> "bf16"
+--- ```
 ---@field to fun(self, what: ms.DType|string): self   what: dtype of float parameters, or device
 --- Assigns t to the field `name`. options.save: whether `state` and `save` have it; true unless
 --- given.
+--- ```lua
+--- local model = ms.nn.Linear(2, 2)
+--- model:add_buffer("steps", ms.zeros { 1 }, { save = false })
+--- model.steps --> { 0.0 }
+--- model:state().steps --> nil
+--- ```
 ---@field add_buffer fun(self, name: string, t: ms.Tensor, options?: { save?: boolean })
 --- Adds a hook: pre_forward: f(module, inputs); forward: f(module, inputs, outputs); pre_backward
 --- and backward: f(module, gradients), of the outputs and of the inputs. Values are lists. If f
 --- returns a value, it replaces its last argument. Returns a function that removes f.
+--- ```lua
+--- local model, seen = ms.nn.Linear(2, 3), nil
+--- local remove = model:hook("forward", function(_, _, outputs) seen = outputs[1]:shape() end)
+--- model(ms.ones { 4, 2 })
+--- seen --> { 4, 3 }
+--- remove()
+--- ```
 ---@field hook fun(self, when: ms.Moment, f: function): fun()
 --- Calls f(i) for i = 1..count. A ddp model reduces gradients in the last pass only.
+--- ```lua
+--- local model = ms.nn.Linear(2, 1)
+--- model:accumulate(4, function() model(ms.ones { 1, 2 }):sum():div(4):backward() end)
+--- model.bias:grad() --> { 1.0 }
+--- ```
 ---@field accumulate fun(self, count: integer, f: fun(i: integer))
 --- Scales all gradients in place so that their common p-norm (p: 2 unless given) is at most `max`.
 --- Returns the norm before, as a scalar on the device.
+--- ```lua
+--- local model = ms.nn.Linear(1, 1)
+--- model(ms.full(4, { 1, 1 })):sum():mul(3):backward() -- gradients 12 and 3
+--- local before = model:clip_grad_norm(1)
+--- before --> 12.37
+--- model.weight:grad() --> { { 0.9701 } }
+--- ```
 ---@field clip_grad_norm fun(self, max: number, p?: number): ms.Tensor
+--- ```lua
+--- local model = ms.nn.Linear(1, 1)
+--- model(ms.full(4, { 1, 1 })):sum():backward()
+--- model:clip_grad_value(2)
+--- model.weight:grad() --> { { 2.0 } }
+--- ```
 ---@field clip_grad_value fun(self, max: number)   clamps gradients to -max .. max, in place
 --- Parameters and saved buffers by name. options.kind: "full" unless given.
+--- ```lua
+--- ms.nn.Linear(2, 3):state().weight:shape() --> { 3, 2 }
+--- ```
 ---@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor>
 --- Copies values into the module's tensors, by name. Of a value on "meta" that will be read from a
 --- file, the copy is read from there.
+--- ```lua
+--- local from, to = ms.nn.Linear(2, 3), ms.nn.Linear(2, 3)
+--- to:load_state(from:state())
+--- to.weight:eq(from.weight):all() --> true
+--- ```
 ---@field load_state fun(self, state: table<string, ms.Tensor>, options?: ms.LoadOptions)
 --- Writes a safetensors file, or a folder of them. All ranks call it; rank 0 writes. Unless
 --- options.dtype is given, tensors keep their dtypes; but tensors of a model from nn.pretrained get
 --- the dtypes of the file that they were read from (unless `to` has changed them), and a log line
 --- says if this rounds. "exists" for a folder whose index names other weights. Raises if the model
 --- has adapters (save_adapters, merge_adapters).
+--- ```lua
+--- ms.nn.Linear(2, 3):save "linear.safetensors" --> true
+--- ```
 ---@field save fun(self, path: string, options?: ms.SaveOptions): true?, string?, string?
 --- Reads a file, a list of files or a folder. Of a folder, the files of its
 --- model.safetensors.index.json are read, or without one all its .safetensors files. A name that
 --- two files have is an error. Tensors on "meta" are read when their values are made.
+--- ```lua
+--- local from, to = ms.nn.Linear(2, 3), ms.nn.Linear(2, 3)
+--- assert(from:save "linear.safetensors")
+--- assert(to:load "linear.safetensors")
+--- to.weight:eq(from.weight):all() --> true
+--- ```
 ---@field load fun(self, path: string|string[], options?: ms.LoadOptions): true?, string?, string?
 --- Gives parameters and buffers on "meta" memory, and the values that they would have without it,
 --- on this rank. Returns the module. Values that were filled, drawn, copied or cast as a whole
@@ -74,18 +172,38 @@
 --- it, or, where init does not, those from the beginning of init on. What else it writes of the
 --- module keeps its recorded value, that of its file or that in memory. A value without either is
 --- an error.
+--- ```lua
+--- local model = ms.device("meta", function() return ms.nn.Linear(2, 3) end)
+--- model.weight:device() --> "meta"
+--- model:materialize().weight:device() --> "cpu"
+--- ```
 ---@field materialize fun(self): self
 --- Writes the adapters that nn.lora has given the model to a folder, in the format of peft:
 --- adapter_config.json and adapter_model.safetensors. All ranks call it; rank 0 writes.
+--- ```lua
+--- local model = ms.nn.lora(ms.nn.Sequential(ms.nn.Linear(4, 4)), { rank = 2, names = { "0" } })
+--- model:save_adapters "adapters" --> true
+--- ```
 ---@field save_adapters fun(self, folder: string): true?, string?, string?
 --- Reads adapters that peft, or save_adapters, wrote. A model without adapters gets those of the
 --- folder, as nn.lora gives them. One that has adapters, also a wrapped one, must have the same
 --- ones, and gets their values. "unsupported": what adapter_config.json says is not here (DoRA,
 --- biases that are trained, ranks that differ).
+--- ```lua
+--- local model = ms.nn.lora(ms.nn.Sequential(ms.nn.Linear(4, 4)), { rank = 2, names = { "0" } })
+--- assert(model:save_adapters "adapters")
+--- local other = ms.nn.Sequential(ms.nn.Linear(4, 4))
+--- other:load_adapters "adapters" --> true
+--- ```
 ---@field load_adapters fun(self, folder: string): true?, string?, string?
 --- Adds what the adapters add to the weights, in f32, and takes the adapters away: the model
 --- computes the same, up to rounding, and is saved as any model. What was trained before nn.lora is
 --- trained again. A wrapped model is unwrapped first. Returns the plain module.
+--- ```lua
+--- local model = ms.nn.lora(ms.nn.Sequential(ms.nn.Linear(4, 4)), { rank = 2, names = { "0" } })
+--- #model:parameters() --> 4
+--- #model:merge_adapters():parameters() --> 2
+--- ```
 ---@field merge_adapters fun(self): ms.Module
 --- Errors: load, load_state: unknown or missing names and wrong shapes (the message has the first
 --- three of each). accumulate: f did not call backward.
@@ -160,27 +278,92 @@
 --- self-attention) keeps [batch, time, width]. List only holds modules; Sequential calls one after
 --- another. Linear has a bias unless options.bias is false; eps of norms is 1e-5 unless given.
 ---@class ms.nn
+--- ```lua
+--- local list = ms.nn.List { ms.nn.Linear(2, 2), ms.nn.Linear(2, 2) }
+--- list[2](ms.ones { 1, 2 }):shape() --> { 1, 2 }
+--- ```
 ---@field List fun(modules: ms.Module[]): ms.Module
+--- ```lua
+--- ms.nn.Sequential(ms.nn.Linear(2, 8), ms.nn.GELU(), ms.nn.Linear(8, 1))(ms.ones { 5, 2 }):shape() --> { 5, 1 }
+--- ```
 ---@field Sequential fun(...: ms.Module): ms.Module
+--- ```lua
+--- ms.nn.Linear(3, 2)(ms.ones { 5, 3 }):shape() --> { 5, 2 }
+--- ```
 ---@field Linear fun(inputs: integer, outputs: integer, options?: { bias?: boolean }): ms.Module
+--- ```lua
+--- ms.nn.Embedding(100, 8)(ms.tensor { 1, 5, 1 }):shape() --> { 3, 8 }
+--- ```
 ---@field Embedding fun(count: integer, width: integer): ms.Module
+--- ```lua
+--- ms.nn.LayerNorm(2)(ms.tensor { 1.0, 3.0 }) --> { -1.0, 1.0 }
+--- ```
 ---@field LayerNorm fun(width: integer, options?: { eps?: number, bias?: boolean }): ms.Module
+--- ```lua
+--- ms.nn.RMSNorm(2)(ms.tensor { 3.0, 3.0 }) --> { 1.0, 1.0 }
+--- ```
 ---@field RMSNorm fun(width: integer, options?: { eps?: number }): ms.Module
+--- ```lua
+--- local kept = ms.nn.Dropout(0.5)(ms.ones { 1000 }):gt(0):to("f32"):mean():item()
+--- kept > 0.4 and kept < 0.6 --> true
+--- ```
 ---@field Dropout fun(p: number): ms.Module   p: probability of zero, 0 or more and below 1
+--- ```lua
+--- ms.nn.ReLU()(ms.tensor { -1.0, 2.0 }) --> { 0.0, 2.0 }
+--- ```
 ---@field ReLU fun(): ms.Module
+--- ```lua
+--- ms.nn.GELU()(ms.tensor { -1.0, 2.0 }) --> { -0.1588, 1.955 }
+--- ```
 ---@field GELU fun(form?: "tanh"|"erf"): ms.Module
+--- ```lua
+--- ms.nn.SiLU()(ms.tensor { 0.0, 2.0 }) --> { 0.0, 1.762 }
+--- ```
 ---@field SiLU fun(): ms.Module
+--- ```lua
+--- ms.nn.MLP(4, 16, { activation = "swiglu", bias = false })(ms.ones { 3, 4 }):shape() --> { 3, 4 }
+--- ```
 ---@field MLP fun(width: integer, hidden: integer, options?: ms.MLPOptions): ms.Module
+--- ```lua
+--- local attention = ms.nn.Attention { width = 16, heads = 4, kv_heads = 2, rotary = true }
+--- attention(ms.randn { 2, 5, 16 }):shape() --> { 2, 5, 16 }
+--- ```
 ---@field Attention fun(options: ms.AttentionOptions): ms.Module
 --- Makes a class of modules: `local Block = nn.class("Block")`, then `function Block:init(...)` and
 --- `function Block:forward(...)`. `Block(...)` makes a module.
+--- ```lua
+--- local Twice = ms.nn.class "Twice"
+--- function Twice:init(width) self.inner = ms.nn.Linear(width, width) end
+--- function Twice:forward(x) return self.inner(self.inner(x)) end
+--- Twice(3)(ms.ones { 1, 3 }):shape() --> { 1, 3 }
+--- ```
 ---@field class fun(name: string, base?: table): table
 --- Marks a tensor as a parameter: it requires a gradient and outlives steps.
+--- ```lua
+--- local Scale = ms.nn.class "Scale"
+--- function Scale:init() self.factor = ms.nn.Parameter(ms.full(2, { 1 })) end
+--- function Scale:forward(x) return x:mul(self.factor) end
+--- Scale()(ms.ones { 2 }) --> { 2.0, 2.0 }
+--- ```
 ---@field Parameter fun(t: ms.Tensor): ms.Parameter
+--- ```lua
+--- ms.nn.is_module(ms.nn.ReLU()) --> true
+--- ms.nn.is_module {} --> false
+--- ```
 ---@field is_module fun(value: any): boolean
 --- Models with the parameter names and layouts of Hugging Face. `model(tokens)` maps ids
 --- [batch, time] to logits [batch, time, vocab].
+--- ```lua
+--- local model = ms.nn.gpt2 { vocab = 256, context = 16, layers = 2, width = 32, heads = 2 }
+--- model(ms.tensor { { 72, 105 } }):shape() --> { 1, 2, 256 }
+--- ```
 ---@field gpt2 fun(options: ms.ModelOptions): ms.LanguageModel
+--- ```lua
+--- local model = ms.nn.llama {
+---   vocab = 256, context = 16, layers = 1, width = 32, heads = 4, kv_heads = 2,
+--- }
+--- model(ms.tensor { { 72, 105 } }):shape() --> { 1, 2, 256 }
+--- ```
 ---@field llama fun(options: ms.ModelOptions): ms.LanguageModel
 --- Reads a model from a folder (or from a file with config.json beside it) with config.json and
 --- .safetensors files, as other tools write them. 16-bit weights become f32. Masks, inv_freq and
@@ -189,6 +372,12 @@
 --- key of config.json, generation_config.json and the files of the tokenizer. The weights of a
 --- model that is made on "meta" are read when it gets memory: by ms.fsdp, where each rank reads only
 --- its own shards, by ms.ddp, or by materialize.
+--- ```lua
+--- local made = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
+--- assert(made:save "tiny") -- a folder with config.json
+--- local read = assert(ms.nn.pretrained "tiny")
+--- read(ms.tensor { { 1, 2, 3 } }):shape() --> { 1, 3, 64 }
+--- ```
 ---@field pretrained fun(path: string, options?: { dropout?: number, recompute?: boolean }): ms.LanguageModel?, string?, string?
 --- Freezes the parameters of a model, and gives some of its linear layers an adapter (LoRA) that is
 --- trained instead: two matrices A [rank, inputs] and B [outputs, rank], and the layer computes
@@ -196,6 +385,11 @@
 --- before. Call it before ms.ddp, ms.fsdp and the optimizer; a model on "meta" may have adapters.
 --- Returns the model. Layers whose weight a module uses itself, without calling the layer, do not
 --- use their adapter. Errors: names that mean no layer.
+--- ```lua
+--- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
+--- ms.nn.lora(model, { rank = 4, names = { "c_attn" } })
+--- #model:parameters(function(p) return p:requires_grad() end) --> 2
+--- ```
 ---@field lora fun(model: ms.Module, options?: ms.LoraOptions): ms.Module
 ---@class ms.LanguageModel: ms.Module
 --- The ids that end a text, of generation_config.json or config.json; nil in models of your own.
@@ -203,10 +397,26 @@
 --- Continues a text: tokens are ids [length], at least one. Returns the new ids, i64 [count], or
 --- fewer that end with an id of `stop`. Keys and values are kept: an id costs the forward of one
 --- position. Past the context, it costs a forward of the last `context` ids.
+--- ```lua
+--- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
+--- local ids = model:generate(ms.tensor { 1, 2 }, { count = 5, top_k = 10, seed = 1 })
+--- ids:shape() --> { 5 }
+--- ```
 ---@field generate fun(self, tokens: ms.Tensor, options: ms.GenerateOptions): ms.Tensor
 --- The tokenizer of the folder that the model was read from, or the one that set_tokenizer has
 --- given; nil: there is none.
+--- ```lua
+--- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
+--- model:tokenizer() --> nil
+--- ```
 ---@field tokenizer fun(self): ms.Tokenizer?, string?, string?
 --- The model's tokenizer from now on: `save` puts its files beside the weights. Raises if it has
 --- more ids than the model has rows.
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
+--- model:set_tokenizer(assert(ms.tokenizer.load "tokenizer.json")) --> true
+--- ```
 ---@field set_tokenizer fun(self, tokenizer: ms.Tokenizer): true?, string?, string?

@@ -61,59 +61,192 @@
 
 ---@class ms.optim
 --- lr .01, momentum 0, dampening 0, nesterov false
+--- ```lua
+--- local model = ms.nn.Linear(1, 1, { bias = false })
+--- local before = model.weight:item()
+--- local optimizer = ms.optim.sgd(model, { lr = 0.5 })
+--- model(ms.ones { 1, 1 }):sum():backward() -- the gradient is 1
+--- optimizer:step()
+--- model.weight:item() - before --> -0.5
+--- ```
 ---@field sgd fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 --- lr 1e-3, betas {.9, .999}, eps 1e-8, amsgrad false
+--- ```lua
+--- local optimizer = ms.optim.adam(ms.nn.Linear(2, 2), { betas = { 0.9, 0.95 } })
+--- optimizer:lr() --> 0.001
+--- ```
 ---@field adam fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 --- as adam; weight_decay .01
+--- ```lua
+--- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
+--- local function is_matrix(p) return p:dim() > 1 end
+--- local function is_vector(p) return p:dim() == 1 end
+--- local optimizer = ms.optim.adamw({
+---   { params = model:parameters(is_matrix), weight_decay = 0.1 },
+---   { params = model:parameters(is_vector), weight_decay = 0 },
+--- }, { lr = 3e-4 })
+--- #optimizer:groups() --> 2
+--- ```
 ---@field adamw fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 --- lr .01, lr_decay 0, initial_accumulator_value 0, eps 1e-10
+--- ```lua
+--- ms.optim.adagrad(ms.nn.Linear(2, 2)):lr() --> 0.01
+--- ```
 ---@field adagrad fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 --- lr 1, rho .9, eps 1e-6
+--- ```lua
+--- ms.optim.adadelta(ms.nn.Linear(2, 2)):lr() --> 1
+--- ```
 ---@field adadelta fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 --- lr .01, alpha .99, eps 1e-8, momentum 0, centered false
+--- ```lua
+--- ms.optim.rmsprop(ms.nn.Linear(2, 2), { momentum = 0.9 }):lr() --> 0.01
+--- ```
 ---@field rmsprop fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 --- lr .01, etas {.5, 1.2}, step_sizes {1e-6, 50}
+--- ```lua
+--- ms.optim.rprop(ms.nn.Linear(2, 2), { etas = { 0.5, 1.2 } }):lr() --> 0.01
+--- ```
 ---@field rprop fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 --- lr 1e-3, betas {.9, .999}, eps 1e-8
+--- ```lua
+--- ms.optim.adamax(ms.nn.Linear(2, 2)):lr() --> 0.001
+--- ```
 ---@field adamax fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 --- Defines a new kind of optimizer. Groups, schedules and saving work as for the built-in kinds.
+--- ```lua
+--- local lion = ms.optim.define {
+---   name = "example_lion", defaults = { lr = 1e-4, beta = 0.9 }, elementwise = true,
+---   step_param = function(p, grad, state, group)
+---     state.m = state.m or ms.zeros(p:shape()):keep()
+---     state.m:mul_(group.beta):add_(grad:mul(1 - group.beta))
+---     p:sub_(state.m:sign():mul(group.lr))
+---   end,
+--- }
+--- local model = ms.nn.Linear(1, 1, { bias = false })
+--- local before, optimizer = model.weight:item(), lion(model, { lr = 0.25 })
+--- model(ms.ones { 1, 1 }):sum():backward()
+--- optimizer:step()
+--- model.weight:item() - before --> -0.25
+--- ```
 ---@field define fun(kind: ms.Kind): fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer
 --- Registers how optimizers of this kind (and of kinds based on it) run overlapped. A second
 --- registration raises.
+--- ```lua
+--- ms.optim.define { name = "example_plain", defaults = { lr = 0.1 },
+---   step_param = function(p, grad, _, group) p:sub_(grad:mul(group.lr)) end }
+--- ms.optim.register_overlapped("example_plain", function(optimizer, model, policy)
+---   ms.log("overlaps by %s", tostring(policy))
+---   ms.optim.overlap_standard(optimizer, model, policy)
+--- end)
+--- ```
 ---@field register_overlapped fun(kind: string, make: fun(optimizer: ms.Optimizer, model: ms.Module, policy: ms.Overlap))
 --- Runs an optimizer overlapped in the way that is used if nothing is registered for its kind.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 2))
+--- local optimizer = ms.optim.sgd(model, { lr = 0.1 })
+--- ms.optim.overlap_standard(optimizer, model, "in_backward")
+--- ```
 ---@field overlap_standard fun(optimizer: ms.Optimizer, model: ms.Module, policy: string|ms.Overlap)
 --- Makes an optimizer for each parameter, and returns them. Each is stepped during backward when
 --- the parameter's gradient is complete (in an accumulation window: at its end). The step frees the
 --- gradient unless options.keep_grads is true.
+--- ```lua
+--- local model = ms.nn.Linear(1, 1, { bias = false })
+--- local before = model.weight:item()
+--- ms.optim.in_backward(ms.optim.sgd, model:parameters(), { lr = 0.5 })
+--- model(ms.ones { 1, 1 }):sum():backward() -- steps, too
+--- model.weight:item() - before --> -0.5
+--- ```
 ---@field in_backward fun(make: (fun(params: ms.Params, options?: ms.OptimizerOptions): ms.Optimizer), params: ms.Parameter[], options?: ms.OptimizerOptions): ms.Optimizer[]
 --- The optimizers that in_backward made for a model's parameters.
+--- ```lua
+--- local model = ms.nn.Linear(2, 1)
+--- ms.optim.in_backward(ms.optim.sgd, model:parameters())
+--- #ms.optim.in_backward_of(model) --> 2
+--- ```
 ---@field in_backward_of fun(model: ms.Module): { parameter: ms.Parameter, optimizers: ms.Optimizer[] }[]
 --- Schedules, for the option `schedule`. The factor rises linearly during the warm-up: step 0 has
 --- the factor 1 / warmup. constant: it then stays at 1.
+--- ```lua
+--- ms.optim.constant { warmup = 4 }(1) --> 0.5
+--- ```
 ---@field constant fun(options?: { warmup?: integer }): fun(step: integer): number
 --- The factor falls linearly from 1 to `floor` at step `steps`.
+--- ```lua
+--- ms.optim.linear { steps = 10 }(5) --> 0.5
+--- ```
 ---@field linear fun(options: ms.ScheduleOptions): fun(step: integer): number
 --- The factor falls from 1 to `floor` at step `steps`, as half a cosine wave.
+--- ```lua
+--- local factor = ms.optim.cosine { steps = 100, warmup = 10, floor = 0.1 }
+--- factor(0) --> 0.1
+--- factor(10) --> 1.0
+--- factor(100) --> 0.1
+--- ```
 ---@field cosine fun(options: ms.ScheduleOptions): fun(step: integer): number
 --- The factor rises for `warmup` steps, stays at 1, and falls in the last `decay` steps.
+--- ```lua
+--- local factor = ms.optim.wsd { steps = 100, decay = 20 }
+--- factor(50) --> 1
+--- factor(90) --> 0.5
+--- ```
 ---@field wsd fun(options: ms.WSDOptions): fun(step: integer): number
 --- These two do for a list of parameters what the methods of Module do.
+--- ```lua
+--- local model = ms.nn.Linear(1, 1, { bias = false })
+--- model(ms.full(4, { 1, 1 })):sum():backward()
+--- ms.optim.clip_grad_norm(model:parameters(), 1) --> 4.0
+--- model.weight:grad() --> { { 1.0 } }
+--- ```
 ---@field clip_grad_norm fun(params: ms.Parameter[], max: number, p?: number): ms.Tensor
+--- ```lua
+--- local model = ms.nn.Linear(1, 1, { bias = false })
+--- model(ms.full(4, { 1, 1 })):sum():backward()
+--- ms.optim.clip_grad_value(model:parameters(), 3)
+--- model.weight:grad() --> { { 3.0 } }
+--- ```
 ---@field clip_grad_value fun(params: ms.Parameter[], max: number)
 --- A loss scaler, for 16-bit gradients.
+--- ```lua
+--- local model = ms.nn.Linear(2, 1):to "f16"
+--- local optimizer, scaler = ms.optim.sgd(model), ms.optim.scaler { init_scale = 1024 }
+--- scaler:scale(model(ms.ones { 1, 2, dtype = "f16" }):sum()):backward()
+--- scaler:step(optimizer)
+--- scaler:state().factor --> 1024.0
+--- ```
 ---@field scaler fun(options?: ms.ScalerOptions): ms.Scaler
 --- An object that averages parameters over ranks in some steps, in one of three ways: every
 --- `period` steps; by `periods = { { 4, 8 }, { 16, 16 } }`, where the largest period that divides
 --- the step gives the group size; or every `period` steps with `elastic = alpha`, which moves
 --- parameters and a common centre towards each other.
+--- ```lua
+--- -- Every rank trains alone; each 8 steps the ranks average their weights.
+--- local model, averager = ms.nn.Linear(2, 1), ms.optim.averager { period = 8 }
+--- for _ in ms.steps(16) do averager:step(model) end
+--- ```
 ---@field averager fun(options: ms.AveragerOptions): ms.Averager
 
 ---@class ms.Averager
 --- Counts a step, and averages the parameters in place if the step is due. All ranks call it once
 --- in each step, after the optimizer's step.
+--- ```lua
+--- local averager = ms.optim.averager { periods = { { 1, 1 } } }
+--- averager:step(ms.nn.Linear(2, 1))
+--- ```
 ---@field step fun(self, params: ms.Module|ms.Tensor|table)
+--- ```lua
+--- local averager = ms.optim.averager { period = 2 }
+--- averager:step(ms.nn.Linear(2, 1))
+--- averager:state().steps --> 1
+--- ```
 ---@field state fun(self): table
+--- ```lua
+--- local one, other = ms.optim.averager { period = 2 }, ms.optim.averager { period = 2 }
+--- one:step(ms.nn.Linear(2, 1))
+--- other:load_state(one:state())
+--- other:state().steps --> 1
+--- ```
 ---@field load_state fun(self, state: table)
 
 
@@ -126,17 +259,53 @@
 --- loss times the factor. A backward through the result marks the gradients that it reaches:
 --- clipping (by hand or by hooks.clip) and optimizer:step raise until unscale or scaler:step has
 --- divided them.
+--- ```lua
+--- local scaler = ms.optim.scaler { init_scale = 1024 }
+--- scaler:scale(ms.tensor(0.5)) --> 512.0
+--- ```
 ---@field scale fun(self, loss: ms.Tensor): ms.Tensor
 --- Divides the gradients of the optimizer's parameters by the factor, in place, once between scale
 --- and step. Returns a bool [] on the device: whether all are finite. step calls unscale if you
 --- have not.
+--- ```lua
+--- local model = ms.nn.Linear(1, 1, { bias = false })
+--- local optimizer, scaler = ms.optim.sgd(model), ms.optim.scaler()
+--- scaler:scale(model(ms.full(4, { 1, 1 })):sum()):backward()
+--- scaler:unscale(optimizer) --> true
+--- model:clip_grad_norm(1)
+--- model.weight:grad() --> { { 1.0 } }
+--- ```
 ---@field unscale fun(self, optimizer: ms.Optimizer): ms.Tensor
 --- Replaces the result of unscale for this optimizer by one that is equal on all ranks.
+--- ```lua
+--- local model = ms.nn.Linear(1, 1, { bias = false })
+--- local optimizer, scaler, before = ms.optim.sgd(model), ms.optim.scaler(), model.weight:item()
+--- scaler:scale(model(ms.ones { 1, 1 }):sum()):backward()
+--- scaler:unscale(optimizer)
+--- scaler:set_finite(optimizer, ms.tensor(false)) -- as all ranks have agreed
+--- scaler:step(optimizer)
+--- model.weight:item() == before --> true
+--- ```
 ---@field set_finite fun(self, optimizer: ms.Optimizer, finite: ms.Tensor)
 --- Unscales, then steps. Skips the step if gradients are inf or nan (in a ddp model they then are
 --- on every rank).
+--- ```lua
+--- local model = ms.nn.Linear(1, 1, { bias = false })
+--- local optimizer, scaler, before = ms.optim.sgd(model), ms.optim.scaler(), model.weight:item()
+--- scaler:scale(model(ms.full(math.huge, { 1, 1 })):sum()):backward()
+--- scaler:step(optimizer) -- the gradient is inf: it skips
+--- model.weight:item() == before --> true
+--- ```
 ---@field step fun(self, optimizer: ms.Optimizer)
+--- ```lua
+--- ms.optim.scaler({ init_scale = 8 }):state().factor --> 8.0
+--- ```
 ---@field state fun(self): { factor: ms.Tensor, good: ms.Tensor }
+--- ```lua
+--- local scaler = ms.optim.scaler()
+--- scaler:load_state(ms.optim.scaler({ init_scale = 8 }):state())
+--- scaler:state().factor --> 8.0
+--- ```
 ---@field load_state fun(self, saved: table)
 
 ---@class ms.Optimizer
@@ -144,25 +313,83 @@
 --- them). Under an overlap policy it steps what was not stepped early, so that the same loop runs
 --- under every policy. It ignores parameters without a gradient. options.only_if is one bool on the
 --- device. If it is false, nothing changes, not even the step count.
+--- ```lua
+--- local model = ms.nn.Linear(1, 1, { bias = false })
+--- local optimizer = ms.optim.sgd(model, { lr = 0.5 })
+--- model(ms.ones { 1, 1 }):sum():backward()
+--- optimizer:step { keep_grads = true }
+--- model.weight:grad() --> { { 1.0 } }
+--- ```
 ---@field step fun(self, options?: { only_if?: ms.Tensor, keep_grads?: boolean })
 --- Steps one parameter, or any tensor (a flat view), on the current stream; allowed in hooks. If
 --- the running backward still reads the parameter's old values (for example because of a detached
 --- use), the step runs after the last such read. With a sharded optimizer this is an error.
 --- grad: p:grad() unless given.
+--- ```lua
+--- local t = ms.ones { 2 }
+--- local optimizer = ms.optim.sgd({ t }, { lr = 0.5 })
+--- optimizer:step_param(t, ms.ones { 2 })
+--- t --> { 0.5, 0.5 }
+--- ```
 ---@field step_param fun(self, p: ms.Tensor, grad?: ms.Tensor, options?: { only_if?: ms.Tensor })
+--- ```lua
+--- local model = ms.nn.Linear(1, 1)
+--- local optimizer = ms.optim.sgd(model)
+--- model(ms.ones { 1, 1 }):sum():backward()
+--- optimizer:zero_grad()
+--- model.weight:grad() --> nil
+--- ```
 ---@field zero_grad fun(self)
+--- ```lua
+--- local optimizer = ms.optim.sgd(ms.nn.Linear(1, 1), { lr = 0.1 })
+--- optimizer:groups()[1].lr = 0.05
+--- optimizer:lr() --> 0.05
+--- ```
 ---@field groups fun(self): ms.ParamGroup[]
+--- ```lua
+--- local optimizer = ms.optim.sgd(ms.nn.Linear(1, 1))
+--- optimizer:add_group { params = ms.nn.Linear(1, 1):parameters(), lr = 0.5 }
+--- #optimizer:groups() --> 2
+--- ```
 ---@field add_group fun(self, group: ms.ParamGroup)
+--- ```lua
+--- local schedule = ms.optim.linear { steps = 100, warmup = 10 }
+--- ms.optim.sgd(ms.nn.Linear(1, 1), { lr = 0.1, schedule = schedule }):lr() --> 0.01
+--- ```
 ---@field lr fun(self): number   what the next step of the first group uses, schedule included
 --- From now on, the policy (a planner, a name or a file) decides when the engine steps this
 --- optimizer's parameters in this ddp or fsdp model. Several optimizers may share a model.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 2))
+--- local optimizer = ms.optim.adamw(model)
+--- optimizer:overlap(model, "in_backward")
+--- for _ in ms.steps(2) do
+---   model(ms.ones { 1, 2 }):sum():backward()
+---   optimizer:step()
+--- end
+--- ```
 ---@field overlap fun(self, model: ms.DDP|ms.FSDP, policy: string|ms.Overlap)
 --- By parameter name. Of parameters of a sharded model: kind "full", the default: whole tensors on
 --- rank 0 of the model, and an empty table elsewhere; "sharded": each rank has ms.Piece of the
 --- states that lie as the parameters do. All ranks call it then. It loads at any number of ranks.
+--- ```lua
+--- local model = ms.nn.Linear(1, 1)
+--- local optimizer = ms.optim.adam(model)
+--- model(ms.ones { 1, 1 }):sum():backward()
+--- optimizer:step()
+--- optimizer:state().steps --> 1
+--- ```
 ---@field state fun(self, options?: { kind?: "full"|"sharded" }): table
 --- Of parameters of a sharded model, each rank gives at least what it has, or rank 0 gives all and
 --- the others empty tables; all ranks call it, and an error is the same on all.
+--- ```lua
+--- local model = ms.nn.Linear(1, 1)
+--- local one, other = ms.optim.adam(model), ms.optim.adam(model)
+--- model(ms.ones { 1, 1 }):sum():backward()
+--- one:step()
+--- other:load_state(one:state())
+--- other:state().steps --> 1
+--- ```
 ---@field load_state fun(self, state: table)
 --- Errors: a hyper-parameter is out of range, or not one of this kind (the message lists the kind's
 --- own); a parameter is in two groups; step is called inside a hook (the message suggests

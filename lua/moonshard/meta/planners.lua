@@ -32,6 +32,25 @@
 ---@field plan fun(view: ms.OverlapView): ms.OverlapEntry[]
 ---@class ms
 --- Makes a policy from a planner: when optimizers step each bucket.
+--- ```lua
+--- local policy = ms.overlap {
+---   name = "early",
+---   plan = function(view)
+---     local list, when = {}, view.needs_global_norm and "after_backward" or "on_reduced"
+---     for i, bucket in ipairs(view.buckets) do
+---       list[i] = { bucket = bucket.index, step = when }
+---     end
+---     return list
+---   end,
+--- }
+--- local model = ms.ddp(ms.nn.Linear(2, 2))
+--- local optimizer = ms.optim.adamw(model)
+--- optimizer:overlap(model, policy)
+--- for _ in ms.steps(4) do
+---   model(ms.ones { 1, 2 }):sum():backward()
+---   optimizer:step()
+--- end
+--- ```
 ---@field overlap fun(planner: ms.OverlapPlanner): ms.Overlap
 --- Gathers ahead of sharded models. plan(view) is called before a pass, from the third with the
 --- same order of uses on; the passes before run as "backward_pre". Where the order has changed,
@@ -86,6 +105,22 @@
 ---@field keep_elements? integer
 ---@class ms
 --- Makes a strategy from a planner: when the units of a sharded model are gathered.
+--- ```lua
+--- local strategy = ms.prefetch {
+---   name = "next one",
+---   plan = function(view)
+---     local plan = {}
+---     for i, visit in ipairs(view.visits) do
+---       local after = view.visits[i + 1]
+---       plan[i] = { unit = visit.unit, gather = after and { after.unit } }
+---     end
+---     return plan
+---   end,
+--- }
+--- local blocks = ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4))
+--- local model = ms.fsdp(blocks, { wrap = { class = "Linear" }, prefetch = strategy })
+--- for _ in ms.steps(4) do model(ms.ones { 1, 4 }):sum():backward() end
+--- ```
 ---@field prefetch fun(planner: ms.PrefetchPlanner): ms.Prefetch
 ---@class ms.Prefetch                  also by name: see the option prefetch of ms.fsdp
 ---@class ms.BucketsView: ms.PlanView
@@ -101,6 +136,22 @@
 --- Makes a bucket plan from a planner, whose answer is a list of positions in view.parameters for
 --- each bucket, bucket 0 first (each position once, one dtype in a bucket), or size limits:
 --- { caps_bytes = { ... } }.
+--- ```lua
+--- local plan = ms.buckets {
+---   name = "half each",
+---   plan = function(view)
+---     local first, second = {}, {}
+---     for i in ipairs(view.parameters) do
+---       table.insert(i <= #view.parameters // 2 and first or second, i)
+---     end
+---     return { first, second }
+---   end,
+--- }
+--- local layers = ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4))
+--- local model = ms.ddp(layers, { buckets = plan })
+--- for _ in ms.steps(4) do model(ms.ones { 1, 4 }):sum():backward() end
+--- #model:stats().buckets --> 2
+--- ```
 ---@field buckets fun(planner: ms.BucketsPlanner): ms.Buckets
 ---@class ms.Buckets                ready-made, by name: "arrival" "fitted"
 --- If the running backward still reads a parameter's old values, a step in backward waits for the

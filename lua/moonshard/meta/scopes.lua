@@ -30,30 +30,76 @@
 --- tensors mix with them only if they are scalars. Reading values of tensors on "meta", moving them
 --- to another device and collectives on them raise. A model that was made on "meta" gets its values
 --- from materialize, ms.ddp or ms.fsdp: the bits that it would have had without.
+--- ```lua
+--- ms.device() --> "cpu"
+--- ms.device("meta", function() return ms.ones { 2, 3 } end):shape() --> { 2, 3 }
+--- ```
 ---@field device fun(name?: string, f?: function): any
+--- ```lua
+--- local w = ms.ones { 2, requires_grad = true }
+--- ms.no_grad(function() return w:mul(2) end):requires_grad() --> false
+--- ```
 ---@field no_grad fun(f: function)   operators inside f are not recorded for backward
 --- Matrix products, convolution-like operators and attention inside f compute in dtype and
 --- accumulate in f32. Norms, softmax, losses and reductions stay in f32. Weights stay f32; their
 --- casts are cached until the end of the step.
+--- ```lua
+--- local a, b = ms.full(1.001, { 1, 1 }), ms.full(100, { 1, 1 })
+--- a:matmul(b) --> { { 100.1 } }
+--- ms.autocast("bf16", function() return a:matmul(b) end) --> { { 100.0 } }
+--- ```
 ---@field autocast fun(dtype: "bf16"|"f16", f: function)
 --- Runs f(...) without storing its activations, and returns its results. Backward runs f again,
 --- with the same random numbers.
+--- ```lua
+--- local w = ms.full(3, { 2, requires_grad = true })
+--- ms.recompute(function(t) return t:mul(t):sum() end, w):backward()
+--- w:grad() --> { 6.0, 6.0 }
+--- ```
 ---@field recompute fun(f: function, ...: any)
 --- The current stream, or the stream with this name, which is made at its first use.
+--- ```lua
+--- local side = ms.stream("side", { priority = "low" })
+--- local sum
+--- side:run(function() sum = ms.ones({ 4 }):sum() end)
+--- sum --> 4.0
+--- ```
 ---@field stream fun(name?: string, options?: { priority?: "low"|"normal"|"high" }): ms.Stream
 --- A future of the list of all values, in order.
+--- ```lua
+--- local world = ms.world()
+--- local both = ms.all { world:all_reduce(ms.ones { 1 }), ms.zeros { 1 } }
+--- both:value() --> { { 1.0 }, { 0.0 } }
+--- ```
 ---@field all fun(futures: (ms.Future|ms.Tensor)[]): ms.Future
 --- A named series with one value for each step. The values that are pushed in a step are combined
 --- by op ("avg" unless given), first on each rank, then at the end of the step over all ranks (all
 --- metrics in one small all-gather). The values go to metrics.jsonl. The same name returns the same
 --- metric.
+--- ```lua
+--- local hits, last = ms.metric("hits", "sum"), nil
+--- for step in ms.steps(3) do
+---   hits:push(step * 10)
+---   last = hits:lag(1) or last
+--- end
+--- last --> 10
+--- ```
 ---@field metric fun(name: string, op?: ms.Op): ms.Metric
 --- A lossy codec for messages. It works along the last dimension, row by row. A payload is one u8
 --- tensor, which also holds the scales.
+--- ```lua
+--- local codec = ms.codec("int8", { block = 64 })
+--- codec:bytes(128) --> 136
+--- ```
 ---@field codec fun(kind: "int8"|"int4"|"fp8"|"fp4"|"sign", options?: ms.CodecOptions): ms.Codec
 --- The step line on rank 0 and `metrics.jsonl`, for loops written by hand. All ranks call it.
 --- metrics.jsonl has every step. Lines that it has from an earlier run are removed from the first
 --- reported step on.
+--- ```lua
+--- local report = ms.report { run = "runs/mine", total = 2, every = 1 }
+--- for _ in ms.steps(2) do report:step { loss = 0.5 } end
+--- report:close()
+--- ```
 ---@field report fun(options: ms.ReportOptions): ms.Report
 
 --- A value (a tensor, or a list from `ms.all`) and the point in a stream at which the value is
@@ -61,33 +107,70 @@
 --- `and_then`.
 ---@class ms.Future
 --- The value. The current stream waits until it is ready; the host does not.
+--- ```lua
+--- ms.world():all_reduce(ms.ones { 2 }):value():mul(2) --> { 2.0, 2.0 }
+--- ```
 ---@field value fun(self): any
 --- Registers a callback. f(value) runs on the host, with the future's stream current: at once, or
 --- after the running hook or callback has returned. Callbacks run in order of registration. f
 --- returns the value of the new future: a future, a tensor or a list of tensors; nil stands for the
 --- same value.
+--- ```lua
+--- local halved = ms.world():all_reduce(ms.ones { 2 }):and_then(function(t) return t:div(2) end)
+--- halved:value() --> { 0.5, 0.5 }
+--- ```
 ---@field and_then fun(self, f: fun(value: any): any): ms.Future
+--- ```lua
+--- ms.world():all_reduce(ms.ones { 2 }):sync() --> { 1.0, 1.0 }
+--- ```
 ---@field sync fun(self): any   the value; **blocks** until it is ready
 --- Errors: sync inside a hook; f yields. An error in f ends the step on every rank; the message has
 --- hook, bucket and script line. There is no `done()`: ranks whose control flow depends on timing
 --- diverge.
 
 ---@class ms.Stream
+--- ```lua
+--- ms.stream("side"):name() --> "side"
+--- ```
 ---@field name fun(self): string
 --- Runs f at once on the host. The work that f enqueues goes onto this stream.
+--- ```lua
+--- ms.stream("side"):run(function() return ms.stream():name() end) --> "side"
+--- ```
 ---@field run fun(self, f: function)
 --- This stream waits until the future is ready; the host does not. Two uses of one tensor need no
 --- wait: the engine inserts it. (In strict mode, C code must insert it itself.)
+--- ```lua
+--- local future = ms.world():all_reduce(ms.ones { 2 })
+--- ms.stream("side"):wait(future)
+--- ```
 ---@field wait fun(self, future: ms.Future)
 --- **blocks** until the work enqueued on this stream has finished.
+--- ```lua
+--- local side = ms.stream "side"
+--- side:run(function() return ms.ones({ 8 }):sum() end)
+--- side:sync()
+--- ```
 ---@field sync fun(self)
 --- Errors: sync inside a hook. sync raises the error of a failed task on the stream, with task name
 --- and script line.
 
 ---@class ms.Metric
+--- ```lua
+--- local metric = ms.metric "example.push"
+--- for step in ms.steps(2) do metric:push(ms.ones({ 1 }):mul(step)) end
+--- ```
 ---@field push fun(self, value: ms.Number)   a number or a one-element tensor for the current step
 --- The value of step `ms.step() - steps`, equal on all ranks; nil if that step has none. Waits only
 --- if the device has not finished that step.
+--- ```lua
+--- local metric, values = ms.metric "example.lag", {}
+--- for step in ms.steps(4) do
+---   metric:push(step)
+---   values[#values + 1] = metric:lag(2)
+--- end
+--- values --> { 0, 1 }
+--- ```
 ---@field lag fun(self, steps: integer): number?   steps: 1 to 63
 --- Errors: lag(0); push of more than one element; two metrics of one name with different ops.
 
@@ -95,16 +178,34 @@
 ---@class ms.Codec
 --- Encodes t, any float [..., n], to a payload u8 [..., bytes(n)]. With `error = true` the second
 --- result is t minus the decoded payload.
+--- ```lua
+--- local codec = ms.codec("int8", { block = 8 })
+--- local payload, lost = codec:encode(ms.tensor { 1.0, -0.5, 0.25, 0.0 }, { error = true })
+--- payload:shape() --> { 8 }
+--- lost:abs():max():item() < 0.01 --> true
+--- ```
 ---@field encode fun(self, t: ms.Tensor, options?: { error?: boolean }): ms.Tensor, ms.Tensor?
 --- Decodes a payload u8 [..., bytes(n)] to f32 [..., n].
+--- ```lua
+--- local codec = ms.codec "sign"
+--- codec:decode(codec:encode(ms.tensor { 2.0, -2.0 }), 2) --> { 2.0, -2.0 }
+--- ```
 ---@field decode fun(self, payload: ms.Tensor, n: integer): ms.Tensor
 --- Decodes a payload u8 [rows, bytes(n)] and adds the rows in row order: f32 [n].
+--- ```lua
+--- local codec = ms.codec "sign"
+--- local rows = codec:encode(ms.tensor { { 2.0, -2.0 }, { 3.0, 3.0 } })
+--- codec:decode_sum(rows, 2) --> { 5.0, 1.0 }
+--- ```
 ---@field decode_sum fun(self, payload: ms.Tensor, n: integer): ms.Tensor
 --- Bytes of a row of n numbers. First come the scales, one f32 (4 bytes) for each block of `block`
 --- numbers, of which the last may be shorter: 4 * ceil(n / block) bytes, or none for "sign" with
 --- scale = false. Then come the codes, packed over the whole row: n bytes for int8 and fp8,
 --- ceil(n / 2) for int4 and fp4 (with odd n the high half of the last byte is unused), ceil(n / 8)
 --- for sign.
+--- ```lua
+--- ms.codec("int4"):bytes(256) --> 132
+--- ```
 ---@field bytes fun(self, n: integer): integer
 --- Errors: decode: n does not fit the payload's last dimension; the message says which n would fit.
 --- encode: t is not a float tensor.
@@ -112,18 +213,70 @@
 ---@class ms.Report
 --- Reports the current step. Values of tensors are shown one step late, so that the device never
 --- waits for the host. Step time, tokens per second, MFU, memory and remaining time are added.
+--- ```lua
+--- local report = ms.report { run = "runs/mine", every = 1 }
+--- for step in ms.steps(2) do report:step { loss = ms.tensor(1.0):div(step + 1) } end
+--- report:close()
+--- ```
 ---@field step fun(self, values: table<string, ms.Number>)
 --- Runs f (validation, saving) and returns its result. Its time and work count for no step.
 --- **blocks** before f until the steps before it have finished, so that their time is complete.
+--- ```lua
+--- local report = ms.report { run = "runs/mine", every = 1 }
+--- for _ in ms.steps(1) do
+---   report:outside(function() return "validated" end) --> "validated"
+---   report:step { loss = 1 }
+--- end
+--- report:close()
+--- ```
 ---@field outside fun(self, f: fun(): any): any
 --- Adds values to the step that was reported last.
+--- ```lua
+--- local report = ms.report { run = "runs/mine", every = 1 }
+--- for _ in ms.steps(1) do
+---   report:step { loss = 1 }
+---   report:add { val_loss = 1.25 }
+--- end
+--- report:close()
+--- ```
 ---@field add fun(self, values: table<string, ms.Number>)
 --- For TensorBoard, where it is on: a text for the current step; histograms of the gradients of
 --- these parameters, for which all ranks call it, and which **blocks**.
+--- ```lua
+--- local report = ms.report { run = "runs/mine", every = 1, tensorboard = true }
+--- for _ in ms.steps(1) do
+---   report:step { loss = 1 }
+---   report:text("sample", "Once upon a time")
+--- end
+--- report:close()
+--- ```
 ---@field text fun(self, name: string, text: string)
+--- ```lua
+--- local model = ms.nn.Linear(2, 2)
+--- local report = ms.report { run = "runs/mine", every = 1, tensorboard = true }
+--- for _ in ms.steps(1) do
+---   model(ms.ones { 1, 2 }):sum():backward()
+---   report:step { loss = 1 }
+---   report:histograms(model:parameters())
+--- end
+--- report:close()
+--- ```
 ---@field histograms fun(self, parameters: ms.Parameter[])
 --- Shows the line of the step that was reported last, if it is due; **blocks** until its values are
 --- known.
+--- ```lua
+--- local report = ms.report { run = "runs/mine", every = 1 }
+--- for _ in ms.steps(1) do
+---   report:step { loss = 1 }
+---   report:flush()
+--- end
+--- report:close()
+--- ```
 ---@field flush fun(self)
 --- Writes and shows the last step. The end of a loop of `ms.steps` also writes it.
+--- ```lua
+--- local report = ms.report { run = "runs/mine" }
+--- report:step { loss = 1 }
+--- report:close()
+--- ```
 ---@field close fun(self)

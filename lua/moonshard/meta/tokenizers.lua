@@ -29,24 +29,99 @@
 --- also named encoder.json and vocab.bpe. A folder's tokenizer_config.json names the tokens that
 --- begin and end a text. On valid UTF-8 all ids equal those of the library that a file is for, as
 --- far as both know the same version of Unicode.
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- assert(ms.tokenizer.load "tokenizer.json"):encode "aab" --> { 0, 2 }
+--- ```
 ---@field load fun(path: string, options?: ms.TokenizerOptions): ms.Tokenizer?, string?, string?
 ---@class ms.Tokenizer
 --- The ids of a text, i64 [length]. Bytes that are no UTF-8 are kept by tokenizers that have a token
 --- for each byte.
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- assert(ms.tokenizer.load "tokenizer.json"):encode "abba" --> { 2, 1, 0 }
+--- ```
 ---@field encode fun(self, text: string, options?: ms.EncodeOptions): ms.Tensor
 --- The text of ids; **blocks** for a tensor. A space that encoding puts in front is not part of it.
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"decoder":{"type":"Fuse"},"model":{"type":"BPE",'
+--- json:write '"vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- assert(ms.tokenizer.load "tokenizer.json"):decode { 2, 1, 0 } --> "abba"
+--- ```
 ---@field decode fun(self, ids: integer|integer[]|ms.Tensor, options?: ms.DecodeOptions): string
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"decoder":{"type":"Fuse"},"model":{"type":"BPE",'
+--- json:write '"vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- local decoder = assert(ms.tokenizer.load "tokenizer.json"):decoder()
+--- decoder:add(2) --> "ab"
+--- decoder:add(1) --> "b"
+--- ```
 ---@field decoder fun(self, options?: ms.DecodeOptions): ms.TokenDecoder   of ids as they come
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- assert(ms.tokenizer.load "tokenizer.json"):vocab_size() --> 3
+--- ```
 ---@field vocab_size fun(self): integer   the greatest id plus 1: rows that an embedding needs
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- assert(ms.tokenizer.load "tokenizer.json"):id "ab" --> 2
+--- ```
 ---@field id fun(self, text: string): integer?   of the token that is this text
 --- The text of a token, and whether it is special. In files of SentencePiece's kind it is the
 --- token's name, where "\u{2581}" is a space and "<0x0A>" a byte.
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- assert(ms.tokenizer.load "tokenizer.json"):token(2) --> "ab"
+--- ```
 ---@field token fun(self, id: integer): string?, boolean?
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- assert(ms.tokenizer.load "tokenizer.json"):bos() --> nil
+--- ```
 ---@field bos fun(self): integer?   the token that begins texts
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- assert(ms.tokenizer.load "tokenizer.json"):eos() --> nil
+--- ```
 ---@field eos fun(self): integer?   the token that ends texts
 ---@class ms.TokenDecoder
 --- The text that these ids complete. A character whose bytes have not all come waits.
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"decoder":{"type":"Fuse"},"model":{"type":"BPE",'
+--- json:write '"vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- local decoder = assert(ms.tokenizer.load "tokenizer.json"):decoder()
+--- decoder:add { 2, 0 } --> "aba"
+--- ```
 ---@field add fun(self, ids: integer|integer[]|ms.Tensor): string
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"decoder":{"type":"Fuse"},"model":{"type":"BPE",'
+--- json:write '"vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- local decoder = assert(ms.tokenizer.load "tokenizer.json"):decoder()
+--- decoder:add { 2, 0 } --> "aba"
+--- decoder:finish() --> ""
+--- ```
 ---@field finish fun(self): string   the bytes that still wait; after it a new text begins
 --- Errors: a component that is not supported, such as WordPiece or Unigram (named, "unsupported"); a
 --- damaged or truncated file ("corrupt"); an id that is no token's; encode with special = "error":

@@ -64,4 +64,17 @@
 ---@field lost_save? string
 ---@class ms
 --- Runs the training loop: step lines, metrics, validation, samples, checkpoints, stop and resume.
+--- ```lua
+--- local model = ms.nn.Linear(1, 1)
+--- local result = ms.train {
+---   model = model,
+---   optimizer = ms.optim.sgd(model, { lr = 0.1 }),
+---   data = function() return ms.ones { 4, 1 }, ms.full(3, { 4, 1 }) end,
+---   loss = function(net, x, y) return net(x):sub(y):pow(2):mean() end,
+---   steps = 40,
+---   run = "runs/line",
+--- }
+--- result.step --> 39
+--- result.loss < 0.001 --> true
+--- ```
 ---@field train fun(options: ms.TrainOptions): ms.TrainResult

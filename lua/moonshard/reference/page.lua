@@ -42,7 +42,8 @@ code { padding: 0 3px; border-radius: 3px }
 .field .text { margin-left: 34px; color: var(--faint) }
 pre { white-space: pre-wrap; font: 13px/1.5 ui-monospace, monospace }
 dt { font-weight: 600; margin-top: 8px } dd { margin: 0 0 0 16px }
-.example { margin: 4px 0 0 10px; padding: 6px 10px; border-left: 3px solid var(--line) }
+.example { margin: 4px 0 0 10px; padding: 6px 10px; border-left: 3px solid var(--line);
+  overflow-x: auto }
 .hidden { display: none }
 @media (max-width: 760px) {
   body { display: block }

@@ -127,6 +127,7 @@ function read.blocks(text, part)
   for line in text:gmatch "([^\n]*)\n" do
     local class, more = line:match "^%-%-%-@class%s+([%w_.]+)(.*)$"
     local field, optional, rest = line:match "^%-%-%-@field%s+([%w_]+)(%??)%s+(.*)$"
+    local call = line:match "^%-%-%-@overload%s+(fun%(.+)$"
     local alias, meaning = line:match "^%-%-%-@alias%s+([%w_.]+)%s+(.+)$"
     local comment = line:match "^%-%-%- (.*)$"
     if class then
@@ -142,6 +143,13 @@ function read.blocks(text, part)
       local shown = example and table.concat(example, "\n")
       table.insert(block.fields, field_of(field, optional, rest, above, shown, block))
       above, example = "", nil
+    elseif call and block then -- the table is a function, too: ms.fsdp(...), which has its text
+      local owner, name = block.class:match "^(.*)%.([%w_]+)$"
+      local own = { class = owner, part = part, fields = {}, notes = "", text = "" }
+      local shown = example and table.concat(example, "\n")
+      own.fields[1] = field_of(name, "", call, block.text, shown, own)
+      table.insert(blocks, #blocks, own)
+      block.text, above, example = "", "", nil
     elseif alias then
       local kind, beside = read.type_of(meaning)
       aliases[#aliases + 1] = {
