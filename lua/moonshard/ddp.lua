@@ -392,6 +392,7 @@ function ddp.ddp(model, options)
     links = how.links, hook = how.hook, name = how.name,
     hook_links = how.hook and #how.accounts + 1,
   })
+  for _, p in ipairs(trained.tensors) do module.reduced[p] = s end
   s.trained, s.left_out, s.names, s.delayed, s.options_bytes = trained.tensors, trained.left_out,
     trained.names, trained.delayed, bytes
   overlap.wrap(s, how.chain or {})

@@ -300,8 +300,15 @@ describe("adapters", function()
       fails(function() wrapped:merge_adapters() end, "before it is wrapped")
       fails(function() wrapped:load_adapters(folder) end, "before it is wrapped")
     end
+    for _, wrap in ipairs { "ddp", "fsdp" } do
+      local wrapped = ms[wrap](nn.lora(small()))
+      fails(function() wrapped.module:merge_adapters() end,
+        ("what ms.%s returned"):format(wrap))
+      assert.is_true(nn.is_module(wrapped:unwrap():merge_adapters()))
+      wrapped = ms[wrap](small())
+      fails(function() nn.lora(wrapped.module) end, "wrapped in " .. wrap)
+    end
     local wrapped = ms.fsdp(nn.lora(small()))
-    fails(function() wrapped.module:merge_adapters() end, "call merge_adapters() of that model")
     fails(function() wrapped:save(folder .. "/x") end, "save: the model has adapters")
     assert.is_false(core.exists(folder .. "/x"))
   end)

@@ -101,6 +101,12 @@ end
 
 -------------------------------------------------------------------------------------------- options
 
+-- What a parameter belongs to whose model is wrapped: "ddp", "fsdp" or nil.
+local function wrapper_of(p)
+  local reduced = module.reduced[p]
+  return module.sharded[p] and "fsdp" or reduced and reduced.reducer and "ddp" or nil
+end
+
 --- Raises unless a model is one that can get adapters: neither wrapped, nor adapted already.
 ---@param what string
 ---@param model any
@@ -112,9 +118,10 @@ function lora.check_model(what, model)
       then wrap it"):format(what, meta.ddp and "ddp" or "fsdp"))
   end
   for _, p in ipairs(model:parameters()) do
-    if module.sharded[p] then
-      core.raise(("%s: '%s' belongs to an fsdp model: give the model its adapters first, then \z
-        wrap it"):format(what, p:name()))
+    local wrapper = wrapper_of(p)
+    if wrapper then
+      core.raise(("%s: '%s' belongs to a model that is wrapped in %s: give the model its \z
+        adapters first, then wrap it"):format(what, p:name(), wrapper))
     end
     if module.stepped[p] and p:requires_grad() then
       core.raise(("%s: parameter '%s' belongs to an optimizer already: give the model its \z
@@ -231,9 +238,10 @@ function lora.merge(model)
   if #list == 0 then core.raise "merge_adapters: the model has no adapters" end
   for _, one in ipairs(list) do
     for _, p in ipairs(one.layer:parameters()) do
-      if module.sharded[p] then
-        core.raise(("merge_adapters: '%s' belongs to an fsdp model: call merge_adapters() \z
-          of that model (what ms.fsdp returned)"):format(p:name()))
+      local wrapper = wrapper_of(p)
+      if wrapper then
+        core.raise(("merge_adapters: '%s' belongs to a model that is wrapped in %s: call \z
+          merge_adapters() of that model (what ms.%s returned)"):format(p:name(), wrapper, wrapper))
       elseif p:device() == "meta" then
         core.raise(("merge_adapters: '%s' is on \"meta\" and has no values yet: \z
           materialize() the model"):format(p:name()))
