@@ -29,7 +29,7 @@ module.unread = setmetatable({}, { __mode = "k" })
 
 -- parameter of which this rank has a piece -> { model = its ms.FSDPState, shape = the whole one }
 module.sharded = setmetatable({}, { __mode = "k" })
--- parameter -> the ms.DDPState of the model that reduces its gradient; unwrap takes the reducer away
+-- parameter -> the ms.DDPState that reduces its gradient; unwrap takes the reducer away
 module.reduced = setmetatable({}, { __mode = "kv" })
 -- parameter -> an optimizer that has it
 module.stepped = setmetatable({}, { __mode = "kv" })
