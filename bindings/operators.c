@@ -447,6 +447,7 @@ void ms_open_operators(lua_State *L, int runtime)
     ms_lua_add_methods(L, runtime, methods, sizeof methods / sizeof *methods);
     ms_open_views(L, runtime);
     ms_open_layers(L, runtime);
+    ms_open_windows(L, runtime);
     for (size_t i = 0; i < sizeof binaries / sizeof *binaries; i++) {
         ms_lua_add_method(L, runtime, binaries[i].name, "", binary, &binaries[i], false);
         /* The first six: see the table. */

@@ -12,10 +12,10 @@
  * so. Values on the device (ids, indices, targets, flags) are not checked: the kernel does that.
  *
  * What it must not rely on: sizes may be 0 where a result has to be written all the same. These are
- * a reduction, a histogram or `above` over nothing, a product with k = 0, norm_backward and
- * cross_entropy without rows, embedding_backward without ids, mse without elements,
- * attention_backward without queries, and a sum of no decoded rows. A device that cannot launch
- * over nothing handles them by itself.
+ * a reduction, a histogram or `above` over nothing, a product with k = 0, conv2d_weight without
+ * images, norm_backward and cross_entropy without rows, embedding_backward without ids, mse without
+ * elements, attention_backward without queries, and a sum of no decoded rows. A device that cannot
+ * launch over nothing handles them by itself.
  *
  * Results must not depend on timing, nor on how many threads run: the order of additions follows
  * from shapes. Atomic additions of floats do not fit this. */
@@ -68,6 +68,8 @@
     K(gather) K(scatter) K(scatter_add) K(topk) K(above) K(quantile) \
     /* matmul.h */ \
     K(matmul) \
+    /* convolution.h */ \
+    K(conv2d) K(conv2d_data) K(conv2d_weight) \
     /* orthonormalize.h */ \
     K(orthonormalize) \
     /* codec.h */ \
@@ -91,6 +93,7 @@ typedef enum ms_kernel { MS_KERNELS(MS_KERNEL_ENUM) MS_KERNEL_COUNT } ms_kernel;
 #define MS_ELEMENTWISE_COUNT MS_KERNEL_copy
 
 struct ms_matmul_args;
+struct ms_convolution_args;
 
 /* What a device has for this layer. A kernel family's table begins with ms_kernels, so that exec/
  * can hand it out without knowing this struct. */
@@ -99,6 +102,8 @@ typedef struct ms_backend {
     /* Fills in what the kernel `matmul` needs beside shapes and addresses: libraries and plans,
      * which live as long as the engine. Not called on a device without values. */
     ms_status (*plan_matmul)(ms_engine *engine, struct ms_matmul_args *args);
+    /* The same for the kernels of convolution.h. */
+    ms_status (*plan_convolution)(ms_engine *engine, struct ms_convolution_args *args);
 } ms_backend;
 
 extern const ms_backend ms_cpu_backend;

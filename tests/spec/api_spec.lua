@@ -154,7 +154,7 @@ describe("the annotations", function()
   end)
 
   -- Each function with a table of options, as something that takes these options.
-  local x = ms.zeros { 2, 2 }
+  local x, planes = ms.zeros { 2, 2 }, ms.zeros { 1, 1, 2, 2 }
   local function on(class, method, ...)
     local before = { ... }
     return function(options)
@@ -196,6 +196,7 @@ describe("the annotations", function()
     ["ms.Tensor.attention"] = function(o) x:attention(x, x, o) end,
     ["ms.Tensor.backward"] = function(o) x:backward(o) end,
     ["ms.Tensor.cross_entropy"] = function(o) x:cross_entropy(x, o) end,
+    ["ms.Tensor.conv2d"] = function(o) planes:conv2d(planes, nil, o) end,
     ["ms.Tensor.rotary"] = function(o) x:view(1, 1, 2, 2):rotary(0, 1e4, o) end,
     ["ms.codec"] = of(ms, "codec", "int8"),
     ["ms.stream"] = of(ms, "stream", "of_api_spec"),

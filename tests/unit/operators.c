@@ -20,7 +20,7 @@
 
 /* Inputs: f [4,6]  g [6,5]  v [6]  w [5]  s []  h [2,4,8,16]  k [2,2,8,16], all f32;  i index [4,6]
  * of 0..3 along dimension 0  j ids [4] b bool [4,6]  o [1] f32  l f32 [24]  n f32 (positive) [4,6]
- * t [5,6]  p u8 [3,8]  - absent. A capital letter after them: I in place. */
+ * t [5,6]  p u8 [3,8]  c [5,4,3,3]  - absent. A capital letter after them: I in place. */
 typedef struct row {
     const char *op, *inputs;
     uint32_t outputs;
@@ -143,6 +143,8 @@ static const row rows[] = {
     { "linear", "ftw", 1, NONE },
     { "linear", "ftw", 1, { .linear = { .activation = MS_ACTIVATION_GELU } } },
     { "linear_t", "fgw", 1, NONE },
+    { "conv2d", "hcw", 1, { .window = { .stride = { 2, 1 }, .padding = { 1, 1 } } } },
+    { "conv2d", "hc", 1, NONE },
     { "layer_norm", "fvv", 1, { .norm = { .eps = 1e-5 } } },
     { "rms_norm", "fv", 1, { .norm = { .eps = 1e-5 } } },
     { "add_layer_norm", "fnvv", 2, { .norm = { .eps = 1e-5 } } },
@@ -182,6 +184,7 @@ static ms_status input(ms_engine *engine, char kind, ms_tensor **out)
         { 'k', 4, { 2, 2, 8, 16 } }, { 'i', 2, { 4, 6 } }, { 'j', 1, { 4 } },
         { 'b', 2, { 4, 6 } },        { 'o', 1, { 1 } },    { 'l', 1, { 24 } },
         { 'n', 2, { 4, 6 } },        { 't', 2, { 5, 6 } }, { 'p', 2, { 3, 8 } },
+        { 'c', 4, { 5, 4, 3, 3 } },
     };
     size_t at = 0;
     while (shapes[at].kind != kind) at++;

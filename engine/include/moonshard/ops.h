@@ -109,6 +109,11 @@ extern "C" {
     O(linear) \
     O(linear_t)        /* the same with weight [in, out] */ \
     \
+    /* convolution.c */ \
+    /* x [images, in, rows, columns], weight [out, in / groups, kernel rows, kernel columns], bias \
+     * [out] or absent; window, whose kernel is the weight's; as PyTorch's conv2d */ \
+    O(conv2d) \
+    \
     /* orthonormalize.c */ \
     /* in place only: columns of [..., n, r], r <= n, from left to right (Gram-Schmidt); \
      * norm.eps is added to each norm; a column of zeros stays; no gradient */ \

@@ -237,6 +237,12 @@ typedef union ms_attributes {
         ms_random random;
         int64_t n;
     } codec;
+    /* rows, then columns. A stride of 0 is 1 for conv2d and the kernel's size for pooling; a
+     * dilation of 0, and 0 groups, are 1. */
+    struct {
+        int32_t kernel[2], stride[2], padding[2], dilation[2], groups;
+        bool skip_padding; /* avg_pool2d: an average counts elements of the input only */
+    } window;
     /* gather, index_select, scatter, scatter_add */
     struct {
         int32_t dim;
@@ -271,7 +277,7 @@ MS_API const char *ms_op_name(const ms_op *op);
 MS_API const ms_op *ms_op_find(const char *name); /* NULL if there is none */
 MS_API const ms_op *ms_op_at(uint32_t index);     /* all operators, from 0; NULL past the last */
 
-/* Inside matrix products, linear and attention, f32 operands are computed in this dtype and
+/* Inside matrix products, linear, conv2d and attention, f32 operands are computed in this dtype and
  * accumulated in f32; MS_F32: off. Attention does so only for bf16 on processors with a bf16 dot
  * product (avx512bf16), and works in f32 elsewhere; its softmax is f32 always. In bf16, the input
  * of a linear operator's activation is rounded to bf16, too. */

@@ -1,7 +1,7 @@
 /* backend.c: the table of the CPU's kernels. */
 #include "tensor/backend.h"
 
-#include "tensor/cpu/gemm.h"
+#include "tensor/cpu/convolution.h"
 
 #define MS_KERNEL_DECLARE(name) extern const ms_task ms_cpu_##name;
 MS_KERNELS(MS_KERNEL_DECLARE)
@@ -12,4 +12,5 @@ MS_KERNELS(MS_KERNEL_DECLARE)
 static const ms_task *const tasks[MS_KERNEL_COUNT] = { MS_KERNELS(MS_KERNEL_ENTRY) };
 
 const ms_backend ms_cpu_backend = { .kernels = { .family = "cpu", .tasks = tasks },
-                                    .plan_matmul = ms_cpu_plan_matmul };
+                                    .plan_matmul = ms_cpu_plan_matmul,
+                                    .plan_convolution = ms_cpu_plan_convolution };

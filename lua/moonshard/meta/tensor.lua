@@ -5,6 +5,15 @@
 ---@field ignore_index? integer        rows with this target do not count; -100 unless given
 ---@field reduction? "mean"|"sum"|"none"   over the rows that count; "mean" unless given
 
+--- Options of windows that slide over planes. A pair of numbers is for rows and columns, one number
+--- for both.
+---@class ms.Conv2dOptions
+---@field stride? integer|integer[]    1 unless given
+---@field padding? integer|integer[]   rows and columns of zeros on each side; 0 unless given
+---@field dilation? integer|integer[]  distance of the window's elements; 1 unless given
+--- The channels are divided into as many groups, each with weights of its own; 1 unless given.
+---@field groups? integer
+
 ---@class ms.BackwardOptions
 ---@field gradient? ms.Tensor         of this tensor; 1 unless given, for a tensor of one element
 ---@field retain_graph? boolean       keeps the graph for another backward; false unless given
@@ -498,6 +507,15 @@
 --- x:attention(x, x):shape() --> { 1, 2, 3, 4 }
 --- ```
 ---@field attention fun(self, key: ms.Tensor, value: ms.Tensor, options?: { causal?: boolean, scale?: number }): ms.Tensor
+--- As PyTorch's: self [images, channels, rows, columns] and weight [outputs, channels / groups,
+--- kernel rows, kernel columns] give [images, outputs, (rows + 2 * padding - span) // stride + 1,
+--- ...], where span is dilation * (kernel - 1) + 1. bias: [outputs].
+--- ```lua
+--- local x, weight = ms.ones { 1, 1, 3, 3 }, ms.ones { 1, 1, 2, 2 }
+--- x:conv2d(weight) --> { { { { 4.0, 4.0 }, { 4.0, 4.0 } } } }
+--- x:conv2d(weight, ms.ones { 1 }, { stride = 2, padding = 1 }):shape() --> { 1, 1, 2, 2 }
+--- ```
+---@field conv2d fun(self, weight: ms.Tensor, bias?: ms.Tensor, options?: ms.Conv2dOptions): ms.Tensor
 -- gradients
 --- ```lua
 --- ms.ones({ 2 }):requires_grad() --> false
