@@ -1,4 +1,4 @@
-/* windows.c: convolution as a method of tensors. */
+/* windows.c: convolution and pooling as methods of tensors. */
 #include "bindings/operators.h"
 
 /* Sizes of windows: far above any that is of use, and their products fit 63 bits. */
@@ -48,8 +48,32 @@ static int conv2d(lua_State *L)
     return ms_lua_apply(L, &ms_op_conv2d, &attributes, false, inputs, inputs[2] ? 3 : 2);
 }
 
+/* x:max_pool2d(kernel, { stride = kernel, padding = 0 }?), x:avg_pool2d(kernel, { stride, padding,
+ * count_include_pad = true }?). */
+static int pool2d(lua_State *L)
+{
+    static const char *const max_keys[] = { "stride", "padding", NULL };
+    static const char *const avg_keys[] = { "stride", "padding", "count_include_pad", NULL };
+    const ms_op *op = ms_lua_own_op(L);
+    bool avg = op == &ms_op_avg_pool2d;
+    ms_lua_enter(L);
+    ms_lua_tensor(L, 1);
+    ms_attributes attributes = { .window = { .groups = 1 } };
+    if (lua_isnoneornil(L, 2)) ms_lua_error(L, "the size of the window is missing");
+    lua_pushvalue(L, 2);
+    take_pair(L, "kernel", 1, attributes.window.kernel);
+    ms_lua_known_keys(L, 3, avg ? avg_keys : max_keys,
+                      avg ? "option of avg_pool2d" : "option of max_pool2d");
+    pair_field(L, 3, "stride", 1, attributes.window.stride);
+    pair_field(L, 3, "padding", 0, attributes.window.padding);
+    attributes.window.skip_padding = avg && !ms_lua_field_boolean(L, 3, "count_include_pad", true);
+    return ms_lua_apply_one(L, op, &attributes, false);
+}
+
 static const ms_method methods[] = {
     { "conv2d", conv2d, NULL, false },
+    { "max_pool2d", pool2d, &ms_op_max_pool2d, false },
+    { "avg_pool2d", pool2d, &ms_op_avg_pool2d, false },
 };
 
 /* The table of tensor methods is on top; ms_open_operators has put it there. */

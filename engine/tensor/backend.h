@@ -70,6 +70,8 @@
     K(matmul) \
     /* convolution.h */ \
     K(conv2d) K(conv2d_data) K(conv2d_weight) \
+    /* pool.h */ \
+    K(max_pool2d) K(max_pool2d_backward) K(avg_pool2d) K(avg_pool2d_backward) \
     /* orthonormalize.h */ \
     K(orthonormalize) \
     /* codec.h */ \

@@ -197,6 +197,8 @@ describe("the annotations", function()
     ["ms.Tensor.backward"] = function(o) x:backward(o) end,
     ["ms.Tensor.cross_entropy"] = function(o) x:cross_entropy(x, o) end,
     ["ms.Tensor.conv2d"] = function(o) planes:conv2d(planes, nil, o) end,
+    ["ms.Tensor.max_pool2d"] = function(o) planes:max_pool2d(1, o) end,
+    ["ms.Tensor.avg_pool2d"] = function(o) planes:avg_pool2d(1, o) end,
     ["ms.Tensor.rotary"] = function(o) x:view(1, 1, 2, 2):rotary(0, 1e4, o) end,
     ["ms.codec"] = of(ms, "codec", "int8"),
     ["ms.stream"] = of(ms, "stream", "of_api_spec"),

@@ -807,7 +807,7 @@ describe("the surface", function()
     select split chunk transpose t permute squeeze unsqueeze expand pad_to is_finite eq ne lt le gt
     ge any all sum mean max min norm argmax cumsum dot quantile histogram topk above gather
     index_select matmul linear softmax log_softmax cross_entropy mse_loss layer_norm rms_norm swiglu
-    embedding rotary attention conv2d
+    embedding rotary attention conv2d max_pool2d avg_pool2d
     requires_grad requires_grad_ detach grad set_grad backward on_grad
     name full_shape on_grad_ready]]
   local twins = [[add sub mul div pow neg exp log sqrt rsqrt square abs sign clamp maximum minimum

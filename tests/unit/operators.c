@@ -145,6 +145,8 @@ static const row rows[] = {
     { "linear_t", "fgw", 1, NONE },
     { "conv2d", "hcw", 1, { .window = { .stride = { 2, 1 }, .padding = { 1, 1 } } } },
     { "conv2d", "hc", 1, NONE },
+    { "max_pool2d", "h", 1, { .window = { .kernel = { 3, 2 }, .stride = { 2, 2 } } } },
+    { "avg_pool2d", "h", 1, { .window = { .kernel = { 3, 2 }, .padding = { 1, 1 } } } },
     { "layer_norm", "fvv", 1, { .norm = { .eps = 1e-5 } } },
     { "rms_norm", "fv", 1, { .norm = { .eps = 1e-5 } } },
     { "add_layer_norm", "fnvv", 2, { .norm = { .eps = 1e-5 } } },

@@ -114,6 +114,11 @@ extern "C" {
      * [out] or absent; window, whose kernel is the weight's; as PyTorch's conv2d */ \
     O(conv2d) \
     \
+    /* pool.c */ \
+    /* x [images, channels, rows, columns]; window; padding at most half of the kernel; the output \
+     * is rounded down, as by PyTorch without ceil_mode. max: gradient to the first of equal ones */ \
+    O(max_pool2d) O(avg_pool2d) \
+    \
     /* orthonormalize.c */ \
     /* in place only: columns of [..., n, r], r <= n, from left to right (Gram-Schmidt); \
      * norm.eps is added to each norm; a column of zeros stays; no gradient */ \

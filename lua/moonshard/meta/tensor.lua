@@ -14,6 +14,16 @@
 --- The channels are divided into as many groups, each with weights of its own; 1 unless given.
 ---@field groups? integer
 
+---@class ms.MaxPool2dOptions
+---@field stride? integer|integer[]    as the kernel unless given
+---@field padding? integer|integer[]   at most half of the kernel; never the greatest; 0 unless given
+
+---@class ms.AvgPool2dOptions
+---@field stride? integer|integer[]    as the kernel unless given
+---@field padding? integer|integer[]   zeros, at most half of the kernel; 0 unless given
+--- Whether the padding counts in the number that sums are divided by; true unless given.
+---@field count_include_pad? boolean
+
 ---@class ms.BackwardOptions
 ---@field gradient? ms.Tensor         of this tensor; 1 unless given, for a tensor of one element
 ---@field retain_graph? boolean       keeps the graph for another backward; false unless given
@@ -516,6 +526,20 @@
 --- x:conv2d(weight, ms.ones { 1 }, { stride = 2, padding = 1 }):shape() --> { 1, 1, 2, 2 }
 --- ```
 ---@field conv2d fun(self, weight: ms.Tensor, bias?: ms.Tensor, options?: ms.Conv2dOptions): ms.Tensor
+--- The greatest element of each window of [images, channels, rows, columns]. Windows that would
+--- reach past the padding are left out.
+--- ```lua
+--- local x = ms.arange(1, 4):to "f32":view(1, 1, 2, 2)
+--- x:max_pool2d(2) --> { { { { 4.0 } } } }
+--- x:max_pool2d({ 1, 2 }) --> { { { { 2.0 }, { 4.0 } } } }
+--- ```
+---@field max_pool2d fun(self, kernel: integer|integer[], options?: ms.MaxPool2dOptions): ms.Tensor
+--- The average of each window, likewise.
+--- ```lua
+--- local x = ms.arange(1, 4):to "f32":view(1, 1, 2, 2)
+--- x:avg_pool2d(2) --> { { { { 2.5 } } } }
+--- ```
+---@field avg_pool2d fun(self, kernel: integer|integer[], options?: ms.AvgPool2dOptions): ms.Tensor
 -- gradients
 --- ```lua
 --- ms.ones({ 2 }):requires_grad() --> false
