@@ -208,6 +208,9 @@ describe("the annotations", function()
     ["ms.nn.lora"] = of(ms.nn, "lora", ms.nn.Linear(2, 2)),
     ["ms.nn.Linear"] = of(ms.nn, "Linear", 2, 2), ["ms.nn.LayerNorm"] = of(ms.nn, "LayerNorm", 2),
     ["ms.nn.RMSNorm"] = of(ms.nn, "RMSNorm", 2), ["ms.nn.MLP"] = of(ms.nn, "MLP", 2, 2),
+    ["ms.nn.Conv2d"] = of(ms.nn, "Conv2d", 2, 2, 1),
+    ["ms.nn.MaxPool2d"] = of(ms.nn, "MaxPool2d", 2),
+    ["ms.nn.AvgPool2d"] = of(ms.nn, "AvgPool2d", 2),
     ["ms.scripts.apply"] = of(ms.scripts, "apply", {}, layer, nothing),
     ["ms.optim.in_backward"] = of(ms.optim, "in_backward", ms.optim.sgd, layer:parameters()),
   }

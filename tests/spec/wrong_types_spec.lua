@@ -185,7 +185,8 @@ describe("wrong types", function()
     local layers = {
       Linear = linear(), Embedding = nn.Embedding(2, 2), LayerNorm = nn.LayerNorm(2),
       RMSNorm = nn.RMSNorm(2), Dropout = nn.Dropout(0.5), ReLU = nn.ReLU(),
-      GELU = nn.GELU(), SiLU = nn.SiLU(), MLP = nn.MLP(2, 2),
+      GELU = nn.GELU(), SiLU = nn.SiLU(), MLP = nn.MLP(2, 2), Conv2d = nn.Conv2d(2, 2, 1),
+      MaxPool2d = nn.MaxPool2d(2), AvgPool2d = nn.AvgPool2d(2), Flatten = nn.Flatten(),
       Attention = nn.Attention { width = 2, heads = 1 },
       gpt2 = nn.gpt2(sizes), llama = nn.llama(sizes),
     }

@@ -249,6 +249,13 @@
 ---@field activation? "gelu"|"relu"|"swiglu"   "gelu" unless given
 ---@field bias? boolean                true unless given
 
+---@class ms.Conv2dLayerOptions
+---@field stride? integer|integer[]    1 unless given
+---@field padding? integer|integer[]   rows and columns of zeros on each side; 0 unless given
+---@field dilation? integer|integer[]  distance of the window's elements; 1 unless given
+---@field groups? integer              divides inputs and outputs; 1 unless given
+---@field bias? boolean                true unless given
+
 ---@class ms.AttentionOptions
 ---@field width integer                of input and output; a multiple of heads
 ---@field heads integer
@@ -273,7 +280,8 @@
 --- models whose forwards are collective. Unless given, the ranks of a sharded model.
 ---@field group? ms.Group
 
---- Layers compute on the last dimension: Linear maps [..., inputs] to [..., outputs]; Embedding
+--- Layers compute on the last dimension, but for those named ...2d: they compute on planes, [images,
+--- channels, rows, columns], and have the names, shapes and start of PyTorch's. Linear maps [..., inputs] to [..., outputs]; Embedding
 --- maps ids [...] to [..., width]; norms, MLP and activations keep the shape; Attention (causal
 --- self-attention) keeps [batch, time, width]. List only holds modules; Sequential calls one after
 --- another. Linear has a bias unless options.bias is false; eps of norms is 1e-5 unless given.
@@ -308,6 +316,28 @@
 --- kept > 0.4 and kept < 0.6 --> true
 --- ```
 ---@field Dropout fun(p: number): ms.Module   p: probability of zero, 0 or more and below 1
+--- Maps [images, inputs, rows, columns] to [images, outputs, ...]. The parts are weight [outputs,
+--- inputs / groups, kernel rows, kernel columns] and, unless options.bias is false, bias [outputs].
+--- ```lua
+--- local layer = ms.nn.Conv2d(3, 8, 5, { stride = 2, padding = 2 })
+--- layer.weight:shape() --> { 8, 3, 5, 5 }
+--- layer(ms.ones { 1, 3, 32, 32 }):shape() --> { 1, 8, 16, 16 }
+--- ```
+---@field Conv2d fun(inputs: integer, outputs: integer, kernel: integer|integer[], options?: ms.Conv2dLayerOptions): ms.Module
+--- ```lua
+--- ms.nn.MaxPool2d(2)(ms.ones { 1, 3, 32, 32 }):shape() --> { 1, 3, 16, 16 }
+--- ```
+---@field MaxPool2d fun(kernel: integer|integer[], options?: ms.MaxPool2dOptions): ms.Module
+--- ```lua
+--- local layer = ms.nn.AvgPool2d(3, { stride = 1, padding = 1 })
+--- layer(ms.ones { 1, 1, 2, 2 }) --> { { { { 0.4444, 0.4444 }, { 0.4444, 0.4444 } } } }
+--- ```
+---@field AvgPool2d fun(kernel: integer|integer[], options?: ms.AvgPool2dOptions): ms.Module
+--- Joins dimensions first .. last into one; unless given, all but the first dimension.
+--- ```lua
+--- ms.nn.Flatten()(ms.ones { 2, 3, 4, 5 }):shape() --> { 2, 60 }
+--- ```
+---@field Flatten fun(first?: integer, last?: integer): ms.Module
 --- ```lua
 --- ms.nn.ReLU()(ms.tensor { -1.0, 2.0 }) --> { 0.0, 2.0 }
 --- ```

@@ -6,6 +6,7 @@ local check, argument = options_of.check, options_of.argument
 local rope = require "moonshard.nn.rope"
 
 local layers = {}
+for name, class in pairs(require "moonshard.nn.planes") do layers[name] = class end
 
 local function check_sizes(what, ...)
   for i = 1, select("#", ...) do

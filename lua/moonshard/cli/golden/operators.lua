@@ -10,6 +10,15 @@ local function dimension(d)
 end
 
 local function unary(f) return { inputs = { "x" }, run = f } end
+local function pool(method, attributes)
+  attributes.kernel = true
+  local function run(t, given)
+    local options = {}
+    for name, value in pairs(given) do if name ~= "kernel" then options[name] = value end end
+    return t.x[method](t.x, given.kernel, options)
+  end
+  return { inputs = { "x" }, attributes = attributes, run = run }
+end
 local function matmul(t) return t.a:matmul(t.b) end
 -- Attributes that are descriptions only: name = true.
 local attention = {
@@ -64,6 +73,15 @@ operators.known = {
     run = function(t, given) return t.x:rotary(0, given.theta) end,
   },
   mse_loss = { inputs = { "x", "y" }, run = function(t) return t.x:mse_loss(t.y) end },
+  sin = unary(function(t) return t.x:sin() end),
+  cos = unary(function(t) return t.x:cos() end),
+  conv2d = {
+    inputs = { "x", "weight", "bias" },
+    attributes = { stride = true, padding = true, dilation = true, groups = true },
+    run = function(t, given) return t.x:conv2d(t.weight, t.bias, given) end,
+  },
+  max_pool2d = pool("max_pool2d", { stride = true, padding = true }),
+  avg_pool2d = pool("avg_pool2d", { stride = true, padding = true, count_include_pad = true }),
   sum = unary(function(t) return t.x:sum() end),
   mean_dim = {
     inputs = { "x" },
