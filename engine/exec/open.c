@@ -71,7 +71,7 @@ static ms_status choose_device(ms_engine *engine, const ms_engine_options *optio
                           options->device_index, engine->device->name, count);
 }
 
-/* The device opens after the strings and the pool, which it may use, and before the first stream.
+/* The device opens after the strings, which it may use, and before the pool, whose memory it has.
  * is_open tells ms_engine_free whether there is a device to close after an error. After an error
  * the engine is freed by ms_engine_free, which copes with any part that is missing. */
 static ms_status configure(ms_engine *engine, const ms_engine_options *options)
@@ -97,13 +97,13 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     engine->strict = options->strict;
     engine->pin = options->pin;
     engine->random.seed = options->seed;
-    uint64_t limit =
-        options->memory_bytes ? options->memory_bytes : engine->device->capacity(engine);
     engine->rates = options->rates ? *options->rates : *ms_rates_default();
     status = ms_strings_new(&engine->context, &engine->strings);
-    if (!status) status = ms_pool_open(engine, limit);
     if (!status) status = engine->device->open(engine, &engine->device_state);
     engine->is_open = !status;
+    if (!status)
+        status = ms_pool_open(engine, options->memory_bytes ? options->memory_bytes
+                                                            : engine->device->capacity(engine));
     if (!status) status = ms_engine_stream(engine, "compute", &engine->current);
     if (!status)
         ms_log(&engine->context, MS_LOG_INFO, "engine on %s: %s, %u threads, %s kernels%s",
@@ -139,9 +139,9 @@ ms_status ms_engine_new(const ms_engine_options *options, ms_error *error, ms_en
 
 /* The order matters. First all work ends, so that nothing touches what is freed. Then the layers'
  * objects go, from the highest slot to the lowest, as upper layers use lower ones. Then streams and
- * their threads, and marks. The device closes before its memory is given back, and storages before
- * the pool that their blocks lie in. The context is copied to the stack for the last release, since
- * it lies in the engine. */
+ * their threads, and marks. Storages close before the pool that their blocks lie in, and the device
+ * last, since the pool's memory is its own. The context is copied to the stack for the last
+ * release, since it lies in the engine. */
 void ms_engine_free(ms_engine *engine)
 {
     if (!engine) return;
@@ -157,9 +157,9 @@ void ms_engine_free(ms_engine *engine)
         ms_release(&engine->context, engine->streams[i]);
     }
     ms_marks_close(engine);
-    if (engine->is_open) engine->device->close(engine, engine->device_state);
     ms_storages_close(engine);
     if (engine->device) ms_pool_close(engine);
+    if (engine->is_open) engine->device->close(engine, engine->device_state);
     ms_trace_close(engine);
     ms_strings_free(engine->strings);
     ms_context context = engine->context;

@@ -1,0 +1,148 @@
+/* cuda.h: the inside of the cuda device. For exec/cuda/ only.
+ *
+ * Invariants
+ * - A stream of the engine is one CUDA stream. Number n of it is one call of the driver, or none.
+ * - The device learns that a number is reached from an event behind it. An event is recorded where
+ *   somebody asks, or another stream waits; it then covers all numbers that were enqueued before.
+ *   So most tasks cost one call of the driver.
+ * - What the host must do after a number (give memory back, pass on the failure of a stream that
+ * was waited for, write down times) is in the stream's list of duties, in the order of numbers. It
+ * is done on the host thread, when the number is found to be reached.
+ * - An error that the driver reports for work under way ends all work of the GPU in this process:
+ *   every stream fails with it, and all numbers count as reached. */
+#ifndef MOONSHARD_EXEC_CUDA_CUDA_H
+#define MOONSHARD_EXEC_CUDA_CUDA_H
+
+#include "exec/cuda/api.h"
+#include "exec/cuda/task.h"
+#include "exec/engine.h"
+
+/* Points of a stream that are not known to be reached. When there are more, the host waits for the
+ * oldest. */
+#define MS_CUDA_POINTS 64
+
+/* A range of addresses, of which the first `committed` bytes have memory. */
+typedef struct ms_cuda_range {
+    struct ms_cuda_range *next;
+    ms_cuda_address base;
+    size_t bytes, committed;
+} ms_cuda_range;
+
+typedef struct ms_cuda_image {
+    const void *image;
+    ms_cuda_module module;
+} ms_cuda_image;
+typedef struct ms_cuda_known {
+    const ms_cuda_task *task;
+    uint32_t variant;
+    ms_cuda_function function;
+} ms_cuda_known;
+
+/* The device's state in an engine. */
+typedef struct ms_cuda_device {
+    ms_cuda cuda;
+    ms_cuda_gpu gpu;
+    ms_cuda_context context;
+    int least, greatest; /* priorities of streams; greater ones are smaller numbers */
+    bool has_virtual;    /* memory can be given addresses later */
+    size_t grain;        /* of memory */
+    ms_cuda_range *ranges;
+    ms_cuda_event *spare; /* events that are free */
+    size_t spare_count, spare_capacity;
+    ms_cuda_image *images;
+    size_t image_count, image_capacity;
+    ms_cuda_known *known; /* open addressing, by task and variant */
+    size_t known_count, known_capacity;
+    ms_cuda_stream reader; /* of ms_device.read */
+    ms_cuda_event began;   /* when the device opened, and the host's clock then */
+    uint64_t began_ns;
+} ms_cuda_device;
+
+/* What the host does after a number. */
+typedef struct ms_cuda_duty {
+    struct ms_cuda_duty *next;
+    ms_stream *stream;
+    uint64_t seq;
+    uint32_t script;
+    /* A wait, whose stream may have failed. */
+    const ms_stream *of;
+    uint64_t of_seq;
+    /* A function of the host, or a flag that was copied to `flag`. */
+    ms_host_call call;
+    float *flag;
+    const char *message;
+    /* The times of a task. */
+    ms_trace_record *record;
+    ms_cuda_event started, finished;
+} ms_cuda_duty;
+
+typedef struct ms_cuda_point {
+    uint64_t seq;
+    ms_cuda_event event;
+} ms_cuda_point;
+
+/* The device's state in a stream. */
+typedef struct ms_cuda_queue {
+    ms_cuda_stream stream;
+    ms_cuda_point points[MS_CUDA_POINTS]; /* ring, ascending numbers */
+    uint32_t first, count;
+    uint64_t head; /* the last number that was carried out */
+    uint64_t done; /* the last one that is known to be reached */
+    ms_cuda_duty *duties, **last_duty;
+} ms_cuda_queue;
+
+static inline ms_cuda_device *ms_cuda_of(const ms_engine *engine) { return engine->device_state; }
+static inline ms_cuda_queue *ms_cuda_queue_of(const ms_stream *stream)
+{
+    return stream->device_state;
+}
+
+/* device.c. Makes the context current, which a host program may have changed: each function of the
+ * table begins with it. */
+ms_cuda_device *ms_cuda_enter(const ms_engine *engine);
+/* The error of a call of the driver. */
+ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *what);
+/* Number seq of the stream fails; 0: it does not. */
+void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result);
+void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
+                         const char *format, ...) MS_PRINTF(5, 6);
+
+/* points.c */
+ms_status ms_cuda_queue_open(ms_stream *stream, void **state);
+void ms_cuda_queue_close(ms_stream *stream, void *state);
+bool ms_cuda_reached(const ms_stream *stream, uint64_t seq);
+void ms_cuda_await(ms_stream *stream, uint64_t seq);
+void ms_cuda_wait(ms_stream *stream, const ms_wait *wait);
+/* Number seq was carried out, the next one. */
+void ms_cuda_advance(ms_stream *stream, uint64_t seq);
+/* An event with times or without, NULL after an error. */
+ms_cuda_event ms_cuda_take_event(ms_cuda_device *self, ms_engine *engine);
+void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event event);
+/* A duty of number seq at the end of the list; NULL: no memory, and the stream has failed. */
+ms_cuda_duty *ms_cuda_add_duty(ms_stream *stream, uint64_t seq, uint32_t script);
+void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark);
+ms_status ms_cuda_mark_open(ms_engine *engine, ms_mark *mark);
+void ms_cuda_mark_close(ms_engine *engine, ms_mark *mark);
+uint64_t ms_cuda_mark_ns(const ms_engine *engine, const ms_mark *mark);
+
+/* launch.c */
+void ms_cuda_run(ms_stream *stream, const ms_launch *launch);
+void ms_cuda_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
+                     size_t bytes);
+void ms_cuda_copy_out(ms_stream *stream, const ms_launch *launch, void *host, const void *from,
+                      size_t bytes);
+void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes);
+void ms_cuda_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
+                     const char *message);
+void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
+void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context);
+
+/* memory.c */
+void *ms_cuda_reserve(ms_engine *engine, uint64_t bytes);
+int ms_cuda_commit(ms_engine *engine, void *address, uint64_t bytes);
+void ms_cuda_unreserve(ms_engine *engine, void *address, uint64_t bytes);
+void *ms_cuda_host_allocate(ms_engine *engine, size_t bytes);
+void ms_cuda_host_release(ms_engine *engine, void *memory);
+uint64_t ms_cuda_capacity(const ms_engine *engine);
+
+#endif

@@ -1,0 +1,188 @@
+/* device.c: the table of the cuda device, and its state in an engine. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "exec/cuda/cuda.h"
+
+ms_cuda_device *ms_cuda_enter(const ms_engine *engine)
+{
+    ms_cuda_device *self = ms_cuda_of(engine);
+    (void)self->cuda.context_set(self->context);
+    return self;
+}
+
+ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *what)
+{
+    char text[256];
+    return ms_engine_fail(engine, result == MS_CUDA_OUT_OF_MEMORY ? MS_ERROR_MEMORY : MS_ERROR_IO,
+                          "%s: %s", what,
+                          ms_cuda_explain(&ms_cuda_of(engine)->cuda, result, text, sizeof text));
+}
+
+void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
+                         const char *format, ...)
+{
+    /* -1 stands for "does not apply". */
+    ms_error error = { .status = status, .rank = -1, .bucket = -1, .collective = -1 };
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error.message, sizeof error.message, format, arguments);
+    va_end(arguments);
+    ms_stream_fail(stream, seq, &error, script);
+}
+
+void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result)
+{
+    char text[256];
+    if (!result) return;
+    ms_cuda_fail_stream(
+        stream, launch->seq, launch->script,
+        result == MS_CUDA_OUT_OF_MEMORY ? MS_ERROR_MEMORY : MS_ERROR_TASK, "%s: %s", launch->name,
+        ms_cuda_explain(&ms_cuda_of(stream->engine)->cuda, result, text, sizeof text));
+}
+
+/* ------------------------------------------------------------------ opening */
+
+static void release_events(ms_cuda_device *self)
+{
+    while (self->spare_count > 0) (void)self->cuda.event_destroy(self->spare[--self->spare_count]);
+    if (self->began) (void)self->cuda.event_destroy(self->began);
+}
+
+static void cuda_close(ms_engine *engine, void *state)
+{
+    ms_cuda_device *self = state;
+    (void)self->cuda.context_set(self->context);
+    ms_cuda_forget_kernels(self, &engine->context);
+    release_events(self);
+    if (self->reader) (void)self->cuda.stream_destroy(self->reader);
+    ms_release(&engine->context, self->spare);
+    (void)self->cuda.context_release(self->gpu);
+    ms_release(&engine->context, self);
+}
+
+/* What the GPU can do, and what every engine needs of it. */
+static ms_cuda_result prepare(ms_cuda_device *self, int *major, int *minor)
+{
+    const ms_cuda *cuda = &self->cuda;
+    int has_virtual = 0;
+    ms_cuda_allocation properties = { .type = MS_CUDA_ALLOCATION_PINNED,
+                                      .location = { MS_CUDA_LOCATION_GPU, self->gpu } };
+    ms_cuda_result result = cuda->gpu_attribute(major, MS_CUDA_MAJOR, self->gpu);
+    if (!result) result = cuda->gpu_attribute(minor, MS_CUDA_MINOR, self->gpu);
+    if (!result) result = cuda->gpu_attribute(&has_virtual, MS_CUDA_VIRTUAL_MEMORY, self->gpu);
+    if (!result) result = cuda->priorities(&self->least, &self->greatest);
+    self->has_virtual = has_virtual != 0;
+    self->grain = 1 << 21;
+    if (!result && self->has_virtual)
+        result = cuda->granularity(&self->grain, &properties, MS_CUDA_GRANULARITY_RECOMMENDED);
+    if (!result)
+        result = cuda->stream_create(&self->reader, MS_CUDA_STREAM_NON_BLOCKING, self->least);
+    if (!result) result = cuda->event_create(&self->began, MS_CUDA_EVENT_TIMING);
+    if (!result) result = cuda->event_record(self->began, self->reader);
+    if (!result) result = cuda->stream_synchronize(self->reader);
+    return result;
+}
+
+#define MS_CUDA_MAJOR_LEAST 8 /* of the compute capability for which kernels are built */
+
+static ms_status use_gpu(ms_engine *engine, ms_cuda_device *self)
+{
+    char name[128] = "", what[192];
+    int major = 0, minor = 0;
+    ms_cuda_result result = self->cuda.gpu_get(&self->gpu, (int)engine->device_index);
+    if (!result) result = self->cuda.gpu_name(name, sizeof name, self->gpu);
+    ms_cuda_context context = NULL;
+    if (!result) result = self->cuda.context_retain(&context, self->gpu);
+    if (result) return ms_cuda_fail(engine, result, "the GPU cannot be used");
+    self->context = context;
+    result = self->cuda.context_set(context);
+    if (!result) result = prepare(self, &major, &minor);
+    self->began_ns = ms_now(engine);
+    snprintf(what, sizeof what, "%s cannot be used", name);
+    if (result) return ms_cuda_fail(engine, result, what);
+    if (major >= MS_CUDA_MAJOR_LEAST) return MS_OK;
+    return ms_engine_fail(engine, MS_ERROR_UNSUPPORTED,
+                          "GPU %u, %s, has compute capability %d.%d: %d.0 or later is needed",
+                          engine->device_index, name, major, minor, MS_CUDA_MAJOR_LEAST);
+}
+
+static ms_status cuda_open(ms_engine *engine, void **state)
+{
+    void *memory = NULL;
+    ms_status status = ms_allocate(&engine->context, sizeof(ms_cuda_device), "device", &memory);
+    if (status) return status;
+    ms_cuda_device *self = memory;
+    status = ms_cuda_load(&engine->context, &self->cuda);
+    if (status) {
+        ms_release(&engine->context, self);
+        return status;
+    }
+    *state = self;
+    status = use_gpu(engine, self);
+    if (!status) return MS_OK;
+    if (self->context) cuda_close(engine, self);
+    else ms_release(&engine->context, self);
+    *state = NULL;
+    return status;
+}
+
+/* How many GPUs this machine has. That there is no driver is told when the device opens. */
+static uint32_t cuda_count(const ms_engine *engine)
+{
+    ms_cuda cuda;
+    ms_context context;
+    ms_context_init(&context, engine->context.os);
+    if (ms_cuda_load(&context, &cuda)) return 1;
+    return (uint32_t)cuda.gpus;
+}
+
+static ms_status cuda_set_priority(ms_stream *stream, int32_t priority)
+{
+    /* The driver sets it when a stream is made, so it makes another one while this one is new. */
+    ms_engine *engine = stream->engine;
+    ms_cuda_device *self = ms_cuda_enter(engine);
+    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    ms_cuda_stream made = NULL;
+    ms_cuda_await(stream, queue->head);
+    ms_cuda_result result = self->cuda.stream_create(&made, MS_CUDA_STREAM_NON_BLOCKING,
+                                                     priority > 0 ? self->greatest : self->least);
+    if (result) return ms_cuda_fail(engine, result, "cannot make a CUDA stream");
+    (void)self->cuda.stream_destroy(queue->stream);
+    queue->stream = made;
+    return MS_OK;
+}
+
+static void *cuda_native(ms_stream *stream) { return ms_cuda_queue_of(stream)->stream; }
+
+const ms_device ms_device_cuda = {
+    .name = "cuda",
+    .kernels = "cuda",
+    .values = true,
+    .count = cuda_count,
+    .open = cuda_open,
+    .close = cuda_close,
+    .stream_open = ms_cuda_queue_open,
+    .stream_close = ms_cuda_queue_close,
+    .set_priority = cuda_set_priority,
+    .native = cuda_native,
+    .run = ms_cuda_run,
+    .wait = ms_cuda_wait,
+    .reached = ms_cuda_reached,
+    .await = ms_cuda_await,
+    .mark_open = ms_cuda_mark_open,
+    .mark_close = ms_cuda_mark_close,
+    .mark = ms_cuda_mark,
+    .mark_ns = ms_cuda_mark_ns,
+    .copy_in = ms_cuda_copy_in,
+    .copy_out = ms_cuda_copy_out,
+    .read = ms_cuda_read,
+    .fail_if = ms_cuda_fail_if,
+    .call = ms_cuda_call,
+    .reserve = ms_cuda_reserve,
+    .commit = ms_cuda_commit,
+    .unreserve = ms_cuda_unreserve,
+    .host_allocate = ms_cuda_host_allocate,
+    .host_release = ms_cuda_host_release,
+    .capacity = ms_cuda_capacity,
+};

@@ -1,0 +1,258 @@
+/* points.c: what is reached: events behind numbers, what waits for them, and what the host does
+ * when they are passed. */
+#include <string.h>
+
+#include "exec/cuda/cuda.h"
+
+/* ------------------------------------------------------------------- events */
+
+ms_cuda_event ms_cuda_take_event(ms_cuda_device *self, ms_engine *engine)
+{
+    (void)engine;
+    ms_cuda_event event = NULL;
+    if (self->spare_count > 0) return self->spare[--self->spare_count];
+    return self->cuda.event_create(&event, MS_CUDA_EVENT_NO_TIMING) ? NULL : event;
+}
+
+void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event event)
+{
+    if (!event) return;
+    if (ms_grow(&engine->context, (void **)&self->spare, &self->spare_capacity,
+                self->spare_count + 1, sizeof *self->spare)) {
+        (void)self->cuda.event_destroy(event);
+        return;
+    }
+    self->spare[self->spare_count++] = event;
+}
+
+/* ------------------------------------------------------------------- duties */
+
+ms_cuda_duty *ms_cuda_add_duty(ms_stream *stream, uint64_t seq, uint32_t script)
+{
+    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    void *memory = NULL;
+    if (ms_allocate(&stream->engine->context, sizeof(ms_cuda_duty), "stream", &memory)) {
+        ms_cuda_fail_stream(stream, seq, script, MS_ERROR_MEMORY, "no memory for a task");
+        return NULL;
+    }
+    ms_cuda_duty *duty = memory;
+    duty->stream = stream;
+    duty->seq = seq;
+    duty->script = script;
+    *queue->last_duty = duty;
+    queue->last_duty = &duty->next;
+    return duty;
+}
+
+/* When an event was passed, by the host's clock. */
+static uint64_t time_of(const ms_cuda_device *self, ms_cuda_event event)
+{
+    float ms = 0;
+    if (!event || self->cuda.event_elapsed(&ms, self->began, event)) return 0;
+    return self->began_ns + (uint64_t)((double)ms * 1e6);
+}
+
+static void write_times(ms_cuda_device *self, const ms_cuda_duty *duty)
+{
+    if (!duty->record) return;
+    duty->record->started_ns = time_of(self, duty->started);
+    duty->record->finished_ns = time_of(self, duty->finished);
+}
+
+static void do_duties(ms_stream *stream)
+{
+    ms_engine *engine = stream->engine;
+    ms_cuda_device *self = ms_cuda_of(engine);
+    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    while (queue->duties && queue->duties->seq <= queue->done) {
+        ms_cuda_duty *duty = queue->duties;
+        queue->duties = duty->next;
+        if (!queue->duties) queue->last_duty = &queue->duties;
+        if (duty->of) ms_stream_fail_after(stream, duty->seq, duty->of, duty->of_seq);
+        write_times(self, duty);
+        if (duty->started) (void)self->cuda.event_destroy(duty->started);
+        if (duty->finished) (void)self->cuda.event_destroy(duty->finished);
+        if (duty->flag) (void)self->cuda.host_release(duty->flag);
+        ms_release(&engine->context, duty);
+    }
+}
+
+/* ------------------------------------------------------------------- points */
+
+static ms_cuda_point *point_at(ms_cuda_queue *queue, uint32_t i)
+{
+    return &queue->points[(queue->first + i) % MS_CUDA_POINTS];
+}
+
+/* The oldest point is passed: all numbers up to it are reached. */
+static void pass(ms_stream *stream)
+{
+    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    ms_cuda_point *point = point_at(queue, 0);
+    queue->done = point->seq;
+    ms_cuda_give_event(ms_cuda_of(stream->engine), stream->engine, point->event);
+    queue->first = (queue->first + 1) % MS_CUDA_POINTS;
+    queue->count--;
+    do_duties(stream);
+}
+
+/* The GPU has stopped: nothing more will be done. The number is the first that is not known to be
+ * done; which task it was is not known. */
+static void stop(ms_stream *stream, ms_cuda_result result)
+{
+    char text[256];
+    ms_cuda_device *self = ms_cuda_of(stream->engine);
+    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    ms_cuda_fail_stream(stream, queue->done + 1, 0, MS_ERROR_TASK,
+                        "the GPU has stopped, in a task of stream \"%s\" or of another one: %s",
+                        ms_stream_name(stream),
+                        ms_cuda_explain(&self->cuda, result, text, sizeof text));
+    while (queue->count > 0) {
+        (void)self->cuda.event_destroy(point_at(queue, 0)->event);
+        queue->first = (queue->first + 1) % MS_CUDA_POINTS;
+        queue->count--;
+    }
+    queue->done = queue->head;
+    do_duties(stream);
+}
+
+/* The first point at or behind this number; one is made if there is none. NULL: the GPU has
+ * stopped, or the number is reached. */
+static ms_cuda_point *point_of(ms_stream *stream, uint64_t seq)
+{
+    ms_cuda_device *self = ms_cuda_of(stream->engine);
+    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    if (seq <= queue->done) return NULL;
+    for (uint32_t i = 0; i < queue->count; i++)
+        if (point_at(queue, i)->seq >= seq) return point_at(queue, i);
+    ms_cuda_result result = MS_CUDA_SUCCESS;
+    if (queue->count == MS_CUDA_POINTS) {
+        result = self->cuda.event_synchronize(point_at(queue, 0)->event);
+        if (!result) pass(stream);
+    }
+    ms_cuda_event event = result ? NULL : ms_cuda_take_event(self, stream->engine);
+    if (!result)
+        result = event ? self->cuda.event_record(event, queue->stream) : MS_CUDA_OUT_OF_MEMORY;
+    if (result) {
+        if (event) (void)self->cuda.event_destroy(event);
+        stop(stream, result);
+        return NULL;
+    }
+    ms_cuda_point *point = point_at(queue, queue->count++);
+    *point = (ms_cuda_point){ .seq = queue->head, .event = event };
+    return point;
+}
+
+bool ms_cuda_reached(const ms_stream *asked, uint64_t seq)
+{
+    ms_stream *stream = asked->engine->streams[asked->index]; /* the same one, to be written */
+    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    if (seq <= queue->done) return true;
+    ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    (void)point_of(stream, seq);
+    while (queue->count > 0) {
+        ms_cuda_result result = self->cuda.event_query(point_at(queue, 0)->event);
+        if (result == MS_CUDA_NOT_READY) break;
+        if (result) stop(stream, result);
+        else pass(stream);
+    }
+    return seq <= queue->done;
+}
+
+void ms_cuda_await(ms_stream *stream, uint64_t seq)
+{
+    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    if (seq <= queue->done) return;
+    ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_cuda_point *point = point_of(stream, seq);
+    ms_cuda_result result = point ? self->cuda.event_synchronize(point->event) : MS_CUDA_SUCCESS;
+    if (result) stop(stream, result);
+    while (queue->done < seq && queue->count > 0) pass(stream);
+}
+
+void ms_cuda_advance(ms_stream *stream, uint64_t seq)
+{
+    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    MS_ASSERT(queue->head == seq - 1);
+    queue->head = seq;
+    /* No more than a stream's depth is ever under way. */
+    if (seq > MS_STREAM_DEPTH && queue->done < seq - MS_STREAM_DEPTH)
+        ms_cuda_await(stream, seq - MS_STREAM_DEPTH / 2);
+}
+
+/* A number that is known to be reached needs no call of the driver. */
+void ms_cuda_wait(ms_stream *stream, const ms_wait *wait)
+{
+    ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_stream *of = stream->engine->streams[wait->of->index];
+    ms_cuda_point *point = point_of(of, wait->of_seq);
+    ms_cuda_result result = MS_CUDA_SUCCESS;
+    if (point) result = self->cuda.stream_wait(ms_cuda_queue_of(stream)->stream, point->event, 0);
+    if (result) stop(stream, result);
+    ms_cuda_duty *duty = ms_cuda_add_duty(stream, wait->seq, 0);
+    if (duty) {
+        duty->of = wait->of;
+        duty->of_seq = wait->of_seq;
+    }
+    ms_cuda_advance(stream, wait->seq);
+}
+
+/* -------------------------------------------------------------------- marks */
+
+ms_status ms_cuda_mark_open(ms_engine *engine, ms_mark *mark)
+{
+    ms_cuda_event event = NULL;
+    ms_cuda_result result = ms_cuda_enter(engine)->cuda.event_create(&event, MS_CUDA_EVENT_TIMING);
+    if (result) return ms_cuda_fail(engine, result, "cannot make an event");
+    mark->own = event;
+    return MS_OK;
+}
+
+void ms_cuda_mark_close(ms_engine *engine, ms_mark *mark)
+{
+    (void)ms_cuda_enter(engine)->cuda.event_destroy(mark->own);
+}
+
+void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
+{
+    ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_cuda_result result = self->cuda.event_record(mark->own, ms_cuda_queue_of(stream)->stream);
+    ms_cuda_advance(stream, seq);
+    if (result) stop(stream, result);
+}
+
+uint64_t ms_cuda_mark_ns(const ms_engine *engine, const ms_mark *mark)
+{
+    return time_of(ms_cuda_enter(engine), mark->own);
+}
+
+/* ------------------------------------------------------------------ streams */
+
+ms_status ms_cuda_queue_open(ms_stream *stream, void **state)
+{
+    ms_engine *engine = stream->engine;
+    ms_cuda_device *self = ms_cuda_enter(engine);
+    void *memory = NULL;
+    ms_status status = ms_allocate(&engine->context, sizeof(ms_cuda_queue), "stream", &memory);
+    if (status) return status;
+    ms_cuda_queue *queue = memory;
+    queue->last_duty = &queue->duties;
+    ms_cuda_result result =
+        self->cuda.stream_create(&queue->stream, MS_CUDA_STREAM_NON_BLOCKING, self->least);
+    if (result) {
+        ms_release(&engine->context, queue);
+        return ms_cuda_fail(engine, result, "cannot make a CUDA stream");
+    }
+    *state = queue;
+    return MS_OK;
+}
+
+void ms_cuda_queue_close(ms_stream *stream, void *state)
+{
+    ms_cuda_queue *queue = state;
+    ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_cuda_await(stream, queue->head);
+    while (queue->count > 0) pass(stream);
+    (void)self->cuda.stream_destroy(queue->stream);
+    ms_release(&stream->engine->context, queue);
+}

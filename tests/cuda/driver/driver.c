@@ -1,0 +1,575 @@
+/* driver.c: see driver.h. One lock guards everything. */
+#include "driver.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+/* The prototypes are those of cuda.h, which it does without. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+#define API __attribute__((visibility("default")))
+
+enum {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    LAUNCH_FAILED = 719
+};
+
+/* ---------------------------------------------------------------- what goes wrong */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    const char *fails;
+    int fails_with, stopped, version, gpus;
+    bool initialized;
+    unsigned left;
+    struct count {
+        const char *call;
+        unsigned calls;
+    } counts[64];
+} driver = { .version = 13000, .gpus = 1 };
+
+API void stand_in_fails(const char *call, int result)
+{
+    driver.fails = call;
+    driver.fails_with = result;
+}
+API void stand_in_stops(int result) { driver.stopped = result; }
+API void stand_in_is(int version, int gpus)
+{
+    driver.version = version;
+    driver.gpus = gpus;
+}
+API unsigned stand_in_left(void) { return driver.left; }
+
+static struct count *count_of(const char *call)
+{
+    for (size_t i = 0; i < sizeof driver.counts / sizeof *driver.counts; i++) {
+        struct count *count = &driver.counts[i];
+        if (!count->call) count->call = call;
+        if (strcmp(count->call, call) == 0) return count;
+    }
+    abort();
+}
+API unsigned stand_in_calls(const char *call) { return count_of(call)->calls; }
+
+static __thread void *current;
+
+/* Every call begins so. 0: it goes on. */
+static int begin(const char *call)
+{
+    count_of(call)->calls++;
+    if (driver.fails && strcmp(driver.fails, call) == 0) {
+        driver.fails = NULL;
+        return driver.fails_with;
+    }
+    return driver.stopped;
+}
+static int begin_in_context(const char *call)
+{
+    int result = begin(call);
+    if (!result && !driver.initialized) result = NOT_INITIALIZED;
+    if (!result && !current) result = INVALID_CONTEXT;
+    return result;
+}
+
+/* ------------------------------------------------------------------ work */
+
+typedef struct event {
+    uint64_t records, passed; /* how often it was recorded, and passed */
+    uint64_t ns;
+} event;
+
+typedef enum work_kind { KERNEL, COPY, CALL, RECORD, WAIT } work_kind;
+typedef struct work {
+    struct work *next;
+    work_kind kind;
+    stand_in_kernel *kernel;
+    unsigned blocks[3], threads[3], shared_bytes;
+    void *memory; /* arguments of a kernel, or bytes that a copy brings along; its own */
+    void *to;
+    const void *from;
+    size_t bytes;
+    void (*call)(void *);
+    void *argument;
+    event *event;
+    uint64_t record;
+} work;
+
+typedef struct stream {
+    struct stream *next;
+    work *first, **last;
+} stream;
+static stream *streams;
+static uint64_t seed = 1;
+
+static uint64_t draw(void)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return seed >> 33;
+}
+
+static uint64_t clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static work *add(stream *on, work_kind kind)
+{
+    work *made = calloc(1, sizeof *made);
+    if (!made) abort();
+    made->kind = kind;
+    *on->last = made;
+    on->last = &made->next;
+    return made;
+}
+
+/* Functions of the host may call anything but the driver, so the lock stays taken. */
+static bool step(stream *on)
+{
+    work *now = on->first;
+    if (!now || (now->kind == WAIT && now->event->passed < now->record)) return false;
+    if (now->kind == KERNEL) now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
+    if (now->kind == COPY) memcpy(now->to, now->memory ? now->memory : now->from, now->bytes);
+    if (now->kind == CALL) now->call(now->argument);
+    if (now->kind == RECORD) {
+        now->event->passed = now->record;
+        now->event->ns = clock_ns();
+    }
+    on->first = now->next;
+    if (!on->first) on->last = &on->first;
+    free(now->memory);
+    free(now);
+    return true;
+}
+
+/* One piece of work of a stream that is chosen at random; false: there is none that can run. */
+static bool step_any(void)
+{
+    unsigned count = 0;
+    for (stream *one = streams; one; one = one->next) count++;
+    for (unsigned tries = 0, at = count ? (unsigned)(draw() % count) : 0; tries < count;
+         tries++, at = (at + 1) % count) {
+        stream *one = streams;
+        for (unsigned i = 0; i < at; i++) one = one->next;
+        if (step(one)) return true;
+    }
+    return false;
+}
+
+/* ------------------------------------------------------------- device and context */
+
+API int cuInit(unsigned flags)
+{
+    int result = begin("cuInit");
+    const char *text = getenv("MOONSHARD_STAND_IN_SEED");
+    if (text) seed = strtoull(text, NULL, 10) * 2 + 1;
+    if (!result && flags) result = INVALID_VALUE;
+    if (!result && !driver.gpus) result = NO_DEVICE;
+    if (!result) driver.initialized = true;
+    return result;
+}
+API int cuDriverGetVersion(int *version)
+{
+    *version = driver.version;
+    return SUCCESS;
+}
+API int cuGetErrorName(int result, const char **text)
+{
+    *text = result == OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : result == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
+            : result == NOT_FOUND     ? "CUDA_ERROR_NOT_FOUND"
+                                      : "CUDA_ERROR_UNKNOWN";
+    return SUCCESS;
+}
+API int cuGetErrorString(int result, const char **text)
+{
+    *text = result == OUT_OF_MEMORY ? "out of memory" : "the stand-in was told so";
+    return SUCCESS;
+}
+API int cuDeviceGetCount(int *count)
+{
+    *count = driver.gpus;
+    return begin("cuDeviceGetCount");
+}
+API int cuDeviceGet(int *gpu, int index)
+{
+    int result = begin("cuDeviceGet");
+    *gpu = index;
+    return result ? result : index < driver.gpus ? SUCCESS : INVALID_DEVICE;
+}
+API int cuDeviceGetName(char *name, int bytes, int gpu)
+{
+    snprintf(name, (size_t)bytes, "stand-in %d", gpu);
+    return begin("cuDeviceGetName");
+}
+API int cuDeviceTotalMem_v2(size_t *bytes, int gpu)
+{
+    (void)gpu;
+    *bytes = (size_t)4 << 30;
+    return begin("cuDeviceTotalMem_v2");
+}
+API int cuDeviceGetAttribute(int *value, int attribute, int gpu)
+{
+    (void)gpu;
+    const char *without = getenv("MOONSHARD_STAND_IN_WITHOUT");
+    *value = attribute == 75 ? 9 : attribute == 16 ? 132 : attribute == 102;
+    if (attribute == 102 && without && strcmp(without, "virtual") == 0) *value = 0;
+    if (attribute == 76) *value = 0;
+    return begin("cuDeviceGetAttribute");
+}
+static char contexts[STAND_IN_GPUS];
+API int cuDevicePrimaryCtxRetain(void **context, int gpu)
+{
+    int result = begin("cuDevicePrimaryCtxRetain");
+    *context = &contexts[gpu];
+    if (!result) driver.left++;
+    return result;
+}
+API int cuDevicePrimaryCtxRelease_v2(int gpu)
+{
+    (void)gpu;
+    driver.left--;
+    return begin("cuDevicePrimaryCtxRelease_v2");
+}
+API int cuCtxSetCurrent(void *context)
+{
+    current = context;
+    return SUCCESS;
+}
+API int cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return begin_in_context("cuCtxGetStreamPriorityRange");
+}
+API int cuMemGetInfo_v2(size_t *available, size_t *total)
+{
+    *available = (size_t)1 << 30;
+    *total = (size_t)4 << 30;
+    return begin_in_context("cuMemGetInfo_v2");
+}
+
+/* ---------------------------------------------------------- streams and events */
+
+API int cuStreamCreateWithPriority(void **out, unsigned flags, int priority)
+{
+    int result = begin_in_context("cuStreamCreateWithPriority");
+    if (!result && (flags > 1 || priority > 0 || priority < -5)) result = INVALID_VALUE;
+    if (result) return result;
+    pthread_mutex_lock(&lock);
+    stream *made = calloc(1, sizeof *made);
+    if (!made) abort();
+    made->last = &made->first;
+    made->next = streams;
+    streams = made;
+    driver.left++;
+    pthread_mutex_unlock(&lock);
+    *out = made;
+    return SUCCESS;
+}
+API int cuStreamDestroy_v2(void *gone)
+{
+    int result = begin_in_context("cuStreamDestroy_v2");
+    pthread_mutex_lock(&lock);
+    stream **at = &streams;
+    while (*at && *at != gone) at = &(*at)->next;
+    if (*at) {
+        stream *found = *at;
+        while (found->first && step_any()) {}
+        *at = found->next;
+        free(found);
+        driver.left--;
+    } else result = INVALID_HANDLE;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+API int cuStreamSynchronize(void *on)
+{
+    int result = begin_in_context("cuStreamSynchronize");
+    pthread_mutex_lock(&lock);
+    while (!result && ((stream *)on)->first && step_any()) {}
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+API int cuStreamWaitEvent(void *on, void *for_event, unsigned flags)
+{
+    int result = begin_in_context("cuStreamWaitEvent");
+    if (result || flags) return result ? result : INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    work *made = add(on, WAIT);
+    made->event = for_event;
+    made->record = made->event->records;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+API int cuEventCreate(void **out, unsigned flags)
+{
+    int result = begin_in_context("cuEventCreate");
+    if (result || flags > 3) return result ? result : INVALID_VALUE;
+    *out = calloc(1, sizeof(event));
+    driver.left++;
+    return *out ? SUCCESS : OUT_OF_MEMORY;
+}
+API int cuEventDestroy_v2(void *gone)
+{
+    int result = begin_in_context("cuEventDestroy_v2");
+    driver.left--;
+    free(gone);
+    return result;
+}
+API int cuEventRecord(void *recorded, void *on)
+{
+    int result = begin_in_context("cuEventRecord");
+    if (result) return result;
+    pthread_mutex_lock(&lock);
+    work *made = add(on, RECORD);
+    made->event = recorded;
+    made->record = ++made->event->records;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+/* Looking does not make work run, but time passes. */
+API int cuEventQuery(void *asked)
+{
+    int result = begin_in_context("cuEventQuery");
+    pthread_mutex_lock(&lock);
+    if (!result && draw() % 2) (void)step_any();
+    event *found = asked;
+    if (!result && found->passed < found->records) result = NOT_READY;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+API int cuEventSynchronize(void *asked)
+{
+    int result = begin_in_context("cuEventSynchronize");
+    event *found = asked;
+    pthread_mutex_lock(&lock);
+    while (!result && found->passed < found->records && step_any()) {}
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+API int cuEventElapsedTime_v2(float *ms, void *from, void *to)
+{
+    int result = begin_in_context("cuEventElapsedTime_v2");
+    const event *first = from, *second = to;
+    if (!result && (!first->passed || second->passed < second->records)) result = NOT_READY;
+    if (!result) *ms = (float)((double)(int64_t)(second->ns - first->ns) * 1e-6);
+    return result;
+}
+
+/* ------------------------------------------------------------------ memory */
+
+API int cuMemAlloc_v2(unsigned long long *out, size_t bytes)
+{
+    int result = begin_in_context("cuMemAlloc_v2");
+    void *memory = result ? NULL : aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (!result && !memory) result = OUT_OF_MEMORY;
+    if (!result) driver.left++;
+    *out = (uintptr_t)memory;
+    return result;
+}
+API int cuMemFree_v2(unsigned long long address)
+{
+    driver.left--;
+    free((void *)(uintptr_t)address);
+    return begin_in_context("cuMemFree_v2");
+}
+#define GRAIN ((size_t)2 << 20)
+API int cuMemGetAllocationGranularity(size_t *bytes, const void *properties, int which)
+{
+    (void)properties, (void)which;
+    *bytes = GRAIN;
+    return begin_in_context("cuMemGetAllocationGranularity");
+}
+API int cuMemAddressReserve(unsigned long long *out, size_t bytes, size_t align,
+                            unsigned long long at, unsigned long long flags)
+{
+    int result = begin_in_context("cuMemAddressReserve");
+    if (!result && (align || at || flags || bytes % GRAIN)) result = INVALID_VALUE;
+    if (result) return result;
+    char *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return OUT_OF_MEMORY;
+    driver.left++;
+    *out = (uintptr_t)memory;
+    return SUCCESS;
+}
+API int cuMemAddressFree(unsigned long long address, size_t bytes)
+{
+    int result = begin_in_context("cuMemAddressFree");
+    driver.left--;
+    return munmap((void *)(uintptr_t)address, bytes) ? INVALID_VALUE : result;
+}
+API int cuMemCreate(unsigned long long *out, size_t bytes, const void *properties,
+                    unsigned long long flags)
+{
+    (void)properties, (void)flags;
+    int result = begin_in_context("cuMemCreate");
+    if (!result && bytes % GRAIN) result = INVALID_VALUE;
+    if (!result) driver.left++;
+    *out = bytes;
+    return result;
+}
+API int cuMemRelease(unsigned long long memory)
+{
+    (void)memory;
+    driver.left--;
+    return begin_in_context("cuMemRelease");
+}
+API int cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsigned long long memory,
+                 unsigned long long flags)
+{
+    (void)address;
+    int result = begin_in_context("cuMemMap");
+    if (!result && (offset || flags || memory != bytes)) result = INVALID_VALUE;
+    return result;
+}
+API int cuMemSetAccess(unsigned long long address, size_t bytes, const void *access, size_t count)
+{
+    (void)access;
+    int result = begin_in_context("cuMemSetAccess");
+    if (result || count != 1) return result ? result : INVALID_VALUE;
+    return mprotect((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE) ? INVALID_VALUE
+                                                                               : SUCCESS;
+}
+API int cuMemUnmap(unsigned long long address, size_t bytes)
+{
+    int result = begin_in_context("cuMemUnmap");
+    (void)madvise((void *)(uintptr_t)address, bytes, MADV_DONTNEED);
+    return mprotect((void *)(uintptr_t)address, bytes, PROT_NONE) ? INVALID_VALUE : result;
+}
+API int cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    int result = begin_in_context("cuMemHostAlloc");
+    *out = result ? NULL : aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!result && !*out) result = OUT_OF_MEMORY;
+    if (!result) driver.left++;
+    return result;
+}
+API int cuMemFreeHost(void *memory)
+{
+    int result = begin_in_context("cuMemFreeHost");
+    driver.left--;
+    free(memory);
+    return result;
+}
+
+/* ------------------------------------------------------------------ commands */
+
+/* As the driver does, it has read host memory of 64 KiB and less when the call returns. */
+API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *host, size_t bytes, void *on)
+{
+    int result = begin_in_context("cuMemcpyHtoDAsync_v2");
+    if (result) return result;
+    pthread_mutex_lock(&lock);
+    work *made = add(on, COPY);
+    made->to = (void *)(uintptr_t)to;
+    made->from = host;
+    made->bytes = bytes;
+    if (bytes <= 65536) {
+        made->memory = malloc(bytes + 1);
+        if (!made->memory) abort();
+        memcpy(made->memory, host, bytes);
+    }
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+API int cuMemcpyDtoHAsync_v2(void *host, unsigned long long from, size_t bytes, void *on)
+{
+    int result = begin_in_context("cuMemcpyDtoHAsync_v2");
+    if (result) return result;
+    pthread_mutex_lock(&lock);
+    work *made = add(on, COPY);
+    made->to = host;
+    made->from = (const void *)(uintptr_t)from;
+    made->bytes = bytes;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
+typedef struct function {
+    const char *name;
+    stand_in_kernel *kernel;
+    unsigned bytes;
+} function;
+static function functions[64];
+
+API void stand_in_has(const char *name, stand_in_kernel *kernel, unsigned bytes)
+{
+    function *at = functions;
+    while (at->name && strcmp(at->name, name) != 0) at++;
+    if (at == functions + 63) abort();
+    *at = (function){ name, kernel, bytes };
+}
+
+API int cuModuleLoadData(void **out, const void *image)
+{
+    int result = begin_in_context("cuModuleLoadData");
+    *out = (void *)(uintptr_t)image;
+    if (!result) driver.left++;
+    return result;
+}
+API int cuModuleUnload(void *module)
+{
+    (void)module;
+    int result = begin_in_context("cuModuleUnload");
+    driver.left--;
+    return result;
+}
+API int cuModuleGetFunction(void **out, void *module, const char *name)
+{
+    (void)module;
+    int result = begin_in_context("cuModuleGetFunction");
+    function *at = functions;
+    while (at->name && strcmp(at->name, name) != 0) at++;
+    *out = at;
+    return result ? result : at->name ? SUCCESS : NOT_FOUND;
+}
+API int cuLaunchKernel(void *which, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty,
+                       unsigned tz, unsigned shared_bytes, void *on, void **arguments, void **extra)
+{
+    (void)extra;
+    int result = begin_in_context("cuLaunchKernel");
+    if (!result && (!x || !y || !z || !tx || !ty || !tz || tx * ty * tz > 1024))
+        result = INVALID_VALUE;
+    if (result) return result;
+    pthread_mutex_lock(&lock);
+    const function *found = which;
+    work *made = add(on, KERNEL);
+    made->kernel = found->kernel;
+    memcpy(made->blocks, (unsigned[]){ x, y, z }, sizeof made->blocks);
+    memcpy(made->threads, (unsigned[]){ tx, ty, tz }, sizeof made->threads);
+    made->shared_bytes = shared_bytes;
+    made->memory = malloc(found->bytes + 1);
+    if (!made->memory) abort();
+    memcpy(made->memory, arguments[0], found->bytes);
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+API int cuLaunchHostFunc(void *on, void (*call)(void *), void *argument)
+{
+    int result = begin_in_context("cuLaunchHostFunc");
+    if (result) return result;
+    pthread_mutex_lock(&lock);
+    work *made = add(on, CALL);
+    made->call = call;
+    made->argument = argument;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}

@@ -1,0 +1,408 @@
+/* cuda_device.c: the cuda device over a stand-in for NVIDIA's driver, which has no GPU and runs
+ * work as late as it may, in orders that a seed chooses. */
+#include "device_support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../cuda/driver/driver.h"
+#include "exec/cuda/api.h"
+#include "exec/cuda/task.h"
+#include "exec/engine.h"
+
+extern const ms_device ms_device_cuda;
+
+/* ---------------------------------------------------------------- the stand-in */
+
+static void *stand_in(const char *name)
+{
+    const ms_os *os = ms_os_posix();
+    char why[256];
+    void *library = os->library_load(os->user, getenv("MOONSHARD_STAND_IN"), why, sizeof why);
+    if (!library) fail_msg("%s", why);
+    return os->library_symbol(os->user, library, name);
+}
+static unsigned calls(const char *name)
+{
+    return ((stand_in_calls_function *)stand_in("stand_in_calls"))(name);
+}
+static unsigned left(void) { return ((stand_in_left_function *)stand_in("stand_in_left"))(); }
+static void fails(const char *call, int result)
+{
+    ((stand_in_fails_function *)stand_in("stand_in_fails"))(call, result);
+}
+static void stops(int result) { ((stand_in_stops_function *)stand_in("stand_in_stops"))(result); }
+static void is(int version, int gpus)
+{
+    ((stand_in_is_function *)stand_in("stand_in_is"))(version, gpus);
+}
+
+/* to[i] = from[i] * factor + term, in `count` numbers. */
+typedef struct scale_args {
+    float *to;
+    const float *from;
+    float factor, term;
+    uint32_t count;
+} scale_args;
+
+static void scale(const void *arguments, const unsigned blocks[3], const unsigned threads[3],
+                  unsigned shared_bytes)
+{
+    (void)shared_bytes;
+    const scale_args *args = arguments;
+    for (uint32_t i = 0; i < blocks[0] * threads[0]; i++)
+        if (i < args->count) args->to[i] = args->from[i] * args->factor + args->term;
+}
+
+static uint32_t shape(const void *arguments, ms_cuda_shape *out)
+{
+    out->threads[0] = 128;
+    out->blocks[0] = (((const scale_args *)arguments)->count + 127) / 128;
+    return 0;
+}
+
+static const char *const names[] = { "scale" };
+static const char image[] = "scale", other_image[] = "other";
+static const ms_cuda_task scales = { .task = { .name = "scale", .args_bytes = sizeof(scale_args) },
+                                     .image = image,
+                                     .kernels = names,
+                                     .shape = shape };
+static const char *const no_names[] = { "missing" };
+static const ms_cuda_task misses = { .task = { .name = "misses", .args_bytes = sizeof(scale_args) },
+                                     .image = other_image,
+                                     .kernels = no_names,
+                                     .shape = shape };
+
+static ms_status try_engine(ms_error *error, ms_engine **out)
+{
+    ms_engine_options options = { .own_device = &ms_device_cuda, .threads = 1 };
+    setenv("MOONSHARD_CUDA_DRIVER", getenv("MOONSHARD_STAND_IN"), 1);
+    ((stand_in_has_function *)stand_in("stand_in_has"))("scale", scale, sizeof(scale_args));
+    return ms_engine_new(&options, error, out);
+}
+
+static ms_engine *make_engine(void)
+{
+    ms_error error;
+    ms_engine *engine = NULL;
+    if (try_engine(&error, &engine)) fail_msg("%s", error.message);
+    return engine;
+}
+
+static void run(ms_stream *on, const ms_cuda_task *task, ms_storage *to, ms_storage *from,
+                float factor, float term)
+{
+    scale_args args = { .to = ms_storage_data(to),
+                        .from = ms_storage_data(from),
+                        .factor = factor,
+                        .term = term,
+                        .count = (uint32_t)(ms_storage_bytes(to) / sizeof(float)) };
+    ms_access accesses[2] = { { .storage = to, .cells = 1, .mode = MS_READ | MS_WRITE },
+                              { .storage = from, .cells = 1, .mode = MS_READ } };
+    assert_int_equal(
+        ms_stream_enqueue(on, &task->task, &args, accesses, 2, (ms_task_cost){ 0 }, NULL), MS_OK);
+}
+
+static void fill(ms_stream *on, ms_storage *to, float value)
+{
+    float values[300];
+    for (int i = 0; i < 300; i++) values[i] = value;
+    assert_int_equal(ms_stream_copy_in(on, to, 0, values, ms_storage_bytes(to), NULL), MS_OK);
+}
+
+static float value_of(ms_storage *storage)
+{
+    float value = 0;
+    assert_int_equal(
+        ms_storage_read(storage, ms_storage_bytes(storage) - sizeof value, &value, sizeof value),
+        MS_OK);
+    return value;
+}
+
+/* --------------------------------------------------------------------- order */
+
+/* Two streams take turns with three storages; the engine inserts the waits. The numbers tell
+ * whether one was missing. */
+static void streams_keep_the_order_of_the_host(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *on[2] = { ms_engine_current(engine), side_of(engine) };
+    ms_storage *storages[3];
+    double expected[3] = { 1, 2, 3 };
+    for (int i = 0; i < 3; i++) {
+        storages[i] = storage_of(on[0], 96 * sizeof(float));
+        fill(on[0], storages[i], (float)expected[i]);
+    }
+    for (uint32_t i = 0, random = 5; i < 3000; i++) {
+        random = random * 1664525u + 1013904223u;
+        uint32_t to = random >> 20 & 3, from = random >> 24 & 3;
+        if (to == 3 || from == 3) continue;
+        run(on[random >> 28 & 1], &scales, storages[to], storages[from], 0.5f, (float)(i % 7));
+        expected[to] = expected[from] * 0.5 + i % 7;
+    }
+    for (int i = 0; i < 3; i++) {
+        /* Sums of powers of two times small integers, until they are rounded: below 14, so the
+         * error of a step is below 1e-6, and it is halved in each step. */
+        float value = value_of(storages[i]);
+        assert_true(value - expected[i] < 4e-6 && expected[i] - value < 4e-6);
+        ms_storage_release(storages[i]);
+    }
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
+/* Work on one stream costs a call of the driver each, and no event. */
+static void a_task_is_one_call(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine);
+    ms_storage *storage = storage_of(a, 256 * sizeof(float));
+    fill(a, storage, 0);
+    unsigned launches = calls("cuLaunchKernel"), records = calls("cuEventRecord"),
+             waits = calls("cuStreamWaitEvent");
+    for (int i = 0; i < 500; i++) run(a, &scales, storage, storage, 1, 1);
+    assert_int_equal(calls("cuLaunchKernel") - launches, 500);
+    assert_int_equal(calls("cuEventRecord") - records, 0);
+    assert_int_equal(calls("cuStreamWaitEvent") - waits, 0);
+    assert_true(value_of(storage) == 500);
+    /* One event serves all that wait for the same place. */
+    records = calls("cuEventRecord");
+    ms_point point = ms_stream_last(a);
+    run(a, &scales, storage, storage, 1, 1);
+    point = ms_stream_last(a);
+    assert_int_equal(ms_stream_wait(side_of(engine), point), MS_OK);
+    assert_int_equal(ms_point_sync(engine, point), MS_OK);
+    assert_int_equal(calls("cuEventRecord") - records, 1);
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
+/* More than a stream's depth: the host waits for the oldest work. */
+static void a_stream_has_a_depth(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine);
+    ms_storage *storage = storage_of(a, sizeof(float));
+    fill(a, storage, 0);
+    for (int i = 0; i < 5 * MS_STREAM_DEPTH; i++) run(a, &scales, storage, storage, 1, 1);
+    assert_true(value_of(storage) == 5 * MS_STREAM_DEPTH);
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
+static void marks_have_times(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine);
+    ms_marks *marks = marks_of(engine, 2);
+    ms_storage *storage = storage_of(a, sizeof(float));
+    uint64_t first = 0, second = 0, before = ms_now(engine);
+    assert_int_equal(ms_marks_set(marks, 0, a), MS_OK);
+    fill(a, storage, 0);
+    assert_int_equal(ms_marks_set(marks, 1, a), MS_OK);
+    assert_false(ms_marks_time(marks, 1, &second));
+    assert_int_equal(ms_stream_sync(a), MS_OK);
+    assert_true(ms_marks_time(marks, 0, &first) && ms_marks_time(marks, 1, &second));
+    /* Times of events are f32 milliseconds since the device opened. */
+    assert_true(first + 100000 > before && second >= first && second < ms_now(engine) + 100000);
+    ms_marks_free(marks);
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
+/* ------------------------------------------------------------------- on the host */
+
+static ms_status add_one(void *user, char *message, size_t bytes)
+{
+    (void)message, (void)bytes;
+    ++*(int *)user;
+    return MS_OK;
+}
+static ms_status refuse(void *user, char *message, size_t bytes)
+{
+    (void)user;
+    snprintf(message, bytes, "the file is full");
+    return MS_ERROR_IO;
+}
+
+static void functions_of_the_host_run_in_order(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine);
+    int count = 0;
+    ms_host_call good = { .name = "count", .function = add_one, .user = &count },
+                 bad = { .name = "write", .function = refuse };
+    assert_int_equal(ms_stream_call(a, &good, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(count, 0);
+    assert_int_equal(ms_stream_call(a, &bad, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(ms_stream_call(a, &good, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(ms_stream_sync(a), MS_ERROR_IO);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "the file is full"));
+    assert_int_equal(count, 1);
+    assert_int_equal(ms_stream_call(a, &good, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(ms_stream_sync(a), MS_OK);
+    assert_int_equal(count, 2);
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
+/* The stream fails, those that wait for it fail as well, and what they wrote cannot be read. */
+static void a_flag_makes_its_stream_fail(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    ms_storage *flag = storage_of(a, sizeof(float)), *after = storage_of(a, sizeof(float)),
+               *before = storage_of(a, sizeof(float));
+    fill(a, flag, 0);
+    fill(a, before, 7);
+    assert_int_equal(ms_stream_fail_if(a, "check", flag, 0, "it is not finite"), MS_OK);
+    assert_int_equal(ms_stream_sync(a), MS_OK);
+    fill(a, flag, 1);
+    assert_int_equal(ms_stream_fail_if(a, "check", flag, 0, "it is not finite"), MS_OK);
+    fill(a, after, 3);
+    run(b, &scales, after, after, 2, 0);
+    assert_int_equal(ms_stream_sync(b), MS_ERROR_TASK);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "it is not finite"));
+    float value = 0;
+    assert_int_not_equal(ms_storage_read(after, 0, &value, sizeof value), MS_OK);
+    assert_true(value_of(before) == 7);
+    ms_storage_release(flag);
+    ms_storage_release(after);
+    ms_storage_release(before);
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
+/* ------------------------------------------------------------------- errors */
+
+static void errors_name_the_task(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine);
+    ms_storage *storage = storage_of(a, sizeof(float));
+    fill(a, storage, 1);
+    run(a, &misses, storage, storage, 1, 1);
+    assert_int_equal(ms_stream_sync(a), MS_ERROR_TASK);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "misses: CUDA_ERROR_NOT_FOUND"));
+    fails("cuLaunchKernel", 2);
+    fill(a, storage, 1);
+    run(a, &scales, storage, storage, 1, 1);
+    assert_int_equal(ms_stream_sync(a), MS_ERROR_MEMORY);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "scale: CUDA_ERROR_OUT_OF_MEMORY"));
+    /* The engine goes on. */
+    fill(a, storage, 1);
+    run(a, &scales, storage, storage, 2, 1);
+    assert_true(value_of(storage) == 3);
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
+/* All calls of the driver fail from then on: every wait of the host ends. */
+static void a_gpu_that_stops_ends_all_waits(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    ms_storage *storage = storage_of(a, sizeof(float));
+    fill(a, storage, 1);
+    run(b, &scales, storage, storage, 1, 1);
+    stops(719);
+    assert_int_equal(ms_engine_sync(engine), MS_ERROR_TASK);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "the GPU has stopped"));
+    assert_non_null(strstr(ms_engine_error(engine)->message, "CUDA_ERROR_LAUNCH_FAILED"));
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+    stops(0);
+}
+
+static void assert_refused(ms_status expected, const char *words)
+{
+    ms_error error;
+    ms_engine *engine = NULL;
+    unsigned before = left();
+    assert_int_equal(try_engine(&error, &engine), expected);
+    if (!strstr(error.message, words)) fail_msg("%s", error.message);
+    assert_int_equal(left(), before);
+}
+
+static void what_is_missing_is_told(void **state)
+{
+    (void)state;
+    unsigned before = left();
+    is(12080, 1);
+    assert_refused(MS_ERROR_UNSUPPORTED,
+                   "is for CUDA 12.8: this build needs a driver for CUDA 13.0");
+    is(13000, 0);
+    assert_refused(MS_ERROR_ARGUMENT, "of device \"cuda\" this machine has 0");
+    is(13000, 1);
+    fails("cuDevicePrimaryCtxRetain", 2);
+    assert_refused(MS_ERROR_MEMORY, "the GPU cannot be used: CUDA_ERROR_OUT_OF_MEMORY");
+    fails("cuCtxGetStreamPriorityRange", 999);
+    assert_refused(MS_ERROR_IO, "stand-in 0 cannot be used");
+    fails("cuInit", 999);
+    ms_cuda cuda;
+    ms_context context;
+    ms_context_init(&context, ms_os_posix());
+    assert_int_equal(ms_cuda_load(&context, &cuda), MS_ERROR_IO);
+    assert_non_null(strstr(context.error.message, "the NVIDIA driver does not start"));
+    setenv("MOONSHARD_CUDA_DRIVER", "/nowhere/libcuda.so.1", 1);
+    assert_int_equal(ms_cuda_load(&context, &cuda), MS_ERROR_NOT_FOUND);
+    assert_non_null(strstr(context.error.message, "this machine has no NVIDIA driver"));
+    setenv("MOONSHARD_CUDA_DRIVER", "libm.so.6", 1);
+    assert_int_equal(ms_cuda_load(&context, &cuda), MS_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(context.error.message, "is no NVIDIA driver: it has no cuInit"));
+    assert_int_equal(left(), before);
+}
+
+/* The memory of a GPU without virtual addresses is taken at once. */
+static void memory_grows_or_is_taken_at_once(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        if (i == 1) setenv("MOONSHARD_STAND_IN_WITHOUT", "virtual", 1);
+        unsigned created = calls("cuMemCreate"), allocated = calls("cuMemAlloc_v2");
+        ms_engine *engine = make_engine();
+        ms_stream *a = ms_engine_current(engine);
+        ms_storage *small = storage_of(a, 1000), *large = storage_of(a, (size_t)40 << 20);
+        assert_true(ms_engine_memory(engine).limit == ((uint64_t)1 << 30) / 10 * 9);
+        fill(a, small, 5);
+        assert_true(value_of(small) == 5);
+        assert_true(i == 1 ? calls("cuMemCreate") == created : calls("cuMemCreate") > created);
+        assert_true(i == 0 ? calls("cuMemAlloc_v2") == allocated
+                           : calls("cuMemAlloc_v2") > allocated);
+        ms_storage_release(small);
+        ms_storage_release(large);
+        ms_engine_free(engine);
+        assert_int_equal(left(), 0);
+    }
+    unsetenv("MOONSHARD_STAND_IN_WITHOUT");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(streams_keep_the_order_of_the_host),
+        cmocka_unit_test(a_task_is_one_call),
+        cmocka_unit_test(a_stream_has_a_depth),
+        cmocka_unit_test(marks_have_times),
+        cmocka_unit_test(functions_of_the_host_run_in_order),
+        cmocka_unit_test(a_flag_makes_its_stream_fail),
+        cmocka_unit_test(errors_name_the_task),
+        cmocka_unit_test(memory_grows_or_is_taken_at_once),
+        cmocka_unit_test(what_is_missing_is_told),
+        cmocka_unit_test(a_gpu_that_stops_ends_all_waits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
