@@ -19,6 +19,8 @@
 
 #include "base/os_socket.h"
 
+#define MS_TCP_RTO_MAX_MS 44 /* TCP_RTO_MAX_MS of linux/tcp.h of 6.15 */
+
 /* ------------------------------------------------------------------- waiting */
 
 /* Of the monotonic clock, which setting the time does not change. */
@@ -53,12 +55,24 @@ static int wait_for(int descriptor, short events, uint64_t limit)
 
 /* -------------------------------------------------------------- connections */
 
+/* What was lost on the way is sent anew within a second: TCP doubles its waits each time, and after
+ * two seconds without a network the next one may be three seconds away, in which signs of life
+ * would be missed. Linux bounds these waits from 6.15 on. An older one at least does not double
+ * them where little is on its way. */
+static void bound_waits(int descriptor)
+{
+    int on = 1, most_ms = 1000;
+    (void)setsockopt(descriptor, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);
+    (void)setsockopt(descriptor, IPPROTO_TCP, MS_TCP_RTO_MAX_MS, &most_ms, sizeof most_ms);
+}
+
 /* As a file of the table. Messages are small and wait for nothing: TCP_NODELAY. On failure the
  * descriptor is closed. */
 static int give(int descriptor, ms_file **out)
 {
     int on = 1;
     (void)setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    bound_waits(descriptor);
     int error = ms_os_file_of(descriptor, out);
     if (error) close(descriptor);
     return error;
