@@ -139,6 +139,6 @@ int main(int count, char **arguments)
            ms_mpi_found(mpi)->library);
     fflush(stdout);
     if (stays) pause();
-    if (ms_mpi_close(&context, mpi)) fail(context.error.message);
+    if (ms_mpi_close(&context, mpi, NULL)) fail(context.error.message);
     return 0;
 }

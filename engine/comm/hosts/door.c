@@ -235,13 +235,13 @@ static bool rank_0_tells(ms_rank_mirror *own)
 }
 
 /* The work is done, so this is no error of the job. The time limit makes the end of MPI part of the
- * rank's work for those that watch it. */
+ * rank's work for those that watch it. A rank or a host that is lost meanwhile ends the wait. */
 static void close_mpi(ms_rank_mirror *own)
 {
-    const ms_control_file *control = own->files->control;
-    ms_activity *activity = &own->files->control->lines[own->rank].activity;
+    ms_control_file *control = own->files->control;
+    ms_activity *activity = &control->lines[own->rank].activity;
     ms_activity_begin(activity);
-    ms_status status = ms_mpi_close(&own->context, own->files->mpi);
+    ms_status status = ms_mpi_close(&own->context, own->files->mpi, &control->aborted);
     if (status && !(status == MS_ERROR_TIMEOUT && rank_0_tells(own)))
         ms_log(&own->context, MS_LOG_WARN, "%s on host %s; all ranks had done their work",
                own->context.error.message, control->host_names[control->host_of[own->rank]]);

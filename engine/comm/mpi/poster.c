@@ -10,6 +10,8 @@
 #define LOOKS 16 /* before it yields: Open MPI looks at its sockets in every eighth call only */
 #define STOP_NS 1000000000u
 #define HANGS_NS 100000000u /* no call of ours takes as long, where MPI lives */
+#define LOOK_NS 20000000u   /* how often a wait for the end of MPI looks whether the job has ended \
+                             */
 
 /* How far the thread is with the calls that block. */
 typedef enum stage { BEGINNING, RUNNING, REFUSED, CLOSED } stage;
@@ -204,15 +206,15 @@ static void run(void *argument)
 
 /* -------------------------------------------------------------------- public */
 
-/* Until the thread has left this stage; false: the time is over. */
-static bool await_end_of(ms_mpi *mpi, stage left, uint64_t most_ns)
+/* Until the thread has left this stage; false: the time is over, or what waits is. */
+static bool await_end_of(ms_mpi *mpi, stage left, uint64_t most_ns, ms_word *over)
 {
     const ms_os *os = mpi->os;
     uint64_t limit = os->monotonic_ns(os->user) + most_ns;
     while (atomic_load(&mpi->stage) == (uint32_t)left) {
         uint64_t now = os->monotonic_ns(os->user);
-        if (now >= limit) return false;
-        ms_futex_wait(&mpi->stage, left, limit - now);
+        if (now >= limit || (over && atomic_load(over))) return false;
+        ms_futex_wait(&mpi->stage, left, over && limit - now > LOOK_NS ? LOOK_NS : limit - now);
     }
     return true;
 }
@@ -275,7 +277,8 @@ ms_status ms_mpi_open(ms_context *context, const ms_mpi_module *module,
         return ms_fail_os(context, error, "cannot start the thread of MPI", NULL);
     }
     /* The record stays: MPI may come back while the process ends. */
-    if (!await_end_of(mpi, BEGINNING, options->timeout_ns)) return fail_to_begin(context, mpi);
+    if (!await_end_of(mpi, BEGINNING, options->timeout_ns, NULL))
+        return fail_to_begin(context, mpi);
     if (atomic_load(&mpi->stage) == RUNNING) {
         *out = mpi;
         return MS_OK;
@@ -317,9 +320,9 @@ void ms_mpi_give_up(ms_mpi *mpi)
     ms_bell_ring(&mpi->bell);
 }
 
-bool ms_mpi_has_stopped(ms_mpi *mpi) { return await_end_of(mpi, RUNNING, STOP_NS); }
+bool ms_mpi_has_stopped(ms_mpi *mpi) { return await_end_of(mpi, RUNNING, STOP_NS, NULL); }
 
-ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi)
+ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi, ms_word *over)
 {
     if (atomic_load(&mpi->given_up)) {
         if (atomic_load(&mpi->stage) != CLOSED) return MS_OK;
@@ -330,7 +333,12 @@ ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi)
     atomic_store(&mpi->closing, true);
     ms_bell_ring(&mpi->bell);
     uint64_t most_ns = mpi->options.ending_ns ? mpi->options.ending_ns : mpi->options.timeout_ns;
-    if (!await_end_of(mpi, RUNNING, most_ns))
+    bool ended = await_end_of(mpi, RUNNING, most_ns, over);
+    if (!ended && over && atomic_load(over)) {
+        ms_mpi_give_up(mpi);
+        return MS_OK;
+    }
+    if (!ended)
         return ms_fail(context, MS_ERROR_TIMEOUT, "%s of %s did not return in %g s",
                        call_of(mpi, "MPI_Finalize"), mpi->module->name, (double)most_ns * 1e-9);
     mpi->os->thread_join(mpi->os->user, mpi->thread);

@@ -72,7 +72,8 @@ void ms_mpi_give_up(ms_mpi *mpi);
 bool ms_mpi_has_stopped(ms_mpi *mpi);
 /* All messages have ended. Finalizes MPI, ends the thread and frees the record; on an error the
  * record stays and the process can only end. After ms_mpi_give_up MPI is not finalized, and the
- * record is freed if the thread has stopped. */
-ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi);
+ * record is freed if the thread has stopped. It is given up, and nothing waits for it any longer,
+ * when the word `over` is no longer 0: the job has ended. NULL: that is not looked at. */
+ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi, ms_word *over);
 
 #endif

@@ -193,7 +193,7 @@ hosts_job *hosts_job_new(const ms_rendezvous_options *options, const char *layou
 void hosts_job_free(hosts_job *job)
 {
     for (uint32_t r = 0; r < job->ranks; r++)
-        if (job->members[r].files.mpi) ms_mpi_close(&job->context, job->members[r].files.mpi);
+        if (job->members[r].files.mpi) ms_mpi_close(&job->context, job->members[r].files.mpi, NULL);
     thread_mpi_end();
     for (uint32_t h = 0; h < job->hosts; h++) ms_host_files_close(job->files[h]);
     pthread_mutex_destroy(&job->opening);
