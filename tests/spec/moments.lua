@@ -1,0 +1,399 @@
+-- For the specs of faults at any moment of a job over two hosts (tests/hosts/moments_*_spec.lua):
+-- while its ranks meet, in its steps, while it saves checkpoints, at its end. Ten trials of each
+-- fault, the MPIs in turns; with MOONSHARD_TEST_FULL=1 50. MOONSHARD_TRIALS is another number of
+-- them, and shows each. Moments and victims are drawn; a failure says how to draw them again
+-- (MOONSHARD_SEED).
+local busted = require "busted" -- a file that specs require has not its functions as globals
+local hosts = require "hosts"
+local command = require "command"
+local core = require "moonshard.core"
+local store = require "moonshard.checkpoint.store"
+
+local moments = { STEPS = 60, SAVES = 6 }
+
+local mpis = hosts.mpis()
+local ASKED = math.tointeger(tonumber(os.getenv "MOONSHARD_TRIALS"))
+local TRIALS = ASKED or (command.full and 50 or 10)
+local SEED = math.tointeger(tonumber(os.getenv "MOONSHARD_SEED")) or os.time()
+local USUAL = 1 -- seconds that the job may take; on a busy machine all limits grow
+local MOST = 10 -- seconds in which a fault ends the job
+local POLL = 0.03 -- seconds between two looks at what is waited for
+
+-- All collectives after the first few are those of gradients, so that reports can name buckets.
+-- Rank 0 writes down how far the job is.
+local JOB = [[
+local ms = require "moonshard"
+local cfg = ms.config { run = "", steps = 0, saves = 0 }
+local model = ms.ddp(ms.nn.Sequential(ms.nn.Linear(64, 64), ms.nn.Linear(64, 8)),
+  { bucket_bytes = 8192 })
+local optimizer = ms.optim.sgd(model, { lr = 0.01 })
+ms.report { run = cfg.run }
+local function mark(text)
+  if ms.rank() > 0 then return end
+  local file = assert(io.open(cfg.run .. "/marks", "a"))
+  file:write(text, "\n")
+  file:close()
+end
+for _ in ms.steps(cfg.steps) do
+  model(ms.ones { 4, 64 }):sum():backward()
+  optimizer:step()
+  ms.synchronize() -- the host would be steps ahead
+  mark "step"
+end
+for i = 1, cfg.saves do
+  mark "save"
+  assert(ms.checkpoint.save(cfg.run,
+    { model = model, optimizer = optimizer, step = cfg.steps + i }))
+end
+assert(ms.checkpoint.wait())
+mark "exit"
+]]
+
+-- Where the jobs of this spec are: moments.trials makes it.
+local folder
+
+local function now() return core.clock_ms() / 1000 end
+function moments.sleep(seconds) busted.sleep(seconds) end
+function moments.kill(process, signal)
+  os.execute(("kill -%s %d 2>/dev/null"):format(signal, process))
+end
+
+--- Whether f() becomes true within so many seconds; it is called every few milliseconds.
+---@param most number
+---@param f fun(): boolean
+---@param every? number seconds
+function moments.becomes(most, f, every)
+  local begun = now()
+  while not f() do
+    if now() - begun > most then return false end
+    moments.sleep(every or POLL)
+  end
+  return true
+end
+local becomes = moments.becomes
+
+--- Those of a kind, on a host.
+function moments.select(all, kind, host)
+  local found = {}
+  for _, one in ipairs(all) do
+    if (not kind or one.kind == kind) and (not host or one.host == host) then
+      found[#found + 1] = one
+    end
+  end
+  return found
+end
+function moments.find(kind, host) return moments.select(hosts.processes(), kind, host) end
+
+function moments.draw_host() return math.random(2) == 1 and "hosta" or "hostb" end
+
+------------------------------------------------------------------------------------------- the job
+
+-- slow: how many times longer than usual it takes here. join: seconds from its first process to its
+-- first step.
+local slow, join = 1, 0.3
+
+-- Tasks that want to run, for each core, in the last minute.
+local function crowd()
+  return tonumber((command.read "/proc/loadavg"):match "^%S+") / core.info().cores
+end
+
+--- A limit of so many seconds, on a machine that others keep busy.
+function moments.limit(seconds) return seconds * math.max(slow, crowd()) end
+
+--- Starts the job, which keeps its files in the folder `run`.
+function moments.start(mpi, run, switches)
+  return hosts.mpirun(mpi, "hosta:2,hostb:2", ("'%s' run --threads 1 %s '%s/job.lua' steps=%d \z
+    saves=%d run='%s/%s'"):format(command.program, switches or "", folder, moments.STEPS,
+    moments.SAVES, folder, run))
+end
+
+--- How far a job is.
+---@return { step: integer, save: integer, exit: integer } how often it has begun each
+function moments.progress(run)
+  local text, marks = command.read(("%s/%s/marks"):format(folder, run)) or "",
+    { step = 0, save = 0, exit = 0 }
+  for mark in text:gmatch "(%a+)\n" do marks[mark] = marks[mark] + 1 end
+  return marks
+end
+
+local function reports(run)
+  local texts = {}
+  for _, name in ipairs { "report.txt", "report-hosta.txt", "report-hostb.txt" } do
+    texts[#texts + 1] = command.read(("%s/%s/%s"):format(folder, run, name))
+  end
+  return table.concat(texts, "\n")
+end
+
+-- What the job and its launcher have said, without the lines that name all hosts at the start.
+local function said(run, text)
+  return text:gsub("hosts: hosta[^\n]*\n", "") .. "\n" .. reports(run)
+end
+
+-- Those seen last. As long as one of them lives the system need not be searched for others.
+local seen = {}
+local function lives(one)
+  local text = command.read(("/proc/%d/cmdline"):format(one.process)) -- "" once it has ended
+  return text and text:find("moonshard", 1, true) ~= nil
+end
+
+--- The processes of the job that are left, on a host or on all: at least one, if there are any.
+function moments.left(host)
+  for _, one in ipairs(moments.select(seen, nil, host)) do
+    if lives(one) then return { one } end
+  end
+  seen = hosts.processes()
+  return moments.select(seen, nil, host)
+end
+
+function moments.is_over() return #moments.left() == 0 end
+
+--- A moment of a job: init, steps, save and exit are equally probable.
+function moments.draw()
+  local phase = ({ "init", "step", "save", "exit" })[math.random(4)]
+  local count = phase == "step" and math.random(moments.STEPS)
+    or phase == "save" and math.random(moments.SAVES) or phase == "exit" and 1 or 0
+  return { phase = phase, count = count,
+    after = phase == "init" and math.random() * join or phase == "exit" and math.random() * 0.2
+      or math.random() * 0.01 }
+end
+
+--- A moment before the first step.
+function moments.draw_init() return { phase = "init", count = 0, after = math.random() * join } end
+
+-- Waits until a job is so far: f(). A job that does not come so far fails with what it has said.
+local function await_until(running, run, what, every, f)
+  local begun, over = false, false
+  local function look()
+    if f() then return true end
+    over = moments.is_over()
+    begun = begun or not over
+    return begun and over
+  end
+  if becomes(60, look, every) and f() then return end
+  for _, one in ipairs(hosts.processes()) do moments.kill(one.process, "KILL") end
+  local code, text = running.finish()
+  error(("%s, and is not %s: code %d\n%s"):format(over and "the job has ended" or "the job goes on",
+    what, code, said(run, text)), 0)
+end
+
+--- Waits for a moment of the job that has just been started. All its processes, where it has begun
+--- its steps: looking for them takes longer than a step.
+function moments.await(running, moment, run)
+  await_until(running, run, "begun", POLL, function() return not moments.is_over() end)
+  local all
+  if moment.count > 0 then
+    await_until(running, run, "in its steps", 0.005, function()
+      return moments.progress(run).step > 0
+    end)
+    all = hosts.processes()
+    await_until(running, run, ("at %s %d"):format(moment.phase, moment.count), 0.005, function()
+      return moments.progress(run)[moment.phase] >= moment.count
+    end)
+  end
+  moments.sleep(moment.after)
+  return all
+end
+
+------------------------------------------------------------------------------------------- the end
+
+local LAUNCHERS = "mpirun.openmpi|mpiexec.hydra|mpirun.mpich|orted|hydra_pmi_proxy"
+
+-- What a launcher still has to print comes first; one that hangs is killed. The names that the
+-- system keeps are 15 characters long.
+local function launchers_end()
+  local gone = becomes(2, function()
+    return not os.execute "ps -e -o comm= | grep -qE '^(mpirun|mpiexec|orted|hydra_pmi)'"
+  end)
+  if gone then return end
+  for name in LAUNCHERS:gmatch "[^|]+" do os.execute("pkill -9 -x " .. name:sub(1, 15)) end
+end
+
+-- What is left of a job, on whichever host. Files of the MPIs in shared memory are not ours: a
+-- launcher that was killed leaves them.
+local function leftovers(wrong)
+  for _, host in ipairs { "hosta", "hostb" } do
+    local _, text = hosts.on(host, "ss -Hltx; ls -A /dev/shm | grep -vE '^(vader|mpich|ucx|psm)'; \z
+      rm -rf /dev/shm/*")
+    if text ~= "" then wrong[#wrong + 1] = ("on %s is left: %s"):format(host, text) end
+  end
+end
+
+-- Every checkpoint that has its name is whole.
+local function judge_checkpoints(run, wrong)
+  local found = store.list(("%s/%s"):format(folder, run))
+  for _, one in ipairs(found) do
+    local manifest, message = store.judge(one.path)
+    if not manifest then wrong[#wrong + 1] = message end
+  end
+  return #found
+end
+
+-- Whether a job that a fault has hit says whom, and in what. Before it has trained, its launcher
+-- may be the only one to know, and before MPI has started, a rank knows only its own call. A save
+-- has collectives of its own.
+local function judge_words(victim, before, after, run, text, wrong)
+  local words = said(run, text)
+  if before.step < 2 then
+    if not words:find(victim.host) and not words:find(("rank %d%%f[%%D]"):format(victim.rank or -1))
+        and not words:find "rank %d on host host[ab]: MPI_Init_thread of" then
+      wrong[#wrong + 1] = "neither the victim's host nor its rank is named"
+    end
+    return
+  end
+  local report, told = reports(run), false
+  for _, pattern in ipairs(victim.says) do told = told or report:find(pattern) end
+  if not told then wrong[#wrong + 1] = ("no '%s' in the report"):format(victim.says[1]) end
+  if not report:find "%a #%d+" then wrong[#wrong + 1] = "no operation in the report" end
+  if after.save == 0 and not report:find "bucket %d" then
+    wrong[#wrong + 1] = "no bucket in the report"
+  end
+end
+
+--- Ends a trial, after its job and its launcher: nothing may be left.
+---@param line string what was tried
+---@param wrong string[] what was not as it should be
+---@param run string
+---@param text string what the job has written
+function moments.finish(line, wrong, run, text)
+  launchers_end()
+  leftovers(wrong)
+  if ASKED then io.stderr:write(line, "\n") end
+  if #wrong == 0 then return end
+  error(("%s\n%s\nMOONSHARD_SEED=%d draws it again\n%s"):format(line, table.concat(wrong, "\n"),
+    SEED, said(run, text)), 0)
+end
+
+--- Checks that a job which was not to be disturbed has done all its work.
+function moments.judge_done(run, code, wrong)
+  if code ~= 0 then wrong[#wrong + 1] = ("code %d"):format(code) end
+  if moments.progress(run).exit ~= 1 then wrong[#wrong + 1] = "the job was not done" end
+  local count = judge_checkpoints(run, wrong)
+  if count ~= moments.SAVES then wrong[#wrong + 1] = ("%d checkpoints"):format(count) end
+  if reports(run) ~= "" then wrong[#wrong + 1] = "there is a report" end
+end
+
+-------------------------------------------------------------------------------------- one that ends
+
+--- Who is hit, of all processes that are known. Without these it is waited for: a launcher may
+--- start it later than the first process. nil: the job was over.
+function moments.draw_victim(all, kind, host)
+  local found = all and moments.select(all, kind, host)
+  if not found then
+    becomes(moments.limit(10), function()
+      found = moments.find(kind, host)
+      return #found > 0 or moments.is_over()
+    end)
+  end
+  return found[1] and found[math.random(#found)]
+end
+
+-- Waits until nothing runs, on the host that can end before the fault is mended, and then on all.
+-- The seconds that the former took. What had to be killed is wrong.
+local function await_end(victim, wrong)
+  local at, mend = now(), victim and victim.mend
+  local function over(host)
+    if becomes(moments.limit(MOST), function() return #moments.left(host) == 0 end) then return end
+    for _, one in ipairs(moments.find(nil, host)) do
+      wrong[#wrong + 1] = ("%s %d of %s is left"):format(one.kind, one.process, one.host)
+    end
+  end
+  over(victim and victim.other)
+  local took = now() - at
+  if mend then
+    mend()
+    over()
+  end
+  for _, one in ipairs(hosts.processes()) do moments.kill(one.process, "KILL") end
+  return took
+end
+
+--- A trial of a fault that ends the job, unless its work was done already. cause(all) hits the job,
+--- and returns the victim: host, and rank or process, as patterns; says: those of which the report
+--- of a job that has trained has one; mend(), where that is needed; other: the host on which all
+--- must end before that. Whether the job was hit.
+---@param fault { name: string, lost?: number, cause: fun(all: table[]?): table? }
+---@param mpi string
+---@return boolean
+function moments.try(fault, mpi)
+  local moment, run = moments.draw(), "run"
+  local running = moments.start(mpi, run, ("--init-timeout %.1f --lost %.1f")
+    :format(math.max(4, 5 * join), fault.lost or 5))
+  local all = moments.await(running, moment, run)
+  local before = moments.progress(run)
+  local victim, wrong = fault.cause(all), {}
+  local took = await_end(victim, wrong)
+  launchers_end()
+  local code, text = running.finish()
+  local after = moments.progress(run)
+  local count = judge_checkpoints(run, wrong)
+  -- A process that is not needed as a keeper may be killed, and the end may come first.
+  if after.exit == 0 then
+    if code == 0 then wrong[#wrong + 1] = "the job was not done" end
+    if victim then judge_words(victim, before, after, run, text, wrong) end
+  elseif code == 0 and count < moments.SAVES then
+    wrong[#wrong + 1] = ("%d checkpoints of %d"):format(count, moments.SAVES)
+  end
+  moments.finish(("%s, %s: %s %d + %.3f s: code %s after %.1f s"):format(fault.name, mpi,
+    moment.phase, moment.count, moment.after, code, took), wrong, run, text)
+  return after.exit == 0
+end
+
+---------------------------------------------------------------------------------------- all of them
+
+-- How long a job takes here, without faults.
+local function measure(mpi)
+  local begun = now()
+  local running = moments.start(mpi, mpi)
+  moments.await(running, { count = 0, after = 0 }, mpi)
+  local first = now()
+  becomes(60, function() return moments.progress(mpi).step > 0 end, 0.01)
+  join = math.max(join, now() - first)
+  local code, text = running.finish()
+  assert(code == 0, text)
+  slow = math.max(slow, (now() - begun) / USUAL)
+end
+
+local number = 0
+
+--- A test of trials, f(mpi) each. Whether the trial has hit the job is what f returns; some of many
+--- must. Each has a draw of its own, whatever others took from theirs. A failure does not end the
+--- others.
+---@param name string
+---@param f fun(mpi: string): boolean
+function moments.trials(name, f)
+  number = number + 1
+  local seed = SEED + number
+  busted.it(name, function()
+    local hits, failures = 0, {}
+    for trial = 1, TRIALS do
+      math.randomseed(seed, trial)
+      local ok, hit = pcall(f, mpis[(trial - 1) % #mpis + 1])
+      if not ok then failures[#failures + 1] = tostring(hit) end
+      if ok and hit then hits = hits + 1 end
+      command.remove(folder .. "/run")
+      command.remove(folder .. "/other")
+    end
+    if #failures > 0 then error(table.concat(failures, "\n\n"), 0) end
+    assert(hits > 0 or TRIALS < 10, "no trial has hit the job")
+  end)
+end
+
+--- Describes a job over hosts by f, which calls moments.trials.
+---@param f fun()
+function moments.describe(f)
+  if #mpis == 0 then
+    busted.pending("faults over hosts: this build has no MPI")
+    return
+  end
+  busted.describe("a job over hosts", function()
+    busted.setup(function()
+      folder = command.folder()
+      command.write(folder .. "/job.lua", JOB)
+      measure(mpis[1])
+    end)
+    busted.teardown(function() command.remove(folder) end)
+    f()
+  end)
+end
+
+return moments
