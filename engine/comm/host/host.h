@@ -100,6 +100,10 @@ typedef struct ms_suspicion {
     char text[MS_SUSPICION_BYTES];
 } ms_suspicion;
 
+/* How far a rank has finished, in order. One that rests waits for MPI_Finalize, and calls nothing
+ * else of MPI. */
+typedef enum ms_finished { MS_UNFINISHED, MS_FINISHED, MS_RESTS } ms_finished;
+
 /* What one rank shows to the others and to the supervisor. Words that other ranks poll have cache
  * lines of their own. */
 typedef struct ms_rank_line {
@@ -113,7 +117,7 @@ typedef struct ms_rank_line {
     _Atomic uint64_t ids_given;
     /* From here to `suspicion`: what ranks on other hosts have a copy of. */
     alignas(128) ms_word phase; /* ms_rank_phase */
-    ms_word finished;           /* its host will issue nothing more */
+    ms_word finished;           /* ms_finished: its host will issue nothing more */
     /* Set once the rank's process has claimed its number in the control file, until it ends. */
     ms_word claimed;
     _Atomic int64_t process;

@@ -192,18 +192,21 @@ static void stir(ms_mirror *mirror)
     (void)own->os->socket_send(own->os->user, own->socket, "", 1, NULL, 0);
 }
 
-/* MPI_Finalize waits for all ranks and has a time limit, so none comes to it before all have
- * finished their work, however long that takes some. The end of the job, or of the keeper, ends the
- * wait. */
-static void await_others(const ms_rank_mirror *own)
+/* Says how far this rank is, and waits until all others are. MPI_Finalize waits for all ranks and
+ * has a time limit, so none comes to it before all have finished their work, however long that
+ * takes some. The end of the job, or of the keeper, ends the wait. */
+static void await_others(ms_rank_mirror *own, ms_finished how_far)
 {
-    const ms_control_file *control = own->files->control;
-    const ms_rank_line *mine = &control->lines[own->rank];
-    if (!atomic_exchange(&own->files->control->lines[own->rank].finished, 1))
-        own->mirror.tell((ms_mirror *)(uintptr_t)own, &mine->finished, sizeof mine->finished);
+    ms_control_file *control = own->files->control;
+    ms_rank_line *mine = &control->lines[own->rank];
+    if (atomic_load(&mine->finished) < (uint32_t)how_far) {
+        atomic_store(&mine->finished, how_far);
+        own->mirror.tell(&own->mirror, &mine->finished, sizeof mine->finished);
+    }
     for (uint32_t r = 0; r < control->ranks; r++)
-        while (!atomic_load(&control->lines[r].finished) && !atomic_load(&control->lines[r].gone)
-               && !ms_host_ended(control) && !ms_death_of_keeper(own->files)) {
+        while (atomic_load(&control->lines[r].finished) < (uint32_t)how_far
+               && !atomic_load(&control->lines[r].gone) && !ms_host_ended(control)
+               && !ms_death_of_keeper(own->files)) {
             ms_word never = 0;
             ms_futex_wait(&never, 0, MS_DOOR_RETRY_NS);
         }
@@ -211,7 +214,7 @@ static void await_others(const ms_rank_mirror *own)
 
 void ms_hosts_await_others(ms_rendezvous *rendezvous)
 {
-    await_others((const ms_rank_mirror *)ms_host_files_of(rendezvous)->mirror);
+    await_others((ms_rank_mirror *)ms_host_files_of(rendezvous)->mirror, MS_FINISHED);
 }
 
 /* Where MPI_Finalize hangs on one rank, it does on all: rank 0 tells the user. Whether it has, or
@@ -248,13 +251,19 @@ static void close_mpi(ms_rank_mirror *own)
     ms_activity_end(activity);
 }
 
-/* MPI ends with the files. After the end of the job it is not asked to: it may never come back. */
+/* MPI ends with the files. After the end of the job it is not asked to: it may never come back.
+ * Until all have finished, MPI is called for what it may have kept of messages; none is called so
+ * when the first comes to MPI_Finalize. */
 static void close_mirror(ms_mirror *mirror)
 {
     ms_rank_mirror *own = (ms_rank_mirror *)mirror;
     const ms_os *os = own->os;
     ms_mpi *mpi = own->files->mpi;
-    if (mpi) await_others(own);
+    if (mpi) await_others(own, MS_FINISHED);
+    if (mpi && !ms_host_ended(own->files->control)) {
+        ms_mpi_rest(mpi);
+        await_others(own, MS_RESTS);
+    }
     if (mpi && ms_host_ended(own->files->control)) ms_mpi_give_up(mpi);
     else if (mpi) close_mpi(own);
     os->close(os->user, own->socket);

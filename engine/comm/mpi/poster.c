@@ -10,11 +10,12 @@
 #define LOOKS 16 /* before it yields: Open MPI looks at its sockets in every eighth call only */
 #define STOP_NS 1000000000u
 #define HANGS_NS 100000000u /* no call of ours takes as long, where MPI lives */
-#define LOOK_NS 20000000u   /* how often a wait for the end of MPI looks whether the job has ended \
-                             */
+#define LOOK_NS                                                                      \
+    20000000u /* how often a wait for the end of MPI looks whether the job has ended \
+               */
 
 /* How far the thread is with the calls that block. */
-typedef enum stage { BEGINNING, RUNNING, REFUSED, CLOSED } stage;
+typedef enum stage { BEGINNING, RUNNING, REFUSED, RESTING, CLOSED } stage;
 
 struct ms_mpi {
     const ms_os *os;
@@ -25,7 +26,7 @@ struct ms_mpi {
     ms_mpi_world world;
     char why[256]; /* why begin or end failed; empty: they did not */
     ms_word stage;
-    _Atomic bool closing, given_up;
+    _Atomic bool resting, closing, given_up;
     /* What is posted, the latest first. */
     _Atomic(ms_mpi_message *) posted;
     ms_bell bell;
@@ -172,7 +173,7 @@ static bool turn(ms_mpi *mpi, uint64_t *news_ns)
     uint64_t now = mpi->os->monotonic_ns(mpi->os->user);
     if (ended || begins) *news_ns = now;
     if (ended) mpi->options.news(mpi->options.user);
-    else if (!is_busy(mpi) && atomic_load(&mpi->closing)) return false;
+    else if (!is_busy(mpi) && atomic_load(&mpi->resting)) return false;
     else if (now - *news_ns >= patience_ns(mpi)) nap(mpi, seen, sleep_ns(mpi, now - *news_ns));
     else if (mpi->options.crowded) ms_yield();
     else ms_pause();
@@ -183,6 +184,17 @@ static void say(ms_mpi *mpi, stage reached)
 {
     atomic_store(&mpi->stage, reached);
     ms_futex_wake(&mpi->stage, 1);
+}
+
+/* Until MPI is to be finalized, or is given up. */
+static void rest(ms_mpi *mpi)
+{
+    say(mpi, RESTING);
+    for (;;) {
+        uint32_t seen = ms_bell_read(&mpi->bell);
+        if (atomic_load(&mpi->closing) || atomic_load(&mpi->given_up)) return;
+        nap(mpi, seen, UINT64_MAX);
+    }
 }
 
 static void run(void *argument)
@@ -197,6 +209,7 @@ static void run(void *argument)
     uint64_t news_ns = mpi->os->monotonic_ns(mpi->os->user);
     say(mpi, RUNNING);
     while (turn(mpi, &news_ns)) {}
+    rest(mpi);
     /* A message that failed, or was given up, may still be under way at a peer, for which Finalize
      * would wait. */
     if (!mpi->broken && !atomic_load(&mpi->given_up)) code = mpi->module->end(mpi->state);
@@ -206,15 +219,16 @@ static void run(void *argument)
 
 /* -------------------------------------------------------------------- public */
 
-/* Until the thread has left this stage; false: the time is over, or what waits is. */
-static bool await_end_of(ms_mpi *mpi, stage left, uint64_t most_ns, ms_word *over)
+/* Until the thread has come to this stage or a later one; false: the time is over, or what waits
+ * is. */
+static bool await_stage(ms_mpi *mpi, stage reached, uint64_t most_ns, ms_word *over)
 {
     const ms_os *os = mpi->os;
     uint64_t limit = os->monotonic_ns(os->user) + most_ns;
-    while (atomic_load(&mpi->stage) == (uint32_t)left) {
+    for (uint32_t at; (at = atomic_load(&mpi->stage)) < (uint32_t)reached;) {
         uint64_t now = os->monotonic_ns(os->user);
         if (now >= limit || (over && atomic_load(over))) return false;
-        ms_futex_wait(&mpi->stage, left, over && limit - now > LOOK_NS ? LOOK_NS : limit - now);
+        ms_futex_wait(&mpi->stage, at, over && limit - now > LOOK_NS ? LOOK_NS : limit - now);
     }
     return true;
 }
@@ -277,8 +291,7 @@ ms_status ms_mpi_open(ms_context *context, const ms_mpi_module *module,
         return ms_fail_os(context, error, "cannot start the thread of MPI", NULL);
     }
     /* The record stays: MPI may come back while the process ends. */
-    if (!await_end_of(mpi, BEGINNING, options->timeout_ns, NULL))
-        return fail_to_begin(context, mpi);
+    if (!await_stage(mpi, RUNNING, options->timeout_ns, NULL)) return fail_to_begin(context, mpi);
     if (atomic_load(&mpi->stage) == RUNNING) {
         *out = mpi;
         return MS_OK;
@@ -320,7 +333,14 @@ void ms_mpi_give_up(ms_mpi *mpi)
     ms_bell_ring(&mpi->bell);
 }
 
-bool ms_mpi_has_stopped(ms_mpi *mpi) { return await_end_of(mpi, RUNNING, STOP_NS, NULL); }
+bool ms_mpi_has_stopped(ms_mpi *mpi) { return await_stage(mpi, CLOSED, STOP_NS, NULL); }
+
+void ms_mpi_rest(ms_mpi *mpi)
+{
+    atomic_store(&mpi->resting, true);
+    ms_bell_ring(&mpi->bell);
+    (void)await_stage(mpi, RESTING, STOP_NS, NULL);
+}
 
 ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi, ms_word *over)
 {
@@ -330,10 +350,11 @@ ms_status ms_mpi_close(ms_context *context, ms_mpi *mpi, ms_word *over)
         ms_release(context, mpi);
         return MS_OK;
     }
+    atomic_store(&mpi->resting, true);
     atomic_store(&mpi->closing, true);
     ms_bell_ring(&mpi->bell);
     uint64_t most_ns = mpi->options.ending_ns ? mpi->options.ending_ns : mpi->options.timeout_ns;
-    bool ended = await_end_of(mpi, RUNNING, most_ns, over);
+    bool ended = await_stage(mpi, CLOSED, most_ns, over);
     if (!ended && over && atomic_load(over)) {
         ms_mpi_give_up(mpi);
         return MS_OK;

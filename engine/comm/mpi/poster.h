@@ -70,6 +70,10 @@ void ms_mpi_give_up(ms_mpi *mpi);
 /* After it was given up: whether the thread has come back from MPI, waiting at most 1 s. Then
  * nothing touches the memory of messages any more. */
 bool ms_mpi_has_stopped(ms_mpi *mpi);
+/* All messages have ended, here and in all other processes: the thread calls MPI no more until
+ * ms_mpi_close. Waits for it, at most 1 s. MPICH may hang in MPI_Finalize when another process
+ * still calls it for messages. */
+void ms_mpi_rest(ms_mpi *mpi);
 /* All messages have ended. Finalizes MPI, ends the thread and frees the record; on an error the
  * record stays and the process can only end. After ms_mpi_give_up MPI is not finalized, and the
  * record is freed if the thread has stopped. It is given up, and nothing waits for it any longer,
