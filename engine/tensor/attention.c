@@ -8,7 +8,10 @@
  *
  * With D = sum of do * o over the width: dv = P^T do, dP = do v^T, dS = P * (dP - D), dq = scale dS
  * k, dk = scale dS^T q. Several query heads may share a head of keys and values (grouped queries,
- * Ainslie et al. 2023): dk and dv are then summed over them. */
+ * Ainslie et al. 2023): dk and dv are then summed over them.
+ *
+ * With positions, several documents lie in one row, and the mask also hides the keys before the
+ * document of a query. */
 #include "tensor/attention.h"
 
 #include <math.h>
@@ -63,6 +66,33 @@ static ms_status with_rows(ms_engine *engine, ms_tensor *tensor, ms_tensor **out
 
 /* ---------------------------------------------------------------- attention */
 
+/* The fourth input, or NULL. */
+static ms_tensor *positions_of(const ms_op_call *call)
+{
+    return call->input_count > 3 ? call->inputs[3] : NULL;
+}
+
+/* positions i64 [b, t], of causal attention with as many keys as queries: with more keys it would
+ * have to say which documents the earlier keys belong to. Their values are on the device, where the
+ * kernel checks them. */
+static ms_status positions_check(const ms_op_call *call)
+{
+    const ms_tensor *q = call->inputs[0], *k = call->inputs[1], *positions = positions_of(call);
+    if (!positions) return MS_OK;
+    if (!call->attributes.attention.causal)
+        return ms_op_refuse(call, "positions are of causal attention: leave them out, or "
+                                  "causal = false");
+    if (k->shape[2] != q->shape[2])
+        return ms_op_refuse(call,
+                            "positions need as many keys as queries: text that continues from "
+                            "kept keys has none");
+    if (positions->dtype != MS_I64 || positions->dims != 2 || positions->shape[0] != q->shape[0]
+        || positions->shape[1] != q->shape[2])
+        return ms_op_refuse(call, "positions must be i64 [batch, time], here [%lld, %lld]",
+                            (long long)q->shape[0], (long long)q->shape[2]);
+    return MS_OK;
+}
+
 /* q [b, h, t, d], k and v [b, g, s, d], h a multiple of g; causal: s >= t. With more keys than
  * queries the queries are the last ones, as when a text is continued from cached keys. */
 static ms_status attention_check(const ms_op_call *call)
@@ -86,7 +116,7 @@ static ms_status attention_check(const ms_op_call *call)
     if (call->attributes.attention.causal && k->shape[2] < q->shape[2])
         return ms_op_refuse(call, "causal attention needs at least as many keys as queries: the "
                                   "first queries would see nothing");
-    return MS_OK;
+    return positions_check(call);
 }
 
 /* What forward and backward have in common. A scale of 0 means 1 / sqrt(width). The scale stays f64
@@ -112,7 +142,9 @@ static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const
 
 /* FLOPs of `products` products of queries by keys by width, two for each multiply-add. Causal:
  * query i sees keys 0 .. s - t + i, so t (t - 1) / 2 pairs are masked and not counted. Kernels
- * leave out most of them; counted, they would make a causal model seem twice as fast as it is. */
+ * leave out most of them; counted, they would make a causal model seem twice as fast as it is.
+ * Where documents begin is not known on the host, so positions change nothing here: the number is
+ * then an upper bound. */
 static double flops_of(const ms_attention_args *args, double products)
 {
     double seen = (double)args->queries * (double)args->keys;
@@ -121,15 +153,15 @@ static double flops_of(const ms_attention_args *args, double products)
            * (double)args->width;
 }
 
-/* saved: q, k, v, o, and log_sum, which is made only if the call is recorded. Of 16 bits, o is
- * saved in f32: the gradients of a query's scores add up to zero only as far as o is exact. Under
- * autocast the kernel rounds the products' operands itself; q, k and v are not cast in memory.
- * Scores take no memory, so the peak of a step grows with the length of the text and not with its
- * square. */
+/* saved: q, k, v, o, log_sum, which is made only if the call is recorded, and positions if given.
+ * Of 16 bits, o is saved in f32: the gradients of a query's scores add up to zero only as far as o
+ * is exact. Under autocast the kernel rounds the products' operands itself; q, k and v are not cast
+ * in memory. Scores take no memory, so the peak of a step grows with the length of the text and not
+ * with its square. */
 static ms_status attention_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
-    ms_tensor *in[3] = { NULL }, *out = NULL, *cast = NULL, *log_sum = NULL;
+    ms_tensor *in[4] = { NULL }, *out = NULL, *cast = NULL, *log_sum = NULL;
     ms_status status = attention_check(call);
     if (status) return status;
     const int64_t *shape = call->inputs[0]->shape;
@@ -137,6 +169,8 @@ static ms_status attention_forward(ms_op_call *call)
     /* Backward runs outside of the autocast that forward saw. */
     call->attributes.attention.compute = dtype == MS_F32 ? ms_engine_autocast(engine) : dtype;
     for (int i = 0; i < 3 && !status; i++) status = with_rows(engine, call->inputs[i], &in[i]);
+    if (!status && positions_of(call))
+        status = ms_op_as_contiguous(engine, positions_of(call), &in[3]);
     if (!status) status = make_heads(engine, dtype, shape, &out);
     if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 3, shape, &log_sum);
     bool exact = call->record && dtype != MS_F32;
@@ -145,7 +179,8 @@ static ms_status attention_forward(ms_op_call *call)
                        : ms_tensor_new_cast(engine, out, &cast);
     if (!status && out->count > 0) {
         ms_attention_args args = { .out = heads_of(out),
-                                   .log_sum = log_sum ? ms_tensor_data(log_sum) : NULL };
+                                   .log_sum = log_sum ? ms_tensor_data(log_sum) : NULL,
+                                   .positions = in[3] ? ms_tensor_data(in[3]) : NULL };
         fill_args(&call->attributes, in[0], in[1], in[2], &args);
         if (cast) {
             args.cast = heads_of(cast);
@@ -155,14 +190,15 @@ static ms_status attention_forward(ms_op_call *call)
         ms_task_cost cost = { .flops = flops_of(&args, 2.0),
                               .bytes = 2 * ms_tensor_bytes(out) + 2 * ms_tensor_bytes(in[1]) };
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_forward),
-                                   &args, in, 3, writes, 3, cost);
+                                   &args, in, 4, writes, 3, cost);
     }
     if (!status && !exact) ms_tensor_keep_cast(out, cast);
     /* The order in which backward finds them: in[] and not the inputs, as a copy may have been
      * made. */
-    ms_tensor *saved[] = { in[0], in[1], in[2], exact ? cast : out, log_sum };
-    for (int i = 0; i < 5 && !status && call->record; i++) status = ms_op_save(call, saved[i]);
-    for (int i = 0; i < 3; i++) ms_tensor_release(in[i]);
+    ms_tensor *saved[] = { in[0], in[1], in[2], exact ? cast : out, log_sum, in[3] };
+    for (int i = 0; i < 6 && !status && call->record; i++)
+        if (saved[i]) status = ms_op_save(call, saved[i]);
+    for (int i = 0; i < 4; i++) ms_tensor_release(in[i]);
     ms_tensor_release(log_sum);
     ms_tensor_release(cast);
     if (status) ms_tensor_release(out);
@@ -215,7 +251,8 @@ static ms_status attention_backward(ms_op_gradient *gradient)
 {
     ms_engine *engine = gradient->engine;
     ms_tensor *const *saved = gradient->saved;
-    ms_tensor *g = NULL, *results[3] = { NULL };
+    ms_tensor *g = NULL, *results[3] = { NULL },
+              *positions = gradient->saved_count > 5 ? saved[5] : NULL;
     ms_status status = with_rows(engine, gradient->gradients[0], &g);
     if (!status) status = make_gradients(gradient, results);
     /* Without queries the task still runs: dk and dv are zeros then, which only the task writes. */
@@ -223,16 +260,17 @@ static ms_status attention_backward(ms_op_gradient *gradient)
         ms_attention_args args = { .cast = heads_of(saved[3]),
                                    .cast_dtype = MS_F32,
                                    .log_sum = ms_tensor_data(saved[4]),
+                                   .positions = positions ? ms_tensor_data(positions) : NULL,
                                    .dout = heads_of(g),
                                    .dq = heads_of(results[0]),
                                    .dk = heads_of(results[1]),
                                    .dv = heads_of(results[2]) };
         fill_args(&gradient->attributes, saved[0], saved[1], saved[2], &args);
-        ms_tensor *reads[] = { saved[0], saved[1], saved[2], saved[3], saved[4], g };
+        ms_tensor *reads[] = { saved[0], saved[1], saved[2], saved[3], saved[4], g, positions };
         ms_task_cost cost = { .flops = flops_of(&args, 5.0),
                               .bytes = 4 * ms_tensor_bytes(g) + 4 * ms_tensor_bytes(results[1]) };
         status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_attention_backward),
-                                   &args, reads, 6, results, 3, cost);
+                                   &args, reads, 7, results, 3, cost);
     }
     ms_tensor_release(g);
     for (int i = 0; i < 3; i++) {
@@ -246,7 +284,7 @@ const ms_op ms_op_attention = { .name = "attention",
                                 .forward = attention_forward,
                                 .backward = attention_backward,
                                 .inputs_min = 3,
-                                .inputs_max = 3 };
+                                .inputs_max = 4 };
 
 /* ------------------------------------------------------------------- rotary */
 

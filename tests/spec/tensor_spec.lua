@@ -798,6 +798,46 @@ describe("linear algebra and layers", function()
     fails(function() q:attention(random({ 1, 3, 6, 8 }, 1), random({ 1, 3, 6, 8 }, 1)) end,
       "attention", "4", "3")
   end)
+
+  -- Sums of other lengths differ in their rounding, hence the tolerance.
+  it("attention of packed documents is that of each document alone", function()
+    local lengths, time = { 3, 70, 1, 26 }, 100
+    local inputs, positions, first = {}, {}, 1
+    for i, heads in ipairs { 4, 2, 2 } do inputs[i] = random({ 1, heads, time, 8 }, i) end
+    for _, length in ipairs(lengths) do
+      for i = 0, length - 1 do positions[#positions + 1] = i end
+    end
+    local q, k, v = table.unpack(inputs)
+    for _, x in ipairs(inputs) do x:requires_grad_() end
+    local options = { positions = ms.tensor({ positions }, "i64") }
+    local packed = q:attention(k, v, options)
+    packed:square():sum():backward()
+    for _, length in ipairs(lengths) do
+      local own = {}
+      for i, x in ipairs(inputs) do
+        own[i] = x:detach():narrow(3, first, length):clone():requires_grad_()
+      end
+      local alone = own[1]:attention(own[2], own[3])
+      alone:square():sum():backward()
+      near(alone:to_table(), packed:narrow(3, first, length), 1e-6)
+      for i, x in ipairs(inputs) do
+        near(own[i]:grad():to_table(), x:grad():narrow(3, first, length), 1e-5)
+      end
+      first = first + length
+    end
+    fails(function() q:attention(k, v, { positions = positions }) end, "positions", "i64", "table")
+    fails(function() q:attention(k, v, { positions = options.positions:to "i32" }) end,
+      "positions must be i64 [batch, time], here [1, 100]")
+    fails(function() q:attention(k, v, { positions = options.positions, causal = false }) end,
+      "positions are of causal attention")
+    fails(function()
+      q:narrow(3, 100, 1):attention(k, v, { positions = options.positions:narrow(2, 100, 1) })
+    end, "as many keys as queries")
+    fails(function()
+      q:attention(k, v, { positions = options.positions + 1 })
+      ms.synchronize()
+    end, "the position of query 0 of row 0 is 1", "within 0 .. 0")
+  end)
 end)
 
 describe("the surface", function()

@@ -4,8 +4,10 @@
 
 /* ---------------------------------------------------------------- attention */
 
+/* positions, if given: the fourth input. */
 static void attention_reference(const check *c)
 {
+    const double *positions = c->ins > 3 ? c->in[3].values : NULL;
     const operand *q = &c->in[0], *k = &c->in[1], *v = &c->in[2];
     int64_t batches = q->shape[0], heads = q->shape[1], queries = q->shape[2], width = q->shape[3],
             groups = k->shape[1], keys = k->shape[2];
@@ -14,19 +16,20 @@ static void attention_reference(const check *c)
            *p = malloc((size_t)keys * sizeof *p);
     for (int64_t row = 0; row < batches * heads * queries; row++) {
         int64_t i = row % queries, head = row / queries % heads, batch = row / queries / heads,
-                seen = c->attributes.attention.causal ? keys - queries + i + 1 : keys;
+                seen = c->attributes.attention.causal ? keys - queries + i + 1 : keys,
+                begin = positions ? i - (int64_t)positions[batch * queries + i] : 0;
         const double *x = q->values + row * width,
                      *ks = k->values + (batch * groups + head * groups / heads) * keys * width,
                      *vs = v->values + (batch * groups + head * groups / heads) * keys * width;
         double most = -1e300, total = 0, *out = c->out[0].values + row * width;
-        for (int64_t j = 0; j < seen; j++) {
+        for (int64_t j = begin; j < seen; j++) {
             p[j] = 0;
             for (int64_t d = 0; d < width; d++) p[j] += x[d] * ks[j * width + d] * scale;
             most = fmax(most, p[j]);
         }
-        for (int64_t j = 0; j < seen; j++) total += p[j] = exp(p[j] - most);
+        for (int64_t j = begin; j < seen; j++) total += p[j] = exp(p[j] - most);
         memset(out, 0, (size_t)width * sizeof *out);
-        for (int64_t j = 0; j < seen; j++)
+        for (int64_t j = begin; j < seen; j++)
             for (int64_t d = 0; d < width; d++) out[d] += p[j] / total * vs[j * width + d];
     }
     free(p);
@@ -143,6 +146,133 @@ static void test_attention_autocast(void **state)
         run_check(&c);
     }
     run_attention(MS_BF16, (sizes){ 1, 2, 1, 70, 131, 24, true }, SPREAD);
+}
+
+/* Positions of rows that are filled with documents of `lengths` tokens in turn (0 ends the list);
+ * each row begins with another one. */
+static double *packed(int64_t rows, int64_t time, const int64_t *lengths)
+{
+    double *positions = malloc((size_t)(rows * time) * sizeof *positions);
+    int64_t document = 0, at = 0;
+    for (int64_t i = 0; i < rows * time; i++, at++) {
+        if (at >= lengths[document] || i % time == 0) {
+            document = lengths[document + 1] ? document + 1 : 0;
+            at = 0;
+        }
+        positions[i] = (double)at;
+    }
+    return positions;
+}
+
+static void run_packed(ms_dtype dtype, sizes s, double *positions, int layout, ms_dtype autocast)
+{
+    check c = attention_of(dtype, s, layout);
+    c.ins = 4;
+    c.in[3] = (operand){ .dtype = MS_I64,
+                         .dims = 2,
+                         .shape = { s.batches, s.queries },
+                         .layout = layout,
+                         .values = positions };
+    c.autocast = autocast;
+    if (autocast != MS_F32) c.tolerance = 1e-2;
+    run_check(&c);
+    free(positions);
+}
+
+/* Documents shorter than a vector, than a part of a block of keys, than a block and than a tile,
+ * and longer than these; one token; documents that end where blocks do. Values and gradients
+ * against the plain computation, in which a query sees its own document only. */
+static void test_attention_of_packed_documents(void **state)
+{
+    (void)state;
+    const int64_t lengths[][6] = { { 1, 2 },         { 3, 1, 7 },        { 16, 48, 64, 128 },
+                                   { 5, 100, 40 },   { 130, 2, 33, 90 }, { 300, 11 },
+                                   { 64, 63, 65, 1 } };
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        run_packed(MS_F32, (sizes){ 2, 2, 2, 19, 19, 8, true }, packed(2, 19, lengths[i]),
+                   (int)i % 3, MS_F32);
+        run_packed(MS_F32, (sizes){ 2, 2, 1, 333, 333, 16, true }, packed(2, 333, lengths[i]),
+                   PLAIN, MS_F32);
+        run_packed(MS_F32, (sizes){ 1, 2, 1, 190, 190, 24, true }, packed(1, 190, lengths[i]),
+                   SPREAD, MS_BF16);
+    }
+    const int64_t mixed[] = { 9, 70, 25, 0 };
+    run_packed(MS_BF16, (sizes){ 2, 4, 2, 150, 150, 16, true }, packed(2, 150, mixed), PLAIN,
+               MS_F32);
+    run_packed(MS_F16, (sizes){ 2, 2, 1, 150, 150, 17, true }, packed(2, 150, mixed), SWAPPED,
+               MS_F32);
+}
+
+/* Where a query's first key lies before that of the query before it: a window of 20 tokens, and any
+ * first keys. What a block leaves out follows from all of its queries. */
+static void test_attention_of_any_positions(void **state)
+{
+    (void)state;
+    enum { TIME = 200 };
+    double *window = malloc(TIME * sizeof *window), *any = malloc(TIME * sizeof *any);
+    uint64_t numbers = 77;
+    for (int i = 0; i < TIME; i++) {
+        window[i] = i < 20 ? i : 20;
+        any[i] = floor((draw(&numbers) + 1.0) / 2.0 * (i + 1));
+    }
+    run_packed(MS_F32, (sizes){ 1, 2, 1, TIME, TIME, 16, true }, window, PLAIN, MS_F32);
+    run_packed(MS_F32, (sizes){ 1, 2, 1, TIME, TIME, 16, true }, any, PLAIN, MS_F32);
+}
+
+/* In documents of one token each, in one row or in rows of their own, a result is the value itself,
+ * to the bit. */
+static void test_attention_of_single_tokens(void **state)
+{
+    (void)state;
+    enum { TOKENS = 130, WIDTH = 16, COUNT = TOKENS * WIDTH };
+    static float values[COUNT], result[COUNT];
+    static const int64_t positions[TOKENS];
+    uint64_t numbers = 9;
+    for (int i = 0; i < COUNT; i++) values[i] = (float)(10.0 * draw(&numbers));
+    for (int64_t rows = 1; rows <= TOKENS; rows += TOKENS - 1) {
+        ms_engine *engine = engine_with(2, NULL);
+        ms_tensor *x = TENSOR(engine, MS_F32, rows, 1, TOKENS / rows, WIDTH),
+                  *alone = TENSOR(engine, MS_I64, rows, TOKENS / rows), *out = NULL;
+        OK(ms_tensor_write(x, values, sizeof values));
+        OK(ms_tensor_write(alone, positions, sizeof positions));
+        OK(ms_op_apply(engine, &ms_op_attention, &(ms_attributes){ .attention.causal = true },
+                       false, (ms_tensor *[]){ x, x, x, alone }, 4, &out, 1));
+        OK(ms_tensor_read(out, result, sizeof result));
+        assert_memory_equal(result, values, sizeof result);
+        ms_tensor_release(x);
+        ms_tensor_release(alone);
+        ms_tensor_release(out);
+        ms_engine_free(engine);
+    }
+}
+
+/* Positions of rows that are one document each change no bit. */
+static void test_attention_of_whole_rows(void **state)
+{
+    (void)state;
+    enum { TIME = 130, WIDTH = 16, COUNT = 2 * TIME * WIDTH };
+    static float values[3][COUNT], plain[COUNT], with[COUNT];
+    int64_t positions[2 * TIME];
+    ms_engine *engine = engine_with(2, NULL);
+    ms_tensor *in[4], *out[2] = { NULL };
+    uint64_t numbers = 5;
+    for (int i = 0; i < 2 * TIME; i++) positions[i] = i % TIME;
+    for (int i = 0; i < 3; i++) {
+        for (int k = 0; k < COUNT; k++) values[i][k] = (float)draw(&numbers);
+        in[i] = TENSOR(engine, MS_F32, 2, 1, TIME, WIDTH);
+        OK(ms_tensor_write(in[i], values[i], sizeof values[i]));
+    }
+    in[3] = TENSOR(engine, MS_I64, 2, TIME);
+    OK(ms_tensor_write(in[3], positions, sizeof positions));
+    for (int i = 0; i < 2; i++)
+        OK(ms_op_apply(engine, &ms_op_attention, &(ms_attributes){ .attention.causal = true },
+                       false, in, i == 0 ? 3 : 4, &out[i], 1));
+    OK(ms_tensor_read(out[0], plain, sizeof plain));
+    OK(ms_tensor_read(out[1], with, sizeof with));
+    assert_memory_equal(plain, with, sizeof plain);
+    for (int i = 0; i < 4; i++) ms_tensor_release(in[i]);
+    for (int i = 0; i < 2; i++) ms_tensor_release(out[i]);
+    ms_engine_free(engine);
 }
 
 /* Scores whose exponentials overflow, in a later block than the first: the maximum moves on. */
@@ -370,6 +500,56 @@ static void test_attention_refusals(void **state)
     ms_engine_free(engine);
 }
 
+/* The operator on positions with these values: the message of the task's error. */
+static void positions_refused(int64_t at, int64_t value, const char *part)
+{
+    enum { TIME = 70 };
+    ms_engine *engine = engine_with(1, NULL);
+    int64_t values[2 * TIME] = { 0 };
+    ms_tensor *q = TENSOR(engine, MS_F32, 2, 1, TIME, 8),
+              *positions = TENSOR(engine, MS_I64, 2, TIME), *out = NULL, *filled = NULL;
+    values[at] = value;
+    OK(ms_op_apply(engine, &ms_op_fill, NULL, true, &q, 1, &filled, 1));
+    OK(ms_tensor_write(positions, values, sizeof values));
+    OK(ms_op_apply(engine, &ms_op_attention, &(ms_attributes){ .attention.causal = true }, false,
+                   (ms_tensor *[]){ q, q, q, positions }, 4, &out, 1));
+    assert_int_equal(ms_engine_sync(engine), MS_ERROR_ARGUMENT);
+    assert_non_null(strstr(ms_engine_error(engine)->message, part));
+    ms_tensor_release(filled);
+    ms_tensor_release(q);
+    ms_tensor_release(positions);
+    ms_tensor_release(out);
+    ms_engine_free(engine);
+}
+
+static void test_attention_positions_refusals(void **state)
+{
+    (void)state;
+    positions_refused(0, 1, "query 0 of row 0 is 1");
+    positions_refused(69, -1, "query 69 of row 0 is -1");
+    positions_refused(70 + 66, 67, "query 66 of row 1 is 67");
+    positions_refused(70 + 66, INT64_MAX, "within 0 .. 66");
+    ms_engine *engine = engine_with(1, NULL);
+    ms_attributes causal = { .attention.causal = true };
+    ms_tensor *q = TENSOR(engine, MS_F32, 1, 2, 5, 8), *k = TENSOR(engine, MS_F32, 1, 2, 7, 8),
+              *positions = TENSOR(engine, MS_I64, 1, 5), *longer = TENSOR(engine, MS_I64, 1, 7),
+              *narrow = TENSOR(engine, MS_I32, 1, 5);
+    check_refused(engine, &ms_op_attention, NULL, (ms_tensor *[]){ q, q, q, positions }, 4,
+                  "positions are of causal attention");
+    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, k, k, positions }, 4,
+                  "as many keys as queries");
+    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, q, q, longer }, 4,
+                  "i64 [batch, time], here [1, 5]");
+    check_refused(engine, &ms_op_attention, &causal, (ms_tensor *[]){ q, q, q, narrow }, 4,
+                  "i64 [batch, time], here [1, 5]");
+    ms_tensor_release(q);
+    ms_tensor_release(k);
+    ms_tensor_release(positions);
+    ms_tensor_release(longer);
+    ms_tensor_release(narrow);
+    ms_engine_free(engine);
+}
+
 /* ------------------------------------------------------------------- rotary */
 
 /* The frequency of a pair, computed from wavelengths as in the code of transformers. */
@@ -487,6 +667,12 @@ static void test_lack_of_memory(void **state)
     (void)state;
     check c = attention_of(MS_F16, (sizes){ 1, 2, 1, 4, 6, 5, true }, SWAPPED);
     check_lack_of_memory(&c);
+    check p = attention_of(MS_F32, (sizes){ 1, 2, 1, 4, 4, 5, true }, PLAIN);
+    /* Whole numbers below 1: each query sees itself. */
+    p.in[3] =
+        (operand){ .dtype = MS_I64, .dims = 2, .shape = { 1, 4 }, .layout = SPREAD, .high = 1 };
+    p.ins = 4;
+    check_lack_of_memory(&p);
     check r = {
         .op = &ms_op_rotary,
         .attributes.rotary.base = 10000,
@@ -505,11 +691,16 @@ int main(void)
         cmocka_unit_test(test_attention_blocks),
         cmocka_unit_test(test_attention_half),
         cmocka_unit_test(test_attention_autocast),
+        cmocka_unit_test(test_attention_of_packed_documents),
+        cmocka_unit_test(test_attention_of_any_positions),
+        cmocka_unit_test(test_attention_of_single_tokens),
+        cmocka_unit_test(test_attention_of_whole_rows),
         cmocka_unit_test(test_attention_large_scores),
         cmocka_unit_test(test_attention_results_lie_by_time),
         cmocka_unit_test(test_attention_side_by_side),
         cmocka_unit_test(test_attention_memory),
         cmocka_unit_test(test_attention_refusals),
+        cmocka_unit_test(test_attention_positions_refusals),
         cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_rotary_scaled),
         cmocka_unit_test(test_lack_of_memory),

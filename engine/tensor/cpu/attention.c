@@ -3,14 +3,17 @@
  * A block is 64 queries (the lanes of vectors) by up to 64 keys: its scores (16 KiB) stay in the
  * first cache. Where the diagonal of causal attention crosses a block, it is cut into parts of 16
  * keys, which leave out the vectors of queries that see none of them. Operands are packed first, as
- * f32 or as pairs of bf16; scores, softmax and all sums are f32. Sums over keys go from the first
+ * f32 or as pairs of bf16; scores, softmax and all sums are f32. Where several documents lie in a
+ * row, blocks of keys before the documents of all queries of a block are left out, and the others
+ * are cut and masked as on the diagonal. Sums over keys go from the first
  * to the last, sums over queries from the first head's first block to the last head's last: who
  * computes which tile never shows in the result.
  *
  * A kernel of another device may block the work in another way. It must take tensors by their
  * strides, write log_sum as [batch, heads, queries], see in causal attention keys up to keys -
- * queries + i for query i, keep its scratch from growing with queries times keys, and add dk and dv
- * in an order that does not depend on timing. */
+ * queries + i for query i and with positions from i - positions[i] on, refuse positions outside of
+ * 0 .. i before it follows them, keep its scratch from growing with queries times keys, and add dk
+ * and dv in an order that does not depend on timing. */
 #include "tensor/cpu/attention.h"
 
 #include <math.h>
@@ -115,10 +118,33 @@ static void unpack(const job *j, const float *from, int64_t count, const float *
 
 /* ------------------------------------------------------------------- blocks */
 
-/* Queries first .. first + count - 1 of one head of one batch; count is at most LANES. */
+/* Queries first .. first + count - 1 of one head of one batch; count is at most LANES. The first
+ * key that a query sees is within earliest .. latest, both 0 without positions. */
 typedef struct queries {
-    int64_t batch, head, first, count;
+    int64_t batch, head, first, count, earliest, latest;
 } queries;
+
+/* The first key that a query sees: where its document begins. */
+static int64_t document_of(const ms_attention_args *a, int64_t batch, int64_t query)
+{
+    return a->positions != NULL ? query - a->positions[batch * a->queries + query] : 0;
+}
+
+/* The block of queries that begins at query `first`, which is there. */
+static queries queries_at(const ms_attention_args *a, int64_t batch, int64_t head, int64_t first)
+{
+    queries q = { .batch = batch,
+                  .head = head,
+                  .first = first,
+                  .count = least(LANES, a->queries - first),
+                  .earliest = document_of(a, batch, first) };
+    for (int64_t i = 0; a->positions != NULL && i < q.count; i++) {
+        int64_t begin = document_of(a, batch, first + i);
+        q.earliest = least(q.earliest, begin);
+        if (begin > q.latest) q.latest = begin;
+    }
+    return q;
+}
 
 /* How many keys the queries before `end` see. With causal attention the last query sees all keys,
  * so an earlier one sees as many fewer as it stands before the end. */
@@ -132,18 +158,34 @@ static int64_t keys_seen(const job *j, const queries *q)
     return keys_for(j->args, q->first + q->count);
 }
 
+/* Fills first[LANES] for a part that begins at key `key`, where documents of some queries begin
+ * later. Lanes from part->end on see nothing of it then. Lanes that stand for no query see all. */
+static void begin_documents(const job *j, const queries *q, int64_t key, float *first,
+                            ms_score_block *part)
+{
+    int64_t seeing = 0;
+    memset(first, 0, LANES * sizeof *first);
+    for (int64_t i = 0; i < q->count; i++) {
+        int64_t begin = document_of(j->args, q->batch, q->first + i) - key;
+        if (begin < part->rows) seeing = i + 1;
+        if (begin > 0) first[i] = (float)least(begin, part->rows);
+    }
+    part->first = first;
+    part->end = padded(seeing, 16);
+}
+
 /* The part of a block that begins `begin` keys after key `key`; false where none is left. A block
  * that all queries see is one part. Lanes below part->begin see nothing of the part; rounding down
- * to 16 keeps whole vectors, whose hidden lanes the mask covers. Callers ask for parts twice, once
- * to score and once to use the scores; both walks give the same parts, since they follow from the
- * positions alone. */
+ * to 16 keeps whole vectors, whose hidden lanes the mask covers. Where the end comes before the
+ * beginning, no lane sees anything (is_empty). Callers ask for parts twice, once to score and once
+ * to use the scores; both walks give the same parts, since they follow from the positions alone. */
 static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, float *scores,
-                    ms_score_block *part)
+                    float *first, ms_score_block *part)
 {
     const ms_attention_args *a = j->args;
     int64_t rows = least(KEY_BLOCK, keys_seen(j, q) - key), seen = keys_for(a, q->first + 1) - key;
     if (begin >= rows) return false;
-    bool cut = a->causal && seen < rows;
+    bool cut = a->causal && (seen < rows || key < q->latest);
     /* Queries before this one see nothing of the part. */
     int64_t hidden = cut && begin >= seen ? begin - seen + 1 : 0;
     *part = (ms_score_block){ .scores = scores + begin * LANES,
@@ -153,8 +195,11 @@ static bool part_at(const job *j, const queries *q, int64_t key, int64_t begin, 
                               .seen = seen - begin,
                               .step = a->causal,
                               .scale = (float)a->scale };
+    if (key + begin < q->latest) begin_documents(j, q, key + begin, first, part);
     return true;
 }
+
+static bool is_empty(const ms_score_block *part) { return part->end <= part->begin; }
 
 /* to[keys of the part, queries] = keys (packed rows) times queries (packed columns). The scale is
  * applied later, inside the exponential, which saves a pass. The result is [keys, queries] and not
@@ -242,9 +287,9 @@ static int64_t forward_floats(const job *j)
     return TILE_BLOCKS * block + 2 * KEY_BLOCK * j->units + 2 * KEY_BLOCK * LANES + LANES * j->wide;
 }
 
-/* A greatest score of -infinity and a total of 0 are the state before the first key; `shrink`
- * handles the first change without a NaN. Queries are packed once and used for all blocks of
- * keys. */
+/* A greatest score of -infinity and a total of 0 are the state before the first key that a query
+ * sees; `shrink` and `exponentials` make no NaN of it. Queries are packed once and used for all
+ * blocks of keys. */
 static void begin_queries(const job *j, progress *p, float *rows, float **room)
 {
     const queries *q = &p->q;
@@ -269,14 +314,16 @@ static void begin_queries(const job *j, progress *p, float *rows, float **room)
 static void forward_block(const job *j, const progress *p, const forward_room *r, int64_t key)
 {
     ms_score_block part;
-    float before[LANES];
+    float before[LANES], first[LANES];
     memcpy(before, p->most, sizeof before);
-    for (int64_t at = 0; part_at(j, &p->q, key, at, r->scores, &part); at += part.rows) {
+    for (int64_t at = 0; part_at(j, &p->q, key, at, r->scores, first, &part); at += part.rows) {
+        if (is_empty(&part)) continue;
         score(j, &part, r->keys + at * j->units, p->columns, part.scores);
         j->kernels->mask(&part, p->most);
     }
     j->kernels->shrink(before, p->most, p->total, p->out, j->wide);
-    for (int64_t at = 0; part_at(j, &p->q, key, at, r->scores, &part); at += part.rows) {
+    for (int64_t at = 0; part_at(j, &p->q, key, at, r->scores, first, &part); at += part.rows) {
+        if (is_empty(&part)) continue;
         float *steps = j->pairs ? r->steps + at / 2 * LANES : part.scores;
         j->kernels->exponentials(j->pairs, &part, p->most, p->total, steps);
         add_to_columns(j, &part, r->values + in_units(j, at) * j->wide, steps, p->out);
@@ -304,8 +351,9 @@ static void finish_queries(const job *j, const progress *p, float *rows)
 
 /* Up to 256 queries of a head, so that each block of keys is packed once for all of them. The key
  * limit is the last block's, which sees the most; part_at leaves out what earlier blocks do not
- * see. The work is 4 FLOPs for each score and number of the width, half of which lies in each of
- * the two products; the exponentials come next. */
+ * see. The walk begins with the earliest document; later blocks of queries may begin later. The
+ * work is 4 FLOPs for each score and number of the width, half of which lies in each of the two
+ * products; the exponentials come next. */
 static void forward_tile(void *context, uint32_t index, ms_thread *thread)
 {
     job *j = context;
@@ -324,19 +372,21 @@ static void forward_tile(void *context, uint32_t index, ms_thread *thread)
                        .steps = take(&room, KEY_BLOCK * LANES),
                        .rows = take(&room, LANES * j->wide) };
     progress blocks[TILE_BLOCKS];
-    int64_t count = 0, limit = 0;
+    int64_t count = 0, limit = 0, earliest = a->keys;
     for (int64_t first = chunk * TILE_BLOCKS * LANES; count < TILE_BLOCKS && first < a->queries;
          first += LANES) {
         progress *p = &blocks[count++];
-        p->q = (queries){ batch, head, first, least(LANES, a->queries - first) };
+        p->q = queries_at(a, batch, head, first);
         begin_queries(j, p, r.rows, &room);
+        earliest = least(earliest, p->q.earliest);
         limit = keys_seen(j, &p->q);
     }
-    for (int64_t key = 0; key < limit; key += KEY_BLOCK) {
+    for (int64_t key = earliest / KEY_BLOCK * KEY_BLOCK; key < limit; key += KEY_BLOCK) {
         int64_t keys = least(KEY_BLOCK, limit - key), all = padded(keys, 4);
         pack_rows(j, &a->k, batch, group, key, keys, all, r.keys);
         pack_steps(j, &a->v, batch, group, key, keys, all, r.values);
-        for (int64_t i = 0; i < count; i++) forward_block(j, &blocks[i], &r, key);
+        for (int64_t i = 0; i < count; i++)
+            if (key + keys > blocks[i].q.earliest) forward_block(j, &blocks[i], &r, key);
     }
     for (int64_t i = 0; i < count; i++) finish_queries(j, &blocks[i], r.rows);
 }
@@ -465,6 +515,7 @@ static void backward_block(const job *j, const queries *q, const group_room *g, 
     const ms_attention_args *a = j->args;
     const float *log_sum = a->log_sum + (q->batch * a->heads + q->head) * a->queries + q->first;
     ms_score_block part;
+    float begins[LANES];
     memset(r->log_sum, 0, LANES * sizeof(float));
     memset(r->offset, 0, LANES * sizeof(float));
     memcpy(r->log_sum, log_sum, (size_t)q->count * sizeof(float));
@@ -475,9 +526,9 @@ static void backward_block(const job *j, const queries *q, const group_room *g, 
     pack_queries(j, q, &a->q, r->rows, r->q_columns, r->q_steps);
     pack_queries(j, q, &a->dout, r->rows, r->g_columns, r->g_steps);
     memset(r->dq, 0, (size_t)(LANES * j->wide) * sizeof *r->dq);
-    for (int64_t key = 0; key < keys_seen(j, q); key += KEY_BLOCK)
-        for (int64_t at = 0; part_at(j, q, key, at, r->scores, &part); at += part.rows)
-            backward_part(j, &part, g, r, key, at);
+    for (int64_t key = q->earliest / KEY_BLOCK * KEY_BLOCK; key < keys_seen(j, q); key += KEY_BLOCK)
+        for (int64_t at = 0; part_at(j, q, key, at, r->scores, begins, &part); at += part.rows)
+            if (!is_empty(&part)) backward_part(j, &part, g, r, key, at);
     j->kernels->transpose(r->dq, LANES, j->wide, LANES, r->rows, j->wide);
     unpack(j, r->rows, q->count, NULL, &a->dq, q->batch, q->head, q->first);
 }
@@ -507,7 +558,7 @@ static void backward_tile(void *context, uint32_t index, ms_thread *thread)
     memset(g.dv, 0, (size_t)(all * j->wide) * sizeof *g.dv);
     for (int64_t head = group * shared; head < (group + 1) * shared; head++)
         for (int64_t first = 0; first < a->queries; first += LANES) {
-            queries q = { batch, head, first, least(LANES, a->queries - first) };
+            queries q = queries_at(a, batch, head, first);
             backward_block(j, &q, &g, &r);
         }
     unpack(j, g.dk, a->keys, NULL, &a->dk, batch, group, 0);
@@ -516,12 +567,30 @@ static void backward_tile(void *context, uint32_t index, ms_thread *thread)
 
 /* -------------------------------------------------------------------- tasks */
 
+/* Whether all positions are within 0 .. the index of their query; if not, the task has its error.
+ * In backward, too, as the positions may have been written since forward. The walks over keys trust
+ * them. */
+static bool check_positions(ms_run *run, const ms_attention_args *a)
+{
+    for (int64_t i = 0; a->positions != NULL && i < a->batches * a->queries; i++) {
+        if (a->positions[i] >= 0 && a->positions[i] <= i % a->queries) continue;
+        ms_run_fail(run, MS_ERROR_ARGUMENT,
+                    "attention: the position of query %lld of row %lld is %lld; it counts the "
+                    "queries before it in its document, so it must be within 0 .. %lld",
+                    (long long)(i % a->queries), (long long)(i / a->queries),
+                    (long long)a->positions[i], (long long)(i % a->queries));
+        return false;
+    }
+    return true;
+}
+
 /* Pairs need the instruction and a compute type of bf16; otherwise operands are f32. The tiles
  * follow from the shape alone. Both directions use the same packing, so the gradient is that of the
  * function that forward computed, with operands rounded in the same way. */
 static ms_task_result attention_run(ms_run *run, const ms_attention_args *args, bool backward)
 {
     const ms_attention_kernels *kernels = ms_attention_kernels_for(ms_run_isa(run));
+    if (!check_positions(run, args)) return MS_TASK_FAILED;
     bool pairs = kernels->has_pairs && args->compute == MS_BF16;
     int64_t wide = padded(args->width, 16), tile = TILE_BLOCKS * LANES;
     job j = { .args = args,

@@ -27,9 +27,10 @@ typedef struct ms_unit_product {
 } ms_unit_product;
 
 /* Scores of `rows` keys (a multiple of 4), lanes begin .. end - 1 (multiples of 16). Lane q sees
- * key i if i < seen + q * step. */
+ * key i if i < seen + q * step and i >= first[q]. A lane may see none of them. */
 typedef struct ms_score_block {
-    float *scores; /* [rows, 64] */
+    float *scores;      /* [rows, 64] */
+    const float *first; /* [64], whole numbers within 0 .. rows; NULL: all 0 */
     int64_t rows, begin, end, seen, step;
     float scale;
 } ms_score_block;
@@ -64,11 +65,11 @@ typedef struct ms_attention_kernels {
     /* Hides what a lane does not see (as -infinity), and raises most[64] to scale times the largest
      * score. */
     void (*mask)(const ms_score_block *block, float *most);
-    /* out [width, 64] and total[64] shrink by e^(before - now); NaN-free where before is
-     * -infinity. */
+    /* out [width, 64] and total[64] shrink by e^(before - now); NaN-free where before is -infinity,
+     * or both are: a lane that has seen no key yet. */
     void (*shrink)(const float *before, const float *now, float *total, float *out, int64_t width);
     /* Scores become exp(scale * score - most), as a right operand in `steps` (the scores
-     * themselves, unless pairs), and are added to total[64]. */
+     * themselves, unless pairs), and are added to total[64]; 0 where most is -infinity. */
     void (*exponentials)(bool pairs, const ms_score_block *block, const float *most, float *total,
                          float *steps);
     /* log_sum = most + log(total); total becomes its inverse. */

@@ -8,6 +8,7 @@
 #include "tensor/cpu/row.h"
 
 #define LEAST (-__builtin_inff())
+#define LEAST_FINITE (-3.40282347e+38f)
 /* How many rows ahead of its use a row is prefetched: near enough to stay in the cache, far enough
  * to have arrived. */
 #define FETCH_ROWS 16
@@ -266,40 +267,61 @@ MS_VECTOR const float *row_at(const ms_score_block *b, int64_t row)
 }
 
 /* A mask of the lanes from q on that do not see this key: lane q sees key row if row < seen + q *
- * step. The comparison is in f32, exact for the small numbers of a block. */
+ * step, and if its document has begun. The comparisons are in f32, exact for the small numbers of a
+ * block. */
 MS_VECTOR ms_vi hidden(const ms_score_block *b, int64_t row, int64_t q)
 {
     float step = (float)b->step;
-    return ~ms_v_less(ms_v_splat((float)(row - b->seen)), (ms_v_lane_numbers() + (float)q) * step);
+    ms_vi later =
+        ~ms_v_less(ms_v_splat((float)(row - b->seen)), (ms_v_lane_numbers() + (float)q) * step);
+    if (b->first == NULL) return later;
+    return later | ms_v_less(ms_v_splat((float)row), ms_v_load(b->first + q));
 }
 
-/* The rows that all lanes from q on see. The mask is needed only for the rows after them. Lane q
- * sees the fewest keys of the vector, since later queries see more. */
-MS_VECTOR int64_t clear_rows(const ms_score_block *b, int64_t q)
+/* Rows begin .. end - 1, which all lanes from q on see. The mask is needed only for the others.
+ * Lane q sees the fewest keys of the vector at the end, since later queries see more; any lane may
+ * see the fewest at the beginning. */
+typedef struct clear {
+    int64_t begin, end;
+} clear;
+
+MS_VECTOR clear clear_rows(const ms_score_block *b, int64_t q)
 {
-    int64_t n = b->seen + q * b->step;
-    if (n < 0) return 0;
-    return n > b->rows ? b->rows : n;
+    float first = 0.0f;
+    for (int i = 0; b->first != NULL && i < MS_LANES; i++)
+        first = b->first[q + i] > first ? b->first[q + i] : first;
+    int64_t begin = (int64_t)first, end = b->seen + q * b->step;
+    if (end > b->rows) end = b->rows;
+    return (clear){ begin, end < begin ? begin : end };
+}
+
+/* Hides rows begin .. end - 1 from the lanes from q on that do not see them; returns the greatest
+ * of `greatest` and what is left. */
+MS_VECTOR ms_vf hide(const ms_score_block *b, int64_t begin, int64_t end, int64_t q, ms_vf greatest)
+{
+    const ms_vf least = ms_v_splat(LEAST);
+    for (int64_t row = begin; row < end; row++) {
+        ms_vf x = ms_v_select(hidden(b, row, q), least, ms_v_load(row_at(b, row) + q));
+        ms_v_store(b->scores + row * MS_QUERY_LANES + q, x);
+        greatest = ms_v_greater(x, greatest);
+    }
+    return greatest;
 }
 
 /* Two maxima alternate over the clear rows, so that one need not wait for the other. NaN scores are
- * passed over here and come out of the exponentials. Only the rows from `clear` on are written
- * back; the others stay as the product has left them. */
+ * passed over here and come out of the exponentials. Clear rows are not written back; they stay as
+ * the product has left them. */
 static void mask(const ms_score_block *b, float *most)
 {
-    const ms_vf least = ms_v_splat(LEAST);
     for (int64_t q = b->begin; q < b->end; q += MS_LANES) {
-        ms_vf greatest = least, other = least;
-        int64_t clear = clear_rows(b, q), row = 0;
-        for (; row + 2 <= clear; row += 2) {
+        clear c = clear_rows(b, q);
+        int64_t row = c.begin;
+        ms_vf greatest = hide(b, 0, c.begin, q, ms_v_splat(LEAST)), other = ms_v_splat(LEAST);
+        for (; row + 2 <= c.end; row += 2) {
             greatest = ms_v_greater(ms_v_load(row_at(b, row) + q), greatest);
             other = ms_v_greater(ms_v_load(row_at(b, row + 1) + q), other);
         }
-        for (; row < b->rows; row++) {
-            ms_vf x = ms_v_select(hidden(b, row, q), least, ms_v_load(row_at(b, row) + q));
-            ms_v_store(b->scores + row * MS_QUERY_LANES + q, x);
-            greatest = ms_v_greater(x, greatest);
-        }
+        greatest = hide(b, row, b->rows, q, greatest);
         /* The scale is not negative, so the greatest score stays the greatest; -infinity stays what
          * it is. */
         greatest = ms_v_greater(greatest, other) * b->scale;
@@ -313,7 +335,9 @@ static void mask(const ms_score_block *b, float *most)
 static void shrink(const float *before, const float *now, float *total, float *out, int64_t width)
 {
     for (int64_t q = 0; q < MS_QUERY_LANES; q += MS_LANES) {
-        ms_vf old = ms_v_load(before + q), new = ms_v_load(now + q);
+        /* A lane that has seen no key yet stays so: -infinity minus -infinity would be NaN. */
+        ms_vf old = ms_v_load(before + q),
+              new = ms_v_greater(ms_v_load(now + q), ms_v_splat(LEAST_FINITE));
         /* Compared as numbers: -infinity equals itself, so an empty block changes nothing. */
         int differ = 0;
         for (int i = 0; i < MS_LANES; i++) differ |= before[q + i] != now[q + i];
@@ -333,9 +357,10 @@ MS_VECTOR void exponentials_as(const bool pairs, const ms_score_block *b, const 
                                float *total, float *steps)
 {
     for (int64_t q = b->begin; q < b->end; q += MS_LANES) {
-        /* Every query sees the first key, so `most` is finite from the first block on, and a hidden
-         * score (-infinity) minus `most` is no NaN. */
-        ms_vf shift = ms_v_load(most + q), sum = ms_v_load(total + q), other = ms_v_splat(0.0f);
+        /* Where a query has seen no key yet, `most` is -infinity like its scores, and their
+         * difference would be NaN. A finite shift makes the exponentials 0. */
+        ms_vf shift = ms_v_greater(ms_v_load(most + q), ms_v_splat(LEAST_FINITE)),
+              sum = ms_v_load(total + q), other = ms_v_splat(0.0f);
         float *x = b->scores + q, *to = steps + q;
         for (int64_t row = 0; row < b->rows; row += 2, x += 2 * MS_QUERY_LANES) {
             ms_vf first = ms_v_exp_normal(ms_v_load(x) * b->scale - shift),
@@ -386,14 +411,15 @@ MS_VECTOR void gradient_as(const bool pairs, const ms_score_block *b, float *cha
         /* p = exp(score - log_sum) needs no division: log_sum holds the sum of exponentials
          * already. */
         ms_vf shift = ms_v_load(log_sum + q), less = ms_v_load(offset + q);
-        int64_t clear = clear_rows(b, q), lane = pairs ? q / 2 : q;
+        clear c = clear_rows(b, q);
+        int64_t lane = pairs ? q / 2 : q;
         for (int64_t row = 0; row < b->rows; row += 2) {
             /* Of two keys: the probabilities, and the gradients of the scores. */
             ms_vf p[2], d[2];
             UNROLL for (int i = 0; i < 2; i++)
             {
                 p[i] = ms_v_exp_normal(ms_v_load(row_at(b, row + i) + q) * b->scale - shift);
-                if (row + i >= clear)
+                if (row + i < c.begin || row + i >= c.end)
                     p[i] = ms_v_select(hidden(b, row + i, q), ms_v_splat(0.0f), p[i]);
                 /* The scale belongs to the score, so its gradient is multiplied by it once more;
                  * the products that follow take keys and queries as they are. */
