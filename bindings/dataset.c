@@ -89,14 +89,14 @@ static int loader_gc(lua_State *L)
 }
 
 /* core.loader(dataset, options): the options of dataset:loader in meta.lua, with rank and ranks
- * instead of a group. The default seed is the engine's, so that ms.seed decides about the order of
- * samples, too. It must be equal on all ranks, which cut each batch among themselves: with
- * different seeds they would repeat some samples and never see others. */
+ * instead of a group. Packed, end_of_text must be there: Lua asks the files beside shards. The
+ * default seed is the engine's, so that ms.seed decides about the order of samples, too. It must be
+ * equal on all ranks, which cut each batch among themselves: with different seeds they would repeat
+ * some samples and never see others. */
 static int loader_new(lua_State *L)
 {
-    static const char *const keys[] = {
-        "batch", "length", "shuffle", "seed", "rank", "ranks", NULL
-    };
+    static const char *const keys[] = { "batch",       "length", "shuffle", "seed", "packed",
+                                        "end_of_text", "rank",   "ranks",   NULL };
     ms_engine *engine = ms_lua_enter(L);
     ms_dataset *dataset = ms_lua_unbox(L, 1, DATASET);
     luaL_checktype(L, 2, LUA_TTABLE);
@@ -105,6 +105,8 @@ static int loader_new(lua_State *L)
         .batch = (uint32_t)ms_lua_field_integer(L, 2, "batch", 0, 1, INT32_MAX),
         .length = (uint32_t)ms_lua_field_integer(L, 2, "length", 0, 1, INT32_MAX),
         .shuffle = ms_lua_field_boolean(L, 2, "shuffle", false),
+        .packed = ms_lua_field_boolean(L, 2, "packed", false),
+        .end_of_text = ms_lua_field_integer(L, 2, "end_of_text", -1, INT64_MIN, INT64_MAX),
         .seed = (uint64_t)ms_lua_field_integer(L, 2, "seed", (int64_t)ms_engine_random(engine).seed,
                                                INT64_MIN, INT64_MAX),
         .rank = (uint32_t)ms_lua_field_integer(L, 2, "rank", 0, 0, INT32_MAX),
@@ -120,58 +122,70 @@ static int loader_new(lua_State *L)
     return 1;
 }
 
-/* New tensors for x and y of that many rows. Their handles are on the stack already, so that
- * nothing raises between here and push_pair. y has x's shape for tokens and one class for each row
- * of images. */
-static ms_status make_pair(ms_engine *engine, const ms_loader *loader, uint32_t rows,
-                           ms_tensor *out[2])
+/* The tensors of a batch, and their handles: x, y, and positions if the loader is packed. */
+typedef struct batch_values {
+    int count;
+    ms_handle *handles[3];
+    ms_tensor *tensors[3];
+} batch_values;
+
+/* Puts empty handles on the stack, so that nothing raises between make_tensors and push_values. */
+static batch_values new_values(lua_State *L, const ms_loader *loader)
+{
+    batch_values v = { .count = ms_loader_is_packed(loader) ? 3 : 2 };
+    for (int i = 0; i < v.count; i++) v.handles[i] = ms_lua_new_handle(L);
+    return v;
+}
+
+static void release_tensors(batch_values *v)
+{
+    for (int i = 0; i < v->count; i++) ms_tensor_release(v->tensors[i]);
+}
+
+/* New tensors for that many rows. y has x's shape for tokens and one class for each row of images;
+ * positions are of tokens. */
+static ms_status make_tensors(ms_engine *engine, const ms_loader *loader, uint32_t rows,
+                              batch_values *v)
 {
     ms_dtype dtype;
     int64_t shape[3];
-    ms_tensor *x = NULL, *y = NULL;
     uint32_t dims = ms_loader_shape(loader, rows, &dtype, shape);
-    ms_status status = ms_tensor_new(engine, dtype, dims, shape, &x);
-    /* Classes of images are one number a row. */
-    if (!status) status = ms_tensor_new(engine, MS_I64, dims == 2 ? 2 : 1, shape, &y);
-    if (status) {
-        ms_tensor_release(x);
-        return status;
-    }
-    out[0] = x;
-    out[1] = y;
-    return MS_OK;
+    ms_status status = ms_tensor_new(engine, dtype, dims, shape, &v->tensors[0]);
+    for (int i = 1; i < v->count && !status; i++)
+        status = ms_tensor_new(engine, MS_I64, dims == 2 ? 2 : 1, shape, &v->tensors[i]);
+    if (status) release_tensors(v);
+    return status;
 }
 
 /* Writes the batch into the tensors and fills the handles; on a failure it releases the tensors and
  * raises. The write copies from host memory that the loader, or the iterator, uses again for the
  * next batch. */
-static void push_pair(lua_State *L, ms_handle *x, ms_handle *y, ms_tensor *const pair[2],
-                      const ms_batch *batch, ms_status status)
+static int push_values(lua_State *L, batch_values *v, const ms_batch *batch, ms_status status)
 {
-    if (!status) status = ms_tensor_write(pair[0], batch->x, batch->x_bytes);
-    if (!status) status = ms_tensor_write(pair[1], batch->y, batch->y_bytes);
+    if (!status) status = ms_tensor_write(v->tensors[0], batch->x, batch->x_bytes);
+    if (!status) status = ms_tensor_write(v->tensors[1], batch->y, batch->y_bytes);
+    if (!status && v->count > 2)
+        status = ms_tensor_write(v->tensors[2], batch->positions, batch->x_bytes);
     if (status) {
-        ms_tensor_release(pair[0]);
-        ms_tensor_release(pair[1]);
+        release_tensors(v);
         ms_lua_ok(L, status);
     }
-    ms_handle_fill(x, pair[0]);
-    ms_handle_fill(y, pair[1]);
+    for (int i = 0; i < v->count; i++) ms_handle_fill(v->handles[i], v->tensors[i]);
+    return v->count;
 }
 
-/* loader:next() -> x, y. If taking the batch fails, the tensors are released by push_pair, and the
- * loader has not moved. */
+/* loader:next() -> x, y, positions?. If taking the batch fails, the tensors are released by
+ * push_values, and the loader has not moved. */
 static int loader_next(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     ms_loader *loader = ms_lua_unbox(L, 1, LOADER);
-    ms_handle *x = ms_lua_new_handle(L), *y = ms_lua_new_handle(L);
-    ms_tensor *pair[2] = { NULL, NULL };
+    batch_values v = new_values(L, loader);
     ms_batch batch = { 0 };
     /* Memory comes first: a batch that was taken cannot be given back. */
-    ms_lua_ok(L, make_pair(engine, loader, ms_loader_rows(loader), pair));
-    push_pair(L, x, y, pair, &batch, ms_loader_next(ms_engine_context(engine), loader, &batch));
-    return 2;
+    ms_lua_ok(L, make_tensors(engine, loader, ms_loader_rows(loader), &v));
+    ms_status status = ms_loader_next(ms_engine_context(engine), loader, &batch);
+    return push_values(L, &v, &batch, status);
 }
 
 /* The bytes of a whole batch: tokens with the tokens that follow them, or rows of numbers with a
@@ -201,29 +215,30 @@ static int batches_step(lua_State *L)
     batch_bytes(loader, &x_bytes, &y_bytes);
     /* No value ends a generic for. */
     if (index >= lua_tointeger(L, lua_upvalueindex(4))) return 0;
-    ms_handle *x = ms_lua_new_handle(L), *y = ms_lua_new_handle(L);
+    batch_values v = new_values(L, loader);
     char *memory = lua_touserdata(L, lua_upvalueindex(5));
     if (!memory) {
-        memory = lua_newuserdatauv(L, x_bytes + y_bytes, 0);
+        memory = lua_newuserdatauv(L, (size_t)(v.count - 1) * x_bytes + y_bytes, 0);
         lua_replace(L, lua_upvalueindex(5));
     }
     ms_batch batch = { .x = memory, .y = memory + x_bytes, .x_bytes = x_bytes, .y_bytes = y_bytes };
+    if (v.count > 2) batch.positions = memory + x_bytes + y_bytes;
     ms_lua_ok(L, ms_loader_batch(ms_engine_context(engine), loader, (uint64_t)index, &batch));
     if (batch.rows == 0) return 0;
-    ms_tensor *pair[2] = { NULL, NULL };
     /* The last batch of a pass may be shorter, so the tensors are made when its rows are known. */
-    ms_lua_ok(L, make_pair(engine, loader, batch.rows, pair));
-    push_pair(L, x, y, pair, &batch, MS_OK);
+    ms_lua_ok(L, make_tensors(engine, loader, batch.rows, &v));
+    push_values(L, &v, &batch, MS_OK);
     /* Only now: an error leaves the iterator at this batch. */
     lua_pushinteger(L, index + 1);
     lua_replace(L, lua_upvalueindex(3));
-    return 2;
+    return v.count;
 }
 
-/* loader:batches(count?) -> iterator over x, y of one pass. It does not move the loader's own
- * position. The memory of a batch is made once and used for all. Evaluation uses it in the middle
- * of training, without moving where training goes on. ms_loader_check_pass refuses data of which no
- * rank would get a sample: the loop would end at once and a mean over nothing would be NaN. */
+/* loader:batches(count?) -> iterator over x, y, positions? of one pass. It does not move the
+ * loader's own position. The memory of a batch is made once and used for all. Evaluation uses it in
+ * the middle of training, without moving where training goes on. ms_loader_check_pass refuses data
+ * of which no rank would get a sample: the loop would end at once and a mean over nothing would be
+ * NaN. */
 static int loader_batches(lua_State *L)
 {
     ms_lua_ok(L, ms_loader_check_pass(ms_lua_context(L), ms_lua_unbox(L, 1, LOADER)));

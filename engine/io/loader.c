@@ -19,7 +19,7 @@
 /* A batch that the thread has filled, and the state after it. The state goes with the batch, so
  * that ms_loader_get_state counts the batches handed out and not those prepared ahead. */
 typedef struct ms_prepared {
-    void *x, *y;
+    void *x, *y, *positions; /* positions: NULL unless packed */
     ms_loader_state after;
 } ms_prepared;
 
@@ -127,9 +127,23 @@ static void fill_image(const ms_data *data, uint64_t sample, float *x, int64_t *
     *y = data->labels[sample];
 }
 
+/* The place of each token in its document. The id that ends a document belongs to it; the next
+ * token begins one. A row begins a document, too: what came before it is not in the row. */
+static void fill_positions(const int64_t *tokens, uint32_t count, int64_t end_of_text,
+                           int64_t *positions)
+{
+    int64_t at = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        positions[i] = at;
+        at = tokens[i] == end_of_text ? 0 : at + 1;
+    }
+}
+
 /* Writes one sample. For tokens, y is x one token later, which is why a sample needs length + 1
- * tokens. */
-static void fill_row(const ms_loader *loader, uint64_t epoch, uint64_t position, void *x, void *y)
+ * tokens. y is the same where documents are packed: after the end of a text, the model learns how
+ * texts begin. */
+static void fill_row(const ms_loader *loader, uint64_t epoch, uint64_t position, void *x, void *y,
+                     void *positions)
 {
     const ms_dataset *dataset = loader->dataset;
     const ms_data *data = dataset->data;
@@ -142,18 +156,21 @@ static void fill_row(const ms_loader *loader, uint64_t epoch, uint64_t position,
     uint64_t begin = dataset->first + epoch_offset(loader, epoch) + sample * loader->options.length;
     widen_tokens(data->samples + begin * data->width, data->width, loader->options.length, x);
     widen_tokens(data->samples + (begin + 1) * data->width, data->width, loader->options.length, y);
+    if (loader->options.packed)
+        fill_positions(x, loader->options.length, loader->options.end_of_text, positions);
 }
 
 /* Writes rows first .. first+rows-1 of the batch that begins at `state`. A batch may cross the end
  * of an epoch; its remaining rows come from the next one, so every batch is full. */
 static void fill(const ms_loader *loader, ms_loader_state state, uint32_t first, uint32_t rows,
-                 void *x, void *y)
+                 void *x, void *y, void *positions)
 {
     for (uint32_t i = 0; i < rows; i++) {
         /* Positions of one batch may belong to two epochs. */
         uint64_t at = state.position + first + i;
         fill_row(loader, state.epoch + at / loader->windows, at % loader->windows,
-                 (char *)x + i * loader->x_row, (char *)y + i * loader->y_row);
+                 (char *)x + i * loader->x_row, (char *)y + i * loader->y_row,
+                 positions ? (char *)positions + i * loader->x_row : NULL);
     }
 }
 
@@ -187,7 +204,7 @@ static void prepare(void *argument)
             ms_bell_wait(&loader->bell, seen, (ms_spin){ 0 });
         }
         ms_prepared *slot = &loader->slots[done % SLOTS];
-        fill(loader, state, loader->options.rank * rows, rows, slot->x, slot->y);
+        fill(loader, state, loader->options.rank * rows, rows, slot->x, slot->y, slot->positions);
         slot->after = state = advance(loader, state);
         atomic_store(&loader->filled, done + 1);
         ms_bell_ring(&loader->bell);
@@ -208,17 +225,23 @@ static void stop_thread(ms_loader *loader)
 
 /* The slots' memory is taken once and kept when the thread is stopped and started again. An error
  * leaves what it has taken to ms_loader_free or to the next attempt. */
+static ms_status make_slot(ms_context *context, const ms_loader *loader, ms_prepared *slot)
+{
+    size_t rows = ms_loader_rows(loader);
+    ms_status status = MS_OK;
+    if (!slot->x) status = ms_bytes_new(context, loader->x_row * rows, "a batch", &slot->x);
+    if (!status && !slot->y)
+        status = ms_bytes_new(context, loader->y_row * rows, "a batch", &slot->y);
+    if (!status && !slot->positions && loader->options.packed)
+        status = ms_bytes_new(context, loader->x_row * rows, "a batch", &slot->positions);
+    return status;
+}
+
 static ms_status start_thread(ms_context *context, ms_loader *loader)
 {
     const ms_os *os = context->os;
     for (int i = 0; i < SLOTS; i++) {
-        ms_prepared *slot = &loader->slots[i];
-        ms_status status = slot->x ? MS_OK
-                                   : ms_bytes_new(context, loader->x_row * ms_loader_rows(loader),
-                                                  "a batch", &slot->x);
-        if (!status && !slot->y)
-            status =
-                ms_bytes_new(context, loader->y_row * ms_loader_rows(loader), "a batch", &slot->y);
+        ms_status status = make_slot(context, loader, &loader->slots[i]);
         if (status) return status;
     }
     /* The thread does not run, so the order of these stores does not matter; its start publishes
@@ -232,6 +255,23 @@ static ms_status start_thread(ms_context *context, ms_loader *loader)
 }
 
 /* ------------------------------------------------------------------- public */
+
+/* An id that no token of the data can be would make one document of all of them, without a word. */
+static ms_status check_packed(ms_context *context, const ms_dataset *dataset,
+                              const ms_loader_options *options)
+{
+    if (!options->packed) return MS_OK;
+    if (!ms_dataset_has_tokens(dataset))
+        return ms_fail(context, MS_ERROR_ARGUMENT,
+                       "loader: images have no documents to pack; leave packed out");
+    uint32_t width = dataset->data->width;
+    int64_t most = (int64_t)((UINT64_C(1) << (8 * width)) - 1);
+    if (options->end_of_text >= 0 && options->end_of_text <= most) return MS_OK;
+    return ms_fail(context, MS_ERROR_ARGUMENT,
+                   "loader: end_of_text is %" PRId64 ", but the ids of this data are 0 .. %" PRId64
+                   ", of %u bytes each",
+                   options->end_of_text, most, width);
+}
 
 /* Checks the options that depend on the data only by its kind. A batch must divide by the ranks:
  * with parts of different sizes, a mean over ranks would not be the mean over the batch. */
@@ -263,6 +303,7 @@ static ms_status count_windows(ms_context *context, const ms_dataset *dataset,
 {
     bool tokens = ms_dataset_has_tokens(dataset);
     ms_status status = check_options(context, tokens, options);
+    if (!status) status = check_packed(context, dataset, options);
     if (status) return status;
     uint64_t count = dataset->count;
     if (tokens) {
@@ -321,6 +362,7 @@ void ms_loader_free(ms_loader *loader)
     for (int i = 0; i < SLOTS; i++) {
         ms_release(&context, loader->slots[i].x);
         ms_release(&context, loader->slots[i].y);
+        ms_release(&context, loader->slots[i].positions);
     }
     ms_dataset_release(loader->dataset);
     ms_release(&context, loader);
@@ -331,6 +373,8 @@ uint32_t ms_loader_rows(const ms_loader *loader)
 {
     return loader->options.batch / loader->options.ranks;
 }
+
+bool ms_loader_is_packed(const ms_loader *loader) { return loader->options.packed; }
 
 /* shape[2] is 0 for tokens, which have two dimensions. */
 uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype *dtype, int64_t shape[3])
@@ -364,6 +408,7 @@ ms_status ms_loader_next(ms_context *context, ms_loader *loader, ms_batch *out)
     uint32_t rows = ms_loader_rows(loader);
     *out = (ms_batch){ .x = slot->x,
                        .y = slot->y,
+                       .positions = slot->positions,
                        .x_bytes = rows * loader->x_row,
                        .y_bytes = rows * loader->y_row,
                        .rows = rows };
@@ -407,7 +452,7 @@ ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t
                        "loader: a batch of %u rows needs %zu and %zu bytes", rows,
                        rows * loader->x_row, rows * loader->y_row);
     ms_loader_state state = { .epoch = 0, .position = rows ? at : 0 };
-    fill(loader, state, options->rank * rows, rows, out->x, out->y);
+    fill(loader, state, options->rank * rows, rows, out->x, out->y, out->positions);
     out->x_bytes = rows * loader->x_row;
     out->y_bytes = rows * loader->y_row;
     out->rows = rows;

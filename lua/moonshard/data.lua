@@ -108,15 +108,24 @@ end
 local Dataset = core.Dataset
 
 --- batch: samples of one pass over all ranks of the group; each rank gets its slice. seed: the
---- engine's unless given.
+--- engine's unless given. packed: batches have positions, too.
 ---@param options ms.LoaderOptions
 ---@return ms.Loader
 function Dataset:loader(options)
   local ms = require "moonshard"
   local own = {}
   for key, value in pairs(check("loader", options,
-      { "batch", "length", "shuffle", "seed", "group" })) do
+      { "batch", "length", "shuffle", "seed", "group", "packed", "end_of_text" })) do
     own[key] = value
+  end
+  argument("loader", "packed", own.packed, "boolean?")
+  argument("loader", "end_of_text", own.end_of_text, "integer?")
+  if own.end_of_text and not own.packed then
+    core.raise "loader: end_of_text is for packed documents: give packed = true, too"
+  end
+  -- Without a length these are images, or the core asks for one.
+  if own.packed and own.length then
+    own.end_of_text = tokenizer_files.end_of_text(self, own.end_of_text)
   end
   local group = own.group
   options_of.check_group("loader", "group", group)

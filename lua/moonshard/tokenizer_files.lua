@@ -110,6 +110,7 @@ end
 ---@field tokenizer string its path
 ---@field pattern? string
 ---@field vocab_size integer
+---@field end_of_text? integer the id that ends each file of the shards; nil: none does
 ---@field where string path of the description
 
 -- data set -> paths of its shards
@@ -127,8 +128,9 @@ local function read_description(where)
     return nil
   end
   local pattern = type(told.pattern) == "string" and told.pattern or nil
+  local ends = math.type(told.end_of_text) == "integer" and told.end_of_text or nil
   return { tokenizer = told.tokenizer, vocab_size = told.vocab_size, pattern = pattern,
-    where = where }
+    end_of_text = ends, where = where }
 end
 
 --- The descriptions of a data set's shards, NAME.json beside NAME_00000.bin, each once.
@@ -144,6 +146,28 @@ function tokenizer_files.descriptions(set)
     end
   end
   return list
+end
+
+--- The id that ends documents in a data set, by the descriptions of its shards, or as given. Raises
+--- if neither says one, or if two say different ones.
+---@param set ms.Dataset
+---@param given? integer
+---@return integer
+function tokenizer_files.end_of_text(set, given)
+  local id, whose, without = given, "the option end_of_text", nil
+  for _, told in ipairs(tokenizer_files.descriptions(set)) do
+    local own, name = told.end_of_text, ("'%s'"):format(told.where)
+    if own and id and own ~= id then
+      core.raise(("loader: the end of a text is the id %d by %s, and %d by %s: they must be equal")
+        :format(id, whose, own, name))
+    end
+    if own then id, whose = own, name else without = without or name end
+  end
+  -- Shards without an end of text beside others that have one may mean anything by this id.
+  if id and (given or not without) then return id end
+  core.raise(("loader: packed needs the id that ends a document, and %s: %s"):format(
+    without and without .. " names none" or "nothing beside the data names it",
+    "give the option end_of_text, or shards that `moonshard tokenize` made with an end of text"))
 end
 
 --- The tokenizer of a description. A relative path begins at the current folder, or at that of the

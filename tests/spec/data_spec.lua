@@ -174,6 +174,131 @@ describe("data", function()
       "group must be a group of ranks")
   end)
 
+  describe("packed documents:", function()
+    local DOT <const> = ("."):byte()
+
+    -- What positions must be, from the row's bytes.
+    local function expected(x)
+      local rows = {}
+      for i = 1, #x do
+        local at = 0
+        rows[i] = {}
+        for byte in data.to_text(x[i]):gmatch "." do
+          rows[i][#rows[i] + 1] = at
+          at = byte == "." and 0 or at + 1
+        end
+      end
+      return rows
+    end
+
+    it("positions begin again in each row and after each end of text, which belongs to its \z
+      document", function()
+      local set = assert(data.bytes(put("text", "ab.c..def.ghijkl.")))
+      local loader = set:loader { batch = 2, length = 8, packed = true, end_of_text = DOT }
+      local x, y, positions = loader:next()
+      assert.equal("i64", positions:dtype())
+      assert.same({ { 0, 1, 2, 0, 1, 0, 0, 1 }, { 0, 1, 0, 1, 2, 3, 4, 5 } }, positions:to_table())
+      -- Also the target of an end of text is kept.
+      assert.same({ "ab.c..de", "f.ghijkl", "b.c..def", ".ghijkl." },
+        { data.to_text(x[1]), data.to_text(x[2]), data.to_text(y[1]), data.to_text(y[2]) })
+      local last = set:loader { batch = 1, length = 8 }
+      assert.equal(2, select("#", last:next()))
+      for a, b, c in last:batches() do assert.is_true(a ~= nil and b ~= nil and c == nil) end
+    end)
+
+    it("in shuffled epochs, in passes, on each rank and after a resume", function()
+      local set = assert(data.bytes(put("text", ("The quick. Brown fox jumps. "):rep(40))))
+      local options = {
+        batch = 4, length = 16, shuffle = true, seed = 7, packed = true, end_of_text = DOT,
+      }
+      local loader = set:loader(options)
+      for _ = 1, 25 do                                   -- more than an epoch
+        local x, _, positions = loader:next()
+        assert.same(expected(x), positions:to_table())
+      end
+      local state = core.json_decode(core.json_encode(loader:state()))
+      local again = set:loader(options)
+      again:load_state(state)
+      for _ = 1, 5 do
+        local x, _, positions = loader:next()
+        local same_x, _, same = again:next()
+        assert.same(x:to_table(), same_x:to_table())
+        assert.same(positions:to_table(), same:to_table())
+      end
+      local batches, rows = 0, 0
+      for x, _, positions in loader:batches() do
+        batches, rows = batches + 1, rows + #positions
+        assert.same(expected(x), positions:to_table())
+      end
+      assert.equal(math.ceil(rows / 4), batches)
+      local parts, whole = {}, select(3, set:loader(options):next()):to_table()
+      for rank = 0, 1 do
+        local own = { rank = rank, ranks = 2 }
+        for key, value in pairs(options) do own[key] = value end
+        table.move(select(3, core.loader(set, own):next()):to_table(), 1, 2, 2 * rank + 1, parts)
+      end
+      assert.same(whole, parts)
+    end)
+
+    local function shards(name, told)
+      put(name .. "_00000.bin", ("<" .. ("I2"):rep(9)):pack(5, 6, 9, 7, 9, 0, 5, 6, 7))
+      if told then put(name .. ".json", told) end
+    end
+
+    it("the end of text is that of the shards, or an option", function()
+      shards("told", [[{"tokenizer": "t", "vocab_size": 10, "end_of_text": 9}]])
+      shards("none", [[{"tokenizer": "t", "vocab_size": 10}]])
+      shards "bare"
+      local function positions(name, given)
+        local set = assert(data.tokens(folder .. "/" .. name))
+        return select(3, set:loader {
+          batch = 1, length = 8, packed = true, end_of_text = given,
+        }:next())[1]:to_table()
+      end
+      local function refused(name, given, ...)
+        local ok, message = pcall(positions, name, given)
+        assert.is_false(ok)
+        for _, part in ipairs { ... } do assert.truthy(message:find(part, 1, true), message) end
+      end
+      assert.same({ 0, 1, 2, 0, 1, 0, 1, 2 }, positions "told_*.bin")
+      assert.same({ 0, 1, 2, 0, 1, 0, 1, 2 }, positions("told_*.bin", 9))
+      assert.same({ 0, 1, 2, 3, 4, 5, 0, 1 }, positions("none_*.bin", 0))
+      assert.same({ 0, 1, 2, 3, 4, 5, 0, 1 }, positions("bare_*.bin", 0))
+      -- A part of the data has the end of text of the whole.
+      local part = assert(data.tokens(folder .. "/told_*.bin")):split(0.5)
+      assert.same({ { 0, 1, 2 } }, select(3, part:loader {
+        batch = 1, length = 3, packed = true,
+      }:next()):to_table())
+      refused("told_*.bin", 0, "is the id 0 by the option end_of_text", "9 by", "told.json")
+      refused("none_*.bin", nil, "none.json' names none", "give the option end_of_text")
+      refused("bare_*.bin", nil, "nothing beside the data names it", "moonshard tokenize")
+      refused("", nil, "none.json' names none")
+      refused("bare_*.bin", 65536, "end_of_text is 65536", "0 .. 65535")
+      core.remove(folder .. "/none.json")
+      shards("other", [[{"tokenizer": "t", "vocab_size": 10, "end_of_text": 8}]])
+      refused("", nil, "is the id 8 by", "other.json", "9 by", "told.json")
+    end)
+
+    it("wrong options are errors", function()
+      local set = assert(data.bytes(put("text", "abcdef")))
+      local function refused(options, message)
+        options.batch = options.batch or 1
+        assert.error_matches(function() set:loader(options) end, message, 1, true)
+      end
+      refused({ length = 2, packed = true }, "nothing beside the data names it")
+      refused({ length = 2, end_of_text = 46 }, "end_of_text is for packed documents")
+      refused({ length = 2, packed = 1 }, "packed must be a boolean")
+      refused({ length = 2, packed = true, end_of_text = "." }, "end_of_text must be an integer")
+      refused({ length = 2, packed = true, end_of_text = -1 }, "end_of_text is -1")
+      refused({ length = 2, packed = true, end_of_text = 256 }, "the ids of this data are 0 .. 255")
+      refused({ packed = true, end_of_text = 46 }, "give a length")
+      put("t10k-images-idx3-ubyte", idx({ 2, 1, 1 }, "ab"))
+      put("t10k-labels-idx1-ubyte", idx({ 2 }, "\1\2"))
+      set = assert(data.mnist(folder))
+      refused({ packed = true }, "images have no documents")
+    end)
+  end)
+
   it("wrong options are named", function()
     local set = assert(data.bytes(put("text", "abc")))
     assert.error_matches(function() set:loader { batch = 1, lenght = 2 } end,

@@ -92,7 +92,8 @@ describe("moonshard help", function()
 
   it("shows a class, and the help of a command", function()
     local out = command.succeed(folder, "help ms.Loader")
-    assert.matches("^ms%.Loader\n.*\n  Loader:next%(%): ms%.Tensor, ms%.Tensor\n", out)
+    assert.matches("^ms%.Loader\n.*\n  Loader:next%(%): ms%.Tensor, ms%.Tensor, ms%.Tensor%?\n",
+      out)
     assert.equal(command.succeed(folder, "plot --help"), (command.succeed(folder, "help plot")))
     assert.matches("usage: moonshard COMMAND", (command.succeed(folder, "help")))
   end)

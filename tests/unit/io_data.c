@@ -463,6 +463,37 @@ static void test_a_loader_may_go_while_its_thread_works(void **state)
     ms_dataset_release(dataset);
 }
 
+/* The same positions from the thread and from memory of the caller, which has room for no more. */
+static void test_positions_of_packed_documents(void **state)
+{
+    (void)state;
+    ms_dataset *dataset = counting_tokens(13);
+    ms_loader *loader = loader_of(
+        dataset, (ms_loader_options){ .batch = 2, .length = 6, .packed = true, .end_of_text = 3 });
+    const int64_t expected[] = { 0, 1, 2, 3, 0, 1, 0, 1, 2, 3, 4, 5 };
+    int64_t *memory = malloc(3 * sizeof expected);
+    ms_batch batch = next(loader), own = { .x = memory,
+                                           .y = memory + 12,
+                                           .positions = memory + 24,
+                                           .x_bytes = sizeof expected,
+                                           .y_bytes = sizeof expected };
+    assert_memory_equal(batch.positions, expected, sizeof expected);
+    assert_int_equal(ms_loader_batch(&context, loader, 0, &own), MS_OK);
+    assert_memory_equal(own.positions, expected, sizeof expected);
+    assert_memory_equal(own.x, batch.x, sizeof expected);
+    assert_memory_equal(own.y, batch.y, sizeof expected);
+    free(memory);
+    ms_loader_free(loader);
+    for (int64_t end = -1; end <= 65536; end += 65537) {
+        ms_loader *none = NULL;
+        ms_loader_options options = { .batch = 1, .length = 6, .packed = true, .end_of_text = end };
+        assert_int_equal(ms_loader_new(&context, dataset, &options, &none), MS_ERROR_ARGUMENT);
+        assert_non_null(strstr(context.error.message, "the ids of this data are 0 .. 65535"));
+        assert_null(none);
+    }
+    ms_dataset_release(dataset);
+}
+
 /* ---------------------------------------------------------- each allocation */
 
 static ms_status use_everything(ms_context *own)
@@ -476,8 +507,8 @@ static ms_status use_everything(ms_context *own)
     if (!status) status = ms_dataset_images(own, in_folder("images"), in_folder("labels"), &images);
     if (!status) status = ms_dataset_split(own, tokens, 0.5, &first, &rest);
     if (!status)
-        status =
-            ms_loader_new(own, first, &(ms_loader_options){ .batch = 2, .length = 3 }, &loader);
+        status = ms_loader_new(
+            own, first, &(ms_loader_options){ .batch = 2, .length = 3, .packed = true }, &loader);
     for (int i = 0; i < 5 && !status; i++) status = ms_loader_next(own, loader, &batch);
     ms_loader_free(loader);
     ms_dataset *all[] = { tokens, bytes, images, first, rest };
@@ -529,6 +560,7 @@ int main(void)
         in_new_folder(test_batches_do_not_move_next_and_leave_nothing_out),
         in_new_folder(test_bad_options_are_refused),
         in_new_folder(test_a_loader_may_go_while_its_thread_works),
+        in_new_folder(test_positions_of_packed_documents),
         in_new_folder(test_each_allocation_may_fail),
     };
     ms_context_init(&context, NULL);

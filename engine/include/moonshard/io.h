@@ -200,6 +200,10 @@ typedef struct ms_loader_options {
     uint32_t batch;  /* samples of one pass over all ranks */
     uint32_t length; /* tokens of a sample; 0 for images */
     bool shuffle;
+    /* Tokens only: batches have positions, by which attention stays inside of a document. A
+     * document ends with the id end_of_text, which is read only if packed. */
+    bool packed;
+    int64_t end_of_text;
     uint64_t seed;
     uint32_t rank, ranks; /* ranks 0: 1 */
 } ms_loader_options;
@@ -211,16 +215,17 @@ typedef struct ms_loader_state {
 } ms_loader_state;
 
 /* Host memory of one rank's part of a batch. Tokens: x and y i64 [rows, length], y one token later.
- * Images: x f32 [rows, height, width] in 0 .. 1, y i64 [rows]. */
+ * Images: x f32 [rows, height, width] in 0 .. 1, y i64 [rows]. Packed: positions i64 of x's shape
+ * and bytes, from 0 at the start of each row and after each end of text in x; else NULL. */
 typedef struct ms_batch {
-    void *x, *y;
+    void *x, *y, *positions;
     size_t x_bytes, y_bytes;
     uint32_t rows;
 } ms_batch;
 
 typedef struct ms_loader ms_loader;
-/* MS_ERROR_ARGUMENT: batch does not divide by the ranks, length does not fit the data. One thread
- * at a time uses a loader. */
+/* MS_ERROR_ARGUMENT: batch does not divide by the ranks, length does not fit the data, packed
+ * images, an end_of_text that no token of the data can be. One thread at a time uses a loader. */
 MS_API ms_status ms_loader_new(ms_context *context, ms_dataset *dataset,
                                const ms_loader_options *options, ms_loader **out);
 MS_API void ms_loader_free(ms_loader *loader); /* NULL is allowed */
@@ -229,6 +234,7 @@ MS_API void ms_loader_free(ms_loader *loader); /* NULL is allowed */
 MS_API uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype *dtype,
                                 int64_t shape[3]);
 MS_API uint32_t ms_loader_rows(const ms_loader *loader); /* of one rank in a full batch */
+MS_API bool ms_loader_is_packed(const ms_loader *loader);
 /* The next batch, without end: after an epoch's last sample comes the next epoch's first. It is
  * valid until the next call on this loader. A thread, started by the first call, prepares
  * batches. */
@@ -236,8 +242,9 @@ MS_API ms_status ms_loader_next(ms_context *context, ms_loader *loader, ms_batch
 /* MS_ERROR_ARGUMENT if there are fewer samples than ranks: ms_loader_batch would then give no rank
  * a sample. */
 MS_API ms_status ms_loader_check_pass(ms_context *context, const ms_loader *loader);
-/* Writes batch `index` of epoch 0 into memory of the caller (x_bytes and y_bytes: its size),
- * independent of ms_loader_next. The last batch may be shorter; past it rows is 0. */
+/* Writes batch `index` of epoch 0 into memory of the caller (x_bytes and y_bytes: its size; for
+ * positions of a packed loader there are x_bytes, too), independent of ms_loader_next. The last
+ * batch may be shorter; past it rows is 0. */
 MS_API ms_status ms_loader_batch(ms_context *context, const ms_loader *loader, uint64_t index,
                                  ms_batch *out);
 /* The state after the last batch that ms_loader_next returned; batches that were read ahead do not

@@ -11,6 +11,12 @@
 ---@field shuffle? boolean             false: samples come in the order of the data
 ---@field seed? integer                of the order of samples; the engine's seed unless given
 ---@field group? ms.Group              ranks that share the batch; the world unless given
+--- true: documents that lie one after the other in a sample do not see each other: batches have
+--- `positions`, for the model. Tokens only.
+---@field packed? boolean
+--- The token that ends a document, with packed. Unless given, that of the shards: `moonshard
+--- tokenize` writes it into NAME.json. One of the two must be there; if both are, they must be equal.
+---@field end_of_text? integer
 
 --- Data sets are read once and held in host memory.
 ---@class ms.data
@@ -92,7 +98,11 @@
 --- world size.
 ---@class ms.Loader
 --- The next batch: x and y. Tokens: both i64 [batch / ranks, length]; y is one token later. Images:
---- x f32 [batch / ranks, rows, columns] in 0 to 1, y i64 [batch / ranks].
+--- x f32 [batch / ranks, rows, columns] in 0 to 1, y i64 [batch / ranks]. Packed: also positions, i64
+--- [batch / ranks, length], the place of each token of x in its document: 0 at the start of each row
+--- and after each end of text, which itself belongs to the document that it ends. No target is left
+--- out: after an end of text, y is the first token of the next document, from which the model learns
+--- how documents begin.
 --- ```lua
 --- local file = assert(io.open("text.txt", "w"))
 --- file:write(("abcde"):rep(10))
@@ -100,8 +110,14 @@
 --- local x, y = assert(ms.data.bytes "text.txt"):loader({ batch = 1, length = 3 }):next()
 --- x --> { { 97, 98, 99 } }
 --- y --> { { 98, 99, 100 } }
+--- local loader = assert(ms.data.bytes "text.txt"):loader {
+---   batch = 1, length = 8, packed = true, end_of_text = ("d"):byte(),
+--- }
+--- local tokens, targets, positions = loader:next()
+--- ms.data.to_text(tokens[1]) --> "abcdeabc"
+--- positions --> { { 0, 1, 2, 3, 0, 1, 2, 3 } }
 --- ```
----@field next fun(self): ms.Tensor, ms.Tensor
+---@field next fun(self): ms.Tensor, ms.Tensor, ms.Tensor?
 --- ```lua
 --- local file = assert(io.open("text.txt", "w"))
 --- file:write(("abcde"):rep(10))
@@ -136,6 +152,8 @@
 --- end
 --- count --> 24
 --- ```
----@field batches fun(self, count?: integer): fun(): ms.Tensor, ms.Tensor
+---@field batches fun(self, count?: integer): fun(): ms.Tensor, ms.Tensor, ms.Tensor?
 --- Errors: batch does not divide by the number of ranks; length is longer than the data; batches:
---- there are fewer samples than ranks; a shard is damaged (the message has file and byte).
+--- there are fewer samples than ranks; a shard is damaged (the message has file and byte); packed:
+--- the data are images, nothing says which token ends documents, two things say different ones, or
+--- the data cannot have this id.
