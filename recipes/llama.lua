@@ -11,6 +11,12 @@ local cfg = ms.config(ms.scripts.options {
   data       = { "data", help = "token shards: a folder, a file, or a pattern with *" },
   valid      = { "", help = "held-out shards; the last part of data unless given" },
   bytes      = { false, help = "data are text files, and their bytes the tokens" },
+  packed     = {
+    false, help = "documents that lie one after the other in a sequence do not see each other",
+  },
+  end_of_text = {
+    -1, help = "the token that ends a document, with packed=true; that of the shards unless given",
+  },
   weights    = {
     "",
     help = "start from these .safetensors (a file or a folder, with config.json); \z
@@ -97,11 +103,18 @@ end, { clip = cfg.clip })
 -- is saved with the model, for `moonshard generate`.
 local tokenizer = not cfg.bytes and ms.scripts.tokenizer(model, train, valid) or nil
 
+-- With packed=true, batches say where documents begin.
+local function loader(set, shuffle)
+  return set:loader {
+    batch = cfg.batch, length = cfg.length, shuffle = shuffle, packed = cfg.packed,
+    end_of_text = cfg.end_of_text >= 0 and cfg.end_of_text or nil,
+  }
+end
+
 local result = ms.train {
   model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate,
   clip = clip, dtype = cfg.dtype,
-  data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
-  valid = valid:loader { batch = cfg.batch, length = cfg.length },
+  data = loader(train, true), valid = loader(valid, false),
   eval = { every = cfg.every.eval, batches = 20 },
   sample = (tokenizer or cfg.bytes)
     and { every = cfg.every.sample, count = 300, tokenizer = tokenizer } or nil,

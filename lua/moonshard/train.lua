@@ -18,20 +18,41 @@ local SKIPS_IN_A_ROW = 25
 ---@field o ms.TrainOptions
 
 -- loss, outputs of one pass
-local function default_loss(model, x, y)
-  local outputs = model(x)
+local function default_loss(model, x, y, positions)
+  local outputs
+  if positions == nil then outputs = model(x) else outputs = model(x, positions) end
   return outputs:cross_entropy(y), outputs
 end
 
-local function pass(self, x, y)
+-- Raises if a function of a recipe would pass over the positions of packed documents: each document
+-- would then see those before it, without a word.
+local function check_packed(self, x, positions)
+  local o = self.o
+  if positions == nil or self.takes_positions or not core.is_tensor(x) then return end
+  local f = o.loss or o.model.forward
+  local info = type(f) == "function" and debug.getinfo(f, "u")
+  if info and not info.isvararg and info.nparams < (o.loss and 4 or 3) then
+    core.raise("train: data gives a third value, the positions of packed documents, but "
+      .. (o.loss and "the function loss takes three arguments: take (model, x, y, positions)"
+        or ("forward of %s takes one: take (x, positions), and give them to attention")
+          :format(o.model.class_name))
+      .. ", or make the loader without packed")
+  end
+  self.takes_positions = true
+end
+
+local function pass(self, x, y, positions)
   local o = self.o
   local loss_of = o.loss or default_loss
   if not core.is_tensor(x) and not o.loss then
     core.raise("train: data must give tensors x and y, not " .. type(x))
   end
+  check_packed(self, x, positions)
   local loss, outputs
-  if o.dtype == "f32" then loss, outputs = loss_of(o.model, x, y)
-  else loss, outputs = core.autocast(o.dtype, function() return loss_of(o.model, x, y) end) end
+  if o.dtype == "f32" then loss, outputs = loss_of(o.model, x, y, positions)
+  else
+    loss, outputs = core.autocast(o.dtype, function() return loss_of(o.model, x, y, positions) end)
+  end
   if not core.is_tensor(loss) then
     core.raise("train: the function loss must return a tensor of one element, not " .. type(loss))
   end
@@ -58,12 +79,12 @@ end
 local function forward_backward(self)
   local o, total = self.o, nil
   local function one_pass(i)
-    local x, y = self.next_batch()
+    local x, y, positions = self.next_batch()
     -- The number of targets in a step: tokens of a text, or samples.
     if not self.report.tokens and core.is_tensor(y) then
       self.report.tokens = y:numel() * o.accumulate * self.world:size()
     end
-    local loss = pass(self, x, y)
+    local loss = pass(self, x, y, positions)
     local part = o.accumulate > 1 and loss / o.accumulate or loss
     local scaled = self.scaler and self.scaler:scale(part) or part
     scaled:backward()
@@ -154,9 +175,9 @@ local function validate(self)
   local count, batches, sums = 0, 0, {}
   o.model:eval()
   core.no_grad(function()
-    for x, y in o.valid:batches(o.eval.batches) do
-      local loss, outputs = pass(self, x, y)
-      local values = o.eval.measure and o.eval.measure(outputs, y) or {}
+    for x, y, positions in o.valid:batches(o.eval.batches) do
+      local loss, outputs = pass(self, x, y, positions)
+      local values = o.eval.measure and o.eval.measure(outputs, y, positions) or {}
       values.loss = loss
       -- The last batch may have fewer rows, so the means are over rows.
       local rows = #y

@@ -104,6 +104,8 @@ describe("moonshard check", function()
     same_peak(gpt2, options .. " model.heads=2 run=gpt2 recompute=true")
     same_peak(gpt2, options .. " weights=gpt2/model run=gpt2-more valid=b.bin")
     same_peak(llama, options .. " run=llama dtype=f32")
+    same_peak(gpt2, options .. " model.heads=2 run=gpt2-packed packed=true end_of_text=7")
+    same_peak(llama, options .. " run=llama-packed packed=true end_of_text=7 recompute=true")
     for _, file in ipairs { gpt2, llama } do
       same_peak(file, options .. " model.heads=4 every.eval=0 every.save=0 run=bare")
     end

@@ -409,6 +409,53 @@ describe("models", function()
       for i, bytes in ipairs(plain) do assert.is_true(bytes == again[i], "parameter " .. i) end
     end)
 
+    -- The sums of attention have other lengths and orders, hence the tolerances. A gradient's is of
+    -- its largest number.
+    it(kind .. " has of packed documents the logits and gradients of each alone", function()
+      local lengths = { { 4, 1, 5, 2 }, { 7, 5 } }
+      for _, options in ipairs { {}, { recompute = true }, { kv_heads = 2 } } do
+        if kind == "llama" or not options.kv_heads then
+          local model, alone = tiny(kind, options), tiny(kind, options)
+          local x = ms.randint { 2, 12, low = 0, high = 19, seed = 5 }
+          local y, places = ms.randint { 2, 12, low = 0, high = 19, seed = 6 }, {}
+          for row = 1, 2 do
+            places[row] = {}
+            for _, length in ipairs(lengths[row]) do
+              for at = 0, length - 1 do table.insert(places[row], at) end
+            end
+          end
+          local positions = ms.tensor(places, "i64")
+          local logits = model(x, positions)
+          logits:cross_entropy(y, { reduction = "sum" }):backward()
+          for row = 1, 2 do
+            local first = 1
+            for _, length in ipairs(lengths[row]) do
+              local function part(t) return t:narrow(1, row, 1):narrow(2, first, length) end
+              local own = alone(part(x):contiguous())
+              near(own:to_table(), part(logits), 1e-5)
+              own:cross_entropy(part(y):contiguous(), { reduction = "sum" }):backward()
+              first = first + length
+            end
+          end
+          for i, p in ipairs(alone:parameters()) do
+            local expected = p:grad()
+            near(expected:to_table(), model:parameters()[i]:grad(),
+              1e-5 * math.max(expected:abs():max():item(), 1))
+          end
+          -- They matter: a plain forward is another one.
+          assert.is_true((model(x) - logits):abs():max():item() > 1e-3)
+          fails(function() model(x, positions:narrow(2, 1, 11)) end,
+            kind .. ": positions must be i64 [2, 12]", "[2, 11]")
+          fails(function() model(x, positions:to "i32") end, "positions must be i64 [2, 12]", "i32")
+          fails(function() model(x, places) end, "positions must be a tensor, not a table")
+          fails(function()
+            model(x, positions + 1)
+            ms.synchronize()
+          end, "row 0 is 1", "within 0 .. 0")
+        end
+      end
+    end)
+
     it(kind .. " saves and loads files with config.json", function()
       local folder = os.tmpname()
       os.remove(folder)

@@ -14,7 +14,7 @@ local ms = require "moonshard"
 local core = require "moonshard.core"
 local cfg = ms.config {
   steps = 12, batch = 4, accumulate = 1, length = 16, width = 32, dropout = 0.1, shuffle = true,
-  recompute = false, clip = 1.0, lr = 1e-2,
+  recompute = false, clip = 1.0, lr = 1e-2, packed = false,
   optimizer = "adamw", dtype = "f32", resume = "never", run = "out", save = 4, last = 2, eval = 5,
   sample = 0, on_nan = "stop",
   kill = { step = -1, times = 1, signal = "TERM" },   -- sends itself a signal before this step
@@ -61,8 +61,14 @@ local result = ms.train {
   accumulate = cfg.accumulate,
   clip = cfg.clip > 0 and cfg.clip or nil,
   dtype = cfg.dtype,
-  data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = cfg.shuffle },
-  valid = valid:loader { batch = 4, length = cfg.length }, eval = { every = cfg.eval, batches = 3 },
+  data = train:loader {
+    batch = cfg.batch, length = cfg.length, shuffle = cfg.shuffle,
+    packed = cfg.packed, end_of_text = cfg.packed and 32 or nil,       -- words
+  },
+  valid = valid:loader {
+    batch = 4, length = cfg.length, packed = cfg.packed, end_of_text = cfg.packed and 32 or nil,
+  },
+  eval = { every = cfg.eval, batches = 3 },
   sample = cfg.sample > 0 and { every = cfg.sample, prompt = "It", count = 5 } or nil,
   save = cfg.save > 0 and { every = cfg.save, last = cfg.last } or nil,
   resume = cfg.resume, run = cfg.run, on_nan = cfg.on_nan,
@@ -248,6 +254,12 @@ end
       ["data = function() end"] = "train: data must give tensors x and y, not nil",
       ["data = function() return 5 end, loss = function() return 3 end"] =
         "train: the function loss must return a tensor of one element, not number",
+      ["data = function() local x, y = d() return x, y, y end"] =
+        "train: data gives a third value, the positions of packed documents, but forward of \z
+          Sequential takes one: take (x, positions)",
+      ["data = function() local x, y = d() return x, y, y end, loss = function(_, x, y) end"] =
+        "train: data gives a third value, the positions of packed documents, but the function \z
+          loss takes three arguments: take (model, x, y, positions)",
       ["data = d, eval = { every = 1 }, \z
         valid = { batches = function() return function() end end }"] = "train: valid gave no batch",
       ["data = d, valid = { batches = function() return d end }, \z
@@ -257,7 +269,7 @@ end
     for options, message in pairs(bad) do
       command.write(folder .. "/bad.lua", ([[
         local ms = require "moonshard"
-        local m = ms.nn.Linear(2, 2)
+        local m = ms.nn.Sequential(ms.nn.Linear(2, 2))
         local function d() return ms.ones { 1, 2 }, ms.tensor { 1 } end
         ms.train { model = m, optimizer = ms.optim.sgd(m), steps = 1, %s }]]):format(options))
       local code, _, err = command.run(folder, "run bad.lua")
@@ -328,6 +340,29 @@ end
       assert.same(series("whole" .. round), series(name), where)
       assert.same(series("whole" .. round, "lr"), series(name, "lr"), where)
       assert.same(series("whole" .. round, "val_loss"), series(name, "val_loss"), where)
+    end
+  end)
+
+  it("packed documents: goes on bit for bit in mid-epoch, with recomputed blocks and in \z
+    bf16", function()
+    for _, options in ipairs { "recompute=true", "dtype=bf16 accumulate=2" } do
+      options = options .. " packed=true steps=12 save=3 eval=3 "
+      local whole = succeed(options .. "run=whole")
+      assert.equal(75, (run(options .. "run=cut kill.step=4")))
+      local out = succeed(options .. "run=cut resume=auto")
+      assert.matches("resumed from cut/step%-00000005", out)
+      assert.equal(final(whole), final(out))
+      assert.same(series("whole", "val_loss"), series("cut", "val_loss"))
+      command.remove(folder .. "/cut")
+      -- Documents that see each other have another loss from the first step on, also in validation.
+      succeed(options:gsub("packed=true", "packed=false") .. "run=plain")
+      for _, field in ipairs { "loss", "val_loss" } do
+        local packed, plain = series("whole", field), series("plain", field)
+        local row = field == "loss" and 1 or 3
+        assert.is_true(math.abs(packed[row][2] - plain[row][2]) > 1e-4, field)
+      end
+      command.remove(folder .. "/plain")
+      command.remove(folder .. "/whole")
     end
   end)
 

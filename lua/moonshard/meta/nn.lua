@@ -283,8 +283,9 @@
 --- Layers compute on the last dimension, but for those named ...2d: they compute on planes, [images,
 --- channels, rows, columns], and have the names, shapes and start of PyTorch's. Linear maps [..., inputs] to [..., outputs]; Embedding
 --- maps ids [...] to [..., width]; norms, MLP and activations keep the shape; Attention (causal
---- self-attention) keeps [batch, time, width]. List only holds modules; Sequential calls one after
---- another. Linear has a bias unless options.bias is false; eps of norms is 1e-5 unless given.
+--- self-attention) keeps [batch, time, width], and takes the positions i64 [batch, time] of packed
+--- documents as its second argument. List only holds modules; Sequential calls one after another.
+--- Linear has a bias unless options.bias is false; eps of norms is 1e-5 unless given.
 ---@class ms.nn
 --- ```lua
 --- local list = ms.nn.List { ms.nn.Linear(2, 2), ms.nn.Linear(2, 2) }
@@ -382,7 +383,9 @@
 --- ```
 ---@field is_module fun(value: any): boolean
 --- Models with the parameter names and layouts of Hugging Face. `model(tokens)` maps ids
---- [batch, time] to logits [batch, time, vocab].
+--- [batch, time] to logits [batch, time, vocab]. `model(tokens, positions)`: of packed documents, with
+--- the positions i64 [batch, time] that a loader gives. The logits of each document are those that it
+--- has alone, up to rounding.
 --- ```lua
 --- local model = ms.nn.gpt2 { vocab = 256, context = 16, layers = 2, width = 32, heads = 2 }
 --- model(ms.tensor { { 72, 105 } }):shape() --> { 1, 2, 256 }

@@ -5,7 +5,7 @@
 ---@field every integer                steps between two evaluations
 ---@field batches? integer             of `valid`; all unless given
 --- More values of a batch, as one-element tensors; means over all rows are reported.
----@field measure? fun(outputs: ms.Tensor, y: ms.Tensor): table<string, ms.Tensor>
+---@field measure? fun(outputs: ms.Tensor, y: ms.Tensor, positions?: ms.Tensor): table<string, ms.Tensor>
 
 ---@class ms.SampleOptions
 ---@field every integer                steps between two samples
@@ -18,11 +18,14 @@
 ---@class ms.TrainOptions
 ---@field model ms.Module
 ---@field optimizer ms.Optimizer
----@field data ms.Loader|fun(): ms.Tensor, ms.Tensor   gives x and y of one pass
+--- Gives x and y of one pass, and positions if documents are packed (`loader { packed = true }`).
+---@field data ms.Loader|fun(): ms.Tensor, ms.Tensor, ms.Tensor?
 ---@field steps integer                of the whole run, with the steps before a resume
 ---@field valid? ms.Loader             held-out data for `eval`
---- Gives the loss and the outputs; model(x):cross_entropy(y) unless given.
----@field loss? fun(model: ms.Module, x: ms.Tensor, y: ms.Tensor): ms.Tensor, ms.Tensor?
+--- Gives the loss and the outputs; model(x):cross_entropy(y) unless given, and with positions
+--- model(x, positions):cross_entropy(y). A loss, or the forward of a model, that takes no positions
+--- is an error if the data have them.
+---@field loss? fun(model: ms.Module, x: ms.Tensor, y: ms.Tensor, positions?: ms.Tensor): ms.Tensor, ms.Tensor?
 ---@field accumulate? integer          passes in a step; 1 unless given
 ---@field clip? number                 greatest global norm of the gradients; none unless given
 ---@field dtype? "f32"|"bf16"|"f16"    of autocast; "f32" unless given; "f16" adds a loss scaler

@@ -25,14 +25,15 @@ function Attention:init(options, std)
   self.c_proj = Conv1D(options.width, options.width, std)
 end
 
-function Attention:forward(x, past)
+function Attention:forward(x, positions, past)
   local shape = x:shape()
   local batch, time, width = shape[1], shape[2], shape[3]
   local parts = self.c_attn(x):split(width, 3)
   for i = 1, 3 do parts[i] = parts[i]:view(batch, time, -1, self.head):transpose(2, 3) end
   local q, k, v = parts[1], parts[2], parts[3]
   if past then k, v = past.extend(k, v) end
-  return self.c_proj(q:attention(k, v):transpose(2, 3):reshape(batch, time, width))
+  local joined = q:attention(k, v, { positions = positions }):transpose(2, 3)
+  return self.c_proj(joined:reshape(batch, time, width))
 end
 
 local MLP = module.class "GPT2MLP"
@@ -63,11 +64,11 @@ local function norm_of_sum(norm, stream, change)
   return change:add_layer_norm(stream, norm.weight, norm.bias, norm.eps)
 end
 
-function Block:forward(stream, change, past)
+function Block:forward(stream, change, positions, past)
   local normed
   local function drop(x) return self.p > 0 and self:is_training() and x:dropout(self.p) or x end
   stream, normed = norm_of_sum(self.ln_1, stream, change)
-  stream, normed = norm_of_sum(self.ln_2, stream, drop(self.attn(normed, past)))
+  stream, normed = norm_of_sum(self.ln_2, stream, drop(self.attn(normed, positions, past)))
   return stream, drop(self.mlp(normed))
 end
 
@@ -98,25 +99,29 @@ function GPT2:init(options)
 end
 
 -- The last norm's output [batch, time, width].
-local function features(self, tokens, cache)
+local function features(self, tokens, positions, cache)
   argument("gpt2", "tokens", tokens, "tensor")
   local shape = tokens:shape()
   if #shape ~= 2 then core.raise("gpt2: tokens must be [batch, time], not " .. tostring(tokens)) end
+  LanguageModel.check_positions("gpt2", tokens, positions)
   local first = cache and cache.length or 0
   if first + shape[2] > self.options.context then
     core.raise(("gpt2: %d tokens are more than the context of %d")
       :format(first + shape[2], self.options.context))
   end
-  local stream, change = self.wte(tokens) + self.wpe.weight:narrow(1, first + 1, shape[2]), nil
+  -- A document that begins in the middle of a row has the embeddings of a row's first positions.
+  local places = positions and positions:embedding(self.wpe.weight)
+    or self.wpe.weight:narrow(1, first + 1, shape[2])
+  local stream, change = self.wte(tokens) + places, nil
   if (self.options.dropout or 0) > 0 and self:is_training() then
     stream = stream:dropout(self.options.dropout)
   end
   for i = 1, #self.h do
     local block = self.h[i]
     if self.options.recompute and core.is_recording() then
-      stream, change = core.recompute(block, stream, change)
+      stream, change = core.recompute(block, stream, change, positions)
     else
-      stream, change = block(stream, change, cache and cache:block(i))
+      stream, change = block(stream, change, positions, cache and cache:block(i))
     end
   end
   local _, normed = norm_of_sum(self.ln_f, stream, change)
@@ -128,14 +133,15 @@ local function head(self, x)
 end
 
 ---@param tokens ms.Tensor ids [batch, time]
+---@param positions? ms.Tensor i64 [batch, time] of packed documents, as a loader gives them
 ---@return ms.Tensor logits [batch, time, vocab]
-function GPT2:forward(tokens) return head(self, features(self, tokens)) end
+function GPT2:forward(tokens, positions) return head(self, features(self, tokens, positions)) end
 
 ---@param tokens ms.Tensor ids [batch, time]
 ---@param cache? ms.KeyCache of the positions before these; gets theirs
 ---@return ms.Tensor logits of the last position [batch, 1, vocab]
 function GPT2:last_logits(tokens, cache)
-  local x = features(self, tokens, cache)
+  local x = features(self, tokens, nil, cache)
   return head(self, x:narrow(2, x:size(2), 1))
 end
 

@@ -64,6 +64,21 @@ function LanguageModel.check(name, given, own)
   return checked
 end
 
+--- Raises unless positions, if given, are i64 of the shape of the tokens. Their values are checked
+--- by attention.
+---@param name string
+---@param tokens ms.Tensor
+---@param positions? ms.Tensor
+function LanguageModel.check_positions(name, tokens, positions)
+  options_of.argument(name, "positions", positions, "tensor?")
+  if not positions then return end
+  local wanted, own = tokens:shape(), positions:shape()
+  if positions:dtype() ~= "i64" or #own ~= 2 or own[1] ~= wanted[1] or own[2] ~= wanted[2] then
+    core.raise(("%s: positions must be i64 [%d, %d], as many as the tokens, not %s"):format(name,
+      wanted[1], wanted[2], tostring(positions)))
+  end
+end
+
 --- Continues a text. Returns the new ids, each of which is drawn from the model's logits after the
 --- last `context` ids before it.
 ---@param tokens ms.Tensor ids [length], 1 or more

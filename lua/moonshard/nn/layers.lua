@@ -237,21 +237,25 @@ function Attention:init(options)
 end
 
 ---@param x ms.Tensor [batch, time, width]
+---@param positions? ms.Tensor i64 [batch, time] of packed documents
 ---@param past? ms.Past keys and values of the positions before these
 ---@return ms.Tensor [batch, time, width]
-function Attention:forward(x, past)
+function Attention:forward(x, positions, past)
   argument("Attention", "x", x, "tensor")
   local shape = x:shape()
   local batch, time = shape[1], shape[2]
   local function heads(t) return t:view(batch, time, -1, self.head):transpose(2, 3) end
   local q, k, v = heads(self.q_proj(x)), heads(self.k_proj(x)), heads(self.v_proj(x))
+  -- Rotary positions count on through a row of packed documents: a score depends on the distance of
+  -- query and key alone, and those that see each other are in one document.
   if self.rotary then
     local first = past and past.first() or 0
     q, k = q:rotary(first, self.rotary_base, self.rotary_scaling),
       k:rotary(first, self.rotary_base, self.rotary_scaling)
   end
   if past then k, v = past.extend(k, v) end
-  return self.o_proj(q:attention(k, v):transpose(2, 3):reshape(batch, time, -1))
+  local joined = q:attention(k, v, { positions = positions }):transpose(2, 3)
+  return self.o_proj(joined:reshape(batch, time, -1))
 end
 
 return layers

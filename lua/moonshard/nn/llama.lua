@@ -36,10 +36,11 @@ local function norm_of_sum(norm, stream, change)
   return change:add_rms_norm(stream, norm.weight, norm.eps)
 end
 
-function Block:forward(stream, change, past)
+function Block:forward(stream, change, positions, past)
   local normed
   stream, normed = norm_of_sum(self.input_layernorm, stream, change)
-  stream, normed = norm_of_sum(self.post_attention_layernorm, stream, self.self_attn(normed, past))
+  stream, normed = norm_of_sum(self.post_attention_layernorm, stream,
+    self.self_attn(normed, positions, past))
   return stream, self.mlp(normed)
 end
 
@@ -53,12 +54,15 @@ function Body:init(options)
   self.norm = layers.RMSNorm(options.width, { eps = options.eps })
 end
 
-function Body:forward(tokens, recompute, cache)
+function Body:forward(tokens, positions, recompute, cache)
   local stream, change = self.embed_tokens(tokens), nil
   for i = 1, #self.layers do
     local block = self.layers[i]
-    if recompute and core.is_recording() then stream, change = core.recompute(block, stream, change)
-    else stream, change = block(stream, change, cache and cache:block(i)) end
+    if recompute and core.is_recording() then
+      stream, change = core.recompute(block, stream, change, positions)
+    else
+      stream, change = block(stream, change, positions, cache and cache:block(i))
+    end
   end
   local _, normed = norm_of_sum(self.norm, stream, change)
   return normed
@@ -86,18 +90,19 @@ function Llama:init(options)
   end)
 end
 
-local function features(self, tokens, cache)
+local function features(self, tokens, positions, cache)
   argument("llama", "tokens", tokens, "tensor")
   local shape = tokens:shape()
   if #shape ~= 2 then
     core.raise("llama: tokens must be [batch, time], not " .. tostring(tokens))
   end
+  LanguageModel.check_positions("llama", tokens, positions)
   local length = shape[2] + (cache and cache.length or 0)
   if length > self.options.context then
     core.raise(("llama: %d tokens are more than the context of %d")
       :format(length, self.options.context))
   end
-  return self.model(tokens, self.options.recompute, cache)
+  return self.model(tokens, positions, self.options.recompute, cache)
 end
 
 local function head(self, x)
@@ -105,14 +110,15 @@ local function head(self, x)
 end
 
 ---@param tokens ms.Tensor ids [batch, time]
+---@param positions? ms.Tensor i64 [batch, time] of packed documents, as a loader gives them
 ---@return ms.Tensor logits [batch, time, vocab]
-function Llama:forward(tokens) return head(self, features(self, tokens)) end
+function Llama:forward(tokens, positions) return head(self, features(self, tokens, positions)) end
 
 ---@param tokens ms.Tensor ids [batch, time]
 ---@param cache? ms.KeyCache of the positions before these; gets theirs
 ---@return ms.Tensor logits of the last position [batch, 1, vocab]
 function Llama:last_logits(tokens, cache)
-  local x = features(self, tokens, cache)
+  local x = features(self, tokens, nil, cache)
   return head(self, x:narrow(2, x:size(2), 1))
 end
 
