@@ -89,9 +89,11 @@ static int begin_in_context(const char *call)
 /* ------------------------------------------------------------------ work */
 
 typedef struct event {
+    struct event *next;
     uint64_t records, passed; /* how often it was recorded, and passed */
     uint64_t ns;
 } event;
+static event *destroyed; /* work may still record one, or wait for it */
 
 typedef enum work_kind { KERNEL, COPY, CALL, RECORD, WAIT } work_kind;
 typedef struct work {
@@ -139,6 +141,15 @@ static work *add(stream *on, work_kind kind)
     return made;
 }
 
+static void take_away(stream *on)
+{
+    work *gone = on->first;
+    on->first = gone->next;
+    if (!on->first) on->last = &on->first;
+    free(gone->memory);
+    free(gone);
+}
+
 /* Functions of the host may call anything but the driver, so the lock stays taken. */
 static bool step(stream *on)
 {
@@ -151,10 +162,7 @@ static bool step(stream *on)
         now->event->passed = now->record;
         now->event->ns = clock_ns();
     }
-    on->first = now->next;
-    if (!on->first) on->last = &on->first;
-    free(now->memory);
-    free(now);
+    take_away(on);
     return true;
 }
 
@@ -291,7 +299,8 @@ API int cuStreamDestroy_v2(void *gone)
     while (*at && *at != gone) at = &(*at)->next;
     if (*at) {
         stream *found = *at;
-        while (found->first && step_any()) {}
+        while (found->first && !driver.stopped && step_any()) {}
+        while (found->first) take_away(found);
         *at = found->next;
         free(found);
         driver.left--;
@@ -330,7 +339,9 @@ API int cuEventDestroy_v2(void *gone)
 {
     int result = begin_in_context("cuEventDestroy_v2");
     driver.left--;
-    free(gone);
+    event *one = gone;
+    one->next = destroyed;
+    destroyed = one;
     return result;
 }
 API int cuEventRecord(void *recorded, void *on)
