@@ -10,9 +10,8 @@
 #define LOOKS 16 /* before it yields: Open MPI looks at its sockets in every eighth call only */
 #define STOP_NS 1000000000u
 #define HANGS_NS 100000000u /* no call of ours takes as long, where MPI lives */
-#define LOOK_NS                                                                      \
-    20000000u /* how often a wait for the end of MPI looks whether the job has ended \
-               */
+/* How often a wait for the end of MPI looks whether the job has ended. */
+#define LOOK_NS 20000000u
 
 /* How far the thread is with the calls that block. */
 typedef enum stage { BEGINNING, RUNNING, REFUSED, RESTING, CLOSED } stage;
