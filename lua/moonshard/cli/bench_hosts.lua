@@ -26,20 +26,31 @@ end
 
 local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 
--- All peers once: { [peer] = { us_med, us_min, crossed } }.
+-- All peers once: { [peer] = { us_med, us_min, crossed } }. What launchers say on stderr would get
+-- into the lines of figures, so it goes to a file.
 local function round_of(source, build, where, python, size)
-  local pipe = assert(io.popen(("%s %s --where %s --python %s %s 2>&1"):format(
-    quoted(source .. "/tests/bench/peers/peers.sh"), quoted(build), where, quoted(python), size)))
+  local path = os.tmpname()
+  local pipe = assert(io.popen(("%s %s --where %s --python %s %s 2>%s"):format(
+    quoted(source .. "/tests/bench/peers/peers.sh"), quoted(build), where, quoted(python), size,
+    quoted(path))))
   local result, order, said = {}, {}, {}
+  local function fail(what)
+    local file = io.open(path)
+    local errors = file and file:read "a" or ""
+    if file then file:close() end
+    os.remove(path)
+    launch.exit(1, what .. table.concat(said, "\n") .. errors)
+  end
   for line in pipe:lines() do
     local row = line:match "^{" and core.json_decode(line)
     if not row then said[#said + 1] = line
     elseif row.us_med then
       result[row.peer], order[#order + 1] = row, row.peer
-    elseif result[row.peer] then result[row.peer].crossed = row.sent / result[row.peer].moved
-    end
+    elseif not result[row.peer] then fail(row.peer .. " gave no figures: ")
+    else result[row.peer].crossed = row.sent / result[row.peer].moved end
   end
-  if not pipe:close() then launch.exit(1, table.concat(said, "\n")) end
+  if not pipe:close() then fail "" end
+  os.remove(path)
   return result, order
 end
 
