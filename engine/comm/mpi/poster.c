@@ -143,14 +143,16 @@ static uint64_t patience_ns(const ms_mpi *mpi)
 
 static bool is_busy(const ms_mpi *mpi) { return mpi->idle_count < MS_MPI_REQUESTS && !mpi->broken; }
 
-/* Calls MPI so often that it looks at the network. True: some message has ended. An error of a call
- * that is about no message is told by the next one that is. */
-static bool look(ms_mpi *mpi)
+/* Calls MPI so often that it looks at the network. True: some message has ended. Where none is
+ * under way, a new one is awaited first, and comes first: a call of MPI may give the core away. An
+ * error of a call that is about no message is told by the next one that is. */
+static bool look(ms_mpi *mpi, uint32_t seen, uint64_t news_ns)
 {
     bool ended = false, has_messages = is_busy(mpi);
+    if (!has_messages && mpi->os->monotonic_ns(mpi->os->user) - news_ns < POLL_NS) return false;
     for (int i = 0; i < LOOKS && !ended && !mpi->broken; i++) {
         if (has_messages) ended = collect(mpi);
-        else (void)mpi->module->progress(mpi->state);
+        else if (ms_bell_read(&mpi->bell) == seen) (void)mpi->module->progress(mpi->state);
     }
     return ended;
 }
@@ -168,7 +170,7 @@ static bool turn(ms_mpi *mpi, uint64_t *news_ns)
     uint32_t seen = ms_bell_read(&mpi->bell);
     if (atomic_load(&mpi->given_up)) return false;
     bool was_busy = is_busy(mpi), begins = take_posted(mpi) && !was_busy,
-         ended = start_all(mpi) || look(mpi);
+         ended = start_all(mpi) || look(mpi, seen, *news_ns);
     uint64_t now = mpi->os->monotonic_ns(mpi->os->user);
     if (ended || begins) *news_ns = now;
     if (ended) mpi->options.news(mpi->options.user);
