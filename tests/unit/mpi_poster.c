@@ -317,6 +317,9 @@ static void hangs_at_the_end_of_a_job(const char *how)
     assert_int_equal(pthread_create(&ender, NULL, end_job, &over), 0);
     assert_int_equal(ms_mpi_close(&context, mpi, &over), MS_OK);
     assert_int_equal(pthread_join(ender, NULL), 0);
+    /* A thread that was given up before its next call ends, and close joins it. */
+    (void)ms_mpi_has_stopped(mpi);
+    assert_int_equal(ms_mpi_close(&context, mpi, NULL), MS_OK);
 }
 
 /* The process of a case is this program with two arguments. There a failure aborts. */
