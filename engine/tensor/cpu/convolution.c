@@ -444,22 +444,25 @@ static ms_task_result finish(ms_run *run, job *j)
     return MS_TASK_FAILED;
 }
 
+/* Each group of each image is `pieces` items, which do not depend on each other. */
+static ms_task_result run_pieces(ms_run *run, job *j, int64_t pieces, ms_tile_function tile)
+{
+    j->items = j->args->images * j->args->groups * pieces;
+    j->tiles = tiles_for(j, j->items);
+    ms_run_tiles(run, j->tiles, tile, j);
+    return finish(run, j);
+}
+
 static ms_task_result forward_run(ms_run *run, void *arguments)
 {
     job j = job_of(run, arguments);
-    j.items = j.args->images * j.args->groups * j.blocks;
-    j.tiles = tiles_for(&j, j.items);
-    ms_run_tiles(run, j.tiles, forward_tile, &j);
-    return finish(run, &j);
+    return run_pieces(run, &j, j.blocks, forward_tile);
 }
 
 static ms_task_result data_run(ms_run *run, void *arguments)
 {
     job j = job_of(run, arguments);
-    j.items = j.args->images * j.args->groups * j.parts;
-    j.tiles = tiles_for(&j, j.items);
-    ms_run_tiles(run, j.tiles, data_tile, &j);
-    return finish(run, &j);
+    return run_pieces(run, &j, j.parts, data_tile);
 }
 
 /* The number of tiles decides the order of additions: it follows from the shape, and is kept small
