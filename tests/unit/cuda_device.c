@@ -267,12 +267,14 @@ static void a_flag_makes_its_stream_fail(void **state)
     fill(a, before, 7);
     assert_int_equal(ms_stream_fail_if(a, "check", flag, 0, "it is not finite"), MS_OK);
     assert_int_equal(ms_stream_sync(a), MS_OK);
+    unsigned allocations = calls("cuMemHostAlloc");
     fill(a, flag, 1);
     assert_int_equal(ms_stream_fail_if(a, "check", flag, 0, "it is not finite"), MS_OK);
     fill(a, after, 3);
     run(b, &scales, after, after, 2, 0);
     assert_int_equal(ms_stream_sync(b), MS_ERROR_TASK);
     assert_non_null(strstr(ms_engine_error(engine)->message, "it is not finite"));
+    assert_int_equal(calls("cuMemHostAlloc"), allocations); /* the memory of the first check */
     float value = 0;
     assert_int_not_equal(ms_storage_read(after, 0, &value, sizeof value), MS_OK);
     assert_true(value_of(before) == 7);

@@ -2,12 +2,12 @@
  *
  * Invariants
  * - A stream of the engine is one CUDA stream. Number n of it is one call of the driver, or none.
- * - The device learns that a number is reached from an event behind it. An event is recorded where
- *   somebody asks, or another stream waits; it then covers all numbers that were enqueued before.
- *   So most tasks cost one call of the driver.
- * - What the host must do after a number (give memory back, pass on the failure of a stream that
- * was waited for, write down times) is in the stream's list of duties, in the order of numbers. It
- * is done on the host thread, when the number is found to be reached.
+ * - The device learns that a number is reached from an event that was recorded after it. It records
+ *   an event when the host asks for a number, or when another stream waits for it. The event covers
+ *   all numbers that were enqueued before. So most tasks cost one call of the driver.
+ * - What the host must do after a number (release memory, pass on the failure of a stream that was
+ *   waited for, write down times) is in the stream's list of duties, in the order of numbers. The
+ *   host thread does it when it finds that the number is reached.
  * - An error that the driver reports for work under way ends all work of the GPU in this process:
  *   every stream fails with it, and all numbers count as reached. */
 #ifndef MOONSHARD_EXEC_CUDA_CUDA_H
@@ -49,6 +49,8 @@ typedef struct ms_cuda_device {
     ms_cuda_range *ranges;
     ms_cuda_event *spare; /* events that are free */
     size_t spare_count, spare_capacity;
+    float **flags; /* pinned memory of the host for one flag each, that is free */
+    size_t flag_count, flag_capacity;
     ms_cuda_image *images;
     size_t image_count, image_capacity;
     ms_cuda_known *known; /* open addressing, by task and variant */
@@ -118,6 +120,9 @@ void ms_cuda_advance(ms_stream *stream, uint64_t seq);
 /* An event with times or without, NULL after an error. */
 ms_cuda_event ms_cuda_take_event(ms_cuda_device *self, ms_engine *engine);
 void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event event);
+/* Pinned memory for a flag; NULL: there is none. */
+float *ms_cuda_take_flag(ms_cuda_device *self);
+void ms_cuda_give_flag(ms_cuda_device *self, ms_engine *engine, float *flag);
 /* A duty of number seq at the end of the list; NULL: no memory, and the stream has failed. */
 ms_cuda_duty *ms_cuda_add_duty(ms_stream *stream, uint64_t seq, uint32_t script);
 void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark);

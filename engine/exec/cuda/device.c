@@ -43,10 +43,11 @@ void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result re
 
 /* ------------------------------------------------------------------ opening */
 
-static void release_events(ms_cuda_device *self)
+static void release_spare(ms_cuda_device *self)
 {
     while (self->spare_count > 0) (void)self->cuda.event_destroy(self->spare[--self->spare_count]);
     if (self->began) (void)self->cuda.event_destroy(self->began);
+    while (self->flag_count > 0) (void)self->cuda.host_release(self->flags[--self->flag_count]);
 }
 
 static void cuda_close(ms_engine *engine, void *state)
@@ -54,9 +55,10 @@ static void cuda_close(ms_engine *engine, void *state)
     ms_cuda_device *self = state;
     (void)self->cuda.context_set(self->context);
     ms_cuda_forget_kernels(self, &engine->context);
-    release_events(self);
+    release_spare(self);
     if (self->reader) (void)self->cuda.stream_destroy(self->reader);
     ms_release(&engine->context, self->spare);
+    ms_release(&engine->context, self->flags);
     (void)self->cuda.context_release(self->gpu);
     ms_release(&engine->context, self);
 }

@@ -215,14 +215,12 @@ void ms_cuda_fail_if(ms_stream *stream, const ms_launch *launch, const float *fl
     ms_cuda_duty *duty =
         ms_stream_has_failed(stream) ? NULL : ms_cuda_add_duty(stream, launch->seq, launch->script);
     if (duty) {
-        void *copy = NULL;
         duty->message = message;
-        ms_cuda_result result =
-            self->cuda.host_allocate(&copy, sizeof *duty->flag, MS_CUDA_ALLOCATION_PINNED);
-        duty->flag = copy;
+        duty->flag = ms_cuda_take_flag(self);
+        ms_cuda_result result = duty->flag ? MS_CUDA_SUCCESS : MS_CUDA_OUT_OF_MEMORY;
         if (!result)
-            result =
-                self->cuda.copy_out(copy, (ms_cuda_address)(uintptr_t)flag, sizeof *duty->flag, on);
+            result = self->cuda.copy_out(duty->flag, (ms_cuda_address)(uintptr_t)flag,
+                                         sizeof *duty->flag, on);
         if (!result) result = self->cuda.launch_host(on, look_at_flag, duty);
         ms_cuda_check(stream, launch, result);
     }

@@ -1,5 +1,5 @@
-/* points.c: what is reached: events behind numbers, what waits for them, and what the host does
- * when they are passed. */
+/* points.c: which numbers of a stream are reached: the events that tell, waits of other streams for
+ * them, and what the host does after a number. */
 #include <string.h>
 
 #include "exec/cuda/cuda.h"
@@ -23,6 +23,24 @@ void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event e
         return;
     }
     self->spare[self->spare_count++] = event;
+}
+
+/* -------------------------------------------------------------------- flags */
+
+float *ms_cuda_take_flag(ms_cuda_device *self)
+{
+    void *memory = NULL;
+    if (self->flag_count > 0) return self->flags[--self->flag_count];
+    return self->cuda.host_allocate(&memory, sizeof(float), 0) ? NULL : memory;
+}
+
+void ms_cuda_give_flag(ms_cuda_device *self, ms_engine *engine, float *flag)
+{
+    if (!flag) return;
+    if (ms_grow(&engine->context, (void **)&self->flags, &self->flag_capacity, self->flag_count + 1,
+                sizeof *self->flags))
+        (void)self->cuda.host_release(flag);
+    else self->flags[self->flag_count++] = flag;
 }
 
 /* ------------------------------------------------------------------- duties */
@@ -72,7 +90,7 @@ static void do_duties(ms_stream *stream)
         write_times(self, duty);
         if (duty->started) (void)self->cuda.event_destroy(duty->started);
         if (duty->finished) (void)self->cuda.event_destroy(duty->finished);
-        if (duty->flag) (void)self->cuda.host_release(duty->flag);
+        ms_cuda_give_flag(self, engine, duty->flag);
         ms_release(&engine->context, duty);
     }
 }
@@ -116,7 +134,7 @@ static void stop(ms_stream *stream, ms_cuda_result result)
     do_duties(stream);
 }
 
-/* The first point at or behind this number; one is made if there is none. NULL: the GPU has
+/* The first point that covers this number; one is made if there is none. NULL: the GPU has
  * stopped, or the number is reached. */
 static ms_cuda_point *point_of(ms_stream *stream, uint64_t seq)
 {
