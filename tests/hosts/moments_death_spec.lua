@@ -13,8 +13,8 @@ local rank = { name = "a rank is killed", cause = function(all)
   local one = moments.draw_victim(all, "run")
   if not one then return nil end
   moments.kill(one.process, "KILL")
-  -- A launcher that kills the others of the host at once makes them as dead as the victim, and
-  -- nobody sees which was first.
+  -- A launcher may kill the other ranks of the host at once. The report may then name one of them,
+  -- because the keeper cannot tell which died first.
   return { host = one.host, rank = one.rank, says = kinds_of_death(one.host) }
 end }
 

@@ -8,11 +8,11 @@
  * - Messages that one thread posts for one peer and tag start in that order, and MPI keeps it.
  * - The thread looks around until 100 us have passed since a message last ended, and 1 us more for
  *   each KiB under way. Then it sleeps, at most 200 us at a time while a message is under way.
- * - MPI works in its calls only, and a message that was sent may have ended before all of it has
- *   left this process: a peer may wait for the rest. So the thread goes on calling MPI when no
- *   message is under way, from 100 us after the last one on, each time after twice the time: what
- *   was left behind comes in less than three times the time that it would have taken, and a process
- *   that computes for a minute is woken twenty times.
+ * - MPI makes progress in its calls only, and it may report a message as sent before all bytes have
+ *   left this process: a peer may wait for the rest. So the thread goes on calling MPI while no
+ *   message is under way. It calls first 100 us after the last message ended, and then doubles the
+ *   time between calls. A peer waits at most twice as long for such bytes as it would if the thread
+ *   called all the time, and a process that computes for a minute is woken twenty times.
  * - MPI may hang in any call. ms_mpi_open and ms_mpi_close therefore wait for the thread only as
  *   long as the timeout says. After ms_mpi_give_up the thread begins no further call, and only
  *   ms_mpi_has_stopped waits for it, for a moment. Unless it has stopped, the ms_mpi, messages and

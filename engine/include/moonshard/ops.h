@@ -115,8 +115,9 @@ extern "C" {
     O(conv2d) \
     \
     /* pool.c */ \
-    /* x [images, channels, rows, columns]; window; padding at most half of the kernel; the output \
-     * is rounded down, as by PyTorch without ceil_mode. max: gradient to the first of equal ones */ \
+    /* x [images, channels, rows, columns]; window; padding at most half of the kernel; the size \
+     * of the output is rounded down, as by PyTorch without ceil_mode. The gradient of a maximum \
+     * goes to the first of equal numbers. */ \
     O(max_pool2d) O(avg_pool2d) \
     \
     /* orthonormalize.c */ \

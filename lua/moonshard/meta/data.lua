@@ -15,7 +15,8 @@
 --- `positions`, for the model. Tokens only.
 ---@field packed? boolean
 --- The token that ends a document, with packed. Unless given, that of the shards: `moonshard
---- tokenize` writes it into NAME.json. One of the two must be there; if both are, they must be equal.
+--- tokenize` writes it into NAME.json. One of the two must be there; if both are, they must be
+--- equal.
 ---@field end_of_text? integer
 
 --- Data sets are read once and held in host memory.
@@ -73,8 +74,8 @@
 --- ```
 ---@field split fun(self, fraction: number): ms.Dataset, ms.Dataset
 --- The tokenizer that `moonshard tokenize` has named beside these shards of tokens, in NAME.json. A
---- relative path begins at the current folder, or else at that of NAME.json. nil: none is named; nil,
---- message, code: it is not there, or is not the one that made the shards.
+--- relative path begins at the current folder, or else at that of NAME.json. nil: none is named;
+--- nil, message, code: it is not there, or is not the one that made the shards.
 --- ```lua
 --- local file = assert(io.open("ids_00000.bin", "wb"))
 --- file:write(string.pack("<HHHH", 5, 6, 7, 8))
@@ -98,11 +99,11 @@
 --- world size.
 ---@class ms.Loader
 --- The next batch: x and y. Tokens: both i64 [batch / ranks, length]; y is one token later. Images:
---- x f32 [batch / ranks, rows, columns] in 0 to 1, y i64 [batch / ranks]. Packed: also positions, i64
---- [batch / ranks, length], the place of each token of x in its document: 0 at the start of each row
---- and after each end of text, which itself belongs to the document that it ends. No target is left
---- out: after an end of text, y is the first token of the next document, from which the model learns
---- how documents begin.
+--- x f32 [batch / ranks, rows, columns] in 0 to 1, y i64 [batch / ranks]. Packed: also positions,
+--- i64 [batch / ranks, length], the place of each token of x in its document: 0 at the start of
+--- each row and after each end of text, which itself belongs to the document that it ends. No
+--- target is left out: after an end of text, y is the first token of the next document, from which
+--- the model learns how documents begin.
 --- ```lua
 --- local file = assert(io.open("text.txt", "w"))
 --- file:write(("abcde"):rep(10))

@@ -280,12 +280,13 @@
 --- models whose forwards are collective. Unless given, the ranks of a sharded model.
 ---@field group? ms.Group
 
---- Layers compute on the last dimension, but for those named ...2d: they compute on planes, [images,
---- channels, rows, columns], and have the names, shapes and start of PyTorch's. Linear maps [..., inputs] to [..., outputs]; Embedding
---- maps ids [...] to [..., width]; norms, MLP and activations keep the shape; Attention (causal
---- self-attention) keeps [batch, time, width], and takes the positions i64 [batch, time] of packed
---- documents as its second argument. List only holds modules; Sequential calls one after another.
---- Linear has a bias unless options.bias is false; eps of norms is 1e-5 unless given.
+--- Layers compute on the last dimension. Those whose names end in 2d compute on planes, [images,
+--- channels, rows, columns], with the parameter names, shapes and initial values of PyTorch's
+--- layers. Linear maps [..., inputs] to [..., outputs]; Embedding maps ids [...] to [..., width];
+--- norms, MLP and activations keep the shape; Attention (causal self-attention) keeps [batch, time,
+--- width], and takes the positions i64 [batch, time] of packed documents as its second argument.
+--- List only holds modules; Sequential calls one after another. Linear has a bias unless
+--- options.bias is false; eps of norms is 1e-5 unless given.
 ---@class ms.nn
 --- ```lua
 --- local list = ms.nn.List { ms.nn.Linear(2, 2), ms.nn.Linear(2, 2) }
@@ -293,7 +294,8 @@
 --- ```
 ---@field List fun(modules: ms.Module[]): ms.Module
 --- ```lua
---- ms.nn.Sequential(ms.nn.Linear(2, 8), ms.nn.GELU(), ms.nn.Linear(8, 1))(ms.ones { 5, 2 }):shape() --> { 5, 1 }
+--- local model = ms.nn.Sequential(ms.nn.Linear(2, 8), ms.nn.GELU(), ms.nn.Linear(8, 1))
+--- model(ms.ones { 5, 2 }):shape() --> { 5, 1 }
 --- ```
 ---@field Sequential fun(...: ms.Module): ms.Module
 --- ```lua
@@ -383,9 +385,9 @@
 --- ```
 ---@field is_module fun(value: any): boolean
 --- Models with the parameter names and layouts of Hugging Face. `model(tokens)` maps ids
---- [batch, time] to logits [batch, time, vocab]. `model(tokens, positions)`: of packed documents, with
---- the positions i64 [batch, time] that a loader gives. The logits of each document are those that it
---- has alone, up to rounding.
+--- [batch, time] to logits [batch, time, vocab]. `model(tokens, positions)` is for packed
+--- documents, with the positions i64 [batch, time] that a loader gives. The logits of each document
+--- are those that it has alone, up to rounding.
 --- ```lua
 --- local model = ms.nn.gpt2 { vocab = 256, context = 16, layers = 2, width = 32, heads = 2 }
 --- model(ms.tensor { { 72, 105 } }):shape() --> { 1, 2, 256 }

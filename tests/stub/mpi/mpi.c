@@ -17,7 +17,7 @@ static struct message {
     unsigned number;
 } messages[MESSAGES];
 static unsigned numbers;
-static atomic_uint calls_since; /* the last message was found to have ended */
+static atomic_uint calls_since; /* calls of MPI_Iprobe since the last message ended */
 
 static _Atomic(const char *) wrong;
 

@@ -127,7 +127,8 @@ static int done(void *memory, ms_mpi_done *list, uint32_t *count)
     return 0;
 }
 
-/* A look for a message that nobody sends. MPI_Testsome without requests would do nothing. */
+/* Probes for a message of a tag that no message has: the call makes MPI work on what is under way.
+ * MPI_Testsome would return at once, since no request is active. */
 static int progress(void *memory)
 {
     ms_mpi_state *state = memory;
