@@ -108,13 +108,20 @@ endif()
 list(JOIN shown ", " shown)
 ms_option_result(MPI MS_MPI_MODULES "${shown}" "Debian: libopenmpi-dev or libmpich-dev")
 
-# The code for CUDA comes with later parts; so far it is looked for, shown, and linked by nothing.
-set(unused "used by no target yet")
-
+# The compiler of kernels. The program finds NVIDIA's libraries at run time, so nothing is linked. Sanitizers' builds run kernels
+# on the host only.
+set(MS_NVCC "")
+set(MS_NVCC_FOUND OFF)
 if(NOT MOONSHARD_WITH_CUDA STREQUAL "OFF")
   find_package(CUDAToolkit QUIET)
+  if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE AND CUDAToolkit_VERSION VERSION_GREATER_EQUAL 13)
+    set(MS_NVCC_FOUND ON)
+    if(NOT MOONSHARD_SANITIZE)
+      set(MS_NVCC ${CUDAToolkit_NVCC_EXECUTABLE})
+    endif()
+  endif()
 endif()
-ms_option_result(CUDA CUDAToolkit_FOUND "${CUDAToolkit_VERSION}, ${unused}" "the CUDA toolkit from NVIDIA")
+ms_option_result(CUDA MS_NVCC_FOUND "${CUDAToolkit_VERSION}, kernels for sm_80 and sm_90" "the CUDA toolkit from NVIDIA, version 13 or later")
 
 if(NOT MOONSHARD_WITH_NCCL STREQUAL "OFF")
   find_path(MS_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})

@@ -14,6 +14,7 @@ function(ms_add_layer name)
   endforeach()
   file(GLOB sources CONFIGURE_DEPENDS ${patterns})
   file(GLOB isa_sources CONFIGURE_DEPENDS */isa/*.c)
+  ms_add_images(sources)
 
   set(uses moonshard_settings ${layer_LIBRARIES})
   foreach(lower IN LISTS layer_DEPENDS)

@@ -147,7 +147,7 @@ struct ms_device {
     uint64_t (*capacity)(const ms_engine *engine);
 };
 
-extern const ms_device ms_device_cpu, ms_device_sim;
+extern const ms_device ms_device_cpu, ms_device_cuda, ms_device_sim;
 
 /* The device of the engine. */
 const ms_device *ms_engine_device_of(const ms_engine *engine);

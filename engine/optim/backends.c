@@ -3,7 +3,7 @@
 
 /* One table for each kernel family, ended by NULL. A device names its family, and two devices may
  * share one. */
-static const ms_kernels *const backends[] = { &ms_cpu_optim, NULL };
+static const ms_kernels *const backends[] = { &ms_cpu_optim, &ms_cuda_optim, NULL };
 
 /* Chosen for each call: engines of one process may be on different devices. */
 const ms_task *ms_optim_task_of(ms_engine *engine, ms_optim_task task)

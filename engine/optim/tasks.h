@@ -77,7 +77,7 @@ typedef enum ms_optim_task {
     MS_OPTIM_TASKS
 } ms_optim_task;
 
-extern const ms_kernels ms_cpu_optim;
+extern const ms_kernels ms_cpu_optim, ms_cuda_optim;
 
 /* The task of the engine's device. */
 const ms_task *ms_optim_task_of(ms_engine *engine, ms_optim_task task);

@@ -53,7 +53,7 @@
     /* x, norm, g; value = p */ \
     K(p_norm_backward)
 
-/* K(NAME) is the enumerator MS_KERNEL_NAME and the task ms_cpu_NAME. The elementwise kernels come
+/* K(NAME) is the enumerator MS_KERNEL_NAME and the tasks ms_cpu_NAME and ms_cuda_NAME. The elementwise kernels come
  * first. */
 #define MS_KERNELS(K) \
     /* elementwise.h */ \
@@ -108,7 +108,7 @@ typedef struct ms_backend {
     ms_status (*plan_convolution)(ms_engine *engine, struct ms_convolution_args *args);
 } ms_backend;
 
-extern const ms_backend ms_cpu_backend;
+extern const ms_backend ms_cpu_backend, ms_cuda_backend;
 
 /* The table of the engine's device, and one task of it. */
 const ms_backend *ms_engine_backend(ms_engine *engine);

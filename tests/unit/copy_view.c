@@ -1,5 +1,5 @@
 /* copy_view.c: copies between dtypes and layouts, fills, joins, and views with their gradients.
- * ctest: each-isa poisoned late */
+ * ctest: each-isa poisoned late cuda */
 #include "gradcheck.h"
 
 static ms_engine *engine;

@@ -11,8 +11,6 @@
 #include "exec/cuda/task.h"
 #include "exec/engine.h"
 
-extern const ms_device ms_device_cuda;
-
 /* ---------------------------------------------------------------- the stand-in */
 
 static void *stand_in(const char *name)
@@ -55,24 +53,25 @@ static void scale(const void *arguments, const unsigned blocks[3], const unsigne
         if (i < args->count) args->to[i] = args->from[i] * args->factor + args->term;
 }
 
-static uint32_t shape(const void *arguments, ms_cuda_shape *out)
+static const unsigned char image[] = "scale", other_image[] = "other";
+static const ms_cuda_kernel scale_kernel = { .image = image, .name = "scale" },
+                            missing_kernel = { .image = other_image, .name = "missing" };
+static void run_scale(ms_cuda_work *work, const void *arguments)
 {
-    out->threads[0] = 128;
-    out->blocks[0] = (((const scale_args *)arguments)->count + 127) / 128;
-    return 0;
+    const scale_args *args = arguments;
+    ms_cuda_shape shape = { .blocks = { ms_cuda_blocks(args->count, 128, 1, 1 << 20) },
+                            .threads = { 128 } };
+    ms_cuda_launch(work, &scale_kernel, shape, args, sizeof *args);
 }
-
-static const char *const names[] = { "scale" };
-static const char image[] = "scale", other_image[] = "other";
+static void run_missing(ms_cuda_work *work, const void *arguments)
+{
+    ms_cuda_shape shape = { .blocks = { 1 } };
+    ms_cuda_launch(work, &missing_kernel, shape, arguments, sizeof(scale_args));
+}
 static const ms_cuda_task scales = { .task = { .name = "scale", .args_bytes = sizeof(scale_args) },
-                                     .image = image,
-                                     .kernels = names,
-                                     .shape = shape };
-static const char *const no_names[] = { "missing" };
+                                     .function = run_scale };
 static const ms_cuda_task misses = { .task = { .name = "misses", .args_bytes = sizeof(scale_args) },
-                                     .image = other_image,
-                                     .kernels = no_names,
-                                     .shape = shape };
+                                     .function = run_missing };
 
 static ms_status try_engine(ms_error *error, ms_engine **out)
 {

@@ -1,5 +1,5 @@
 /* elementwise.c: values, dtypes, strides, broadcasting, in-place twins, gradients and errors of the
- * elementwise operators. ctest: each-isa poisoned late */
+ * elementwise operators. ctest: each-isa poisoned late cuda */
 #include "gradcheck.h"
 
 static ms_engine *engine;

@@ -48,6 +48,7 @@ enum { MS_CUDA_EVENT_TIMING = 0, MS_CUDA_EVENT_NO_TIMING = 2 };
 enum { MS_CUDA_STREAM_NON_BLOCKING = 1 }; /* it does not wait for the stream NULL */
 enum { MS_CUDA_ALLOCATION_PINNED = 1, MS_CUDA_HANDLE_FILE = 1, MS_CUDA_LOCATION_GPU = 1 };
 enum { MS_CUDA_READ_WRITE = 3 };
+enum { MS_CUDA_KERNEL_SHARED_BYTES = 8 }; /* the most shared memory that launches ask for */
 enum { MS_CUDA_GRANULARITY_RECOMMENDED = 1 };
 
 typedef struct ms_cuda_location {
@@ -119,6 +120,8 @@ typedef struct ms_cuda_access {
       (ms_cuda_function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
        unsigned block_y, unsigned block_z, unsigned shared_bytes, ms_cuda_stream, void **,        \
        void **extra))                                                                             \
+    X(set_attribute, "cuFuncSetAttribute", (ms_cuda_function, int attribute, int value))          \
+    X(fill, "cuMemsetD8Async", (ms_cuda_address, unsigned char, size_t bytes, ms_cuda_stream))    \
     X(launch_host, "cuLaunchHostFunc", (ms_cuda_stream, void (*)(void *), void *argument))
 
 typedef struct ms_cuda {

@@ -5,8 +5,8 @@
  * - The device learns that a number is reached from an event that was recorded after it. It records
  *   an event when the host asks for a number, or when another stream waits for it. The event covers
  *   all numbers that were enqueued before. So most tasks cost one call of the driver.
- * - What the host must do after a number (release memory, pass on the failure of a stream that was
- *   waited for, write down times) is in the stream's list of duties, in the order of numbers. The
+ * - What the host must do after a number (release memory, look at what kernels noted, pass on the
+ *   failure of a stream that was waited for, write down times) is in the stream's list of duties, in the order of numbers. The
  *   host thread does it when it finds that the number is reached.
  * - An error that the driver reports for work under way ends all work of the GPU in this process:
  *   every stream fails with it, and all numbers count as reached. */
@@ -33,10 +33,15 @@ typedef struct ms_cuda_image {
     ms_cuda_module module;
 } ms_cuda_image;
 typedef struct ms_cuda_known {
-    const ms_cuda_task *task;
-    uint32_t variant;
+    const ms_cuda_kernel *kernel;
     ms_cuda_function function;
 } ms_cuda_known;
+
+/* Pinned memory of the host: a flag that is copied there, or what kernels note. */
+typedef union ms_cuda_note {
+    float flag;
+    ms_cuda_fault fault;
+} ms_cuda_note;
 
 /* The device's state in an engine. */
 typedef struct ms_cuda_device {
@@ -49,11 +54,11 @@ typedef struct ms_cuda_device {
     ms_cuda_range *ranges;
     ms_cuda_event *spare; /* events that are free */
     size_t spare_count, spare_capacity;
-    float **flags; /* pinned memory of the host for one flag each, that is free */
-    size_t flag_count, flag_capacity;
+    ms_cuda_note **notes; /* that are free */
+    size_t note_count, note_capacity;
     ms_cuda_image *images;
     size_t image_count, image_capacity;
-    ms_cuda_known *known; /* open addressing, by task and variant */
+    ms_cuda_known *known; /* open addressing, by address of the kernel */
     size_t known_count, known_capacity;
     ms_cuda_stream reader; /* of ms_device.read */
     ms_cuda_event began;   /* when the device opened, and the host's clock then */
@@ -69,10 +74,12 @@ typedef struct ms_cuda_duty {
     /* A wait, whose stream may have failed. */
     const ms_stream *of;
     uint64_t of_seq;
-    /* A function of the host, or a flag that was copied to `flag`. */
+    /* A function of the host; a flag that was copied to `note`, with its message; or what the
+     * kernels of a task noted there. */
     ms_host_call call;
-    float *flag;
+    ms_cuda_note *note;
     const char *message;
+    const ms_cuda_task *task;
     /* The times of a task. */
     ms_trace_record *record;
     ms_cuda_event started, finished;
@@ -91,7 +98,17 @@ typedef struct ms_cuda_queue {
     uint64_t head; /* the last number that was carried out */
     uint64_t done; /* the last one that is known to be reached */
     ms_cuda_duty *duties, **last_duty;
+    ms_cuda_address scratch; /* see ms_cuda_scratch; 0: none */
+    size_t scratch_bytes;
 } ms_cuda_queue;
+
+/* One execution of a task. */
+struct ms_cuda_work {
+    ms_stream *stream;
+    const ms_launch *launch;
+    ms_cuda_note *note; /* NULL: not asked for */
+    bool has_failed;
+};
 
 static inline ms_cuda_device *ms_cuda_of(const ms_engine *engine) { return engine->device_state; }
 static inline ms_cuda_queue *ms_cuda_queue_of(const ms_stream *stream)
@@ -120,15 +137,19 @@ void ms_cuda_advance(ms_stream *stream, uint64_t seq);
 /* An event with times or without, NULL after an error. */
 ms_cuda_event ms_cuda_take_event(ms_cuda_device *self, ms_engine *engine);
 void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event event);
-/* Pinned memory for a flag; NULL: there is none. */
-float *ms_cuda_take_flag(ms_cuda_device *self);
-void ms_cuda_give_flag(ms_cuda_device *self, ms_engine *engine, float *flag);
+/* NULL: there is no memory. */
+ms_cuda_note *ms_cuda_take_note(ms_cuda_device *self);
+void ms_cuda_give_note(ms_cuda_device *self, ms_engine *engine, ms_cuda_note *note);
 /* A duty of number seq at the end of the list; NULL: no memory, and the stream has failed. */
 ms_cuda_duty *ms_cuda_add_duty(ms_stream *stream, uint64_t seq, uint32_t script);
 void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark);
 ms_status ms_cuda_mark_open(ms_engine *engine, ms_mark *mark);
 void ms_cuda_mark_close(ms_engine *engine, ms_mark *mark);
 uint64_t ms_cuda_mark_ns(const ms_engine *engine, const ms_mark *mark);
+
+/* kernel.c */
+void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context);
+void ms_cuda_free_scratch(ms_cuda_device *self, ms_cuda_queue *queue);
 
 /* launch.c */
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch);
@@ -140,7 +161,6 @@ void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 void ms_cuda_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
                      const char *message);
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
-void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context);
 
 /* memory.c */
 void *ms_cuda_reserve(ms_engine *engine, uint64_t bytes);

@@ -25,22 +25,22 @@ void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event e
     self->spare[self->spare_count++] = event;
 }
 
-/* -------------------------------------------------------------------- flags */
+/* -------------------------------------------------------------------- notes */
 
-float *ms_cuda_take_flag(ms_cuda_device *self)
+ms_cuda_note *ms_cuda_take_note(ms_cuda_device *self)
 {
     void *memory = NULL;
-    if (self->flag_count > 0) return self->flags[--self->flag_count];
-    return self->cuda.host_allocate(&memory, sizeof(float), 0) ? NULL : memory;
+    if (self->note_count > 0) return self->notes[--self->note_count];
+    return self->cuda.host_allocate(&memory, sizeof(ms_cuda_note), 0) ? NULL : memory;
 }
 
-void ms_cuda_give_flag(ms_cuda_device *self, ms_engine *engine, float *flag)
+void ms_cuda_give_note(ms_cuda_device *self, ms_engine *engine, ms_cuda_note *note)
 {
-    if (!flag) return;
-    if (ms_grow(&engine->context, (void **)&self->flags, &self->flag_capacity, self->flag_count + 1,
-                sizeof *self->flags))
-        (void)self->cuda.host_release(flag);
-    else self->flags[self->flag_count++] = flag;
+    if (!note) return;
+    if (ms_grow(&engine->context, (void **)&self->notes, &self->note_capacity, self->note_count + 1,
+                sizeof *self->notes))
+        (void)self->cuda.host_release(note);
+    else self->notes[self->note_count++] = note;
 }
 
 /* ------------------------------------------------------------------- duties */
@@ -77,6 +77,15 @@ static void write_times(ms_cuda_device *self, const ms_cuda_duty *duty)
     duty->record->finished_ns = time_of(self, duty->finished);
 }
 
+/* What the kernels of a task noted. */
+static void look_at_note(ms_stream *stream, const ms_cuda_duty *duty)
+{
+    char message[sizeof((ms_error *)0)->message];
+    if (!duty->task || duty->note->fault.at == MS_CUDA_NO_FAULT) return;
+    duty->task->explain(&duty->note->fault, message, sizeof message);
+    ms_cuda_fail_stream(stream, duty->seq, duty->script, MS_ERROR_TASK, "%s", message);
+}
+
 static void do_duties(ms_stream *stream)
 {
     ms_engine *engine = stream->engine;
@@ -86,11 +95,16 @@ static void do_duties(ms_stream *stream)
         ms_cuda_duty *duty = queue->duties;
         queue->duties = duty->next;
         if (!queue->duties) queue->last_duty = &queue->duties;
-        if (duty->of) ms_stream_fail_after(stream, duty->seq, duty->of, duty->of_seq);
+        if (duty->of) {
+            /* It is reached; what its kernels noted has to be looked at first. */
+            (void)ms_cuda_reached(duty->of, duty->of_seq);
+            ms_stream_fail_after(stream, duty->seq, duty->of, duty->of_seq);
+        }
+        look_at_note(stream, duty);
         write_times(self, duty);
         if (duty->started) (void)self->cuda.event_destroy(duty->started);
         if (duty->finished) (void)self->cuda.event_destroy(duty->finished);
-        ms_cuda_give_flag(self, engine, duty->flag);
+        ms_cuda_give_note(self, engine, duty->note);
         ms_release(&engine->context, duty);
     }
 }
@@ -271,6 +285,7 @@ void ms_cuda_queue_close(ms_stream *stream, void *state)
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
     ms_cuda_await(stream, queue->head);
     while (queue->count > 0) pass(stream);
+    ms_cuda_free_scratch(self, queue);
     (void)self->cuda.stream_destroy(queue->stream);
     ms_release(&stream->engine->context, queue);
 }

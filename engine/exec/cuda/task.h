@@ -1,25 +1,70 @@
-/* task.h: what a kernel is for the cuda device. For exec/cuda/ and folders of kernels named cuda.
+/* task.h: what a task is for the cuda device. For exec/cuda/ and folders of kernels named cuda.
  *
- * A kernel takes its arguments as one struct by value: the one that the task of the CPU takes. A
- * task may have several variants (of dtypes, of widths), each a kernel by name in the image. */
+ * A task is a function of the host that puts kernels onto the stream, one after another. It looks
+ * at sizes and dtypes only: values are on the GPU. Kernels are machine code that is embedded in the
+ * program; a kernel takes one struct by value.
+ *
+ * Invariants
+ * - The function runs on the host thread, once for each task, and waits for nothing.
+ * - What it launches depends on the arguments only, never on the GPU: so results do not. */
 #ifndef MOONSHARD_EXEC_CUDA_TASK_H
 #define MOONSHARD_EXEC_CUDA_TASK_H
 
+#include "exec/cuda/fault.h"
 #include "moonshard/exec.h"
 
-/* How a kernel is launched: blocks, threads in each, and bytes of shared memory of each block. A
- * count of 0 launches nothing: there is nothing to compute. */
+struct CUstream_st;
+
+/* One kernel: a const object, whose address stands for it. */
+typedef struct ms_cuda_kernel {
+    const unsigned char *image; /* as cuModuleLoadData takes it; empty: see ms_cuda_no_image */
+    const char *name;           /* in the image */
+    uint32_t shared_bytes;      /* the most that launches ask for, where that is above 48 KiB */
+} ms_cuda_kernel;
+
+/* How a kernel is launched. A count of 0 is 1, but for blocks[0]: there 0 launches nothing. */
 typedef struct ms_cuda_shape {
     uint32_t blocks[3], threads[3];
-    uint32_t shared_bytes;
+    uint32_t shared_bytes; /* of each block */
 } ms_cuda_shape;
 
+/* One execution of a task. */
+typedef struct ms_cuda_work ms_cuda_work;
+
 typedef struct ms_cuda_task {
-    ms_task task;               /* first: what the tables of kernels hold; it has no function */
-    const void *image;          /* machine code, as cuModuleLoadData takes it */
-    const char *const *kernels; /* names by variant */
-    /* Chooses the shape and the variant for these arguments; on the host thread, at each launch. */
-    uint32_t (*shape)(const void *arguments, ms_cuda_shape *out);
+    ms_task task; /* first: what the tables of kernels hold; it has no function */
+    void (*function)(ms_cuda_work *work, const void *arguments);
+    /* The message for what a kernel has noted (ms_cuda_fault_of), with the task's name. NULL: its
+     * kernels find no faults. */
+    void (*explain)(const ms_cuda_fault *fault, char *message, size_t bytes);
 } ms_cuda_task;
+
+/* The driver copies `bytes` bytes of arguments, at most MS_TASK_ARGS_MAX. After an error the stream
+ * has failed, and the call does nothing. */
+void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_shape shape,
+                    const void *arguments, size_t bytes);
+/* All bytes become 0. */
+void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes);
+/* Memory of the GPU for this task alone, aligned to 256 bytes; one piece for each task. It holds
+ * anything. It belongs to the stream and grows to the largest piece, so a task asks for as much as
+ * it needs and few tasks need much. NULL: there is none, and the stream has failed. */
+void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes);
+/* Where the kernels of this task note that they found something wrong, for a task with `explain`.
+ * The stream then fails. NULL: there is no memory, and the stream has failed. */
+ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work);
+/* For calls of libraries. */
+ms_engine *ms_cuda_work_engine(const ms_cuda_work *work);
+struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work);
+/* The task fails, at the latest when it is reached. */
+void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format, ...)
+    MS_PRINTF(3, 4);
+
+/* 1 .. `most` blocks of `threads` threads for so many elements, each thread taking `each` or more;
+ * 0 for none. For kernels that walk in strides of the whole grid. */
+static inline uint32_t ms_cuda_blocks(int64_t elements, int64_t threads, int64_t each, int64_t most)
+{
+    int64_t blocks = (elements + threads * each - 1) / (threads * each);
+    return (uint32_t)(blocks < most ? blocks : most);
+}
 
 #endif

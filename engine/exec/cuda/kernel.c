@@ -1,0 +1,180 @@
+/* kernel.c: what the function of a task may call (task.h): kernels, found at their first launch,
+ * and memory for the task. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "exec/cuda/cuda.h"
+
+/* ------------------------------------------------------------ finding kernels */
+
+static ms_cuda_result load_image(ms_cuda_device *self, ms_context *context, const void *image,
+                                 ms_cuda_module *out)
+{
+    for (size_t i = 0; i < self->image_count; i++)
+        if (self->images[i].image == image) {
+            *out = self->images[i].module;
+            return MS_CUDA_SUCCESS;
+        }
+    if (ms_grow(context, (void **)&self->images, &self->image_capacity, self->image_count + 1,
+                sizeof *self->images))
+        return MS_CUDA_OUT_OF_MEMORY;
+    ms_cuda_result result = self->cuda.module_load(out, image);
+    if (!result)
+        self->images[self->image_count++] = (ms_cuda_image){ .image = image, .module = *out };
+    return result;
+}
+
+static size_t place_of(const ms_cuda_device *self, const ms_cuda_kernel *kernel)
+{
+    size_t mask = self->known_capacity - 1;
+    size_t at = (uintptr_t)kernel / 8 * 31 & mask;
+    while (self->known[at].kernel && self->known[at].kernel != kernel) at = (at + 1) & mask;
+    return at;
+}
+
+/* Twice the room, when it is half full. */
+static ms_status make_room(ms_cuda_device *self, ms_context *context)
+{
+    if (self->known_capacity && self->known_count * 2 < self->known_capacity) return MS_OK;
+    ms_cuda_known *before = self->known;
+    size_t count = self->known_capacity, capacity = count ? 2 * count : 256;
+    void *memory = NULL;
+    ms_status status =
+        ms_allocate(context, capacity * sizeof *self->known, "table of kernels", &memory);
+    if (status) return status;
+    self->known = memory;
+    self->known_capacity = capacity;
+    for (size_t i = 0; i < count; i++)
+        if (before[i].kernel) self->known[place_of(self, before[i].kernel)] = before[i];
+    ms_release(context, before);
+    return MS_OK;
+}
+
+static ms_cuda_result find(ms_cuda_device *self, ms_context *context, const ms_cuda_kernel *kernel,
+                           ms_cuda_function *out)
+{
+    ms_cuda_module module = NULL;
+    if (make_room(self, context)) return MS_CUDA_OUT_OF_MEMORY;
+    ms_cuda_known *known = &self->known[place_of(self, kernel)];
+    if (known->kernel) {
+        *out = known->function;
+        return MS_CUDA_SUCCESS;
+    }
+    ms_cuda_result result = load_image(self, context, kernel->image, &module);
+    if (!result) result = self->cuda.module_function(out, module, kernel->name);
+    if (!result && kernel->shared_bytes)
+        result = self->cuda.set_attribute(*out, MS_CUDA_KERNEL_SHARED_BYTES,
+                                          (int)kernel->shared_bytes);
+    if (result) return result;
+    *known = (ms_cuda_known){ .kernel = kernel, .function = *out };
+    self->known_count++;
+    return MS_CUDA_SUCCESS;
+}
+
+void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context)
+{
+    for (size_t i = 0; i < self->image_count; i++)
+        (void)self->cuda.module_unload(self->images[i].module);
+    ms_release(context, self->images);
+    ms_release(context, self->known);
+}
+
+/* --------------------------------------------------------- what a task calls */
+
+static void check(ms_cuda_work *work, ms_cuda_result result)
+{
+    ms_cuda_check(work->stream, work->launch, result);
+    work->has_failed |= result != MS_CUDA_SUCCESS;
+}
+
+static uint32_t at_least_one(uint32_t count) { return count ? count : 1; }
+
+void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_shape s,
+                    const void *arguments, size_t bytes)
+{
+    ms_cuda_device *self = ms_cuda_of(work->stream->engine);
+    ms_cuda_function function = NULL;
+    if (work->has_failed || !s.blocks[0]) return;
+    MS_ASSERT(bytes <= MS_TASK_ARGS_MAX);
+    (void)bytes;
+    ms_cuda_result result = find(self, &work->stream->engine->context, kernel, &function);
+    if (result && !*kernel->image) {
+        ms_cuda_work_fail(work, MS_ERROR_UNSUPPORTED,
+                          "%s: this build has no kernels for GPUs: it was made without the CUDA "
+                          "toolkit",
+                          work->launch->name);
+        return;
+    }
+    /* The driver copies the arguments. */
+    void *parameters[] = { (void *)(uintptr_t)arguments };
+    if (!result)
+        result = self->cuda.launch(function, s.blocks[0], at_least_one(s.blocks[1]),
+                                   at_least_one(s.blocks[2]), at_least_one(s.threads[0]),
+                                   at_least_one(s.threads[1]), at_least_one(s.threads[2]),
+                                   s.shared_bytes, ms_cuda_queue_of(work->stream)->stream,
+                                   parameters, NULL);
+    check(work, result);
+}
+
+void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes)
+{
+    if (work->has_failed || !bytes) return;
+    check(work, ms_cuda_of(work->stream->engine)
+                    ->cuda.fill((ms_cuda_address)(uintptr_t)address, 0, bytes,
+                                ms_cuda_queue_of(work->stream)->stream));
+}
+
+void ms_cuda_free_scratch(ms_cuda_device *self, ms_cuda_queue *queue)
+{
+    if (queue->scratch) (void)self->cuda.release(queue->scratch);
+    queue->scratch = 0;
+    queue->scratch_bytes = 0;
+}
+
+/* Earlier tasks of the stream use the old piece: it stays until they have run. */
+void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes)
+{
+    ms_cuda_device *self = ms_cuda_of(work->stream->engine);
+    ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
+    if (work->has_failed) return NULL;
+    if (bytes > queue->scratch_bytes) {
+        size_t wanted = (bytes + ((1 << 20) - 1)) >> 20 << 20;
+        ms_cuda_result result = MS_CUDA_SUCCESS;
+        if (queue->scratch) result = self->cuda.stream_synchronize(queue->stream);
+        if (!result) ms_cuda_free_scratch(self, queue);
+        if (!result) result = self->cuda.allocate(&queue->scratch, wanted);
+        check(work, result);
+        if (result) return NULL;
+        queue->scratch_bytes = wanted;
+    }
+    return (void *)(uintptr_t)queue->scratch;
+}
+
+ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work)
+{
+    if (work->has_failed) return NULL;
+    if (!work->note) work->note = ms_cuda_take_note(ms_cuda_of(work->stream->engine));
+    if (!work->note) {
+        check(work, MS_CUDA_OUT_OF_MEMORY);
+        return NULL;
+    }
+    work->note->fault = (ms_cuda_fault){ .at = MS_CUDA_NO_FAULT };
+    return &work->note->fault;
+}
+
+ms_engine *ms_cuda_work_engine(const ms_cuda_work *work) { return work->stream->engine; }
+struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work)
+{
+    return ms_cuda_queue_of(work->stream)->stream;
+}
+
+void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format, ...)
+{
+    char text[sizeof((ms_error *)0)->message];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    ms_cuda_fail_stream(work->stream, work->launch->seq, work->launch->script, status, "%s", text);
+    work->has_failed = true;
+}

@@ -1,0 +1,271 @@
+/* run.cc: runs kernels on the host: block by block, the threads of a block as coroutines that
+ * switch at barriers and warp operations. A block whose threads do not all reach the same barrier
+ * ends the process with a message. */
+#include "tensor/cuda/device.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+enum { THREADS_MOST = 1024, SHARED_MOST = 227 << 10 };
+static const size_t stack_bytes = 256 << 10;
+
+ms_host_place ms_host;
+
+/* ------------------------------------------------------------------ switching */
+
+/* Registers that a function must keep are on the stack of the one that waits. Switches make no
+ * system call. */
+#if defined(__x86_64__)
+extern "C" void ms_host_switch(void **from, void *to);
+__asm__(".text\n.type ms_host_switch, @function\nms_host_switch:\n"
+        "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+        "mov %rsp, (%rdi)\nmov %rsi, %rsp\n"
+        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n"
+        ".size ms_host_switch, . - ms_host_switch\n");
+static void *first_frame(char *top, void (*entry)())
+{
+    /* As after a call: the stack is 8 off a multiple of 16 when `entry` begins. */
+    void **at = reinterpret_cast<void **>(top) - 2;
+    *at = reinterpret_cast<void *>(entry);
+    for (int i = 0; i < 6; i++) *--at = NULL;
+    return at;
+}
+#elif defined(__aarch64__)
+extern "C" void ms_host_switch(void **from, void *to);
+__asm__(".text\n.type ms_host_switch, @function\nms_host_switch:\n"
+        "sub sp, sp, #160\n"
+        "stp x19, x20, [sp]\nstp x21, x22, [sp, #16]\nstp x23, x24, [sp, #32]\n"
+        "stp x25, x26, [sp, #48]\nstp x27, x28, [sp, #64]\nstp x29, x30, [sp, #80]\n"
+        "stp d8, d9, [sp, #96]\nstp d10, d11, [sp, #112]\nstp d12, d13, [sp, #128]\n"
+        "stp d14, d15, [sp, #144]\n"
+        "mov x9, sp\nstr x9, [x0]\nmov sp, x1\n"
+        "ldp x19, x20, [sp]\nldp x21, x22, [sp, #16]\nldp x23, x24, [sp, #32]\n"
+        "ldp x25, x26, [sp, #48]\nldp x27, x28, [sp, #64]\nldp x29, x30, [sp, #80]\n"
+        "ldp d8, d9, [sp, #96]\nldp d10, d11, [sp, #112]\nldp d12, d13, [sp, #128]\n"
+        "ldp d14, d15, [sp, #144]\n"
+        "add sp, sp, #160\nret\n"
+        ".size ms_host_switch, . - ms_host_switch\n");
+static void *first_frame(char *top, void (*entry)())
+{
+    char *at = top - 160;
+    memset(at, 0, 160);
+    memcpy(at + 88, &entry, sizeof entry);
+    return at;
+}
+#else
+#error "tests/cuda/kernels/run.cc knows x86-64 and aarch64"
+#endif
+
+/* -------------------------------------------------------------------- threads */
+
+enum state { RUNS, AT_BARRIER, AT_WARP_BARRIER, ENDED };
+struct coroutine {
+    void *stack_pointer;
+    char *stack;
+    void *fake_stack; /* of the address sanitizer */
+    state at;
+    int line;
+    unsigned exchanges;
+};
+static coroutine threads[THREADS_MOST];
+static coroutine *running;
+static void *scheduler;
+#if defined(__SANITIZE_ADDRESS__)
+static void *scheduler_fake_stack;
+static const void *scheduler_stack;
+static size_t scheduler_stack_bytes;
+#endif
+static const char *kernel_name;
+static ms_host_body *kernel_body;
+static const void *kernel_arguments;
+static unsigned count;
+/* What lanes hand over, in two sets: a lane can be one exchange ahead of the others. */
+static uint64_t handed[2][THREADS_MOST];
+
+static void __attribute__((noreturn, format(printf, 1, 2))) wrong(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "kernel %s, block %u %u %u: ", kernel_name, ms_host.block[0], ms_host.block[1],
+            ms_host.block[2]);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    abort();
+}
+
+/* Back to the scheduler. */
+static void leave(bool for_good)
+{
+    coroutine *self = running;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(for_good ? NULL : &self->fake_stack, scheduler_stack,
+                                   scheduler_stack_bytes);
+#else
+    (void)for_good;
+#endif
+    ms_host_switch(&self->stack_pointer, scheduler);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(self->fake_stack, &scheduler_stack, &scheduler_stack_bytes);
+#endif
+}
+
+static void entry()
+{
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(NULL, &scheduler_stack, &scheduler_stack_bytes);
+#endif
+    kernel_body(kernel_arguments);
+    running->at = ENDED;
+    leave(true);
+    abort();
+}
+
+static void place_thread(unsigned index)
+{
+    ms_host.thread[0] = index % ms_host.threads[0];
+    ms_host.thread[1] = index / ms_host.threads[0] % ms_host.threads[1];
+    ms_host.thread[2] = index / ms_host.threads[0] / ms_host.threads[1];
+}
+
+static void enter(unsigned index)
+{
+    running = &threads[index];
+    place_thread(index);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&scheduler_fake_stack, running->stack, stack_bytes);
+#endif
+    ms_host_switch(&scheduler, running->stack_pointer);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(scheduler_fake_stack, NULL, NULL);
+#endif
+}
+
+void ms_host_barrier(int line)
+{
+    running->at = AT_BARRIER;
+    running->line = line;
+    leave(false);
+}
+
+void ms_host_warp_barrier(int line)
+{
+    running->at = AT_WARP_BARRIER;
+    running->line = line;
+    leave(false);
+}
+
+uint64_t ms_host_exchange(uint64_t value, unsigned lane)
+{
+    unsigned index = (unsigned)(running - threads), set = running->exchanges++ % 2;
+    if (lane >= MS_WARP) wrong("a warp has no lane %u", lane);
+    handed[set][index] = value;
+    ms_host_warp_barrier(0);
+    return handed[set][index / MS_WARP * MS_WARP + lane];
+}
+
+/* All of the threads first .. end - 1 are at the same place of this kind. */
+static bool all_are(unsigned first, unsigned end, state at)
+{
+    for (unsigned i = first; i < end; i++)
+        if (threads[i].at != at) return false;
+    for (unsigned i = first + 1; i < end; i++)
+        if (threads[i].line != threads[first].line)
+            wrong("threads %u and %u wait at different barriers, lines %d and %d", first, i,
+                  threads[first].line, threads[i].line);
+    return true;
+}
+
+static bool release(unsigned first, unsigned end, state at)
+{
+    if (!all_are(first, end, at)) return false;
+    for (unsigned i = first; i < end; i++) threads[i].at = RUNS;
+    return true;
+}
+
+static bool all_ended(void)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (threads[i].at != ENDED) return false;
+    return true;
+}
+
+/* Each thread runs until it waits or ends; then the warps and the block whose threads all wait go
+ * on. Where none can, some threads have missed a barrier. */
+static void run_block(void)
+{
+    for (unsigned i = 0; i < count; i++) {
+        coroutine *thread = &threads[i];
+        if (!thread->stack) {
+            void *memory = mmap(NULL, stack_bytes, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (memory == MAP_FAILED) wrong("no memory for a stack");
+            thread->stack = static_cast<char *>(memory);
+        }
+        thread->stack_pointer = first_frame(thread->stack + stack_bytes, entry);
+        thread->fake_stack = NULL;
+        thread->at = RUNS;
+        thread->exchanges = 0;
+    }
+    while (!all_ended()) {
+        bool moves = false;
+        for (unsigned i = 0; i < count; i++)
+            if (threads[i].at == RUNS) {
+                enter(i);
+                moves = true;
+            }
+        for (unsigned first = 0; first < count; first += MS_WARP)
+            moves |= release(first, first + MS_WARP < count ? first + MS_WARP : count,
+                             AT_WARP_BARRIER);
+        moves |= release(0, count, AT_BARRIER);
+        if (moves) continue;
+        for (unsigned i = 0; i < count; i++)
+            if (threads[i].at != ENDED)
+                wrong("thread %u waits at line %d for threads that never come there", i,
+                      threads[i].line);
+    }
+}
+
+void ms_host_run(const char *name, ms_host_body *body, const void *arguments,
+                 const unsigned blocks[3], const unsigned block_threads[3], unsigned most_threads,
+                 unsigned shared_bytes, bool free_of_barriers)
+{
+    static char shared[SHARED_MOST] __attribute__((aligned(128)));
+    kernel_name = name;
+    kernel_body = body;
+    kernel_arguments = arguments;
+    count = block_threads[0] * block_threads[1] * block_threads[2];
+    memcpy(ms_host.blocks, blocks, sizeof ms_host.blocks);
+    memcpy(ms_host.threads, block_threads, sizeof ms_host.threads);
+    ms_host.shared = shared + SHARED_MOST - (shared_bytes + 127) / 128 * 128;
+    if (count > most_threads) wrong("%u threads a block: it is made for %u", count, most_threads);
+    if (shared_bytes > SHARED_MOST) wrong("%u bytes of shared memory", shared_bytes);
+    if (!free_of_barriers && count % MS_WARP)
+        wrong("%u threads a block are no multiple of %d", count, MS_WARP);
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_POISON_MEMORY_REGION(shared, sizeof shared);
+    ASAN_UNPOISON_MEMORY_REGION(ms_host.shared, shared_bytes);
+#endif
+    for (unsigned z = 0; z < blocks[2]; z++)
+        for (unsigned y = 0; y < blocks[1]; y++)
+            for (unsigned x = 0; x < blocks[0]; x++) {
+                ms_host.block[0] = x;
+                ms_host.block[1] = y;
+                ms_host.block[2] = z;
+                /* What an earlier block left there is no value. */
+                if (shared_bytes) memset(ms_host.shared, 0xff, shared_bytes);
+                if (!free_of_barriers) run_block();
+                else
+                    for (unsigned i = 0; i < count; i++) {
+                        place_thread(i);
+                        body(arguments);
+                    }
+            }
+}
