@@ -41,7 +41,7 @@
 #define MS_KERNEL_FREE(name, type, threads) MS_KERNEL(name, type, threads)
 #define MS_SHARED(type, name, size) __shared__ type name[size]
 /* The shared memory of the launch, aligned to 16 bytes. */
-#define MS_SHARED_BYTES(type, name)                         \
+#define MS_SHARED_BYTES(type, name)                          \
     extern __shared__ __align__(16) unsigned char dynamic[]; \
     type *name = reinterpret_cast<type *>(dynamic)
 
@@ -131,25 +131,25 @@ uint64_t ms_host_exchange(uint64_t value, unsigned lane);
 #define MS_DEVICE static inline __attribute__((unused))
 #define MS_DEVICE_MEMBER inline
 #define MS_CONSTANT static const
-#define MS_KERNEL_OF_HOST(name, type, threads, is_free)                                           \
-    static_assert(sizeof(type) <= MS_TASK_ARGS_MAX, "too large for a task");                      \
-    static void name##_body(const type &args);                                                    \
-    static void name##_call(const void *arguments)                                                \
-    {                                                                                             \
-        name##_body(*static_cast<const type *>(arguments));                                       \
-    }                                                                                             \
-    extern "C" {                                                                                  \
-    __attribute__((visibility("default"))) extern const unsigned name##_bytes;                    \
-    const unsigned name##_bytes = sizeof(type);                                                   \
-    __attribute__((visibility("default"))) void name(const void *arguments,                       \
-                                                     const unsigned blocks[3],                    \
-                                                     const unsigned block_threads[3],             \
-                                                     unsigned shared_bytes)                       \
-    {                                                                                             \
-        ms_host_run(#name, name##_call, arguments, blocks, block_threads, threads, shared_bytes,  \
-                    is_free);                                                                     \
-    }                                                                                             \
-    }                                                                                             \
+#define MS_KERNEL_OF_HOST(name, type, threads, is_free)                                          \
+    static_assert(sizeof(type) <= MS_TASK_ARGS_MAX, "too large for a task");                     \
+    static void name##_body(const type &args);                                                   \
+    static void name##_call(const void *arguments)                                               \
+    {                                                                                            \
+        name##_body(*static_cast<const type *>(arguments));                                      \
+    }                                                                                            \
+    extern "C" {                                                                                 \
+    __attribute__((visibility("default"))) extern const unsigned name##_bytes;                   \
+    const unsigned name##_bytes = sizeof(type);                                                  \
+    __attribute__((visibility("default"))) void name(const void *arguments,                      \
+                                                     const unsigned blocks[3],                   \
+                                                     const unsigned block_threads[3],            \
+                                                     unsigned shared_bytes)                      \
+    {                                                                                            \
+        ms_host_run(#name, name##_call, arguments, blocks, block_threads, threads, shared_bytes, \
+                    is_free);                                                                    \
+    }                                                                                            \
+    }                                                                                            \
     static void name##_body(const type &args)
 #define MS_KERNEL(name, type, threads) MS_KERNEL_OF_HOST(name, type, threads, false)
 #define MS_KERNEL_FREE(name, type, threads) MS_KERNEL_OF_HOST(name, type, threads, true)
@@ -183,8 +183,9 @@ template <class T> MS_DEVICE T ms_host_take(T value, unsigned lane)
 }
 MS_DEVICE unsigned ms_host_lane(void)
 {
-    return (ms_host.thread[0] + ms_host.threads[0] * (ms_host.thread[1]
-            + ms_host.threads[1] * ms_host.thread[2])) % MS_WARP;
+    return (ms_host.thread[0]
+            + ms_host.threads[0] * (ms_host.thread[1] + ms_host.threads[1] * ms_host.thread[2]))
+           % MS_WARP;
 }
 template <class T> MS_DEVICE T ms_warp_xor(T value, int mask)
 {
@@ -316,8 +317,7 @@ MS_DEVICE void ms_read8(const void *from, int64_t i, uint8_t dtype, float out[8]
         }
         return;
     }
-    ms_chunk chunk =
-        *reinterpret_cast<const ms_chunk *>(static_cast<const uint16_t *>(from) + i);
+    ms_chunk chunk = *reinterpret_cast<const ms_chunk *>(static_cast<const uint16_t *>(from) + i);
     for (int k = 0; k < 4; k++) {
         uint16_t low = (uint16_t)chunk.word[k], high = (uint16_t)(chunk.word[k] >> 16);
         out[2 * k] = dtype == MS_BF16 ? ms_bf16_wide(low) : ms_f16_wide(low);

@@ -150,25 +150,25 @@ MS_DEVICE int64_t clamped(int64_t value, int64_t low, int64_t high)
 }
 
 /* A kernel is its formula in a, b, c, v = value and h = high. */
-#define FUNCTION(name, type, formula)                                                    \
-    struct name##_##type {                                                               \
-        MS_DEVICE_MEMBER type operator()(type a, type b, type c, type v, type h) const   \
-        {                                                                                \
-            (void)b, (void)c, (void)v, (void)h;                                          \
-            return (type)(formula);                                                      \
-        }                                                                                \
+#define FUNCTION(name, type, formula)                                                  \
+    struct name##_##type {                                                             \
+        MS_DEVICE_MEMBER type operator()(type a, type b, type c, type v, type h) const \
+        {                                                                              \
+            (void)b, (void)c, (void)v, (void)h;                                        \
+            return (type)(formula);                                                    \
+        }                                                                              \
     };
-#define FLOATS(operands, name, formula)                             \
-    FUNCTION(name, float, formula)                                  \
-    MS_KERNEL_FREE(elementwise_##name, ms_cuda_elementwise_call, 256)    \
-    {                                                               \
-        run<operands>(args, name##_float());                        \
+#define FLOATS(operands, name, formula)                               \
+    FUNCTION(name, float, formula)                                    \
+    MS_KERNEL_FREE(elementwise_##name, ms_cuda_elementwise_call, 256) \
+    {                                                                 \
+        run<operands>(args, name##_float());                          \
     }
-#define WHOLE(operands, name, formula)                           \
-    FUNCTION(name, int64_t, formula)                             \
-    MS_KERNEL_FREE(whole_##name, ms_cuda_elementwise_call, 256)       \
-    {                                                            \
-        run_whole<operands>(args, name##_int64_t());             \
+#define WHOLE(operands, name, formula)                          \
+    FUNCTION(name, int64_t, formula)                            \
+    MS_KERNEL_FREE(whole_##name, ms_cuda_elementwise_call, 256) \
+    {                                                           \
+        run_whole<operands>(args, name##_int64_t());            \
     }
 #define U(x) ((uint64_t)(x))
 
