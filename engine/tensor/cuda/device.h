@@ -56,6 +56,9 @@
 #define BLOCKS_Y ((int64_t)gridDim.y)
 #define BLOCKS_Z ((int64_t)gridDim.z)
 
+/* Before a loop over an array of registers, whose length the compiler knows. */
+#define MS_UNROLL _Pragma("unroll")
+
 #define ms_barrier() __syncthreads()
 #define ms_warp_barrier() __syncwarp()
 /* The value of the lane whose number differs in the bits of mask; of lane `lane`. */
@@ -171,6 +174,8 @@ uint64_t ms_host_exchange(uint64_t value, unsigned lane);
 #define BLOCKS_X ((int64_t)ms_host.blocks[0])
 #define BLOCKS_Y ((int64_t)ms_host.blocks[1])
 #define BLOCKS_Z ((int64_t)ms_host.blocks[2])
+
+#define MS_UNROLL
 
 #define ms_barrier() ms_host_barrier(__LINE__)
 #define ms_warp_barrier() ms_host_warp_barrier(__LINE__)
