@@ -6,8 +6,8 @@
  *   an event when the host asks for a number, or when another stream waits for it. The event covers
  *   all numbers that were enqueued before. So most tasks cost one call of the driver.
  * - What the host must do after a number (release memory, look at what kernels noted, pass on the
- *   failure of a stream that was waited for, write down times) is in the stream's list of duties, in the order of numbers. The
- *   host thread does it when it finds that the number is reached.
+ *   failure of a stream that was waited for, write down times) is in the stream's list of duties,
+ * in the order of numbers. The host thread does it when it finds that the number is reached.
  * - An error that the driver reports for work under way ends all work of the GPU in this process:
  *   every stream fails with it, and all numbers count as reached. */
 #ifndef MOONSHARD_EXEC_CUDA_CUDA_H
