@@ -178,7 +178,6 @@ static void host_memory_freed_under_way(void)
     ok(cuda.host_allocate(&pinned, sizeof host, 0));
     ok(cuda.copy_out(pinned, x, sizeof host, a));
     if (!has_fault) ok(cuda.stream_synchronize(a));
-    /* The copy is taken back before the memory goes. */
     ok(cuda.host_release(pinned));
 }
 

@@ -85,6 +85,14 @@ MS_DEVICE uint16_t ms_f16_narrow(float x)
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
 }
+/* 1 / x within one unit of the last place. A division proper calls a function, which costs
+ * registers. */
+MS_DEVICE float ms_reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 /* Rounded once each, never contracted. */
 MS_DEVICE float ms_mul(float a, float b) { return __fmul_rn(a, b); }
 MS_DEVICE float ms_add(float a, float b) { return __fadd_rn(a, b); }
@@ -200,6 +208,7 @@ MS_DEVICE uint32_t ms_bits(float x) { return ms_bits_from_float(x); }
 MS_DEVICE float ms_float(uint32_t bits) { return ms_float_from_bits(bits); }
 MS_DEVICE float ms_f16_wide(uint16_t bits) { return ms_float_from_f16(bits); }
 MS_DEVICE uint16_t ms_f16_narrow(float x) { return ms_f16_from_float(x); }
+MS_DEVICE float ms_reciprocal(float x) { return 1.0f / x; }
 /* The host's build contracts nothing. */
 MS_DEVICE float ms_mul(float a, float b) { return a * b; }
 MS_DEVICE float ms_add(float a, float b) { return a + b; }

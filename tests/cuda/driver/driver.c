@@ -534,14 +534,17 @@ API int cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 API int cuMemFreeHost(void *memory)
 {
     int result = begin_in_context("cuMemFreeHost");
+    const char *under_way = NULL;
     driver.left--;
     pthread_mutex_lock(&lock);
     for (const stream *one = streams; one; one = one->next)
         for (const work *now = one->first; now; now = now->next)
             if (now->kind == COPY && (now->to == memory || (!now->memory && now->from == memory)))
-                order_fault("memory of the host is freed while %s is under way", now->name);
+                under_way = now->name;
     pthread_mutex_unlock(&lock);
-    free(memory);
+    /* It stays, since the work will run. */
+    if (under_way) order_fault("memory of the host is freed while %s is under way", under_way);
+    else free(memory);
     return result;
 }
 
