@@ -130,6 +130,15 @@ template <class Body> MS_DEVICE void ms_walk(const ms_row &row, Body body)
         body(ms_size<1>(), k < row.head ? k : k + row.chunks * 8);
 }
 
+/* The same for all elements of arrays; the threads of the grid share them. */
+template <class Body> MS_DEVICE void ms_walk_all(int64_t count, bool aligned, Body body)
+{
+    int64_t chunks = aligned ? count / 8 : 0;
+    for (int64_t chunk = GRID_FIRST; chunk < chunks; chunk += GRID_STEP)
+        body(ms_size<8>(), chunk * 8);
+    for (int64_t i = chunks * 8 + GRID_FIRST; i < count; i += GRID_STEP) body(ms_size<1>(), i);
+}
+
 /* Adds what the eight rows of threads hold for a column, in their order. The result is for THREAD_Y
  * 0. `shared` has 256 places and is free again when the call returns. */
 MS_DEVICE double ms_join_rows(double value, double *shared)

@@ -214,21 +214,12 @@ MS_KERNEL(cross_entropy_gradient, ms_cuda_cross_entropy_call, MS_CUDA_ROW_THREAD
 
 /* --------------------------------------------------------------- squared error */
 
-/* Calls body(size, i) for all elements; the threads of the grid share them. */
-template <class Body> MS_DEVICE void walk_all(int64_t count, bool aligned, Body body)
-{
-    int64_t chunks = aligned ? count / 8 : 0;
-    for (int64_t chunk = GRID_FIRST; chunk < chunks; chunk += GRID_STEP)
-        body(ms_size<8>(), chunk * 8);
-    for (int64_t i = chunks * 8 + GRID_FIRST; i < count; i += GRID_STEP) body(ms_size<1>(), i);
-}
-
 MS_KERNEL(mse_parts, ms_cuda_mse_call, 256)
 {
     MS_SHARED(double, shared, MS_WARP);
     const ms_mse_args &m = args.m;
     double total = 0;
-    walk_all(m.count, args.aligned, [&](auto size, int64_t i) {
+    ms_walk_all(m.count, args.aligned, [&](auto size, int64_t i) {
         float a[size.N], b[size.N], sum = 0;
         ms_get(size, m.a, i, m.dtype, a);
         ms_get(size, m.b, i, m.dtype, b);
@@ -253,7 +244,7 @@ MS_KERNEL_FREE(mse_gradient, ms_cuda_mse_call, 256)
 {
     const ms_mse_args &m = args.m;
     float factor = (float)(2.0 * (double)ms_get_one(m.gradient, 0, m.dtype) / (double)m.count);
-    walk_all(m.count, args.aligned, [&](auto size, int64_t i) {
+    ms_walk_all(m.count, args.aligned, [&](auto size, int64_t i) {
         float a[size.N], b[size.N];
         ms_get(size, m.a, i, m.dtype, a);
         ms_get(size, m.b, i, m.dtype, b);
