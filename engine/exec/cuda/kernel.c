@@ -98,7 +98,7 @@ void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_sh
     MS_ASSERT(bytes <= MS_TASK_ARGS_MAX);
     (void)bytes;
     ms_cuda_result result = find(self, &work->stream->engine->context, kernel, &function);
-    if (result && !*kernel->image) {
+    if (result && result != MS_CUDA_OUT_OF_MEMORY && !*kernel->image) {
         ms_cuda_work_fail(work, MS_ERROR_UNSUPPORTED,
                           "%s: this build has no kernels for GPUs: it was made without the CUDA "
                           "toolkit",
