@@ -48,31 +48,13 @@ MS_DEVICE rows rows_of(const ms_attention_args &a, const ms_heads &h, int64_t ba
     return r;
 }
 
-MS_DEVICE float read_float(const void *from, int64_t i, uint8_t dtype)
-{
-    if (dtype == MS_F32) return static_cast<const float *>(from)[i];
-    uint16_t bits = static_cast<const uint16_t *>(from)[i];
-    return dtype == MS_BF16 ? ms_bf16_wide(bits) : ms_f16_wide(bits);
-}
-
-/* Columns column .. column + 7 of a row, 0 from the width on. */
-MS_DEVICE void read_part(const char *row, int64_t column, int64_t width, uint8_t dtype, float x[8])
-{
-    if (column + 8 <= width && (uintptr_t)(row + column * item_of(dtype)) % 16 == 0) {
-        ms_read8(row, column, dtype, x);
-        return;
-    }
-    MS_UNROLL for (int k = 0; k < 8; k++) x[k] =
-        column + k < width ? read_float(row, column + k, dtype) : 0.0f;
-}
-
 /* Columns column .. column + 63 of the rows, into a tile of 64 rows; 0 where there are none. */
 MS_DEVICE void load(const rows &r, int64_t column, float *tile)
 {
     for (int at = THREAD_X; at < TILE * 8; at += THREADS_X) {
         int row = at / 8, part = at % 8 * 8;
         float x[8];
-        read_part(r.first + row * r.bytes, column + part, row < r.count ? r.width : 0, r.dtype, x);
+        ms_get8(r.first + row * r.bytes, column + part, row < r.count ? r.width : 0, r.dtype, x);
         four *to = reinterpret_cast<four *>(tile + row * ROW + part);
         to[0] = four{ { x[0], x[1], x[2], x[3] } };
         to[1] = four{ { x[4], x[5], x[6], x[7] } };
@@ -174,8 +156,7 @@ MS_DEVICE void write_four(void *row, int64_t i, int64_t left, uint8_t dtype, con
     else MS_UNROLL for (int k = 0; k < 4; k++)
         {
             if (k >= left) continue;
-            if (dtype == MS_F32) reinterpret_cast<float *>(to)[k] = x[k];
-            else reinterpret_cast<uint16_t *>(to)[k] = narrow(x[k], dtype);
+            ms_write_float(to, k, dtype, x[k]);
         }
 }
 
@@ -385,7 +366,7 @@ MS_DEVICE void walk_keys(const ms_attention_args &a, int64_t batch, int64_t head
                *k = static_cast<const char *>(a.k.data) + offset_in(a.k, batch, group, 0) * item,
                *v = static_cast<const char *>(a.v.data) + offset_in(a.v, batch, group, 0) * item;
     float query[8], x[8];
-    read_part(q, column, a.width, a.dtype, query);
+    ms_get8(q, column, a.width, a.dtype, query);
     MS_UNROLL for (int i = 0; i < 8; i++) out[i] = 0.0f;
     *most = -ms_infinity();
     *total = 0.0f;
@@ -393,13 +374,13 @@ MS_DEVICE void walk_keys(const ms_attention_args &a, int64_t batch, int64_t head
         int64_t key = first + THREAD_X / lanes;
         bool there = key < a.keys;
         float score = 0.0f;
-        read_part(k + key * a.k.time * item, column, there ? a.width : 0, a.dtype, x);
+        ms_get8(k + key * a.k.time * item, column, there ? a.width : 0, a.dtype, x);
         MS_UNROLL for (int i = 0; i < 8; i++) score += query[i] * x[i];
         for (int mask = lanes / 2; mask > 0; mask /= 2) score += ms_warp_xor(score, mask);
         score = there ? score * (float)a.scale : -ms_infinity();
         float now = larger()(*most, score), kept = shrinkage(*most, now),
               p = there ? expf(score - now) : 0.0f;
-        read_part(v + key * a.v.time * item, column, there ? a.width : 0, a.dtype, x);
+        ms_get8(v + key * a.v.time * item, column, there ? a.width : 0, a.dtype, x);
         MS_UNROLL for (int i = 0; i < 8; i++) out[i] = out[i] * kept + p * x[i];
         *total = *total * kept + p;
         *most = now;
@@ -432,10 +413,10 @@ MS_KERNEL(attention_one, ms_cuda_attention_call, 256)
     }
     if (THREAD_X < a.width) {
         result *= 1.0f / sum;
-        ms_write(a.out.data, offset_in(a.out, batch, head, 0) + THREAD_X, a.dtype, result);
+        ms_write_float(a.out.data, offset_in(a.out, batch, head, 0) + THREAD_X, a.dtype, result);
         if (a.cast.data != NULL)
-            ms_write(a.cast.data, offset_in(a.cast, batch, head, 0) + THREAD_X, a.cast_dtype,
-                     result);
+            ms_write_float(a.cast.data, offset_in(a.cast, batch, head, 0) + THREAD_X, a.cast_dtype,
+                           result);
     }
     if (THREAD_X == 0 && a.log_sum != NULL) a.log_sum[BLOCK_X] = top + logf(sum);
 }
@@ -455,7 +436,8 @@ MS_KERNEL(attention_offsets, ms_cuda_attention_call, 256)
         const float *out =
             static_cast<const float *>(a.cast.data) + offset_in(a.cast, batch, head, query);
         float sum = 0.0f;
-        for (int64_t i = LANE; i < a.width; i += MS_WARP) sum += read_float(g, i, a.dtype) * out[i];
+        for (int64_t i = LANE; i < a.width; i += MS_WARP)
+            sum += ms_read_float(g, i, a.dtype) * out[i];
         sum = ms_warp_join(sum, ms_plus());
         if (LANE == 0) args.offset[row] = sum;
     }

@@ -356,6 +356,46 @@ MS_DEVICE void ms_write8(void *to, int64_t i, uint8_t dtype, const float x[8])
     *reinterpret_cast<ms_chunk *>(static_cast<uint16_t *>(to) + i) = chunk;
 }
 
+/* Element i of an array of floats: f32, f16 or bf16. */
+MS_DEVICE float ms_read_float(const void *from, int64_t i, uint8_t dtype)
+{
+    if (dtype == MS_F32) return static_cast<const float *>(from)[i];
+    uint16_t bits = static_cast<const uint16_t *>(from)[i];
+    return dtype == MS_BF16 ? ms_bf16_wide(bits) : ms_f16_wide(bits);
+}
+MS_DEVICE void ms_write_float(void *to, int64_t i, uint8_t dtype, float x)
+{
+    if (dtype == MS_F32) static_cast<float *>(to)[i] = x;
+    else
+        static_cast<uint16_t *>(to)[i] = dtype == MS_BF16 ? ms_bf16_narrow(x) : ms_f16_narrow(x);
+}
+
+/* Elements i .. i + 7 of n floats at any address; 0 where there are none. */
+MS_DEVICE bool ms_is_chunk(const void *at, int64_t i, int64_t n, uint8_t dtype)
+{
+    return i + 8 <= n && ((uintptr_t)at + (uintptr_t)i * (dtype == MS_F32 ? 4 : 2)) % 16 == 0;
+}
+MS_DEVICE void ms_get8(const void *from, int64_t i, int64_t n, uint8_t dtype, float out[8])
+{
+    if (ms_is_chunk(from, i, n, dtype)) {
+        ms_read8(from, i, dtype, out);
+        return;
+    }
+    MS_UNROLL for (int k = 0; k < 8; k++) out[k] =
+        i + k < n ? ms_read_float(from, i + k, dtype) : 0.0f;
+}
+MS_DEVICE void ms_put8(void *to, int64_t i, int64_t n, uint8_t dtype, const float x[8])
+{
+    if (ms_is_chunk(to, i, n, dtype)) {
+        ms_write8(to, i, dtype, x);
+        return;
+    }
+    MS_UNROLL for (int k = 0; k < 8; k++)
+    {
+        if (i + k < n) ms_write_float(to, i + k, dtype, x[k]);
+    }
+}
+
 /* ------------------------------------------------------------------ reductions */
 
 struct ms_plus {

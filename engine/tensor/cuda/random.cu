@@ -4,32 +4,11 @@
 
 #include "tensor/cuda/philox.h"
 
-MS_DEVICE bool is_aligned(const void *address) { return (uintptr_t)address % 16 == 0; }
-
 MS_DEVICE void draw_words(const ms_random &random, int64_t chunk, uint32_t words[8])
 {
     uint64_t high = ms_philox_high(random);
     ms_philox_words(random.seed, high, (uint64_t)chunk * 2, words);
     ms_philox_words(random.seed, high, (uint64_t)chunk * 2 + 1, words + 4);
-}
-
-/* Elements i .. i + 7, as far as there are so many. */
-MS_DEVICE void put(void *out, int64_t i, int64_t count, uint8_t dtype, const float x[8])
-{
-    if (is_aligned(out) && i + 8 <= count) {
-        ms_write8(out, i, dtype, x);
-        return;
-    }
-    for (int k = 0; k < 8; k++)
-        if (i + k < count) ms_write(out, i + k, dtype, x[k]);
-}
-MS_DEVICE void get(const void *from, int64_t i, int64_t count, uint8_t dtype, float x[8])
-{
-    if (is_aligned(from) && i + 8 <= count) {
-        ms_read8(from, i, dtype, x);
-        return;
-    }
-    for (int k = 0; k < 8; k++) x[k] = i + k < count ? ms_read(from, i + k, dtype) : 0.0f;
 }
 
 /* ------------------------------------------------------------------ functions */
@@ -104,7 +83,7 @@ MS_KERNEL_FREE(random_uniform, ms_random_args, 256)
             v = args.least < v ? v : args.least;
             x[k] = v < args.greatest ? v : args.greatest;
         }
-        put(args.out, chunk * 8, args.count, args.dtype, x);
+        ms_put8(args.out, chunk * 8, args.count, args.dtype, x);
     }
 }
 
@@ -121,7 +100,7 @@ MS_KERNEL_FREE(random_normal, ms_random_args, 256)
             x[k] = radius * cosine * args.b + args.a;
             x[k + 1] = radius * sine * args.b + args.a;
         }
-        put(args.out, chunk * 8, args.count, args.dtype, x);
+        ms_put8(args.out, chunk * 8, args.count, args.dtype, x);
     }
 }
 
@@ -151,11 +130,11 @@ MS_KERNEL_FREE(dropout, ms_dropout_args, 256)
         uint32_t words[8];
         float x[8];
         draw_words(args.random, chunk, words);
-        get(args.in, chunk * 8, args.count, args.dtype, x);
+        ms_get8(args.in, chunk * 8, args.count, args.dtype, x);
         for (int k = 0; k < 8; k++) {
             bool kept = (words[k] >> 8) >= args.threshold && args.scale != 0.0f;
             x[k] = kept ? x[k] * args.scale : 0.0f;
         }
-        put(args.out, chunk * 8, args.count, args.dtype, x);
+        ms_put8(args.out, chunk * 8, args.count, args.dtype, x);
     }
 }

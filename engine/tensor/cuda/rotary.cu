@@ -63,8 +63,8 @@ MS_DEVICE void turn(const ms_rotary_args &r, int64_t from, int64_t to, int count
     } else {
         MS_UNROLL for (int k = 0; k < 8; k++)
         {
-            a[k] = k < count ? ms_read(x, k, r.dtype) : 0.0f;
-            b[k] = k < count ? ms_read(x, half + k, r.dtype) : 0.0f;
+            a[k] = k < count ? ms_read_float(x, k, r.dtype) : 0.0f;
+            b[k] = k < count ? ms_read_float(x, half + k, r.dtype) : 0.0f;
         }
     }
     MS_UNROLL for (int k = 0; k < 8; k++)
@@ -81,8 +81,8 @@ MS_DEVICE void turn(const ms_rotary_args &r, int64_t from, int64_t to, int count
     MS_UNROLL for (int k = 0; k < 8; k++)
     {
         if (k >= count) continue;
-        ms_write(y, k, r.dtype, a[k]);
-        ms_write(y, half + k, r.dtype, b[k]);
+        ms_write_float(y, k, r.dtype, a[k]);
+        ms_write_float(y, half + k, r.dtype, b[k]);
     }
 }
 
