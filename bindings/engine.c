@@ -285,6 +285,56 @@ static void add_interface(void *to, const char *interface, const char *address)
     lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
 }
 
+/* Sets devices = { "cpu", "cuda" }, gpus = a list of { name, major, minor, multiprocessors,
+ * memory_bytes }, gpu_driver, the version of CUDA that the driver is for, or why there is none,
+ * and, where there are GPUs, gpu_blas, the library of products or why it cannot be used. The driver
+ * is asked only where the system shows a GPU, or a driver was named, since a process that has asked
+ * must not fork. */
+static void push_devices(lua_State *L)
+{
+    enum { SHOWN = 16 };
+    ms_gpu gpus[SHOWN];
+    ms_error error;
+    uint32_t count = 0, driver = 0;
+    const ms_os *os = ms_os_posix();
+    bool asks = ms_has_gpu(os) || os->environment(os->user, "MOONSHARD_CUDA_DRIVER");
+    ms_status status = asks ? ms_gpus(os, gpus, SHOWN, &count, &driver, &error) : MS_OK;
+    lua_createtable(L, 2, 0);
+    lua_pushstring(L, "cpu");
+    lua_rawseti(L, -2, 1);
+    if (count > 0 && !status) {
+        lua_pushstring(L, "cuda");
+        lua_rawseti(L, -2, 2);
+    }
+    lua_setfield(L, -2, "devices");
+    lua_createtable(L, (int)count, 0);
+    for (uint32_t i = 0; i < count && i < SHOWN && !status; i++) {
+        lua_createtable(L, 0, 5);
+        set_text(L, "name", gpus[i].name);
+        set_integer(L, "major", gpus[i].major);
+        set_integer(L, "minor", gpus[i].minor);
+        set_integer(L, "multiprocessors", gpus[i].multiprocessors);
+        set_integer(L, "memory_bytes", (lua_Integer)gpus[i].memory_bytes);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    lua_setfield(L, -2, "gpus");
+    if (status) lua_pushstring(L, error.message);
+    else if (asks) lua_pushfstring(L, "CUDA %d.%d", (int)driver / 1000, (int)driver % 1000 / 10);
+    else lua_pushstring(L, "this machine shows no GPU of NVIDIA");
+    lua_setfield(L, -2, "gpu_driver");
+    if (count == 0) return;
+    char blas[1200];
+    (void)ms_gpu_blas(os, blas, sizeof blas);
+    set_text(L, "gpu_blas", blas);
+}
+
+/* core.has_gpu() -> whether the system shows a GPU of NVIDIA; the driver is not asked. */
+static int has_gpu(lua_State *L)
+{
+    lua_pushboolean(L, ms_has_gpu(NULL));
+    return 1;
+}
+
 /* core.info() -> what the machine has, and what the engine uses of it. The machine is asked anew in
  * each call, through the table of the system. mpi: the modules for MPIs that are there, or false.
  * NCCL is large, so it is not loaded to be asked for its version. */
@@ -304,11 +354,7 @@ static int info(lua_State *L)
     set_text(L, "blas", ms_engine_blas());
     set_text(L, "blas_isa", ms_engine_is_sim(engine) ? "" : ms_engine_blas_isa(engine));
     set_text(L, "device", ms_engine_device(engine));
-    /* One device so far; a list, so that scripts need not change when there are more. */
-    lua_createtable(L, 1, 0);
-    lua_pushstring(L, "cpu");
-    lua_rawseti(L, -2, 1);
-    lua_setfield(L, -2, "devices");
+    push_devices(L);
     /* A machine without a network, or that does not say, has none. */
     lua_newtable(L);
     (void)os->addresses(os->user, add_interface, L);
@@ -504,6 +550,7 @@ void ms_open_engine(lua_State *L, int runtime)
         { "flops", flops },
         { "info", info },
         { "device", device },
+        { "has_gpu", has_gpu },
         { "is_sim", is_sim },
         { "in_hook", in_hook },
         { "exit_code", exit_code },

@@ -55,13 +55,13 @@ static ms_status choose_isa(ms_engine *engine, const char *cap)
  * against the machine before anything is opened. */
 static ms_status choose_device(ms_engine *engine, const ms_engine_options *options)
 {
-    static const ms_device *const devices[] = { &ms_device_cpu, &ms_device_sim };
+    static const ms_device *const devices[] = { &ms_device_cpu, &ms_device_cuda, &ms_device_sim };
     const char *name = options->device ? options->device : "cpu";
     engine->device = options->own_device;
     for (size_t i = 0; i < sizeof devices / sizeof *devices && !engine->device; i++)
         if (strcmp(name, devices[i]->name) == 0) engine->device = devices[i];
     if (!engine->device)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "device \"%.40s\" is none of cpu, sim",
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "device \"%.40s\" is none of cpu, cuda, sim",
                               name);
     uint32_t count = engine->device->count ? engine->device->count(engine) : 1;
     engine->device_index = options->device_index;

@@ -4,7 +4,7 @@
 /* One table for each kernel family, ended by NULL; a device says which family it runs. The sim
  * device runs none of them, but looks up names and kinds here. */
 static const ms_kernels *const backends[] = { &ms_cpu_backend.kernels, &ms_cuda_backend.kernels,
-                                            NULL };
+                                              NULL };
 
 /* The cast is right because `kernels` is the first member. */
 const ms_backend *ms_engine_backend(ms_engine *engine)

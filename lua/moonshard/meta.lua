@@ -49,7 +49,8 @@
 ---@alias ms.Index ms.Tensor          i64, i32 or u16; counts from 0
 
 ---@class ms.InitOptions
----@field device? "cpu"|"sim"          "sim" makes the same decisions but computes no values
+--- "cuda" is a GPU of NVIDIA; "sim" makes the same decisions but computes no values.
+---@field device? "cpu"|"cuda"|"sim"
 --- Threads of this rank. 0 (the default): the cores that this process may use; in a group "local",
 --- these cores divided by the number of ranks. There, rank 0's threads and memory_bytes hold for
 --- all ranks.
@@ -142,8 +143,10 @@
 --- ```
 ---@field synchronize fun()
 --- A description of the machine and this build: cpu, cores, threads, kernels, blas, blas_isa,
---- device, devices, interfaces (of the network, with their addresses), memory_bytes, mpi, nccl,
---- lua, version.
+--- device, devices, gpus (a list of { name, major, minor, multiprocessors, memory_bytes }),
+--- gpu_driver (the version of CUDA that it is for, or why there is none), gpu_blas (on machines
+--- with GPUs: their library of products), interfaces (of the network, with their addresses),
+--- memory_bytes, mpi, nccl, lua, version.
 --- ```lua
 --- ms.info().version == ms.version --> true
 --- ```

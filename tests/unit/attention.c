@@ -1,5 +1,5 @@
 /* attention.c: attention with grouped queries, masks, blocks of every size and layout; its memory;
- * rotary embedding. ctest: each-isa poisoned late */
+ * rotary embedding. ctest: each-isa poisoned late cuda */
 #include "reference.h"
 
 /* ---------------------------------------------------------------- attention */

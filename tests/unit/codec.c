@@ -1,5 +1,5 @@
 /* codec.c: floats as bytes and back: every code compared with a list of the format's values,
- * errors, layout, and the same bytes on every instruction set. ctest: each-isa poisoned late */
+ * errors, layout, and the same bytes on every instruction set. ctest: each-isa poisoned late cuda */
 #include "gradcheck.h"
 
 #include <float.h>

@@ -1,6 +1,6 @@
 /* convolution.c: conv2d against its definition: strides, paddings, dilations, groups, dtypes, and
  * shapes that are cut into several blocks, parts of channels and partial sums.
- * ctest: each-isa poisoned late */
+ * ctest: each-isa poisoned late cuda */
 #include "reference.h"
 
 enum { X, WEIGHT, BIAS };

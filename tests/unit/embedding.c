@@ -1,5 +1,5 @@
 /* embedding.c: rows by index, repeated indices, 16-bit tables, indices out of range.
- * ctest: each-isa poisoned late */
+ * ctest: each-isa poisoned late cuda */
 #include "reference.h"
 
 static void embedding_reference(const check *c)

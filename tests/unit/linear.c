@@ -1,5 +1,5 @@
 /* linear.c: linear layers: shapes, layouts, dtypes, autocast, activation, sums for the bias.
- * ctest: each-isa poisoned late */
+ * ctest: each-isa poisoned late cuda */
 #include "reference.h"
 
 static void linear_reference(const check *c)

@@ -1,5 +1,5 @@
 /* matmul.c: products of matrices: shapes, layouts, dtypes, autocast.
- * ctest: each-isa poisoned late */
+ * ctest: each-isa poisoned late cuda */
 #include "reference.h"
 
 /* ------------------------------------------------------------------- matmul */

@@ -1,5 +1,5 @@
 /* norm.c: layer norm and RMS norm, alone and fused with the residual sum.
- * ctest: each-isa poisoned late */
+ * ctest: each-isa poisoned late cuda */
 #include "reference.h"
 
 /* Inputs: x, [residual], weight, [bias]; outputs: [x + residual], norm. */
@@ -84,6 +84,15 @@ static void test_many_rows(void **state)
     run_norm(&ms_op_add_rms_norm, MS_F32, 300, 256, true, false, PLAIN);
 }
 
+/* A device may give one row to more threads than a narrow one gets. */
+static void test_wide_rows(void **state)
+{
+    (void)state;
+    run_norm(&ms_op_add_layer_norm, MS_F32, 2, 1504, true, true, PLAIN);
+    run_norm(&ms_op_rms_norm, MS_F32, 1, 1501, true, false, PLAIN);
+    run_norm(&ms_op_layer_norm, MS_BF16, 1, 8200, true, true, PLAIN);
+}
+
 static void test_half_dtypes(void **state)
 {
     (void)state;
@@ -127,9 +136,10 @@ static void test_lack_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forms),     cmocka_unit_test(test_strided_inputs),
-        cmocka_unit_test(test_many_rows), cmocka_unit_test(test_half_dtypes),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_lack_of_memory),
+        cmocka_unit_test(test_forms),          cmocka_unit_test(test_strided_inputs),
+        cmocka_unit_test(test_many_rows),      cmocka_unit_test(test_half_dtypes),
+        cmocka_unit_test(test_wide_rows),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_lack_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

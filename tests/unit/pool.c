@@ -1,6 +1,6 @@
 /* pool.c: max_pool2d and avg_pool2d against their definitions: overlapping and distant windows,
  * padding, dtypes, equal elements, infinities and NaN.
- * ctest: each-isa poisoned late */
+ * ctest: each-isa poisoned late cuda */
 #include "reference.h"
 
 /* The definition: the elements of each window, in row-major order. */

@@ -1,5 +1,5 @@
 /* random.c: the numbers that uniform, normal, randint and dropout draw: distribution, bounds, and
- * that they depend on nothing but seed, step, draw and position. ctest: poisoned late */
+ * that they depend on nothing but seed, step, draw and position. ctest: poisoned late cuda */
 #include "gradcheck.h"
 
 static ms_engine *engine;
@@ -124,19 +124,33 @@ static void test_bounds_hold_in_every_dtype(void **state)
     }
 }
 
+/* An engine on the CPU, whatever device the others of this run have. */
+static ms_engine *engine_of_cpu(void)
+{
+    ms_engine_options options = { .threads = 1, .seed = 7, .strict = true };
+    ms_engine *own = NULL;
+    ms_error error;
+    if (ms_engine_new(&options, &error, &own) != MS_OK) fail_msg("%s", error.message);
+    return own;
+}
+
+/* Also on every device: a model starts from the same weights on each. */
 static void test_the_same_bits_on_every_machine_and_thread_count(void **state)
 {
     (void)state;
     static const char *const cpus[] = { "portable", "avx2", "avx512", NULL };
-    const ms_op *ops[] = { &ms_op_uniform, &ms_op_normal };
+    const ms_op *ops[] = { &ms_op_uniform, &ms_op_normal, &ms_op_randint };
+    const ms_dtype dtypes[] = { MS_F32, MS_F32, MS_I32 };
+    const ms_attributes draws[] = { draw_of(3, 7, 1, 0.1, 2.3), draw_of(3, 7, 1, 0.1, 2.3),
+                                    draw_of(3, 7, 1, -1e9, 2e9) };
     for (size_t k = 0; k < COUNT(ops); k++) {
         float *first = malloc(70001 * sizeof *first), *got = malloc(70001 * sizeof *got);
         for (size_t c = 0; c < COUNT(cpus); c++)
-            for (uint32_t threads = 1; threads <= 3; threads++) {
-                ms_engine *own = engine_with(threads, cpus[c]);
-                ms_attributes draw = draw_of(3, 7, 1, 0.1, 2.3);
-                ms_tensor *x = filled(own, ops[k], &draw, MS_F32, DIMS(70001));
-                bool is_first = c == 0 && threads == 1;
+            for (uint32_t threads = 0; threads <= 3; threads++) {
+                bool is_first = c == 0 && threads == 0;
+                if (threads == 0 && !is_first) continue;
+                ms_engine *own = is_first ? engine_of_cpu() : engine_with(threads, cpus[c]);
+                ms_tensor *x = filled(own, ops[k], &draws[k], dtypes[k], DIMS(70001));
                 assert_ok(own, ms_tensor_read(x, is_first ? first : got, 70001 * sizeof *got));
                 if (!is_first) assert_memory_equal(first, got, 70001 * sizeof *got);
                 ms_tensor_release(x);

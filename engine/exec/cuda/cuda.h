@@ -6,8 +6,8 @@
  *   an event when the host asks for a number, or when another stream waits for it. The event covers
  *   all numbers that were enqueued before. So most tasks cost one call of the driver.
  * - What the host must do after a number (release memory, look at what kernels noted, pass on the
- *   failure of a stream that was waited for, write down times) is in the stream's list of duties, in the order of numbers. The
- *   host thread does it when it finds that the number is reached.
+ *   failure of a stream that was waited for, write down times) is in the stream's list of duties,
+ * in the order of numbers. The host thread does it when it finds that the number is reached.
  * - An error that the driver reports for work under way ends all work of the GPU in this process:
  *   every stream fails with it, and all numbers count as reached. */
 #ifndef MOONSHARD_EXEC_CUDA_CUDA_H
@@ -41,6 +41,7 @@ typedef struct ms_cuda_known {
 typedef union ms_cuda_note {
     float flag;
     ms_cuda_fault fault;
+    union ms_cuda_note *next; /* of those that are free */
 } ms_cuda_note;
 
 /* The device's state in an engine. */
@@ -54,8 +55,7 @@ typedef struct ms_cuda_device {
     ms_cuda_range *ranges;
     ms_cuda_event *spare; /* events that are free */
     size_t spare_count, spare_capacity;
-    ms_cuda_note **notes; /* that are free */
-    size_t note_count, note_capacity;
+    ms_cuda_note *notes; /* that are free */
     ms_cuda_image *images;
     size_t image_count, image_capacity;
     ms_cuda_known *known; /* open addressing, by address of the kernel */
@@ -139,7 +139,7 @@ ms_cuda_event ms_cuda_take_event(ms_cuda_device *self, ms_engine *engine);
 void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event event);
 /* NULL: there is no memory. */
 ms_cuda_note *ms_cuda_take_note(ms_cuda_device *self);
-void ms_cuda_give_note(ms_cuda_device *self, ms_engine *engine, ms_cuda_note *note);
+void ms_cuda_give_note(ms_cuda_device *self, ms_cuda_note *note);
 /* A duty of number seq at the end of the list; NULL: no memory, and the stream has failed. */
 ms_cuda_duty *ms_cuda_add_duty(ms_stream *stream, uint64_t seq, uint32_t script);
 void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark);

@@ -47,7 +47,7 @@ static void release_spare(ms_cuda_device *self)
 {
     while (self->spare_count > 0) (void)self->cuda.event_destroy(self->spare[--self->spare_count]);
     if (self->began) (void)self->cuda.event_destroy(self->began);
-    while (self->note_count > 0) (void)self->cuda.host_release(self->notes[--self->note_count]);
+    while (self->notes) (void)self->cuda.host_release(ms_cuda_take_note(self));
 }
 
 static void cuda_close(ms_engine *engine, void *state)
@@ -58,7 +58,6 @@ static void cuda_close(ms_engine *engine, void *state)
     release_spare(self);
     if (self->reader) (void)self->cuda.stream_destroy(self->reader);
     ms_release(&engine->context, self->spare);
-    ms_release(&engine->context, self->notes);
     (void)self->cuda.context_release(self->gpu);
     ms_release(&engine->context, self);
 }

@@ -63,8 +63,8 @@ static ms_cuda_result find(ms_cuda_device *self, ms_context *context, const ms_c
     ms_cuda_result result = load_image(self, context, kernel->image, &module);
     if (!result) result = self->cuda.module_function(out, module, kernel->name);
     if (!result && kernel->shared_bytes)
-        result = self->cuda.set_attribute(*out, MS_CUDA_KERNEL_SHARED_BYTES,
-                                          (int)kernel->shared_bytes);
+        result =
+            self->cuda.set_attribute(*out, MS_CUDA_KERNEL_SHARED_BYTES, (int)kernel->shared_bytes);
     if (result) return result;
     *known = (ms_cuda_known){ .kernel = kernel, .function = *out };
     self->known_count++;
@@ -98,7 +98,7 @@ void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_sh
     MS_ASSERT(bytes <= MS_TASK_ARGS_MAX);
     (void)bytes;
     ms_cuda_result result = find(self, &work->stream->engine->context, kernel, &function);
-    if (result && !*kernel->image) {
+    if (result && result != MS_CUDA_OUT_OF_MEMORY && !*kernel->image) {
         ms_cuda_work_fail(work, MS_ERROR_UNSUPPORTED,
                           "%s: this build has no kernels for GPUs: it was made without the CUDA "
                           "toolkit",
@@ -108,11 +108,10 @@ void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_sh
     /* The driver copies the arguments. */
     void *parameters[] = { (void *)(uintptr_t)arguments };
     if (!result)
-        result = self->cuda.launch(function, s.blocks[0], at_least_one(s.blocks[1]),
-                                   at_least_one(s.blocks[2]), at_least_one(s.threads[0]),
-                                   at_least_one(s.threads[1]), at_least_one(s.threads[2]),
-                                   s.shared_bytes, ms_cuda_queue_of(work->stream)->stream,
-                                   parameters, NULL);
+        result = self->cuda.launch(
+            function, s.blocks[0], at_least_one(s.blocks[1]), at_least_one(s.blocks[2]),
+            at_least_one(s.threads[0]), at_least_one(s.threads[1]), at_least_one(s.threads[2]),
+            s.shared_bytes, ms_cuda_queue_of(work->stream)->stream, parameters, NULL);
     check(work, result);
 }
 

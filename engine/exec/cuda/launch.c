@@ -38,7 +38,7 @@ static void run_task(ms_stream *stream, const ms_launch *launch)
     if (duty) {
         duty->note = work.note;
         duty->task = task;
-    } else ms_cuda_give_note(ms_cuda_of(stream->engine), stream->engine, work.note);
+    } else ms_cuda_give_note(ms_cuda_of(stream->engine), work.note);
 }
 
 /* What comes after a failure is skipped, as far as the host knows of it when it is enqueued. */

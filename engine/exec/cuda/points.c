@@ -30,17 +30,18 @@ void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event e
 ms_cuda_note *ms_cuda_take_note(ms_cuda_device *self)
 {
     void *memory = NULL;
-    if (self->note_count > 0) return self->notes[--self->note_count];
-    return self->cuda.host_allocate(&memory, sizeof(ms_cuda_note), 0) ? NULL : memory;
+    ms_cuda_note *note = self->notes;
+    if (!note)
+        return self->cuda.host_allocate(&memory, sizeof(ms_cuda_note), 0) ? NULL : memory;
+    self->notes = note->next;
+    return note;
 }
 
-void ms_cuda_give_note(ms_cuda_device *self, ms_engine *engine, ms_cuda_note *note)
+void ms_cuda_give_note(ms_cuda_device *self, ms_cuda_note *note)
 {
     if (!note) return;
-    if (ms_grow(&engine->context, (void **)&self->notes, &self->note_capacity, self->note_count + 1,
-                sizeof *self->notes))
-        (void)self->cuda.host_release(note);
-    else self->notes[self->note_count++] = note;
+    note->next = self->notes;
+    self->notes = note;
 }
 
 /* ------------------------------------------------------------------- duties */
@@ -83,7 +84,7 @@ static void look_at_note(ms_stream *stream, const ms_cuda_duty *duty)
     char message[sizeof((ms_error *)0)->message];
     if (!duty->task || duty->note->fault.at == MS_CUDA_NO_FAULT) return;
     duty->task->explain(&duty->note->fault, message, sizeof message);
-    ms_cuda_fail_stream(stream, duty->seq, duty->script, MS_ERROR_TASK, "%s", message);
+    ms_cuda_fail_stream(stream, duty->seq, duty->script, MS_ERROR_ARGUMENT, "%s", message);
 }
 
 static void do_duties(ms_stream *stream)
@@ -104,7 +105,7 @@ static void do_duties(ms_stream *stream)
         write_times(self, duty);
         if (duty->started) (void)self->cuda.event_destroy(duty->started);
         if (duty->finished) (void)self->cuda.event_destroy(duty->finished);
-        ms_cuda_give_note(self, engine, duty->note);
+        ms_cuda_give_note(self, duty->note);
         ms_release(&engine->context, duty);
     }
 }

@@ -74,8 +74,9 @@ MS_API const ms_rates *ms_rates_default(void);
 MS_API const char *ms_rates_problem(const ms_rates *rates);
 
 typedef struct ms_engine_options {
-    const ms_os *os;    /* NULL: ms_os_posix() */
-    const char *device; /* "cpu" (NULL: this) or "sim": no data, same decisions */
+    const ms_os *os; /* NULL: ms_os_posix() */
+    /* "cpu" (NULL: this); "cuda": a GPU of NVIDIA; "sim": no data, same decisions */
+    const char *device;
     /* A device that the host brings; NULL: the one named above. */
     const ms_device *own_device;
     uint32_t device_index; /* which one, where a machine has several of a kind; from 0 */
@@ -103,9 +104,24 @@ MS_API ms_status ms_engine_new(const ms_engine_options *options, ms_error *error
  * released. engine may be NULL. */
 MS_API void ms_engine_free(ms_engine *engine);
 
+/* A GPU that this process may use (CUDA_VISIBLE_DEVICES counts). */
+typedef struct ms_gpu {
+    char name[96];
+    uint32_t major, minor; /* of the compute capability */
+    uint32_t multiprocessors;
+    uint64_t memory_bytes;
+} ms_gpu;
+/* Describes at most `capacity` GPUs; *count is how many there are, *driver the version of CUDA that
+ * the driver is for (13000: 13.0). MS_ERROR_NOT_FOUND: there is no driver. Initializes the driver:
+ * a child that this process forks afterwards cannot use it. os NULL: ms_os_posix(). */
+MS_API ms_status ms_gpus(const ms_os *os, ms_gpu *out, uint32_t capacity, uint32_t *count,
+                         uint32_t *driver, ms_error *error);
+/* Whether the system shows a GPU of NVIDIA; looks for its files, and leaves the driver alone. */
+MS_API bool ms_has_gpu(const ms_os *os);
+
 MS_API ms_context *ms_engine_context(ms_engine *engine); /* borrowed; its error is the last one */
 MS_API const ms_error *ms_engine_error(const ms_engine *engine);
-/* Name of the device, as users write it: "cpu", "sim". */
+/* Name of the device, as users write it: "cpu", "cuda", "sim". */
 MS_API const char *ms_engine_device(const ms_engine *engine);
 /* Whether the device has no values: it makes all decisions, but no task runs. Code that reads or
  * writes values asks this; code that needs the device's name asks ms_engine_device. */

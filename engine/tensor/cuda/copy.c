@@ -8,7 +8,10 @@ MS_CUDA_KERNEL(copy, copy_flat)
 MS_CUDA_KERNEL(copy, fill_flat)
 
 #define SIZE(of, bytes) [bytes] = { .image = ms_cuda_image_copy, .name = of "_" #bytes }
-#define BY_SIZE(of) { SIZE(of, 1), SIZE(of, 2), SIZE(of, 4), SIZE(of, 8) }
+#define BY_SIZE(of)                                        \
+    {                                                      \
+        SIZE(of, 1), SIZE(of, 2), SIZE(of, 4), SIZE(of, 8) \
+    }
 static const ms_cuda_kernel copies[9] = BY_SIZE("copy"), fills[9] = BY_SIZE("fill");
 
 static bool is_aligned(const void *address) { return (uintptr_t)address % 16 == 0; }
@@ -21,10 +24,9 @@ static void run_copy(ms_cuda_work *work, const void *arguments)
     if (loop->dims == 1 && loop->strides[0][0] == 1 && loop->strides[1][0] == 1
         && is_aligned(call.c.to) && is_aligned(call.c.from)) {
         int64_t bytes = call.count * call.c.size;
-        ms_cuda_flat_copy_call flat = { .to = call.c.to,
-                                   .from = call.c.from,
-                                   .chunks = bytes / 16,
-                                   .tail = bytes % 16 };
+        ms_cuda_flat_copy_call flat = {
+            .to = call.c.to, .from = call.c.from, .chunks = bytes / 16, .tail = bytes % 16
+        };
         ms_cuda_launch(work, &copy_flat, ms_cuda_grid((bytes + 15) / 16, 2), &flat, sizeof flat);
         return;
     }
@@ -47,9 +49,9 @@ static void run_fill(ms_cuda_work *work, const void *arguments)
     if (loop->dims == 1 && loop->strides[0][0] == 1 && is_aligned(call.f.to)) {
         int64_t bytes = call.count * call.f.size;
         ms_cuda_flat_fill_call flat = { .to = call.f.to,
-                                   .bits = repeated(call.f.bits, call.f.size),
-                                   .chunks = bytes / 16,
-                                   .tail = bytes % 16 };
+                                        .bits = repeated(call.f.bits, call.f.size),
+                                        .chunks = bytes / 16,
+                                        .tail = bytes % 16 };
         ms_cuda_launch(work, &fill_flat, ms_cuda_grid((bytes + 15) / 16, 2), &flat, sizeof flat);
         return;
     }

@@ -41,7 +41,7 @@
 #define MS_KERNEL_FREE(name, type, threads) MS_KERNEL(name, type, threads)
 #define MS_SHARED(type, name, size) __shared__ type name[size]
 /* The shared memory of the launch, aligned to 16 bytes. */
-#define MS_SHARED_BYTES(type, name)                         \
+#define MS_SHARED_BYTES(type, name)                          \
     extern __shared__ __align__(16) unsigned char dynamic[]; \
     type *name = reinterpret_cast<type *>(dynamic)
 
@@ -55,6 +55,9 @@
 #define BLOCKS_X ((int64_t)gridDim.x)
 #define BLOCKS_Y ((int64_t)gridDim.y)
 #define BLOCKS_Z ((int64_t)gridDim.z)
+
+/* Before a loop over an array of registers, whose length the compiler knows. */
+#define MS_UNROLL _Pragma("unroll")
 
 #define ms_barrier() __syncthreads()
 #define ms_warp_barrier() __syncwarp()
@@ -81,6 +84,14 @@ MS_DEVICE uint16_t ms_f16_narrow(float x)
     uint16_t bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
+}
+/* 1 / x within one unit of the last place. A division proper calls a function, which costs
+ * registers. */
+MS_DEVICE float ms_reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 /* Rounded once each, never contracted. */
 MS_DEVICE float ms_mul(float a, float b) { return __fmul_rn(a, b); }
@@ -128,25 +139,25 @@ uint64_t ms_host_exchange(uint64_t value, unsigned lane);
 #define MS_DEVICE static inline __attribute__((unused))
 #define MS_DEVICE_MEMBER inline
 #define MS_CONSTANT static const
-#define MS_KERNEL_OF_HOST(name, type, threads, is_free)                                           \
-    static_assert(sizeof(type) <= MS_TASK_ARGS_MAX, "too large for a task");                      \
-    static void name##_body(const type &args);                                                    \
-    static void name##_call(const void *arguments)                                                \
-    {                                                                                             \
-        name##_body(*static_cast<const type *>(arguments));                                       \
-    }                                                                                             \
-    extern "C" {                                                                                  \
-    __attribute__((visibility("default"))) extern const unsigned name##_bytes;                    \
-    const unsigned name##_bytes = sizeof(type);                                                   \
-    __attribute__((visibility("default"))) void name(const void *arguments,                       \
-                                                     const unsigned blocks[3],                    \
-                                                     const unsigned block_threads[3],             \
-                                                     unsigned shared_bytes)                       \
-    {                                                                                             \
-        ms_host_run(#name, name##_call, arguments, blocks, block_threads, threads, shared_bytes,  \
-                    is_free);                                                                     \
-    }                                                                                             \
-    }                                                                                             \
+#define MS_KERNEL_OF_HOST(name, type, threads, is_free)                                          \
+    static_assert(sizeof(type) <= MS_TASK_ARGS_MAX, "too large for a task");                     \
+    static void name##_body(const type &args);                                                   \
+    static void name##_call(const void *arguments)                                               \
+    {                                                                                            \
+        name##_body(*static_cast<const type *>(arguments));                                      \
+    }                                                                                            \
+    extern "C" {                                                                                 \
+    __attribute__((visibility("default"))) extern const unsigned name##_bytes;                   \
+    const unsigned name##_bytes = sizeof(type);                                                  \
+    __attribute__((visibility("default"))) void name(const void *arguments,                      \
+                                                     const unsigned blocks[3],                   \
+                                                     const unsigned block_threads[3],            \
+                                                     unsigned shared_bytes)                      \
+    {                                                                                            \
+        ms_host_run(#name, name##_call, arguments, blocks, block_threads, threads, shared_bytes, \
+                    is_free);                                                                    \
+    }                                                                                            \
+    }                                                                                            \
     static void name##_body(const type &args)
 #define MS_KERNEL(name, type, threads) MS_KERNEL_OF_HOST(name, type, threads, false)
 #define MS_KERNEL_FREE(name, type, threads) MS_KERNEL_OF_HOST(name, type, threads, true)
@@ -164,6 +175,8 @@ uint64_t ms_host_exchange(uint64_t value, unsigned lane);
 #define BLOCKS_Y ((int64_t)ms_host.blocks[1])
 #define BLOCKS_Z ((int64_t)ms_host.blocks[2])
 
+#define MS_UNROLL
+
 #define ms_barrier() ms_host_barrier(__LINE__)
 #define ms_warp_barrier() ms_host_warp_barrier(__LINE__)
 template <class T> MS_DEVICE T ms_host_take(T value, unsigned lane)
@@ -178,8 +191,9 @@ template <class T> MS_DEVICE T ms_host_take(T value, unsigned lane)
 }
 MS_DEVICE unsigned ms_host_lane(void)
 {
-    return (ms_host.thread[0] + ms_host.threads[0] * (ms_host.thread[1]
-            + ms_host.threads[1] * ms_host.thread[2])) % MS_WARP;
+    return (ms_host.thread[0]
+            + ms_host.threads[0] * (ms_host.thread[1] + ms_host.threads[1] * ms_host.thread[2]))
+           % MS_WARP;
 }
 template <class T> MS_DEVICE T ms_warp_xor(T value, int mask)
 {
@@ -194,6 +208,7 @@ MS_DEVICE uint32_t ms_bits(float x) { return ms_bits_from_float(x); }
 MS_DEVICE float ms_float(uint32_t bits) { return ms_float_from_bits(bits); }
 MS_DEVICE float ms_f16_wide(uint16_t bits) { return ms_float_from_f16(bits); }
 MS_DEVICE uint16_t ms_f16_narrow(float x) { return ms_f16_from_float(x); }
+MS_DEVICE float ms_reciprocal(float x) { return 1.0f / x; }
 /* The host's build contracts nothing. */
 MS_DEVICE float ms_mul(float a, float b) { return a * b; }
 MS_DEVICE float ms_add(float a, float b) { return a + b; }
@@ -311,8 +326,7 @@ MS_DEVICE void ms_read8(const void *from, int64_t i, uint8_t dtype, float out[8]
         }
         return;
     }
-    ms_chunk chunk =
-        *reinterpret_cast<const ms_chunk *>(static_cast<const uint16_t *>(from) + i);
+    ms_chunk chunk = *reinterpret_cast<const ms_chunk *>(static_cast<const uint16_t *>(from) + i);
     for (int k = 0; k < 4; k++) {
         uint16_t low = (uint16_t)chunk.word[k], high = (uint16_t)(chunk.word[k] >> 16);
         out[2 * k] = dtype == MS_BF16 ? ms_bf16_wide(low) : ms_f16_wide(low);
@@ -340,6 +354,46 @@ MS_DEVICE void ms_write8(void *to, int64_t i, uint8_t dtype, const float x[8])
         chunk.word[k] = low | high << 16;
     }
     *reinterpret_cast<ms_chunk *>(static_cast<uint16_t *>(to) + i) = chunk;
+}
+
+/* Element i of an array of floats: f32, f16 or bf16. */
+MS_DEVICE float ms_read_float(const void *from, int64_t i, uint8_t dtype)
+{
+    if (dtype == MS_F32) return static_cast<const float *>(from)[i];
+    uint16_t bits = static_cast<const uint16_t *>(from)[i];
+    return dtype == MS_BF16 ? ms_bf16_wide(bits) : ms_f16_wide(bits);
+}
+MS_DEVICE void ms_write_float(void *to, int64_t i, uint8_t dtype, float x)
+{
+    if (dtype == MS_F32) static_cast<float *>(to)[i] = x;
+    else
+        static_cast<uint16_t *>(to)[i] = dtype == MS_BF16 ? ms_bf16_narrow(x) : ms_f16_narrow(x);
+}
+
+/* Elements i .. i + 7 of n floats at any address; 0 where there are none. */
+MS_DEVICE bool ms_is_chunk(const void *at, int64_t i, int64_t n, uint8_t dtype)
+{
+    return i + 8 <= n && ((uintptr_t)at + (uintptr_t)i * (dtype == MS_F32 ? 4 : 2)) % 16 == 0;
+}
+MS_DEVICE void ms_get8(const void *from, int64_t i, int64_t n, uint8_t dtype, float out[8])
+{
+    if (ms_is_chunk(from, i, n, dtype)) {
+        ms_read8(from, i, dtype, out);
+        return;
+    }
+    MS_UNROLL for (int k = 0; k < 8; k++) out[k] =
+        i + k < n ? ms_read_float(from, i + k, dtype) : 0.0f;
+}
+MS_DEVICE void ms_put8(void *to, int64_t i, int64_t n, uint8_t dtype, const float x[8])
+{
+    if (ms_is_chunk(to, i, n, dtype)) {
+        ms_write8(to, i, dtype, x);
+        return;
+    }
+    MS_UNROLL for (int k = 0; k < 8; k++)
+    {
+        if (i + k < n) ms_write_float(to, i + k, dtype, x[k]);
+    }
 }
 
 /* ------------------------------------------------------------------ reductions */

@@ -45,10 +45,10 @@ static void run(ms_cuda_work *work, const void *arguments)
     ms_cuda_elementwise_call call = { .e = *(const ms_elementwise_args *)arguments };
     call.count = ms_loop_count(&call.e.loop);
     if (!call.e.integers) choose_forms(&call);
-    const ms_cuda_kernel *kernel = call.e.integers ? &wholes[call.e.kernel] : &floats[call.e.kernel];
-    ms_cuda_launch(work, kernel,
-                   ms_cuda_grid(call.count, call.form[0] == MS_CUDA_FLAT ? 8 : 1), &call,
-                   sizeof call);
+    const ms_cuda_kernel *kernel =
+        call.e.integers ? &wholes[call.e.kernel] : &floats[call.e.kernel];
+    ms_cuda_launch(work, kernel, ms_cuda_grid(call.count, call.form[0] == MS_CUDA_FLAT ? 8 : 1),
+                   &call, sizeof call);
 }
 
 #define TASK(kernel) MS_CUDA_TASK(kernel, #kernel, ms_elementwise_args, MS_KIND_COMPUTE, run)

@@ -2,6 +2,8 @@
 #include "tensor/cuda/elementwise.h"
 
 #include "tensor/cuda/device.h"
+#include "tensor/cuda/gelu.h"
+#include "tensor/cuda/sine.h"
 
 /* The offsets of a position of the loop: operand 0 is the result. */
 MS_DEVICE void find_place(const ms_loop &loop, int64_t position, int operands, int64_t offset[4])
@@ -97,34 +99,17 @@ MS_DEVICE float greatest(float a, float b) { return b < a || ms_is_nan(a) ? a : 
 MS_DEVICE float least(float a, float b) { return a < b || ms_is_nan(a) ? a : b; }
 /* 0 for NaN, so that the gradient of |x| does not spread a NaN by itself. */
 MS_DEVICE float sign_of(float x) { return truth(0 < x) - truth(x < 0); }
-MS_DEVICE float sigmoid_of(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-/* From |x| = 16 on the slopes are 0 or 1; the bound keeps x^2 finite. NaN stays. */
-MS_DEVICE float within_16(float x) { return x > 16.0f ? 16.0f : x < -16.0f ? -16.0f : x; }
-#define GELU_SCALE 0.7978845608f /* sqrt(2 / pi) */
-#define GELU_CUBE 0.044715f
-/* 0.5 (1 + tanh u) is sigmoid(2u), which keeps its relative accuracy where u is far below 0. */
-MS_DEVICE float gelu_gate(float x)
-{
-    return sigmoid_of((2.0f * GELU_SCALE) * (x + GELU_CUBE * x * x * x));
-}
-MS_DEVICE float gelu_slope(float x)
-{
-    x = within_16(x);
-    float gate = gelu_gate(x);
-    return gate
-           + gate * (1.0f - gate) * x * (2.0f * GELU_SCALE) * (1.0f + (3.0f * GELU_CUBE) * x * x);
-}
 /* The normal distribution function. */
 MS_DEVICE float gelu_erf_gate(float x) { return 0.5f + 0.5f * erff(x * 0.7071067812f); }
 MS_DEVICE float gelu_erf_slope(float x)
 {
-    x = within_16(x);
+    x = ms_within_16(x);
     return gelu_erf_gate(x) + x * 0.3989422804f * expf(-0.5f * x * x);
 }
 MS_DEVICE float silu_slope(float x)
 {
-    float gate = sigmoid_of(x);
+    float gate = ms_sigmoid(x);
     return gate * (1.0f + x * (1.0f - gate));
 }
 /* Gradient of (sum |x|^p)^(1/p) = y; 0 where x or y is 0. The quotient is at most 1 and formed
@@ -150,25 +135,25 @@ MS_DEVICE int64_t clamped(int64_t value, int64_t low, int64_t high)
 }
 
 /* A kernel is its formula in a, b, c, v = value and h = high. */
-#define FUNCTION(name, type, formula)                                                    \
-    struct name##_##type {                                                               \
-        MS_DEVICE_MEMBER type operator()(type a, type b, type c, type v, type h) const   \
-        {                                                                                \
-            (void)b, (void)c, (void)v, (void)h;                                          \
-            return (type)(formula);                                                      \
-        }                                                                                \
+#define FUNCTION(name, type, formula)                                                  \
+    struct name##_##type {                                                             \
+        MS_DEVICE_MEMBER type operator()(type a, type b, type c, type v, type h) const \
+        {                                                                              \
+            (void)b, (void)c, (void)v, (void)h;                                        \
+            return (type)(formula);                                                    \
+        }                                                                              \
     };
-#define FLOATS(operands, name, formula)                             \
-    FUNCTION(name, float, formula)                                  \
-    MS_KERNEL_FREE(elementwise_##name, ms_cuda_elementwise_call, 256)    \
-    {                                                               \
-        run<operands>(args, name##_float());                        \
+#define FLOATS(operands, name, formula)                               \
+    FUNCTION(name, float, formula)                                    \
+    MS_KERNEL_FREE(elementwise_##name, ms_cuda_elementwise_call, 256) \
+    {                                                                 \
+        run<operands>(args, name##_float());                          \
     }
-#define WHOLE(operands, name, formula)                           \
-    FUNCTION(name, int64_t, formula)                             \
-    MS_KERNEL_FREE(whole_##name, ms_cuda_elementwise_call, 256)       \
-    {                                                            \
-        run_whole<operands>(args, name##_int64_t());             \
+#define WHOLE(operands, name, formula)                          \
+    FUNCTION(name, int64_t, formula)                            \
+    MS_KERNEL_FREE(whole_##name, ms_cuda_elementwise_call, 256) \
+    {                                                           \
+        run_whole<operands>(args, name##_int64_t());            \
     }
 #define U(x) ((uint64_t)(x))
 
@@ -185,13 +170,13 @@ FLOATS(1, square, a *a)
 FLOATS(1, abs, fabsf(a))
 FLOATS(1, sign, sign_of(a))
 FLOATS(1, relu, a < 0.0f ? 0.0f : a)
-FLOATS(1, gelu, a *gelu_gate(a))
+FLOATS(1, gelu, a *ms_gelu_gate(a))
 FLOATS(1, gelu_erf, a *gelu_erf_gate(a))
-FLOATS(1, silu, a *sigmoid_of(a))
+FLOATS(1, silu, a *ms_sigmoid(a))
 FLOATS(1, tanh, tanhf(a))
-FLOATS(1, sigmoid, sigmoid_of(a))
-FLOATS(1, sin, sinf(a))
-FLOATS(1, cos, cosf(a))
+FLOATS(1, sigmoid, ms_sigmoid(a))
+FLOATS(1, sin, ms_sine(a, 0))
+FLOATS(1, cos, ms_sine(a, 1))
 FLOATS(1, pow, powf(a, v))
 FLOATS(1, clamp, least(greatest(a, v), h))
 FLOATS(1, is_finite, truth(fabsf(a) < ms_infinity()))
@@ -203,7 +188,7 @@ FLOATS(2, scaled_mul, v *(a *b))
 FLOATS(2, scaled_div, v *(a / b))
 FLOATS(2, maximum, greatest(a, b))
 FLOATS(2, minimum, least(a, b))
-FLOATS(2, swiglu, a *(b *sigmoid_of(b)))
+FLOATS(2, swiglu, a *(b *ms_sigmoid(b)))
 FLOATS(2, eq, truth(a == b))
 FLOATS(2, ne, truth(a != b))
 FLOATS(2, lt, truth(a < b))
@@ -219,11 +204,11 @@ FLOATS(2, rsqrt_backward, -0.5f * b * (a * a * a))
 FLOATS(2, relu_backward, 0.0f < a ? b : 0.0f)
 FLOATS(2, tanh_backward, b *(1.0f - a * a))
 FLOATS(2, sigmoid_backward, b *(a *(1.0f - a)))
-FLOATS(2, sin_backward, b *cosf(a))
-FLOATS(2, cos_backward, -b *sinf(a))
+FLOATS(2, sin_backward, b *ms_sine(a, 1))
+FLOATS(2, cos_backward, -b *ms_sine(a, 0))
 FLOATS(2, square_backward, 2.0f * a * b)
 FLOATS(2, abs_backward, sign_of(a) * b)
-FLOATS(2, gelu_backward, b *gelu_slope(a))
+FLOATS(2, gelu_backward, b *ms_gelu_slope(a))
 FLOATS(2, gelu_erf_backward, b *gelu_erf_slope(a))
 FLOATS(2, silu_backward, b *silu_slope(a))
 FLOATS(2, pow_backward, b *(v *powf(a, v - 1.0f)))

@@ -14,19 +14,19 @@
     static const ms_cuda_kernel kernel = { .image = ms_cuda_image_##file, .name = #kernel };
 
 /* The entry of the table for ms_kernel `kernel`, whose function takes this type. */
-#define MS_CUDA_TASK(kernel, title, type, task_kind, host_function)                               \
-    const ms_cuda_task ms_cuda_##kernel = { .task = { .name = title,                              \
-                                                      .args_bytes = sizeof(type),                 \
-                                                      .kind = task_kind },                        \
-                                            .function = host_function };
+#define MS_CUDA_TASK(kernel, title, type, task_kind, host_function)               \
+    const ms_cuda_task ms_cuda_##kernel = {                                       \
+        .task = { .name = title, .args_bytes = sizeof(type), .kind = task_kind }, \
+        .function = host_function                                                 \
+    };
 
 /* The same, for kernels that note faults. */
-#define MS_CUDA_TASK_THAT_FAILS(kernel, title, type, task_kind, host_function, explains)          \
-    const ms_cuda_task ms_cuda_##kernel = { .task = { .name = title,                              \
-                                                      .args_bytes = sizeof(type),                 \
-                                                      .kind = task_kind },                        \
-                                            .function = host_function,                            \
-                                            .explain = explains };
+#define MS_CUDA_TASK_THAT_FAILS(kernel, title, type, task_kind, host_function, explains) \
+    const ms_cuda_task ms_cuda_##kernel = {                                              \
+        .task = { .name = title, .args_bytes = sizeof(type), .kind = task_kind },        \
+        .function = host_function,                                                       \
+        .explain = explains                                                              \
+    };
 
 /* All kernels that walk in strides of the whole grid take blocks of this size and at most so many;
  * 132 multiprocessors hold some 1000 of them at a time. */

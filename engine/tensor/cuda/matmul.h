@@ -1,10 +1,58 @@
-/* matmul.h: products on a GPU, for this folder. */
+/* matmul.h: products on a GPU: plans of cuBLASLt, kept by shape.
+ *
+ * cuBLASLt counts in columns: a matrix of ours, row by row, is the transpose of one of its own. So
+ * c = a b is computed as c^T = b^T a^T: its first operand is our b, and its m is our n. */
 #ifndef MOONSHARD_TENSOR_CUDA_MATMUL_H
 #define MOONSHARD_TENSOR_CUDA_MATMUL_H
 
+#include "tensor/cuda/cublaslt.h"
 #include "tensor/matmul.h"
 
-/* See ms_backend. */
+/* Workspace for one product; the library's advice for sm_90. */
+#define MS_CUDA_WORKSPACE ((size_t)32 << 20)
+
+/* What a plan depends on. Compared by bytes: no padding, and 0 where nothing is said. */
+typedef struct ms_product_key {
+    ms_gemm_shape shape; /* of the whole product */
+    int64_t batches, a_batch, b_batch, c_batch;
+    uint32_t align_a, align_b, align_c, unused; /* bytes */
+} ms_product_key;
+
+typedef struct ms_product_plan {
+    ms_product_key key;
+    ms_lt_operation operation;
+    ms_lt_layout a, b, c; /* of our operands */
+    ms_lt_algorithm algorithm;
+    size_t workspace_bytes;
+} ms_product_plan;
+
+/* The products of an engine (MS_SLOT_PLANS), made at the first one. */
+typedef struct ms_products {
+    ms_cublaslt lt;
+    ms_lt_handle handle;
+    ms_product_plan **plans; /* open addressing, by key; NULL: free */
+    size_t count, capacity;
+} ms_products;
+
+/* See ms_backend: args->library becomes the ms_products, args->plan the plan of all batches that
+ * one call computes. */
 ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args);
+/* The rows or columns of a whole product, whose arguments are cut into parts. */
+ms_gemm_shape ms_cuda_whole_product(const ms_matmul_args *args);
+
+/* For the kernels of matmul.cu: rows of c get the bias, or 0. */
+typedef struct ms_cuda_bias_call {
+    void *c;
+    const float *bias; /* or NULL */
+    int64_t rows, width, row, batches, batch;
+    uint8_t dtype;
+} ms_cuda_bias_call;
+/* The bias in the dtype of the result. */
+typedef struct ms_cuda_narrow_call {
+    void *to;
+    const float *from;
+    int64_t count;
+    uint8_t dtype;
+} ms_cuda_narrow_call;
 
 #endif

@@ -36,6 +36,15 @@ function info.main(arguments)
     { "nccl", found.nccl or "not built" },
     { "lua", found.lua },
   }
+  for i, gpu in ipairs(found.gpus) do
+    table.insert(lines, 8 + i, { "gpu " .. i - 1,
+      ("%s, compute capability %d.%d, %.1f GiB"):format(gpu.name, gpu.major, gpu.minor,
+        gpu.memory_bytes / 2 ^ 30) })
+  end
+  table.insert(lines, 9 + #found.gpus, { "gpu driver", found.gpu_driver })
+  if found.gpu_blas then
+    table.insert(lines, 10 + #found.gpus, { "gpu products", found.gpu_blas })
+  end
   for _, line in ipairs(lines) do print(("%-16s %s"):format(line[1], line[2])) end
   return 0
 end

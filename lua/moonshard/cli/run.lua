@@ -44,6 +44,12 @@ function run.parser()
   return parser
 end
 
+-- A GPU that is there and not used is worth a line; this does not start its driver.
+local function show_gpu(parsed)
+  if (parsed.device or "cpu") ~= "cpu" or not require "moonshard.core".has_gpu() then return end
+  io.stderr:write("moonshard: this machine has a GPU: --device cuda computes there\n")
+end
+
 --- moonshard run FILE [switches] [key=value ...]
 ---@param arguments string[]
 ---@return integer
@@ -55,6 +61,7 @@ function run.main(arguments)
     parsed.ranks = process.kept_ranks
     return require "moonshard.cli.ranks".launch(parsed)
   end
+  if not parsed.help and not (process and process.rank) then show_gpu(parsed) end
   local joined = not parsed.help and require "moonshard.cli.hosts".join("run", parsed)
   if parsed.hosts and not joined and not parsed.help then
     return require "moonshard.cli.start".run(parsed)

@@ -51,8 +51,9 @@ end
 function switches.parser(name, description, device)
   local parser = switches.plain(name, description)
   parser:option("--device",
-    ("cpu, or sim: no data, the same decisions (default: %s)"):format(device or "cpu"))
-    :choices { "cpu", "sim" }
+    ("cpu; cuda: a GPU of NVIDIA; or sim: no data, the same decisions (default: %s)")
+      :format(device or "cpu"))
+    :choices { "cpu", "cuda", "sim" }
   switches.add_threads(parser)
   parser:option("--seed", "seed of the random numbers, also of math.random (default: 0)")
     :argname "N":convert(switches.integer)

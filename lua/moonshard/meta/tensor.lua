@@ -66,7 +66,7 @@
 --- ```lua
 --- ms.zeros({ 2, device = "meta" }):device() --> "meta"
 --- ```
----@field device fun(self): string                   "cpu", "sim", "meta"
+---@field device fun(self): string                   "cpu", "cuda", "sim", "meta"
 --- ```lua
 --- ms.zeros({ 2, 3 }):t():is_contiguous() --> false
 --- ```

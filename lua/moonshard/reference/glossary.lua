@@ -9,7 +9,8 @@ return {
   { "checkpoint", "a folder with all that a run needs to continue bit for bit" },
   { "collective", "a call that all ranks of a group make, with which they exchange tensors" },
   { "control connection", "how keepers of several hosts tell each other of requests and errors" },
-  { "device", "what computes: cpu; sim, which has no values; meta, whose tensors have no memory" },
+  { "device", "what computes: cpu; cuda, a GPU of NVIDIA; sim, which has no values; meta, whose \z
+    tensors have no memory" },
   { "edge", "a point of a sharded model's pass at which units are gathered, freed or reduced" },
   { "enqueue", "to put work onto a stream; the host goes on at once" },
   { "full parameter", "a parameter of a sharded model while it is gathered" },

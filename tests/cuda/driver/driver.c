@@ -1,5 +1,6 @@
 /* driver.c: see driver.h. One lock guards everything. */
 #include "driver.h"
+#include "order.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -93,6 +94,7 @@ typedef struct event {
     struct event *next;
     uint64_t records, passed; /* how often it was recorded, and passed */
     uint64_t ns;
+    order_clock clock; /* of what it stands for */
 } event;
 static event *destroyed; /* work may still record one, or wait for it */
 
@@ -110,13 +112,17 @@ typedef struct work {
     void *argument;
     event *event;
     uint64_t record;
+    const char *name;
+    order_clock host; /* what the host knew to be over */
 } work;
 
 typedef struct stream {
     struct stream *next;
     work *first, **last;
+    unsigned number; /* of order.h */
 } stream;
 static stream *streams;
+static order_clock host;
 static uint64_t seed = 1;
 
 static uint64_t draw(void)
@@ -137,6 +143,7 @@ static work *add(stream *on, work_kind kind)
     work *made = calloc(1, sizeof *made);
     if (!made) abort();
     made->kind = kind;
+    made->host = host;
     *on->last = made;
     on->last = &made->next;
     return made;
@@ -151,17 +158,29 @@ static void take_away(stream *on)
     free(gone);
 }
 
+static void copy(const work *now)
+{
+    const void *from = now->memory ? now->memory : now->from;
+    order_touch(from, now->bytes, false);
+    order_touch(now->to, now->bytes, true);
+    memcpy(now->to, from, now->bytes);
+}
+
 /* Functions of the host may call anything but the driver, so the lock stays taken. */
 static bool step(stream *on)
 {
     work *now = on->first;
     if (!now || (now->kind == WAIT && now->event->passed < now->record)) return false;
+    order_begin(on->number, &now->host, now->name);
     if (now->kind == KERNEL) now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
-    if (now->kind == COPY) memcpy(now->to, now->memory ? now->memory : now->from, now->bytes);
+    if (now->kind == COPY) copy(now);
     if (now->kind == CALL) now->call(now->argument);
-    if (now->kind == RECORD) {
+    if (now->kind == WAIT) order_wait(on->number, &now->event->clock);
+    /* An event stands for its latest record, in the order of the host's calls. */
+    if (now->kind == RECORD && now->record > now->event->passed) {
         now->event->passed = now->record;
         now->event->ns = clock_ns();
+        now->event->clock = *order_now(on->number);
     }
     take_away(on);
     return true;
@@ -285,6 +304,7 @@ API int cuStreamCreateWithPriority(void **out, unsigned flags, int priority)
     stream *made = calloc(1, sizeof *made);
     if (!made) abort();
     made->last = &made->first;
+    made->number = order_open();
     made->next = streams;
     streams = made;
     driver.left++;
@@ -303,6 +323,7 @@ API int cuStreamDestroy_v2(void *gone)
         while (found->first && !driver.stopped && step_any()) {}
         while (found->first) take_away(found);
         *at = found->next;
+        order_close(found->number);
         free(found);
         driver.left--;
     } else result = INVALID_HANDLE;
@@ -314,6 +335,7 @@ API int cuStreamSynchronize(void *on)
     int result = begin_in_context("cuStreamSynchronize");
     pthread_mutex_lock(&lock);
     while (!result && ((stream *)on)->first && step_any()) {}
+    if (!result) order_join(&host, order_now(((stream *)on)->number));
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -323,8 +345,10 @@ API int cuStreamWaitEvent(void *on, void *for_event, unsigned flags)
     if (result || flags) return result ? result : INVALID_VALUE;
     pthread_mutex_lock(&lock);
     work *made = add(on, WAIT);
+    made->name = "a wait";
     made->event = for_event;
     made->record = made->event->records;
+    if (!made->record) order_fault("a stream waits for an event that was never recorded");
     pthread_mutex_unlock(&lock);
     return SUCCESS;
 }
@@ -351,6 +375,7 @@ API int cuEventRecord(void *recorded, void *on)
     if (result) return result;
     pthread_mutex_lock(&lock);
     work *made = add(on, RECORD);
+    made->name = "an event";
     made->event = recorded;
     made->record = ++made->event->records;
     pthread_mutex_unlock(&lock);
@@ -363,7 +388,9 @@ API int cuEventQuery(void *asked)
     pthread_mutex_lock(&lock);
     if (!result && draw() % 2) (void)step_any();
     event *found = asked;
+    if (!found->records) order_fault("the host asks for an event that was never recorded");
     if (!result && found->passed < found->records) result = NOT_READY;
+    if (!result) order_join(&host, &found->clock);
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -372,7 +399,9 @@ API int cuEventSynchronize(void *asked)
     int result = begin_in_context("cuEventSynchronize");
     event *found = asked;
     pthread_mutex_lock(&lock);
+    if (!found->records) order_fault("the host waits for an event that was never recorded");
     while (!result && found->passed < found->records && step_any()) {}
+    if (!result) order_join(&host, &found->clock);
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -387,19 +416,40 @@ API int cuEventElapsedTime_v2(float *ms, void *from, void *to)
 
 /* ------------------------------------------------------------------ memory */
 
+static void map(const void *address, size_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    order_map(address, bytes);
+    pthread_mutex_unlock(&lock);
+}
 API int cuMemAlloc_v2(unsigned long long *out, size_t bytes)
 {
     int result = begin_in_context("cuMemAlloc_v2");
-    void *memory = result ? NULL : aligned_alloc(256, (bytes + 255) / 256 * 256);
+    /* The size stands before the memory. */
+    char *memory = result ? NULL : aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
     if (!result && !memory) result = OUT_OF_MEMORY;
     if (!result) driver.left++;
+    if (!result) {
+        memcpy(memory, &bytes, sizeof bytes);
+        memory += 256;
+        map(memory, bytes);
+    }
     *out = (uintptr_t)memory;
     return result;
 }
+/* The driver waits for work under way before it frees. */
 API int cuMemFree_v2(unsigned long long address)
 {
     driver.left--;
-    free((void *)(uintptr_t)address);
+    pthread_mutex_lock(&lock);
+    while (step_any()) {}
+    char *memory = (char *)(uintptr_t)address - 256;
+    size_t bytes = 0;
+    memcpy(&bytes, memory, sizeof bytes);
+    order_unmap(memory + 256, bytes);
+    if (order_is_on()) order_free(memory + 256, bytes);
+    else free(memory);
+    pthread_mutex_unlock(&lock);
     return begin_in_context("cuMemFree_v2");
 }
 #define GRAIN ((size_t)2 << 20)
@@ -456,12 +506,19 @@ API int cuMemSetAccess(unsigned long long address, size_t bytes, const void *acc
     (void)access;
     int result = begin_in_context("cuMemSetAccess");
     if (result || count != 1) return result ? result : INVALID_VALUE;
-    return mprotect((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE) ? INVALID_VALUE
-                                                                               : SUCCESS;
+    if (mprotect((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE)) return INVALID_VALUE;
+    map((void *)(uintptr_t)address, bytes);
+    return SUCCESS;
 }
 API int cuMemUnmap(unsigned long long address, size_t bytes)
 {
     int result = begin_in_context("cuMemUnmap");
+    pthread_mutex_lock(&lock);
+    for (const stream *one = streams; one; one = one->next)
+        if (one->first && !driver.stopped)
+            order_fault("memory is taken away while work is under way");
+    order_unmap((void *)(uintptr_t)address, bytes);
+    pthread_mutex_unlock(&lock);
     (void)madvise((void *)(uintptr_t)address, bytes, MADV_DONTNEED);
     return mprotect((void *)(uintptr_t)address, bytes, PROT_NONE) ? INVALID_VALUE : result;
 }
@@ -477,38 +534,51 @@ API int cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 API int cuMemFreeHost(void *memory)
 {
     int result = begin_in_context("cuMemFreeHost");
+    const char *under_way = NULL;
     driver.left--;
-    free(memory);
+    pthread_mutex_lock(&lock);
+    for (const stream *one = streams; one; one = one->next)
+        for (const work *now = one->first; now; now = now->next)
+            if (now->kind == COPY && (now->to == memory || (!now->memory && now->from == memory)))
+                under_way = now->name;
+    pthread_mutex_unlock(&lock);
+    /* It stays, since the work will run. */
+    if (under_way) order_fault("memory of the host is freed while %s is under way", under_way);
+    else free(memory);
     return result;
 }
 
 /* ------------------------------------------------------------------ commands */
 
 /* As the driver does, it has read host memory of 64 KiB and less when the call returns. */
-API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *host, size_t bytes, void *on)
+API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *on)
 {
     int result = begin_in_context("cuMemcpyHtoDAsync_v2");
     if (result) return result;
     pthread_mutex_lock(&lock);
     work *made = add(on, COPY);
+    made->name = "a copy from the host";
     made->to = (void *)(uintptr_t)to;
-    made->from = host;
+    made->from = from;
     made->bytes = bytes;
     if (bytes <= 65536) {
         made->memory = malloc(bytes + 1);
         if (!made->memory) abort();
-        memcpy(made->memory, host, bytes);
+        memcpy(made->memory, from, bytes);
     }
     pthread_mutex_unlock(&lock);
     return SUCCESS;
 }
-API int cuMemcpyDtoHAsync_v2(void *host, unsigned long long from, size_t bytes, void *on)
+/* Until the copy has run the host reads nonsense. */
+API int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *on)
 {
     int result = begin_in_context("cuMemcpyDtoHAsync_v2");
     if (result) return result;
     pthread_mutex_lock(&lock);
     work *made = add(on, COPY);
-    made->to = host;
+    made->name = "a copy to the host";
+    memset(to, 0xa5, bytes);
+    made->to = to;
     made->from = (const void *)(uintptr_t)from;
     made->bytes = bytes;
     pthread_mutex_unlock(&lock);
@@ -556,6 +626,8 @@ static function *look_up(const char *name)
         if (!library) fprintf(stderr, "stand-in: %s\n", dlerror());
     }
     if (!library) return NULL;
+    void (**watcher)(const void *, size_t, bool) = dlsym(library, "ms_host_watcher");
+    if (watcher && order_is_on()) *watcher = order_touch;
     snprintf(bytes_name, sizeof bytes_name, "%s_bytes", name);
     void *kernel = dlsym(library, name);
     const unsigned *bytes = dlsym(library, bytes_name);
@@ -593,6 +665,7 @@ API int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes
     if (result) return result;
     pthread_mutex_lock(&lock);
     work *made = add(on, COPY);
+    made->name = "a fill";
     made->to = (void *)(uintptr_t)to;
     made->bytes = bytes;
     made->memory = malloc(bytes + 1);
@@ -613,6 +686,7 @@ API int cuLaunchKernel(void *which, unsigned x, unsigned y, unsigned z, unsigned
     const function *found = which;
     work *made = add(on, KERNEL);
     made->kernel = found->kernel;
+    made->name = found->name;
     memcpy(made->blocks, (unsigned[]){ x, y, z }, sizeof made->blocks);
     memcpy(made->threads, (unsigned[]){ tx, ty, tz }, sizeof made->threads);
     made->shared_bytes = shared_bytes;
@@ -628,6 +702,7 @@ API int cuLaunchHostFunc(void *on, void (*call)(void *), void *argument)
     if (result) return result;
     pthread_mutex_lock(&lock);
     work *made = add(on, CALL);
+    made->name = "a function of the host";
     made->call = call;
     made->argument = argument;
     pthread_mutex_unlock(&lock);

@@ -1,12 +1,16 @@
 /* driver.h: what tests tell the stand-in for NVIDIA's driver (libcuda.so.1), which has no GPU: its
  * memory is the host's, and its streams are queues.
  *
- * Work runs as late as it may, in an order that the seed chooses among those that streams and
- * events allow. Kernels are functions of the process, found by their names: NAME gets the
- * arguments, the numbers of blocks and threads, and the bytes of shared memory; NAME_bytes says how
- * many bytes of arguments there are. */
+ * Work runs as late as it may, in an order that the seed (MOONSHARD_STAND_IN_SEED) chooses among
+ * those that streams and events allow. With MOONSHARD_STAND_IN_WATCH it also finds work that
+ * touches the same memory in no certain order (order.h). Kernels are functions of the process,
+ * found by their names: NAME gets the arguments, the numbers of blocks and threads, and the bytes
+ * of shared memory; NAME_bytes says how many bytes of arguments there are. */
 #ifndef MOONSHARD_TEST_CUDA_DRIVER_H
 #define MOONSHARD_TEST_CUDA_DRIVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
 
 #define STAND_IN_GPUS 2
 
@@ -25,5 +29,11 @@ typedef void stand_in_is_function(int version, int gpus);
 /* How often a call of this name was made; how many things it has made are still there. */
 typedef unsigned stand_in_calls_function(const char *call);
 typedef unsigned stand_in_left_function(void);
+/* How many faults were found since the last call, with MOONSHARD_STAND_IN_WATCH=count (order.h),
+ * and the last one's message. */
+typedef unsigned stand_in_faults_function(const char **text);
+unsigned stand_in_faults(const char **text);
+/* The function of the host that runs on a stream touches memory. */
+void stand_in_touch(const void *address, size_t bytes, bool writes);
 
 #endif

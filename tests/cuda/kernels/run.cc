@@ -222,8 +222,8 @@ static void run_block(void)
                 moves = true;
             }
         for (unsigned first = 0; first < count; first += MS_WARP)
-            moves |= release(first, first + MS_WARP < count ? first + MS_WARP : count,
-                             AT_WARP_BARRIER);
+            moves |=
+                release(first, first + MS_WARP < count ? first + MS_WARP : count, AT_WARP_BARRIER);
         moves |= release(0, count, AT_BARRIER);
         if (moves) continue;
         for (unsigned i = 0; i < count; i++)
@@ -268,4 +268,43 @@ void ms_host_run(const char *name, ms_host_body *body, const void *arguments,
                         body(arguments);
                     }
             }
+}
+
+/* ------------------------------------------------------------------- watching */
+
+/* The driver sets it to see each access of a kernel to memory. The compiler calls these functions
+ * where a build asks it to (-fsanitize=kernel-address); run.cc itself is compiled without. */
+extern "C" {
+__attribute__((visibility("default"))) extern void (*ms_host_watcher)(const void *, size_t, bool);
+void (*ms_host_watcher)(const void *, size_t, bool);
+#if !defined(__SANITIZE_ADDRESS__)
+#define WATCH(kind, writes, bytes)                                    \
+    void __asan_##kind##bytes##_noabort(const void *address);         \
+    void __asan_##kind##bytes##_noabort(const void *address)          \
+    {                                                                 \
+        if (ms_host_watcher) ms_host_watcher(address, bytes, writes); \
+    }
+WATCH(load, false, 1)
+WATCH(load, false, 2)
+WATCH(load, false, 4)
+WATCH(load, false, 8)
+WATCH(load, false, 16)
+WATCH(store, true, 1)
+WATCH(store, true, 2)
+WATCH(store, true, 4)
+WATCH(store, true, 8)
+WATCH(store, true, 16)
+void __asan_loadN_noabort(const void *address, size_t bytes);
+void __asan_loadN_noabort(const void *address, size_t bytes)
+{
+    if (ms_host_watcher) ms_host_watcher(address, bytes, false);
+}
+void __asan_storeN_noabort(void *address, size_t bytes);
+void __asan_storeN_noabort(void *address, size_t bytes)
+{
+    if (ms_host_watcher) ms_host_watcher(address, bytes, true);
+}
+void __asan_handle_no_return(void);
+void __asan_handle_no_return(void) {}
+#endif
 }

@@ -7,13 +7,10 @@ static void missing(ms_cuda_work *work, const void *arguments)
     (void)arguments;
     ms_cuda_work_fail(work, MS_ERROR_UNSUPPORTED, "this kernel is not written yet");
 }
-#define MISSING(kernel) \
-    __attribute__((weak)) const ms_cuda_task ms_cuda_##kernel = { .task = { .name = #kernel, .args_bytes = 400 }, .function = missing };
+#define MISSING(kernel)                                                                     \
+    __attribute__((weak))                                                                   \
+    const ms_cuda_task ms_cuda_##kernel = { .task = { .name = #kernel, .args_bytes = 400 }, \
+                                            .function = missing };
 #undef MS_ELEMENTWISE_KERNELS
 #define MS_ELEMENTWISE_KERNELS(K)
 MS_KERNELS(MISSING)
-__attribute__((weak)) ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args)
-{
-    (void)engine, (void)args;
-    return MS_OK;
-}

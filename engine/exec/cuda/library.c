@@ -1,0 +1,120 @@
+/* library.c: where libraries of NVIDIA are sought. */
+#include "exec/cuda/library.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct search {
+    const ms_os *os;
+    const char *name;
+    char *text;
+    size_t bytes;
+    void *found;
+    char why[512]; /* the loader's answer for the name alone */
+} search;
+
+/* A path is tried only if there is such a file: what a broken library lacks is then told, and not
+ * that it is missing. */
+static void try_path(search *s, const char *path)
+{
+    ms_file_info info;
+    if (s->found || s->os->info(s->os->user, path, &info)) return;
+    s->found = s->os->library_load(s->os->user, path, s->why, sizeof s->why);
+    if (s->found) snprintf(s->text, s->bytes, "%s", path);
+}
+
+static void try_folder(search *s, const char *folder, size_t length, const char *inside)
+{
+    char path[1024];
+    if (length > 0
+        && snprintf(path, sizeof path, "%.*s%s/%s", (int)length, folder, inside, s->name)
+               < (int)sizeof path)
+        try_path(s, path);
+}
+
+static void try_each(search *s, const char *folders)
+{
+    while (folders && *folders && !s->found) {
+        size_t length = strcspn(folders, ":");
+        try_folder(s, folders, length, "");
+        folders += length + (folders[length] == ':');
+    }
+}
+
+/* ------------------------------------------------------------ Python's packages */
+
+typedef struct place {
+    search *search;
+    const char *folder;
+} place;
+
+static void try_package(void *to, const char *name)
+{
+    const place *p = to;
+    char path[1024];
+    if (snprintf(path, sizeof path, "%s/%s/lib", p->folder, name) < (int)sizeof path)
+        try_folder(p->search, path, strlen(path), "");
+}
+
+/* A folder "python3.11" or "python3" in a folder lib. */
+static void try_python(void *to, const char *name)
+{
+    const place *p = to;
+    const ms_os *os = p->search->os;
+    static const char *const packages[] = { "site-packages", "dist-packages" };
+    if (strncmp(name, "python3", 7) != 0) return;
+    for (size_t i = 0; i < sizeof packages / sizeof *packages; i++) {
+        char path[1024];
+        place inside = { p->search, path };
+        int length = snprintf(path, sizeof path, "%s/%s/%s/nvidia", p->folder, name, packages[i]);
+        if (length < (int)sizeof path) (void)os->list(os->user, path, try_package, &inside);
+    }
+}
+
+static void try_pythons(search *s, const char *root, const char *inside)
+{
+    char path[1024];
+    place lib = { s, path };
+    if (!root || !*root || s->found) return;
+    if (snprintf(path, sizeof path, "%s%s", root, inside) < (int)sizeof path)
+        (void)s->os->list(s->os->user, path, try_python, &lib);
+}
+
+/* -------------------------------------------------------------------- in order */
+
+static const char *variable_of(const search *s, const char *name)
+{
+    return s->os->environment(s->os->user, name);
+}
+
+static void seek(search *s)
+{
+    const char *home = variable_of(s, "CUDA_HOME");
+    try_each(s, variable_of(s, MS_CUDA_FOLDERS));
+    if (s->found) return;
+    s->found = s->os->library_load(s->os->user, s->name, s->why, sizeof s->why);
+    if (s->found) {
+        snprintf(s->text, s->bytes, "%s", s->name);
+        return;
+    }
+    if (home) try_folder(s, home, strlen(home), "/lib64");
+    try_folder(s, "/usr/local/cuda", strlen("/usr/local/cuda"), "/lib64");
+    try_pythons(s, variable_of(s, "VIRTUAL_ENV"), "/lib");
+    try_pythons(s, variable_of(s, "CONDA_PREFIX"), "/lib");
+    try_pythons(s, variable_of(s, "HOME"), "/.local/lib");
+    try_pythons(s, "/usr/local", "/lib");
+    try_pythons(s, "/usr", "/lib");
+}
+
+void *ms_cuda_library(ms_context *context, const char *variable, const char *name, char *text,
+                      size_t bytes)
+{
+    search s = { .os = context->os, .name = name, .text = text, .bytes = bytes };
+    const char *path = variable_of(&s, variable);
+    if (path && *path) {
+        s.found = s.os->library_load(s.os->user, path, s.why, sizeof s.why);
+        snprintf(text, bytes, "%s", path);
+    } else seek(&s);
+    if (!s.found) snprintf(text, bytes, "%s", s.why);
+    return s.found;
+}

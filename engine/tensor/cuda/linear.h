@@ -1,0 +1,22 @@
+/* linear.h: what the kernels of linear.cu get on a GPU. */
+#ifndef MOONSHARD_TENSOR_CUDA_LINEAR_H
+#define MOONSHARD_TENSOR_CUDA_LINEAR_H
+
+#include "tensor/cuda/rows.h"
+#include "tensor/linear.h"
+
+typedef struct ms_cuda_activation_call {
+    ms_activation_args a;
+    bool aligned;
+} ms_cuda_activation_call;
+
+/* partial: [parts][width], the sums for the bias. aligned: a thread has eight columns, and not
+ * one. */
+typedef struct ms_cuda_linear_gradient_call {
+    ms_linear_gradient_args l;
+    double *partial;
+    int64_t each;
+    bool aligned;
+} ms_cuda_linear_gradient_call;
+
+#endif

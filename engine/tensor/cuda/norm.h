@@ -1,0 +1,26 @@
+/* norm.h: what the kernels of the norms get on a GPU. */
+#ifndef MOONSHARD_TENSOR_CUDA_NORM_H
+#define MOONSHARD_TENSOR_CUDA_NORM_H
+
+#include "tensor/cuda/rows.h"
+#include "tensor/norm.h"
+
+/* aligned: all rows are walked in pieces of 16 bytes. */
+typedef struct ms_cuda_norm_call {
+    ms_norm_args n;
+    bool aligned;
+} ms_cuda_norm_call;
+
+typedef struct ms_cuda_norm_backward_call {
+    ms_norm_backward_args n;
+    bool aligned;
+} ms_cuda_norm_backward_call;
+
+/* partial: [parts][2][width], the sums for dweight, then those for dbias. */
+typedef struct ms_cuda_norm_columns_call {
+    ms_norm_backward_args n;
+    double *partial;
+    int64_t each;
+} ms_cuda_norm_columns_call;
+
+#endif

@@ -1,0 +1,322 @@
+/* cublaslt.c: a stand-in for cuBLASLt, which cannot be opened without a GPU. It computes on the
+ * host, as work of the stand-in driver's streams, with plain loops: it shares nothing with the
+ * products that the engine has for the CPU. What the library would refuse ends the process with a
+ * message, or is an error of the call. */
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The prototypes are those of cublasLt.h, which it does without. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+#define API __attribute__((visibility("default")))
+
+enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+enum { F32 = 0, F16 = 2, BF16 = 14 };
+
+typedef struct operation {
+    int32_t transposed[2];
+    uint32_t epilogue;
+    const void *bias;
+} operation;
+typedef struct layout {
+    int type;
+    uint64_t rows, columns;
+    int64_t column;
+    int32_t batches;
+    int64_t batch;
+} layout;
+typedef struct preference {
+    size_t workspace;
+    uint32_t reductions, align[4];
+} preference;
+typedef struct algorithm {
+    uint64_t data[8]; /* a mark; the alignments of a, b, c */
+} algorithm;
+typedef struct candidate {
+    algorithm algorithm;
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+} candidate;
+#define MARK UINT64_C(0x6d6f6f6e73686172)
+enum { WORKSPACE = 4096 };
+
+static void __attribute__((noreturn)) wrong(const char *what)
+{
+    fprintf(stderr, "stand-in for cuBLASLt: %s\n", what);
+    abort();
+}
+static void *make(size_t bytes)
+{
+    void *made = calloc(1, bytes);
+    if (!made) abort();
+    return made;
+}
+
+API int cublasLtCreate(void **out)
+{
+    *out = make(1);
+    return SUCCESS;
+}
+API int cublasLtDestroy(void *handle)
+{
+    free(handle);
+    return SUCCESS;
+}
+API size_t cublasLtGetVersion(void)
+{
+    const char *text = getenv("MOONSHARD_STAND_IN_CUBLASLT_VERSION");
+    return text ? (size_t)atol(text) : 130101;
+}
+API const char *cublasLtGetStatusString(int result)
+{
+    return result == NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED" : "CUBLAS_STATUS_INVALID_VALUE";
+}
+
+API int cublasLtMatmulDescCreate(operation **out, int compute, int scale)
+{
+    if (compute != 68 || scale != F32) return NOT_SUPPORTED;
+    *out = make(sizeof **out);
+    (*out)->epilogue = 1;
+    return SUCCESS;
+}
+API int cublasLtMatmulDescDestroy(operation *gone)
+{
+    free(gone);
+    return SUCCESS;
+}
+API int cublasLtMatmulDescSetAttribute(operation *of, int what, const void *value, size_t bytes)
+{
+    if ((what == 3 || what == 4) && bytes == 4) memcpy(&of->transposed[what - 3], value, bytes);
+    else if (what == 7 && bytes == 4) memcpy(&of->epilogue, value, bytes);
+    else if (what == 8 && bytes == 8) memcpy(&of->bias, value, bytes);
+    else return INVALID_VALUE;
+    return SUCCESS;
+}
+API int cublasLtMatrixLayoutCreate(layout **out, int type, uint64_t rows, uint64_t columns,
+                                   int64_t column)
+{
+    if (column < (int64_t)rows || !rows || !columns) return INVALID_VALUE;
+    *out = make(sizeof **out);
+    **out = (layout){ type, rows, columns, column, 1, 0 };
+    return SUCCESS;
+}
+API int cublasLtMatrixLayoutDestroy(layout *gone)
+{
+    free(gone);
+    return SUCCESS;
+}
+API int cublasLtMatrixLayoutSetAttribute(layout *of, int what, const void *value, size_t bytes)
+{
+    if (what == 5 && bytes == 4) memcpy(&of->batches, value, bytes);
+    else if (what == 6 && bytes == 8) memcpy(&of->batch, value, bytes);
+    else return INVALID_VALUE;
+    return SUCCESS;
+}
+API int cublasLtMatmulPreferenceCreate(preference **out)
+{
+    *out = make(sizeof **out);
+    **out = (preference){ 0, 7, { 256, 256, 256, 256 } };
+    return SUCCESS;
+}
+API int cublasLtMatmulPreferenceDestroy(preference *gone)
+{
+    free(gone);
+    return SUCCESS;
+}
+API int cublasLtMatmulPreferenceSetAttribute(preference *of, int what, const void *value,
+                                             size_t bytes)
+{
+    if (what == 1 && bytes == 8) memcpy(&of->workspace, value, bytes);
+    else if (what == 3 && bytes == 4) memcpy(&of->reductions, value, bytes);
+    else if (what >= 5 && what <= 8 && bytes == 4) memcpy(&of->align[what - 5], value, bytes);
+    else return INVALID_VALUE;
+    return SUCCESS;
+}
+
+/* What a product of these layouts would be; false: they do not fit. */
+static bool fits(const operation *of, const layout *a, const layout *b, const layout *d)
+{
+    uint64_t m = of->transposed[0] ? a->columns : a->rows,
+             k = of->transposed[0] ? a->rows : a->columns;
+    uint64_t n = of->transposed[1] ? b->rows : b->columns,
+             l = of->transposed[1] ? b->columns : b->rows;
+    return k == l && m == d->rows && n == d->columns && a->type == b->type
+           && (d->type == a->type || d->type == F32) && a->batches == b->batches
+           && a->batches == d->batches;
+}
+
+API int cublasLtMatmulAlgoGetHeuristic(void *handle, const operation *of, const layout *a,
+                                       const layout *b, const layout *c, const layout *d,
+                                       const preference *wants, int wanted, candidate *out,
+                                       int *found)
+{
+    (void)handle, (void)c;
+    *found = 0;
+    if (!fits(of, a, b, d) || wanted < 1) return INVALID_VALUE;
+    if (wants->reductions & 1) wrong("sums in place, in no fixed order, were not excluded");
+    if (wants->workspace < WORKSPACE) return NOT_SUPPORTED;
+    *out =
+        (candidate){ .algorithm = { { MARK, wants->align[0], wants->align[1], wants->align[3] } },
+                     .workspace = WORKSPACE };
+    *found = 1;
+    return SUCCESS;
+}
+
+/* --------------------------------------------------------------------- numbers */
+
+static float from_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+static float wide_f16(uint16_t bits)
+{
+    uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, exponent = bits >> 10 & 31,
+             fraction = bits & 1023;
+    float size = exponent == 31 ? from_bits(0x7f800000u | fraction << 13)
+                 : exponent     ? from_bits((exponent + 112) << 23 | fraction << 13)
+                                : (float)fraction * 0x1p-24f;
+    return sign ? -size : size;
+}
+static float load(const void *from, int64_t i, int type)
+{
+    if (type == F32) return ((const float *)from)[i];
+    uint16_t bits = ((const uint16_t *)from)[i];
+    return type == BF16 ? from_bits((uint32_t)bits << 16) : wide_f16(bits);
+}
+/* Rounds to nearest, ties to even, by search among the neighbours. */
+static uint16_t narrow_f16(float x)
+{
+    float size = x < 0 ? -x : x;
+    uint16_t sign = x < 0 ? 0x8000 : 0, low = 0, high = 0x7c00;
+    if (size != size) return 0x7e00;
+    if (size >= 65520.0f) return sign | 0x7c00;
+    while (high - low > 1) {
+        uint16_t middle = (uint16_t)((low + high) / 2);
+        if (wide_f16(middle) <= size) low = middle;
+        else high = middle;
+    }
+    float above = high == 0x7c00 ? 65536.0f : wide_f16(high);
+    float down = size - wide_f16(low), up = above - size;
+    return sign | (down < up || (down == up && !(low & 1)) ? low : high);
+}
+static void store(void *to, int64_t i, int type, float x)
+{
+    uint32_t bits;
+    if (type == F32) {
+        ((float *)to)[i] = x;
+        return;
+    }
+    memcpy(&bits, &x, sizeof bits);
+    if (type == F16) ((uint16_t *)to)[i] = narrow_f16(x);
+    else if (x != x) ((uint16_t *)to)[i] = (uint16_t)(bits >> 16 | 64);
+    else ((uint16_t *)to)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* -------------------------------------------------------------------- products */
+
+typedef struct product {
+    operation of;
+    layout a, b, d;
+    const void *from_a, *from_b;
+    void *to;
+    void *workspace;
+    float alpha, beta;
+} product;
+
+/* One column of the result: d[:, column] = sum over k of a[:, k] b[k, column]. */
+static void compute_column(const product *p, int64_t batch, int64_t column, float *sums, float *row)
+{
+    const layout *a = &p->a, *b = &p->b, *d = &p->d;
+    int64_t m = (int64_t)d->rows, k = (int64_t)(p->of.transposed[0] ? a->rows : a->columns);
+    memset(sums, 0, (size_t)m * sizeof *sums);
+    for (int64_t j = 0; j < k; j++) {
+        int64_t at = p->of.transposed[1] ? j * b->column + column : column * b->column + j;
+        float factor = load(p->from_b, batch * b->batch + at, b->type);
+        const int64_t first = batch * a->batch + (p->of.transposed[0] ? j : j * a->column),
+                      step = p->of.transposed[0] ? a->column : 1;
+        for (int64_t i = 0; i < m; i++) row[i] = load(p->from_a, first + i * step, a->type);
+        for (int64_t i = 0; i < m; i++) sums[i] += row[i] * factor;
+    }
+    for (int64_t i = 0; i < m; i++) {
+        int64_t at = batch * d->batch + column * d->column + i;
+        float x = p->alpha * sums[i];
+        if (p->beta != 0) x += p->beta * load(p->to, at, d->type);
+        if (p->of.epilogue == 4) x += load(p->of.bias, i, d->type);
+        store(p->to, at, d->type, x);
+    }
+}
+
+typedef int launch_host(void *stream, void (*function)(void *), void *argument);
+typedef void touch_memory(const void *address, size_t bytes, bool writes);
+static launch_host *launch;
+static touch_memory *touch;
+
+/* Of the stand-in driver, on whose streams products run. */
+static void find_driver(void)
+{
+    if (launch) return;
+    void *driver = dlopen(getenv("MOONSHARD_CUDA_DRIVER"), RTLD_NOW);
+    if (!driver) wrong("MOONSHARD_CUDA_DRIVER is not the stand-in driver");
+    *(void **)&launch = dlsym(driver, "cuLaunchHostFunc");
+    *(void **)&touch = dlsym(driver, "stand_in_touch");
+    if (!launch || !touch) wrong("the driver is not the stand-in");
+}
+
+static void touch_matrix(const void *data, const layout *of, bool writes)
+{
+    size_t size = of->type == F32 ? 4 : 2;
+    for (int64_t batch = 0; batch < of->batches; batch++)
+        for (int64_t column = 0; column < (int64_t)of->columns; column++)
+            touch((const char *)data + (size_t)(batch * of->batch + column * of->column) * size,
+                  of->rows * size, writes);
+}
+
+static void compute(void *argument)
+{
+    product *p = argument;
+    touch_matrix(p->from_a, &p->a, false);
+    touch_matrix(p->from_b, &p->b, false);
+    touch_matrix(p->to, &p->d, true);
+    touch(p->workspace, WORKSPACE, true);
+    size_t m = p->d.rows;
+    float *sums = make((m + 1) * sizeof *sums), *row = make((m + 1) * sizeof *row);
+    memset(p->workspace, 0x5a, WORKSPACE);
+    for (int64_t batch = 0; batch < p->d.batches; batch++)
+        for (int64_t column = 0; column < (int64_t)p->d.columns; column++)
+            compute_column(p, batch, column, sums, row);
+    free(sums);
+    free(row);
+    free(p);
+}
+
+static void check_aligned(const void *address, uint64_t bytes, const char *what)
+{
+    if ((uintptr_t)address % bytes) wrong(what);
+}
+
+API int cublasLtMatmul(void *handle, const operation *of, const float *alpha, const void *from_a,
+                       const layout *a, const void *from_b, const layout *b, const float *beta,
+                       const void *from_c, const layout *c, void *to, const layout *d,
+                       const algorithm *how, void *workspace, size_t bytes, void *stream)
+{
+    (void)handle;
+    if (!fits(of, a, b, d)) return INVALID_VALUE;
+    if (from_c != to || c != d) return NOT_SUPPORTED;
+    if (how->data[0] != MARK) wrong("the algorithm was not chosen by the library");
+    if (bytes < WORKSPACE) wrong("the workspace is smaller than the algorithm's");
+    check_aligned(workspace, 256, "the workspace is not aligned");
+    check_aligned(from_a, how->data[1], "operand a is not aligned as it was said");
+    check_aligned(from_b, how->data[2], "operand b is not aligned as it was said");
+    check_aligned(to, how->data[3], "the result is not aligned as it was said");
+    product *p = make(sizeof *p);
+    *p = (product){ *of, *a, *b, *d, from_a, from_b, to, workspace, *alpha, *beta };
+    find_driver();
+    return launch(stream, compute, p);
+}

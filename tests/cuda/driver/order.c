@@ -1,0 +1,210 @@
+/* order.c: see order.h. */
+#include "order.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver.h"
+
+enum { NAMES = 4096, PIECE = 4096, PIECES = 1 << 14 };
+
+static struct {
+    bool used[ORDER_STREAMS];
+    order_clock clock[ORDER_STREAMS];
+    const char *name[ORDER_STREAMS][NAMES]; /* of the latest work, by its count */
+    unsigned running;
+    unsigned faults;
+    char text[512];
+} order;
+
+/* ------------------------------------------------------------------- faults */
+
+static const char *mode(void) { return getenv("MOONSHARD_STAND_IN_WATCH"); }
+bool order_is_on(void) { return mode() != NULL; }
+
+void order_fault(const char *format, ...)
+{
+    va_list arguments;
+    if (!order_is_on()) return;
+    va_start(arguments, format);
+    vsnprintf(order.text, sizeof order.text, format, arguments);
+    va_end(arguments);
+    order.faults++;
+    if (strcmp(mode(), "stop") != 0) return;
+    fprintf(stderr, "stand-in for the driver: %s\n", order.text);
+    abort();
+}
+
+__attribute__((visibility("default"))) unsigned stand_in_faults(const char **text)
+{
+    unsigned faults = order.faults;
+    *text = order.text;
+    order.faults = 0;
+    return faults;
+}
+
+/* ------------------------------------------------------------------- clocks */
+
+unsigned order_open(void)
+{
+    for (unsigned i = 0; i < ORDER_STREAMS; i++)
+        if (!order.used[i]) {
+            order.used[i] = true;
+            return i;
+        }
+    fprintf(stderr, "stand-in for the driver: more than %d streams\n", ORDER_STREAMS);
+    abort();
+}
+void order_close(unsigned stream) { order.used[stream] = false; }
+
+void order_join(order_clock *into, const order_clock *from)
+{
+    for (unsigned i = 0; i < ORDER_STREAMS; i++)
+        if (into->at[i] < from->at[i]) into->at[i] = from->at[i];
+}
+const order_clock *order_now(unsigned stream) { return &order.clock[stream]; }
+void order_wait(unsigned stream, const order_clock *for_clock)
+{
+    order_join(&order.clock[stream], for_clock);
+}
+void order_begin(unsigned stream, const order_clock *host, const char *name)
+{
+    order_clock *clock = &order.clock[stream];
+    order_join(clock, host);
+    clock->at[stream]++;
+    order.name[stream][clock->at[stream] % NAMES] = name;
+    order.running = stream;
+}
+static const char *name_of(unsigned stream, uint32_t count)
+{
+    const char *name = order.name[stream][count % NAMES];
+    return name ? name : "something";
+}
+
+/* ------------------------------------------------------------------- memory */
+
+typedef struct cell {
+    uint32_t written;             /* the count of its stream's work; 0: never */
+    uint32_t read[ORDER_STREAMS]; /* the same for each stream */
+    uint8_t writer;
+} cell;
+/* The cells of one piece of memory, by its number; made when it is first touched. */
+typedef struct piece {
+    struct piece *next;
+    uintptr_t number;
+    cell cells[PIECE / 4];
+} piece;
+static piece *pieces[PIECES];
+
+typedef struct range {
+    uintptr_t begin, end;
+} range;
+static range *mapped, *freed;
+static size_t mapped_count, freed_count;
+
+static bool is_mapped(uintptr_t address)
+{
+    for (size_t i = 0; i < mapped_count; i++)
+        if (address >= mapped[i].begin && address < mapped[i].end) return true;
+    return false;
+}
+
+void order_map(const void *address, size_t bytes)
+{
+    if (!order_is_on()) return;
+    mapped = realloc(mapped, (mapped_count + 1) * sizeof *mapped);
+    if (!mapped) abort();
+    mapped[mapped_count++] = (range){ (uintptr_t)address, (uintptr_t)address + bytes };
+}
+
+/* What was written there is forgotten: the next user of the address begins anew. */
+void order_unmap(const void *address, size_t bytes)
+{
+    uintptr_t begin = (uintptr_t)address, end = begin + bytes;
+    for (size_t i = 0; i < mapped_count;)
+        if (mapped[i].begin >= begin && mapped[i].end <= end) mapped[i] = mapped[--mapped_count];
+        else i++;
+    for (size_t i = 0; i < PIECES && order_is_on(); i++)
+        for (piece **at = &pieces[i]; *at;) {
+            piece *one = *at;
+            if (one->number * PIECE >= begin && one->number * PIECE < end) {
+                *at = one->next;
+                free(one);
+            } else at = &one->next;
+        }
+}
+
+void order_free(const void *address, size_t bytes)
+{
+    freed = realloc(freed, (freed_count + 1) * sizeof *freed);
+    if (!freed) abort();
+    freed[freed_count++] = (range){ (uintptr_t)address, (uintptr_t)address + bytes };
+}
+static void check_not_freed(uintptr_t address, bool writes)
+{
+    unsigned self = order.running;
+    for (size_t i = 0; i < freed_count; i++)
+        if (address >= freed[i].begin && address < freed[i].end)
+            order_fault("%s, on stream %u, %s %p, which was freed",
+                        name_of(self, order.clock[self].at[self]), self,
+                        writes ? "writes" : "reads", (void *)address);
+}
+
+static piece *piece_of(uintptr_t address)
+{
+    uintptr_t number = address / PIECE;
+    piece **at = &pieces[number % PIECES];
+    while (*at && (*at)->number != number) at = &(*at)->next;
+    if (*at || !is_mapped(address)) return *at;
+    *at = calloc(1, sizeof **at);
+    if (!*at) abort();
+    (*at)->number = number;
+    return *at;
+}
+
+/* Both touch the same memory, and nothing orders them. */
+static void conflict(const void *address, bool writes, unsigned other, uint32_t count, bool wrote)
+{
+    unsigned self = order.running;
+    order_fault("%s, on stream %u, %s %p, which %s, on stream %u, %s: nothing orders the two",
+                name_of(self, order.clock[self].at[self]), self, writes ? "writes" : "reads",
+                address, name_of(other, count), other, wrote ? "writes" : "reads");
+}
+
+static void touch(cell *one, const void *address, bool writes)
+{
+    unsigned self = order.running;
+    const order_clock *clock = &order.clock[self];
+    if (one->written > clock->at[one->writer])
+        conflict(address, writes, one->writer, one->written, true);
+    if (!writes) {
+        one->read[self] = clock->at[self];
+        return;
+    }
+    for (unsigned i = 0; i < ORDER_STREAMS; i++)
+        if (one->read[i] > clock->at[i]) conflict(address, writes, i, one->read[i], false);
+    one->written = clock->at[self];
+    one->writer = (uint8_t)self;
+}
+
+void order_touch(const void *address, size_t bytes, bool writes)
+{
+    uintptr_t at = (uintptr_t)address / 4 * 4, end = (uintptr_t)address + bytes;
+    while (at < end) {
+        piece *found = piece_of(at);
+        uintptr_t stop = (at / PIECE + 1) * PIECE;
+        if (stop > end) stop = end;
+        if (!found) check_not_freed(at, writes);
+        for (; found && at < stop; at += 4)
+            touch(&found->cells[at % PIECE / 4], (const void *)at, writes);
+        at = stop;
+    }
+}
+
+__attribute__((visibility("default"))) void stand_in_touch(const void *address, size_t bytes,
+                                                           bool writes)
+{
+    if (order_is_on()) order_touch(address, bytes, writes);
+}

@@ -1,0 +1,30 @@
+/* rules.cu: kernels that break the rules of device.h, and one that keeps them; for
+ * tests/unit/cuda_order.c. */
+#include "tensor/cuda/device.h"
+
+typedef struct rules_args {
+    int64_t unused;
+} rules_args;
+
+MS_KERNEL(test_misses_barrier, rules_args, 64)
+{
+    if (THREAD_X < 32) ms_barrier();
+    else ms_barrier();
+}
+
+MS_KERNEL(test_leaves_before_barrier, rules_args, 64)
+{
+    if (THREAD_X == 5) return;
+    ms_barrier();
+}
+
+MS_KERNEL(test_misses_exchange, rules_args, 64)
+{
+    if (THREAD_X != 40) (void)ms_warp_xor(THREAD_X, 1);
+}
+
+MS_KERNEL(test_sums, rules_args, 64)
+{
+    MS_SHARED(int32_t, sums, MS_WARP);
+    (void)ms_block_join(THREAD_X, sums, ms_plus());
+}

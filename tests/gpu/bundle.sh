@@ -1,0 +1,32 @@
+#!/bin/bash
+# Packs what run.sh needs on a machine with a GPU: the program, the tests that are marked "cuda", and the libraries that they
+# need but glibc's and NVIDIA's. Called by `cmake --build --preset gpu`; the result is BUILD/bundle.
+set -euo pipefail
+build=$1
+bundle=$build/bundle
+limit=$((48 * 1024 * 1024))
+
+rm -rf "$bundle" "$build/unpacked"
+mkdir -p "$bundle" "$build/unpacked/tests" "$build/unpacked/lib"
+cmake --install "$build" --prefix "$build/unpacked" --strip >/dev/null
+for test in "$build"/tests/unit/*; do
+    [ -f "$test" ] && [ -x "$test" ] || continue
+    source=$(dirname "$0")/../unit/$(basename "$test").c
+    if head -5 "$source" 2>/dev/null | grep -q 'ctest:.*cuda'; then
+        strip -o "$build/unpacked/tests/$(basename "$test")" "$test"
+    fi
+done
+
+# glibc and NVIDIA's driver must be those of the other machine.
+ldd "$build"/unpacked/bin/moonshard "$build"/unpacked/tests/* | sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u |
+    grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*|libcuda|libnvidia[^/]*)\.so' |
+    grep -v "^$build/" | xargs -I{} cp -L {} "$build/unpacked/lib/"
+
+# One stream: the tests hold the same code.
+tar -C "$build/unpacked" -cf - . | xz -T1 -6 --lzma2=dict=128MiB >"$bundle/bundle.tar.xz"
+bytes=$(stat -c %s "$bundle/bundle.tar.xz")
+printf 'bundle: %s, %d KiB\n' "$bundle/bundle.tar.xz" $((bytes / 1024))
+if [ "$bytes" -gt "$limit" ]; then
+    echo "bundle.sh: it is larger than 48 MiB" >&2
+    exit 1
+fi

@@ -1,0 +1,130 @@
+#!/bin/bash
+# What only a machine with a GPU can show. One command there:
+#
+#     tests/gpu/run.sh [PART ...]      # operators, train; all of them unless named, in this order
+#
+# BUNDLE is the folder that `cmake --preset gpu && cmake --build --preset gpu` made (default: build/gpu/bundle); OUT gets the
+# results, DATE.json and the logs (default: tests/bench/results). CUDA's libraries are sought as the engine seeks them:
+# MOONSHARD_CUDA_LIBS, the loader's path, CUDA_HOME, Python's packages. Each part ends within 8 minutes; the table comes last.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+root=$PWD
+out=${OUT:-tests/bench/results}
+bundle=${BUNDLE:-build/gpu/bundle}
+parts=("$@")
+[ ${#parts[@]} -gt 0 ] || parts=(operators train)
+limit=480
+
+here=$(mktemp -d)
+trap 'rm -rf "$here"' EXIT
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+logs=$here/logs
+mkdir -p "$logs"
+tar -C "$here" -xf "$bundle/bundle.tar.xz" || { echo "run.sh: no bundle in $bundle: see the first lines of this file" >&2; exit 2; }
+export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+moonshard=$here/bin/moonshard
+rows=()   # part|what|outcome|seconds|detail
+failed=0
+
+# note PART WHAT OUTCOME SECONDS DETAIL
+note() {
+    rows+=("$1|$2|$3|$4|$5")
+    printf '%-10s %-34s %-6s %5s s  %s\n' "$1" "$2" "$3" "$4" "$5"
+    [ "$3" = passed ] || failed=1
+}
+
+# try PART WHAT COMMAND...: passed if the command's exit code is 0. What is left of the part's time limits it.
+try() {
+    local part=$1 what=$2 began=$SECONDS left log=$logs/$1.${2//[^a-zA-Z0-9_]/_}.log code outcome=passed detail
+    shift 2
+    left=$((limit - (SECONDS - part_began)))
+    if [ "$left" -lt 10 ]; then
+        note "$part" "$what" "left out" 0 "the part's $limit s are over"
+        return 1
+    fi
+    timeout --kill-after=5 "$left" "$@" >"$log" 2>&1 </dev/null
+    code=$?
+    detail=$(tail -1 "$log" | cut -c1-160)
+    if [ $code = 124 ] || [ $code = 137 ]; then outcome="cut off"; elif [ $code != 0 ]; then outcome=failed; fi
+    [ "$outcome" = passed ] || detail=$(grep -aE 'ERROR|FAILED|error|moonshard:' "$log" | head -1 | cut -c1-160)
+    note "$part" "$what" "$outcome" $((SECONDS - began)) "$detail"
+    [ "$outcome" = passed ]
+}
+
+# The unit tests of kernels, on the GPU; then the same under compute-sanitizer, where it is.
+operators() {
+    local test sanitizer tool
+    try operators "this machine" "$moonshard" info
+    cat "$logs/operators.this_machine.log"
+    export MOONSHARD_TEST_DEVICE=cuda
+    unset MOONSHARD_STAND_IN
+    for test in "$here"/tests/*; do try operators "$(basename "$test")" "$test"; done
+    sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+    if [ -z "$sanitizer" ]; then
+        note operators "compute-sanitizer" "left out" 0 "it is not on this machine"
+    else
+        for tool in memcheck racecheck; do
+            for test in norm softmax attention embedding; do
+                try operators "$tool $test" "$sanitizer" --tool $tool --error-exitcode 9 "$here/tests/$test"
+            done
+        done
+    fi
+    unset MOONSHARD_TEST_DEVICE
+}
+
+# gpt_bytes to 1.70 nats a byte; the same bits in every run; a run that is cut in two is the run in one piece.
+train() {
+    local text=() log=$logs/train.to_1_70.log loss
+    recipe() { "$moonshard" run "$root/recipes/gpt_bytes.lua" --device cuda "$@"; }
+    export -f recipe
+    export moonshard root
+    try train "to 1.70" bash -c "recipe run=$here/long every.sample=1500" &&
+        { loss=$(sed -n 's/^validation loss \([0-9.]*\) .*/\1/p' "$log")
+          if awk "BEGIN { exit !(\"$loss\" != \"\" && $loss <= 1.70) }"; then note train "validation loss" passed 0 "$loss"
+          else note train "validation loss" failed 0 "$loss, at most 1.70 is expected"; fi; }
+    text=(steps=40 every.save=20 every.eval=1000 every.sample=1000)
+    for i in $(seq 10); do
+        try train "40 steps, run $i" bash -c "recipe run=$here/same$i ${text[*]}" || return
+    done
+    if [ "$(sha256sum "$here"/same*/model* | cut -d' ' -f1 | sort -u | wc -l)" = 1 ]; then note train "the same bits in 10 runs" passed 0 ""
+    else note train "the same bits in 10 runs" failed 0 "$(sha256sum "$here"/same*/model* | cut -c1-12 | tr '\n' ' ')"; fi
+    try train "steps 21 to 40 again" bash -c "rm -rf $here/part && mkdir $here/part && cp -r $here/same1/. $here/part &&
+        recipe run=$here/part ${text[*]} resume=\$(ls -d $here/part/*20* | head -1)" || return
+    if cmp -s "$here/same1/model"* "$here/part/model"*; then note train "resumed bit for bit" passed 0 ""
+    else note train "resumed bit for bit" failed 0 "the models differ"; fi
+}
+
+for part in "${parts[@]}"; do
+    part_began=$SECONDS
+    case $part in
+    operators | train) $part ;;
+    *) echo "run.sh: no part \"$part\": operators, train" >&2; exit 2 ;;
+    esac
+done
+
+# JSON's strings need two characters escaped; logs hold no control characters in their last lines but tabs.
+text() { printf '%s' "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g'; }
+file=$out/$(date -u +%Y-%m-%dT%H%M%SZ).json
+{
+    printf '{"commit": "%s", "gpu": "%s", "rows": [\n' "$(git rev-parse HEAD 2>/dev/null)" \
+        "$(text "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -1)")"
+    comma=
+    for row in "${rows[@]}"; do
+        IFS='|' read -r part what outcome seconds detail <<<"$row"
+        printf '%s{"part": "%s", "what": "%s", "outcome": "%s", "seconds": %s, "detail": "%s"}' "$comma" \
+            "$(text "$part")" "$(text "$what")" "$(text "$outcome")" "$seconds" "$(text "$detail")"
+        comma=$',\n'
+    done
+    printf '\n]}\n'
+} >"$file"
+tar -C "$logs" -czf "${file%.json}.logs.tar.gz" .
+
+echo
+printf '%-10s %-34s %-8s %5s\n' part what outcome s
+for row in "${rows[@]}"; do
+    IFS='|' read -r part what outcome seconds detail <<<"$row"
+    printf '%-10s %-34s %-8s %5s\n' "$part" "$what" "$outcome" "$seconds"
+done
+echo "written: $file"
+exit $failed

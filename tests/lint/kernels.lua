@@ -1,0 +1,63 @@
+-- Compares what the compiler says of each GPU kernel (ptxas -v) with the committed table: registers
+-- and shared memory. Local memory and spilled registers are refused whatever the table says.
+--
+--     lua5.4 tests/lint/kernels.lua BUILD NVCC [--write]
+--
+-- Another version of the compiler uses other registers: then only local memory is looked at.
+
+local build, nvcc = arg[1], arg[2]
+local TABLE = (arg[0]:gsub("lint/[^/]*$", "")) .. "cuda/kernels/resources.txt"
+
+local function output(command)
+  local pipe = assert(io.popen(command))
+  local text = pipe:read "a"
+  pipe:close()
+  return text
+end
+
+local version = output(nvcc .. " --version"):match "V(%d+%.%d+%.%d+)"
+local found, wrong = {}, {}
+local function refuse(format, ...) wrong[#wrong + 1] = format:format(...) end
+
+for file in output(("ls %s/engine/*/*.fatbin.log"):format(build)):gmatch "[^\n]+" do
+  local kernel, architecture
+  for line in io.lines(file) do
+    local name, target = line:match "Compiling entry function '([%w_]+)' for '(sm_%d+)'"
+    if name then kernel, architecture = name, target end
+    local frame, stores = line:match "(%d+) bytes stack frame, (%d+) bytes spill stores"
+    if frame and (frame ~= "0" or stores ~= "0") then
+      refuse("%s, %s: %s bytes of local memory, %s of them spilled registers: nothing may be kept \z
+        there", kernel, architecture, frame, stores)
+    end
+    local registers = line:match "Used (%d+) registers"
+    if registers then
+      found[#found + 1] = ("%s %s %s %s"):format(kernel, architecture, registers,
+        line:match "(%d+) bytes smem" or 0)
+    end
+  end
+end
+table.sort(found)
+if #found == 0 then refuse("no kernel was found in %s/engine/*/*.fatbin.log", build) end
+
+local HEAD = "# kernel, architecture, registers of a thread, bytes of shared memory of a block\nnvcc "
+if arg[3] == "--write" then
+  local out = assert(io.open(TABLE, "w"))
+  out:write(HEAD, version, "\n", table.concat(found, "\n"), "\n")
+  out:close()
+else
+  local known, of = {}, nil
+  for line in io.lines(TABLE) do
+    of = of or line:match "^nvcc (.*)"
+    known[line] = true
+  end
+  for _, line in ipairs(of == version and found or {}) do
+    if not known[line] then
+      refuse("%s: not in %s. If that is right, write the table anew: lua5.4 %s %s %s --write", line,
+        TABLE, arg[0], build, nvcc)
+    end
+  end
+end
+
+for _, line in ipairs(wrong) do print(line) end
+print(("%d kernels, nvcc %s"):format(#found, version))
+os.exit(#wrong == 0)
