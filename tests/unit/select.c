@@ -255,21 +255,20 @@ static void test_topk(void **state)
 
 /* Long rows, with many equal keys: the results are in order, and just k - 1 elements are better
  * than the last of them. */
-static void check_long_topk(ms_dtype dtype, int64_t k, bool largest)
+static void check_long_topk(ms_dtype dtype, int64_t rows, int64_t n, int64_t k, bool largest)
 {
-    enum { N = 5000, ROWS = 2 };
-    double *values = malloc(sizeof *values * N * ROWS);
-    for (int i = 0; i < N * ROWS; i++) values[i] = (i * 91) % 613 - 300;
-    if (dtype == MS_F32) values[N + 17] = NAN;
-    ms_tensor *x = tensor_of(engine, dtype, DIMS(ROWS, N), values), *out[2];
+    double *values = malloc(sizeof *values * (size_t)(n * rows));
+    for (int64_t i = 0; i < n * rows; i++) values[i] = (double)(i * 91 % 613) - 300;
+    if (dtype == MS_F32) values[n + 17] = NAN;
+    ms_tensor *x = tensor_of(engine, dtype, DIMS(rows, n), values), *out[2];
     ms_attributes top = { .top = { .k = k, .dim = 1, .largest = largest } };
     assert_ok(engine, ms_op_apply(engine, &ms_op_topk, &top, false, &x, 1, out, 2));
     double *sorted = tensor_get(out[0]), *indices = tensor_get(out[1]), *in = tensor_get(x);
-    for (int64_t row = 0; row < ROWS; row++) {
+    for (int64_t row = 0; row < rows; row++) {
         double last[2] = { 0, 0 };
         int64_t better = 0;
         for (int64_t i = 0; i < k; i++) {
-            double position = indices[row * k + i], value = in[row * N + (int64_t)position];
+            double position = indices[row * k + i], value = in[row * n + (int64_t)position];
             double key = isnan(value) ? 1e9 : value;
             if (!largest) key = -key;
             assert_near(sorted[row * k + i], value, 0, "value", (size_t)i);
@@ -277,8 +276,8 @@ static void check_long_topk(ms_dtype dtype, int64_t k, bool largest)
             last[0] = key;
             last[1] = position;
         }
-        for (int64_t i = 0; i < N; i++) {
-            double key = isnan(in[row * N + i]) ? 1e9 : in[row * N + i];
+        for (int64_t i = 0; i < n; i++) {
+            double key = isnan(in[row * n + i]) ? 1e9 : in[row * n + i];
             if (!largest) key = -key;
             better += key > last[0] || (key == last[0] && (double)i < last[1]);
         }
@@ -296,10 +295,11 @@ static void test_topk_of_long_rows(void **state)
     (void)state;
     static const ms_dtype dtypes[] = { MS_F32, MS_BF16, MS_I64, MS_I32 };
     for (size_t t = 0; t < COUNT(dtypes); t++) {
-        check_long_topk(dtypes[t], 1, true);
-        check_long_topk(dtypes[t], 40, t % 2 == 0);
-        check_long_topk(dtypes[t], 2500, t % 2 != 0);
+        check_long_topk(dtypes[t], 2, 5000, 1, true);
+        check_long_topk(dtypes[t], 2, 5000, 40, t % 2 == 0);
+        check_long_topk(dtypes[t], 2, 5000, 2500, t % 2 != 0);
     }
+    check_long_topk(MS_F32, 600, 2100, 3, true);
 }
 
 static void test_above(void **state)

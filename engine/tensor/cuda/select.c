@@ -18,8 +18,9 @@ MS_CUDA_KERNEL(select, quantile)
 MS_CUDA_KERNEL(select, above_count)
 MS_CUDA_KERNEL(select, above_write)
 
-/* As many blocks as keep all multiprocessors busy, and rows whose search runs together. */
-enum { BLOCKS = 1056, ROWS = 512 };
+/* As many blocks as keep all multiprocessors busy; rows whose search runs together, and elements
+ * that are chosen of them. */
+enum { BLOCKS = 1056, ROWS = 512, CHOSEN = 1 << 21 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t divided(int64_t a, int64_t by) { return (a + by - 1) / by; }
@@ -111,6 +112,7 @@ static void search_digit(ms_cuda_work *work, const ms_cuda_search_call *call)
 static void search_rows(ms_cuda_work *work, ms_cuda_search_call *call)
 {
     int32_t digits = 0;
+    ms_cuda_clear(work, call->searches, (size_t)call->count * sizeof *call->searches);
     ms_cuda_launch(work, &search_begin, ms_cuda_grid(call->count, 1), call, sizeof *call);
     call->of_distance = false;
     for (call->shift = call->bits - 8; call->shift >= 0; call->shift -= 8) search_digit(work, call);
@@ -138,7 +140,8 @@ static uint32_t sort_threads(int64_t count, uint32_t most)
 
 static void search_and_sort(ms_cuda_work *work, ms_cuda_topk_call *call, int64_t rows)
 {
-    int64_t k = call->search.k, together = least(rows, ROWS);
+    int64_t k = call->search.k,
+            together = least(rows, k < CHOSEN / ROWS ? ROWS : divided(CHOSEN, k));
     ms_cuda_search *searches =
         ms_cuda_scratch(work, (size_t)together * sizeof *searches
                                   + (size_t)(together * k) * sizeof *call->candidates);

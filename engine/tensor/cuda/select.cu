@@ -181,15 +181,11 @@ MS_DEVICE int digit_of(const ms_cuda_search_call &call, const ms_cuda_search &se
     return (int)(value >> call.shift & 255);
 }
 
+/* All else of a search is 0 when it begins. */
 MS_KERNEL_FREE(search_begin, ms_cuda_search_call, 256)
 {
-    for (int64_t row = GRID_FIRST; row < args.count; row += GRID_STEP) {
-        ms_cuda_search *search = &args.searches[row];
-        search->key = search->distance = 0;
-        search->left = args.exact ? args.ranks[row] : args.k;
-        search->done = search->collected = 0;
-        for (int digit = 0; digit < 256; digit++) search->counts[digit] = 0;
-    }
+    for (int64_t row = GRID_FIRST; row < args.count; row += GRID_STEP)
+        args.searches[row].left = args.exact ? args.ranks[row] : args.k;
 }
 
 /* Counts the digits of a row; the blocks of one row share it. */
