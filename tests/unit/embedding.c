@@ -40,6 +40,9 @@ static void test_embedding(void **state)
     run_embedding(MS_F32, MS_I64, 700, 50, 33, PLAIN); /* every row many times */
     /* Most rows never; the table in many tiles. */
     run_embedding(MS_F32, MS_I64, 300, 3000, 64, PLAIN);
+    /* Ids enough for several tiles of a sort, of few rows and of more than 2^16. */
+    run_embedding(MS_F32, MS_U16, 2600, 7, 8, PLAIN);
+    run_embedding(MS_F32, MS_I32, 2600, 70000, 2, PLAIN);
     run_embedding(MS_BF16, MS_I64, 6, 11, 17, PLAIN);
     run_embedding(MS_F16, MS_I64, 200, 3000, 100, PLAIN); /* sums in pieces */
 }
