@@ -114,14 +114,14 @@ MS_DEVICE void add_product(const rows &right, int64_t column, const room &r,
     }
 }
 
-MS_DEVICE void put_tile(const float x[4][4], float *tile)
+MS_DEVICE_SHARED void put_tile(const float x[4][4], float *tile)
 {
     float *to = tile + THREAD_X / 16 * 4 * ROW + THREAD_X % 16;
     MS_UNROLL for (int i = 0; i < 16; i++) to[i / 4 * ROW + i % 4 * 16] = x[i / 4][i % 4];
 }
 
 /* What this thread has put there. */
-MS_DEVICE void get_tile(const float *tile, float x[4][4])
+MS_DEVICE_SHARED void get_tile(const float *tile, float x[4][4])
 {
     const float *from = tile + THREAD_X / 16 * 4 * ROW + THREAD_X % 16;
     MS_UNROLL for (int i = 0; i < 16; i++) x[i / 4][i % 4] = from[i / 4 * ROW + i % 4 * 16];

@@ -28,9 +28,8 @@ MS_DEVICE_SHARED void ms_multiply_tiles(const float *a, const float *b, int dept
         ms_four l[4], r[4];
         MS_UNROLL for (int i = 0; i < 4; i++) l[i] = ms_read_four(left + i * MS_TILE_ROW + d);
         MS_UNROLL for (int j = 0; j < 4; j++) r[j] = ms_read_four(right + 16 * j * MS_TILE_ROW + d);
-        MS_UNROLL for (int k = 0; k < 4; k++)
-            MS_UNROLL for (int i = 0; i < 4; i++)
-                MS_UNROLL for (int j = 0; j < 4; j++) sums[i][j] += l[i].of[k] * r[j].of[k];
+        MS_UNROLL for (int k = 0; k < 4; k++) MS_UNROLL for (int i = 0; i < 4; i++)
+            MS_UNROLL for (int j = 0; j < 4; j++) sums[i][j] += l[i].of[k] * r[j].of[k];
     }
 }
 
