@@ -118,6 +118,9 @@ static void test_attention_blocks(void **state)
     /* The diagonal begins anywhere in a block. */
     run_attention(MS_F32, (sizes){ 1, 1, 1, 50, 63, 40, true }, PLAIN);
     run_attention(MS_F32, (sizes){ 1, 1, 1, 70, 121, 130, true }, PLAIN);
+    /* Wider than what a device may hold at once. */
+    run_attention(MS_F32, (sizes){ 1, 2, 1, 5, 9, 331, true }, PLAIN);
+    run_attention(MS_F32, (sizes){ 1, 2, 1, 1, 70, 300, false }, PLAIN);
 }
 
 static void test_attention_half(void **state)

@@ -1,5 +1,6 @@
 /* codec.c: floats as bytes and back: every code compared with a list of the format's values,
- * errors, layout, and the same bytes on every instruction set. ctest: each-isa poisoned late cuda */
+ * errors, layout, and the same bytes on every instruction set and device.
+ * ctest: each-isa poisoned late cuda */
 #include "gradcheck.h"
 
 #include <float.h>
@@ -299,15 +300,16 @@ static void test_stochastic_rounding(void **state)
     }
 }
 
-/* The same bytes on plain instructions, and on any number of threads. */
+/* The same bytes on every device, on plain instructions, and on any number of threads. */
 static void test_the_same_bytes_everywhere(void **state)
 {
     (void)state;
     const int64_t rows = 3, n = 30011;
     for (ms_codec_kind kind = 0; kind < MS_CODEC_KINDS; kind++) {
         uint8_t *first = NULL;
-        for (uint32_t threads = 1; threads <= 3; threads++) {
-            ms_engine *own = engine_with(threads, threads == 1 ? "portable" : NULL);
+        for (uint32_t threads = 0; threads <= 3; threads++) {
+            ms_engine *own = threads == 0 ? engine_of_cpu()
+                                          : engine_with(threads, threads == 1 ? "portable" : NULL);
             double *values = malloc((size_t)(rows * n) * sizeof *values);
             for (int64_t i = 0; i < rows * n; i++)
                 values[i] = sin((double)i) * exp(cos((double)i / 100) * 9);

@@ -36,6 +36,16 @@ static inline ms_engine *engine_with(uint32_t threads, const char *cpu)
     return engine;
 }
 
+/* An engine on the CPU, whatever device the others of this run have. */
+static inline ms_engine *engine_of_cpu(void)
+{
+    ms_engine_options options = { .threads = 1, .seed = 7, .strict = true };
+    ms_engine *own = NULL;
+    ms_error error;
+    if (ms_engine_new(&options, &error, &own) != MS_OK) fail_msg("%s", error.message);
+    return own;
+}
+
 #define assert_ok(engine, call)                                                           \
     do {                                                                                  \
         if ((call) != MS_OK) fail_msg("%s: %s", #call, ms_engine_error(engine)->message); \

@@ -124,16 +124,6 @@ static void test_bounds_hold_in_every_dtype(void **state)
     }
 }
 
-/* An engine on the CPU, whatever device the others of this run have. */
-static ms_engine *engine_of_cpu(void)
-{
-    ms_engine_options options = { .threads = 1, .seed = 7, .strict = true };
-    ms_engine *own = NULL;
-    ms_error error;
-    if (ms_engine_new(&options, &error, &own) != MS_OK) fail_msg("%s", error.message);
-    return own;
-}
-
 /* Also on every device: a model starts from the same weights on each. */
 static void test_the_same_bits_on_every_machine_and_thread_count(void **state)
 {

@@ -58,7 +58,7 @@ MS_DEVICE void load(const rows &r, int64_t column, float *tile)
 }
 
 /* sums[i][m] += row 4 y + i of p times column 4 x + m of b. */
-MS_DEVICE void multiply_columns(const float *p, const float *b, float sums[4][4])
+MS_DEVICE_SHARED void multiply_columns(const float *p, const float *b, float sums[4][4])
 {
     const float *left = p + THREAD_X / 16 * 4 * ROW, *right = b + THREAD_X % 16 * 4;
     for (int d = 0; d < TILE; d += 4) {
@@ -114,10 +114,17 @@ MS_DEVICE void add_product(const rows &right, int64_t column, const room &r,
     }
 }
 
-MS_DEVICE void put_tile(const float x[4][4], float *tile)
+MS_DEVICE_SHARED void put_tile(const float x[4][4], float *tile)
 {
     float *to = tile + THREAD_X / 16 * 4 * ROW + THREAD_X % 16;
     MS_UNROLL for (int i = 0; i < 16; i++) to[i / 4 * ROW + i % 4 * 16] = x[i / 4][i % 4];
+}
+
+/* What this thread has put there. */
+MS_DEVICE_SHARED void get_tile(const float *tile, float x[4][4])
+{
+    const float *from = tile + THREAD_X / 16 * 4 * ROW + THREAD_X % 16;
+    MS_UNROLL for (int i = 0; i < 16; i++) x[i / 4][i % 4] = from[i / 4 * ROW + i % 4 * 16];
 }
 
 MS_DEVICE uint16_t narrow(float x, uint8_t dtype)
@@ -318,15 +325,15 @@ template <int columns> MS_DEVICE void forward(const ms_cuda_attention_call &args
                             out);
 }
 
-#define FORWARD(columns)                                                \
-    MS_KERNEL(attention_forward_##columns, ms_cuda_attention_call, 256) \
-    {                                                                   \
-        MS_SHARED_BYTES(float, shared);                                 \
-        forward<columns>(args, shared);                                 \
+#define FORWARD(kernel, columns)                                     \
+    kernel(attention_forward_##columns, ms_cuda_attention_call, 256) \
+    {                                                                \
+        MS_SHARED_BYTES(float, shared);                              \
+        forward<columns>(args, shared);                              \
     }
-FORWARD(64)
-FORWARD(128)
-FORWARD(256)
+FORWARD(MS_KERNEL_PAIRED, 64)
+FORWARD(MS_KERNEL_PAIRED, 128)
+FORWARD(MS_KERNEL, 256)
 
 /* ------------------------------------------------------------------ one query */
 
@@ -371,7 +378,7 @@ MS_DEVICE void walk_keys(const ms_attention_args &a, int64_t batch, int64_t head
 }
 
 /* The one query of a head, with kept keys: the groups' parts are joined in their order. */
-MS_KERNEL(attention_one, ms_cuda_attention_call, 256)
+MS_KERNEL_PAIRED(attention_one, ms_cuda_attention_call, 256)
 {
     MS_SHARED(float, parts, 256 * 8);
     MS_SHARED(float, factors, 256);
@@ -426,6 +433,17 @@ MS_KERNEL(attention_offsets, ms_cuda_attention_call, 256)
     }
 }
 
+/* The scores, which wait in p while registers are needed for the changes of their probabilities. */
+MS_DEVICE void multiply_both(const rows &left, const rows &right, const rows &left_change,
+                             const rows &right_change, const room &r, float scores[4][4],
+                             float changes[4][4])
+{
+    multiply(left, right, r, scores);
+    put_tile(scores, r.p);
+    multiply(left_change, right_change, r, changes);
+    get_tile(r.p, scores);
+}
+
 /* A score becomes its probability, the change of the probability the gradient of the score. */
 MS_DEVICE void turn_into_gradient(const ms_cuda_attention_call &args, int64_t row, bool seen,
                                   float *score, float *change)
@@ -452,8 +470,7 @@ MS_DEVICE void queries_back(const ms_cuda_attention_call &args, float *shared)
     for (int64_t key = earliest_of(a, p.batch, p.first) / TILE * TILE; key < end; key += TILE) {
         const rows k = rows_of(a, a.k, p.batch, group, key, a.keys);
         float scores[4][4], changes[4][4];
-        multiply(q, k, r, scores);
-        multiply(g, rows_of(a, a.v, p.batch, group, key, a.keys), r, changes);
+        multiply_both(q, k, g, rows_of(a, a.v, p.batch, group, key, a.keys), r, scores, changes);
         MS_UNROLL for (int i = 0; i < 4; i++)
         {
             int64_t begin = document_of(a, p.batch, query + i), finish = end_of(a, query + i),
@@ -482,8 +499,8 @@ MS_DEVICE void add_queries(const ms_cuda_attention_call &args, const place &p, c
     const rows q = rows_of(a, a.q, p.batch, head, query, a.queries),
                g = rows_of(a, a.dout, p.batch, head, query, a.queries);
     float scores[4][4], changes[4][4];
-    multiply(rows_of(a, a.k, p.batch, p.head, p.first, a.keys), q, r, scores);
-    multiply(rows_of(a, a.v, p.batch, p.head, p.first, a.keys), g, r, changes);
+    multiply_both(rows_of(a, a.k, p.batch, p.head, p.first, a.keys), q,
+                  rows_of(a, a.v, p.batch, p.head, p.first, a.keys), g, r, scores, changes);
     MS_UNROLL for (int j = 0; j < 4; j++)
     {
         int64_t at = query + THREAD_X % 16 + 16 * j, begin = document_of(a, p.batch, at),
@@ -524,13 +541,13 @@ template <int columns> MS_DEVICE void keys_back(const ms_cuda_attention_call &ar
     write_tile<columns>(a, a.dv, a.dtype, p.batch, p.head, p.first, a.keys, p.column, dv);
 }
 
-#define BACKWARD(of, columns)                                          \
-    MS_KERNEL(attention_##of##_##columns, ms_cuda_attention_call, 256) \
-    {                                                                  \
-        MS_SHARED_BYTES(float, shared);                                \
-        of##_back<columns>(args, shared);                              \
+#define BACKWARD(kernel, of, columns)                               \
+    kernel(attention_##of##_##columns, ms_cuda_attention_call, 256) \
+    {                                                               \
+        MS_SHARED_BYTES(float, shared);                             \
+        of##_back<columns>(args, shared);                           \
     }
-BACKWARD(queries, 64)
-BACKWARD(queries, 128)
-BACKWARD(keys, 64)
-BACKWARD(keys, 128)
+BACKWARD(MS_KERNEL_PAIRED, queries, 64)
+BACKWARD(MS_KERNEL_PAIRED, queries, 128)
+BACKWARD(MS_KERNEL_PAIRED, keys, 64)
+BACKWARD(MS_KERNEL, keys, 128)

@@ -217,12 +217,12 @@ MS_DEVICE void load(const ms_cuda_convolution_call &args, const room &r, int dep
 template <class K>
 MS_DEVICE void multiply(const ms_cuda_convolution_call &args, const place &p, float sums[4][4])
 {
-    MS_SHARED(float, left, TILE *ROW);
-    MS_SHARED(float, right, TILE *ROW);
+    MS_SHARED(ms_four, left, TILE * ROW / 4);
+    MS_SHARED(ms_four, right, TILE * ROW / 4);
     MS_SHARED(int64_t, left_rows, TILE);
     MS_SHARED(entry, right_rows, TILE);
     MS_SHARED(entry, inners, TILE);
-    const room r = { left, right, left_rows, right_rows, inners };
+    const room r = { left->of, right->of, left_rows, right_rows, inners };
     int64_t begin = p.part * args.part, end = begin + args.part;
     if (end > args.depth) end = args.depth;
     MS_UNROLL for (int i = 0; i < 16; i++) sums[i / 4][i % 4] = 0.0f;
@@ -233,7 +233,7 @@ MS_DEVICE void multiply(const ms_cuda_convolution_call &args, const place &p, fl
         ms_barrier();
         load<K>(args, r, depth);
         ms_barrier();
-        ms_multiply_tiles(left, right, depth, sums);
+        ms_multiply_tiles(r.left, r.right, depth, sums);
     }
 }
 
@@ -260,7 +260,7 @@ MS_DEVICE void write_planes(const ms_cuda_convolution_call &args, const place &p
     }
 }
 
-MS_KERNEL(convolution_forward, ms_cuda_convolution_call, 256)
+MS_KERNEL_PAIRED(convolution_forward, ms_cuda_convolution_call, 256)
 {
     const place p = place_of(args);
     float sums[4][4];
@@ -268,7 +268,7 @@ MS_KERNEL(convolution_forward, ms_cuda_convolution_call, 256)
     write_planes(args, p, places_of(args.window), sums, args.bias);
 }
 
-MS_KERNEL(convolution_data, ms_cuda_convolution_call, 256)
+MS_KERNEL_PAIRED(convolution_data, ms_cuda_convolution_call, 256)
 {
     const place p = place_of(args);
     float sums[4][4];
@@ -276,7 +276,7 @@ MS_KERNEL(convolution_data, ms_cuda_convolution_call, 256)
     write_planes(args, p, inputs_of(args.window), sums, NULL);
 }
 
-MS_KERNEL(convolution_weight, ms_cuda_convolution_call, 256)
+MS_KERNEL_PAIRED(convolution_weight, ms_cuda_convolution_call, 256)
 {
     const place p = place_of(args);
     float sums[4][4];

@@ -34,10 +34,15 @@
 
 #define MS_DEVICE __device__ __forceinline__
 #define MS_DEVICE_MEMBER __device__ __forceinline__ /* of a struct */
+#define MS_DEVICE_SHARED MS_DEVICE
 #define MS_CONSTANT __device__ const
-#define MS_KERNEL(name, type, threads)                                       \
+#define MS_KERNEL_BOUND(name, type, ...)                                     \
     static_assert(sizeof(type) <= MS_TASK_ARGS_MAX, "too large for a task"); \
-    extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ type args)
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__)                \
+        name(const __grid_constant__ type args)
+#define MS_KERNEL(name, type, threads) MS_KERNEL_BOUND(name, type, threads)
+/* One whose registers leave room for two blocks on a multiprocessor. */
+#define MS_KERNEL_PAIRED(name, type, threads) MS_KERNEL_BOUND(name, type, threads, 2)
 #define MS_KERNEL_FREE(name, type, threads) MS_KERNEL(name, type, threads)
 #define MS_SHARED(type, name, size) __shared__ type name[size]
 /* The shared memory of the launch, aligned to 16 bytes. */
@@ -137,6 +142,9 @@ void ms_host_warp_barrier(int line);
 uint64_t ms_host_exchange(uint64_t value, unsigned lane);
 
 #define MS_DEVICE static inline __attribute__((unused))
+/* A function that touches shared memory only: its accesses are not watched, which would make
+ * products of tiles several times slower. */
+#define MS_DEVICE_SHARED static inline __attribute__((unused, no_sanitize_address))
 #define MS_DEVICE_MEMBER inline
 #define MS_CONSTANT static const
 #define MS_KERNEL_OF_HOST(name, type, threads, is_free)                                          \
@@ -160,6 +168,7 @@ uint64_t ms_host_exchange(uint64_t value, unsigned lane);
     }                                                                                            \
     static void name##_body(const type &args)
 #define MS_KERNEL(name, type, threads) MS_KERNEL_OF_HOST(name, type, threads, false)
+#define MS_KERNEL_PAIRED(name, type, threads) MS_KERNEL(name, type, threads)
 #define MS_KERNEL_FREE(name, type, threads) MS_KERNEL_OF_HOST(name, type, threads, true)
 #define MS_SHARED(type, name, size) static type name[size]
 #define MS_SHARED_BYTES(type, name) type *name = static_cast<type *>(ms_host.shared)

@@ -9,16 +9,18 @@
 /* A row of a tile is 4 numbers longer, so that reads along and across rows meet different banks. */
 enum { MS_TILE = 64, MS_TILE_ROW = MS_TILE + 4 };
 
+/* Tiles are aligned to it: in shared memory they are arrays of fours, or at the front of the
+ * launch's shared memory. */
 struct alignas(16) ms_four {
     float of[4];
 };
-MS_DEVICE ms_four ms_read_four(const float *from)
+MS_DEVICE_SHARED ms_four ms_read_four(const float *from)
 {
     return *reinterpret_cast<const ms_four *>(from);
 }
 
 /* sums[i][j] += row 4 y + i of a times row x + 16 j of b, over `depth` columns, rounded up to 4. */
-MS_DEVICE void ms_multiply_tiles(const float *a, const float *b, int depth, float sums[4][4])
+MS_DEVICE_SHARED void ms_multiply_tiles(const float *a, const float *b, int depth, float sums[4][4])
 {
     const float *left = a + THREAD_X / 16 * 4 * MS_TILE_ROW,
                 *right = b + THREAD_X % 16 * MS_TILE_ROW;
