@@ -61,8 +61,8 @@ static ms_status choose_device(ms_engine *engine, const ms_engine_options *optio
     for (size_t i = 0; i < sizeof devices / sizeof *devices && !engine->device; i++)
         if (strcmp(name, devices[i]->name) == 0) engine->device = devices[i];
     if (!engine->device)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "device \"%.40s\" is none of cpu, cuda, sim",
-                              name);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "device \"%.40s\" is none of cpu, cuda, sim", name);
     uint32_t count = engine->device->count ? engine->device->count(engine) : 1;
     engine->device_index = options->device_index;
     if (options->device_index < count) return MS_OK;

@@ -26,8 +26,7 @@ for file in output(("ls %s/engine/*/*.fatbin.log"):format(build)):gmatch "[^\n]+
     if name then kernel, architecture = name, target end
     local frame, stores = line:match "(%d+) bytes stack frame, (%d+) bytes spill stores"
     if frame and (frame ~= "0" or stores ~= "0") then
-      refuse("%s, %s: %s bytes of local memory, %s of them spilled registers: nothing may be kept \z
-        there", kernel, architecture, frame, stores)
+      refuse("%s, %s: %s bytes of local memory, %s of spilled registers: none may be used", kernel, architecture, frame, stores)
     end
     local registers = line:match "Used (%d+) registers"
     if registers then
@@ -50,11 +49,14 @@ else
     of = of or line:match "^nvcc (.*)"
     known[line] = true
   end
+  local other = {}
   for _, line in ipairs(of == version and found or {}) do
-    if not known[line] then
-      refuse("%s: not in %s. If that is right, write the table anew: lua5.4 %s %s %s --write", line,
-        TABLE, arg[0], build, nvcc)
-    end
+    if not known[line] then other[#other + 1] = line end
+  end
+  if #other > 0 then
+    refuse("%d lines are not in %s:\n    %s\nIf that is right, write the table anew:\n    \z
+      lua5.4 %s %s %s --write", #other, TABLE, table.concat(other, "\n    ", 1, math.min(#other, 10)),
+      arg[0], build, nvcc)
   end
 end
 

@@ -323,6 +323,57 @@ static void test_cumsum_dot_histogram_quantile(void **state)
     ms_tensor_release(x);
 }
 
+/* Rows that one block of a GPU does not take alone. */
+static void test_long_rows(void **state)
+{
+    (void)state;
+    enum { N = 10007 };
+    double *values = malloc(sizeof *values * N), *want = malloc(sizeof *want * N), sum = 0;
+    for (int i = 0; i < N; i++) {
+        values[i] = (double)((int64_t)i * 7919 % N) - 5000; /* each whole number once */
+        want[i] = sum += values[i];
+    }
+    ms_tensor *x = tensor_of(engine, MS_F32, DIMS(N), values), *out = NULL;
+    out = apply(engine, &ms_op_cumsum, &(ms_attributes){ .dim = { .a = 0 } }, &x, 1);
+    assert_values(out, want, N, 1e-6, "cumsum");
+    ms_tensor_release(out);
+    static const double q[] = { 0, 0.25, 0.5, 0.99991, 1 };
+    for (size_t i = 0; i < COUNT(q); i++) {
+        ms_attributes at = { .scalar = { .value = q[i] } };
+        out = apply(engine, &ms_op_quantile, &at, &x, 1);
+        assert_values(out, (double[]){ q[i] * (N - 1) - 5000 }, 1, 1e-6, "quantile");
+        ms_tensor_release(out);
+    }
+    ms_attributes all = { .reduce = { .all = true } };
+    out = apply(engine, &ms_op_argmax, &all, &x, 1);
+    double *place = tensor_get(out);
+    assert_true(values[(int64_t)place[0]] == N - 1 - 5000);
+    free(place);
+    ms_tensor_release(out);
+    ms_tensor_release(x);
+
+    gradcheck reversed = { .op = &ms_op_cumsum, .inputs = 1 };
+    x = tensor_of(engine, MS_F32, DIMS(N), values);
+    gradcheck_backward(engine, &reversed, &x, &out);
+    sum = 0;
+    for (int i = N; i-- > 0;) want[i] = sum += weight(0, (size_t)i);
+    assert_values(out, want, N, 1e-6, "cumsum from the end");
+    ms_tensor_release(out);
+    ms_tensor_release(x);
+
+    values[1234] = NAN;
+    x = tensor_of(engine, MS_F32, DIMS(N), values);
+    out = apply(engine, &ms_op_quantile, &(ms_attributes){ .scalar = { .value = 0.1 } }, &x, 1);
+    assert_values(out, (double[]){ NAN }, 1, 0, "quantile beside NaN");
+    ms_tensor_release(out);
+    out = apply(engine, &ms_op_argmax, &all, &x, 1);
+    assert_values(out, (double[]){ 1234 }, 1, 0, "NaN is the greatest");
+    ms_tensor_release(out);
+    ms_tensor_release(x);
+    free(values);
+    free(want);
+}
+
 static void test_gradients(void **state)
 {
     (void)state;
@@ -427,6 +478,7 @@ int main(void)
         cmocka_unit_test(test_nothing_ties_and_nan),
         cmocka_unit_test(test_truth),
         cmocka_unit_test(test_cumsum_dot_histogram_quantile),
+        cmocka_unit_test(test_long_rows),
         cmocka_unit_test(test_gradients),
         cmocka_unit_test(test_gradients_at_ties_and_zeros),
         cmocka_unit_test(test_mistakes_are_named),

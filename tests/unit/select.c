@@ -1,5 +1,5 @@
 /* select.c: gather, index_select, scatter, scatter_add, topk, above: values, strides, order of
- * equal ones, errors on the stream, gradients. ctest: each-isa poisoned late */
+ * equal ones, errors on the stream, gradients. ctest: each-isa poisoned late cuda */
 #include "gradcheck.h"
 
 static ms_engine *engine;
@@ -149,6 +149,66 @@ static void test_scatter_add_keeps_the_order_of_positions(void **state)
     }
 }
 
+/* Many indices, of which most repeat: the same bits as from adding one after another. */
+static void test_scatter_at_many_indices(void **state)
+{
+    (void)state;
+    enum { N = 700, K = 3000, COLUMNS = 3 };
+    float *values = malloc(sizeof *values * K * COLUMNS), *sums = calloc(N * COLUMNS, sizeof *sums),
+          *last = calloc(N * COLUMNS, sizeof *last), *got = malloc(sizeof *got * N * COLUMNS);
+    int32_t *index = malloc(sizeof *index * K * COLUMNS);
+    for (int i = 0; i < K * COLUMNS; i++) {
+        int at = (i * 7919 % 104729) % N;
+        index[i] = at;
+        values[i] = 1.0f / (float)(i % 977 + 1);
+        sums[at * COLUMNS + i % COLUMNS] += values[i];
+        last[at * COLUMNS + i % COLUMNS] = values[i];
+    }
+    ms_tensor *x = tensor_of(engine, MS_F32, DIMS(N, COLUMNS), NULL),
+              *v = tensor_of(engine, MS_F32, DIMS(K, COLUMNS), NULL),
+              *at = tensor_of(engine, MS_I32, DIMS(K, COLUMNS), NULL);
+    memset(got, 0, sizeof *got * N * COLUMNS);
+    assert_ok(engine, ms_tensor_write(x, got, ms_tensor_bytes(x)));
+    assert_ok(engine, ms_tensor_write(v, values, ms_tensor_bytes(v)));
+    assert_ok(engine, ms_tensor_write(at, index, ms_tensor_bytes(at)));
+    ms_attributes first = along(0);
+    ms_tensor *added = apply(engine, &ms_op_scatter_add, &first, OPERANDS(x, at, v), 3),
+              *placed = apply(engine, &ms_op_scatter, &first, OPERANDS(x, at, v), 3);
+    assert_ok(engine, ms_tensor_read(added, got, ms_tensor_bytes(added)));
+    assert_memory_equal(got, sums, sizeof *got * N * COLUMNS);
+    assert_ok(engine, ms_tensor_read(placed, got, ms_tensor_bytes(placed)));
+    assert_memory_equal(got, last, sizeof *got * N * COLUMNS);
+    ms_tensor *all[] = { x, v, at, added, placed };
+    release_all(all, COUNT(all));
+    free(values);
+    free(sums);
+    free(last);
+    free(got);
+    free(index);
+}
+
+/* Rows that are whole pieces of 16 bytes, and rows that begin inside of one. */
+static void test_index_select_of_wide_rows(void **state)
+{
+    (void)state;
+    double ramp[50 * 72 + 1], want[7 * 64], index[7] = { 3, 49, 0, 3, 20, 48, 7 };
+    for (int i = 0; i <= 50 * 72; i++) ramp[i] = i % 251;
+    ms_tensor *base = tensor_of(engine, MS_BF16, DIMS(50 * 72 + 1), ramp),
+              *at = tensor_of(engine, MS_I64, DIMS(7), index);
+    for (int64_t begin = 0; begin < 2; begin++) {
+        ms_tensor *x = window_of(base, DIMS(50, 64), SHAPE(72, 1), begin);
+        ms_attributes first = along(0);
+        ms_tensor *y = apply(engine, &ms_op_index_select, &first, OPERANDS(x, at), 2);
+        for (int i = 0; i < 7 * 64; i++)
+            want[i] = ramp[begin + (int64_t)index[i / 64] * 72 + i % 64];
+        assert_values(y, want, 7 * 64, 0, "wide rows");
+        ms_tensor_release(x);
+        ms_tensor_release(y);
+    }
+    ms_tensor_release(base);
+    ms_tensor_release(at);
+}
+
 static void test_topk(void **state)
 {
     (void)state;
@@ -191,6 +251,55 @@ static void test_topk(void **state)
             release_all(out, 2);
             ms_tensor_release(x);
         }
+}
+
+/* Long rows, with many equal keys: the results are in order, and just k - 1 elements are better
+ * than the last of them. */
+static void check_long_topk(ms_dtype dtype, int64_t rows, int64_t n, int64_t k, bool largest)
+{
+    double *values = malloc(sizeof *values * (size_t)(n * rows));
+    for (int64_t i = 0; i < n * rows; i++) values[i] = (double)(i * 91 % 613) - 300;
+    if (dtype == MS_F32) values[n + 17] = NAN;
+    ms_tensor *x = tensor_of(engine, dtype, DIMS(rows, n), values), *out[2];
+    ms_attributes top = { .top = { .k = k, .dim = 1, .largest = largest } };
+    assert_ok(engine, ms_op_apply(engine, &ms_op_topk, &top, false, &x, 1, out, 2));
+    double *sorted = tensor_get(out[0]), *indices = tensor_get(out[1]), *in = tensor_get(x);
+    for (int64_t row = 0; row < rows; row++) {
+        double last[2] = { 0, 0 };
+        int64_t better = 0;
+        for (int64_t i = 0; i < k; i++) {
+            double position = indices[row * k + i], value = in[row * n + (int64_t)position];
+            double key = isnan(value) ? 1e9 : value;
+            if (!largest) key = -key;
+            assert_near(sorted[row * k + i], value, 0, "value", (size_t)i);
+            assert_true(i == 0 || key < last[0] || (key == last[0] && position > last[1]));
+            last[0] = key;
+            last[1] = position;
+        }
+        for (int64_t i = 0; i < n; i++) {
+            double key = isnan(in[row * n + i]) ? 1e9 : in[row * n + i];
+            if (!largest) key = -key;
+            better += key > last[0] || (key == last[0] && (double)i < last[1]);
+        }
+        assert_int_equal(better, k - 1);
+    }
+    free(values);
+    free(sorted);
+    free(indices);
+    free(in);
+    release_all(out, 2);
+    ms_tensor_release(x);
+}
+static void test_topk_of_long_rows(void **state)
+{
+    (void)state;
+    static const ms_dtype dtypes[] = { MS_F32, MS_BF16, MS_I64, MS_I32 };
+    for (size_t t = 0; t < COUNT(dtypes); t++) {
+        check_long_topk(dtypes[t], 2, 5000, 1, true);
+        check_long_topk(dtypes[t], 2, 5000, 40, t % 2 == 0);
+        check_long_topk(dtypes[t], 2, 5000, 2500, t % 2 != 0);
+    }
+    check_long_topk(MS_F32, 600, 2100, 3, true);
 }
 
 static void test_above(void **state)
@@ -350,7 +459,10 @@ int main(void)
         cmocka_unit_test(test_index_select),
         cmocka_unit_test(test_scatter_and_scatter_add),
         cmocka_unit_test(test_scatter_add_keeps_the_order_of_positions),
+        cmocka_unit_test(test_scatter_at_many_indices),
+        cmocka_unit_test(test_index_select_of_wide_rows),
         cmocka_unit_test(test_topk),
+        cmocka_unit_test(test_topk_of_long_rows),
         cmocka_unit_test(test_above),
         cmocka_unit_test(test_an_index_outside_is_the_streams_error),
         cmocka_unit_test(test_mistakes_are_named),

@@ -116,7 +116,7 @@ static inline ms_cuda_queue *ms_cuda_queue_of(const ms_stream *stream)
     return stream->device_state;
 }
 
-/* device.c. Makes the context current, which a host program may have changed: each function of the
+/* errors.c. Makes the context current, which a host program may have changed: each function of the
  * table begins with it. */
 ms_cuda_device *ms_cuda_enter(const ms_engine *engine);
 /* The error of a call of the driver. */

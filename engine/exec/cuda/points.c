@@ -31,8 +31,7 @@ ms_cuda_note *ms_cuda_take_note(ms_cuda_device *self)
 {
     void *memory = NULL;
     ms_cuda_note *note = self->notes;
-    if (!note)
-        return self->cuda.host_allocate(&memory, sizeof(ms_cuda_note), 0) ? NULL : memory;
+    if (!note) return self->cuda.host_allocate(&memory, sizeof(ms_cuda_note), 0) ? NULL : memory;
     self->notes = note->next;
     return note;
 }

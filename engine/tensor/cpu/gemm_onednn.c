@@ -124,11 +124,12 @@ static void cap_isa(const ms_engine *engine)
     if (ms_engine_isa_is_capped(engine)) dnnl_set_max_cpu_isa(caps[ms_engine_isa(engine)]);
 }
 
-/* Asking makes the library's state, since the answer is known only after the cap was applied. */
+/* Asking makes the library's state, since the answer is known only after the cap was applied. A
+ * device with other kernels has the plans of another library there. */
 const char *ms_engine_blas_isa(ms_engine *engine)
 {
     ms_gemm *gemm;
-    if (ms_gemm_get(engine, &gemm)) return "";
+    if (ms_engine_backend(engine) != &ms_cpu_backend || ms_gemm_get(engine, &gemm)) return "";
     switch (dnnl_get_effective_cpu_isa()) {
     case dnnl_cpu_isa_sse41: return "sse41";
     case dnnl_cpu_isa_avx: return "avx";

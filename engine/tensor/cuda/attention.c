@@ -49,7 +49,7 @@ static void explain(const ms_cuda_fault *fault, char *message, size_t bytes)
 static void launch_tiles(ms_cuda_work *work, ms_cuda_attention_call *call,
                          const ms_cuda_kernel *kernel, int64_t columns, int64_t rows, int64_t heads)
 {
-    call->tiles = quotient(rows, MS_CUDA_TILE);
+    call->tiles = quotient(rows, MS_CUDA_ATTENTION_TILE);
     call->parts = quotient(call->a.width, columns);
     int64_t blocks = call->a.batches * heads * call->tiles * call->parts;
     if (blocks > INT32_MAX) {

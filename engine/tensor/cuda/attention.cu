@@ -7,18 +7,14 @@
  * tile to the last, those over the heads of a group from the first head on. */
 #include "tensor/cuda/attention.h"
 
-#include "tensor/cuda/device.h"
+#include "tensor/cuda/tile.h"
 
-enum { TILE = MS_CUDA_TILE, ROW = MS_CUDA_TILE_ROW };
+enum { TILE = MS_TILE, ROW = MS_TILE_ROW };
+static_assert(MS_CUDA_ATTENTION_SHARED == 3 * TILE * ROW * sizeof(float), "three tiles");
 
-struct alignas(16) four {
-    float of[4];
-};
 struct alignas(8) four_halves {
     uint16_t of[4];
 };
-
-MS_DEVICE four read_four(const float *from) { return *reinterpret_cast<const four *>(from); }
 
 /* ---------------------------------------------------------------------- tiles */
 
@@ -55,22 +51,9 @@ MS_DEVICE void load(const rows &r, int64_t column, float *tile)
         int row = at / 8, part = at % 8 * 8;
         float x[8];
         ms_get8(r.first + row * r.bytes, column + part, row < r.count ? r.width : 0, r.dtype, x);
-        four *to = reinterpret_cast<four *>(tile + row * ROW + part);
-        to[0] = four{ { x[0], x[1], x[2], x[3] } };
-        to[1] = four{ { x[4], x[5], x[6], x[7] } };
-    }
-}
-
-/* sums[i][j] += row 4 y + i of a times row x + 16 j of b, over `depth` columns. */
-MS_DEVICE void multiply_rows(const float *a, const float *b, int depth, float sums[4][4])
-{
-    const float *left = a + THREAD_X / 16 * 4 * ROW, *right = b + THREAD_X % 16 * ROW;
-    for (int d = 0; d < depth; d += 4) {
-        four l[4], r[4];
-        MS_UNROLL for (int i = 0; i < 4; i++) l[i] = read_four(left + i * ROW + d);
-        MS_UNROLL for (int j = 0; j < 4; j++) r[j] = read_four(right + 16 * j * ROW + d);
-        MS_UNROLL for (int k = 0; k < 4; k++) MS_UNROLL for (int i = 0; i < 4; i++)
-            MS_UNROLL for (int j = 0; j < 4; j++) sums[i][j] += l[i].of[k] * r[j].of[k];
+        ms_four *to = reinterpret_cast<ms_four *>(tile + row * ROW + part);
+        to[0] = ms_four{ { x[0], x[1], x[2], x[3] } };
+        to[1] = ms_four{ { x[4], x[5], x[6], x[7] } };
     }
 }
 
@@ -79,11 +62,11 @@ MS_DEVICE void multiply_columns(const float *p, const float *b, float sums[4][4]
 {
     const float *left = p + THREAD_X / 16 * 4 * ROW, *right = b + THREAD_X % 16 * 4;
     for (int d = 0; d < TILE; d += 4) {
-        four l[4];
-        MS_UNROLL for (int i = 0; i < 4; i++) l[i] = read_four(left + i * ROW + d);
+        ms_four l[4];
+        MS_UNROLL for (int i = 0; i < 4; i++) l[i] = ms_read_four(left + i * ROW + d);
         MS_UNROLL for (int k = 0; k < 4; k++)
         {
-            four r = read_four(right + (d + k) * ROW);
+            ms_four r = ms_read_four(right + (d + k) * ROW);
             MS_UNROLL for (int i = 0; i < 4; i++) MS_UNROLL for (int m = 0; m < 4; m++)
                 sums[i][m] += l[i].of[k] * r.of[m];
         }
@@ -109,7 +92,7 @@ MS_DEVICE void multiply(const rows &left, const rows &right, const room &r, floa
         load(left, column, r.a);
         load(right, column, r.b);
         ms_barrier();
-        multiply_rows(r.a, r.b, (int)depth, sums);
+        ms_multiply_tiles(r.a, r.b, (int)depth, sums);
         ms_barrier();
     }
 }
@@ -148,7 +131,7 @@ MS_DEVICE void write_four(void *row, int64_t i, int64_t left, uint8_t dtype, con
     char *to = static_cast<char *>(row) + i * item_of(dtype);
     bool whole = left >= 4 && (uintptr_t)to % (4 * item_of(dtype)) == 0;
     if (whole && dtype == MS_F32)
-        *reinterpret_cast<four *>(to) = four{ { x[0], x[1], x[2], x[3] } };
+        *reinterpret_cast<ms_four *>(to) = ms_four{ { x[0], x[1], x[2], x[3] } };
     else if (whole)
         *reinterpret_cast<four_halves *>(to) =
             four_halves{ { narrow(x[0], dtype), narrow(x[1], dtype), narrow(x[2], dtype),

@@ -6,10 +6,8 @@
 #include "tensor/attention.h"
 
 /* A tile is 64 queries by 64 keys. Kernels hold the tiles of two operands and one of probabilities
- * in shared memory; a row there is 4 numbers longer, so that reads along and across rows meet
- * different banks. */
-enum { MS_CUDA_TILE = 64, MS_CUDA_TILE_ROW = MS_CUDA_TILE + 4, MS_CUDA_TILES = 3 };
-#define MS_CUDA_ATTENTION_SHARED (MS_CUDA_TILES * MS_CUDA_TILE * MS_CUDA_TILE_ROW * 4)
+ * in shared memory (tensor/cuda/tile.h). */
+enum { MS_CUDA_ATTENTION_TILE = 64, MS_CUDA_ATTENTION_SHARED = 3 * 64 * 68 * 4 };
 /* The greatest width of the kernel for one query. */
 enum { MS_CUDA_ONE_QUERY_WIDTH = 256 };
 

@@ -150,13 +150,16 @@ MS_DEVICE float mean_of(const void *x, int64_t n, uint8_t dtype, float factor)
     for (int mask = 8; mask > 0; mask /= 2) total += ms_warp_xor(total, mask);
     return total / (float)n;
 }
+/* Where the sum overflows, it is made once more of numbers that are smaller by 2^64. */
 MS_DEVICE float mean_size(const void *x, int64_t n, uint8_t dtype)
 {
-    float mean = mean_of(x, n, dtype, 1.0f);
-    if (mean - mean == 0.0f) return mean;
-    mean = mean_of(x, n, dtype, 0x1p-64f);
+    float factor = 1.0f, mean = 0.0f;
+    for (int walk = 0; walk < 2; walk++, factor = 0x1p-64f) {
+        mean = mean_of(x, n, dtype, factor);
+        if (mean - mean == 0.0f) break;
+    }
     if (mean - mean != 0.0f) return not_a_number();
-    return lesser(mean, MOST * 0x1p-64f) * 0x1p64f;
+    return factor == 1.0f ? mean : lesser(mean, MOST * 0x1p-64f) * 0x1p64f;
 }
 
 /* The scale of a block, and the factor that divides by it: 0 where all codes are that of 0. */

@@ -366,8 +366,7 @@ MS_DEVICE float ms_read_float(const void *from, int64_t i, uint8_t dtype)
 MS_DEVICE void ms_write_float(void *to, int64_t i, uint8_t dtype, float x)
 {
     if (dtype == MS_F32) static_cast<float *>(to)[i] = x;
-    else
-        static_cast<uint16_t *>(to)[i] = dtype == MS_BF16 ? ms_bf16_narrow(x) : ms_f16_narrow(x);
+    else static_cast<uint16_t *>(to)[i] = dtype == MS_BF16 ? ms_bf16_narrow(x) : ms_f16_narrow(x);
 }
 
 /* Elements i .. i + 7 of n floats at any address; 0 where there are none. */

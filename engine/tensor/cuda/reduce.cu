@@ -5,6 +5,7 @@
 #include "tensor/cuda/reduce.h"
 
 #include "tensor/cuda/order.h"
+#include "tensor/cuda/scan.h"
 
 /* ------------------------------------------------------------------- reading */
 
@@ -413,27 +414,6 @@ MS_KERNEL(cumsum_parts_whole, ms_cuda_cumsum_call, 256)
     sum_parts(args, shared);
 }
 
-/* What the threads before this one have handed in, together; *all: what all have. */
-template <class T> MS_DEVICE T sum_before(T value, T *shared, T *all)
-{
-    T sum = value;
-    for (int back = 1; back < MS_WARP; back *= 2) {
-        T other = ms_warp_from(sum, LANE < back ? LANE : LANE - back);
-        if (LANE >= back) sum += other;
-    }
-    T before = ms_warp_from(sum, LANE == 0 ? 0 : LANE - 1), total = 0;
-    if (LANE == 0) before = 0;
-    if (LANE == MS_WARP - 1) shared[WARP] = sum;
-    ms_barrier();
-    for (int warp = 0; warp < THREADS_X / MS_WARP; warp++) {
-        if (warp == WARP) before += total;
-        total += shared[warp];
-    }
-    ms_barrier();
-    *all = total;
-    return before;
-}
-
 /* The sum of the parts before `part`. */
 template <class T>
 MS_DEVICE T sum_of_parts(const ms_cuda_cumsum_call &args, int64_t row, int64_t part, T *shared)
@@ -459,7 +439,7 @@ MS_DEVICE T sum_tile(const ms_cuda_cumsum_call &args, int64_t row, int64_t first
             read_term(args.c, from + place_of(args.c, begin + j) * rows.stride, &x[j]);
     }
     for (int j = 1; j < 8; j++) x[j] += x[j - 1];
-    T before = carry + sum_before(x[7], shared, &all);
+    T before = carry + ms_sum_before(x[7], shared, &all);
     for (int j = 0; j < 8; j++)
         if (begin + j < last)
             write_sum(args.c, to + place_of(args.c, begin + j) * rows.inner, before + x[j]);

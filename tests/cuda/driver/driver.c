@@ -256,7 +256,7 @@ API int cuDeviceGetAttribute(int *value, int attribute, int gpu)
 {
     (void)gpu;
     const char *without = getenv("MOONSHARD_STAND_IN_WITHOUT");
-    *value = attribute == 75 ? 9 : attribute == 16 ? 132 : attribute == 102;
+    *value = attribute == 75 ? 9 : attribute == 16 ? 2 : attribute == 102;
     if (attribute == 102 && without && strcmp(without, "virtual") == 0) *value = 0;
     if (attribute == 76) *value = 0;
     return begin("cuDeviceGetAttribute");

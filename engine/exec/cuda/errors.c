@@ -1,0 +1,42 @@
+/* errors.c: what every file of the cuda device begins and ends with: the context, and errors. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "exec/cuda/cuda.h"
+
+ms_cuda_device *ms_cuda_enter(const ms_engine *engine)
+{
+    ms_cuda_device *self = ms_cuda_of(engine);
+    (void)self->cuda.context_set(self->context);
+    return self;
+}
+
+ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *what)
+{
+    char text[256];
+    return ms_engine_fail(engine, result == MS_CUDA_OUT_OF_MEMORY ? MS_ERROR_MEMORY : MS_ERROR_IO,
+                          "%s: %s", what,
+                          ms_cuda_explain(&ms_cuda_of(engine)->cuda, result, text, sizeof text));
+}
+
+void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
+                         const char *format, ...)
+{
+    /* -1 stands for "does not apply". */
+    ms_error error = { .status = status, .rank = -1, .bucket = -1, .collective = -1 };
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error.message, sizeof error.message, format, arguments);
+    va_end(arguments);
+    ms_stream_fail(stream, seq, &error, script);
+}
+
+void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result)
+{
+    char text[256];
+    if (!result) return;
+    ms_cuda_fail_stream(
+        stream, launch->seq, launch->script,
+        result == MS_CUDA_OUT_OF_MEMORY ? MS_ERROR_MEMORY : MS_ERROR_TASK, "%s: %s", launch->name,
+        ms_cuda_explain(&ms_cuda_of(stream->engine)->cuda, result, text, sizeof text));
+}
