@@ -1,5 +1,5 @@
 /* grad_homes.c: gradients that are written directly to their homes (destination buffers): the same
- * numbers as without a home, and no copy. ctest: poisoned late */
+ * numbers as without a home, and no copy. ctest: poisoned late cuda */
 #include "moonshard/grad.h"
 
 #include <setjmp.h>

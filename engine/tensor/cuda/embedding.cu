@@ -150,8 +150,8 @@ MS_KERNEL_FREE(embedding_sum, ms_cuda_embedding_sum_call, MS_CUDA_ROW_THREADS)
     if (end - begin > MS_CUDA_OFTEN || (e.accumulate && end == begin)) return;
     ms_row row = ms_row_of(at, e.width, e.dtype, args.aligned);
     ms_walk(row, [&](auto size, int64_t i) {
-        float sum[size.N], v[size.N];
-        ms_get_or(size, e.accumulate ? e.table : NULL, row.begin + i, e.dtype, 0.0f, sum);
+        float sum[size.N] = { 0 }, v[size.N];
+        if (e.accumulate) ms_get(size, e.table, row.begin + i, MS_F32, sum);
         for (uint32_t p = begin; p < end; p++) {
             ms_get(size, e.values, args.positions[p] * e.width + i, e.dtype, v);
             for (int k = 0; k < size.N; k++) sum[k] += v[k];

@@ -39,15 +39,20 @@ static void join(ms_cuda_work *work, const double *partial, int64_t parts, int64
     if (out) ms_cuda_launch(work, &norm_join, ms_cuda_grid(width, 1), &call, sizeof call);
 }
 
-/* The gradients of weight and bias take a second pass over s and the gradient, by columns. */
+/* The gradients of weight and bias take a second pass over s and the gradient, by columns. How the
+ * rows are divided follows from the shape; whether eight columns are read at once follows from the
+ * addresses, too, and does not change the order of additions. */
 static void run_columns(ms_cuda_work *work, const ms_norm_backward_args *n)
 {
-    ms_cuda_parts parts = ms_cuda_row_parts(n->rows, n->width);
+    bool eights = n->width % 8 == 0;
+    ms_cuda_parts parts = ms_cuda_row_parts(n->rows, eights ? n->width / 8 : n->width);
     ms_cuda_norm_columns_call call = { .n = *n, .each = parts.each };
+    call.aligned = eights && ms_cuda_is_aligned(n->s) && ms_cuda_is_aligned(n->gradient);
     call.partial =
         ms_cuda_scratch(work, (size_t)(2 * parts.parts * n->width) * sizeof *call.partial);
     if (!call.partial) return;
-    ms_cuda_launch(work, &norm_columns, ms_cuda_column_shape(n->width, parts.parts), &call,
+    ms_cuda_launch(work, &norm_columns,
+                   ms_cuda_column_shape(call.aligned ? n->width / 8 : n->width, parts.parts), &call,
                    sizeof call);
     join(work, call.partial, parts.parts, n->width, n->dweight, n->dtype);
     join(work, call.partial + n->width, parts.parts, n->width, n->dbias, n->dtype);

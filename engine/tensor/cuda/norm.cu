@@ -118,34 +118,49 @@ MS_KERNEL(norm_backward, ms_cuda_norm_backward_call, MS_CUDA_ROW_THREADS)
     });
 }
 
-/* What a row adds to the gradients of weight and bias, in one column: sums of gradient * h and of
- * the gradient, over the rows of part BLOCK_Y. Every eighth row belongs to one thread. */
+/* What a row adds to the gradients of weight and bias, in some columns. */
+template <class Size>
+MS_DEVICE void add_row(Size size, const ms_norm_backward_args &n, int64_t at, int64_t column,
+                       float *dweight, float *dbias)
+{
+    float mean = n.centered ? n.mean[at] : 0.0f, scale = n.scale[at];
+    float d[Size::N], s[Size::N];
+    ms_get(size, n.gradient, at * n.width + column, n.dtype, d);
+    ms_get(size, n.s, at * n.width + column, n.dtype, s);
+    MS_UNROLL for (int k = 0; k < Size::N; k++)
+    {
+        dweight[k] += d[k] * ((s[k] - mean) * scale);
+        dbias[k] += d[k];
+    }
+}
+
+/* The sums over the rows of part BLOCK_Y: in f32 over every eighth of them, which belong to one
+ * thread, then in f64. */
+template <class Size>
+MS_DEVICE void add_part(Size size, const ms_cuda_norm_columns_call &args, double *shared)
+{
+    const ms_norm_backward_args &n = args.n;
+    int64_t column = (BLOCK_X * MS_WARP + THREAD_X) * Size::N, end = (BLOCK_Y + 1) * args.each;
+    if (end > n.rows) end = n.rows;
+    float dweight[Size::N] = { 0 }, dbias[Size::N] = { 0 };
+    for (int64_t at = BLOCK_Y * args.each + THREAD_Y; at < end && column < n.width; at += 8)
+        add_row(size, n, at, column, dweight, dbias);
+    double *partial = args.partial + 2 * BLOCK_Y * n.width + column;
+    MS_UNROLL for (int k = 0; k < Size::N; k++)
+    {
+        double weight_sum = ms_join_rows((double)dweight[k], shared);
+        double bias_sum = ms_join_rows((double)dbias[k], shared);
+        if (THREAD_Y != 0 || column >= n.width) continue;
+        partial[k] = weight_sum;
+        partial[n.width + k] = bias_sum;
+    }
+}
+
 MS_KERNEL(norm_columns, ms_cuda_norm_columns_call, 256)
 {
     MS_SHARED(double, shared, 256);
-    const ms_norm_backward_args &n = args.n;
-    int64_t column = BLOCK_X * MS_WARP + THREAD_X, end = (BLOCK_Y + 1) * args.each;
-    if (end > n.rows) end = n.rows;
-    double dweight = 0, dbias = 0;
-    for (int64_t at = BLOCK_Y * args.each + THREAD_Y; at < end && column < n.width;) {
-        /* f32 within 32 rows, then f64. */
-        float weight_sum = 0, bias_sum = 0;
-        for (int k = 0; k < 32 && at < end; k++, at += 8) {
-            float d = ms_get_one(n.gradient, at * n.width + column, n.dtype);
-            float h = ms_get_one(n.s, at * n.width + column, n.dtype);
-            float mean = n.centered ? n.mean[at] : 0.0f;
-            weight_sum += d * ((h - mean) * n.scale[at]);
-            bias_sum += d;
-        }
-        dweight += (double)weight_sum;
-        dbias += (double)bias_sum;
-    }
-    dweight = ms_join_rows(dweight, shared);
-    dbias = ms_join_rows(dbias, shared);
-    if (THREAD_Y != 0 || column >= n.width) return;
-    double *partial = args.partial + 2 * BLOCK_Y * n.width;
-    partial[column] = dweight;
-    partial[n.width + column] = dbias;
+    if (args.aligned) add_part(ms_size<8>(), args, shared);
+    else add_part(ms_size<1>(), args, shared);
 }
 
 MS_KERNEL_FREE(norm_join, ms_cuda_join_call, 256) { ms_join_parts(args); }

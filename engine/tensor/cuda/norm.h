@@ -16,11 +16,13 @@ typedef struct ms_cuda_norm_backward_call {
     bool aligned;
 } ms_cuda_norm_backward_call;
 
-/* partial: [parts][2][width], the sums for dweight, then those for dbias. */
+/* partial: [parts][2][width], the sums for dweight, then those for dbias. aligned: a thread has
+ * eight columns, and not one. */
 typedef struct ms_cuda_norm_columns_call {
     ms_norm_backward_args n;
     double *partial;
     int64_t each;
+    bool aligned;
 } ms_cuda_norm_columns_call;
 
 #endif

@@ -43,7 +43,8 @@ static inline ms_cuda_shape ms_cuda_row_shape(int64_t rows, int64_t width)
  * more, so that they are few. Without rows there is one part, which is empty. */
 static inline ms_cuda_parts ms_cuda_row_parts(int64_t rows, int64_t width)
 {
-    int64_t wanted = 1056 / ((width + 31) / 32), most = (rows + 63) / 64;
+    int64_t strips = width > 0 ? (width + 31) / 32 : 1;
+    int64_t wanted = 1056 / strips, most = (rows + 63) / 64;
     if (wanted > most) wanted = most;
     if (wanted < 1) wanted = 1;
     int64_t each = (rows + wanted - 1) / wanted;
