@@ -287,9 +287,9 @@ static void add_interface(void *to, const char *interface, const char *address)
 
 /* Sets devices = { "cpu", "cuda" }, gpus = a list of { name, major, minor, multiprocessors,
  * memory_bytes }, gpu_driver, the version of CUDA that the driver is for, or why there is none,
- * and, where there are GPUs, gpu_blas, the library of products or why it cannot be used. The driver
- * is asked only where the system shows a GPU, or a driver was named, since a process that has asked
- * must not fork. */
+ * and, where there are GPUs, gpu_blas and gpu_dnn, the libraries of products and of attention or
+ * why they cannot be used. The driver is asked only where the system shows a GPU, or a driver was
+ * named, since a process that has asked must not fork. */
 static void push_devices(lua_State *L)
 {
     enum { SHOWN = 16 };
@@ -323,9 +323,11 @@ static void push_devices(lua_State *L)
     else lua_pushstring(L, "this machine shows no GPU of NVIDIA");
     lua_setfield(L, -2, "gpu_driver");
     if (count == 0) return;
-    char blas[1200];
-    (void)ms_gpu_blas(os, blas, sizeof blas);
-    set_text(L, "gpu_blas", blas);
+    char text[1200];
+    (void)ms_gpu_blas(os, text, sizeof text);
+    set_text(L, "gpu_blas", text);
+    (void)ms_gpu_dnn(os, text, sizeof text);
+    set_text(L, "gpu_dnn", text);
 }
 
 /* core.has_gpu() -> whether the system shows a GPU of NVIDIA; the driver is not asked. */
