@@ -325,11 +325,12 @@ static void explain(const builder *b, ms_cudnn_result result)
              *text ? ": " : "", text);
 }
 
-/* The gradients of the scores, in 16 bits. */
+/* The gradients of the scores, in 16 bits. cuDNN keeps them in tiles of 64 by 64, or larger ones.
+ */
 static size_t least_workspace(const ms_attention_key *key)
 {
-    if (!key->backward) return 0;
-    return (size_t)(key->batches * key->heads * key->queries * key->keys) * 2;
+    int64_t rows = (key->queries + 63) / 64 * 64, columns = (key->keys + 63) / 64 * 64;
+    return key->backward ? (size_t)(key->batches * key->heads * rows * columns) * 2 : 0;
 }
 
 /* A configuration that cannot be built is no error: the next one is tried. */
