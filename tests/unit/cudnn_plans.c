@@ -100,8 +100,8 @@ static void check_workspace(const ms_attention_plan *plan)
     }
     size_t least = all * up(key->queries, 64) * up(key->keys, 64) * 2,
            most = all * up(key->queries, 128) * up(key->keys, 128) * 2;
-    if (key->heads != key->groups) most += 2 * all * (size_t)(key->keys * key->width) * 2;
-    assert_in_range(plan->workspace_bytes, least, most + extra);
+    size_t heads = key->heads != key->groups ? 2 * all * (size_t)(key->keys * key->width) * 2 : 0;
+    assert_in_range(plan->workspace_bytes, least + heads, most + heads + extra);
 }
 
 static void accepted(shape s, ms_dtype dtype, bool backward, bool together)

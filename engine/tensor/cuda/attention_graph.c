@@ -325,12 +325,15 @@ static void explain(const builder *b, ms_cudnn_result result)
              *text ? ": " : "", text);
 }
 
-/* The gradients of the scores, in 16 bits. cuDNN keeps them in tiles of 64 by 64, or larger ones.
- */
+/* The gradients of the scores, in 16 bits. cuDNN keeps them in tiles of 64 by 64, or larger ones;
+ * and with grouped queries the gradients of keys and values for each head, too. */
 static size_t least_workspace(const ms_attention_key *key)
 {
-    int64_t rows = (key->queries + 63) / 64 * 64, columns = (key->keys + 63) / 64 * 64;
-    return key->backward ? (size_t)(key->batches * key->heads * rows * columns) * 2 : 0;
+    int64_t rows = (key->queries + 63) / 64 * 64, columns = (key->keys + 63) / 64 * 64,
+            each = rows * columns;
+    if (!key->backward) return 0;
+    if (key->heads != key->groups) each += 2 * key->keys * key->width;
+    return (size_t)(key->batches * key->heads * each) * 2;
 }
 
 /* A configuration that cannot be built is no error: the next one is tried. */

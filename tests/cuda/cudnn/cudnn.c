@@ -153,21 +153,31 @@ static bool is_backward(const descriptor *graph)
         if (((descriptor *const *)operations->data)[i]->kind == RESHAPE) return true;
     return false;
 }
-/* 16 bits for each score, which backward keeps in tiles of 64 by 64. */
+static int64_t elements(const tensor *t)
+{
+    return t->shape[0] * t->shape[1] * t->shape[2] * t->shape[3];
+}
+/* What backward keeps in 16 bits: the scores, in tiles of 64 by 64, and what is summed over heads.
+ */
 static int64_t kept_bytes(const descriptor *graph)
 {
     const attribute *operations = need(graph, 801);
-    int64_t most = 0;
+    int64_t scores = 0, heads = 0;
     if (!is_backward(graph)) return 0;
     for (int64_t i = 0; i < operations->count; i++) {
         const descriptor *operation = ((descriptor *const *)operations->data)[i];
-        if (operation->kind != POINTWISE) continue;
-        tensor y = tensor_of(one_of(operation, 753));
-        int64_t rows = (y.shape[2] + 63) / 64 * 64, columns = (y.shape[3] + 63) / 64 * 64,
-                all = y.shape[0] * y.shape[1] * rows * columns * 2;
-        if (all > most && y.shape[3] > 1) most = all;
+        if (operation->kind == POINTWISE) {
+            tensor y = tensor_of(one_of(operation, 753));
+            for (int d = 2; d < 4; d++)
+                if (y.shape[d] > 1) y.shape[d] = (y.shape[d] + 63) / 64 * 64;
+            if (y.is_virtual && y.dtype != F32 && elements(&y) * 2 > scores)
+                scores = elements(&y) * 2;
+        } else if (operation->kind == REDUCTION) {
+            tensor x = tensor_of(one_of(operation, 1610));
+            if (x.dtype != F32) heads += elements(&x) * 2;
+        }
     }
-    return most;
+    return scores + heads;
 }
 enum { EXTRA = 512 };
 
