@@ -337,6 +337,17 @@ static int has_gpu(lua_State *L)
     return 1;
 }
 
+/* attention = { cudnn, own }: how many tasks of attention a GPU got, and whose kernels they are. */
+static void push_attention(lua_State *L, const ms_engine *engine)
+{
+    ms_attention_counts counts = ms_engine_attention_counts(engine);
+    if (strcmp(ms_engine_device(engine), "cuda") != 0) return;
+    lua_createtable(L, 0, 2);
+    set_integer(L, "cudnn", (lua_Integer)counts.cudnn);
+    set_integer(L, "own", (lua_Integer)counts.own);
+    lua_setfield(L, -2, "attention");
+}
+
 /* core.info() -> what the machine has, and what the engine uses of it. The machine is asked anew in
  * each call, through the table of the system. mpi: the modules for MPIs that are there, or false.
  * NCCL is large, so it is not loaded to be asked for its version. */
@@ -347,7 +358,7 @@ static int info(lua_State *L)
     ms_machine machine = { .cores = 0 };
     int failed = os->machine(os->user, &machine);
     if (failed) return ms_lua_error(L, "info: the machine's description cannot be read");
-    lua_createtable(L, 0, 14);
+    lua_createtable(L, 0, 16);
     set_text(L, "cpu", machine.cpu);
     set_integer(L, "cores", machine.cores);
     set_integer(L, "threads", ms_engine_threads(engine));
@@ -357,6 +368,7 @@ static int info(lua_State *L)
     set_text(L, "blas_isa", ms_engine_is_sim(engine) ? "" : ms_engine_blas_isa(engine));
     set_text(L, "device", ms_engine_device(engine));
     push_devices(L);
+    push_attention(L, engine);
     /* A machine without a network, or that does not say, has none. */
     lua_newtable(L);
     (void)os->addresses(os->user, add_interface, L);

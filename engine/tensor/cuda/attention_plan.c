@@ -81,7 +81,7 @@ static ms_status state_of(ms_engine *engine, attention_state **out)
     return status;
 }
 
-ms_attention_counts ms_cuda_attention_counts(const ms_engine *engine)
+ms_attention_counts ms_engine_attention_counts(const ms_engine *engine)
 {
     const attention_state *state = ms_engine_get(engine, MS_SLOT_ATTENTION);
     return state ? state->counts : (ms_attention_counts){ 0 };

@@ -13,11 +13,6 @@
 bool ms_cuda_attention_forward_by_cudnn(ms_cuda_work *work, const ms_attention_args *args);
 bool ms_cuda_attention_backward_by_cudnn(ms_cuda_work *work, const ms_attention_args *args);
 
-/* How many of the engine's tasks of attention went to cuDNN, and how many to our own kernels. */
-typedef struct ms_attention_counts {
-    uint64_t cudnn, own;
-} ms_attention_counts;
-ms_attention_counts ms_cuda_attention_counts(const ms_engine *engine);
 /* A part of a call takes no more memory than this, if it can be cut (256 MiB). For tests. */
 ms_status ms_cuda_attention_set_part_bytes(ms_engine *engine, size_t bytes);
 
