@@ -72,6 +72,9 @@ operators() {
         done
     fi
     unset MOONSHARD_TEST_DEVICE
+    for test in data planes; do
+        try operators "golden/$test" "$moonshard" test --golden "$root/tests/golden/$test" --device cuda
+    done
 }
 
 # gpt_bytes to 1.70 nats a byte; the same bits in every run; a run that is cut in two is the run in one piece.
