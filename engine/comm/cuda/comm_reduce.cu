@@ -1,4 +1,4 @@
-/* comm_reduce.cu: reductions of equal tensors, and copies. The bits of a reduction are the CPU's:
+/* comm_reduce.cu: reductions of equal tensors, copies, and words for the host. The bits of a reduction are the CPU's:
  * numbers are added one by one, in f32, and no multiply-add is fused (engine/cmake/cuda.cmake). */
 #include "comm/cuda/comm_reduce.h"
 
@@ -72,3 +72,6 @@ MS_KERNEL_FREE(comm_copy, ms_cuda_piece, 256)
     for (int64_t i = GRID_FIRST; i < chunks; i += GRID_STEP) to[i] = from[i];
     for (int64_t i = done + GRID_FIRST; i < args.bytes; i += GRID_STEP) args.to[i] = args.from[i];
 }
+
+/* The end of the kernel makes it visible to the host. */
+MS_KERNEL_FREE(comm_tell, ms_cuda_word, 1) { *args.word = 1; }

@@ -22,4 +22,9 @@ typedef struct ms_cuda_piece {
     int64_t bytes;
 } ms_cuda_piece;
 
+/* What the host is told: *word becomes 1. It is in the host's memory. */
+typedef struct ms_cuda_word {
+    volatile uint32_t *word;
+} ms_cuda_word;
+
 #endif

@@ -80,6 +80,9 @@ typedef struct ms_cuda_duty {
     ms_cuda_note *note;
     const char *message;
     const ms_cuda_task *task;
+    /* What a task has asked for (ms_cuda_after), or NULL. */
+    ms_cuda_after_function after;
+    void *user;
     /* The times of a task. */
     ms_trace_record *record;
     ms_cuda_event started, finished;

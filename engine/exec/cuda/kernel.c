@@ -161,6 +161,18 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work)
     return &work->note->fault;
 }
 
+bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user)
+{
+    ms_cuda_duty *duty =
+        work->has_failed ? NULL
+                         : ms_cuda_add_duty(work->stream, work->launch->seq, work->launch->script);
+    work->has_failed = duty == NULL;
+    if (!duty) return false;
+    duty->after = function;
+    duty->user = user;
+    return true;
+}
+
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work) { return work->stream->engine; }
 struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work)
 {
@@ -175,5 +187,11 @@ void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format,
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     ms_cuda_fail_stream(work->stream, work->launch->seq, work->launch->script, status, "%s", text);
+    work->has_failed = true;
+}
+
+void ms_cuda_work_fail_with(ms_cuda_work *work, const ms_error *error)
+{
+    ms_stream_fail(work->stream, work->launch->seq, error, work->launch->script);
     work->has_failed = true;
 }

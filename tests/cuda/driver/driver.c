@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 /* The prototypes are those of cuda.h, which it does without. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
@@ -36,8 +37,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     const char *fails;
     int fails_with, stopped, version, gpus;
-    bool initialized;
-    unsigned left;
+    bool initialized, is_shared;
+    _Atomic unsigned left;
     struct count {
         const char *call;
         unsigned calls;
@@ -68,12 +69,15 @@ static struct count *count_of(const char *call)
 }
 API unsigned stand_in_calls(const char *call) { return count_of(call)->calls; }
 
+static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
 static __thread void *current;
 
 /* Every call begins so. 0: it goes on. */
 static int begin(const char *call)
 {
+    pthread_mutex_lock(&counting);
     count_of(call)->calls++;
+    pthread_mutex_unlock(&counting);
     if (driver.fails && strcmp(driver.fails, call) == 0) {
         driver.fails = NULL;
         return driver.fails_with;
@@ -98,7 +102,7 @@ typedef struct event {
 } event;
 static event *destroyed; /* work may still record one, or wait for it */
 
-typedef enum work_kind { KERNEL, COPY, CALL, RECORD, WAIT } work_kind;
+typedef enum work_kind { KERNEL, COPY, CALL, RECORD, WAIT, OTHER } work_kind;
 typedef struct work {
     struct work *next;
     work_kind kind;
@@ -108,6 +112,7 @@ typedef struct work {
     void *to;
     const void *from;
     size_t bytes;
+    bool (*ready)(void *); /* of a library's work */
     void (*call)(void *);
     void *argument;
     event *event;
@@ -120,6 +125,7 @@ typedef struct stream {
     struct stream *next;
     work *first, **last;
     unsigned number; /* of order.h */
+    bool is_calling; /* the first work is a function of the host that runs on its own thread */
 } stream;
 static stream *streams;
 static order_clock host;
@@ -166,15 +172,50 @@ static void copy(const work *now)
     memcpy(now->to, from, now->bytes);
 }
 
+static void *call_beside(void *argument)
+{
+    stream *on = argument;
+    on->first->call(on->first->argument);
+    pthread_mutex_lock(&lock);
+    take_away(on);
+    on->is_calling = false;
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+
+static void begin_call(stream *on)
+{
+    pthread_t thread;
+    if (driver.is_shared && !order_is_on()) {
+        on->is_calling = true;
+        if (pthread_create(&thread, NULL, call_beside, on) || pthread_detach(thread)) abort();
+        return;
+    }
+    on->first->call(on->first->argument);
+    take_away(on);
+}
+
+static bool can_begin(const stream *on)
+{
+    const work *now = on->first;
+    if (!now || on->is_calling) return false;
+    if (now->kind == WAIT) return now->event->passed >= now->record;
+    return now->kind != OTHER || now->ready(now->argument);
+}
+
 /* Functions of the host may call anything but the driver, so the lock stays taken. */
 static bool step(stream *on)
 {
     work *now = on->first;
-    if (!now || (now->kind == WAIT && now->event->passed < now->record)) return false;
+    if (!can_begin(on)) return false;
     order_begin(on->number, &now->host, now->name);
+    if (now->kind == CALL) {
+        begin_call(on);
+        return true;
+    }
     if (now->kind == KERNEL) now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
     if (now->kind == COPY) copy(now);
-    if (now->kind == CALL) now->call(now->argument);
+    if (now->kind == OTHER) now->call(now->argument);
     if (now->kind == WAIT) order_wait(on->number, &now->event->clock);
     /* An event stands for its latest record, in the order of the host's calls. */
     if (now->kind == RECORD && now->record > now->event->passed) {
@@ -198,6 +239,69 @@ static bool step_any(void)
         if (step(one)) return true;
     }
     return false;
+}
+
+/* Whether something is under way that other threads or processes carry on. */
+static bool is_waiting(void)
+{
+    for (const stream *one = streams; one; one = one->next) {
+        if (one->is_calling) return true;
+        for (const work *now = one->first; now; now = now->next)
+            if (now->kind == OTHER) return true;
+    }
+    return false;
+}
+
+static void let_others(unsigned us)
+{
+    pthread_mutex_unlock(&lock);
+    usleep(us);
+    pthread_mutex_lock(&lock);
+}
+
+/* For a thread that waits: false: nothing will ever happen again. */
+static bool go_on(void)
+{
+    if (step_any()) return true;
+    if (driver.stopped || !is_waiting()) return false;
+    let_others(20);
+    return true;
+}
+
+/* A GPU works while no thread of the host waits for it. */
+static void *carry_on(void *unused)
+{
+    (void)unused;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        for (int i = 0; i < 16 && is_waiting() && !driver.stopped && step_any(); i++) {}
+        let_others(300);
+    }
+    return NULL;
+}
+
+API void stand_in_share(void)
+{
+    static pid_t carried_on_by;
+    pthread_t thread;
+    pthread_mutex_lock(&lock);
+    driver.is_shared = true;
+    if (carried_on_by != getpid()
+        && (pthread_create(&thread, NULL, carry_on, NULL) || pthread_detach(thread)))
+        abort();
+    carried_on_by = getpid();
+    pthread_mutex_unlock(&lock);
+}
+
+API void stand_in_work(void *on, bool (*ready)(void *), void (*run)(void *), void *argument)
+{
+    pthread_mutex_lock(&lock);
+    work *made = add(on, OTHER);
+    made->name = "work of a library";
+    made->ready = ready;
+    made->call = run;
+    made->argument = argument;
+    pthread_mutex_unlock(&lock);
 }
 
 /* ------------------------------------------------------------- device and context */
@@ -320,7 +424,8 @@ API int cuStreamDestroy_v2(void *gone)
     while (*at && *at != gone) at = &(*at)->next;
     if (*at) {
         stream *found = *at;
-        while (found->first && !driver.stopped && step_any()) {}
+        while (found->first && !driver.stopped && go_on()) {}
+        while (found->is_calling) let_others(20);
         while (found->first) take_away(found);
         *at = found->next;
         order_close(found->number);
@@ -334,7 +439,7 @@ API int cuStreamSynchronize(void *on)
 {
     int result = begin_in_context("cuStreamSynchronize");
     pthread_mutex_lock(&lock);
-    while (!result && ((stream *)on)->first && step_any()) {}
+    while (!result && ((stream *)on)->first && go_on()) {}
     if (!result) order_join(&host, order_now(((stream *)on)->number));
     pthread_mutex_unlock(&lock);
     return result;
@@ -365,8 +470,10 @@ API int cuEventDestroy_v2(void *gone)
     int result = begin_in_context("cuEventDestroy_v2");
     driver.left--;
     event *one = gone;
+    pthread_mutex_lock(&lock);
     one->next = destroyed;
     destroyed = one;
+    pthread_mutex_unlock(&lock);
     return result;
 }
 API int cuEventRecord(void *recorded, void *on)
@@ -400,7 +507,7 @@ API int cuEventSynchronize(void *asked)
     event *found = asked;
     pthread_mutex_lock(&lock);
     if (!found->records) order_fault("the host waits for an event that was never recorded");
-    while (!result && found->passed < found->records && step_any()) {}
+    while (!result && found->passed < found->records && go_on()) {}
     if (!result) order_join(&host, &found->clock);
     pthread_mutex_unlock(&lock);
     return result;
