@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "late_device.h"
+#include "moonshard/grad.h"
 #include "moonshard/ops.h"
+#include "moonshard/optim.h"
 
 static ms_engine *make_engine(void)
 {
@@ -190,6 +192,144 @@ static void replays_repeat_what_was_written(void **state)
     ms_tensor_release(y);
     free(many);
     ms_engine_free(engine);
+}
+
+/* -------------------------------------------------------------------- training */
+
+enum { ROWS = 6, WIDTH = 16, HIDDEN = 24, CLASSES = 5, STEPS = 23 };
+
+/* A small network, its optimizer, and what differs from step to step: inputs, targets, and the
+ * learning rate. */
+typedef struct network {
+    ms_engine *engine;
+    ms_tensor *x, *targets, *lr, *count, *loss;
+    ms_tensor *weights[2], *states[2][2];
+} network;
+
+static ms_tensor *table(ms_engine *engine, int64_t rows, int64_t columns, float scale)
+{
+    const int64_t shape[2] = { rows, columns };
+    float values[HIDDEN * HIDDEN];
+    ms_tensor *made = NULL;
+    for (int64_t i = 0; i < rows * columns; i++)
+        values[i] = scale * (float)((i * 7919 + 13) % 101 - 50) / 50;
+    ok(ms_tensor_new(engine, MS_F32, 2, shape, &made));
+    ok(ms_tensor_write(made, values, ms_tensor_bytes(made)));
+    return made;
+}
+
+static network make_network(void)
+{
+    const int64_t targets[ROWS] = { 0 }, count = 0;
+    ms_engine *engine = make_engine();
+    network made = { .engine = engine,
+                     .x = table(engine, ROWS, WIDTH, 1),
+                     .targets = tensor_of(engine, MS_I64, ROWS, targets),
+                     .lr = number(engine, 0),
+                     .weights = { table(engine, HIDDEN, WIDTH, 0.5f),
+                                  table(engine, CLASSES, HIDDEN, 0.5f) } };
+    ok(ms_tensor_new(engine, MS_I64, 0, NULL, &made.count));
+    ok(ms_tensor_write(made.count, &count, sizeof count));
+    for (int i = 0; i < 2; i++) {
+        const int64_t *shape = ms_tensor_shape(made.weights[i]);
+        for (int j = 0; j < 2; j++) made.states[i][j] = table(engine, shape[0], shape[1], 0);
+        ok(ms_tensor_set_requires_grad(made.weights[i], true));
+    }
+    return made;
+}
+static void free_network(network *it)
+{
+    ms_tensor *all[] = {
+        it->x,           it->targets,    it->lr,           it->count,        it->loss,
+        it->weights[0],  it->weights[1], it->states[0][0], it->states[0][1], it->states[1][0],
+        it->states[1][1]
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) ms_tensor_release(all[i]);
+    ms_engine_free(it->engine);
+}
+
+static ms_tensor *apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
+                        ms_tensor *first, ms_tensor *second)
+{
+    ms_tensor *inputs[2] = { first, second }, *out = NULL;
+    ok(ms_apply(engine, op, attributes, false, inputs, second ? 2 : 1, &out, 1));
+    return out;
+}
+
+/* Inputs and targets of step i, written into the same memory each time. */
+static void set_batch(network *it, int step)
+{
+    float x[ROWS * WIDTH], lr = 0.02f / (float)(1 + step);
+    int64_t targets[ROWS];
+    for (int i = 0; i < ROWS * WIDTH; i++) x[i] = (float)((i * 31 + step * 17) % 23 - 11) / 11;
+    for (int i = 0; i < ROWS; i++) targets[i] = (i + step) % CLASSES;
+    ok(ms_tensor_write(it->x, x, sizeof x));
+    ok(ms_tensor_write(it->targets, targets, sizeof targets));
+    ok(ms_tensor_write(it->lr, &lr, sizeof lr));
+}
+
+static void train_once(network *it)
+{
+    ms_engine *engine = it->engine;
+    const ms_attributes mean = { .loss = { .ignore_index = -100, .reduction = MS_REDUCE_MEAN } };
+    ms_tensor *inner = apply(engine, &ms_op_linear, NULL, it->x, it->weights[0]),
+              *hidden = apply(engine, &ms_op_tanh, NULL, inner, NULL),
+              *logits = apply(engine, &ms_op_linear, NULL, hidden, it->weights[1]),
+              *loss = apply(engine, &ms_op_cross_entropy, &mean, logits, it->targets), *norm = NULL,
+              *gradients[2];
+    ok(ms_backward(engine, &loss, NULL, 1, false));
+    for (int i = 0; i < 2; i++) gradients[i] = ms_tensor_grad(it->weights[i]);
+    ok(ms_clip_norm(engine, gradients, 2, 0.5, 2, &norm, NULL));
+    bool recorded = ms_engine_set_recording(engine, false);
+    for (int i = 0; i < 2; i++) {
+        ms_optimizer_step step = { .kind = MS_ADAMW,
+                                   .hyper = ms_optimizer_defaults(MS_ADAMW),
+                                   .parameter = it->weights[i],
+                                   .gradient = gradients[i],
+                                   .states = { it->states[i][0], it->states[i][1] },
+                                   .count = it->count,
+                                   .lr = it->lr };
+        ok(ms_optimizer_step_param(engine, &step));
+        ok(ms_tensor_set_grad(it->weights[i], NULL));
+    }
+    (void)ms_engine_set_recording(engine, recorded);
+    if (!it->loss) it->loss = ms_tensor_retain(loss);
+    ms_tensor *all[] = { inner, hidden, logits, loss, norm };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) ms_tensor_release(all[i]);
+}
+
+/* The losses of all steps and the weights at the end. */
+static void train(bool replays, float losses[STEPS], float weights[CLASSES * HIDDEN])
+{
+    network it = make_network();
+    ms_replay *replay = NULL;
+    for (int step = 0; step < STEPS; step++) {
+        set_batch(&it, step);
+        if (replays && step == 3) replay = begin(ms_engine_current(it.engine));
+        if (replay && step > 3) ok(ms_replay_run(replay, NULL));
+        else {
+            ms_tensor_release(it.loss);
+            it.loss = NULL;
+            train_once(&it);
+        }
+        if (replay && step == 3) ok(ms_replay_end(replay));
+        losses[step] = number_in(it.loss);
+    }
+    ok(ms_tensor_read(it.weights[1], weights, CLASSES * HIDDEN * sizeof *weights));
+    ms_replay_free(replay);
+    free_network(&it);
+}
+
+/* Three steps, one that is recorded, and 19 replays. */
+static void replayed_steps_train_as_others_do(void **state)
+{
+    (void)state;
+    float expected[STEPS], losses[STEPS], weights[2][CLASSES * HIDDEN];
+    train(false, expected, weights[0]);
+    train(true, losses, weights[1]);
+    assert_true(expected[STEPS - 1] != expected[0]);
+    assert_memory_equal(losses, expected, sizeof losses);
+    assert_memory_equal(weights[1], weights[0], sizeof weights[0]);
 }
 
 /* ------------------------------------------------------------------- failures */
@@ -406,6 +546,7 @@ int main(void)
         cmocka_unit_test(twenty_replays_of_many_branches),
         cmocka_unit_test(a_replay_touches_only_the_memory_that_was_recorded),
         cmocka_unit_test(replays_repeat_what_was_written),
+        cmocka_unit_test(replayed_steps_train_as_others_do),
         cmocka_unit_test(a_replay_that_finds_bad_values_fails),
         cmocka_unit_test(replays_after_one_that_failed_begin_without_faults),
         cmocka_unit_test(a_recording_whose_run_fails_can_be_replayed),
