@@ -95,18 +95,23 @@ static void many_replays_are_under_way(void **state)
     ms_stream *a = ms_engine_current(engine);
     counter it = { .fails_at = 2900 };
     ms_host_call call = { .name = "count", .function = count_call, .user = &it };
-    ms_storage *x = filled(a, 0), *before = filled(a, 3);
+    ms_storage *x = filled(a, 0), *before = filled(a, 3), *after = filled(a, 0);
     ms_replay *replay = begin(a);
     run(a, &scales, x, x, 1, 1);
     ok(ms_stream_call(a, &call, NULL, 0, (ms_task_cost){ 0 }, NULL));
     ok(ms_replay_end(replay));
     for (int i = 1; i < 2899; i++) ok(ms_replay_run(replay, NULL));
     run(a, &scales, before, before, 1, 1); /* before the one that fails */
-    ms_status status = ms_replay_run(replay, NULL);
+    ok(ms_replay_run(replay, NULL));
+    run(a, &scales, after, before, 1, 1);
+    ms_status status = MS_OK;
+    for (int i = 0; i < 200 && !status; i++) status = ms_replay_run(replay, NULL);
     if (!status) status = ms_stream_sync(a);
     assert_error(engine, status, MS_ERROR_IO, "call 2900 failed");
+    assert_int_equal(it.calls, 2900);
     assert_true(value_of(before) == 4);
     float value;
+    assert_int_equal(ms_storage_read(after, 0, &value, sizeof value), MS_ERROR_TASK);
     assert_int_equal(ms_storage_read(x, 0, &value, sizeof value), MS_ERROR_TASK);
     fill(a, x, 0);
     ok(ms_replay_run(replay, NULL));
@@ -115,6 +120,7 @@ static void many_replays_are_under_way(void **state)
     ms_replay_free(replay);
     ms_storage_release(x);
     ms_storage_release(before);
+    ms_storage_release(after);
     finish(engine);
 }
 
@@ -450,7 +456,7 @@ static void a_replay_may_fail(void **state)
     (void)state;
     ms_engine *engine = make_engine();
     ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
-    ms_storage *x = filled(a, 1);
+    ms_storage *x = filled(a, 1), *y = filled(a, 1);
     counter it = { 0 };
     ms_host_call call = { .name = "count", .function = count_call, .user = &it };
     ms_replay *replay = begin(a);
@@ -462,15 +468,18 @@ static void a_replay_may_fail(void **state)
     (void)ms_replay_run(replay, NULL);
     assert_error(engine, ms_engine_sync(engine), MS_ERROR_MEMORY, "replay: CUDA_ERROR_OUT_OF");
     fill(a, x, 5);
+    fill(a, y, 6);
     it.fails_at = 2; /* the refused one was none */
     ok(ms_replay_run(replay, NULL));
     assert_error(engine, ms_engine_sync(engine), MS_ERROR_IO, "call 2 failed");
+    assert_true(value_of(y) == 6); /* it was written before */
     fill(a, x, 5);
     ok(ms_replay_run(replay, NULL));
     stops(719);
     assert_error(engine, ms_engine_sync(engine), MS_ERROR_TASK, "the GPU has stopped");
     ms_replay_free(replay);
     ms_storage_release(x);
+    ms_storage_release(y);
     ms_engine_free(engine);
     stops(0);
 }

@@ -105,6 +105,27 @@ static void what_was_recorded_runs_again_in_order(void **state)
     ms_engine_free(engine);
 }
 
+/* What a stream enqueues right after a recording comes after its part of that, and after what it
+ * has waited for. */
+static void work_after_a_recording_comes_after_it(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    ms_tensor *x = number(engine, 1), *y = number(engine, 1);
+    ms_replay *replay = begin(a);
+    add_to(a, x, x); /* 2 */
+    add_to(b, y, x); /* 3 */
+    ok(ms_replay_end(replay));
+    add_to(b, y, y); /* 6 */
+    add_to(b, y, x); /* 8 */
+    assert_true(number_in(y) == 8 && number_in(x) == 2);
+    ms_replay_free(replay);
+    ms_tensor_release(x);
+    ms_tensor_release(y);
+    ms_engine_free(engine);
+}
+
 /* Branches on four streams, of which one is made meanwhile, and work in between. */
 static void twenty_replays_of_many_branches(void **state)
 {
@@ -543,6 +564,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_device_that_cannot_record_says_so),
         cmocka_unit_test(what_was_recorded_runs_again_in_order),
+        cmocka_unit_test(work_after_a_recording_comes_after_it),
         cmocka_unit_test(twenty_replays_of_many_branches),
         cmocka_unit_test(a_replay_touches_only_the_memory_that_was_recorded),
         cmocka_unit_test(replays_repeat_what_was_written),
