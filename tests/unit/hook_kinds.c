@@ -1,6 +1,6 @@
 /* hook_kinds.c: every native link on buckets of every kind. A sharded kind gives this rank's shard
  * of the result of the all_reduce kind, whether it is cut anywhere or by rows. If a method adds in
- * another order, the result is compared with a computed one. ctest: poisoned */
+ * another order, the result is compared with a computed one. ctest: poisoned cuda */
 #include "fault_rank.h"
 
 #include <math.h>
@@ -256,7 +256,7 @@ static void sharded_kinds(rank *self)
     }
     if (*self->why) return;
     OK(ms_engine_sync(self->engine));
-    CHECK(ms_engine_memory(self->engine).live == 0);
+    CHECK(nothing_is_left(self));
 }
 
 static void sharded_kinds_give_shards_of_what_all_reduce_gives(void **state)

@@ -3,10 +3,14 @@
 #ifndef MOONSHARD_TESTS_LATE_DEVICE_H
 #define MOONSHARD_TESTS_LATE_DEVICE_H
 
-#include "exec/device.h"
+#include "moonshard/exec.h"
 
 /* The device for ms_engine_options.own_device: NULL unless MOONSHARD_TEST_DEVICE is "late", or
  * "late:SEED", and `device` is the CPU (or NULL). */
 const ms_device *late_device(const char *device);
+
+/* Whether MOONSHARD_TEST_DEVICE is the cuda device. It carries out no task that is a function of C,
+ * and a test that enqueues one of its own skips itself there. */
+bool device_is_cuda(void);
 
 #endif
