@@ -192,6 +192,61 @@ static void test_parts(void **state)
     answer_free(&r.answer);
 }
 
+/* ----------------------------------------------------------------------- recorded */
+
+enum { REPLAYED = 2 * 16 * 8 };
+static void draw_into(ms_engine *engine, ms_tensor *tensor, uint64_t *seed)
+{
+    double values[REPLAYED];
+    char bytes[REPLAYED * 4];
+    for (int i = 0; i < REPLAYED; i++) values[i] = rounded(MS_F32, draw(seed));
+    to_bytes(MS_F32, values, REPLAYED, bytes);
+    OK(ms_tensor_write(tensor, bytes, REPLAYED * 4));
+}
+static ms_tensor *attend(ms_engine *engine, ms_tensor *q)
+{
+    ms_tensor *out = NULL;
+    OK(ms_op_apply(engine, &ms_op_attention, &(ms_attributes){ .attention.causal = true }, false,
+                   (ms_tensor *[]){ q, q, q }, 3, &out, 1));
+    return out;
+}
+
+/* A recorded call computes with the values of each replay. Its plan is made while it is recorded.
+ */
+static void test_replay(void **state)
+{
+    (void)state;
+    use_stand_in();
+    ms_engine *engine = engine_with(1, NULL);
+    ms_replay *replay = NULL;
+    uint64_t seed = 3;
+    double got[REPLAYED], expected[REPLAYED];
+    if (strcmp(ms_engine_device(engine), "cuda") != 0) {
+        ms_engine_free(engine);
+        skip();
+    }
+    ms_tensor *q = empty_tensor(engine, MS_F32, 4, (int64_t[]){ 1, 2, 16, 8 });
+    ms_engine_set_autocast(engine, MS_BF16);
+    draw_into(engine, q, &seed);
+    OK(ms_replay_begin(ms_engine_current(engine), &replay));
+    ms_tensor *out = attend(engine, q);
+    OK(ms_replay_end(replay));
+    for (int i = 0; i < 3; i++) {
+        ms_tensor *again = attend(engine, q);
+        read_values(engine, out, got);
+        read_values(engine, again, expected);
+        assert_memory_equal(got, expected, sizeof got);
+        ms_tensor_release(again);
+        draw_into(engine, q, &seed);
+        OK(ms_replay_run(replay, NULL));
+    }
+    if (has_cudnn(engine)) assert_int_equal(ms_engine_attention_counts(engine).cudnn, 4);
+    ms_replay_free(replay);
+    ms_tensor_release(q);
+    ms_tensor_release(out);
+    ms_engine_free(engine);
+}
+
 /* ------------------------------------------------------------------ the library */
 
 /* Attention's task fails, and says so. */
@@ -285,6 +340,7 @@ int main(void)
         cmocka_unit_test(test_scale_and_lengths),
         cmocka_unit_test(test_which_way),
         cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_replay),
         cmocka_unit_test(test_library),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_execution_fails),

@@ -212,6 +212,17 @@ struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work)
     return ms_cuda_queue_of(work->stream)->stream;
 }
 
+int ms_cuda_library_begin(const ms_cuda_work *work)
+{
+    int mode = MS_CUDA_CAPTURE_RELAXED;
+    ms_cuda_exchange_mode(ms_cuda_of(work->stream->engine), &mode);
+    return mode;
+}
+void ms_cuda_library_end(const ms_cuda_work *work, int mode)
+{
+    ms_cuda_exchange_mode(ms_cuda_of(work->stream->engine), &mode);
+}
+
 void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format, ...)
 {
     char text[sizeof((ms_error *)0)->message];

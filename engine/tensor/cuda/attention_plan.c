@@ -420,6 +420,20 @@ static void run(ms_cuda_work *work, const attention_state *state, call *c,
                       *text ? ": " : "", text);
 }
 
+/* The plan for a call; NULL: our own kernels take it. */
+static ms_status find_plan(ms_engine *engine, attention_state **state, call *c, bool backward,
+                           const ms_attention_plan **plan)
+{
+    ms_status status = state_of(engine, state);
+    if (status || !(*state)->handle) return status;
+    c->part_bytes = (*state)->part_bytes;
+    if (!is_for_cudnn(c, backward) || !cut(c, backward)) return MS_OK;
+    describe(c, backward);
+    status = plan_of(engine, *state, &c->key, plan);
+    if (!status && !(*plan)->plan) *plan = NULL;
+    return status;
+}
+
 static bool attend(ms_cuda_work *work, const ms_attention_args *args, bool backward)
 {
     ms_engine *engine = ms_cuda_work_engine(work);
@@ -429,23 +443,20 @@ static bool attend(ms_cuda_work *work, const ms_attention_args *args, bool backw
     memset(&c, 0, sizeof c);
     c.args = args;
     list_sides(&c, backward);
-    ms_status status = state_of(engine, &state);
-    if (!status) c.part_bytes = state->part_bytes;
-    bool takes = !status && state->handle && is_for_cudnn(&c, backward) && cut(&c, backward);
-    if (takes) {
-        describe(&c, backward);
-        status = plan_of(engine, state, &c.key, &plan);
-        takes = !status && plan->plan;
-    }
+    int mode = ms_cuda_library_begin(work);
+    ms_status status = find_plan(engine, &state, &c, backward, &plan);
+    ms_cuda_library_end(work, mode);
     if (status) {
         ms_cuda_work_fail(work, status, "%s", ms_engine_context(engine)->error.message);
         return true;
     }
-    if (takes) {
-        state->counts.cudnn++;
-        run(work, state, &c, plan);
-    } else state->counts.own++;
-    return takes;
+    if (!plan) {
+        state->counts.own++;
+        return false;
+    }
+    state->counts.cudnn++;
+    run(work, state, &c, plan);
+    return true;
 }
 
 bool ms_cuda_attention_forward_by_cudnn(ms_cuda_work *work, const ms_attention_args *args)

@@ -307,7 +307,11 @@ typedef struct job {
     int count;
     void *workspace;
     size_t workspace_bytes;
+    int given; /* so many values are the caller's, and stay for a replay */
+    bool is_captured;
+    struct job *next; /* of those that are captured */
 } job;
+static job *captured;
 
 static float rounded(float x, int dtype)
 {
@@ -449,8 +453,10 @@ static void run_reshape(job *j, const descriptor *operation)
 
 typedef int launch_host(void *stream, void (*function)(void *), void *argument);
 typedef void touch_memory(const void *address, size_t bytes, bool writes);
+typedef int ask_stream(void *stream, int *answer);
 static launch_host *launch;
 static touch_memory *touch;
+static ask_stream *is_capturing;
 
 /* Of the stand-in driver, on whose streams graphs run. */
 static void find_driver(void)
@@ -461,7 +467,8 @@ static void find_driver(void)
     if (!driver) wrong("MOONSHARD_CUDA_DRIVER is not the stand-in driver");
     *(void **)&launch = dlsym(driver, "cuLaunchHostFunc");
     *(void **)&touch = dlsym(driver, "stand_in_touch");
-    if (!launch || !touch) wrong("the driver is not the stand-in");
+    *(void **)&is_capturing = dlsym(driver, "cuStreamIsCapturing");
+    if (!launch || !touch || !is_capturing) wrong("the driver is not the stand-in");
 }
 
 static void touch_tensor(job *j, const descriptor *of, bool writes)
@@ -499,6 +506,9 @@ static void compute(void *argument)
         else if (operation->kind == RESHAPE) run_reshape(j, operation);
         else wrong("an operation that it does not know");
     }
+    for (int i = j->given; i < j->count; i++) free(j->values[i].array);
+    j->count = j->given;
+    if (j->is_captured) return;
     for (int i = 0; i < j->count; i++) free(j->values[i].array);
     free(j);
 }
@@ -588,5 +598,13 @@ API int cudnnBackendExecute(void *handle, const void *of_plan, const void *of_pa
         }
     }
     find_driver();
+    j->given = j->count;
+    int is_captured = 0;
+    (void)is_capturing(stream_of_handle, &is_captured);
+    j->is_captured = is_captured;
+    if (is_captured) {
+        j->next = captured;
+        captured = j;
+    }
     return launch(stream_of_handle, compute, j);
 }
