@@ -78,6 +78,22 @@ static check of(ms_dtype dtype, ms_dtype autocast, sizes s, int layout)
     return c;
 }
 
+/* The tests below hold without cuDNN, too, and then say nothing about it. */
+static void test_is_there(void **state)
+{
+    (void)state;
+    use_stand_in();
+    ms_engine *engine = engine_with(1, NULL);
+    char text[1200];
+    bool is_cuda = strcmp(ms_engine_device(engine), "cuda") == 0,
+         has = ms_gpu_dnn(NULL, text, sizeof text);
+    ms_engine_free(engine);
+    if (!is_cuda) skip();
+    print_message("%s\n", text);
+    if (is_on_stand_in()) assert_true(has);
+    else if (!has) skip();
+}
+
 /* ------------------------------------------------------------------------- values */
 
 /* Each runs three times, with the same bits. */
@@ -335,15 +351,11 @@ static void test_lack(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_autocast),
-        cmocka_unit_test(test_scale_and_lengths),
-        cmocka_unit_test(test_which_way),
-        cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_library),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_execution_fails),
+        cmocka_unit_test(test_is_there),  cmocka_unit_test(test_values),
+        cmocka_unit_test(test_autocast),  cmocka_unit_test(test_scale_and_lengths),
+        cmocka_unit_test(test_which_way), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_replay),    cmocka_unit_test(test_library),
+        cmocka_unit_test(test_refused),   cmocka_unit_test(test_execution_fails),
         cmocka_unit_test(test_lack),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
