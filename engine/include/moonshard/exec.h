@@ -155,7 +155,8 @@ MS_API ms_random ms_engine_draw(ms_engine *engine);
 /* Each layer above this one keeps one object here. The objects are freed in reverse order of slots,
  * before the streams stop. */
 typedef enum ms_engine_slot {
-    MS_SLOT_PLANS, /* of a kernel library */
+    MS_SLOT_PLANS,     /* of a kernel library */
+    MS_SLOT_ATTENTION, /* of another one, for attention alone */
     MS_SLOT_TENSOR,
     MS_SLOT_GRAD,
     MS_SLOT_COMM,
