@@ -181,6 +181,204 @@ static void host_memory_freed_under_way(void)
     ok(cuda.host_release(pinned));
 }
 
+/* ------------------------------------------------------------------- captures */
+
+/* What cuda.h calls them. */
+enum {
+    UNSUPPORTED = 900,
+    INVALIDATED = 901,
+    UNMATCHED = 903,
+    UNJOINED = 904,
+    CAPTURED_EVENT = 907
+};
+
+static void begin_capture(void) { ok(cuda.capture_begin(a, MS_CUDA_CAPTURE_THREAD)); }
+/* b becomes part of the capture of a, and comes back. */
+static void fork_off(void) { join(event); }
+static void join_again(void)
+{
+    ok(cuda.event_record(event, b));
+    ok(cuda.stream_wait(a, event, 0));
+}
+/* Ends the capture as it should end, and launches what comes of it. */
+static void end_capture(int expected, int launches)
+{
+    ms_cuda_graph graph = NULL;
+    ms_cuda_program program = NULL;
+    assert_int_equal(cuda.capture_end(a, &graph), expected);
+    if (expected) {
+        assert_null(graph);
+        return;
+    }
+    ok(cuda.program_make(&program, graph, 0));
+    ok(cuda.graph_destroy(graph));
+    for (int i = 0; i < launches; i++) ok(cuda.program_launch(program, a));
+    ok(cuda.stream_synchronize(a));
+    ok(cuda.program_destroy(program));
+}
+static void end_after(ms_cuda_result result)
+{
+    if (has_fault) assert_true((int)result >= UNSUPPORTED);
+    else ok(result);
+    end_capture(has_fault ? INVALIDATED : 0, 2);
+}
+
+/* Branches of a graph that nothing orders. */
+static void branches_of_a_graph(void)
+{
+    begin_capture();
+    fork_off();
+    run(x, x, a);
+    if (!has_fault) join(event);
+    run(y, x, b);
+    join_again();
+    end_capture(0, 2);
+}
+/* Another stream goes on before the graph is over. */
+static void work_beside_a_graph(void)
+{
+    ms_cuda_graph graph = NULL;
+    ms_cuda_program program = NULL;
+    begin_capture();
+    fork_off();
+    run(x, x, b);
+    join_again();
+    ok(cuda.capture_end(a, &graph));
+    ok(cuda.program_make(&program, graph, 0));
+    ok(cuda.graph_destroy(graph));
+    ok(cuda.program_launch(program, a));
+    if (!has_fault) join(event);
+    run(y, x, b); /* not the b of the graph */
+    ok(cuda.stream_synchronize(a));
+    ok(cuda.program_destroy(program));
+}
+static void stream_that_is_not_joined(void)
+{
+    begin_capture();
+    fork_off();
+    run(x, x, b);
+    if (!has_fault) join_again();
+    end_capture(has_fault ? UNJOINED : 0, 1);
+}
+static void event_from_outside_of_a_capture(void)
+{
+    ok(cuda.event_record(other, b));
+    begin_capture();
+    if (!has_fault) ok(cuda.event_record(other, a));
+    end_after(cuda.stream_wait(a, other, 0));
+}
+static void event_of_an_earlier_capture(void)
+{
+    begin_capture();
+    run(x, x, a);
+    ok(cuda.event_record(other, a));
+    end_capture(0, 1);
+    begin_capture();
+    if (!has_fault) ok(cuda.event_record(other, a));
+    end_after(cuda.stream_wait(a, other, 0));
+}
+static void query_in_a_capture(void)
+{
+    begin_capture();
+    ok(cuda.event_record(event, a));
+    end_after(has_fault ? cuda.event_query(event) : MS_CUDA_SUCCESS);
+}
+static void host_waits_in_a_capture(void)
+{
+    ok(cuda.event_record(event, b));
+    begin_capture();
+    end_after(has_fault ? cuda.event_synchronize(event) : MS_CUDA_SUCCESS);
+}
+static void host_waits_for_a_captured_stream(void)
+{
+    begin_capture();
+    end_after(has_fault ? cuda.stream_synchronize(a) : MS_CUDA_SUCCESS);
+}
+static void allocation_in_a_capture(void)
+{
+    ms_cuda_address piece = 0;
+    int mode = MS_CUDA_CAPTURE_RELAXED;
+    begin_capture();
+    if (!has_fault) ok(cuda.capture_mode(&mode));
+    ms_cuda_result result = cuda.allocate(&piece, 256);
+    if (!has_fault) ok(cuda.capture_mode(&mode));
+    end_after(result);
+    if (!result) ok(cuda.release(piece));
+}
+static void free_in_a_capture(void)
+{
+    ms_cuda_address piece = 0;
+    ok(cuda.allocate(&piece, 256));
+    begin_capture();
+    end_after(has_fault ? cuda.release(piece) : MS_CUDA_SUCCESS);
+    ok(cuda.release(piece));
+}
+static void copy_of_pageable_memory(void)
+{
+    void *pinned = NULL;
+    ok(cuda.host_allocate(&pinned, sizeof host, 0));
+    memset(pinned, 0, sizeof host);
+    begin_capture();
+    end_after(cuda.copy_in(x, has_fault ? host : pinned, sizeof host, a));
+    ok(cuda.host_release(pinned));
+}
+static void host_memory_of_a_graph(void)
+{
+    void *pinned = NULL;
+    ms_cuda_graph graph = NULL;
+    ok(cuda.host_allocate(&pinned, sizeof host, 0));
+    begin_capture();
+    ok(cuda.copy_out(pinned, x, sizeof host, a));
+    ok(cuda.capture_end(a, &graph));
+    if (has_fault) ok(cuda.host_release(pinned));
+    ok(cuda.graph_destroy(graph));
+    if (!has_fault) ok(cuda.host_release(pinned));
+}
+static void stream_destroyed_in_a_capture(void)
+{
+    ms_cuda_stream third = NULL;
+    ok(cuda.stream_create(&third, MS_CUDA_STREAM_NON_BLOCKING, 0));
+    begin_capture();
+    ok(cuda.event_record(event, a));
+    ok(cuda.stream_wait(third, event, 0));
+    if (has_fault) ok(cuda.stream_destroy(third));
+    end_capture(has_fault ? INVALIDATED : 0, 1);
+    if (!has_fault) ok(cuda.stream_destroy(third));
+}
+static void launch_in_a_capture(void)
+{
+    ms_cuda_graph graph = NULL;
+    ms_cuda_program program = NULL;
+    begin_capture();
+    ok(cuda.capture_end(a, &graph));
+    ok(cuda.program_make(&program, graph, 0));
+    ok(cuda.graph_destroy(graph));
+    begin_capture();
+    end_after(has_fault ? cuda.program_launch(program, a) : MS_CUDA_SUCCESS);
+    ok(cuda.program_destroy(program));
+}
+static void capture_that_ends_on_another_stream(void)
+{
+    ms_cuda_graph graph = NULL;
+    begin_capture();
+    fork_off();
+    if (has_fault) assert_int_equal(cuda.capture_end(b, &graph), UNMATCHED);
+    join_again();
+    end_capture(has_fault ? INVALIDATED : 0, 1);
+}
+static void time_of_a_captured_event(void)
+{
+    float ms = 0;
+    ms_cuda_event timed = NULL;
+    ok(cuda.event_create(&timed, MS_CUDA_EVENT_TIMING));
+    ok(cuda.event_record(timed, a));
+    begin_capture();
+    if (has_fault) ok(cuda.event_record(timed, a));
+    end_capture(0, 1);
+    assert_int_equal(cuda.event_elapsed(&ms, timed, timed), has_fault ? CAPTURED_EVENT : 0);
+    ok(cuda.event_destroy(timed));
+}
+
 static const struct program {
     const char *name;
     void (*run)(void);
@@ -204,6 +402,22 @@ static const struct program {
     { "use after free", memory_used_after_it_was_freed, "which was freed" },
     { "memory taken away under way", memory_taken_away_under_way, "is taken away" },
     { "host memory freed under way", host_memory_freed_under_way, "of the host is freed" },
+    { "branches of a graph", branches_of_a_graph, "nothing orders the two" },
+    { "work beside a graph", work_beside_a_graph, "nothing orders the two" },
+    { "stream that is not joined", stream_that_is_not_joined, "were joined" },
+    { "event from outside", event_from_outside_of_a_capture, "an event from outside" },
+    { "event of an earlier capture", event_of_an_earlier_capture, "of another capture" },
+    { "query in a capture", query_in_a_capture, "asks for an event of a capture" },
+    { "host waits in a capture", host_waits_in_a_capture, "asks for an event while" },
+    { "host waits for a captured stream", host_waits_for_a_captured_stream, "waits for a stream" },
+    { "allocation in a capture", allocation_in_a_capture, "memory is allocated while" },
+    { "free in a capture", free_in_a_capture, "memory is freed while" },
+    { "copy of pageable memory", copy_of_pageable_memory, "not pinned" },
+    { "host memory of a graph", host_memory_of_a_graph, "while a graph" },
+    { "stream destroyed in a capture", stream_destroyed_in_a_capture, "a stream is destroyed" },
+    { "launch in a capture", launch_in_a_capture, "a graph is launched" },
+    { "end on another stream", capture_that_ends_on_another_stream, "on another stream" },
+    { "time of a captured event", time_of_a_captured_event, "the time of an event" },
 };
 
 static void *symbol(const char *name)

@@ -301,7 +301,7 @@ static void host_functions_declare_what_they_touch(void **state)
     ms_engine_free(engine);
 }
 
-/* ------------------------------------------------------ recording, replaying */
+/* ------------------------------------------------------------ shared memory */
 
 /* Adds the numbers of `from` to those of `to`. */
 typedef struct addition {
@@ -317,17 +317,6 @@ static ms_task_result add(ms_run *run, void *arguments)
     return MS_TASK_DONE;
 }
 
-static void add_to(ms_stream *stream, ms_storage *to, ms_storage *from)
-{
-    static const ms_task task = { .name = "add", .function = add, .args_bytes = sizeof(addition) };
-    addition arguments = { ms_storage_data(to), ms_storage_data(from) };
-    ms_access accesses[] = { { .storage = to, .cells = 1, .mode = MS_READ | MS_WRITE },
-                             { .storage = from, .cells = 1, .mode = MS_READ } };
-    ms_status status =
-        ms_stream_enqueue(stream, &task, &arguments, accesses, 2, (ms_task_cost){ 0 }, NULL);
-    assert_int_equal(status, MS_OK);
-}
-
 static int64_t number_in(ms_storage *storage)
 {
     int64_t value = 0;
@@ -341,84 +330,6 @@ static ms_storage *number(ms_stream *stream, int64_t value)
     assert_int_equal(ms_stream_copy_in(stream, storage, 0, &value, sizeof value, NULL), MS_OK);
     return storage;
 }
-
-/* Fibonacci numbers on two streams: the result shows each task's place in the order. */
-static void what_was_recorded_runs_again_in_order(void **state)
-{
-    (void)state;
-    ms_engine *engine = make_engine("cpu");
-    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
-    ms_replay *replay = NULL, *second = NULL;
-    if (!late_device("cpu")) {
-        assert_int_equal(ms_replay_begin(a, &replay), MS_ERROR_UNSUPPORTED);
-        assert_non_null(
-            strstr(ms_engine_error(engine)->message, "device \"cpu\" cannot record work"));
-        ms_engine_free(engine);
-        return;
-    }
-    ms_storage *x = number(a, 0), *y = number(a, 1);
-    ms_point point = { 0 };
-    assert_int_equal(ms_replay_begin(a, &replay), MS_OK);
-    assert_int_equal(ms_replay_begin(b, &second), MS_ERROR_STATE);
-    add_to(a, x, y); /* 1, 1 */
-    add_to(b, y, x); /* 1, 2 */
-    assert_int_equal(ms_stream_sync(a), MS_ERROR_STATE);
-    assert_non_null(strstr(ms_engine_error(engine)->message, "while work is recorded"));
-    assert_int_equal(ms_replay_run(replay, &point), MS_ERROR_STATE);
-    assert_int_equal(ms_replay_end(replay), MS_OK);
-    assert_int_equal(ms_replay_end(replay), MS_ERROR_STATE);
-    assert_int_equal(number_in(x), 1);
-    assert_int_equal(number_in(y), 2);
-    uint64_t version = ms_storage_version(y, 0, 8);
-    for (int i = 0; i < 3; i++) assert_int_equal(ms_replay_run(replay, &point), MS_OK);
-    assert_true(ms_storage_version(y, 0, 8) > version); /* each replay counts as a write */
-    assert_int_equal(ms_point_sync(engine, point), MS_OK);
-    assert_int_equal(number_in(x), 21);
-    assert_int_equal(number_in(y), 34);
-    /* Later work on any of its streams sees its values, and earlier work does not. */
-    add_to(b, x, y); /* 55 */
-    assert_int_equal(ms_replay_run(replay, NULL), MS_OK);
-    add_to(b, x, y);
-    assert_int_equal(number_in(y), 55 + 34 + 34);
-    assert_int_equal(number_in(x), 55 + 34 + 55 + 34 + 34);
-    ms_replay_free(replay);
-    ms_storage_release(x);
-    ms_storage_release(y);
-    ms_engine_free(engine);
-}
-
-static void a_replay_touches_only_the_memory_that_was_recorded(void **state)
-{
-    (void)state;
-    if (!late_device("cpu")) return;
-    ms_engine *engine = make_engine("cpu");
-    ms_stream *a = ms_engine_current(engine);
-    ms_replay *replay = NULL;
-    ms_storage *x = number(a, 1), *y = number(a, 2), *kept = x;
-    assert_int_equal(ms_replay_begin(a, &replay), MS_OK);
-    add_to(a, x, y);
-    assert_int_equal(ms_replay_end(replay), MS_OK);
-    /* No other storage gets the memory of a storage that was released meanwhile. */
-    ms_storage_retain(kept);
-    ms_storage_release(x);
-    assert_int_equal(ms_replay_run(replay, NULL), MS_OK);
-    assert_int_equal(number_in(kept), 5);
-    assert_int_equal(ms_storage_drop(y, "the test"), MS_OK);
-    assert_int_equal(ms_replay_run(replay, NULL), MS_ERROR_STATE);
-    assert_non_null(strstr(ms_engine_error(engine)->message, "the test"));
-    ms_storage *taken = number(a, 9); /* the memory of y */
-    assert_int_equal(ms_storage_refill(y, a), MS_OK);
-    assert_int_equal(ms_replay_run(replay, NULL), MS_ERROR_STATE);
-    assert_non_null(strstr(ms_engine_error(engine)->message, "refilled elsewhere"));
-    assert_int_equal(number_in(taken), 9);
-    ms_replay_free(replay);
-    ms_storage_release(kept);
-    ms_storage_release(y);
-    ms_storage_release(taken);
-    ms_engine_free(engine);
-}
-
-/* ------------------------------------------------------------ shared memory */
 
 static void memory_is_shared_where_the_device_can(void **state)
 {
@@ -746,8 +657,6 @@ int main(void)
         cmocka_unit_test(a_stream_fails_if_its_flag_is_set),
         cmocka_unit_test(host_functions_run_in_stream_order),
         cmocka_unit_test(host_functions_declare_what_they_touch),
-        cmocka_unit_test(what_was_recorded_runs_again_in_order),
-        cmocka_unit_test(a_replay_touches_only_the_memory_that_was_recorded),
         cmocka_unit_test(memory_is_shared_where_the_device_can),
         cmocka_unit_test(priorities_are_the_devices),
         cmocka_unit_test(what_a_device_does_not_have_is_an_error_that_names_it),

@@ -34,7 +34,9 @@ typedef struct CUmod_st *ms_cuda_module;
 typedef struct CUfunc_st *ms_cuda_function;
 typedef struct CUstream_st *ms_cuda_stream;
 typedef struct CUevent_st *ms_cuda_event;
-typedef unsigned long long ms_cuda_memory; /* a piece of a GPU's memory, without an address */
+typedef unsigned long long ms_cuda_memory;      /* a piece of a GPU's memory, without an address */
+typedef struct CUgraph_st *ms_cuda_graph;       /* work that was captured */
+typedef struct CUgraphExec_st *ms_cuda_program; /* the same, made ready to be launched */
 
 typedef enum ms_cuda_attribute {
     MS_CUDA_MULTIPROCESSORS = 16,
@@ -50,6 +52,9 @@ enum { MS_CUDA_ALLOCATION_PINNED = 1, MS_CUDA_HANDLE_FILE = 1, MS_CUDA_LOCATION_
 enum { MS_CUDA_READ_WRITE = 3 };
 enum { MS_CUDA_KERNEL_SHARED_BYTES = 8 }; /* the most shared memory that launches ask for */
 enum { MS_CUDA_GRANULARITY_RECOMMENDED = 1 };
+/* How much a thread may call of what a capture would not see, such as allocations: nothing, or
+ * everything. */
+enum { MS_CUDA_CAPTURE_THREAD = 1, MS_CUDA_CAPTURE_RELAXED = 2 };
 
 typedef struct ms_cuda_location {
     int type, id;
@@ -122,7 +127,15 @@ typedef struct ms_cuda_access {
        void **extra))                                                                             \
     X(set_attribute, "cuFuncSetAttribute", (ms_cuda_function, int attribute, int value))          \
     X(fill, "cuMemsetD8Async", (ms_cuda_address, unsigned char, size_t bytes, ms_cuda_stream))    \
-    X(launch_host, "cuLaunchHostFunc", (ms_cuda_stream, void (*)(void *), void *argument))
+    X(launch_host, "cuLaunchHostFunc", (ms_cuda_stream, void (*)(void *), void *argument))        \
+    X(capture_begin, "cuStreamBeginCapture_v2", (ms_cuda_stream, int mode))                       \
+    X(capture_end, "cuStreamEndCapture", (ms_cuda_stream, ms_cuda_graph *))                       \
+    X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                             \
+    X(graph_destroy, "cuGraphDestroy", (ms_cuda_graph))                                           \
+    X(program_make, "cuGraphInstantiateWithFlags",                                                \
+      (ms_cuda_program *, ms_cuda_graph, unsigned long long flags))                               \
+    X(program_launch, "cuGraphLaunch", (ms_cuda_program, ms_cuda_stream))                         \
+    X(program_destroy, "cuGraphExecDestroy", (ms_cuda_program))
 
 typedef struct ms_cuda {
 #define MS_CUDA_FIELD(field, name, arguments) ms_cuda_result(*field) arguments;

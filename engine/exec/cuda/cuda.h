@@ -9,9 +9,14 @@
  *   failure of a stream that was waited for, write down times) is in the stream's list of duties,
  * in the order of numbers. The host thread does it when it finds that the number is reached.
  * - An error that the driver reports for work under way ends all work of the GPU in this process:
- *   every stream fails with it, and all numbers count as reached. */
+ *   every stream fails with it, and all numbers count as reached.
+ * - While work is recorded (graph.c), streams that get some are in the driver's capture: what is
+ * put on them is kept and does not run. Then the device asks the driver for no number, and waits
+ * for none. */
 #ifndef MOONSHARD_EXEC_CUDA_CUDA_H
 #define MOONSHARD_EXEC_CUDA_CUDA_H
+
+#include <stdatomic.h>
 
 #include "exec/cuda/api.h"
 #include "exec/cuda/task.h"
@@ -44,6 +49,16 @@ typedef union ms_cuda_note {
     union ms_cuda_note *next; /* of those that are free */
 } ms_cuda_note;
 
+typedef struct ms_cuda_recording ms_cuda_recording;
+
+/* Memory of the GPU for the tasks of a stream (ms_cuda_scratch). `users`: the stream, and
+ * recordings whose tasks use it. */
+typedef struct ms_cuda_piece {
+    ms_cuda_address address;
+    size_t bytes;
+    uint32_t users;
+} ms_cuda_piece;
+
 /* The device's state in an engine. */
 typedef struct ms_cuda_device {
     ms_cuda cuda;
@@ -63,6 +78,11 @@ typedef struct ms_cuda_device {
     ms_cuda_stream reader; /* of ms_device.read */
     ms_cuda_event began;   /* when the device opened, and the host's clock then */
     uint64_t began_ns;
+    atomic_flag failing;          /* a thread reports a failure */
+    ms_cuda_recording *recording; /* from record_begin to record_end */
+    bool captures;                /* and the driver captures; false once something could not be */
+    void **released;              /* host memory that is released when that has ended */
+    size_t released_count, released_capacity;
 } ms_cuda_device;
 
 /* What the host does after a number. */
@@ -86,6 +106,8 @@ typedef struct ms_cuda_duty {
     /* The times of a task. */
     ms_trace_record *record;
     ms_cuda_event started, finished;
+    /* A recording that cannot be replayed, and that nobody needs any more. */
+    ms_cuda_recording *recording;
 } ms_cuda_duty;
 
 typedef struct ms_cuda_point {
@@ -101,8 +123,9 @@ typedef struct ms_cuda_queue {
     uint64_t head; /* the last number that was carried out */
     uint64_t done; /* the last one that is known to be reached */
     ms_cuda_duty *duties, **last_duty;
-    ms_cuda_address scratch; /* see ms_cuda_scratch; 0: none */
-    size_t scratch_bytes;
+    ms_cuda_piece *scratch; /* see ms_cuda_scratch; NULL: none */
+    bool captured;          /* it is part of the capture, from the number after `captured_after` */
+    uint64_t captured_after;
 } ms_cuda_queue;
 
 /* One execution of a task. */
@@ -128,6 +151,8 @@ ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *wha
 void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result);
 void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
                          const char *format, ...) MS_PRINTF(5, 6);
+/* As ms_stream_fail_after. */
+void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq);
 
 /* points.c */
 ms_status ms_cuda_queue_open(ms_stream *stream, void **state);
@@ -152,9 +177,48 @@ uint64_t ms_cuda_mark_ns(const ms_engine *engine, const ms_mark *mark);
 
 /* kernel.c */
 void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context);
-void ms_cuda_free_scratch(ms_cuda_device *self, ms_cuda_queue *queue);
+void ms_cuda_release_piece(ms_cuda_device *self, ms_context *context, ms_cuda_piece *piece);
+
+/* graph.c */
+ms_status ms_cuda_record_begin(ms_stream *origin);
+ms_status ms_cuda_record_end(ms_stream *origin, void **graph);
+void ms_cuda_replay(ms_stream *origin, const ms_launch *launch, void *graph);
+void ms_cuda_record_free(ms_engine *engine, void *graph);
+/* Before work is put on a stream. False: the stream has failed, and the work is skipped. True while
+ * work is recorded: what comes now is captured. */
+bool ms_cuda_may_work(ms_stream *stream);
+/* Something cannot be recorded: what was captured so far is carried out, and the rest is as if
+ * nothing were recorded. The first reason is what record_end answers. Nothing happens while nothing
+ * is captured. */
+void ms_cuda_stop_capture(ms_engine *engine, const char *format, ...) MS_PRINTF(2, 3);
+/* The recording cannot be replayed, for this reason, unless there is one already. */
+void ms_cuda_spoil(ms_engine *engine, ms_status status, const char *format, ...) MS_PRINTF(3, 4);
+/* Around calls of the driver that have no effect on work, such as allocations: exchanges the
+ * thread's mode with *mode, which begins as MS_CUDA_CAPTURE_RELAXED. */
+static inline void ms_cuda_exchange_mode(const ms_cuda_device *self, int *mode)
+{
+    if (self->captures) (void)self->cuda.capture_mode(mode);
+}
+/* What follows is for work that is captured: its parts that the host has to keep. */
+ms_cuda_result ms_cuda_capture_wait(ms_stream *stream, const ms_wait *wait);
+ms_cuda_result ms_cuda_capture_call(ms_stream *stream, const ms_launch *launch,
+                                    const ms_host_call *call);
+ms_cuda_result ms_cuda_capture_flag(ms_stream *stream, const ms_launch *launch, const float *flag,
+                                    const char *message);
+/* Before a task whose kernels may note something, false: there is no memory; and after it, with the
+ * note if there is one, which the recording takes over. */
+bool ms_cuda_expect_note(ms_stream *stream, const ms_launch *launch, const ms_cuda_task *task);
+void ms_cuda_capture_note(ms_engine *engine, ms_cuda_note *note);
+/* The bytes as they are now, in memory that lives as long as the recording; NULL: there is none. */
+const void *ms_cuda_capture_bytes(ms_engine *engine, const void *host, size_t bytes);
+bool ms_cuda_capture_piece(ms_engine *engine, ms_cuda_piece *piece);
+bool ms_cuda_capture_mark(ms_stream *stream, ms_mark *mark);
+void ms_cuda_forget_recording(ms_cuda_recording *recording);
 
 /* launch.c */
+/* The times of what is put onto the stream in between, in launch->record; NULL: nobody asks. */
+ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch);
+void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty);
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch);
 void ms_cuda_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
                      size_t bytes);

@@ -20,6 +20,7 @@ static void cuda_close(ms_engine *engine, void *state)
     release_spare(self);
     if (self->reader) (void)self->cuda.stream_destroy(self->reader);
     ms_release(&engine->context, self->spare);
+    ms_release(&engine->context, self->released);
     (void)self->cuda.context_release(self->gpu);
     ms_release(&engine->context, self);
 }
@@ -76,6 +77,7 @@ static ms_status cuda_open(ms_engine *engine, void **state)
     ms_status status = ms_allocate(&engine->context, sizeof(ms_cuda_device), "device", &memory);
     if (status) return status;
     ms_cuda_device *self = memory;
+    atomic_flag_clear(&self->failing);
     status = ms_cuda_load(&engine->context, &self->cuda);
     if (status) {
         ms_release(&engine->context, self);
@@ -108,8 +110,11 @@ static ms_status cuda_set_priority(ms_stream *stream, int32_t priority)
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     ms_cuda_stream made = NULL;
     ms_cuda_await(stream, queue->head);
+    int mode = MS_CUDA_CAPTURE_RELAXED;
+    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = self->cuda.stream_create(&made, MS_CUDA_STREAM_NON_BLOCKING,
                                                      priority > 0 ? self->greatest : self->least);
+    ms_cuda_exchange_mode(self, &mode);
     if (result) return ms_cuda_fail(engine, result, "cannot make a CUDA stream");
     (void)self->cuda.stream_destroy(queue->stream);
     queue->stream = made;
@@ -142,6 +147,10 @@ const ms_device ms_device_cuda = {
     .read = ms_cuda_read,
     .fail_if = ms_cuda_fail_if,
     .call = ms_cuda_call,
+    .record_begin = ms_cuda_record_begin,
+    .record_end = ms_cuda_record_end,
+    .replay = ms_cuda_replay,
+    .record_free = ms_cuda_record_free,
     .reserve = ms_cuda_reserve,
     .commit = ms_cuda_commit,
     .unreserve = ms_cuda_unreserve,

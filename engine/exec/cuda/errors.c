@@ -19,6 +19,16 @@ ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *wha
                           ms_cuda_explain(&ms_cuda_of(engine)->cuda, result, text, sizeof text));
 }
 
+/* One thread at a time reports for a stream: the host's, or one of the driver. */
+static void begin_failing(ms_cuda_device *self)
+{
+    while (atomic_flag_test_and_set_explicit(&self->failing, memory_order_acquire)) {}
+}
+static void end_failing(ms_cuda_device *self)
+{
+    atomic_flag_clear_explicit(&self->failing, memory_order_release);
+}
+
 void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
                          const char *format, ...)
 {
@@ -28,13 +38,25 @@ void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_st
     va_start(arguments, format);
     vsnprintf(error.message, sizeof error.message, format, arguments);
     va_end(arguments);
+    ms_cuda_device *self = ms_cuda_of(stream->engine);
+    begin_failing(self);
     ms_stream_fail(stream, seq, &error, script);
+    end_failing(self);
+}
+
+void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq)
+{
+    ms_cuda_device *self = ms_cuda_of(stream->engine);
+    begin_failing(self);
+    ms_stream_fail_after(stream, seq, of, of_seq);
+    end_failing(self);
 }
 
 void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result)
 {
     char text[256];
     if (!result) return;
+    ms_cuda_spoil(stream->engine, MS_ERROR_TASK, "%s failed", launch->name);
     ms_cuda_fail_stream(
         stream, launch->seq, launch->script,
         result == MS_CUDA_OUT_OF_MEMORY ? MS_ERROR_MEMORY : MS_ERROR_TASK, "%s: %s", launch->name,

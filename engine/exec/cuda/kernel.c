@@ -60,11 +60,14 @@ static ms_cuda_result find(ms_cuda_device *self, ms_context *context, const ms_c
         *out = known->function;
         return MS_CUDA_SUCCESS;
     }
+    int mode = MS_CUDA_CAPTURE_RELAXED;
+    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = load_image(self, context, kernel->image, &module);
     if (!result) result = self->cuda.module_function(out, module, kernel->name);
     if (!result && kernel->shared_bytes)
         result =
             self->cuda.set_attribute(*out, MS_CUDA_KERNEL_SHARED_BYTES, (int)kernel->shared_bytes);
+    ms_cuda_exchange_mode(self, &mode);
     if (result) return result;
     *known = (ms_cuda_known){ .kernel = kernel, .function = *out };
     self->known_count++;
@@ -123,30 +126,60 @@ void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes)
                                 ms_cuda_queue_of(work->stream)->stream));
 }
 
-void ms_cuda_free_scratch(ms_cuda_device *self, ms_cuda_queue *queue)
+void ms_cuda_release_piece(ms_cuda_device *self, ms_context *context, ms_cuda_piece *piece)
 {
-    if (queue->scratch) (void)self->cuda.release(queue->scratch);
-    queue->scratch = 0;
-    queue->scratch_bytes = 0;
+    if (!piece || --piece->users > 0) return;
+    (void)self->cuda.release(piece->address);
+    ms_release(context, piece);
 }
 
-/* Earlier tasks of the stream use the old piece: it stays until they have run. */
+static ms_cuda_result new_piece(ms_cuda_device *self, ms_context *context, size_t bytes,
+                                ms_cuda_piece **out)
+{
+    void *memory = NULL;
+    int mode = MS_CUDA_CAPTURE_RELAXED;
+    if (ms_allocate(context, sizeof(ms_cuda_piece), "scratch", &memory))
+        return MS_CUDA_OUT_OF_MEMORY;
+    ms_cuda_piece *piece = memory;
+    piece->bytes = (bytes + ((1 << 20) - 1)) >> 20 << 20;
+    piece->users = 1;
+    ms_cuda_exchange_mode(self, &mode);
+    ms_cuda_result result = self->cuda.allocate(&piece->address, piece->bytes);
+    ms_cuda_exchange_mode(self, &mode);
+    if (result) ms_release(context, piece);
+    else *out = piece;
+    return result;
+}
+
+/* Earlier tasks of the stream use the old piece: it stays until they have run, and with a recording
+ * until that is freed. */
+static ms_cuda_result grow_scratch(ms_stream *stream, size_t bytes)
+{
+    ms_engine *engine = stream->engine;
+    ms_cuda_device *self = ms_cuda_of(engine);
+    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    ms_cuda_piece *old = queue->scratch;
+    ms_cuda_result result = MS_CUDA_SUCCESS;
+    if (old && self->captures && !ms_cuda_capture_piece(engine, old)) return MS_CUDA_OUT_OF_MEMORY;
+    if (old && !self->captures) result = self->cuda.stream_synchronize(queue->stream);
+    if (result) return result;
+    ms_cuda_release_piece(self, &engine->context, old);
+    queue->scratch = NULL;
+    return new_piece(self, &engine->context, bytes, &queue->scratch);
+}
+
 void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes)
 {
-    ms_cuda_device *self = ms_cuda_of(work->stream->engine);
+    ms_engine *engine = work->stream->engine;
     ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
+    ms_cuda_result result = MS_CUDA_SUCCESS;
     if (work->has_failed) return NULL;
-    if (bytes > queue->scratch_bytes) {
-        size_t wanted = (bytes + ((1 << 20) - 1)) >> 20 << 20;
-        ms_cuda_result result = MS_CUDA_SUCCESS;
-        if (queue->scratch) result = self->cuda.stream_synchronize(queue->stream);
-        if (!result) ms_cuda_free_scratch(self, queue);
-        if (!result) result = self->cuda.allocate(&queue->scratch, wanted);
-        check(work, result);
-        if (result) return NULL;
-        queue->scratch_bytes = wanted;
-    }
-    return (void *)(uintptr_t)queue->scratch;
+    if (!queue->scratch || bytes > queue->scratch->bytes)
+        result = grow_scratch(work->stream, bytes);
+    if (!result && ms_cuda_of(engine)->captures && !ms_cuda_capture_piece(engine, queue->scratch))
+        result = MS_CUDA_OUT_OF_MEMORY;
+    check(work, result);
+    return result ? NULL : (void *)(uintptr_t)queue->scratch->address;
 }
 
 ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work)
@@ -186,6 +219,7 @@ void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format,
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    ms_cuda_spoil(work->stream->engine, MS_ERROR_TASK, "%s failed", work->launch->name);
     ms_cuda_fail_stream(work->stream, work->launch->seq, work->launch->script, status, "%s", text);
     work->has_failed = true;
 }

@@ -6,12 +6,14 @@
 
 /* -------------------------------------------------------------------- tasks */
 
-/* Where a trace is recorded, events with times stand around the task. */
-static ms_cuda_duty *begin_times(ms_stream *stream, const ms_launch *launch)
+/* Where a trace is recorded, events with times stand around the task. Work that is captured has no
+ * times: events of a capture have none. */
+ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch)
 {
     ms_cuda_device *self = ms_cuda_of(stream->engine);
-    ms_cuda_duty *duty =
-        launch->record ? ms_cuda_add_duty(stream, launch->seq, launch->script) : NULL;
+    ms_cuda_duty *duty = launch->record && !self->captures
+                             ? ms_cuda_add_duty(stream, launch->seq, launch->script)
+                             : NULL;
     if (!duty) return NULL;
     duty->record = launch->record;
     if (self->cuda.event_create(&duty->started, MS_CUDA_EVENT_TIMING)) duty->started = NULL;
@@ -21,34 +23,48 @@ static ms_cuda_duty *begin_times(ms_stream *stream, const ms_launch *launch)
     return duty;
 }
 
-static void end_times(ms_stream *stream, const ms_cuda_duty *duty)
+void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty)
 {
     if (duty && duty->finished)
         (void)ms_cuda_of(stream->engine)
             ->cuda.event_record(duty->finished, ms_cuda_queue_of(stream)->stream);
 }
 
-/* The duty comes after the kernels: if one of them cannot be launched, the task has failed. */
+/* What the kernels may note is looked at when the task is reached. The duty comes after the
+ * kernels: if one of them cannot be launched, the task has failed. */
+static void keep_note(ms_stream *stream, const ms_launch *launch, ms_cuda_note *note)
+{
+    ms_cuda_device *self = ms_cuda_of(stream->engine);
+    ms_cuda_duty *duty =
+        self->captures ? NULL : ms_cuda_add_duty(stream, launch->seq, launch->script);
+    if (duty) {
+        duty->note = note;
+        duty->task = (const ms_cuda_task *)(const void *)launch->task;
+    } else if (self->captures) ms_cuda_capture_note(stream->engine, note);
+    else ms_cuda_give_note(self, note);
+}
+
 static void run_task(ms_stream *stream, const ms_launch *launch)
 {
     const ms_cuda_task *task = (const ms_cuda_task *)(const void *)launch->task;
     ms_cuda_work work = { .stream = stream, .launch = launch };
+    if (ms_cuda_of(stream->engine)->captures && task->explain
+        && !ms_cuda_expect_note(stream, launch, task)) {
+        ms_cuda_check(stream, launch, MS_CUDA_OUT_OF_MEMORY);
+        return;
+    }
     task->function(&work, launch->arguments);
-    ms_cuda_duty *duty = work.note ? ms_cuda_add_duty(stream, launch->seq, launch->script) : NULL;
-    if (duty) {
-        duty->note = work.note;
-        duty->task = task;
-    } else ms_cuda_give_note(ms_cuda_of(stream->engine), work.note);
+    if (work.note) keep_note(stream, launch, work.note);
 }
 
 /* What comes after a failure is skipped, as far as the host knows of it when it is enqueued. */
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
 {
     (void)ms_cuda_enter(stream->engine);
-    if (!ms_stream_has_failed(stream)) {
-        ms_cuda_duty *duty = begin_times(stream, launch);
+    if (ms_cuda_may_work(stream)) {
+        ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         run_task(stream, launch);
-        end_times(stream, duty);
+        ms_cuda_end_times(stream, duty);
     }
     ms_cuda_advance(stream, launch->seq);
 }
@@ -56,31 +72,39 @@ void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
 /* ------------------------------------------------------------------- copies */
 
 /* The driver has read host memory that is not pinned, up to 64 KiB of it, when the call returns;
- * more than that is the caller's to keep. */
+ * more than that is the caller's to keep. A recording keeps the bytes. */
 void ms_cuda_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
                      size_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    if (bytes && !ms_stream_has_failed(stream)) {
-        ms_cuda_duty *duty = begin_times(stream, launch);
+    if (bytes && ms_cuda_may_work(stream)) {
+        ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
+        if (self->captures) host = ms_cuda_capture_bytes(stream->engine, host, bytes);
         ms_cuda_check(stream, launch,
-                      self->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes,
-                                         ms_cuda_queue_of(stream)->stream));
-        end_times(stream, duty);
+                      host ? self->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes,
+                                                ms_cuda_queue_of(stream)->stream)
+                           : MS_CUDA_OUT_OF_MEMORY);
+        ms_cuda_end_times(stream, duty);
     }
     ms_cuda_advance(stream, launch->seq);
 }
 
+/* The caller's memory need not live as long as a recording does. */
 void ms_cuda_copy_out(ms_stream *stream, const ms_launch *launch, void *host, const void *from,
                       size_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    if (bytes && !ms_stream_has_failed(stream)) {
-        ms_cuda_duty *duty = begin_times(stream, launch);
+    if (bytes)
+        ms_cuda_stop_capture(stream->engine,
+                             "%s: values are copied to the host, which replays "
+                             "cannot do: read them after each replay",
+                             launch->name);
+    if (bytes && ms_cuda_may_work(stream)) {
+        ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         ms_cuda_check(stream, launch,
                       self->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes,
                                           ms_cuda_queue_of(stream)->stream));
-        end_times(stream, duty);
+        ms_cuda_end_times(stream, duty);
     }
     ms_cuda_advance(stream, launch->seq);
 }
@@ -90,6 +114,7 @@ void ms_cuda_copy_out(ms_stream *stream, const ms_launch *launch, void *host, co
 void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(engine);
+    ms_cuda_stop_capture(engine, "the host reads values meanwhile");
     ms_cuda_result result =
         self->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes, self->reader);
     if (!result) result = self->cuda.stream_synchronize(self->reader);
@@ -116,36 +141,48 @@ static void look_at_flag(void *argument)
                             duty->message);
 }
 
+static ms_cuda_result put_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)
+{
+    ms_cuda_duty *duty = ms_cuda_add_duty(stream, launch->seq, launch->script);
+    if (!duty) return MS_CUDA_SUCCESS; /* the stream has failed */
+    duty->call = *call;
+    return ms_cuda_of(stream->engine)
+        ->cuda.launch_host(ms_cuda_queue_of(stream)->stream, run_call, duty);
+}
+
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)
 {
-    ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    ms_cuda_duty *duty =
-        ms_stream_has_failed(stream) ? NULL : ms_cuda_add_duty(stream, launch->seq, launch->script);
-    if (duty) {
-        duty->call = *call;
+    const ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    if (ms_cuda_may_work(stream))
         ms_cuda_check(stream, launch,
-                      self->cuda.launch_host(ms_cuda_queue_of(stream)->stream, run_call, duty));
-    }
+                      self->captures ? ms_cuda_capture_call(stream, launch, call)
+                                     : put_call(stream, launch, call));
     ms_cuda_advance(stream, launch->seq);
 }
 
 /* The flag is copied to pinned memory, and a function of the host looks at it. */
+static ms_cuda_result put_flag(ms_stream *stream, const ms_launch *launch, const float *flag,
+                               const char *message)
+{
+    ms_cuda_device *self = ms_cuda_of(stream->engine);
+    ms_cuda_stream on = ms_cuda_queue_of(stream)->stream;
+    ms_cuda_duty *duty = ms_cuda_add_duty(stream, launch->seq, launch->script);
+    if (!duty) return MS_CUDA_SUCCESS;
+    duty->message = message;
+    duty->note = ms_cuda_take_note(self);
+    if (!duty->note) return MS_CUDA_OUT_OF_MEMORY;
+    ms_cuda_result result =
+        self->cuda.copy_out(&duty->note->flag, (ms_cuda_address)(uintptr_t)flag, sizeof *flag, on);
+    return result ? result : self->cuda.launch_host(on, look_at_flag, duty);
+}
+
 void ms_cuda_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
                      const char *message)
 {
-    ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    ms_cuda_stream on = ms_cuda_queue_of(stream)->stream;
-    ms_cuda_duty *duty =
-        ms_stream_has_failed(stream) ? NULL : ms_cuda_add_duty(stream, launch->seq, launch->script);
-    if (duty) {
-        duty->message = message;
-        duty->note = ms_cuda_take_note(self);
-        ms_cuda_result result = duty->note ? MS_CUDA_SUCCESS : MS_CUDA_OUT_OF_MEMORY;
-        if (!result)
-            result = self->cuda.copy_out(&duty->note->flag, (ms_cuda_address)(uintptr_t)flag,
-                                         sizeof *flag, on);
-        if (!result) result = self->cuda.launch_host(on, look_at_flag, duty);
-        ms_cuda_check(stream, launch, result);
-    }
+    const ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    if (ms_cuda_may_work(stream))
+        ms_cuda_check(stream, launch,
+                      self->captures ? ms_cuda_capture_flag(stream, launch, flag, message)
+                                     : put_flag(stream, launch, flag, message));
     ms_cuda_advance(stream, launch->seq);
 }

@@ -11,7 +11,11 @@ ms_cuda_event ms_cuda_take_event(ms_cuda_device *self, ms_engine *engine)
     (void)engine;
     ms_cuda_event event = NULL;
     if (self->spare_count > 0) return self->spare[--self->spare_count];
-    return self->cuda.event_create(&event, MS_CUDA_EVENT_NO_TIMING) ? NULL : event;
+    int mode = MS_CUDA_CAPTURE_RELAXED;
+    ms_cuda_exchange_mode(self, &mode);
+    ms_cuda_result result = self->cuda.event_create(&event, MS_CUDA_EVENT_NO_TIMING);
+    ms_cuda_exchange_mode(self, &mode);
+    return result ? NULL : event;
 }
 
 void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event event)
@@ -31,9 +35,15 @@ ms_cuda_note *ms_cuda_take_note(ms_cuda_device *self)
 {
     void *memory = NULL;
     ms_cuda_note *note = self->notes;
-    if (!note) return self->cuda.host_allocate(&memory, sizeof(ms_cuda_note), 0) ? NULL : memory;
-    self->notes = note->next;
-    return note;
+    if (note) {
+        self->notes = note->next;
+        return note;
+    }
+    int mode = MS_CUDA_CAPTURE_RELAXED;
+    ms_cuda_exchange_mode(self, &mode);
+    ms_cuda_result result = self->cuda.host_allocate(&memory, sizeof(ms_cuda_note), 0);
+    ms_cuda_exchange_mode(self, &mode);
+    return result ? NULL : memory;
 }
 
 void ms_cuda_give_note(ms_cuda_device *self, ms_cuda_note *note)
@@ -106,7 +116,7 @@ static void do_duties(ms_stream *stream)
         if (duty->of) {
             /* It is reached; what its kernels noted has to be looked at first. */
             (void)ms_cuda_reached(duty->of, duty->of_seq);
-            ms_stream_fail_after(stream, duty->seq, duty->of, duty->of_seq);
+            ms_cuda_fail_after(stream, duty->seq, duty->of, duty->of_seq);
         }
         look_at_note(stream, duty);
         call_after(stream, duty);
@@ -114,6 +124,7 @@ static void do_duties(ms_stream *stream)
         if (duty->started) (void)self->cuda.event_destroy(duty->started);
         if (duty->finished) (void)self->cuda.event_destroy(duty->finished);
         ms_cuda_give_note(self, duty->note);
+        if (duty->recording) ms_cuda_forget_recording(duty->recording);
         ms_release(&engine->context, duty);
     }
 }
@@ -190,6 +201,7 @@ bool ms_cuda_reached(const ms_stream *asked, uint64_t seq)
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     if (seq <= queue->done) return true;
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    if (self->captures) return false; /* the driver may not be asked */
     (void)point_of(stream, seq);
     while (queue->count > 0) {
         ms_cuda_result result = self->cuda.event_query(point_at(queue, 0)->event);
@@ -205,6 +217,7 @@ void ms_cuda_await(ms_stream *stream, uint64_t seq)
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     if (seq <= queue->done) return;
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_cuda_stop_capture(stream->engine, "the host waits for the GPU meanwhile");
     ms_cuda_point *point = point_of(stream, seq);
     ms_cuda_result result = point ? self->cuda.event_synchronize(point->event) : MS_CUDA_SUCCESS;
     if (result) stop(stream, result);
@@ -216,20 +229,27 @@ void ms_cuda_advance(ms_stream *stream, uint64_t seq)
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     MS_ASSERT(queue->head == seq - 1);
     queue->head = seq;
+    if (ms_cuda_of(stream->engine)->captures) return;
     /* No more than a stream's depth is ever under way. */
     if (seq > MS_STREAM_DEPTH && queue->done < seq - MS_STREAM_DEPTH)
         ms_cuda_await(stream, seq - MS_STREAM_DEPTH / 2);
 }
 
 /* A number that is known to be reached needs no call of the driver. */
+static ms_cuda_result put_wait(ms_cuda_device *self, ms_stream *stream, const ms_wait *wait)
+{
+    ms_cuda_point *point = point_of(stream->engine->streams[wait->of->index], wait->of_seq);
+    return point ? self->cuda.stream_wait(ms_cuda_queue_of(stream)->stream, point->event, 0)
+                 : MS_CUDA_SUCCESS;
+}
+
 void ms_cuda_wait(ms_stream *stream, const ms_wait *wait)
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    ms_stream *of = stream->engine->streams[wait->of->index];
-    ms_cuda_point *point = point_of(of, wait->of_seq);
-    ms_cuda_result result = MS_CUDA_SUCCESS;
-    if (point) result = self->cuda.stream_wait(ms_cuda_queue_of(stream)->stream, point->event, 0);
-    if (result) stop(stream, result);
+    ms_cuda_result result =
+        self->captures ? ms_cuda_capture_wait(stream, wait) : put_wait(self, stream, wait);
+    if (result && self->captures) ms_cuda_spoil(stream->engine, MS_ERROR_TASK, "a wait failed");
+    else if (result) stop(stream, result);
     ms_cuda_duty *duty = ms_cuda_add_duty(stream, wait->seq, 0);
     if (duty) {
         duty->of = wait->of;
@@ -242,8 +262,12 @@ void ms_cuda_wait(ms_stream *stream, const ms_wait *wait)
 
 ms_status ms_cuda_mark_open(ms_engine *engine, ms_mark *mark)
 {
+    ms_cuda_device *self = ms_cuda_enter(engine);
     ms_cuda_event event = NULL;
-    ms_cuda_result result = ms_cuda_enter(engine)->cuda.event_create(&event, MS_CUDA_EVENT_TIMING);
+    int mode = MS_CUDA_CAPTURE_RELAXED;
+    ms_cuda_exchange_mode(self, &mode);
+    ms_cuda_result result = self->cuda.event_create(&event, MS_CUDA_EVENT_TIMING);
+    ms_cuda_exchange_mode(self, &mode);
     if (result) return ms_cuda_fail(engine, result, "cannot make an event");
     mark->own = event;
     return MS_OK;
@@ -257,7 +281,9 @@ void ms_cuda_mark_close(ms_engine *engine, ms_mark *mark)
 void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    ms_cuda_result result = self->cuda.event_record(mark->own, ms_cuda_queue_of(stream)->stream);
+    ms_cuda_result result = MS_CUDA_SUCCESS;
+    if (!ms_cuda_capture_mark(stream, mark))
+        result = self->cuda.event_record(mark->own, ms_cuda_queue_of(stream)->stream);
     ms_cuda_advance(stream, seq);
     if (result) stop(stream, result);
 }
@@ -278,8 +304,11 @@ ms_status ms_cuda_queue_open(ms_stream *stream, void **state)
     if (status) return status;
     ms_cuda_queue *queue = memory;
     queue->last_duty = &queue->duties;
+    int mode = MS_CUDA_CAPTURE_RELAXED;
+    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result =
         self->cuda.stream_create(&queue->stream, MS_CUDA_STREAM_NON_BLOCKING, self->least);
+    ms_cuda_exchange_mode(self, &mode);
     if (result) {
         ms_release(&engine->context, queue);
         return ms_cuda_fail(engine, result, "cannot make a CUDA stream");
@@ -294,7 +323,7 @@ void ms_cuda_queue_close(ms_stream *stream, void *state)
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
     ms_cuda_await(stream, queue->head);
     while (queue->count > 0) pass(stream);
-    ms_cuda_free_scratch(self, queue);
+    ms_cuda_release_piece(self, &stream->engine->context, queue->scratch);
     (void)self->cuda.stream_destroy(queue->stream);
     ms_release(&stream->engine->context, queue);
 }

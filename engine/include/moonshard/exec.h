@@ -335,8 +335,14 @@ MS_API ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call,
  * and what they enqueue next comes after it. It counts as a write of all that the work writes.
  * - The recording retains the storages that the work touches. One that was dropped since is an
  * error of the replay, and so is one that has other memory now.
- * - What the host decides for each step, such as random numbers, is that of the recording. Marks
- * are not recorded. */
+ * - What the host decides for each step, such as random numbers, is that of the recording. A copy
+ *   from the host copies the bytes that it had then. A function of the host (ms_stream_call) and
+ *   its `user` must stay until the recording is freed. Marks are not recorded: those that are set
+ *   meanwhile are passed at the end.
+ * - A device may be unable to record something, such as a copy to the host. Then nothing more is
+ *   recorded, the work is carried out as ever, and ms_replay_end answers MS_ERROR_UNSUPPORTED with
+ *   the first such thing and the script line of it.
+ * - A replay that fails has failed as a whole: nothing that it should have written can be read. */
 typedef struct ms_replay ms_replay;
 /* Waits between all streams are inserted, so that the recorded work depends on nothing that was
  * enqueued before but its storages' values. origin: the stream that replays are put on.

@@ -228,7 +228,10 @@ typedef struct product {
     void *to;
     void *workspace;
     float alpha, beta;
+    bool is_captured; /* it runs again whenever its graph does */
+    struct product *next;
 } product;
+static product *captured;
 
 /* One column of the result: d[:, column] = sum over k of a[:, k] b[k, column]. */
 static void compute_column(const product *p, int64_t batch, int64_t column, float *sums, float *row)
@@ -254,6 +257,8 @@ static void compute_column(const product *p, int64_t batch, int64_t column, floa
 }
 
 typedef int launch_host(void *stream, void (*function)(void *), void *argument);
+typedef int ask_stream(void *stream, int *answer);
+static ask_stream *is_capturing;
 typedef void touch_memory(const void *address, size_t bytes, bool writes);
 static launch_host *launch;
 static touch_memory *touch;
@@ -266,7 +271,8 @@ static void find_driver(void)
     if (!driver) wrong("MOONSHARD_CUDA_DRIVER is not the stand-in driver");
     *(void **)&launch = dlsym(driver, "cuLaunchHostFunc");
     *(void **)&touch = dlsym(driver, "stand_in_touch");
-    if (!launch || !touch) wrong("the driver is not the stand-in");
+    *(void **)&is_capturing = dlsym(driver, "cuStreamIsCapturing");
+    if (!launch || !touch || !is_capturing) wrong("the driver is not the stand-in");
 }
 
 static void touch_matrix(const void *data, const layout *of, bool writes)
@@ -293,7 +299,7 @@ static void compute(void *argument)
             compute_column(p, batch, column, sums, row);
     free(sums);
     free(row);
-    free(p);
+    if (!p->is_captured) free(p);
 }
 
 static void check_aligned(const void *address, uint64_t bytes, const char *what)
@@ -316,7 +322,15 @@ API int cublasLtMatmul(void *handle, const operation *of, const float *alpha, co
     check_aligned(from_b, how->data[2], "operand b is not aligned as it was said");
     check_aligned(to, how->data[3], "the result is not aligned as it was said");
     product *p = make(sizeof *p);
-    *p = (product){ *of, *a, *b, *d, from_a, from_b, to, workspace, *alpha, *beta };
+    int answer = 0;
     find_driver();
+    (void)is_capturing(stream, &answer);
+    *p = (product){
+        *of, *a, *b, *d, from_a, from_b, to, workspace, *alpha, *beta, answer != 0, NULL
+    };
+    if (answer) {
+        p->next = captured;
+        captured = p;
+    }
     return launch(stream, compute, p);
 }

@@ -1,6 +1,7 @@
 /* driver.c: see driver.h. One lock guards everything. */
 #include "driver.h"
 #include "order.h"
+#include "work.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -13,27 +14,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The prototypes are those of cuda.h, which it does without. */
-#pragma GCC diagnostic ignored "-Wmissing-prototypes"
-#define API __attribute__((visibility("default")))
-
-enum {
-    SUCCESS = 0,
-    INVALID_VALUE = 1,
-    OUT_OF_MEMORY = 2,
-    NOT_INITIALIZED = 3,
-    NO_DEVICE = 100,
-    INVALID_DEVICE = 101,
-    INVALID_CONTEXT = 201,
-    INVALID_HANDLE = 400,
-    NOT_FOUND = 500,
-    NOT_READY = 600,
-    LAUNCH_FAILED = 719
-};
-
 /* ---------------------------------------------------------------- what goes wrong */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t stand_in_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     const char *fails;
     int fails_with, stopped, version, gpus;
@@ -57,6 +40,7 @@ API void stand_in_is(int version, int gpus)
     driver.gpus = gpus;
 }
 API unsigned stand_in_left(void) { return driver.left; }
+void count_left(int change) { driver.left += (unsigned)change; }
 
 static struct count *count_of(const char *call)
 {
@@ -84,7 +68,7 @@ static int begin(const char *call)
     }
     return driver.stopped;
 }
-static int begin_in_context(const char *call)
+int begin_in_context(const char *call)
 {
     int result = begin(call);
     if (!result && !driver.initialized) result = NOT_INITIALIZED;
@@ -92,46 +76,33 @@ static int begin_in_context(const char *call)
     return result;
 }
 
+/* What a capture does not see is refused meanwhile: unless the thread's mode is relaxed, or in any
+ * mode, as it waits for work. */
+static int begin_unseen(const char *call, const char *words, bool in_any_mode)
+{
+    int result = begin_in_context(call);
+    pthread_mutex_lock(&stand_in_lock);
+    if (!result) result = capture_forbids(words, in_any_mode);
+    pthread_mutex_unlock(&stand_in_lock);
+    return result;
+}
+static int begin_relaxed(const char *call, const char *words)
+{
+    return begin_unseen(call, words, false);
+}
+static int begin_never(const char *call, const char *words)
+{
+    return begin_unseen(call, words, true);
+}
+
 /* ------------------------------------------------------------------ work */
 
-typedef struct event {
-    struct event *next;
-    uint64_t records, passed; /* how often it was recorded, and passed */
-    uint64_t ns;
-    order_clock clock; /* of what it stands for */
-} event;
 static event *destroyed; /* work may still record one, or wait for it */
-
-typedef enum work_kind { KERNEL, COPY, CALL, RECORD, WAIT, OTHER } work_kind;
-typedef struct work {
-    struct work *next;
-    work_kind kind;
-    stand_in_kernel *kernel;
-    unsigned blocks[3], threads[3], shared_bytes;
-    void *memory; /* arguments of a kernel, or bytes that a copy brings along; its own */
-    void *to;
-    const void *from;
-    size_t bytes;
-    bool (*ready)(void *); /* of a library's work */
-    void (*call)(void *);
-    void *argument;
-    event *event;
-    uint64_t record;
-    const char *name;
-    order_clock host; /* what the host knew to be over */
-} work;
-
-typedef struct stream {
-    struct stream *next;
-    work *first, **last;
-    unsigned number; /* of order.h */
-    bool is_calling; /* the first work is a function of the host that runs on its own thread */
-} stream;
-static stream *streams;
+stream *streams;
 static order_clock host;
 static uint64_t seed = 1;
 
-static uint64_t draw(void)
+uint64_t draw(void)
 {
     seed = seed * 6364136223846793005u + 1442695040888963407u;
     return seed >> 33;
@@ -150,9 +121,21 @@ static work *add(stream *on, work_kind kind)
     if (!made) abort();
     made->kind = kind;
     made->host = host;
+    if (on->capture) {
+        capture_work(on, made);
+        return made;
+    }
     *on->last = made;
     on->last = &made->next;
     return made;
+}
+work *add_work(void *on, work_kind kind) { return add(on, kind); }
+
+void free_work(work *gone)
+{
+    free(gone->memory);
+    free(gone->after);
+    free(gone);
 }
 
 static void take_away(stream *on)
@@ -160,8 +143,8 @@ static void take_away(stream *on)
     work *gone = on->first;
     on->first = gone->next;
     if (!on->first) on->last = &on->first;
-    free(gone->memory);
-    free(gone);
+    if (gone->kind == PROGRAM) program_over(gone);
+    free_work(gone);
 }
 
 static void copy(const work *now)
@@ -176,10 +159,10 @@ static void *call_beside(void *argument)
 {
     stream *on = argument;
     on->first->call(on->first->argument);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     take_away(on);
     on->is_calling = false;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     return NULL;
 }
 
@@ -203,19 +186,29 @@ static bool can_begin(const stream *on)
     return now->kind != OTHER || now->ready(now->argument);
 }
 
+void carry_out(const work *now)
+{
+    if (now->kind == KERNEL) now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
+    if (now->kind == COPY) copy(now);
+    if (now->kind == CALL || now->kind == OTHER) now->call(now->argument);
+}
+
 /* Functions of the host may call anything but the driver, so the lock stays taken. */
 static bool step(stream *on)
 {
     work *now = on->first;
     if (!can_begin(on)) return false;
+    if (now->kind == PROGRAM) {
+        if (!program_step(on->number, now)) return false;
+        if (!now->left) take_away(on);
+        return true;
+    }
     order_begin(on->number, &now->host, now->name);
     if (now->kind == CALL) {
         begin_call(on);
         return true;
     }
-    if (now->kind == KERNEL) now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
-    if (now->kind == COPY) copy(now);
-    if (now->kind == OTHER) now->call(now->argument);
+    carry_out(now);
     if (now->kind == WAIT) order_wait(on->number, &now->event->clock);
     /* An event stands for its latest record, in the order of the host's calls. */
     if (now->kind == RECORD && now->record > now->event->passed) {
@@ -254,9 +247,9 @@ static bool is_waiting(void)
 
 static void let_others(unsigned us)
 {
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     usleep(us);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
 }
 
 /* For a thread that waits: false: nothing will ever happen again. */
@@ -272,7 +265,7 @@ static bool go_on(void)
 static void *carry_on(void *unused)
 {
     (void)unused;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     for (;;) {
         for (int i = 0; i < 16 && is_waiting() && !driver.stopped && step_any(); i++) {}
         let_others(300);
@@ -284,24 +277,24 @@ API void stand_in_share(void)
 {
     static pid_t carried_on_by;
     pthread_t thread;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     driver.is_shared = true;
     if (carried_on_by != getpid()
         && (pthread_create(&thread, NULL, carry_on, NULL) || pthread_detach(thread)))
         abort();
     carried_on_by = getpid();
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
 }
 
 API void stand_in_work(void *on, bool (*ready)(void *), void (*run)(void *), void *argument)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     work *made = add(on, OTHER);
     made->name = "work of a library";
     made->ready = ready;
     made->call = run;
     made->argument = argument;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
 }
 
 /* ------------------------------------------------------------- device and context */
@@ -326,10 +319,12 @@ API int cuDriverGetVersion(int *version)
 }
 API int cuGetErrorName(int result, const char **text)
 {
-    *text = result == OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
-            : result == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
-            : result == NOT_FOUND     ? "CUDA_ERROR_NOT_FOUND"
-                                      : "CUDA_ERROR_UNKNOWN";
+    *text = result == OUT_OF_MEMORY         ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : result == LAUNCH_FAILED       ? "CUDA_ERROR_LAUNCH_FAILED"
+            : result == NOT_FOUND           ? "CUDA_ERROR_NOT_FOUND"
+            : result == CAPTURE_UNSUPPORTED ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+            : result == CAPTURE_INVALIDATED ? "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
+                                            : "CUDA_ERROR_UNKNOWN";
     return SUCCESS;
 }
 API int cuGetErrorString(int result, const char **text)
@@ -407,7 +402,7 @@ API int cuStreamCreateWithPriority(void **out, unsigned flags, int priority)
     int result = begin_in_context("cuStreamCreateWithPriority");
     if (!result && (flags > 1 || priority > 0 || priority < -5)) result = INVALID_VALUE;
     if (result) return result;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     stream *made = calloc(1, sizeof *made);
     if (!made) abort();
     made->last = &made->first;
@@ -415,18 +410,19 @@ API int cuStreamCreateWithPriority(void **out, unsigned flags, int priority)
     made->next = streams;
     streams = made;
     driver.left++;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     *out = made;
     return SUCCESS;
 }
 API int cuStreamDestroy_v2(void *gone)
 {
     int result = begin_in_context("cuStreamDestroy_v2");
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     stream **at = &streams;
     while (*at && *at != gone) at = &(*at)->next;
     if (*at) {
         stream *found = *at;
+        if (found->capture) capture_broken(found->capture, "a stream is destroyed");
         while (found->first && !driver.stopped && go_on()) {}
         while (found->is_calling) let_others(20);
         while (found->first) take_away(found);
@@ -435,30 +431,35 @@ API int cuStreamDestroy_v2(void *gone)
         free(found);
         driver.left--;
     } else result = INVALID_HANDLE;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     return result;
 }
 API int cuStreamSynchronize(void *on)
 {
     int result = begin_in_context("cuStreamSynchronize");
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
+    if (!result) result = capture_forbids("the host waits for a stream", ((stream *)on)->capture);
     while (!result && ((stream *)on)->first && go_on()) {}
     if (!result) order_join(&host, order_now(((stream *)on)->number));
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     return result;
 }
 API int cuStreamWaitEvent(void *on, void *for_event, unsigned flags)
 {
     int result = begin_in_context("cuStreamWaitEvent");
     if (result || flags) return result ? result : INVALID_VALUE;
-    pthread_mutex_lock(&lock);
-    work *made = add(on, WAIT);
-    made->name = "a wait";
-    made->event = for_event;
-    made->record = made->event->records;
-    if (!made->record) order_fault("a stream waits for an event that was never recorded");
-    pthread_mutex_unlock(&lock);
-    return SUCCESS;
+    pthread_mutex_lock(&stand_in_lock);
+    result = capture_wait(on, for_event);
+    if (result == NOT_CAPTURED) {
+        work *made = add(on, WAIT);
+        made->name = "a wait";
+        made->event = for_event;
+        made->record = made->event->records;
+        if (!made->record) order_fault("a stream waits for an event that was never recorded");
+        result = SUCCESS;
+    }
+    pthread_mutex_unlock(&stand_in_lock);
+    return result;
 }
 API int cuEventCreate(void **out, unsigned flags)
 {
@@ -473,52 +474,65 @@ API int cuEventDestroy_v2(void *gone)
     int result = begin_in_context("cuEventDestroy_v2");
     driver.left--;
     event *one = gone;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
+    one->front = (front){ .last = NULL };
     one->next = destroyed;
     destroyed = one;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     return result;
 }
 API int cuEventRecord(void *recorded, void *on)
 {
     int result = begin_in_context("cuEventRecord");
     if (result) return result;
-    pthread_mutex_lock(&lock);
-    work *made = add(on, RECORD);
-    made->name = "an event";
-    made->event = recorded;
-    made->record = ++made->event->records;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
+    if (!capture_record(on, recorded)) {
+        work *made = add(on, RECORD);
+        made->name = "an event";
+        made->event = recorded;
+        made->record = ++made->event->records;
+    }
+    pthread_mutex_unlock(&stand_in_lock);
     return SUCCESS;
 }
 /* Looking does not make work run, but time passes. */
 API int cuEventQuery(void *asked)
 {
     int result = begin_in_context("cuEventQuery");
-    pthread_mutex_lock(&lock);
-    if (!result && draw() % 2) (void)step_any();
     event *found = asked;
-    if (!found->records) order_fault("the host asks for an event that was never recorded");
+    pthread_mutex_lock(&stand_in_lock);
+    if (!result) result = capture_asks(found);
+    if (!result && draw() % 2) (void)step_any();
+    if (!result && !found->records)
+        order_fault("the host asks for an event that was never recorded");
     if (!result && found->passed < found->records) result = NOT_READY;
     if (!result) order_join(&host, &found->clock);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     return result;
 }
 API int cuEventSynchronize(void *asked)
 {
     int result = begin_in_context("cuEventSynchronize");
     event *found = asked;
-    pthread_mutex_lock(&lock);
-    if (!found->records) order_fault("the host waits for an event that was never recorded");
+    pthread_mutex_lock(&stand_in_lock);
+    if (!result) result = capture_asks(found);
+    if (!result && !found->records)
+        order_fault("the host waits for an event that was never recorded");
     while (!result && found->passed < found->records && go_on()) {}
     if (!result) order_join(&host, &found->clock);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     return result;
 }
 API int cuEventElapsedTime_v2(float *ms, void *from, void *to)
 {
     int result = begin_in_context("cuEventElapsedTime_v2");
     const event *first = from, *second = to;
+    pthread_mutex_lock(&stand_in_lock);
+    if (!result && (first->front.capture || second->front.capture)) {
+        order_fault("the host asks for the time of an event of a capture");
+        result = CAPTURED_EVENT;
+    }
+    pthread_mutex_unlock(&stand_in_lock);
     if (!result && (!first->passed || second->passed < second->records)) result = NOT_READY;
     if (!result) *ms = (float)((double)(int64_t)(second->ns - first->ns) * 1e-6);
     return result;
@@ -528,13 +542,13 @@ API int cuEventElapsedTime_v2(float *ms, void *from, void *to)
 
 static void map(const void *address, size_t bytes)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     order_map(address, bytes);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
 }
 API int cuMemAlloc_v2(unsigned long long *out, size_t bytes)
 {
-    int result = begin_in_context("cuMemAlloc_v2");
+    int result = begin_relaxed("cuMemAlloc_v2", "memory is allocated");
     /* The size stands before the memory. */
     char *memory = result ? NULL : aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
     if (!result && !memory) result = OUT_OF_MEMORY;
@@ -550,8 +564,10 @@ API int cuMemAlloc_v2(unsigned long long *out, size_t bytes)
 /* The driver waits for work under way before it frees. */
 API int cuMemFree_v2(unsigned long long address)
 {
+    int result = begin_never("cuMemFree_v2", "memory is freed");
+    if (result && !driver.stopped) return result;
     driver.left--;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     while (step_any()) {}
     char *memory = (char *)(uintptr_t)address - 256;
     size_t bytes = 0;
@@ -559,8 +575,8 @@ API int cuMemFree_v2(unsigned long long address)
     order_unmap(memory + 256, bytes);
     if (order_is_on()) order_free(memory + 256, bytes);
     else free(memory);
-    pthread_mutex_unlock(&lock);
-    return begin_in_context("cuMemFree_v2");
+    pthread_mutex_unlock(&stand_in_lock);
+    return result;
 }
 #define GRAIN ((size_t)2 << 20)
 API int cuMemGetAllocationGranularity(size_t *bytes, const void *properties, int which)
@@ -572,7 +588,7 @@ API int cuMemGetAllocationGranularity(size_t *bytes, const void *properties, int
 API int cuMemAddressReserve(unsigned long long *out, size_t bytes, size_t align,
                             unsigned long long at, unsigned long long flags)
 {
-    int result = begin_in_context("cuMemAddressReserve");
+    int result = begin_relaxed("cuMemAddressReserve", "addresses are reserved");
     if (!result && (align || at || flags || bytes % GRAIN)) result = INVALID_VALUE;
     if (result) return result;
     char *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -591,7 +607,7 @@ API int cuMemCreate(unsigned long long *out, size_t bytes, const void *propertie
                     unsigned long long flags)
 {
     (void)properties, (void)flags;
-    int result = begin_in_context("cuMemCreate");
+    int result = begin_relaxed("cuMemCreate", "memory is made");
     if (!result && bytes % GRAIN) result = INVALID_VALUE;
     if (!result) driver.left++;
     *out = bytes;
@@ -607,14 +623,14 @@ API int cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsign
                  unsigned long long flags)
 {
     (void)address;
-    int result = begin_in_context("cuMemMap");
+    int result = begin_relaxed("cuMemMap", "memory is mapped");
     if (!result && (offset || flags || memory != bytes)) result = INVALID_VALUE;
     return result;
 }
 API int cuMemSetAccess(unsigned long long address, size_t bytes, const void *access, size_t count)
 {
     (void)access;
-    int result = begin_in_context("cuMemSetAccess");
+    int result = begin_relaxed("cuMemSetAccess", "memory is mapped");
     if (result || count != 1) return result ? result : INVALID_VALUE;
     if (mprotect((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE)) return INVALID_VALUE;
     map((void *)(uintptr_t)address, bytes);
@@ -622,39 +638,77 @@ API int cuMemSetAccess(unsigned long long address, size_t bytes, const void *acc
 }
 API int cuMemUnmap(unsigned long long address, size_t bytes)
 {
-    int result = begin_in_context("cuMemUnmap");
-    pthread_mutex_lock(&lock);
+    int result = begin_never("cuMemUnmap", "memory is taken away");
+    pthread_mutex_lock(&stand_in_lock);
     for (const stream *one = streams; one; one = one->next)
         if (one->first && !driver.stopped)
             order_fault("memory is taken away while work is under way");
     order_unmap((void *)(uintptr_t)address, bytes);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     (void)madvise((void *)(uintptr_t)address, bytes, MADV_DONTNEED);
     return mprotect((void *)(uintptr_t)address, bytes, PROT_NONE) ? INVALID_VALUE : result;
+}
+static struct pinned {
+    const char *begin, *end;
+} * pinned;
+static size_t pinned_count;
+static void pin(const void *memory, size_t bytes)
+{
+    pthread_mutex_lock(&stand_in_lock);
+    pinned = realloc(pinned, (pinned_count + 1) * sizeof *pinned);
+    if (!pinned) abort();
+    pinned[pinned_count++] = (struct pinned){ memory, (const char *)memory + bytes };
+    pthread_mutex_unlock(&stand_in_lock);
+}
+static void unpin(const void *memory)
+{
+    for (size_t i = 0; i < pinned_count; i++)
+        if (pinned[i].begin == memory) {
+            pinned[i] = pinned[--pinned_count];
+            return;
+        }
+}
+/* What a capture copies from or to the host is pinned: what became of other memory is not known. */
+static int check_pinned(const stream *on, const void *memory)
+{
+    if (!on->capture) return SUCCESS;
+    for (size_t i = 0; i < pinned_count; i++)
+        if ((const char *)memory >= pinned[i].begin && (const char *)memory < pinned[i].end)
+            return SUCCESS;
+    return capture_broken(on->capture, "memory of the host that is not pinned is copied");
 }
 API int cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     (void)flags;
-    int result = begin_in_context("cuMemHostAlloc");
+    int result = begin_relaxed("cuMemHostAlloc", "memory of the host is allocated");
     *out = result ? NULL : aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (!result && !*out) result = OUT_OF_MEMORY;
     if (!result) driver.left++;
+    if (!result) pin(*out, bytes);
     return result;
 }
 API int cuMemFreeHost(void *memory)
 {
-    int result = begin_in_context("cuMemFreeHost");
+    int result = begin_never("cuMemFreeHost", "memory of the host is freed");
     const char *under_way = NULL;
+    if (result && !driver.stopped) return result;
     driver.left--;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     for (const stream *one = streams; one; one = one->next)
         for (const work *now = one->first; now; now = now->next)
             if (now->kind == COPY && (now->to == memory || (!now->memory && now->from == memory)))
                 under_way = now->name;
-    pthread_mutex_unlock(&lock);
-    /* It stays, since the work will run. */
-    if (under_way) order_fault("memory of the host is freed while %s is under way", under_way);
-    else free(memory);
+    unpin(memory);
+    if (!under_way && program_uses(memory)) under_way = "a graph";
+    pthread_mutex_unlock(&stand_in_lock);
+    /* It stays, since the work will run: as memory of no one. */
+    static void *kept[64];
+    static size_t count;
+    if (!under_way) free(memory);
+    else {
+        kept[count++ % (sizeof kept / sizeof *kept)] = memory;
+        order_fault("memory of the host is freed while %s is under way", under_way);
+    }
     return result;
 }
 
@@ -665,18 +719,23 @@ API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t byt
 {
     int result = begin_in_context("cuMemcpyHtoDAsync_v2");
     if (result) return result;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
+    result = check_pinned(on, from);
+    if (result) {
+        pthread_mutex_unlock(&stand_in_lock);
+        return result;
+    }
     work *made = add(on, COPY);
     made->name = "a copy from the host";
     made->to = (void *)(uintptr_t)to;
     made->from = from;
     made->bytes = bytes;
-    if (bytes <= 65536) {
+    if (bytes <= 65536 && !((stream *)on)->capture) {
         made->memory = malloc(bytes + 1);
         if (!made->memory) abort();
         memcpy(made->memory, from, bytes);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     return SUCCESS;
 }
 /* Until the copy has run the host reads nonsense. */
@@ -684,14 +743,19 @@ API int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, vo
 {
     int result = begin_in_context("cuMemcpyDtoHAsync_v2");
     if (result) return result;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
+    result = check_pinned(on, to);
+    if (result) {
+        pthread_mutex_unlock(&stand_in_lock);
+        return result;
+    }
     work *made = add(on, COPY);
     made->name = "a copy to the host";
     memset(to, 0xa5, bytes);
     made->to = to;
     made->from = (const void *)(uintptr_t)from;
     made->bytes = bytes;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     return SUCCESS;
 }
 
@@ -713,7 +777,7 @@ API void stand_in_has(const char *name, stand_in_kernel *kernel, unsigned bytes)
 
 API int cuModuleLoadData(void **out, const void *image)
 {
-    int result = begin_in_context("cuModuleLoadData");
+    int result = begin_relaxed("cuModuleLoadData", "a module is loaded");
     *out = (void *)(uintptr_t)image;
     if (!result) driver.left++;
     return result;
@@ -754,11 +818,11 @@ API int cuModuleGetFunction(void **out, void *module, const char *name)
     (void)module;
     int result = begin_in_context("cuModuleGetFunction");
     if (result) return result;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     function *at = functions;
     while (at->name && strcmp(at->name, name) != 0) at++;
     if (!at->name) at = look_up(name);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     *out = at;
     return at ? SUCCESS : NOT_FOUND;
 }
@@ -773,7 +837,7 @@ API int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes
 {
     int result = begin_in_context("cuMemsetD8Async");
     if (result) return result;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     work *made = add(on, COPY);
     made->name = "a fill";
     made->to = (void *)(uintptr_t)to;
@@ -781,7 +845,7 @@ API int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes
     made->memory = malloc(bytes + 1);
     if (!made->memory) abort();
     memset(made->memory, value, bytes);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     return SUCCESS;
 }
 API int cuLaunchKernel(void *which, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty,
@@ -792,7 +856,7 @@ API int cuLaunchKernel(void *which, unsigned x, unsigned y, unsigned z, unsigned
     if (!result && (!x || !y || !z || !tx || !ty || !tz || tx * ty * tz > 1024))
         result = INVALID_VALUE;
     if (result) return result;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     const function *found = which;
     work *made = add(on, KERNEL);
     made->kernel = found->kernel;
@@ -803,18 +867,18 @@ API int cuLaunchKernel(void *which, unsigned x, unsigned y, unsigned z, unsigned
     made->memory = malloc(found->bytes + 1);
     if (!made->memory) abort();
     memcpy(made->memory, arguments[0], found->bytes);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     return SUCCESS;
 }
 API int cuLaunchHostFunc(void *on, void (*call)(void *), void *argument)
 {
     int result = begin_in_context("cuLaunchHostFunc");
     if (result) return result;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&stand_in_lock);
     work *made = add(on, CALL);
     made->name = "a function of the host";
     made->call = call;
     made->argument = argument;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&stand_in_lock);
     return SUCCESS;
 }

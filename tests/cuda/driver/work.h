@@ -1,0 +1,125 @@
+/* work.h: what driver.c and graph.c of the stand-in share: work, streams, events. */
+#ifndef MOONSHARD_TEST_CUDA_WORK_H
+#define MOONSHARD_TEST_CUDA_WORK_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "driver.h"
+#include "order.h"
+
+/* The prototypes are those of cuda.h, which it does without. */
+#pragma GCC diagnostic ignored "-Wmissing-prototypes"
+#define API __attribute__((visibility("default")))
+
+enum {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    LAUNCH_FAILED = 719,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
+    CAPTURE_MERGE = 902,
+    CAPTURE_UNMATCHED = 903,
+    CAPTURE_UNJOINED = 904,
+    CAPTURE_ISOLATION = 905,
+    CAPTURED_EVENT = 907,
+    CAPTURE_WRONG_THREAD = 908,
+    NOT_CAPTURED = -1 /* for capture_wait only */
+};
+
+typedef struct capture capture;
+typedef struct program program;
+typedef struct work work;
+
+/* The last work of a capture that something stands for. */
+typedef struct front {
+    uint64_t capture; /* its number; 0: none */
+    work **last;
+    unsigned count;
+} front;
+
+typedef struct event {
+    struct event *next;
+    uint64_t records, passed; /* how often it was recorded, and passed */
+    uint64_t ns;
+    order_clock clock; /* of what it stands for */
+    front front;       /* the same, where it was last recorded in a capture */
+} event;
+
+typedef enum work_kind { KERNEL, COPY, CALL, RECORD, WAIT, PROGRAM, OTHER } work_kind;
+struct work {
+    work *next;
+    work_kind kind;
+    stand_in_kernel *kernel;
+    unsigned blocks[3], threads[3], shared_bytes;
+    void *memory; /* arguments of a kernel, or bytes that a copy brings along; its own */
+    void *to;
+    const void *from;
+    size_t bytes;
+    bool (*ready)(void *); /* of a library's work */
+    void (*call)(void *);
+    void *argument;
+    event *event;
+    uint64_t record;
+    const char *name;
+    order_clock host; /* what the host knew to be over */
+    /* In a graph: what comes before it, and its place in the graph and among its streams. */
+    work **after;
+    unsigned after_count, index, lane;
+    /* The launch of a program: which one, and what is not done yet. */
+    program *program;
+    uint64_t launch;
+    unsigned left;
+    bool *done, begun;
+    order_clock start, *ends;
+};
+
+typedef struct stream {
+    struct stream *next;
+    work *first, **last;
+    unsigned number;  /* of order.h */
+    bool is_calling;  /* the first work is a function of the host that runs on its own thread */
+    capture *capture; /* NULL: none */
+    front front;
+    unsigned lane;
+} stream;
+/* All of it is guarded by the lock. */
+extern pthread_mutex_t stand_in_lock;
+extern stream *streams;
+
+/* driver.c */
+int begin_in_context(const char *call);
+void count_left(int change);
+uint64_t draw(void);
+work *add_work(void *on, work_kind kind);
+void free_work(work *gone);
+void carry_out(const work *now);
+
+/* graph.c. The work goes to the capture that the stream is part of. */
+void capture_work(stream *on, work *made);
+/* A rule is broken: the capture is worth nothing any more. Answers CAPTURE_UNSUPPORTED. */
+int capture_broken(capture *broken, const char *words);
+/* Of a call that this thread may not make while it captures. */
+int capture_forbids(const char *words, bool in_any_mode);
+/* NOT_CAPTURED: neither is part of a capture. */
+int capture_wait(stream *on, event *for_event);
+/* False: the stream is part of none. */
+bool capture_record(stream *on, event *recorded);
+/* The host asks for an event, or waits for one. */
+int capture_asks(const event *asked);
+/* Carries out one piece of work of the program; false: there is none that can run. */
+bool program_step(unsigned number, work *launch);
+void program_over(work *launch);
+/* Whether work of a graph copies from this memory of the host, or to it. */
+bool program_uses(const void *memory);
+
+#endif
