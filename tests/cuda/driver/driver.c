@@ -304,6 +304,9 @@ API int cuInit(unsigned flags)
     int result = begin("cuInit");
     const char *text = getenv("MOONSHARD_STAND_IN_SEED");
     if (text) seed = strtoull(text, NULL, 10) * 2 + 1;
+    text = getenv("MOONSHARD_STAND_IN_GPUS");
+    if (text) driver.gpus = atoi(text);
+    if (driver.gpus > STAND_IN_GPUS) abort();
     if (!result && flags) result = INVALID_VALUE;
     if (!result && !driver.gpus) result = NO_DEVICE;
     if (!result) driver.initialized = true;
