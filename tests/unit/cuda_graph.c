@@ -193,6 +193,29 @@ static void scratch_stays_with_a_recording(void **state)
     finish(engine);
 }
 
+/* One that is over is freed when another one has begun: its memory goes when that may be. */
+static void a_recording_is_freed_while_work_is_recorded(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine);
+    ms_storage *x = filled(a, 0);
+    ms_replay *first = begin(a);
+    pass(a, x, x, 100);
+    ok(ms_replay_end(first));
+    pass(a, x, x, 2 << 20); /* now only the recording has the first scratch */
+    ok(ms_engine_sync(engine));
+    ms_replay *replay = begin(a);
+    ms_replay_free(first);
+    pass(a, x, x, 100);
+    ok(ms_replay_end(replay));
+    ok(ms_replay_run(replay, NULL));
+    assert_true(value_of(x) == 8);
+    ms_replay_free(replay);
+    ms_storage_release(x);
+    finish(engine);
+}
+
 /* What is allocated and released meanwhile: the pool's memory, and the host's. */
 static void memory_is_taken_while_work_is_recorded(void **state)
 {
@@ -586,6 +609,7 @@ int main(void)
         cmocka_unit_test(a_replay_is_one_launch),
         cmocka_unit_test(many_replays_are_under_way),
         cmocka_unit_test(scratch_stays_with_a_recording),
+        cmocka_unit_test(a_recording_is_freed_while_work_is_recorded),
         cmocka_unit_test(memory_is_taken_while_work_is_recorded),
         cmocka_unit_test(marks_are_passed_at_the_end),
         cmocka_unit_test(streams_are_made_while_work_is_recorded),

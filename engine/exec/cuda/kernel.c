@@ -126,11 +126,16 @@ void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes)
                                 ms_cuda_queue_of(work->stream)->stream));
 }
 
-void ms_cuda_release_piece(ms_cuda_device *self, ms_context *context, ms_cuda_piece *piece)
+/* Nothing is freed while the driver captures: the recording keeps it. */
+void ms_cuda_release_piece(ms_engine *engine, ms_cuda_piece *piece)
 {
-    if (!piece || --piece->users > 0) return;
+    const ms_cuda_device *self = ms_cuda_of(engine);
+    if (!piece) return;
+    if (self->captures && !ms_cuda_capture_piece(engine, piece))
+        ms_cuda_stop_capture(engine, "there is no memory for it");
+    if (--piece->users > 0) return;
     (void)self->cuda.release(piece->address);
-    ms_release(context, piece);
+    ms_release(&engine->context, piece);
 }
 
 static ms_cuda_result new_piece(ms_cuda_device *self, ms_context *context, size_t bytes,
@@ -158,12 +163,10 @@ static ms_cuda_result grow_scratch(ms_stream *stream, size_t bytes)
     ms_engine *engine = stream->engine;
     ms_cuda_device *self = ms_cuda_of(engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
-    ms_cuda_piece *old = queue->scratch;
     ms_cuda_result result = MS_CUDA_SUCCESS;
-    if (old && self->captures && !ms_cuda_capture_piece(engine, old)) return MS_CUDA_OUT_OF_MEMORY;
-    if (old && !self->captures) result = self->cuda.stream_synchronize(queue->stream);
+    if (queue->scratch && !self->captures) result = self->cuda.stream_synchronize(queue->stream);
     if (result) return result;
-    ms_cuda_release_piece(self, &engine->context, old);
+    ms_cuda_release_piece(engine, queue->scratch);
     queue->scratch = NULL;
     return new_piece(self, &engine->context, bytes, &queue->scratch);
 }
