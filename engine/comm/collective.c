@@ -7,6 +7,7 @@
 #include "comm/flow.h"
 #include "comm/hosts/topology.h"
 #include "comm/transport.h"
+#include "exec/device.h"
 
 #include "tensor/op.h"
 
@@ -155,15 +156,18 @@ static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor, bool 
     return status;
 }
 
-/* Keeps a copy of both lists until the task is done, since the caller's lists may be gone by then;
- * copies of tasks that are done are freed on the way. The list of copies grows before the task is
- * enqueued, because nothing may fail after that. Counts of tasks cannot lie in the arguments, whose
- * size is fixed. */
-static ms_status hold_counts(ms_comm *comm, const ms_collective *c, ms_comm_args *args, void **held)
+/* Whether the engine's tasks are functions of the host, as those of control are. */
+static bool runs_on_host(const ms_comm *comm)
+{
+    return strcmp(ms_engine_device_of(comm->engine)->kernels, "cpu") == 0;
+}
+
+/* Memory that is kept until the task is done; what tasks that are done have kept is freed on the
+ * way. The list grows before the task is enqueued, because nothing may fail after that. */
+static ms_status hold(ms_comm *comm, size_t bytes, const char *what, void **held)
 {
     ms_context *context = ms_engine_context(comm->engine);
-    size_t kept = 0, one = args->group->size * sizeof(int64_t);
-    if (!c->counts) return MS_OK;
+    size_t kept = 0;
     /* Copies whose task has run are freed now, so the list is as long as calls are under way. */
     for (size_t i = 0; i < comm->held_count; i++)
         if (ms_point_reached(comm->engine, comm->held[i].point))
@@ -172,7 +176,21 @@ static ms_status hold_counts(ms_comm *comm, const ms_collective *c, ms_comm_args
     comm->held_count = kept;
     ms_status status =
         ms_grow(context, (void **)&comm->held, &comm->held_capacity, kept + 1, sizeof *comm->held);
-    if (!status) status = ms_allocate(context, 2 * one, "counts", held);
+    return status ? status : ms_allocate(context, bytes, what, held);
+}
+
+/* The caller's lists of counts may be gone before the task runs. Counts of tasks cannot lie in the
+ * arguments, whose size is fixed. A call of control without a task of the device needs its
+ * arguments until it has run. */
+static ms_status hold_arguments(ms_comm *comm, const ms_collective *c, ms_comm_args *args,
+                                void **held)
+{
+    size_t one = args->group->size * sizeof(int64_t);
+    if (args->by_hosts)
+        return runs_on_host(comm) ? MS_OK
+                                  : hold(comm, sizeof(ms_host_carry), "numbers of hosts", held);
+    if (!c->counts) return MS_OK;
+    ms_status status = hold(comm, 2 * one, "counts", held);
     if (status) return status;
     int64_t *copy = memcpy(*held, c->counts, one);
     args->counts = copy;
@@ -210,6 +228,10 @@ static ms_status choose_stream(ms_group *group, const ms_comm_args *args, const 
 {
     *out = c->stream;
     if (c->stream) return MS_OK;
+    /* The functions of the host that a GPU runs may take turns, whatever their streams: those that
+     * wait for other ranks have one order, on all ranks. */
+    if (args->by_hosts && !runs_on_host(group->comm))
+        return ms_engine_stream(group->comm->engine, "numbers", out);
     /* The two streams of sends and receives are this rank's, not the group's. */
     if (ms_kind_is_pair(args->kind))
         return ms_engine_stream(group->comm->engine, args->kind == MS_SEND ? "send" : "recv", out);
@@ -257,28 +279,60 @@ static uint32_t trace_label(const ms_comm *comm, const ms_comm_args *args)
     return ms_trace_label(comm->engine, "%s%s%s", args->group->name, comma, args->label);
 }
 
-/* Enqueues the task with the stream current for the moment, and puts the current stream and the
- * trace's label back also after a failure. */
-static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
-                               const ms_collective *c)
+/* The transport's task for the engine's device. */
+static const ms_task *task_of(const ms_comm *comm, const ms_comm_args *args)
+{
+    const ms_transport *transport = args->group->transport;
+    if (transport->other
+        && strcmp(transport->other->family, ms_engine_device_of(comm->engine)->kernels) == 0)
+        return transport->other->tasks[args->kind];
+    return &transport->tasks[args->kind];
+}
+
+/* A call of control. It touches no storage, so no wait comes between it and the number before. */
+static ms_status enqueue_by_hosts(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
+                                  ms_host_carry *carry)
+{
+    const ms_task *task = &args->group->control->tasks[args->kind];
+    if (!carry) return ms_stream_enqueue(stream, task, args, NULL, 0, cost_of(args), NULL);
+    *carry = (ms_host_carry){ .stream = stream,
+                              .task = task,
+                              .seq = ms_stream_last(stream).seq + 1,
+                              .script = ms_engine_script(comm->engine),
+                              .args = *args };
+    ms_host_call call = {
+        .name = task->name, .function = ms_comm_carry, .user = carry, .kind = task->kind
+    };
+    return ms_stream_call(stream, &call, NULL, 0, cost_of(args), NULL);
+}
+
+/* A call of the transport. The write is counted as a restore from its source while that is set. */
+static ms_status enqueue_of_tensors(ms_comm *comm, const ms_comm_args *args, const ms_collective *c)
 {
     bool in_place = writes_in(args);
     ms_tensor *reads[] = { in_place ? NULL : c->in };
     ms_tensor *writes[] = { in_place ? c->in : c->out };
+    if (c->restore) ms_tensor_restoring(comm->engine, c->out, c->source ? c->source : c->in);
+    ms_status status = ms_tensor_enqueue(comm->engine, task_of(comm, args), args, reads, 1, writes,
+                                         1, cost_of(args));
+    if (c->restore) ms_tensor_restoring(comm->engine, NULL, NULL);
+    return status;
+}
+
+/* Enqueues the task with the stream current for the moment, and puts the current stream and the
+ * trace's label back also after a failure. What hosts share is carried by control and never by the
+ * network. held: see hold_arguments. */
+static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
+                               const ms_collective *c, void *held)
+{
     ms_status status = ms_stream_wait(stream, *place_of(args->group, args));
-    if (!status) status = wait_for_uses(stream, c->in, in_place);
+    if (!status) status = wait_for_uses(stream, c->in, writes_in(args));
     if (!status) status = wait_for_uses(stream, c->out, true);
     if (status) return status;
     ms_stream *before = ms_engine_set_current(comm->engine, stream);
     uint32_t label = trace_label(comm, args);
-    /* What hosts share is carried by control and never by the network. */
-    const ms_task *tasks =
-        args->by_hosts ? args->group->control->tasks : args->group->transport->tasks;
-    /* The write is counted as a restore from its source while this is set. */
-    if (c->restore) ms_tensor_restoring(comm->engine, c->out, c->source ? c->source : c->in);
-    status = ms_tensor_enqueue(comm->engine, &tasks[args->kind], args, reads, 1, writes, 1,
-                               cost_of(args));
-    if (c->restore) ms_tensor_restoring(comm->engine, NULL, NULL);
+    status = args->by_hosts ? enqueue_by_hosts(comm, stream, args, held)
+                            : enqueue_of_tensors(comm, args, c);
     ms_trace_relabel(comm->engine, label);
     ms_engine_set_current(comm->engine, before);
     return status;
@@ -288,12 +342,12 @@ static ms_status put_on_stream(ms_comm *comm, ms_stream *stream, const ms_comm_a
  * first, because peers must be able to compare before anything is launched; a claim whose launch
  * fails is taken back, or peers would wait for a call that never comes. */
 static ms_status launch(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
-                        const ms_collective *c)
+                        const ms_collective *c, void *held)
 {
     const ms_control *control = args->group->control;
     ms_status status = control->claim(comm, args);
     if (status) return status;
-    status = put_on_stream(comm, stream, args, c);
+    status = put_on_stream(comm, stream, args, c, held);
     if (status) control->retract(comm, args);
     return status;
 }
@@ -548,10 +602,10 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     number_call(group, args);
     status = group->control->prepare(comm, args);
     if (!status) status = choose_stream(group, args, c, &stream);
-    if (!status) status = hold_counts(comm, c, args, &held);
+    if (!status) status = hold_arguments(comm, c, args, &held);
     if (!status) count_between(group, args);
     if (!status) status = add_record(comm, args, c);
-    if (!status) status = launch(comm, stream, args, c);
+    if (!status) status = launch(comm, stream, args, c, held);
     if (status) {
         ms_release(ms_engine_context(comm->engine), held);
         return status;

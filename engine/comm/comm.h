@@ -106,6 +106,18 @@ static inline bool ms_pair_is_upward(const ms_comm_args *args)
     return (args->kind == MS_SEND) == (args->root > args->group->rank);
 }
 
+/* cpu/by_host.c: a call of control (ms_comm_args.by_hosts) on a device whose tasks are not
+ * functions of the host. */
+typedef struct ms_host_carry {
+    ms_stream *stream;
+    const ms_task *task; /* control's */
+    uint64_t seq;        /* of the call in the stream */
+    uint32_t script;
+    ms_comm_args args;
+} ms_host_carry;
+/* An ms_host_function; user: an ms_host_carry, in place until the call's point is reached. */
+ms_status ms_comm_carry(void *user, char *message, size_t bytes);
+
 /* Host memory that a task reads, freed once the point is reached. */
 typedef struct ms_held {
     ms_point point;

@@ -35,6 +35,8 @@ struct ms_transport {
     /* Whether ranks of one host send to others what hosts/topology.h says; that is counted then. */
     bool by_hosts;
     const ms_task *tasks; /* one for each kind */
+    /* The same for devices of another family, whose memory it moves, too; NULL: there is none. */
+    const struct ms_kernels *other; /* exec/device.h */
     /* Makes transport_state, after control has opened; NULL: it has none. Does not wait. */
     ms_status (*open)(ms_comm *comm);
     /* On the host, before this rank's first call in a group that the transport carries: makes

@@ -2,7 +2,7 @@
 # Packs what run.sh needs on a machine with a GPU: the program, the tests that are marked "cuda", and the libraries that they
 # need but glibc's and NVIDIA's. Called by `cmake --build --preset gpu`; the result is BUILD/bundle.
 set -euo pipefail
-build=$1
+build=$(cd "$1" && pwd)
 bundle=$build/bundle
 limit=$((48 * 1024 * 1024))
 
@@ -18,9 +18,9 @@ for test in "$build"/tests/unit/*; do
 done
 
 # glibc and NVIDIA's driver must be those of the other machine.
-ldd "$build"/unpacked/bin/moonshard "$build"/unpacked/tests/* | sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u |
+LD_LIBRARY_PATH=$build/unpacked/lib ldd "$build"/unpacked/bin/moonshard "$build"/unpacked/tests/* | sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u |
     grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*|libcuda|libnvidia[^/]*)\.so' |
-    grep -v "^$build/" | xargs -I{} cp -L {} "$build/unpacked/lib/"
+    grep -v "^$build/" | sort -u | xargs -I{} cp -L {} "$build/unpacked/lib/"
 
 # One stream: the tests hold the same code.
 tar -C "$build/unpacked" -cf - . | xz -T1 -6 --lzma2=dict=128MiB >"$bundle/bundle.tar.xz"

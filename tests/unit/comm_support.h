@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "hosts_job.h"
+#include "late_device.h"
 #include "moonshard/comm.h"
 
 /* The layouts under which tests run jobs of so many ranks: one host, or where MOONSHARD_TEST_HOSTS
@@ -97,6 +98,7 @@ static inline void compare_bytes(rank *self)
 static inline void rank_main(rank *self)
 {
     ms_engine_options options = { .os = self->job->os,
+                                  .own_device = late_device(NULL),
                                   .threads = 1,
                                   .strict = !self->job->loose,
                                   .memory_bytes = 512 << 20,

@@ -94,7 +94,7 @@ static void many_replays_are_under_way(void **state)
     ms_engine *engine = make_engine();
     ms_stream *a = ms_engine_current(engine);
     counter it = { .fails_at = 2900 };
-    ms_host_call call = { .name = "count", .function = count_call, .user = &it };
+    ms_host_call call = { .name = "count", .function = count_call, .user = &it, .repeats = true };
     ms_storage *x = filled(a, 0), *before = filled(a, 3), *after = filled(a, 0);
     ms_replay *replay = begin(a);
     run(a, &scales, x, x, 1, 1);
@@ -342,6 +342,30 @@ static void replay_another(ms_stream *a, ms_storage *x)
     ok(ms_replay_run(another, NULL));
 }
 
+static void call_once(ms_stream *a, ms_storage *x)
+{
+    static counter it;
+    ms_host_call call = { .name = "count", .function = count_call, .user = &it };
+    (void)x;
+    it.calls = 0;
+    ok(ms_stream_call(a, &call, NULL, 0, (ms_task_cost){ 0 }, NULL));
+}
+
+static ms_status hear(void *user, ms_error *error)
+{
+    (void)error;
+    ++*(int *)user;
+    return MS_OK;
+}
+static void run_telling(ms_cuda_work *work, const void *arguments)
+{
+    static int heard;
+    if (ms_cuda_after(work, hear, &heard)) run_scale(work, arguments);
+}
+static const ms_cuda_task tells = { .task = { .name = "tells", .args_bytes = sizeof(scale_args) },
+                                    .function = run_telling };
+static void tell_the_host(ms_stream *a, ms_storage *x) { run(a, &tells, x, x, 1, 0); }
+
 /* The work before and after is carried out, in order, and only once. */
 static void what_cannot_be_recorded_is_told(void **state)
 {
@@ -351,7 +375,9 @@ static void what_cannot_be_recorded_is_told(void **state)
         const char *words;
     } cases[] = { { copy_to_the_host, "copied to the host" },
                   { await_the_device, "the host waits" },
-                  { replay_another, "a replay cannot be part" } };
+                  { replay_another, "a replay cannot be part" },
+                  { call_once, "count is called on the host" },
+                  { tell_the_host, "tells tells the host" } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ms_engine *engine = make_engine();
         ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
@@ -481,7 +507,7 @@ static void a_replay_may_fail(void **state)
     ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
     ms_storage *x = filled(a, 1), *y = filled(a, 1);
     counter it = { 0 };
-    ms_host_call call = { .name = "count", .function = count_call, .user = &it };
+    ms_host_call call = { .name = "count", .function = count_call, .user = &it, .repeats = true };
     ms_replay *replay = begin(a);
     run(b, &scales, x, x, 1, 1);
     ok(ms_stream_call(b, &call, NULL, 0, (ms_task_cost){ 0 }, NULL));
@@ -543,7 +569,7 @@ static ms_status record_all(ms_stream *a, ms_stream *b, ms_storage *x)
 {
     static counter it;
     ms_engine *engine = ms_stream_engine(a);
-    ms_host_call call = { .name = "count", .function = count_call, .user = &it };
+    ms_host_call call = { .name = "count", .function = count_call, .user = &it, .repeats = true };
     scale_args args = { ms_storage_data(x), ms_storage_data(x), 1, 0, COUNT };
     through_args more = { args, 100 };
     ms_access access = { .storage = x, .cells = 1, .mode = MS_READ | MS_WRITE };

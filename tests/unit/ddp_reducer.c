@@ -1,5 +1,5 @@
 /* ddp_reducer.c: order of launches, and bits of N ranks against one.
- * ctest: each-isa poisoned */
+ * ctest: each-isa poisoned cuda */
 #include "ddp_support.h"
 
 /* ----------------------------------------------------------- bits and order */

@@ -1,5 +1,5 @@
 /* drop_programs.c: random programs of drop, refill, forward, backward, recompute and steps on
- * several streams agree bit for bit with the same programs without a drop. ctest: late
+ * several streams agree bit for bit with the same programs without a drop. ctest: late cuda
  *
  * A program trains a chain of layers. The weights of a layer are leaves of one flat storage, which
  * is restored from a shard before use; steps write the shard. The layers that are dropped or

@@ -1,7 +1,7 @@
 /* fsdp.c: sharded models below the scripts: layout of shards, handles, memory, waits (in strict
  * mode), what misuse is told, and failing the n-th allocation. A fake world reduces as if all ranks
  * had the same numbers, and gathers copies of this rank's shard: weights that are equal everywhere
- * keep their values. ctest: late */
+ * keep their values. ctest: late cuda */
 #include "fsdp_support.h"
 
 #include "fault_engine.h"

@@ -1,5 +1,5 @@
 /* grad_versions.c: a write to a saved tensor, before or during a backward, is an error; and writes
- * that wait until backward has read the tensor. ctest: late */
+ * that wait until backward has read the tensor. ctest: late cuda */
 #include "grad_support.h"
 
 #include "tensor/state.h"

@@ -9,4 +9,8 @@
  * "late:SEED", and `device` is the CPU (or NULL). */
 const ms_device *late_device(const char *device);
 
+/* Whether MOONSHARD_TEST_DEVICE is the cuda device. It carries out no task that is a function of C,
+ * and a test that enqueues one of its own skips itself there. */
+bool device_is_cuda(void);
+
 #endif

@@ -1,7 +1,7 @@
 /* operators.c: requirements for every operator, checked with one table of all operators: it touches
  * only memory that its tasks declare, forward and backward (poison.h), makes the same decisions
  * about memory without data, and survives the failure of any allocation without a leak. A new
- * operator without a row here fails the first test. ctest: late */
+ * operator without a row here fails the first test. ctest: late cuda */
 #include "fault_os.h"
 
 #include <math.h>

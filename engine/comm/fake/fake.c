@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "comm/flow.h"
+#include "exec/device.h"
 
 /* Every rank brings this rank's numbers. They are still added one by one, in the same kernel as on
  * a real transport, so the rounding is the same as there. Adding a number n times and multiplying
@@ -60,6 +61,8 @@ static ms_task_result run_alone(ms_run *run, void *arguments)
 
 static const ms_task tasks[MS_COLLECTIVES] = MS_COMM_TASKS(run_alone);
 
+extern const ms_kernels ms_cuda_fake;
+
 const ms_transport ms_transport_fake = { .name = "fake",
                                          .kernels = "cpu",
                                          .kinds = MS_ALL_KINDS,
@@ -68,4 +71,5 @@ const ms_transport ms_transport_fake = { .name = "fake",
                                          .reduced_dtypes = MS_ALL_DTYPES,
                                          .rounds = true,
                                          .by_hosts = true,
-                                         .tasks = tasks };
+                                         .tasks = tasks,
+                                         .other = &ms_cuda_fake };

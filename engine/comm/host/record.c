@@ -41,12 +41,14 @@ uint64_t ms_ledger_flight(ms_host *host, const ms_flight *call)
     return place;
 }
 
-/* left_ns marks the call as over, for reports and deadlock detection. */
+/* left_ns marks the call as over, for reports and deadlock detection. Another call may have its
+ * place by now. */
 void ms_ledger_landed(ms_host *host, uint64_t flight)
 {
     const ms_os *os = host->files->base.os;
     ms_rank_line *line = &host->control->lines[host->rank];
-    line->flight[flight % MS_FLIGHTS].left_ns = os->monotonic_ns(os->user);
+    if (atomic_load(&line->flights) - flight <= MS_FLIGHTS)
+        line->flight[flight % MS_FLIGHTS].left_ns = os->monotonic_ns(os->user);
     ms_activity_done(&line->activity);
 }
 

@@ -234,7 +234,7 @@ static void run_message(launch *l)
 
 /* ------------------------------------------------------------------ tasks */
 
-static ms_communicator *communicator_of(const ms_comm_args *args)
+ms_communicator *ms_nccl_communicator_of(const ms_comm_args *args)
 {
     ms_nccl_group *own = args->group->transport_state;
     if (!ms_kind_is_pair(args->kind)) return &own->communicators[args->channel];
@@ -262,41 +262,66 @@ static void carry_out(launch *l)
     }
 }
 
-/* The cause of the job's end is this task's error; before there is one, what NCCL has said is. */
-static ms_task_result fail(ms_run *run, const launch *l)
+void ms_nccl_end_of(const ms_comm_args *args, ms_error *out)
 {
     char where[256];
     ms_abort_record cause = { .reason = MS_ABORT_NONE };
-    ms_error own = { .status = MS_ERROR_ABORTED, .rank = -1, .message = "the job has ended" };
-    ms_nccl_name(l->args, where, sizeof where, NULL);
-    bool has_ended = ms_nccl_job_ended(l->nccl, &cause);
-    if (cause.reason != MS_ABORT_NONE) own = cause.error;
-    else if (!has_ended) ms_nccl_explain(l->nccl, l->function, l->result, where, &own);
-    ms_run_fail(run, own.status, "%s", own.message);
-    ms_error *error = ms_run_error(run);
-    ms_nccl_name(l->args, where, sizeof where, error);
-    error->rank = own.rank;
-    return MS_TASK_FAILED;
+    *out = (ms_error){ .status = MS_ERROR_ABORTED, .rank = -1, .message = "the job has ended" };
+    (void)ms_nccl_job_ended(args->group->comm->transport_state, &cause);
+    if (cause.reason != MS_ABORT_NONE) *out = cause.error;
+    int32_t rank = out->rank;
+    ms_nccl_name(args, where, sizeof where, out);
+    out->rank = rank;
 }
 
-/* On the thread of its stream, as a library for tests has it: the call is over when NCCL reports
- * success. The watchdog counts the time of the call that has the turn. */
-static ms_task_result run(ms_run *run, void *arguments)
+/* The cause of the job's end is this call's error; before there is one, what NCCL has said is. */
+static void explain(const launch *l, ms_error *out)
 {
-    const ms_comm_args *args = arguments;
+    char where[256];
+    ms_nccl_end_of(l->args, out);
+    if (ms_nccl_job_ended(l->nccl, NULL)) return;
+    ms_nccl_name(l->args, where, sizeof where, NULL);
+    ms_nccl_explain(l->nccl, l->function, l->result, where, out);
+}
+
+/* The watchdog counts the time of the call that has the turn, until it is over or on the stream. */
+bool ms_nccl_launch(const ms_comm_args *args, void *stream, ms_error *error)
+{
     ms_nccl *nccl = args->group->comm->transport_state;
-    launch l = { .nccl = nccl, .api = &nccl->api, .to = communicator_of(args), .args = args };
+    const ms_control *control = args->group->control;
+    launch l = { .nccl = nccl,
+                 .api = &nccl->api,
+                 .to = ms_nccl_communicator_of(args),
+                 .args = args,
+                 .stream = stream };
     bool has_turn = ms_nccl_take(nccl, l.to, args);
     if (has_turn) {
-        uint64_t place = args->group->control->entered(nccl->comm, args);
+        uint64_t place = stream ? 0 : control->entered(nccl->comm, args);
         ms_nccl_watch(nccl, l.to, args);
         carry_out(&l);
-        if (!l.result) args->group->control->landed(nccl->comm, place);
+        if (!stream && !l.result) control->landed(nccl->comm, place);
         ms_nccl_watch_ended(l.to);
         if (args->turn) atomic_store(&l.to->served, args->turn);
         ms_nccl_give(l.to);
     }
-    return has_turn && l.result == MS_NCCL_SUCCESS ? MS_TASK_DONE : fail(run, &l);
+    if (has_turn && l.result == MS_NCCL_SUCCESS) return true;
+    explain(&l, error);
+    return false;
+}
+
+/* On the thread of its stream, as a library for tests has it: the call is over when NCCL reports
+ * success. */
+static ms_task_result run(ms_run *run, void *arguments)
+{
+    ms_error error;
+    if (ms_nccl_launch(arguments, NULL, &error)) return MS_TASK_DONE;
+    ms_run_fail(run, error.status, "%s", error.message);
+    ms_error *own = ms_run_error(run);
+    memcpy(own->operation, error.operation, sizeof own->operation);
+    own->collective = error.collective;
+    own->bucket = error.bucket;
+    own->rank = error.rank;
+    return MS_TASK_FAILED;
 }
 
 const ms_task ms_nccl_tasks[MS_COLLECTIVES] = MS_COMM_TASKS(run);

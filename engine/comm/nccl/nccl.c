@@ -90,6 +90,7 @@ static void close_nccl(ms_comm *comm)
                comm->groups[0]->rank);
         return;
     }
+    ms_nccl_flights_free(nccl);
     for (ms_nccl_group *g = atomic_load(&nccl->groups), *next; g; g = next) {
         next = g->next;
         ms_nccl_group_free(context, g);
@@ -102,6 +103,8 @@ static void close_nccl(ms_comm *comm)
     ms_release(context, nccl);
 }
 
+extern const ms_kernels ms_cuda_nccl;
+
 /* NCCL has no u16. */
 const ms_transport ms_transport_nccl = { .name = "nccl",
                                          .kernels = "cuda",
@@ -111,6 +114,7 @@ const ms_transport ms_transport_nccl = { .name = "nccl",
                                          .ops = MS_ALL_OPS,
                                          .reduced_dtypes = MS_ALL_DTYPES & ~(1u << MS_U16),
                                          .tasks = ms_nccl_tasks,
+                                         .other = &ms_cuda_nccl,
                                          .open = open_nccl,
                                          .prepare = ms_nccl_prepare,
                                          .enroll = enroll,

@@ -15,6 +15,12 @@
  * - NCCL may hang in any of its functions, ncclCommAbort among them. No thread waits for the
  *   watchdog without a time limit. If it does not come back, the record of this rank stays and is
  *   not freed, and the process can only end; on a GPU, work that was launched may go on till then.
+ * - On a GPU, a task makes its calls on the host thread and returns once NCCL has put them on the
+ *   stream; the first one in a communicator waits there until all members have come, as NCCL
+ *   connects. Many calls may be on the stream. The GPU writes down which has started and which has
+ *   ended (ms_nccl_flight): the time limit of a call begins when it has started. When the job ends,
+ *   the watchdog aborts, the stream goes on, and the host thread makes it fail when it finds that
+ *   the call is reached.
  * - NCCL adds in its own order, which depends on ranks and lengths: results repeat, but their bits
  *   are not those of other transports. In min and max of floats it may drop a NaN. A factor is
  *   rounded to the tensor's dtype before it multiplies.
@@ -52,12 +58,28 @@ typedef struct ms_nccl_watched {
     ms_comm_args args;
 } ms_nccl_watched;
 
+/* A call on a GPU, from its launch until the host knows that it has ended. It lies in pinned
+ * memory, as the GPU writes `started` and `ended`. The lock of its communicator is for all but
+ * these; the watchdog reads, the host thread makes and takes away. */
+typedef struct ms_nccl_flight ms_nccl_flight;
+struct ms_nccl_flight {
+    ms_nccl_flight *next; /* the one launched after it, or the next of those that are free */
+    struct ms_communicator *to;
+    volatile uint32_t started, ended;
+    bool has_entered, has_landed; /* as control knows it */
+    bool is_aborted;              /* by the watchdog, before it has ended */
+    uint64_t place;               /* in the flight record */
+    ms_awaited awaited;
+    ms_comm_args args;
+};
+
 typedef struct ms_communicator {
     ms_word turn;            /* 1: a thread has it; it owns the fields up to `watched` */
     _Atomic uint64_t served; /* sends and recvs that have had their turn */
     ms_nccl_handle handle;
     const ms_nccl_range *registered; /* this range and those after it are */
-    ms_nccl_watched watched;
+    ms_nccl_watched watched;         /* of the host's side of a call */
+    ms_nccl_flight *flights;         /* on the GPU, the oldest first; under the lock of `watched` */
 } ms_communicator;
 
 /* ms_group.transport_state. */
@@ -92,6 +114,7 @@ typedef struct ms_nccl {
     ms_bell bell;
     _Atomic uint64_t looks_ns; /* when the watchdog looks next */
     ms_word stage;             /* ms_nccl_stage */
+    ms_nccl_flight *spare;     /* of the host thread */
 } ms_nccl;
 
 static inline uint64_t ms_nccl_now(const ms_nccl *nccl)
@@ -131,12 +154,34 @@ void ms_nccl_group_free(ms_context *context, ms_nccl_group *group);
 /* ----------------------------------------------------------------- call.c */
 
 extern const ms_task ms_nccl_tasks[MS_COLLECTIVES];
+ms_communicator *ms_nccl_communicator_of(const ms_comm_args *args);
+/* Makes NCCL's calls for a task, on a CUDA stream, and waits until NCCL has put them there; then
+ * the GPU carries them out. NULL: a library for tests carries host memory, and they are over.
+ * false: *error says why it has failed. */
+bool ms_nccl_launch(const ms_comm_args *args, void *stream, ms_error *error);
+/* The cause of the job's end, as the error of this call. */
+void ms_nccl_end_of(const ms_comm_args *args, ms_error *out);
+
+/* --------------------------------------------------------------- flight.c */
+
+/* On the host thread. begin: the call gets a place in its communicator's list; NULL: no memory.
+ * land: an ms_cuda_after_function; user: the flight, which is gone afterwards. */
+ms_nccl_flight *ms_nccl_flight_begin(const ms_comm_args *args);
+ms_status ms_nccl_flight_land(void *user, ms_error *error);
+void ms_nccl_flights_free(ms_nccl *nccl);
+/* On the watchdog's thread. look: tells control what has begun and ended; returns when the next
+ * look is due. abort: what has not ended counts as aborted. */
+uint64_t ms_nccl_flights_look(ms_nccl *nccl, ms_communicator *communicator);
+void ms_nccl_flights_abort(ms_nccl *nccl);
 
 /* ------------------------------------------------------------- watchdog.c */
 
 /* Around a call: from now on the watchdog counts its time. */
 void ms_nccl_watch(ms_nccl *nccl, ms_communicator *communicator, const ms_comm_args *args);
 void ms_nccl_watch_ended(ms_communicator *communicator);
+/* The lock of `watched`. */
+void ms_nccl_lock(ms_communicator *communicator);
+void ms_nccl_unlock(ms_communicator *communicator);
 /* Whether a communicator in which nobody makes calls has an error. */
 bool ms_nccl_find_error(ms_nccl *nccl, ms_error *out);
 ms_status ms_nccl_watchdog_start(ms_nccl *nccl);

@@ -17,6 +17,8 @@ static void lock(ms_nccl_watched *watched)
     while (atomic_exchange(&watched->lock, 1)) ms_yield();
 }
 static void unlock(ms_nccl_watched *watched) { atomic_store(&watched->lock, 0); }
+void ms_nccl_lock(ms_communicator *communicator) { lock(&communicator->watched); }
+void ms_nccl_unlock(ms_communicator *communicator) { unlock(&communicator->watched); }
 
 /* The bell is rung only for a limit that ends before the watchdog looks the next time. */
 void ms_nccl_watch(ms_nccl *nccl, ms_communicator *communicator, const ms_comm_args *args)
@@ -99,7 +101,9 @@ static uint64_t look(ms_nccl *nccl)
     if (ms_nccl_find_error(nccl, &error)) nccl->comm->control->abort(nccl->comm, &error);
     for (ms_nccl_group *g = atomic_load(&nccl->groups); g; g = g->next)
         for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++) {
-            uint64_t due = look_at_call(nccl, &g->communicators[i]);
+            ms_communicator *c = &g->communicators[i];
+            uint64_t due = look_at_call(nccl, c), landing = ms_nccl_flights_look(nccl, c);
+            if (landing < due) due = landing;
             if (due < next) next = due;
         }
     return next;
@@ -230,6 +234,7 @@ static void watch(void *argument)
     }
     atomic_store(&nccl->stage, MS_NCCL_ENDING);
     if (ms_nccl_job_ended(nccl, NULL)) atomic_store(&nccl->ended, true);
+    if (atomic_load(&nccl->ended)) ms_nccl_flights_abort(nccl);
     bool is_clean = atomic_load(&nccl->ended) ? abort_all(nccl) : close_all(nccl);
     atomic_store(&nccl->stage, is_clean ? MS_NCCL_CLOSED : MS_NCCL_STUCK);
     ms_futex_wake(&nccl->stage, 1);

@@ -100,6 +100,9 @@ typedef struct ms_cuda_duty {
     ms_cuda_note *note;
     const char *message;
     const ms_cuda_task *task;
+    /* What a task has asked for (ms_cuda_after), or NULL. */
+    ms_cuda_after_function after;
+    void *user;
     /* The times of a task. */
     ms_trace_record *record;
     ms_cuda_event started, finished;
@@ -148,6 +151,7 @@ ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *wha
 void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result);
 void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
                          const char *format, ...) MS_PRINTF(5, 6);
+void ms_cuda_fail_with(ms_stream *stream, uint64_t seq, uint32_t script, const ms_error *error);
 /* As ms_stream_fail_after. */
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq);
 

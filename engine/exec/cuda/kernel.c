@@ -197,6 +197,22 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work)
     return &work->note->fault;
 }
 
+/* `user` is of this execution alone, so no replay can tell it anything. */
+bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user)
+{
+    if (!work->has_failed)
+        ms_cuda_stop_capture(work->stream->engine, "%s tells the host when it has ended",
+                             work->launch->name);
+    ms_cuda_duty *duty =
+        work->has_failed ? NULL
+                         : ms_cuda_add_duty(work->stream, work->launch->seq, work->launch->script);
+    work->has_failed = duty == NULL;
+    if (!duty) return false;
+    duty->after = function;
+    duty->user = user;
+    return true;
+}
+
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work) { return work->stream->engine; }
 struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work)
 {
@@ -212,5 +228,12 @@ void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format,
     va_end(arguments);
     ms_cuda_spoil(work->stream->engine, MS_ERROR_TASK, "%s failed", work->launch->name);
     ms_cuda_fail_stream(work->stream, work->launch->seq, work->launch->script, status, "%s", text);
+    work->has_failed = true;
+}
+
+void ms_cuda_work_fail_with(ms_cuda_work *work, const ms_error *error)
+{
+    ms_cuda_spoil(work->stream->engine, MS_ERROR_TASK, "%s failed", work->launch->name);
+    ms_cuda_fail_with(work->stream, work->launch->seq, work->launch->script, error);
     work->has_failed = true;
 }

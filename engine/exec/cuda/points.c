@@ -96,6 +96,14 @@ static void look_at_note(ms_stream *stream, const ms_cuda_duty *duty)
     ms_cuda_fail_stream(stream, duty->seq, duty->script, MS_ERROR_ARGUMENT, "%s", message);
 }
 
+/* What a task has asked for. */
+static void call_after(ms_stream *stream, const ms_cuda_duty *duty)
+{
+    ms_error error = { .rank = -1, .bucket = -1, .collective = -1 };
+    if (duty->after && duty->after(duty->user, &error))
+        ms_cuda_fail_with(stream, duty->seq, duty->script, &error);
+}
+
 static void do_duties(ms_stream *stream)
 {
     ms_engine *engine = stream->engine;
@@ -111,6 +119,7 @@ static void do_duties(ms_stream *stream)
             ms_cuda_fail_after(stream, duty->seq, duty->of, duty->of_seq);
         }
         look_at_note(stream, duty);
+        call_after(stream, duty);
         write_times(self, duty);
         if (duty->started) (void)self->cuda.event_destroy(duty->started);
         if (duty->finished) (void)self->cuda.event_destroy(duty->finished);

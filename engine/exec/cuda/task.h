@@ -52,12 +52,18 @@ void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes);
 /* Where the kernels of this task note that they found something wrong, for a task with `explain`.
  * The stream then fails. NULL: there is no memory, and the stream has failed. */
 ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work);
+/* Once the task is reached, the host thread calls `function`, before anybody learns that it is. If
+ * the answer is not MS_OK, the stream fails with *error. Called once for each task at the most;
+ * false: there is no memory, the stream has failed, and the function is not called. */
+typedef ms_status (*ms_cuda_after_function)(void *user, ms_error *error);
+bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user);
 /* For calls of libraries. */
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work);
 struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work);
 /* The task fails, at the latest when it is reached. */
 void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format, ...)
     MS_PRINTF(3, 4);
+void ms_cuda_work_fail_with(ms_cuda_work *work, const ms_error *error);
 
 /* 1 .. `most` blocks of `threads` threads for so many elements, each thread taking `each` or more;
  * 0 for none. For kernels that walk in strides of the whole grid. */

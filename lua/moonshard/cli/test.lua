@@ -176,14 +176,20 @@ function test.golden(folder)
 end
 
 -- Runs this program on the same folder for each of the other numbers of ranks.
-local function run_on_ranks(folder, sizes)
+local function run_on_ranks(folder, sizes, device)
   local process, failures = launch.process, 0
+  local gpus = device == "cuda" and #require "moonshard".info().gpus
   for size in require "moonshard".sorted_pairs(sizes) do
-    print(("on %d ranks"):format(size))
-    io.stdout:flush()
-    local quoted = ("'%s'"):format(folder:gsub("'", "'\\''"))
-    if not os.execute(("'%s' test --golden %s -n %d"):format(process.program, quoted, size)) then
-      failures = failures + 1
+    if gpus and gpus < size then
+      print(("on %d ranks: left out, this machine has %d GPUs"):format(size, gpus))
+    else
+      print(("on %d ranks"):format(size))
+      io.stdout:flush()
+      local quoted = ("'%s'"):format(folder:gsub("'", "'\\''"))
+      if not os.execute(("'%s' test --golden %s -n %d --device %s"):format(process.program, quoted,
+          size, device)) then
+        failures = failures + 1
+      end
     end
   end
   return failures
@@ -220,7 +226,7 @@ function test.main(arguments)
   local folder = parsed.golden:gsub("/+$", "")
   local failures, other_sizes = test.golden(folder)
   if require "moonshard".world_size() == 1 then
-    failures = failures + run_on_ranks(folder, other_sizes)
+    failures = failures + run_on_ranks(folder, other_sizes, parsed.device or "cpu")
   end
   if failures > 0 then launch.exit(1, ("%d failures"):format(failures)) end
   return 0

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 /* ---------------------------------------------------------------- what goes wrong */
 
@@ -19,8 +20,8 @@ pthread_mutex_t stand_in_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     const char *fails;
     int fails_with, stopped, version, gpus;
-    bool initialized;
-    unsigned left;
+    bool initialized, is_shared;
+    _Atomic unsigned left;
     struct count {
         const char *call;
         unsigned calls;
@@ -52,12 +53,15 @@ static struct count *count_of(const char *call)
 }
 API unsigned stand_in_calls(const char *call) { return count_of(call)->calls; }
 
+static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
 static __thread void *current;
 
 /* Every call begins so. 0: it goes on. */
 static int begin(const char *call)
 {
+    pthread_mutex_lock(&counting);
     count_of(call)->calls++;
+    pthread_mutex_unlock(&counting);
     if (driver.fails && strcmp(driver.fails, call) == 0) {
         driver.fails = NULL;
         return driver.fails_with;
@@ -151,24 +155,59 @@ static void copy(const work *now)
     memcpy(now->to, from, now->bytes);
 }
 
+/* Functions of the host may call anything but the driver, so the lock stays taken. */
 void carry_out(const work *now)
 {
     if (now->kind == KERNEL) now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
     if (now->kind == COPY) copy(now);
-    if (now->kind == CALL) now->call(now->argument);
+    if (now->kind == CALL || now->kind == OTHER) now->call(now->argument);
 }
 
-/* Functions of the host may call anything but the driver, so the lock stays taken. */
+static void *call_beside(void *argument)
+{
+    stream *on = argument;
+    on->first->call(on->first->argument);
+    pthread_mutex_lock(&stand_in_lock);
+    take_away(on);
+    on->is_calling = false;
+    pthread_mutex_unlock(&stand_in_lock);
+    return NULL;
+}
+
+static void begin_call(stream *on)
+{
+    pthread_t thread;
+    if (driver.is_shared && !order_is_on()) {
+        on->is_calling = true;
+        if (pthread_create(&thread, NULL, call_beside, on) || pthread_detach(thread)) abort();
+        return;
+    }
+    on->first->call(on->first->argument);
+    take_away(on);
+}
+
+static bool can_begin(const stream *on)
+{
+    const work *now = on->first;
+    if (!now || on->is_calling) return false;
+    if (now->kind == WAIT) return now->event->passed >= now->record;
+    return now->kind != OTHER || now->ready(now->argument);
+}
+
 static bool step(stream *on)
 {
     work *now = on->first;
-    if (!now || (now->kind == WAIT && now->event->passed < now->record)) return false;
+    if (!can_begin(on)) return false;
     if (now->kind == PROGRAM) {
         if (!program_step(on->number, now)) return false;
         if (!now->left) take_away(on);
         return true;
     }
     order_begin(on->number, &now->host, now->name);
+    if (now->kind == CALL) {
+        begin_call(on);
+        return true;
+    }
     carry_out(now);
     if (now->kind == WAIT) order_wait(on->number, &now->event->clock);
     /* An event stands for its latest record, in the order of the host's calls. */
@@ -193,6 +232,71 @@ static bool step_any(void)
         if (step(one)) return true;
     }
     return false;
+}
+
+/* Whether something is under way that other threads or processes carry on. */
+static bool is_waiting(void)
+{
+    for (const stream *one = streams; one; one = one->next) {
+        if (one->is_calling) return true;
+        for (const work *now = one->first; now; now = now->next)
+            if (now->kind == OTHER) return true;
+    }
+    return false;
+}
+
+static void let_others(unsigned us)
+{
+    pthread_mutex_unlock(&stand_in_lock);
+    usleep(us);
+    pthread_mutex_lock(&stand_in_lock);
+}
+
+/* For a thread that waits: false: nothing will ever happen again. */
+static bool go_on(void)
+{
+    if (step_any()) return true;
+    if (driver.stopped || !is_waiting()) return false;
+    let_others(20);
+    return true;
+}
+
+/* A GPU works while no thread of the host waits for it. */
+static void *carry_on(void *unused)
+{
+    (void)unused;
+    pthread_mutex_lock(&stand_in_lock);
+    for (;;) {
+        for (int i = 0; i < 16 && is_waiting() && !driver.stopped && step_any(); i++) {}
+        let_others(300);
+    }
+    return NULL;
+}
+
+API void stand_in_share(void)
+{
+    static pid_t carried_on_by;
+    pthread_t thread;
+    pthread_mutex_lock(&stand_in_lock);
+    driver.is_shared = true;
+    if (carried_on_by != getpid()
+        && (pthread_create(&thread, NULL, carry_on, NULL) || pthread_detach(thread)))
+        abort();
+    carried_on_by = getpid();
+    pthread_mutex_unlock(&stand_in_lock);
+}
+
+API void stand_in_work(void *on, bool (*ready)(void *), void (*run)(void *), void *argument)
+{
+    pthread_mutex_lock(&stand_in_lock);
+    capture *broken = ((stream *)on)->capture;
+    if (broken) (void)capture_broken(broken, "a library waits for others");
+    work *made = add(on, OTHER);
+    made->name = "work of a library";
+    made->ready = ready;
+    made->call = run;
+    made->argument = argument;
+    pthread_mutex_unlock(&stand_in_lock);
 }
 
 /* ------------------------------------------------------------- device and context */
@@ -318,7 +422,8 @@ API int cuStreamDestroy_v2(void *gone)
     if (*at) {
         stream *found = *at;
         if (found->capture) capture_broken(found->capture, "a stream is destroyed");
-        while (found->first && !driver.stopped && step_any()) {}
+        while (found->first && !driver.stopped && go_on()) {}
+        while (found->is_calling) let_others(20);
         while (found->first) take_away(found);
         *at = found->next;
         order_close(found->number);
@@ -333,7 +438,7 @@ API int cuStreamSynchronize(void *on)
     int result = begin_in_context("cuStreamSynchronize");
     pthread_mutex_lock(&stand_in_lock);
     if (!result) result = capture_forbids("the host waits for a stream", ((stream *)on)->capture);
-    while (!result && ((stream *)on)->first && step_any()) {}
+    while (!result && ((stream *)on)->first && go_on()) {}
     if (!result) order_join(&host, order_now(((stream *)on)->number));
     pthread_mutex_unlock(&stand_in_lock);
     return result;
@@ -368,10 +473,12 @@ API int cuEventDestroy_v2(void *gone)
     int result = begin_in_context("cuEventDestroy_v2");
     driver.left--;
     event *one = gone;
+    pthread_mutex_lock(&stand_in_lock);
     free(one->front.last);
     one->front = (front){ .last = NULL };
     one->next = destroyed;
     destroyed = one;
+    pthread_mutex_unlock(&stand_in_lock);
     return result;
 }
 API int cuEventRecord(void *recorded, void *on)
@@ -411,7 +518,7 @@ API int cuEventSynchronize(void *asked)
     if (!result) result = capture_asks(found);
     if (!result && !found->records)
         order_fault("the host waits for an event that was never recorded");
-    while (!result && found->passed < found->records && step_any()) {}
+    while (!result && found->passed < found->records && go_on()) {}
     if (!result) order_join(&host, &found->clock);
     pthread_mutex_unlock(&stand_in_lock);
     return result;
@@ -594,9 +701,14 @@ API int cuMemFreeHost(void *memory)
     unpin(memory);
     if (!under_way && program_uses(memory)) under_way = "a graph";
     pthread_mutex_unlock(&stand_in_lock);
-    /* It stays, since the work will run. */
-    if (under_way) order_fault("memory of the host is freed while %s is under way", under_way);
-    else free(memory);
+    /* It stays, since the work will run: as memory of no one. */
+    static void *kept[64];
+    static size_t count;
+    if (!under_way) free(memory);
+    else {
+        kept[count++ % (sizeof kept / sizeof *kept)] = memory;
+        order_fault("memory of the host is freed while %s is under way", under_way);
+    }
     return result;
 }
 

@@ -33,6 +33,14 @@ typedef unsigned stand_in_left_function(void);
  * and the last one's message. */
 typedef unsigned stand_in_faults_function(const char **text);
 unsigned stand_in_faults(const char **text);
+/* Work for a library of the tests: it is over when `ready`, which is asked again and again, says so
+ * and `run` has run then. Both may call nothing of the driver, and must not wait. */
+typedef void stand_in_work_function(void *stream, bool (*ready)(void *), void (*run)(void *),
+                                    void *argument);
+/* From now on ranks may share the process: functions of the host run on threads of their own, so
+ * that one may wait for another, and work goes on while no thread waits for it. With
+ * MOONSHARD_STAND_IN_WATCH functions of the host still run one at a time. */
+typedef void stand_in_share_function(void);
 /* The function of the host that runs on a stream touches memory. */
 void stand_in_touch(const void *address, size_t bytes, bool writes);
 

@@ -101,6 +101,7 @@ static piece *pieces[PIECES];
 typedef struct range {
     uintptr_t begin, end;
 } range;
+static uint64_t generation = 1; /* changes with what is mapped or freed */
 static range *mapped, *freed;
 static size_t mapped_count, freed_count;
 
@@ -114,6 +115,7 @@ static bool is_mapped(uintptr_t address)
 void order_map(const void *address, size_t bytes)
 {
     if (!order_is_on()) return;
+    generation++;
     mapped = realloc(mapped, (mapped_count + 1) * sizeof *mapped);
     if (!mapped) abort();
     mapped[mapped_count++] = (range){ (uintptr_t)address, (uintptr_t)address + bytes };
@@ -123,6 +125,7 @@ void order_map(const void *address, size_t bytes)
 void order_unmap(const void *address, size_t bytes)
 {
     uintptr_t begin = (uintptr_t)address, end = begin + bytes;
+    generation++;
     for (size_t i = 0; i < mapped_count;)
         if (mapped[i].begin >= begin && mapped[i].end <= end) mapped[i] = mapped[--mapped_count];
         else i++;
@@ -138,21 +141,32 @@ void order_unmap(const void *address, size_t bytes)
 
 void order_free(const void *address, size_t bytes)
 {
+    generation++;
     freed = realloc(freed, (freed_count + 1) * sizeof *freed);
     if (!freed) abort();
     freed[freed_count++] = (range){ (uintptr_t)address, (uintptr_t)address + bytes };
 }
-static void check_not_freed(uintptr_t address, bool writes)
+static bool was_freed(uintptr_t address, bool writes)
 {
     unsigned self = order.running;
     for (size_t i = 0; i < freed_count; i++)
-        if (address >= freed[i].begin && address < freed[i].end)
+        if (address >= freed[i].begin && address < freed[i].end) {
             order_fault("%s, on stream %u, %s %p, which was freed",
                         name_of(self, order.clock[self].at[self]), self,
                         writes ? "writes" : "reads", (void *)address);
+            return true;
+        }
+    return false;
 }
 
-static piece *piece_of(uintptr_t address)
+/* What was found last, by the piece's number; an entry of an earlier generation is void. */
+static struct found {
+    uintptr_t number;
+    uint64_t generation;
+    piece *piece; /* NULL: not the GPU's memory, and never was */
+} cache[4096];
+
+static piece *seek_piece(uintptr_t address)
 {
     uintptr_t number = address / PIECE;
     piece **at = &pieces[number % PIECES];
@@ -162,6 +176,16 @@ static piece *piece_of(uintptr_t address)
     if (!*at) abort();
     (*at)->number = number;
     return *at;
+}
+
+static piece *piece_of(uintptr_t address, bool writes)
+{
+    struct found *entry = &cache[address / PIECE % (sizeof cache / sizeof *cache)];
+    if (entry->number == address / PIECE && entry->generation == generation) return entry->piece;
+    piece *found = seek_piece(address);
+    if (!found && was_freed(address, writes)) return NULL;
+    *entry = (struct found){ address / PIECE, generation, found };
+    return found;
 }
 
 /* Both touch the same memory, and nothing orders them. */
@@ -193,10 +217,9 @@ void order_touch(const void *address, size_t bytes, bool writes)
 {
     uintptr_t at = (uintptr_t)address / 4 * 4, end = (uintptr_t)address + bytes;
     while (at < end) {
-        piece *found = piece_of(at);
+        piece *found = piece_of(at, writes);
         uintptr_t stop = (at / PIECE + 1) * PIECE;
         if (stop > end) stop = end;
-        if (!found) check_not_freed(at, writes);
         for (; found && at < stop; at += 4)
             touch(&found->cells[at % PIECE / 4], (const void *)at, writes);
         at = stop;

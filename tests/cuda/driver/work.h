@@ -55,7 +55,7 @@ typedef struct event {
     front front;       /* the same, where it was last recorded in a capture */
 } event;
 
-typedef enum work_kind { KERNEL, COPY, CALL, RECORD, WAIT, PROGRAM } work_kind;
+typedef enum work_kind { KERNEL, COPY, CALL, RECORD, WAIT, OTHER, PROGRAM } work_kind;
 struct work {
     work *next;
     work_kind kind;
@@ -65,6 +65,7 @@ struct work {
     void *to;
     const void *from;
     size_t bytes;
+    bool (*ready)(void *); /* of a library's work */
     void (*call)(void *);
     void *argument;
     event *event;
@@ -86,6 +87,7 @@ typedef struct stream {
     struct stream *next;
     work *first, **last;
     unsigned number;  /* of order.h */
+    bool is_calling;  /* the first work is a function of the host that runs on its own thread */
     capture *capture; /* NULL: none */
     front front;
     unsigned lane;

@@ -1,7 +1,9 @@
 /* nccl.c: the functions of NCCL as the stub has them. */
 #include "nccl.h"
 
+#include <dlfcn.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +17,7 @@ typedef struct flow {
     bool sends;
     int peer;
     char *at;
-    size_t rest;
+    size_t rest, bytes;
 } flow;
 
 /* A reduction, once all bytes are there. */
@@ -30,6 +32,33 @@ typedef struct ending {
     struct ending *next;
 } ending;
 
+/* A copy within this rank's memory, or a factor (memory) that a flow sends. */
+typedef struct local {
+    struct local *next;
+    void *to;
+    const void *from;
+    size_t bytes;
+    float factor;
+} local;
+
+/* What a call, or a group of calls, does. */
+typedef struct batch {
+    flow *flows;
+    size_t count, capacity;
+    ending *endings;
+    local *locals;
+} batch;
+
+/* A batch on a stream of the stand-in driver. Those of a communicator run one after the other. */
+typedef struct job {
+    struct job *next;
+    ncclComm_t comm; /* NULL: it was aborted */
+    batch batch;
+    bool never, has_copied;
+    uint64_t not_before_ns;
+    ncclResult_t after;
+} job;
+
 typedef enum stage { BEGINNING, RUNNING, FINALIZING } stage;
 
 struct ncclComm {
@@ -40,10 +69,12 @@ struct ncclComm {
     atomic_int inside; /* a thread is in one of the functions */
     bool in_progress, never;
     uint64_t not_before_ns;
-    ncclResult_t after, error; /* after: what is wrong once the call has ended */
-    flow *flows;
-    size_t count, capacity;
-    ending *endings;
+    /* after: what is wrong once the call has ended; late: the same of one that is on its way to a
+     * stream. */
+    ncclResult_t late, after, error;
+    batch batch;
+    void *stream;     /* of the batch; NULL: it moves host memory, while the host asks */
+    job *jobs;        /* on streams, the oldest first; with jobs_lock */
     const void *self; /* of a send to this rank itself, until its receive */
     bool is_made[OPS];
     float factors[OPS];
@@ -93,24 +124,41 @@ static ncclResult_t leave(ncclComm_t comm, ncclResult_t result)
 
 /* ----------------------------------------------------------------- progress */
 
+static void drop_batch(batch *b)
+{
+    for (ending *next; b->endings; b->endings = next) {
+        next = b->endings->next;
+        free(b->endings->memory);
+        free(b->endings);
+    }
+    for (local *next; b->locals; b->locals = next) {
+        next = b->locals->next;
+        free(b->locals);
+    }
+    free(b->flows);
+    *b = (batch){ 0 };
+}
+
 static void drop_work(ncclComm_t comm)
 {
-    comm->count = 0;
+    drop_batch(&comm->batch);
     comm->self = NULL;
-    for (ending *next; comm->endings; comm->endings = next) {
-        next = comm->endings->next;
-        free(comm->endings->memory);
-        free(comm->endings);
-    }
+    comm->stream = NULL;
+}
+
+static void copy_locals(const batch *b)
+{
+    for (const local *l = b->locals; l; l = l->next)
+        if (l->bytes && l->to != l->from) memcpy(l->to, l->from, l->bytes);
 }
 
 /* Whether all bytes have moved. */
-static bool move(ncclComm_t comm)
+static bool move(ncclComm_t comm, batch *b)
 {
     unsigned blocked[2] = { 0 };
     bool all = true;
-    for (size_t i = 0; i < comm->count; i++) {
-        flow *f = &comm->flows[i];
+    for (size_t i = 0; i < b->count; i++) {
+        flow *f = &b->flows[i];
         if (!f->rest || blocked[f->sends] >> f->peer & 1) continue;
         for (size_t n = 1; n && f->rest; f->rest -= n, f->at += n)
             n = f->sends ? stub_wire_send(comm->wire, f->peer, f->at, f->rest)
@@ -122,16 +170,118 @@ static bool move(ncclComm_t comm)
     return all;
 }
 
+static void reduce_all(ncclComm_t comm, const batch *b)
+{
+    for (const ending *e = b->endings; e; e = e->next)
+        stub_reduce(e->out, e->inputs, e->has_factors ? e->factors : NULL, comm->ranks, e->count,
+                    e->type, e->op);
+}
+
 static bool has_ended(ncclComm_t comm)
 {
     if (comm->stage == BEGINNING) return stub_wire_is_complete(comm->wire);
     if (comm->stage == FINALIZING) return stub_wire_is_left(comm->wire);
-    if (!move(comm)) return false;
-    for (const ending *e = comm->endings; e; e = e->next)
-        stub_reduce(e->out, e->inputs, e->has_factors ? e->factors : NULL, comm->ranks, e->count,
-                    e->type, e->op);
+    if (!move(comm, &comm->batch)) return false;
+    reduce_all(comm, &comm->batch);
     drop_work(comm);
     return true;
+}
+
+/* --------------------------------------------------------------- on a stream */
+
+/* For `jobs` of all communicators, and their wires while a job moves bytes. It is taken with the
+ * lock of the driver held, and never the other way round. */
+static pthread_mutex_t jobs_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void *in_driver(const char *name)
+{
+    const char *path = getenv("MOONSHARD_CUDA_DRIVER");
+    void *driver = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    return driver ? dlsym(driver, name) : NULL;
+}
+
+static bool is_ready(void *argument)
+{
+    job *j = argument;
+    pthread_mutex_lock(&jobs_lock);
+    bool ready = !j->comm || (j->comm->jobs == j && !j->never && now_ns() >= j->not_before_ns);
+    if (ready && j->comm) {
+        if (!j->has_copied) copy_locals(&j->batch);
+        j->has_copied = true;
+        ready = move(j->comm, &j->batch);
+    }
+    pthread_mutex_unlock(&jobs_lock);
+    return ready;
+}
+
+/* What it has read and written, for the stand-in's watch. */
+static void touch_all(ncclComm_t comm, const batch *b)
+{
+    void (*touch)(const void *, size_t, bool);
+    *(void **)&touch = in_driver("stand_in_touch");
+    for (size_t i = 0; i < b->count; i++)
+        touch(b->flows[i].at - b->flows[i].bytes, b->flows[i].bytes, !b->flows[i].sends);
+    for (const local *l = b->locals; l; l = l->next)
+        if (l->to && l->to != l->from) {
+            touch(l->from, l->bytes, false);
+            touch(l->to, l->bytes, true);
+        }
+    for (const ending *e = b->endings; e; e = e->next) {
+        touch(e->inputs[comm->rank], e->count * stub_bytes(e->type), false);
+        touch(e->out, e->count * stub_bytes(e->type), true);
+    }
+}
+
+static void finish_job(void *argument)
+{
+    job *j = argument;
+    pthread_mutex_lock(&jobs_lock);
+    if (j->comm) {
+        touch_all(j->comm, &j->batch);
+        reduce_all(j->comm, &j->batch);
+        if (j->after) j->comm->after = j->after;
+        j->comm->jobs = j->next;
+    }
+    pthread_mutex_unlock(&jobs_lock);
+    drop_batch(&j->batch);
+    free(j);
+}
+
+/* As NCCL launches on a thread of its own: nothing is on the stream before. */
+static void put_on_stream(ncclComm_t comm, const job *what)
+{
+    void (*work)(void *, bool (*)(void *), void (*)(void *), void *);
+    *(void **)&work = in_driver("stand_in_work");
+    job *made = malloc(sizeof *made);
+    if (!work || !made) stub_broken("a call on a stream", "the driver is not the stand-in");
+    *made = *what;
+    pthread_mutex_lock(&jobs_lock);
+    job **at = &comm->jobs;
+    while (*at) at = &(*at)->next;
+    *at = made;
+    pthread_mutex_unlock(&jobs_lock);
+    work(comm->stream, is_ready, finish_job, made);
+}
+
+static void launch(ncclComm_t comm)
+{
+    put_on_stream(comm, &(job){ .comm = comm,
+                                .batch = comm->batch,
+                                .never = comm->never,
+                                .not_before_ns = comm->not_before_ns,
+                                .after = comm->late });
+    comm->batch = (batch){ 0 };
+    comm->self = NULL;
+    comm->stream = NULL;
+    comm->in_progress = false;
+}
+
+/* The streams go on without what has not ended. */
+static void abort_jobs(ncclComm_t comm)
+{
+    pthread_mutex_lock(&jobs_lock);
+    for (job *j = comm->jobs; j; j = j->next) j->comm = NULL;
+    pthread_mutex_unlock(&jobs_lock);
 }
 
 /* An error that comes after the end of a call is seen by the next look. */
@@ -139,6 +289,10 @@ static void advance(ncclComm_t comm)
 {
     if (!comm->in_progress) {
         if (comm->after) comm->error = comm->after;
+        return;
+    }
+    if (comm->stream) {
+        launch(comm);
         return;
     }
     if (comm->never || now_ns() < comm->not_before_ns || !has_ended(comm)) return;
@@ -152,8 +306,11 @@ static ncclResult_t start(ncclComm_t comm, stub_due due)
 {
     comm->never = due.how == STUB_NEVER;
     comm->not_before_ns = due.how == STUB_LATE ? now_ns() + (uint64_t)due.value * 1000000u : 0;
-    comm->after = due.how == STUB_ASYNC ? (ncclResult_t)due.value : ncclSuccess;
+    ncclResult_t after = due.how == STUB_ASYNC ? (ncclResult_t)due.value : ncclSuccess;
+    if (comm->stream) comm->late = after;
+    else comm->after = after;
     comm->in_progress = true;
+    if (!comm->stream) copy_locals(&comm->batch);
     if (comm->ranks == 1) advance(comm);
     return comm->in_progress ? ncclInProgress : ncclSuccess;
 }
@@ -162,20 +319,33 @@ static ncclResult_t start(ncclComm_t comm, stub_due due)
 
 static void add_flow(ncclComm_t comm, bool sends, int peer, const void *at, size_t bytes)
 {
-    if (comm->count == comm->capacity) {
-        comm->capacity = comm->capacity ? 2 * comm->capacity : 64;
-        comm->flows = realloc(comm->flows, comm->capacity * sizeof *comm->flows);
-        if (!comm->flows) abort();
+    batch *b = &comm->batch;
+    if (b->count == b->capacity) {
+        b->capacity = b->capacity ? 2 * b->capacity : 64;
+        b->flows = realloc(b->flows, b->capacity * sizeof *b->flows);
+        if (!b->flows) abort();
     }
-    comm->flows[comm->count++] =
-        (flow){ .sends = sends, .peer = peer, .at = (char *)(uintptr_t)at, .rest = bytes };
+    b->flows[b->count++] = (flow){
+        .sends = sends, .peer = peer, .at = (char *)(uintptr_t)at, .rest = bytes, .bytes = bytes
+    };
+}
+
+static local *add_local(ncclComm_t comm)
+{
+    local *made = calloc(1, sizeof *made);
+    if (!made) abort();
+    made->next = comm->batch.locals;
+    return comm->batch.locals = made;
 }
 
 /* What a call brings to a reduction of `root`: its factor first, if there are factors. */
 static void give(ncclComm_t comm, int root, const void *in, size_t bytes, ncclRedOp_t op)
 {
-    if (op >= ncclNumOps)
-        add_flow(comm, true, root, &comm->factors[op - ncclNumOps], sizeof(float));
+    if (op >= ncclNumOps) {
+        local *held = add_local(comm);
+        held->factor = comm->factors[op - ncclNumOps];
+        add_flow(comm, true, root, &held->factor, sizeof(float));
+    }
     add_flow(comm, true, root, in, bytes);
 }
 
@@ -192,7 +362,7 @@ static void collect(ncclComm_t comm, const void *own, void *out, size_t count, n
                    .count = count,
                    .type = type,
                    .op = op,
-                   .next = comm->endings };
+                   .next = comm->batch.endings };
     for (int r = 0; r < comm->ranks; r++) {
         e->inputs[r] = r == comm->rank ? own : memory + (size_t)r * bytes;
         if (e->has_factors) e->factors[r] = comm->factors[op - ncclNumOps];
@@ -200,12 +370,15 @@ static void collect(ncclComm_t comm, const void *own, void *out, size_t count, n
         if (e->has_factors) add_flow(comm, false, r, &e->factors[r], sizeof(float));
         add_flow(comm, false, r, e->inputs[r], bytes);
     }
-    comm->endings = e;
+    comm->batch.endings = e;
 }
 
-static void copy(void *to, const void *from, size_t bytes)
+static void copy(ncclComm_t comm, void *to, const void *from, size_t bytes)
 {
-    if (to != from && bytes) memcpy(to, from, bytes);
+    local *made = add_local(comm);
+    made->to = to;
+    made->from = from;
+    made->bytes = bytes;
 }
 
 /* Around each call that moves bytes: begin; then its work is added; end. */
@@ -231,8 +404,8 @@ static ncclResult_t end(ncclComm_t comm, stub_due due)
 #define BEGIN(name)                                \
     stub_due due;                                  \
     ncclResult_t failed = begin(comm, name, &due); \
-    (void)stream;                                  \
-    if (failed) return failed
+    if (failed) return failed;                     \
+    comm->stream = stream
 
 ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, void *stream)
@@ -269,7 +442,7 @@ ncclResult_t ncclAllGather(const void *in, void *out, size_t part, ncclDataType_
 {
     BEGIN("ncclAllGather");
     size_t bytes = part * stub_bytes(type);
-    copy((char *)out + (size_t)comm->rank * bytes, in, bytes);
+    copy(comm, (char *)out + (size_t)comm->rank * bytes, in, bytes);
     for (int r = 0; r < comm->ranks; r++) {
         if (r == comm->rank) continue;
         add_flow(comm, true, r, in, bytes);
@@ -283,7 +456,7 @@ ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType
 {
     BEGIN("ncclBroadcast");
     size_t bytes = count * stub_bytes(type);
-    if (root == comm->rank) copy(out, in, bytes);
+    if (root == comm->rank) copy(comm, out, in, bytes);
     else add_flow(comm, false, root, out, bytes);
     for (int r = 0; r < comm->ranks; r++)
         if (root == comm->rank && r != root) add_flow(comm, true, r, in, bytes);
@@ -304,7 +477,7 @@ ncclResult_t ncclRecv(void *out, size_t count, ncclDataType_t type, int peer, nc
 {
     BEGIN("ncclRecv");
     if (peer != comm->rank) add_flow(comm, false, peer, out, count * stub_bytes(type));
-    else if (comm->self) copy(out, comm->self, count * stub_bytes(type));
+    else if (comm->self) copy(comm, out, comm->self, count * stub_bytes(type));
     else stub_broken("ncclRecv", "from this rank itself, without a send before it in the group");
     return end(comm, due);
 }
@@ -368,6 +541,10 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
 ncclResult_t ncclGetVersion(int *version)
 {
     stub_due due = stub_ask("ncclGetVersion", -1);
+    /* Ranks that are threads of a process share the stand-in driver. */
+    void (*share)(void);
+    *(void **)&share = in_driver("stand_in_share");
+    if (share) share();
     *version = due.how == STUB_VERSION ? due.value : 22809;
     return due.how == STUB_FAIL ? (ncclResult_t)due.value : ncclSuccess;
 }
@@ -423,10 +600,10 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
 
 static void free_comm(ncclComm_t comm)
 {
+    abort_jobs(comm);
     drop_work(comm);
     comm->magic = 0;
     stub_wire_close(comm->wire);
-    free(comm->flows);
     free(comm);
 }
 

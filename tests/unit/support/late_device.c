@@ -283,11 +283,17 @@ static void late_stream_close(ms_stream *stream, void *state)
     ms_release(&stream->engine->context, state);
 }
 
+bool device_is_cuda(void)
+{
+    const char *asked = getenv("MOONSHARD_TEST_DEVICE");
+    return asked && strncmp(asked, "cuda", 4) == 0;
+}
+
 const ms_device *late_device(const char *device)
 {
     static ms_device table;
     const char *asked = getenv("MOONSHARD_TEST_DEVICE");
-    if (asked && strncmp(asked, "cuda", 4) == 0 && (!device || strcmp(device, "cpu") == 0)) {
+    if (device_is_cuda() && (!device || strcmp(device, "cpu") == 0)) {
         /* Over the stand-in for the driver, whose order of work the seed chooses; on a GPU
          * (tests/gpu/run.sh) there is none. */
         if (getenv("MOONSHARD_STAND_IN"))

@@ -1,0 +1,39 @@
+/* nccl.c: the tasks of the transport nccl (comm/nccl/) on a GPU. */
+#include "comm/nccl/nccl.h"
+
+#include "comm/cuda/comm_reduce.h"
+#include "comm/cuda/tasks.h"
+#include "tensor/cuda/kernels.h"
+
+MS_CUDA_IMAGE(comm_reduce)
+MS_CUDA_KERNEL(comm_reduce, comm_tell)
+
+static void tell(ms_cuda_work *work, volatile uint32_t *word)
+{
+    ms_cuda_word call = { .word = word };
+    ms_cuda_shape one = { .blocks = { 1 }, .threads = { 1 } };
+    ms_cuda_launch(work, &comm_tell, one, &call, sizeof call);
+}
+
+/* The call lies between two words that tell the watchdog where it is. */
+static void run(ms_cuda_work *work, const void *arguments)
+{
+    ms_error error;
+    ms_nccl_flight *flight = ms_nccl_flight_begin(arguments);
+    if (!flight) {
+        ms_cuda_work_fail(work, MS_ERROR_MEMORY, "no memory for a call of NCCL");
+        return;
+    }
+    if (!ms_cuda_after(work, ms_nccl_flight_land, flight)) {
+        (void)ms_nccl_flight_land(flight, &error);
+        return;
+    }
+    tell(work, &flight->started);
+    if (ms_nccl_launch(arguments, ms_cuda_work_stream(work), &error)) tell(work, &flight->ended);
+    else ms_cuda_work_fail_with(work, &error);
+}
+
+static const ms_cuda_task tasks[MS_COLLECTIVES] = MS_CUDA_COMM_TASKS(run);
+static const ms_task *const table[MS_COLLECTIVES] = MS_CUDA_COMM_TABLE(tasks);
+
+const ms_kernels ms_cuda_nccl = { .family = "cuda", .tasks = table };

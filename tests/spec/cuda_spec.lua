@@ -1,0 +1,112 @@
+-- The cuda device as users see it, over the stand-in for NVIDIA's driver (tests/cuda/driver), whose
+-- GPU is the host: what a run there gives, what its errors say. (Values of operators: the unit
+-- tests marked "cuda"; missing waits end the process, MOONSHARD_STAND_IN_WATCH.)
+local command = require "command"
+local core = require "moonshard.core"
+
+local STAND_IN = os.getenv "MOONSHARD_STAND_IN"
+local ON_GPU = ("MOONSHARD_CUDA_DRIVER='%s' MOONSHARD_STAND_IN_WATCH=stop"):format(STAND_IN)
+
+describe("on a GPU", function()
+  local folder
+  before_each(function() folder = command.folder() end)
+  after_each(function() command.remove(folder) end)
+
+  local RECIPE = ("'%s/recipes/gpt_bytes.lua' 'data=%s/README.md' length=32 batch=4 \z
+    model.layers=1 model.width=64 model.heads=2 every.eval=1000 every.sample=1000")
+    :format(command.source, command.source)
+
+  -- Trains there, or without settings on the CPU; returns the loss of each step.
+  local function train(options, settings)
+    command.succeed(folder, ("run %s %s %s"):format(RECIPE, settings and "--device cuda" or "",
+      options), settings)
+    local losses = {}
+    for _, row in ipairs(command.metrics(folder .. "/" .. options:match "run=(%S+)")) do
+      if row.loss then losses[row.step + 1] = row.loss end
+    end
+    return losses
+  end
+  -- What a run has saved of its model.
+  local function model(run)
+    local text = {}
+    for _, name in ipairs(core.list(folder .. "/" .. run .. "/model")) do
+      text[#text + 1] = command.read(("%s/%s/model/%s"):format(folder, run, name))
+    end
+    return table.concat(text)
+  end
+
+  it("gpt_bytes learns as on a CPU, in each dtype", function()
+    for dtype, steps in pairs { bf16 = 30, f32 = 8, f16 = 8 } do
+      local there = train(("run=gpu-%s steps=%d dtype=%s"):format(dtype, steps, dtype), ON_GPU)
+      local here = train(("run=cpu-%s steps=%d dtype=%s"):format(dtype, steps, dtype))
+      assert.equal(steps, #there)
+      -- Orders of additions differ, and in 16 bits a product may be rounded to its neighbour: 2^-8
+      -- of it. Losses are means over 128 targets.
+      for step = 1, steps do
+        assert.is_true(math.abs(there[step] - here[step]) < (dtype == "f32" and 1e-4 or 2e-3),
+          ("%s, step %d: %.5f there, %.5f here"):format(dtype, step, there[step], here[step]))
+      end
+      if dtype == "bf16" then assert.is_true(there[steps] < there[1] - 0.8) end
+    end
+  end)
+
+  it("has the same bits in each order of its streams, and goes on where it was", function()
+    train("run=a steps=12 every.save=6 model.dropout=0.1", ON_GPU)
+    train("run=b steps=12 every.save=6 model.dropout=0.1", ON_GPU .. " MOONSHARD_STAND_IN_SEED=5")
+    assert.is_true(#model "a" > 1000)
+    assert.is_true(model "a" == model "b", "two orders gave two models")
+    train("run=c steps=12 every.save=6 model.dropout=0.1 resume=a/step-00000006", ON_GPU)
+    assert.is_true(model "a" == model "c", "the resumed run gave another model")
+  end)
+
+  it("check predicts the peak to the byte", function()
+    command.write(folder .. "/with_peak.lua", [[
+      dofile(os.getenv "RECIPE")
+      print("peak " .. require "moonshard".memory().peak)]])
+    local options = RECIPE:match "lua' (.*)" .. " steps=4 run=p"
+    local recipe = RECIPE:match "^'(.-)'"
+    local predicted = core.json_decode(command.succeed(folder,
+      ("check '%s' --device cuda --json %s"):format(recipe, options)))
+    local out = command.succeed(folder, "run with_peak.lua --device cuda " .. options,
+      ("%s RECIPE='%s'"):format(ON_GPU, recipe))
+    assert.equal(predicted.peak_bytes[1], math.tointeger(tonumber(out:match "peak (%d+)")))
+  end)
+
+  it("is shown by info, with the driver and the library of products", function()
+    local out = command.succeed(folder, "info", ON_GPU)
+    assert.matches("devices +cpu, cuda\n", out)
+    assert.matches("gpu 0 +stand%-in 0, compute capability 9%.0, 4%.0 GiB\n", out)
+    assert.matches("gpu driver +CUDA 13%.0\n", out)
+    assert.matches("gpu products +cuBLASLt 13%.1, .*libcublasLt", out)
+    assert.matches("gpu driver +this machine shows no GPU", command.succeed(folder, "info"))
+  end)
+
+  -- Runs a line of a recipe and returns its error.
+  local function fails(code, line, settings)
+    command.write(folder .. "/r.lua", 'local ms = require "moonshard"\n' .. line)
+    local found, _, err = command.run(folder, "run r.lua --device cuda", settings)
+    assert.equal(code, found, err)
+    assert.equal(1, select(2, err:gsub("\n", "")), "one line: " .. err)
+    return err
+  end
+
+  it("names what is missing, and what to do", function()
+    local line = "print(ms.ones({ 2, 2 }):matmul(ms.ones { 2, 2 }):sum():item())"
+    assert.matches("this machine has no NVIDIA driver: .*nowhere.*: install one, or set \z
+      MOONSHARD_CUDA_DRIVER", fails(1, line, "MOONSHARD_CUDA_DRIVER=/nowhere/libcuda.so.1"))
+    assert.matches("products of matrices on a GPU need cuBLASLt of CUDA 13: .*MOONSHARD_CUDA_LIBS",
+      fails(3, line, ON_GPU .. " MOONSHARD_CUBLASLT=/nowhere/libcublasLt.so.13"))
+    assert.matches("is cuBLASLt 12%.4: 13%.0 or later is needed",
+      fails(3, line, ON_GPU .. " MOONSHARD_STAND_IN_CUBLASLT_VERSION=120400"))
+    assert.matches("no memory for 17179869184 bytes: live 0, .*limit 966367638",
+      fails(8, "ms.zeros { 1 << 32 }", ON_GPU))
+  end)
+
+  it("names the script's line of a value that a kernel refuses", function()
+    local err = fails(1, "local t = ms.ones { 4, 3 }\nprint(t:index_select(1, ms.tensor { 9 }))\n\z
+      ms.synchronize()", ON_GPU)
+    assert.matches("index_select", err)
+    assert.matches("9", err)
+    assert.matches("r%.lua:3", err)
+  end)
+end)

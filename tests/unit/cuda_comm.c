@@ -1,0 +1,251 @@
+/* cuda_comm.c: collectives of a fake world, and of a rank by itself, on the cuda device: the bits
+ * that the CPU gives, for all kinds, dtypes and operations. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "exec/device.h"
+#include "moonshard/comm.h"
+
+static ms_engine *engine_on(const ms_device *device)
+{
+    ms_engine_options options = { .own_device = device, .threads = 1, .strict = true };
+    ms_engine *engine = NULL;
+    ms_error error;
+    setenv("MOONSHARD_CUDA_DRIVER", getenv("MOONSHARD_STAND_IN"), 1);
+    if (ms_engine_new(&options, &error, &engine)) fail_msg("%s", error.message);
+    return engine;
+}
+
+/* One call on both devices: what the tensors hold afterwards is compared. */
+typedef struct call {
+    ms_collective_kind kind;
+    ms_reduce_op op;
+    ms_dtype dtype, travels;
+    uint32_t ranks, rank, root;
+    int64_t in, out; /* elements; 0: there is no such tensor */
+    const int64_t *counts, *receive_counts;
+    double factor;
+    int64_t offset; /* elements of `in` and `out` before them in their storages */
+} call;
+
+/* Bits of all sorts: floats with fractions, huge and tiny ones, infinities and NaN. Subnormal
+ * floats are left out: the CPU takes them for 0, a GPU does not. */
+static void fill_bytes(ms_dtype dtype, int64_t elements, unsigned char *bytes)
+{
+    static const float special[] = { 0.1f, -3.7f, 1e30f, -1e-30f, INFINITY, NAN, -0.0f, 65519.0f };
+    uint64_t random = 7;
+    for (int64_t i = 0; i < elements; i++) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        uint64_t word = random >> 16;
+        size_t item = ms_dtype_bytes(dtype);
+        float number = i % 5 ? (float)((int64_t)(word % 20001) - 10000) * 0.37f
+                             : special[(size_t)(i / 5) % (sizeof special / sizeof *special)];
+        if (dtype == MS_BOOL) word &= 1;
+        if (dtype == MS_F32) memcpy(&word, &number, sizeof number);
+        if (dtype == MS_F16) word = ms_f16_from_float(number);
+        if (dtype == MS_BF16) word = ms_bf16_from_float(number);
+        memcpy(bytes + (size_t)i * item, &word, item);
+    }
+}
+
+static ms_tensor *tensor_of(ms_engine *engine, const call *c, int64_t elements)
+{
+    ms_storage *storage = NULL;
+    ms_tensor *whole = NULL, *window = NULL;
+    int64_t all = elements + c->offset, one = 1;
+    size_t bytes = (size_t)all * ms_dtype_bytes(c->dtype);
+    if (!elements) return NULL;
+    unsigned char *values = calloc(1, bytes + 1);
+    assert_non_null(values);
+    fill_bytes(c->dtype, all, values);
+    assert_int_equal(ms_storage_new(ms_engine_current(engine), bytes, &storage), MS_OK);
+    assert_int_equal(ms_tensor_on(storage, c->dtype, 1, &all, &whole), MS_OK);
+    assert_int_equal(ms_tensor_write(whole, values, bytes), MS_OK);
+    assert_int_equal(ms_tensor_window(whole, 1, &elements, &one, c->offset, &window), MS_OK);
+    ms_tensor_release(whole);
+    ms_storage_release(storage);
+    free(values);
+    return window;
+}
+
+static unsigned char *bytes_of(ms_tensor *tensor, size_t *bytes)
+{
+    *bytes = tensor ? ms_tensor_bytes(tensor) : 0;
+    unsigned char *out = calloc(1, *bytes + 1);
+    assert_non_null(out);
+    if (tensor) assert_int_equal(ms_tensor_read(tensor, out, *bytes), MS_OK);
+    return out;
+}
+
+/* What `in` and `out` hold after the call. */
+static void run_on(const ms_device *device, const call *c, bool alone, unsigned char *held[2],
+                   size_t bytes[2])
+{
+    ms_engine *engine = engine_on(device);
+    ms_group *group = NULL;
+    assert_int_equal(ms_comm_open_fake(engine, c->rank, c->ranks, &group), MS_OK);
+    if (alone) assert_int_equal(ms_comm_alone(engine, &group), MS_OK);
+    ms_tensor *in = tensor_of(engine, c, c->in), *out = tensor_of(engine, c, c->out);
+    ms_collective collective = { .kind = c->kind,
+                                 .op = c->op,
+                                 .in = in,
+                                 .out = out,
+                                 .travels = c->travels,
+                                 .root = c->root,
+                                 .counts = c->counts,
+                                 .receive_counts = c->receive_counts,
+                                 .factor = c->factor,
+                                 .bucket = -1 };
+    if (ms_group_enqueue(group, 1, &collective, NULL))
+        fail_msg("%s", ms_engine_error(engine)->message);
+    if (ms_engine_sync(engine)) fail_msg("%s", ms_engine_error(engine)->message);
+    held[0] = bytes_of(in, &bytes[0]);
+    held[1] = bytes_of(out, &bytes[1]);
+    ms_tensor_release(in);
+    ms_tensor_release(out);
+    ms_engine_free(engine);
+}
+
+static void compare(const call *c, bool alone)
+{
+    unsigned char *cpu[2], *cuda[2];
+    size_t bytes[2], again[2];
+    run_on(&ms_device_cpu, c, alone, cpu, bytes);
+    run_on(&ms_device_cuda, c, alone, cuda, again);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(bytes[i], again[i]);
+        if (bytes[i] && memcmp(cpu[i], cuda[i], bytes[i]) != 0) {
+            size_t at = 0, item = ms_dtype_bytes(c->dtype);
+            while (memcmp(cpu[i] + at, cuda[i] + at, item) == 0) at += item;
+            fail_msg("%s by %s of %s over %u ranks: element %zu of %s differs",
+                     ms_collective_name(c->kind), ms_reduce_op_name(c->op), ms_dtype_name(c->dtype),
+                     c->ranks, at / item, i ? "out" : "in");
+        }
+        free(cpu[i]);
+        free(cuda[i]);
+    }
+}
+
+static bool is_defined(ms_dtype dtype, ms_reduce_op op)
+{
+    return ms_dtype_is_float(dtype) || (op != MS_REDUCE_OP_AVG && op != MS_REDUCE_OP_PREMUL_SUM);
+}
+
+/* In place and apart, at addresses of every alignment, whole and in parts. */
+static void reductions_have_the_cpus_bits(void **state)
+{
+    (void)state;
+    for (ms_dtype dtype = 0; dtype < MS_DTYPES; dtype++)
+        for (ms_reduce_op op = 0; op < MS_REDUCE_OPS; op++) {
+            if (!is_defined(dtype, op)) continue;
+            call c = { .kind = MS_ALL_REDUCE,
+                       .op = op,
+                       .dtype = dtype,
+                       .travels = MS_F32,
+                       .ranks = 3,
+                       .rank = 1,
+                       .in = 1003,
+                       .factor = 0.3 };
+            compare(&c, false);
+            compare(&c, true);
+            c.out = c.in;
+            c.offset = 3;
+            compare(&c, false);
+            c.kind = MS_REDUCE_SCATTER;
+            c.in = 3 * 77;
+            c.out = 77;
+            compare(&c, false);
+            c.kind = MS_REDUCE;
+            c.root = 1;
+            c.out = 0;
+            compare(&c, false);
+        }
+}
+
+static void numbers_are_rounded_on_their_way(void **state)
+{
+    (void)state;
+    static const ms_dtype ways[] = { MS_F16, MS_BF16 };
+    for (int w = 0; w < 2; w++)
+        for (ms_reduce_op op = 0; op < MS_REDUCE_OPS; op++) {
+            call c = { .kind = MS_ALL_REDUCE,
+                       .op = op,
+                       .travels = ways[w],
+                       .ranks = 6,
+                       .rank = 4,
+                       .in = 515,
+                       .factor = 1.7 };
+            compare(&c, false);
+            compare(&c, true);
+        }
+}
+
+/* Parts of other lengths: what this rank has not got is zero. */
+static void parts_are_copied(void **state)
+{
+    (void)state;
+    static const int64_t counts[] = { 5, 0, 9 }, received[] = { 7, 0, 2 };
+    const call calls[] = {
+        { .kind = MS_ALL_GATHER, .in = 40, .out = 120 },
+        { .kind = MS_ALL_GATHER, .in = 9, .out = 14, .counts = counts },
+        { .kind = MS_GATHER, .in = 40, .out = 120, .root = 2 },
+        { .kind = MS_GATHER, .in = 40, .root = 0 },
+        { .kind = MS_SCATTER, .in = 120, .out = 40, .root = 2 },
+        { .kind = MS_SCATTER, .out = 40, .root = 1 },
+        { .kind = MS_ALL_TO_ALL, .in = 120, .out = 120 },
+        { .kind = MS_ALL_TO_ALL, .in = 14, .out = 9, .counts = counts, .receive_counts = received },
+        { .kind = MS_BROADCAST, .in = 40 },
+        { .kind = MS_SEND, .in = 40 },
+        { .kind = MS_RECV, .in = 40 },
+        { .kind = MS_BARRIER },
+    };
+    static const ms_dtype dtypes[] = { MS_F32, MS_BF16, MS_U8, MS_I64 };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        for (int d = 0; d < 4; d++)
+            for (int64_t offset = 0; offset < 2; offset++) {
+                call c = calls[i];
+                c.ranks = 3;
+                c.rank = 2;
+                c.dtype = dtypes[d];
+                c.travels = MS_F32;
+                c.offset = offset;
+                compare(&c, false);
+            }
+}
+
+/* Numbers that hosts share, and groups that are made of others, are in host memory. */
+static void hosts_share_numbers(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = { 2, 2 }, members[] = { 0, 1, 2, 3 };
+    ms_engine *engine = engine_on(&ms_device_cuda);
+    ms_group *world = NULL, *half = NULL;
+    int64_t mine[2] = { 5, -2 }, all[8] = { 0 };
+    assert_int_equal(ms_comm_open_fake(engine, 2, 4, &world), MS_OK);
+    ms_sharing sharing = { .kind = MS_ALL_GATHER, .dtype = MS_I64, .count = 2, .label = "two" };
+    assert_int_equal(ms_group_share(world, &sharing, mine, all), MS_OK);
+    for (int i = 0; i < 8; i++) assert_int_equal(all[i], mine[i % 2]);
+    sharing.kind = MS_ALL_REDUCE;
+    assert_int_equal(ms_group_share(world, &sharing, mine, all), MS_OK);
+    assert_int_equal(all[0], 20);
+    assert_int_equal(ms_group_split(world, 2, sizes, members, &half), MS_OK);
+    assert_int_equal(ms_group_size(half), 2);
+    assert_int_equal(ms_group_barrier(half, 0), MS_OK);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    ms_engine_free(engine);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reductions_have_the_cpus_bits),
+        cmocka_unit_test(numbers_are_rounded_on_their_way),
+        cmocka_unit_test(parts_are_copied),
+        cmocka_unit_test(hosts_share_numbers),
+    };
+    return cmocka_run_group_tests_name("cuda_comm", tests, NULL, NULL);
+}
