@@ -1,5 +1,5 @@
 /* device.c: functions of devices besides tasks and waits: marks, copies and checks of flags, in
- * stream order, and their results on a device without values. ctest: late cuda */
+ * stream order, and their results on a device without values. ctest: late */
 #include "device_support.h"
 
 #include <stdio.h>
