@@ -1,5 +1,6 @@
 /* comm_nccl.c: the transport over NCCL, on a stub whose calls fail, hang, come late or never end:
- * every such job ends with the rank and the operation, and in time. */
+ * every such job ends with the rank and the operation, and in time.
+ * ctest: cuda */
 #include <dlfcn.h>
 #include <signal.h>
 #include <time.h>

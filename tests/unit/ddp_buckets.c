@@ -129,9 +129,11 @@ static void fail_to_assign(rank *self, long n, bool gradients, bool *reached)
     static const uint32_t order[] = { 2, 0, 1, 4, 3 }, sizes[] = { 1, 1, 1, 1, 1 };
     fault_os fault;
     fault_os_init(&fault);
-    ms_engine_options options = {
-        .os = &fault.table, .threads = 1, .strict = true, .memory_bytes = 64 << 20
-    };
+    ms_engine_options options = { .os = &fault.table,
+                                  .own_device = late_device(NULL),
+                                  .threads = 1,
+                                  .strict = true,
+                                  .memory_bytes = 64 << 20 };
     assert_int_equal(ms_engine_new(&options, NULL, &self->engine), MS_OK);
     assert_int_equal(ms_comm_open_fake(self->engine, 0, 2, &self->world), MS_OK);
     model m;

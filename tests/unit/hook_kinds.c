@@ -256,7 +256,7 @@ static void sharded_kinds(rank *self)
     }
     if (*self->why) return;
     OK(ms_engine_sync(self->engine));
-    CHECK(ms_engine_memory(self->engine).live == 0);
+    CHECK(nothing_is_left(self));
 }
 
 static void sharded_kinds_give_shards_of_what_all_reduce_gives(void **state)

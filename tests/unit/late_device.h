@@ -3,7 +3,7 @@
 #ifndef MOONSHARD_TESTS_LATE_DEVICE_H
 #define MOONSHARD_TESTS_LATE_DEVICE_H
 
-#include "exec/device.h"
+#include "moonshard/exec.h"
 
 /* The device for ms_engine_options.own_device: NULL unless MOONSHARD_TEST_DEVICE is "late", or
  * "late:SEED", and `device` is the CPU (or NULL). */
