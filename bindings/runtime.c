@@ -8,8 +8,35 @@
 #include "bindings/adopt.h"
 #include "moonshard/comm.h"
 #include "moonshard/hook.h"
+#include "moonshard/hosts.h"
 
 /* ----------------------------------------------------------------- entering */
+
+/* A rank computes on the GPU of its place on its host. More ranks than GPUs are an error that all
+ * of them find; a driver that cannot be asked is one when the engine opens. A launcher that starts
+ * every process itself may show each of them another GPU, as its only one. */
+static void choose_gpu(lua_State *L, ms_runtime *runtime)
+{
+    ms_error error;
+    ms_launched launched;
+    uint32_t gpus = 0, driver = 0, here = 0;
+    const char *name = runtime->settings.device, *shown = NULL;
+    const ms_os *os = runtime->context.os;
+    if (!name || strcmp(name, "cuda") != 0 || !runtime->rendezvous) return;
+    uint32_t place = ms_rendezvous_place(runtime->rendezvous, runtime->rank, &here);
+    if (here == 1 || ms_gpus(os, NULL, 0, &gpus, &driver, &error) || gpus == 0) return;
+    bool is_launched = !ms_hosts_launched(&runtime->context, &launched) && *launched.name;
+    if (gpus == 1 && is_launched) return;
+    runtime->settings.device_index = place;
+    if (here <= gpus) return;
+    shown = os->environment(os->user, "CUDA_VISIBLE_DEVICES");
+    luaL_error(L,
+               "moonshard could not start: %d ranks on this host and %d GPU%s (%s%s): each rank "
+               "needs a GPU of its own: start %d rank%s here, or show more GPUs",
+               (int)here, (int)gpus, gpus == 1 ? "" : "s",
+               shown ? "CUDA_VISIBLE_DEVICES=" : "CUDA_VISIBLE_DEVICES is not set",
+               shown ? shown : "", (int)gpus, gpus == 1 ? "" : "s");
+}
 
 /* Starts the engine at first use, because its settings may come from ms.init. A rank joins its job
  * here. An error that happens here is copied before the engine is freed, since its text is the
@@ -22,6 +49,7 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     /* Ranks of one machine share its cores. */
     if (runtime->rendezvous && !runtime->settings.threads)
         runtime->settings.threads = ms_rendezvous_threads(runtime->rendezvous);
+    choose_gpu(L, runtime);
     ms_error error;
     ms_engine *engine = NULL;
     if (ms_engine_new(&runtime->settings, &error, &engine))

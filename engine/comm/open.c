@@ -45,11 +45,16 @@ static ms_status refuse_name(ms_engine *engine, const ms_control *control, const
 
 /* Tensors of a device whose memory no transport moves are refused when the engine joins. name: what
  * the user asks for, or NULL. */
-static ms_status choose_transport(ms_engine *engine, const ms_control *control, const char *name,
-                                  const ms_transport **out)
+static ms_status choose_transport(ms_engine *engine, const ms_control *control, uint32_t ranks,
+                                  const char *name, const ms_transport **out)
 {
     const ms_device *device = ms_engine_device_of(engine);
     bool is_known = !name;
+    /* A rank that has no others needs no library between GPUs. */
+    if (!name && ranks == 1 && strcmp(device->kernels, ms_transport_fake.kernels) != 0) {
+        *out = &ms_transport_fake;
+        return MS_OK;
+    }
     for (size_t i = 0; i < sizeof pairings / sizeof *pairings; i++) {
         const ms_transport *transport = pairings[i].transport;
         if (pairings[i].control != control || (name && strcmp(transport->name, name) != 0))
@@ -86,8 +91,8 @@ ms_status ms_comm_open_with(ms_engine *engine, ms_rendezvous *rendezvous, uint32
                                  .size = rendezvous->ranks,
                                  .options = *options };
     membership.options.transport = NULL; /* the caller's text */
-    ms_status status =
-        choose_transport(engine, membership.control, options->transport, &membership.transport);
+    ms_status status = choose_transport(engine, membership.control, membership.size,
+                                        options->transport, &membership.transport);
     if (!status) status = ms_comm_new(engine, &membership, world);
     if (!status) ms_engine_on_failure(engine, end_job);
     return status;

@@ -33,6 +33,12 @@ uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous)
     return rendezvous->kind->threads(rendezvous);
 }
 
+/* Before its engine starts, too: it decides which GPU is the rank's. */
+uint32_t ms_rendezvous_place(const ms_rendezvous *rendezvous, uint32_t rank, uint32_t *here)
+{
+    return rendezvous->kind->place(rendezvous, rank, here);
+}
+
 /* A signal handler may call it, so a kind must not lock or allocate here. */
 bool ms_rendezvous_abort(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank,
                          const char *message)

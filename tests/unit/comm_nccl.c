@@ -1,6 +1,6 @@
 /* comm_nccl.c: the transport over NCCL, on a stub whose calls fail, hang, come late or never end:
  * every such job ends with the rank and the operation, and in time.
- * ctest: cuda */
+ * ctest: cuda-ranks */
 #include <dlfcn.h>
 #include <signal.h>
 #include <time.h>
@@ -287,6 +287,23 @@ static void errors_of_other_functions_end_the_job(void **state)
             expect(ranks[r].error.message, "fails on rank");
             expect(ranks[r].error.message, "world");
         }
+    }
+}
+
+/* The library's own words, and what helps. */
+static void two_ranks_of_one_gpu_hear_what_to_set(void **state)
+{
+    (void)state;
+    rank ranks[2];
+    plan("fail:ncclCommInitRankConfig:1:5@1");
+    void (*says)(const char *) = (void (*)(const char *))stub("stub_nccl_says");
+    says("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 18000");
+    ms_abort_reason reason = run_ranks(THREADS, program, LONG_NS, ranks).reason;
+    says("");
+    assert_int_equal(reason, MS_ABORT_RAISED);
+    for (int r = 0; r < 2; r++) {
+        expect(ranks[r].error.message, "rank 1 and rank 0 both on CUDA device 18000");
+        expect(ranks[r].error.message, "NCCL_HOSTID");
     }
 }
 
@@ -762,6 +779,7 @@ int main(void)
         cmocka_unit_test(ranks_of_two_hosts_use_it),
         cmocka_unit_test(every_error_names_rank_and_operation),
         cmocka_unit_test(errors_of_other_functions_end_the_job),
+        cmocka_unit_test(two_ranks_of_one_gpu_hear_what_to_set),
         cmocka_unit_test(an_unknown_code_is_an_error),
         cmocka_unit_test(errors_after_the_end_of_a_call_are_found),
         cmocka_unit_test(what_never_ends_is_a_timeout),

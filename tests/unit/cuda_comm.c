@@ -9,6 +9,7 @@
 
 #include "exec/device.h"
 #include "moonshard/comm.h"
+#include "moonshard/control.h"
 
 static ms_engine *engine_on(const ms_device *device)
 {
@@ -239,6 +240,33 @@ static void hosts_share_numbers(void **state)
     ms_engine_free(engine);
 }
 
+/* A launcher may make a job of one rank: it needs no library between GPUs. */
+static void a_job_of_one_rank_needs_no_nccl(void **state)
+{
+    (void)state;
+    ms_context context;
+    ms_rendezvous *rendezvous = NULL;
+    ms_group *world = NULL;
+    ms_tensor *t = NULL;
+    ms_rendezvous_options ranks = { .ranks = 1, .threads = 1, .heap_bytes = 1 << 20 };
+    float values[2] = { 1, 2 }, got[2] = { 0 };
+    setenv("MOONSHARD_NCCL", "/nowhere/libnccl.so.2", 1);
+    ms_context_init(&context, NULL);
+    assert_int_equal(ms_rendezvous_new(&context, &ranks, &rendezvous), MS_OK);
+    ms_engine *engine = engine_on(&ms_device_cuda);
+    if (ms_comm_open(engine, rendezvous, 0, &world))
+        fail_msg("%s", ms_engine_error(engine)->message);
+    assert_int_equal(ms_tensor_new(engine, MS_F32, 1, (int64_t[]){ 2 }, &t), MS_OK);
+    assert_int_equal(ms_tensor_write(t, values, sizeof values), MS_OK);
+    ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 };
+    if (ms_group_enqueue(world, 1, &c, NULL)) fail_msg("%s", ms_engine_error(engine)->message);
+    assert_int_equal(ms_tensor_read(t, got, sizeof got), MS_OK);
+    assert_memory_equal(got, values, sizeof got);
+    ms_tensor_release(t);
+    ms_engine_free(engine);
+    ms_rendezvous_release(rendezvous);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -246,6 +274,7 @@ int main(void)
         cmocka_unit_test(numbers_are_rounded_on_their_way),
         cmocka_unit_test(parts_are_copied),
         cmocka_unit_test(hosts_share_numbers),
+        cmocka_unit_test(a_job_of_one_rank_needs_no_nccl),
     };
     return cmocka_run_group_tests_name("cuda_comm", tests, NULL, NULL);
 }

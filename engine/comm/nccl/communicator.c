@@ -90,11 +90,16 @@ void ms_nccl_explain(const ms_nccl *nccl, const char *function, ms_nccl_result r
 {
     const char *why = nccl->api.get_error_string(result), *last = nccl->api.get_last_error(NULL);
     bool has_more = last && *last;
+    const char *help = has_more && strstr(last, "Duplicate GPU")
+                           ? ": NCCL wants a GPU for each rank: start fewer ranks, or show more "
+                             "GPUs (CUDA_VISIBLE_DEVICES); ranks may share one where NCCL_HOSTID "
+                             "is set to another text for each of them"
+                           : "";
     out->status = MS_ERROR_IO;
     out->rank = (int32_t)nccl->comm->groups[0]->rank;
     snprintf(out->message, sizeof out->message,
-             "%s fails on rank %" PRId32 " in %s: %.200s%s%.300s", function, out->rank, where,
-             why ? why : "unknown error", has_more ? ": " : "", has_more ? last : "");
+             "%s fails on rank %" PRId32 " in %s: %.200s%s%.300s%s", function, out->rank, where,
+             why ? why : "unknown error", has_more ? ": " : "", has_more ? last : "", help);
 }
 
 void ms_nccl_name(const ms_comm_args *args, char *text, size_t bytes, ms_error *error)

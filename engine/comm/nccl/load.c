@@ -64,7 +64,7 @@ ms_status ms_nccl_load(ms_context *context, ms_nccl_api *out)
     if (!library)
         return ms_fail(context, MS_ERROR_NOT_FOUND,
                        "cannot load NCCL: %s: install NCCL 2.28 or later, or set " MS_NCCL_VARIABLE
-                       " to the path of its library",
+                       " to the path of its library: ranks on GPUs need it, on one host or several",
                        why);
     const char *missing = find_all(os, library, out);
     if (out->get_version && out->get_version(&version) == MS_NCCL_SUCCESS

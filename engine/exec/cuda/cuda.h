@@ -151,6 +151,7 @@ ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *wha
 void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result);
 void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
                          const char *format, ...) MS_PRINTF(5, 6);
+void ms_cuda_fail_with(ms_stream *stream, uint64_t seq, uint32_t script, const ms_error *error);
 /* As ms_stream_fail_after. */
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq);
 
@@ -177,7 +178,7 @@ uint64_t ms_cuda_mark_ns(const ms_engine *engine, const ms_mark *mark);
 
 /* kernel.c */
 void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context);
-void ms_cuda_release_piece(ms_cuda_device *self, ms_context *context, ms_cuda_piece *piece);
+void ms_cuda_release_piece(ms_engine *engine, ms_cuda_piece *piece);
 
 /* graph.c */
 ms_status ms_cuda_record_begin(ms_stream *origin);
@@ -211,7 +212,9 @@ bool ms_cuda_expect_note(ms_stream *stream, const ms_launch *launch, const ms_cu
 void ms_cuda_capture_note(ms_engine *engine, ms_cuda_note *note);
 /* The bytes as they are now, in memory that lives as long as the recording; NULL: there is none. */
 const void *ms_cuda_capture_bytes(ms_engine *engine, const void *host, size_t bytes);
+/* The recording becomes a user of the piece, once. False: there is no memory. */
 bool ms_cuda_capture_piece(ms_engine *engine, ms_cuda_piece *piece);
+/* False: nothing is captured on the stream, and the mark is set as ever. */
 bool ms_cuda_capture_mark(ms_stream *stream, ms_mark *mark);
 void ms_cuda_forget_recording(ms_cuda_recording *recording);
 

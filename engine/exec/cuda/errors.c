@@ -29,6 +29,14 @@ static void end_failing(ms_cuda_device *self)
     atomic_flag_clear_explicit(&self->failing, memory_order_release);
 }
 
+void ms_cuda_fail_with(ms_stream *stream, uint64_t seq, uint32_t script, const ms_error *error)
+{
+    ms_cuda_device *self = ms_cuda_of(stream->engine);
+    begin_failing(self);
+    ms_stream_fail(stream, seq, error, script);
+    end_failing(self);
+}
+
 void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
                          const char *format, ...)
 {
@@ -38,10 +46,7 @@ void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_st
     va_start(arguments, format);
     vsnprintf(error.message, sizeof error.message, format, arguments);
     va_end(arguments);
-    ms_cuda_device *self = ms_cuda_of(stream->engine);
-    begin_failing(self);
-    ms_stream_fail(stream, seq, &error, script);
-    end_failing(self);
+    ms_cuda_fail_with(stream, seq, script, &error);
 }
 
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq)

@@ -106,15 +106,18 @@ static void free_items(ms_cuda_recording *recording, item *first)
     }
 }
 
-/* The last run is over. */
+/* The last run is over. Another recording may be open. */
 void ms_cuda_forget_recording(ms_cuda_recording *recording)
 {
     ms_engine *engine = recording->engine;
     ms_context *context = &engine->context;
     ms_cuda_device *self = ms_cuda_enter(engine);
+    int mode = MS_CUDA_CAPTURE_RELAXED;
+    ms_cuda_exchange_mode(self, &mode);
     if (recording->program) (void)self->cuda.program_destroy(recording->program);
     if (recording->fork) (void)self->cuda.event_destroy(recording->fork);
     if (recording->join) (void)self->cuda.event_destroy(recording->join);
+    ms_cuda_exchange_mode(self, &mode);
     free_items(recording, recording->items);
     free_items(recording, recording->noted);
     while (recording->blocks) {
@@ -124,7 +127,7 @@ void ms_cuda_forget_recording(ms_cuda_recording *recording)
         ms_release(context, gone);
     }
     for (size_t i = 0; i < recording->piece_count; i++)
-        ms_cuda_release_piece(self, context, recording->pieces[i]);
+        ms_cuda_release_piece(engine, recording->pieces[i]);
     ms_release(context, recording->pieces);
     ms_release(context, recording->marks);
     ms_release(context, recording);
@@ -345,7 +348,6 @@ const void *ms_cuda_capture_bytes(ms_engine *engine, const void *host, size_t by
     return memcpy(place, host, bytes);
 }
 
-/* The recording becomes a user of the piece, once. */
 bool ms_cuda_capture_piece(ms_engine *engine, ms_cuda_piece *piece)
 {
     ms_cuda_recording *recording = ms_cuda_of(engine)->recording;
@@ -359,7 +361,7 @@ bool ms_cuda_capture_piece(ms_engine *engine, ms_cuda_piece *piece)
     return true;
 }
 
-/* False: it is set as ever. An event that is recorded in a capture never has a time. */
+/* An event that is recorded in a capture never has a time. */
 bool ms_cuda_capture_mark(ms_stream *stream, ms_mark *mark)
 {
     ms_engine *engine = stream->engine;

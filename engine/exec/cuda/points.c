@@ -101,7 +101,7 @@ static void call_after(ms_stream *stream, const ms_cuda_duty *duty)
 {
     ms_error error = { .rank = -1, .bucket = -1, .collective = -1 };
     if (duty->after && duty->after(duty->user, &error))
-        ms_stream_fail(stream, duty->seq, &error, duty->script);
+        ms_cuda_fail_with(stream, duty->seq, duty->script, &error);
 }
 
 static void do_duties(ms_stream *stream)
@@ -321,9 +321,10 @@ void ms_cuda_queue_close(ms_stream *stream, void *state)
 {
     ms_cuda_queue *queue = state;
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_cuda_stop_capture(stream->engine, "a stream is closed meanwhile");
     ms_cuda_await(stream, queue->head);
     while (queue->count > 0) pass(stream);
-    ms_cuda_release_piece(self, &stream->engine->context, queue->scratch);
+    ms_cuda_release_piece(stream->engine, queue->scratch);
     (void)self->cuda.stream_destroy(queue->stream);
     ms_release(&stream->engine->context, queue);
 }

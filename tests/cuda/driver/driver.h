@@ -2,17 +2,18 @@
  * memory is the host's, and its streams are queues.
  *
  * Work runs as late as it may, in an order that the seed (MOONSHARD_STAND_IN_SEED) chooses among
- * those that streams and events allow. With MOONSHARD_STAND_IN_WATCH it also finds work that
- * touches the same memory in no certain order (order.h). Kernels are functions of the process,
- * found by their names: NAME gets the arguments, the numbers of blocks and threads, and the bytes
- * of shared memory; NAME_bytes says how many bytes of arguments there are. */
+ * those that streams and events allow. There is one GPU, or MOONSHARD_STAND_IN_GPUS. With
+ * MOONSHARD_STAND_IN_WATCH it also finds work that touches the same memory in no certain order
+ * (order.h). Kernels are functions of the process, found by their names: NAME gets the arguments,
+ * the numbers of blocks and threads, and the bytes of shared memory; NAME_bytes says how many bytes
+ * of arguments there are. */
 #ifndef MOONSHARD_TEST_CUDA_DRIVER_H
 #define MOONSHARD_TEST_CUDA_DRIVER_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#define STAND_IN_GPUS 2
+#define STAND_IN_GPUS 8 /* at most */
 
 typedef void stand_in_kernel(const void *arguments, const unsigned blocks[3],
                              const unsigned threads[3], unsigned shared_bytes);

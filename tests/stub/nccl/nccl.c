@@ -646,8 +646,11 @@ const char *ncclGetErrorString(ncclResult_t result)
     return (unsigned)result < sizeof texts / sizeof *texts ? texts[result] : "unknown result code";
 }
 
+static const char *says = "";
+void stub_nccl_says(const char *text) { says = text; }
+
 const char *ncclGetLastError(ncclComm_t comm)
 {
     (void)comm;
-    return "";
+    return says;
 }

@@ -58,6 +58,8 @@ typedef struct ncclConfig_t {
 
 /* Replaces what goes wrong, and counts anew; NULL: nothing does. */
 STUB_EXPORT void stub_nccl_plan(const char *plan);
+/* What ncclGetLastError answers from now on; it is not copied. */
+STUB_EXPORT void stub_nccl_says(const char *text);
 /* What this call does; rank -1: that of no communicator. */
 typedef enum stub_how {
     STUB_WELL,

@@ -1,0 +1,90 @@
+-- Several ranks on the cuda device, over the stand-in for NVIDIA's driver and the stub of NCCL: the
+-- losses of the cpu device, and which GPU is whose.
+local command = require "command"
+local folder
+before_each(function() folder = command.folder() end)
+after_each(function() command.remove(folder) end)
+
+local function stand_in(gpus)
+  return ("MOONSHARD_CUDA_DRIVER='%s' MOONSHARD_STAND_IN_GPUS=%d"):format(
+    os.getenv "MOONSHARD_STAND_IN", gpus)
+end
+
+-- The losses of a short training, in order.
+local function losses(arguments, settings)
+  local out = command.succeed(folder, ("run '%s/recipes/%s length=32 batch=4 steps=5 \z
+    model.layers=1 model.width=64 model.heads=2 every.eval=0 every.sample=0 every.save=0 run=a%d")
+    :format(command.source, arguments, settings and 1 or 2), settings)
+  local list = {}
+  for loss in out:gmatch "loss ([%d.]+)  norm" do list[#list + 1] = tonumber(loss) end
+  assert.equal(5, #list, out)
+  return list
+end
+
+local SUM = [[
+  local ms = require "moonshard"
+  ms.init {}
+  local t = ms.ones { 3 } * (ms.rank() + 1)
+  print(("rank %d has %g"):format(ms.rank(), ms.world():all_reduce(t):value():sum():item()))
+]]
+
+describe("ranks on GPUs", function()
+  for _, arguments in ipairs {
+    "gpt_bytes.lua' -n 2",
+    "gpt_bytes.lua' -n 2 --thread-ranks",
+    "gpt2.lua' -n 2 bytes=true vocab=256 data=README.md shard=full_shard",
+    "gpt2.lua' -n 2 bytes=true vocab=256 data=README.md hook=bf16_compress",
+  } do
+    it("train as on the cpu: " .. arguments, function()
+      arguments = arguments:gsub("README.md", command.source .. "/README.md")
+      local on_cpu = losses(arguments)
+      local on_gpu = losses(arguments .. " --device cuda", stand_in(2))
+      for i, loss in ipairs(on_cpu) do assert.near(loss, on_gpu[i], 1e-3) end
+    end)
+  end
+
+  it("have all the waits that they need", function()
+    losses("gpt_bytes.lua' -n 2 --device cuda", stand_in(2) .. " MOONSHARD_STAND_IN_WATCH=stop")
+  end)
+
+  it("have a GPU each, in the order of their places", function()
+    command.write(folder .. "/sum.lua", SUM)
+    local out = command.succeed(folder, "run sum.lua -n 3 --device cuda", stand_in(4))
+    for r = 0, 2 do assert.truthy(out:find(("rank %d has 18"):format(r), 1, true), out) end
+  end)
+
+  it("are no more than there are GPUs", function()
+    command.write(folder .. "/sum.lua", SUM)
+    local code, _, err = command.run(folder, "run sum.lua -n 3 --device cuda",
+      stand_in(2) .. " CUDA_VISIBLE_DEVICES=0,1")
+    assert.equal(1, code, err)
+    assert.truthy(err:find("3 ranks on this host and 2 GPUs (CUDA_VISIBLE_DEVICES=0,1): each rank "
+      .. "needs a GPU of its own: start 2 ranks here, or show more GPUs", 1, true), err)
+  end)
+
+  it("need NCCL, which a rank alone does not", function()
+    command.write(folder .. "/sum.lua", SUM)
+    local settings = stand_in(2) .. " MOONSHARD_NCCL=/nowhere/libnccl.so.2"
+    local code, _, err = command.run(folder, "run sum.lua -n 2 --device cuda", settings)
+    assert.equal(1, code, err)
+    assert.truthy(err:find("cannot load NCCL: /nowhere/libnccl.so.2", 1, true), err)
+    assert.truthy(err:find("ranks on GPUs need it", 1, true), err)
+    local out = command.succeed(folder, "run sum.lua -n 1 --device cuda", settings)
+    assert.truthy(out:find("rank 0 has 3", 1, true), out)
+  end)
+
+  it("end together when one fails", function()
+    command.write(folder .. "/fails.lua", [[
+      local ms = require "moonshard"
+      ms.init {}
+      local t = ms.ones { 3 }
+      ms.world():all_reduce(t)
+      if ms.rank() == 1 then error "the disk is full" end
+      for _ = 1, 1000 do ms.world():all_reduce(t) end
+      print(t:sum():item())
+    ]])
+    local code, _, err = command.run(folder, "run fails.lua -n 2 --device cuda", stand_in(2))
+    assert.equal(1, code, err)
+    assert.truthy(err:find("the disk is full", 1, true), err)
+  end)
+end)
