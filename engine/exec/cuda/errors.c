@@ -1,6 +1,7 @@
 /* errors.c: what every file of the cuda device begins and ends with: the context, and errors. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "exec/cuda/cuda.h"
 
@@ -17,6 +18,27 @@ ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *wha
     return ms_engine_fail(engine, result == MS_CUDA_OUT_OF_MEMORY ? MS_ERROR_MEMORY : MS_ERROR_IO,
                           "%s: %s", what,
                           ms_cuda_explain(&ms_cuda_of(engine)->cuda, result, text, sizeof text));
+}
+
+void ms_cuda_spoil_with(ms_engine *engine, ms_status status, const char *format, va_list arguments)
+{
+    ms_cuda_device *self = ms_cuda_of(engine);
+    const char *script = ms_strings_get(engine->strings, engine->script);
+    size_t bytes = sizeof self->why_spoilt;
+    if (!self->recording || self->spoilt) return;
+    self->spoilt = status;
+    vsnprintf(self->why_spoilt, bytes, format, arguments);
+    size_t used = strlen(self->why_spoilt);
+    if (*script) snprintf(self->why_spoilt + used, bytes - used, " (at %s)", script);
+}
+
+void ms_cuda_spoil(ms_engine *engine, ms_status status, const char *format, ...)
+{
+    va_list arguments;
+    if (!ms_cuda_of(engine)->captures) return;
+    va_start(arguments, format);
+    ms_cuda_spoil_with(engine, status, format, arguments);
+    va_end(arguments);
 }
 
 /* One thread at a time reports for a stream: the host's, or one of the driver. */
