@@ -196,6 +196,7 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work)
 
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user)
 {
+    ms_cuda_stop_capture(work->stream->engine, "the host looks after each %s", work->launch->name);
     ms_cuda_duty *duty =
         work->has_failed ? NULL
                          : ms_cuda_add_duty(work->stream, work->launch->seq, work->launch->script);

@@ -153,6 +153,8 @@ static ms_cuda_result put_call(ms_stream *stream, const ms_launch *launch, const
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)
 {
     const ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    if (call->once)
+        ms_cuda_stop_capture(stream->engine, "%s is carried from host to host", call->name);
     if (ms_cuda_may_work(stream))
         ms_cuda_check(stream, launch,
                       self->captures ? ms_cuda_capture_call(stream, launch, call)

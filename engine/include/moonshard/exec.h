@@ -319,6 +319,7 @@ typedef struct ms_host_call {
     ms_host_function function;
     void *user;
     uint8_t kind; /* ms_task_kind */
+    bool once;    /* it cannot be recorded: `user` does not last, or other processes take part */
 } ms_host_call;
 /* accesses: what the function touches, as of a task. */
 MS_API ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call,
