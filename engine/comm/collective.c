@@ -187,8 +187,9 @@ static ms_status hold_arguments(ms_comm *comm, const ms_collective *c, ms_comm_a
 {
     size_t one = args->group->size * sizeof(int64_t);
     if (args->by_hosts)
-        return runs_on_host(comm) ? MS_OK
-                                  : hold(comm, sizeof(ms_host_carry), "numbers of hosts", held);
+        return runs_on_host(comm) || !args->group->control->has_others
+                   ? MS_OK
+                   : hold(comm, sizeof(ms_host_carry), "numbers of hosts", held);
     if (!c->counts) return MS_OK;
     ms_status status = hold(comm, 2 * one, "counts", held);
     if (status) return status;
@@ -289,20 +290,25 @@ static const ms_task *task_of(const ms_comm *comm, const ms_comm_args *args)
     return &transport->tasks[args->kind];
 }
 
-/* A call of control. It touches no storage, so no wait comes between it and the number before. */
+/* A call of control. It touches no storage, so no wait comes between it and the number before.
+ * Without others there is nothing to carry, and the call only takes its place. */
 static ms_status enqueue_by_hosts(ms_comm *comm, ms_stream *stream, const ms_comm_args *args,
                                   ms_host_carry *carry)
 {
     const ms_task *task = &args->group->control->tasks[args->kind];
-    if (!carry) return ms_stream_enqueue(stream, task, args, NULL, 0, cost_of(args), NULL);
-    *carry = (ms_host_carry){ .stream = stream,
-                              .task = task,
-                              .seq = ms_stream_last(stream).seq + 1,
-                              .script = ms_engine_script(comm->engine),
-                              .args = *args };
-    ms_host_call call = {
-        .name = task->name, .function = ms_comm_carry, .user = carry, .kind = task->kind
-    };
+    if (runs_on_host(comm))
+        return ms_stream_enqueue(stream, task, args, NULL, 0, cost_of(args), NULL);
+    if (carry)
+        *carry = (ms_host_carry){ .stream = stream,
+                                  .task = task,
+                                  .seq = ms_stream_last(stream).seq + 1,
+                                  .script = ms_engine_script(comm->engine),
+                                  .args = *args };
+    ms_host_call call = { .name = task->name,
+                          .function = ms_comm_carry,
+                          .user = carry,
+                          .kind = task->kind,
+                          .repeats = carry == NULL };
     return ms_stream_call(stream, &call, NULL, 0, cost_of(args), NULL);
 }
 

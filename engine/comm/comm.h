@@ -115,7 +115,8 @@ typedef struct ms_host_carry {
     uint32_t script;
     ms_comm_args args;
 } ms_host_carry;
-/* An ms_host_function; user: an ms_host_carry, in place until the call's point is reached. */
+/* An ms_host_function; user: an ms_host_carry, in place until the call's point is reached, or NULL:
+ * nothing is carried. */
 ms_status ms_comm_carry(void *user, char *message, size_t bytes);
 
 /* Host memory that a task reads, freed once the point is reached. */

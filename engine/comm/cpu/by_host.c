@@ -9,6 +9,7 @@
  * to the stream here, since the device adds only what it knows itself. */
 ms_status ms_comm_carry(void *user, char *message, size_t bytes)
 {
+    if (!user) return MS_OK;
     ms_host_carry *carry = user;
     ms_thread thread = { .engine = carry->stream->engine };
     ms_task_result result = MS_TASK_PENDING;

@@ -53,8 +53,9 @@ void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes);
  * The stream then fails. NULL: there is no memory, and the stream has failed. */
 ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work);
 /* Once the task is reached, the host thread calls `function`, before anybody learns that it is. If
- * the answer is not MS_OK, the stream fails with *error. Called once for each task at the most;
- * false: there is no memory, the stream has failed, and the function is not called. */
+ * the answer is not MS_OK, the stream fails with *error. A task calls this once, before it puts
+ * anything onto the stream, and cannot be recorded then. false: there is no memory, the stream has
+ * failed, and the function is not called. */
 typedef ms_status (*ms_cuda_after_function)(void *user, ms_error *error);
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user);
 /* For calls of libraries. */

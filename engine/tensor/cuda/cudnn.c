@@ -8,16 +8,13 @@
 #include "exec/cuda/library.h"
 #include "moonshard/tensor.h"
 
-static const struct row {
-    const char *name;
-    size_t at;
-} rows[] = {
-#define ROW(field, text, arguments) { .name = text, .at = offsetof(ms_cudnn, field) },
+static const ms_cuda_row rows[] = {
+#define ROW(field, text, arguments) MS_CUDA_ROW(ms_cudnn, field, text),
     MS_CUDNN_FUNCTIONS(ROW)
 #undef ROW
-        { .name = "cudnnGetVersion", .at = offsetof(ms_cudnn, version) },
-    { .name = "cudnnGetErrorString", .at = offsetof(ms_cudnn, explain) },
-    { .name = "cudnnGetLastErrorString", .at = offsetof(ms_cudnn, last_error) },
+        MS_CUDA_ROW(ms_cudnn, version, "cudnnGetVersion"),
+    MS_CUDA_ROW(ms_cudnn, explain, "cudnnGetErrorString"),
+    MS_CUDA_ROW(ms_cudnn, last_error, "cudnnGetLastErrorString"),
 };
 
 static bool is_off(const ms_os *os)
@@ -47,12 +44,7 @@ ms_status ms_cudnn_load(ms_context *context, ms_cudnn *out, char *path, size_t b
                        "attention on a GPU is slower without cuDNN 9: %s: install it, or set "
                        "" MS_CUDA_FOLDERS " to its folder",
                        text);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        void (*function)(void) = os->library_symbol(os->user, library, rows[i].name);
-        /* All pointers to functions have one representation, so each is copied as it is. */
-        memcpy((char *)out + rows[i].at, &function, sizeof function);
-        if (!function && !missing) missing = rows[i].name;
-    }
+    missing = ms_cuda_find_all(os, library, rows, sizeof rows / sizeof *rows, out);
     if (path) snprintf(path, bytes, "%s", text);
     if (missing)
         return ms_fail(context, MS_ERROR_UNSUPPORTED, "'%s' is no cuDNN 9: it has no %s", text,
