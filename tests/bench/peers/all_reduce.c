@@ -51,6 +51,14 @@ static void end(int rank)
 #endif
 }
 
+/* A launcher that ends a job may drop what it has not passed on yet, so figures go to the file that
+ * FIGURES names. */
+static void open_figures(void)
+{
+    const char *path = getenv("FIGURES");
+    if (path && !freopen(path, "w", stdout)) fail("FIGURES cannot be written");
+}
+
 int main(int count, char **arguments)
 {
     int rank = 0, ranks = 0;
@@ -59,6 +67,7 @@ int main(int count, char **arguments)
     MPI_Init(NULL, NULL);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    if (rank == 0) open_figures();
     for (size_t i = 0; i < list.count; i++) {
         measure(&list.sizes[i], &all, rank, ranks);
         if (rank == 0) print_figures(PEER, &list.sizes[i], &all);

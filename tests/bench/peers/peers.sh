@@ -49,10 +49,20 @@ gloo() {
     wait
 }
 
+# all_reduce MPI PROGRAM [BYTES...]
+all_reduce() {
+    local mpi=$1 figures
+    shift
+    figures=$(mktemp)
+    "$hosts/mpirun.sh" "$mpi" "$where" env "FIGURES=$figures" "$@"
+    cat "$figures"
+    rm "$figures"
+}
+
 [ "$where" != $pair ] || measure tcp exchange "$@"
 for program in "$build"/tests/bench/all_reduce_*; do
     mpi=${program##*_}
-    measure "$mpi" "$hosts/mpirun.sh" "$mpi" "$where" "$program" "$@"
+    measure "$mpi" all_reduce "$mpi" "$program" "$@"
     measure "moonshard-$mpi" "$hosts/mpirun.sh" "$mpi" "$where" env "MOONSHARD_MPI=$mpi" \
         "$build/bin/moonshard" run --threads 1 "$peers/moonshard.lua" "peer=moonshard-$mpi" "sizes=$*"
 done
