@@ -287,9 +287,9 @@ static void add_interface(void *to, const char *interface, const char *address)
 
 /* Sets devices = { "cpu", "cuda" }, gpus = a list of { name, major, minor, multiprocessors,
  * memory_bytes }, gpu_driver, the version of CUDA that the driver is for, or why there is none,
- * and, where there are GPUs, gpu_blas, the library of products or why it cannot be used. The driver
- * is asked only where the system shows a GPU, or a driver was named, since a process that has asked
- * must not fork. */
+ * and, where there are GPUs, gpu_blas and gpu_dnn, the libraries of products and of attention or
+ * why they cannot be used. The driver is asked only where the system shows a GPU, or a driver was
+ * named, since a process that has asked must not fork. */
 static void push_devices(lua_State *L)
 {
     enum { SHOWN = 16 };
@@ -323,9 +323,11 @@ static void push_devices(lua_State *L)
     else lua_pushstring(L, "this machine shows no GPU of NVIDIA");
     lua_setfield(L, -2, "gpu_driver");
     if (count == 0) return;
-    char blas[1200];
-    (void)ms_gpu_blas(os, blas, sizeof blas);
-    set_text(L, "gpu_blas", blas);
+    char text[1200];
+    (void)ms_gpu_blas(os, text, sizeof text);
+    set_text(L, "gpu_blas", text);
+    (void)ms_gpu_dnn(os, text, sizeof text);
+    set_text(L, "gpu_dnn", text);
 }
 
 /* core.has_gpu() -> whether the system shows a GPU of NVIDIA; the driver is not asked. */
@@ -333,6 +335,17 @@ static int has_gpu(lua_State *L)
 {
     lua_pushboolean(L, ms_has_gpu(NULL));
     return 1;
+}
+
+/* attention = { cudnn, own }: how many tasks of attention a GPU got, and whose kernels they are. */
+static void push_attention(lua_State *L, const ms_engine *engine)
+{
+    ms_attention_counts counts = ms_engine_attention_counts(engine);
+    if (strcmp(ms_engine_device(engine), "cuda") != 0) return;
+    lua_createtable(L, 0, 2);
+    set_integer(L, "cudnn", (lua_Integer)counts.cudnn);
+    set_integer(L, "own", (lua_Integer)counts.own);
+    lua_setfield(L, -2, "attention");
 }
 
 /* core.info() -> what the machine has, and what the engine uses of it. The machine is asked anew in
@@ -345,7 +358,7 @@ static int info(lua_State *L)
     ms_machine machine = { .cores = 0 };
     int failed = os->machine(os->user, &machine);
     if (failed) return ms_lua_error(L, "info: the machine's description cannot be read");
-    lua_createtable(L, 0, 14);
+    lua_createtable(L, 0, 16);
     set_text(L, "cpu", machine.cpu);
     set_integer(L, "cores", machine.cores);
     set_integer(L, "threads", ms_engine_threads(engine));
@@ -355,6 +368,7 @@ static int info(lua_State *L)
     set_text(L, "blas_isa", ms_engine_is_sim(engine) ? "" : ms_engine_blas_isa(engine));
     set_text(L, "device", ms_engine_device(engine));
     push_devices(L);
+    push_attention(L, engine);
     /* A machine without a network, or that does not say, has none. */
     lua_newtable(L);
     (void)os->addresses(os->user, add_interface, L);

@@ -308,7 +308,7 @@ static ms_status enqueue_by_hosts(ms_comm *comm, ms_stream *stream, const ms_com
                           .function = ms_comm_carry,
                           .user = carry,
                           .kind = task->kind,
-                          .once = carry != NULL };
+                          .repeats = carry == NULL };
     return ms_stream_call(stream, &call, NULL, 0, cost_of(args), NULL);
 }
 

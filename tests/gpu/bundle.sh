@@ -12,7 +12,7 @@ cmake --install "$build" --prefix "$build/unpacked" --strip >/dev/null
 for test in "$build"/tests/unit/*; do
     [ -f "$test" ] && [ -x "$test" ] || continue
     source=$(dirname "$0")/../unit/$(basename "$test").c
-    if head -5 "$source" 2>/dev/null | grep -q 'ctest:.*cuda'; then
+    if head -5 "$source" 2>/dev/null | grep -qE 'ctest:.*[ ]cuda( |$)'; then
         strip -o "$build/unpacked/tests/$(basename "$test")" "$test"
     fi
 done

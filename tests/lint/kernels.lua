@@ -26,7 +26,8 @@ for file in output(("ls %s/engine/*/*.fatbin.log"):format(build)):gmatch "[^\n]+
     if name then kernel, architecture = name, target end
     local frame, stores = line:match "(%d+) bytes stack frame, (%d+) bytes spill stores"
     if frame and (frame ~= "0" or stores ~= "0") then
-      refuse("%s, %s: %s bytes of local memory, %s of spilled registers: none may be used", kernel, architecture, frame, stores)
+      refuse("%s, %s: %s bytes of local memory, %s of spilled registers: none may be used",
+        kernel, architecture, frame, stores)
     end
     local registers = line:match "Used (%d+) registers"
     if registers then
@@ -38,7 +39,8 @@ end
 table.sort(found)
 if #found == 0 then refuse("no kernel was found in %s/engine/*/*.fatbin.log", build) end
 
-local HEAD = "# kernel, architecture, registers of a thread, bytes of shared memory of a block\nnvcc "
+local HEAD = "# kernel, architecture, registers of a thread, bytes of shared memory of a block\n\z
+  nvcc "
 if arg[3] == "--write" then
   local out = assert(io.open(TABLE, "w"))
   out:write(HEAD, version, "\n", table.concat(found, "\n"), "\n")
@@ -55,8 +57,8 @@ else
   end
   if #other > 0 then
     refuse("%d lines are not in %s:\n    %s\nIf that is right, write the table anew:\n    \z
-      lua5.4 %s %s %s --write", #other, TABLE, table.concat(other, "\n    ", 1, math.min(#other, 10)),
-      arg[0], build, nvcc)
+      lua5.4 %s %s %s --write", #other, TABLE,
+      table.concat(other, "\n    ", 1, math.min(#other, 10)), arg[0], build, nvcc)
   end
 end
 

@@ -1,6 +1,6 @@
 /* comm_collectives.c: every collective compared with a result that is computed separately: ops,
  * dtypes, odd sizes, in heaps and staged, threads and processes.
- * ctest: each-isa nccl cuda over-hosts */
+ * ctest: each-isa nccl cuda-ranks over-hosts */
 #include "comm_support.h"
 
 #include <math.h>

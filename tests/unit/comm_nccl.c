@@ -1,6 +1,6 @@
 /* comm_nccl.c: the transport over NCCL, on a stub whose calls fail, hang, come late or never end:
  * every such job ends with the rank and the operation, and in time.
- * ctest: cuda */
+ * ctest: cuda-ranks */
 #include <dlfcn.h>
 #include <signal.h>
 #include <time.h>
@@ -662,7 +662,7 @@ static void calls_between_ranks_are_not_recorded(void **state)
     assert_int_equal(run_ranks(THREADS, record_work, LONG_NS, ranks).reason, MS_ABORT_NONE);
     for (int r = 0; r < 2; r++) {
         assert_int_equal(ranks[r].status, MS_ERROR_UNSUPPORTED);
-        expect(ranks[r].error.message, "the host looks after each all_reduce");
+        expect(ranks[r].error.message, "all_reduce tells the host when it has ended");
     }
 }
 

@@ -1,4 +1,4 @@
-/* comm_share.c: numbers that hosts share. ctest: cuda */
+/* comm_share.c: numbers that hosts share. ctest: cuda-ranks */
 #include "comm/host/host.h"
 
 #include <math.h>

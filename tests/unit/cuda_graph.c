@@ -94,7 +94,7 @@ static void many_replays_are_under_way(void **state)
     ms_engine *engine = make_engine();
     ms_stream *a = ms_engine_current(engine);
     counter it = { .fails_at = 2900 };
-    ms_host_call call = { .name = "count", .function = count_call, .user = &it };
+    ms_host_call call = { .name = "count", .function = count_call, .user = &it, .repeats = true };
     ms_storage *x = filled(a, 0), *before = filled(a, 3), *after = filled(a, 0);
     ms_replay *replay = begin(a);
     run(a, &scales, x, x, 1, 1);
@@ -190,6 +190,29 @@ static void scratch_stays_with_a_recording(void **state)
     ms_replay_free(replay);
     ms_storage_release(x);
     ms_storage_release(y);
+    finish(engine);
+}
+
+/* One that is over is freed when another one has begun: its memory goes when that may be. */
+static void a_recording_is_freed_while_work_is_recorded(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine);
+    ms_storage *x = filled(a, 0);
+    ms_replay *first = begin(a);
+    pass(a, x, x, 100);
+    ok(ms_replay_end(first));
+    pass(a, x, x, 2 << 20); /* now only the recording has the first scratch */
+    ok(ms_engine_sync(engine));
+    ms_replay *replay = begin(a);
+    ms_replay_free(first);
+    pass(a, x, x, 100);
+    ok(ms_replay_end(replay));
+    ok(ms_replay_run(replay, NULL));
+    assert_true(value_of(x) == 8);
+    ms_replay_free(replay);
+    ms_storage_release(x);
     finish(engine);
 }
 
@@ -319,6 +342,30 @@ static void replay_another(ms_stream *a, ms_storage *x)
     ok(ms_replay_run(another, NULL));
 }
 
+static void call_once(ms_stream *a, ms_storage *x)
+{
+    static counter it;
+    ms_host_call call = { .name = "count", .function = count_call, .user = &it };
+    (void)x;
+    it.calls = 0;
+    ok(ms_stream_call(a, &call, NULL, 0, (ms_task_cost){ 0 }, NULL));
+}
+
+static ms_status hear(void *user, ms_error *error)
+{
+    (void)error;
+    ++*(int *)user;
+    return MS_OK;
+}
+static void run_telling(ms_cuda_work *work, const void *arguments)
+{
+    static int heard;
+    if (ms_cuda_after(work, hear, &heard)) run_scale(work, arguments);
+}
+static const ms_cuda_task tells = { .task = { .name = "tells", .args_bytes = sizeof(scale_args) },
+                                    .function = run_telling };
+static void tell_the_host(ms_stream *a, ms_storage *x) { run(a, &tells, x, x, 1, 0); }
+
 /* The work before and after is carried out, in order, and only once. */
 static void what_cannot_be_recorded_is_told(void **state)
 {
@@ -328,7 +375,9 @@ static void what_cannot_be_recorded_is_told(void **state)
         const char *words;
     } cases[] = { { copy_to_the_host, "copied to the host" },
                   { await_the_device, "the host waits" },
-                  { replay_another, "a replay cannot be part" } };
+                  { replay_another, "a replay cannot be part" },
+                  { call_once, "count is called on the host" },
+                  { tell_the_host, "tells tells the host" } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ms_engine *engine = make_engine();
         ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
@@ -458,7 +507,7 @@ static void a_replay_may_fail(void **state)
     ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
     ms_storage *x = filled(a, 1), *y = filled(a, 1);
     counter it = { 0 };
-    ms_host_call call = { .name = "count", .function = count_call, .user = &it };
+    ms_host_call call = { .name = "count", .function = count_call, .user = &it, .repeats = true };
     ms_replay *replay = begin(a);
     run(b, &scales, x, x, 1, 1);
     ok(ms_stream_call(b, &call, NULL, 0, (ms_task_cost){ 0 }, NULL));
@@ -520,7 +569,7 @@ static ms_status record_all(ms_stream *a, ms_stream *b, ms_storage *x)
 {
     static counter it;
     ms_engine *engine = ms_stream_engine(a);
-    ms_host_call call = { .name = "count", .function = count_call, .user = &it };
+    ms_host_call call = { .name = "count", .function = count_call, .user = &it, .repeats = true };
     scale_args args = { ms_storage_data(x), ms_storage_data(x), 1, 0, COUNT };
     through_args more = { args, 100 };
     ms_access access = { .storage = x, .cells = 1, .mode = MS_READ | MS_WRITE };
@@ -586,6 +635,7 @@ int main(void)
         cmocka_unit_test(a_replay_is_one_launch),
         cmocka_unit_test(many_replays_are_under_way),
         cmocka_unit_test(scratch_stays_with_a_recording),
+        cmocka_unit_test(a_recording_is_freed_while_work_is_recorded),
         cmocka_unit_test(memory_is_taken_while_work_is_recorded),
         cmocka_unit_test(marks_are_passed_at_the_end),
         cmocka_unit_test(streams_are_made_while_work_is_recorded),

@@ -1,5 +1,5 @@
 /* ddp_reducer.c: order of launches, and bits of N ranks against one.
- * ctest: each-isa poisoned cuda */
+ * ctest: each-isa poisoned cuda-ranks */
 #include "ddp_support.h"
 
 /* ----------------------------------------------------------- bits and order */

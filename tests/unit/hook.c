@@ -1,5 +1,5 @@
 /* hook.c: the state of links, the group of a single rank, native links in strict mode and with
- * failing allocations. The results of links: dist/hooks.lua. ctest: each-isa poisoned cuda */
+ * failing allocations. The results of links: dist/hooks.lua. ctest: each-isa poisoned cuda-ranks */
 #include "comm/control.h"
 #include "comm/transport.h"
 

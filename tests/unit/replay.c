@@ -522,8 +522,8 @@ static void functions_of_the_host_are_called_in_each_replay(void **state)
     const float zero = 0;
     ms_tensor *x = number(engine, 1);
     ms_access access = { .storage = ms_tensor_storage(x), .cells = 1, .mode = MS_READ | MS_WRITE };
-    ms_host_call one = { .name = "one", .function = count_call, .user = &first },
-                 two = { .name = "two", .function = count_call, .user = &second };
+    ms_host_call one = { .name = "one", .function = count_call, .user = &first, .repeats = true },
+                 two = { .name = "two", .function = count_call, .user = &second, .repeats = true };
     ms_replay *replay = begin(a);
     ok(ms_stream_call(a, &one, &access, 1, (ms_task_cost){ 0 }, NULL));
     ok(ms_stream_call(b, &two, &access, 1, (ms_task_cost){ 0 }, NULL));

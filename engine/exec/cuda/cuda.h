@@ -18,6 +18,8 @@
 
 #include <stdatomic.h>
 
+#include <stdarg.h>
+
 #include "exec/cuda/api.h"
 #include "exec/cuda/task.h"
 #include "exec/engine.h"
@@ -81,7 +83,9 @@ typedef struct ms_cuda_device {
     atomic_flag failing;          /* a thread reports a failure */
     ms_cuda_recording *recording; /* from record_begin to record_end */
     bool captures;                /* and the driver captures; false once something could not be */
-    void **released;              /* host memory that is released when that has ended */
+    ms_status spoilt;             /* why the recording cannot be replayed */
+    char why_spoilt[sizeof((ms_error *)0)->message];
+    void **released; /* host memory that is released when that has ended */
     size_t released_count, released_capacity;
 } ms_cuda_device;
 
@@ -151,8 +155,14 @@ ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *wha
 void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result);
 void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
                          const char *format, ...) MS_PRINTF(5, 6);
+void ms_cuda_fail_with(ms_stream *stream, uint64_t seq, uint32_t script, const ms_error *error);
 /* As ms_stream_fail_after. */
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq);
+
+/* While work is captured: the recording cannot be replayed, for this reason, unless there is one
+ * already. _with: also after the capture has ended. */
+void ms_cuda_spoil(ms_engine *engine, ms_status status, const char *format, ...) MS_PRINTF(3, 4);
+void ms_cuda_spoil_with(ms_engine *engine, ms_status status, const char *format, va_list arguments);
 
 /* points.c */
 ms_status ms_cuda_queue_open(ms_stream *stream, void **state);
@@ -170,6 +180,9 @@ ms_cuda_note *ms_cuda_take_note(ms_cuda_device *self);
 void ms_cuda_give_note(ms_cuda_device *self, ms_cuda_note *note);
 /* A duty of number seq at the end of the list; NULL: no memory, and the stream has failed. */
 ms_cuda_duty *ms_cuda_add_duty(ms_stream *stream, uint64_t seq, uint32_t script);
+/* The times of what is put onto the stream in between, in launch->record; NULL: nobody asks. */
+ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch);
+void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty);
 void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark);
 ms_status ms_cuda_mark_open(ms_engine *engine, ms_mark *mark);
 void ms_cuda_mark_close(ms_engine *engine, ms_mark *mark);
@@ -177,7 +190,7 @@ uint64_t ms_cuda_mark_ns(const ms_engine *engine, const ms_mark *mark);
 
 /* kernel.c */
 void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context);
-void ms_cuda_release_piece(ms_cuda_device *self, ms_context *context, ms_cuda_piece *piece);
+void ms_cuda_release_piece(ms_engine *engine, ms_cuda_piece *piece);
 
 /* graph.c */
 ms_status ms_cuda_record_begin(ms_stream *origin);
@@ -191,8 +204,6 @@ bool ms_cuda_may_work(ms_stream *stream);
  * nothing were recorded. The first reason is what record_end answers. Nothing happens while nothing
  * is captured. */
 void ms_cuda_stop_capture(ms_engine *engine, const char *format, ...) MS_PRINTF(2, 3);
-/* The recording cannot be replayed, for this reason, unless there is one already. */
-void ms_cuda_spoil(ms_engine *engine, ms_status status, const char *format, ...) MS_PRINTF(3, 4);
 /* Around calls of the driver that have no effect on work, such as allocations: exchanges the
  * thread's mode with *mode, which begins as MS_CUDA_CAPTURE_RELAXED. */
 static inline void ms_cuda_exchange_mode(const ms_cuda_device *self, int *mode)
@@ -211,14 +222,13 @@ bool ms_cuda_expect_note(ms_stream *stream, const ms_launch *launch, const ms_cu
 void ms_cuda_capture_note(ms_engine *engine, ms_cuda_note *note);
 /* The bytes as they are now, in memory that lives as long as the recording; NULL: there is none. */
 const void *ms_cuda_capture_bytes(ms_engine *engine, const void *host, size_t bytes);
+/* The recording becomes a user of the piece, once. False: there is no memory. */
 bool ms_cuda_capture_piece(ms_engine *engine, ms_cuda_piece *piece);
+/* False: nothing is captured on the stream, and the mark is set as ever. */
 bool ms_cuda_capture_mark(ms_stream *stream, ms_mark *mark);
 void ms_cuda_forget_recording(ms_cuda_recording *recording);
 
 /* launch.c */
-/* The times of what is put onto the stream in between, in launch->record; NULL: nobody asks. */
-ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch);
-void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty);
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch);
 void ms_cuda_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
                      size_t bytes);

@@ -1,6 +1,7 @@
 /* errors.c: what every file of the cuda device begins and ends with: the context, and errors. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "exec/cuda/cuda.h"
 
@@ -19,6 +20,27 @@ ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *wha
                           ms_cuda_explain(&ms_cuda_of(engine)->cuda, result, text, sizeof text));
 }
 
+void ms_cuda_spoil_with(ms_engine *engine, ms_status status, const char *format, va_list arguments)
+{
+    ms_cuda_device *self = ms_cuda_of(engine);
+    const char *script = ms_strings_get(engine->strings, engine->script);
+    size_t bytes = sizeof self->why_spoilt;
+    if (!self->recording || self->spoilt) return;
+    self->spoilt = status;
+    vsnprintf(self->why_spoilt, bytes, format, arguments);
+    size_t used = strlen(self->why_spoilt);
+    if (*script) snprintf(self->why_spoilt + used, bytes - used, " (at %s)", script);
+}
+
+void ms_cuda_spoil(ms_engine *engine, ms_status status, const char *format, ...)
+{
+    va_list arguments;
+    if (!ms_cuda_of(engine)->captures) return;
+    va_start(arguments, format);
+    ms_cuda_spoil_with(engine, status, format, arguments);
+    va_end(arguments);
+}
+
 /* One thread at a time reports for a stream: the host's, or one of the driver. */
 static void begin_failing(ms_cuda_device *self)
 {
@@ -27,6 +49,14 @@ static void begin_failing(ms_cuda_device *self)
 static void end_failing(ms_cuda_device *self)
 {
     atomic_flag_clear_explicit(&self->failing, memory_order_release);
+}
+
+void ms_cuda_fail_with(ms_stream *stream, uint64_t seq, uint32_t script, const ms_error *error)
+{
+    ms_cuda_device *self = ms_cuda_of(stream->engine);
+    begin_failing(self);
+    ms_stream_fail(stream, seq, error, script);
+    end_failing(self);
 }
 
 void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
@@ -38,10 +68,7 @@ void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_st
     va_start(arguments, format);
     vsnprintf(error.message, sizeof error.message, format, arguments);
     va_end(arguments);
-    ms_cuda_device *self = ms_cuda_of(stream->engine);
-    begin_failing(self);
-    ms_stream_fail(stream, seq, &error, script);
-    end_failing(self);
+    ms_cuda_fail_with(stream, seq, script, &error);
 }
 
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq)

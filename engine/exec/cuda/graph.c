@@ -56,8 +56,6 @@ struct ms_cuda_recording {
     ms_stream *origin;
     ms_cuda_program program;
     ms_cuda_event fork, join;
-    ms_status status; /* why it cannot be replayed */
-    char reason[sizeof((ms_error *)0)->message];
     item *items, *noted; /* noted: items of notes, which one function looks at after all work */
     block *blocks;
     ms_cuda_piece **pieces;
@@ -67,31 +65,6 @@ struct ms_cuda_recording {
     uint64_t launched, looked; /* runs; looked: how often the notes were looked at */
     uint64_t replays[REPLAYS]; /* numbers of the origin, by run */
 };
-
-/* ------------------------------------------------------- what cannot be recorded */
-
-static void spoil(ms_cuda_recording *recording, ms_status status, const char *format,
-                  va_list arguments)
-{
-    const ms_engine *engine = recording->engine;
-    const char *script = ms_strings_get(engine->strings, engine->script);
-    size_t bytes = sizeof recording->reason;
-    if (recording->status) return;
-    recording->status = status;
-    vsnprintf(recording->reason, bytes, format, arguments);
-    size_t used = strlen(recording->reason);
-    if (*script) snprintf(recording->reason + used, bytes - used, " (at %s)", script);
-}
-
-void ms_cuda_spoil(ms_engine *engine, ms_status status, const char *format, ...)
-{
-    ms_cuda_device *self = ms_cuda_of(engine);
-    va_list arguments;
-    if (!self->captures) return;
-    va_start(arguments, format);
-    spoil(self->recording, status, format, arguments);
-    va_end(arguments);
-}
 
 /* -------------------------------------------------------------------- freeing */
 
@@ -106,15 +79,18 @@ static void free_items(ms_cuda_recording *recording, item *first)
     }
 }
 
-/* The last run is over. */
+/* The last run is over. Another recording may be open. */
 void ms_cuda_forget_recording(ms_cuda_recording *recording)
 {
     ms_engine *engine = recording->engine;
     ms_context *context = &engine->context;
     ms_cuda_device *self = ms_cuda_enter(engine);
+    int mode = MS_CUDA_CAPTURE_RELAXED;
+    ms_cuda_exchange_mode(self, &mode);
     if (recording->program) (void)self->cuda.program_destroy(recording->program);
     if (recording->fork) (void)self->cuda.event_destroy(recording->fork);
     if (recording->join) (void)self->cuda.event_destroy(recording->join);
+    ms_cuda_exchange_mode(self, &mode);
     free_items(recording, recording->items);
     free_items(recording, recording->noted);
     while (recording->blocks) {
@@ -124,7 +100,7 @@ void ms_cuda_forget_recording(ms_cuda_recording *recording)
         ms_release(context, gone);
     }
     for (size_t i = 0; i < recording->piece_count; i++)
-        ms_cuda_release_piece(self, context, recording->pieces[i]);
+        ms_cuda_release_piece(engine, recording->pieces[i]);
     ms_release(context, recording->pieces);
     ms_release(context, recording->marks);
     ms_release(context, recording);
@@ -179,6 +155,7 @@ ms_status ms_cuda_record_begin(ms_stream *origin)
         return ms_cuda_fail(engine, result, "work cannot be recorded");
     }
     self->recording = recording;
+    self->spoilt = MS_OK;
     self->captures = true;
     queue->captured = true;
     queue->captured_after = queue->head;
@@ -345,7 +322,6 @@ const void *ms_cuda_capture_bytes(ms_engine *engine, const void *host, size_t by
     return memcpy(place, host, bytes);
 }
 
-/* The recording becomes a user of the piece, once. */
 bool ms_cuda_capture_piece(ms_engine *engine, ms_cuda_piece *piece)
 {
     ms_cuda_recording *recording = ms_cuda_of(engine)->recording;
@@ -359,7 +335,7 @@ bool ms_cuda_capture_piece(ms_engine *engine, ms_cuda_piece *piece)
     return true;
 }
 
-/* False: it is set as ever. An event that is recorded in a capture never has a time. */
+/* An event that is recorded in a capture never has a time. */
 bool ms_cuda_capture_mark(ms_stream *stream, ms_mark *mark)
 {
     ms_engine *engine = stream->engine;
@@ -424,9 +400,10 @@ static void lose(ms_cuda_recording *recording, ms_cuda_result result)
                                 "work of stream \"%s\" was recorded, and cannot be carried out: %s",
                                 ms_stream_name(engine->streams[i]), text);
     }
-    if (recording->status) return;
-    recording->status = MS_ERROR_TASK;
-    snprintf(recording->reason, sizeof recording->reason, "it cannot be carried out: %s", text);
+    ms_cuda_device *self = ms_cuda_of(engine);
+    if (self->spoilt) return;
+    self->spoilt = MS_ERROR_TASK;
+    snprintf(self->why_spoilt, sizeof self->why_spoilt, "it cannot be carried out: %s", text);
 }
 
 /* Ends the capture and carries out what it holds. */
@@ -456,7 +433,7 @@ void ms_cuda_stop_capture(ms_engine *engine, const char *format, ...)
     va_list arguments;
     if (!self->captures) return;
     va_start(arguments, format);
-    spoil(self->recording, MS_ERROR_UNSUPPORTED, format, arguments);
+    ms_cuda_spoil_with(engine, MS_ERROR_UNSUPPORTED, format, arguments);
     va_end(arguments);
     carry_out(self);
 }
@@ -468,12 +445,12 @@ ms_status ms_cuda_record_end(ms_stream *origin, void **graph)
     ms_cuda_recording *recording = self->recording;
     if (self->captures) carry_out(self);
     self->recording = NULL;
-    if (!recording->status) {
+    if (!self->spoilt) {
         *graph = recording;
         return MS_OK;
     }
-    ms_status status = ms_engine_fail(engine, recording->status, "this work cannot be replayed: %s",
-                                      recording->reason);
+    ms_status status =
+        ms_engine_fail(engine, self->spoilt, "this work cannot be replayed: %s", self->why_spoilt);
     discard(recording);
     return status;
 }

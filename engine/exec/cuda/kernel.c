@@ -126,11 +126,16 @@ void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes)
                                 ms_cuda_queue_of(work->stream)->stream));
 }
 
-void ms_cuda_release_piece(ms_cuda_device *self, ms_context *context, ms_cuda_piece *piece)
+/* Nothing is freed while the driver captures: the recording keeps it. */
+void ms_cuda_release_piece(ms_engine *engine, ms_cuda_piece *piece)
 {
-    if (!piece || --piece->users > 0) return;
+    const ms_cuda_device *self = ms_cuda_of(engine);
+    if (!piece) return;
+    if (self->captures && !ms_cuda_capture_piece(engine, piece))
+        ms_cuda_stop_capture(engine, "there is no memory for it");
+    if (--piece->users > 0) return;
     (void)self->cuda.release(piece->address);
-    ms_release(context, piece);
+    ms_release(&engine->context, piece);
 }
 
 static ms_cuda_result new_piece(ms_cuda_device *self, ms_context *context, size_t bytes,
@@ -158,12 +163,10 @@ static ms_cuda_result grow_scratch(ms_stream *stream, size_t bytes)
     ms_engine *engine = stream->engine;
     ms_cuda_device *self = ms_cuda_of(engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
-    ms_cuda_piece *old = queue->scratch;
     ms_cuda_result result = MS_CUDA_SUCCESS;
-    if (old && self->captures && !ms_cuda_capture_piece(engine, old)) return MS_CUDA_OUT_OF_MEMORY;
-    if (old && !self->captures) result = self->cuda.stream_synchronize(queue->stream);
+    if (queue->scratch && !self->captures) result = self->cuda.stream_synchronize(queue->stream);
     if (result) return result;
-    ms_cuda_release_piece(self, &engine->context, old);
+    ms_cuda_release_piece(engine, queue->scratch);
     queue->scratch = NULL;
     return new_piece(self, &engine->context, bytes, &queue->scratch);
 }
@@ -194,9 +197,12 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work)
     return &work->note->fault;
 }
 
+/* `user` is of this execution alone, so no replay can tell it anything. */
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user)
 {
-    ms_cuda_stop_capture(work->stream->engine, "the host looks after each %s", work->launch->name);
+    if (!work->has_failed)
+        ms_cuda_stop_capture(work->stream->engine, "%s tells the host when it has ended",
+                             work->launch->name);
     ms_cuda_duty *duty =
         work->has_failed ? NULL
                          : ms_cuda_add_duty(work->stream, work->launch->seq, work->launch->script);
@@ -213,6 +219,17 @@ struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work)
     return ms_cuda_queue_of(work->stream)->stream;
 }
 
+int ms_cuda_library_begin(const ms_cuda_work *work)
+{
+    int mode = MS_CUDA_CAPTURE_RELAXED;
+    ms_cuda_exchange_mode(ms_cuda_of(work->stream->engine), &mode);
+    return mode;
+}
+void ms_cuda_library_end(const ms_cuda_work *work, int mode)
+{
+    ms_cuda_exchange_mode(ms_cuda_of(work->stream->engine), &mode);
+}
+
 void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format, ...)
 {
     char text[sizeof((ms_error *)0)->message];
@@ -227,6 +244,7 @@ void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format,
 
 void ms_cuda_work_fail_with(ms_cuda_work *work, const ms_error *error)
 {
-    ms_stream_fail(work->stream, work->launch->seq, error, work->launch->script);
+    ms_cuda_spoil(work->stream->engine, MS_ERROR_TASK, "%s failed", work->launch->name);
+    ms_cuda_fail_with(work->stream, work->launch->seq, work->launch->script, error);
     work->has_failed = true;
 }

@@ -6,30 +6,6 @@
 
 /* -------------------------------------------------------------------- tasks */
 
-/* Where a trace is recorded, events with times stand around the task. Work that is captured has no
- * times: events of a capture have none. */
-ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch)
-{
-    ms_cuda_device *self = ms_cuda_of(stream->engine);
-    ms_cuda_duty *duty = launch->record && !self->captures
-                             ? ms_cuda_add_duty(stream, launch->seq, launch->script)
-                             : NULL;
-    if (!duty) return NULL;
-    duty->record = launch->record;
-    if (self->cuda.event_create(&duty->started, MS_CUDA_EVENT_TIMING)) duty->started = NULL;
-    if (self->cuda.event_create(&duty->finished, MS_CUDA_EVENT_TIMING)) duty->finished = NULL;
-    if (duty->started)
-        (void)self->cuda.event_record(duty->started, ms_cuda_queue_of(stream)->stream);
-    return duty;
-}
-
-void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty)
-{
-    if (duty && duty->finished)
-        (void)ms_cuda_of(stream->engine)
-            ->cuda.event_record(duty->finished, ms_cuda_queue_of(stream)->stream);
-}
-
 /* What the kernels may note is looked at when the task is reached. The duty comes after the
  * kernels: if one of them cannot be launched, the task has failed. */
 static void keep_note(ms_stream *stream, const ms_launch *launch, ms_cuda_note *note)
@@ -153,8 +129,8 @@ static ms_cuda_result put_call(ms_stream *stream, const ms_launch *launch, const
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)
 {
     const ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    if (call->once)
-        ms_cuda_stop_capture(stream->engine, "%s is carried from host to host", call->name);
+    if (!call->repeats)
+        ms_cuda_stop_capture(stream->engine, "%s is called on the host", launch->name);
     if (ms_cuda_may_work(stream))
         ms_cuda_check(stream, launch,
                       self->captures ? ms_cuda_capture_call(stream, launch, call)

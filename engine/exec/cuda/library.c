@@ -1,4 +1,4 @@
-/* library.c: where libraries of NVIDIA are sought. */
+/* library.c: where libraries of NVIDIA are sought, and their functions. */
 #include "exec/cuda/library.h"
 
 #include <stdio.h>
@@ -117,4 +117,19 @@ void *ms_cuda_library(ms_context *context, const char *variable, const char *nam
     } else seek(&s);
     if (!s.found) snprintf(text, bytes, "%s", s.why);
     return s.found;
+}
+
+/* ------------------------------------------------------------------ functions */
+
+/* All pointers to functions have one representation, so each is copied as it is. */
+const char *ms_cuda_find_all(const ms_os *os, void *library, const ms_cuda_row *rows, size_t count,
+                             void *table)
+{
+    const char *missing = NULL;
+    for (size_t i = 0; i < count; i++) {
+        void (*function)(void) = os->library_symbol(os->user, library, rows[i].name);
+        memcpy((char *)table + rows[i].at, &function, sizeof function);
+        if (!function && !missing) missing = rows[i].name;
+    }
+    return missing;
 }

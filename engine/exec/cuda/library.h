@@ -3,6 +3,8 @@
 #ifndef MOONSHARD_EXEC_CUDA_LIBRARY_H
 #define MOONSHARD_EXEC_CUDA_LIBRARY_H
 
+#include <stddef.h>
+
 #include "moonshard/base.h"
 
 /* Folders to look in first, with colons between them. */
@@ -14,5 +16,18 @@
  * is nowhere, and `text` says why; else `text` is its path. */
 void *ms_cuda_library(ms_context *context, const char *variable, const char *name, char *text,
                       size_t bytes);
+
+/* A function of a library, and where in a table of functions its address goes. */
+typedef struct ms_cuda_row {
+    const char *name;
+    size_t at;
+} ms_cuda_row;
+#define MS_CUDA_ROW(type, field, text)            \
+    {                                             \
+        .name = text, .at = offsetof(type, field) \
+    }
+/* Fills a table. Answers the first name that the library lacks; NULL: it has all of them. */
+const char *ms_cuda_find_all(const ms_os *os, void *library, const ms_cuda_row *rows, size_t count,
+                             void *table);
 
 #endif

@@ -1,30 +1,14 @@
 /* load.c: the driver's functions, from the library that is found at run time. */
-#include <stddef.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "exec/cuda/api.h"
+#include "exec/cuda/library.h"
 
-static const struct row {
-    const char *name;
-    size_t at;
-} rows[] = {
-#define ROW(field, text, arguments) { .name = text, .at = offsetof(ms_cuda, field) },
+static const ms_cuda_row rows[] = {
+#define ROW(field, text, arguments) MS_CUDA_ROW(ms_cuda, field, text),
     MS_CUDA_FUNCTIONS(ROW)
 #undef ROW
 };
-
-/* All pointers to functions have one representation, so each is copied as it is. */
-static const char *find_all(const ms_os *os, void *library, ms_cuda *cuda)
-{
-    const char *missing = NULL;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        void (*function)(void) = os->library_symbol(os->user, library, rows[i].name);
-        memcpy((char *)cuda + rows[i].at, &function, sizeof function);
-        if (!function && !missing) missing = rows[i].name;
-    }
-    return missing;
-}
 
 const char *ms_cuda_explain(const ms_cuda *cuda, ms_cuda_result result, char *text, size_t bytes)
 {
@@ -76,7 +60,7 @@ ms_status ms_cuda_load(ms_context *context, ms_cuda *out)
             "this machine has no NVIDIA driver: %s: install one, or set " MS_CUDA_VARIABLE
             " to the path of its library",
             why);
-    const char *missing = find_all(os, library, &cuda);
+    const char *missing = ms_cuda_find_all(os, library, rows, sizeof rows / sizeof *rows, &cuda);
     if (cuda.driver_version && cuda.driver_version(&cuda.version)) cuda.version = 0;
     ms_status status = check(context, path, &cuda, missing);
     if (!status) status = initialize(context, &cuda);

@@ -101,7 +101,7 @@ static void call_after(ms_stream *stream, const ms_cuda_duty *duty)
 {
     ms_error error = { .rank = -1, .bucket = -1, .collective = -1 };
     if (duty->after && duty->after(duty->user, &error))
-        ms_stream_fail(stream, duty->seq, &error, duty->script);
+        ms_cuda_fail_with(stream, duty->seq, duty->script, &error);
 }
 
 static void do_duties(ms_stream *stream)
@@ -258,6 +258,32 @@ void ms_cuda_wait(ms_stream *stream, const ms_wait *wait)
     ms_cuda_advance(stream, wait->seq);
 }
 
+/* -------------------------------------------------------------------- times */
+
+/* Where a trace is recorded, events with times stand around the task. Work that is captured has no
+ * times: events of a capture have none. */
+ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch)
+{
+    ms_cuda_device *self = ms_cuda_of(stream->engine);
+    ms_cuda_duty *duty = launch->record && !self->captures
+                             ? ms_cuda_add_duty(stream, launch->seq, launch->script)
+                             : NULL;
+    if (!duty) return NULL;
+    duty->record = launch->record;
+    if (self->cuda.event_create(&duty->started, MS_CUDA_EVENT_TIMING)) duty->started = NULL;
+    if (self->cuda.event_create(&duty->finished, MS_CUDA_EVENT_TIMING)) duty->finished = NULL;
+    if (duty->started)
+        (void)self->cuda.event_record(duty->started, ms_cuda_queue_of(stream)->stream);
+    return duty;
+}
+
+void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty)
+{
+    if (duty && duty->finished)
+        (void)ms_cuda_of(stream->engine)
+            ->cuda.event_record(duty->finished, ms_cuda_queue_of(stream)->stream);
+}
+
 /* -------------------------------------------------------------------- marks */
 
 ms_status ms_cuda_mark_open(ms_engine *engine, ms_mark *mark)
@@ -321,9 +347,10 @@ void ms_cuda_queue_close(ms_stream *stream, void *state)
 {
     ms_cuda_queue *queue = state;
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_cuda_stop_capture(stream->engine, "a stream is closed meanwhile");
     ms_cuda_await(stream, queue->head);
     while (queue->count > 0) pass(stream);
-    ms_cuda_release_piece(self, &stream->engine->context, queue->scratch);
+    ms_cuda_release_piece(stream->engine, queue->scratch);
     (void)self->cuda.stream_destroy(queue->stream);
     ms_release(&stream->engine->context, queue);
 }

@@ -61,6 +61,10 @@ bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *us
 /* For calls of libraries. */
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work);
 struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work);
+/* Between these two a library may ask the driver for code and memory, also while work is recorded.
+ * end gets what begin returned. */
+int ms_cuda_library_begin(const ms_cuda_work *work);
+void ms_cuda_library_end(const ms_cuda_work *work, int mode);
 /* The task fails, at the latest when it is reached. */
 void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format, ...)
     MS_PRINTF(3, 4);

@@ -155,7 +155,8 @@ MS_API ms_random ms_engine_draw(ms_engine *engine);
 /* Each layer above this one keeps one object here. The objects are freed in reverse order of slots,
  * before the streams stop. */
 typedef enum ms_engine_slot {
-    MS_SLOT_PLANS, /* of a kernel library */
+    MS_SLOT_PLANS,     /* of a kernel library */
+    MS_SLOT_ATTENTION, /* of another one, for attention alone */
     MS_SLOT_TENSOR,
     MS_SLOT_GRAD,
     MS_SLOT_COMM,
@@ -319,7 +320,7 @@ typedef struct ms_host_call {
     ms_host_function function;
     void *user;
     uint8_t kind; /* ms_task_kind */
-    bool once;    /* it cannot be recorded: `user` does not last, or other processes take part */
+    bool repeats; /* replays may call it again; function and user then outlive the recording */
 } ms_host_call;
 /* accesses: what the function touches, as of a task. */
 MS_API ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call,
@@ -337,12 +338,11 @@ MS_API ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call,
  * - The recording retains the storages that the work touches. One that was dropped since is an
  * error of the replay, and so is one that has other memory now.
  * - What the host decides for each step, such as random numbers, is that of the recording. A copy
- *   from the host copies the bytes that it had then. A function of the host (ms_stream_call) and
- *   its `user` must stay until the recording is freed. Marks are not recorded: those that are set
+ *   from the host copies the bytes that it had then. Marks are not recorded: those that are set
  *   meanwhile are passed at the end.
- * - A device may be unable to record something, such as a copy to the host. Then nothing more is
- *   recorded, the work is carried out as ever, and ms_replay_end answers MS_ERROR_UNSUPPORTED with
- *   the first such thing and the script line of it.
+ * - A device may be unable to record something, such as a copy to the host, or a function of the
+ *   host that does not repeat. Then nothing more is recorded, the work is carried out as ever, and
+ *   ms_replay_end answers MS_ERROR_UNSUPPORTED with the first such thing and the script line of it.
  * - A replay that fails has failed as a whole: nothing that it should have written can be read. */
 typedef struct ms_replay ms_replay;
 /* Waits between all streams are inserted, so that the recorded work depends on nothing that was

@@ -292,6 +292,14 @@ MS_API const char *ms_engine_blas_isa(ms_engine *engine);
 /* The library that computes products on GPUs, "cuBLASLt 13.1, PATH", loaded for this. False: it
  * cannot be used, and text says why. os NULL: ms_os_posix(). */
 MS_API bool ms_gpu_blas(const ms_os *os, char *text, size_t bytes);
+/* The same for the library of attention, "cuDNN 9.19, PATH". Without it attention is slower. */
+MS_API bool ms_gpu_dnn(const ms_os *os, char *text, size_t bytes);
+/* How many tasks of attention, forward and backward, the engine has put onto a GPU: calls of cuDNN,
+ * and kernels of our own, which take every shape and are slower. */
+typedef struct ms_attention_counts {
+    uint64_t cudnn, own;
+} ms_attention_counts;
+MS_API ms_attention_counts ms_engine_attention_counts(const ms_engine *engine);
 
 /* Drops casts of weights that were kept for this step. */
 MS_API void ms_engine_drop_casts(ms_engine *engine);

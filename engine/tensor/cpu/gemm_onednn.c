@@ -129,7 +129,8 @@ static void cap_isa(const ms_engine *engine)
 const char *ms_engine_blas_isa(ms_engine *engine)
 {
     ms_gemm *gemm;
-    if (ms_engine_backend(engine) != &ms_cpu_backend || ms_gemm_get(engine, &gemm)) return "";
+    if (strcmp(ms_engine_device_of(engine)->kernels, "cpu") != 0 || ms_gemm_get(engine, &gemm))
+        return "";
     switch (dnnl_get_effective_cpu_isa()) {
     case dnnl_cpu_isa_sse41: return "sse41";
     case dnnl_cpu_isa_avx: return "avx";

@@ -1,8 +1,11 @@
-/* attention.c: launches the attention kernels. */
+/* attention.c: the tasks of attention: calls of cuDNN, and our own kernels for what it does not
+ * take.
+ */
 #include "tensor/cuda/attention.h"
 
 #include <stdio.h>
 
+#include "tensor/cuda/attention_plan.h"
 #include "tensor/cuda/kernels.h"
 
 MS_CUDA_IMAGE(attention)
@@ -70,6 +73,7 @@ static void run_forward(ms_cuda_work *work, const void *arguments)
 {
     ms_cuda_attention_call call = { .a = *(const ms_attention_args *)arguments };
     const ms_attention_args *a = &call.a;
+    if (ms_cuda_attention_forward_by_cudnn(work, a)) return;
     check_positions(work, &call);
     int64_t rows = a->batches * a->heads;
     if (a->queries == 1 && a->width <= MS_CUDA_ONE_QUERY_WIDTH && rows <= INT32_MAX)
@@ -90,6 +94,7 @@ static void run_backward(ms_cuda_work *work, const void *arguments)
     ms_cuda_attention_call call = { .a = *(const ms_attention_args *)arguments };
     const ms_attention_args *a = &call.a;
     int64_t rows = a->batches * a->heads * a->queries;
+    if (ms_cuda_attention_backward_by_cudnn(work, a)) return;
     check_positions(work, &call);
     if (rows > 0) {
         call.offset = ms_cuda_scratch(work, (size_t)rows * sizeof(float));

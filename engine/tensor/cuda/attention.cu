@@ -411,6 +411,21 @@ MS_KERNEL_PAIRED(attention_one, ms_cuda_attention_call, 256)
     if (THREAD_X == 0 && a.log_sum != NULL) a.log_sum[BLOCK_X] = top + logf(sum);
 }
 
+/* --------------------------------------------------------------- around cuDNN */
+
+/* A thread takes 8 elements of a row at a time. Neighbours lie side by side where heads do. */
+MS_KERNEL_FREE(attention_heads, ms_cuda_heads_call, 256)
+{
+    int64_t chunks = args.width / 8, all = args.batches * args.times * args.heads * chunks;
+    for (int64_t i = GRID_FIRST; i < all; i += GRID_STEP) {
+        int64_t at = i % chunks * 8, row = i / chunks, head = row % args.heads,
+                time = row / args.heads % args.times, batch = row / args.heads / args.times;
+        float x[8];
+        ms_read8(args.from.data, offset_in(args.from, batch, head, time) + at, args.from_dtype, x);
+        ms_write8(args.to.data, offset_in(args.to, batch, head, time) + at, args.to_dtype, x);
+    }
+}
+
 /* ------------------------------------------------------------------- backward */
 
 /* offset = the dot product of dout and out (in f32) for each query: a warp has one. */

@@ -8,15 +8,12 @@
 #include "exec/cuda/library.h"
 #include "moonshard/tensor.h"
 
-static const struct row {
-    const char *name;
-    size_t at;
-} rows[] = {
-#define ROW(field, text, arguments) { .name = text, .at = offsetof(ms_cublaslt, field) },
+static const ms_cuda_row rows[] = {
+#define ROW(field, text, arguments) MS_CUDA_ROW(ms_cublaslt, field, text),
     MS_LT_FUNCTIONS(ROW)
 #undef ROW
-        { .name = "cublasLtGetVersion", .at = offsetof(ms_cublaslt, version) },
-    { .name = "cublasLtGetStatusString", .at = offsetof(ms_cublaslt, explain) },
+        MS_CUDA_ROW(ms_cublaslt, version, "cublasLtGetVersion"),
+    MS_CUDA_ROW(ms_cublaslt, explain, "cublasLtGetStatusString"),
 };
 
 #define VERSION_LEAST 130000 /* major * 10000 + minor * 100 + patch */
@@ -34,12 +31,7 @@ ms_status ms_cublaslt_load(ms_context *context, ms_cublaslt *out, char *path, si
                        "set " MS_CUDA_FOLDERS " to its folder; elementwise operators, reductions "
                        "and attention work without it",
                        text);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        void (*function)(void) = os->library_symbol(os->user, library, rows[i].name);
-        /* All pointers to functions have one representation, so each is copied as it is. */
-        memcpy((char *)out + rows[i].at, &function, sizeof function);
-        if (!function && !missing) missing = rows[i].name;
-    }
+    missing = ms_cuda_find_all(os, library, rows, sizeof rows / sizeof *rows, out);
     if (path) snprintf(path, bytes, "%s", text);
     if (missing)
         return ms_fail(context, MS_ERROR_UNSUPPORTED,

@@ -27,8 +27,10 @@ static operands operands_of(const ms_matmul_args *args, int64_t index)
         b += at * args->b_batch[d];
         c += at * args->c_batch[d];
     }
-    return (operands){ (const char *)args->a + (size_t)a * in,
-                       (const char *)args->b + (size_t)b * in, (char *)args->c + (size_t)c * out };
+    operands at = { .a = (const char *)args->a + (size_t)a * in,
+                    .b = (const char *)args->b + (size_t)b * in,
+                    .c = (char *)args->c + (size_t)c * out };
+    return at;
 }
 
 static void compute_nothing(ms_cuda_work *work, const ms_matmul_args *args, const operands *at)

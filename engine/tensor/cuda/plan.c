@@ -99,7 +99,7 @@ static ms_lt_result choose(const ms_products *products, ms_product_plan *plan, b
 {
     const ms_cublaslt *lt = &products->lt;
     ms_lt_preference preference = NULL;
-    ms_lt_candidate candidate;
+    ms_lt_candidate candidate = { .workspace_bytes = 0 };
     int count = 0;
     ms_lt_result result = lt->preference_create(&preference);
     if (result) return result;

@@ -155,6 +155,14 @@ static void copy(const work *now)
     memcpy(now->to, from, now->bytes);
 }
 
+/* Functions of the host may call anything but the driver, so the lock stays taken. */
+void carry_out(const work *now)
+{
+    if (now->kind == KERNEL) now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
+    if (now->kind == COPY) copy(now);
+    if (now->kind == CALL || now->kind == OTHER) now->call(now->argument);
+}
+
 /* The stream whose function of the host runs on this thread of its own. */
 static __thread stream *beside;
 
@@ -201,14 +209,6 @@ static bool can_begin(const stream *on)
     return now->kind != OTHER || now->ready(now->argument);
 }
 
-void carry_out(const work *now)
-{
-    if (now->kind == KERNEL) now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
-    if (now->kind == COPY) copy(now);
-    if (now->kind == CALL || now->kind == OTHER) now->call(now->argument);
-}
-
-/* Functions of the host may call anything but the driver, so the lock stays taken. */
 static bool step(stream *on)
 {
     work *now = on->first;
@@ -304,6 +304,8 @@ API void stand_in_share(void)
 API void stand_in_work(void *on, bool (*ready)(void *), void (*run)(void *), void *argument)
 {
     pthread_mutex_lock(&stand_in_lock);
+    capture *broken = ((stream *)on)->capture;
+    if (broken) (void)capture_broken(broken, "a library waits for others");
     work *made = add(on, OTHER);
     made->name = "work of a library";
     made->ready = ready;
@@ -490,6 +492,7 @@ API int cuEventDestroy_v2(void *gone)
     driver.left--;
     event *one = gone;
     pthread_mutex_lock(&stand_in_lock);
+    free(one->front.last);
     one->front = (front){ .last = NULL };
     one->next = destroyed;
     destroyed = one;

@@ -55,7 +55,7 @@ typedef struct event {
     front front;       /* the same, where it was last recorded in a capture */
 } event;
 
-typedef enum work_kind { KERNEL, COPY, CALL, RECORD, WAIT, PROGRAM, OTHER } work_kind;
+typedef enum work_kind { KERNEL, COPY, CALL, RECORD, WAIT, OTHER, PROGRAM } work_kind;
 struct work {
     work *next;
     work_kind kind;
