@@ -14,7 +14,8 @@
  *   communicators.
  * - NCCL may hang in any of its functions, ncclCommAbort among them. No thread waits for the
  *   watchdog without a time limit. If it does not come back, the record of this rank stays and is
- *   not freed, and the process can only end; on a GPU, work that was launched may go on till then.
+ *   not freed, and the process can only end. On a GPU, work that was launched may go on till then,
+ *   and a host thread that waits for it waits until the supervisor kills the process.
  * - On a GPU, a task makes its calls on the host thread and returns once NCCL has put them on the
  *   stream; the first one in a communicator waits there until all members have come, as NCCL
  *   connects. Many calls may be on the stream. The GPU writes down which has started and which has

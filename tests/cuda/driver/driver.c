@@ -163,9 +163,24 @@ void carry_out(const work *now)
     if (now->kind == CALL || now->kind == OTHER) now->call(now->argument);
 }
 
+/* The stream whose function of the host runs on this thread of its own. */
+static __thread stream *beside;
+
+API void stand_in_touch(const void *address, size_t bytes, bool writes)
+{
+    if (!order_is_on()) return;
+    if (beside) {
+        pthread_mutex_lock(&stand_in_lock);
+        order_resume(beside->number);
+    }
+    order_touch(address, bytes, writes);
+    if (beside) pthread_mutex_unlock(&stand_in_lock);
+}
+
 static void *call_beside(void *argument)
 {
     stream *on = argument;
+    beside = on;
     on->first->call(on->first->argument);
     pthread_mutex_lock(&stand_in_lock);
     take_away(on);
@@ -177,7 +192,7 @@ static void *call_beside(void *argument)
 static void begin_call(stream *on)
 {
     pthread_t thread;
-    if (driver.is_shared && !order_is_on()) {
+    if (driver.is_shared) {
         on->is_calling = true;
         if (pthread_create(&thread, NULL, call_beside, on) || pthread_detach(thread)) abort();
         return;
@@ -644,7 +659,8 @@ API int cuMemUnmap(unsigned long long address, size_t bytes)
     int result = begin_never("cuMemUnmap", "memory is taken away");
     pthread_mutex_lock(&stand_in_lock);
     for (const stream *one = streams; one; one = one->next)
-        if (one->first && !driver.stopped)
+        /* Of a shared driver it may be another rank's. */
+        if (one->first && !driver.stopped && !driver.is_shared)
             order_fault("memory is taken away while work is under way");
     order_unmap((void *)(uintptr_t)address, bytes);
     pthread_mutex_unlock(&stand_in_lock);

@@ -39,8 +39,7 @@ unsigned stand_in_faults(const char **text);
 typedef void stand_in_work_function(void *stream, bool (*ready)(void *), void (*run)(void *),
                                     void *argument);
 /* From now on ranks may share the process: functions of the host run on threads of their own, so
- * that one may wait for another, and work goes on while no thread waits for it. With
- * MOONSHARD_STAND_IN_WATCH functions of the host still run one at a time. */
+ * that one may wait for another, and work goes on while no thread waits for it. */
 typedef void stand_in_share_function(void);
 /* The function of the host that runs on a stream touches memory. */
 void stand_in_touch(const void *address, size_t bytes, bool writes);
