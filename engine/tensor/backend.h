@@ -53,8 +53,8 @@
     /* x, norm, g; value = p */ \
     K(p_norm_backward)
 
-/* K(NAME) is the enumerator MS_KERNEL_NAME and the tasks ms_cpu_NAME and ms_cuda_NAME. The elementwise kernels come
- * first. */
+/* K(NAME) is the enumerator MS_KERNEL_NAME and the tasks ms_cpu_NAME and ms_cuda_NAME. The
+ * elementwise kernels come first. */
 #define MS_KERNELS(K) \
     /* elementwise.h */ \
     MS_ELEMENTWISE_KERNELS(K) \

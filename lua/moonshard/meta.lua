@@ -147,7 +147,8 @@
 --- gpu_driver (the version of CUDA that it is for, or why there is none), gpu_blas and gpu_dnn
 --- (on machines with GPUs: their libraries of products and of attention), attention (on a GPU:
 --- { cudnn, own }, how many tasks of attention went to cuDNN and to kernels of our own, which are
---- slower), interfaces (of the network, with their addresses), memory_bytes, mpi, nccl, lua, version.
+--- slower), interfaces (of the network, with their addresses), memory_bytes, mpi, nccl, lua,
+--- version.
 --- ```lua
 --- ms.info().version == ms.version --> true
 --- ```

@@ -1,5 +1,5 @@
--- Several ranks on the cuda device, over the stand-in for NVIDIA's driver and the stub of NCCL: the
--- losses of the cpu device, and which GPU is whose.
+-- Several ranks on the cuda device, over libraries of the tests in place of NVIDIA's driver and of
+-- NCCL: training gives the losses of the cpu device, and each rank has a GPU of its own.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)

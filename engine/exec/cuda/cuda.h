@@ -110,7 +110,7 @@ typedef struct ms_cuda_duty {
     /* The times of a task. */
     ms_trace_record *record;
     ms_cuda_event started, finished;
-    /* A recording that cannot be replayed, and that nobody needs any more. */
+    /* A recording that is discarded: it is freed once the GPU has carried out its work. */
     ms_cuda_recording *recording;
 } ms_cuda_duty;
 
@@ -180,7 +180,8 @@ ms_cuda_note *ms_cuda_take_note(ms_cuda_device *self);
 void ms_cuda_give_note(ms_cuda_device *self, ms_cuda_note *note);
 /* A duty of number seq at the end of the list; NULL: no memory, and the stream has failed. */
 ms_cuda_duty *ms_cuda_add_duty(ms_stream *stream, uint64_t seq, uint32_t script);
-/* The times of what is put onto the stream in between, in launch->record; NULL: nobody asks. */
+/* begin_times and end_times stand around the work of one launch: when the GPU started and finished
+ * it goes to launch->record. begin_times answers NULL where no trace is recorded. */
 ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch);
 void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty);
 void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark);

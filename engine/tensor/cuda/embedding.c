@@ -60,7 +60,8 @@ static void sum(ms_cuda_work *work, const ms_cuda_embedding_sum_call *call)
 {
     const ms_embedding_args *e = &call->e;
     int64_t often = e->count / (MS_CUDA_OFTEN + 1), strips = (e->width + 31) / 32;
-    /* They stand one behind the other. */
+    /* `begin`, `end` and `often` follow each other in the scratch memory, so one call clears all.
+     */
     ms_cuda_clear(work, call->begin, (size_t)(2 * e->rows + 1) * sizeof *call->begin);
     ms_cuda_launch(work, &embedding_bounds, ms_cuda_grid(e->count, 1), call, sizeof *call);
     ms_cuda_launch(work, &embedding_sum, ms_cuda_row_shape(e->rows, e->width), call, sizeof *call);

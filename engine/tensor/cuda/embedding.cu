@@ -58,7 +58,7 @@ MS_DEVICE uint32_t count_of(const digit_counts &counts, uint32_t digit)
     return (uint32_t)(of >> digit % 4 * 16) & 0xffffu;
 }
 
-/* A thread has eight positions in a row, the next thread those behind them. */
+/* A thread has eight positions in a row, the next thread the eight after them. */
 MS_DEVICE int64_t first_position(void) { return BLOCK_X * MS_CUDA_SORT_TILE + THREAD_X * 8; }
 MS_DEVICE digit_counts count_own(const ms_cuda_sort_call &args)
 {

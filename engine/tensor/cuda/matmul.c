@@ -50,16 +50,17 @@ static void compute_nothing(ms_cuda_work *work, const ms_matmul_args *args, cons
                    sizeof call);
 }
 
-/* The library takes a bias of the result's dtype. It lies behind the workspace. */
-static const void *bias_for(ms_cuda_work *work, const ms_matmul_args *args, void *behind)
+/* The library takes a bias of the result's dtype. `room` is scratch memory for a bias that has to
+ * be converted. */
+static const void *bias_for(ms_cuda_work *work, const ms_matmul_args *args, void *room)
 {
     if (args->shape.out == MS_F32) return args->bias;
-    ms_cuda_narrow_call call = { .to = behind,
+    ms_cuda_narrow_call call = { .to = room,
                                  .from = args->bias,
                                  .count = ms_cuda_whole_product(args).n,
                                  .dtype = args->shape.out };
     ms_cuda_launch(work, &matmul_bias, ms_cuda_grid(call.count, 1), &call, sizeof call);
-    return behind;
+    return room;
 }
 
 static ms_lt_result multiply(ms_cuda_work *work, const ms_matmul_args *args, const operands *at,

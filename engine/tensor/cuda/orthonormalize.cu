@@ -28,21 +28,21 @@ MS_DEVICE void scale(float *column, int64_t n, float eps, float *shared)
     for (int64_t i = THREAD_X; i < n; i += THREADS_X) column[i] *= factor;
 }
 
-/* Takes the share of a column out of the `count` (1 to 4) columns from `behind` on. */
-MS_DEVICE void take_out(const float *column, float *behind, int count, int64_t n, float *shared)
+/* Takes the share of a column out of the `count` (1 to 4) columns from `rest` on. */
+MS_DEVICE void take_out(const float *column, float *rest, int count, int64_t n, float *shared)
 {
     float share[4] = { 0 };
     for (int64_t i = THREAD_X; i < n; i += THREADS_X) {
         float here = column[i];
         for (int k = 0; k < 4; k++)
-            if (k < count) share[k] += here * behind[k * n + i];
+            if (k < count) share[k] += here * rest[k * n + i];
     }
     for (int k = 0; k < 4; k++)
         if (k < count) share[k] = ms_block_join(share[k], shared, ms_plus());
     for (int64_t i = THREAD_X; i < n; i += THREADS_X) {
         float here = column[i];
         for (int k = 0; k < 4; k++)
-            if (k < count) behind[k * n + i] -= share[k] * here;
+            if (k < count) rest[k * n + i] -= share[k] * here;
     }
 }
 

@@ -202,8 +202,8 @@ MS_KERNEL(reduce_rows_whole, ms_cuda_reduce_call, 256)
     reduce_by_rows(args, shared);
 }
 
-/* Neighbouring threads take neighbouring columns, THREADS_X of them; those behind each other take
- * the rows in turn. */
+/* Threads of neighbouring x take neighbouring columns, THREADS_X of them; threads of neighbouring y
+ * take the rows in turn. */
 template <class T>
 MS_DEVICE void walk_column(const ms_cuda_reduce_call &args, int64_t start, int64_t part, T *total)
 {

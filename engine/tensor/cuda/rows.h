@@ -16,7 +16,7 @@ typedef struct ms_cuda_parts {
 
 /* A vector of sums: `parts` vectors of `width` numbers become one of dtype. */
 typedef struct ms_cuda_join_call {
-    const double *partial; /* those of one part are `step` numbers behind those of the one before */
+    const double *partial; /* part p begins at partial + p * step */
     void *out;
     int64_t width, parts, step;
     uint8_t dtype;

@@ -90,7 +90,7 @@ static void run_scatter_add(ms_cuda_work *work, const void *arguments)
 
 /* ------------------------------------------------------------ searching by digits */
 
-/* Blocks that share a row, and rows behind each other. */
+/* Blocks in x share a row; y is the row. */
 static ms_cuda_shape over_rows(const ms_cuda_search_call *call)
 {
     int64_t each = least(divided(call->rows.n, 4096), divided(BLOCKS, call->count));
