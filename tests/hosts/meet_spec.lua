@@ -70,6 +70,25 @@ describe("ranks of several hosts that meet without MPI", function()
     end)
   end
 
+  it("reduce on GPUs of their own without being told to use NCCL", function()
+    command.write(folder .. "/sum.lua", [[
+      local ms = require "moonshard"
+      local t = ms.ones { 3 } * (ms.rank() + 1)
+      local sum = ms.world():all_reduce(t):value():sum():item()
+      print(("rank %d has %g on %s"):format(ms.rank(), sum, t:device()))
+    ]])
+    local gpus = ("MOONSHARD_NCCL='%s' MOONSHARD_CUDA_DRIVER='%s' MOONSHARD_STAND_IN_GPUS=2 \z
+      MOONSHARD_STAND_IN_KERNELS='%s'"):format(os.getenv "MOONSHARD_NCCL",
+      os.getenv "MOONSHARD_STAND_IN", os.getenv "MOONSHARD_STAND_IN_KERNELS")
+    local codes, texts = start(function(rank)
+      return table.concat({ torchrun(rank), TOKEN, gpus }, " ")
+    end, "--port 29500 --device cuda sum.lua")
+    for rank = 0, 3 do
+      assert.equal(0, codes[rank], texts[rank])
+      assert.truthy(texts[rank]:find(("rank %d has 30 on cuda"):format(rank), 1, true), texts[rank])
+    end
+  end)
+
   it("end with one report when a rank raises an error", function()
     command.write(folder .. "/fails.lua", [[
       local ms = require "moonshard"

@@ -1,4 +1,4 @@
-/* describe.c: what this machine has of GPUs, for who has no engine on one. */
+/* describe.c: which GPUs this machine has, for callers without an engine. */
 #include "exec/cuda/api.h"
 #include "moonshard/exec.h"
 

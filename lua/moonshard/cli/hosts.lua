@@ -61,9 +61,9 @@ local function meet_torchrun(found)
   return found.rank
 end
 
--- Without MPI only NCCL carries tensors from host to host.
-local function need_nccl(found)
-  if os.getenv "MOONSHARD_TRANSPORT" == "nccl" then return end
+-- Without MPI only NCCL carries tensors from host to host. Tensors of GPUs always go by it.
+local function need_nccl(found, device)
+  if device == "cuda" or os.getenv "MOONSHARD_TRANSPORT" == "nccl" then return end
   launch.exit(2, found.local_rank > 0 and "" or ("%s started ranks on several hosts (%d in all), \z
     and no MPI connects them: on CPUs start them with mpirun or srun%s; without MPI their tensors \z
     travel through NCCL (MOONSHARD_TRANSPORT=nccl)"):format(found.launcher, found.size,
@@ -160,7 +160,7 @@ function hosts.join(command, parsed)
       process.rank = meet_torchrun(found)
       return true
     end
-    need_nccl(found)
+    need_nccl(found, parsed.device)
   end
   local place, message, is_told = core.hosts_join {
     program = process.program, arguments = launch.arguments_given,
