@@ -13,6 +13,7 @@
 #include "tensor/cuda/attention.h"
 #include "tensor/cuda/attention_graph.h"
 #include "tensor/cuda/kernels.h"
+#include "tensor/cuda/plan_table.h"
 
 MS_CUDA_IMAGE(attention)
 MS_CUDA_KERNEL(attention, attention_heads)
@@ -27,9 +28,8 @@ enum { WIDTH_MOST = 256, ALIGNMENT = 16 };
 /* The attention of an engine (MS_SLOT_ATTENTION), made at its first task. */
 typedef struct attention_state {
     ms_cudnn dnn;
-    ms_cudnn_handle handle;    /* NULL: cuDNN cannot be used */
-    ms_attention_plan **plans; /* open addressing, by key; NULL: free */
-    size_t count, capacity;
+    ms_cudnn_handle handle; /* NULL: cuDNN cannot be used */
+    ms_plan_table plans;    /* of ms_attention_plan */
     size_t part_bytes;
     ms_attention_counts counts;
 } attention_state;
@@ -39,12 +39,13 @@ typedef struct attention_state {
 static void state_free(ms_engine *engine, void *object)
 {
     attention_state *state = object;
-    for (size_t i = 0; i < state->capacity; i++) {
-        if (!state->plans[i]) continue;
-        ms_attention_plan_free(&state->dnn, state->plans[i]);
-        ms_release(ms_engine_context(engine), state->plans[i]);
+    for (size_t i = 0; i < state->plans.capacity; i++) {
+        ms_attention_plan *plan = state->plans.plans[i];
+        if (!plan) continue;
+        ms_attention_plan_free(&state->dnn, plan);
+        ms_release(ms_engine_context(engine), plan);
     }
-    ms_release(ms_engine_context(engine), state->plans);
+    ms_release(ms_engine_context(engine), state->plans.plans);
     if (state->handle) (void)state->dnn.destroy(state->handle);
     ms_release(ms_engine_context(engine), state);
 }
@@ -75,6 +76,7 @@ static ms_status state_of(ms_engine *engine, attention_state **out)
     if (status) return status;
     *out = memory;
     (*out)->part_bytes = PART_BYTES;
+    (*out)->plans.key_bytes = sizeof(ms_attention_key);
     status = open_library(engine, *out);
     if (status) ms_release(ms_engine_context(engine), memory);
     else ms_engine_set(engine, MS_SLOT_ATTENTION, memory, state_free);
@@ -97,50 +99,21 @@ ms_status ms_cuda_attention_set_part_bytes(ms_engine *engine, size_t bytes)
 
 /* ------------------------------------------------------------------------- plans */
 
-static size_t place_of(const attention_state *state, const ms_attention_key *key)
-{
-    size_t mask = state->capacity - 1;
-    size_t at = (size_t)ms_hash(key, sizeof *key, 0) & mask;
-    while (state->plans[at] && memcmp(&state->plans[at]->key, key, sizeof *key) != 0)
-        at = (at + 1) & mask;
-    return at;
-}
-
-/* Twice the room, when it is half full. */
-static ms_status make_room(ms_engine *engine, attention_state *state)
-{
-    if (state->capacity && state->count * 2 < state->capacity) return MS_OK;
-    ms_attention_plan **before = state->plans;
-    size_t count = state->capacity, capacity = count ? 2 * count : 16;
-    void *memory = NULL;
-    ms_status status =
-        ms_allocate(ms_engine_context(engine), capacity * sizeof *before, "plans", &memory);
-    if (status) return status;
-    state->plans = memory;
-    state->capacity = capacity;
-    for (size_t i = 0; i < count; i++)
-        if (before[i]) state->plans[place_of(state, &before[i]->key)] = before[i];
-    ms_release(ms_engine_context(engine), before);
-    return MS_OK;
-}
-
 /* A refused shape has a plan as well, an empty one, so cuDNN is asked once. */
 static ms_status plan_of(ms_engine *engine, attention_state *state, const ms_attention_key *key,
                          const ms_attention_plan **out)
 {
-    void *memory = NULL;
-    ms_status status = make_room(engine, state);
+    void *memory = NULL, **place = NULL;
+    ms_status status = ms_plan_table_find(engine, &state->plans, key, &place);
     if (status) return status;
-    size_t at = place_of(state, key);
-    if (!state->plans[at]) {
+    if (!*place) {
         ms_attention_maker maker = { .dnn = &state->dnn, .handle = state->handle };
         status = ms_allocate(ms_engine_context(engine), sizeof(ms_attention_plan), "plan", &memory);
         if (status) return status;
-        state->plans[at] = memory;
-        state->count++;
-        ms_attention_plan_make(&maker, key, state->plans[at]);
+        ms_attention_plan_make(&maker, key, memory);
+        ms_plan_table_add(&state->plans, place, memory);
     }
-    *out = state->plans[at];
+    *out = *place;
     return MS_OK;
 }
 

@@ -6,6 +6,7 @@
 #define MOONSHARD_TENSOR_CUDA_MATMUL_H
 
 #include "tensor/cuda/cublaslt.h"
+#include "tensor/cuda/plan_table.h"
 #include "tensor/matmul.h"
 
 /* Workspace for one product; the library's advice for sm_90. */
@@ -30,8 +31,7 @@ typedef struct ms_product_plan {
 typedef struct ms_products {
     ms_cublaslt lt;
     ms_lt_handle handle;
-    ms_product_plan **plans; /* open addressing, by key; NULL: free */
-    size_t count, capacity;
+    ms_plan_table plans; /* of ms_product_plan */
 } ms_products;
 
 /* See ms_backend: args->library becomes the ms_products, args->plan the plan of all batches that

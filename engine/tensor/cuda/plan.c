@@ -152,9 +152,9 @@ static ms_status make_plan(ms_engine *engine, const ms_products *products,
 static void products_free(ms_engine *engine, void *state)
 {
     ms_products *products = state;
-    for (size_t i = 0; i < products->capacity; i++)
-        if (products->plans[i]) free_plan(engine, products, products->plans[i]);
-    ms_release(ms_engine_context(engine), products->plans);
+    for (size_t i = 0; i < products->plans.capacity; i++)
+        if (products->plans.plans[i]) free_plan(engine, products, products->plans.plans[i]);
+    ms_release(ms_engine_context(engine), products->plans.plans);
     (void)products->lt.destroy(products->handle);
     ms_release(ms_engine_context(engine), products);
 }
@@ -168,6 +168,7 @@ static ms_status products_of(ms_engine *engine, ms_products **out)
         ms_allocate(ms_engine_context(engine), sizeof(ms_products), "matrix products", &memory);
     if (status) return status;
     ms_products *products = memory;
+    products->plans.key_bytes = sizeof(ms_product_key);
     status = ms_cublaslt_load(ms_engine_context(engine), &products->lt, NULL, 0);
     ms_lt_result result = status ? 0 : products->lt.create(&products->handle);
     if (result)
@@ -179,33 +180,6 @@ static ms_status products_of(ms_engine *engine, ms_products **out)
     }
     ms_engine_set(engine, MS_SLOT_PLANS, products, products_free);
     *out = products;
-    return MS_OK;
-}
-
-static size_t place_of(const ms_products *products, const ms_product_key *key)
-{
-    size_t mask = products->capacity - 1;
-    size_t at = (size_t)ms_hash(key, sizeof *key, 0) & mask;
-    while (products->plans[at] && memcmp(&products->plans[at]->key, key, sizeof *key) != 0)
-        at = (at + 1) & mask;
-    return at;
-}
-
-/* Twice the room, when it is half full. */
-static ms_status make_room(ms_engine *engine, ms_products *products)
-{
-    if (products->capacity && products->count * 2 < products->capacity) return MS_OK;
-    ms_product_plan **before = products->plans;
-    size_t count = products->capacity, capacity = count ? 2 * count : 64;
-    void *memory = NULL;
-    ms_status status = ms_allocate(ms_engine_context(engine), capacity * sizeof *products->plans,
-                                   "plans", &memory);
-    if (status) return status;
-    products->plans = memory;
-    products->capacity = capacity;
-    for (size_t i = 0; i < count; i++)
-        if (before[i]) products->plans[place_of(products, &before[i]->key)] = before[i];
-    ms_release(ms_engine_context(engine), before);
     return MS_OK;
 }
 
@@ -267,17 +241,16 @@ ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args)
     if (status) return status;
     args->library = products;
     if (args->shape.k == 0) return MS_OK;
-    status = make_room(engine, products);
-    if (status) return status;
+    void **place = NULL;
     describe(args, &key);
-    size_t at = place_of(products, &key);
-    if (!products->plans[at]) {
+    status = ms_plan_table_find(engine, &products->plans, &key, &place);
+    if (status) return status;
+    if (!*place) {
         ms_product_plan *plan = NULL;
         status = make_plan(engine, products, &key, &plan);
         if (status) return status;
-        products->plans[at] = plan;
-        products->count++;
+        ms_plan_table_add(&products->plans, place, plan);
     }
-    args->plan = products->plans[at];
+    args->plan = *place;
     return MS_OK;
 }
