@@ -143,12 +143,12 @@ static size_t differences(const ms_cuda_chain *chain, const ms_cuda_log *log)
     return count;
 }
 
-/* The chain that this log is, with new arguments in a quarter of its tasks at most: with more,
- * giving them to the graph costs what launching costs. */
+/* The chain that this log is, with new arguments in half of its tasks at most: giving a task's to a
+ * graph costs about what launching it costs. */
 static ms_cuda_chain *find_like(const ms_cuda_queue *queue, const ms_cuda_log *log)
 {
     ms_cuda_chain *best = NULL;
-    size_t least = log->count / 4 + 1;
+    size_t least = log->count / 2 + 1;
     for (ms_cuda_chain *one = queue->chains; one && least; one = one->next) {
         size_t count = differences(one, log);
         if (count < least) {
