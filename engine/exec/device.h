@@ -122,6 +122,10 @@ struct ms_device {
     void (*replay)(ms_stream *origin, const ms_launch *launch, void *graph);
     void (*record_free)(ms_engine *engine, void *graph);
 
+    /* See ms_engine_set_repeating. Both NULL: the device carries out each task as it comes. */
+    void (*repeat)(ms_engine *engine, bool on);
+    void (*repeats)(const ms_engine *engine, ms_repeats *out);
+
     const ms_poison *poison; /* NULL: the device cannot check what tasks touch */
 
     /* The pool's memory: a range of addresses, of which parts become usable later. `reserve`

@@ -324,6 +324,18 @@ ms_status ms_engine_check(ms_engine *engine)
     return engine->context.error.status;
 }
 
+bool ms_engine_set_repeating(ms_engine *engine, bool repeating)
+{
+    if (!engine->device->repeat) return false;
+    engine->device->repeat(engine, repeating);
+    return true;
+}
+void ms_engine_repeats(const ms_engine *engine, ms_repeats *out)
+{
+    *out = (ms_repeats){ .why = "" };
+    if (engine->device->repeats) engine->device->repeats(engine, out);
+}
+
 void ms_engine_forbid_sync(ms_engine *engine, int change) { engine->sync_forbidden += change; }
 
 /* Raw waiting, without a check for errors: it may run while one is being reported. */

@@ -52,6 +52,23 @@ typedef union ms_cuda_note {
 } ms_cuda_note;
 
 typedef struct ms_cuda_recording ms_cuda_recording;
+typedef struct ms_cuda_chain ms_cuda_chain;
+
+/* A task of a stream's log, or of a chain. */
+typedef struct ms_cuda_kept {
+    const ms_cuda_task *task;
+    uint64_t seq;
+    uint32_t script;
+    uint32_t at;          /* of its arguments, in the log's bytes */
+    bool varies;          /* of a chain: its arguments have differed */
+    uint32_t node, nodes; /* of a chain: what it has put into the graph */
+    bool notes;           /* of a chain: its kernels may note something */
+} ms_cuda_kept;
+typedef struct ms_cuda_log {
+    ms_cuda_kept *tasks;
+    char *bytes;
+    size_t count, capacity, used, room;
+} ms_cuda_log;
 
 /* Memory of the GPU for the tasks of a stream (ms_cuda_scratch). `users`: the stream, and
  * recordings whose tasks use it. */
@@ -87,6 +104,10 @@ typedef struct ms_cuda_device {
     char why_spoilt[sizeof((ms_error *)0)->message];
     void **released; /* host memory that is released when that has ended */
     size_t released_count, released_capacity;
+    bool repeating, building; /* building: a chain is captured, on this stream */
+    ms_cuda_stream builder;
+    ms_repeats repeats;
+    char why_ended[256];
 } ms_cuda_device;
 
 /* What the host does after a number. */
@@ -130,6 +151,13 @@ typedef struct ms_cuda_queue {
     ms_cuda_piece *scratch; /* see ms_cuda_scratch; NULL: none */
     bool captured;          /* it is part of the capture, from the number after `captured_after` */
     uint64_t captured_after;
+    /* See chain.c. */
+    ms_cuda_log log;       /* the tasks since the last cut, which end with `head` */
+    ms_cuda_chain *chain;  /* the one that begins with them: they are held. NULL: they are not */
+    ms_cuda_chain *chains; /* that are known */
+    ms_cuda_chain *last;   /* the one that was launched last */
+    size_t chain_count;
+    bool is_shared; /* others put work on it, between tasks: nothing is held */
 } ms_cuda_queue;
 
 /* One execution of a task. */
@@ -138,6 +166,12 @@ struct ms_cuda_work {
     const ms_launch *launch;
     ms_cuda_note *note; /* NULL: not asked for */
     bool has_failed;
+    ms_cuda_stream on; /* what its work is put on */
+    bool tells;        /* ms_cuda_after was called */
+    /* While a chain is captured, or gets new arguments: it, and the next of its nodes. Then a
+     * failure concerns the chain and not the stream. */
+    ms_cuda_chain *chain;
+    uint32_t node;
 };
 
 static inline ms_cuda_device *ms_cuda_of(const ms_engine *engine) { return engine->device_state; }
@@ -209,7 +243,7 @@ void ms_cuda_stop_capture(ms_engine *engine, const char *format, ...) MS_PRINTF(
  * thread's mode with *mode, which begins as MS_CUDA_CAPTURE_RELAXED. */
 static inline void ms_cuda_exchange_mode(const ms_cuda_device *self, int *mode)
 {
-    if (self->captures) (void)self->cuda.capture_mode(mode);
+    if (self->captures || self->building) (void)self->cuda.capture_mode(mode);
 }
 /* What follows is for work that is captured: its parts that the host has to keep. */
 ms_cuda_result ms_cuda_capture_wait(ms_stream *stream, const ms_wait *wait);
@@ -229,7 +263,28 @@ bool ms_cuda_capture_piece(ms_engine *engine, ms_cuda_piece *piece);
 bool ms_cuda_capture_mark(ms_stream *stream, ms_mark *mark);
 void ms_cuda_forget_recording(ms_cuda_recording *recording);
 
+/* chain.c: tasks that come again and again. */
+void ms_cuda_repeat(ms_engine *engine, bool on);
+void ms_cuda_repeats(const ms_engine *engine, ms_repeats *out);
+/* A task has come, whose number is the next one. False: the caller carries it out now, and then
+ * says whether it tells the host when it has ended: such a task is in no graph. */
+bool ms_cuda_hold(ms_stream *stream, const ms_launch *launch);
+void ms_cuda_learn(ms_stream *stream, bool tells);
+/* What is held goes to the driver. Before anything that is no task; the words say what. */
+void ms_cuda_cut(ms_stream *stream, const char *what);
+/* The same, if number seq is one of the log. */
+void ms_cuda_cut_at(ms_stream *stream, uint64_t seq, const char *what);
+void ms_cuda_chains_free(ms_stream *stream);
+/* In a task whose work has a chain: what the functions of task.h do then. */
+ms_cuda_result ms_cuda_chain_launch(ms_cuda_work *work, const ms_cuda_kernel_call *call);
+bool ms_cuda_chain_clear(ms_cuda_work *work, ms_cuda_address address, size_t bytes);
+ms_cuda_piece *ms_cuda_chain_piece(ms_cuda_work *work);
+
 /* launch.c */
+/* Puts the work of a task on the stream. Whether it tells the host when it has ended. */
+bool ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch);
+/* What the kernels of a task may note is looked at when the task is reached. */
+void ms_cuda_keep_note(ms_stream *stream, const ms_launch *launch, ms_cuda_note *note);
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch);
 void ms_cuda_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
                      size_t bytes);

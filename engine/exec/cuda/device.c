@@ -19,6 +19,7 @@ static void cuda_close(ms_engine *engine, void *state)
     ms_cuda_forget_kernels(self, &engine->context);
     release_spare(self);
     if (self->reader) (void)self->cuda.stream_destroy(self->reader);
+    if (self->builder) (void)self->cuda.stream_destroy(self->builder);
     ms_release(&engine->context, self->spare);
     ms_release(&engine->context, self->released);
     (void)self->cuda.context_release(self->gpu);
@@ -121,7 +122,14 @@ static ms_status cuda_set_priority(ms_stream *stream, int32_t priority)
     return MS_OK;
 }
 
-static void *cuda_native(ms_stream *stream) { return ms_cuda_queue_of(stream)->stream; }
+/* Whoever asks puts work of his own on the stream, which must come after what is held. */
+static void *cuda_native(ms_stream *stream)
+{
+    (void)ms_cuda_enter(stream->engine);
+    ms_cuda_cut(stream, NULL);
+    ms_cuda_queue_of(stream)->is_shared = true;
+    return ms_cuda_queue_of(stream)->stream;
+}
 
 const ms_device ms_device_cuda = {
     .name = "cuda",
@@ -147,6 +155,8 @@ const ms_device ms_device_cuda = {
     .read = ms_cuda_read,
     .fail_if = ms_cuda_fail_if,
     .call = ms_cuda_call,
+    .repeat = ms_cuda_repeat,
+    .repeats = ms_cuda_repeats,
     .record_begin = ms_cuda_record_begin,
     .record_end = ms_cuda_record_end,
     .replay = ms_cuda_replay,

@@ -143,6 +143,7 @@ ms_status ms_cuda_record_begin(ms_stream *origin)
     ms_cuda_device *self = ms_cuda_enter(engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(origin);
     void *memory = NULL;
+    for (uint16_t i = 0; i < engine->stream_count; i++) ms_cuda_cut(engine->streams[i], NULL);
     ms_status status =
         ms_allocate(&engine->context, sizeof(ms_cuda_recording), "a recording", &memory);
     if (status) return status;
@@ -462,6 +463,7 @@ void ms_cuda_replay(ms_stream *origin, const ms_launch *launch, void *graph)
     ms_cuda_recording *recording = graph;
     ms_cuda_device *self = ms_cuda_enter(origin->engine);
     ms_cuda_stop_capture(origin->engine, "a replay cannot be part of a recording");
+    ms_cuda_cut(origin, NULL);
     if (ms_cuda_may_work(origin)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(origin, launch);
         recording->replays[recording->launched % REPLAYS] = launch->seq;

@@ -86,11 +86,20 @@ void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context)
 
 static void check(ms_cuda_work *work, ms_cuda_result result)
 {
-    ms_cuda_check(work->stream, work->launch, result);
+    if (!work->chain) ms_cuda_check(work->stream, work->launch, result);
     work->has_failed |= result != MS_CUDA_SUCCESS;
 }
 
 static uint32_t at_least_one(uint32_t count) { return count ? count : 1; }
+
+static ms_cuda_result put_kernel(ms_cuda_work *work, const ms_cuda_kernel_call *call)
+{
+    if (work->chain) return ms_cuda_chain_launch(work, call);
+    return ms_cuda_of(work->stream->engine)
+        ->cuda.launch(call->function, call->grid[0], call->grid[1], call->grid[2], call->block[0],
+                      call->block[1], call->block[2], call->shared_bytes, work->on,
+                      call->parameters, NULL);
+}
 
 void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_shape s,
                     const void *arguments, size_t bytes)
@@ -110,20 +119,22 @@ void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_sh
     }
     /* The driver copies the arguments. */
     void *parameters[] = { (void *)(uintptr_t)arguments };
-    if (!result)
-        result = self->cuda.launch(
-            function, s.blocks[0], at_least_one(s.blocks[1]), at_least_one(s.blocks[2]),
-            at_least_one(s.threads[0]), at_least_one(s.threads[1]), at_least_one(s.threads[2]),
-            s.shared_bytes, ms_cuda_queue_of(work->stream)->stream, parameters, NULL);
-    check(work, result);
+    ms_cuda_kernel_call call = { .function = function,
+                                 .shared_bytes = s.shared_bytes,
+                                 .parameters = parameters };
+    for (int i = 0; i < 3; i++) {
+        call.grid[i] = at_least_one(s.blocks[i]);
+        call.block[i] = at_least_one(s.threads[i]);
+    }
+    check(work, result ? result : put_kernel(work, &call));
 }
 
 void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes)
 {
+    ms_cuda_address at = (ms_cuda_address)(uintptr_t)address;
     if (work->has_failed || !bytes) return;
-    check(work, ms_cuda_of(work->stream->engine)
-                    ->cuda.fill((ms_cuda_address)(uintptr_t)address, 0, bytes,
-                                ms_cuda_queue_of(work->stream)->stream));
+    if (work->chain && ms_cuda_chain_clear(work, at, bytes)) return;
+    check(work, ms_cuda_of(work->stream->engine)->cuda.fill(at, 0, bytes, work->on));
 }
 
 /* Nothing is freed while the driver captures: the recording keeps it. */
@@ -177,6 +188,11 @@ void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes)
     ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
     ms_cuda_result result = MS_CUDA_SUCCESS;
     if (work->has_failed) return NULL;
+    if (work->chain) {
+        const ms_cuda_piece *piece = ms_cuda_chain_piece(work);
+        work->has_failed = !piece || bytes > piece->bytes;
+        return work->has_failed ? NULL : (void *)(uintptr_t)piece->address;
+    }
     if (!queue->scratch || bytes > queue->scratch->bytes)
         result = grow_scratch(work->stream, bytes);
     if (!result && ms_cuda_of(engine)->captures && !ms_cuda_capture_piece(engine, queue->scratch))
@@ -200,6 +216,8 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work)
 /* `user` is of this execution alone, so no replay can tell it anything. */
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user)
 {
+    work->tells = true;
+    work->has_failed |= work->chain != NULL;
     if (!work->has_failed)
         ms_cuda_stop_capture(work->stream->engine, "%s tells the host when it has ended",
                              work->launch->name);
@@ -214,9 +232,11 @@ bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *us
 }
 
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work) { return work->stream->engine; }
-struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work)
+struct CUstream_st *ms_cuda_work_stream(ms_cuda_work *work)
 {
-    return ms_cuda_queue_of(work->stream)->stream;
+    MS_ASSERT(!work->chain
+              || ((const ms_cuda_task *)(const void *)work->launch->task)->uses_library);
+    return work->on;
 }
 
 int ms_cuda_library_begin(const ms_cuda_work *work)
@@ -234,17 +254,19 @@ void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format,
 {
     char text[sizeof((ms_error *)0)->message];
     va_list arguments;
+    work->has_failed = true;
+    if (work->chain) return;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     ms_cuda_spoil(work->stream->engine, MS_ERROR_TASK, "%s failed", work->launch->name);
     ms_cuda_fail_stream(work->stream, work->launch->seq, work->launch->script, status, "%s", text);
-    work->has_failed = true;
 }
 
 void ms_cuda_work_fail_with(ms_cuda_work *work, const ms_error *error)
 {
+    work->has_failed = true;
+    if (work->chain) return;
     ms_cuda_spoil(work->stream->engine, MS_ERROR_TASK, "%s failed", work->launch->name);
     ms_cuda_fail_with(work->stream, work->launch->seq, work->launch->script, error);
-    work->has_failed = true;
 }

@@ -6,9 +6,8 @@
 
 /* -------------------------------------------------------------------- tasks */
 
-/* What the kernels may note is looked at when the task is reached. The duty comes after the
- * kernels: if one of them cannot be launched, the task has failed. */
-static void keep_note(ms_stream *stream, const ms_launch *launch, ms_cuda_note *note)
+/* The duty comes after the kernels: if one of them cannot be launched, the task has failed. */
+void ms_cuda_keep_note(ms_stream *stream, const ms_launch *launch, ms_cuda_note *note)
 {
     ms_cuda_device *self = ms_cuda_of(stream->engine);
     ms_cuda_duty *duty =
@@ -20,29 +19,35 @@ static void keep_note(ms_stream *stream, const ms_launch *launch, ms_cuda_note *
     else ms_cuda_give_note(self, note);
 }
 
-static void run_task(ms_stream *stream, const ms_launch *launch)
+bool ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch)
 {
     const ms_cuda_task *task = (const ms_cuda_task *)(const void *)launch->task;
-    ms_cuda_work work = { .stream = stream, .launch = launch };
+    ms_cuda_work work = { .stream = stream,
+                          .launch = launch,
+                          .on = ms_cuda_queue_of(stream)->stream };
     if (ms_cuda_of(stream->engine)->captures && task->explain
         && !ms_cuda_expect_note(stream, launch, task)) {
         ms_cuda_check(stream, launch, MS_CUDA_OUT_OF_MEMORY);
-        return;
+        return false;
     }
     task->function(&work, launch->arguments);
-    if (work.note) keep_note(stream, launch, work.note);
+    if (work.note) ms_cuda_keep_note(stream, launch, work.note);
+    return work.tells;
 }
 
 /* What comes after a failure is skipped, as far as the host knows of it when it is enqueued. */
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
 {
+    bool tells = false;
     (void)ms_cuda_enter(stream->engine);
-    if (ms_cuda_may_work(stream)) {
+    bool is_held = ms_cuda_hold(stream, launch);
+    if (!is_held && ms_cuda_may_work(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
-        run_task(stream, launch);
+        tells = ms_cuda_carry_out(stream, launch);
         ms_cuda_end_times(stream, duty);
     }
     ms_cuda_advance(stream, launch->seq);
+    if (!is_held) ms_cuda_learn(stream, tells);
 }
 
 /* ------------------------------------------------------------------- copies */
@@ -53,6 +58,7 @@ void ms_cuda_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const
                      size_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_cuda_cut(stream, NULL);
     if (bytes && ms_cuda_may_work(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         if (self->captures) host = ms_cuda_capture_bytes(stream->engine, host, bytes);
@@ -70,6 +76,7 @@ void ms_cuda_copy_out(ms_stream *stream, const ms_launch *launch, void *host, co
                       size_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_cuda_cut(stream, NULL);
     if (bytes)
         ms_cuda_stop_capture(stream->engine,
                              "%s: values are copied to the host, which replays "
@@ -129,6 +136,7 @@ static ms_cuda_result put_call(ms_stream *stream, const ms_launch *launch, const
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)
 {
     const ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_cuda_cut(stream, "a function of the host");
     if (!call->repeats)
         ms_cuda_stop_capture(stream->engine, "%s is called on the host", launch->name);
     if (ms_cuda_may_work(stream))
@@ -158,6 +166,7 @@ void ms_cuda_fail_if(ms_stream *stream, const ms_launch *launch, const float *fl
                      const char *message)
 {
     const ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_cuda_cut(stream, NULL);
     if (ms_cuda_may_work(stream))
         ms_cuda_check(stream, launch,
                       self->captures ? ms_cuda_capture_flag(stream, launch, flag, message)

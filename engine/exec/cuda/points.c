@@ -168,6 +168,12 @@ static void stop(ms_stream *stream, ms_cuda_result result)
     do_duties(stream);
 }
 
+/* The last number that the driver has seen: those that are held come after it. */
+static uint64_t seen(const ms_cuda_queue *queue)
+{
+    return queue->chain ? queue->log.tasks[0].seq - 1 : queue->head;
+}
+
 /* The first point that covers this number; one is made if there is none. NULL: the GPU has
  * stopped, or the number is reached. */
 static ms_cuda_point *point_of(ms_stream *stream, uint64_t seq)
@@ -191,7 +197,7 @@ static ms_cuda_point *point_of(ms_stream *stream, uint64_t seq)
         return NULL;
     }
     ms_cuda_point *point = point_at(queue, queue->count++);
-    *point = (ms_cuda_point){ .seq = queue->head, .event = event };
+    *point = (ms_cuda_point){ .seq = seen(queue), .event = event };
     return point;
 }
 
@@ -199,6 +205,7 @@ bool ms_cuda_reached(const ms_stream *asked, uint64_t seq)
 {
     ms_stream *stream = asked->engine->streams[asked->index]; /* the same one, to be written */
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    ms_cuda_cut_at(stream, seq, "a question of the host whether a task is done");
     if (seq <= queue->done) return true;
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
     if (self->captures) return false; /* the driver may not be asked */
@@ -215,6 +222,7 @@ bool ms_cuda_reached(const ms_stream *asked, uint64_t seq)
 void ms_cuda_await(ms_stream *stream, uint64_t seq)
 {
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    ms_cuda_cut_at(stream, seq, "the host's wait for a task");
     if (seq <= queue->done) return;
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
     ms_cuda_stop_capture(stream->engine, "the host waits for the GPU meanwhile");
@@ -246,6 +254,8 @@ static ms_cuda_result put_wait(ms_cuda_device *self, ms_stream *stream, const ms
 void ms_cuda_wait(ms_stream *stream, const ms_wait *wait)
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_cuda_cut(stream, NULL);
+    ms_cuda_cut_at(stream->engine->streams[wait->of->index], wait->of_seq, NULL);
     ms_cuda_result result =
         self->captures ? ms_cuda_capture_wait(stream, wait) : put_wait(self, stream, wait);
     if (result && self->captures) ms_cuda_spoil(stream->engine, MS_ERROR_TASK, "a wait failed");
@@ -308,6 +318,7 @@ void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
     ms_cuda_result result = MS_CUDA_SUCCESS;
+    ms_cuda_cut(stream, NULL);
     if (!ms_cuda_capture_mark(stream, mark))
         result = self->cuda.event_record(mark->own, ms_cuda_queue_of(stream)->stream);
     ms_cuda_advance(stream, seq);
@@ -350,6 +361,7 @@ void ms_cuda_queue_close(ms_stream *stream, void *state)
     ms_cuda_stop_capture(stream->engine, "a stream is closed meanwhile");
     ms_cuda_await(stream, queue->head);
     while (queue->count > 0) pass(stream);
+    ms_cuda_chains_free(stream);
     ms_cuda_release_piece(stream->engine, queue->scratch);
     (void)self->cuda.stream_destroy(queue->stream);
     ms_release(&stream->engine->context, queue);

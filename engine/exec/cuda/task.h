@@ -37,6 +37,14 @@ typedef struct ms_cuda_task {
     /* The message for what a kernel has noted (ms_cuda_fault_of), with the task's name. NULL: its
      * kernels find no faults. */
     void (*explain)(const ms_cuda_fault *fault, char *message, size_t bytes);
+    /* It may call a library with its stream (ms_cuda_work_stream). All others may run once more for
+     * the same execution, to give kernels of a graph new arguments; so a function does nothing but
+     * call what is declared here, and does the same for the same arguments. */
+    bool uses_library;
+    /* Clears what its arguments have between their fields, so that equal ones have equal bytes. NULL:
+     * there is nothing between them, or the compiler cannot do it; tasks that repeat may then seem
+     * to differ, which costs time only. */
+    void (*clear_padding)(void *arguments);
 } ms_cuda_task;
 
 /* The driver copies `bytes` bytes of arguments, at most MS_TASK_ARGS_MAX. After an error the stream
@@ -58,9 +66,9 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work);
  * failed, and the function is not called. */
 typedef ms_status (*ms_cuda_after_function)(void *user, ms_error *error);
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user);
-/* For calls of libraries. */
+/* For calls of libraries, in a task that uses_library. */
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work);
-struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work);
+struct CUstream_st *ms_cuda_work_stream(ms_cuda_work *work);
 /* Between these two a library may ask the driver for code and memory, also while work is recorded.
  * end gets what begin returned. */
 int ms_cuda_library_begin(const ms_cuda_work *work);

@@ -355,6 +355,26 @@ MS_API ms_status ms_replay_run(ms_replay *replay, ms_point *out);
 /* Blocks until the last replay has finished. NULL is allowed. */
 MS_API void ms_replay_free(ms_replay *replay);
 
+/* ---------------------------------------------------------------- work that repeats */
+
+/* While this is on, the host says that what it enqueues is mostly what it enqueued before: the
+ * steps of a training. A device may then learn runs of tasks, and launch a run that comes again as
+ * a whole, which costs the host less (CUDA graphs). What is carried out never differs from what is
+ * enqueued: arguments that are new go into the launch, and other tasks make it another run. A task
+ * may be carried out later than it would be, but before the host or another stream needs it.
+ * Answers false where the device carries out each task as it comes, which changes nothing. */
+MS_API bool ms_engine_set_repeating(ms_engine *engine, bool repeating);
+/* What became of the tasks of such work since the engine was made. */
+typedef struct ms_repeats {
+    uint64_t graphs;   /* runs that were captured, each once */
+    uint64_t launches; /* of these graphs */
+    uint64_t replayed; /* tasks that were launched with them */
+    uint64_t alone;    /* tasks that were launched one by one, before their run was known or since
+                          something came between */
+    const char *why; /* the first thing other than tasks that ended a run: text of the engine; "" */
+} ms_repeats;
+MS_API void ms_engine_repeats(const ms_engine *engine, ms_repeats *out);
+
 /* -------------------------------------------------------------------- marks */
 
 /* A list of marks. A mark says when a stream passed it, in nanoseconds of the device's clock: the

@@ -105,4 +105,4 @@ static void run(ms_cuda_work *work, const void *arguments)
                           products->lt.explain(result));
 }
 
-MS_CUDA_TASK(matmul, "matmul", ms_matmul_args, MS_KIND_COMPUTE, run)
+MS_CUDA_TASK_OF_LIBRARY(matmul, "matmul", ms_matmul_args, MS_KIND_COMPUTE, run, NULL)

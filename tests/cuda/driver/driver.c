@@ -872,6 +872,19 @@ API int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes
     pthread_mutex_unlock(&stand_in_lock);
     return SUCCESS;
 }
+void set_kernel(work *made, const void *which, const unsigned blocks[3], const unsigned threads[3],
+                unsigned shared_bytes, const void *arguments)
+{
+    const function *found = which;
+    made->kernel = found->kernel;
+    made->name = found->name;
+    memcpy(made->blocks, blocks, sizeof made->blocks);
+    memcpy(made->threads, threads, sizeof made->threads);
+    made->shared_bytes = shared_bytes;
+    made->memory = malloc(found->bytes + 1);
+    if (!made->memory) abort();
+    memcpy(made->memory, arguments, found->bytes);
+}
 API int cuLaunchKernel(void *which, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty,
                        unsigned tz, unsigned shared_bytes, void *on, void **arguments, void **extra)
 {
@@ -881,16 +894,8 @@ API int cuLaunchKernel(void *which, unsigned x, unsigned y, unsigned z, unsigned
         result = INVALID_VALUE;
     if (result) return result;
     pthread_mutex_lock(&stand_in_lock);
-    const function *found = which;
-    work *made = add(on, KERNEL);
-    made->kernel = found->kernel;
-    made->name = found->name;
-    memcpy(made->blocks, (unsigned[]){ x, y, z }, sizeof made->blocks);
-    memcpy(made->threads, (unsigned[]){ tx, ty, tz }, sizeof made->threads);
-    made->shared_bytes = shared_bytes;
-    made->memory = malloc(found->bytes + 1);
-    if (!made->memory) abort();
-    memcpy(made->memory, arguments[0], found->bytes);
+    set_kernel(add(on, KERNEL), which, (unsigned[]){ x, y, z }, (unsigned[]){ tx, ty, tz },
+               shared_bytes, arguments[0]);
     pthread_mutex_unlock(&stand_in_lock);
     return SUCCESS;
 }
