@@ -96,6 +96,7 @@ function steps.steps(count, first, options)
   if select(2, core.step()) then
     core.raise("ms.steps: a step is running already; steps cannot be nested")
   end
+  require "moonshard.tune".open()
   local function iterate()
     finish()
     if graph then

@@ -66,6 +66,9 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work);
  * failed, and the function is not called. */
 typedef ms_status (*ms_cuda_after_function)(void *user, ms_error *error);
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user);
+/* Tasks do something else for the same arguments from now on: no graph that was captured before is
+ * launched. */
+void ms_cuda_forget_graphs(ms_engine *engine);
 /* For calls of libraries, in a task that uses_library. */
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work);
 struct CUstream_st *ms_cuda_work_stream(ms_cuda_work *work);
@@ -73,6 +76,20 @@ struct CUstream_st *ms_cuda_work_stream(ms_cuda_work *work);
 void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format, ...)
     MS_PRINTF(3, 4);
 void ms_cuda_work_fail_with(ms_cuda_work *work, const ms_error *error);
+
+/* Times of calls that put work onto a stream. A meter has a stream of its own and memory of the GPU
+ * that no pool counts. ms_cuda_meter_open waits for all streams of the engine, and every byte of
+ * the memory becomes `fill`. MS_ERROR_MEMORY: the GPU has no room. */
+typedef struct ms_cuda_meter ms_cuda_meter;
+ms_status ms_cuda_meter_open(ms_engine *engine, size_t bytes, unsigned char fill,
+                             ms_cuda_meter **out);
+void ms_cuda_meter_close(ms_cuda_meter *meter);
+char *ms_cuda_meter_memory(const ms_cuda_meter *meter); /* aligned to 256 bytes */
+/* Calls `call` so many times, waits, and answers in *us how many microseconds of the GPU one of
+ * them took; below 0: one has answered false, and the rest was not called. */
+typedef bool ms_cuda_metered(void *user, struct CUstream_st *stream);
+ms_status ms_cuda_meter_time(ms_cuda_meter *meter, ms_cuda_metered *call, void *user,
+                             uint32_t count, double *us);
 
 /* 1 .. `most` blocks of `threads` threads for so many elements, each thread taking `each` or more;
  * 0 for none. For kernels that walk in strides of the whole grid. */

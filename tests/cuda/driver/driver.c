@@ -108,11 +108,14 @@ uint64_t draw(void)
     return seed >> 33;
 }
 
+static _Atomic uint64_t passed_ns; /* see stand_in_pass */
+API void stand_in_pass(uint64_t ns) { passed_ns += ns; }
+
 static uint64_t clock_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec + passed_ns;
 }
 
 static work *add(stream *on, work_kind kind)
@@ -362,7 +365,9 @@ API int cuDeviceGet(int *gpu, int index)
 }
 API int cuDeviceGetName(char *name, int bytes, int gpu)
 {
-    snprintf(name, (size_t)bytes, "stand-in %d", gpu);
+    const char *other = getenv("MOONSHARD_STAND_IN_GPU_NAME");
+    if (other) snprintf(name, (size_t)bytes, "%s", other);
+    else snprintf(name, (size_t)bytes, "stand-in %d", gpu);
     return begin("cuDeviceGetName");
 }
 API int cuDeviceTotalMem_v2(size_t *bytes, int gpu)
