@@ -10,6 +10,8 @@
  * in the order of numbers. The host thread does it when it finds that the number is reached.
  * - An error that the driver reports for work under way ends all work of the GPU in this process:
  *   every stream fails with it, and all numbers count as reached.
+ * - The driver runs a function of the host with all others on one thread, so none that it runs
+ * waits for anything. Those that may wait run on a thread of their stream (errand.c).
  * - While work is recorded (graph.c), streams that get some are in the driver's capture: what is
  * put on them is kept and does not run. Then the device asks the driver for no number, and waits
  * for none. */
@@ -114,6 +116,9 @@ typedef struct ms_cuda_duty {
     ms_cuda_recording *recording;
 } ms_cuda_duty;
 
+/* The thread that carries out the functions of the host of one stream: errand.c. */
+typedef struct ms_cuda_errands ms_cuda_errands;
+
 typedef struct ms_cuda_point {
     uint64_t seq;
     ms_cuda_event event;
@@ -127,8 +132,9 @@ typedef struct ms_cuda_queue {
     uint64_t head; /* the last number that was carried out */
     uint64_t done; /* the last one that is known to be reached */
     ms_cuda_duty *duties, **last_duty;
-    ms_cuda_piece *scratch; /* see ms_cuda_scratch; NULL: none */
-    bool captured;          /* it is part of the capture, from the number after `captured_after` */
+    ms_cuda_piece *scratch;   /* see ms_cuda_scratch; NULL: none */
+    ms_cuda_errands *errands; /* NULL: none yet */
+    bool captured; /* it is part of the capture, from the number after `captured_after` */
     uint64_t captured_after;
 } ms_cuda_queue;
 
@@ -239,6 +245,12 @@ void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 void ms_cuda_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
                      const char *message);
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
+
+/* errand.c. What follows on the stream comes after the call of `duty`. */
+ms_cuda_result ms_cuda_errand(ms_stream *stream, ms_cuda_duty *duty);
+/* Waits until no function runs: for a stream that the GPU does not hold up any more. */
+void ms_cuda_errands_settle(ms_cuda_queue *queue);
+void ms_cuda_errands_close(ms_stream *stream, ms_cuda_queue *queue);
 
 /* memory.c */
 void *ms_cuda_reserve(ms_engine *engine, uint64_t bytes);

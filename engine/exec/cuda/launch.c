@@ -100,15 +100,6 @@ void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 /* --------------------------------------------------------- on the host's side */
 
 /* On a thread of the driver, in stream order. It calls nothing of the driver. */
-static void run_call(void *argument)
-{
-    ms_cuda_duty *duty = argument;
-    char message[sizeof((ms_error *)0)->message] = "";
-    if (ms_stream_has_failed(duty->stream)) return;
-    ms_status status = duty->call.function(duty->call.user, message, sizeof message);
-    if (status) ms_cuda_fail_stream(duty->stream, duty->seq, duty->script, status, "%s", message);
-}
-
 static void look_at_flag(void *argument)
 {
     ms_cuda_duty *duty = argument;
@@ -122,8 +113,7 @@ static ms_cuda_result put_call(ms_stream *stream, const ms_launch *launch, const
     ms_cuda_duty *duty = ms_cuda_add_duty(stream, launch->seq, launch->script);
     if (!duty) return MS_CUDA_SUCCESS; /* the stream has failed */
     duty->call = *call;
-    return ms_cuda_of(stream->engine)
-        ->cuda.launch_host(ms_cuda_queue_of(stream)->stream, run_call, duty);
+    return ms_cuda_errand(stream, duty);
 }
 
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)

@@ -58,6 +58,15 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work);
  * failed, and the function is not called. */
 typedef ms_status (*ms_cuda_after_function)(void *user, ms_error *error);
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user);
+/* Copies between the GPU and pinned memory of the host (ms_host_memory_new), in the order of the
+ * task's work. */
+void ms_cuda_to_host(ms_cuda_work *work, void *host, const void *from, size_t bytes);
+void ms_cuda_from_host(ms_cuda_work *work, void *to, const void *host, size_t bytes);
+/* A function of the host, in the order of the task's work, as of ms_stream_call. Not called if the
+ * stream has failed. A task with one of these three cannot be recorded. */
+void ms_cuda_on_host(ms_cuda_work *work, ms_host_function function, void *user);
+/* The number that this execution has in its stream, and the script line that enqueued it. */
+ms_stream *ms_cuda_work_place(const ms_cuda_work *work, uint64_t *seq, uint32_t *script);
 /* For calls of libraries. */
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work);
 struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work);
