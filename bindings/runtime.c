@@ -17,16 +17,20 @@
 static void share_gpu(lua_State *L, ms_runtime *runtime, uint32_t here, uint32_t gpus)
 {
     const ms_os *os = runtime->context.os;
-    const char *host_id = os->environment(os->user, "NCCL_HOSTID");
+    /* The first is for each process; the second is known to NCCL 2.30 and later. */
+    const char *own = os->environment(os->user, "NCCL_HOSTID"),
+               *several = os->environment(os->user, "NCCL_MULTI_RANK_GPU_ENABLE");
+    bool is_ready = (own && *own) || (several && strcmp(several, "1") == 0);
     uint32_t gpu = runtime->settings.device_index;
     if (here < ms_rendezvous_ranks(runtime->rendezvous))
         luaL_error(L, "moonshard could not start: --share-gpu: ranks of several hosts exchange "
                       "tensors by NCCL, which needs a GPU for each rank: start as many ranks as "
                       "there are GPUs on each host");
-    if (strcmp(runtime->transport_text, "nccl") == 0 && !(host_id && *host_id))
+    if (strcmp(runtime->transport_text, "nccl") == 0 && !is_ready)
         luaL_error(L, "moonshard could not start: --share-gpu: NCCL takes one rank a GPU: leave "
                       "MOONSHARD_TRANSPORT unset (ranks then exchange tensors through memory of "
-                      "the host), or start each process with another NCCL_HOSTID");
+                      "the host), start each process with another NCCL_HOSTID, or set "
+                      "NCCL_MULTI_RANK_GPU_ENABLE=1 for NCCL 2.30 or later");
     if (!*runtime->transport_text) strcpy(runtime->transport_text, "local");
     runtime->settings.sharers = (here - gpu + gpus - 1) / gpus;
     runtime->shared_gpus = gpus;

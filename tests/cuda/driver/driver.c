@@ -281,14 +281,18 @@ API void stand_in_work(void *on, bool (*ready)(void *), void (*run)(void *), voi
 API int cuInit(unsigned flags)
 {
     int result = begin("cuInit");
-    const char *text = getenv("MOONSHARD_STAND_IN_SEED");
-    if (text) seed = strtoull(text, NULL, 10) * 2 + 1;
-    text = getenv("MOONSHARD_STAND_IN_GPUS");
-    if (text) driver.gpus = atoi(text);
-    if (driver.gpus > STAND_IN_GPUS) abort();
+    const char *chosen = getenv("MOONSHARD_STAND_IN_SEED"),
+               *count = getenv("MOONSHARD_STAND_IN_GPUS");
+    int gpus = count ? atoi(count) : driver.gpus;
+    if (gpus > STAND_IN_GPUS) abort();
     if (!result && flags) result = INVALID_VALUE;
-    if (!result && !driver.gpus) result = NO_DEVICE;
-    if (!result) driver.initialized = true;
+    if (!result && !gpus) result = NO_DEVICE;
+    /* Other threads may use the driver already: what stays the same is not written. */
+    pthread_mutex_lock(&stand_in_lock);
+    if (chosen) seed = strtoull(chosen, NULL, 10) * 2 + 1;
+    if (driver.gpus != gpus) driver.gpus = gpus;
+    if (!result && !driver.initialized) driver.initialized = true;
+    pthread_mutex_unlock(&stand_in_lock);
     return result;
 }
 API int cuDriverGetVersion(int *version)
