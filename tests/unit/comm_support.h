@@ -141,10 +141,13 @@ static inline void *rank_thread(void *argument)
 }
 
 /* The driver of a GPU, once a process has used it, is of no use to a process that is forked. So
- * ranks that are threads get a process for themselves there. The stand-in can do without. */
+ * ranks that are threads get a process for themselves there. The stand-in can do without, but the
+ * thread sanitizer cannot: the stand-in has a thread, and leaves it running. */
 static inline bool threads_need_a_process(void)
 {
-    return device_is_cuda() && !getenv("MOONSHARD_STAND_IN");
+    const char *sanitizer = getenv("MOONSHARD_SANITIZE");
+    return device_is_cuda()
+           && (!getenv("MOONSHARD_STAND_IN") || (sanitizer && strcmp(sanitizer, "thread") == 0));
 }
 
 static inline void run_threads(rank *all, uint32_t count)
