@@ -60,6 +60,49 @@ describe("ranks that share a GPU", function()
     end)
   end
 
+  -- Shards, gradients and states in pinned memory of the host, where steps run, too.
+  for _, switches in ipairs { "-n 1", "-n 2 --share-gpu" } do
+    it("have the same numbers when they offload: " .. switches, function()
+      script [[
+        local ms = require "moonshard"
+        local cfg = ms.config { offload = false }
+        ms.seed(1)
+        local net = ms.nn.gpt2 { vocab = 17, context = 8, layers = 2, width = 16, heads = 2 }
+        local model = ms.fsdp(net, { offload = cfg.offload and "cpu" or nil })
+        local optimizer, lines = ms.optim.adamw(model, { lr = 1e-2 }), {}
+        for step in ms.steps(4) do
+          local x = ms.randint {
+            4, 8, low = 0, high = 17, seed = 10 * step + ms.rank(), per_rank = false,
+          }
+          local loss = model(x):to "f32":cross_entropy(x)
+          loss:backward()
+          local norm = model:clip_grad_norm(0.5)
+          optimizer:step()
+          optimizer:zero_grad()
+          lines[#lines + 1] = ("%.17g %.17g"):format(loss:item(), norm:item())
+        end
+        assert(cfg.offload == (ms.memory().offload_live > 0))
+        print(("rank %d: %s"):format(ms.rank(), table.concat(lines, " ")))
+      ]]
+      local function losses(offload)
+        local out, list = command.succeed(folder,
+          ("run script.lua --device cuda %s offload=%s"):format(switches, offload),
+          stand_in(1) .. " MOONSHARD_STAND_IN_WATCH=stop"), {}
+        for line in out:gmatch "rank [^\n]+" do list[#list + 1] = line end
+        table.sort(list)
+        return list
+      end
+      local kept, offloaded = losses "false", losses "true"
+      assert.equal(tonumber(switches:match "%d"), #kept)
+      for i, line in ipairs(kept) do
+        local other = offloaded[i]:gmatch "[%d.e-]+"
+        for number in line:gmatch "[%d.e-]+" do
+          assert.near(tonumber(number), tonumber(other()), 1e-6)
+        end
+      end
+    end)
+  end
+
   it("take turns where there are several", function()
     script [[
       local ms = require "moonshard"
