@@ -129,15 +129,16 @@ static void refuse_mpi_options(lua_State *L)
 }
 
 /* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
- * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates= }: settings for the engine that starts at
- * first use. runtime->settings is written last, so that an option that is wrong leaves the settings
- * of the environment. */
+ * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates=, share_gpu= }: settings for the engine
+ * that starts at first use. runtime->settings is written last, so that an option that is wrong
+ * leaves the settings of the environment. */
 static int configure(lua_State *L)
 {
     static const char *const keys[] = {
-        "device",    "threads",   "strict",     "seed",         "pin",   "cpu",     "memory_bytes",
-        "group",     "rank",      "world_size", "rendezvous",   "rates", "hosts",   "sum_by_ranks",
-        "sum_order", "interface", "port",       "init_timeout", "lost",  "timeout", NULL
+        "device",       "threads",      "strict",    "seed",       "pin",        "cpu",
+        "memory_bytes", "group",        "rank",      "world_size", "rendezvous", "rates",
+        "hosts",        "sum_by_ranks", "sum_order", "interface",  "port",       "init_timeout",
+        "lost",         "timeout",      "share_gpu", NULL
     };
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -161,7 +162,9 @@ static int configure(lua_State *L)
         settings.rates = &runtime->rates;
     }
     lua_pop(L, 1);
+    bool share_gpu = ms_lua_field_boolean(L, 1, "share_gpu", runtime->share_gpu);
     configure_world(L, runtime);
+    runtime->share_gpu = share_gpu;
     runtime->settings = settings;
     return 0;
 }

@@ -12,9 +12,34 @@
 
 /* ----------------------------------------------------------------- entering */
 
+/* Ranks that share a GPU exchange tensors by the transport local. NCCL takes a second rank on a GPU
+ * for a mistake, unless each process says that it is a host of its own. */
+static void share_gpu(lua_State *L, ms_runtime *runtime, uint32_t here, uint32_t gpus)
+{
+    const ms_os *os = runtime->context.os;
+    /* The first is for each process; the second is known to NCCL 2.30 and later. */
+    const char *own = os->environment(os->user, "NCCL_HOSTID"),
+               *several = os->environment(os->user, "NCCL_MULTI_RANK_GPU_ENABLE");
+    bool is_ready = (own && *own) || (several && strcmp(several, "1") == 0);
+    uint32_t gpu = runtime->settings.device_index;
+    if (here < ms_rendezvous_ranks(runtime->rendezvous))
+        luaL_error(L, "moonshard could not start: --share-gpu: ranks of several hosts exchange "
+                      "tensors by NCCL, which needs a GPU for each rank: start as many ranks as "
+                      "there are GPUs on each host");
+    if (strcmp(runtime->transport_text, "nccl") == 0 && !is_ready)
+        luaL_error(L, "moonshard could not start: --share-gpu: NCCL takes one rank a GPU: leave "
+                      "MOONSHARD_TRANSPORT unset (ranks then exchange tensors through memory of "
+                      "the host), start each process with another NCCL_HOSTID, or set "
+                      "NCCL_MULTI_RANK_GPU_ENABLE=1 for NCCL 2.30 or later");
+    if (!*runtime->transport_text) strcpy(runtime->transport_text, "local");
+    runtime->settings.sharers = (here - gpu + gpus - 1) / gpus;
+    runtime->shared_gpus = gpus;
+}
+
 /* A rank computes on the GPU of its place on its host. More ranks than GPUs are an error that all
- * of them find; a driver that cannot be asked is one when the engine opens. A launcher that starts
- * every process itself may show each of them another GPU, as its only one. */
+ * of them find, unless they may share them; a driver that cannot be asked is one when the engine
+ * opens. A launcher that starts every process itself may show each of them another GPU, as its only
+ * one. */
 static void choose_gpu(lua_State *L, ms_runtime *runtime)
 {
     ms_error error;
@@ -26,16 +51,37 @@ static void choose_gpu(lua_State *L, ms_runtime *runtime)
     uint32_t place = ms_rendezvous_place(runtime->rendezvous, runtime->rank, &here);
     if (here == 1 || ms_gpus(os, NULL, 0, &gpus, &driver, &error) || gpus == 0) return;
     bool is_launched = !ms_hosts_launched(&runtime->context, &launched) && *launched.name;
-    if (gpus == 1 && is_launched) return;
-    runtime->settings.device_index = place;
+    if (gpus == 1 && is_launched && !runtime->share_gpu) return;
+    runtime->settings.device_index = place % gpus;
     if (here <= gpus) return;
+    if (runtime->share_gpu) {
+        share_gpu(L, runtime, here, gpus);
+        return;
+    }
     shown = os->environment(os->user, "CUDA_VISIBLE_DEVICES");
     luaL_error(L,
                "moonshard could not start: %d ranks on this host and %d GPU%s (%s%s): each rank "
-               "needs a GPU of its own: start %d rank%s here, or show more GPUs",
+               "needs a GPU of its own: start %d rank%s here, show more GPUs, or let ranks share "
+               "them (--share-gpu)",
                (int)here, (int)gpus, gpus == 1 ? "" : "s",
                shown ? "CUDA_VISIBLE_DEVICES=" : "CUDA_VISIBLE_DEVICES is not set",
                shown ? shown : "", (int)gpus, gpus == 1 ? "" : "s");
+}
+
+/* The first of the ranks that share a GPU says so. On one host their places are their numbers. */
+static void tell_sharers(const ms_runtime *runtime, ms_engine *engine)
+{
+    char ranks[128] = "";
+    uint32_t gpu = runtime->settings.device_index, gpus = runtime->shared_gpus;
+    size_t used = 0;
+    if (runtime->settings.sharers < 2 || runtime->rank != gpu) return;
+    for (uint32_t r = gpu; r < gpu + runtime->settings.sharers * gpus && used < sizeof ranks;
+         r += gpus)
+        used += (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%u", used ? ", " : "", r);
+    ms_log(ms_engine_context(engine), MS_LOG_INFO,
+           "ranks %s share GPU %u: rank %u may use %.1f GiB of it; their tensors travel through "
+           "memory of the host",
+           ranks, gpu, runtime->rank, (double)ms_engine_memory(engine).limit / (1 << 30));
 }
 
 /* Starts the engine at first use, because its settings may come from ms.init. A rank joins its job
@@ -75,6 +121,7 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
         luaL_error(L, "moonshard could not start: %s", error.message);
     }
     runtime->engine = engine;
+    tell_sharers(runtime, engine);
 }
 
 /* A finalizer runs in the middle of whatever allocates, so what it enqueued or released would

@@ -70,6 +70,8 @@ struct ms_runtime {
     struct ms_rendezvous *rendezvous;
     /* Before it is released; NULL: nothing. Set where ms.init has joined a job over hosts. */
     void (*leave)(ms_runtime *runtime);
+    bool share_gpu;        /* more ranks than GPUs may compute on them */
+    uint32_t shared_gpus;  /* how many GPUs more ranks share; 0: none */
     uint32_t rank;         /* in it, or in a fake world */
     uint32_t shown_script; /* the line that others see in this rank's activity */
     uint32_t fake_size;    /* of the fake world that the engine starts in, or 0 */

@@ -52,6 +52,7 @@ struct ms_job {
     uint32_t ranks, running;
     uint64_t timeout_ns; /* without progress */
     uint64_t grace_ns;   /* from a request to stop until ranks are stopped without a checkpoint */
+    bool share_gpu;      /* ranks may share GPUs */
     int count;           /* of the program's arguments */
     char **arguments;
     char program[4096]; /* its path */

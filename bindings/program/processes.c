@@ -45,7 +45,12 @@ static void locate(ms_job *job, uint32_t rank)
     pidfd_send_signal(job->ended[rank], MS_LOCATE_PROCESS, NULL, 0);
 }
 
-/* The environment of one rank: this one's, and the two variables. Filled before fork: between fork
+/* Streams of ranks that share a GPU wait for other ranks. The driver has 8 queues for all streams
+ * of a process unless this says otherwise, and a stream may then hold up another one of its queue.
+ */
+#define MS_QUEUES_VARIABLE "CUDA_DEVICE_MAX_CONNECTIONS"
+
+/* The environment of one rank: this one's, and the variables. Filled before fork: between fork
  * and exec nothing may allocate. Older values of both variables are left out: a launcher that is
  * itself a rank of another job, or has them set by mistake, would pass on the wrong job. */
 static ms_status make_environment(ms_job *job, const char *rendezvous, char *rank, char ***out)
@@ -53,7 +58,8 @@ static ms_status make_environment(ms_job *job, const char *rendezvous, char *ran
     size_t count = 0, kept = 0;
     while (environ[count]) count++;
     void *memory = NULL;
-    ms_status status = ms_allocate(&job->context, (count + 3) * sizeof(char *),
+    static char queues[] = MS_QUEUES_VARIABLE "=32";
+    ms_status status = ms_allocate(&job->context, (count + 4) * sizeof(char *),
                                    "environment of the ranks", &memory);
     if (status) return status;
     char **made = memory;
@@ -62,6 +68,8 @@ static ms_status make_environment(ms_job *job, const char *rendezvous, char *ran
             && strncmp(environ[i], "MOONSHARD_RANK=", 15) != 0)
             made[kept++] = environ[i];
     made[kept++] = (char *)(uintptr_t)rendezvous;
+    const ms_os *os = job->context.os;
+    if (job->share_gpu && !os->environment(os->user, MS_QUEUES_VARIABLE)) made[kept++] = queues;
     /* The table is zeroed, so the entry after the last is the NULL that execve needs. */
     made[kept] = rank;
     *out = made;

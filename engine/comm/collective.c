@@ -156,8 +156,8 @@ static ms_status wait_for_uses(ms_stream *stream, const ms_tensor *tensor, bool 
     return status;
 }
 
-/* Whether the engine's tasks are functions of the host, as those of control are. */
-static bool runs_on_host(const ms_comm *comm)
+/* By the family of the device's kernels. */
+bool ms_comm_runs_on_host(const ms_comm *comm)
 {
     return strcmp(ms_engine_device_of(comm->engine)->kernels, "cpu") == 0;
 }
@@ -187,7 +187,7 @@ static ms_status hold_arguments(ms_comm *comm, const ms_collective *c, ms_comm_a
 {
     size_t one = args->group->size * sizeof(int64_t);
     if (args->by_hosts)
-        return runs_on_host(comm) || !args->group->control->has_others
+        return ms_comm_runs_on_host(comm) || !args->group->control->has_others
                    ? MS_OK
                    : hold(comm, sizeof(ms_host_carry), "numbers of hosts", held);
     if (!c->counts) return MS_OK;
@@ -229,9 +229,9 @@ static ms_status choose_stream(ms_group *group, const ms_comm_args *args, const 
 {
     *out = c->stream;
     if (c->stream) return MS_OK;
-    /* The functions of the host that a GPU runs may take turns, whatever their streams: those that
-     * wait for other ranks have one order, on all ranks. */
-    if (args->by_hosts && !runs_on_host(group->comm))
+    /* A stream with functions of the host costs a GPU's device a thread: one is for all groups,
+     * whose calls have the same order on all ranks. */
+    if (args->by_hosts && !ms_comm_runs_on_host(group->comm))
         return ms_engine_stream(group->comm->engine, "numbers", out);
     /* The two streams of sends and receives are this rank's, not the group's. */
     if (ms_kind_is_pair(args->kind))
@@ -296,7 +296,7 @@ static ms_status enqueue_by_hosts(ms_comm *comm, ms_stream *stream, const ms_com
                                   ms_host_carry *carry)
 {
     const ms_task *task = &args->group->control->tasks[args->kind];
-    if (runs_on_host(comm))
+    if (ms_comm_runs_on_host(comm))
         return ms_stream_enqueue(stream, task, args, NULL, 0, cost_of(args), NULL);
     if (carry)
         *carry = (ms_host_carry){ .stream = stream,

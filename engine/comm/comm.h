@@ -180,6 +180,8 @@ ms_status ms_comm_new(ms_engine *engine, const ms_membership *membership, ms_gro
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out);
 ms_comm *ms_comm_of(const ms_engine *engine);
+/* Whether the engine's tasks are functions of the host, as those of control are. */
+bool ms_comm_runs_on_host(const ms_comm *comm);
 /* The ranks are on these hosts (for `open` of control, or after it). */
 void ms_comm_place(ms_comm *comm, const uint16_t *host_of, uint32_t ranks, bool sum_by_ranks);
 /* Makes the group's topology, if it has hosts and lacks one. */

@@ -60,7 +60,9 @@ static ms_status choose_transport(ms_engine *engine, const ms_control *control, 
         if (pairings[i].control != control || (name && strcmp(transport->name, name) != 0))
             continue;
         is_known = true;
-        if (strcmp(transport->kernels, device->kernels) != 0 && !(name && transport->any_device))
+        bool moves_it = transport->other && strcmp(transport->other->family, device->kernels) == 0;
+        if (strcmp(transport->kernels, device->kernels) != 0
+            && !(name && (transport->any_device || moves_it)))
             continue;
         *out = transport;
         return MS_OK;

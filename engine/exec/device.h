@@ -64,6 +64,7 @@ struct ms_device {
     bool values; /* tasks run, memory exists, and tensors have values */
     /* How many of the kind this machine has; engine->device_index is below it. NULL: one. */
     uint32_t (*count)(const ms_engine *engine);
+    const char *variable; /* of the environment, which hides some of them; NULL: there is none */
 
     /* The device's state in an engine: engine->device_state. `open` comes before the first stream,
      * `close` after the last. */

@@ -55,6 +55,7 @@ static ms_status choose_isa(ms_engine *engine, const char *cap)
  * against the machine before anything is opened. */
 static ms_status choose_device(ms_engine *engine, const ms_engine_options *options)
 {
+    const ms_os *os = engine->context.os;
     static const ms_device *const devices[] = { &ms_device_cpu, &ms_device_cuda, &ms_device_sim };
     const char *name = options->device ? options->device : "cpu";
     engine->device = options->own_device;
@@ -66,6 +67,19 @@ static ms_status choose_device(ms_engine *engine, const ms_engine_options *optio
     uint32_t count = engine->device->count ? engine->device->count(engine) : 1;
     engine->device_index = options->device_index;
     if (options->device_index < count) return MS_OK;
+    const char *variable = engine->device->variable,
+               *shown = variable ? os->environment(os->user, variable) : NULL;
+    if (count == 0 && shown)
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "device \"%s\": this machine shows none: %s=%s hides all, or names "
+                              "some that are not there",
+                              engine->device->name, variable, shown);
+    if (count == 0)
+        return ms_engine_fail(
+            engine, MS_ERROR_ARGUMENT,
+            "device \"%s\": this machine has a driver and shows no device of that "
+            "kind",
+            engine->device->name);
     return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                           "device_index = %u: of device \"%s\" this machine has %u, counted from 0",
                           options->device_index, engine->device->name, count);
@@ -101,9 +115,11 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     status = ms_strings_new(&engine->context, &engine->strings);
     if (!status) status = engine->device->open(engine, &engine->device_state);
     engine->is_open = !status;
+    uint32_t sharers = options->sharers ? options->sharers : 1;
     if (!status)
-        status = ms_pool_open(engine, options->memory_bytes ? options->memory_bytes
-                                                            : engine->device->capacity(engine));
+        status = ms_pool_open(engine, options->memory_bytes
+                                          ? options->memory_bytes
+                                          : engine->device->capacity(engine) / sharers);
     if (!status) status = ms_engine_stream(engine, "compute", &engine->current);
     if (!status)
         ms_log(&engine->context, MS_LOG_INFO, "engine on %s: %s, %u threads, %s kernels%s",

@@ -74,7 +74,8 @@ describe("ranks on GPUs", function()
       stand_in(2) .. " CUDA_VISIBLE_DEVICES=0,1")
     assert.equal(1, code, err)
     assert.truthy(err:find("3 ranks on this host and 2 GPUs (CUDA_VISIBLE_DEVICES=0,1): each rank "
-      .. "needs a GPU of its own: start 2 ranks here, or show more GPUs", 1, true), err)
+      .. "needs a GPU of its own: start 2 ranks here, show more GPUs, or let ranks share "
+      .. "them (--share-gpu)", 1, true), err)
   end)
 
   it("need NCCL, which a rank alone does not", function()

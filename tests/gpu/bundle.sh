@@ -1,13 +1,13 @@
 #!/bin/bash
-# Packs what run.sh needs on a machine with a GPU: the program, the tests that are marked "cuda", and the libraries that they
-# need but glibc's and NVIDIA's. Called by `cmake --build --preset gpu`; the result is BUILD/bundle.
+# Packs what run.sh needs on a machine with a GPU: the program, the tests that are marked "cuda", some of those that are marked
+# "cuda-local" (in ranks/), and the libraries that they need but glibc's and NVIDIA's. Called by `cmake --build --preset gpu`; the result is BUILD/bundle.
 set -euo pipefail
 build=$(cd "$1" && pwd)
 bundle=$build/bundle
 limit=$((48 * 1024 * 1024))
 
 rm -rf "$bundle" "$build/unpacked"
-mkdir -p "$bundle" "$build/unpacked/tests" "$build/unpacked/lib"
+mkdir -p "$bundle" "$build/unpacked/tests" "$build/unpacked/ranks" "$build/unpacked/lib"
 cmake --install "$build" --prefix "$build/unpacked" --strip >/dev/null
 for test in "$build"/tests/unit/*; do
     [ -f "$test" ] && [ -x "$test" ] || continue
@@ -17,8 +17,12 @@ for test in "$build"/tests/unit/*; do
     fi
 done
 
+for test in comm_collectives comm_drop comm_share ddp_hooks ddp_reducer hook_kinds; do
+    strip -o "$build/unpacked/ranks/$test" "$build/tests/unit/$test"
+done
+
 # glibc and NVIDIA's driver must be those of the other machine.
-LD_LIBRARY_PATH=$build/unpacked/lib ldd "$build"/unpacked/bin/moonshard "$build"/unpacked/tests/* | sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u |
+LD_LIBRARY_PATH=$build/unpacked/lib ldd "$build"/unpacked/bin/moonshard "$build"/unpacked/{tests,ranks}/* | sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u |
     grep -vE '/(libc|libm|libdl|librt|libpthread|ld-linux[^/]*|libcuda|libnvidia[^/]*)\.so' |
     grep -v "^$build/" | sort -u | xargs -I{} cp -L {} "$build/unpacked/lib/"
 

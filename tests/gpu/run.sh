@@ -1,7 +1,7 @@
 #!/bin/bash
 # What only a machine with a GPU can show. One command there:
 #
-#     tests/gpu/run.sh [PART ...]      # operators, train; all of them unless named, in this order
+#     tests/gpu/run.sh [PART ...]      # operators, train, groups; all of them unless named, in this order
 #
 # BUNDLE is the folder that `cmake --preset gpu && cmake --build --preset gpu` made (default: build/gpu/bundle); OUT gets the
 # results, DATE.json and the logs (default: tests/bench/results). CUDA's libraries are sought as the engine seeks them:
@@ -13,7 +13,7 @@ root=$PWD
 out=${OUT:-tests/bench/results}
 bundle=${BUNDLE:-build/gpu/bundle}
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(operators train)
+[ ${#parts[@]} -gt 0 ] || parts=(operators train groups)
 limit=480
 
 here=$(mktemp -d)
@@ -107,11 +107,72 @@ train() {
 # What a run has saved of its model.
 cat_model() { find "$here/$1" -path '*model*' -type f | sort | xargs -r cat; }
 
+# Several ranks on one GPU, the first that is shown: over NCCL, where each process says that it is a host of its own, and with
+# --share-gpu. Tests of ranks as threads and processes compare with sums in the CPU's order.
+groups() {
+    local n test small
+    export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+    export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*}
+    export moonshard root here
+    export -f apart dies
+    for n in 1 2 4; do try groups "nccl: collectives, $n" bash -c "apart $n '$root/tests/dist/collectives.lua'"; done
+    for n in 2 4; do
+        try groups "--share-gpu: collectives, $n" "$moonshard" run "$root/tests/dist/collectives.lua" -n $n --device cuda --share-gpu
+    done
+    export MOONSHARD_TEST_DEVICE=cuda
+    for test in "$here"/ranks/*; do
+        try groups "--share-gpu: $(basename "$test")" env -u MOONSHARD_STAND_IN MOONSHARD_TRANSPORT=local "$test"
+    done
+    unset MOONSHARD_TEST_DEVICE
+    small="data=$root/README.md length=32 batch=4 model.layers=1 model.width=64 model.heads=2 steps=20 every.sample=0 every.eval=0"
+    for n in 2 4; do
+        try groups "nccl: training, $n" bash -c "apart $n '$root/recipes/gpt_bytes.lua' $small run='$here/nccl$n'"
+        try groups "--share-gpu: training, $n" "$moonshard" run "$root/recipes/gpt_bytes.lua" -n $n --device cuda --share-gpu $small \
+            run="$here/shared$n"
+    done
+    # Two numbers have one sum.
+    same groups "the same bits, 2" nccl2 shared2
+    try groups "--share-gpu: training again, 4" "$moonshard" run "$root/recipes/gpt_bytes.lua" -n 4 --device cuda --share-gpu $small \
+        run="$here/again4"
+    same groups "the same bits again, 4" shared4 again4
+    try groups "--share-gpu: shards, 2" "$moonshard" run "$root/recipes/gpt_bytes.lua" -n 2 --device cuda --share-gpu $small \
+        shard=full_shard run="$here/shards2"
+    try groups "nccl: a rank is killed" bash -c "dies apart 2 '$root/tests/gpu/dies.lua'"
+    try groups "--share-gpu: a rank is killed" bash -c "dies '$moonshard' run '$root/tests/gpu/dies.lua' -n 2 --device cuda --share-gpu"
+}
+# apart N RECIPE ...: so many processes of `moonshard run`, as torchrun starts them, all on the one GPU that is shown. The code is
+# that of the first one that failed.
+apart() {
+    local n=$1 r pids=() code=0
+    shift
+    export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NVLS_ENABLE=0 NCCL_CUMEM_ENABLE=0 NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=4
+    export TORCHELASTIC_RUN_ID=$BASHPID WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n MASTER_PORT=0 TMPDIR=$here MOONSHARD_TRANSPORT=nccl
+    for ((r = 0; r < n; r++)); do
+        RANK=$r LOCAL_RANK=$r NCCL_HOSTID=gpu-$r "$moonshard" run "$@" --device cuda &
+        pids+=($!)
+    done
+    for r in "${pids[@]}"; do wait "$r" || code=${code/#0/$?}; done
+    return $code
+}
+# dies COMMAND...: passes if rank 0 ends, with the code for another rank that died.
+dies() {
+    "$@"
+    local code=$?
+    echo "ended with $code"
+    [ $code = 7 ]
+}
+# same PART WHAT RUN RUN: passed if the models of both have the same bits.
+same() {
+    if [ "$(cat_model "$3" | wc -c)" -gt 0 ] && [ "$(cat_model "$3" | sha256sum)" = "$(cat_model "$4" | sha256sum)" ]; then
+        note "$1" "$2" passed 0 ""
+    else note "$1" "$2" failed 0 "the models differ"; fi
+}
+
 for part in "${parts[@]}"; do
     part_began=$SECONDS
     case $part in
-    operators | train) $part ;;
-    *) echo "run.sh: no part \"$part\": operators, train" >&2; exit 2 ;;
+    operators | train | groups) $part ;;
+    *) echo "run.sh: no part \"$part\": operators, train, groups" >&2; exit 2 ;;
     esac
 done
 

@@ -1,6 +1,6 @@
 /* comm_collectives.c: every collective compared with a result that is computed separately: ops,
  * dtypes, odd sizes, in heaps and staged, threads and processes.
- * ctest: each-isa nccl cuda-ranks over-hosts */
+ * ctest: each-isa nccl cuda-ranks over-hosts cuda-local */
 #include "comm_support.h"
 
 #include <math.h>
@@ -40,8 +40,6 @@ static double reduced(const void *context, int64_t i)
     }
     return w->op == MS_REDUCE_OP_AVG ? (double)((float)result / (float)w->ranks) : result;
 }
-
-static bool over_nccl(void) { return getenv("MOONSHARD_TRANSPORT") || device_is_cuda(); }
 
 /* NCCL has no u16, and refuses to reduce it: see comm_nccl.c. */
 static bool allowed(ms_dtype dtype, ms_reduce_op op)

@@ -1,4 +1,5 @@
-/* comm_drop.c: collectives on storages that are dropped and refilled, in heaps and elsewhere. */
+/* comm_drop.c: collectives on storages that are dropped and refilled, in heaps and elsewhere.
+ * ctest: cuda-local */
 #include "comm_support.h"
 
 enum { PART = 100 };

@@ -1,5 +1,5 @@
 /* comm_mutations.c: random programs of 50 collectives on 2 to 4 ranks; one change on one rank is
- * always found, no change raises no alarm. ctest: over-hosts */
+ * always found, no change raises no alarm. ctest: over-hosts cuda-local */
 #include "comm_support.h"
 
 enum { LENGTH = 50 };

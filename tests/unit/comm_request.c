@@ -1,5 +1,5 @@
 /* comm_request.c: requests of a supervisor: all ranks meet them before the same step, whenever they
- * come and however unevenly the ranks run. */
+ * come and however unevenly the ranks run. ctest: cuda-local */
 #include "comm_support.h"
 
 #define STEPS 400

@@ -1,4 +1,4 @@
-/* comm_share.c: numbers that hosts share. ctest: cuda-ranks */
+/* comm_share.c: numbers that hosts share. ctest: cuda-ranks cuda-local */
 #include "comm/host/host.h"
 
 #include <math.h>
@@ -233,9 +233,8 @@ static void numbers_that_cannot_come_end_the_job(void **state)
         assert_int_equal(run_job(&work, ranks).reason, differs ? MS_ABORT_MISMATCH : MS_ABORT_LEFT);
         assert_int_not_equal(ranks[0].status, MS_OK);
         /* NCCL's ids come before it. */
-        assert_non_null(strstr(ranks[0].error.message, device_is_cuda()
-                                                           ? "all_gather #2 of world"
-                                                           : "all_gather #1 of world"));
+        assert_non_null(strstr(ranks[0].error.message,
+                               over_nccl() ? "all_gather #2 of world" : "all_gather #1 of world"));
         assert_non_null(strstr(ranks[0].error.message, "channel numbers"));
     }
 }

@@ -1,5 +1,5 @@
 /* comm_straggler.c: a straggler is reported once, early enough, with its position. The clock is the
- * test's. */
+ * test's. ctest: cuda-local */
 #include "comm_support.h"
 
 #include <stdatomic.h>

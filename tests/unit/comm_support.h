@@ -72,7 +72,13 @@ struct rank {
     } while (0)
 #define OK(call) CHECK((call) == MS_OK)
 
-/* By the transport that the environment asks for. */
+/* By the transport that the environment asks for; on the cuda device it is NCCL unless it asks for
+ * local. */
+static inline bool over_nccl(void)
+{
+    const char *asked = getenv("MOONSHARD_TRANSPORT");
+    return asked ? strcmp(asked, "nccl") == 0 : device_is_cuda();
+}
 static inline ms_status open_rank(rank *self)
 {
     ms_comm_options options = { .transport = getenv("MOONSHARD_TRANSPORT") };
@@ -81,7 +87,7 @@ static inline ms_status open_rank(rank *self)
     ms_status status =
         ms_comm_open_with(self->engine, self->rendezvous, self->number, &options, &self->world);
     /* On the cuda device NCCL begins with a call, which tests do not count. */
-    if (!status && device_is_cuda()) status = ms_group_barrier(self->world, 0);
+    if (!status && device_is_cuda() && over_nccl()) status = ms_group_barrier(self->world, 0);
     return status;
 }
 
@@ -134,6 +140,34 @@ static inline void *rank_thread(void *argument)
     return NULL;
 }
 
+/* The driver of a GPU, once a process has used it, is of no use to a process that is forked. So
+ * ranks that are threads get a process for themselves there. The stand-in can do without, but the
+ * thread sanitizer cannot: the stand-in has a thread, and leaves it running. */
+static inline bool threads_need_a_process(void)
+{
+    const char *sanitizer = getenv("MOONSHARD_SANITIZE");
+    return device_is_cuda()
+           && (!getenv("MOONSHARD_STAND_IN") || (sanitizer && strcmp(sanitizer, "thread") == 0));
+}
+
+static inline void run_threads(rank *all, uint32_t count)
+{
+    pthread_t threads[MS_LOCAL_RANKS_MAX];
+    int status = 0;
+    pid_t child = threads_need_a_process() ? fork() : -1;
+    if (child > 0) {
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (status)
+            snprintf(all->why, sizeof all->why, "the ranks' process ended with %x",
+                     (unsigned)status);
+        return;
+    }
+    for (uint32_t r = 0; r < count; r++)
+        if (pthread_create(&threads[r], NULL, rank_thread, &all[r])) abort();
+    for (uint32_t r = 0; r < count; r++) pthread_join(threads[r], NULL);
+    if (child == 0) _exit(0);
+}
+
 /* Runs all ranks to their end; `why` of each in reasons. Returns the cause if the job was ended. */
 static inline ms_abort_record run_job(const job *what, rank *ranks)
 {
@@ -148,7 +182,6 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
     rank *all =
         mmap(NULL, count * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(all != MAP_FAILED);
-    pthread_t threads[MS_LOCAL_RANKS_MAX];
     pid_t children[MS_LOCAL_RANKS_MAX] = { 0 };
     for (uint32_t r = 0; r < count; r++) {
         all[r] = (rank){ .job = what,
@@ -156,25 +189,22 @@ static inline ms_abort_record run_job(const job *what, rank *ranks)
                          .rendezvous = hosts ? hosts_job_rendezvous(hosts, r) : rendezvous,
                          .number = r,
                          .ranks = count };
-        if (threads_only)
-            assert_int_equal(pthread_create(&threads[r], NULL, rank_thread, &all[r]), 0);
-        else if ((children[r] = fork()) == 0) {
+        if (!threads_only && (children[r] = fork()) == 0) {
             rank_main(&all[r]);
             _exit(0);
         }
     }
-    for (uint32_t r = 0; r < count; r++)
-        if (threads_only) pthread_join(threads[r], NULL);
-        else {
-            int status = 0;
-            waitpid(children[r], &status, 0);
-            if (!WIFEXITED(status) || WEXITSTATUS(status)) {
-                char text[128];
-                snprintf(text, sizeof text, "rank %u ended with status %x", r, (unsigned)status);
-                ms_rendezvous_abort(rendezvous, MS_ABORT_DIED, (int32_t)r, text);
-                snprintf(all[r].why, sizeof all[r].why, "%s", text);
-            }
+    if (threads_only) run_threads(all, count);
+    for (uint32_t r = 0; r < count && !threads_only; r++) {
+        int status = 0;
+        waitpid(children[r], &status, 0);
+        if (!WIFEXITED(status) || WEXITSTATUS(status)) {
+            char text[128];
+            snprintf(text, sizeof text, "rank %u ended with status %x", r, (unsigned)status);
+            ms_rendezvous_abort(rendezvous, MS_ABORT_DIED, (int32_t)r, text);
+            snprintf(all[r].why, sizeof all[r].why, "%s", text);
         }
+    }
     ms_rendezvous_cause(all[0].rendezvous, &cause);
     memcpy(ranks, all, count * sizeof *all);
     munmap(all, count * sizeof *all);

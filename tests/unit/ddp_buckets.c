@@ -1,5 +1,5 @@
 /* ddp_buckets.c: how parameters are cut into buckets, and plans that say so.
- * ctest: poisoned cuda-ranks */
+ * ctest: poisoned cuda-ranks cuda-local */
 #include "ddp_support.h"
 
 #include "fault_os.h"

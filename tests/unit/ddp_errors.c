@@ -1,5 +1,5 @@
 /* ddp_errors.c: errors: mistakes of the caller, hooks that fail, models that differ, failing
- * allocations. ctest: poisoned cuda-ranks */
+ * allocations. ctest: poisoned cuda-ranks cuda-local */
 #include "ddp_support.h"
 
 #include "fault_rank.h"

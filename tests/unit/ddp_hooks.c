@@ -1,5 +1,5 @@
 /* ddp_hooks.c: native chains, hooks of the host, and the callback for reduced buckets.
- * ctest: each-isa poisoned cuda-ranks */
+ * ctest: each-isa poisoned cuda-ranks cuda-local */
 #include "ddp_support.h"
 
 /* -------------------------------------------------------------------- hooks */

@@ -1,5 +1,5 @@
 /* ddp_reducer.c: order of launches, and bits of N ranks against one.
- * ctest: each-isa poisoned cuda-ranks */
+ * ctest: each-isa poisoned cuda-ranks cuda-local */
 #include "ddp_support.h"
 
 /* ----------------------------------------------------------- bits and order */

@@ -1,5 +1,5 @@
 /* ddp_unused.c: parameters that get no gradient, and ranks that take part with zeros.
- * ctest: poisoned cuda-ranks */
+ * ctest: poisoned cuda-ranks cuda-local */
 #include "ddp_support.h"
 
 #include <stdatomic.h>

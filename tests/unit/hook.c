@@ -1,5 +1,6 @@
 /* hook.c: the state of links, the group of a single rank, native links in strict mode and with
- * failing allocations. The results of links: dist/hooks.lua. ctest: each-isa poisoned cuda-ranks */
+ * failing allocations. The results of links: dist/hooks.lua.
+ * ctest: each-isa poisoned cuda-ranks cuda-local */
 #include "comm/control.h"
 #include "comm/transport.h"
 

@@ -1,6 +1,7 @@
 /* hook_kinds.c: every native link on buckets of every kind. A sharded kind gives this rank's shard
  * of the result of the all_reduce kind, whether it is cut anywhere or by rows. If a method adds in
- * another order, the result is compared with a computed one. ctest: poisoned cuda-ranks */
+ * another order, the result is compared with a computed one.
+ * ctest: poisoned cuda-ranks cuda-local */
 #include "fault_rank.h"
 
 #include <math.h>

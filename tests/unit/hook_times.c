@@ -1,5 +1,5 @@
 /* hook_times.c: times and accounts of passes, filled by hand as ddp fills them. Other layers that
- * reduce by buckets rely on them. ctest: poisoned cuda-ranks */
+ * reduce by buckets rely on them. ctest: poisoned cuda-ranks cuda-local */
 #include "comm_support.h"
 
 #include "hook/times.h"

@@ -101,12 +101,16 @@ ms_task_result ms_local_run(ms_run *run, void *arguments)
 
 static const ms_task tasks[MS_COLLECTIVES] = MS_COMM_TASKS(ms_local_run);
 
-/* Memory of this rank's heap, which all ranks map: collectives work on it in place. */
+/* Memory of this rank's heap, which all ranks map: collectives work on it in place. A GPU's tasks
+ * cannot use it. */
 ms_status ms_local_storage(ms_comm *comm, ms_stream *stream, size_t bytes, ms_storage **out)
 {
     ms_local *local = comm->transport_state;
-    return ms_arena_storage(local->arena, stream, bytes, out);
+    return local->arena ? ms_arena_storage(local->arena, stream, bytes, out)
+                        : ms_storage_new(stream, bytes, out);
 }
+
+extern const struct ms_kernels ms_cuda_local;
 
 const ms_transport ms_transport_local = { .name = "local",
                                           .kernels = "cpu",
@@ -117,6 +121,7 @@ const ms_transport ms_transport_local = { .name = "local",
                                           .rounds = true,
                                           .compares_counts = true,
                                           .tasks = tasks,
+                                          .other = &ms_cuda_local,
                                           .open = ms_local_open,
                                           .storage = ms_local_storage,
                                           .close = ms_local_close };

@@ -15,6 +15,9 @@ typedef struct ms_local {
     _Atomic uint64_t link_free; /* when the link has sent what was given to it */
     bool pair_populated;        /* tasks of sends: the staging area has pages */
     uint64_t flights[2];        /* tasks of sends and recvs: place in the flight record */
+    /* On a device that has no CPU tasks: detour.h */
+    struct ms_pinned *pinned;
+    struct ms_detour *detours;
 } ms_local;
 
 /* open.c: slots of ms_transport_local. */

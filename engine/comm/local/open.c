@@ -1,6 +1,8 @@
 /* open.c: the transport between the ranks of a host joins and leaves. */
 #include "comm/local/local.h"
 
+#include "comm/local/detour.h"
+
 /* The arena asks for pages as it grows, so a heap takes no more memory than is used. */
 static int populate_heap(void *user, void *address, uint64_t bytes)
 {
@@ -14,6 +16,7 @@ ms_status ms_local_begin(ms_comm *comm, ms_local *local)
 {
     local->host = comm->control_state;
     const ms_host_files *files = local->host->files;
+    if (!ms_comm_runs_on_host(comm)) return MS_OK;
     return ms_arena_new(comm->engine, files->heaps[local->host->rank].memory + MS_STAGES_BYTES,
                         files->heap_bytes - MS_STAGES_BYTES, populate_heap, local, &local->arena);
 }
@@ -33,11 +36,15 @@ ms_status ms_local_open(ms_comm *comm)
 }
 
 /* After the streams have ended; tensors in the arena are gone by then. */
-void ms_local_end(ms_local *local) { ms_arena_free(local->arena); }
+void ms_local_end(ms_local *local)
+{
+    if (local->arena) ms_arena_free(local->arena);
+}
 
 void ms_local_close(ms_comm *comm)
 {
     ms_local *local = comm->transport_state;
     ms_local_end(local);
+    ms_local_free_detours(comm);
     ms_release(ms_engine_context(comm->engine), local);
 }

@@ -92,8 +92,9 @@ void ms_nccl_explain(const ms_nccl *nccl, const char *function, ms_nccl_result r
     bool has_more = last && *last;
     const char *help = has_more && strstr(last, "Duplicate GPU")
                            ? ": NCCL wants a GPU for each rank: start fewer ranks, or show more "
-                             "GPUs (CUDA_VISIBLE_DEVICES); ranks may share one where NCCL_HOSTID "
-                             "is set to another text for each of them"
+                             "GPUs (CUDA_VISIBLE_DEVICES); with --share-gpu ranks share GPUs "
+                             "without NCCL; with it they may where NCCL_HOSTID is set to another "
+                             "text for each of them"
                            : "";
     out->status = MS_ERROR_IO;
     out->rank = (int32_t)nccl->comm->groups[0]->rank;

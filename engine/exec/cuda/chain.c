@@ -523,12 +523,12 @@ bool ms_cuda_hold(ms_stream *stream, const ms_launch *launch)
     return false;
 }
 
-void ms_cuda_learn(ms_stream *stream, bool tells)
+void ms_cuda_learn(ms_stream *stream, bool is_alone)
 {
     ms_cuda_log *log = &ms_cuda_queue_of(stream)->log;
     if (!log->count) return;
     ms_cuda_of(stream->engine)->repeats.alone++;
-    if (!tells) return;
+    if (!is_alone) return;
     drop_last(log);
     ms_cuda_cut(stream, NULL);
 }

@@ -12,7 +12,8 @@
  *   every stream fails with it, and all numbers count as reached.
  * - Tasks that come again may be held (chain.c): they have numbers, and the driver has not seen
  * them. They go to the driver before anything else of their stream, and before anybody needs them.
- */
+ * - The driver runs a function of the host with all others on one thread, so none that it runs
+ * waits for anything. Those that may wait run on a thread of their stream (errand.c). */
 #ifndef MOONSHARD_EXEC_CUDA_CUDA_H
 #define MOONSHARD_EXEC_CUDA_CUDA_H
 
@@ -126,6 +127,9 @@ typedef struct ms_cuda_duty {
     ms_cuda_event started, finished;
 } ms_cuda_duty;
 
+/* The thread that carries out the functions of the host of one stream: errand.c. */
+typedef struct ms_cuda_errands ms_cuda_errands;
+
 typedef struct ms_cuda_point {
     uint64_t seq;
     ms_cuda_event event;
@@ -139,7 +143,8 @@ typedef struct ms_cuda_queue {
     uint64_t head; /* the last number that was carried out */
     uint64_t done; /* the last one that is known to be reached */
     ms_cuda_duty *duties, **last_duty;
-    ms_cuda_piece *scratch; /* see ms_cuda_scratch; NULL: none */
+    ms_cuda_piece *scratch;   /* see ms_cuda_scratch; NULL: none */
+    ms_cuda_errands *errands; /* NULL: none yet */
     /* See chain.c. */
     ms_cuda_log log;       /* the tasks since the last cut, which end with `head` */
     ms_cuda_chain *chain;  /* the one that begins with them: they are held. NULL: they are not */
@@ -156,7 +161,7 @@ struct ms_cuda_work {
     ms_cuda_note *note; /* NULL: not asked for */
     bool has_failed;
     ms_cuda_stream on; /* what its work is put on */
-    bool tells;        /* ms_cuda_after was called */
+    bool is_alone;     /* the host has a part in it: it is in no graph */
     /* While a chain is captured, or gets new arguments: it, and the next of its nodes. Then a
      * failure concerns the chain and not the stream. */
     ms_cuda_chain *chain;
@@ -215,9 +220,9 @@ void ms_cuda_release_piece(ms_engine *engine, ms_cuda_piece *piece);
 void ms_cuda_repeat(ms_engine *engine, bool on);
 void ms_cuda_repeats(const ms_engine *engine, ms_repeats *out);
 /* A task has come, whose number is the next one. False: the caller carries it out now, and then
- * says whether it tells the host when it has ended: such a task is in no graph. */
+ * says whether the host has a part in it: such a task is in no graph. */
 bool ms_cuda_hold(ms_stream *stream, const ms_launch *launch);
-void ms_cuda_learn(ms_stream *stream, bool tells);
+void ms_cuda_learn(ms_stream *stream, bool is_alone);
 /* What is held goes to the driver. Before anything that is no task; the words say what. */
 void ms_cuda_cut(ms_stream *stream, const char *what);
 /* The same, if number seq is one of the log. */
@@ -229,7 +234,7 @@ bool ms_cuda_chain_clear(ms_cuda_work *work, ms_cuda_address address, size_t byt
 ms_cuda_piece *ms_cuda_chain_piece(ms_cuda_work *work);
 
 /* launch.c */
-/* Puts the work of a task on the stream. Whether it tells the host when it has ended. */
+/* Puts the work of a task on the stream. Whether the host has a part in it. */
 bool ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch);
 /* What the kernels of a task may note is looked at when the task is reached. */
 void ms_cuda_keep_note(ms_stream *stream, const ms_launch *launch, ms_cuda_note *note);
@@ -242,6 +247,12 @@ void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 void ms_cuda_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
                      const char *message);
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
+
+/* errand.c. What follows on the stream comes after the call of `duty`. */
+ms_cuda_result ms_cuda_errand(ms_stream *stream, ms_cuda_duty *duty);
+/* Waits until no function runs: for a stream that the GPU does not hold up any more. */
+void ms_cuda_errands_settle(ms_cuda_queue *queue);
+void ms_cuda_errands_close(ms_stream *stream, ms_cuda_queue *queue);
 
 /* memory.c */
 void *ms_cuda_reserve(ms_engine *engine, uint64_t bytes);

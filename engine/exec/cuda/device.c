@@ -132,6 +132,7 @@ const ms_device ms_device_cuda = {
     .kernels = "cuda",
     .values = true,
     .count = cuda_count,
+    .variable = "CUDA_VISIBLE_DEVICES",
     .open = cuda_open,
     .close = cuda_close,
     .stream_open = ms_cuda_queue_open,

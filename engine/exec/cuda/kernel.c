@@ -200,7 +200,7 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work)
 
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user)
 {
-    work->tells = true;
+    work->is_alone = true;
     work->has_failed |= work->chain != NULL;
     ms_cuda_duty *duty =
         work->has_failed ? NULL
@@ -210,6 +210,47 @@ bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *us
     duty->after = function;
     duty->user = user;
     return true;
+}
+
+/* The host's part is in no graph. */
+static bool may_use_host(ms_cuda_work *work)
+{
+    work->is_alone = true;
+    work->has_failed |= work->chain != NULL;
+    return !work->has_failed;
+}
+
+void ms_cuda_to_host(ms_cuda_work *work, void *host, const void *from, size_t bytes)
+{
+    if (bytes && may_use_host(work))
+        check(work, ms_cuda_of(work->stream->engine)
+                        ->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes,
+                                        ms_cuda_queue_of(work->stream)->stream));
+}
+
+void ms_cuda_from_host(ms_cuda_work *work, void *to, const void *host, size_t bytes)
+{
+    if (bytes && may_use_host(work))
+        check(work, ms_cuda_of(work->stream->engine)
+                        ->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes,
+                                       ms_cuda_queue_of(work->stream)->stream));
+}
+
+void ms_cuda_on_host(ms_cuda_work *work, ms_host_function function, void *user)
+{
+    if (!may_use_host(work)) return;
+    ms_cuda_duty *duty = ms_cuda_add_duty(work->stream, work->launch->seq, work->launch->script);
+    work->has_failed = duty == NULL;
+    if (!duty) return;
+    duty->call = (ms_host_call){ .name = work->launch->name, .function = function, .user = user };
+    check(work, ms_cuda_errand(work->stream, duty));
+}
+
+ms_stream *ms_cuda_work_place(const ms_cuda_work *work, uint64_t *seq, uint32_t *script)
+{
+    *seq = work->launch->seq;
+    *script = work->launch->script;
+    return work->stream;
 }
 
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work) { return work->stream->engine; }

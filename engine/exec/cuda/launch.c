@@ -24,22 +24,22 @@ bool ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch)
                           .on = ms_cuda_queue_of(stream)->stream };
     task->function(&work, launch->arguments);
     if (work.note) ms_cuda_keep_note(stream, launch, work.note);
-    return work.tells;
+    return work.is_alone;
 }
 
 /* What comes after a failure is skipped, as far as the host knows of it when it is enqueued. */
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
 {
-    bool tells = false;
+    bool is_alone = false;
     (void)ms_cuda_enter(stream->engine);
     bool is_held = ms_cuda_hold(stream, launch);
     if (!is_held && !ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
-        tells = ms_cuda_carry_out(stream, launch);
+        is_alone = ms_cuda_carry_out(stream, launch);
         ms_cuda_end_times(stream, duty);
     }
     ms_cuda_advance(stream, launch->seq);
-    if (!is_held) ms_cuda_learn(stream, tells);
+    if (!is_held) ms_cuda_learn(stream, is_alone);
 }
 
 /* ------------------------------------------------------------------- copies */
@@ -90,15 +90,6 @@ void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 /* --------------------------------------------------------- on the host's side */
 
 /* On a thread of the driver, in stream order. It calls nothing of the driver. */
-static void run_call(void *argument)
-{
-    ms_cuda_duty *duty = argument;
-    char message[sizeof((ms_error *)0)->message] = "";
-    if (ms_stream_has_failed(duty->stream)) return;
-    ms_status status = duty->call.function(duty->call.user, message, sizeof message);
-    if (status) ms_cuda_fail_stream(duty->stream, duty->seq, duty->script, status, "%s", message);
-}
-
 static void look_at_flag(void *argument)
 {
     ms_cuda_duty *duty = argument;
@@ -112,8 +103,7 @@ static ms_cuda_result put_call(ms_stream *stream, const ms_launch *launch, const
     ms_cuda_duty *duty = ms_cuda_add_duty(stream, launch->seq, launch->script);
     if (!duty) return MS_CUDA_SUCCESS; /* the stream has failed */
     duty->call = *call;
-    return ms_cuda_of(stream->engine)
-        ->cuda.launch_host(ms_cuda_queue_of(stream)->stream, run_call, duty);
+    return ms_cuda_errand(stream, duty);
 }
 
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)

@@ -152,6 +152,8 @@ static void stop(ms_stream *stream, ms_cuda_result result)
                         "the GPU has stopped, in a task of stream \"%s\" or of another one: %s",
                         ms_stream_name(stream),
                         ms_cuda_explain(&self->cuda, result, text, sizeof text));
+    /* The failure has ended the job, for which a function of the host may wait. */
+    ms_cuda_errands_settle(queue);
     while (queue->count > 0) {
         (void)self->cuda.event_destroy(point_at(queue, 0)->event);
         queue->first = (queue->first + 1) % MS_CUDA_POINTS;
@@ -340,6 +342,7 @@ void ms_cuda_queue_close(ms_stream *stream, void *state)
     while (queue->count > 0) pass(stream);
     ms_cuda_chains_free(stream);
     ms_cuda_release_piece(stream->engine, queue->scratch);
+    ms_cuda_errands_close(stream, queue);
     (void)self->cuda.stream_destroy(queue->stream);
     ms_release(&stream->engine->context, queue);
 }

@@ -69,6 +69,15 @@ bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *us
 /* Tasks do something else for the same arguments from now on: no graph that was captured before is
  * launched. */
 void ms_cuda_forget_graphs(ms_engine *engine);
+/* Copies between the GPU and pinned memory of the host (ms_host_memory_new), in the order of the
+ * task's work. */
+void ms_cuda_to_host(ms_cuda_work *work, void *host, const void *from, size_t bytes);
+void ms_cuda_from_host(ms_cuda_work *work, void *to, const void *host, size_t bytes);
+/* A function of the host, in the order of the task's work, as of ms_stream_call. Not called if the
+ * stream has failed. A task with one of these three is in no graph. */
+void ms_cuda_on_host(ms_cuda_work *work, ms_host_function function, void *user);
+/* The number that this execution has in its stream, and the script line that enqueued it. */
+ms_stream *ms_cuda_work_place(const ms_cuda_work *work, uint64_t *seq, uint32_t *script);
 /* For calls of libraries, in a task that uses_library. */
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work);
 struct CUstream_st *ms_cuda_work_stream(ms_cuda_work *work);

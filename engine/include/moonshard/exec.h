@@ -85,7 +85,10 @@ typedef struct ms_engine_options {
     bool strict; /* a missing wait between streams is an error, not inserted */
     bool pin;    /* pin intra-op threads to cores */
     uint64_t seed;
-    uint64_t memory_bytes; /* the pool's limit; 0: the machine's memory */
+    uint64_t
+        memory_bytes; /* the pool's limit; 0: the device's memory, or this engine's part of it */
+    /* Engines that share the device, this one included; 0: it is alone. */
+    uint32_t sharers;
     /* For the sim device, copied; NULL: ms_rates_default(). They give estimates of time only; no
      * decision of the engine depends on them. */
     const ms_rates *rates;

@@ -39,6 +39,8 @@ end
 ---@param parser table
 function ranks.add_switches(parser)
   parser:flag("--thread-ranks", "ranks are threads of one process, not processes")
+  parser:flag("--share-gpu", "with --device cuda: more ranks than GPUs may compute on them, on \z
+    one host; tensors of ranks then travel through memory of the host, not by NCCL")
   parser:option("--link",
     "simulated network link between ranks, such as 1Gbit,5ms (default: none, shared memory)")
     :argname "LINK":convert(link)
@@ -252,6 +254,7 @@ function ranks.launch(parsed)
     timeout_ns = parsed.timeout * 1e9, grace_ns = parsed.grace * 1e9,
     link_bytes_per_second = parsed.link and parsed.link.bytes_per_second,
     link_latency_ns = parsed.link and parsed.link.latency_ns,
+    share_gpu = parsed.share_gpu,
   }, function(read_flights, read_folder)
     flights = read_flights
     return function() write_flights(read_folder(), parsed.ranks, flights, true) end

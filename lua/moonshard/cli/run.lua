@@ -77,6 +77,9 @@ function run.main(arguments)
     parsed.ranks = process.kept_ranks
     return require "moonshard.cli.ranks".launch(parsed)
   end
+  if parsed.share_gpu and parsed.device ~= "cuda" then
+    launch.exit(2, "--share-gpu is about ranks on GPUs: add --device cuda")
+  end
   if not parsed.help and not (process and process.rank) then show_gpu(parsed) end
   local joined = not parsed.help and require "moonshard.cli.hosts".join("run", parsed)
   if parsed.hosts and not joined and not parsed.help then

@@ -175,6 +175,7 @@ function switches.apply(parsed)
   require "moonshard.core".configure {
     device = parsed.device, threads = parsed.threads, seed = parsed.seed,
     memory_bytes = parsed.memory, pin = parsed.pin, strict = parsed.strict,
+    share_gpu = parsed.share_gpu,
   }
   apply_rates(parsed)
 end

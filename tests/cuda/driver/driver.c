@@ -158,7 +158,8 @@ static void copy(const work *now)
     memcpy(now->to, from, now->bytes);
 }
 
-/* Functions of the host may call anything but the driver, so the lock stays taken. */
+/* Functions of the host call nothing of the driver and wait for nothing: the lock stays taken, so
+ * that all work stands still while one runs. */
 void carry_out(const work *now)
 {
     if (now->kind == KERNEL) now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
@@ -166,48 +167,15 @@ void carry_out(const work *now)
     if (now->kind == CALL || now->kind == OTHER) now->call(now->argument);
 }
 
-/* The stream whose function of the host runs on this thread of its own. */
-static __thread stream *beside;
-
 API void stand_in_touch(const void *address, size_t bytes, bool writes)
 {
-    if (!order_is_on()) return;
-    if (beside) {
-        pthread_mutex_lock(&stand_in_lock);
-        order_resume(beside->number);
-    }
-    order_touch(address, bytes, writes);
-    if (beside) pthread_mutex_unlock(&stand_in_lock);
-}
-
-static void *call_beside(void *argument)
-{
-    stream *on = argument;
-    beside = on;
-    on->first->call(on->first->argument);
-    pthread_mutex_lock(&stand_in_lock);
-    take_away(on);
-    on->is_calling = false;
-    pthread_mutex_unlock(&stand_in_lock);
-    return NULL;
-}
-
-static void begin_call(stream *on)
-{
-    pthread_t thread;
-    if (driver.is_shared) {
-        on->is_calling = true;
-        if (pthread_create(&thread, NULL, call_beside, on) || pthread_detach(thread)) abort();
-        return;
-    }
-    on->first->call(on->first->argument);
-    take_away(on);
+    if (order_is_on()) order_touch(address, bytes, writes);
 }
 
 static bool can_begin(const stream *on)
 {
     const work *now = on->first;
-    if (!now || on->is_calling) return false;
+    if (!now) return false;
     if (now->kind == WAIT) return now->event->passed >= now->record;
     return now->kind != OTHER || now->ready(now->argument);
 }
@@ -222,10 +190,6 @@ static bool step(stream *on)
         return true;
     }
     order_begin(on->number, &now->host, now->name);
-    if (now->kind == CALL) {
-        begin_call(on);
-        return true;
-    }
     carry_out(now);
     if (now->kind == WAIT) order_wait(on->number, &now->event->clock);
     /* An event stands for its latest record, in the order of the host's calls. */
@@ -255,11 +219,9 @@ static bool step_any(void)
 /* Whether something is under way that other threads or processes carry on. */
 static bool is_waiting(void)
 {
-    for (const stream *one = streams; one; one = one->next) {
-        if (one->is_calling) return true;
+    for (const stream *one = streams; one; one = one->next)
         for (const work *now = one->first; now; now = now->next)
             if (now->kind == OTHER) return true;
-    }
     return false;
 }
 
@@ -322,14 +284,18 @@ API void stand_in_work(void *on, bool (*ready)(void *), void (*run)(void *), voi
 API int cuInit(unsigned flags)
 {
     int result = begin("cuInit");
-    const char *text = getenv("MOONSHARD_STAND_IN_SEED");
-    if (text) seed = strtoull(text, NULL, 10) * 2 + 1;
-    text = getenv("MOONSHARD_STAND_IN_GPUS");
-    if (text) driver.gpus = atoi(text);
-    if (driver.gpus > STAND_IN_GPUS) abort();
+    const char *chosen = getenv("MOONSHARD_STAND_IN_SEED"),
+               *count = getenv("MOONSHARD_STAND_IN_GPUS");
+    int gpus = count ? atoi(count) : driver.gpus;
+    if (gpus > STAND_IN_GPUS) abort();
     if (!result && flags) result = INVALID_VALUE;
-    if (!result && !driver.gpus) result = NO_DEVICE;
-    if (!result) driver.initialized = true;
+    if (!result && !gpus) result = NO_DEVICE;
+    /* Other threads may use the driver already: what stays the same is not written. */
+    pthread_mutex_lock(&stand_in_lock);
+    if (chosen) seed = strtoull(chosen, NULL, 10) * 2 + 1;
+    if (driver.gpus != gpus) driver.gpus = gpus;
+    if (!result && !driver.initialized) driver.initialized = true;
+    pthread_mutex_unlock(&stand_in_lock);
     return result;
 }
 API int cuDriverGetVersion(int *version)
@@ -379,9 +345,11 @@ API int cuDeviceTotalMem_v2(size_t *bytes, int gpu)
 API int cuDeviceGetAttribute(int *value, int attribute, int gpu)
 {
     (void)gpu;
-    const char *without = getenv("MOONSHARD_STAND_IN_WITHOUT");
+    const char *without = getenv("MOONSHARD_STAND_IN_WITHOUT"),
+               *major = getenv("MOONSHARD_STAND_IN_MAJOR");
     *value = attribute == 75 ? 9 : attribute == 16 ? 2 : attribute == 102;
     if (attribute == 102 && without && strcmp(without, "virtual") == 0) *value = 0;
+    if (attribute == 75 && major) *value = atoi(major);
     if (attribute == 76) *value = 0;
     return begin("cuDeviceGetAttribute");
 }
@@ -446,7 +414,6 @@ API int cuStreamDestroy_v2(void *gone)
         stream *found = *at;
         if (found->capture) capture_broken(found->capture, "a stream is destroyed");
         while (found->first && !driver.stopped && go_on()) {}
-        while (found->is_calling) let_others(20);
         while (found->first) take_away(found);
         *at = found->next;
         order_close(found->number);
@@ -482,6 +449,31 @@ API int cuStreamWaitEvent(void *on, void *for_event, unsigned flags)
     }
     pthread_mutex_unlock(&stand_in_lock);
     return result;
+}
+/* Another thread or process sets the word, so work goes on meanwhile. */
+static bool is_set(void *argument)
+{
+    const work *now = argument;
+    uint32_t word = __atomic_load_n((const uint32_t *)now->from, __ATOMIC_ACQUIRE);
+    return (int32_t)(word - now->blocks[0]) >= 0;
+}
+static void pass_word(void *argument) { (void)argument; }
+API int cuStreamWaitValue32_v2(void *on, unsigned long long address, unsigned value, unsigned flags)
+{
+    int result = begin_in_context("cuStreamWaitValue32_v2");
+    if (!result && (flags || address % 4)) result = INVALID_VALUE;
+    if (result) return result;
+    stand_in_share();
+    pthread_mutex_lock(&stand_in_lock);
+    work *made = add(on, OTHER);
+    made->name = "a wait for a word";
+    made->from = (const void *)(uintptr_t)address;
+    made->blocks[0] = value;
+    made->ready = is_set;
+    made->call = pass_word;
+    made->argument = made;
+    pthread_mutex_unlock(&stand_in_lock);
+    return SUCCESS;
 }
 API int cuEventCreate(void **out, unsigned flags)
 {
@@ -692,13 +684,17 @@ static void unpin(const void *memory)
             return;
         }
 }
+static bool is_pinned(const void *memory)
+{
+    for (size_t i = 0; i < pinned_count; i++)
+        if ((const char *)memory >= pinned[i].begin && (const char *)memory < pinned[i].end)
+            return true;
+    return false;
+}
 /* What a capture copies from or to the host is pinned: what became of other memory is not known. */
 static int check_pinned(const stream *on, const void *memory)
 {
-    if (!on->capture) return SUCCESS;
-    for (size_t i = 0; i < pinned_count; i++)
-        if ((const char *)memory >= pinned[i].begin && (const char *)memory < pinned[i].end)
-            return SUCCESS;
+    if (!on->capture || is_pinned(memory)) return SUCCESS;
     return capture_broken(on->capture, "memory of the host that is not pinned is copied");
 }
 API int cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
@@ -738,7 +734,8 @@ API int cuMemFreeHost(void *memory)
 
 /* ------------------------------------------------------------------ commands */
 
-/* As the driver does, it has read host memory of 64 KiB and less when the call returns. */
+/* As the driver does, it has read host memory of 64 KiB and less when the call returns, unless it
+ * is pinned. */
 API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, void *on)
 {
     int result = begin_in_context("cuMemcpyHtoDAsync_v2");
@@ -754,13 +751,27 @@ API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t byt
     made->to = (void *)(uintptr_t)to;
     made->from = from;
     made->bytes = bytes;
-    if (bytes <= 65536 && !((stream *)on)->capture) {
+    if (bytes <= 65536 && !((stream *)on)->capture && !is_pinned(from)) {
         made->memory = malloc(bytes + 1);
         if (!made->memory) abort();
         memcpy(made->memory, from, bytes);
     }
     pthread_mutex_unlock(&stand_in_lock);
     return SUCCESS;
+}
+/* Whether earlier work of the stream may use this memory of the host, before a copy there. */
+static bool is_in_use(const stream *on, const void *memory, size_t bytes)
+{
+    for (const work *now = on->first; now; now = now->next) {
+        const char *at = now->kind == COPY ? now->to : NULL, *from = now->from;
+        if (now->kind == OTHER) return true;
+        if (now->kind != COPY || now->memory) continue;
+        if (at < (const char *)memory + bytes && at + now->bytes > (const char *)memory)
+            return true;
+        if (from < (const char *)memory + bytes && from + now->bytes > (const char *)memory)
+            return true;
+    }
+    return false;
 }
 /* Until the copy has run the host reads nonsense. */
 API int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *on)
@@ -773,9 +784,10 @@ API int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, vo
         pthread_mutex_unlock(&stand_in_lock);
         return result;
     }
+    bool is_used = is_in_use(on, to, bytes);
     work *made = add(on, COPY);
     made->name = "a copy to the host";
-    memset(to, 0xa5, bytes);
+    if (!is_used) memset(to, 0xa5, bytes);
     made->to = to;
     made->from = (const void *)(uintptr_t)from;
     made->bytes = bytes;

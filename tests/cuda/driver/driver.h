@@ -39,10 +39,11 @@ unsigned stand_in_faults(const char **text);
  * and `run` has run then. Both may call nothing of the driver, and must not wait. */
 typedef void stand_in_work_function(void *stream, bool (*ready)(void *), void (*run)(void *),
                                     void *argument);
-/* From now on ranks may share the process: functions of the host run on threads of their own, so
- * that one may wait for another, and work goes on while no thread waits for it. */
+/* From now on work goes on while no thread waits for it, since other threads or processes may wait
+ * for what it does. */
 typedef void stand_in_share_function(void);
-/* The function of the host that runs on a stream touches memory. */
+void stand_in_share(void);
+/* The work of a library that runs on a stream touches memory. */
 void stand_in_touch(const void *address, size_t bytes, bool writes);
 /* The function of the host that runs on a stream takes so much time of the GPU, in which nobody
  * waits: events after it are later by that. */

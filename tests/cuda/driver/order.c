@@ -77,7 +77,6 @@ void order_begin(unsigned stream, const order_clock *host, const char *name)
     order.name[stream][clock->at[stream] % NAMES] = name;
     order.running = stream;
 }
-void order_resume(unsigned stream) { order.running = stream; }
 static const char *name_of(unsigned stream, uint32_t count)
 {
     const char *name = order.name[stream][count % NAMES];

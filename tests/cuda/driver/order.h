@@ -26,8 +26,6 @@ void order_close(unsigned stream);
 void order_join(order_clock *into, const order_clock *from);
 /* The next work of the stream begins, with what the host knew when it enqueued it. */
 void order_begin(unsigned stream, const order_clock *host, const char *name);
-/* The work of this stream that has begun goes on, after that of others. */
-void order_resume(unsigned stream);
 const order_clock *order_now(unsigned stream);
 /* The stream has waited for work with this clock. */
 void order_wait(unsigned stream, const order_clock *for_clock);

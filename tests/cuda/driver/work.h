@@ -88,7 +88,6 @@ typedef struct stream {
     struct stream *next;
     work *first, **last;
     unsigned number;  /* of order.h */
-    bool is_calling;  /* the first work is a function of the host that runs on its own thread */
     capture *capture; /* NULL: none */
     front front;
     unsigned lane;
