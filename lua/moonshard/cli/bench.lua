@@ -358,6 +358,9 @@ local kinds = {
     local tools = { median = median, configs = configs, step_times = step_times }
     return require "moonshard.cli.bench_fsdp".register(parser, tools)
   end,
+  kernels = function(parser)
+    return require "moonshard.cli.bench_kernels".register(parser, median)
+  end,
   tokenize = function(parser)
     return require "moonshard.cli.bench_tokenize".register(parser, median)
   end,
@@ -366,11 +369,12 @@ local kinds = {
   end,
 }
 local USAGE = [[
-usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp|tokenize|generate \
-         [switches]
+usage: moonshard bench step|gemm|kernels|optim|enqueue|collectives|hook|hooks|fsdp|tokenize| \
+         generate [switches]
 
   step         a training step of a GPT-2: forward, backward, optimizer, tokens a second
   gemm         the matrix products of its linear layers, as shares of the peak
+  kernels      each kernel alone, as a share of what copies and products reach
   optim        a step of an optimizer, against a copy of as many bytes
   enqueue      what enqueuing an operator costs the host
   collectives  all_reduce by dtype and size, in the shared heap and outside; or between two hosts
@@ -413,7 +417,7 @@ function bench.parser()
   return parser
 end
 
---- moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp [-n N] [switches]
+--- moonshard bench step|gemm|kernels|optim|... [-n N] [switches]
 ---@param arguments string[]
 ---@return integer
 function bench.main(arguments)
