@@ -213,8 +213,8 @@ function bench_step.register(parser, tools)
     :convert(switches.count)
   parser:flag("--recompute", "backward computes the activations of each block again")
   parser:flag("--hook-pairs",
-    ("measure what a hook in Lua that does nothing adds to the median step: %d pairs without and \z
-      with it, in turns"):format(PAIRS))
+    ("measure what a hook in Lua that does nothing adds to the median step: %d pairs without \z
+      and with it, in turns"):format(PAIRS))
   return function(parsed)
     local found = facts[parsed.config]
     parsed.dtype = parsed.dtype or (found.gpu and "bf16" or "f32")
