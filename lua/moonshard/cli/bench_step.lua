@@ -212,9 +212,8 @@ function bench_step.register(parser, tools)
       gpt2-1558m 8, micro 4; with --hook-pairs %d in each half)"):format(PAIR_STEPS))
     :convert(switches.count)
   parser:flag("--recompute", "backward computes the activations of each block again")
-  parser:flag("--hook-pairs",
-    ("measure what a hook in Lua that does nothing adds to the median step: %d pairs without \z
-      and with it, in turns"):format(PAIRS))
+  parser:flag("--hook-pairs", ("what a hook in Lua that does nothing adds to the median step: \z
+    %d pairs of runs without and with it, in turns"):format(PAIRS))
   return function(parsed)
     local found = facts[parsed.config]
     parsed.dtype = parsed.dtype or (found.gpu and "bf16" or "f32")
