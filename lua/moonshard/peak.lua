@@ -10,8 +10,10 @@ local METHOD = 2                         -- version of the measurement; other ve
 local SHAPES = { { 2048, 1024, 256 }, { 256, 768, 768 }, { 1024, 1024, 1024 } }
 local ROUNDS, PRODUCTS = 8, 2            -- of each shape, and in each round
 
--- On a GPU one square shape keeps all multiprocessors busy: 8192 for 132 of them.
-local function shapes()
+--- The products whose rate is the peak: rows, inputs, outputs. On a GPU one square shape keeps all
+--- multiprocessors busy: 8192 for 132 of them.
+---@return integer[][]
+function peak.shapes()
   if core.device() ~= "cuda" then return SHAPES end
   local side = math.max(1, core.info().gpus[1].multiprocessors * 62 // 64) * 64
   return { { side, side, side } }
@@ -73,7 +75,7 @@ local function measure(dtype)
   local best = 0
   core.autocast("f32", function()
     core.no_grad(function()
-      for _, shape in ipairs(shapes()) do
+      for _, shape in ipairs(peak.shapes()) do
         best = math.max(best,
           measure_shape(shape[1], shape[2], shape[3], dtype == "f32" and "f32" or "bf16"))
       end

@@ -1,19 +1,21 @@
 #!/bin/bash
 # What only a machine with a GPU can show. One command there:
 #
-#     tests/gpu/run.sh [PART ...]      # operators, train, groups; all of them unless named, in this order
+#     tests/gpu/run.sh [PART ...]      # operators, train, groups, bench; all of them unless named, in this order
 #
 # BUNDLE is the folder that `cmake --preset gpu && cmake --build --preset gpu` made (default: build/gpu/bundle); OUT gets the
 # results, DATE.json and the logs (default: tests/bench/results). CUDA's libraries are sought as the engine seeks them:
 # MOONSHARD_CUDA_LIBS, the loader's path, CUDA_HOME, Python's packages. Each part ends within 8 minutes; the table comes last.
-# QUICK=1 trains a small model for some steps: for trying this script over the stand-in driver.
+# bench is five parts, which can be named alone: bench-kernels, bench-124m, bench-350m, bench-1558m, bench-b4. PYTHON is the
+# interpreter that has PyTorch (default: python3); without PyTorch only ours is measured.
+# QUICK=1 takes small models and few steps: for trying this script over the stand-in driver.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD
 out=${OUT:-tests/bench/results}
 bundle=${BUNDLE:-build/gpu/bundle}
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(operators train groups)
+[ ${#parts[@]} -gt 0 ] || parts=(operators train groups bench)
 limit=480
 
 here=$(mktemp -d)
@@ -168,11 +170,90 @@ same() {
     else note "$1" "$2" failed 0 "the models differ"; fi
 }
 
+# ---- bench: ours beside PyTorch, in turns
+
+turns=3
+python=${PYTHON:-python3}
+export TORCHINDUCTOR_CACHE_DIR=$here/inductor TORCHINDUCTOR_FX_GRAPH_CACHE=1
+
+# field FILE KEY: a number of the JSON in FILE.
+field() { sed -n "s/.*\"$2\":\([-0-9.eE+]*\).*/\1/p" "$1" | tail -1; }
+# figures COMMAND...: runs it; its last line is JSON, which is kept for the results, and told in words after it.
+figures() {
+    local file key text= words
+    file=$(mktemp "$here/bench.XXXXXX")
+    "$@" >"$file" || { cat "$file"; return 1; }
+    cat "$file"
+    tail -1 "$file" >>"$here/bench.jsonl"
+    for key in tok_s:tokens/s ms_step_med:ms peak_mib:"MiB peak" process_mib:"MiB process" percent_med:"% by a Lua hook"; do
+        words=$(field "$file" "${key%%:*}")
+        [ -z "$words" ] || text+="$(printf '%.2f %s, ' "$words" "${key#*:}")"
+    done
+    echo "${text%, }"
+}
+export -f figures field
+export here
+ours() { try "$part" "$1" bash -c "figures \"$moonshard\" bench step --device cuda --json $2"; }
+peer() { try "$part" "$1" bash -c "figures $python \"$root/tests/gpu/torch_gpt2.py\" $2"; }
+has_torch() { "$python" -c 'import torch, sys; sys.exit(not (torch.cuda.is_available() or sys.argv[1]))' "${QUICK:-}" 2>/dev/null; }
+# The median of what `field` finds in the last lines of these logs.
+median_of() {
+    local key=$1 log values=()
+    shift
+    for log in "$@"; do [ ! -f "$log" ] || values+=("$(grep -a '^{' "$log" | tail -1 >"$here/line"; field "$here/line" "$key")"); done
+    printf '%s\n' "${values[@]}" | grep . | sort -g | awk '{ v[NR] = $1 } END { if (NR) print v[int((NR + 1) / 2)] }'
+}
+
+# beside NAME AIM WAY TIMES LENGTH BATCH STEPS: TURNS of ours and of PyTorch in turns, then the ratio of their medians.
+beside() {
+    local name=$1 aim=$2 way=$3 times=$4 length=$5 batch=$6 steps=$7 config=$1 turn with="" own other ratio detail
+    has_torch && with=yes
+    if [ -n "${QUICK:-}" ]; then config=micro length=16 batch=2 steps=2; fi
+    for turn in $(seq $turns); do
+        ours "$name, ours, turn $turn" "--config $config --batch $batch --length $length --steps $steps --dtype bf16"
+        [ -z "$with" ] || peer "$name, PyTorch $way, turn $turn" "$config $way $batch $length $steps"
+    done
+    own=$(median_of tok_s "$logs/$part.${name//-/_}__ours__turn_"*.log)
+    other=$(median_of tok_s "$logs/$part.${name//-/_}__PyTorch_${way}__turn_"*.log)
+    if [ -z "$own" ]; then
+        note "$part" "$name" failed 0 "nothing was measured"
+        return
+    fi
+    detail=$(printf '%.0f tokens/s%s' "$own" "${aim:+ (aim $aim)}")
+    if [ -n "$other" ]; then
+        ratio=$(awk "BEGIN { printf \"%.3f\", $own / $other }")
+        detail+=$(printf ', PyTorch %.0f: %s times (aim %s)' "$other" "$ratio" "$times")
+    elif [ -z "$with" ]; then detail+="; no PyTorch on this machine"
+    else detail+="; PyTorch failed"; fi
+    note "$part" "$name, medians of $turns" passed 0 "$detail"
+}
+
+bench_kernels() {
+    local small=${QUICK:+--small}
+    try "$part" "kernels" bash -c "figures \"$moonshard\" bench kernels --device cuda --json $small"
+    # The table for people, from the same figures.
+    grep -a '^{' "$logs/$part.kernels.log" | tail -1 | tr '{' '\n' | sed -n \
+        's/.*"kernel":"\([^"]*\)".*"share":\([0-9.eE+-]*\).*"us":\([0-9.eE+-]*\).*/\1|\2|\3/p' |
+        awk -F'|' '{ printf "%-40s %12.1f us %5.0f%%\n", $1, $3, 100 * $2 }'
+}
+bench_124m() { beside gpt2-124m 560000 compiled 1.10 1024 64 20; }
+bench_350m() { beside gpt2-350m 202000 compiled 1.10 1024 32 12; }
+bench_1558m() { beside gpt2-1558m 52000 compiled 1.10 1024 32 8; }
+# Small batches, where launches count; and what a hook in Lua that does nothing costs at the full batch.
+bench_b4() {
+    local config=gpt2-124m
+    beside gpt2-124m "" eager 2.0 1024 4 40
+    [ -z "${QUICK:-}" ] || config=micro
+    ours "a hook in Lua" "--config $config --hook-pairs"
+}
+
+: >"$here/bench.jsonl"
 for part in "${parts[@]}"; do
-    part_began=$SECONDS
     case $part in
-    operators | train | groups) $part ;;
-    *) echo "run.sh: no part \"$part\": operators, train, groups" >&2; exit 2 ;;
+    operators | train | groups) part_began=$SECONDS; $part ;;
+    bench) for part in bench-kernels bench-124m bench-350m bench-1558m bench-b4; do part_began=$SECONDS; "${part/-/_}"; done ;;
+    bench-kernels | bench-124m | bench-350m | bench-1558m | bench-b4) part_began=$SECONDS; "${part/-/_}" ;;
+    *) echo "run.sh: no part \"$part\": operators, train, groups, bench, bench-kernels, bench-124m, bench-350m, bench-1558m, bench-b4" >&2; exit 2 ;;
     esac
 done
 
@@ -189,7 +270,9 @@ file=$out/$(date -u +%Y-%m-%dT%H%M%SZ).json
             "$(text "$part")" "$(text "$what")" "$(text "$outcome")" "$seconds" "$(text "$detail")"
         comma=$',\n'
     done
-    printf '\n]}\n'
+    printf '\n], "bench": [\n'
+    sed '$!s/$/,/' "$here/bench.jsonl"
+    printf ']}\n'
 } >"$file"
 tar -C "$logs" -czf "${file%.json}.logs.tar.gz" .
 

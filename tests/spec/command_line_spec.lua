@@ -11,7 +11,7 @@ describe("the command line", function()
   local commands = {
     "run", "check", "info", "repl", "trace", "test", "tokenize", "bench step", "bench gemm",
     "bench optim", "bench enqueue", "bench collectives", "bench hook", "bench hooks", "bench fsdp",
-    "bench tokenize", "bench generate", "generate", "eval",
+    "bench tokenize", "bench generate", "bench kernels", "generate", "eval",
   }
 
   it("prints help of every command on stdout", function()

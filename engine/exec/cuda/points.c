@@ -74,11 +74,16 @@ static uint64_t time_of(const ms_cuda_device *self, ms_cuda_event event)
     return self->began_ns + (uint64_t)((double)ms * 1e6);
 }
 
+/* The end is counted from the task's own beginning: the driver's f32 holds that to half a
+ * microsecond, but not the time since the engine was opened. */
 static void write_times(ms_cuda_device *self, const ms_cuda_duty *duty)
 {
+    float ms = 0;
     if (!duty->record) return;
     duty->record->started_ns = time_of(self, duty->started);
-    duty->record->finished_ns = time_of(self, duty->finished);
+    if (duty->record->started_ns && duty->finished
+        && !self->cuda.event_elapsed(&ms, duty->started, duty->finished))
+        duty->record->finished_ns = duty->record->started_ns + (uint64_t)((double)ms * 1e6);
 }
 
 /* What the kernels of a task noted. */

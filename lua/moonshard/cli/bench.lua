@@ -9,14 +9,6 @@ local function median(list)
   return n % 2 == 1 and list[n // 2 + 1] or (list[n // 2] + list[n // 2 + 1]) / 2
 end
 
-local function resident_mib()
-  local file = io.open "/proc/self/status"
-  if not file then return 0 end
-  local text = file:read "a"
-  file:close()
-  return tonumber(text:match "VmRSS:%s+(%d+)") / 1024
-end
-
 local function emit(parsed, result, order)
   local core = require "moonshard.core"
   if parsed.json then
@@ -67,92 +59,16 @@ local configs = {
   micro = { layers = 2, width = 32, heads = 2, vocab = 64, context = 16, batch = 2 },
   tiny = { layers = 4, width = 256, heads = 4, vocab = 256, context = 256, batch = 8 },
   gpt2 = { layers = 12, width = 768, heads = 12, vocab = 50304, context = 64, batch = 4 },
+  ["gpt2-124m"] = {
+    layers = 12, width = 768, heads = 12, vocab = 50304, context = 1024, batch = 64,
+  },
+  ["gpt2-350m"] = {
+    layers = 24, width = 1024, heads = 16, vocab = 50304, context = 1024, batch = 32,
+  },
+  ["gpt2-1558m"] = {
+    layers = 48, width = 1600, heads = 25, vocab = 50304, context = 1024, batch = 32,
+  },
 }
-
--- One training step in parts that can be timed apart.
-local function trainer(config, dtype, hook)
-  local ms = require "moonshard"
-  local c = configs[config]
-  local model = ms.nn.gpt2 {
-    vocab = c.vocab, context = c.context, layers = c.layers, width = c.width, heads = c.heads,
-  }
-  if ms.world_size() > 1 then
-    model = ms.ddp(model, { comm_hook = hook ~= "none" and hook or nil })
-  end
-  local optimizer = ms.optim.adamw(model, { lr = 1e-4, weight_decay = 0.1 })
-  local x = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 1 }
-  local y = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 2 }
-  local function loss_of() return model(x):cross_entropy(y) end
-  return {
-    tokens = c.batch * c.context,
-    forward = function() return dtype == "f32" and loss_of() or ms.autocast(dtype, loss_of) end,
-    optimizer = function() optimizer:step() end,
-    exposed_ms = function() return ms.world_size() > 1 and model:stats().exposed_ms or 0.0 end,
-  }
-end
-
-local function bench_step(parser)
-  parser:option("--config", "tiny: 3.3M parameters, 2048 tokens a step; gpt2: 124M, 256 tokens")
-    :choices { "tiny", "gpt2" }:default "tiny"
-  parser:option("--dtype", "of matrix products"):choices { "f32", "bf16" }:default "f32"
-  parser:option("--hook",
-    "how several ranks communicate: none (the plain mean), or the name of a native hook")
-    :default "none"
-  parser:option("--steps", "steps to measure (default: 40; with --config gpt2 12)")
-    :convert(switches.count)
-  return function(parsed)
-    local core, ms = require "moonshard.core", require "moonshard"
-    local part = trainer(parsed.config, parsed.dtype, parsed.hook)
-    local exposed, ranks = {}, ms.world_size()
-    local count = parsed.steps or (parsed.config == "tiny" and 40 or 12)
-    local times, phases = {}, { forward = {}, backward = {}, optimizer = {} }
-    local before
-    -- The first steps fill pools and plans. Then whole steps are measured as users run them, then
-    -- some steps in parts, with a wait after each part.
-    for step in ms.steps(3 + count + 5) do
-      local timed_parts = step >= 3 + count
-      local function mark(name, start)
-        if not timed_parts then return end
-        core.synchronize()
-        table.insert(phases[name], core.clock_ms() - start)
-      end
-      if step == 3 or timed_parts then core.synchronize() end
-      local start = core.clock_ms()
-      local loss = part.forward()
-      mark("forward", start)
-      start = core.clock_ms()
-      loss:backward()
-      mark("backward", start)
-      start = core.clock_ms()
-      part.optimizer()
-      mark("optimizer", start)
-      if step >= 3 and not timed_parts then
-        core.synchronize()
-        local now = core.clock_ms()
-        if before then times[#times + 1] = now - before end
-        exposed[#exposed + 1] = part.exposed_ms()
-        before = core.clock_ms()
-      elseif step == 2 then
-        core.synchronize()
-        before = core.clock_ms()
-      end
-    end
-    local med = median(times)
-    local info = core.info()
-    if ms.rank() > 0 then return 0 end
-    emit(parsed, {
-      config = parsed.config, ranks = ranks, threads = info.threads, dtype = parsed.dtype,
-      hook = parsed.hook, ms_step_med = med, ms_step_min = times[1],
-      tok_s = ranks * part.tokens / med * 1e3, ms_forward = median(phases.forward),
-      ms_backward = median(phases.backward), ms_optimizer = median(phases.optimizer),
-      exposed_comm_ms = median(exposed), rss_mib = resident_mib(), steps = count,
-    }, {
-      "config", "ranks", "threads", "dtype", "hook", "ms_step_med", "ms_step_min", "tok_s",
-      "ms_forward", "ms_backward", "ms_optimizer", "exposed_comm_ms", "rss_mib", "steps",
-    })
-    return 0
-  end
-end
 
 -- Products of the linear layers of both configurations: tokens x inputs -> outputs.
 local shapes = {
@@ -347,7 +263,10 @@ local function bench_hook()
 end
 
 local kinds = {
-  step = bench_step,
+  step = function(parser)
+    local tools = { median = median, emit = emit, configs = configs }
+    return require "moonshard.cli.bench_step".register(parser, tools)
+  end,
   gemm = bench_gemm,
   optim = bench_optim,
   enqueue = bench_enqueue,
@@ -358,6 +277,9 @@ local kinds = {
     local tools = { median = median, configs = configs, step_times = step_times }
     return require "moonshard.cli.bench_fsdp".register(parser, tools)
   end,
+  kernels = function(parser)
+    return require "moonshard.cli.bench_kernels".register(parser, median)
+  end,
   tokenize = function(parser)
     return require "moonshard.cli.bench_tokenize".register(parser, median)
   end,
@@ -366,11 +288,12 @@ local kinds = {
   end,
 }
 local USAGE = [[
-usage: moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp|tokenize|generate \
-         [switches]
+usage: moonshard bench step|gemm|kernels|optim|enqueue|collectives|hook|hooks|fsdp|tokenize| \
+         generate [switches]
 
   step         a training step of a GPT-2: forward, backward, optimizer, tokens a second
   gemm         the matrix products of its linear layers, as shares of the peak
+  kernels      each kernel alone, as a share of what copies and products reach
   optim        a step of an optimizer, against a copy of as many bytes
   enqueue      what enqueuing an operator costs the host
   collectives  all_reduce by dtype and size, in the shared heap and outside; or between two hosts
@@ -413,7 +336,7 @@ function bench.parser()
   return parser
 end
 
---- moonshard bench step|gemm|optim|enqueue|collectives|hook|hooks|fsdp [-n N] [switches]
+--- moonshard bench step|gemm|kernels|optim|... [-n N] [switches]
 ---@param arguments string[]
 ---@return integer
 function bench.main(arguments)

@@ -1,0 +1,83 @@
+-- moonshard bench step: what it measures of a step on the CPU and over the stand-in for a GPU.
+local command = require "command"
+local core = require "moonshard.core"
+
+local ON_GPU = ("MOONSHARD_CUDA_DRIVER='%s'"):format(os.getenv "MOONSHARD_STAND_IN")
+
+describe("bench step", function()
+  local folder
+  before_each(function() folder = command.folder() end)
+  after_each(function() command.remove(folder) end)
+
+  local function bench(switches, settings)
+    return core.json_decode((command.succeed(folder, "bench step --config micro --json "
+      .. switches, settings)))
+  end
+
+  it("measures steps of a batch and a length, here and on a GPU", function()
+    for device, settings in pairs { cpu = "", cuda = ON_GPU } do
+      local found = bench("--batch 3 --length 8 --steps 5 --dtype bf16 --device " .. device,
+        settings)
+      assert.equal(device, found.device)
+      assert.equal(3, found.batch)
+      assert.equal(8, found.length)
+      assert.equal("bf16", found.dtype)
+      assert.equal(5, found.steps)
+      assert.is_true(found.ms_step_min > 0 and found.ms_step_min <= found.ms_step_med)
+      assert.near(24e3 / found.ms_step_med, found.tok_s, 1e-6 * found.tok_s)
+      for _, part in ipairs { "forward", "backward", "optimizer" } do
+        assert.is_true(found["ms_" .. part] > 0)
+      end
+      -- The weights, their gradients and two states.
+      local elements = 64 * 32 + 8 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32
+      assert.is_true(found.peak_mib > 4 * 4 * elements / 2 ^ 20)
+    end
+  end)
+
+  it("keeps less memory with --recompute", function()
+    local plain = bench("--length 16 --batch 64 --steps 1 --device cpu")
+    local again = bench("--length 16 --batch 64 --steps 1 --device cpu --recompute")
+    assert.is_true(again.peak_mib < 0.9 * plain.peak_mib)
+  end)
+
+  -- A program nvidia-smi that prints this.
+  local function smi(text)
+    command.write(folder .. "/nvidia-smi", "#!/bin/sh\n" .. text .. "\n")
+    assert(os.execute(("chmod +x '%s/nvidia-smi'"):format(folder)))
+    return bench("--device cuda --steps 1", ("%s PATH='%s':\"$PATH\""):format(ON_GPU, folder))
+      .process_mib
+  end
+
+  it("tells the process's memory as nvidia-smi does, if that knows it", function()
+    local own = 'pid=$PPID; while [ "$(cat /proc/$pid/comm)" != moonshard ]; do \z
+      pid=$(cut -d" " -f4 /proc/$pid/stat); done; echo "$pid, 321"; echo "1, 5"'
+    assert.equal(321, smi(own))
+    assert.equal(777, smi 'echo "4242424, 777"')
+    assert.is_nil(smi 'echo "4242424, 777"; echo "4242425, 778"')
+    assert.is_nil(smi 'echo "4242424, [N/A]"')
+    assert.is_nil(smi "exit 9")
+  end)
+
+  it("compares steps without and with a hook in Lua", function()
+    for device, settings in pairs { cpu = "", cuda = ON_GPU } do
+      local found = bench("--hook-pairs --steps 2 --device " .. device, settings)
+      assert.equal(10, found.pairs)
+      assert.is_true(found.ms_step_native > 0 and found.ms_step_lua > 0)
+      assert.is_true(found.percent_min <= found.percent_med)
+      assert.is_true(found.percent_med <= found.percent_max)
+    end
+    assert.equal(2, bench("--hook-pairs --steps 2 -n 2").ranks)
+  end)
+
+  it("refuses what it cannot measure", function()
+    for switches, message in pairs {
+      ["--batch 0"] = "1 or more", ["--length 0"] = "1 or more", ["--dtype f16"] = "on a GPU only",
+      ["--hook-pairs --hook fp16_compress"] = "leave out %-%-hook fp16_compress",
+      ["--config gpt3"] = "must be one of",
+    } do
+      local code, _, err = command.run(folder, "bench step " .. switches)
+      assert.equal(2, code, switches)
+      assert.matches(message, err)
+    end
+  end)
+end)
