@@ -193,7 +193,8 @@ figures() {
 }
 export -f figures field
 export here
-ours() { try "$part" "$1" bash -c "figures \"$moonshard\" bench step --device cuda --json $2"; }
+# With graphs: that is what somebody who wants speed takes.
+ours() { try "$part" "$1" bash -c "figures \"$moonshard\" bench step --device cuda --graph --json $2"; }
 peer() { try "$part" "$1" bash -c "figures $python \"$root/tests/gpu/torch_gpt2.py\" $2"; }
 has_torch() { "$python" -c 'import torch, sys; sys.exit(not (torch.cuda.is_available() or sys.argv[1]))' "${QUICK:-}" 2>/dev/null; }
 # The median of what `field` finds in the last lines of these logs.

@@ -5,6 +5,7 @@ local switches = require "moonshard.cli.switches"
 local bench_step = {}
 
 local WARM, PARTS = 3, 5            -- steps before the measured ones, and in parts after them
+local GRAPH_WARM <const> = 3        -- more of them until graphs are launched
 local PAIRS, PAIR_STEPS = 10, 5     -- with and without a hook in Lua, in turns
 
 -- The command's configurations: name, parameters, where they are measured.
@@ -65,7 +66,7 @@ local function trainer(c, parsed)
   local x = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 1 }:keep()
   local y = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 2 }:keep()
   local function loss_of() return wrapped(x):cross_entropy(y) end
-  local part = { tokens = c.batch * c.context, wrap = wrap }
+  local part = { tokens = c.batch * c.context, wrap = wrap, graph = parsed.graph or false }
   function part.forward() return dtype == "f32" and loss_of() or ms.autocast(dtype, loss_of) end
   function part.optimizer() optimizer:step() end
   function part.step()
@@ -99,7 +100,8 @@ end
 -- Milliseconds of `count` whole steps, after some that fill pools and plans.
 local function measure(part, count, warm, exposed)
   local times, passed = {}, watch()
-  for step in require "moonshard".steps(warm + count + 2) do
+  if part.graph then warm = warm + GRAPH_WARM end
+  for step in require "moonshard".steps(warm + count + 2, 0, { graph = part.graph }) do
     part.step()
     local ms = passed()
     if step > warm and ms and #times < count then times[#times + 1] = ms end
@@ -142,14 +144,15 @@ local function whole_steps(parsed, part, tools)
   tools.emit(parsed, {
     config = parsed.config, device = core.device(), batch = c.batch, length = c.context,
     ranks = ms.world_size(), threads = info.threads, dtype = parsed.dtype, hook = parsed.hook,
-    ms_step_med = med, ms_step_min = times[1], tok_s = ms.world_size() * part.tokens / med * 1e3,
+    graphs = parsed.graph and info.graph.graphs or nil, ms_step_med = med, ms_step_min = times[1],
+    tok_s = ms.world_size() * part.tokens / med * 1e3,
     ms_forward = tools.median(phases.forward), ms_backward = tools.median(phases.backward),
     ms_optimizer = tools.median(phases.optimizer), exposed_comm_ms = tools.median(exposed),
     peak_mib = core.memory().peak / 2 ^ 20, process_mib = mib, rss_mib = resident_mib(),
     steps = parsed.steps,
   }, {
-    "config", "device", "batch", "length", "ranks", "threads", "dtype", "hook", "ms_step_med",
-    "ms_step_min", "tok_s", "ms_forward", "ms_backward", "ms_optimizer", "exposed_comm_ms",
+    "config", "device", "batch", "length", "ranks", "threads", "dtype", "hook", "graphs",
+    "ms_step_med", "ms_step_min", "tok_s", "ms_forward", "ms_backward", "ms_optimizer", "exposed_comm_ms",
     "peak_mib", "process_mib", "rss_mib", "steps",
   })
   return 0
@@ -211,6 +214,7 @@ function bench_step.register(parser, tools)
     ("steps to measure (default: 40; with --config gpt2 or gpt2-350m 12, gpt2-124m 20, \z
       gpt2-1558m 8, micro 4; with --hook-pairs %d in each half)"):format(PAIR_STEPS))
     :convert(switches.count)
+  parser:flag("--graph", "launch as graphs what each step repeats, on a GPU")
   parser:flag("--recompute", "backward computes the activations of each block again")
   parser:flag("--hook-pairs", ("what a hook in Lua that does nothing adds to the median step: \z
     %d pairs of runs without and with it, in turns"):format(PAIRS))
@@ -223,7 +227,7 @@ function bench_step.register(parser, tools)
         "--dtype f16: products of f16 exist on a GPU only: f32 or bf16 here")
     end
     if parsed.hook_pairs and parsed.hook ~= "none" then
-      require "moonshard.launch".exit(2, ("--hook-pairs: it compares the plain mean with a hook of \z
+      require "moonshard.launch".exit(2, ("--hook-pairs compares the plain mean with a hook of \z
         its own: leave out --hook %s"):format(parsed.hook))
     end
     local c = {}
