@@ -41,7 +41,7 @@ static const ms_product_plan *plan_of(ms_engine *engine, int64_t m)
 /* Which of the stand-in's candidates the product uses. */
 static uint64_t candidate_of(ms_engine *engine, int64_t m)
 {
-    return plan_of(engine, m)->way.algorithm.data[4];
+    return plan_of(engine, m)->way->algorithm.data[4];
 }
 
 static void log_warning(void *user, ms_log_level level, const char *message)

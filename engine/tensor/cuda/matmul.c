@@ -68,11 +68,11 @@ static ms_lt_result multiply(ms_cuda_work *work, const ms_matmul_args *args, con
 {
     const ms_products *products = args->library;
     const ms_product_plan *plan = args->plan;
+    const ms_product_way *way = args->last_plan;
     float one = 1, add = args->shape.accumulate ? 1 : 0;
     return products->lt.multiply(products->handle, plan->operation, &one, at->b, plan->b, at->a,
-                                 plan->a, &add, at->c, plan->c, at->c, plan->c,
-                                 &plan->way.algorithm, workspace, plan->way.workspace_bytes,
-                                 ms_cuda_work_stream(work));
+                                 plan->a, &add, at->c, plan->c, at->c, plan->c, &way->algorithm,
+                                 workspace, way->workspace_bytes, ms_cuda_work_stream(work));
 }
 
 static void run(ms_cuda_work *work, const void *arguments)
@@ -80,15 +80,15 @@ static void run(ms_cuda_work *work, const void *arguments)
     const ms_matmul_args *args = arguments;
     const ms_products *products = args->library;
     const ms_product_plan *plan = args->plan;
+    const ms_product_way *way = args->last_plan;
     int64_t calls =
         args->batches / (args->batch_dims ? args->batch_shape[args->batch_dims - 1] : 1);
     ms_lt_result result = 0;
     char *scratch = NULL;
     if (plan) {
         size_t bias = args->bias ? (size_t)plan->key.shape.n * sizeof(float) : 0;
-        if (bias || plan->way.workspace_bytes)
-            scratch = ms_cuda_scratch(work, MS_CUDA_WORKSPACE + bias);
-        if (!scratch && (bias || plan->way.workspace_bytes)) return;
+        if (bias || way->workspace_bytes) scratch = ms_cuda_scratch(work, MS_CUDA_WORKSPACE + bias);
+        if (!scratch && (bias || way->workspace_bytes)) return;
     }
     if (plan && args->bias) {
         const void *bias = bias_for(work, args, scratch + MS_CUDA_WORKSPACE);

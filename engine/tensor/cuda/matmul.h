@@ -20,8 +20,10 @@ typedef struct ms_product_key {
     uint32_t align_a, align_b, align_c, unused; /* bytes */
 } ms_product_key;
 
-/* An algorithm of the library, and the workspace that it needs. */
+/* An algorithm of the library, and the workspace that it needs. It does not change and lives as
+ * long as its plan: tasks with equal arguments do the same. */
 typedef struct ms_product_way {
+    struct ms_product_way *next; /* of the plan */
     ms_lt_algorithm algorithm;
     size_t workspace_bytes;
 } ms_product_way;
@@ -30,7 +32,8 @@ typedef struct ms_product_plan {
     ms_product_key key;
     ms_lt_operation operation;
     ms_lt_layout a, b, c;      /* of our operands */
-    ms_product_way first, way; /* the library's first candidate; the one that is used */
+    ms_product_way *ways;      /* the first: the library's first candidate */
+    const ms_product_way *way; /* the one that is used */
     bool is_settled;           /* there is a choice for it, or it has been timed */
 } ms_product_plan;
 
@@ -47,6 +50,10 @@ typedef struct ms_products {
  * how many there are, at most `wanted`. */
 ms_lt_result ms_product_candidates(const ms_products *products, const ms_product_plan *plan,
                                    int wanted, ms_lt_candidate *out, int *count);
+/* The plan's way with this algorithm, made now if there is none. */
+ms_status ms_product_way_of(ms_engine *engine, ms_product_plan *plan,
+                            const ms_lt_algorithm *algorithm, size_t workspace_bytes,
+                            const ms_product_way **out);
 /* The engine's products, made now if there are none yet. */
 ms_status ms_products_of(ms_engine *engine, ms_products **out);
 /* tune.c. The plan follows its choice, if there is one that the library accepts, or its first
@@ -54,7 +61,7 @@ ms_status ms_products_of(ms_engine *engine, ms_products **out);
 ms_status ms_product_follow_choice(ms_engine *engine, ms_products *products, ms_product_plan *plan);
 
 /* See ms_backend: args->library becomes the ms_products, args->plan the plan of all batches that
- * one call computes. */
+ * one call computes, args->last_plan its ms_product_way. */
 ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args);
 /* The rows or columns of a whole product, whose arguments are cut into parts. */
 ms_gemm_shape ms_cuda_whole_product(const ms_matmul_args *args);

@@ -111,16 +111,23 @@ ms_lt_result ms_product_candidates(const ms_products *products, const ms_product
     return result;
 }
 
-static ms_lt_result choose(const ms_products *products, ms_product_plan *plan, bool *found)
+ms_status ms_product_way_of(ms_engine *engine, ms_product_plan *plan,
+                            const ms_lt_algorithm *algorithm, size_t workspace_bytes,
+                            const ms_product_way **out)
 {
-    ms_lt_candidate candidate = { .workspace_bytes = 0 };
-    int count = 0;
-    ms_lt_result result = ms_product_candidates(products, plan, 1, &candidate, &count);
-    *found = !result && count > 0 && !candidate.state;
-    if (*found)
-        plan->first = plan->way =
-            (ms_product_way){ candidate.algorithm, candidate.workspace_bytes };
-    return result;
+    void *memory = NULL;
+    ms_product_way **at = &plan->ways;
+    while (*at && memcmp(&(*at)->algorithm, algorithm, sizeof *algorithm) != 0) at = &(*at)->next;
+    if (!*at) {
+        ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_product_way),
+                                       "way of a product", &memory);
+        if (status) return status;
+        *at = memory;
+        (*at)->algorithm = *algorithm;
+        (*at)->workspace_bytes = workspace_bytes;
+    }
+    *out = *at;
+    return MS_OK;
 }
 
 static void free_plan(ms_engine *engine, const ms_products *products, ms_product_plan *plan)
@@ -130,27 +137,37 @@ static void free_plan(ms_engine *engine, const ms_products *products, ms_product
     if (plan->a) (void)lt->layout_destroy(plan->a);
     if (plan->b) (void)lt->layout_destroy(plan->b);
     if (plan->c) (void)lt->layout_destroy(plan->c);
+    for (ms_product_way *way = plan->ways, *next; way; way = next) {
+        next = way->next;
+        ms_release(ms_engine_context(engine), way);
+    }
     ms_release(ms_engine_context(engine), plan);
+}
+
+/* The library's first candidate becomes the plan's first way. */
+static ms_status choose_first(ms_engine *engine, const ms_products *products, ms_product_plan *plan)
+{
+    ms_lt_candidate found = { .workspace_bytes = 0 };
+    int count = 0;
+    ms_lt_result result = make_layouts(products, plan);
+    if (!result) result = make_operation(products, plan);
+    if (!result) result = ms_product_candidates(products, plan, 1, &found, &count);
+    if (result || count == 0 || found.state)
+        return fail(engine, products, result, &plan->key.shape);
+    return ms_product_way_of(engine, plan, &found.algorithm, found.workspace_bytes, &plan->way);
 }
 
 static ms_status make_plan(ms_engine *engine, ms_products *products, const ms_product_key *key,
                            ms_product_plan **out)
 {
     void *memory = NULL;
-    bool found = false;
     ms_status status =
         ms_allocate(ms_engine_context(engine), sizeof(ms_product_plan), "plan", &memory);
     if (status) return status;
     ms_product_plan *plan = memory;
     plan->key = *key;
-    ms_lt_result result = make_layouts(products, plan);
-    if (!result) result = make_operation(products, plan);
-    if (!result) result = choose(products, plan, &found);
-    if (result || !found) {
-        free_plan(engine, products, plan);
-        return fail(engine, products, result, &key->shape);
-    }
-    status = ms_product_follow_choice(engine, products, plan);
+    status = choose_first(engine, products, plan);
+    if (!status) status = ms_product_follow_choice(engine, products, plan);
     if (status) free_plan(engine, products, plan);
     else *out = plan;
     return status;
@@ -264,6 +281,8 @@ ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args)
         if (status) return status;
         ms_plan_table_add(&products->plans, place, plan);
     }
-    args->plan = *place;
+    const ms_product_plan *plan = *place;
+    args->plan = plan;
+    args->last_plan = plan->way;
     return MS_OK;
 }

@@ -45,7 +45,7 @@ static void write_key(const ms_product_key *key, char text[MS_PRODUCT_KEY_BYTES]
 /* Whether the library takes the algorithm for this product, within our workspace and with sums in a
  * fixed order. */
 static bool is_accepted(const ms_products *products, const ms_product_plan *plan,
-                        const ms_lt_algorithm *algorithm, ms_product_way *out)
+                        const ms_lt_algorithm *algorithm, size_t *workspace_bytes)
 {
     const ms_cublaslt *lt = &products->lt;
     ms_lt_candidate found = { .workspace_bytes = 0 };
@@ -59,8 +59,19 @@ static bool is_accepted(const ms_products *products, const ms_product_plan *plan
                   &found)
         || found.state || found.workspace_bytes > MS_CUDA_WORKSPACE)
         return false;
-    *out = (ms_product_way){ *algorithm, found.workspace_bytes };
+    *workspace_bytes = found.workspace_bytes;
     return true;
+}
+
+static void tell_refused(ms_engine *engine, ms_products *products, const char *key)
+{
+    if (products->is_quiet) return;
+    products->is_quiet = true;
+    ms_log(
+        ms_engine_context(engine), MS_LOG_WARN,
+        "cuBLASLt refuses what was chosen for the product %s, perhaps for others, too: its first "
+        "candidate is used",
+        key);
 }
 
 ms_status ms_product_follow_choice(ms_engine *engine, ms_products *products, ms_product_plan *plan)
@@ -68,21 +79,18 @@ ms_status ms_product_follow_choice(ms_engine *engine, ms_products *products, ms_
     char key[MS_PRODUCT_KEY_BYTES];
     void **place = NULL;
     ms_lt_algorithm algorithm;
+    size_t bytes = 0;
     write_key(&plan->key, key);
     ms_status status = ms_plan_table_find(engine, &products->choices, key, &place);
     if (status) return status;
     const ms_product_choice *choice = *place;
-    plan->way = plan->first;
+    plan->way = plan->ways;
     plan->is_settled = choice != NULL;
     if (!choice) return MS_OK;
     memcpy(&algorithm, choice->algorithm, sizeof algorithm);
-    if (is_accepted(products, plan, &algorithm, &plan->way) || products->is_quiet) return MS_OK;
-    products->is_quiet = true;
-    ms_log(
-        ms_engine_context(engine), MS_LOG_WARN,
-        "cuBLASLt refuses what was chosen for the product %s, perhaps for others, too: its first "
-        "candidate is used",
-        key);
+    if (is_accepted(products, plan, &algorithm, &bytes))
+        return ms_product_way_of(engine, plan, &algorithm, bytes, &plan->way);
+    tell_refused(engine, products, key);
     return MS_OK;
 }
 
