@@ -35,6 +35,7 @@ typedef struct ms_product_plan {
     ms_product_way *ways;      /* the first: the library's first candidate */
     const ms_product_way *way; /* the one that is used */
     bool is_settled;           /* there is a choice for it, or it has been timed */
+    bool adds_bias;            /* the library adds it; else rows of c hold it before the product */
 } ms_product_plan;
 
 /* The products of an engine (MS_SLOT_PLANS), made at the first one. */

@@ -61,14 +61,11 @@ static ms_lt_result make_operation(const ms_products *products, ms_product_plan 
     const ms_gemm_shape *s = &plan->key.shape;
     int32_t first = s->b_transposed ? MS_LT_TRANSPOSED : MS_LT_NOT_TRANSPOSED,
             second = s->a_transposed ? MS_LT_TRANSPOSED : MS_LT_NOT_TRANSPOSED;
-    uint32_t epilogue = s->bias ? MS_LT_EPILOGUE_BIAS : MS_LT_EPILOGUE_NONE;
     ms_lt_result result = lt->operation_create(&plan->operation, MS_LT_COMPUTE_F32, MS_LT_F32);
     if (!result)
         result = lt->operation_set(plan->operation, MS_LT_TRANSPOSE_A, &first, sizeof first);
     if (!result)
         result = lt->operation_set(plan->operation, MS_LT_TRANSPOSE_B, &second, sizeof second);
-    if (!result)
-        result = lt->operation_set(plan->operation, MS_LT_EPILOGUE, &epilogue, sizeof epilogue);
     return result;
 }
 
@@ -144,16 +141,31 @@ static void free_plan(ms_engine *engine, const ms_products *products, ms_product
     ms_release(ms_engine_context(engine), plan);
 }
 
-/* The library's first candidate becomes the plan's first way. */
+static ms_lt_result set_epilogue(const ms_products *products, ms_product_plan *plan)
+{
+    uint32_t epilogue = plan->adds_bias ? MS_LT_EPILOGUE_BIAS : MS_LT_EPILOGUE_NONE;
+    return products->lt.operation_set(plan->operation, MS_LT_EPILOGUE, &epilogue, sizeof epilogue);
+}
+
+/* The library's first candidate becomes the plan's first way. Where the library has none that adds
+ * the bias, it gets a product that adds to what c holds. */
 static ms_status choose_first(ms_engine *engine, const ms_products *products, ms_product_plan *plan)
 {
     ms_lt_candidate found = { .workspace_bytes = 0 };
     int count = 0;
+    bool is_found = false;
+    plan->adds_bias = plan->key.shape.bias;
     ms_lt_result result = make_layouts(products, plan);
     if (!result) result = make_operation(products, plan);
-    if (!result) result = ms_product_candidates(products, plan, 1, &found, &count);
-    if (result || count == 0 || found.state)
-        return fail(engine, products, result, &plan->key.shape);
+    while (!result && !is_found) {
+        result = set_epilogue(products, plan);
+        if (!result) result = ms_product_candidates(products, plan, 1, &found, &count);
+        is_found = !result && count > 0 && !found.state;
+        if (is_found || !plan->adds_bias) break;
+        plan->adds_bias = false;
+        result = 0;
+    }
+    if (!is_found) return fail(engine, products, result, &plan->key.shape);
     return ms_product_way_of(engine, plan, &found.algorithm, found.workspace_bytes, &plan->way);
 }
 

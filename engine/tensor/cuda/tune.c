@@ -190,7 +190,8 @@ static bool call_once(void *user, struct CUstream_st *stream)
 {
     const timing *t = user;
     const ms_product_plan *plan = t->plan;
-    float one = 1, add = plan->key.shape.accumulate ? 1 : 0;
+    const ms_gemm_shape *s = &plan->key.shape;
+    float one = 1, add = s->accumulate || (s->bias && !plan->adds_bias) ? 1 : 0;
     return t->products->lt.multiply(t->products->handle, plan->operation, &one, t->b, plan->b, t->a,
                                     plan->a, &add, t->c, plan->c, t->c, plan->c,
                                     &t->candidate->algorithm, t->workspace,
@@ -280,7 +281,7 @@ static ms_status time_plan(ms_engine *engine, const ms_products *products, ms_pr
     if (status) return status == MS_ERROR_MEMORY ? MS_OK : status;
     (void)lay_out(&t, ms_cuda_meter_memory(meter));
     const void *bias = t.bias;
-    if (plan->key.shape.bias
+    if (plan->adds_bias
         && products->lt.operation_set(plan->operation, MS_LT_BIAS_POINTER, &bias, sizeof bias))
         count = 0;
     status = time_candidates(meter, &t, candidates, count, best);
