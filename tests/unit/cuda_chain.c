@@ -257,28 +257,19 @@ static void the_host_waits_meanwhile(void **state)
     finish(engine);
 }
 
-/* A native stream has work of others, which the engine does not see; a trace has each task's time;
- * a recording of its own has the tasks. */
+/* A native stream has work of others, which the engine does not see; a trace has each task's time.
+ */
 static void what_looks_at_single_tasks(void **state)
 {
     (void)state;
     ms_engine *engine = begin();
     ms_stream *a = ms_engine_current(engine);
     ms_storage *x = filled(a, 0);
-    ms_replay *replay = NULL;
     double expected = 0;
     for (int step = 0; step < 5; step++) {
         expected += climb(a, &scales, x, LENGTH);
         end_step(engine);
     }
-    expected += climb(a, &scales, x, LENGTH - 1);
-    ok(ms_replay_begin(a, &replay));
-    expected += climb(a, &scales, x, LENGTH);
-    ok(ms_replay_end(replay));
-    expected += climb(a, &scales, x, LENGTH - 1);
-    ok(ms_replay_run(replay, NULL));
-    expected += LENGTH * (LENGTH + 1) / 2.0;
-    ms_replay_free(replay);
     assert_true(value_of(x) == expected);
     ok(ms_trace_start(engine));
     expected += climb(a, &scales, x, LENGTH);

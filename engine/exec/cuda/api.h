@@ -53,8 +53,8 @@ enum { MS_CUDA_ALLOCATION_PINNED = 1, MS_CUDA_HANDLE_FILE = 1, MS_CUDA_LOCATION_
 enum { MS_CUDA_READ_WRITE = 3 };
 enum { MS_CUDA_KERNEL_SHARED_BYTES = 8 }; /* the most shared memory that launches ask for */
 enum { MS_CUDA_GRANULARITY_RECOMMENDED = 1 };
-/* How much a thread may call of what a capture would not see, such as allocations: nothing, or
- * everything. */
+/* How much threads may call of what a capture does not see, such as allocations: its own thread
+ * nothing, or all threads everything. */
 enum { MS_CUDA_CAPTURE_THREAD = 1, MS_CUDA_CAPTURE_RELAXED = 2 };
 
 typedef struct ms_cuda_location {

@@ -10,7 +10,8 @@
  * - While the log is the beginning of a chain that has a graph, its tasks are held: they have
  *   numbers, and the driver has not seen them. Otherwise each was carried out when it came.
  * - A chain that came TIMES times is captured, on a stream of the device's own, and from the
- *   arguments that it keeps: capturing carries out nothing. Its arguments are those of the graph.
+ *   arguments that it keeps: capturing carries out nothing, so nobody is kept from calling the
+ *   driver meanwhile. The chain's arguments are those of the graph.
  * - A graph's kernels get new arguments by running the function of their task once more, which then
  *   changes nodes instead of launching (ms_cuda_chain_launch). What libraries put into a graph
  *   stays as it is: such a task (uses_library) is part of a chain with these arguments only.
@@ -360,7 +361,7 @@ static void build(ms_stream *stream, ms_cuda_chain *chain)
     char why[256];
     if (!self->builder)
         result = cuda->stream_create(&self->builder, MS_CUDA_STREAM_NON_BLOCKING, self->least);
-    if (!result) result = cuda->capture_begin(self->builder, MS_CUDA_CAPTURE_THREAD);
+    if (!result) result = cuda->capture_begin(self->builder, MS_CUDA_CAPTURE_RELAXED);
     if (!result) {
         self->building = true;
         odd = capture_tasks(stream, chain);
@@ -513,8 +514,8 @@ bool ms_cuda_hold(ms_stream *stream, const ms_launch *launch)
     ms_engine *engine = stream->engine;
     const ms_cuda_device *self = ms_cuda_of(engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
-    bool can = self->repeating && !queue->is_shared && !launch->record && !self->captures
-               && !ms_stream_has_failed(stream);
+    bool can =
+        self->repeating && !queue->is_shared && !launch->record && !ms_stream_has_failed(stream);
     if (!can || queue->log.count == MOST) ms_cuda_cut(stream, NULL);
     if (!can) return false;
     if (append(engine, &queue->log, launch)) return hold_last(stream, launch);

@@ -10,9 +10,9 @@
  * in the order of numbers. The host thread does it when it finds that the number is reached.
  * - An error that the driver reports for work under way ends all work of the GPU in this process:
  *   every stream fails with it, and all numbers count as reached.
- * - While work is recorded (graph.c), streams that get some are in the driver's capture: what is
- * put on them is kept and does not run. Then the device asks the driver for no number, and waits
- * for none. */
+ * - Tasks that come again may be held (chain.c): they have numbers, and the driver has not seen
+ * them. They go to the driver before anything else of their stream, and before anybody needs them.
+ */
 #ifndef MOONSHARD_EXEC_CUDA_CUDA_H
 #define MOONSHARD_EXEC_CUDA_CUDA_H
 
@@ -51,7 +51,6 @@ typedef union ms_cuda_note {
     union ms_cuda_note *next; /* of those that are free */
 } ms_cuda_note;
 
-typedef struct ms_cuda_recording ms_cuda_recording;
 typedef struct ms_cuda_chain ms_cuda_chain;
 
 /* A task of a stream's log, or of a chain. */
@@ -70,8 +69,8 @@ typedef struct ms_cuda_log {
     size_t count, capacity, used, room;
 } ms_cuda_log;
 
-/* Memory of the GPU for the tasks of a stream (ms_cuda_scratch). `users`: the stream, and
- * recordings whose tasks use it. */
+/* Memory of the GPU for the tasks of a stream (ms_cuda_scratch). `users`: the stream, and graphs
+ * whose tasks use it. */
 typedef struct ms_cuda_piece {
     ms_cuda_address address;
     size_t bytes;
@@ -97,13 +96,7 @@ typedef struct ms_cuda_device {
     ms_cuda_stream reader; /* of ms_device.read */
     ms_cuda_event began;   /* when the device opened, and the host's clock then */
     uint64_t began_ns;
-    atomic_flag failing;          /* a thread reports a failure */
-    ms_cuda_recording *recording; /* from record_begin to record_end */
-    bool captures;                /* and the driver captures; false once something could not be */
-    ms_status spoilt;             /* why the recording cannot be replayed */
-    char why_spoilt[sizeof((ms_error *)0)->message];
-    void **released; /* host memory that is released when that has ended */
-    size_t released_count, released_capacity;
+    atomic_flag failing;      /* a thread reports a failure */
     bool repeating, building; /* building: a chain is captured, on this stream */
     ms_cuda_stream builder;
     ms_repeats repeats;
@@ -131,8 +124,6 @@ typedef struct ms_cuda_duty {
     /* The times of a task. */
     ms_trace_record *record;
     ms_cuda_event started, finished;
-    /* A recording that is discarded: it is freed once the GPU has carried out its work. */
-    ms_cuda_recording *recording;
 } ms_cuda_duty;
 
 typedef struct ms_cuda_point {
@@ -149,8 +140,6 @@ typedef struct ms_cuda_queue {
     uint64_t done; /* the last one that is known to be reached */
     ms_cuda_duty *duties, **last_duty;
     ms_cuda_piece *scratch; /* see ms_cuda_scratch; NULL: none */
-    bool captured;          /* it is part of the capture, from the number after `captured_after` */
-    uint64_t captured_after;
     /* See chain.c. */
     ms_cuda_log log;       /* the tasks since the last cut, which end with `head` */
     ms_cuda_chain *chain;  /* the one that begins with them: they are held. NULL: they are not */
@@ -193,11 +182,6 @@ void ms_cuda_fail_with(ms_stream *stream, uint64_t seq, uint32_t script, const m
 /* As ms_stream_fail_after. */
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq);
 
-/* While work is captured: the recording cannot be replayed, for this reason, unless there is one
- * already. _with: also after the capture has ended. */
-void ms_cuda_spoil(ms_engine *engine, ms_status status, const char *format, ...) MS_PRINTF(3, 4);
-void ms_cuda_spoil_with(ms_engine *engine, ms_status status, const char *format, va_list arguments);
-
 /* points.c */
 ms_status ms_cuda_queue_open(ms_stream *stream, void **state);
 void ms_cuda_queue_close(ms_stream *stream, void *state);
@@ -226,42 +210,6 @@ uint64_t ms_cuda_mark_ns(const ms_engine *engine, const ms_mark *mark);
 /* kernel.c */
 void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context);
 void ms_cuda_release_piece(ms_engine *engine, ms_cuda_piece *piece);
-
-/* graph.c */
-ms_status ms_cuda_record_begin(ms_stream *origin);
-ms_status ms_cuda_record_end(ms_stream *origin, void **graph);
-void ms_cuda_replay(ms_stream *origin, const ms_launch *launch, void *graph);
-void ms_cuda_record_free(ms_engine *engine, void *graph);
-/* Before work is put on a stream. False: the stream has failed, and the work is skipped. True while
- * work is recorded: what comes now is captured. */
-bool ms_cuda_may_work(ms_stream *stream);
-/* Something cannot be recorded: what was captured so far is carried out, and the rest is as if
- * nothing were recorded. The first reason is what record_end answers. Nothing happens while nothing
- * is captured. */
-void ms_cuda_stop_capture(ms_engine *engine, const char *format, ...) MS_PRINTF(2, 3);
-/* Around calls of the driver that have no effect on work, such as allocations: exchanges the
- * thread's mode with *mode, which begins as MS_CUDA_CAPTURE_RELAXED. */
-static inline void ms_cuda_exchange_mode(const ms_cuda_device *self, int *mode)
-{
-    if (self->captures || self->building) (void)self->cuda.capture_mode(mode);
-}
-/* What follows is for work that is captured: its parts that the host has to keep. */
-ms_cuda_result ms_cuda_capture_wait(ms_stream *stream, const ms_wait *wait);
-ms_cuda_result ms_cuda_capture_call(ms_stream *stream, const ms_launch *launch,
-                                    const ms_host_call *call);
-ms_cuda_result ms_cuda_capture_flag(ms_stream *stream, const ms_launch *launch, const float *flag,
-                                    const char *message);
-/* Before a task whose kernels may note something, false: there is no memory; and after it, with the
- * note if there is one, which the recording takes over. */
-bool ms_cuda_expect_note(ms_stream *stream, const ms_launch *launch, const ms_cuda_task *task);
-void ms_cuda_capture_note(ms_engine *engine, ms_cuda_note *note);
-/* The bytes as they are now, in memory that lives as long as the recording; NULL: there is none. */
-const void *ms_cuda_capture_bytes(ms_engine *engine, const void *host, size_t bytes);
-/* The recording becomes a user of the piece, once. False: there is no memory. */
-bool ms_cuda_capture_piece(ms_engine *engine, ms_cuda_piece *piece);
-/* False: nothing is captured on the stream, and the mark is set as ever. */
-bool ms_cuda_capture_mark(ms_stream *stream, ms_mark *mark);
-void ms_cuda_forget_recording(ms_cuda_recording *recording);
 
 /* chain.c: tasks that come again and again. */
 void ms_cuda_repeat(ms_engine *engine, bool on);

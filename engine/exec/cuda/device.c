@@ -21,7 +21,6 @@ static void cuda_close(ms_engine *engine, void *state)
     if (self->reader) (void)self->cuda.stream_destroy(self->reader);
     if (self->builder) (void)self->cuda.stream_destroy(self->builder);
     ms_release(&engine->context, self->spare);
-    ms_release(&engine->context, self->released);
     (void)self->cuda.context_release(self->gpu);
     ms_release(&engine->context, self);
 }
@@ -111,11 +110,8 @@ static ms_status cuda_set_priority(ms_stream *stream, int32_t priority)
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     ms_cuda_stream made = NULL;
     ms_cuda_await(stream, queue->head);
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = self->cuda.stream_create(&made, MS_CUDA_STREAM_NON_BLOCKING,
                                                      priority > 0 ? self->greatest : self->least);
-    ms_cuda_exchange_mode(self, &mode);
     if (result) return ms_cuda_fail(engine, result, "cannot make a CUDA stream");
     (void)self->cuda.stream_destroy(queue->stream);
     queue->stream = made;
@@ -157,10 +153,6 @@ const ms_device ms_device_cuda = {
     .call = ms_cuda_call,
     .repeat = ms_cuda_repeat,
     .repeats = ms_cuda_repeats,
-    .record_begin = ms_cuda_record_begin,
-    .record_end = ms_cuda_record_end,
-    .replay = ms_cuda_replay,
-    .record_free = ms_cuda_record_free,
     .reserve = ms_cuda_reserve,
     .commit = ms_cuda_commit,
     .unreserve = ms_cuda_unreserve,

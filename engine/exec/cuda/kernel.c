@@ -60,14 +60,11 @@ static ms_cuda_result find(ms_cuda_device *self, ms_context *context, const ms_c
         *out = known->function;
         return MS_CUDA_SUCCESS;
     }
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = load_image(self, context, kernel->image, &module);
     if (!result) result = self->cuda.module_function(out, module, kernel->name);
     if (!result && kernel->shared_bytes)
         result =
             self->cuda.set_attribute(*out, MS_CUDA_KERNEL_SHARED_BYTES, (int)kernel->shared_bytes);
-    ms_cuda_exchange_mode(self, &mode);
     if (result) return result;
     *known = (ms_cuda_known){ .kernel = kernel, .function = *out };
     self->known_count++;
@@ -137,15 +134,10 @@ void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes)
     check(work, ms_cuda_of(work->stream->engine)->cuda.fill(at, 0, bytes, work->on));
 }
 
-/* Nothing is freed while the driver captures: the recording keeps it. */
 void ms_cuda_release_piece(ms_engine *engine, ms_cuda_piece *piece)
 {
-    const ms_cuda_device *self = ms_cuda_of(engine);
-    if (!piece) return;
-    if (self->captures && !ms_cuda_capture_piece(engine, piece))
-        ms_cuda_stop_capture(engine, "there is no memory for it");
-    if (--piece->users > 0) return;
-    (void)self->cuda.release(piece->address);
+    if (!piece || --piece->users > 0) return;
+    (void)ms_cuda_of(engine)->cuda.release(piece->address);
     ms_release(&engine->context, piece);
 }
 
@@ -153,29 +145,25 @@ static ms_cuda_result new_piece(ms_cuda_device *self, ms_context *context, size_
                                 ms_cuda_piece **out)
 {
     void *memory = NULL;
-    int mode = MS_CUDA_CAPTURE_RELAXED;
     if (ms_allocate(context, sizeof(ms_cuda_piece), "scratch", &memory))
         return MS_CUDA_OUT_OF_MEMORY;
     ms_cuda_piece *piece = memory;
     piece->bytes = (bytes + ((1 << 20) - 1)) >> 20 << 20;
     piece->users = 1;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = self->cuda.allocate(&piece->address, piece->bytes);
-    ms_cuda_exchange_mode(self, &mode);
     if (result) ms_release(context, piece);
     else *out = piece;
     return result;
 }
 
-/* Earlier tasks of the stream use the old piece: it stays until they have run, and with a recording
- * until that is freed. */
+/* Earlier tasks of the stream use the old piece, so the host waits for them. */
 static ms_cuda_result grow_scratch(ms_stream *stream, size_t bytes)
 {
     ms_engine *engine = stream->engine;
     ms_cuda_device *self = ms_cuda_of(engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     ms_cuda_result result = MS_CUDA_SUCCESS;
-    if (queue->scratch && !self->captures) result = self->cuda.stream_synchronize(queue->stream);
+    if (queue->scratch) result = self->cuda.stream_synchronize(queue->stream);
     if (result) return result;
     ms_cuda_release_piece(engine, queue->scratch);
     queue->scratch = NULL;
@@ -184,8 +172,7 @@ static ms_cuda_result grow_scratch(ms_stream *stream, size_t bytes)
 
 void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes)
 {
-    ms_engine *engine = work->stream->engine;
-    ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
+    const ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
     ms_cuda_result result = MS_CUDA_SUCCESS;
     if (work->has_failed) return NULL;
     if (work->chain) {
@@ -195,8 +182,6 @@ void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes)
     }
     if (!queue->scratch || bytes > queue->scratch->bytes)
         result = grow_scratch(work->stream, bytes);
-    if (!result && ms_cuda_of(engine)->captures && !ms_cuda_capture_piece(engine, queue->scratch))
-        result = MS_CUDA_OUT_OF_MEMORY;
     check(work, result);
     return result ? NULL : (void *)(uintptr_t)queue->scratch->address;
 }
@@ -213,14 +198,10 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work)
     return &work->note->fault;
 }
 
-/* `user` is of this execution alone, so no replay can tell it anything. */
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user)
 {
     work->tells = true;
     work->has_failed |= work->chain != NULL;
-    if (!work->has_failed)
-        ms_cuda_stop_capture(work->stream->engine, "%s tells the host when it has ended",
-                             work->launch->name);
     ms_cuda_duty *duty =
         work->has_failed ? NULL
                          : ms_cuda_add_duty(work->stream, work->launch->seq, work->launch->script);
@@ -239,17 +220,6 @@ struct CUstream_st *ms_cuda_work_stream(ms_cuda_work *work)
     return work->on;
 }
 
-int ms_cuda_library_begin(const ms_cuda_work *work)
-{
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(ms_cuda_of(work->stream->engine), &mode);
-    return mode;
-}
-void ms_cuda_library_end(const ms_cuda_work *work, int mode)
-{
-    ms_cuda_exchange_mode(ms_cuda_of(work->stream->engine), &mode);
-}
-
 void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format, ...)
 {
     char text[sizeof((ms_error *)0)->message];
@@ -259,7 +229,6 @@ void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format,
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    ms_cuda_spoil(work->stream->engine, MS_ERROR_TASK, "%s failed", work->launch->name);
     ms_cuda_fail_stream(work->stream, work->launch->seq, work->launch->script, status, "%s", text);
 }
 
@@ -267,6 +236,5 @@ void ms_cuda_work_fail_with(ms_cuda_work *work, const ms_error *error)
 {
     work->has_failed = true;
     if (work->chain) return;
-    ms_cuda_spoil(work->stream->engine, MS_ERROR_TASK, "%s failed", work->launch->name);
     ms_cuda_fail_with(work->stream, work->launch->seq, work->launch->script, error);
 }

@@ -41,9 +41,9 @@ typedef struct ms_cuda_task {
      * the same execution, to give kernels of a graph new arguments; so a function does nothing but
      * call what is declared here, and does the same for the same arguments. */
     bool uses_library;
-    /* Clears what its arguments have between their fields, so that equal ones have equal bytes. NULL:
-     * there is nothing between them, or the compiler cannot do it; tasks that repeat may then seem
-     * to differ, which costs time only. */
+    /* Clears what its arguments have between their fields, so that equal ones have equal bytes.
+     * NULL: there is nothing between them, or the compiler cannot do it; tasks that repeat may then
+     * seem to differ, which costs time only. */
     void (*clear_padding)(void *arguments);
 } ms_cuda_task;
 
@@ -62,17 +62,13 @@ void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes);
 ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work);
 /* Once the task is reached, the host thread calls `function`, before anybody learns that it is. If
  * the answer is not MS_OK, the stream fails with *error. A task calls this once, before it puts
- * anything onto the stream, and cannot be recorded then. false: there is no memory, the stream has
+ * anything onto the stream, and is in no graph then. false: there is no memory, the stream has
  * failed, and the function is not called. */
 typedef ms_status (*ms_cuda_after_function)(void *user, ms_error *error);
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user);
 /* For calls of libraries, in a task that uses_library. */
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work);
 struct CUstream_st *ms_cuda_work_stream(ms_cuda_work *work);
-/* Between these two a library may ask the driver for code and memory, also while work is recorded.
- * end gets what begin returned. */
-int ms_cuda_library_begin(const ms_cuda_work *work);
-void ms_cuda_library_end(const ms_cuda_work *work, int mode);
 /* The task fails, at the latest when it is reached. */
 void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format, ...)
     MS_PRINTF(3, 4);

@@ -320,40 +320,11 @@ typedef struct ms_host_call {
     ms_host_function function;
     void *user;
     uint8_t kind; /* ms_task_kind */
-    bool repeats; /* replays may call it again; function and user then outlive the recording */
 } ms_host_call;
 /* accesses: what the function touches, as of a task. */
 MS_API ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call,
                                 const ms_access *accesses, uint32_t count, ms_task_cost cost,
                                 ms_point *out);
-
-/* ---------------------------------------------------- recording and replaying */
-
-/* Work that was enqueued once, on any streams, and can be carried out again by one command, where a
- * device has that (CUDA graphs). Between begin and end, everything that is enqueued in the engine
- * is recorded, and is also carried out, once, at the end at the latest. The host must not wait for
- * the device in between (MS_ERROR_STATE). A replay carries out all recorded work again, with the
- * same arguments and the same addresses: it comes after all that its streams have enqueued before,
- * and what they enqueue next comes after it. It counts as a write of all that the work writes.
- * - The recording retains the storages that the work touches. One that was dropped since is an
- * error of the replay, and so is one that has other memory now.
- * - What the host decides for each step, such as random numbers, is that of the recording. A copy
- *   from the host copies the bytes that it had then. Marks are not recorded: those that are set
- *   meanwhile are passed at the end.
- * - A device may be unable to record something, such as a copy to the host, or a function of the
- *   host that does not repeat. Then nothing more is recorded, the work is carried out as ever, and
- *   ms_replay_end answers MS_ERROR_UNSUPPORTED with the first such thing and the script line of it.
- * - A replay that fails has failed as a whole: nothing that it should have written can be read. */
-typedef struct ms_replay ms_replay;
-/* Waits between all streams are inserted, so that the recorded work depends on nothing that was
- * enqueued before but its storages' values. origin: the stream that replays are put on.
- * MS_ERROR_UNSUPPORTED where the device cannot record, MS_ERROR_STATE while a recording is open. */
-MS_API ms_status ms_replay_begin(ms_stream *origin, ms_replay **out);
-/* After an error the recording cannot be replayed; the work was still carried out. */
-MS_API ms_status ms_replay_end(ms_replay *replay);
-MS_API ms_status ms_replay_run(ms_replay *replay, ms_point *out);
-/* Blocks until the last replay has finished. NULL is allowed. */
-MS_API void ms_replay_free(ms_replay *replay);
 
 /* ---------------------------------------------------------------- work that repeats */
 
