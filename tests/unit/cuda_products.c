@@ -234,6 +234,44 @@ static void test_bias(void **state)
     assert_int_equal(warnings, 0);
 }
 
+/* How many multiprocessors the next product is planned for. */
+static uint32_t limit_of(ms_engine *engine)
+{
+    const ms_products *products = ms_engine_get(engine, MS_SLOT_PLANS);
+    size_t count = products->plans.count;
+    int64_t m = 100 + (int64_t)count; /* a shape that has no plan yet */
+    multiply(engine, m);
+    assert_int_equal(products->plans.count, count + 1);
+    return plan_of(engine, m)->key.multiprocessors;
+}
+
+/* Beside work of another stream that keeps some of them, until a stream is after it; the same in
+ * every run, whatever has been carried out. The GPU has two. */
+static void test_limit(void **state)
+{
+    (void)state;
+    int warnings = 0;
+    ms_engine *engine = engine_with_log(&warnings);
+    ms_stream *first = ms_engine_current(engine), *side = side_of(engine);
+    multiply(engine, 8);
+    assert_int_equal(limit_of(engine), 0);
+    ms_engine_set_current(engine, side);
+    multiply(engine, 8);
+    ms_stream_take(side, 16);
+    assert_int_equal(limit_of(engine), 0); /* not beside its own stream's */
+    ms_engine_set_current(engine, first);
+    assert_int_equal(limit_of(engine), 1);
+    OK(ms_engine_sync(engine));
+    assert_int_equal(limit_of(engine), 1);
+    OK(ms_stream_wait(first, ms_stream_last(side)));
+    assert_int_equal(limit_of(engine), 0);
+    ms_engine_set_current(engine, side);
+    multiply(engine, 8);
+    ms_engine_set_current(engine, first);
+    assert_int_equal(limit_of(engine), 0); /* its later work keeps none */
+    ms_engine_free(engine);
+}
+
 static void test_other_devices(void **state)
 {
     (void)state;
@@ -258,6 +296,7 @@ int main(void)
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_limit),
         cmocka_unit_test(test_other_devices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

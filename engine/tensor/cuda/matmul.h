@@ -17,7 +17,8 @@
 typedef struct ms_product_key {
     ms_gemm_shape shape; /* of the whole product */
     int64_t batches, a_batch, b_batch, c_batch;
-    uint32_t align_a, align_b, align_c, unused; /* bytes */
+    uint32_t align_a, align_b, align_c; /* bytes */
+    uint32_t multiprocessors;           /* that it may count on; 0: all */
 } ms_product_key;
 
 /* An algorithm of the library, and the workspace that it needs. It does not change and lives as
@@ -42,9 +43,10 @@ typedef struct ms_product_plan {
 typedef struct ms_products {
     ms_cublaslt lt;
     ms_lt_handle handle;
-    ms_plan_table plans;   /* of ms_product_plan */
-    ms_plan_table choices; /* of ms_product_choice */
-    bool is_quiet;         /* no warning is due when the library refuses a choice */
+    uint32_t multiprocessors; /* of the GPU */
+    ms_plan_table plans;      /* of ms_product_plan */
+    ms_plan_table choices;    /* of ms_product_choice */
+    bool is_quiet;            /* no warning is due when the library refuses a choice */
 } ms_products;
 
 /* plan.c. The library's candidates for a plan, the best ones by its own estimate first; *count says
@@ -64,6 +66,8 @@ ms_status ms_product_follow_choice(ms_engine *engine, ms_products *products, ms_
 /* See ms_backend: args->library becomes the ms_products, args->plan the plan of all batches that
  * one call computes, args->last_plan its ms_product_way. */
 ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args);
+/* tune.c. The GPU of that number; false: there is none, or *error says why it cannot be asked. */
+bool ms_cuda_describe_gpu(const ms_os *os, uint32_t number, ms_gpu *out, ms_error *error);
 /* The rows or columns of a whole product, whose arguments are cut into parts. */
 ms_gemm_shape ms_cuda_whole_product(const ms_matmul_args *args);
 

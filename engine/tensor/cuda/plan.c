@@ -66,6 +66,9 @@ static ms_lt_result make_operation(const ms_products *products, ms_product_plan 
         result = lt->operation_set(plan->operation, MS_LT_TRANSPOSE_A, &first, sizeof first);
     if (!result)
         result = lt->operation_set(plan->operation, MS_LT_TRANSPOSE_B, &second, sizeof second);
+    if (!result && plan->key.multiprocessors)
+        result = lt->operation_set(plan->operation, MS_LT_MULTIPROCESSORS,
+                                   &plan->key.multiprocessors, sizeof(int32_t));
     return result;
 }
 
@@ -200,6 +203,16 @@ static void products_free(ms_engine *engine, void *state)
     ms_release(ms_engine_context(engine), products);
 }
 
+static ms_status count_multiprocessors(ms_engine *engine, ms_products *products)
+{
+    ms_gpu gpu;
+    ms_error error;
+    if (!ms_cuda_describe_gpu(ms_engine_context(engine)->os, engine->device_index, &gpu, &error))
+        return ms_engine_fail(engine, MS_ERROR_IO, "%s", error.message);
+    products->multiprocessors = gpu.multiprocessors;
+    return MS_OK;
+}
+
 ms_status ms_products_of(ms_engine *engine, ms_products **out)
 {
     void *memory = NULL;
@@ -212,6 +225,7 @@ ms_status ms_products_of(ms_engine *engine, ms_products **out)
     products->plans.key_bytes = sizeof(ms_product_key);
     products->choices.key_bytes = MS_PRODUCT_KEY_BYTES;
     status = ms_cublaslt_load(ms_engine_context(engine), &products->lt, NULL, 0);
+    if (!status) status = count_multiprocessors(engine, products);
     ms_lt_result result = status ? 0 : products->lt.create(&products->handle);
     if (result)
         status = ms_engine_fail(engine, MS_ERROR_IO, "cuBLASLt does not start: %s",
@@ -253,6 +267,15 @@ static int64_t any_stride(const ms_matmul_args *args, const int64_t *strides)
     return bits;
 }
 
+/* How many multiprocessors a product of this stream may count on beside the collectives of other
+ * streams: half of them at least; 0: all. */
+static uint32_t multiprocessors_for(const ms_products *products, const ms_stream *stream)
+{
+    uint32_t all = products->multiprocessors, taken = ms_stream_taken(stream);
+    if (taken == 0) return 0;
+    return taken < all / 2 ? all - taken : (all + 1) / 2;
+}
+
 static void describe(const ms_matmul_args *args, ms_product_key *key)
 {
     memset(key, 0, sizeof *key);
@@ -285,6 +308,7 @@ ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args)
     if (args->shape.k == 0) return MS_OK;
     void **place = NULL;
     describe(args, &key);
+    key.multiprocessors = multiprocessors_for(products, ms_engine_current(engine));
     status = ms_plan_table_find(engine, &products->plans, &key, &place);
     if (status) return status;
     if (!*place) {

@@ -9,19 +9,33 @@
 #include "exec/engine.h"
 #include "tensor/cuda/matmul.h"
 
-bool ms_products_place(const ms_os *os, uint32_t gpu, char *text, size_t bytes)
+bool ms_cuda_describe_gpu(const ms_os *os, uint32_t number, ms_gpu *out, ms_error *error)
 {
     enum { MOST = 64 };
     ms_gpu gpus[MOST];
+    uint32_t count = 0, driver = 0;
+    memset(error, 0, sizeof *error);
+    if (ms_gpus(os, gpus, MOST, &count, &driver, error)) return false;
+    if (number >= count || number >= MOST) {
+        snprintf(error->message, sizeof error->message, "there is no GPU %u", number);
+        return false;
+    }
+    *out = gpus[number];
+    return true;
+}
+
+bool ms_products_place(const ms_os *os, uint32_t gpu, char *text, size_t bytes)
+{
+    ms_gpu found;
+    ms_error error;
     ms_context context;
     ms_cublaslt lt;
-    uint32_t count = 0, driver = 0;
     if (!os) os = ms_os_posix();
     ms_context_init(&context, os);
-    if (gpu >= MOST || ms_gpus(os, gpus, MOST, &count, &driver, NULL) || gpu >= count) return false;
+    if (!ms_cuda_describe_gpu(os, gpu, &found, &error)) return false;
     if (ms_cublaslt_load(&context, &lt, NULL, 0)) return false;
-    snprintf(text, bytes, "%s, %u multiprocessors, cuBLASLt %zu", gpus[gpu].name,
-             gpus[gpu].multiprocessors, lt.version());
+    snprintf(text, bytes, "%s, %u multiprocessors, cuBLASLt %zu", found.name, found.multiprocessors,
+             lt.version());
     return true;
 }
 
@@ -30,16 +44,19 @@ bool ms_products_place(const ms_os *os, uint32_t gpu, char *text, size_t bytes)
 static void write_key(const ms_product_key *key, char text[MS_PRODUCT_KEY_BYTES])
 {
     const ms_gemm_shape *s = &key->shape;
+    char limit[40] = "";
+    if (key->multiprocessors)
+        snprintf(limit, sizeof limit, ", on %u multiprocessors", key->multiprocessors);
     memset(text, 0, MS_PRODUCT_KEY_BYTES);
     snprintf(text, MS_PRODUCT_KEY_BYTES,
              "%lldx%lldx%lld %s to %s, rows %lld%s %lld%s %lld%s%s, "
-             "batches %lld by %lld %lld %lld, aligned %u %u %u",
+             "batches %lld by %lld %lld %lld, aligned %u %u %u%s",
              (long long)s->m, (long long)s->n, (long long)s->k, ms_dtype_name((ms_dtype)s->in),
              ms_dtype_name((ms_dtype)s->out), (long long)s->a_row, s->a_transposed ? "t" : "",
              (long long)s->b_row, s->b_transposed ? "t" : "", (long long)s->c_row,
              s->bias ? " bias" : "", s->accumulate ? " added" : "", (long long)key->batches,
              (long long)key->a_batch, (long long)key->b_batch, (long long)key->c_batch,
-             key->align_a, key->align_b, key->align_c);
+             key->align_a, key->align_b, key->align_c, limit);
 }
 
 /* Whether the library takes the algorithm for this product, within our workspace and with sums in a

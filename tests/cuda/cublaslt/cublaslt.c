@@ -8,7 +8,7 @@
  * nobody waits. MOONSHARD_STAND_IN_CUBLASLT_REFUSES=N: candidate N is refused when it is checked;
  * MOONSHARD_STAND_IN_CUBLASLT_NO_BIAS: there are no candidates that add a bias.
  * MOONSHARD_STAND_IN_CUBLASLT_LOG: a file that gets a line for each call: "PID asks WANTED",
- * "PID uses N". */
+ * "PID uses N", and, where a product is planned for less than the whole GPU, "PID limits N". */
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -117,6 +117,7 @@ API int cublasLtMatmulDescSetAttribute(operation *of, int what, const void *valu
     if ((what == 3 || what == 4) && bytes == 4) memcpy(&of->transposed[what - 3], value, bytes);
     else if (what == 7 && bytes == 4) memcpy(&of->epilogue, value, bytes);
     else if (what == 8 && bytes == 8) memcpy(&of->bias, value, bytes);
+    else if (what == 15 && bytes == 4) note("limits", *(const int32_t *)value);
     else return INVALID_VALUE;
     return SUCCESS;
 }
