@@ -395,6 +395,8 @@ static int info(lua_State *L)
     push_devices(L);
     push_attention(L, engine);
     push_graph(L, engine);
+    if (ms_engine_memory_beside(engine))
+        set_integer(L, "memory_beside", (lua_Integer)ms_engine_memory_beside(engine));
     /* A machine without a network, or that does not say, has none. */
     lua_newtable(L);
     (void)os->addresses(os->user, add_interface, L);

@@ -139,6 +139,8 @@ struct ms_device {
     void (*forget)(ms_engine *engine, void *address);
     /* Bytes that the pool may take where the engine's options do not say. */
     uint64_t (*capacity)(const ms_engine *engine);
+    /* Bytes of the device's memory that are in use, by anybody. NULL: it is the host's memory. */
+    uint64_t (*used)(const ms_engine *engine);
 };
 
 extern const ms_device ms_device_cpu, ms_device_cuda, ms_device_sim;

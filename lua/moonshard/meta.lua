@@ -149,7 +149,9 @@
 --- { cudnn, own }, how many tasks of attention went to cuDNN and to kernels of our own, which are
 --- slower), graph (what became of `graph = true`: { graphs, launches, replayed, alone, why }: graphs
 --- that were made, and launched; tasks in these, and tasks that were launched one by one; the first
---- thing that came between two tasks, or nil), interfaces (of the network, with their addresses), memory_bytes, mpi, nccl, lua,
+--- thing that came between two tasks, or nil), memory_beside (on a GPU: bytes of its memory in use
+--- beside what `ms.memory` counts: kernels' scratch, libraries, the driver, NCCL, other processes),
+--- interfaces (of the network, with their addresses), memory_bytes, mpi, nccl, lua,
 --- version.
 --- ```lua
 --- ms.info().version == ms.version --> true

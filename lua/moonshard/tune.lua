@@ -5,6 +5,7 @@
 -- Choices decide about bits. So rank 0 alone reads the file and times, all ranks use what it says,
 -- and a checkpoint has the choices with which it was trained.
 local core = require "moonshard.core"
+require "moonshard.group"                -- methods of the world
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
 local steps = require "moonshard.steps"

@@ -107,6 +107,13 @@ void ms_cuda_host_release(ms_engine *engine, void *memory)
     (void)ms_cuda_enter(engine)->cuda.host_release(memory);
 }
 
+uint64_t ms_cuda_used(const ms_engine *engine)
+{
+    size_t available = 0, total = 0;
+    if (ms_cuda_enter(engine)->cuda.memory_info(&available, &total)) return 0;
+    return total - available;
+}
+
 /* Nine tenths of what is free: libraries and the driver need some. */
 uint64_t ms_cuda_capacity(const ms_engine *engine)
 {

@@ -66,6 +66,9 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work);
  * failed, and the function is not called. */
 typedef ms_status (*ms_cuda_after_function)(void *user, ms_error *error);
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user);
+/* Tasks do something else for the same arguments from now on: no graph that was captured before is
+ * launched. */
+void ms_cuda_forget_graphs(ms_engine *engine);
 /* For calls of libraries, in a task that uses_library. */
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work);
 struct CUstream_st *ms_cuda_work_stream(ms_cuda_work *work);

@@ -532,6 +532,10 @@ typedef struct ms_memory {
     uint64_t offload_live, offload_peak;
 } ms_memory;
 MS_API ms_memory ms_engine_memory(const ms_engine *engine);
+/* Bytes of the device's memory that are in use and in no pool of this engine: scratch of kernels,
+ * libraries, the driver's context, buffers of NCCL, other processes. 0 where the device has no
+ * memory of its own. It asks the driver, so it is not for every step. */
+MS_API uint64_t ms_engine_memory_beside(const ms_engine *engine);
 MS_API void ms_engine_reset_peak(ms_engine *engine); /* of both pools */
 /* Sets the peak back to an earlier value, so that a measurement in between does not change it;
  * never below the live bytes. */

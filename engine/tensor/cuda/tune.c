@@ -141,6 +141,7 @@ ms_status ms_products_use(ms_engine *engine, const ms_product_choice *choices, s
     if (ms_engine_backend(engine) != &ms_cuda_backend || (!products && !count)) return MS_OK;
     ms_status status = ms_products_of(engine, &products);
     if (status) return status;
+    ms_cuda_forget_graphs(engine); /* they have the algorithms of before */
     ms_plan_table *table = &products->choices;
     for (size_t i = 0; i < table->capacity; i++) {
         ms_release(ms_engine_context(engine), table->plans[i]);
