@@ -616,6 +616,9 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     }
     /* Taken at once: the host enqueues nothing in between. */
     ms_point point = ms_stream_last(stream);
+    /* A barrier moves next to nothing. */
+    if (group->size > 1 && !args->by_hosts && args->kind != MS_BARRIER && comm->multiprocessors)
+        ms_stream_take(stream, comm->multiprocessors);
     note_call(group, args, held, point);
     if (ready) *ready = point;
     return MS_OK;

@@ -142,6 +142,8 @@ struct ms_comm {
     const ms_control *control;
     const ms_transport *transport;
     void *control_state, *transport_state;
+    uint32_t
+        multiprocessors; /* of a GPU, that a collective keeps while it runs; by the transport */
     ms_rendezvous *rendezvous; /* borrowed from control; NULL where ranks meet nowhere */
     ms_comm_options options;
     /* Control's open sets it: how long a call may wait for peers; 0: there is no limit. */

@@ -160,6 +160,13 @@ typedef struct ms_kernels {
 const ms_kernels *ms_engine_kernels(ms_engine *engine, ms_engine_slot layer,
                                     const ms_kernels *const *tables);
 
+/* While it runs, the stream's last number keeps so many multiprocessors of a GPU from other
+ * streams. */
+void ms_stream_take(ms_stream *stream, uint32_t multiprocessors);
+/* How many of them the work of other streams keeps that this stream is not after. That follows from
+ * the order of the host's calls alone, never from what has run. */
+uint32_t ms_stream_taken(const ms_stream *stream);
+
 /* For a device, on any thread: number seq of the stream has failed with this error, and the script
  * line `script` had enqueued it. A stream keeps its first failure. */
 void ms_stream_fail(ms_stream *stream, uint64_t seq, const ms_error *error, uint32_t script);

@@ -135,6 +135,9 @@ struct ms_stream {
     /* Sequence numbers of tasks that a failure skipped, ascending. Their outputs are undefined. */
     ms_interval *spoiled;
     size_t spoiled_count, spoiled_capacity;
+    /* ms_stream_take: a number, and how many multiprocessors it keeps. */
+    uint64_t taker;
+    uint32_t taken;
     uint16_t index;
     char name[32];
     void *device_state;

@@ -71,6 +71,22 @@ ms_point ms_stream_last(const ms_stream *stream)
     return (ms_point){ .stream = stream->index, .seq = stream->enqueued };
 }
 
+void ms_stream_take(ms_stream *stream, uint32_t multiprocessors)
+{
+    stream->taker = stream->enqueued;
+    stream->taken = multiprocessors;
+}
+uint32_t ms_stream_taken(const ms_stream *stream)
+{
+    const ms_engine *engine = stream->engine;
+    uint32_t taken = 0;
+    for (uint16_t i = 0; i < engine->stream_count; i++) {
+        const ms_stream *other = engine->streams[i];
+        if (other != stream && other->taker > stream->clock[i]) taken += other->taken;
+    }
+    return taken;
+}
+
 /* Before any work only, as devices fix the priority of a queue when it is made or first used. */
 ms_status ms_stream_set_priority(ms_stream *stream, int32_t priority)
 {

@@ -173,6 +173,13 @@ describe("choices of products", function()
     assert.is_true(model "d" == model "e", "the resumed run gave another model")
   end)
 
+  it("hold for graphs of what each step repeats, too", function()
+    train("run=a steps=12 every.save=8 --tune graph=true", on_gpu(2))
+    local _, _, found = train("run=b steps=12 resume=a/step-00000008", on_gpu(0))
+    uses_only(2, only(found))
+    assert.is_true(model "a" == model "b", "the run with graphs gave another model")
+  end)
+
   it("of a checkpoint for another library are not used, which is told", function()
     train("run=a steps=6 every.save=5 --tune", on_gpu(2))
     local _, err, found = train("run=b steps=7 resume=a/step-00000005",

@@ -257,41 +257,6 @@ static void the_host_waits_meanwhile(void **state)
     finish(engine);
 }
 
-/* Tasks do something else for the same arguments: what is held is carried out before. */
-static float added = 1;
-static void run_adding(ms_cuda_work *work, const void *arguments)
-{
-    scale_args args = *(const scale_args *)arguments;
-    args.term = added;
-    run_scale(work, &args);
-}
-static const ms_cuda_task adds = { .task = { .name = "adds", .args_bytes = sizeof(scale_args) },
-                                   .function = run_adding };
-static void graphs_are_forgotten(void **state)
-{
-    (void)state;
-    ms_engine *engine = begin();
-    ms_stream *a = ms_engine_current(engine);
-    ms_storage *x = filled(a, 0);
-    double expected = 0;
-    for (int step = 0; step < 16; step++) {
-        for (int i = 0; i < LENGTH; i++) {
-            run(a, &adds, x, x, 1, 0);
-            expected += added;
-            if (step != 8 || i != 4) continue;
-            ms_cuda_forget_graphs(engine);
-            added = 2;
-        }
-        end_step(engine);
-    }
-    ms_repeats repeats = repeats_of(engine);
-    assert_int_equal(repeats.graphs, 2);
-    assert_int_equal(repeats.launches, 5 + 4);
-    assert_true(value_of(x) == expected);
-    ms_storage_release(x);
-    finish(engine);
-}
-
 /* A native stream has work of others, which the engine does not see; a trace has each task's time.
  */
 static void what_looks_at_single_tasks(void **state)
@@ -658,7 +623,6 @@ int main(void)
         cmocka_unit_test(a_step_that_differs),
         cmocka_unit_test(copies_marks_and_waits_come_between),
         cmocka_unit_test(the_host_waits_meanwhile),
-        cmocka_unit_test(graphs_are_forgotten),
         cmocka_unit_test(what_looks_at_single_tasks),
         cmocka_unit_test(scratch_stays_with_a_graph),
         cmocka_unit_test(tasks_that_tell_the_host_go_alone),

@@ -41,7 +41,7 @@ static const ms_product_plan *plan_of(ms_engine *engine, int64_t m)
 /* Which of the stand-in's candidates the product uses. */
 static uint64_t candidate_of(ms_engine *engine, int64_t m)
 {
-    return plan_of(engine, m)->way.algorithm.data[4];
+    return plan_of(engine, m)->way->algorithm.data[4];
 }
 
 static void log_warning(void *user, ms_log_level level, const char *message)
@@ -174,6 +174,104 @@ static void test_no_memory(void **state)
     ms_engine_free(engine);
 }
 
+/* [batches, 8, 32] x [32, 16] plus a bias that begins at its element `first`: 32 + first + column,
+ * which every dtype holds. */
+static void add_bias(ms_engine *engine, ms_dtype dtype, int64_t batches, int64_t first)
+{
+    enum { ROWS = 8, K = 32, WIDTH = 16 };
+    int64_t a_shape[3] = { batches, ROWS, K }, b_shape[3] = { 1, K, WIDTH },
+            c_shape[3] = { batches, ROWS, WIDTH }, wide[1] = { WIDTH + 4 }, narrow[1] = { WIDTH },
+            one[1] = { 1 };
+    ms_tensor *a = NULL, *b = NULL, *c = NULL, *whole = NULL, *bias = NULL;
+    float values[WIDTH + 4], found[2 * ROWS * WIDTH];
+    uint16_t half[2 * ROWS * WIDTH];
+    for (int i = 0; i < WIDTH + 4; i++) values[i] = (float)i;
+    OK(ms_op_full(engine, dtype, 3, a_shape, 1.0, &a));
+    OK(ms_op_full(engine, dtype, 3, b_shape, 1.0, &b));
+    OK(ms_tensor_new(engine, dtype, 3, c_shape, &c));
+    OK(ms_tensor_new(engine, MS_F32, 1, wide, &whole));
+    OK(ms_tensor_write(whole, values, sizeof values));
+    OK(ms_tensor_window(whole, 1, narrow, one, first, &bias));
+    OK(ms_matmul_into(engine, a, b, bias, c));
+    size_t count = (size_t)(batches * ROWS * WIDTH);
+    if (dtype == MS_F32) OK(ms_tensor_read(c, found, count * sizeof *found));
+    else OK(ms_tensor_read(c, half, count * sizeof *half));
+    for (size_t i = 0; i < count; i++) {
+        if (dtype == MS_BF16) {
+            uint32_t bits = (uint32_t)half[i] << 16;
+            memcpy(&found[i], &bits, sizeof bits);
+        }
+        assert_float_equal(found[i], (float)(K + first) + (float)(i % WIDTH), 0);
+    }
+    ms_tensor *all[] = { a, b, c, whole, bias };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) ms_tensor_release(all[i]);
+}
+
+/* A bias at any address, and one that the library does not add. */
+static void test_bias(void **state)
+{
+    (void)state;
+    int warnings = 0;
+    for (int refuses = 0; refuses < 2; refuses++) {
+        ms_product_time found;
+        ms_engine *engine = engine_with_log(&warnings);
+        if (refuses) setenv("MOONSHARD_STAND_IN_CUBLASLT_NO_BIAS", "1", 1);
+        for (int64_t batches = 1; batches <= 2; batches++)
+            for (int64_t first = 0; first < 3; first++) {
+                add_bias(engine, MS_F32, batches, first);
+                add_bias(engine, MS_BF16, batches, first);
+            }
+        assert_int_equal(plan_of(engine, 8)->adds_bias, !refuses);
+        /* Timed like any other. */
+        OK(ms_products_time(engine, &found));
+        assert_int_equal(found.choice.algorithm[4], 3);
+        OK(ms_products_use(engine, &found.choice, 1, false));
+        add_bias(engine, MS_F32, 1, 1);
+        add_bias(engine, MS_BF16, 2, 1);
+        ms_engine_free(engine);
+        unsetenv("MOONSHARD_STAND_IN_CUBLASLT_NO_BIAS");
+    }
+    assert_int_equal(warnings, 0);
+}
+
+/* How many multiprocessors the next product is planned for. */
+static uint32_t limit_of(ms_engine *engine)
+{
+    const ms_products *products = ms_engine_get(engine, MS_SLOT_PLANS);
+    size_t count = products->plans.count;
+    int64_t m = 100 + (int64_t)count; /* a shape that has no plan yet */
+    multiply(engine, m);
+    assert_int_equal(products->plans.count, count + 1);
+    return plan_of(engine, m)->key.multiprocessors;
+}
+
+/* Beside work of another stream that keeps some of them, until a stream is after it; the same in
+ * every run, whatever has been carried out. The GPU has two. */
+static void test_limit(void **state)
+{
+    (void)state;
+    int warnings = 0;
+    ms_engine *engine = engine_with_log(&warnings);
+    ms_stream *first = ms_engine_current(engine), *side = side_of(engine);
+    multiply(engine, 8);
+    assert_int_equal(limit_of(engine), 0);
+    ms_engine_set_current(engine, side);
+    multiply(engine, 8);
+    ms_stream_take(side, 16);
+    assert_int_equal(limit_of(engine), 0); /* not beside its own stream's */
+    ms_engine_set_current(engine, first);
+    assert_int_equal(limit_of(engine), 1);
+    OK(ms_engine_sync(engine));
+    assert_int_equal(limit_of(engine), 1);
+    OK(ms_stream_wait(first, ms_stream_last(side)));
+    assert_int_equal(limit_of(engine), 0);
+    ms_engine_set_current(engine, side);
+    multiply(engine, 8);
+    ms_engine_set_current(engine, first);
+    assert_int_equal(limit_of(engine), 0); /* its later work keeps none */
+    ms_engine_free(engine);
+}
+
 static void test_other_devices(void **state)
 {
     (void)state;
@@ -193,8 +291,12 @@ static void test_other_devices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_times_each_once), cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_refused),         cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_times_each_once),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_limit),
         cmocka_unit_test(test_other_devices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

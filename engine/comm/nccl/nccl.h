@@ -26,7 +26,9 @@
  *   are not those of other transports. In min and max of floats it may drop a NaN. A factor is
  *   rounded to the tensor's dtype before it multiplies.
  * - Limits of what NCCL takes of a GPU (CTAs) come from ms_comm_options; its own variables
- *   NCCL_MIN_CTAS and NCCL_MAX_CTAS have priority. */
+ *   NCCL_MIN_CTAS and NCCL_MAX_CTAS have priority.
+ * - How many multiprocessors of a GPU a call keeps cannot be asked. It is taken to be max_ctas, or
+ *   16 where that is not given; the variable MOONSHARD_NCCL_SMS has priority. */
 #ifndef MOONSHARD_COMM_NCCL_NCCL_H
 #define MOONSHARD_COMM_NCCL_NCCL_H
 
@@ -37,6 +39,7 @@
 #include "comm/rendezvous.h"
 #include "comm/transport.h"
 
+#define MS_NCCL_SMS_VARIABLE "MOONSHARD_NCCL_SMS"
 /* The channel of numbers that hosts share is control's. */
 #define MS_NCCL_CHANNELS (MS_CHANNELS - 1)
 enum { MS_NCCL_UPWARD = MS_NCCL_CHANNELS, MS_NCCL_DOWNWARD, MS_NCCL_COMMUNICATORS };

@@ -540,16 +540,6 @@ void ms_cuda_repeat(ms_engine *engine, bool on)
     self->repeating = on;
 }
 
-void ms_cuda_forget_graphs(ms_engine *engine)
-{
-    (void)ms_cuda_enter(engine);
-    for (uint16_t i = 0; i < engine->stream_count; i++) {
-        ms_cuda_queue *queue = ms_cuda_queue_of(engine->streams[i]);
-        ms_cuda_cut(engine->streams[i], NULL);
-        while (queue->chains) forget(engine->streams[i], queue->chains);
-    }
-}
-
 void ms_cuda_repeats(const ms_engine *engine, ms_repeats *out)
 {
     const ms_cuda_device *self = ms_cuda_of(engine);

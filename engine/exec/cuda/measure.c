@@ -10,7 +10,7 @@ struct ms_cuda_meter {
 
 static ms_cuda_result make(ms_cuda_meter *meter, size_t bytes, unsigned char fill)
 {
-    const ms_cuda_device *self = ms_cuda_of(meter->engine);
+    const ms_cuda_device *self = ms_cuda_enter(meter->engine);
     const ms_cuda *cuda = &self->cuda;
     ms_cuda_result result = cuda->allocate(&meter->memory, bytes);
     if (!result)
@@ -25,7 +25,6 @@ ms_status ms_cuda_meter_open(ms_engine *engine, size_t bytes, unsigned char fill
                              ms_cuda_meter **out)
 {
     void *memory = NULL;
-    (void)ms_cuda_enter(engine);
     ms_status status = ms_engine_sync(engine);
     if (!status) status = ms_allocate(&engine->context, sizeof(ms_cuda_meter), "meter", &memory);
     if (status) return status;

@@ -66,9 +66,6 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work);
  * failed, and the function is not called. */
 typedef ms_status (*ms_cuda_after_function)(void *user, ms_error *error);
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user);
-/* Tasks do something else for the same arguments from now on: no graph that was captured before is
- * launched. */
-void ms_cuda_forget_graphs(ms_engine *engine);
 /* Copies between the GPU and pinned memory of the host (ms_host_memory_new), in the order of the
  * task's work. */
 void ms_cuda_to_host(ms_cuda_work *work, void *host, const void *from, size_t bytes);

@@ -19,7 +19,13 @@ typedef int ms_lt_result; /* 0: it went well */
 enum { MS_LT_F32 = 0, MS_LT_F16 = 2, MS_LT_BF16 = 14 };
 /* f32 products are products of f32: TF32 is another one of these. */
 enum { MS_LT_COMPUTE_F32 = 68 };
-enum { MS_LT_TRANSPOSE_A = 3, MS_LT_TRANSPOSE_B = 4, MS_LT_EPILOGUE = 7, MS_LT_BIAS_POINTER = 8 };
+enum {
+    MS_LT_TRANSPOSE_A = 3,
+    MS_LT_TRANSPOSE_B = 4,
+    MS_LT_EPILOGUE = 7,
+    MS_LT_BIAS_POINTER = 8,
+    MS_LT_MULTIPROCESSORS = 15
+};
 enum { MS_LT_EPILOGUE_NONE = 1, MS_LT_EPILOGUE_BIAS = 4 };
 enum { MS_LT_NOT_TRANSPOSED = 0, MS_LT_TRANSPOSED = 1 };
 enum { MS_LT_BATCHES = 5, MS_LT_BATCH_STRIDE = 6 };

@@ -2,6 +2,7 @@
 #include "tensor/cuda/matmul.h"
 
 #include "tensor/cuda/kernels.h"
+#include "tensor/cuda/rows.h"
 
 MS_CUDA_IMAGE(matmul)
 MS_CUDA_KERNEL(matmul, matmul_empty)
@@ -33,7 +34,8 @@ static operands operands_of(const ms_matmul_args *args, int64_t index)
     return at;
 }
 
-static void compute_nothing(ms_cuda_work *work, const ms_matmul_args *args, const operands *at)
+/* Rows of c become the bias, or 0. */
+static void fill_rows(ms_cuda_work *work, const ms_matmul_args *args, const operands *at)
 {
     ms_gemm_shape s = ms_cuda_whole_product(args);
     uint32_t last = args->batch_dims - 1;
@@ -50,11 +52,11 @@ static void compute_nothing(ms_cuda_work *work, const ms_matmul_args *args, cons
                    sizeof call);
 }
 
-/* The library takes a bias of the result's dtype. `room` is scratch memory for a bias that has to
- * be converted. */
+/* The library takes a bias of the result's dtype, and expects it to be aligned. `room` is scratch
+ * memory for a bias that is not as it should be. */
 static const void *bias_for(ms_cuda_work *work, const ms_matmul_args *args, void *room)
 {
-    if (args->shape.out == MS_F32) return args->bias;
+    if (args->shape.out == MS_F32 && ms_cuda_is_aligned(args->bias)) return args->bias;
     ms_cuda_narrow_call call = { .to = room,
                                  .from = args->bias,
                                  .count = ms_cuda_whole_product(args).n,
@@ -68,11 +70,12 @@ static ms_lt_result multiply(ms_cuda_work *work, const ms_matmul_args *args, con
 {
     const ms_products *products = args->library;
     const ms_product_plan *plan = args->plan;
-    float one = 1, add = args->shape.accumulate ? 1 : 0;
+    const ms_product_way *way = args->last_plan;
+    float one = 1, add = args->shape.accumulate || (args->bias && !plan->adds_bias) ? 1 : 0;
+    if (args->bias && !plan->adds_bias) fill_rows(work, args, at);
     return products->lt.multiply(products->handle, plan->operation, &one, at->b, plan->b, at->a,
-                                 plan->a, &add, at->c, plan->c, at->c, plan->c,
-                                 &plan->way.algorithm, workspace, plan->way.workspace_bytes,
-                                 ms_cuda_work_stream(work));
+                                 plan->a, &add, at->c, plan->c, at->c, plan->c, &way->algorithm,
+                                 workspace, way->workspace_bytes, ms_cuda_work_stream(work));
 }
 
 static void run(ms_cuda_work *work, const void *arguments)
@@ -80,17 +83,17 @@ static void run(ms_cuda_work *work, const void *arguments)
     const ms_matmul_args *args = arguments;
     const ms_products *products = args->library;
     const ms_product_plan *plan = args->plan;
+    const ms_product_way *way = args->last_plan;
     int64_t calls =
         args->batches / (args->batch_dims ? args->batch_shape[args->batch_dims - 1] : 1);
     ms_lt_result result = 0;
     char *scratch = NULL;
     if (plan) {
-        size_t bias = args->bias ? (size_t)plan->key.shape.n * sizeof(float) : 0;
-        if (bias || plan->way.workspace_bytes)
-            scratch = ms_cuda_scratch(work, MS_CUDA_WORKSPACE + bias);
-        if (!scratch && (bias || plan->way.workspace_bytes)) return;
+        size_t bias = plan->adds_bias ? (size_t)plan->key.shape.n * sizeof(float) : 0;
+        if (bias || way->workspace_bytes) scratch = ms_cuda_scratch(work, MS_CUDA_WORKSPACE + bias);
+        if (!scratch && (bias || way->workspace_bytes)) return;
     }
-    if (plan && args->bias) {
+    if (plan && plan->adds_bias) {
         const void *bias = bias_for(work, args, scratch + MS_CUDA_WORKSPACE);
         result =
             products->lt.operation_set(plan->operation, MS_LT_BIAS_POINTER, &bias, sizeof bias);
@@ -98,7 +101,7 @@ static void run(ms_cuda_work *work, const void *arguments)
     for (int64_t i = 0; i < calls && !result; i++) {
         operands at = operands_of(args, i);
         if (plan) result = multiply(work, args, &at, scratch);
-        else compute_nothing(work, args, &at);
+        else fill_rows(work, args, &at);
     }
     if (result)
         ms_cuda_work_fail(work, MS_ERROR_TASK, "matmul: cuBLASLt: %s",

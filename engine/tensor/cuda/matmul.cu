@@ -3,7 +3,8 @@
 
 #include "tensor/cuda/device.h"
 
-/* A product of no terms. */
+/* A product of no terms, and what the library adds a product to that has a bias which it does not
+ * add itself. */
 MS_KERNEL_FREE(matmul_empty, ms_cuda_bias_call, 256)
 {
     int64_t count = args.batches * args.rows * args.width;

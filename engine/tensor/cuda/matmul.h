@@ -17,11 +17,14 @@
 typedef struct ms_product_key {
     ms_gemm_shape shape; /* of the whole product */
     int64_t batches, a_batch, b_batch, c_batch;
-    uint32_t align_a, align_b, align_c, unused; /* bytes */
+    uint32_t align_a, align_b, align_c; /* bytes */
+    uint32_t multiprocessors;           /* that it may count on; 0: all */
 } ms_product_key;
 
-/* An algorithm of the library, and the workspace that it needs. */
+/* An algorithm of the library, and the workspace that it needs. It does not change and lives as
+ * long as its plan: tasks with equal arguments do the same. */
 typedef struct ms_product_way {
+    struct ms_product_way *next; /* of the plan */
     ms_lt_algorithm algorithm;
     size_t workspace_bytes;
 } ms_product_way;
@@ -30,23 +33,30 @@ typedef struct ms_product_plan {
     ms_product_key key;
     ms_lt_operation operation;
     ms_lt_layout a, b, c;      /* of our operands */
-    ms_product_way first, way; /* the library's first candidate; the one that is used */
+    ms_product_way *ways;      /* the first: the library's first candidate */
+    const ms_product_way *way; /* the one that is used */
     bool is_settled;           /* there is a choice for it, or it has been timed */
+    bool adds_bias;            /* the library adds it; else rows of c hold it before the product */
 } ms_product_plan;
 
 /* The products of an engine (MS_SLOT_PLANS), made at the first one. */
 typedef struct ms_products {
     ms_cublaslt lt;
     ms_lt_handle handle;
-    ms_plan_table plans;   /* of ms_product_plan */
-    ms_plan_table choices; /* of ms_product_choice */
-    bool is_quiet;         /* no warning is due when the library refuses a choice */
+    uint32_t multiprocessors; /* of the GPU */
+    ms_plan_table plans;      /* of ms_product_plan */
+    ms_plan_table choices;    /* of ms_product_choice */
+    bool is_quiet;            /* no warning is due when the library refuses a choice */
 } ms_products;
 
 /* plan.c. The library's candidates for a plan, the best ones by its own estimate first; *count says
  * how many there are, at most `wanted`. */
 ms_lt_result ms_product_candidates(const ms_products *products, const ms_product_plan *plan,
                                    int wanted, ms_lt_candidate *out, int *count);
+/* The plan's way with this algorithm, made now if there is none. */
+ms_status ms_product_way_of(ms_engine *engine, ms_product_plan *plan,
+                            const ms_lt_algorithm *algorithm, size_t workspace_bytes,
+                            const ms_product_way **out);
 /* The engine's products, made now if there are none yet. */
 ms_status ms_products_of(ms_engine *engine, ms_products **out);
 /* tune.c. The plan follows its choice, if there is one that the library accepts, or its first
@@ -54,8 +64,10 @@ ms_status ms_products_of(ms_engine *engine, ms_products **out);
 ms_status ms_product_follow_choice(ms_engine *engine, ms_products *products, ms_product_plan *plan);
 
 /* See ms_backend: args->library becomes the ms_products, args->plan the plan of all batches that
- * one call computes. */
+ * one call computes, args->last_plan its ms_product_way. */
 ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args);
+/* tune.c. The GPU of that number; false: there is none, or *error says why it cannot be asked. */
+bool ms_cuda_describe_gpu(const ms_os *os, uint32_t number, ms_gpu *out, ms_error *error);
 /* The rows or columns of a whole product, whose arguments are cut into parts. */
 ms_gemm_shape ms_cuda_whole_product(const ms_matmul_args *args);
 

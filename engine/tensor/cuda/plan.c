@@ -61,14 +61,14 @@ static ms_lt_result make_operation(const ms_products *products, ms_product_plan 
     const ms_gemm_shape *s = &plan->key.shape;
     int32_t first = s->b_transposed ? MS_LT_TRANSPOSED : MS_LT_NOT_TRANSPOSED,
             second = s->a_transposed ? MS_LT_TRANSPOSED : MS_LT_NOT_TRANSPOSED;
-    uint32_t epilogue = s->bias ? MS_LT_EPILOGUE_BIAS : MS_LT_EPILOGUE_NONE;
     ms_lt_result result = lt->operation_create(&plan->operation, MS_LT_COMPUTE_F32, MS_LT_F32);
     if (!result)
         result = lt->operation_set(plan->operation, MS_LT_TRANSPOSE_A, &first, sizeof first);
     if (!result)
         result = lt->operation_set(plan->operation, MS_LT_TRANSPOSE_B, &second, sizeof second);
-    if (!result)
-        result = lt->operation_set(plan->operation, MS_LT_EPILOGUE, &epilogue, sizeof epilogue);
+    if (!result && plan->key.multiprocessors)
+        result = lt->operation_set(plan->operation, MS_LT_MULTIPROCESSORS,
+                                   &plan->key.multiprocessors, sizeof(int32_t));
     return result;
 }
 
@@ -111,16 +111,23 @@ ms_lt_result ms_product_candidates(const ms_products *products, const ms_product
     return result;
 }
 
-static ms_lt_result choose(const ms_products *products, ms_product_plan *plan, bool *found)
+ms_status ms_product_way_of(ms_engine *engine, ms_product_plan *plan,
+                            const ms_lt_algorithm *algorithm, size_t workspace_bytes,
+                            const ms_product_way **out)
 {
-    ms_lt_candidate candidate = { .workspace_bytes = 0 };
-    int count = 0;
-    ms_lt_result result = ms_product_candidates(products, plan, 1, &candidate, &count);
-    *found = !result && count > 0 && !candidate.state;
-    if (*found)
-        plan->first = plan->way =
-            (ms_product_way){ candidate.algorithm, candidate.workspace_bytes };
-    return result;
+    void *memory = NULL;
+    ms_product_way **at = &plan->ways;
+    while (*at && memcmp(&(*at)->algorithm, algorithm, sizeof *algorithm) != 0) at = &(*at)->next;
+    if (!*at) {
+        ms_status status = ms_allocate(ms_engine_context(engine), sizeof(ms_product_way),
+                                       "way of a product", &memory);
+        if (status) return status;
+        *at = memory;
+        (*at)->algorithm = *algorithm;
+        (*at)->workspace_bytes = workspace_bytes;
+    }
+    *out = *at;
+    return MS_OK;
 }
 
 static void free_plan(ms_engine *engine, const ms_products *products, ms_product_plan *plan)
@@ -130,27 +137,52 @@ static void free_plan(ms_engine *engine, const ms_products *products, ms_product
     if (plan->a) (void)lt->layout_destroy(plan->a);
     if (plan->b) (void)lt->layout_destroy(plan->b);
     if (plan->c) (void)lt->layout_destroy(plan->c);
+    for (ms_product_way *way = plan->ways, *next; way; way = next) {
+        next = way->next;
+        ms_release(ms_engine_context(engine), way);
+    }
     ms_release(ms_engine_context(engine), plan);
+}
+
+static ms_lt_result set_epilogue(const ms_products *products, ms_product_plan *plan)
+{
+    uint32_t epilogue = plan->adds_bias ? MS_LT_EPILOGUE_BIAS : MS_LT_EPILOGUE_NONE;
+    return products->lt.operation_set(plan->operation, MS_LT_EPILOGUE, &epilogue, sizeof epilogue);
+}
+
+/* The library's first candidate becomes the plan's first way. Where the library has none that adds
+ * the bias, it gets a product that adds to what c holds. */
+static ms_status choose_first(ms_engine *engine, const ms_products *products, ms_product_plan *plan)
+{
+    ms_lt_candidate found = { .workspace_bytes = 0 };
+    int count = 0;
+    bool is_found = false;
+    plan->adds_bias = plan->key.shape.bias;
+    ms_lt_result result = make_layouts(products, plan);
+    if (!result) result = make_operation(products, plan);
+    while (!result && !is_found) {
+        result = set_epilogue(products, plan);
+        if (!result) result = ms_product_candidates(products, plan, 1, &found, &count);
+        is_found = !result && count > 0 && !found.state;
+        if (is_found || !plan->adds_bias) break;
+        plan->adds_bias = false;
+        result = 0;
+    }
+    if (!is_found) return fail(engine, products, result, &plan->key.shape);
+    return ms_product_way_of(engine, plan, &found.algorithm, found.workspace_bytes, &plan->way);
 }
 
 static ms_status make_plan(ms_engine *engine, ms_products *products, const ms_product_key *key,
                            ms_product_plan **out)
 {
     void *memory = NULL;
-    bool found = false;
     ms_status status =
         ms_allocate(ms_engine_context(engine), sizeof(ms_product_plan), "plan", &memory);
     if (status) return status;
     ms_product_plan *plan = memory;
     plan->key = *key;
-    ms_lt_result result = make_layouts(products, plan);
-    if (!result) result = make_operation(products, plan);
-    if (!result) result = choose(products, plan, &found);
-    if (result || !found) {
-        free_plan(engine, products, plan);
-        return fail(engine, products, result, &key->shape);
-    }
-    status = ms_product_follow_choice(engine, products, plan);
+    status = choose_first(engine, products, plan);
+    if (!status) status = ms_product_follow_choice(engine, products, plan);
     if (status) free_plan(engine, products, plan);
     else *out = plan;
     return status;
@@ -171,6 +203,16 @@ static void products_free(ms_engine *engine, void *state)
     ms_release(ms_engine_context(engine), products);
 }
 
+static ms_status count_multiprocessors(ms_engine *engine, ms_products *products)
+{
+    ms_gpu gpu;
+    ms_error error;
+    if (!ms_cuda_describe_gpu(ms_engine_context(engine)->os, engine->device_index, &gpu, &error))
+        return ms_engine_fail(engine, MS_ERROR_IO, "%s", error.message);
+    products->multiprocessors = gpu.multiprocessors;
+    return MS_OK;
+}
+
 ms_status ms_products_of(ms_engine *engine, ms_products **out)
 {
     void *memory = NULL;
@@ -183,6 +225,7 @@ ms_status ms_products_of(ms_engine *engine, ms_products **out)
     products->plans.key_bytes = sizeof(ms_product_key);
     products->choices.key_bytes = MS_PRODUCT_KEY_BYTES;
     status = ms_cublaslt_load(ms_engine_context(engine), &products->lt, NULL, 0);
+    if (!status) status = count_multiprocessors(engine, products);
     ms_lt_result result = status ? 0 : products->lt.create(&products->handle);
     if (result)
         status = ms_engine_fail(engine, MS_ERROR_IO, "cuBLASLt does not start: %s",
@@ -224,6 +267,15 @@ static int64_t any_stride(const ms_matmul_args *args, const int64_t *strides)
     return bits;
 }
 
+/* How many multiprocessors a product of this stream may count on beside the collectives of other
+ * streams: half of them at least; 0: all. */
+static uint32_t multiprocessors_for(const ms_products *products, const ms_stream *stream)
+{
+    uint32_t all = products->multiprocessors, taken = ms_stream_taken(stream);
+    if (taken == 0) return 0;
+    return taken < all / 2 ? all - taken : (all + 1) / 2;
+}
+
 static void describe(const ms_matmul_args *args, ms_product_key *key)
 {
     memset(key, 0, sizeof *key);
@@ -256,6 +308,7 @@ ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args)
     if (args->shape.k == 0) return MS_OK;
     void **place = NULL;
     describe(args, &key);
+    key.multiprocessors = multiprocessors_for(products, ms_engine_current(engine));
     status = ms_plan_table_find(engine, &products->plans, &key, &place);
     if (status) return status;
     if (!*place) {
@@ -264,6 +317,8 @@ ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args)
         if (status) return status;
         ms_plan_table_add(&products->plans, place, plan);
     }
-    args->plan = *place;
+    const ms_product_plan *plan = *place;
+    args->plan = plan;
+    args->last_plan = plan->way;
     return MS_OK;
 }

@@ -9,19 +9,33 @@
 #include "exec/engine.h"
 #include "tensor/cuda/matmul.h"
 
-bool ms_products_place(const ms_os *os, uint32_t gpu, char *text, size_t bytes)
+bool ms_cuda_describe_gpu(const ms_os *os, uint32_t number, ms_gpu *out, ms_error *error)
 {
     enum { MOST = 64 };
     ms_gpu gpus[MOST];
+    uint32_t count = 0, driver = 0;
+    memset(error, 0, sizeof *error);
+    if (ms_gpus(os, gpus, MOST, &count, &driver, error)) return false;
+    if (number >= count || number >= MOST) {
+        snprintf(error->message, sizeof error->message, "there is no GPU %u", number);
+        return false;
+    }
+    *out = gpus[number];
+    return true;
+}
+
+bool ms_products_place(const ms_os *os, uint32_t gpu, char *text, size_t bytes)
+{
+    ms_gpu found;
+    ms_error error;
     ms_context context;
     ms_cublaslt lt;
-    uint32_t count = 0, driver = 0;
     if (!os) os = ms_os_posix();
     ms_context_init(&context, os);
-    if (gpu >= MOST || ms_gpus(os, gpus, MOST, &count, &driver, NULL) || gpu >= count) return false;
+    if (!ms_cuda_describe_gpu(os, gpu, &found, &error)) return false;
     if (ms_cublaslt_load(&context, &lt, NULL, 0)) return false;
-    snprintf(text, bytes, "%s, %u multiprocessors, cuBLASLt %zu", gpus[gpu].name,
-             gpus[gpu].multiprocessors, lt.version());
+    snprintf(text, bytes, "%s, %u multiprocessors, cuBLASLt %zu", found.name, found.multiprocessors,
+             lt.version());
     return true;
 }
 
@@ -30,22 +44,25 @@ bool ms_products_place(const ms_os *os, uint32_t gpu, char *text, size_t bytes)
 static void write_key(const ms_product_key *key, char text[MS_PRODUCT_KEY_BYTES])
 {
     const ms_gemm_shape *s = &key->shape;
+    char limit[40] = "";
+    if (key->multiprocessors)
+        snprintf(limit, sizeof limit, ", on %u multiprocessors", key->multiprocessors);
     memset(text, 0, MS_PRODUCT_KEY_BYTES);
     snprintf(text, MS_PRODUCT_KEY_BYTES,
              "%lldx%lldx%lld %s to %s, rows %lld%s %lld%s %lld%s%s, "
-             "batches %lld by %lld %lld %lld, aligned %u %u %u",
+             "batches %lld by %lld %lld %lld, aligned %u %u %u%s",
              (long long)s->m, (long long)s->n, (long long)s->k, ms_dtype_name((ms_dtype)s->in),
              ms_dtype_name((ms_dtype)s->out), (long long)s->a_row, s->a_transposed ? "t" : "",
              (long long)s->b_row, s->b_transposed ? "t" : "", (long long)s->c_row,
              s->bias ? " bias" : "", s->accumulate ? " added" : "", (long long)key->batches,
              (long long)key->a_batch, (long long)key->b_batch, (long long)key->c_batch,
-             key->align_a, key->align_b, key->align_c);
+             key->align_a, key->align_b, key->align_c, limit);
 }
 
 /* Whether the library takes the algorithm for this product, within our workspace and with sums in a
  * fixed order. */
 static bool is_accepted(const ms_products *products, const ms_product_plan *plan,
-                        const ms_lt_algorithm *algorithm, ms_product_way *out)
+                        const ms_lt_algorithm *algorithm, size_t *workspace_bytes)
 {
     const ms_cublaslt *lt = &products->lt;
     ms_lt_candidate found = { .workspace_bytes = 0 };
@@ -59,8 +76,19 @@ static bool is_accepted(const ms_products *products, const ms_product_plan *plan
                   &found)
         || found.state || found.workspace_bytes > MS_CUDA_WORKSPACE)
         return false;
-    *out = (ms_product_way){ *algorithm, found.workspace_bytes };
+    *workspace_bytes = found.workspace_bytes;
     return true;
+}
+
+static void tell_refused(ms_engine *engine, ms_products *products, const char *key)
+{
+    if (products->is_quiet) return;
+    products->is_quiet = true;
+    ms_log(
+        ms_engine_context(engine), MS_LOG_WARN,
+        "cuBLASLt refuses what was chosen for the product %s, perhaps for others, too: its first "
+        "candidate is used",
+        key);
 }
 
 ms_status ms_product_follow_choice(ms_engine *engine, ms_products *products, ms_product_plan *plan)
@@ -68,21 +96,18 @@ ms_status ms_product_follow_choice(ms_engine *engine, ms_products *products, ms_
     char key[MS_PRODUCT_KEY_BYTES];
     void **place = NULL;
     ms_lt_algorithm algorithm;
+    size_t bytes = 0;
     write_key(&plan->key, key);
     ms_status status = ms_plan_table_find(engine, &products->choices, key, &place);
     if (status) return status;
     const ms_product_choice *choice = *place;
-    plan->way = plan->first;
+    plan->way = plan->ways;
     plan->is_settled = choice != NULL;
     if (!choice) return MS_OK;
     memcpy(&algorithm, choice->algorithm, sizeof algorithm);
-    if (is_accepted(products, plan, &algorithm, &plan->way) || products->is_quiet) return MS_OK;
-    products->is_quiet = true;
-    ms_log(
-        ms_engine_context(engine), MS_LOG_WARN,
-        "cuBLASLt refuses what was chosen for the product %s, perhaps for others, too: its first "
-        "candidate is used",
-        key);
+    if (is_accepted(products, plan, &algorithm, &bytes))
+        return ms_product_way_of(engine, plan, &algorithm, bytes, &plan->way);
+    tell_refused(engine, products, key);
     return MS_OK;
 }
 
@@ -116,7 +141,6 @@ ms_status ms_products_use(ms_engine *engine, const ms_product_choice *choices, s
     if (ms_engine_backend(engine) != &ms_cuda_backend || (!products && !count)) return MS_OK;
     ms_status status = ms_products_of(engine, &products);
     if (status) return status;
-    ms_cuda_forget_graphs(engine); /* they have the algorithms of before */
     ms_plan_table *table = &products->choices;
     for (size_t i = 0; i < table->capacity; i++) {
         ms_release(ms_engine_context(engine), table->plans[i]);
@@ -183,7 +207,8 @@ static bool call_once(void *user, struct CUstream_st *stream)
 {
     const timing *t = user;
     const ms_product_plan *plan = t->plan;
-    float one = 1, add = plan->key.shape.accumulate ? 1 : 0;
+    const ms_gemm_shape *s = &plan->key.shape;
+    float one = 1, add = s->accumulate || (s->bias && !plan->adds_bias) ? 1 : 0;
     return t->products->lt.multiply(t->products->handle, plan->operation, &one, t->b, plan->b, t->a,
                                     plan->a, &add, t->c, plan->c, t->c, plan->c,
                                     &t->candidate->algorithm, t->workspace,
@@ -273,7 +298,7 @@ static ms_status time_plan(ms_engine *engine, const ms_products *products, ms_pr
     if (status) return status == MS_ERROR_MEMORY ? MS_OK : status;
     (void)lay_out(&t, ms_cuda_meter_memory(meter));
     const void *bias = t.bias;
-    if (plan->key.shape.bias
+    if (plan->adds_bias
         && products->lt.operation_set(plan->operation, MS_LT_BIAS_POINTER, &bias, sizeof bias))
         count = 0;
     status = time_candidates(meter, &t, candidates, count, best);

@@ -152,8 +152,8 @@ local function whole_steps(parsed, part, tools)
     steps = parsed.steps,
   }, {
     "config", "device", "batch", "length", "ranks", "threads", "dtype", "hook", "graphs",
-    "ms_step_med", "ms_step_min", "tok_s", "ms_forward", "ms_backward", "ms_optimizer", "exposed_comm_ms",
-    "peak_mib", "process_mib", "rss_mib", "steps",
+    "ms_step_med", "ms_step_min", "tok_s", "ms_forward", "ms_backward", "ms_optimizer",
+    "exposed_comm_ms", "peak_mib", "process_mib", "rss_mib", "steps",
   })
   return 0
 end

@@ -5,9 +5,10 @@
  *
  * A product has CANDIDATES candidates, which differ in the bits of their results. With
  * MOONSHARD_STAND_IN_CUBLASLT_FAST=N all but candidate N take a second of the GPU's time, in which
- * nobody waits. MOONSHARD_STAND_IN_CUBLASLT_REFUSES=N: candidate N is refused when it is checked.
+ * nobody waits. MOONSHARD_STAND_IN_CUBLASLT_REFUSES=N: candidate N is refused when it is checked;
+ * MOONSHARD_STAND_IN_CUBLASLT_NO_BIAS: there are no candidates that add a bias.
  * MOONSHARD_STAND_IN_CUBLASLT_LOG: a file that gets a line for each call: "PID asks WANTED",
- * "PID uses N". */
+ * "PID uses N", and, where a product is planned for less than the whole GPU, "PID limits N". */
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -116,6 +117,7 @@ API int cublasLtMatmulDescSetAttribute(operation *of, int what, const void *valu
     if ((what == 3 || what == 4) && bytes == 4) memcpy(&of->transposed[what - 3], value, bytes);
     else if (what == 7 && bytes == 4) memcpy(&of->epilogue, value, bytes);
     else if (what == 8 && bytes == 8) memcpy(&of->bias, value, bytes);
+    else if (what == 15 && bytes == 4) note("limits", *(const int32_t *)value);
     else return INVALID_VALUE;
     return SUCCESS;
 }
@@ -182,6 +184,7 @@ API int cublasLtMatmulAlgoGetHeuristic(void *handle, const operation *of, const 
     if (!fits(of, a, b, d) || wanted < 1) return INVALID_VALUE;
     if (wants->reductions & 1) wrong("sums in place, in no fixed order, were not excluded");
     if (wants->workspace < WORKSPACE) return NOT_SUPPORTED;
+    if (of->epilogue == 4 && getenv("MOONSHARD_STAND_IN_CUBLASLT_NO_BIAS")) return NOT_SUPPORTED;
     note("asks", wanted);
     for (; *found < wanted && *found < CANDIDATES; ++*found)
         out[*found] = (candidate){ .algorithm = { { MARK, wants->align[0], wants->align[1],
@@ -372,6 +375,7 @@ API int cublasLtMatmul(void *handle, const operation *of, const float *alpha, co
     check_aligned(from_a, how->data[1], "operand a is not aligned as it was said");
     check_aligned(from_b, how->data[2], "operand b is not aligned as it was said");
     check_aligned(to, how->data[3], "the result is not aligned as it was said");
+    if (of->epilogue == 4) check_aligned(of->bias, 16, "the bias is not aligned");
     product *p = make(sizeof *p);
     int answer = 0;
     find_driver();
