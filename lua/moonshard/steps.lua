@@ -70,7 +70,7 @@ local function check_options(options)
   end
   for name, value in pairs(options) do
     if name ~= "graph" then
-      core.raise(("steps: unknown option '%s': it has graph"):format(tostring(name)))
+      core.raise(("steps: unknown option '%s'; it has graph"):format(tostring(name)))
     end
     if type(value) ~= "boolean" then
       core.raise(("steps: option graph must be a boolean, not %s"):format(tostring(value)))

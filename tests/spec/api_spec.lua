@@ -230,6 +230,7 @@ describe("the annotations", function()
     takes["ms.Tokenizer." .. name] = function(o) tokenizer[name](tokenizer, "", o) end
   end
   takes["ms.Tokenizer.decoder"] = function(o) tokenizer:decoder(o) end
+  takes["ms.steps"] = function(o) ms.steps(1, 0, o) end
   takes["ms.full"] = of(ms, "full", 1)
   takes["ms.fsdp"] = function(o) ms.fsdp(ms.nn.Linear(2, 2), o) end
   takes["ms.randint"] = with(of(ms, "randint"), "high", 2)

@@ -127,18 +127,23 @@ static ms_status add_choice(ms_engine *engine, ms_products *products,
     return MS_OK;
 }
 
+/* Whether the engine's products are those of this folder. */
+static bool has_products(const ms_engine *engine)
+{
+    return strcmp(ms_engine_device_of(engine)->kernels, "cuda") == 0;
+}
+
 /* NULL: there are none, and none are to be made. */
 static ms_products *products_there_are(ms_engine *engine)
 {
-    return ms_engine_backend(engine) == &ms_cuda_backend ? ms_engine_get(engine, MS_SLOT_PLANS)
-                                                         : NULL;
+    return has_products(engine) ? ms_engine_get(engine, MS_SLOT_PLANS) : NULL;
 }
 
 ms_status ms_products_use(ms_engine *engine, const ms_product_choice *choices, size_t count,
                           bool quiet)
 {
     ms_products *products = products_there_are(engine);
-    if (ms_engine_backend(engine) != &ms_cuda_backend || (!products && !count)) return MS_OK;
+    if (!has_products(engine) || (!products && !count)) return MS_OK;
     ms_status status = ms_products_of(engine, &products);
     if (status) return status;
     ms_plan_table *table = &products->choices;
