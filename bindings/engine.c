@@ -340,6 +340,31 @@ static int has_gpu(lua_State *L)
     return 1;
 }
 
+/* graph = { graphs, launches, replayed, alone, why }: see ms_engine_repeats. why is nil where
+ * nothing came between tasks. */
+static void push_graph(lua_State *L, const ms_engine *engine)
+{
+    ms_repeats repeats;
+    ms_engine_repeats(engine, &repeats);
+    const struct {
+        const char *name;
+        uint64_t count;
+    } fields[] = { { "graphs", repeats.graphs },
+                   { "launches", repeats.launches },
+                   { "replayed", repeats.replayed },
+                   { "alone", repeats.alone } };
+    lua_createtable(L, 0, 5);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        lua_pushinteger(L, (lua_Integer)fields[i].count);
+        lua_setfield(L, -2, fields[i].name);
+    }
+    if (*repeats.why) {
+        lua_pushstring(L, repeats.why);
+        lua_setfield(L, -2, "why");
+    }
+    lua_setfield(L, -2, "graph");
+}
+
 /* attention = { cudnn, own }: how many tasks of attention a GPU got, and whose kernels they are. */
 static void push_attention(lua_State *L, const ms_engine *engine)
 {
@@ -372,6 +397,9 @@ static int info(lua_State *L)
     set_text(L, "device", ms_engine_device(engine));
     push_devices(L);
     push_attention(L, engine);
+    push_graph(L, engine);
+    if (ms_engine_memory_beside(engine))
+        set_integer(L, "memory_beside", (lua_Integer)ms_engine_memory_beside(engine));
     /* A machine without a network, or that does not say, has none. */
     lua_newtable(L);
     (void)os->addresses(os->user, add_interface, L);

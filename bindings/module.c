@@ -82,7 +82,7 @@ static void (*const parts[])(lua_State *L, int runtime) = {
     ms_open_operators, ms_open_grad,       ms_open_stream,  ms_open_codec,     ms_open_group,
     ms_open_bucket,    ms_open_link,       ms_open_ddp,     ms_open_fsdp,      ms_open_job,
     ms_open_hosts,     ms_open_optim,      ms_open_io,      ms_open_json,      ms_open_safetensors,
-    ms_open_dataset,   ms_open_checkpoint, ms_open_initial, ms_open_tokenizer,
+    ms_open_dataset,   ms_open_checkpoint, ms_open_initial, ms_open_tokenizer, ms_open_products,
 };
 
 /* Pushes the module; the runtime is below it. The parts run in order: tensor methods exist before

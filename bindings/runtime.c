@@ -360,9 +360,9 @@ static void release_step(ms_runtime *runtime)
 
 /* -------------------------------------------------------------------- steps */
 
-/* core.step_begin(step): what is made from now on belongs to this step. Random numbers begin anew
- * by the step's number, so a run that is resumed at a step draws what the whole run would have
- * drawn. */
+/* core.step_begin(step, graph): what is made from now on belongs to this step. Random numbers begin
+ * anew by the step's number, so a run that is resumed at a step draws what the whole run would have
+ * drawn. graph: the step's work is expected to be that of the steps before. */
 static int step_begin(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -377,6 +377,7 @@ static int step_begin(lua_State *L)
     ms_random random = ms_engine_random(engine);
     ms_engine_set_random(engine,
                          (ms_random){ .seed = random.seed, .step = (uint64_t)step + 1, .draw = 0 });
+    if (lua_toboolean(L, 2)) ms_engine_set_repeating(engine, true);
     return 0;
 }
 
@@ -390,6 +391,7 @@ static int step_end(lua_State *L)
     ms_runtime *runtime = ms_lua_runtime(L);
     /* Ending twice is harmless: the library ends a step also after an error. */
     if (!runtime->step_serial) return 0;
+    ms_engine_set_repeating(engine, false);
     release_step(runtime);
     runtime->step_serial = 0;
     ms_engine_drop_casts(engine);

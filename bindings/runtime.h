@@ -264,6 +264,7 @@ void ms_open_initial(lua_State *L, int runtime);
 void ms_open_operators(lua_State *L, int runtime);
 void ms_open_grad(lua_State *L, int runtime);
 void ms_open_engine(lua_State *L, int runtime);
+void ms_open_products(lua_State *L, int runtime);
 void ms_open_stream(lua_State *L, int runtime);
 void ms_open_codec(lua_State *L, int runtime);
 void ms_open_group(lua_State *L, int runtime);

@@ -13,6 +13,7 @@ local cfg = ms.config(ms.scripts.options {
   decay  = { 0.1, help = "weight decay" },
   clip   = { 1.0, help = "global norm of gradients" },
   dtype  = { "bf16", choices = { "f32", "bf16", "f16" }, help = "of matrix products" },
+  graph  = { false, help = "launch what each step repeats as graphs, on a GPU" },
   resume = { "never", help = "never, auto, or a checkpoint" },
   run    = { "", help = "folder of the run" },
   every  = { eval = 250, sample = 500, save = 500 },
@@ -43,7 +44,8 @@ local model, optimizer, clip = ms.scripts.apply(cfg, make, function(net)
 end, { clip = cfg.clip })
 
 local result = ms.train {
-  model = model, optimizer = optimizer, steps = cfg.steps, clip = clip, dtype = cfg.dtype,
+  model = model, optimizer = optimizer, steps = cfg.steps, clip = clip,
+  dtype = cfg.dtype, graph = cfg.graph,
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.every.eval },

@@ -44,6 +44,7 @@ local cfg = ms.config(ms.scripts.options {
     false, help = "run blocks again in backward instead of keeping their activations",
   },
   dtype      = { "bf16", choices = { "f32", "bf16", "f16" }, help = "of matrix products" },
+  graph      = { false, help = "launch what each step repeats as graphs, on a GPU" },
   resume     = { "never", help = "never, auto, or a checkpoint" },
   run        = { "", help = "folder of the run" },
   every      = { eval = 200, save = 500, sample = 500 },
@@ -113,7 +114,7 @@ end
 
 local result = ms.train {
   model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate,
-  clip = clip, dtype = cfg.dtype,
+  clip = clip, dtype = cfg.dtype, graph = cfg.graph,
   data = loader(train, true), valid = loader(valid, false),
   eval = { every = cfg.every.eval, batches = 20 },
   sample = (tokenizer or cfg.bytes)

@@ -304,11 +304,9 @@ static ms_status enqueue_by_hosts(ms_comm *comm, ms_stream *stream, const ms_com
                                   .seq = ms_stream_last(stream).seq + 1,
                                   .script = ms_engine_script(comm->engine),
                                   .args = *args };
-    ms_host_call call = { .name = task->name,
-                          .function = ms_comm_carry,
-                          .user = carry,
-                          .kind = task->kind,
-                          .repeats = carry == NULL };
+    ms_host_call call = {
+        .name = task->name, .function = ms_comm_carry, .user = carry, .kind = task->kind
+    };
     return ms_stream_call(stream, &call, NULL, 0, cost_of(args), NULL);
 }
 

@@ -112,16 +112,9 @@ struct ms_device {
      */
     void (*call)(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
 
-    /* Recording and replaying (ms_replay). From `record_begin` to `record_end` the device
-     * carries out what it is given as ever, at `record_end` at the latest, and keeps it in *graph:
-     * tasks, copies, calls and waits between streams, but no marks. `replay` is one number of the
-     * origin that carries all of it out again; the core has declared its accesses and its waits. Of
-     * what is copied from the host it keeps the bytes. If `record_end` fails, the work was still
-     * carried out, or its streams have failed. All NULL: the device cannot record. */
-    ms_status (*record_begin)(ms_stream *origin);
-    ms_status (*record_end)(ms_stream *origin, void **graph);
-    void (*replay)(ms_stream *origin, const ms_launch *launch, void *graph);
-    void (*record_free)(ms_engine *engine, void *graph);
+    /* See ms_engine_set_repeating. Both NULL: the device carries out each task as it comes. */
+    void (*repeat)(ms_engine *engine, bool on);
+    void (*repeats)(const ms_engine *engine, ms_repeats *out);
 
     const ms_poison *poison; /* NULL: the device cannot check what tasks touch */
 
@@ -147,6 +140,8 @@ struct ms_device {
     void (*forget)(ms_engine *engine, void *address);
     /* Bytes that the pool may take where the engine's options do not say. */
     uint64_t (*capacity)(const ms_engine *engine);
+    /* Bytes of the device's memory that are in use, by anybody. NULL: it is the host's memory. */
+    uint64_t (*used)(const ms_engine *engine);
 };
 
 extern const ms_device ms_device_cpu, ms_device_cuda, ms_device_sim;

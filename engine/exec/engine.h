@@ -145,26 +145,6 @@ struct ms_stream {
     ms_error error; /* without the script line, which the host adds */
 };
 
-/* A storage that recorded work touches, and where its memory was. */
-typedef struct ms_touched {
-    ms_access access; /* retained storage */
-    const char *data;
-} ms_touched;
-
-/* A recording (replay.c). The origin carries the replays; other streams join in by waits. `list`
- * holds one entry for each cell range once the recording has ended, and one for each access
- * before. */
-struct ms_replay {
-    ms_engine *engine;
-    ms_stream *origin;
-    uint32_t streams; /* bit for each stream that the work is on */
-    bool is_open;
-    void *graph; /* the device's, once the recording has ended */
-    ms_touched *list;
-    size_t count, capacity;
-    ms_task_cost cost; /* of all work together */
-};
-
 /* --------------------------------------------------------------------- pool */
 
 /* A range of a pool's arena, in use or free. All blocks of an arena form a list by address without
@@ -251,7 +231,6 @@ struct ms_engine {
     bool tracing;
     bool poison;        /* poison.h */
     ms_marks *given_up; /* lists of marks that may still be enqueued: mark.c */
-    ms_replay *replay;  /* the recording that is open, or NULL */
 };
 
 /* hazard.c. before: inserts the waits that the accesses need (or MS_ERROR_HAZARD); after: remembers

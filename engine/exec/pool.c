@@ -505,6 +505,12 @@ void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS
 /* Of all pools of the engine together. */
 ms_memory ms_engine_memory(const ms_engine *engine) { return engine->memory; }
 
+uint64_t ms_engine_memory_beside(const ms_engine *engine)
+{
+    uint64_t used = engine->device->used ? engine->device->used(engine) : 0;
+    return used > engine->memory.reserved ? used - engine->memory.reserved : 0;
+}
+
 /* What is live counts towards the next peak. */
 void ms_engine_reset_peak(ms_engine *engine)
 {

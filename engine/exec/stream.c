@@ -140,28 +140,6 @@ ms_status ms_stream_wait(ms_stream *stream, ms_point point)
     return ms_stream_wait_seq(stream, engine->streams[point.stream], point.seq);
 }
 
-/* While work is recorded: notes what is about to be enqueued. It comes before that, so a failure
- * leaves nothing that was not noted. The storages are retained: their memory cannot go to others
- * while the recording may be replayed. */
-static ms_status note(ms_stream *stream, const ms_launch *launch)
-{
-    ms_engine *engine = stream->engine;
-    ms_replay *replay = engine->replay;
-    ms_status status = ms_grow(&engine->context, (void **)&replay->list, &replay->capacity,
-                               replay->count + launch->access_count, sizeof *replay->list);
-    if (status) return status;
-    for (uint32_t i = 0; i < launch->access_count; i++) {
-        ms_storage *storage = launch->accesses[i].storage;
-        storage->references++;
-        replay->list[replay->count++] =
-            (ms_touched){ .access = launch->accesses[i], .data = storage->data };
-    }
-    replay->streams |= 1u << stream->index;
-    replay->cost.flops += launch->cost.flops;
-    replay->cost.bytes += launch->cost.bytes;
-    return MS_OK;
-}
-
 /* The order: all that can fail comes before the number is taken, so a failed enqueue leaves the
  * stream as it was, but for waits, which do no harm. Then hazards remember the task, and the device
  * gets it last. `failed` is read relaxed: it only makes the host look sooner at an error that it
@@ -176,7 +154,6 @@ ms_status ms_stream_hand_over(ms_stream *stream, ms_launch *launch, uint8_t kind
     MS_ASSERT(ms_on_host(engine));
     if (atomic_load_explicit(&engine->failed, memory_order_relaxed)) return ms_engine_check(engine);
     ms_status status = ms_hazard_before(stream, launch->name, accesses, count);
-    if (!status && engine->replay) status = note(stream, launch);
     if (status) return status;
     void *aside = NULL;
     if (poison) status = poison->before(engine, accesses, count, &aside);
@@ -324,6 +301,18 @@ ms_status ms_engine_check(ms_engine *engine)
     return engine->context.error.status;
 }
 
+bool ms_engine_set_repeating(ms_engine *engine, bool repeating)
+{
+    if (!engine->device->repeat) return false;
+    engine->device->repeat(engine, repeating);
+    return true;
+}
+void ms_engine_repeats(const ms_engine *engine, ms_repeats *out)
+{
+    *out = (ms_repeats){ .why = "" };
+    if (engine->device->repeats) engine->device->repeats(engine, out);
+}
+
 void ms_engine_forbid_sync(ms_engine *engine, int change) { engine->sync_forbidden += change; }
 
 /* Raw waiting, without a check for errors: it may run while one is being reported. */
@@ -339,10 +328,6 @@ void ms_engine_await(ms_stream *stream, uint64_t seq)
  * device could do meanwhile. */
 ms_status ms_engine_check_sync(ms_engine *engine)
 {
-    if (engine->replay)
-        return ms_engine_fail(engine, MS_ERROR_STATE,
-                              "this call waits for the device while work is recorded, which may be "
-                              "carried out only when the recording ends");
     if (engine->sync_forbidden == 0) return MS_OK;
     return ms_engine_fail(engine, MS_ERROR_STATE,
                           "this call waits for the device, which hooks and plans may not do: use a "

@@ -185,6 +185,7 @@ function checkpoint.save(folder, things)
   local manifest = {
     version = 1, step = step, world_size = ms.world_size(), files = { "tensors.safetensors" },
     values = values, links = links, buckets = layouts.save(),
+    products = require "moonshard.tune".state(),
   }
   if together then
     why, kind = pieces.agree(why, kind)
@@ -347,6 +348,7 @@ function checkpoint.load(path, things)
   store.close(files)
   if not result then return nil, message, code end
   link_state.load(links)
+  require "moonshard.tune".load(manifest.products)
   core.set_random_state(manifest.random.seed, manifest.random.step, manifest.random.draw)
   require "moonshard.launch".seed_random(manifest.random.seed, manifest.step)
   return result

@@ -34,6 +34,7 @@ local launch = {
   declared = false,      -- ms.config was called
   cut = nil,             -- the signal for which a loop of steps ended before its last one
   save = false,          -- a checkpoint was requested: it is taken after the step that runs
+  tune = nil,            -- --tune: "yes"; --no-tune: "no"
   saved = false,         -- a checkpoint was started after a request to stop
   owns_state = false,    -- the program made this Lua state; a host's own state is left alone
   log_every = nil,       -- --log-every

@@ -150,7 +150,11 @@
 --- gpu_driver (the version of CUDA that it is for, or why there is none), gpu_blas and gpu_dnn
 --- (on machines with GPUs: their libraries of products and of attention), attention (on a GPU:
 --- { cudnn, own }, how many tasks of attention went to cuDNN and to kernels of our own, which are
---- slower), interfaces (of the network, with their addresses), memory_bytes, mpi, nccl, lua,
+--- slower), graph (what became of `graph = true`: { graphs, launches, replayed, alone, why }: graphs
+--- that were made, and launched; tasks in these, and tasks that were launched one by one; the first
+--- thing that came between two tasks, or nil), memory_beside (on a GPU: bytes of its memory in use
+--- beside what `ms.memory` counts: kernels' scratch, libraries, the driver, NCCL, other processes),
+--- interfaces (of the network, with their addresses), memory_bytes, mpi, nccl, lua,
 --- version.
 --- ```lua
 --- ms.info().version == ms.version --> true
@@ -178,12 +182,13 @@
 --- `for step in ms.steps(count, first) do` runs the loop of training steps. Only this loop defines
 --- steps. It yields first (0 unless given) to count - 1. Leaving the loop in any way ends the step.
 --- Plans, metrics, the trace, memory accounts and stop requests take effect between two steps.
+--- graph = true, as in `ms.train`: on a GPU, tasks that come in each step are launched as graphs.
 --- ```lua
 --- local w = ms.ones({ 2 }):keep()
 --- for step in ms.steps(3) do w:add_(step) end
 --- w --> { 4.0, 4.0 }
 --- ```
----@field steps fun(count: integer, first?: integer): fun(): integer?
+---@field steps fun(count: integer, first?: integer, options?: { graph?: boolean }): fun(): integer?
 --- Seeds the counter-based generator of this engine. Draws depend on seed, step and position, never
 --- on threads. Equal seeds give equal numbers on all ranks and at any number of ranks. Only dropout
 --- and `per_rank = true` draw different numbers on each rank.

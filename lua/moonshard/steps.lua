@@ -44,27 +44,72 @@ local function meet_requests(step)
   launch.save = save ~= nil or process ~= nil and process.save_requested()
 end
 
---- `for step in ms.steps(count, first) do`: yields first (0 unless given) to count - 1. Leaving the
---- loop in any way ends the step; a request to stop ends the loop after the step that runs.
+local TOLD_AFTER <const> = 8 -- steps of a loop
+
+-- Says once what became of graph = true.
+local function tell_of_graphs(before)
+  local log = require "moonshard.log"
+  local now = core.info().graph
+  local replayed, alone = now.replayed - before.replayed, now.alone - before.alone
+  if replayed + alone == 0 then
+    log.log("graph: device %s carries out each task as it comes; graph = true changes nothing",
+      core.info().device)
+  elseif replayed == 0 then
+    log.warn("graph: no run of tasks of a step came again with the same arguments%s",
+      now.why and "; the first thing between two tasks: " .. now.why or "")
+  else
+    log.log("graph: of %d tasks of a step %d are launched as %d graph%s%s", replayed + alone,
+      replayed, now.launches - before.launches, now.launches - before.launches > 1 and "s" or "",
+      alone > 0 and now.why and "; the first thing between two tasks: " .. now.why or "")
+  end
+end
+
+local function check_options(options)
+  if type(options) ~= "table" then
+    core.raise("steps: the third argument is a table of options, such as { graph = true }")
+  end
+  for name, value in pairs(options) do
+    if name ~= "graph" then
+      core.raise(("steps: unknown option '%s': it has graph"):format(tostring(name)))
+    end
+    if type(value) ~= "boolean" then
+      core.raise(("steps: option graph must be a boolean, not %s"):format(tostring(value)))
+    end
+  end
+end
+
+--- `for step in ms.steps(count, first, options) do`: yields first (0 unless given) to count - 1.
+--- Leaving the loop in any way ends the step; a request to stop ends the loop after the step that
+--- runs. graph = true: runs of tasks that come in each step are launched as graphs.
 ---@param count integer
 ---@param first? integer
+---@param options? { graph?: boolean }
 ---@return fun(): integer?
-function steps.steps(count, first)
+function steps.steps(count, first, options)
   if math.type(count) ~= "integer" or (first ~= nil and math.type(first) ~= "integer") then
     core.raise("steps: count and first must be integers")
   end
+  if options ~= nil then check_options(options) end
+  local graph = options and options.graph or false
+  local done, counted = 0, nil
   local next_step = first or 0
   if select(2, core.step()) then
     core.raise("ms.steps: a step is running already; steps cannot be nested")
   end
+  require "moonshard.tune".open()
   local function iterate()
     finish()
+    if graph then
+      done = done + 1
+      if done == TOLD_AFTER then counted = core.info().graph
+      elseif done == TOLD_AFTER + 1 then tell_of_graphs(counted) end
+    end
     if next_step >= count then return nil end
     meet_requests(next_step)
     if launch.cut then return nil end
     local step = next_step
     next_step = step + 1
-    core.step_begin(step)
+    core.step_begin(step, graph)
     -- A check shows the collectives of the last step.
     if launch.checking then core.comm_record(true) end
     return step

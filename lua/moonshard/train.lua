@@ -337,7 +337,7 @@ function train.train(options)
     dtype = o.dtype == "f32" and "f32" or "bf16", tensorboard = o.log and o.log.tensorboard,
   }, self.lock)
   local last = self.start - 1
-  for step in steps.steps(o.steps, self.start) do
+  for step in steps.steps(o.steps, self.start, { graph = o.graph }) do
     run_step(self, step)
     last = step
   end

@@ -18,13 +18,13 @@ describe("on a GPU", function()
 
   -- Trains there, or without settings on the CPU; returns the loss of each step.
   local function train(options, settings)
-    command.succeed(folder, ("run %s %s %s"):format(RECIPE, settings and "--device cuda" or "",
-      options), settings)
+    local out, err = command.succeed(folder, ("run %s %s %s"):format(RECIPE,
+      settings and "--device cuda" or "", options), settings)
     local losses = {}
     for _, row in ipairs(command.metrics(folder .. "/" .. options:match "run=(%S+)")) do
       if row.loss then losses[row.step + 1] = row.loss end
     end
-    return losses
+    return losses, out .. (err or "")
   end
   -- What a run has saved of its model.
   local function model(run)
@@ -59,10 +59,52 @@ describe("on a GPU", function()
     assert.is_true(model "a" == model "c", "the resumed run gave another model")
   end)
 
+  -- The arguments of dropout and of the optimizer change in each step, of f16 also the scale; two
+  -- passes in a step are two runs of tasks that begin alike.
+  it("gives the same bits with graph = true", function()
+    for name, options in pairs { dropout = "model.dropout=0.1", f16 = "dtype=f16" } do
+      options = options .. " steps=11"
+      train(("run=%s-a %s"):format(name, options), ON_GPU)
+      local _, err = train(("run=%s-b graph=true %s"):format(name, options), ON_GPU)
+      assert.is_true(#model(name .. "-a") > 1000)
+      assert.is_true(model(name .. "-a") == model(name .. "-b"), name .. ": other bits")
+      -- f16 asks in each step whether the gradients are finite, by tasks of which there are few.
+      local of, replayed = err:match "graph: of (%d+) tasks of a step (%d+) are launched"
+      assert.is_true(tonumber(replayed) > 0.9 * tonumber(of), err)
+    end
+  end)
+
+  it("says what comes between the tasks of a step", function()
+    command.write(folder .. "/reads.lua", [[
+      local ms = require "moonshard"
+      local layers = {}
+      for i = 1, 8 do layers[i] = ms.nn.Linear(8, 8) end
+      local model = ms.nn.Sequential(table.unpack(layers))
+      local optimizer, sum = ms.optim.sgd(model, { lr = 0.01 }), 0
+      for _ in ms.steps(12, 0, { graph = true }) do
+        local loss = model(ms.ones { 4, 8 }):sum()
+        sum = sum + loss:item()
+        loss:backward()
+        optimizer:step()
+        optimizer:zero_grad()
+      end
+      local graph = ms.info().graph
+      print(graph.graphs, graph.launches > 8, graph.replayed > graph.alone, graph.why)]])
+    local out, err = command.succeed(folder, "run reads.lua --device cuda", ON_GPU)
+    assert.matches("2\ttrue\ttrue\tthe host's wait for a task %(at .*reads%.lua:8%)\n", out)
+    assert.matches("graph: of (%d+) tasks of a step %1 are launched as 2 graphs\n", out .. err)
+    out, err = command.succeed(folder, "run reads.lua")
+    assert.matches("0\tfalse\tfalse\tnil", out)
+    assert.matches("device cpu carries out each task as it comes", out .. err)
+  end)
+
   it("check predicts the peak to the byte", function()
     command.write(folder .. "/with_peak.lua", [[
       dofile(os.getenv "RECIPE")
-      print("peak " .. require "moonshard".memory().peak)]])
+      local ms = require "moonshard"
+      print("peak " .. ms.memory().peak)
+      -- The stand-in shows that 3 GiB are in use.
+      print("all", ms.memory().reserved + ms.info().memory_beside == 3 << 30)]])
     local options = RECIPE:match "lua' (.*)" .. " steps=4 run=p"
     local recipe = RECIPE:match "^'(.-)'"
     local predicted = core.json_decode(command.succeed(folder,
@@ -70,6 +112,9 @@ describe("on a GPU", function()
     local out = command.succeed(folder, "run with_peak.lua --device cuda " .. options,
       ("%s RECIPE='%s'"):format(ON_GPU, recipe))
     assert.equal(predicted.peak_bytes[1], math.tointeger(tonumber(out:match "peak (%d+)")))
+    assert.matches("all\ttrue\n", out)
+    local text = command.succeed(folder, ("check '%s' --device cuda %s"):format(recipe, options))
+    assert.matches("beside it on the GPU: kernels' scratch memory, libraries", text)
   end)
 
   it("is shown by info, with the driver and the library of products", function()

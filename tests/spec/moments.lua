@@ -229,13 +229,13 @@ local function judge_checkpoints(run, wrong)
 end
 
 -- Whether a job that a fault has hit says whom, and in what. Before it has trained, its launcher
--- may be the only one to know, and before MPI has started, a rank knows only its own call. A save
--- has collectives of its own.
+-- may be the only one to know; while MPI starts, a rank knows only its own call: MPI_Init_thread or
+-- MPI_Comm_dup. A save has collectives of its own.
 local function judge_words(victim, before, after, run, text, wrong)
   local words = said(run, text)
   if before.step < 2 then
     if not words:find(victim.host) and not words:find(("rank %d%%f[%%D]"):format(victim.rank or -1))
-        and not words:find "rank %d on host host[ab]: MPI_Init_thread of" then
+        and not words:find "rank %d on host host[ab]: MPI_%a+_%a+ of %a+ did not return" then
       wrong[#wrong + 1] = "neither the victim's host nor its rank is named"
     end
     return

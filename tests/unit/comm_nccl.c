@@ -631,41 +631,6 @@ static void closing_does_not_wait_for_what_cannot_come(void **state)
     assert_true(now_ns() - began < 15000000000u);
 }
 
-/* ------------------------------------------------------------------ recordings */
-
-/* The host looks after each call, so a recording says that it cannot be replayed; the call is
- * carried out all the same. */
-static void record_work(rank *self)
-{
-    ms_tensor *t = NULL;
-    ms_replay *replay = NULL;
-    float got = 0, one = 1;
-    OK(ms_group_barrier(self->world, 0));
-    OK(make(self, MS_F32, 1, false, &t));
-    OK(ms_tensor_write(t, &one, sizeof one));
-    OK(ms_replay_begin(ms_engine_current(self->engine), &replay));
-    OK(call(self, MS_ALL_REDUCE, MS_REDUCE_OP_SUM, t, NULL, NULL));
-    self->status = ms_replay_end(replay);
-    self->error = *ms_engine_error(self->engine);
-    OK(ms_tensor_read(t, &got, sizeof got));
-    CHECK(got == 2);
-    ms_replay_free(replay);
-    ms_tensor_release(t);
-}
-
-static void calls_between_ranks_are_not_recorded(void **state)
-{
-    (void)state;
-    if (!device_is_cuda()) skip(); /* other devices record nothing */
-    rank ranks[2];
-    plan(NULL);
-    assert_int_equal(run_ranks(THREADS, record_work, LONG_NS, ranks).reason, MS_ABORT_NONE);
-    for (int r = 0; r < 2; r++) {
-        assert_int_equal(ranks[r].status, MS_ERROR_UNSUPPORTED);
-        expect(ranks[r].error.message, "all_reduce tells the host when it has ended");
-    }
-}
-
 /* ------------------------------------------------------------------- refusals */
 
 static void refusals(rank *self)
@@ -826,7 +791,6 @@ int main(void)
         cmocka_unit_test(calls_are_in_the_flight_record),
         cmocka_unit_test(an_abort_that_hangs_does_not_hold_the_process),
         cmocka_unit_test(closing_does_not_wait_for_what_cannot_come),
-        cmocka_unit_test(calls_between_ranks_are_not_recorded),
         cmocka_unit_test(what_would_be_wrong_is_refused),
         cmocka_unit_test(messages_of_a_direction_keep_their_order),
         cmocka_unit_test(the_stub_enforces_the_rule),

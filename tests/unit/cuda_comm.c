@@ -240,34 +240,6 @@ static void hosts_share_numbers(void **state)
     ms_engine_free(engine);
 }
 
-/* What moves no bytes between ranks can be recorded, the numbers of hosts included. */
-static void a_rank_alone_is_recorded(void **state)
-{
-    (void)state;
-    ms_engine *engine = engine_on(&ms_device_cuda);
-    ms_group *world = NULL;
-    ms_tensor *t = NULL;
-    ms_replay *replay = NULL;
-    ms_point point;
-    float values[2] = { 1, 2 }, got[2] = { 0 };
-    int64_t mine = 3, all[2];
-    assert_int_equal(ms_comm_open_fake(engine, 0, 2, &world), MS_OK);
-    assert_int_equal(ms_tensor_new(engine, MS_F32, 1, (int64_t[]){ 2 }, &t), MS_OK);
-    assert_int_equal(ms_tensor_write(t, values, sizeof values), MS_OK);
-    ms_collective c = { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 };
-    ms_sharing sharing = { .kind = MS_ALL_GATHER, .dtype = MS_I64, .count = 1, .label = "one" };
-    assert_int_equal(ms_replay_begin(ms_engine_current(engine), &replay), MS_OK);
-    assert_int_equal(ms_group_enqueue(world, 1, &c, NULL), MS_OK);
-    assert_int_equal(ms_group_share(world, &sharing, &mine, all), MS_OK);
-    if (ms_replay_end(replay)) fail_msg("%s", ms_engine_error(engine)->message);
-    for (int i = 0; i < 3; i++) assert_int_equal(ms_replay_run(replay, &point), MS_OK);
-    assert_int_equal(ms_tensor_read(t, got, sizeof got), MS_OK);
-    assert_true(got[0] == 16 && got[1] == 32);
-    ms_replay_free(replay);
-    ms_tensor_release(t);
-    ms_engine_free(engine);
-}
-
 /* A launcher may make a job of one rank: it needs no library between GPUs. */
 static void a_job_of_one_rank_needs_no_nccl(void **state)
 {
@@ -302,7 +274,6 @@ int main(void)
         cmocka_unit_test(numbers_are_rounded_on_their_way),
         cmocka_unit_test(parts_are_copied),
         cmocka_unit_test(hosts_share_numbers),
-        cmocka_unit_test(a_rank_alone_is_recorded),
         cmocka_unit_test(a_job_of_one_rank_needs_no_nccl),
     };
     return cmocka_run_group_tests_name("cuda_comm", tests, NULL, NULL);

@@ -606,24 +606,6 @@ static void cost_reaches_the_device(void **state)
 
 /* --------------------------------------------------------- failing the n-th */
 
-static ms_status record_something(ms_stream *stream)
-{
-    ms_replay *replay = NULL;
-    ms_storage *x = NULL, *y = NULL;
-    if (!late_device("cpu")) return MS_OK;
-    ms_status status = ms_storage_new(stream, 8, &x);
-    if (!status) status = ms_storage_new(stream, 8, &y);
-    if (!status) status = ms_replay_begin(stream, &replay);
-    if (!status) status = ms_stream_copy_in(stream, x, 0, "seven..", 8, NULL);
-    if (!status) status = ms_stream_copy_in(stream, y, 0, "eleven.", 8, NULL);
-    if (!status) status = ms_replay_end(replay);
-    if (!status) status = ms_replay_run(replay, NULL);
-    ms_replay_free(replay);
-    ms_storage_release(x);
-    ms_storage_release(y);
-    return status;
-}
-
 static ms_status program(const ms_os *os, ms_engine **engine)
 {
     ms_engine_options options = { .os = os, .own_device = late_device("cpu"), .threads = 1 };
@@ -639,7 +621,6 @@ static ms_status program(const ms_os *os, ms_engine **engine)
     void *memory = NULL;
     if (!status) status = ms_host_memory_new(*engine, 100, "values", &memory);
     ms_host_memory_free(*engine, memory);
-    if (!status) status = record_something(a);
     if (!status) status = ms_engine_sync(*engine);
     ms_marks_free(two);
     return status;

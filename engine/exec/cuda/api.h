@@ -37,6 +37,7 @@ typedef struct CUevent_st *ms_cuda_event;
 typedef unsigned long long ms_cuda_memory;      /* a piece of a GPU's memory, without an address */
 typedef struct CUgraph_st *ms_cuda_graph;       /* work that was captured */
 typedef struct CUgraphExec_st *ms_cuda_program; /* the same, made ready to be launched */
+typedef struct CUgraphNode_st *ms_cuda_node;    /* one piece of work of a graph */
 
 typedef enum ms_cuda_attribute {
     MS_CUDA_MULTIPROCESSORS = 16,
@@ -53,8 +54,8 @@ enum { MS_CUDA_READ_WRITE = 3 };
 enum { MS_CUDA_KERNEL_SHARED_BYTES = 8 }; /* the most shared memory that launches ask for */
 enum { MS_CUDA_GRANULARITY_RECOMMENDED = 1 };
 enum { MS_CUDA_WAIT_AT_LEAST = 0 }; /* the word is the value or later, as numbers that wrap */
-/* How much a thread may call of what a capture would not see, such as allocations: nothing, or
- * everything. */
+/* How much threads may call of what a capture does not see, such as allocations: its own thread
+ * nothing, or all threads everything. */
 enum { MS_CUDA_CAPTURE_THREAD = 1, MS_CUDA_CAPTURE_RELAXED = 2 };
 
 typedef struct ms_cuda_location {
@@ -70,6 +71,15 @@ typedef struct ms_cuda_access {
     ms_cuda_location location;
     int flags;
 } ms_cuda_access;
+
+/* What a kernel of a graph is launched with: CUDA_KERNEL_NODE_PARAMS_v2. */
+typedef struct ms_cuda_kernel_call {
+    ms_cuda_function function;
+    unsigned grid[3], block[3], shared_bytes;
+    void **parameters, **extra;
+    void *kernel;
+    ms_cuda_context context;
+} ms_cuda_kernel_call;
 
 /* Field, name in the library, arguments; all return an ms_cuda_result. */
 #define MS_CUDA_FUNCTIONS(X)                                                                      \
@@ -134,10 +144,15 @@ typedef struct ms_cuda_access {
     X(capture_begin, "cuStreamBeginCapture_v2", (ms_cuda_stream, int mode))                       \
     X(capture_end, "cuStreamEndCapture", (ms_cuda_stream, ms_cuda_graph *))                       \
     X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                             \
+    X(capture_info, "cuStreamGetCaptureInfo_v3",                                                  \
+      (ms_cuda_stream, int *status, unsigned long long *id, ms_cuda_graph *,                      \
+       const ms_cuda_node **last, const void **edges, size_t *count))                             \
     X(graph_destroy, "cuGraphDestroy", (ms_cuda_graph))                                           \
     X(program_make, "cuGraphInstantiateWithFlags",                                                \
       (ms_cuda_program *, ms_cuda_graph, unsigned long long flags))                               \
     X(program_launch, "cuGraphLaunch", (ms_cuda_program, ms_cuda_stream))                         \
+    X(program_change, "cuGraphExecKernelNodeSetParams_v2",                                        \
+      (ms_cuda_program, ms_cuda_node, const ms_cuda_kernel_call *))                               \
     X(program_destroy, "cuGraphExecDestroy", (ms_cuda_program))
 
 typedef struct ms_cuda {

@@ -12,9 +12,9 @@
  *   every stream fails with it, and all numbers count as reached.
  * - The driver runs a function of the host with all others on one thread, so none that it runs
  * waits for anything. Those that may wait run on a thread of their stream (errand.c).
- * - While work is recorded (graph.c), streams that get some are in the driver's capture: what is
- * put on them is kept and does not run. Then the device asks the driver for no number, and waits
- * for none. */
+ * - Tasks that come again may be held (chain.c): they have numbers, and the driver has not seen
+ * them. They go to the driver before anything else of their stream, and before anybody needs them.
+ */
 #ifndef MOONSHARD_EXEC_CUDA_CUDA_H
 #define MOONSHARD_EXEC_CUDA_CUDA_H
 
@@ -53,10 +53,26 @@ typedef union ms_cuda_note {
     union ms_cuda_note *next; /* of those that are free */
 } ms_cuda_note;
 
-typedef struct ms_cuda_recording ms_cuda_recording;
+typedef struct ms_cuda_chain ms_cuda_chain;
 
-/* Memory of the GPU for the tasks of a stream (ms_cuda_scratch). `users`: the stream, and
- * recordings whose tasks use it. */
+/* A task of a stream's log, or of a chain. */
+typedef struct ms_cuda_kept {
+    const ms_cuda_task *task;
+    uint64_t seq;
+    uint32_t script;
+    uint32_t at;          /* of its arguments, in the log's bytes */
+    bool varies;          /* of a chain: its arguments have differed */
+    uint32_t node, nodes; /* of a chain: what it has put into the graph */
+    bool notes;           /* of a chain: its kernels may note something */
+} ms_cuda_kept;
+typedef struct ms_cuda_log {
+    ms_cuda_kept *tasks;
+    char *bytes;
+    size_t count, capacity, used, room;
+} ms_cuda_log;
+
+/* Memory of the GPU for the tasks of a stream (ms_cuda_scratch). `users`: the stream, and graphs
+ * whose tasks use it. */
 typedef struct ms_cuda_piece {
     ms_cuda_address address;
     size_t bytes;
@@ -82,13 +98,11 @@ typedef struct ms_cuda_device {
     ms_cuda_stream reader; /* of ms_device.read */
     ms_cuda_event began;   /* when the device opened, and the host's clock then */
     uint64_t began_ns;
-    atomic_flag failing;          /* a thread reports a failure */
-    ms_cuda_recording *recording; /* from record_begin to record_end */
-    bool captures;                /* and the driver captures; false once something could not be */
-    ms_status spoilt;             /* why the recording cannot be replayed */
-    char why_spoilt[sizeof((ms_error *)0)->message];
-    void **released; /* host memory that is released when that has ended */
-    size_t released_count, released_capacity;
+    atomic_flag failing;      /* a thread reports a failure */
+    bool repeating, building; /* building: a chain is captured, on this stream */
+    ms_cuda_stream builder;
+    ms_repeats repeats;
+    char why_ended[256];
 } ms_cuda_device;
 
 /* What the host does after a number. */
@@ -112,8 +126,6 @@ typedef struct ms_cuda_duty {
     /* The times of a task. */
     ms_trace_record *record;
     ms_cuda_event started, finished;
-    /* A recording that is discarded: it is freed once the GPU has carried out its work. */
-    ms_cuda_recording *recording;
 } ms_cuda_duty;
 
 /* The thread that carries out the functions of the host of one stream: errand.c. */
@@ -134,8 +146,13 @@ typedef struct ms_cuda_queue {
     ms_cuda_duty *duties, **last_duty;
     ms_cuda_piece *scratch;   /* see ms_cuda_scratch; NULL: none */
     ms_cuda_errands *errands; /* NULL: none yet */
-    bool captured; /* it is part of the capture, from the number after `captured_after` */
-    uint64_t captured_after;
+    /* See chain.c. */
+    ms_cuda_log log;       /* the tasks since the last cut, which end with `head` */
+    ms_cuda_chain *chain;  /* the one that begins with them: they are held. NULL: they are not */
+    ms_cuda_chain *chains; /* that are known */
+    ms_cuda_chain *last;   /* the one that was launched last */
+    size_t chain_count;
+    bool is_shared; /* others put work on it, between tasks: nothing is held */
 } ms_cuda_queue;
 
 /* One execution of a task. */
@@ -144,6 +161,12 @@ struct ms_cuda_work {
     const ms_launch *launch;
     ms_cuda_note *note; /* NULL: not asked for */
     bool has_failed;
+    ms_cuda_stream on; /* what its work is put on */
+    bool tells;        /* ms_cuda_after was called, or the host has a part in the work */
+    /* While a chain is captured, or gets new arguments: it, and the next of its nodes. Then a
+     * failure concerns the chain and not the stream. */
+    ms_cuda_chain *chain;
+    uint32_t node;
 };
 
 static inline ms_cuda_device *ms_cuda_of(const ms_engine *engine) { return engine->device_state; }
@@ -166,11 +189,6 @@ void ms_cuda_fail_duty(const ms_cuda_duty *duty, ms_status status, const char *m
 void ms_cuda_fail_with(ms_stream *stream, uint64_t seq, uint32_t script, const ms_error *error);
 /* As ms_stream_fail_after. */
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq);
-
-/* While work is captured: the recording cannot be replayed, for this reason, unless there is one
- * already. _with: also after the capture has ended. */
-void ms_cuda_spoil(ms_engine *engine, ms_status status, const char *format, ...) MS_PRINTF(3, 4);
-void ms_cuda_spoil_with(ms_engine *engine, ms_status status, const char *format, va_list arguments);
 
 /* points.c */
 ms_status ms_cuda_queue_open(ms_stream *stream, void **state);
@@ -201,43 +219,28 @@ uint64_t ms_cuda_mark_ns(const ms_engine *engine, const ms_mark *mark);
 void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context);
 void ms_cuda_release_piece(ms_engine *engine, ms_cuda_piece *piece);
 
-/* graph.c */
-ms_status ms_cuda_record_begin(ms_stream *origin);
-ms_status ms_cuda_record_end(ms_stream *origin, void **graph);
-void ms_cuda_replay(ms_stream *origin, const ms_launch *launch, void *graph);
-void ms_cuda_record_free(ms_engine *engine, void *graph);
-/* Before work is put on a stream. False: the stream has failed, and the work is skipped. True while
- * work is recorded: what comes now is captured. */
-bool ms_cuda_may_work(ms_stream *stream);
-/* Something cannot be recorded: what was captured so far is carried out, and the rest is as if
- * nothing were recorded. The first reason is what record_end answers. Nothing happens while nothing
- * is captured. */
-void ms_cuda_stop_capture(ms_engine *engine, const char *format, ...) MS_PRINTF(2, 3);
-/* Around calls of the driver that have no effect on work, such as allocations: exchanges the
- * thread's mode with *mode, which begins as MS_CUDA_CAPTURE_RELAXED. */
-static inline void ms_cuda_exchange_mode(const ms_cuda_device *self, int *mode)
-{
-    if (self->captures) (void)self->cuda.capture_mode(mode);
-}
-/* What follows is for work that is captured: its parts that the host has to keep. */
-ms_cuda_result ms_cuda_capture_wait(ms_stream *stream, const ms_wait *wait);
-ms_cuda_result ms_cuda_capture_call(ms_stream *stream, const ms_launch *launch,
-                                    const ms_host_call *call);
-ms_cuda_result ms_cuda_capture_flag(ms_stream *stream, const ms_launch *launch, const float *flag,
-                                    const char *message);
-/* Before a task whose kernels may note something, false: there is no memory; and after it, with the
- * note if there is one, which the recording takes over. */
-bool ms_cuda_expect_note(ms_stream *stream, const ms_launch *launch, const ms_cuda_task *task);
-void ms_cuda_capture_note(ms_engine *engine, ms_cuda_note *note);
-/* The bytes as they are now, in memory that lives as long as the recording; NULL: there is none. */
-const void *ms_cuda_capture_bytes(ms_engine *engine, const void *host, size_t bytes);
-/* The recording becomes a user of the piece, once. False: there is no memory. */
-bool ms_cuda_capture_piece(ms_engine *engine, ms_cuda_piece *piece);
-/* False: nothing is captured on the stream, and the mark is set as ever. */
-bool ms_cuda_capture_mark(ms_stream *stream, ms_mark *mark);
-void ms_cuda_forget_recording(ms_cuda_recording *recording);
+/* chain.c: tasks that come again and again. */
+void ms_cuda_repeat(ms_engine *engine, bool on);
+void ms_cuda_repeats(const ms_engine *engine, ms_repeats *out);
+/* A task has come, whose number is the next one. False: the caller carries it out now, and then
+ * says whether it tells the host when it has ended: such a task is in no graph. */
+bool ms_cuda_hold(ms_stream *stream, const ms_launch *launch);
+void ms_cuda_learn(ms_stream *stream, bool tells);
+/* What is held goes to the driver. Before anything that is no task; the words say what. */
+void ms_cuda_cut(ms_stream *stream, const char *what);
+/* The same, if number seq is one of the log. */
+void ms_cuda_cut_at(ms_stream *stream, uint64_t seq, const char *what);
+void ms_cuda_chains_free(ms_stream *stream);
+/* In a task whose work has a chain: what the functions of task.h do then. */
+ms_cuda_result ms_cuda_chain_launch(ms_cuda_work *work, const ms_cuda_kernel_call *call);
+bool ms_cuda_chain_clear(ms_cuda_work *work, ms_cuda_address address, size_t bytes);
+ms_cuda_piece *ms_cuda_chain_piece(ms_cuda_work *work);
 
 /* launch.c */
+/* Puts the work of a task on the stream. Whether it tells the host when it has ended. */
+bool ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch);
+/* What the kernels of a task may note is looked at when the task is reached. */
+void ms_cuda_keep_note(ms_stream *stream, const ms_launch *launch, ms_cuda_note *note);
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch);
 void ms_cuda_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
                      size_t bytes);
@@ -261,5 +264,6 @@ void ms_cuda_unreserve(ms_engine *engine, void *address, uint64_t bytes);
 void *ms_cuda_host_allocate(ms_engine *engine, size_t bytes);
 void ms_cuda_host_release(ms_engine *engine, void *memory);
 uint64_t ms_cuda_capacity(const ms_engine *engine);
+uint64_t ms_cuda_used(const ms_engine *engine);
 
 #endif

@@ -19,8 +19,8 @@ static void cuda_close(ms_engine *engine, void *state)
     ms_cuda_forget_kernels(self, &engine->context);
     release_spare(self);
     if (self->reader) (void)self->cuda.stream_destroy(self->reader);
+    if (self->builder) (void)self->cuda.stream_destroy(self->builder);
     ms_release(&engine->context, self->spare);
-    ms_release(&engine->context, self->released);
     (void)self->cuda.context_release(self->gpu);
     ms_release(&engine->context, self);
 }
@@ -110,18 +110,22 @@ static ms_status cuda_set_priority(ms_stream *stream, int32_t priority)
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     ms_cuda_stream made = NULL;
     ms_cuda_await(stream, queue->head);
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = self->cuda.stream_create(&made, MS_CUDA_STREAM_NON_BLOCKING,
                                                      priority > 0 ? self->greatest : self->least);
-    ms_cuda_exchange_mode(self, &mode);
     if (result) return ms_cuda_fail(engine, result, "cannot make a CUDA stream");
     (void)self->cuda.stream_destroy(queue->stream);
     queue->stream = made;
     return MS_OK;
 }
 
-static void *cuda_native(ms_stream *stream) { return ms_cuda_queue_of(stream)->stream; }
+/* Whoever asks puts work of his own on the stream, which must come after what is held. */
+static void *cuda_native(ms_stream *stream)
+{
+    (void)ms_cuda_enter(stream->engine);
+    ms_cuda_cut(stream, NULL);
+    ms_cuda_queue_of(stream)->is_shared = true;
+    return ms_cuda_queue_of(stream)->stream;
+}
 
 const ms_device ms_device_cuda = {
     .name = "cuda",
@@ -148,14 +152,13 @@ const ms_device ms_device_cuda = {
     .read = ms_cuda_read,
     .fail_if = ms_cuda_fail_if,
     .call = ms_cuda_call,
-    .record_begin = ms_cuda_record_begin,
-    .record_end = ms_cuda_record_end,
-    .replay = ms_cuda_replay,
-    .record_free = ms_cuda_record_free,
+    .repeat = ms_cuda_repeat,
+    .repeats = ms_cuda_repeats,
     .reserve = ms_cuda_reserve,
     .commit = ms_cuda_commit,
     .unreserve = ms_cuda_unreserve,
     .host_allocate = ms_cuda_host_allocate,
     .host_release = ms_cuda_host_release,
     .capacity = ms_cuda_capacity,
+    .used = ms_cuda_used,
 };

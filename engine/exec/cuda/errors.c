@@ -20,27 +20,6 @@ ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *wha
                           ms_cuda_explain(&ms_cuda_of(engine)->cuda, result, text, sizeof text));
 }
 
-void ms_cuda_spoil_with(ms_engine *engine, ms_status status, const char *format, va_list arguments)
-{
-    ms_cuda_device *self = ms_cuda_of(engine);
-    const char *script = ms_strings_get(engine->strings, engine->script);
-    size_t bytes = sizeof self->why_spoilt;
-    if (!self->recording || self->spoilt) return;
-    self->spoilt = status;
-    vsnprintf(self->why_spoilt, bytes, format, arguments);
-    size_t used = strlen(self->why_spoilt);
-    if (*script) snprintf(self->why_spoilt + used, bytes - used, " (at %s)", script);
-}
-
-void ms_cuda_spoil(ms_engine *engine, ms_status status, const char *format, ...)
-{
-    va_list arguments;
-    if (!ms_cuda_of(engine)->captures) return;
-    va_start(arguments, format);
-    ms_cuda_spoil_with(engine, status, format, arguments);
-    va_end(arguments);
-}
-
 /* One thread at a time reports for a stream: the host's, or one of the driver. */
 static void begin_failing(ms_cuda_device *self)
 {
@@ -91,7 +70,6 @@ void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result re
 {
     char text[256];
     if (!result) return;
-    ms_cuda_spoil(stream->engine, MS_ERROR_TASK, "%s failed", launch->name);
     ms_cuda_fail_stream(
         stream, launch->seq, launch->script,
         result == MS_CUDA_OUT_OF_MEMORY ? MS_ERROR_MEMORY : MS_ERROR_TASK, "%s: %s", launch->name,

@@ -60,14 +60,11 @@ static ms_cuda_result find(ms_cuda_device *self, ms_context *context, const ms_c
         *out = known->function;
         return MS_CUDA_SUCCESS;
     }
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = load_image(self, context, kernel->image, &module);
     if (!result) result = self->cuda.module_function(out, module, kernel->name);
     if (!result && kernel->shared_bytes)
         result =
             self->cuda.set_attribute(*out, MS_CUDA_KERNEL_SHARED_BYTES, (int)kernel->shared_bytes);
-    ms_cuda_exchange_mode(self, &mode);
     if (result) return result;
     *known = (ms_cuda_known){ .kernel = kernel, .function = *out };
     self->known_count++;
@@ -86,11 +83,20 @@ void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context)
 
 static void check(ms_cuda_work *work, ms_cuda_result result)
 {
-    ms_cuda_check(work->stream, work->launch, result);
+    if (!work->chain) ms_cuda_check(work->stream, work->launch, result);
     work->has_failed |= result != MS_CUDA_SUCCESS;
 }
 
 static uint32_t at_least_one(uint32_t count) { return count ? count : 1; }
+
+static ms_cuda_result put_kernel(ms_cuda_work *work, const ms_cuda_kernel_call *call)
+{
+    if (work->chain) return ms_cuda_chain_launch(work, call);
+    return ms_cuda_of(work->stream->engine)
+        ->cuda.launch(call->function, call->grid[0], call->grid[1], call->grid[2], call->block[0],
+                      call->block[1], call->block[2], call->shared_bytes, work->on,
+                      call->parameters, NULL);
+}
 
 void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_shape s,
                     const void *arguments, size_t bytes)
@@ -110,31 +116,28 @@ void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_sh
     }
     /* The driver copies the arguments. */
     void *parameters[] = { (void *)(uintptr_t)arguments };
-    if (!result)
-        result = self->cuda.launch(
-            function, s.blocks[0], at_least_one(s.blocks[1]), at_least_one(s.blocks[2]),
-            at_least_one(s.threads[0]), at_least_one(s.threads[1]), at_least_one(s.threads[2]),
-            s.shared_bytes, ms_cuda_queue_of(work->stream)->stream, parameters, NULL);
-    check(work, result);
+    ms_cuda_kernel_call call = { .function = function,
+                                 .shared_bytes = s.shared_bytes,
+                                 .parameters = parameters };
+    for (int i = 0; i < 3; i++) {
+        call.grid[i] = at_least_one(s.blocks[i]);
+        call.block[i] = at_least_one(s.threads[i]);
+    }
+    check(work, result ? result : put_kernel(work, &call));
 }
 
 void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes)
 {
+    ms_cuda_address at = (ms_cuda_address)(uintptr_t)address;
     if (work->has_failed || !bytes) return;
-    check(work, ms_cuda_of(work->stream->engine)
-                    ->cuda.fill((ms_cuda_address)(uintptr_t)address, 0, bytes,
-                                ms_cuda_queue_of(work->stream)->stream));
+    if (work->chain && ms_cuda_chain_clear(work, at, bytes)) return;
+    check(work, ms_cuda_of(work->stream->engine)->cuda.fill(at, 0, bytes, work->on));
 }
 
-/* Nothing is freed while the driver captures: the recording keeps it. */
 void ms_cuda_release_piece(ms_engine *engine, ms_cuda_piece *piece)
 {
-    const ms_cuda_device *self = ms_cuda_of(engine);
-    if (!piece) return;
-    if (self->captures && !ms_cuda_capture_piece(engine, piece))
-        ms_cuda_stop_capture(engine, "there is no memory for it");
-    if (--piece->users > 0) return;
-    (void)self->cuda.release(piece->address);
+    if (!piece || --piece->users > 0) return;
+    (void)ms_cuda_of(engine)->cuda.release(piece->address);
     ms_release(&engine->context, piece);
 }
 
@@ -142,29 +145,25 @@ static ms_cuda_result new_piece(ms_cuda_device *self, ms_context *context, size_
                                 ms_cuda_piece **out)
 {
     void *memory = NULL;
-    int mode = MS_CUDA_CAPTURE_RELAXED;
     if (ms_allocate(context, sizeof(ms_cuda_piece), "scratch", &memory))
         return MS_CUDA_OUT_OF_MEMORY;
     ms_cuda_piece *piece = memory;
     piece->bytes = (bytes + ((1 << 20) - 1)) >> 20 << 20;
     piece->users = 1;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = self->cuda.allocate(&piece->address, piece->bytes);
-    ms_cuda_exchange_mode(self, &mode);
     if (result) ms_release(context, piece);
     else *out = piece;
     return result;
 }
 
-/* Earlier tasks of the stream use the old piece: it stays until they have run, and with a recording
- * until that is freed. */
+/* Earlier tasks of the stream use the old piece, so the host waits for them. */
 static ms_cuda_result grow_scratch(ms_stream *stream, size_t bytes)
 {
     ms_engine *engine = stream->engine;
     ms_cuda_device *self = ms_cuda_of(engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     ms_cuda_result result = MS_CUDA_SUCCESS;
-    if (queue->scratch && !self->captures) result = self->cuda.stream_synchronize(queue->stream);
+    if (queue->scratch) result = self->cuda.stream_synchronize(queue->stream);
     if (result) return result;
     ms_cuda_release_piece(engine, queue->scratch);
     queue->scratch = NULL;
@@ -173,14 +172,16 @@ static ms_cuda_result grow_scratch(ms_stream *stream, size_t bytes)
 
 void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes)
 {
-    ms_engine *engine = work->stream->engine;
-    ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
+    const ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
     ms_cuda_result result = MS_CUDA_SUCCESS;
     if (work->has_failed) return NULL;
+    if (work->chain) {
+        const ms_cuda_piece *piece = ms_cuda_chain_piece(work);
+        work->has_failed = !piece || bytes > piece->bytes;
+        return work->has_failed ? NULL : (void *)(uintptr_t)piece->address;
+    }
     if (!queue->scratch || bytes > queue->scratch->bytes)
         result = grow_scratch(work->stream, bytes);
-    if (!result && ms_cuda_of(engine)->captures && !ms_cuda_capture_piece(engine, queue->scratch))
-        result = MS_CUDA_OUT_OF_MEMORY;
     check(work, result);
     return result ? NULL : (void *)(uintptr_t)queue->scratch->address;
 }
@@ -197,12 +198,10 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work)
     return &work->note->fault;
 }
 
-/* `user` is of this execution alone, so no replay can tell it anything. */
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user)
 {
-    if (!work->has_failed)
-        ms_cuda_stop_capture(work->stream->engine, "%s tells the host when it has ended",
-                             work->launch->name);
+    work->tells = true;
+    work->has_failed |= work->chain != NULL;
     ms_cuda_duty *duty =
         work->has_failed ? NULL
                          : ms_cuda_add_duty(work->stream, work->launch->seq, work->launch->script);
@@ -213,12 +212,11 @@ bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *us
     return true;
 }
 
-/* What a recording keeps has no room for the host's part. */
+/* As for ms_cuda_after: what the host does is no part of a graph. */
 static bool may_use_host(ms_cuda_work *work)
 {
-    if (!work->has_failed)
-        ms_cuda_stop_capture(work->stream->engine, "%s goes through memory of the host",
-                             work->launch->name);
+    work->tells = true;
+    work->has_failed |= work->chain != NULL;
     return !work->has_failed;
 }
 
@@ -226,16 +224,14 @@ void ms_cuda_to_host(ms_cuda_work *work, void *host, const void *from, size_t by
 {
     if (bytes && may_use_host(work))
         check(work, ms_cuda_of(work->stream->engine)
-                        ->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes,
-                                        ms_cuda_queue_of(work->stream)->stream));
+                        ->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes, work->on));
 }
 
 void ms_cuda_from_host(ms_cuda_work *work, void *to, const void *host, size_t bytes)
 {
     if (bytes && may_use_host(work))
         check(work, ms_cuda_of(work->stream->engine)
-                        ->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes,
-                                       ms_cuda_queue_of(work->stream)->stream));
+                        ->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes, work->on));
 }
 
 void ms_cuda_on_host(ms_cuda_work *work, ms_host_function function, void *user)
@@ -256,37 +252,28 @@ ms_stream *ms_cuda_work_place(const ms_cuda_work *work, uint64_t *seq, uint32_t 
 }
 
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work) { return work->stream->engine; }
-struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work)
+struct CUstream_st *ms_cuda_work_stream(ms_cuda_work *work)
 {
-    return ms_cuda_queue_of(work->stream)->stream;
-}
-
-int ms_cuda_library_begin(const ms_cuda_work *work)
-{
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(ms_cuda_of(work->stream->engine), &mode);
-    return mode;
-}
-void ms_cuda_library_end(const ms_cuda_work *work, int mode)
-{
-    ms_cuda_exchange_mode(ms_cuda_of(work->stream->engine), &mode);
+    MS_ASSERT(!work->chain
+              || ((const ms_cuda_task *)(const void *)work->launch->task)->uses_library);
+    return work->on;
 }
 
 void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format, ...)
 {
     char text[sizeof((ms_error *)0)->message];
     va_list arguments;
+    work->has_failed = true;
+    if (work->chain) return;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    ms_cuda_spoil(work->stream->engine, MS_ERROR_TASK, "%s failed", work->launch->name);
     ms_cuda_fail_stream(work->stream, work->launch->seq, work->launch->script, status, "%s", text);
-    work->has_failed = true;
 }
 
 void ms_cuda_work_fail_with(ms_cuda_work *work, const ms_error *error)
 {
-    ms_cuda_spoil(work->stream->engine, MS_ERROR_TASK, "%s failed", work->launch->name);
-    ms_cuda_fail_with(work->stream, work->launch->seq, work->launch->script, error);
     work->has_failed = true;
+    if (work->chain) return;
+    ms_cuda_fail_with(work->stream, work->launch->seq, work->launch->script, error);
 }

@@ -6,76 +6,67 @@
 
 /* -------------------------------------------------------------------- tasks */
 
-/* What the kernels may note is looked at when the task is reached. The duty comes after the
- * kernels: if one of them cannot be launched, the task has failed. */
-static void keep_note(ms_stream *stream, const ms_launch *launch, ms_cuda_note *note)
+/* The duty comes after the kernels: if one of them cannot be launched, the task has failed. */
+void ms_cuda_keep_note(ms_stream *stream, const ms_launch *launch, ms_cuda_note *note)
 {
-    ms_cuda_device *self = ms_cuda_of(stream->engine);
-    ms_cuda_duty *duty =
-        self->captures ? NULL : ms_cuda_add_duty(stream, launch->seq, launch->script);
+    ms_cuda_duty *duty = ms_cuda_add_duty(stream, launch->seq, launch->script);
     if (duty) {
         duty->note = note;
         duty->task = (const ms_cuda_task *)(const void *)launch->task;
-    } else if (self->captures) ms_cuda_capture_note(stream->engine, note);
-    else ms_cuda_give_note(self, note);
+    } else ms_cuda_give_note(ms_cuda_of(stream->engine), note);
 }
 
-static void run_task(ms_stream *stream, const ms_launch *launch)
+bool ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch)
 {
     const ms_cuda_task *task = (const ms_cuda_task *)(const void *)launch->task;
-    ms_cuda_work work = { .stream = stream, .launch = launch };
-    if (ms_cuda_of(stream->engine)->captures && task->explain
-        && !ms_cuda_expect_note(stream, launch, task)) {
-        ms_cuda_check(stream, launch, MS_CUDA_OUT_OF_MEMORY);
-        return;
-    }
+    ms_cuda_work work = { .stream = stream,
+                          .launch = launch,
+                          .on = ms_cuda_queue_of(stream)->stream };
     task->function(&work, launch->arguments);
-    if (work.note) keep_note(stream, launch, work.note);
+    if (work.note) ms_cuda_keep_note(stream, launch, work.note);
+    return work.tells;
 }
 
 /* What comes after a failure is skipped, as far as the host knows of it when it is enqueued. */
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
 {
+    bool tells = false;
     (void)ms_cuda_enter(stream->engine);
-    if (ms_cuda_may_work(stream)) {
+    bool is_held = ms_cuda_hold(stream, launch);
+    if (!is_held && !ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
-        run_task(stream, launch);
+        tells = ms_cuda_carry_out(stream, launch);
         ms_cuda_end_times(stream, duty);
     }
     ms_cuda_advance(stream, launch->seq);
+    if (!is_held) ms_cuda_learn(stream, tells);
 }
 
 /* ------------------------------------------------------------------- copies */
 
 /* The driver has read host memory that is not pinned, up to 64 KiB of it, when the call returns;
- * more than that is the caller's to keep. A recording keeps the bytes. */
+ * more than that is the caller's to keep. */
 void ms_cuda_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
                      size_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    if (bytes && ms_cuda_may_work(stream)) {
+    ms_cuda_cut(stream, NULL);
+    if (bytes && !ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
-        if (self->captures) host = ms_cuda_capture_bytes(stream->engine, host, bytes);
         ms_cuda_check(stream, launch,
-                      host ? self->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes,
-                                                ms_cuda_queue_of(stream)->stream)
-                           : MS_CUDA_OUT_OF_MEMORY);
+                      self->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes,
+                                         ms_cuda_queue_of(stream)->stream));
         ms_cuda_end_times(stream, duty);
     }
     ms_cuda_advance(stream, launch->seq);
 }
 
-/* The caller's memory need not live as long as a recording does. */
 void ms_cuda_copy_out(ms_stream *stream, const ms_launch *launch, void *host, const void *from,
                       size_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    if (bytes)
-        ms_cuda_stop_capture(stream->engine,
-                             "%s: values are copied to the host, which replays "
-                             "cannot do: read them after each replay",
-                             launch->name);
-    if (bytes && ms_cuda_may_work(stream)) {
+    ms_cuda_cut(stream, NULL);
+    if (bytes && !ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         ms_cuda_check(stream, launch,
                       self->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes,
@@ -90,7 +81,6 @@ void ms_cuda_copy_out(ms_stream *stream, const ms_launch *launch, void *host, co
 void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(engine);
-    ms_cuda_stop_capture(engine, "the host reads values meanwhile");
     ms_cuda_result result =
         self->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes, self->reader);
     if (!result) result = self->cuda.stream_synchronize(self->reader);
@@ -116,14 +106,11 @@ static ms_cuda_result put_call(ms_stream *stream, const ms_launch *launch, const
 
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)
 {
-    const ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    if (!call->repeats)
-        ms_cuda_stop_capture(stream->engine, "%s is called on the host", launch->name);
-    if (ms_cuda_may_work(stream)) {
+    (void)ms_cuda_enter(stream->engine);
+    ms_cuda_cut(stream, "a function of the host");
+    if (!ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
-        ms_cuda_check(stream, launch,
-                      self->captures ? ms_cuda_capture_call(stream, launch, call)
-                                     : put_call(stream, launch, call));
+        ms_cuda_check(stream, launch, put_call(stream, launch, call));
         ms_cuda_end_times(stream, duty);
     }
     ms_cuda_advance(stream, launch->seq);
@@ -149,10 +136,9 @@ static ms_cuda_result put_flag(ms_stream *stream, const ms_launch *launch, const
 void ms_cuda_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
                      const char *message)
 {
-    const ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    if (ms_cuda_may_work(stream))
-        ms_cuda_check(stream, launch,
-                      self->captures ? ms_cuda_capture_flag(stream, launch, flag, message)
-                                     : put_flag(stream, launch, flag, message));
+    (void)ms_cuda_enter(stream->engine);
+    ms_cuda_cut(stream, NULL);
+    if (!ms_stream_has_failed(stream))
+        ms_cuda_check(stream, launch, put_flag(stream, launch, flag, message));
     ms_cuda_advance(stream, launch->seq);
 }

@@ -27,10 +27,7 @@ void *ms_cuda_reserve(ms_engine *engine, uint64_t bytes)
         return NULL;
     ms_cuda_range *range = memory;
     range->bytes = round_up(bytes, self->grain);
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = take_addresses(self, range);
-    ms_cuda_exchange_mode(self, &mode);
     if (result) {
         ms_release(&engine->context, range);
         return NULL;
@@ -76,10 +73,7 @@ int ms_cuda_commit(ms_engine *engine, void *address, uint64_t bytes)
     size_t end = round_up(at - range->base + bytes, self->grain);
     if (end > range->bytes) return -ENOMEM;
     if (end <= range->committed) return 0;
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = extend(self, range, end - range->committed);
-    ms_cuda_exchange_mode(self, &mode);
     return result ? -ENOMEM : 0;
 }
 
@@ -104,23 +98,20 @@ void *ms_cuda_host_allocate(ms_engine *engine, size_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(engine);
     void *memory = NULL;
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = self->cuda.host_allocate(&memory, bytes, 0);
-    ms_cuda_exchange_mode(self, &mode);
     return result ? NULL : memory;
 }
 
-/* The driver waits for work under way, which it cannot while it captures. */
 void ms_cuda_host_release(ms_engine *engine, void *memory)
 {
-    ms_cuda_device *self = ms_cuda_enter(engine);
-    if (self->captures
-        && ms_grow(&engine->context, (void **)&self->released, &self->released_capacity,
-                   self->released_count + 1, sizeof *self->released))
-        ms_cuda_stop_capture(engine, "there is no memory for it");
-    if (self->captures) self->released[self->released_count++] = memory;
-    else (void)self->cuda.host_release(memory);
+    (void)ms_cuda_enter(engine)->cuda.host_release(memory);
+}
+
+uint64_t ms_cuda_used(const ms_engine *engine)
+{
+    size_t available = 0, total = 0;
+    if (ms_cuda_enter(engine)->cuda.memory_info(&available, &total)) return 0;
+    return total - available;
 }
 
 /* Nine tenths of what is free: libraries and the driver need some. */

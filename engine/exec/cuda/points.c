@@ -11,10 +11,7 @@ ms_cuda_event ms_cuda_take_event(ms_cuda_device *self, ms_engine *engine)
     (void)engine;
     ms_cuda_event event = NULL;
     if (self->spare_count > 0) return self->spare[--self->spare_count];
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = self->cuda.event_create(&event, MS_CUDA_EVENT_NO_TIMING);
-    ms_cuda_exchange_mode(self, &mode);
     return result ? NULL : event;
 }
 
@@ -39,10 +36,7 @@ ms_cuda_note *ms_cuda_take_note(ms_cuda_device *self)
         self->notes = note->next;
         return note;
     }
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = self->cuda.host_allocate(&memory, sizeof(ms_cuda_note), 0);
-    ms_cuda_exchange_mode(self, &mode);
     return result ? NULL : memory;
 }
 
@@ -124,7 +118,6 @@ static void do_duties(ms_stream *stream)
         if (duty->started) (void)self->cuda.event_destroy(duty->started);
         if (duty->finished) (void)self->cuda.event_destroy(duty->finished);
         ms_cuda_give_note(self, duty->note);
-        if (duty->recording) ms_cuda_forget_recording(duty->recording);
         ms_release(&engine->context, duty);
     }
 }
@@ -170,6 +163,12 @@ static void stop(ms_stream *stream, ms_cuda_result result)
     do_duties(stream);
 }
 
+/* The last number that the driver has seen: those that are held come after it. */
+static uint64_t seen(const ms_cuda_queue *queue)
+{
+    return queue->chain ? queue->log.tasks[0].seq - 1 : queue->head;
+}
+
 /* The first point that covers this number; one is made if there is none. NULL: the GPU has
  * stopped, or the number is reached. */
 static ms_cuda_point *point_of(ms_stream *stream, uint64_t seq)
@@ -193,7 +192,7 @@ static ms_cuda_point *point_of(ms_stream *stream, uint64_t seq)
         return NULL;
     }
     ms_cuda_point *point = point_at(queue, queue->count++);
-    *point = (ms_cuda_point){ .seq = queue->head, .event = event };
+    *point = (ms_cuda_point){ .seq = seen(queue), .event = event };
     return point;
 }
 
@@ -201,9 +200,9 @@ bool ms_cuda_reached(const ms_stream *asked, uint64_t seq)
 {
     ms_stream *stream = asked->engine->streams[asked->index]; /* the same one, to be written */
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    ms_cuda_cut_at(stream, seq, "a question of the host whether a task is done");
     if (seq <= queue->done) return true;
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    if (self->captures) return false; /* the driver may not be asked */
     (void)point_of(stream, seq);
     while (queue->count > 0) {
         ms_cuda_result result = self->cuda.event_query(point_at(queue, 0)->event);
@@ -217,9 +216,9 @@ bool ms_cuda_reached(const ms_stream *asked, uint64_t seq)
 void ms_cuda_await(ms_stream *stream, uint64_t seq)
 {
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    ms_cuda_cut_at(stream, seq, "the host's wait for a task");
     if (seq <= queue->done) return;
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    ms_cuda_stop_capture(stream->engine, "the host waits for the GPU meanwhile");
     ms_cuda_point *point = point_of(stream, seq);
     ms_cuda_result result = point ? self->cuda.event_synchronize(point->event) : MS_CUDA_SUCCESS;
     if (result) stop(stream, result);
@@ -231,7 +230,6 @@ void ms_cuda_advance(ms_stream *stream, uint64_t seq)
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     MS_ASSERT(queue->head == seq - 1);
     queue->head = seq;
-    if (ms_cuda_of(stream->engine)->captures) return;
     /* No more than a stream's depth is ever under way. */
     if (seq > MS_STREAM_DEPTH && queue->done < seq - MS_STREAM_DEPTH)
         ms_cuda_await(stream, seq - MS_STREAM_DEPTH / 2);
@@ -248,10 +246,10 @@ static ms_cuda_result put_wait(ms_cuda_device *self, ms_stream *stream, const ms
 void ms_cuda_wait(ms_stream *stream, const ms_wait *wait)
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    ms_cuda_result result =
-        self->captures ? ms_cuda_capture_wait(stream, wait) : put_wait(self, stream, wait);
-    if (result && self->captures) ms_cuda_spoil(stream->engine, MS_ERROR_TASK, "a wait failed");
-    else if (result) stop(stream, result);
+    ms_cuda_cut(stream, NULL);
+    ms_cuda_cut_at(stream->engine->streams[wait->of->index], wait->of_seq, NULL);
+    ms_cuda_result result = put_wait(self, stream, wait);
+    if (result) stop(stream, result);
     ms_cuda_duty *duty = ms_cuda_add_duty(stream, wait->seq, 0);
     if (duty) {
         duty->of = wait->of;
@@ -262,14 +260,12 @@ void ms_cuda_wait(ms_stream *stream, const ms_wait *wait)
 
 /* -------------------------------------------------------------------- times */
 
-/* Where a trace is recorded, events with times stand around the task. Work that is captured has no
- * times: events of a capture have none. */
+/* Where a trace is recorded, events with times stand around the task. */
 ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch)
 {
     ms_cuda_device *self = ms_cuda_of(stream->engine);
-    ms_cuda_duty *duty = launch->record && !self->captures
-                             ? ms_cuda_add_duty(stream, launch->seq, launch->script)
-                             : NULL;
+    ms_cuda_duty *duty =
+        launch->record ? ms_cuda_add_duty(stream, launch->seq, launch->script) : NULL;
     if (!duty) return NULL;
     duty->record = launch->record;
     if (self->cuda.event_create(&duty->started, MS_CUDA_EVENT_TIMING)) duty->started = NULL;
@@ -292,10 +288,7 @@ ms_status ms_cuda_mark_open(ms_engine *engine, ms_mark *mark)
 {
     ms_cuda_device *self = ms_cuda_enter(engine);
     ms_cuda_event event = NULL;
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result = self->cuda.event_create(&event, MS_CUDA_EVENT_TIMING);
-    ms_cuda_exchange_mode(self, &mode);
     if (result) return ms_cuda_fail(engine, result, "cannot make an event");
     mark->own = event;
     return MS_OK;
@@ -309,9 +302,8 @@ void ms_cuda_mark_close(ms_engine *engine, ms_mark *mark)
 void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark)
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    ms_cuda_result result = MS_CUDA_SUCCESS;
-    if (!ms_cuda_capture_mark(stream, mark))
-        result = self->cuda.event_record(mark->own, ms_cuda_queue_of(stream)->stream);
+    ms_cuda_cut(stream, NULL);
+    ms_cuda_result result = self->cuda.event_record(mark->own, ms_cuda_queue_of(stream)->stream);
     ms_cuda_advance(stream, seq);
     if (result) stop(stream, result);
 }
@@ -332,11 +324,8 @@ ms_status ms_cuda_queue_open(ms_stream *stream, void **state)
     if (status) return status;
     ms_cuda_queue *queue = memory;
     queue->last_duty = &queue->duties;
-    int mode = MS_CUDA_CAPTURE_RELAXED;
-    ms_cuda_exchange_mode(self, &mode);
     ms_cuda_result result =
         self->cuda.stream_create(&queue->stream, MS_CUDA_STREAM_NON_BLOCKING, self->least);
-    ms_cuda_exchange_mode(self, &mode);
     if (result) {
         ms_release(&engine->context, queue);
         return ms_cuda_fail(engine, result, "cannot make a CUDA stream");
@@ -349,9 +338,9 @@ void ms_cuda_queue_close(ms_stream *stream, void *state)
 {
     ms_cuda_queue *queue = state;
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    ms_cuda_stop_capture(stream->engine, "a stream is closed meanwhile");
     ms_cuda_await(stream, queue->head);
     while (queue->count > 0) pass(stream);
+    ms_cuda_chains_free(stream);
     ms_cuda_release_piece(stream->engine, queue->scratch);
     ms_cuda_errands_close(stream, queue);
     (void)self->cuda.stream_destroy(queue->stream);

@@ -37,6 +37,14 @@ typedef struct ms_cuda_task {
     /* The message for what a kernel has noted (ms_cuda_fault_of), with the task's name. NULL: its
      * kernels find no faults. */
     void (*explain)(const ms_cuda_fault *fault, char *message, size_t bytes);
+    /* It may call a library with its stream (ms_cuda_work_stream). All others may run once more for
+     * the same execution, to give kernels of a graph new arguments; so a function does nothing but
+     * call what is declared here, and does the same for the same arguments. */
+    bool uses_library;
+    /* Clears what its arguments have between their fields, so that equal ones have equal bytes.
+     * NULL: there is nothing between them, or the compiler cannot do it; tasks that repeat may then
+     * seem to differ, which costs time only. */
+    void (*clear_padding)(void *arguments);
 } ms_cuda_task;
 
 /* The driver copies `bytes` bytes of arguments, at most MS_TASK_ARGS_MAX. After an error the stream
@@ -54,7 +62,7 @@ void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes);
 ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work);
 /* Once the task is reached, the host thread calls `function`, before anybody learns that it is. If
  * the answer is not MS_OK, the stream fails with *error. A task calls this once, before it puts
- * anything onto the stream, and cannot be recorded then. false: there is no memory, the stream has
+ * anything onto the stream, and is in no graph then. false: there is no memory, the stream has
  * failed, and the function is not called. */
 typedef ms_status (*ms_cuda_after_function)(void *user, ms_error *error);
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user);
@@ -63,21 +71,34 @@ bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *us
 void ms_cuda_to_host(ms_cuda_work *work, void *host, const void *from, size_t bytes);
 void ms_cuda_from_host(ms_cuda_work *work, void *to, const void *host, size_t bytes);
 /* A function of the host, in the order of the task's work, as of ms_stream_call. Not called if the
- * stream has failed. A task with one of these three cannot be recorded. */
+ * stream has failed. A task with one of these three is in no graph. */
 void ms_cuda_on_host(ms_cuda_work *work, ms_host_function function, void *user);
 /* The number that this execution has in its stream, and the script line that enqueued it. */
 ms_stream *ms_cuda_work_place(const ms_cuda_work *work, uint64_t *seq, uint32_t *script);
-/* For calls of libraries. */
+/* Tasks do something else for the same arguments from now on: no graph that was captured before is
+ * launched. */
+void ms_cuda_forget_graphs(ms_engine *engine);
+/* For calls of libraries, in a task that uses_library. */
 ms_engine *ms_cuda_work_engine(const ms_cuda_work *work);
-struct CUstream_st *ms_cuda_work_stream(const ms_cuda_work *work);
-/* Between these two a library may ask the driver for code and memory, also while work is recorded.
- * end gets what begin returned. */
-int ms_cuda_library_begin(const ms_cuda_work *work);
-void ms_cuda_library_end(const ms_cuda_work *work, int mode);
+struct CUstream_st *ms_cuda_work_stream(ms_cuda_work *work);
 /* The task fails, at the latest when it is reached. */
 void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format, ...)
     MS_PRINTF(3, 4);
 void ms_cuda_work_fail_with(ms_cuda_work *work, const ms_error *error);
+
+/* Times of calls that put work onto a stream. A meter has a stream of its own and memory of the GPU
+ * that no pool counts. ms_cuda_meter_open waits for all streams of the engine, and every byte of
+ * the memory becomes `fill`. MS_ERROR_MEMORY: the GPU has no room. */
+typedef struct ms_cuda_meter ms_cuda_meter;
+ms_status ms_cuda_meter_open(ms_engine *engine, size_t bytes, unsigned char fill,
+                             ms_cuda_meter **out);
+void ms_cuda_meter_close(ms_cuda_meter *meter);
+char *ms_cuda_meter_memory(const ms_cuda_meter *meter); /* aligned to 256 bytes */
+/* Calls `call` so many times, waits, and answers in *us how many microseconds of the GPU one of
+ * them took; below 0: one has answered false, and the rest was not called. */
+typedef bool ms_cuda_metered(void *user, struct CUstream_st *stream);
+ms_status ms_cuda_meter_time(ms_cuda_meter *meter, ms_cuda_metered *call, void *user,
+                             uint32_t count, double *us);
 
 /* 1 .. `most` blocks of `threads` threads for so many elements, each thread taking `each` or more;
  * 0 for none. For kernels that walk in strides of the whole grid. */

@@ -323,40 +323,31 @@ typedef struct ms_host_call {
     ms_host_function function;
     void *user;
     uint8_t kind; /* ms_task_kind */
-    bool repeats; /* replays may call it again; function and user then outlive the recording */
 } ms_host_call;
 /* accesses: what the function touches, as of a task. */
 MS_API ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call,
                                 const ms_access *accesses, uint32_t count, ms_task_cost cost,
                                 ms_point *out);
 
-/* ---------------------------------------------------- recording and replaying */
+/* ---------------------------------------------------------------- work that repeats */
 
-/* Work that was enqueued once, on any streams, and can be carried out again by one command, where a
- * device has that (CUDA graphs). Between begin and end, everything that is enqueued in the engine
- * is recorded, and is also carried out, once, at the end at the latest. The host must not wait for
- * the device in between (MS_ERROR_STATE). A replay carries out all recorded work again, with the
- * same arguments and the same addresses: it comes after all that its streams have enqueued before,
- * and what they enqueue next comes after it. It counts as a write of all that the work writes.
- * - The recording retains the storages that the work touches. One that was dropped since is an
- * error of the replay, and so is one that has other memory now.
- * - What the host decides for each step, such as random numbers, is that of the recording. A copy
- *   from the host copies the bytes that it had then. Marks are not recorded: those that are set
- *   meanwhile are passed at the end.
- * - A device may be unable to record something, such as a copy to the host, or a function of the
- *   host that does not repeat. Then nothing more is recorded, the work is carried out as ever, and
- *   ms_replay_end answers MS_ERROR_UNSUPPORTED with the first such thing and the script line of it.
- * - A replay that fails has failed as a whole: nothing that it should have written can be read. */
-typedef struct ms_replay ms_replay;
-/* Waits between all streams are inserted, so that the recorded work depends on nothing that was
- * enqueued before but its storages' values. origin: the stream that replays are put on.
- * MS_ERROR_UNSUPPORTED where the device cannot record, MS_ERROR_STATE while a recording is open. */
-MS_API ms_status ms_replay_begin(ms_stream *origin, ms_replay **out);
-/* After an error the recording cannot be replayed; the work was still carried out. */
-MS_API ms_status ms_replay_end(ms_replay *replay);
-MS_API ms_status ms_replay_run(ms_replay *replay, ms_point *out);
-/* Blocks until the last replay has finished. NULL is allowed. */
-MS_API void ms_replay_free(ms_replay *replay);
+/* While this is on, the host says that what it enqueues is mostly what it enqueued before: the
+ * steps of a training. A device may then learn runs of tasks, and launch a run that comes again as
+ * a whole, which costs the host less (CUDA graphs). What is carried out never differs from what is
+ * enqueued: arguments that are new go into the launch, and other tasks make it another run. A task
+ * may be carried out later than it would be, but before the host or another stream needs it.
+ * Answers false where the device carries out each task as it comes, which changes nothing. */
+MS_API bool ms_engine_set_repeating(ms_engine *engine, bool repeating);
+/* What became of the tasks of such work since the engine was made. */
+typedef struct ms_repeats {
+    uint64_t graphs;   /* runs that were captured, each once */
+    uint64_t launches; /* of these graphs */
+    uint64_t replayed; /* tasks that were launched with them */
+    uint64_t alone;    /* tasks that were launched one by one, before their run was known or since
+                          something came between */
+    const char *why; /* the first thing other than tasks that ended a run: text of the engine; "" */
+} ms_repeats;
+MS_API void ms_engine_repeats(const ms_engine *engine, ms_repeats *out);
 
 /* -------------------------------------------------------------------- marks */
 
@@ -544,6 +535,10 @@ typedef struct ms_memory {
     uint64_t offload_live, offload_peak;
 } ms_memory;
 MS_API ms_memory ms_engine_memory(const ms_engine *engine);
+/* Bytes of the device's memory that are in use and in no pool of this engine: scratch of kernels,
+ * libraries, the driver's context, buffers of NCCL, other processes. 0 where the device has no
+ * memory of its own. It asks the driver, so it is not for every step. */
+MS_API uint64_t ms_engine_memory_beside(const ms_engine *engine);
 MS_API void ms_engine_reset_peak(ms_engine *engine); /* of both pools */
 /* Sets the peak back to an earlier value, so that a measurement in between does not change it;
  * never below the live bytes. */

@@ -294,6 +294,30 @@ MS_API const char *ms_engine_blas_isa(ms_engine *engine);
 MS_API bool ms_gpu_blas(const ms_os *os, char *text, size_t bytes);
 /* The same for the library of attention, "cuDNN 9.19, PATH". Without it attention is slower. */
 MS_API bool ms_gpu_dnn(const ms_os *os, char *text, size_t bytes);
+/* What the algorithms are for that a GPU's products may use: "NVIDIA H200, 132 multiprocessors,
+ * cuBLASLt 130101". Algorithms of one place mean nothing in another. False: that GPU or the library
+ * cannot be used. os NULL: ms_os_posix(). */
+MS_API bool ms_products_place(const ms_os *os, uint32_t gpu, char *text, size_t bytes);
+/* Which algorithm of its library a kind of product uses. */
+#define MS_PRODUCT_KEY_BYTES 320
+typedef struct ms_product_choice {
+    char key[MS_PRODUCT_KEY_BYTES]; /* shape, strides, dtypes ... as text, zeros after it */
+    uint64_t algorithm[8];          /* the library's own */
+} ms_product_choice;
+/* From now on products use these, which are copied, and no earlier choices. Products without a
+ * choice, or whose choice the library refuses, use the library's first candidate. The first refusal
+ * is a warning in the log, unless quiet. On other devices nothing happens. */
+MS_API ms_status ms_products_use(ms_engine *engine, const ms_product_choice *choices, size_t count,
+                                 bool quiet);
+typedef struct ms_product_time {
+    ms_product_choice
+        choice;          /* the fastest candidate; an empty key: every product has been timed */
+    double us, first_us; /* of it, and of the first candidate; -1: there was no memory */
+} ms_product_time;
+/* Waits for all streams. Then times the library's candidates for one kind of product that the
+ * engine has computed, that has no choice and was not timed before. Nothing is chosen by that. */
+MS_API ms_status ms_products_time(ms_engine *engine, ms_product_time *out);
+
 /* How many tasks of attention, forward and backward, the engine has put onto a GPU: calls of cuDNN,
  * and kernels of our own, which take every shape and are slower. */
 typedef struct ms_attention_counts {

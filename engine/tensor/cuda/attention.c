@@ -108,7 +108,7 @@ static void run_backward(ms_cuda_work *work, const void *arguments)
     else launch_tiles(work, &call, &attention_keys_128, 128, a->keys, a->groups);
 }
 
-MS_CUDA_TASK_THAT_FAILS(attention_forward, "attention", ms_attention_args, MS_KIND_COMPUTE,
+MS_CUDA_TASK_OF_LIBRARY(attention_forward, "attention", ms_attention_args, MS_KIND_COMPUTE,
                         run_forward, explain)
-MS_CUDA_TASK_THAT_FAILS(attention_backward, "attention gradient", ms_attention_args,
+MS_CUDA_TASK_OF_LIBRARY(attention_backward, "attention gradient", ms_attention_args,
                         MS_KIND_COMPUTE, run_backward, explain)

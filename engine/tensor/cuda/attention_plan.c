@@ -416,9 +416,7 @@ static bool attend(ms_cuda_work *work, const ms_attention_args *args, bool backw
     memset(&c, 0, sizeof c);
     c.args = args;
     list_sides(&c, backward);
-    int mode = ms_cuda_library_begin(work);
     ms_status status = find_plan(engine, &state, &c, backward, &plan);
-    ms_cuda_library_end(work, mode);
     if (status) {
         ms_cuda_work_fail(work, status, "%s", ms_engine_context(engine)->error.message);
         return true;

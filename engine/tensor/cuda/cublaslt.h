@@ -33,7 +33,8 @@ enum {
 };
 /* How sums over parts of k may be added: as f32 or as results, in workspace. The one in place is
  * left out: its order depends on timing. */
-enum { MS_LT_REDUCTIONS_IN_ORDER = 2 | 4 };
+enum { MS_LT_REDUCTION_IN_PLACE = 1, MS_LT_REDUCTIONS_IN_ORDER = 2 | 4 };
+enum { MS_LT_REDUCTION_OF_ALGORITHM = 3 };
 
 typedef struct ms_lt_algorithm {
     uint64_t data[8];
@@ -66,6 +67,11 @@ typedef struct ms_lt_candidate {
     X(candidates, "cublasLtMatmulAlgoGetHeuristic",                                              \
       (ms_lt_handle, ms_lt_operation, ms_lt_layout a, ms_lt_layout b, ms_lt_layout c,            \
        ms_lt_layout d, ms_lt_preference, int wanted, ms_lt_candidate *, int *found))             \
+    X(check, "cublasLtMatmulAlgoCheck",                                                          \
+      (ms_lt_handle, ms_lt_operation, ms_lt_layout a, ms_lt_layout b, ms_lt_layout c,            \
+       ms_lt_layout d, const ms_lt_algorithm *, ms_lt_candidate *))                              \
+    X(algorithm_get, "cublasLtMatmulAlgoConfigGetAttribute",                                     \
+      (const ms_lt_algorithm *, int what, void *, size_t bytes, size_t *written))                \
     X(multiply, "cublasLtMatmul",                                                                \
       (ms_lt_handle, ms_lt_operation, const void *alpha, const void *a, ms_lt_layout,            \
        const void *b, ms_lt_layout, const void *beta, const void *c, ms_lt_layout, void *d,      \

@@ -13,19 +13,50 @@
 #define MS_CUDA_KERNEL(file, kernel) \
     static const ms_cuda_kernel kernel = { .image = ms_cuda_image_##file, .name = #kernel };
 
+/* ms_cuda_task.clear_padding */
+#if defined __has_builtin
+#if __has_builtin(__builtin_clear_padding)
+#define MS_CUDA_CLEAR_PADDING(kernel, type)                 \
+    static void ms_cuda_##kernel##_padding(void *arguments) \
+    {                                                       \
+        __builtin_clear_padding((type *)arguments);         \
+    }
+#define MS_CUDA_PADDING(kernel) ms_cuda_##kernel##_padding
+#endif
+#endif
+#ifndef MS_CUDA_PADDING
+#define MS_CUDA_CLEAR_PADDING(kernel, type)
+#define MS_CUDA_PADDING(kernel) NULL
+#endif
+
 /* The entry of the table for ms_kernel `kernel`, whose function takes this type. */
 #define MS_CUDA_TASK(kernel, title, type, task_kind, host_function)               \
+    MS_CUDA_CLEAR_PADDING(kernel, type)                                           \
     const ms_cuda_task ms_cuda_##kernel = {                                       \
         .task = { .name = title, .args_bytes = sizeof(type), .kind = task_kind }, \
+        .clear_padding = MS_CUDA_PADDING(kernel),                                 \
         .function = host_function                                                 \
     };
 
 /* The same, for kernels that note faults. */
 #define MS_CUDA_TASK_THAT_FAILS(kernel, title, type, task_kind, host_function, explains) \
+    MS_CUDA_CLEAR_PADDING(kernel, type)                                                  \
     const ms_cuda_task ms_cuda_##kernel = {                                              \
         .task = { .name = title, .args_bytes = sizeof(type), .kind = task_kind },        \
+        .clear_padding = MS_CUDA_PADDING(kernel),                                        \
         .function = host_function,                                                       \
         .explain = explains                                                              \
+    };
+
+/* The same, for a task that may call a library. */
+#define MS_CUDA_TASK_OF_LIBRARY(kernel, title, type, task_kind, host_function, explains) \
+    MS_CUDA_CLEAR_PADDING(kernel, type)                                                  \
+    const ms_cuda_task ms_cuda_##kernel = {                                              \
+        .task = { .name = title, .args_bytes = sizeof(type), .kind = task_kind },        \
+        .clear_padding = MS_CUDA_PADDING(kernel),                                        \
+        .function = host_function,                                                       \
+        .explain = explains,                                                             \
+        .uses_library = true                                                             \
     };
 
 /* All kernels that walk in strides of the whole grid take blocks of this size and at most so many;

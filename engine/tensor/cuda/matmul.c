@@ -70,8 +70,9 @@ static ms_lt_result multiply(ms_cuda_work *work, const ms_matmul_args *args, con
     const ms_product_plan *plan = args->plan;
     float one = 1, add = args->shape.accumulate ? 1 : 0;
     return products->lt.multiply(products->handle, plan->operation, &one, at->b, plan->b, at->a,
-                                 plan->a, &add, at->c, plan->c, at->c, plan->c, &plan->algorithm,
-                                 workspace, plan->workspace_bytes, ms_cuda_work_stream(work));
+                                 plan->a, &add, at->c, plan->c, at->c, plan->c,
+                                 &plan->way.algorithm, workspace, plan->way.workspace_bytes,
+                                 ms_cuda_work_stream(work));
 }
 
 static void run(ms_cuda_work *work, const void *arguments)
@@ -85,9 +86,9 @@ static void run(ms_cuda_work *work, const void *arguments)
     char *scratch = NULL;
     if (plan) {
         size_t bias = args->bias ? (size_t)plan->key.shape.n * sizeof(float) : 0;
-        if (bias || plan->workspace_bytes)
+        if (bias || plan->way.workspace_bytes)
             scratch = ms_cuda_scratch(work, MS_CUDA_WORKSPACE + bias);
-        if (!scratch && (bias || plan->workspace_bytes)) return;
+        if (!scratch && (bias || plan->way.workspace_bytes)) return;
     }
     if (plan && args->bias) {
         const void *bias = bias_for(work, args, scratch + MS_CUDA_WORKSPACE);
@@ -104,4 +105,4 @@ static void run(ms_cuda_work *work, const void *arguments)
                           products->lt.explain(result));
 }
 
-MS_CUDA_TASK(matmul, "matmul", ms_matmul_args, MS_KIND_COMPUTE, run)
+MS_CUDA_TASK_OF_LIBRARY(matmul, "matmul", ms_matmul_args, MS_KIND_COMPUTE, run, NULL)

@@ -12,27 +12,46 @@
 /* Workspace for one product; the library's advice for sm_90. */
 #define MS_CUDA_WORKSPACE ((size_t)32 << 20)
 
-/* What a plan depends on. Compared by bytes: no padding, and 0 where nothing is said. */
+/* What a plan depends on. Compared by bytes: no padding, and 0 where nothing is said. A new field
+ * goes into its text as well (tune.c). */
 typedef struct ms_product_key {
     ms_gemm_shape shape; /* of the whole product */
     int64_t batches, a_batch, b_batch, c_batch;
     uint32_t align_a, align_b, align_c, unused; /* bytes */
 } ms_product_key;
 
+/* An algorithm of the library, and the workspace that it needs. */
+typedef struct ms_product_way {
+    ms_lt_algorithm algorithm;
+    size_t workspace_bytes;
+} ms_product_way;
+
 typedef struct ms_product_plan {
     ms_product_key key;
     ms_lt_operation operation;
-    ms_lt_layout a, b, c; /* of our operands */
-    ms_lt_algorithm algorithm;
-    size_t workspace_bytes;
+    ms_lt_layout a, b, c;      /* of our operands */
+    ms_product_way first, way; /* the library's first candidate; the one that is used */
+    bool is_settled;           /* there is a choice for it, or it has been timed */
 } ms_product_plan;
 
 /* The products of an engine (MS_SLOT_PLANS), made at the first one. */
 typedef struct ms_products {
     ms_cublaslt lt;
     ms_lt_handle handle;
-    ms_plan_table plans; /* of ms_product_plan */
+    ms_plan_table plans;   /* of ms_product_plan */
+    ms_plan_table choices; /* of ms_product_choice */
+    bool is_quiet;         /* no warning is due when the library refuses a choice */
 } ms_products;
+
+/* plan.c. The library's candidates for a plan, the best ones by its own estimate first; *count says
+ * how many there are, at most `wanted`. */
+ms_lt_result ms_product_candidates(const ms_products *products, const ms_product_plan *plan,
+                                   int wanted, ms_lt_candidate *out, int *count);
+/* The engine's products, made now if there are none yet. */
+ms_status ms_products_of(ms_engine *engine, ms_products **out);
+/* tune.c. The plan follows its choice, if there is one that the library accepts, or its first
+ * candidate. */
+ms_status ms_product_follow_choice(ms_engine *engine, ms_products *products, ms_product_plan *plan);
 
 /* See ms_backend: args->library becomes the ms_products, args->plan the plan of all batches that
  * one call computes. */

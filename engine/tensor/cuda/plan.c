@@ -1,7 +1,7 @@
 /* plan.c: plans of products: made at the first product of a shape, kept as long as the engine.
  *
- * The first candidate of the library's own estimate is taken. The plan depends on shapes, strides
- * and alignment only, so a run repeats its bits. */
+ * The first candidate of the library's own estimate is taken, unless there is a choice (tune.c).
+ * Both depend on shapes, strides and alignment only, so a run repeats its bits. */
 #include <string.h>
 
 #include "exec/engine.h"
@@ -95,24 +95,31 @@ static ms_lt_result set_preference(const ms_products *products, const ms_product
     return result;
 }
 
-static ms_lt_result choose(const ms_products *products, ms_product_plan *plan, bool *found)
+ms_lt_result ms_product_candidates(const ms_products *products, const ms_product_plan *plan,
+                                   int wanted, ms_lt_candidate *out, int *count)
 {
     const ms_cublaslt *lt = &products->lt;
     ms_lt_preference preference = NULL;
-    ms_lt_candidate candidate = { .workspace_bytes = 0 };
-    int count = 0;
+    *count = 0;
     ms_lt_result result = lt->preference_create(&preference);
     if (result) return result;
     result = set_preference(products, &plan->key, preference);
     if (!result)
         result = lt->candidates(products->handle, plan->operation, plan->b, plan->a, plan->c,
-                                plan->c, preference, 1, &candidate, &count);
+                                plan->c, preference, wanted, out, count);
     (void)lt->preference_destroy(preference);
+    return result;
+}
+
+static ms_lt_result choose(const ms_products *products, ms_product_plan *plan, bool *found)
+{
+    ms_lt_candidate candidate = { .workspace_bytes = 0 };
+    int count = 0;
+    ms_lt_result result = ms_product_candidates(products, plan, 1, &candidate, &count);
     *found = !result && count > 0 && !candidate.state;
-    if (*found) {
-        plan->algorithm = candidate.algorithm;
-        plan->workspace_bytes = candidate.workspace_bytes;
-    }
+    if (*found)
+        plan->first = plan->way =
+            (ms_product_way){ candidate.algorithm, candidate.workspace_bytes };
     return result;
 }
 
@@ -126,8 +133,8 @@ static void free_plan(ms_engine *engine, const ms_products *products, ms_product
     ms_release(ms_engine_context(engine), plan);
 }
 
-static ms_status make_plan(ms_engine *engine, const ms_products *products,
-                           const ms_product_key *key, ms_product_plan **out)
+static ms_status make_plan(ms_engine *engine, ms_products *products, const ms_product_key *key,
+                           ms_product_plan **out)
 {
     void *memory = NULL;
     bool found = false;
@@ -143,8 +150,10 @@ static ms_status make_plan(ms_engine *engine, const ms_products *products,
         free_plan(engine, products, plan);
         return fail(engine, products, result, &key->shape);
     }
-    *out = plan;
-    return MS_OK;
+    status = ms_product_follow_choice(engine, products, plan);
+    if (status) free_plan(engine, products, plan);
+    else *out = plan;
+    return status;
 }
 
 /* ----------------------------------------------------------------- all plans */
@@ -154,12 +163,15 @@ static void products_free(ms_engine *engine, void *state)
     ms_products *products = state;
     for (size_t i = 0; i < products->plans.capacity; i++)
         if (products->plans.plans[i]) free_plan(engine, products, products->plans.plans[i]);
+    for (size_t i = 0; i < products->choices.capacity; i++)
+        ms_release(ms_engine_context(engine), products->choices.plans[i]);
     ms_release(ms_engine_context(engine), products->plans.plans);
+    ms_release(ms_engine_context(engine), products->choices.plans);
     (void)products->lt.destroy(products->handle);
     ms_release(ms_engine_context(engine), products);
 }
 
-static ms_status products_of(ms_engine *engine, ms_products **out)
+ms_status ms_products_of(ms_engine *engine, ms_products **out)
 {
     void *memory = NULL;
     *out = ms_engine_get(engine, MS_SLOT_PLANS);
@@ -169,6 +181,7 @@ static ms_status products_of(ms_engine *engine, ms_products **out)
     if (status) return status;
     ms_products *products = memory;
     products->plans.key_bytes = sizeof(ms_product_key);
+    products->choices.key_bytes = MS_PRODUCT_KEY_BYTES;
     status = ms_cublaslt_load(ms_engine_context(engine), &products->lt, NULL, 0);
     ms_lt_result result = status ? 0 : products->lt.create(&products->handle);
     if (result)
@@ -237,7 +250,7 @@ ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args)
 {
     ms_products *products = NULL;
     ms_product_key key;
-    ms_status status = products_of(engine, &products);
+    ms_status status = ms_products_of(engine, &products);
     if (status) return status;
     args->library = products;
     if (args->shape.k == 0) return MS_OK;

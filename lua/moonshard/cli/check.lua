@@ -142,7 +142,7 @@ local function show_hosts(lines, result)
 end
 
 -- Ranks with equal results share a line.
-local function show(result)
+local function show(result, on_gpu)
   local lines, first = {}, 0
   for rank = 1, result.ranks do
     if rank == result.ranks or result.peak_bytes[rank + 1] ~= result.peak_bytes[rank]
@@ -157,6 +157,10 @@ local function show(result)
       end
       first = rank
     end
+  end
+  if on_gpu then
+    lines[#lines + 1] = "beside it on the GPU: kernels' scratch memory, libraries, the driver's \z
+      context, NCCL's buffers; a run there tells: ms.info().memory_beside"
   end
   lines[#lines + 1] =
     ("collectives of the last step: %d, %d bytes handed over, %d on the wire, by each rank")
@@ -388,9 +392,10 @@ function check.main(arguments)
   if parsed.rank and (parsed.rank < 0 or parsed.rank >= parsed.ranks) then
     launch.exit(2, ("--rank %d: there are ranks 0 to %d"):format(parsed.rank, parsed.ranks - 1))
   end
+  local on_gpu = parsed.device == "cuda"
   local answer = parsed.answer and assert(io.open(parsed.answer, "w")) or io.stdout
   local function tell(result)
-    answer:write(parsed.json and core.json_encode(result) or show(result), "\n")
+    answer:write(parsed.json and core.json_encode(result) or show(result, on_gpu), "\n")
     answer:flush()
     return 0
   end

@@ -44,7 +44,11 @@ function info.main(arguments)
   table.insert(lines, 9 + #found.gpus, { "gpu driver", found.gpu_driver })
   if found.gpu_blas then
     table.insert(lines, 10 + #found.gpus, { "gpu products", found.gpu_blas })
-    table.insert(lines, 11 + #found.gpus, { "gpu attention", found.gpu_dnn })
+    for i in ipairs(found.gpus) do
+      table.insert(lines, 10 + #found.gpus + i,
+        { ("gpu %d choices"):format(i - 1), require "moonshard.tune".describe(i - 1) })
+    end
+    table.insert(lines, 11 + 2 * #found.gpus, { "gpu attention", found.gpu_dnn })
   end
   for _, line in ipairs(lines) do print(("%-16s %s"):format(line[1], line[2])) end
   return 0

@@ -23,6 +23,7 @@ function run.recipe(file, settings)
   core.synchronize()
   local report = package.loaded["moonshard.report"]
   if report then report.write_all(false) end               -- for loops other than ms.steps
+  if launch.tune then require "moonshard.tune".close() end
   if not launch.cut then return 0 end
   return launch.saved and not require "moonshard.checkpoint.store".settle() and 75
     or 128 + launch.cut
@@ -39,9 +40,23 @@ function run.parser()
     ranks before the same step")
   parser:option("--log-every", "steps between two lines (default: 1 on a terminal; else the \z
     first 10, then one every 10 s or 1% of the steps)"):argname "STEPS":convert(switches.count)
+  parser:mutex(
+    parser:flag("--tune", "on a GPU: after the third step, time algorithms of the library of \z
+      products that have no choice yet, and keep the choices in a file (MOONSHARD_TUNED, or \z
+      moonshard/products.json in the user's cache), which later runs use; a resumed run uses \z
+      those of its checkpoint"),
+    parser:flag("--no-tune", "do not use that file"))
   require "moonshard.cli.ranks".add_switches(parser)
   require "moonshard.cli.hosts".add_switches(parser)
   return parser
+end
+
+-- Other devices have no such choices. A recipe may name its device itself: tune.lua looks again.
+local function check_tune(parsed)
+  if parsed.tune and parsed.device and parsed.device ~= "cuda" then
+    launch.exit(2, ("--tune: products are timed on a GPU, not on device %s: give --device cuda")
+      :format(parsed.device))
+  end
 end
 
 -- A GPU that is there and not used is worth a line; this does not start its driver.
@@ -56,6 +71,7 @@ end
 function run.main(arguments)
   local parser = run.parser()
   local parsed = switches.parse_recipe(parser, arguments)
+  check_tune(parsed)
   local process = launch.process
   if process and process.kept_ranks then
     parsed.ranks = process.kept_ranks
@@ -74,6 +90,7 @@ function run.main(arguments)
   end
   switches.apply(parsed)
   launch.log_every = parsed.log_every
+  launch.tune = parsed.tune and "yes" or parsed.no_tune and "no" or nil
   if parsed.watch then require "moonshard.watch".on = true end
   if process and not parsed.help then process.watch_signals() end
   local trace = parsed.trace and require "moonshard.trace"

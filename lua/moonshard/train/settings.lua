@@ -15,6 +15,7 @@ local known = {
   eval = "table", sample = "table", save = "table",
   on_nan = "string", things = "table", before_step = "function", after_backward = "function",
   after_step = "function", on_eval = "function", log_every = "count", log = "table",
+  graph = "boolean",
 }
 
 local parts = {
@@ -88,7 +89,7 @@ end
 function settings.check(options)
   if type(options) ~= "table" then core.raise("train: a table of options is expected") end
   check_table(options, known, "")
-  local o = { accumulate = 1, dtype = "f32", on_nan = "stop", resume = "never" }
+  local o = { accumulate = 1, dtype = "f32", on_nan = "stop", resume = "never", graph = false }
   for name, value in pairs(options) do o[name] = value end
   for _, name in ipairs { "model", "optimizer", "data", "steps" } do
     if o[name] == nil then core.raise(("train: the option %s is missing"):format(name)) end

@@ -1,13 +1,20 @@
 /* cublaslt.c: a stand-in for cuBLASLt, which cannot be opened without a GPU. It computes on the
  * host, as work of the stand-in driver's streams, with plain loops: it shares nothing with the
  * products that the engine has for the CPU. What the library would refuse ends the process with a
- * message, or is an error of the call. */
+ * message, or is an error of the call.
+ *
+ * A product has CANDIDATES candidates, which differ in the bits of their results. With
+ * MOONSHARD_STAND_IN_CUBLASLT_FAST=N all but candidate N take a second of the GPU's time, in which
+ * nobody waits. MOONSHARD_STAND_IN_CUBLASLT_REFUSES=N: candidate N is refused when it is checked.
+ * MOONSHARD_STAND_IN_CUBLASLT_LOG: a file that gets a line for each call: "PID asks WANTED",
+ * "PID uses N". */
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* The prototypes are those of cublasLt.h, which it does without. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
@@ -33,7 +40,7 @@ typedef struct preference {
     uint32_t reductions, align[4];
 } preference;
 typedef struct algorithm {
-    uint64_t data[8]; /* a mark; the alignments of a, b, c */
+    uint64_t data[8]; /* a mark; the alignments of a, b, c; its number; how it adds parts of k */
 } algorithm;
 typedef struct candidate {
     algorithm algorithm;
@@ -43,7 +50,7 @@ typedef struct candidate {
     int reserved[4];
 } candidate;
 #define MARK UINT64_C(0x6d6f6f6e73686172)
-enum { WORKSPACE = 4096 };
+enum { WORKSPACE = 4096, CANDIDATES = 4 };
 
 static void __attribute__((noreturn)) wrong(const char *what)
 {
@@ -55,6 +62,21 @@ static void *make(size_t bytes)
     void *made = calloc(1, bytes);
     if (!made) abort();
     return made;
+}
+
+/* The number that a variable of the environment holds; -1: it is not set. */
+static int number_in(const char *variable)
+{
+    const char *text = getenv(variable);
+    return text && *text ? atoi(text) : -1;
+}
+static void note(const char *word, int number)
+{
+    const char *path = getenv("MOONSHARD_STAND_IN_CUBLASLT_LOG");
+    FILE *file = path ? fopen(path, "a") : NULL;
+    if (!file) return;
+    fprintf(file, "%d %s %d\n", (int)getpid(), word, number);
+    fclose(file);
 }
 
 API int cublasLtCreate(void **out)
@@ -160,10 +182,31 @@ API int cublasLtMatmulAlgoGetHeuristic(void *handle, const operation *of, const 
     if (!fits(of, a, b, d) || wanted < 1) return INVALID_VALUE;
     if (wants->reductions & 1) wrong("sums in place, in no fixed order, were not excluded");
     if (wants->workspace < WORKSPACE) return NOT_SUPPORTED;
-    *out =
-        (candidate){ .algorithm = { { MARK, wants->align[0], wants->align[1], wants->align[3] } },
-                     .workspace = WORKSPACE };
-    *found = 1;
+    note("asks", wanted);
+    for (; *found < wanted && *found < CANDIDATES; ++*found)
+        out[*found] = (candidate){ .algorithm = { { MARK, wants->align[0], wants->align[1],
+                                                    wants->align[3], (uint64_t)*found } },
+                                   .workspace = WORKSPACE };
+    return SUCCESS;
+}
+
+API int cublasLtMatmulAlgoCheck(void *handle, const operation *of, const layout *a, const layout *b,
+                                const layout *c, const layout *d, const algorithm *how,
+                                candidate *out)
+{
+    (void)handle, (void)c;
+    if (!fits(of, a, b, d) || how->data[0] != MARK || how->data[4] >= CANDIDATES)
+        return INVALID_VALUE;
+    if ((int)how->data[4] == number_in("MOONSHARD_STAND_IN_CUBLASLT_REFUSES")) return NOT_SUPPORTED;
+    *out = (candidate){ .workspace = WORKSPACE };
+    return SUCCESS;
+}
+API int cublasLtMatmulAlgoConfigGetAttribute(const algorithm *of, int what, void *value,
+                                             size_t bytes, size_t *written)
+{
+    if (what != 3 || bytes != 4) return INVALID_VALUE;
+    memcpy(value, &of->data[5], bytes);
+    *written = bytes;
     return SUCCESS;
 }
 
@@ -228,18 +271,21 @@ typedef struct product {
     void *to;
     void *workspace;
     float alpha, beta;
+    unsigned number;  /* of the candidate */
     bool is_captured; /* it runs again whenever its graph does */
     struct product *next;
 } product;
 static product *captured;
 
-/* One column of the result: d[:, column] = sum over k of a[:, k] b[k, column]. */
+/* One column of the result: d[:, column] = sum over k of a[:, k] b[k, column]. All candidates but
+ * the first add from the last k on. */
 static void compute_column(const product *p, int64_t batch, int64_t column, float *sums, float *row)
 {
     const layout *a = &p->a, *b = &p->b, *d = &p->d;
     int64_t m = (int64_t)d->rows, k = (int64_t)(p->of.transposed[0] ? a->rows : a->columns);
     memset(sums, 0, (size_t)m * sizeof *sums);
-    for (int64_t j = 0; j < k; j++) {
+    for (int64_t term = 0; term < k; term++) {
+        int64_t j = p->number ? k - 1 - term : term;
         int64_t at = p->of.transposed[1] ? j * b->column + column : column * b->column + j;
         float factor = load(p->from_b, batch * b->batch + at, b->type);
         const int64_t first = batch * a->batch + (p->of.transposed[0] ? j : j * a->column),
@@ -260,8 +306,10 @@ typedef int launch_host(void *stream, void (*function)(void *), void *argument);
 typedef int ask_stream(void *stream, int *answer);
 static ask_stream *is_capturing;
 typedef void touch_memory(const void *address, size_t bytes, bool writes);
+typedef void pass_time(uint64_t ns);
 static launch_host *launch;
 static touch_memory *touch;
+static pass_time *pass;
 
 /* Of the stand-in driver, on whose streams products run. */
 static void find_driver(void)
@@ -271,8 +319,9 @@ static void find_driver(void)
     if (!driver) wrong("MOONSHARD_CUDA_DRIVER is not the stand-in driver");
     *(void **)&launch = dlsym(driver, "cuLaunchHostFunc");
     *(void **)&touch = dlsym(driver, "stand_in_touch");
+    *(void **)&pass = dlsym(driver, "stand_in_pass");
     *(void **)&is_capturing = dlsym(driver, "cuStreamIsCapturing");
-    if (!launch || !touch || !is_capturing) wrong("the driver is not the stand-in");
+    if (!launch || !touch || !pass || !is_capturing) wrong("the driver is not the stand-in");
 }
 
 static void touch_matrix(const void *data, const layout *of, bool writes)
@@ -299,6 +348,8 @@ static void compute(void *argument)
             compute_column(p, batch, column, sums, row);
     free(sums);
     free(row);
+    int fast = number_in("MOONSHARD_STAND_IN_CUBLASLT_FAST");
+    if (fast >= 0 && (int)p->number != fast) pass(UINT64_C(1000000000));
     if (!p->is_captured) free(p);
 }
 
@@ -324,10 +375,20 @@ API int cublasLtMatmul(void *handle, const operation *of, const float *alpha, co
     product *p = make(sizeof *p);
     int answer = 0;
     find_driver();
+    note("uses", (int)how->data[4]);
     (void)is_capturing(stream, &answer);
-    *p = (product){
-        *of, *a, *b, *d, from_a, from_b, to, workspace, *alpha, *beta, answer != 0, NULL
-    };
+    *p = (product){ .of = *of,
+                    .a = *a,
+                    .b = *b,
+                    .d = *d,
+                    .from_a = from_a,
+                    .from_b = from_b,
+                    .to = to,
+                    .workspace = workspace,
+                    .alpha = *alpha,
+                    .beta = *beta,
+                    .number = (unsigned)how->data[4],
+                    .is_captured = answer != 0 };
     if (answer) {
         p->next = captured;
         captured = p;

@@ -108,11 +108,14 @@ uint64_t draw(void)
     return seed >> 33;
 }
 
+static _Atomic uint64_t passed_ns; /* see stand_in_pass */
+API void stand_in_pass(uint64_t ns) { passed_ns += ns; }
+
 static uint64_t clock_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec + passed_ns;
 }
 
 static work *add(stream *on, work_kind kind)
@@ -329,7 +332,9 @@ API int cuDeviceGet(int *gpu, int index)
 }
 API int cuDeviceGetName(char *name, int bytes, int gpu)
 {
-    snprintf(name, (size_t)bytes, "stand-in %d", gpu);
+    const char *other = getenv("MOONSHARD_STAND_IN_GPU_NAME");
+    if (other) snprintf(name, (size_t)bytes, "%s", other);
+    else snprintf(name, (size_t)bytes, "stand-in %d", gpu);
     return begin("cuDeviceGetName");
 }
 API int cuDeviceTotalMem_v2(size_t *bytes, int gpu)
@@ -880,6 +885,19 @@ API int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes
     pthread_mutex_unlock(&stand_in_lock);
     return SUCCESS;
 }
+void set_kernel(work *made, const void *which, const unsigned blocks[3], const unsigned threads[3],
+                unsigned shared_bytes, const void *arguments)
+{
+    const function *found = which;
+    made->kernel = found->kernel;
+    made->name = found->name;
+    memcpy(made->blocks, blocks, sizeof made->blocks);
+    memcpy(made->threads, threads, sizeof made->threads);
+    made->shared_bytes = shared_bytes;
+    made->memory = malloc(found->bytes + 1);
+    if (!made->memory) abort();
+    memcpy(made->memory, arguments, found->bytes);
+}
 API int cuLaunchKernel(void *which, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty,
                        unsigned tz, unsigned shared_bytes, void *on, void **arguments, void **extra)
 {
@@ -889,16 +907,8 @@ API int cuLaunchKernel(void *which, unsigned x, unsigned y, unsigned z, unsigned
         result = INVALID_VALUE;
     if (result) return result;
     pthread_mutex_lock(&stand_in_lock);
-    const function *found = which;
-    work *made = add(on, KERNEL);
-    made->kernel = found->kernel;
-    made->name = found->name;
-    memcpy(made->blocks, (unsigned[]){ x, y, z }, sizeof made->blocks);
-    memcpy(made->threads, (unsigned[]){ tx, ty, tz }, sizeof made->threads);
-    made->shared_bytes = shared_bytes;
-    made->memory = malloc(found->bytes + 1);
-    if (!made->memory) abort();
-    memcpy(made->memory, arguments[0], found->bytes);
+    set_kernel(add(on, KERNEL), which, (unsigned[]){ x, y, z }, (unsigned[]){ tx, ty, tz },
+               shared_bytes, arguments[0]);
     pthread_mutex_unlock(&stand_in_lock);
     return SUCCESS;
 }

@@ -2,16 +2,17 @@
  * memory is the host's, and its streams are queues.
  *
  * Work runs as late as it may, in an order that the seed (MOONSHARD_STAND_IN_SEED) chooses among
- * those that streams and events allow. There is one GPU, or MOONSHARD_STAND_IN_GPUS. With
- * MOONSHARD_STAND_IN_WATCH it also finds work that touches the same memory in no certain order
- * (order.h). Kernels are functions of the process, found by their names: NAME gets the arguments,
- * the numbers of blocks and threads, and the bytes of shared memory; NAME_bytes says how many bytes
- * of arguments there are. */
+ * those that streams and events allow. There is one GPU, or MOONSHARD_STAND_IN_GPUS; their names
+ * are "stand-in 0" and so on, or all MOONSHARD_STAND_IN_GPU_NAME. With MOONSHARD_STAND_IN_WATCH it
+ * also finds work that touches the same memory in no certain order (order.h). Kernels are functions
+ * of the process, found by their names: NAME gets the arguments, the numbers of blocks and threads,
+ * and the bytes of shared memory; NAME_bytes says how many bytes of arguments there are. */
 #ifndef MOONSHARD_TEST_CUDA_DRIVER_H
 #define MOONSHARD_TEST_CUDA_DRIVER_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define STAND_IN_GPUS 8 /* at most */
 
@@ -44,5 +45,8 @@ typedef void stand_in_share_function(void);
 void stand_in_share(void);
 /* The work of a library that runs on a stream touches memory. */
 void stand_in_touch(const void *address, size_t bytes, bool writes);
+/* The function of the host that runs on a stream takes so much time of the GPU, in which nobody
+ * waits: events after it are later by that. */
+void stand_in_pass(uint64_t ns);
 
 #endif

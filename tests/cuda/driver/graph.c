@@ -3,7 +3,8 @@
  * A stream of a capture has a front: the work that its next work comes after. Waiting for an event
  * joins the event's front. A graph is the work and what each comes after. Its launches run the work
  * in any order that this allows, which the seed chooses. For order.h each stream of a capture is
- * one lane of the graph: work of different lanes is ordered by the graph alone. */
+ * one lane of the graph, the origin's that of the stream on which the graph is launched: work of
+ * different lanes is ordered by the graph alone. */
 #include "work.h"
 
 #include <stdlib.h>
@@ -34,6 +35,8 @@ struct program {
     unsigned users; /* itself, and launches */
     unsigned lanes[ORDER_STREAMS];
     uint64_t launches, finished;
+    work **kernels; /* by place in the graph: with the arguments of the next launch */
+    work *changed;  /* those of them that are not the graph's */
 };
 
 enum { THREAD = 1, RELAXED = 2 };
@@ -251,6 +254,21 @@ API int cuStreamIsCapturing(void *on, int *status)
     return SUCCESS;
 }
 
+/* The last work of the stream, where it is one. */
+API int cuStreamGetCaptureInfo_v3(void *asked, int *status, unsigned long long *id, void **of,
+                                  void *const **last, const void **edges, size_t *count)
+{
+    int result = begin_in_context("cuStreamGetCaptureInfo_v3");
+    const stream *on = asked;
+    if (result || id || of || edges) return result ? result : INVALID_VALUE;
+    pthread_mutex_lock(&stand_in_lock);
+    *status = !on->capture ? 0 : on->capture->broken ? 2 : 1;
+    *last = (void *const *)on->front.last;
+    *count = on->front.count;
+    pthread_mutex_unlock(&stand_in_lock);
+    return SUCCESS;
+}
+
 API int cuThreadExchangeStreamCaptureMode(int *mode)
 {
     int before = thread_mode;
@@ -281,7 +299,11 @@ API int cuGraphInstantiateWithFlags(void **out, void *from, unsigned long long f
     made->graph = from;
     made->graph->users++;
     made->users = 1;
-    for (unsigned i = 0; i < made->graph->lanes; i++) made->lanes[i] = order_open();
+    for (unsigned i = 1; i < made->graph->lanes; i++) made->lanes[i] = order_open();
+    made->kernels = calloc(made->graph->count + 1, sizeof(work *));
+    if (!made->kernels) abort();
+    if (made->graph->count)
+        memcpy(made->kernels, made->graph->all, made->graph->count * sizeof(work *));
     count_left(1);
     pthread_mutex_unlock(&stand_in_lock);
     *out = made;
@@ -291,7 +313,13 @@ API int cuGraphInstantiateWithFlags(void **out, void *from, unsigned long long f
 static void drop_program(program *gone)
 {
     if (--gone->users) return;
-    for (unsigned i = 0; i < gone->graph->lanes; i++) order_close(gone->lanes[i]);
+    for (unsigned i = 1; i < gone->graph->lanes; i++) order_close(gone->lanes[i]);
+    while (gone->changed) {
+        work *changed = gone->changed;
+        gone->changed = changed->next;
+        free_work(changed);
+    }
+    free(gone->kernels);
     drop_graph(gone->graph);
     free(gone);
 }
@@ -304,6 +332,40 @@ API int cuGraphExecDestroy(void *gone)
     count_left(-1);
     pthread_mutex_unlock(&stand_in_lock);
     return begin_in_context("cuGraphExecDestroy");
+}
+
+/* CUDA_KERNEL_NODE_PARAMS_v2 */
+typedef struct kernel_call {
+    void *function;
+    unsigned blocks[3], threads[3], shared_bytes;
+    void **arguments, **extra;
+    void *kernel, *context;
+} kernel_call;
+
+/* For the launches that come. Those under way keep what they have. */
+API int cuGraphExecKernelNodeSetParams_v2(void *in, void *node, const void *with)
+{
+    int result = begin_in_context("cuGraphExecKernelNodeSetParams_v2");
+    program *it = in;
+    const work *of = node;
+    const kernel_call *call = with;
+    if (result) return result;
+    pthread_mutex_lock(&stand_in_lock);
+    if (of->kind != KERNEL || of->index >= it->graph->count || it->graph->all[of->index] != of
+        || call->extra || call->kernel)
+        result = INVALID_VALUE;
+    else {
+        work *made = calloc(1, sizeof *made);
+        if (!made) abort();
+        made->kind = KERNEL;
+        set_kernel(made, call->function, call->blocks, call->threads, call->shared_bytes,
+                   call->arguments[0]);
+        made->next = it->changed;
+        it->changed = made;
+        it->kernels[of->index] = made;
+    }
+    pthread_mutex_unlock(&stand_in_lock);
+    return result;
 }
 
 API int cuGraphLaunch(void *which, void *on)
@@ -322,7 +384,9 @@ API int cuGraphLaunch(void *which, void *on)
         made->left = it->graph->count;
         made->done = calloc(made->left + 1, sizeof *made->done);
         made->ends = calloc(made->left + 1, sizeof *made->ends);
-        if (!made->done || !made->ends) abort();
+        made->kernels = calloc(made->left + 1, sizeof(work *));
+        if (!made->done || !made->ends || !made->kernels) abort();
+        if (made->left) memcpy(made->kernels, it->kernels, made->left * sizeof(work *));
         it->users++;
     }
     pthread_mutex_unlock(&stand_in_lock);
@@ -352,12 +416,12 @@ bool program_step(unsigned number, work *launch)
     unsigned at = (unsigned)(draw() % of->count);
     while (!can_run(launch, of->all[at])) at = (at + 1) % of->count;
     const work *one = of->all[at];
-    unsigned lane = it->lanes[one->lane];
+    unsigned lane = one->lane ? it->lanes[one->lane] : number;
     order_wait(lane, &launch->start);
     for (unsigned i = 0; i < one->after_count; i++)
         order_wait(lane, &launch->ends[one->after[i]->index]);
-    order_begin(lane, &launch->host, one->name);
-    carry_out(one);
+    order_begin(lane, &launch->host, launch->kernels[at]->name);
+    carry_out(launch->kernels[at]);
     launch->ends[at] = *order_now(lane);
     launch->done[at] = true;
     order_wait(number, &launch->ends[at]);
@@ -371,6 +435,7 @@ void program_over(work *launch)
     drop_program(launch->program);
     free(launch->done);
     free(launch->ends);
+    free(launch->kernels);
 }
 
 bool program_uses(const void *memory)

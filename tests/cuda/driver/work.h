@@ -78,6 +78,7 @@ struct work {
     /* The launch of a program: which one, and what is not done yet. */
     program *program;
     uint64_t launch;
+    work **kernels; /* by place in the graph: with the arguments of this launch */
     unsigned left;
     bool *done, begun;
     order_clock start, *ends;
@@ -100,6 +101,9 @@ int begin_in_context(const char *call);
 void count_left(int change);
 uint64_t draw(void);
 work *add_work(void *on, work_kind kind);
+/* What a kernel is launched with; the arguments are copied. */
+void set_kernel(work *made, const void *function, const unsigned blocks[3],
+                const unsigned threads[3], unsigned shared_bytes, const void *arguments);
 void free_work(work *gone);
 void carry_out(const work *now);
 

@@ -16,12 +16,11 @@
 typedef struct piece {
     struct piece *next;
     uint64_t seq;
-    /* One of these is not NULL: a task, a mark, a wait for a number, or a replay. */
+    /* One of these is not NULL: a task, a mark, or a wait for a number. */
     const ms_task *task;
     ms_mark *mark;
     const ms_stream *of;
     uint64_t of_seq;
-    struct piece *graph; /* a replay: recorded tasks, in an order that is legal for one stream */
     uint32_t script;
     ms_trace_record *record;
     alignas(64) unsigned char arguments[MS_TASK_ARGS_MAX];
@@ -36,8 +35,6 @@ typedef struct late_stream {
 typedef struct late {
     ms_thread thread;
     uint64_t random;
-    piece **recording; /* where the next recorded task goes; NULL: nothing is recorded */
-    piece *recorded;
 } late;
 
 static ms_status late_open(ms_engine *engine, void **state)
@@ -98,46 +95,6 @@ static void late_run(ms_stream *stream, const ms_launch *launch)
     made->script = launch->script;
     if (launch->task->args_bytes)
         memcpy(made->arguments, launch->arguments, launch->task->args_bytes);
-    late *self = stream->engine->device_state;
-    if (!self->recording) return;
-    piece *copy = new_piece();
-    memcpy(copy, made, sizeof *copy);
-    copy->next = NULL;
-    *self->recording = copy;
-    self->recording = &copy->next;
-}
-
-/* The order in which the host enqueued tasks is an order in which one stream may run them. */
-static ms_status late_record_begin(ms_stream *origin)
-{
-    late *self = origin->engine->device_state;
-    self->recorded = NULL;
-    self->recording = &self->recorded;
-    return MS_OK;
-}
-
-static ms_status late_record_end(ms_stream *origin, void **graph)
-{
-    late *self = origin->engine->device_state;
-    self->recording = NULL;
-    *graph = self->recorded;
-    return MS_OK;
-}
-
-static void late_replay(ms_stream *origin, const ms_launch *launch, void *graph)
-{
-    piece *made = add(origin, launch->seq, launch->record);
-    made->graph = graph;
-    made->script = launch->script;
-}
-
-static void late_record_free(ms_engine *engine, void *graph)
-{
-    (void)engine;
-    for (piece *one = graph, *next; one; one = next) {
-        next = one->next;
-        free(one);
-    }
 }
 
 /* A handle is the address: the process that imports is this one. */
@@ -198,19 +155,6 @@ static bool late_reached(const ms_stream *stream, uint64_t seq)
     return ((const late_stream *)stream->device_state)->done >= seq;
 }
 
-static ms_task_result run_graph(late *self, const piece *graph, ms_error *error)
-{
-    for (; graph; graph = graph->next) {
-        alignas(64) unsigned char arguments[MS_TASK_ARGS_MAX];
-        ms_task_result result = MS_TASK_PENDING;
-        memcpy(arguments, graph->arguments, sizeof arguments);
-        while (result == MS_TASK_PENDING)
-            result = ms_cpu_call(&self->thread, NULL, graph->task, arguments, error);
-        if (result == MS_TASK_FAILED) return result;
-    }
-    return MS_TASK_DONE;
-}
-
 /* Runs the stream's first piece of work if it can run now. */
 static bool step(late *self, ms_stream *stream)
 {
@@ -222,9 +166,7 @@ static bool step(late *self, ms_stream *stream)
     if (now->mark) *(uint64_t *)now->mark->own = ms_now(stream->engine);
     else if (now->of) ms_stream_fail_after(stream, now->seq, now->of, now->of_seq);
     else if (!ms_stream_has_failed(stream)) {
-        ms_task_result result =
-            now->graph ? run_graph(self, now->graph, &error)
-                       : ms_cpu_call(&self->thread, NULL, now->task, now->arguments, &error);
+        ms_task_result result = ms_cpu_call(&self->thread, NULL, now->task, now->arguments, &error);
         if (result == MS_TASK_PENDING) return false;
         if (result == MS_TASK_FAILED) ms_stream_fail(stream, now->seq, &error, now->script);
     }
@@ -388,10 +330,6 @@ const ms_device *late_device(const char *device)
     table.mark_close = late_mark_close;
     table.mark = late_mark;
     table.mark_ns = late_mark_ns;
-    table.record_begin = late_record_begin;
-    table.record_end = late_record_end;
-    table.replay = late_replay;
-    table.record_free = late_record_free;
     table.share = late_share;
     table.import = late_import;
     table.forget = late_forget;
