@@ -148,8 +148,8 @@ describe("on a GPU", function()
       fails(8, "local t = ms.zeros { 1 << 20 }\nms.zeros { 1 << 32 }", ON_GPU))
     assert.matches("GPU 0, stand%-in 0, has compute capability 7%.0: 8%.0 or later is needed",
       fails(1, line, ON_GPU .. " MOONSHARD_STAND_IN_MAJOR=7"))
-    assert.matches('device "cuda": this machine shows none: CUDA_VISIBLE_DEVICES=MIG%-x hides all, \z
-      or names some that are not there',
+    assert.matches('device "cuda": this machine shows none: CUDA_VISIBLE_DEVICES=MIG%-x hides \z
+      all, or names some that are not there',
       fails(1, line, ON_GPU .. " MOONSHARD_STAND_IN_GPUS=0 CUDA_VISIBLE_DEVICES=MIG-x"))
     assert.matches("this engine runs on 'cuda",
       fails(1, "print(ms.device('cuda:1'))", ON_GPU))
