@@ -144,7 +144,8 @@ describe("on a GPU", function()
     assert.matches("is cuBLASLt 12%.4: 13%.0 or later is needed",
       fails(3, line, ON_GPU .. " MOONSHARD_STAND_IN_CUBLASLT_VERSION=120400"))
     assert.matches("no memory for 17179869184 bytes: live 4194304, .*limit 966367638%d*; largest \z
-      owners: .*r%.lua:2", fails(8, "local t = ms.zeros { 1 << 20 }\nms.zeros { 1 << 32 }", ON_GPU))
+      owners: .*r%.lua:2",
+      fails(8, "local t = ms.zeros { 1 << 20 }\nms.zeros { 1 << 32 }", ON_GPU))
     assert.matches("GPU 0, stand%-in 0, has compute capability 7%.0: 8%.0 or later is needed",
       fails(1, line, ON_GPU .. " MOONSHARD_STAND_IN_MAJOR=7"))
     assert.matches('device "cuda": this machine shows none: CUDA_VISIBLE_DEVICES=MIG%-x \z

@@ -195,7 +195,7 @@ static void learn_ids(rank *self)
 static void a_transport_learns_ids_from_control(void **state)
 {
     (void)state;
-    if (device_is_cuda()) skip(); /* a task of its own */
+    if (!device_runs_own_tasks()) skip();
     rank ranks[3];
     job work = { .kind = THREADS,
                  .open = open_by_id,
@@ -282,7 +282,7 @@ static void beside(rank *self)
 static void numbers_wait_for_no_computation(void **state)
 {
     (void)state;
-    if (device_is_cuda()) skip(); /* a task of its own */
+    if (!device_runs_own_tasks()) skip();
     run_well(THREADS, 2, beside, NULL);
 }
 

@@ -156,6 +156,99 @@ static void functions_of_the_host_run_in_order(void **state)
     assert_int_equal(left(), 0);
 }
 
+/* Two functions that wait for each other, as those of two ranks would: the driver runs all of them
+ * on one thread. */
+typedef struct guest {
+    _Atomic int is_here;
+    struct guest *other;
+} guest;
+
+static ms_status meet(void *user, char *message, size_t bytes)
+{
+    guest *self = user;
+    (void)message;
+    (void)bytes;
+    atomic_store(&self->is_here, 1);
+    while (!atomic_load(&self->other->is_here)) ms_yield();
+    return MS_OK;
+}
+
+static void functions_of_two_streams_may_wait_for_each_other(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *on[2] = { ms_engine_current(engine), side_of(engine) };
+    ms_storage *storage = storage_of(on[0], sizeof(float));
+    guest guests[2] = { { .other = guests + 1 }, { .other = guests } };
+    unsigned waits = calls("cuStreamWaitValue32_v2");
+    for (int i = 0; i < 2; i++) {
+        ms_host_call call = { .name = "meet", .function = meet, .user = &guests[i] };
+        assert_int_equal(ms_stream_call(on[i], &call, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
+    }
+    /* What follows on a stream comes after its function. */
+    fill(on[0], storage, 3);
+    assert_true(value_of(storage) == 3);
+    assert_int_equal(atomic_load(&guests[1].is_here), 1);
+    /* One wait shows for each stream that the GPU can do it. */
+    assert_int_equal(calls("cuStreamWaitValue32_v2") - waits, 4);
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
+static _Atomic int has_begun, job_has_ended, has_returned;
+static void end_job(ms_engine *engine, const ms_error *error)
+{
+    (void)engine;
+    (void)error;
+    atomic_store(&job_has_ended, 1);
+}
+static ms_status wait_for_the_end(void *user, char *message, size_t bytes)
+{
+    (void)user;
+    atomic_store(&has_begun, 1);
+    while (!atomic_load(&job_has_ended)) ms_yield();
+    for (int i = 0; i < 1000; i++) ms_yield();
+    atomic_store(&has_returned, 1);
+    snprintf(message, bytes, "the job has ended");
+    return MS_ERROR_ABORTED;
+}
+
+/* A function that waits for others returns before anybody takes the stream for done: what it uses
+ * is freed then. */
+static void a_gpu_that_stops_waits_for_functions(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine);
+    ms_host_call call = { .name = "wait", .function = wait_for_the_end };
+    ms_engine_on_failure(engine, end_job);
+    assert_int_equal(ms_stream_call(a, &call, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
+    while (!atomic_load(&has_begun)) ms_yield();
+    stops(719);
+    assert_int_equal(ms_engine_sync(engine), MS_ERROR_TASK);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "the GPU has stopped"));
+    assert_int_equal(atomic_load(&has_returned), 1);
+    ms_engine_free(engine);
+    stops(0);
+}
+
+static void a_gpu_that_cannot_wait_for_a_word_is_an_error(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine);
+    int count = 0;
+    ms_host_call call = { .name = "count", .function = add_one, .user = &count };
+    fails("cuStreamWaitValue32_v2", 801);
+    assert_int_equal(ms_stream_call(a, &call, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(ms_stream_sync(a), MS_ERROR_TASK);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "count: CUDA_ERROR_NOT_SUPPORTED"));
+    assert_int_equal(count, 0);
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
 /* The stream fails, those that wait for it fail as well, and what they wrote cannot be read. */
 static void a_flag_makes_its_stream_fail(void **state)
 {
@@ -301,6 +394,9 @@ int main(void)
         cmocka_unit_test(a_stream_has_a_depth),
         cmocka_unit_test(marks_have_times),
         cmocka_unit_test(functions_of_the_host_run_in_order),
+        cmocka_unit_test(functions_of_two_streams_may_wait_for_each_other),
+        cmocka_unit_test(a_gpu_that_stops_waits_for_functions),
+        cmocka_unit_test(a_gpu_that_cannot_wait_for_a_word_is_an_error),
         cmocka_unit_test(a_flag_makes_its_stream_fail),
         cmocka_unit_test(errors_name_the_task),
         cmocka_unit_test(memory_grows_or_is_taken_at_once),

@@ -1,5 +1,6 @@
 /* device.c: functions of devices besides tasks and waits: marks, copies and checks of flags, in
- * stream order, and their results on a device without values. ctest: late */
+ * stream order, and their results on a device without values.
+ * ctest: late cuda */
 #include "device_support.h"
 
 #include <stdio.h>
@@ -167,6 +168,7 @@ static void copies_keep_the_order_of_their_stream(void **state)
 static void reading_waits_for_writers_only(void **state)
 {
     (void)state;
+    if (device_is_cuda()) skip(); /* its events cover what was enqueued before them, too */
     ms_engine *engine = make_engine("cpu");
     ms_stream *a = ms_engine_current(engine);
     ms_storage *storage = storage_of(a, 8);
@@ -211,7 +213,8 @@ static void a_stream_fails_if_its_flag_is_set(void **state)
     assert_int_equal(ms_engine_sync(engine), MS_ERROR_TASK);
     assert_string_equal(ms_engine_error(engine)->message, "flag 1 is set");
     assert_string_equal(ms_engine_error(engine)->operation, "guard");
-    assert_true(read[0] == 7);                 /* skipped, as all that comes after on that stream */
+    /* Skipped, as all that comes after on that stream; but a GPU has it in its queue already. */
+    assert_true(device_is_cuda() || read[0] == 7);
     assert_true(ms_marks_time(marks, 0, &ns)); /* passed all the same */
     assert_int_equal(ms_engine_sync(engine), MS_OK);
     ms_marks_free(marks);
@@ -334,6 +337,7 @@ static ms_storage *number(ms_stream *stream, int64_t value)
 static void memory_is_shared_where_the_device_can(void **state)
 {
     (void)state;
+    if (device_is_cuda()) skip(); /* it does not share */
     ms_engine *engine = make_engine("cpu"), *other = make_engine("cpu");
     ms_stream *a = ms_engine_current(engine), *b = ms_engine_current(other);
     ms_memory_handle handle;
@@ -374,6 +378,7 @@ static void memory_is_shared_where_the_device_can(void **state)
 static void priorities_are_the_devices(void **state)
 {
     (void)state;
+    if (device_is_cuda()) skip(); /* the driver's, which the stand-in does not have */
     ms_engine *engine = make_engine("cpu");
     ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
     if (!late_device("cpu")) {
@@ -549,7 +554,8 @@ static void an_engine_names_its_device(void **state)
 {
     (void)state;
     ms_engine *engine = make_engine("cpu");
-    assert_string_equal(ms_engine_device(engine), late_device("cpu") ? "late" : "cpu");
+    assert_string_equal(ms_engine_device(engine),
+                        late_device("cpu") ? late_device("cpu")->name : "cpu");
     ms_engine_free(engine);
 }
 

@@ -147,7 +147,7 @@ static ms_status slowly(ms_stream *stream, ms_tensor *to, float value, _Atomic i
 static void a_dropped_block_is_handed_over_in_stream_order(void **state)
 {
     (void)state;
-    if (device_is_cuda()) skip(); /* a task of its own */
+    if (!device_runs_own_tasks()) skip();
     for (int refilled = 0; refilled < 2; refilled++) {
         _Atomic int open = 0, at_once = 1;
         int64_t two = 2;
@@ -178,7 +178,7 @@ static void a_dropped_block_is_handed_over_in_stream_order(void **state)
 static void strict_mode_finds_a_missing_wait_for_the_block_s_former_user(void **state)
 {
     (void)state;
-    if (device_is_cuda()) skip(); /* a task of its own */
+    if (!device_runs_own_tasks()) skip();
     _Atomic int open = 1;
     int64_t two = 2;
     ms_engine *engine = make(NULL, true, 0);
@@ -199,7 +199,7 @@ static void strict_mode_finds_a_missing_wait_for_the_block_s_former_user(void **
 static void a_refill_forgets_the_users_of_the_old_memory(void **state)
 {
     (void)state;
-    if (device_is_cuda()) skip(); /* a task of its own */
+    if (!device_runs_own_tasks()) skip();
     _Atomic int open = 0, at_once = 1;
     int64_t two = 2;
     ms_engine *engine = make(NULL, true, 0);
@@ -222,7 +222,7 @@ static void a_refill_forgets_the_users_of_the_old_memory(void **state)
 static void dropping_and_refilling_on_another_stream_does_not_grow_the_pool(void **state)
 {
     (void)state;
-    if (device_is_cuda()) skip(); /* a task of its own */
+    if (!device_runs_own_tasks()) skip();
     enum { UNITS = 6, ROUNDS = 30 };
     _Atomic int at_once = 1;
     int64_t size = 50000, small = 3000;

@@ -9,8 +9,10 @@
  * "late:SEED", and `device` is the CPU (or NULL). */
 const ms_device *late_device(const char *device);
 
-/* Whether MOONSHARD_TEST_DEVICE is the cuda device. It carries out no task that is a function of C,
- * and a test that enqueues one of its own skips itself there. */
+/* Whether MOONSHARD_TEST_DEVICE is the cuda device. */
 bool device_is_cuda(void);
+/* A GPU carries out no task that is a function of C, and a test that enqueues one of its own skips
+ * itself there. Over the stand-in for the driver it is called. */
+bool device_runs_own_tasks(void);
 
 #endif

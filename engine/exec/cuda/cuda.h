@@ -115,7 +115,7 @@ typedef struct ms_cuda_duty {
     uint64_t of_seq;
     /* A function of the host; a flag that was copied to `note`, with its message; or what the
      * kernels of a task noted there. */
-    ms_host_call call;
+    ms_host_call call; /* `name` also of a flag */
     ms_cuda_note *note;
     const char *message;
     const ms_cuda_task *task;
@@ -183,6 +183,8 @@ ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *wha
 void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result);
 void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
                          const char *format, ...) MS_PRINTF(5, 6);
+/* The function of the host or the check of a flag that `duty` is for fails. */
+void ms_cuda_fail_duty(const ms_cuda_duty *duty, ms_status status, const char *message);
 void ms_cuda_fail_with(ms_stream *stream, uint64_t seq, uint32_t script, const ms_error *error);
 /* As ms_stream_fail_after. */
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq);

@@ -25,7 +25,7 @@ static void carry_out(ms_cuda_errands *errands, const ms_cuda_duty *duty)
     ms_status status = ms_stream_has_failed(duty->stream)
                            ? MS_OK
                            : duty->call.function(duty->call.user, message, sizeof message);
-    if (status) ms_cuda_fail_stream(duty->stream, duty->seq, duty->script, status, "%s", message);
+    if (status) ms_cuda_fail_duty(duty, status, message);
     atomic_store(&errands->begun, NULL);
     atomic_fetch_add(errands->ended, 1);
     ms_bell_ring(&errands->bell);

@@ -50,6 +50,14 @@ void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_st
     ms_cuda_fail_with(stream, seq, script, &error);
 }
 
+void ms_cuda_fail_duty(const ms_cuda_duty *duty, ms_status status, const char *message)
+{
+    ms_error error = { .status = status, .rank = -1, .bucket = -1, .collective = -1 };
+    snprintf(error.message, sizeof error.message, "%s", message);
+    snprintf(error.operation, sizeof error.operation, "%s", duty->call.name);
+    ms_cuda_fail_with(duty->stream, duty->seq, duty->script, &error);
+}
+
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq)
 {
     ms_cuda_device *self = ms_cuda_of(stream->engine);

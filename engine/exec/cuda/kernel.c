@@ -224,16 +224,14 @@ void ms_cuda_to_host(ms_cuda_work *work, void *host, const void *from, size_t by
 {
     if (bytes && may_use_host(work))
         check(work, ms_cuda_of(work->stream->engine)
-                        ->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes,
-                                        ms_cuda_queue_of(work->stream)->stream));
+                        ->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes, work->on));
 }
 
 void ms_cuda_from_host(ms_cuda_work *work, void *to, const void *host, size_t bytes)
 {
     if (bytes && may_use_host(work))
         check(work, ms_cuda_of(work->stream->engine)
-                        ->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes,
-                                       ms_cuda_queue_of(work->stream)->stream));
+                        ->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes, work->on));
 }
 
 void ms_cuda_on_host(ms_cuda_work *work, ms_host_function function, void *user)

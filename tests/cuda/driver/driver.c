@@ -308,6 +308,7 @@ API int cuGetErrorName(int result, const char **text)
     *text = result == OUT_OF_MEMORY         ? "CUDA_ERROR_OUT_OF_MEMORY"
             : result == LAUNCH_FAILED       ? "CUDA_ERROR_LAUNCH_FAILED"
             : result == NOT_FOUND           ? "CUDA_ERROR_NOT_FOUND"
+            : result == 801                 ? "CUDA_ERROR_NOT_SUPPORTED"
             : result == CAPTURE_UNSUPPORTED ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
             : result == CAPTURE_INVALIDATED ? "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
                                             : "CUDA_ERROR_UNKNOWN";

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ORDER_STREAMS 32
+#define ORDER_STREAMS 40 /* an engine has 32 at most, and its device some */
 
 typedef struct order_clock {
     uint32_t at[ORDER_STREAMS];

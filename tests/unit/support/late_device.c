@@ -6,6 +6,8 @@
  */
 #include "../late_device.h"
 
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -225,6 +227,70 @@ static void late_stream_close(ms_stream *stream, void *state)
     ms_release(&stream->engine->context, state);
 }
 
+/* ------------------------------------------- C functions as tasks of the cuda device */
+
+/* A task of a test on its way. It may never be called, as on a stream that has failed: the list
+ * keeps it. */
+typedef struct own_task {
+    struct own_task *next;
+    ms_stream *stream;
+    const ms_task *task;
+    uint64_t seq;
+    uint32_t script;
+    alignas(64) unsigned char arguments[MS_TASK_ARGS_MAX];
+} own_task;
+
+static ms_status call_own_task(void *user, char *message, size_t bytes)
+{
+    own_task *own = user;
+    ms_thread thread = { .engine = own->stream->engine };
+    ms_task_result result = MS_TASK_PENDING;
+    ms_error error;
+    while (result == MS_TASK_PENDING)
+        result = ms_cpu_call(&thread, NULL, own->task, own->arguments, &error);
+    ms_thread_close(&thread);
+    if (result == MS_TASK_DONE) return MS_OK;
+    ms_stream_fail(own->stream, own->seq, &error, own->script);
+    snprintf(message, bytes, "%s", error.message);
+    return error.status;
+}
+
+/* The memory of the stand-in is the host's, so functions of C may use it. */
+static void run_on_stand_in(ms_stream *stream, const ms_launch *launch)
+{
+    static _Atomic(own_task *) all;
+    if (!launch->task || !launch->task->function) {
+        ms_device_cuda.run(stream, launch);
+        return;
+    }
+    own_task *own = aligned_alloc(64, (sizeof *own + 63) / 64 * 64);
+    if (!own) abort();
+    own->stream = stream;
+    own->task = launch->task;
+    own->seq = launch->seq;
+    own->script = launch->script;
+    if (launch->task->args_bytes)
+        memcpy(own->arguments, launch->arguments, launch->task->args_bytes);
+    own->next = atomic_load(&all);
+    while (!atomic_compare_exchange_weak(&all, &own->next, own)) {}
+    ms_host_call call = {
+        .name = launch->name, .function = call_own_task, .user = own, .kind = launch->task->kind
+    };
+    ms_device_cuda.call(stream, launch, &call);
+}
+
+static ms_device on_stand_in;
+static void make_on_stand_in(void)
+{
+    const char *seed = strchr(getenv("MOONSHARD_TEST_DEVICE"), ':');
+    setenv("MOONSHARD_CUDA_DRIVER", getenv("MOONSHARD_STAND_IN"), 1);
+    if (seed) setenv("MOONSHARD_STAND_IN_SEED", seed + 1, 1);
+    on_stand_in = ms_device_cuda;
+    on_stand_in.run = run_on_stand_in;
+}
+
+bool device_runs_own_tasks(void) { return !device_is_cuda() || getenv("MOONSHARD_STAND_IN"); }
+
 bool device_is_cuda(void)
 {
     const char *asked = getenv("MOONSHARD_TEST_DEVICE");
@@ -238,10 +304,10 @@ const ms_device *late_device(const char *device)
     if (device_is_cuda() && (!device || strcmp(device, "cpu") == 0)) {
         /* Over the stand-in for the driver, whose order of work the seed chooses; on a GPU
          * (tests/gpu/run.sh) there is none. */
-        if (getenv("MOONSHARD_STAND_IN"))
-            setenv("MOONSHARD_CUDA_DRIVER", getenv("MOONSHARD_STAND_IN"), 1);
-        if (asked[4] == ':') setenv("MOONSHARD_STAND_IN_SEED", asked + 5, 1);
-        return &ms_device_cuda;
+        if (!getenv("MOONSHARD_STAND_IN")) return &ms_device_cuda;
+        static pthread_once_t once = PTHREAD_ONCE_INIT;
+        pthread_once(&once, make_on_stand_in);
+        return &on_stand_in;
     }
     if (!asked || strncmp(asked, "late", 4) != 0) return NULL;
     if (device && strcmp(device, "cpu") != 0) return NULL;
