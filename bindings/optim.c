@@ -218,6 +218,13 @@ static int optim_step(lua_State *L)
     return 0;
 }
 
+/* core.batch(begins): begins a batch of steps or ends it (ms_engine_batch). Each is ended. */
+static int batch(lua_State *L)
+{
+    ms_engine_batch(ms_lua_enter(L), lua_toboolean(L, 1) ? 1 : -1);
+    return 0;
+}
+
 /* core.clip_norm(gradients, max, p) -> norm before, position of the first gradient that is not
  * finite (from 0; -1: none). Both results are tensors on the device: the step that follows is
  * enqueued without waiting for the norm. */
@@ -252,10 +259,9 @@ static int unscale(lua_State *L)
 /* Only what one task does is here; groups, schedules and checkpoints are Lua's. */
 void ms_open_optim(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "optim_check", optim_check },
-                                          { "optim_step", optim_step },
-                                          { "clip_norm", clip_norm },
-                                          { "unscale", unscale },
-                                          { NULL, NULL } };
+    static const luaL_Reg functions[] = {
+        { "optim_check", optim_check }, { "optim_step", optim_step }, { "batch", batch },
+        { "clip_norm", clip_norm },     { "unscale", unscale },       { NULL, NULL }
+    };
     ms_lua_register(L, runtime, functions);
 }

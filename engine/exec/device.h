@@ -79,6 +79,9 @@ struct ms_device {
     void *(*native)(ms_stream *stream);
 
     void (*run)(ms_stream *stream, const ms_launch *launch);
+    /* See ms_engine_batch; `begins` when the first of nested batches begins, and false when it
+     * ends. NULL: `run` carries tasks out one by one. */
+    void (*batch)(ms_engine *engine, bool begins);
     void (*wait)(ms_stream *stream, const ms_wait *wait);
     bool (*reached)(const ms_stream *stream, uint64_t seq);
     void (*await)(ms_stream *stream, uint64_t seq); /* the host blocks until seq is reached */

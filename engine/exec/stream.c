@@ -331,6 +331,15 @@ void ms_engine_repeats(const ms_engine *engine, ms_repeats *out)
 
 void ms_engine_forbid_sync(ms_engine *engine, int change) { engine->sync_forbidden += change; }
 
+void ms_engine_batch(ms_engine *engine, int change)
+{
+    if (change < 0 && engine->batches == 0) return;
+    bool was_open = engine->batches > 0;
+    engine->batches += change;
+    bool is_open = engine->batches > 0;
+    if (engine->device->batch && was_open != is_open) engine->device->batch(engine, is_open);
+}
+
 /* Raw waiting, without a check for errors: it may run while one is being reported. */
 void ms_engine_await(ms_stream *stream, uint64_t seq)
 {

@@ -536,6 +536,13 @@ local function tell_followers(self, s, options)
   end
 end
 
+-- While this is open, the steps of parameters may be carried out together.
+local batch = setmetatable({}, { __close = function() core.batch(false) end })
+local function open_batch()
+  core.batch(true)
+  return batch
+end
+
 -- Steps all parameters. sent: for a rank without inputs left in a join, the settings that it
 -- received, and the gradients unless it has those of its shards.
 local function take_step(self, options, sent)
@@ -545,6 +552,7 @@ local function take_step(self, options, sent)
   for i, group in ipairs(self.list) do
     local now = sent and setmetatable(sent.settings[i], { __index = group })
       or at_this_step(self, group)
+    local together <close> = open_batch() -- luacheck: ignore together
     for _, p in ipairs(group.params) do
       local slot, grad = self.slots[p], p:grad()
       if sent and sent.gradients then grad = sent.gradients[p] end

@@ -475,6 +475,7 @@ static void end_log(ms_stream *stream)
 
 void ms_cuda_cut(ms_stream *stream, const char *what)
 {
+    ms_cuda_put_kept(stream);
     if (!ms_cuda_queue_of(stream)->log.count) return;
     if (what) note_why(stream->engine, what, stream->engine->script);
     end_log(stream);
@@ -483,6 +484,7 @@ void ms_cuda_cut(ms_stream *stream, const char *what)
 void ms_cuda_cut_at(ms_stream *stream, uint64_t seq, const char *what)
 {
     const ms_cuda_log *log = &ms_cuda_queue_of(stream)->log;
+    ms_cuda_put_kept(stream);
     if (log->count && seq >= log->tasks[0].seq) ms_cuda_cut(stream, what);
 }
 

@@ -2,6 +2,8 @@
  *
  * Invariants
  * - A stream of the engine is one CUDA stream. Number n of it is one call of the driver, or none.
+ * - While a batch is open, tasks may be kept and put onto the stream later (batch.c). Whatever puts
+ *   something onto it, or records an event there, puts them first.
  * - The device learns that a number is reached from an event that was recorded after it. It records
  *   an event when the host asks for a number, or when another stream waits for it. The event covers
  *   all numbers that were enqueued before. So most tasks cost one call of the driver.
@@ -102,6 +104,7 @@ typedef struct ms_cuda_device {
     ms_cuda_stream builder;
     ms_repeats repeats;
     char why_ended[256];
+    bool batches; /* a batch is open: tasks may be put off */
 } ms_cuda_device;
 
 /* What the host does after a number. */
@@ -143,8 +146,10 @@ typedef struct ms_cuda_queue {
     uint64_t head; /* the last number that was carried out */
     uint64_t done; /* the last one that is known to be reached */
     ms_cuda_duty *duties, **last_duty;
-    ms_cuda_piece *scratch;   /* see ms_cuda_scratch; NULL: none */
-    ms_cuda_errands *errands; /* NULL: none yet */
+    ms_cuda_piece *scratch;            /* see ms_cuda_scratch; NULL: none */
+    ms_cuda_errands *errands;          /* NULL: none yet */
+    uint64_t last_ns;                  /* when the last task of a trace finished */
+    struct ms_cuda_together *together; /* see batch.c; NULL until there is something */
     /* See chain.c. */
     ms_cuda_log log;       /* the tasks since the last cut, which end with `head` */
     ms_cuda_chain *chain;  /* the one that begins with them: they are held. NULL: they are not */
@@ -189,14 +194,7 @@ void ms_cuda_fail_with(ms_stream *stream, uint64_t seq, uint32_t script, const m
 /* As ms_stream_fail_after. */
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq);
 
-/* points.c */
-ms_status ms_cuda_queue_open(ms_stream *stream, void **state);
-void ms_cuda_queue_close(ms_stream *stream, void *state);
-bool ms_cuda_reached(const ms_stream *stream, uint64_t seq);
-void ms_cuda_await(ms_stream *stream, uint64_t seq);
-void ms_cuda_wait(ms_stream *stream, const ms_wait *wait);
-/* Number seq was carried out, the next one. */
-void ms_cuda_advance(ms_stream *stream, uint64_t seq);
+/* duty.c */
 /* An event with times or without, NULL after an error. */
 ms_cuda_event ms_cuda_take_event(ms_cuda_device *self, ms_engine *engine);
 void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event event);
@@ -209,6 +207,15 @@ ms_cuda_duty *ms_cuda_add_duty(ms_stream *stream, uint64_t seq, uint32_t script)
  * it goes to launch->record. begin_times answers NULL where no trace is recorded. */
 ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch);
 void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty);
+
+/* points.c */
+ms_status ms_cuda_queue_open(ms_stream *stream, void **state);
+void ms_cuda_queue_close(ms_stream *stream, void *state);
+bool ms_cuda_reached(const ms_stream *stream, uint64_t seq);
+void ms_cuda_await(ms_stream *stream, uint64_t seq);
+void ms_cuda_wait(ms_stream *stream, const ms_wait *wait);
+/* Number seq was carried out, the next one. */
+void ms_cuda_advance(ms_stream *stream, uint64_t seq);
 void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark);
 ms_status ms_cuda_mark_open(ms_engine *engine, ms_mark *mark);
 void ms_cuda_mark_close(ms_engine *engine, ms_mark *mark);
@@ -255,6 +262,16 @@ ms_cuda_result ms_cuda_errand(ms_stream *stream, ms_cuda_duty *duty);
 /* Waits until no function runs: for a stream that the GPU does not hold up any more. */
 void ms_cuda_errands_settle(ms_cuda_queue *queue);
 void ms_cuda_errands_close(ms_stream *stream, ms_cuda_queue *queue);
+
+/* batch.c */
+/* The task is kept for later; its number still has to be counted. False: it is for now. */
+bool ms_cuda_keep(ms_stream *stream, const ms_launch *launch);
+/* Puts onto the stream, or onto all, what was kept. */
+void ms_cuda_put_kept(ms_stream *stream);
+void ms_cuda_put_all_kept(ms_engine *engine);
+/* It will never be carried out: the GPU has stopped. */
+void ms_cuda_drop_kept(ms_stream *stream);
+void ms_cuda_batch(ms_engine *engine, bool begins);
 
 /* memory.c */
 void *ms_cuda_reserve(ms_engine *engine, uint64_t bytes);

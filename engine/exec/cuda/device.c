@@ -140,6 +140,7 @@ const ms_device ms_device_cuda = {
     .set_priority = cuda_set_priority,
     .native = cuda_native,
     .run = ms_cuda_run,
+    .batch = ms_cuda_batch,
     .wait = ms_cuda_wait,
     .reached = ms_cuda_reached,
     .await = ms_cuda_await,

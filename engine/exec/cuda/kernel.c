@@ -134,6 +134,14 @@ void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes)
     check(work, ms_cuda_of(work->stream->engine)->cuda.fill(at, 0, bytes, work->on));
 }
 
+void ms_cuda_put(ms_cuda_work *work, void *to, const void *host, size_t bytes)
+{
+    if (work->has_failed || !bytes) return;
+    MS_ASSERT(bytes <= MS_CUDA_PUT_MOST && !work->chain);
+    check(work, ms_cuda_of(work->stream->engine)
+                    ->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes, work->on));
+}
+
 void ms_cuda_release_piece(ms_engine *engine, ms_cuda_piece *piece)
 {
     if (!piece || --piece->users > 0) return;

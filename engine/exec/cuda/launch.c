@@ -32,6 +32,11 @@ void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
 {
     bool is_alone = false;
     (void)ms_cuda_enter(stream->engine);
+    if (ms_cuda_keep(stream, launch)) {
+        ms_cuda_advance(stream, launch->seq);
+        return;
+    }
+    ms_cuda_put_kept(stream);
     bool is_held = ms_cuda_hold(stream, launch);
     if (!is_held && !ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);

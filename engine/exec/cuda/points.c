@@ -4,67 +4,7 @@
 
 #include "exec/cuda/cuda.h"
 
-/* ------------------------------------------------------------------- events */
-
-ms_cuda_event ms_cuda_take_event(ms_cuda_device *self, ms_engine *engine)
-{
-    (void)engine;
-    ms_cuda_event event = NULL;
-    if (self->spare_count > 0) return self->spare[--self->spare_count];
-    ms_cuda_result result = self->cuda.event_create(&event, MS_CUDA_EVENT_NO_TIMING);
-    return result ? NULL : event;
-}
-
-void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event event)
-{
-    if (!event) return;
-    if (ms_grow(&engine->context, (void **)&self->spare, &self->spare_capacity,
-                self->spare_count + 1, sizeof *self->spare)) {
-        (void)self->cuda.event_destroy(event);
-        return;
-    }
-    self->spare[self->spare_count++] = event;
-}
-
-/* -------------------------------------------------------------------- notes */
-
-ms_cuda_note *ms_cuda_take_note(ms_cuda_device *self)
-{
-    void *memory = NULL;
-    ms_cuda_note *note = self->notes;
-    if (note) {
-        self->notes = note->next;
-        return note;
-    }
-    ms_cuda_result result = self->cuda.host_allocate(&memory, sizeof(ms_cuda_note), 0);
-    return result ? NULL : memory;
-}
-
-void ms_cuda_give_note(ms_cuda_device *self, ms_cuda_note *note)
-{
-    if (!note) return;
-    note->next = self->notes;
-    self->notes = note;
-}
-
 /* ------------------------------------------------------------------- duties */
-
-ms_cuda_duty *ms_cuda_add_duty(ms_stream *stream, uint64_t seq, uint32_t script)
-{
-    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
-    void *memory = NULL;
-    if (ms_allocate(&stream->engine->context, sizeof(ms_cuda_duty), "stream", &memory)) {
-        ms_cuda_fail_stream(stream, seq, script, MS_ERROR_MEMORY, "no memory for a task");
-        return NULL;
-    }
-    ms_cuda_duty *duty = memory;
-    duty->stream = stream;
-    duty->seq = seq;
-    duty->script = script;
-    *queue->last_duty = duty;
-    queue->last_duty = &duty->next;
-    return duty;
-}
 
 /* When an event was passed, by the host's clock. */
 static uint64_t time_of(const ms_cuda_device *self, ms_cuda_event event)
@@ -76,14 +16,21 @@ static uint64_t time_of(const ms_cuda_device *self, ms_cuda_event event)
 
 /* The end is counted from the task's own beginning: the driver's f32 holds that to half a
  * microsecond, but not the time since the engine was opened. */
-static void write_times(ms_cuda_device *self, const ms_cuda_duty *duty)
+static void write_times(ms_cuda_device *self, ms_cuda_queue *queue, const ms_cuda_duty *duty)
 {
     float ms = 0;
-    if (!duty->record) return;
-    duty->record->started_ns = time_of(self, duty->started);
-    if (duty->record->started_ns && duty->finished
+    ms_trace_record *record = duty->record;
+    if (!record) return;
+    if (!duty->started) {
+        /* It was carried out with the task before it. */
+        record->started_ns = record->finished_ns = queue->last_ns;
+        return;
+    }
+    record->started_ns = time_of(self, duty->started);
+    if (record->started_ns && duty->finished
         && !self->cuda.event_elapsed(&ms, duty->started, duty->finished))
-        duty->record->finished_ns = duty->record->started_ns + (uint64_t)((double)ms * 1e6);
+        record->finished_ns = record->started_ns + (uint64_t)((double)ms * 1e6);
+    queue->last_ns = record->finished_ns;
 }
 
 /* What the kernels of a task noted. */
@@ -119,7 +66,7 @@ static void do_duties(ms_stream *stream)
         }
         look_at_note(stream, duty);
         call_after(stream, duty);
-        write_times(self, duty);
+        write_times(self, queue, duty);
         if (duty->started) (void)self->cuda.event_destroy(duty->started);
         if (duty->finished) (void)self->cuda.event_destroy(duty->finished);
         ms_cuda_give_note(self, duty->note);
@@ -164,6 +111,7 @@ static void stop(ms_stream *stream, ms_cuda_result result)
         queue->first = (queue->first + 1) % MS_CUDA_POINTS;
         queue->count--;
     }
+    ms_cuda_drop_kept(stream);
     queue->done = queue->head;
     do_duties(stream);
 }
@@ -181,6 +129,7 @@ static ms_cuda_point *point_of(ms_stream *stream, uint64_t seq)
     ms_cuda_device *self = ms_cuda_of(stream->engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     if (seq <= queue->done) return NULL;
+    ms_cuda_put_kept(stream);
     for (uint32_t i = 0; i < queue->count; i++)
         if (point_at(queue, i)->seq >= seq) return point_at(queue, i);
     ms_cuda_result result = MS_CUDA_SUCCESS;
@@ -263,30 +212,6 @@ void ms_cuda_wait(ms_stream *stream, const ms_wait *wait)
     ms_cuda_advance(stream, wait->seq);
 }
 
-/* -------------------------------------------------------------------- times */
-
-/* Where a trace is recorded, events with times stand around the task. */
-ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch)
-{
-    ms_cuda_device *self = ms_cuda_of(stream->engine);
-    ms_cuda_duty *duty =
-        launch->record ? ms_cuda_add_duty(stream, launch->seq, launch->script) : NULL;
-    if (!duty) return NULL;
-    duty->record = launch->record;
-    if (self->cuda.event_create(&duty->started, MS_CUDA_EVENT_TIMING)) duty->started = NULL;
-    if (self->cuda.event_create(&duty->finished, MS_CUDA_EVENT_TIMING)) duty->finished = NULL;
-    if (duty->started)
-        (void)self->cuda.event_record(duty->started, ms_cuda_queue_of(stream)->stream);
-    return duty;
-}
-
-void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty)
-{
-    if (duty && duty->finished)
-        (void)ms_cuda_of(stream->engine)
-            ->cuda.event_record(duty->finished, ms_cuda_queue_of(stream)->stream);
-}
-
 /* -------------------------------------------------------------------- marks */
 
 ms_status ms_cuda_mark_open(ms_engine *engine, ms_mark *mark)
@@ -349,5 +274,6 @@ void ms_cuda_queue_close(ms_stream *stream, void *state)
     ms_cuda_release_piece(stream->engine, queue->scratch);
     ms_cuda_errands_close(stream, queue);
     (void)self->cuda.stream_destroy(queue->stream);
+    ms_release(&stream->engine->context, queue->together);
     ms_release(&stream->engine->context, queue);
 }

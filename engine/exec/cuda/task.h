@@ -31,6 +31,9 @@ typedef struct ms_cuda_shape {
 /* One execution of a task. */
 typedef struct ms_cuda_work ms_cuda_work;
 
+/* So many tasks are carried out together at most; so many bytes the host may put (ms_cuda_put). */
+enum { MS_CUDA_BATCH = 128, MS_CUDA_PUT_MOST = 65536 };
+
 typedef struct ms_cuda_task {
     ms_task task; /* first: what the tables of kernels hold; it has no function */
     void (*function)(ms_cuda_work *work, const void *arguments);
@@ -45,6 +48,11 @@ typedef struct ms_cuda_task {
      * NULL: there is nothing between them, or the compiler cannot do it; tasks that repeat may then
      * seem to differ, which costs time only. */
     void (*clear_padding)(void *arguments);
+    /* NULL, or the task can be carried out together with others that have the same function
+     * (ms_engine_batch): at most MS_CUDA_BATCH, among whose work there is no order. `joins`:
+     * whether that may be so for one more. Their kernels find no faults. */
+    void (*together)(ms_cuda_work *work, const void *const *arguments, uint32_t count);
+    bool (*joins)(const void *const *arguments, uint32_t count, const void *next);
 } ms_cuda_task;
 
 /* The driver copies `bytes` bytes of arguments, at most MS_TASK_ARGS_MAX. After an error the stream
@@ -53,6 +61,9 @@ void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_sh
                     const void *arguments, size_t bytes);
 /* All bytes become 0. */
 void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes);
+/* Copies at most MS_CUDA_PUT_MOST bytes of the host to the GPU. They are read before it returns.
+ * For `together` only, which is in no graph. */
+void ms_cuda_put(ms_cuda_work *work, void *to, const void *host, size_t bytes);
 /* Memory of the GPU for this task alone, aligned to 256 bytes; one piece for each task. It holds
  * anything. It belongs to the stream and grows to the largest piece, so a task asks for as much as
  * it needs and few tasks need much. NULL: there is none, and the stream has failed. */

@@ -228,6 +228,10 @@ MS_API ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead);
 /* Adds `change` to the number of running host calls that may not block (hooks, plans). *_sync
  * return MS_ERROR_STATE while the number is above 0. */
 MS_API void ms_engine_forbid_sync(ms_engine *engine, int change);
+/* Adds `change` to the number of open batches. While it is above 0, a device may put off tasks that
+ * can be carried out together with others of their kind, until the stream gets other work, somebody
+ * asks for them, or the last batch ends. Order, results and errors are as ever. */
+MS_API void ms_engine_batch(ms_engine *engine, int change);
 /* MS_ERROR_STATE while that number is above 0. A call that enqueues work and then waits for it
  * checks this before it enqueues anything. */
 MS_API ms_status ms_engine_check_sync(ms_engine *engine);

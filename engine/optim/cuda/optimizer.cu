@@ -1,5 +1,5 @@
-/* optimizer.cu: the step of one parameter: one pass over the parameter, its gradient and its
- * states. Arithmetic is in f32; moonshard/optim.h has the formulas in symbols. */
+/* optimizer.cu: the steps of parameters: one pass over each parameter, its gradient and its states.
+ * Arithmetic is in f32; moonshard/optim.h has the formulas in symbols. */
 #include "optim/cuda/optimizer.h"
 
 #include "tensor/cuda/philox.h"
@@ -24,14 +24,21 @@ MS_DEVICE void set_corrections(const ms_optimizer_args &o, int64_t t, ms_cuda_op
     s.first = t == 1;
 }
 
-/* One thread. A step that is skipped leaves the count. */
-MS_KERNEL_FREE(optimizer_scalars, ms_cuda_optimizer_call, 1)
+MS_DEVICE const ms_cuda_optimizer_step &step_at(const ms_cuda_optimizer_call &args, uint32_t i)
 {
-    const ms_optimizer_args &o = args.o;
+    return args.steps == NULL ? args.one : args.steps[i];
+}
+
+/* A thread for each step. One that is skipped leaves the count. */
+MS_KERNEL_FREE(optimizer_scalars, ms_cuda_optimizer_call, 128)
+{
+    uint32_t i = (uint32_t)THREAD_X;
+    if (i >= args.count) return;
+    const ms_optimizer_args &o = step_at(args, i).o;
     const ms_hyperparameters &h = o.hyper;
     ms_cuda_optimizer_scalars s;
     s.skips = o.only_if != NULL && *o.only_if == 0;
-    args.scalars->skips = s.skips;
+    args.scalars[i].skips = s.skips;
     if (s.skips) return;
     int64_t t = ++*o.count;
     double first = h.beta1;
@@ -55,7 +62,7 @@ MS_KERNEL_FREE(optimizer_scalars, ms_cuda_optimizer_call, 1)
     s.centered = h.centered;
     s.has_momentum = h.momentum != 0;
     set_corrections(o, t, s);
-    *args.scalars = s;
+    args.scalars[i] = s;
 }
 
 /* ----------------------------------------------------------------------- kinds */
@@ -224,22 +231,49 @@ MS_DEVICE void store(Size size, const ms_optimizer_args &o, int64_t i, float *p)
     ms_put(size, o.parameter, i, (uint8_t)o.dtype, p);
 }
 
+/* The last step whose first block is at most this one; empty parameters before it have the same. */
+MS_DEVICE uint32_t find_step(const ms_cuda_optimizer_call &args)
+{
+    uint32_t low = 0, high = args.count;
+    while (high - low > 1) {
+        uint32_t middle = (low + high) / 2;
+        if (args.first[middle] <= (uint32_t)BLOCK_X) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* A piece of a parameter, as a row. */
+MS_DEVICE ms_row piece_of(const ms_optimizer_args &o, int64_t piece, bool aligned)
+{
+    ms_row row;
+    int64_t rest = o.elements - piece * MS_CUDA_OPTIMIZER_PIECE;
+    row.begin = piece * MS_CUDA_OPTIMIZER_PIECE;
+    row.width = rest < MS_CUDA_OPTIMIZER_PIECE ? rest : (int64_t)MS_CUDA_OPTIMIZER_PIECE;
+    row.head = aligned ? 0 : row.width;
+    row.chunks = aligned ? row.width / 8 : 0;
+    return row;
+}
+
 /* A master is stepped and the parameter rounded from it: the parameter's own digits are not read.
  */
 template <class Step> MS_DEVICE void run(const ms_cuda_optimizer_call &args, Step step)
 {
-    const ms_optimizer_args &o = args.o;
-    const ms_cuda_optimizer_scalars s = *args.scalars;
+    uint32_t at = args.steps == NULL ? 0 : find_step(args);
+    int64_t first = args.steps == NULL ? 0 : (int64_t)args.first[at];
+    const ms_cuda_optimizer_scalars s = args.scalars[at];
     if (s.skips) return;
-    ms_walk_all(o.elements, args.aligned, [&](auto size, int64_t i) {
+    const ms_optimizer_args o = step_at(args, at).o;
+    ms_walk(piece_of(o, BLOCK_X - first, step_at(args, at).aligned), [&](auto size, int64_t k) {
         float p[size.N], g[size.N], a[size.N], b[size.N], c[size.N];
+        int64_t i = k + (BLOCK_X - first) * MS_CUDA_OPTIMIZER_PIECE;
         if (o.master != NULL) ms_get(size, o.master, i, MS_F32, p);
         else ms_get(size, o.parameter, i, (uint8_t)o.dtype, p);
         ms_get(size, o.gradient, i, (uint8_t)o.gradient_dtype, g);
         ms_get_or(size, o.states[0], i, MS_F32, 0.0f, a);
         ms_get_or(size, o.states[1], i, MS_F32, 0.0f, b);
         ms_get_or(size, o.states[2], i, MS_F32, 0.0f, c);
-        MS_UNROLL for (int k = 0; k < size.N; k++) step(s, p[k], g[k], a[k], b[k], c[k]);
+        MS_UNROLL for (int e = 0; e < size.N; e++) step(s, p[e], g[e], a[e], b[e], c[e]);
         if (o.states[0] != NULL) ms_put(size, o.states[0], i, MS_F32, a);
         if (o.states[1] != NULL) ms_put(size, o.states[1], i, MS_F32, b);
         if (o.states[2] != NULL) ms_put(size, o.states[2], i, MS_F32, c);

@@ -5,6 +5,8 @@
 #include "optim/tasks.h"
 #include "tensor/cuda/rows.h"
 
+#include "exec/cuda/task.h"
+
 /* Numbers of one step, the same for all elements: computed in f64 once a step, and rounded once. A
  * kind reads some of them. */
 typedef struct ms_cuda_optimizer_scalars {
@@ -18,11 +20,24 @@ typedef struct ms_cuda_optimizer_scalars {
     bool skips; /* only_if is false: nothing changes */
 } ms_cuda_optimizer_scalars;
 
-/* The first kernel writes the scalars, in memory of the GPU; the second reads them. */
-typedef struct ms_cuda_optimizer_call {
+/* The elements of a parameter are cut into pieces of so many, one for each block. */
+enum { MS_CUDA_OPTIMIZER_PIECE = 8192 };
+
+/* aligned: all arrays may be accessed in pieces of 16 bytes. */
+typedef struct ms_cuda_optimizer_step {
     ms_optimizer_args o;
-    ms_cuda_optimizer_scalars *scalars;
     bool aligned;
+} ms_cuda_optimizer_step;
+
+/* `count` steps of one kind. The first kernel writes the scalars of each, in memory of the GPU; the
+ * second reads them. A single step is in the arguments; several are in `steps`, in memory of the
+ * GPU, and block b works for the last one whose first[i] is at most b. */
+typedef struct ms_cuda_optimizer_call {
+    ms_cuda_optimizer_step one;
+    const ms_cuda_optimizer_step *steps;
+    const uint32_t *first;
+    ms_cuda_optimizer_scalars *scalars;
+    uint32_t count;
 } ms_cuda_optimizer_call;
 
 #endif
