@@ -33,7 +33,13 @@ API void stand_in_fails(const char *call, int result)
     driver.fails = call;
     driver.fails_with = result;
 }
-API void stand_in_stops(int result) { driver.stopped = result; }
+/* A thread of the stand-in may be carrying on with work. */
+API void stand_in_stops(int result)
+{
+    pthread_mutex_lock(&stand_in_lock);
+    driver.stopped = result;
+    pthread_mutex_unlock(&stand_in_lock);
+}
 API void stand_in_is(int version, int gpus)
 {
     driver.version = version;
