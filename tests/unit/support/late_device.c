@@ -279,11 +279,15 @@ static void run_on_stand_in(ms_stream *stream, const ms_launch *launch)
     ms_device_cuda.call(stream, launch, &call);
 }
 
+/* Before main: setenv while another rank's thread reads the environment is a race, in which getenv
+ * reads memory that setenv has freed. */
 static ms_device on_stand_in;
-static void make_on_stand_in(void)
+__attribute__((constructor)) static void make_on_stand_in(void)
 {
+    const char *driver = getenv("MOONSHARD_STAND_IN");
+    if (!device_is_cuda() || !driver) return;
     const char *seed = strchr(getenv("MOONSHARD_TEST_DEVICE"), ':');
-    setenv("MOONSHARD_CUDA_DRIVER", getenv("MOONSHARD_STAND_IN"), 1);
+    setenv("MOONSHARD_CUDA_DRIVER", driver, 1);
     if (seed) setenv("MOONSHARD_STAND_IN_SEED", seed + 1, 1);
     on_stand_in = ms_device_cuda;
     on_stand_in.run = run_on_stand_in;
@@ -304,10 +308,7 @@ const ms_device *late_device(const char *device)
     if (device_is_cuda() && (!device || strcmp(device, "cpu") == 0)) {
         /* Over the stand-in for the driver, whose order of work the seed chooses; on a GPU
          * (tests/gpu/run.sh) there is none. */
-        if (!getenv("MOONSHARD_STAND_IN")) return &ms_device_cuda;
-        static pthread_once_t once = PTHREAD_ONCE_INIT;
-        pthread_once(&once, make_on_stand_in);
-        return &on_stand_in;
+        return getenv("MOONSHARD_STAND_IN") ? &on_stand_in : &ms_device_cuda;
     }
     if (!asked || strncmp(asked, "late", 4) != 0) return NULL;
     if (device && strcmp(device, "cpu") != 0) return NULL;
