@@ -71,6 +71,7 @@ struct ms_runtime {
     /* Before it is released; NULL: nothing. Set where ms.init has joined a job over hosts. */
     void (*leave)(ms_runtime *runtime);
     bool share_gpu;        /* more ranks than GPUs may compute on them */
+    bool near_gpu;         /* host threads run on the NUMA node of the GPU */
     uint32_t shared_gpus;  /* how many GPUs more ranks share; 0: none */
     uint32_t rank;         /* in it, or in a fake world */
     uint32_t shown_script; /* the line that others see in this rank's activity */
