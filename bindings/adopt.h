@@ -11,5 +11,8 @@ MS_API ms_status ms_lua_adopt(ms_context *context, ms_rendezvous **out, uint32_t
 /* Set in a rank's process whose launcher has left it all cores, of which the rank takes its share
  * when it knows the NUMA node of its GPU. */
 #define MS_CORES_VARIABLE "MOONSHARD_CORES"
+/* Set in a rank's process that sees one slice of a GPU (MIG): those that all ranks together see, as
+ * CUDA_VISIBLE_DEVICES has them. */
+#define MS_SLICES_VARIABLE "MOONSHARD_SLICES"
 
 #endif

@@ -21,7 +21,7 @@ static void share_gpu(lua_State *L, ms_runtime *runtime, uint32_t here, uint32_t
     const char *own = os->environment(os->user, "NCCL_HOSTID"),
                *several = os->environment(os->user, "NCCL_MULTI_RANK_GPU_ENABLE");
     bool is_ready = (own && *own) || (several && strcmp(several, "1") == 0);
-    uint32_t gpu = runtime->settings.device_index;
+    uint32_t gpu = runtime->gpu;
     if (here < ms_rendezvous_ranks(runtime->rendezvous))
         luaL_error(L, "moonshard could not start: --share-gpu: ranks of several hosts exchange "
                       "tensors by NCCL, which needs a GPU for each rank: start as many ranks as "
@@ -36,29 +36,9 @@ static void share_gpu(lua_State *L, ms_runtime *runtime, uint32_t here, uint32_t
     runtime->shared_gpus = gpus;
 }
 
-/* A rank computes on the GPU of its place on its host. More ranks than GPUs are an error that all
- * of them find, unless they may share them; a driver that cannot be asked is one when the engine
- * opens. A launcher that starts every process itself may show each of them another GPU, as its only
- * one. */
-static void choose_gpu(lua_State *L, ms_runtime *runtime)
+/* More ranks than GPUs. */
+static void refuse_ranks(lua_State *L, uint32_t here, uint32_t gpus, const char *shown)
 {
-    ms_error error;
-    ms_launched launched;
-    uint32_t gpus = 0, driver = 0, here = 0;
-    const char *name = runtime->settings.device, *shown = NULL;
-    const ms_os *os = runtime->context.os;
-    if (!name || strcmp(name, "cuda") != 0 || !runtime->rendezvous) return;
-    uint32_t place = ms_rendezvous_place(runtime->rendezvous, runtime->rank, &here);
-    if (here == 1 || ms_gpus(os, NULL, 0, &gpus, &driver, &error) || gpus == 0) return;
-    bool is_launched = !ms_hosts_launched(&runtime->context, &launched) && *launched.name;
-    if (gpus == 1 && is_launched && !runtime->share_gpu) return;
-    runtime->settings.device_index = place % gpus;
-    if (here <= gpus) return;
-    if (runtime->share_gpu) {
-        share_gpu(L, runtime, here, gpus);
-        return;
-    }
-    shown = os->environment(os->user, "CUDA_VISIBLE_DEVICES");
     luaL_error(L,
                "moonshard could not start: %d ranks on this host and %d GPU%s (%s%s): each rank "
                "needs a GPU of its own: start %d rank%s here, show more GPUs, or let ranks share "
@@ -68,11 +48,68 @@ static void choose_gpu(lua_State *L, ms_runtime *runtime)
                shown ? shown : "", (int)gpus, gpus == 1 ? "" : "s");
 }
 
+/* Of several slices (MIG) that are named to a process, it sees the first. */
+static void refuse_slices(lua_State *L, uint32_t here, const char *shown)
+{
+    luaL_error(L,
+               "moonshard could not start: %d ranks on this host, each of which sees the first "
+               "slice (MIG) of CUDA_VISIBLE_DEVICES=%s alone: let `moonshard run -n %d` start them "
+               "as processes, which get a slice each, or set the variable to another slice for "
+               "each rank",
+               (int)here, shown, (int)here);
+}
+
+static bool are_slices(const ms_gpu *gpus, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (!gpus[i].is_slice) return false;
+    return true;
+}
+
+#define GPUS_MOST 64
+
+/* A rank computes on the GPU of its place on its host. More ranks than GPUs are an error that all
+ * of them find, unless they may share them; a driver that cannot be asked is one when the engine
+ * opens. A launcher that starts every process itself may show each of them another GPU, as its only
+ * one; ours does so with slices (processes.c). Slices do not reach each other's memory, and NCCL
+ * takes those of one GPU for that GPU, so ranks of one host use the transport local. */
+static void choose_gpu(lua_State *L, ms_runtime *runtime)
+{
+    ms_error error;
+    ms_launched launched;
+    ms_gpu found[GPUS_MOST];
+    uint32_t gpus = 0, driver = 0, here = 0;
+    const ms_os *os = runtime->context.os;
+    const char *name = runtime->settings.device,
+               *shown = os->environment(os->user, "CUDA_VISIBLE_DEVICES"),
+               *all = os->environment(os->user, MS_SLICES_VARIABLE);
+    if (!name || strcmp(name, "cuda") != 0 || !runtime->rendezvous) return;
+    uint32_t place = ms_rendezvous_place(runtime->rendezvous, runtime->rank, &here);
+    if (here == 1 || ms_gpus(os, found, GPUS_MOST, &gpus, &driver, &error) || gpus == 0) return;
+    bool is_launched = !ms_hosts_launched(&runtime->context, &launched) && *launched.name;
+    bool is_slice = are_slices(found, gpus < GPUS_MOST ? gpus : GPUS_MOST);
+    runtime->has_slice = gpus == 1 && is_slice && ms_gpu_slices(all) > 1;
+    if (gpus == 1 && ms_gpu_slices(shown) > 1 && !runtime->share_gpu) refuse_slices(L, here, shown);
+    if (gpus == 1 && is_launched && !runtime->has_slice && !runtime->share_gpu) return;
+    if (runtime->has_slice) {
+        gpus = ms_gpu_slices(all);
+        shown = all;
+    } else runtime->settings.device_index = place % gpus;
+    runtime->gpu = place % gpus;
+    if (here > gpus && runtime->share_gpu) share_gpu(L, runtime, here, gpus);
+    else if (here > gpus) refuse_ranks(L, here, gpus, shown);
+    else if (is_slice && !*runtime->transport_text
+             && here == ms_rendezvous_ranks(runtime->rendezvous)) {
+        strcpy(runtime->transport_text, "local");
+        runtime->goes_by_host = true;
+    }
+}
+
 /* The first of the ranks that share a GPU says so. On one host their places are their numbers. */
 static void tell_sharers(const ms_runtime *runtime, ms_engine *engine)
 {
     char ranks[128] = "";
-    uint32_t gpu = runtime->settings.device_index, gpus = runtime->shared_gpus;
+    uint32_t gpu = runtime->gpu, gpus = runtime->shared_gpus;
     size_t used = 0;
     if (runtime->settings.sharers < 2 || runtime->rank != gpu) return;
     for (uint32_t r = gpu; r < gpu + runtime->settings.sharers * gpus && used < sizeof ranks;
@@ -83,8 +120,6 @@ static void tell_sharers(const ms_runtime *runtime, ms_engine *engine)
            "memory of the host",
            ranks, gpu, runtime->rank, (double)ms_engine_memory(engine).limit / (1 << 30));
 }
-
-#define GPUS_MOST 64
 
 /* This thread and those that it starts run on the NUMA node of the GPU. Memory that they touch
  * first is then the node's, pinned memory of the driver too. The launcher has left ranks that are
@@ -105,8 +140,13 @@ static int32_t go_near(ms_runtime *runtime, uint32_t threads, ms_cores *cores)
     ms_gpu_rank rank = { .ranks = 1, .threads = threads };
     if (!runtime->near_gpu || !name || strcmp(name, "cuda") != 0 || !ms_has_nodes(os)) return -1;
     if (ms_gpus(os, gpus, GPUS_MOST, &count, &driver, &error)) count = 0;
-    if (runtime->rendezvous)
-        rank.place = ms_rendezvous_place(runtime->rendezvous, runtime->rank, &rank.ranks);
+    uint32_t place = 0, here = 1;
+    if (runtime->rendezvous) place = ms_rendezvous_place(runtime->rendezvous, runtime->rank, &here);
+    /* Where the slices of others are is not known: such a rank gets its node's cores undivided. */
+    if (!runtime->has_slice) {
+        rank.place = place;
+        rank.ranks = here;
+    }
     rank.is_placed = !is_open && !ms_hosts_launched(&runtime->context, &launched) && *launched.name;
     int32_t node = -1;
     if (count > 0 && count <= GPUS_MOST) node = ms_gpu_cores(os, gpus, count, rank, cores);
@@ -117,9 +157,16 @@ static int32_t go_near(ms_runtime *runtime, uint32_t threads, ms_cores *cores)
     }
     if (!is_open || os->cores(os->user, cores) || os->machine(os->user, &machine)) return -1;
     if (machine.cores < ms_cores_count(cores)) return -1;
-    *cores = ms_cores_share(cores, rank.place, rank.ranks);
+    *cores = ms_cores_share(cores, place, here);
     if (ms_cores_count(cores)) (void)os->keep_to(os->user, cores);
     return -1;
+}
+
+static void tell_slices(const ms_runtime *runtime, ms_engine *engine)
+{
+    if (runtime->goes_by_host && runtime->rank == 0)
+        ms_log(ms_engine_context(engine), MS_LOG_INFO,
+               "each rank has a slice of a GPU (MIG); tensors travel through memory of the host");
 }
 
 static void tell_node(const ms_runtime *runtime, ms_engine *engine, int32_t node,
@@ -174,6 +221,7 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     }
     runtime->engine = engine;
     tell_sharers(runtime, engine);
+    tell_slices(runtime, engine);
     tell_node(runtime, engine, node, &cores);
 }
 

@@ -72,6 +72,9 @@ struct ms_runtime {
     void (*leave)(ms_runtime *runtime);
     bool share_gpu;        /* more ranks than GPUs may compute on them */
     bool near_gpu;         /* host threads run on the NUMA node of the GPU */
+    bool has_slice;        /* of a GPU (MIG): the only one that this process sees */
+    bool goes_by_host;     /* tensors travel through memory of the host, as ranks have slices */
+    uint32_t gpu;          /* its number among those of the host's ranks */
     uint32_t shared_gpus;  /* how many GPUs more ranks share; 0: none */
     uint32_t rank;         /* in it, or in a fake world */
     uint32_t shown_script; /* the line that others see in this rank's activity */

@@ -59,27 +59,78 @@ static bool leaves_cores(const ms_job *job)
     return job->near_gpu && ms_has_nodes(job->context.os);
 }
 
+#define MS_VISIBLE_VARIABLE "CUDA_VISIBLE_DEVICES"
+
+/* What is shown to ranks that compute on slices of GPUs (MIG), of which a process sees one: NULL
+ * where they see what this process sees. */
+static const char *slices_of(const ms_job *job)
+{
+    const ms_os *os = job->context.os;
+    const char *visible = os->environment(os->user, MS_VISIBLE_VARIABLE);
+    return job->near_gpu && ms_gpu_slices(visible) > 1 ? visible : NULL;
+}
+
+/* Texts of the environment about slices, of which *visible is filled for each rank. */
+static ms_status make_slices(ms_job *job, char **all, char **visible)
+{
+    const char *slices = slices_of(job);
+    void *memory = NULL;
+    *all = *visible = NULL;
+    if (!slices) return MS_OK;
+    size_t room = sizeof MS_VISIBLE_VARIABLE + sizeof MS_SLICES_VARIABLE + strlen(slices);
+    ms_status status = ms_allocate(&job->context, 2 * room, "environment of the ranks", &memory);
+    if (status) return status;
+    *all = memory;
+    *visible = *all + room;
+    snprintf(*all, room, MS_SLICES_VARIABLE "=%s", slices);
+    return MS_OK;
+}
+
+static void choose_slice(const ms_job *job, uint32_t rank, char *visible)
+{
+    static const char head[] = MS_VISIBLE_VARIABLE "=";
+    const char *slices = slices_of(job);
+    if (!visible) return;
+    memcpy(visible, head, sizeof head);
+    ms_gpu_slice(slices, rank % ms_gpu_slices(slices), visible + sizeof head - 1,
+                 strlen(slices) + 1);
+}
+
+static bool is_variable(const char *text, const char *name)
+{
+    size_t bytes = strlen(name);
+    return strncmp(text, name, bytes) == 0 && text[bytes] == '=';
+}
+
 /* The environment of one rank: this one's, and the variables. Filled before fork: between fork
  * and exec nothing may allocate. Older values of its variables are left out: a launcher that is
  * itself a rank of another job, or has them set by mistake, would pass on the wrong job. */
-static ms_status make_environment(ms_job *job, const char *rendezvous, char *rank, char ***out)
+static ms_status make_environment(ms_job *job, const char *rendezvous, char *slices, char *visible,
+                                  char *rank, char ***out)
 {
     size_t count = 0, kept = 0;
     while (environ[count]) count++;
     void *memory = NULL;
     static char queues[] = MS_QUEUES_VARIABLE "=32", open[] = MS_CORES_VARIABLE "=open";
-    ms_status status = ms_allocate(&job->context, (count + 5) * sizeof(char *),
+    ms_status status = ms_allocate(&job->context, (count + 7) * sizeof(char *),
                                    "environment of the ranks", &memory);
     if (status) return status;
     char **made = memory;
     for (size_t i = 0; i < count; i++)
-        if (strncmp(environ[i], MS_RENDEZVOUS_VARIABLE "=", sizeof MS_RENDEZVOUS_VARIABLE) != 0
-            && strncmp(environ[i], MS_CORES_VARIABLE "=", sizeof MS_CORES_VARIABLE) != 0
-            && strncmp(environ[i], "MOONSHARD_RANK=", 15) != 0)
+        if (!is_variable(environ[i], MS_RENDEZVOUS_VARIABLE)
+            && !is_variable(environ[i], MS_CORES_VARIABLE)
+            && !is_variable(environ[i], MS_SLICES_VARIABLE)
+            && !is_variable(environ[i], "MOONSHARD_RANK")
+            && !(slices && is_variable(environ[i], MS_VISIBLE_VARIABLE)))
             made[kept++] = environ[i];
     made[kept++] = (char *)(uintptr_t)rendezvous;
     const ms_os *os = job->context.os;
-    if (job->share_gpu && !os->environment(os->user, MS_QUEUES_VARIABLE)) made[kept++] = queues;
+    if (slices) {
+        made[kept++] = slices;
+        made[kept++] = visible;
+    }
+    if ((job->share_gpu || slices) && !os->environment(os->user, MS_QUEUES_VARIABLE))
+        made[kept++] = queues;
     if (leaves_cores(job)) made[kept++] = open;
     /* The table is zeroed, so the entry after the last is the NULL that execve needs. */
     made[kept] = rank;
@@ -187,24 +238,27 @@ static void stop_all(ms_job *job)
  * another version of the program could not read the rendezvous. */
 ms_status ms_start_processes(ms_job *job)
 {
-    char *rendezvous = NULL, *number = NULL, **environment = NULL;
+    char *rendezvous = NULL, *number = NULL, *slices = NULL, *visible = NULL, **environment = NULL;
     job->reap = reap;
     job->kill = kill_rank;
     job->locate = locate;
     ms_status status = make_variables(job, &rendezvous, &number);
     if (status) return status;
-    status = make_environment(job, rendezvous, number, &environment);
+    status = make_slices(job, &slices, &visible);
+    if (!status) status = make_environment(job, rendezvous, slices, visible, number, &environment);
     ssize_t bytes = readlink("/proc/self/exe", job->program, sizeof job->program - 1);
     job->program[bytes > 0 ? bytes : 0] = '\0';
     /* Where it cannot be opened, ranks other than 0 keep this process' stdin. */
     int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     for (uint32_t r = 0; r < job->ranks && !status; r++) {
         snprintf(number, MS_NUMBER_BYTES, "MOONSHARD_RANK=%u", r);
+        choose_slice(job, r, visible);
         status = start_one(job, r, environment, nothing);
     }
     if (status) stop_all(job);
     if (nothing >= 0) close(nothing);
     ms_release(&job->context, environment);
+    ms_release(&job->context, slices);
     ms_release(&job->context, rendezvous);
     return status;
 }

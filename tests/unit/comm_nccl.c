@@ -291,20 +291,26 @@ static void errors_of_other_functions_end_the_job(void **state)
 }
 
 /* The library's own words, and what helps. */
-static void two_ranks_of_one_gpu_hear_what_to_set(void **state)
+static void hear_what_to_set(const char *words)
 {
-    (void)state;
     rank ranks[2];
     plan("fail:ncclCommInitRankConfig:1:5@1");
     void (*says)(const char *) = (void (*)(const char *))stub("stub_nccl_says");
-    says("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 18000");
+    says(words);
     ms_abort_reason reason = run_ranks(THREADS, program, LONG_NS, ranks).reason;
     says("");
     assert_int_equal(reason, MS_ABORT_RAISED);
     for (int r = 0; r < 2; r++) {
-        expect(ranks[r].error.message, "rank 1 and rank 0 both on CUDA device 18000");
+        expect(ranks[r].error.message, words);
         expect(ranks[r].error.message, "NCCL_HOSTID");
+        expect(ranks[r].error.message, "MOONSHARD_TRANSPORT=local");
     }
+}
+static void two_ranks_of_one_gpu_hear_what_to_set(void **state)
+{
+    (void)state;
+    hear_what_to_set("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 18000");
+    hear_what_to_set("Multiple Ranks are using the same GPU/Partition.");
 }
 
 /* Codes that a newer library may have. */

@@ -1,5 +1,5 @@
 /* cuda_nodes.c: NUMA nodes of GPUs and the cores of ranks, with a system whose /sys the test
- * writes. */
+ * writes; lists of slices (MIG). */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -254,6 +254,25 @@ static void a_thread_is_kept_to_cores(void **state)
     assert_int_equal(os->keep_to(os->user, &before), 0);
 }
 
+static void lists_of_slices_are_read(void **state)
+{
+    (void)state;
+    char text[32];
+    assert_int_equal(ms_gpu_slices(NULL), 0);
+    assert_int_equal(ms_gpu_slices(""), 0);
+    assert_int_equal(ms_gpu_slices("0,1"), 0);
+    assert_int_equal(ms_gpu_slices("MIG-a"), 1);
+    assert_int_equal(ms_gpu_slices("MIG-a,MIG-ab,MIG-b"), 3);
+    assert_int_equal(ms_gpu_slices("MIG-a,0"), 0);
+    assert_int_equal(ms_gpu_slices("MIG-a,,MIG-b"), 0);
+    assert_int_equal(ms_gpu_slices("MIG-,MIG-b"), 0);
+    assert_int_equal(ms_gpu_slices("MIG-a,MIG-b,MIG-a"), 0);
+    ms_gpu_slice("MIG-a,MIG-GPU-1/7/0,MIG-b", 1, text, sizeof text);
+    assert_string_equal(text, "MIG-GPU-1/7/0");
+    ms_gpu_slice("MIG-a,MIG-GPU-1/7/0,MIG-b", 2, text, sizeof text);
+    assert_string_equal(text, "MIG-b");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -264,6 +283,7 @@ int main(void)
         cmocka_unit_test(ranks_of_another_launcher_keep_their_cores),
         cmocka_unit_test(what_the_system_does_not_say_changes_nothing),
         cmocka_unit_test(a_thread_is_kept_to_cores),
+        cmocka_unit_test(lists_of_slices_are_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

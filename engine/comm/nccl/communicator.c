@@ -90,12 +90,15 @@ void ms_nccl_explain(const ms_nccl *nccl, const char *function, ms_nccl_result r
 {
     const char *why = nccl->api.get_error_string(result), *last = nccl->api.get_last_error(NULL);
     bool has_more = last && *last;
-    const char *help = has_more && strstr(last, "Duplicate GPU")
-                           ? ": NCCL wants a GPU for each rank: start fewer ranks, or show more "
-                             "GPUs (CUDA_VISIBLE_DEVICES); with --share-gpu ranks share GPUs "
-                             "without NCCL; with it they may where NCCL_HOSTID is set to another "
-                             "text for each of them"
-                           : "";
+    /* The second is what NCCL 2.30 and later say. */
+    const char *help =
+        has_more && (strstr(last, "Duplicate GPU") || strstr(last, "Ranks are using the same GPU"))
+            ? ": NCCL wants a GPU for each rank: start fewer ranks, or show more "
+              "GPUs (CUDA_VISIBLE_DEVICES); with --share-gpu ranks share GPUs "
+              "without NCCL; with it they may where NCCL_HOSTID is set to another "
+              "text for each of them; slices (MIG) of one GPU count as that GPU: "
+              "MOONSHARD_TRANSPORT=local does without NCCL"
+            : "";
     out->status = MS_ERROR_IO;
     out->rank = (int32_t)nccl->comm->groups[0]->rank;
     snprintf(out->message, sizeof out->message,

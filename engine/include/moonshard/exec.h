@@ -136,6 +136,11 @@ typedef struct ms_gpu_rank {
  * cores of the machine. os NULL: ms_os_posix(). */
 MS_API int32_t ms_gpu_cores(const ms_os *os, const ms_gpu *gpus, uint32_t count, ms_gpu_rank rank,
                             ms_cores *out);
+/* How many slices of GPUs (MIG) a value of CUDA_VISIBLE_DEVICES names; 0: it is NULL, names
+ * anything else, or a slice twice. A process can use the first one only. */
+MS_API uint32_t ms_gpu_slices(const char *visible);
+/* The slice of this number, from 0, which is below their count. */
+MS_API void ms_gpu_slice(const char *visible, uint32_t index, char *text, size_t size);
 /* Whether this machine has several NUMA nodes. */
 MS_API bool ms_has_nodes(const ms_os *os);
 /* Whether the system shows a GPU of NVIDIA; looks for its files, and leaves the driver alone. */

@@ -287,6 +287,22 @@ API void stand_in_work(void *on, bool (*ready)(void *), void (*run)(void *), voi
 
 /* ------------------------------------------------------------- device and context */
 
+/* The slice of MIG that this process sees, or -1. With MOONSHARD_STAND_IN_MIG there are slices of
+ * the names MIG-0, MIG-1 ..., as many as it says, two of each GPU; the process sees the one that
+ * CUDA_VISIBLE_DEVICES names first. */
+static int slice = -1;
+static int count_gpus(int gpus)
+{
+    const char *slices = getenv("MOONSHARD_STAND_IN_MIG"),
+               *visible = getenv("CUDA_VISIBLE_DEVICES");
+    int number = 0;
+    if (!slices) return gpus;
+    if (visible && sscanf(visible, "MIG-%d", &number) != 1) return 0;
+    if (number < 0 || number >= atoi(slices)) return 0;
+    if (slice != number) slice = number;
+    return 1;
+}
+
 API int cuInit(unsigned flags)
 {
     int result = begin("cuInit");
@@ -294,6 +310,9 @@ API int cuInit(unsigned flags)
                *count = getenv("MOONSHARD_STAND_IN_GPUS");
     int gpus = count ? atoi(count) : driver.gpus;
     if (gpus > STAND_IN_GPUS) abort();
+    pthread_mutex_lock(&stand_in_lock);
+    gpus = count_gpus(gpus);
+    pthread_mutex_unlock(&stand_in_lock);
     if (!result && flags) result = INVALID_VALUE;
     if (!result && !gpus) result = NO_DEVICE;
     /* Other threads may use the driver already: what stays the same is not written. */
@@ -339,8 +358,7 @@ API int cuDeviceGet(int *gpu, int index)
 API int cuDeviceGetName(char *name, int bytes, int gpu)
 {
     const char *other = getenv("MOONSHARD_STAND_IN_GPU_NAME");
-    if (getenv("MOONSHARD_STAND_IN_MIG"))
-        snprintf(name, (size_t)bytes, "stand-in %d MIG 1g.4gb", gpu / 2);
+    if (slice >= 0) snprintf(name, (size_t)bytes, "stand-in %d MIG 1g.4gb", slice / 2);
     else if (other) snprintf(name, (size_t)bytes, "%s", other);
     else snprintf(name, (size_t)bytes, "stand-in %d", gpu);
     return begin("cuDeviceGetName");
@@ -348,7 +366,7 @@ API int cuDeviceGetName(char *name, int bytes, int gpu)
 /* Two slices of MIG are of one GPU. */
 API int cuDeviceGetPCIBusId(char *text, int bytes, int gpu)
 {
-    int bus = getenv("MOONSHARD_STAND_IN_MIG") ? gpu / 2 : gpu;
+    int bus = slice >= 0 ? slice / 2 : gpu;
     snprintf(text, (size_t)bytes, "0000:%02X:00.0", 0x1A + bus);
     return begin("cuDeviceGetPCIBusId");
 }
