@@ -365,13 +365,15 @@ static void push_graph(lua_State *L, const ms_engine *engine)
     lua_setfield(L, -2, "graph");
 }
 
-/* attention = { cudnn, own }: how many tasks of attention a GPU got, and whose kernels they are. */
+/* attention = { cudnn, fast, own }: how many tasks of attention a GPU got, and whose kernels they
+ * are; fast: those of cuDNN that add up in no certain order. */
 static void push_attention(lua_State *L, const ms_engine *engine)
 {
     ms_attention_counts counts = ms_engine_attention_counts(engine);
     if (strcmp(ms_engine_device(engine), "cuda") != 0) return;
-    lua_createtable(L, 0, 2);
+    lua_createtable(L, 0, 3);
     set_integer(L, "cudnn", (lua_Integer)counts.cudnn);
+    set_integer(L, "fast", (lua_Integer)counts.fast);
     set_integer(L, "own", (lua_Integer)counts.own);
     lua_setfield(L, -2, "attention");
 }

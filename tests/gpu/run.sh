@@ -214,6 +214,8 @@ beside() {
         ours "$name, ours, turn $turn" "--config $config --batch $batch --length $length --steps $steps --dtype bf16"
         [ -z "$with" ] || peer "$name, PyTorch $way, turn $turn" "$config $way $batch $length $steps"
     done
+    # Beside the medians: gradients of attention in no certain order, as PyTorch's.
+    ours "$name, ours, fast attention" "--config $config --batch $batch --length $length --steps $steps --dtype bf16 --attention fast"
     own=$(median_of tok_s "$logs/$part.${name//-/_}__ours__turn_"*.log)
     other=$(median_of tok_s "$logs/$part.${name//-/_}__PyTorch_${way}__turn_"*.log)
     if [ -z "$own" ]; then

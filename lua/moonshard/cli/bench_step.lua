@@ -67,7 +67,8 @@ local function trainer(c, parsed)
   local y = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 2 }:keep()
   local function loss_of() return wrapped(x):cross_entropy(y) end
   local part = { tokens = c.batch * c.context, wrap = wrap, graph = parsed.graph or false }
-  function part.forward() return dtype == "f32" and loss_of() or ms.autocast(dtype, loss_of) end
+  local function run() return dtype == "f32" and loss_of() or ms.autocast(dtype, loss_of) end
+  function part.forward() return ms.attention(parsed.attention, run) end
   function part.optimizer() optimizer:step() end
   function part.step()
     part.forward():backward()
@@ -144,15 +145,16 @@ local function whole_steps(parsed, part, tools)
   tools.emit(parsed, {
     config = parsed.config, device = core.device(), batch = c.batch, length = c.context,
     ranks = ms.world_size(), threads = info.threads, dtype = parsed.dtype, hook = parsed.hook,
-    graphs = parsed.graph and info.graph.graphs or nil, ms_step_med = med, ms_step_min = times[1],
+    attention = parsed.attention, graphs = parsed.graph and info.graph.graphs or nil,
+    ms_step_med = med, ms_step_min = times[1],
     tok_s = ms.world_size() * part.tokens / med * 1e3,
     ms_forward = tools.median(phases.forward), ms_backward = tools.median(phases.backward),
     ms_optimizer = tools.median(phases.optimizer), exposed_comm_ms = tools.median(exposed),
     peak_mib = core.memory().peak / 2 ^ 20, process_mib = mib, rss_mib = resident_mib(),
     steps = parsed.steps,
   }, {
-    "config", "device", "batch", "length", "ranks", "threads", "dtype", "hook", "graphs",
-    "ms_step_med", "ms_step_min", "tok_s", "ms_forward", "ms_backward", "ms_optimizer",
+    "config", "device", "batch", "length", "ranks", "threads", "dtype", "hook", "attention",
+    "graphs", "ms_step_med", "ms_step_min", "tok_s", "ms_forward", "ms_backward", "ms_optimizer",
     "exposed_comm_ms", "peak_mib", "process_mib", "rss_mib", "steps",
   })
   return 0
@@ -215,6 +217,8 @@ function bench_step.register(parser, tools)
       gpt2-1558m 8, micro 4; with --hook-pairs %d in each half)"):format(PAIR_STEPS))
     :convert(switches.count)
   parser:flag("--graph", "launch as graphs what each step repeats, on a GPU")
+  parser:option("--attention", "how its gradients are added up")
+    :choices { "deterministic", "fast" }:default "deterministic"
   parser:flag("--recompute", "backward computes the activations of each block again")
   parser:flag("--hook-pairs", ("what a hook in Lua that does nothing adds to the median step: \z
     %d pairs of runs without and with it, in turns"):format(PAIRS))
