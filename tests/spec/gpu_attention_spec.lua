@@ -61,6 +61,24 @@ for _, length in ipairs { 64, 32 } do
 end
 ]]
 
+-- Steps that are equal but for the last two, in which attention is fast. Prints the tasks of each
+-- step that went to cuDNN, and those of them that are fast; a graph calls nothing.
+local IN_GRAPHS = [[
+local ms = require "moonshard"
+local x = ms.randn { 1, 2, 64, 16, dtype = "bf16" }:keep():requires_grad_()
+local function attend() return x:attention(x, x) end
+local counted = {}
+for step in ms.steps(10, 0, { graph = true }) do
+  local before = ms.info().attention
+  local out = step < 8 and attend() or ms.attention("fast", attend)
+  out:sum():backward()
+  ms.synchronize()
+  local now = ms.info().attention
+  counted[#counted + 1] = ("%d %d"):format(now.cudnn - before.cudnn, now.fast - before.fast)
+end
+print(ms.info().graph.graphs > 0, table.concat(counted, ", ", 8))
+]]
+
 describe("attention on a GPU", function()
   it("is cuDNN's where there is one", function()
     local cudnn = os.getenv "MOONSHARD_STAND_IN_CUDNN_PATH"
@@ -81,6 +99,16 @@ describe("attention on a GPU", function()
     assert.are.same({ "2 1", "3 1", "2 0", "2 0", "6 3", "6 0" }, found)
     local told = 'attention: "fast" changes nothing: cuDNN has no such way'
     assert.are.equal(1, select(2, (out .. err):gsub(told, "")))
+    command.remove(folder)
+  end)
+
+  it("is launched by a graph only where a step asks for the same way", function()
+    local folder = command.folder()
+    command.write(folder .. "/script.lua", IN_GRAPHS)
+    local out = command.succeed(folder, "run script.lua --device cuda",
+      ("MOONSHARD_CUDA_DRIVER='%s' MOONSHARD_CUDNN='%s'")
+        :format(os.getenv "MOONSHARD_STAND_IN", os.getenv "MOONSHARD_STAND_IN_CUDNN_PATH"))
+    assert.matches("true\t0 0, 2 1, 2 1", out)
     command.remove(folder)
   end)
 
