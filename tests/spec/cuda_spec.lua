@@ -162,4 +162,26 @@ describe("on a GPU", function()
     assert.matches("9", err)
     assert.matches("r%.lua:3", err)
   end)
+
+  -- The second line's product is the cause, and the third line's wait finds it.
+  local STOPS <const> = "local t = ms.ones { 4, 3 }\nlocal p = t:exp()\n\z
+    local q = p:gelu()\nms.synchronize()"
+  it("tells which tasks may have stopped it", function()
+    local fault = ON_GPU .. " MOONSHARD_STAND_IN_FAULT=exp:1"
+    local err = fails(1, STOPS, fault)
+    assert.matches("the GPU has stopped: CUDA_ERROR_ILLEGAL_ADDRESS", err)
+    assert.matches("one of the %d tasks that were under way", err)
+    assert.matches("gelu %(r%.lua:4%)", err)
+    err = fails(1, STOPS, fault .. " CUDA_LAUNCH_BLOCKING=1")
+    assert.matches("in task exp, enqueued at r%.lua:3", err)
+    assert.not_matches("gelu", err)
+  end)
+
+  it("waits for each task where CUDA_LAUNCH_BLOCKING asks for it, with the same bits", function()
+    local losses = train("steps=4 run=usual", ON_GPU)
+    local blocking, out = train("steps=12 graph=true run=blocking",
+      ON_GPU .. " CUDA_LAUNCH_BLOCKING=1")
+    for i = 1, 4 do assert.equal(losses[i], blocking[i]) end
+    assert.matches("carries out each task as it comes %(CUDA_LAUNCH_BLOCKING=1%)", out)
+  end)
 end)

@@ -32,6 +32,7 @@ void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
 {
     bool is_alone = false;
     (void)ms_cuda_enter(stream->engine);
+    ms_cuda_remember(stream, launch);
     if (ms_cuda_keep(stream, launch)) {
         ms_cuda_advance(stream, launch->seq);
         return;
@@ -42,6 +43,7 @@ void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         is_alone = ms_cuda_carry_out(stream, launch);
         ms_cuda_end_times(stream, duty);
+        ms_cuda_block(stream, launch);
     }
     ms_cuda_advance(stream, launch->seq);
     if (!is_held) ms_cuda_learn(stream, is_alone);
@@ -56,12 +58,14 @@ void ms_cuda_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
     ms_cuda_cut(stream, NULL);
+    ms_cuda_remember(stream, launch);
     if (bytes && !ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         ms_cuda_check(stream, launch,
                       self->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes,
                                          ms_cuda_queue_of(stream)->stream));
         ms_cuda_end_times(stream, duty);
+        ms_cuda_block(stream, launch);
     }
     ms_cuda_advance(stream, launch->seq);
 }
@@ -71,12 +75,14 @@ void ms_cuda_copy_out(ms_stream *stream, const ms_launch *launch, void *host, co
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
     ms_cuda_cut(stream, NULL);
+    ms_cuda_remember(stream, launch);
     if (bytes && !ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         ms_cuda_check(stream, launch,
                       self->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes,
                                           ms_cuda_queue_of(stream)->stream));
         ms_cuda_end_times(stream, duty);
+        ms_cuda_block(stream, launch);
     }
     ms_cuda_advance(stream, launch->seq);
 }
