@@ -216,6 +216,9 @@ beside() {
     done
     # Beside the medians: gradients of attention in no certain order, as PyTorch's.
     ours "$name, ours, fast attention" "--config $config --batch $batch --length $length --steps $steps --dtype bf16 --attention fast"
+    # Parameters and all else in bf16, with f32 copies in the optimizer.
+    ours "$name, ours, bf16 parameters" "--config $config --batch $batch --length $length --steps $steps --parameters bf16"
+    ours "$name, ours, bf16 parameters, fast attention" "--config $config --batch $batch --length $length --steps $steps --parameters bf16 --attention fast"
     own=$(median_of tok_s "$logs/$part.${name//-/_}__ours__turn_"*.log)
     other=$(median_of tok_s "$logs/$part.${name//-/_}__PyTorch_${way}__turn_"*.log)
     if [ -z "$own" ]; then
