@@ -185,7 +185,7 @@ figures() {
     "$@" >"$file" || { cat "$file"; return 1; }
     cat "$file"
     tail -1 "$file" >>"$here/bench.jsonl"
-    for key in tok_s:tokens/s ms_step_med:ms peak_mib:"MiB peak" process_mib:"MiB process" percent_med:"% by a Lua hook"; do
+    for key in tok_s:tokens/s ms_step_med:ms peak_mib:"MiB peak" process_mib:"MiB process" ns_lua_enqueue:"ns to enqueue a task" percent_med:"% by a Lua hook"; do
         words=$(field "$file" "${key%%:*}")
         [ -z "$words" ] || text+="$(printf '%.2f %s, ' "$words" "${key#*:}")"
     done
@@ -236,6 +236,8 @@ beside() {
 
 bench_kernels() {
     local small=${QUICK:+--small}
+    # ns_lua_enqueue: what a small task costs the host; 3000 at most is the aim.
+    try "$part" "enqueue" bash -c "figures \"$moonshard\" bench enqueue --device cuda --json"
     try "$part" "kernels" bash -c "figures \"$moonshard\" bench kernels --device cuda --json $small"
     # The table for people, from the same figures.
     grep -a '^{' "$logs/$part.kernels.log" | tail -1 | tr '{' '\n' | sed -n \

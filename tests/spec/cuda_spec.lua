@@ -166,6 +166,14 @@ describe("on a GPU", function()
   -- The second line's product is the cause, and the third line's wait finds it.
   local STOPS <const> = "local t = ms.ones { 4, 3 }\nlocal p = t:exp()\n\z
     local q = p:gelu()\nms.synchronize()"
+  it("is measured by bench enqueue", function()
+    local found = core.json_decode((command.succeed(folder, "bench enqueue --device cuda --json",
+      ("MOONSHARD_CUDA_DRIVER='%s'"):format(STAND_IN))))
+    assert.equal("cuda", found.device)
+    assert.is_true(found.ns_lua_enqueue > 0 and found.ns_lua_operator > found.ns_lua_enqueue)
+    assert.is_nil(found.ns_enqueue)
+  end)
+
   it("tells which tasks may have stopped it", function()
     local fault = ON_GPU .. " MOONSHARD_STAND_IN_FAULT=exp:1"
     local err = fails(1, STOPS, fault)

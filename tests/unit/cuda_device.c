@@ -307,6 +307,25 @@ static void errors_name_the_task(void **state)
     assert_int_equal(left(), 0);
 }
 
+static ms_task_result nothing(ms_run *run, void *arguments)
+{
+    (void)run, (void)arguments;
+    return MS_TASK_DONE;
+}
+
+static void a_function_for_the_cpu_is_refused(void **state)
+{
+    static const ms_task task = { .name = "own", .function = nothing };
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine);
+    assert_int_equal(ms_stream_enqueue(a, &task, NULL, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(ms_stream_sync(a), MS_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "task own is a function for the CPU"));
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
 /* All calls of the driver fail from then on: every wait of the host ends. */
 static void a_gpu_that_stops_ends_all_waits(void **state)
 {
@@ -462,6 +481,7 @@ int main(void)
         cmocka_unit_test(errors_name_the_task),
         cmocka_unit_test(memory_grows_or_is_taken_at_once),
         cmocka_unit_test(what_is_missing_is_told),
+        cmocka_unit_test(a_function_for_the_cpu_is_refused),
         cmocka_unit_test(a_gpu_that_stops_ends_all_waits),
         cmocka_unit_test(a_gpu_that_stops_tells_which_tasks_were_under_way),
         cmocka_unit_test(a_host_that_waits_for_each_task_knows_the_one),

@@ -27,11 +27,26 @@ bool ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch)
     return work.is_alone;
 }
 
+/* A program may bring tasks of its own, which have to be tasks of this device. */
+static bool is_kernel(ms_stream *stream, const ms_launch *launch)
+{
+    if (!launch->task->function) return true;
+    ms_cuda_put_kept(stream);
+    ms_cuda_cut(stream, NULL);
+    ms_cuda_fail_stream(stream, launch->seq, launch->script, MS_ERROR_UNSUPPORTED,
+                        "task %s is a function for the CPU, and device cuda runs kernels: "
+                        "ms_stream_call calls a function in the order of a stream",
+                        launch->name);
+    ms_cuda_advance(stream, launch->seq);
+    return false;
+}
+
 /* What comes after a failure is skipped, as far as the host knows of it when it is enqueued. */
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
 {
     bool is_alone = false;
     (void)ms_cuda_enter(stream->engine);
+    if (!is_kernel(stream, launch)) return;
     ms_cuda_remember(stream, launch);
     if (ms_cuda_keep(stream, launch)) {
         ms_cuda_advance(stream, launch->seq);
