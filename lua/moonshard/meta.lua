@@ -62,6 +62,8 @@
 --- With device "cuda": more ranks than GPUs may compute on them, on one host. Tensors of ranks then
 --- travel through memory of the host, not by NCCL, and each rank has its part of a GPU's memory.
 ---@field share_gpu? boolean
+--- With device "sim": it stands for "cuda", so that its peak of memory is that of a GPU.
+---@field for_gpu? boolean
 --- The best instruction set that kernels may use; unless given, the best one of the processor.
 ---@field cpu? "portable"|"avx2"|"avx512"|"avx512bf16"
 --- "local": ranks of one host, which meet at `rendezvous`. "nccl": the same, and tensors travel by

@@ -117,6 +117,29 @@ describe("on a GPU", function()
     assert.matches("beside it on the GPU: kernels' scratch memory, libraries", text)
   end)
 
+  it("check predicts the peak of what a GPU's products make beside", function()
+    command.write(folder .. "/gelu.lua", [[
+      local ms = require "moonshard"
+      local x, w = ms.ones { 64, 32 }, ms.ones { 128, 32 }
+      ms.no_grad(function() x:linear(w, nil, "gelu"):sum():item() end)
+      print("peak " .. ms.memory().peak)]])
+    local function predicted(switch)
+      return core.json_decode(command.succeed(folder, "check gelu.lua --json" .. switch))
+        .peak_bytes[1]
+    end
+    local function measured(switch, settings)
+      local out = command.succeed(folder, "run gelu.lua" .. switch, settings)
+      return math.tointeger(tonumber(out:match "peak (%d+)"))
+    end
+    assert.equal(predicted " --device cuda", measured(" --device cuda", ON_GPU))
+    assert.equal(predicted "", measured "")
+    assert.is_true(predicted " --device cuda" - predicted "" > 64 * 128 * 3)
+    command.write(folder .. "/sim.lua",
+      'require "moonshard".init { device = "sim", for_gpu = true }\ndofile "gelu.lua"')
+    assert.equal(("peak %d\n"):format(predicted " --device cuda"),
+      command.succeed(folder, "run sim.lua"))
+  end)
+
   it("is shown by info, with the driver and the library of products", function()
     local out = command.succeed(folder, "info", ON_GPU)
     assert.matches("devices +cpu, cuda\n", out)
