@@ -120,7 +120,8 @@ describe("on a GPU", function()
   it("check predicts the peak of what a GPU's products make beside", function()
     command.write(folder .. "/gelu.lua", [[
       local ms = require "moonshard"
-      local x, w = ms.ones { 64, 32 }, ms.ones { 128, 32 }
+      local x = ms.ones { 64, 32, dtype = "bf16" }
+      local w = ms.ones { 128, 32, dtype = "bf16" }
       ms.no_grad(function() x:linear(w, nil, "gelu"):sum():item() end)
       print("peak " .. ms.memory().peak)]])
     local function predicted(switch)
@@ -133,7 +134,7 @@ describe("on a GPU", function()
     end
     assert.equal(predicted " --device cuda", measured(" --device cuda", ON_GPU))
     assert.equal(predicted "", measured "")
-    assert.is_true(predicted " --device cuda" - predicted "" > 64 * 128 * 3)
+    assert.is_true(predicted " --device cuda" - predicted "" > 64 * 128 * 3 // 2)
     command.write(folder .. "/sim.lua",
       'require "moonshard".init { device = "sim", for_gpu = true }\ndofile "gelu.lua"')
     assert.equal(("peak %d\n"):format(predicted " --device cuda"),
