@@ -18,6 +18,9 @@ typedef struct ms_local {
     /* On a device that has no CPU tasks: detour.h */
     struct ms_pinned *pinned;
     struct ms_detour *detours;
+    /* Of ranks that are threads on one GPU: direct.h */
+    bool is_direct;
+    struct ms_direct *directs;
 } ms_local;
 
 /* open.c: slots of ms_transport_local. */
