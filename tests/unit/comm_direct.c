@@ -442,6 +442,75 @@ static void a_rank_ends_in_the_middle(void **state)
     }
 }
 
+/* Rank 0 has entered a call, and its kernel is held back for a while. */
+static ms_word gate;
+static __thread ms_cuda_result (*true_launch)(ms_cuda_function, unsigned, unsigned, unsigned,
+                                              unsigned, unsigned, unsigned, unsigned,
+                                              ms_cuda_stream, void **, void **);
+static ms_cuda_result late_launch(ms_cuda_function kernel, unsigned grid_x, unsigned grid_y,
+                                  unsigned grid_z, unsigned block_x, unsigned block_y,
+                                  unsigned block_z, unsigned shared_bytes, ms_cuda_stream on,
+                                  void **parameters, void **extra)
+{
+    ms_cuda_result result = true_wait(on, (ms_cuda_address)(uintptr_t)&gate, 1, 0);
+    return result ? result
+                  : true_launch(kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                                shared_bytes, on, parameters, extra);
+}
+
+static void *open_gate(void *unused)
+{
+    (void)unused;
+    usleep(400000);
+    atomic_store(&gate, 1);
+    return NULL;
+}
+
+/* Rank 1 ends the job and closes meanwhile: the kernel still reads and writes its tensor. */
+static void leave_before_the_kernel(rank *self)
+{
+    ms_tensor *t = NULL;
+    pthread_t opener;
+    ms_collective c = { .kind = MS_ALL_REDUCE, .bucket = -1 };
+    ms_cuda *cuda = &ms_cuda_of(self->engine)->cuda;
+    OK(make(self, MS_F32, 1 << 16, false, &t));
+    c.in = t;
+    OK(run_one(self, self->world, &c));
+    OK(ms_group_barrier(self->world, 0));
+    if (self->number == 0) {
+        true_wait = cuda->wait_value;
+        true_launch = cuda->launch;
+        cuda->launch = late_launch;
+        CHECK(pthread_create(&opener, NULL, open_gate, NULL) == 0);
+    }
+    OK(run_one(self, self->world, &c));
+    if (self->number == 1) {
+        ms_error error = { .status = MS_ERROR_STATE, .message = "enough", .rank = 1 };
+        usleep(100000);
+        ms_comm_abort(self->engine, &error);
+    }
+    self->status = ms_engine_sync(self->engine);
+    if (self->number == 0) pthread_join(opener, NULL);
+    ms_tensor_release(t);
+}
+
+static void a_rank_closes_before_the_kernel_of_another(void **state)
+{
+    (void)state;
+    if (!on_stand_in() || threads_need_a_process()) skip();
+    job what = {
+        .kind = THREADS,
+        .options = { .ranks = 2, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = 20000000000u },
+        .run = leave_before_the_kernel
+    };
+    rank ranks[2];
+    ms_abort_record cause = run_job(&what, ranks);
+    assert_int_equal(cause.reason, MS_ABORT_RAISED);
+    for (int r = 0; r < 2; r++)
+        if (*ranks[r].why) fail_msg("%s", ranks[r].why);
+    assert_int_not_equal(ranks[1].status, MS_OK);
+}
+
 static ms_cuda_result no_launch(ms_cuda_function kernel, unsigned grid_x, unsigned grid_y,
                                 unsigned grid_z, unsigned block_x, unsigned block_y,
                                 unsigned block_z, unsigned shared_bytes, ms_cuda_stream on,
@@ -496,6 +565,7 @@ int main(void)
         cmocka_unit_test(processes_are_refused),
         cmocka_unit_test(no_wait_is_missing),
         cmocka_unit_test(a_rank_ends_in_the_middle),
+        cmocka_unit_test(a_rank_closes_before_the_kernel_of_another),
         cmocka_unit_test(a_kernel_cannot_be_launched),
     };
     return cmocka_run_group_tests_name("comm_direct", tests, NULL, NULL);
