@@ -64,14 +64,19 @@ describe("ranks that share a GPU", function()
     end
   end
 
-  it("say where their tensors are", function()
-    script [[require "moonshard".ones { 3 }:sum():item()]]
+  it("say where their tensors are, and have queues for all streams", function()
+    script [[
+      require "moonshard".ones { 3 }:sum():item()
+      print("queues: " .. tostring(os.getenv "CUDA_DEVICE_MAX_CONNECTIONS"))
+    ]]
     for switches, where in pairs {
       [""] = "travel through memory of the host", ["--thread-ranks"] = "stay in its memory",
     } do
-      local _, err = command.succeed(folder, "run script.lua -n 2 --device cuda --share-gpu "
+      local out, err = command.succeed(folder, "run script.lua -n 2 --device cuda --share-gpu "
         .. switches, stand_in(1) .. " MOONSHARD_LOG=info")
       assert.truthy(err:find("their tensors " .. where, 1, true), err)
+      -- A stream that waits for another rank holds up no other one.
+      assert.truthy(out:find("queues: 32", 1, true), out)
     end
   end)
 

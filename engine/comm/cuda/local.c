@@ -78,7 +78,7 @@ static void run_direct(ms_cuda_work *work, const ms_comm_args *args)
 static void run(ms_cuda_work *work, const void *arguments)
 {
     const ms_comm_args *args = arguments;
-    if (ms_local_is_direct(args)) run_direct(work, args);
+    if (ms_local_is_direct(args->group->comm)) run_direct(work, args);
     else run_detour(work, args);
 }
 

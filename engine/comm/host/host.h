@@ -46,10 +46,10 @@
 typedef struct ms_ledger_slot {
     _Atomic uint64_t seq;
     uint64_t counts_hash, order;
-    uint64_t heap_offset; /* of `in` in its rank's heap, plus 1; 0: not in the heap */
-    uint64_t value;       /* all_to_all by counts: its longest part */
-    uint64_t in, out;     /* addresses in its process, for ranks that are threads of it */
-    double factor;        /* of a premul_sum */
+    uint64_t heap_offset;     /* of `in` in its rank's heap, plus 1; 0: not in the heap */
+    uint64_t value;           /* all_to_all by counts: its longest part */
+    uint64_t in, out, counts; /* addresses in its process, for ranks that are threads of it */
+    double factor;            /* of a premul_sum */
     ms_flight call;
 } ms_ledger_slot;
 

@@ -5,6 +5,7 @@
 
 #include "comm/flow.h"
 #include "comm/local/local.h"
+#include "comm/local/pair.h"
 
 #define MS_SETTLE_LOOK_NS 1000000
 
@@ -40,12 +41,9 @@ ms_status ms_local_choose_way(ms_comm *comm, ms_local *local)
                           local->host->rank);
 }
 
-/* Of an all_to_all by counts only the sender knows where a part begins. */
-bool ms_local_is_direct(const ms_comm_args *args)
+bool ms_local_is_direct(const ms_comm *comm)
 {
-    const ms_local *local = args->group->comm->transport_state;
-    return local->is_direct && !ms_kind_is_pair(args->kind)
-           && !(args->kind == MS_ALL_TO_ALL && args->by_counts);
+    return ((const ms_local *)comm->transport_state)->is_direct;
 }
 
 /* -------------------------------------------------------------------- parts */
@@ -56,7 +54,9 @@ uint32_t ms_local_direct_parts(const ms_comm_args *args, uint64_t *longest)
     const ms_group *group = args->group;
     uint64_t begin;
     uint32_t parts = 0;
-    *longest = 0;
+    bool is_pair = ms_kind_is_pair(args->kind);
+    *longest = args->kind == MS_RECV ? args->count * ms_dtype_bytes(args->memory) : 0;
+    if (is_pair) return *longest ? 1 : 0;
     if (args->kind == MS_BARRIER || !ms_flow_sink(args)) return 0;
     for (uint32_t m = 0; m < group->size; m++) {
         uint64_t length = ms_flow_from(args, m).length;
@@ -70,12 +70,23 @@ uint32_t ms_local_direct_parts(const ms_comm_args *args, uint64_t *longest)
     return *longest ? parts : 0;
 }
 
+/* Of an all_to_all by counts only the sender knows where a part begins; its counts stay until it
+ * leaves. */
+static uint64_t sent_from(const ms_ledger_slot *slot, const ms_comm_args *args)
+{
+    uint64_t begin = 0, length;
+    const void *counts = (const void *)(uintptr_t)slot->counts;
+    ms_flow_part(counts, 0, args->group->size, args->group->rank, &begin, &length);
+    return begin;
+}
+
 /* The part that this rank's kernel takes of one member. Nothing is copied onto itself. */
 static ms_direct_part part_of(const ms_ledger_slot *slot, const ms_comm_args *args, uint32_t member)
 {
     size_t item = ms_dtype_bytes(args->memory);
     ms_flow flow = ms_flow_from(args, member);
     char *out = args->out;
+    if (args->kind == MS_ALL_TO_ALL && args->by_counts) flow.from = sent_from(slot, args);
     if (args->kind == MS_ALL_REDUCE) {
         flow.length = ms_slice(args->count, args->group->size, args->group->rank, &flow.from);
         flow.to = flow.from;
@@ -89,13 +100,21 @@ static ms_direct_part part_of(const ms_ledger_slot *slot, const ms_comm_args *ar
     return part;
 }
 
-static void fill(ms_direct_parts *parts, const ms_local *local, const ms_comm_args *args)
+/* False: ranks disagree about counts, and the job has ended. */
+static bool fill(ms_direct_parts *parts, const ms_local *local, const ms_comm_args *args)
 {
     uint64_t longest;
-    if (!ms_local_direct_parts(args, &longest)) return;
+    bool by_counts = args->kind == MS_ALL_TO_ALL && args->by_counts;
+    for (uint32_t m = 0; by_counts && m < args->group->size; m++) {
+        uint64_t counts = ms_ledger_slot_of(local->host, args, m)->counts;
+        if (!ms_local_check_counts(local, args, m, (const int64_t *)(uintptr_t)counts))
+            return false;
+    }
+    if (!ms_local_direct_parts(args, &longest)) return true;
     for (uint32_t m = 0; m < args->group->size; m++)
         if (ms_flow_source(args, m))
             parts->part[parts->count++] = part_of(ms_ledger_slot_of(local->host, args, m), args, m);
+    return true;
 }
 
 /* ------------------------------------------------- the functions of the host */
@@ -107,14 +126,28 @@ static ms_direct_parts *parts_of(const ms_comm_args *args)
     return ((const ms_direct *)(const void *)at)->parts;
 }
 
+static ms_task_result enter_pair(ms_run *run, ms_local *local, const ms_comm_args *args)
+{
+    ms_direct_parts *parts = parts_of(args);
+    const ms_ledger_slot *theirs = NULL;
+    ms_task_result result = ms_pair_enter(run, local, args, &theirs);
+    if (result != MS_TASK_DONE || args->kind == MS_SEND) return result;
+    parts->part[parts->count++] =
+        (ms_direct_part){ .from = (const char *)(uintptr_t)theirs->in,
+                          .to = args->in,
+                          .bytes = (int64_t)(args->count * ms_dtype_bytes(args->memory)) };
+    return result;
+}
+
 static ms_task_result enter(ms_run *run, void *arguments)
 {
     const ms_comm_args *args = arguments;
     ms_local *local = args->group->comm->transport_state;
-    if (!ms_ledger_enter(local->host, args) || !ms_local_pace(local, args->wire_bytes))
-        return ms_host_fail(run, local->host, args);
-    fill(parts_of(args), local, args);
-    return MS_TASK_DONE;
+    if (ms_kind_is_pair(args->kind)) return enter_pair(run, local, args);
+    if (ms_ledger_enter(local->host, args) && ms_local_pace(local, args->wire_bytes)
+        && fill(parts_of(args), local, args))
+        return MS_TASK_DONE;
+    return ms_host_fail(run, local->host, args);
 }
 
 /* The kernel of this rank has ended. */
@@ -122,6 +155,7 @@ static ms_task_result leave(ms_run *run, void *arguments)
 {
     const ms_comm_args *args = arguments;
     ms_local *local = args->group->comm->transport_state;
+    if (ms_kind_is_pair(args->kind)) return ms_pair_leave(run, local, args);
     return ms_ledger_leave(local->host, args, 1, NULL) ? MS_TASK_DONE
                                                        : ms_host_fail(run, local->host, args);
 }

@@ -29,8 +29,7 @@ typedef struct ms_direct {
 /* Whether tensors stay in the GPU's memory: the first rank decides. MS_ERROR_ARGUMENT: this one
  * says something else. */
 ms_status ms_local_choose_way(ms_comm *comm, struct ms_local *local);
-/* Whether this call goes this way. */
-bool ms_local_is_direct(const ms_comm_args *args);
+bool ms_local_is_direct(const ms_comm *comm);
 /* Between these two the host puts the call on its stream. NULL: there is no memory. */
 ms_direct *ms_local_begin_direct(const ms_comm_args *args);
 void ms_local_end_direct(const ms_comm_args *args);
