@@ -155,6 +155,9 @@ extern const ms_device ms_device_cpu, ms_device_cuda, ms_device_sim;
 
 /* The device of the engine. */
 const ms_device *ms_engine_device_of(const ms_engine *engine);
+/* Whether it is the cuda device, or stands for it (ms_engine_options.for_gpu). What the host
+ * decides by the kind of device, it decides by this, so that a prediction of memory is right. */
+bool ms_engine_is_for_gpu(const ms_engine *engine);
 /* The kernels of one layer for one family. A layer may embed this as the first member of a table
  * with more in it. */
 typedef struct ms_kernels {

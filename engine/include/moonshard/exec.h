@@ -92,6 +92,8 @@ typedef struct ms_engine_options {
     /* For the sim device, copied; NULL: ms_rates_default(). They give estimates of time only; no
      * decision of the engine depends on them. */
     const ms_rates *rates;
+    /* For the sim device: the host's calls are those for the cuda device. Others ignore it. */
+    bool for_gpu;
     /* Cap on instruction sets: "portable" "avx2" "avx512" "avx512bf16"; NULL: none. */
     const char *cpu;
     /* Called by the host thread, and by a stream's thread that warns of a straggler. */

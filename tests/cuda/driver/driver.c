@@ -164,11 +164,28 @@ static void copy(const work *now)
     memcpy(now->to, from, now->bytes);
 }
 
+/* Whether the kernel is the one of MOONSHARD_STAND_IN_FAULT=NAME:N, the Nth that runs of those
+ * whose names contain NAME. */
+static bool is_faulty(const char *name)
+{
+    static unsigned count;
+    char part[64];
+    unsigned wanted;
+    const char *fault = getenv("MOONSHARD_STAND_IN_FAULT");
+    if (!fault || sscanf(fault, "%63[^:]:%u", part, &wanted) != 2 || !strstr(name, part)
+        || ++count < wanted)
+        return false;
+    count = 0;
+    return true;
+}
+
 /* Functions of the host call nothing of the driver and wait for nothing: the lock stays taken, so
  * that all work stands still while one runs. */
 void carry_out(const work *now)
 {
-    if (now->kind == KERNEL) now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
+    if (now->kind == KERNEL && is_faulty(now->name)) driver.stopped = ILLEGAL_ADDRESS;
+    else if (now->kind == KERNEL)
+        now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
     if (now->kind == COPY) copy(now);
     if (now->kind == CALL || now->kind == OTHER) now->call(now->argument);
 }
@@ -217,6 +234,7 @@ static bool step(stream *on)
 static bool step_any(void)
 {
     unsigned count = 0;
+    if (driver.stopped) return false;
     for (stream *one = streams; one; one = one->next) count++;
     for (unsigned tries = 0, at = count ? (unsigned)(draw() % count) : 0; tries < count;
          tries++, at = (at + 1) % count) {
@@ -356,6 +374,7 @@ API int cuDriverGetVersion(int *version)
 API int cuGetErrorName(int result, const char **text)
 {
     *text = result == OUT_OF_MEMORY         ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : result == ILLEGAL_ADDRESS     ? "CUDA_ERROR_ILLEGAL_ADDRESS"
             : result == LAUNCH_FAILED       ? "CUDA_ERROR_LAUNCH_FAILED"
             : result == NOT_FOUND           ? "CUDA_ERROR_NOT_FOUND"
             : result == 801                 ? "CUDA_ERROR_NOT_SUPPORTED"
@@ -481,6 +500,7 @@ API int cuStreamSynchronize(void *on)
     pthread_mutex_lock(&stand_in_lock);
     if (!result) result = capture_forbids("the host waits for a stream", ((stream *)on)->capture);
     while (!result && ((stream *)on)->first && go_on()) {}
+    if (!result) result = driver.stopped;
     if (!result) order_join(&host, order_now(((stream *)on)->number));
     pthread_mutex_unlock(&stand_in_lock);
     return result;
@@ -596,6 +616,7 @@ API int cuEventSynchronize(void *asked)
     if (!result && !found->records)
         order_fault("the host waits for an event that was never recorded");
     while (!result && found->passed < found->records && go_on()) {}
+    if (!result) result = driver.stopped;
     if (!result) order_join(&host, &found->clock);
     pthread_mutex_unlock(&stand_in_lock);
     return result;
@@ -787,7 +808,7 @@ API int cuMemFreeHost(void *memory)
     static void *kept[64];
     static size_t count;
     if (!under_way) free(memory);
-    else {
+    else if (!driver.stopped) {
         kept[count++ % (sizeof kept / sizeof *kept)] = memory;
         order_fault("memory of the host is freed while %s is under way", under_way);
     }
