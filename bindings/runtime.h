@@ -70,6 +70,7 @@ struct ms_runtime {
     struct ms_rendezvous *rendezvous;
     /* Before it is released; NULL: nothing. Set where ms.init has joined a job over hosts. */
     void (*leave)(ms_runtime *runtime);
+    bool is_thread;        /* all ranks of its job are threads of this process */
     bool share_gpu;        /* more ranks than GPUs may compute on them */
     uint32_t shared_gpus;  /* how many GPUs more ranks share; 0: none */
     uint32_t rank;         /* in it, or in a fake world */

@@ -45,11 +45,6 @@ static void locate(ms_job *job, uint32_t rank)
     pidfd_send_signal(job->ended[rank], MS_LOCATE_PROCESS, NULL, 0);
 }
 
-/* Streams of ranks that share a GPU wait for other ranks. The driver has 8 queues for all streams
- * of a process unless this says otherwise, and a stream may then hold up another one of its queue.
- */
-#define MS_QUEUES_VARIABLE "CUDA_DEVICE_MAX_CONNECTIONS"
-
 /* The environment of one rank: this one's, and the variables. Filled before fork: between fork
  * and exec nothing may allocate. Older values of both variables are left out: a launcher that is
  * itself a rank of another job, or has them set by mistake, would pass on the wrong job. */
@@ -58,7 +53,7 @@ static ms_status make_environment(ms_job *job, const char *rendezvous, char *ran
     size_t count = 0, kept = 0;
     while (environ[count]) count++;
     void *memory = NULL;
-    static char queues[] = MS_QUEUES_VARIABLE "=32";
+    static char queues[] = MS_QUEUES_VARIABLE "=" MS_QUEUES_MOST;
     ms_status status = ms_allocate(&job->context, (count + 4) * sizeof(char *),
                                    "environment of the ranks", &memory);
     if (status) return status;

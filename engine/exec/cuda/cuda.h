@@ -241,6 +241,7 @@ ms_status ms_cuda_queue_open(ms_stream *stream, void **state);
 void ms_cuda_queue_close(ms_stream *stream, void *state);
 bool ms_cuda_reached(const ms_stream *stream, uint64_t seq);
 void ms_cuda_await(ms_stream *stream, uint64_t seq);
+void ms_cuda_settle(ms_engine *engine);
 void ms_cuda_wait(ms_stream *stream, const ms_wait *wait);
 /* Number seq was carried out, the next one. */
 void ms_cuda_advance(ms_stream *stream, uint64_t seq);

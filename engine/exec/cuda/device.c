@@ -148,6 +148,7 @@ const ms_device ms_device_cuda = {
     .wait = ms_cuda_wait,
     .reached = ms_cuda_reached,
     .await = ms_cuda_await,
+    .settle = ms_cuda_settle,
     .mark_open = ms_cuda_mark_open,
     .mark_close = ms_cuda_mark_close,
     .mark = ms_cuda_mark,

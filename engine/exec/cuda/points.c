@@ -168,6 +168,9 @@ void ms_cuda_await(ms_stream *stream, uint64_t seq)
     while (queue->done < seq && queue->count > 0) pass(stream);
 }
 
+/* An error means that nothing runs any more. */
+void ms_cuda_settle(ms_engine *engine) { (void)ms_cuda_enter(engine)->cuda.context_synchronize(); }
+
 void ms_cuda_advance(ms_stream *stream, uint64_t seq)
 {
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);

@@ -203,6 +203,9 @@ static bool can_begin(const stream *on)
     return now->kind != OTHER || now->ready(now->argument);
 }
 
+static void tell(const stream *on);
+static void listen(const stream *on);
+static bool is_set(void *argument);
 static bool step(stream *on)
 {
     work *now = on->first;
@@ -213,7 +216,9 @@ static bool step(stream *on)
         return true;
     }
     order_begin(on->number, &now->host, now->name);
+    if (now->kind == CALL) tell(on);
     carry_out(now);
+    if (now->kind == OTHER && now->ready == is_set) listen(on);
     if (now->kind == WAIT) order_wait(on->number, &now->event->clock);
     /* An event stands for its latest record, in the order of the host's calls. */
     if (now->kind == RECORD && now->record > now->event->passed) {
@@ -254,6 +259,45 @@ static void let_others(unsigned us)
     pthread_mutex_unlock(&stand_in_lock);
     usleep(us);
     pthread_mutex_lock(&stand_in_lock);
+}
+
+static bool any_has_work(void)
+{
+    for (const stream *one = streams; one; one = one->next)
+        if (one->first) return true;
+    return false;
+}
+
+/* What a function of the host knows, it may tell threads that use other streams, for which theirs
+ * wait by a word. Which thread told which is not seen: a stream that has waited for a word knows
+ * what all functions knew that have run by then on streams of other threads. */
+typedef struct speaker {
+    struct speaker *next;
+    pthread_t thread;
+    order_clock told;
+} speaker;
+static speaker *speakers;
+
+static speaker *speaker_of(pthread_t thread)
+{
+    speaker *one = speakers;
+    while (one && !pthread_equal(one->thread, thread)) one = one->next;
+    if (one) return one;
+    one = calloc(1, sizeof *one);
+    if (!one) abort();
+    one->thread = thread;
+    one->next = speakers;
+    return speakers = one;
+}
+
+static void tell(const stream *on)
+{
+    order_join(&speaker_of(on->owner)->told, order_now(on->number));
+}
+static void listen(const stream *on)
+{
+    for (const speaker *one = speakers; one; one = one->next)
+        if (!pthread_equal(one->thread, on->owner)) order_wait(on->number, &one->told);
 }
 
 /* For a thread that waits: false: nothing will ever happen again. */
@@ -423,6 +467,7 @@ API int cuStreamCreateWithPriority(void **out, unsigned flags, int priority)
     if (!made) abort();
     made->last = &made->first;
     made->number = order_open();
+    made->owner = pthread_self();
     made->next = streams;
     streams = made;
     driver.left++;
@@ -457,6 +502,16 @@ API int cuStreamSynchronize(void *on)
     while (!result && ((stream *)on)->first && go_on()) {}
     if (!result) result = driver.stopped;
     if (!result) order_join(&host, order_now(((stream *)on)->number));
+    pthread_mutex_unlock(&stand_in_lock);
+    return result;
+}
+API int cuCtxSynchronize(void)
+{
+    int result = begin_never("cuCtxSynchronize", "the host waits for all streams");
+    pthread_mutex_lock(&stand_in_lock);
+    while (!result && any_has_work() && go_on()) {}
+    for (stream *one = streams; one && !result; one = one->next)
+        if (!one->first) order_join(&host, order_now(one->number));
     pthread_mutex_unlock(&stand_in_lock);
     return result;
 }

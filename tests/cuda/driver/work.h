@@ -89,6 +89,7 @@ typedef struct stream {
     struct stream *next;
     work *first, **last;
     unsigned number;  /* of order.h */
+    pthread_t owner;  /* the thread that has made it */
     capture *capture; /* NULL: none */
     front front;
     unsigned lane;
