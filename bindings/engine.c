@@ -129,17 +129,17 @@ static void refuse_mpi_options(lua_State *L)
 }
 
 /* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
- * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates=, share_gpu=, for_gpu= }: settings for the
- * engine that starts at first use. runtime->settings is written last, so that an option that is
- * wrong leaves the settings of the environment. */
+ * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates=, share_gpu=, for_gpu=, near_gpu= }:
+ * settings for the engine that starts at first use. runtime->settings is written last, so that an
+ * option that is wrong leaves the settings of the environment. */
 static int configure(lua_State *L)
 {
-    static const char *const keys[] = {
-        "device",       "threads",      "strict",    "seed",       "pin",        "cpu",
-        "memory_bytes", "group",        "rank",      "world_size", "rendezvous", "rates",
-        "hosts",        "sum_by_ranks", "sum_order", "interface",  "port",       "init_timeout",
-        "lost",         "timeout",      "share_gpu", "for_gpu",    NULL
-    };
+    static const char *const keys[] = { "device",    "threads",      "strict",       "seed",
+                                        "pin",       "cpu",          "memory_bytes", "group",
+                                        "rank",      "world_size",   "rendezvous",   "rates",
+                                        "hosts",     "sum_by_ranks", "sum_order",    "interface",
+                                        "port",      "init_timeout", "lost",         "timeout",
+                                        "share_gpu", "for_gpu",      "near_gpu",     NULL };
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     ms_lua_known_keys(L, 1, keys, "option of init");
@@ -164,8 +164,10 @@ static int configure(lua_State *L)
     }
     lua_pop(L, 1);
     bool share_gpu = ms_lua_field_boolean(L, 1, "share_gpu", runtime->share_gpu);
+    bool near_gpu = ms_lua_field_boolean(L, 1, "near_gpu", runtime->near_gpu);
     configure_world(L, runtime);
     runtime->share_gpu = share_gpu;
+    runtime->near_gpu = near_gpu;
     runtime->settings = settings;
     return 0;
 }
@@ -313,8 +315,12 @@ static void push_devices(lua_State *L)
     lua_setfield(L, -2, "devices");
     lua_createtable(L, (int)count, 0);
     for (uint32_t i = 0; i < count && i < SHOWN && !status; i++) {
-        lua_createtable(L, 0, 5);
+        lua_createtable(L, 0, 8);
         set_text(L, "name", gpus[i].name);
+        set_text(L, "pci", gpus[i].pci);
+        if (gpus[i].node >= 0) set_integer(L, "node", gpus[i].node);
+        lua_pushboolean(L, gpus[i].is_slice);
+        lua_setfield(L, -2, "slice");
         set_integer(L, "major", gpus[i].major);
         set_integer(L, "minor", gpus[i].minor);
         set_integer(L, "multiprocessors", gpus[i].multiprocessors);

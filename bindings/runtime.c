@@ -90,11 +90,61 @@ static void tell_sharers(const ms_runtime *runtime, ms_engine *engine)
            shares_one_gpu(runtime) ? "stay in its memory" : "travel through memory of the host");
 }
 
+#define GPUS_MOST 64
+
+/* This thread and those that it starts run on the NUMA node of the GPU. Memory that they touch
+ * first is then the node's, pinned memory of the driver too. The launcher has left ranks that are
+ * processes all cores where there are several nodes (processes.c); where the node of a rank's GPU
+ * is not known, it takes the share that it would have got. Answers the node; -1: nothing to tell.
+ */
+static int32_t go_near(ms_runtime *runtime, uint32_t threads, ms_cores *cores)
+{
+    ms_gpu gpus[GPUS_MOST];
+    ms_error error;
+    ms_launched launched;
+    ms_machine machine;
+    uint32_t count = 0, driver = 0;
+    const ms_os *os = runtime->context.os;
+    const char *name = runtime->settings.device,
+               *open = os->environment(os->user, MS_CORES_VARIABLE);
+    bool is_open = open && *open && runtime->rendezvous;
+    ms_gpu_rank rank = { .ranks = 1, .threads = threads };
+    if (!runtime->near_gpu || !name || strcmp(name, "cuda") != 0 || !ms_has_nodes(os)) return -1;
+    if (ms_gpus(os, gpus, GPUS_MOST, &count, &driver, &error)) count = 0;
+    if (runtime->rendezvous)
+        rank.place = ms_rendezvous_place(runtime->rendezvous, runtime->rank, &rank.ranks);
+    rank.is_placed = !is_open && !ms_hosts_launched(&runtime->context, &launched) && *launched.name;
+    int32_t node = -1;
+    if (count > 0 && count <= GPUS_MOST) node = ms_gpu_cores(os, gpus, count, rank, cores);
+    if (node >= 0 && !os->keep_to(os->user, cores)) {
+        if (!threads && runtime->settings.threads > ms_cores_count(cores))
+            runtime->settings.threads = ms_cores_count(cores);
+        return node;
+    }
+    if (!is_open || os->cores(os->user, cores) || os->machine(os->user, &machine)) return -1;
+    if (machine.cores < ms_cores_count(cores)) return -1;
+    *cores = ms_cores_share(cores, rank.place, rank.ranks);
+    if (ms_cores_count(cores)) (void)os->keep_to(os->user, cores);
+    return -1;
+}
+
+static void tell_node(const ms_runtime *runtime, ms_engine *engine, int32_t node,
+                      const ms_cores *cores)
+{
+    char list[160];
+    if (node < 0 || runtime->rank != 0) return;
+    ms_cores_write(cores, list, sizeof list);
+    ms_log(ms_engine_context(engine), MS_LOG_INFO,
+           "host threads run on the NUMA node of their GPU: those of rank 0 on node %d, cores %s",
+           (int)node, list);
+}
+
 /* Starts the engine at first use, because its settings may come from ms.init. A rank joins its job
  * here. An error that happens here is copied before the engine is freed, since its text is the
  * engine's. */
 static void start_engine(lua_State *L, ms_runtime *runtime)
 {
+    uint32_t threads = runtime->settings.threads;
     if (!runtime->rendezvous
         && ms_lua_adopt(&runtime->context, &runtime->rendezvous, &runtime->rank))
         luaL_error(L, "moonshard could not start: %s", runtime->context.error.message);
@@ -102,6 +152,8 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     if (runtime->rendezvous && !runtime->settings.threads)
         runtime->settings.threads = ms_rendezvous_threads(runtime->rendezvous);
     choose_gpu(L, runtime);
+    ms_cores cores;
+    int32_t node = go_near(runtime, threads, &cores);
     ms_error error;
     ms_engine *engine = NULL;
     if (ms_engine_new(&runtime->settings, &error, &engine))
@@ -129,6 +181,7 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     }
     runtime->engine = engine;
     tell_sharers(runtime, engine);
+    tell_node(runtime, engine, node, &cores);
 }
 
 /* A finalizer runs in the middle of whatever allocates, so what it enqueued or released would

@@ -72,6 +72,7 @@ struct ms_runtime {
     void (*leave)(ms_runtime *runtime);
     bool is_thread;        /* all ranks of its job are threads of this process */
     bool share_gpu;        /* more ranks than GPUs may compute on them */
+    bool near_gpu;         /* host threads run on the NUMA node of the GPU */
     uint32_t shared_gpus;  /* how many GPUs more ranks share; 0: none */
     uint32_t rank;         /* in it, or in a fake world */
     uint32_t shown_script; /* the line that others see in this rank's activity */

@@ -422,7 +422,9 @@ static ms_status make_job(lua_State *L, ms_job *job)
     job->timeout_ns = options.timeout_ns;
     lua_getfield(L, 1, "share_gpu");
     job->share_gpu = lua_toboolean(L, -1);
-    lua_pop(L, 1);
+    lua_getfield(L, 1, "near_gpu");
+    job->near_gpu = lua_toboolean(L, -1);
+    lua_pop(L, 2);
     job->warn = ms_job_warn;
     job->count = (int)lua_tointeger(L, lua_upvalueindex(1));
     job->arguments = lua_touserdata(L, lua_upvalueindex(2));
@@ -445,10 +447,10 @@ void ms_job_begin(lua_State *L)
 }
 
 /* process.launch({ ranks=, threads=, thread_ranks=, memory_bytes=, link_bytes_per_second=,
- * link_latency_ns=, timeout_ns=, grace_ns=, share_gpu= }, on_start) -> outcome; or nil, message
- * where ranks could not be started. The program's own arguments are upvalues: count, values.
- * on_start(flights, folder) returns what is called for SIGUSR2. Both functions have the job's
- * userdata as their upvalue, so that it lives as long as Lua keeps one of them. */
+ * link_latency_ns=, timeout_ns=, grace_ns=, share_gpu=, near_gpu= }, on_start) -> outcome; or nil,
+ * message where ranks could not be started. The program's own arguments are upvalues: count,
+ * values. on_start(flights, folder) returns what is called for SIGUSR2. Both functions have the
+ * job's userdata as their upvalue, so that it lives as long as Lua keeps one of them. */
 int ms_launch(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);

@@ -53,6 +53,7 @@ struct ms_job {
     uint64_t timeout_ns; /* without progress */
     uint64_t grace_ns;   /* from a request to stop until ranks are stopped without a checkpoint */
     bool share_gpu;      /* ranks may share GPUs */
+    bool near_gpu;       /* they compute on GPUs, and run on the NUMA nodes of these */
     int count;           /* of the program's arguments */
     char **arguments;
     char program[4096]; /* its path */

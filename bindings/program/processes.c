@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +12,9 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "bindings/adopt.h"
+#include "moonshard/exec.h"
 
 #define MS_NUMBER_BYTES 32 /* of "MOONSHARD_RANK=4294967295" */
 
@@ -45,26 +47,36 @@ static void locate(ms_job *job, uint32_t rank)
     pidfd_send_signal(job->ended[rank], MS_LOCATE_PROCESS, NULL, 0);
 }
 
+/* Where a rank is to run near its GPU it takes its cores itself: the supervisor, which forks, must
+ * not ask the driver. */
+static bool leaves_cores(const ms_job *job)
+{
+    return job->near_gpu && ms_has_nodes(job->context.os);
+}
+
 /* The environment of one rank: this one's, and the variables. Filled before fork: between fork
- * and exec nothing may allocate. Older values of both variables are left out: a launcher that is
+ * and exec nothing may allocate. Older values of its variables are left out: a launcher that is
  * itself a rank of another job, or has them set by mistake, would pass on the wrong job. */
 static ms_status make_environment(ms_job *job, const char *rendezvous, char *rank, char ***out)
 {
     size_t count = 0, kept = 0;
     while (environ[count]) count++;
     void *memory = NULL;
-    static char queues[] = MS_QUEUES_VARIABLE "=" MS_QUEUES_MOST;
-    ms_status status = ms_allocate(&job->context, (count + 4) * sizeof(char *),
+    static char queues[] = MS_QUEUES_VARIABLE "=" MS_QUEUES_MOST,
+                open[] = MS_CORES_VARIABLE "=open";
+    ms_status status = ms_allocate(&job->context, (count + 5) * sizeof(char *),
                                    "environment of the ranks", &memory);
     if (status) return status;
     char **made = memory;
     for (size_t i = 0; i < count; i++)
         if (strncmp(environ[i], MS_RENDEZVOUS_VARIABLE "=", sizeof MS_RENDEZVOUS_VARIABLE) != 0
+            && strncmp(environ[i], MS_CORES_VARIABLE "=", sizeof MS_CORES_VARIABLE) != 0
             && strncmp(environ[i], "MOONSHARD_RANK=", 15) != 0)
             made[kept++] = environ[i];
     made[kept++] = (char *)(uintptr_t)rendezvous;
     const ms_os *os = job->context.os;
     if (job->share_gpu && !os->environment(os->user, MS_QUEUES_VARIABLE)) made[kept++] = queues;
+    if (leaves_cores(job)) made[kept++] = open;
     /* The table is zeroed, so the entry after the last is the NULL that execve needs. */
     made[kept] = rank;
     *out = made;
@@ -78,7 +90,7 @@ static ms_status make_environment(ms_job *job, const char *rendezvous, char *ran
  * started. cores has this rank's share, so that the threads of two ranks do not compete for one
  * core; it is empty where the system is to choose. */
 static _Noreturn void become_rank(const ms_job *job, pid_t supervisor, uint32_t rank,
-                                  const cpu_set_t *cores, char **environment, int nothing)
+                                  const ms_cores *cores, char **environment, int nothing)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != supervisor) _exit(7);
@@ -87,32 +99,26 @@ static _Noreturn void become_rank(const ms_job *job, pid_t supervisor, uint32_t 
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    if (CPU_COUNT(cores)) sched_setaffinity(0, sizeof *cores, cores);
+    const ms_os *os = job->context.os;
+    if (ms_cores_count(cores)) (void)os->keep_to(os->user, cores);
     if (rank > 0 && nothing >= 0) dup2(nothing, STDIN_FILENO);
     execve(job->program, job->arguments, environment);
     _exit(7);
 }
 
 /* This rank's share of the cores that this process may use; empty if there are fewer cores than
- * ranks. Cores with neighbouring numbers usually share caches, so a rank gets a run of them. The
- * position counts the allowed cores, whose numbers may have gaps. */
-static void cores_of(const ms_job *job, uint32_t rank, cpu_set_t *out)
+ * ranks. Where a rank is to run near its GPU it takes its cores itself: the supervisor, which
+ * forks, must not ask the driver. */
+static ms_cores cores_of(const ms_job *job, uint32_t rank)
 {
-    cpu_set_t allowed;
-    CPU_ZERO(out);
+    ms_cores none = { { 0 } }, allowed;
     ms_machine machine;
     const ms_os *os = job->context.os;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) || os->machine(os->user, &machine)) return;
+    if (leaves_cores(job)) return none;
+    if (os->cores(os->user, &allowed) || os->machine(os->user, &machine)) return none;
     /* Where a quota allows less than the cores, the system chooses which ones are used. */
-    if (machine.cores < (uint32_t)CPU_COUNT(&allowed)) return;
-    /* With fewer cores than ranks it is 0, and no core is set below. */
-    uint32_t count = (uint32_t)CPU_COUNT(&allowed) / job->ranks, first = rank * count;
-    uint32_t position = 0;
-    for (int core = 0; core < CPU_SETSIZE; core++) {
-        if (!CPU_ISSET(core, &allowed)) continue;
-        if (position >= first && position < first + count) CPU_SET(core, out);
-        position++;
-    }
+    if (machine.cores < ms_cores_count(&allowed)) return none;
+    return ms_cores_share(&allowed, rank, job->ranks);
 }
 
 /* A process that cannot be watched is killed at once. The descriptor of a process becomes readable
@@ -120,8 +126,7 @@ static void cores_of(const ms_job *job, uint32_t rank, cpu_set_t *out)
  * the child compares it with its parent's. */
 static ms_status start_one(ms_job *job, uint32_t rank, char **environment, int nothing)
 {
-    cpu_set_t cores;
-    cores_of(job, rank, &cores);
+    ms_cores cores = cores_of(job, rank);
     pid_t supervisor = getpid(), process = fork();
     if (process == 0) become_rank(job, supervisor, rank, &cores, environment, nothing);
     if (process < 0)

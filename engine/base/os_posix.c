@@ -429,6 +429,32 @@ static int os_thread_pin(void *user, ms_os_thread *thread, uint32_t core)
     return -EINVAL;
 }
 
+/* The system's set has as many bits as ours. */
+_Static_assert(MS_CORES_MOST == CPU_SETSIZE, "a set of the system fits into ms_cores");
+
+static int os_cores(void *user, ms_cores *out)
+{
+    (void)user;
+    cpu_set_t allowed;
+    ms_cores cores = { { 0 } };
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return -errno;
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        if (CPU_ISSET(i, &allowed)) cores.words[i / 64] |= (uint64_t)1 << i % 64;
+    *out = cores;
+    return 0;
+}
+
+/* Launchers call it between fork and exec, where nothing may allocate. */
+static int os_keep_to(void *user, const ms_cores *cores)
+{
+    (void)user;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        if (cores->words[i / 64] >> i % 64 & 1) CPU_SET(i, &set);
+    return sched_setaffinity(0, sizeof set, &set) != 0 ? -errno : 0;
+}
+
 /* In a file of its own, since it parses text. */
 static int os_machine(void *user, ms_machine *out)
 {
@@ -511,6 +537,8 @@ const ms_os *ms_os_posix(void)
         .thread_start = os_thread_start,
         .thread_join = os_thread_join,
         .thread_pin = os_thread_pin,
+        .cores = os_cores,
+        .keep_to = os_keep_to,
         .machine = os_machine,
         .library_load = ms_os_library_load,
         .library_symbol = ms_os_library_symbol,

@@ -64,6 +64,9 @@
 ---@field share_gpu? boolean
 --- With device "sim": it stands for "cuda", so that its peak of memory is that of a GPU.
 ---@field for_gpu? boolean
+--- With device "cuda": the calling thread, and threads that it starts, run on the cores of the NUMA
+--- node of the GPU, of which ranks get equal shares. `moonshard run --device cuda` sets it.
+---@field near_gpu? boolean
 --- The best instruction set that kernels may use; unless given, the best one of the processor.
 ---@field cpu? "portable"|"avx2"|"avx512"|"avx512bf16"
 --- "local": ranks of one host, which meet at `rendezvous`. "nccl": the same, and tensors travel by
@@ -148,7 +151,8 @@
 --- ```
 ---@field synchronize fun()
 --- A description of the machine and this build: cpu, cores, threads, kernels, blas, blas_isa,
---- device, devices, gpus (a list of { name, major, minor, multiprocessors, memory_bytes }),
+--- device, devices, gpus (a list of { name, pci, node, slice, major, minor, multiprocessors,
+--- memory_bytes }; pci: its place on the bus; node: its NUMA node, or nil; slice: MIG divides it),
 --- gpu_driver (the version of CUDA that it is for, or why there is none), gpu_blas and gpu_dnn
 --- (on machines with GPUs: their libraries of products and of attention), attention (on a GPU:
 --- { cudnn, fast, own }, how many tasks of attention went to cuDNN, of which some add up in no

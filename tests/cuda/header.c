@@ -31,6 +31,9 @@ SIZE(ms_cuda_gpu, CUdevice);
 SIZE(ms_cuda_address, CUdeviceptr);
 SIZE(ms_cuda_memory, CUmemGenericAllocationHandle);
 SIZE(int, CUstreamCaptureMode);
+_Static_assert(__builtin_types_compatible_p(__typeof__(&cuDeviceGetPCIBusId),
+                                            CUresult (*)(char *, int, ms_cuda_gpu)),
+               "what gpu_place is");
 SIZE(ms_cuda_location, CUmemLocation);
 SIZE(ms_cuda_allocation, CUmemAllocationProp);
 PLACE(ms_cuda_allocation, handles, CUmemAllocationProp, requestedHandleTypes);

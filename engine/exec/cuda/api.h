@@ -90,6 +90,7 @@ typedef struct ms_cuda_kernel_call {
     X(gpu_count, "cuDeviceGetCount", (int *count))                                                \
     X(gpu_get, "cuDeviceGet", (ms_cuda_gpu * gpu, int index))                                     \
     X(gpu_name, "cuDeviceGetName", (char *name, int bytes, ms_cuda_gpu))                          \
+    X(gpu_place, "cuDeviceGetPCIBusId", (char *text, int bytes, ms_cuda_gpu))                     \
     X(gpu_memory, "cuDeviceTotalMem_v2", (size_t * bytes, ms_cuda_gpu))                           \
     X(gpu_attribute, "cuDeviceGetAttribute", (int *value, ms_cuda_attribute, ms_cuda_gpu))        \
     X(context_retain, "cuDevicePrimaryCtxRetain", (ms_cuda_context *, ms_cuda_gpu))               \

@@ -99,6 +99,11 @@ typedef struct ms_machine { /* what this process may use */
     char cpu[64];           /* model name */
 } ms_machine;
 
+#define MS_CORES_MOST 1024
+typedef struct ms_cores { /* a set of cores, by the system's numbers */
+    uint64_t words[MS_CORES_MOST / 64];
+} ms_cores;
+
 typedef struct ms_host_id {
     char name[64];
     char identity[256]; /* the same for processes of one host, and for no others */
@@ -195,6 +200,10 @@ typedef struct ms_os {
     void (*thread_join)(void *user, ms_os_thread *thread); /* waits, then frees */
     /* core: index among the cores that this process may use */
     int (*thread_pin)(void *user, ms_os_thread *thread, uint32_t core);
+    /* cores: those that the calling thread may use. keep_to: it, and threads that it starts from
+     * then on, use no others. */
+    int (*cores)(void *user, ms_cores *out);
+    int (*keep_to)(void *user, const ms_cores *cores);
     int (*machine)(void *user, ms_machine *out);
     int (*entropy)(void *user, void *buffer, size_t bytes);
     int64_t (*process_id)(void *user);
@@ -302,6 +311,20 @@ MS_API ms_status ms_strings_new(ms_context *context, ms_strings **out);
 MS_API void ms_strings_free(ms_strings *strings);
 MS_API ms_status ms_strings_add(ms_strings *strings, const char *text, size_t bytes, uint32_t *id);
 MS_API const char *ms_strings_get(const ms_strings *strings, uint32_t id);
+
+/* -------------------------------------------------------------------- cores */
+
+/* A list as Linux writes it: "0-15,32-47". False: it is none, and *out is unchanged. Cores of
+ * higher numbers than the set has are left out. */
+MS_API bool ms_cores_read(const char *text, ms_cores *out);
+/* The same list, cut off at a comma where it is too long. */
+MS_API void ms_cores_write(const ms_cores *cores, char *text, size_t bytes);
+MS_API uint32_t ms_cores_count(const ms_cores *cores);
+MS_API bool ms_cores_have(const ms_cores *cores, uint32_t core);
+MS_API ms_cores ms_cores_both(const ms_cores *a, const ms_cores *b);
+/* Part number `position` of `parts` equal ones: a run of neighbours, which usually share caches.
+ * Empty if there are fewer cores than parts. */
+MS_API ms_cores ms_cores_share(const ms_cores *cores, uint32_t position, uint32_t parts);
 
 /* ----------------------------------------------------------- random numbers */
 

@@ -109,9 +109,12 @@ MS_API ms_status ms_engine_new(const ms_engine_options *options, ms_error *error
  * released. engine may be NULL. */
 MS_API void ms_engine_free(ms_engine *engine);
 
-/* A GPU that this process may use (CUDA_VISIBLE_DEVICES counts). */
+/* A GPU that this process may use (CUDA_VISIBLE_DEVICES counts), or a slice of one (MIG). */
 typedef struct ms_gpu {
     char name[96];
+    char pci[32];          /* its place on the PCI bus, "0000:18:00.0"; slices of a GPU have one */
+    int32_t node;          /* the NUMA node that it is attached to; -1: not known */
+    bool is_slice;         /* of a GPU that MIG divides */
     uint32_t major, minor; /* of the compute capability */
     uint32_t multiprocessors;
     uint64_t memory_bytes;
@@ -121,6 +124,22 @@ typedef struct ms_gpu {
  * a child that this process forks afterwards cannot use it. os NULL: ms_os_posix(). */
 MS_API ms_status ms_gpus(const ms_os *os, ms_gpu *out, uint32_t capacity, uint32_t *count,
                          uint32_t *driver, ms_error *error);
+/* Where the host threads of a rank run. Its GPU is that of its place: `place` modulo the GPUs. */
+typedef struct ms_gpu_rank {
+    uint32_t place, ranks; /* its number among the ranks of its host, and their count */
+    uint32_t threads;      /* that the user has asked for, or 0 */
+    bool is_placed;        /* another launcher has started each rank, perhaps on cores of its own */
+} ms_gpu_rank;
+/* The cores of the NUMA node of a rank's GPU that the calling thread may use, of which ranks of one
+ * node get equal shares in the order of their places. A rank that is placed and sees one GPU knows
+ * nothing of the others' GPUs, and gets all. Answers the node. -1: the rank keeps what it has, and
+ * *out is unchanged: the machine has one node, or says nothing of that GPU; the thread may use no
+ * core of the node; `threads` are more than these cores; or the rank is placed and may not use all
+ * cores of the machine. os NULL: ms_os_posix(). */
+MS_API int32_t ms_gpu_cores(const ms_os *os, const ms_gpu *gpus, uint32_t count, ms_gpu_rank rank,
+                            ms_cores *out);
+/* Whether this machine has several NUMA nodes. */
+MS_API bool ms_has_nodes(const ms_os *os);
 /* Whether the system shows a GPU of NVIDIA; looks for its files, and leaves the driver alone. */
 MS_API bool ms_has_gpu(const ms_os *os);
 

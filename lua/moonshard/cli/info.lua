@@ -37,9 +37,12 @@ function info.main(arguments)
     { "lua", found.lua },
   }
   for i, gpu in ipairs(found.gpus) do
+    local node = gpu.node and (", NUMA node %d"):format(gpu.node) or ""
+    local slice = gpu.slice
+      and (", a slice (MIG) with %d multiprocessors"):format(gpu.multiprocessors) or ""
     table.insert(lines, 8 + i, { "gpu " .. i - 1,
-      ("%s, compute capability %d.%d, %.1f GiB"):format(gpu.name, gpu.major, gpu.minor,
-        gpu.memory_bytes / 2 ^ 30) })
+      ("%s, compute capability %d.%d, %.1f GiB%s, PCI %s%s"):format(gpu.name, gpu.major,
+        gpu.minor, gpu.memory_bytes / 2 ^ 30, slice, gpu.pci, node) })
   end
   table.insert(lines, 9 + #found.gpus, { "gpu driver", found.gpu_driver })
   if found.gpu_blas then

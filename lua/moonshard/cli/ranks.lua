@@ -255,7 +255,7 @@ function ranks.launch(parsed)
     timeout_ns = parsed.timeout * 1e9, grace_ns = parsed.grace * 1e9,
     link_bytes_per_second = parsed.link and parsed.link.bytes_per_second,
     link_latency_ns = parsed.link and parsed.link.latency_ns,
-    share_gpu = parsed.share_gpu,
+    share_gpu = parsed.share_gpu, near_gpu = parsed.device == "cuda",
   }, function(read_flights, read_folder)
     flights = read_flights
     return function() write_flights(read_folder(), parsed.ranks, flights, true) end

@@ -175,7 +175,7 @@ function switches.apply(parsed)
   require "moonshard.core".configure {
     device = parsed.device, threads = parsed.threads, seed = parsed.seed,
     memory_bytes = parsed.memory, pin = parsed.pin, strict = parsed.strict,
-    share_gpu = parsed.share_gpu,
+    share_gpu = parsed.share_gpu, near_gpu = parsed.device == "cuda",
   }
   apply_rates(parsed)
 end

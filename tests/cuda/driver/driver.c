@@ -402,9 +402,18 @@ API int cuDeviceGet(int *gpu, int index)
 API int cuDeviceGetName(char *name, int bytes, int gpu)
 {
     const char *other = getenv("MOONSHARD_STAND_IN_GPU_NAME");
-    if (other) snprintf(name, (size_t)bytes, "%s", other);
+    if (getenv("MOONSHARD_STAND_IN_MIG"))
+        snprintf(name, (size_t)bytes, "stand-in %d MIG 1g.4gb", gpu / 2);
+    else if (other) snprintf(name, (size_t)bytes, "%s", other);
     else snprintf(name, (size_t)bytes, "stand-in %d", gpu);
     return begin("cuDeviceGetName");
+}
+/* Two slices of MIG are of one GPU. */
+API int cuDeviceGetPCIBusId(char *text, int bytes, int gpu)
+{
+    int bus = getenv("MOONSHARD_STAND_IN_MIG") ? gpu / 2 : gpu;
+    snprintf(text, (size_t)bytes, "0000:%02X:00.0", 0x1A + bus);
+    return begin("cuDeviceGetPCIBusId");
 }
 API int cuDeviceTotalMem_v2(size_t *bytes, int gpu)
 {
