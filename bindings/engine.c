@@ -129,17 +129,17 @@ static void refuse_mpi_options(lua_State *L)
 }
 
 /* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
- * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates=, share_gpu=, near_gpu= }: settings for
- * the engine that starts at first use. runtime->settings is written last, so that an option that is
- * wrong leaves the settings of the environment. */
+ * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates=, share_gpu=, for_gpu=, near_gpu= }:
+ * settings for the engine that starts at first use. runtime->settings is written last, so that an
+ * option that is wrong leaves the settings of the environment. */
 static int configure(lua_State *L)
 {
-    static const char *const keys[] = {
-        "device",       "threads",      "strict",    "seed",       "pin",        "cpu",
-        "memory_bytes", "group",        "rank",      "world_size", "rendezvous", "rates",
-        "hosts",        "sum_by_ranks", "sum_order", "interface",  "port",       "init_timeout",
-        "lost",         "timeout",      "share_gpu", "near_gpu",   NULL
-    };
+    static const char *const keys[] = { "device",    "threads",      "strict",       "seed",
+                                        "pin",       "cpu",          "memory_bytes", "group",
+                                        "rank",      "world_size",   "rendezvous",   "rates",
+                                        "hosts",     "sum_by_ranks", "sum_order",    "interface",
+                                        "port",      "init_timeout", "lost",         "timeout",
+                                        "share_gpu", "for_gpu",      "near_gpu",     NULL };
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     ms_lua_known_keys(L, 1, keys, "option of init");
@@ -151,6 +151,7 @@ static int configure(lua_State *L)
     settings.threads = (uint32_t)ms_lua_field_integer(L, 1, "threads", settings.threads, 0, 1024);
     settings.strict = ms_lua_field_boolean(L, 1, "strict", settings.strict);
     settings.pin = ms_lua_field_boolean(L, 1, "pin", settings.pin);
+    settings.for_gpu = ms_lua_field_boolean(L, 1, "for_gpu", settings.for_gpu);
     settings.seed =
         (uint64_t)ms_lua_field_integer(L, 1, "seed", (int64_t)settings.seed, INT64_MIN, INT64_MAX);
     settings.memory_bytes = (uint64_t)ms_lua_field_integer(
@@ -371,13 +372,15 @@ static void push_graph(lua_State *L, const ms_engine *engine)
     lua_setfield(L, -2, "graph");
 }
 
-/* attention = { cudnn, own }: how many tasks of attention a GPU got, and whose kernels they are. */
+/* attention = { cudnn, fast, own }: how many tasks of attention a GPU got, and whose kernels they
+ * are; fast: those of cuDNN that add up in no certain order. */
 static void push_attention(lua_State *L, const ms_engine *engine)
 {
     ms_attention_counts counts = ms_engine_attention_counts(engine);
     if (strcmp(ms_engine_device(engine), "cuda") != 0) return;
-    lua_createtable(L, 0, 2);
+    lua_createtable(L, 0, 3);
     set_integer(L, "cudnn", (lua_Integer)counts.cudnn);
+    set_integer(L, "fast", (lua_Integer)counts.fast);
     set_integer(L, "own", (lua_Integer)counts.own);
     lua_setfield(L, -2, "attention");
 }

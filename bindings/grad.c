@@ -414,6 +414,23 @@ static int autocast(lua_State *L)
     return lua_gettop(L) - 2;
 }
 
+/* core.attention(how, f) -> what f returns; how: "deterministic" or "fast", see
+ * ms_engine_set_fast_attention. The setting is the engine's, as that of autocast. */
+static int attention(lua_State *L)
+{
+    static const char *const ways[] = { "deterministic", "fast", NULL };
+    ms_engine *engine = ms_lua_enter(L);
+    bool fast = ms_lua_choice(L, 1, ways, "way of attention") == 1;
+    luaL_checktype(L, 2, LUA_TFUNCTION);
+    lua_settop(L, 2);
+    bool before = ms_engine_fast_attention(engine);
+    ms_engine_set_fast_attention(engine, fast);
+    ms_status status = call_scope(L, 2);
+    ms_engine_set_fast_attention(engine, before);
+    ms_lua_ok(L, status);
+    return lua_gettop(L) - 2;
+}
+
 /* core.on_device(name, f): the engine's own device, or "meta", inside f. Any other device name is
  * an error: an engine has one. */
 static int on_device(lua_State *L)
@@ -626,6 +643,7 @@ void ms_open_grad(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "no_grad", no_grad },
                                           { "autocast", autocast },
+                                          { "attention", attention },
                                           { "on_device", on_device },
                                           { "is_recording", is_recording },
                                           { "recompute", recompute },

@@ -149,6 +149,13 @@ MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank)
     lua_pop(L, 3);
 }
 
+/* All ranks of its job are threads of this process. */
+MS_API void ms_lua_is_thread(lua_State *L)
+{
+    push_runtime(L)->is_thread = true;
+    lua_pop(L, 3);
+}
+
 /* Borrowed: the state has a reference. */
 MS_API ms_rendezvous *ms_lua_rendezvous(lua_State *L, uint32_t *rank)
 {

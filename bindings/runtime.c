@@ -105,6 +105,12 @@ static void choose_gpu(lua_State *L, ms_runtime *runtime)
     }
 }
 
+/* Whether all ranks are threads on one GPU. */
+static bool shares_one_gpu(const ms_runtime *runtime)
+{
+    return runtime->is_thread && runtime->shared_gpus == 1;
+}
+
 /* The first of the ranks that share a GPU says so. On one host their places are their numbers. */
 static void tell_sharers(const ms_runtime *runtime, ms_engine *engine)
 {
@@ -116,9 +122,9 @@ static void tell_sharers(const ms_runtime *runtime, ms_engine *engine)
          r += gpus)
         used += (size_t)snprintf(ranks + used, sizeof ranks - used, "%s%u", used ? ", " : "", r);
     ms_log(ms_engine_context(engine), MS_LOG_INFO,
-           "ranks %s share GPU %u: rank %u may use %.1f GiB of it; their tensors travel through "
-           "memory of the host",
-           ranks, gpu, runtime->rank, (double)ms_engine_memory(engine).limit / (1 << 30));
+           "ranks %s share GPU %u: rank %u may use %.1f GiB of it; their tensors %s", ranks, gpu,
+           runtime->rank, (double)ms_engine_memory(engine).limit / (1 << 30),
+           shares_one_gpu(runtime) ? "stay in its memory" : "travel through memory of the host");
 }
 
 /* This thread and those that it starts run on the NUMA node of the GPU. Memory that they touch
@@ -211,7 +217,8 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
         if (!status) ms_comm_record(engine, ms_engine_is_sim(engine));
     } else if (runtime->rendezvous) {
         ms_comm_options options = { .transport =
-                                        *runtime->transport_text ? runtime->transport_text : NULL };
+                                        *runtime->transport_text ? runtime->transport_text : NULL,
+                                    .one_gpu = shares_one_gpu(runtime) };
         status = ms_comm_open_with(engine, runtime->rendezvous, runtime->rank, &options, &world);
     }
     if (status) {

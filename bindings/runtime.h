@@ -70,6 +70,7 @@ struct ms_runtime {
     struct ms_rendezvous *rendezvous;
     /* Before it is released; NULL: nothing. Set where ms.init has joined a job over hosts. */
     void (*leave)(ms_runtime *runtime);
+    bool is_thread;        /* all ranks of its job are threads of this process */
     bool share_gpu;        /* more ranks than GPUs may compute on them */
     bool near_gpu;         /* host threads run on the NUMA node of the GPU */
     bool has_slice;        /* of a GPU (MIG): the only one that this process sees */

@@ -45,6 +45,10 @@ local cfg = ms.config(ms.scripts.options {
   },
   dtype      = { "bf16", choices = { "f32", "bf16", "f16" }, help = "of matrix products" },
   graph      = { false, help = "launch what each step repeats as graphs, on a GPU" },
+  attention  = {
+    "deterministic", choices = { "deterministic", "fast" },
+    help = "how a GPU adds up its gradients; fast: in no certain order",
+  },
   resume     = { "never", help = "never, auto, or a checkpoint" },
   run        = { "", help = "folder of the run" },
   every      = { eval = 200, save = 500, sample = 500 },
@@ -114,7 +118,7 @@ end
 
 local result = ms.train {
   model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate,
-  clip = clip, dtype = cfg.dtype, graph = cfg.graph,
+  clip = clip, dtype = cfg.dtype, graph = cfg.graph, attention = cfg.attention,
   data = loader(train, true), valid = loader(valid, false),
   eval = { every = cfg.every.eval, batches = 20 },
   sample = (tokenizer or cfg.bytes)

@@ -15,6 +15,10 @@ local cfg = ms.config {
   recompute  = { false, help = "run blocks again in backward: less memory, more time" },
   dtype      = { "bf16", choices = { "f32", "bf16", "f16" }, help = "of matrix products" },
   graph      = { false, help = "launch what each step repeats as graphs, on a GPU" },
+  attention  = {
+    "deterministic", choices = { "deterministic", "fast" },
+    help = "how a GPU adds up its gradients; fast: in no certain order",
+  },
   prefetch   = {
     "backward_pre",
     help = "what is gathered ahead: none (the least memory), both, by_budget ... or a Lua file",
@@ -60,7 +64,7 @@ local between, peak = 0, 0
 local train, valid = assert(data.bytes(cfg.data)):split(0.9)
 local result = ms.train {
   model = model, optimizer = optimizer, steps = cfg.steps, accumulate = cfg.accumulate,
-  clip = cfg.clip, dtype = cfg.dtype, graph = cfg.graph,
+  clip = cfg.clip, dtype = cfg.dtype, graph = cfg.graph, attention = cfg.attention,
   data = train:loader { batch = cfg.batch, length = cfg.length, shuffle = true },
   valid = valid:loader { batch = cfg.batch, length = cfg.length },
   eval = { every = cfg.steps, batches = 10 },

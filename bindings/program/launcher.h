@@ -93,6 +93,12 @@ void ms_job_supervise(lua_State *L, ms_job *job, bool (*done)(ms_job *job));
 void ms_job_push_outcome(lua_State *L, const ms_job *job);
 void ms_job_warn(ms_job *job, const char *text);
 
+/* Streams of ranks that share a GPU wait for other ranks. The driver has 8 queues for all streams
+ * of a process unless this variable says otherwise, 32 at most, and a stream may hold up another
+ * one of its queue. */
+#define MS_QUEUES_VARIABLE "CUDA_DEVICE_MAX_CONNECTIONS"
+#define MS_QUEUES_MOST "32"
+
 /* Start all ranks. On failure none is left. The calling thread must be the one that supervises. */
 ms_status ms_start_processes(ms_job *job);
 ms_status ms_start_threads(ms_job *job);

@@ -295,6 +295,7 @@ static int run(lua_State *L)
     ms_lua_open(L, library);
     ms_lua_log(L, log_line, args);
     if (args->rendezvous) ms_lua_join(L, args->rendezvous, args->rank);
+    if (args->is_thread) ms_lua_is_thread(L);
     set_process(L, args, program);
     lua_getglobal(L, "require");
     lua_pushliteral(L, "moonshard.cli");

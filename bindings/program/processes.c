@@ -47,11 +47,6 @@ static void locate(ms_job *job, uint32_t rank)
     pidfd_send_signal(job->ended[rank], MS_LOCATE_PROCESS, NULL, 0);
 }
 
-/* Streams of ranks that share a GPU wait for other ranks. The driver has 8 queues for all streams
- * of a process unless this says otherwise, and a stream may then hold up another one of its queue.
- */
-#define MS_QUEUES_VARIABLE "CUDA_DEVICE_MAX_CONNECTIONS"
-
 /* Where a rank is to run near its GPU it takes its cores itself: the supervisor, which forks, must
  * not ask the driver. */
 static bool leaves_cores(const ms_job *job)
@@ -111,7 +106,8 @@ static ms_status make_environment(ms_job *job, const char *rendezvous, char *sli
     size_t count = 0, kept = 0;
     while (environ[count]) count++;
     void *memory = NULL;
-    static char queues[] = MS_QUEUES_VARIABLE "=32", open[] = MS_CORES_VARIABLE "=open";
+    static char queues[] = MS_QUEUES_VARIABLE "=" MS_QUEUES_MOST,
+                open[] = MS_CORES_VARIABLE "=open";
     ms_status status = ms_allocate(&job->context, (count + 7) * sizeof(char *),
                                    "environment of the ranks", &memory);
     if (status) return status;

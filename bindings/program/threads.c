@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -88,6 +89,8 @@ ms_status ms_start_threads(ms_job *job)
     void *memory = NULL;
     job->reap = reap;
     job->locate = locate;
+    /* No rank reads the environment yet. */
+    if (job->share_gpu) setenv(MS_QUEUES_VARIABLE, MS_QUEUES_MOST, 0);
     signal(MS_LOCATE_THREAD, SIG_IGN); /* until a rank's thread has its handler */
     ms_status status = ms_allocate(&job->context, job->ranks * sizeof(rank_thread),
                                    "threads of the ranks", &memory);

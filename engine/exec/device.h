@@ -97,6 +97,10 @@ struct ms_device {
     void (*mark)(ms_stream *stream, uint64_t seq, ms_mark *mark);
     uint64_t (*mark_ns)(const ms_engine *engine, const ms_mark *mark);
 
+    /* Waits for all work of the device in this process, of other engines, too, that was enqueued
+     * before. NULL: engines never touch each other's memory. */
+    void (*settle)(ms_engine *engine);
+
     /* Copies between host memory and the device's, in stream order. copy_in reads up to
      * MS_COPY_INLINE bytes before it returns; other host memory stays until number launch->seq is
      * reached. */
@@ -151,6 +155,9 @@ extern const ms_device ms_device_cpu, ms_device_cuda, ms_device_sim;
 
 /* The device of the engine. */
 const ms_device *ms_engine_device_of(const ms_engine *engine);
+/* Whether it is the cuda device, or stands for it (ms_engine_options.for_gpu). What the host
+ * decides by the kind of device, it decides by this, so that a prediction of memory is right. */
+bool ms_engine_is_for_gpu(const ms_engine *engine);
 /* The kernels of one layer for one family. A layer may embed this as the first member of a table
  * with more in it. */
 typedef struct ms_kernels {

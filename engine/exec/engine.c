@@ -61,6 +61,9 @@ void ms_engine_set_poison(ms_engine *engine, bool on)
 }
 
 const ms_device *ms_engine_device_of(const ms_engine *engine) { return engine->device; }
+uint32_t ms_engine_device_index(const ms_engine *engine) { return engine->device_index; }
+
+bool ms_engine_is_for_gpu(const ms_engine *engine) { return engine->is_for_gpu; }
 
 /* Looked up by the family's name once and kept, as every operator asks on every call. A layer
  * without a table for the family is a mistake of the build. */

@@ -191,6 +191,7 @@ struct ms_engine {
     const ms_device *device;
     void *device_state;
     uint32_t device_index;
+    bool is_for_gpu;                     /* see ms_engine_is_for_gpu */
     bool is_open;                        /* the device has opened */
     const ms_kernels *kernels[MS_SLOTS]; /* see ms_engine_kernels */
     ms_strings *strings;

@@ -110,6 +110,8 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     engine->owner = ms_thread_mark();
     engine->strict = options->strict;
     engine->pin = options->pin;
+    engine->is_for_gpu = strcmp(engine->device->kernels, "cuda") == 0
+                         || (options->for_gpu && !engine->device->values);
     engine->random.seed = options->seed;
     engine->rates = options->rates ? *options->rates : *ms_rates_default();
     status = ms_strings_new(&engine->context, &engine->strings);

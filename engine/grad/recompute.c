@@ -25,6 +25,7 @@ typedef struct ms_recomputed {
     void (*free_user)(void *);
     ms_random random; /* as it was when f ran first */
     ms_dtype autocast;
+    bool fast_attention;
     uint32_t script, input_count, output_count;
     uint64_t *versions;   /* of the inputs before f ran first; stored after the inputs */
     ms_captures captures; /* what else it used then */
@@ -55,10 +56,13 @@ static ms_status run_again(ms_recomputed *kept, ms_tensor **outputs, uint32_t *c
     ms_engine *engine = kept->engine;
     ms_random now = ms_engine_random(engine);
     ms_dtype autocast = ms_engine_autocast(engine);
+    bool fast = ms_engine_fast_attention(engine);
     bool recording = ms_engine_set_recording(engine, true);
     ms_engine_set_random(engine, kept->random);
     ms_engine_set_autocast(engine, kept->autocast);
+    ms_engine_set_fast_attention(engine, kept->fast_attention);
     ms_status status = kept->f(kept->user, kept->inputs, kept->input_count, outputs, count);
+    ms_engine_set_fast_attention(engine, fast);
     ms_engine_set_autocast(engine, autocast);
     ms_engine_set_random(engine, now);
     ms_engine_set_recording(engine, recording);
@@ -156,6 +160,7 @@ static ms_status keep_inputs(ms_engine *engine, ms_tensor *const *inputs, uint32
     *kept = (ms_recomputed){ .engine = engine,
                              .random = ms_engine_random(engine),
                              .autocast = ms_engine_autocast(engine),
+                             .fast_attention = ms_engine_fast_attention(engine),
                              .script = ms_engine_script(engine),
                              .versions = (uint64_t *)(void *)(kept->inputs + count) };
     for (; kept->input_count < count && !status; kept->input_count += !status) {

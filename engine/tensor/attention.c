@@ -138,6 +138,7 @@ static void fill_args(const ms_attributes *attributes, const ms_tensor *q, const
     args->dtype = (uint8_t)q->dtype;
     args->compute = (uint8_t)attributes->attention.compute;
     args->causal = attributes->attention.causal;
+    args->fast = attributes->attention.fast;
 }
 
 /* FLOPs of `products` products of queries by keys by width, two for each multiply-add. Causal:
@@ -166,7 +167,8 @@ static ms_status attention_forward(ms_op_call *call)
     if (status) return status;
     const int64_t *shape = call->inputs[0]->shape;
     ms_dtype dtype = call->inputs[0]->dtype;
-    /* Backward runs outside of the autocast that forward saw. */
+    /* Backward runs outside of the scopes that forward saw. */
+    if (ms_engine_fast_attention(engine)) call->attributes.attention.fast = true;
     call->attributes.attention.compute = dtype == MS_F32 ? ms_engine_autocast(engine) : dtype;
     for (int i = 0; i < 3 && !status; i++) status = with_rows(engine, call->inputs[i], &in[i]);
     if (!status && positions_of(call))

@@ -33,6 +33,7 @@ typedef struct ms_attention_args {
     /* Of tensors, and of operands of products: see ms_engine_set_autocast. */
     uint8_t dtype, compute, cast_dtype;
     bool causal;
+    bool fast; /* backward need not repeat its bits */
 } ms_attention_args;
 
 /* (x[j], x[j + width/2]) turned by the angle (first + t) * base^(-2j/width), its frequency scaled;

@@ -28,6 +28,19 @@ ms_dtype ms_engine_autocast(const ms_engine *engine)
     return state ? state->autocast : MS_F32;
 }
 
+/* Without memory for the state the order of sums stays fixed. */
+void ms_engine_set_fast_attention(ms_engine *engine, bool fast)
+{
+    ms_tensor_state *state = NULL;
+    if (!ms_tensor_state_of(engine, &state)) state->fast_attention = fast;
+}
+
+bool ms_engine_fast_attention(const ms_engine *engine)
+{
+    const ms_tensor_state *state = ms_engine_get(engine, MS_SLOT_TENSOR);
+    return state && state->fast_attention;
+}
+
 /* Each call of ms_tensor_drop_cast takes the first tensor off the list. Called at the end of a
  * step: weights change then, and their casts would only hold memory. */
 void ms_engine_drop_casts(ms_engine *engine)

@@ -6,7 +6,11 @@
  *
  * With h = dy * act'(before), where before = x w^T + bias: dx = h w, dw = h^T x, dbias = the sums
  * of h's columns. One kernel reads dy once and makes h, in the dtype of the products, and dbias;
- * two products make dx and dw. */
+ * two products make dx and dw.
+ *
+ * On a GPU the product makes what a pass of its own would make elsewhere, where its library can
+ * (ms_gemm_extra): the activation's result, and dbias where h is dy. Which of them depends on
+ * shapes and dtypes only. */
 #include "tensor/linear.h"
 
 #include <string.h>
@@ -113,6 +117,45 @@ static ms_status activate(ms_op_call *call, ms_tensor *before)
     return status;
 }
 
+/* Whether products of this dtype make more than themselves: on a GPU, in 16 bits. Its library's
+ * gelu has an error of some 1e-4 and it adds in f32, which 16 bits hide; in f32 our kernels are
+ * more exact. */
+static bool products_make_more(const ms_engine *engine, ms_dtype dtype)
+{
+    return ms_engine_is_for_gpu(engine) && ms_dtype_bytes(dtype) == 2;
+}
+
+/* Whether the product makes the activation's result as well: from and to one dtype. The same with
+ * and without a gradient, so that both give the same bits. */
+static bool product_activates(const ms_op_call *call, ms_dtype compute, const ms_tensor *before)
+{
+    return is_activated(&call->attributes) && products_make_more(call->engine, compute)
+           && compute == call->inputs[0]->dtype
+           && before->shape[before->dims - 1] % MS_GELU_COLUMNS == 0;
+}
+
+/* The product of rows and matrix goes to `before`, unless the product activates: then it makes y,
+ * too, which becomes the result. */
+static ms_status multiply(ms_op_call *call, ms_tensor *rows, ms_tensor *matrix, bool activates,
+                          ms_tensor *before)
+{
+    ms_engine *engine = call->engine;
+    ms_tensor *y = NULL, *flat = NULL, *flat_y = NULL;
+    ms_status status = ms_matrix_flattened(engine, before, &flat);
+    if (!status && activates)
+        status = ms_tensor_new(engine, before->dtype, before->dims, before->shape, &y);
+    if (!status && activates) status = ms_matrix_flattened(engine, y, &flat_y);
+    if (!status && activates)
+        status =
+            ms_matmul_extra_into(engine, rows, matrix, bias_of(call), MS_GEMM_GELU, flat, flat_y);
+    else if (!status) status = ms_matmul_into(engine, rows, matrix, bias_of(call), flat);
+    ms_tensor_release(flat);
+    ms_tensor_release(flat_y);
+    if (status) ms_tensor_release(y);
+    else call->outputs[0] = y;
+    return status;
+}
+
 /* x is cast for this product only, the weight's cast is kept for the step. Saved are the operands
  * as the product took them (casts, under autocast), then `before` if there is an activation. `out`
  * is what goes into the activation; without one it is the result. The cast of x is released with
@@ -120,8 +163,9 @@ static ms_status activate(ms_op_call *call, ms_tensor *before)
 static ms_status linear_forward(ms_op_call *call)
 {
     ms_engine *engine = call->engine;
-    ms_tensor *x = NULL, *w = NULL, *rows = NULL, *matrix = NULL, *out = NULL, *flat = NULL;
+    ms_tensor *x = NULL, *w = NULL, *rows = NULL, *matrix = NULL, *out = NULL;
     int64_t width = 0, shape[MS_DIMS_MAX];
+    bool activates = false;
     ms_status status = linear_check(call, &width);
     if (status) return status;
     ms_dtype compute = ms_product_dtype(engine, call->inputs[0]->dtype);
@@ -135,37 +179,63 @@ static ms_status linear_forward(ms_op_call *call)
     if (!status) status = ms_matrix_flattened(engine, x, &rows);
     if (!status) status = weight_matrix(call->op, w, &matrix);
     if (!status) status = ms_tensor_new(engine, before_dtype(call, compute), dims, shape, &out);
-    if (!status) status = ms_matrix_flattened(engine, out, &flat);
-    if (!status) status = ms_matmul_into(engine, rows, matrix, bias_of(call), flat);
+    if (!status) activates = product_activates(call, compute, out);
+    if (!status) status = multiply(call, rows, matrix, activates, out);
     if (!status) status = ms_op_save(call, x);
     if (!status) status = ms_op_save(call, w);
-    if (!status && is_activated(&call->attributes)) status = activate(call, out);
+    if (!status && activates) status = ms_op_save(call, out);
+    else if (!status && is_activated(&call->attributes)) status = activate(call, out);
     else if (!status) call->outputs[0] = ms_tensor_retain(out);
     ms_tensor_release(x);
     ms_tensor_release(w);
     ms_tensor_release(rows);
     ms_tensor_release(matrix);
-    ms_tensor_release(flat);
     ms_tensor_release(out);
     return status;
 }
 
 /* ----------------------------------------------------------------- backward */
 
+/* Whether the product that makes dw sums the bias's gradient as well: where g goes into it as it
+ * has arrived and nothing else passes over it. The library sums what it multiplies, in the dtype of
+ * its result. */
+static bool product_sums(const ms_op_gradient *gradient, const ms_tensor *g)
+{
+    bool wanted = gradient->input_count > 2 && gradient->needs[2] && gradient->needs[1],
+         is_as_it_arrived =
+             !is_activated(&gradient->attributes) && g->dtype == gradient->saved[0]->dtype,
+         /* Rows that overlap would be copied for the product. */
+        is_matrix = g->shape[0] == 1 || g->strides[0] >= g->shape[1];
+    return wanted && is_as_it_arrived && is_matrix && products_make_more(gradient->engine, g->dtype)
+           && g->count > 0
+           && ms_shape_count(gradient->inputs[1].dims, gradient->inputs[1].shape) > 0;
+}
+
 /* dw, written into the weight's home if it has one. rows and g are matrices [rows, in] and [rows,
  * out] of the products' dtype; the sum over rows is the inner dimension of the product. Written to
- * its home, the gradient is in its bucket already, and no copy is made before the reduction. */
-static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor *g)
+ * its home, the gradient is in its bucket already, and no copy is made before the reduction. sums:
+ * the bias's gradient is made with it. */
+static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor *g,
+                                 bool sums)
 {
-    ms_tensor *turned = NULL, *made = NULL;
+    ms_tensor *turned = NULL, *made = NULL, *bias = NULL;
     bool stored = gradient->op == &ms_op_linear_t; /* [in, out] = x^T g, else [out, in] = g^T x */
+    ms_gemm_extra extra = !sums ? MS_GEMM_PLAIN : stored ? MS_GEMM_SUM_B : MS_GEMM_SUM_A;
     ms_status status = ms_matrix_swapped(stored ? rows : g, &turned);
+    if (!status && sums) status = ms_op_result(gradient, 2, &bias);
     if (!status) status = ms_op_result(gradient, 1, &made);
-    if (!status) status = ms_matmul_into(gradient->engine, turned, stored ? g : rows, NULL, made);
+    if (!status)
+        status = ms_matmul_extra_into(gradient->engine, turned, stored ? g : rows, NULL, extra,
+                                      bias, made);
     ms_tensor_release(turned);
-    if (status) ms_tensor_release(made);
-    else gradient->results[1] = made;
-    return status;
+    if (status) {
+        ms_tensor_release(made);
+        ms_tensor_release(bias);
+        return status;
+    }
+    gradient->results[1] = made;
+    if (bias) gradient->results[2] = bias;
+    return MS_OK;
 }
 
 /* dx = h w in the dtype of x, as a new tensor of x's shape. For linear the two exchanges cancel:
@@ -222,15 +292,16 @@ static ms_status result_place(const ms_op_gradient *gradient, const ms_tensor *r
 /* One pass over the incoming gradient: through the activation, to the dtype of the products, and
  * sums for the bias. *out is h, [rows, out], owned: a new tensor, or rows itself where nothing
  * changes it. The bias's gradient becomes results[2]; without rows it is zeros, and no task runs.
- * Nothing is enqueued where rows can serve as h and the bias needs no gradient. The flops count 25
- * for each element through the activation, an estimate for the sim device. */
-static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor **out)
+ * Nothing is enqueued where rows can serve as h and the bias needs no gradient, or a product makes
+ * it (sums). The flops count 25 for each element through the activation, an estimate for the sim
+ * device. */
+static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, bool sums, ms_tensor **out)
 {
     ms_engine *engine = gradient->engine;
     ms_tensor *before = is_activated(&gradient->attributes) ? gradient->saved[2] : NULL, *h = NULL,
               *bias = NULL;
     ms_dtype compute = gradient->saved[0]->dtype;
-    bool wants_bias = gradient->input_count > 2 && gradient->needs[2],
+    bool wants_bias = gradient->input_count > 2 && gradient->needs[2] && !sums,
          changes = before || rows->dtype != compute;
     /* h is read by the two products only. */
     bool wants_h = changes && (gradient->needs[0] || gradient->needs[1]);
@@ -284,10 +355,12 @@ static ms_status linear_backward(ms_op_gradient *gradient)
     ms_engine *engine = gradient->engine;
     ms_tensor *x = gradient->saved[0], *w = gradient->saved[1], *arrived = NULL, *g = NULL,
               *rows = NULL;
+    bool sums = false;
     ms_status status = gradient_rows(gradient, &arrived);
-    if (!status) status = pass(gradient, arrived, &g);
+    if (!status) sums = product_sums(gradient, arrived);
+    if (!status) status = pass(gradient, arrived, sums, &g);
     if (!status) status = ms_matrix_flattened(engine, x, &rows);
-    if (!status && gradient->needs[1]) status = weight_gradient(gradient, rows, g);
+    if (!status && gradient->needs[1]) status = weight_gradient(gradient, rows, g, sums);
     if (!status && gradient->needs[0]) status = input_gradient(gradient, w, g);
     ms_tensor_release(arrived);
     ms_tensor_release(g);

@@ -111,11 +111,12 @@ static void cut(ms_matmul_args *args, double flops)
  * m or n of 1 have strides that do not count, hence the natural one for c. A device without values
  * (sim) only needs the cost. */
 static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
-                         ms_tensor *out)
+                         ms_gemm_extra extra, ms_tensor *beside, ms_tensor *out)
 {
     ms_matmul_args args = { .a = ms_tensor_data(a),
                             .b = ms_tensor_data(b),
                             .c = ms_tensor_data(out),
+                            .beside = beside ? ms_tensor_data(beside) : NULL,
                             .bias = bias ? ms_tensor_data(bias) : NULL };
     ms_gemm_shape *shape = &args.shape;
     shape->m = out->shape[out->dims - 2];
@@ -128,6 +129,7 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
     shape->in = (uint8_t)a->dtype;
     shape->out = (uint8_t)out->dtype;
     shape->bias = bias != NULL;
+    shape->extra = (uint8_t)extra;
     describe_batches(&args, a, b, out);
     double flops = 2.0 * (double)out->count * (double)shape->k;
     cut(&args, flops);
@@ -135,28 +137,35 @@ static ms_status enqueue(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tenso
         ms_status status = ms_engine_backend(engine)->plan_matmul(engine, &args);
         if (status) return status;
     }
-    ms_tensor *reads[] = { a, b, bias };
+    ms_tensor *reads[] = { a, b, bias }, *writes[] = { out, beside };
     ms_task_cost cost = { .flops = flops,
-                          .bytes = ms_tensor_bytes(a) + ms_tensor_bytes(b) + ms_tensor_bytes(out) };
+                          .bytes = ms_tensor_bytes(a) + ms_tensor_bytes(b) + ms_tensor_bytes(out)
+                                   + (beside ? ms_tensor_bytes(beside) : 0) };
     return ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_matmul), &args, reads, 3,
-                             &out, 1, cost);
+                             writes, 2, cost);
 }
 
 /* A bias is added in f32, so it is cast if it has 16 bits. out may not overlap an operand: a
  * library reads them while it writes. */
-ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
-                         ms_tensor *out)
+ms_status ms_matmul_extra_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
+                               ms_gemm_extra extra, ms_tensor *beside, ms_tensor *out)
 {
     if (out->count == 0) return MS_OK;
     ms_tensor *left = NULL, *right = NULL, *wide = NULL;
     ms_status status = readable(engine, a, &left);
     if (!status) status = readable(engine, b, &right);
     if (!status && bias) status = ms_tensor_cast_cached(engine, bias, MS_F32, false, &wide);
-    if (!status) status = enqueue(engine, left, right, wide, out);
+    if (!status) status = enqueue(engine, left, right, wide, extra, beside, out);
     ms_tensor_release(left);
     ms_tensor_release(right);
     ms_tensor_release(wide);
     return status;
+}
+
+ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
+                         ms_tensor *out)
+{
+    return ms_matmul_extra_into(engine, a, b, bias, MS_GEMM_PLAIN, NULL, out);
 }
 
 /* -------------------------------------------------------------------- views */

@@ -14,7 +14,8 @@ local ms = { version = core.version }
 for _, name in ipairs {
   "tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "cat", "stack",
   "where", "pack",
-  "codec", "no_grad", "autocast", "memory", "reset_peak", "synchronize", "info", "seed",
+  "codec", "no_grad", "autocast", "attention", "memory", "reset_peak", "synchronize", "info",
+  "seed",
 } do
   ms[name] = core[name]
 end

@@ -62,6 +62,8 @@
 --- With device "cuda": more ranks than GPUs may compute on them, on one host. Tensors of ranks then
 --- travel through memory of the host, not by NCCL, and each rank has its part of a GPU's memory.
 ---@field share_gpu? boolean
+--- With device "sim": it stands for "cuda", so that its peak of memory is that of a GPU.
+---@field for_gpu? boolean
 --- With device "cuda": the calling thread, and threads that it starts, run on the cores of the NUMA
 --- node of the GPU, of which ranks get equal shares. `moonshard run --device cuda` sets it.
 ---@field near_gpu? boolean
@@ -153,8 +155,8 @@
 --- memory_bytes }; pci: its place on the bus; node: its NUMA node, or nil; slice: MIG divides it),
 --- gpu_driver (the version of CUDA that it is for, or why there is none), gpu_blas and gpu_dnn
 --- (on machines with GPUs: their libraries of products and of attention), attention (on a GPU:
---- { cudnn, own }, how many tasks of attention went to cuDNN and to kernels of our own, which are
---- slower; those of a graph count once), graph (what became of `graph = true`: { graphs, launches,
+--- { cudnn, fast, own }, how many tasks of attention went to cuDNN, of which some add up in no
+--- certain order, and to kernels of our own, which are slower; those of a graph count once), graph (what became of `graph = true`: { graphs, launches,
 --- replayed, alone, why }: graphs that were made, and launched; tasks in these, and tasks that were
 --- launched one by one; the first thing that came between two tasks, or nil), memory_beside (on a
 --- GPU: bytes of its memory in use beside what `ms.memory` counts: kernels' scratch, libraries, the

@@ -52,8 +52,8 @@ local function tell_of_graphs(before)
   local now = core.info().graph
   local replayed, alone = now.replayed - before.replayed, now.alone - before.alone
   if replayed + alone == 0 then
-    log.log("graph: device %s carries out each task as it comes; graph = true changes nothing",
-      core.info().device)
+    log.log("graph: device %s carries out each task as it comes%s; graph = true changes nothing",
+      core.info().device, now.why and (" (%s)"):format(now.why) or "")
   elseif replayed == 0 then
     log.warn("graph: no run of tasks of a step came again with the same arguments%s",
       now.why and "; the first thing between two tasks: " .. now.why or "")

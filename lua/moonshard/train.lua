@@ -48,15 +48,30 @@ local function pass(self, x, y, positions)
     core.raise("train: data must give tensors x and y, not " .. type(x))
   end
   check_packed(self, x, positions)
-  local loss, outputs
-  if o.dtype == "f32" then loss, outputs = loss_of(o.model, x, y, positions)
-  else
-    loss, outputs = core.autocast(o.dtype, function() return loss_of(o.model, x, y, positions) end)
+  local function in_dtype()
+    if o.dtype == "f32" then return loss_of(o.model, x, y, positions) end
+    return core.autocast(o.dtype, function() return loss_of(o.model, x, y, positions) end)
   end
+  local loss, outputs
+  if o.attention == "fast" then loss, outputs = core.attention("fast", in_dtype)
+  else loss, outputs = in_dtype() end
   if not core.is_tensor(loss) then
     core.raise("train: the function loss must return a tensor of one element, not " .. type(loss))
   end
   return loss, outputs
+end
+
+-- After the first step: whether attention = "fast" changes anything. before: the counts before it.
+local function tell_of_attention(before)
+  local info = core.info()
+  local counts = info.attention
+  if core.is_sim() or counts and counts.fast > before.fast then return end
+  local why = "device " .. info.device .. " has one way only"
+  if counts and counts.cudnn > before.cudnn then why = "cuDNN has no such way for its shapes"
+  elseif counts and counts.own > before.own then
+    why = ("its calls do not go to cuDNN (%s)"):format(info.gpu_dnn)
+  elseif counts then why = "the model calls no attention" end
+  log.log("attention: \"fast\" changes nothing: %s", why)
 end
 
 -- The mean of one number of each rank. If one of them is inf or nan, so is the mean.
@@ -337,8 +352,10 @@ function train.train(options)
     dtype = o.dtype == "f32" and "f32" or "bf16", tensorboard = o.log and o.log.tensorboard,
   }, self.lock)
   local last = self.start - 1
+  local before = o.attention == "fast" and (core.info().attention or {})
   for step in steps.steps(o.steps, self.start, { graph = o.graph }) do
     run_step(self, step)
+    if before and step == self.start then tell_of_attention(before) end
     last = step
   end
   judge_all(self)

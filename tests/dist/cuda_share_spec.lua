@@ -1,5 +1,6 @@
--- Ranks that share a GPU (--share-gpu), over the stand-in for NVIDIA's driver: their tensors travel
--- through memory of the host, and the numbers are those of the cpu device's ranks.
+-- Ranks that share a GPU (--share-gpu), over the stand-in for NVIDIA's driver: the tensors of
+-- processes travel through memory of the host, those of threads stay in the GPU's, and the numbers
+-- are those of the cpu device's ranks.
 local command = require "command"
 local folder
 before_each(function() folder = command.folder() end)
@@ -45,20 +46,39 @@ describe("ranks that share a GPU", function()
     end)
   end
 
-  it("have all the waits that they need", function()
-    train("gpt_bytes.lua' -n 2 --device cuda --share-gpu",
-      stand_in(1) .. " MOONSHARD_STAND_IN_WATCH=stop")
-  end)
-
-  for _, name in ipairs { "collectives", "hooks", "ddp", "fsdp_gathers", "packed" } do
-    it("do what others do: " .. name, function()
-      local out = command.succeed(folder, ("run '%s/tests/dist/%s.lua' -n 2 --device cuda \z
-        --share-gpu"):format(command.source, name), stand_in(1))
-      for rank = 0, 1 do
-        assert.truthy(out:find("rank " .. rank .. "[%w ]* is done"), out)
-      end
+  for _, threads in ipairs { "", " --thread-ranks" } do
+    it("have all the waits that they need" .. threads, function()
+      local watched = stand_in(1) .. " MOONSHARD_STAND_IN_WATCH=stop"
+      train("gpt_bytes.lua' -n 2 --device cuda --share-gpu" .. threads, watched)
+      train("gpt_bytes.lua' -n 2 shard=full_shard --device cuda --share-gpu" .. threads, watched)
     end)
+
+    for _, name in ipairs { "collectives", "hooks", "ddp", "fsdp_gathers", "packed" } do
+      it("do what others do: " .. name .. threads, function()
+        local out = command.succeed(folder, ("run '%s/tests/dist/%s.lua' -n 2 --device cuda \z
+          --share-gpu%s"):format(command.source, name, threads), stand_in(1))
+        for rank = 0, 1 do
+          assert.truthy(out:find("rank " .. rank .. "[%w ]* is done"), out)
+        end
+      end)
+    end
   end
+
+  it("say where their tensors are, and have queues for all streams", function()
+    script [[
+      require "moonshard".ones { 3 }:sum():item()
+      print("queues: " .. tostring(os.getenv "CUDA_DEVICE_MAX_CONNECTIONS"))
+    ]]
+    for switches, where in pairs {
+      [""] = "travel through memory of the host", ["--thread-ranks"] = "stay in its memory",
+    } do
+      local out, err = command.succeed(folder, "run script.lua -n 2 --device cuda --share-gpu "
+        .. switches, stand_in(1) .. " MOONSHARD_LOG=info")
+      assert.truthy(err:find("their tensors " .. where, 1, true), err)
+      -- A stream that waits for another rank holds up no other one.
+      assert.truthy(out:find("queues: 32", 1, true), out)
+    end
+  end)
 
   -- Shards, gradients and states in pinned memory of the host, where steps run, too.
   for _, switches in ipairs { "-n 1", "-n 2 --share-gpu" } do

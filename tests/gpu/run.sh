@@ -185,7 +185,7 @@ figures() {
     "$@" >"$file" || { cat "$file"; return 1; }
     cat "$file"
     tail -1 "$file" >>"$here/bench.jsonl"
-    for key in tok_s:tokens/s ms_step_med:ms peak_mib:"MiB peak" process_mib:"MiB process" percent_med:"% by a Lua hook"; do
+    for key in tok_s:tokens/s ms_step_med:ms peak_mib:"MiB peak" process_mib:"MiB process" ns_lua_enqueue:"ns to enqueue a task" percent_med:"% by a Lua hook"; do
         words=$(field "$file" "${key%%:*}")
         [ -z "$words" ] || text+="$(printf '%.2f %s, ' "$words" "${key#*:}")"
     done
@@ -214,6 +214,11 @@ beside() {
         ours "$name, ours, turn $turn" "--config $config --batch $batch --length $length --steps $steps --dtype bf16"
         [ -z "$with" ] || peer "$name, PyTorch $way, turn $turn" "$config $way $batch $length $steps"
     done
+    # Beside the medians: gradients of attention in no certain order, as PyTorch's.
+    ours "$name, ours, fast attention" "--config $config --batch $batch --length $length --steps $steps --dtype bf16 --attention fast"
+    # Parameters and all else in bf16, with f32 copies in the optimizer.
+    ours "$name, ours, bf16 parameters" "--config $config --batch $batch --length $length --steps $steps --parameters bf16"
+    ours "$name, ours, bf16 parameters, fast attention" "--config $config --batch $batch --length $length --steps $steps --parameters bf16 --attention fast"
     own=$(median_of tok_s "$logs/$part.${name//-/_}__ours__turn_"*.log)
     other=$(median_of tok_s "$logs/$part.${name//-/_}__PyTorch_${way}__turn_"*.log)
     if [ -z "$own" ]; then
@@ -231,6 +236,8 @@ beside() {
 
 bench_kernels() {
     local small=${QUICK:+--small}
+    # ns_lua_enqueue: what a small task costs the host; 3000 at most is the aim.
+    try "$part" "enqueue" bash -c "figures \"$moonshard\" bench enqueue --device cuda --json"
     try "$part" "kernels" bash -c "figures \"$moonshard\" bench kernels --device cuda --json $small"
     # The table for people, from the same figures.
     grep -a '^{' "$logs/$part.kernels.log" | tail -1 | tr '{' '\n' | sed -n \

@@ -57,7 +57,8 @@ local ALLOWED = {
   },
   -- Makes the process of a keeper, which lives longer than the host program.
   ["bindings/hosts.c"] = { "open", "fork", "execv", "_exit", "getenv" },
-  ["bindings/program/threads.c"] = { "pthread_create", "getpid" },
+  -- Tells the driver of a GPU how many queues this process needs, before any rank starts.
+  ["bindings/program/threads.c"] = { "pthread_create", "getpid", "setenv" },
   -- The CLI's entry is a program; a second request to stop ends it at once.
   ["bindings/program/main.c"] = { "fprintf", "exit", "_exit", "getenv" },
 }

@@ -34,6 +34,19 @@ describe("bench step", function()
     end
   end)
 
+  it("computes in bf16 alone with --parameters bf16", function()
+    for device, settings in pairs { cpu = "", cuda = ON_GPU } do
+      local switches = "--batch 24 --length 16 --steps 1 --device " .. device
+      local cast = bench(switches .. " --dtype bf16", settings)
+      local alone = bench(switches .. " --parameters bf16", settings)
+      assert.equal("f32 bf16", cast.parameters .. " " .. alone.parameters)
+      assert.equal("bf16", alone.dtype)
+      assert.is_true(alone.ms_step_med > 0)
+      -- Activations are most of it: f32 with bf16 copies, or bf16.
+      assert.is_true(alone.peak_mib < 0.75 * cast.peak_mib)
+    end
+  end)
+
   it("keeps less memory with --recompute", function()
     local plain = bench("--length 16 --batch 64 --steps 1 --device cpu")
     local again = bench("--length 16 --batch 64 --steps 1 --device cpu --recompute")
@@ -74,6 +87,7 @@ describe("bench step", function()
       ["--batch 0"] = "1 or more", ["--length 0"] = "1 or more", ["--dtype f16"] = "on a GPU only",
       ["--hook-pairs --hook fp16_compress"] = "leave out %-%-hook fp16_compress",
       ["--config gpt3"] = "must be one of",
+      ["--parameters bf16 --dtype f32"] = "leave out %-%-dtype f32",
     } do
       local code, _, err = command.run(folder, "bench step " .. switches)
       assert.equal(2, code, switches)

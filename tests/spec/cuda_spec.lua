@@ -117,6 +117,30 @@ describe("on a GPU", function()
     assert.matches("beside it on the GPU: kernels' scratch memory, libraries", text)
   end)
 
+  it("check predicts the peak of what a GPU's products make beside", function()
+    command.write(folder .. "/gelu.lua", [[
+      local ms = require "moonshard"
+      local x = ms.ones { 64, 32, dtype = "bf16" }
+      local w = ms.ones { 128, 32, dtype = "bf16" }
+      ms.no_grad(function() x:linear(w, nil, "gelu"):sum():item() end)
+      print("peak " .. ms.memory().peak)]])
+    local function predicted(switch)
+      return core.json_decode(command.succeed(folder, "check gelu.lua --json" .. switch))
+        .peak_bytes[1]
+    end
+    local function measured(switch, settings)
+      local out = command.succeed(folder, "run gelu.lua" .. switch, settings)
+      return math.tointeger(tonumber(out:match "peak (%d+)"))
+    end
+    assert.equal(predicted " --device cuda", measured(" --device cuda", ON_GPU))
+    assert.equal(predicted "", measured "")
+    assert.is_true(predicted " --device cuda" - predicted "" > 64 * 128 * 3 // 2)
+    command.write(folder .. "/sim.lua",
+      'require "moonshard".init { device = "sim", for_gpu = true }\ndofile "gelu.lua"')
+    assert.equal(("peak %d\n"):format(predicted " --device cuda"),
+      command.succeed(folder, "run sim.lua"))
+  end)
+
   it("is shown by info, with the driver and the library of products", function()
     local out = command.succeed(folder, "info", ON_GPU)
     assert.matches("devices +cpu, cuda\n", out)
@@ -162,5 +186,35 @@ describe("on a GPU", function()
     assert.matches("index_select", err)
     assert.matches("9", err)
     assert.matches("r%.lua:3", err)
+  end)
+
+  -- The second line's product is the cause, and the third line's wait finds it.
+  local STOPS <const> = "local t = ms.ones { 4, 3 }\nlocal p = t:exp()\n\z
+    local q = p:gelu()\nms.synchronize()"
+  it("is measured by bench enqueue", function()
+    local found = core.json_decode((command.succeed(folder, "bench enqueue --device cuda --json",
+      ("MOONSHARD_CUDA_DRIVER='%s'"):format(STAND_IN))))
+    assert.equal("cuda", found.device)
+    assert.is_true(found.ns_lua_enqueue > 0 and found.ns_lua_operator > found.ns_lua_enqueue)
+    assert.is_nil(found.ns_enqueue)
+  end)
+
+  it("tells which tasks may have stopped it", function()
+    local fault = ON_GPU .. " MOONSHARD_STAND_IN_FAULT=exp:1"
+    local err = fails(1, STOPS, fault)
+    assert.matches("the GPU has stopped: CUDA_ERROR_ILLEGAL_ADDRESS", err)
+    assert.matches("one of the %d tasks that were under way", err)
+    assert.matches("gelu %(r%.lua:4%)", err)
+    err = fails(1, STOPS, fault .. " CUDA_LAUNCH_BLOCKING=1")
+    assert.matches("in task exp, enqueued at r%.lua:3", err)
+    assert.not_matches("gelu", err)
+  end)
+
+  it("waits for each task where CUDA_LAUNCH_BLOCKING asks for it, with the same bits", function()
+    local losses = train("steps=4 run=usual", ON_GPU)
+    local blocking, out = train("steps=12 graph=true run=blocking",
+      ON_GPU .. " CUDA_LAUNCH_BLOCKING=1")
+    for i = 1, 4 do assert.equal(losses[i], blocking[i]) end
+    assert.matches("carries out each task as it comes %(CUDA_LAUNCH_BLOCKING=1%)", out)
   end)
 end)

@@ -128,6 +128,68 @@ static void test_autocast(void **state)
     }
 }
 
+static void same_bits(const check *c, const answer *a, const answer *b)
+{
+    assert_memory_equal(a->out[0], b->out[0], count_of(&c->out[0]) * sizeof(double));
+    for (int i = 0; i < 3; i++)
+        assert_memory_equal(a->gradient[i], b->gradient[i], count_of(&c->in[i]) * sizeof(double));
+}
+
+/* ------------------------------------------------------------------- sums in any order */
+
+/* Queries and keys in multiples of 64. Their counts: forward and backward, of which one is fast. */
+static void test_fast(void **state)
+{
+    (void)state;
+    use_stand_in();
+    const sizes fast[] = { { 2, 2, 2, 64, 64, 8, true },
+                           { 1, 4, 2, 64, 128, 24, true },
+                           { 1, 2, 1, 128, 64, 40, false } };
+    for (size_t i = 0; i < 2 * sizeof fast / sizeof *fast; i++) {
+        check c = i % 2 ? of(MS_F32, MS_BF16, fast[i / 2], PLAIN)
+                        : of(MS_BF16, MS_F32, fast[i / 2], PLAIN);
+        c.attributes.attention.fast = true;
+        c.varies = true;
+        run_check(&c);
+        counts_are(c, 2, 0);
+        /* In parts as well, each of which begins with sums of zero. */
+        run whole = run_counted(&c, 0), least = run_counted(&c, 1);
+        assert_int_equal(whole.counts.fast, whole.counts.cudnn / 2);
+        assert_int_equal(least.counts.fast, whole.counts.fast);
+        for (int t = 0; t < 3; t++)
+            compare("gradient", (uint32_t)t, least.answer.gradient[t], whole.answer.gradient[t],
+                    count_of(&c.in[t]), 1e-2);
+        answer_free(&whole.answer);
+        answer_free(&least.answer);
+    }
+}
+
+/* What cuDNN has no fast way for has the bits of a call that did not ask. */
+static void test_not_fast(void **state)
+{
+    (void)state;
+    use_stand_in();
+    const sizes slow[] = { { 1, 2, 2, 64, 70, 16, true },
+                           { 1, 2, 2, 63, 64, 16, true },
+                           { 1, 2, 2, 20, 20, 20, true },
+                           { 1, 2, 2, 64, 64, 16, true } };
+    for (size_t i = 0; i < sizeof slow / sizeof *slow; i++) {
+        check c = of(MS_BF16, MS_F32, slow[i], PLAIN);
+        /* The last one would be fast. */
+        if (i == 3 && !is_on_stand_in()) break;
+        if (i == 3) setenv("MOONSHARD_STAND_IN_CUDNN", "is slow", 1);
+        run plain = run_counted(&c, 0);
+        c.attributes.attention.fast = true;
+        run r = run_counted(&c, 0);
+        same_bits(&c, &r.answer, &plain.answer);
+        assert_int_equal(r.counts.fast, 0);
+        assert_int_equal(r.counts.cudnn, plain.counts.cudnn);
+        answer_free(&r.answer);
+        answer_free(&plain.answer);
+    }
+    use_stand_in();
+}
+
 /* A scale of one's own, and lengths of real texts where there is a GPU. */
 static void test_scale_and_lengths(void **state)
 {
@@ -167,13 +229,6 @@ static void test_which_way(void **state)
     };
     packed.ins = 4;
     counts_are(packed, 0, 2);
-}
-
-static void same_bits(const check *c, const answer *a, const answer *b)
-{
-    assert_memory_equal(a->out[0], b->out[0], count_of(&c->out[0]) * sizeof(double));
-    for (int i = 0; i < 3; i++)
-        assert_memory_equal(a->gradient[i], b->gradient[i], count_of(&c->in[i]) * sizeof(double));
 }
 
 /* A call in parts has the bits of one that is whole: parts share nothing. */
@@ -357,6 +412,7 @@ int main(void)
         cmocka_unit_test(test_which_way), cmocka_unit_test(test_parts),
         cmocka_unit_test(test_graph),     cmocka_unit_test(test_library),
         cmocka_unit_test(test_refused),   cmocka_unit_test(test_execution_fails),
+        cmocka_unit_test(test_fast),      cmocka_unit_test(test_not_fast),
         cmocka_unit_test(test_lack),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

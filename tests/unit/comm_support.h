@@ -81,7 +81,8 @@ static inline bool over_nccl(void)
 }
 static inline ms_status open_rank(rank *self)
 {
-    ms_comm_options options = { .transport = getenv("MOONSHARD_TRANSPORT") };
+    ms_comm_options options = { .transport = getenv("MOONSHARD_TRANSPORT"),
+                                .one_gpu = self->job->kind == THREADS };
     if (self->job->open) return self->job->open(self);
     if (self->hosts) return hosts_job_open(self->hosts, self->engine, self->number, &self->world);
     ms_status status =

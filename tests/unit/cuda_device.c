@@ -281,6 +281,8 @@ static void a_flag_makes_its_stream_fail(void **state)
 
 /* ------------------------------------------------------------------- errors */
 
+static char said[MS_ERROR_MESSAGE_BYTES];
+
 static void errors_name_the_task(void **state)
 {
     (void)state;
@@ -305,6 +307,25 @@ static void errors_name_the_task(void **state)
     assert_int_equal(left(), 0);
 }
 
+static ms_task_result nothing(ms_run *run, void *arguments)
+{
+    (void)run, (void)arguments;
+    return MS_TASK_DONE;
+}
+
+static void a_function_for_the_cpu_is_refused(void **state)
+{
+    static const ms_task task = { .name = "own", .function = nothing };
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine);
+    assert_int_equal(ms_stream_enqueue(a, &task, NULL, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(ms_stream_sync(a), MS_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "task own is a function for the CPU"));
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
 /* All calls of the driver fail from then on: every wait of the host ends. */
 static void a_gpu_that_stops_ends_all_waits(void **state)
 {
@@ -321,6 +342,65 @@ static void a_gpu_that_stops_ends_all_waits(void **state)
     ms_storage_release(storage);
     ms_engine_free(engine);
     stops(0);
+}
+
+/* Tasks of three lines on two streams, of which the one that `which` tells stops the GPU. */
+static void stop_in(const char *which, bool stops_later)
+{
+    ms_engine *engine = make_engine();
+    ms_stream *on[] = { ms_engine_current(engine), side_of(engine) };
+    ms_storage *storages[] = { storage_of(on[0], sizeof(float)), storage_of(on[0], sizeof(float)) };
+    fill(on[0], storages[0], 1);
+    fill(on[0], storages[1], 1);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    if (!stops_later) setenv("MOONSHARD_STAND_IN_FAULT", which, 1);
+    for (int i = 0; i < 4; i++) {
+        char line[32];
+        uint32_t script = 0;
+        snprintf(line, sizeof line, "train.lua:%d", i + 1);
+        assert_int_equal(ms_strings_add(ms_engine_strings(engine), line, strlen(line), &script),
+                         MS_OK);
+        ms_engine_set_script(engine, script);
+        if (stops_later && i == 3) stops(719);
+        run(on[i % 2], &scales, storages[i % 2], storages[i % 2], 1, 1);
+    }
+    assert_int_equal(ms_engine_sync(engine), MS_ERROR_TASK);
+    unsetenv("MOONSHARD_STAND_IN_FAULT");
+    snprintf(said, sizeof said, "%s", ms_engine_error(engine)->message);
+    for (int i = 0; i < 2; i++) ms_storage_release(storages[i]);
+    ms_engine_free(engine);
+    stops(0);
+}
+
+static void assert_said(const char *words)
+{
+    if (!strstr(said, words)) fail_msg("no \"%s\" in \"%s\"", words, said);
+}
+
+/* An error of a kernel is found by a later call, which is not the cause. */
+static void a_gpu_that_stops_tells_which_tasks_were_under_way(void **state)
+{
+    (void)state;
+    stop_in("scale:2", false);
+    assert_said("the GPU has stopped: CUDA_ERROR_ILLEGAL_ADDRESS");
+    assert_said("one of the 4 tasks");
+    assert_said("2 of stream \"compute\", scale (train.lua:1) to scale (train.lua:3)");
+    assert_said("2 of stream \"side\", scale (train.lua:2) to scale (train.lua:4)");
+    assert_said("CUDA_LAUNCH_BLOCKING=1");
+    stop_in("", true);
+    assert_said("one of the 3 tasks");
+    assert_null(strstr(said, "train.lua:4"));
+}
+
+static void a_host_that_waits_for_each_task_knows_the_one(void **state)
+{
+    (void)state;
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    stop_in("scale:4", false);
+    unsetenv("CUDA_LAUNCH_BLOCKING");
+    assert_said("the GPU has stopped: CUDA_ERROR_ILLEGAL_ADDRESS");
+    assert_said("in task scale, enqueued at train.lua:4");
+    assert_null(strstr(said, "under way"));
 }
 
 static void assert_refused(ms_status expected, const char *words)
@@ -401,7 +481,10 @@ int main(void)
         cmocka_unit_test(errors_name_the_task),
         cmocka_unit_test(memory_grows_or_is_taken_at_once),
         cmocka_unit_test(what_is_missing_is_told),
+        cmocka_unit_test(a_function_for_the_cpu_is_refused),
         cmocka_unit_test(a_gpu_that_stops_ends_all_waits),
+        cmocka_unit_test(a_gpu_that_stops_tells_which_tasks_were_under_way),
+        cmocka_unit_test(a_host_that_waits_for_each_task_knows_the_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

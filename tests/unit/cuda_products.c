@@ -4,8 +4,11 @@
 
 #include <string.h>
 
+#include "moonshard/ops.h"
 #include "moonshard/tensor.h"
 #include "tensor/cuda/matmul.h"
+#include "tensor/op.h"
+#include "tensor/state.h"
 #include "tensor/values.h"
 
 #define OK(call) assert_int_equal(call, MS_OK)
@@ -234,6 +237,326 @@ static void test_bias(void **state)
     assert_int_equal(warnings, 0);
 }
 
+/* --------------------------------------------------------- what products make beside */
+
+/* How often two kernels of the layer ran. */
+static struct counted {
+    unsigned runs;
+    stand_in_kernel *kernel;
+} gelus, sums;
+static void count_gelu(const void *arguments, const unsigned blocks[3], const unsigned threads[3],
+                       unsigned shared_bytes)
+{
+    gelus.runs++;
+    gelus.kernel(arguments, blocks, threads, shared_bytes);
+}
+static void count_sums(const void *arguments, const unsigned blocks[3], const unsigned threads[3],
+                       unsigned shared_bytes)
+{
+    sums.runs++;
+    sums.kernel(arguments, blocks, threads, shared_bytes);
+}
+static void count_kernel(struct counted *counted, const char *name, const char *bytes_name,
+                         stand_in_kernel *counts)
+{
+    const ms_os *os = ms_os_posix();
+    char why[256];
+    void *library =
+        os->library_load(os->user, getenv("MOONSHARD_STAND_IN_KERNELS"), why, sizeof why);
+    if (!library) fail_msg("%s", why);
+    void *kernel = os->library_symbol(os->user, library, name),
+         *bytes = os->library_symbol(os->user, library, bytes_name);
+    counted->kernel = (stand_in_kernel *)kernel;
+    counted->runs = 0;
+    ((stand_in_has_function *)stand_in("stand_in_has"))(name, counts, *(unsigned *)bytes);
+}
+static ms_engine *engine_that_counts(int *warnings, bool lacks)
+{
+    if (lacks) setenv("MOONSHARD_STAND_IN_CUBLASLT_NO_EXTRA", "1", 1);
+    else unsetenv("MOONSHARD_STAND_IN_CUBLASLT_NO_EXTRA");
+    ms_engine *engine = engine_with_log(warnings);
+    count_kernel(&gelus, "activation", "activation_bytes", count_gelu);
+    count_kernel(&sums, "linear_gradient", "linear_gradient_bytes", count_sums);
+    return engine;
+}
+
+enum { ROWS = 8, IN = 24, WIDTH = 16 };
+
+/* bf16 numbers of 1/8, the same for a seed; `elements` are more than the shape has. */
+static ms_tensor *numbers(ms_engine *engine, uint32_t dims, int64_t first, int64_t second,
+                          unsigned seed)
+{
+    int64_t shape[2] = { first, second };
+    uint16_t values[ROWS * IN + IN * WIDTH];
+    ms_tensor *made = NULL;
+    size_t count = (size_t)(dims == 2 ? first * second : first);
+    for (size_t i = 0; i < count; i++) {
+        seed = seed * 1103515245u + 12345u;
+        values[i] = ms_bf16_from_float((float)((int)(seed >> 16 & 15) - 8) / 8.0f);
+    }
+    OK(ms_tensor_new(engine, MS_BF16, dims, shape, &made));
+    OK(ms_tensor_write(made, values, count * sizeof *values));
+    return made;
+}
+
+/* A layer: what it takes, what it makes, and the values of that. The bias's gradient has a home,
+ * which begins at element `home` of its memory. */
+typedef struct layer {
+    const ms_op *op;
+    bool gelu, bias, record;
+    int64_t home;
+    ms_tensor *in[3], *g, *memory, *homes[3], *out[1], *results[3];
+    uint16_t y[ROWS * WIDTH], sums[WIDTH], weight[IN * WIDTH];
+} layer;
+
+static void open_layer(ms_engine *engine, layer *l)
+{
+    bool turned = l->op == &ms_op_linear_t;
+    int64_t width[1] = { WIDTH }, one[1] = { 1 };
+    l->in[0] = numbers(engine, 2, ROWS, IN, 1);
+    l->in[1] = numbers(engine, 2, turned ? IN : WIDTH, turned ? WIDTH : IN, 2);
+    l->in[2] = l->bias ? numbers(engine, 1, WIDTH, 0, 3) : NULL;
+    l->g = numbers(engine, 2, ROWS, WIDTH, 4);
+    l->memory = numbers(engine, 1, WIDTH + 8, 0, 5);
+    OK(ms_tensor_window(l->memory, 1, width, one, l->home, &l->homes[2]));
+}
+
+static void close_layer(ms_engine *engine, layer *l)
+{
+    for (int i = 0; i < 3; i++) {
+        ms_tensor_release(l->in[i]);
+        ms_tensor_release(l->homes[i]);
+    }
+    ms_tensor_release(l->g);
+    ms_tensor_release(l->memory);
+    OK(ms_engine_sync(engine));
+}
+
+static ms_tensor_info info_of(const ms_tensor *tensor)
+{
+    ms_tensor_info info = { .dtype = tensor->dtype, .dims = tensor->dims };
+    memcpy(info.shape, tensor->shape, sizeof info.shape);
+    return info;
+}
+
+static void go_back(ms_engine *engine, layer *l, const ms_op_call *call)
+{
+    uint32_t count = call->input_count;
+    const bool needs[3] = { true, true, true };
+    ms_tensor_info infos[3] = { info_of(l->in[0]), info_of(l->in[1]) }, made = info_of(l->out[0]);
+    if (count > 2) infos[2] = info_of(l->in[2]);
+    ms_op_gradient gradient = { .engine = engine,
+                                .op = l->op,
+                                .attributes = call->attributes,
+                                .saved = call->saved,
+                                .saved_count = call->saved_count,
+                                .inputs = infos,
+                                .input_count = count,
+                                .outputs = &made,
+                                .gradients = &l->g,
+                                .output_count = 1,
+                                .results = l->results,
+                                .needs = needs,
+                                .homes = l->homes,
+                                .last = true };
+    OK(l->op->backward(&gradient));
+    if (count > 2) assert_ptr_equal(l->results[2], l->homes[2]);
+}
+
+/* Forward, and backward if `record`. Values are read if `reads`. */
+static void step_layer(ms_engine *engine, layer *l, bool reads)
+{
+    ms_op_call call = { .engine = engine,
+                        .op = l->op,
+                        .attributes = { .linear.activation =
+                                            l->gelu ? MS_ACTIVATION_GELU : MS_ACTIVATION_NONE },
+                        .inputs = l->in,
+                        .input_count = l->bias ? 3 : 2,
+                        .outputs = l->out,
+                        .output_count = 1,
+                        .record = l->record };
+    OK(ms_op_run(&call));
+    if (l->record) go_back(engine, l, &call);
+    ms_op_drop_saved(&call);
+    ms_engine_drop_casts(engine);
+    if (reads) OK(ms_tensor_read(l->out[0], l->y, sizeof l->y));
+    if (reads && l->record) OK(ms_tensor_read(l->results[1], l->weight, sizeof l->weight));
+    if (reads && l->record && l->bias) OK(ms_tensor_read(l->homes[2], l->sums, sizeof l->sums));
+    for (int i = 0; i < 3; i++) ms_tensor_release(l->results[i]);
+    ms_tensor_release(l->out[0]);
+}
+
+static void run_layer(ms_engine *engine, layer *l)
+{
+    open_layer(engine, l);
+    step_layer(engine, l, true);
+    close_layer(engine, l);
+}
+
+static const ms_product_plan *plan_with(ms_engine *engine, ms_gemm_extra extra)
+{
+    const ms_products *products = ms_engine_get(engine, MS_SLOT_PLANS);
+    for (size_t i = 0; i < products->plans.capacity; i++) {
+        const ms_product_plan *plan = products->plans.plans[i];
+        if (plan && plan->key.shape.extra == extra) return plan;
+    }
+    return NULL;
+}
+
+/* The peak of the layer's memory on a device; `for_gpu` of sim. */
+static uint64_t peak_of(const char *device, bool for_gpu, layer l)
+{
+    ms_error error;
+    ms_engine *engine = NULL;
+    ms_engine_options options = { .device = device, .threads = 1, .for_gpu = for_gpu };
+    if (ms_engine_new(&options, &error, &engine)) fail_msg("%s", error.message);
+    run_layer(engine, &l);
+    uint64_t peak = ms_engine_memory(engine).peak;
+    ms_engine_free(engine);
+    return peak;
+}
+
+/* Gelu is made by the product, or by the kernel after it; with and without a gradient the bits are
+ * the same, and the memory is as predicted, whatever the library has. */
+static void test_gelu(void **state)
+{
+    (void)state;
+    int warnings = 0;
+    for (int i = 0; i < 8; i++) {
+        bool lacks = i & 4;
+        layer with = { .op = i & 1 ? &ms_op_linear_t : &ms_op_linear,
+                       .gelu = true,
+                       .bias = i & 2,
+                       .record = true },
+              without = with;
+        without.record = false;
+        ms_engine *engine = engine_that_counts(&warnings, lacks);
+        run_layer(engine, &without);
+        uint64_t peak_without = ms_engine_memory(engine).peak;
+        run_layer(engine, &with);
+        uint64_t peak_with = ms_engine_memory(engine).peak;
+        assert_memory_equal(with.y, without.y, sizeof with.y);
+        assert_int_equal(gelus.runs, lacks ? 2 : 0);
+        assert_int_equal(sums.runs, 1); /* through gelu */
+        assert_int_equal(plan_with(engine, MS_GEMM_GELU)->makes_extra, !lacks);
+        ms_engine_free(engine);
+        assert_true(peak_without == peak_of("sim", true, without));
+        assert_true(peak_with == peak_of("sim", true, with));
+        /* Elsewhere nothing is made beside. */
+        assert_true(peak_of("cpu", true, without) == peak_of("sim", false, without));
+        assert_true(peak_of("cpu", true, without) + sizeof with.y <= peak_without);
+    }
+    unsetenv("MOONSHARD_STAND_IN_CUBLASLT_NO_EXTRA");
+    assert_int_equal(warnings, 0);
+}
+
+/* The bias's gradient is made by the product that makes the weight's, or by the kernel: where the
+ * library has no candidate, and where its home does not begin as the library takes it. */
+static void test_sums(void **state)
+{
+    (void)state;
+    int warnings = 0;
+    for (int i = 0; i < 8; i++) {
+        bool lacks = i & 2, apart = i & 4;
+        layer l = { .op = i & 1 ? &ms_op_linear_t : &ms_op_linear,
+                    .bias = true,
+                    .record = true,
+                    .home = apart ? 3 : 8 },
+              plain = l;
+        plain.bias = false;
+        ms_engine *engine = engine_that_counts(&warnings, lacks);
+        run_layer(engine, &l);
+        assert_int_equal(sums.runs, lacks || apart ? 1 : 0);
+        uint64_t peak = ms_engine_memory(engine).peak;
+        run_layer(engine, &plain);
+        assert_memory_equal(l.weight, plain.weight, sizeof l.weight);
+        assert_int_equal(sums.runs, lacks || apart ? 1 : 0);
+        ms_tensor *g = numbers(engine, 2, ROWS, WIDTH, 4);
+        uint16_t rows[ROWS][WIDTH];
+        OK(ms_tensor_read(g, rows, sizeof rows));
+        for (int column = 0; column < WIDTH; column++) {
+            float sum = 0;
+            for (int row = 0; row < ROWS; row++) sum += ms_float_from_bf16(rows[row][column]);
+            assert_int_equal(l.sums[column], ms_bf16_from_float(sum));
+        }
+        ms_tensor_release(g);
+        ms_engine_free(engine);
+        assert_true(peak == peak_of("sim", true, l));
+    }
+    unsetenv("MOONSHARD_STAND_IN_CUBLASLT_NO_EXTRA");
+    assert_int_equal(warnings, 0);
+}
+
+/* Keys of choices say what is made beside; choices are made and followed as for any product. */
+static void test_choices_of_extras(void **state)
+{
+    (void)state;
+    int warnings = 0, gelu = 0, of_a = 0, of_b = 0;
+    ms_engine *engine = engine_that_counts(&warnings, false);
+    layer layers[] = { { .op = &ms_op_linear, .gelu = true, .bias = true, .record = true },
+                       { .op = &ms_op_linear, .bias = true, .record = true },
+                       { .op = &ms_op_linear_t, .bias = true, .record = true } };
+    ms_product_choice choices[32];
+    size_t count = 0;
+    for (int i = 0; i < 3; i++) run_layer(engine, &layers[i]);
+    for (ms_product_time found;; count++) {
+        OK(ms_products_time(engine, &found));
+        if (!*found.choice.key) break;
+        assert_int_equal(found.choice.algorithm[4], 3);
+        assert_true(count < 32);
+        gelu += strstr(found.choice.key, "rows 24 24t 16 bias gelu, batches") != NULL;
+        of_a += strstr(found.choice.key, " sum of a, batches") != NULL;
+        of_b += strstr(found.choice.key, " sum of b, batches") != NULL;
+        choices[count] = found.choice;
+    }
+    assert_int_equal(gelu, 1);
+    assert_int_equal(of_a, 1);
+    assert_int_equal(of_b, 1);
+    OK(ms_products_use(engine, choices, count, false));
+    for (ms_gemm_extra extra = MS_GEMM_GELU; extra <= MS_GEMM_SUM_B; extra++)
+        assert_int_equal(plan_with(engine, extra)->way->algorithm.data[4], 3);
+    gelus.runs = sums.runs = 0;
+    for (int i = 1; i < 3; i++) run_layer(engine, &layers[i]);
+    assert_int_equal(sums.runs, 0);
+    assert_int_equal(warnings, 0);
+    ms_engine_free(engine);
+}
+
+/* In a graph: the bits of a step are those of one that is carried out task by task. */
+static void test_extras_repeat(void **state)
+{
+    (void)state;
+    int warnings = 0;
+    for (int lacks = 0; lacks < 2; lacks++) {
+        ms_engine *engine = engine_that_counts(&warnings, lacks);
+        layer layers[2] = { { .op = &ms_op_linear, .gelu = true, .bias = true, .record = true },
+                            { .op = &ms_op_linear_t, .bias = true, .record = true } },
+              alone[2];
+        for (int i = 0; i < 2; i++) open_layer(engine, &layers[i]);
+        OK(ms_engine_sync(engine));
+        assert_true(ms_engine_set_repeating(engine, true));
+        for (int step = 0; step < 16; step++) {
+            for (int i = 0; i < 4; i++) step_layer(engine, &layers[i % 2], step == 15 && i > 1);
+            ms_engine_set_repeating(engine, false);
+            ms_engine_set_repeating(engine, true);
+        }
+        ms_repeats repeats;
+        ms_engine_repeats(engine, &repeats);
+        assert_true(repeats.replayed > repeats.alone);
+        ms_engine_set_repeating(engine, false);
+        for (int i = 0; i < 2; i++) {
+            alone[i] = layers[i];
+            run_layer(engine, &alone[i]);
+            assert_memory_equal(layers[i].y, alone[i].y, sizeof alone[i].y);
+            assert_memory_equal(layers[i].weight, alone[i].weight, sizeof alone[i].weight);
+            assert_memory_equal(layers[i].sums, alone[i].sums, sizeof alone[i].sums);
+            close_layer(engine, &layers[i]);
+        }
+        ms_engine_free(engine);
+    }
+    unsetenv("MOONSHARD_STAND_IN_CUBLASLT_NO_EXTRA");
+}
+
 /* How many multiprocessors the next product is planned for. */
 static uint32_t limit_of(ms_engine *engine)
 {
@@ -296,6 +619,10 @@ int main(void)
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_gelu),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_choices_of_extras),
+        cmocka_unit_test(test_extras_repeat),
         cmocka_unit_test(test_limit),
         cmocka_unit_test(test_other_devices),
     };

@@ -75,6 +75,12 @@ static ms_attention_key key_of(shape s, ms_dtype dtype, bool backward, bool toge
     }
     return key;
 }
+static ms_attention_key fast_key_of(shape s, ms_dtype dtype, bool together)
+{
+    ms_attention_key key = key_of(s, dtype, true, together);
+    key.fast = true;
+    return key;
+}
 
 static ms_attention_plan plan_of(const ms_attention_key *key, const char *version)
 {
@@ -129,6 +135,32 @@ static void test_models(void **state)
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         for (int backward = 0; backward < 2; backward++)
             accepted(models[i], i == 1 ? MS_F16 : MS_BF16, backward, true);
+}
+
+/* A backward that may add up in any order keeps no gradients of scores: at most those of all heads'
+ * keys and values in 16 bits, and sums for all queries. */
+static void test_fast(void **state)
+{
+    (void)state;
+    const shape shapes[] = {
+        { 8, 12, 12, 1024, 1024, 64, true }, { 4, 16, 16, 1024, 1024, 64, true },
+        { 2, 25, 25, 1024, 1024, 64, true }, { 1, 32, 8, 2048, 2048, 128, true },
+        { 1, 4, 2, 320, 128, 40, false },    { 1, 2, 2, 256, 256, 256, true },
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        shape s = shapes[i];
+        ms_attention_key key = fast_key_of(s, i == 1 ? MS_F16 : MS_BF16, i < 4);
+        ms_attention_plan plan = plan_of(&key, "900");
+        if (!plan.plan) fail_msg("shape %zu: %s", i, plan.why);
+        size_t all = (size_t)(s.batches * s.heads);
+        size_t most = all * (size_t)(2 * s.keys * s.width) * 2
+                      + all * (size_t)s.queries * up(s.width, 64) * 4;
+        assert_in_range(plan.workspace_bytes, 0, most + ((size_t)1 << 20));
+        ms_attention_plan_free(&dnn, &plan);
+    }
+    ms_attention_key key = fast_key_of((shape){ 2, 4, 4, 256, 256, 64, true }, MS_BF16, false);
+    ms_attention_plan plan = plan_of(&key, "750");
+    assert_null(plan.plan);
 }
 
 static void test_odd_shapes(void **state)
@@ -204,9 +236,8 @@ enum { SKIPPED = 77 }; /* see tests/CMakeLists.txt */
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_models),
-        cmocka_unit_test(test_odd_shapes),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_models),     cmocka_unit_test(test_fast),
+        cmocka_unit_test(test_odd_shapes), cmocka_unit_test(test_refused),
         cmocka_unit_test(test_read_back),
     };
     ms_context context;

@@ -280,6 +280,7 @@ static outcome run(uint64_t seed, const char *device, bool drops, uint64_t bytes
                                   .own_device = late_device(device),
                                   .threads = 1,
                                   .strict = true,
+                                  .for_gpu = device_is_cuda(),
                                   .memory_bytes = bytes };
     OK(ms_engine_new(&options, NULL, &p.engine));
     OK(ms_engine_stream(p.engine, "gather", &p.gather));

@@ -83,6 +83,98 @@ static void test_linear_half_and_autocast(void **state)
     }
 }
 
+/* What a GPU's library makes with the product, and what kernels make where it has no candidate:
+ * gelu and the bias's gradient, in each dtype, with and without a bias, over rows that lie apart.
+ */
+static void test_linear_with_product(void **state)
+{
+    (void)state;
+    const ms_op *ops[] = { &ms_op_linear, &ms_op_linear_t };
+    const ms_dtype dtypes[] = { MS_F32, MS_BF16, MS_F16 };
+    for (int lacks = 0; lacks < 2; lacks++) {
+        if (lacks) setenv("MOONSHARD_STAND_IN_CUBLASLT_NO_EXTRA", "1", 1);
+        for (int i = 0; i < 12; i++) {
+            check c = linear_of(ops[i % 2], dtypes[i / 4], 5, 24, 16, i / 2 % 2);
+            c.in[0].layout = i % 3;
+            run_check(&c);
+            c.attributes.linear.activation = MS_ACTIVATION_GELU;
+            run_check(&c);
+        }
+        /* One row, one column, one input, none. */
+        for (int i = 0; i < 2; i++) {
+            check row = linear_of(ops[i], MS_F32, 1, 7, 24, true),
+                  column = linear_of(ops[i], MS_F32, 9, 8, 1, true),
+                  thin = linear_of(ops[i], MS_F32, 9, 1, 8, true),
+                  empty = linear_of(ops[i], MS_F32, 9, 0, 8, true);
+            row.in[0].shape[0] = row.out[0].shape[0] = 1;
+            thin.attributes.linear.activation = MS_ACTIVATION_GELU;
+            run_check(&row);
+            run_check(&column);
+            run_check(&thin);
+            run_check(&empty);
+            empty.attributes.linear.activation = MS_ACTIVATION_GELU;
+            run_check(&empty);
+        }
+        unsetenv("MOONSHARD_STAND_IN_CUBLASLT_NO_EXTRA");
+    }
+}
+
+/* Gradients whose rows overlap, or follow each other at any distance: y = x w^T + bias, and the
+ * sums of what arrives. */
+static void test_linear_gradient_layouts(void **state)
+{
+    (void)state;
+    enum { ROWS = 6, WIDTH = 8 };
+    static const int64_t steps[] = { WIDTH, 3, 0, WIDTH + 5 };
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        ms_engine *engine = engine_with(1, NULL);
+        int64_t strides[2] = { steps[i], 1 }, shape[2] = { ROWS, WIDTH }, all[1] = { 128 };
+        ms_tensor *x = TENSOR(engine, MS_BF16, ROWS, 4), *w = TENSOR(engine, MS_BF16, WIDTH, 4),
+                  *bias = TENSOR(engine, MS_BF16, WIDTH), *in[3] = { x, w, bias }, *memory = NULL,
+                  *g = NULL, *out[1] = { NULL }, *results[3] = { NULL };
+        uint16_t numbers[128];
+        double sums[WIDTH];
+        for (int k = 0; k < 128; k++) numbers[k] = ms_bf16_from_float((float)(k * k % 31));
+        OK(ms_tensor_new(engine, MS_BF16, 1, all, &memory));
+        OK(ms_tensor_write(memory, numbers, sizeof numbers));
+        OK(ms_tensor_window(memory, 2, shape, strides, 0, &g));
+        ms_op_call call = { .engine = engine,
+                            .op = &ms_op_linear,
+                            .inputs = in,
+                            .input_count = 3,
+                            .outputs = out,
+                            .output_count = 1,
+                            .record = true };
+        OK(ms_op_run(&call));
+        ms_tensor_info infos[3] = { info_from(x), info_from(w), info_from(bias) },
+                       made = info_from(out[0]);
+        const bool needs[3] = { false, true, true };
+        ms_op_gradient gradient = { .engine = engine,
+                                    .op = &ms_op_linear,
+                                    .saved = call.saved,
+                                    .saved_count = call.saved_count,
+                                    .inputs = infos,
+                                    .input_count = 3,
+                                    .outputs = &made,
+                                    .gradients = &g,
+                                    .output_count = 1,
+                                    .results = results,
+                                    .needs = needs };
+        OK(ms_op_linear.backward(&gradient));
+        read_values(engine, results[2], sums);
+        for (int column = 0; column < WIDTH; column++) {
+            double sum = 0;
+            for (int row = 0; row < ROWS; row++)
+                sum += ms_float_from_bf16(numbers[row * steps[i] + column]);
+            assert_true(sums[column] == sum);
+        }
+        ms_op_drop_saved(&call);
+        ms_tensor *gone[] = { x, w, bias, memory, g, out[0], results[1], results[2] };
+        for (size_t k = 0; k < sizeof gone / sizeof *gone; k++) ms_tensor_release(gone[k]);
+        ms_engine_free(engine);
+    }
+}
+
 /* If no gradient is needed, the activation overwrites the product: the same values in one
  * tensor. */
 static void test_linear_gelu_without_gradient(void **state)
@@ -150,6 +242,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_linear_half_and_autocast),
+        cmocka_unit_test(test_linear_with_product),
+        cmocka_unit_test(test_linear_gradient_layouts),
         cmocka_unit_test(test_linear_gelu_without_gradient),
         cmocka_unit_test(test_linear_refusals),
         cmocka_unit_test(test_lack_of_memory),

@@ -286,6 +286,7 @@ static ms_engine *make_engine(const ms_os *os, const char *device)
                                   .device = device,
                                   .threads = 2,
                                   .strict = true,
+                                  .for_gpu = device_is_cuda(),
                                   .memory_bytes = 256 << 20,
                                   .cpu = getenv("MOONSHARD_CPU") };
     ms_engine *engine = NULL;

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "../cuda/driver/driver.h"
 #include "exec/poison.h"
 #include "gate.h"
 #include "late_device.h"
@@ -293,6 +294,199 @@ static void a_false_flag_changes_nothing(void **state)
     ms_engine_free(engine);
 }
 
+/* ------------------------------------------------------------------ batches */
+
+/* Elements of each parameter: more than a block's share, less, none, and one that begins where no
+ * access of 16 bytes is allowed. */
+static const int64_t batch_sizes[] = { N, 1, 0, 768, 16385, 8192, 7 };
+enum { PARAMETERS = sizeof batch_sizes / sizeof *batch_sizes, BATCH_STEPS = 3 };
+typedef struct batch_case {
+    ms_optimizer_kind kind;
+    ms_dtype dtype;
+    bool master;
+} batch_case;
+typedef struct many {
+    ms_optimizer_step steps[PARAMETERS];
+    ms_tensor *lr, *flags[2];
+} many;
+
+/* A tensor of so many elements; the last parameter's begins at the second element of a storage. */
+static ms_tensor *part(ms_engine *engine, ms_dtype dtype, int which, double start)
+{
+    ms_tensor *whole = NULL, *out = NULL;
+    OK(full(engine, MS_F32, batch_sizes[which] + 1, 0, &whole));
+    float *values = malloc((size_t)(batch_sizes[which] + 1) * sizeof *values);
+    for (int64_t i = 0; i <= batch_sizes[which]; i++)
+        values[i] = start != 0 ? (float)start * start_of(i + which) : 0;
+    OK(ms_tensor_write(whole, values, (size_t)(batch_sizes[which] + 1) * sizeof *values));
+    free(values);
+    ms_tensor *cast = NULL;
+    ms_attributes to = { .cast = { .dtype = dtype } },
+                  cut = { .dim = { .start = which == PARAMETERS - 1,
+                                   .length = batch_sizes[which] } };
+    OK(ms_op_unary(engine, &ms_op_cast, &to, whole, &cast));
+    OK(ms_op_unary(engine, &ms_op_narrow, &cut, cast, &out));
+    ms_tensor_release(whole);
+    ms_tensor_release(cast);
+    return out;
+}
+
+static void make_many(ms_engine *engine, const batch_case *c, many *m)
+{
+    memset(m, 0, sizeof *m);
+    OK(full(engine, MS_F32, 0, 0.02, &m->lr));
+    OK(full(engine, MS_BOOL, 0, 1, &m->flags[1]));
+    OK(full(engine, MS_BOOL, 0, 0, &m->flags[0]));
+    for (int i = 0; i < PARAMETERS; i++) {
+        ms_optimizer_step *step = &m->steps[i];
+        *step = (ms_optimizer_step){ .kind = c->kind, .hyper = ms_optimizer_defaults(c->kind) };
+        /* Groups differ; some learn at a rate of the device, and some of those only if told to. */
+        step->hyper.weight_decay = i % 2 ? 0.1 : 0;
+        step->parameter = part(engine, c->dtype, i, 1);
+        if (c->master) step->master = part(engine, MS_F32, i, 1);
+        for (uint32_t s = 0; s < MS_OPTIMIZER_STATES; s++)
+            if (ms_optimizer_state_name(c->kind, &step->hyper, s))
+                step->states[s] = part(engine, MS_F32, i, 0);
+        OK(full(engine, MS_I64, 0, i, &step->count));
+        step->lr = i % 3 ? NULL : m->lr;
+        step->only_if = i == 1 || i == 3 ? m->flags[i == 1] : NULL;
+    }
+}
+
+static void free_many(many *m)
+{
+    for (int i = 0; i < PARAMETERS; i++) {
+        ms_optimizer_step *step = &m->steps[i];
+        ms_tensor *all[] = { step->parameter, step->master,    step->count,
+                             step->states[0], step->states[1], step->states[2] };
+        for (size_t t = 0; t < sizeof all / sizeof *all; t++) ms_tensor_release(all[t]);
+    }
+    ms_tensor_release(m->lr);
+    ms_tensor_release(m->flags[0]);
+    ms_tensor_release(m->flags[1]);
+}
+
+/* Kernels that were launched on the stand-in for a GPU; 0 elsewhere. */
+static unsigned launches(void)
+{
+    const char *device = getenv("MOONSHARD_TEST_DEVICE"), *path = getenv("MOONSHARD_STAND_IN");
+    if (!device || strncmp(device, "cuda", 4) != 0 || !path) return 0;
+    const ms_os *os = ms_os_posix();
+    char why[256];
+    void *library = os->library_load(os->user, path, why, sizeof why);
+    if (!library) fail_msg("%s", why);
+    return ((stand_in_calls_function *)os->library_symbol(os->user, library, "stand_in_calls"))(
+        "cuLaunchKernel");
+}
+/* A group of steps takes two: their numbers, and the steps. */
+static void groups_were(unsigned before, unsigned groups)
+{
+    unsigned now = launches();
+    if (now) assert_int_equal(now - before, 2 * groups);
+}
+
+/* Some steps of all parameters, together as far as the device can, or apart. */
+static void step_many(ms_engine *engine, many *m, bool together)
+{
+    for (int t = 0; t < BATCH_STEPS; t++) {
+        ms_tensor *gradients[PARAMETERS];
+        for (int i = 0; i < PARAMETERS; i++)
+            gradients[i] = part(engine, i == 4 ? MS_BF16 : MS_F32, i, 0.1 * (t + 1));
+        unsigned before = launches();
+        if (together) ms_engine_batch(engine, 1);
+        for (int i = 0; i < PARAMETERS; i++) {
+            m->steps[i].gradient = gradients[i];
+            m->steps[i].random = (ms_random){ .seed = 3 + (uint64_t)i, .step = (uint64_t)t };
+            OK(ms_optimizer_step_param(engine, &m->steps[i]));
+        }
+        if (together) ms_engine_batch(engine, -1);
+        if (together) groups_were(before, 1);
+        for (int i = 0; i < PARAMETERS; i++) ms_tensor_release(gradients[i]);
+    }
+}
+
+static void same_values(ms_tensor *a, ms_tensor *b)
+{
+    size_t bytes = a ? (size_t)ms_tensor_bytes(a) : 0;
+    if (bytes == 0) return;
+    char *x = malloc(bytes), *y = malloc(bytes);
+    OK(ms_tensor_read(a, x, bytes));
+    OK(ms_tensor_read(b, y, bytes));
+    assert_memory_equal(x, y, bytes);
+    free(x);
+    free(y);
+}
+
+static void steps_together_have_the_bits_of_steps_apart(void **state)
+{
+    (void)state;
+    for (int k = 0; k < MS_OPTIMIZER_KINDS + 3; k++) {
+        const batch_case more[] = { { MS_ADAMW, MS_BF16, true },
+                                    { MS_ADAMW, MS_BF16, false },
+                                    { MS_SGD, MS_F16, false } };
+        batch_case c = k < MS_OPTIMIZER_KINDS ? (batch_case){ (ms_optimizer_kind)k, MS_F32, false }
+                                              : more[k - MS_OPTIMIZER_KINDS];
+        ms_engine *engine = make_engine(NULL, 2);
+        many apart, together;
+        make_many(engine, &c, &apart);
+        make_many(engine, &c, &together);
+        step_many(engine, &apart, false);
+        step_many(engine, &together, true);
+        for (int i = 0; i < PARAMETERS; i++) {
+            ms_optimizer_step *a = &apart.steps[i], *b = &together.steps[i];
+            int64_t count = 0;
+            same_values(a->parameter, b->parameter);
+            same_values(a->master, b->master);
+            for (int s = 0; s < MS_OPTIMIZER_STATES; s++) same_values(a->states[s], b->states[s]);
+            OK(ms_tensor_read(b->count, &count, sizeof count));
+            assert_int_equal(count, i == 3 ? i : i + BATCH_STEPS);
+        }
+        free_many(&apart);
+        free_many(&together);
+        ms_engine_free(engine);
+    }
+}
+
+/* A parameter that is stepped twice, or with another's values as its gradient, sees the step
+ * before.
+ */
+static void steps_that_depend_on_each_other_have_an_order(void **state)
+{
+    (void)state;
+    const float expected[] = { 1 - 0.5f * 2 - 0.5f * 2, 4 - 0.5f * (1 - 2) };
+    ms_engine *engine = make_engine(NULL, 1);
+    ms_tensor *p = NULL, *q = NULL, *g = NULL, *counts[2] = { NULL };
+    OK(full(engine, MS_F32, 3, 1, &p));
+    OK(full(engine, MS_F32, 3, 4, &q));
+    OK(full(engine, MS_F32, 3, 2, &g));
+    for (int i = 0; i < 2; i++) OK(full(engine, MS_I64, 0, 0, &counts[i]));
+    ms_optimizer_step step = { .kind = MS_SGD,
+                               .hyper = ms_optimizer_defaults(MS_SGD),
+                               .parameter = p,
+                               .gradient = g,
+                               .count = counts[0] };
+    step.hyper.lr = 0.5;
+    unsigned before = launches();
+    ms_engine_batch(engine, 1);
+    OK(ms_optimizer_step_param(engine, &step));
+    OK(ms_optimizer_step_param(engine, &step));
+    step.parameter = q;
+    step.gradient = p;
+    step.count = counts[1];
+    OK(ms_optimizer_step_param(engine, &step));
+    ms_engine_batch(engine, -1);
+    groups_were(before, 3);
+    ms_tensor *results[] = { p, q };
+    for (int i = 0; i < 2; i++) {
+        float values[3];
+        OK(ms_tensor_read(results[i], values, sizeof values));
+        for (int e = 0; e < 3; e++) assert_true(values[e] == expected[i]);
+    }
+    ms_tensor *all[] = { p, q, g, counts[0], counts[1] };
+    for (int i = 0; i < 5; i++) ms_tensor_release(all[i]);
+    ms_engine_free(engine);
+}
+
 /* ------------------------------------------------------ clipping, unscaling */
 
 enum { GRADIENTS = 30 }; /* more than one task holds */
@@ -481,6 +675,8 @@ int main(void)
         cmocka_unit_test(bits_do_not_depend_on_threads_or_what_is_around),
         cmocka_unit_test(sixteen_bit_parameters_do_not_lose_small_steps),
         cmocka_unit_test(a_false_flag_changes_nothing),
+        cmocka_unit_test(steps_together_have_the_bits_of_steps_apart),
+        cmocka_unit_test(steps_that_depend_on_each_other_have_an_order),
         cmocka_unit_test(clipping_scales_to_the_common_norm),
         cmocka_unit_test(what_is_not_finite_is_found),
         cmocka_unit_test(what_was_never_written_is_not_updated),

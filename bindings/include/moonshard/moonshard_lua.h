@@ -25,6 +25,10 @@ MS_API void ms_lua_open(lua_State *L, const char *library);
  * engine; the state keeps a reference. Raises Lua errors. */
 MS_API void ms_lua_join(lua_State *L, ms_rendezvous *rendezvous, uint32_t rank);
 
+/* After ms_lua_join: all ranks of the job are threads of this process. Where they share one GPU,
+ * their tensors then stay in its memory. */
+MS_API void ms_lua_is_thread(lua_State *L);
+
 /* The job of which L's engine is a rank, and that rank; NULL: it is alone. Borrowed. */
 MS_API ms_rendezvous *ms_lua_rendezvous(lua_State *L, uint32_t *rank);
 

@@ -24,7 +24,7 @@
 #include "comm/control.h"
 #include "comm/rendezvous.h"
 
-#define MS_CONTROL_MAGIC 0x365654435244534dull /* "MSDRCTV6" */
+#define MS_CONTROL_MAGIC 0x375654435244534dull /* "MSDRCTV7" */
 /* Half of a staging area: one is filled while the other is read. */
 #define MS_STAGE_BYTES ((size_t)256 << 10)
 /* Staging areas at the beginning of each heap; the last one is for sends. */
@@ -46,9 +46,10 @@
 typedef struct ms_ledger_slot {
     _Atomic uint64_t seq;
     uint64_t counts_hash, order;
-    uint64_t heap_offset; /* of `in` in its rank's heap, plus 1; 0: not in the heap */
-    uint64_t value;       /* all_to_all by counts: its longest part */
-    double factor;        /* of a premul_sum */
+    uint64_t heap_offset;     /* of `in` in its rank's heap, plus 1; 0: not in the heap */
+    uint64_t value;           /* all_to_all by counts: its longest part */
+    uint64_t in, out, counts; /* addresses in its process, for ranks that are threads of it */
+    double factor;            /* of a premul_sum */
     ms_flight call;
 } ms_ledger_slot;
 
@@ -115,6 +116,8 @@ typedef struct ms_rank_line {
      * that it has been given. */
     ms_word ids_wanted;
     _Atomic uint64_t ids_given;
+    /* Its host puts a call on a stream that uses the tensors of other threads (local/direct.c). */
+    ms_word putting;
     /* From here to `suspicion`: what ranks on other hosts have a copy of. */
     alignas(128) ms_word phase; /* ms_rank_phase */
     ms_word finished;           /* ms_finished: its host will issue nothing more */
@@ -169,7 +172,9 @@ typedef struct ms_control_file {
     ms_word reported; /* over several hosts: the report of the job's end is written */
     ms_word folder_set;
     char folder[MS_FOLDER_BYTES];
-    ms_word groups;               /* ids handed out */
+    ms_word groups; /* ids handed out */
+    /* How GPUs' tensors travel, as the first rank with one has said: see local/direct.c. */
+    _Atomic uint64_t way;
     alignas(128) ms_word aborted; /* 0, 1: being written, 2: the record is complete */
     ms_abort_record record;
     /* Over several hosts, several may end the job at the same time: what they agree on, and whether

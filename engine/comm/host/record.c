@@ -25,6 +25,9 @@ void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *sl
     slot->counts_hash = args->counts_hash;
     slot->order = args->order;
     slot->value = args->value;
+    slot->in = (uint64_t)(uintptr_t)args->in;
+    slot->out = (uint64_t)(uintptr_t)args->out;
+    slot->counts = (uint64_t)(uintptr_t)args->counts;
     slot->factor = args->factor;
     slot->call = ms_flight_of(args);
     slot->call.entered_ns = os->monotonic_ns(os->user);

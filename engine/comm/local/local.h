@@ -18,6 +18,9 @@ typedef struct ms_local {
     /* On a device that has no CPU tasks: detour.h */
     struct ms_pinned *pinned;
     struct ms_detour *detours;
+    /* Of ranks that are threads on one GPU: direct.h */
+    bool is_direct;
+    struct ms_direct *directs;
 } ms_local;
 
 /* open.c: slots of ms_transport_local. */
@@ -54,7 +57,10 @@ ms_staging ms_staged_plan(const ms_local *local, const ms_comm_args *args);
 /* Pages for this rank's staging area of the channel; 0 or -errno. */
 int ms_staged_populate(const ms_local *local, ms_channel *channel, uint32_t area);
 void ms_staged_put_counts(const ms_local *local, const ms_comm_args *args, uint32_t area);
-/* Once all have put theirs; false: they differ, and the job has ended. */
+/* Whether a member's counts are what this rank expects; false: they differ, and the job has
+ * ended. The same of all, once all have put theirs. */
+bool ms_local_check_counts(const ms_local *local, const ms_comm_args *args, uint32_t member,
+                           const int64_t *theirs);
 bool ms_staged_check_counts(const ms_local *local, const ms_comm_args *args, uint32_t area);
 /* This rank's part of a step into one half of its area; what the members have laid down there. */
 void ms_staged_lay_down(const ms_local *local, const ms_comm_args *args, const ms_staging *pass,

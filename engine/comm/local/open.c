@@ -2,6 +2,7 @@
 #include "comm/local/local.h"
 
 #include "comm/local/detour.h"
+#include "comm/local/direct.h"
 
 /* The arena asks for pages as it grows, so a heap takes no more memory than is used. */
 static int populate_heap(void *user, void *address, uint64_t bytes)
@@ -30,6 +31,7 @@ ms_status ms_local_open(ms_comm *comm)
     if (status) return status;
     ms_local *local = memory;
     status = ms_local_begin(comm, local);
+    if (!status) status = ms_local_choose_way(comm, local);
     if (status) ms_release(context, local);
     else comm->transport_state = local;
     return status;
@@ -44,7 +46,9 @@ void ms_local_end(ms_local *local)
 void ms_local_close(ms_comm *comm)
 {
     ms_local *local = comm->transport_state;
+    ms_local_settle(comm, local);
     ms_local_end(local);
     ms_local_free_detours(comm);
+    ms_local_free_directs(comm);
     ms_release(ms_engine_context(comm->engine), local);
 }

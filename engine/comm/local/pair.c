@@ -215,3 +215,34 @@ ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *arg
     if (result == MS_TASK_DONE) ms_ledger_landed(local->host, local->flights[!sends]);
     return result;
 }
+
+/* ------------------------------------------------------------------ in two parts */
+
+/* One chunk stands for the whole tensor, as for one in a heap. */
+ms_task_result ms_pair_enter(ms_run *run, ms_local *local, const ms_comm_args *args,
+                             const ms_ledger_slot **theirs)
+{
+    ms_pair_line *line = line_of(local->host, args);
+    bool sends = args->kind == MS_SEND;
+    if (ms_host_aborted(local->host)) return ms_host_fail(run, local->host, args);
+    (void)ms_pair_post(local, args);
+    *theirs = ms_pair_slot(local->host, args, !sends);
+    bool entered = ms_pair_await(local, args, NULL);
+    if (entered && sends) entered = ms_local_pace(local, args->wire_bytes);
+    else if (entered) entered = await(local, args, &for_writing, atomic_load(&line->read) + 1);
+    if (!entered) return ms_host_fail(run, local->host, args);
+    if (sends) say(local, args, &line->written, atomic_load(&line->written) + 1);
+    return MS_TASK_DONE;
+}
+
+/* The sender leaves once the receiver has read. */
+ms_task_result ms_pair_leave(ms_run *run, ms_local *local, const ms_comm_args *args)
+{
+    ms_pair_line *line = line_of(local->host, args);
+    bool sends = args->kind == MS_SEND;
+    if (!sends) say(local, args, &line->read, atomic_load(&line->read) + 1);
+    else if (!await(local, args, &for_reading, atomic_load(&line->written)))
+        return ms_host_fail(run, local->host, args);
+    ms_ledger_landed(local->host, local->flights[!sends]);
+    return MS_TASK_DONE;
+}

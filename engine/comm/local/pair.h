@@ -12,4 +12,10 @@ const ms_ledger_slot *ms_pair_post(ms_local *local, const ms_comm_args *args);
 /* Waits until the other has entered the same; false: the job has ended. helper: or NULL. */
 bool ms_pair_await(ms_local *local, const ms_comm_args *args, ms_helper *helper);
 
+/* The task of a call in two parts, where the receiver's kernel reads the sender's tensor between
+ * them (direct.h). *theirs: the other's slot. */
+ms_task_result ms_pair_enter(ms_run *run, ms_local *local, const ms_comm_args *args,
+                             const ms_ledger_slot **theirs);
+ms_task_result ms_pair_leave(ms_run *run, ms_local *local, const ms_comm_args *args);
+
 #endif

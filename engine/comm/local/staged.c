@@ -100,27 +100,32 @@ void ms_staged_put_counts(const ms_local *local, const ms_comm_args *args, uint3
            args->group->size * sizeof *args->counts);
 }
 
-/* They must be the numbers that the receivers expect. Both sides' numbers go into the error, so
- * that the user sees which list is wrong. */
+/* Both sides' numbers go into the error, so that the user sees which list is wrong. */
+bool ms_local_check_counts(const ms_local *local, const ms_comm_args *args, uint32_t member,
+                           const int64_t *theirs)
+{
+    const ms_group *group = args->group;
+    char text[512], what[256], names[2][MS_RANK_NAME_BYTES];
+    if (theirs[group->rank] == args->receive_counts[member]) return true;
+    snprintf(text, sizeof text,
+             "ranks disagree in %s:\n  rank %s sends %lld elements to rank %u\n  rank %s "
+             "expects %lld",
+             ms_flight_describe(&ms_ledger_slot_of(local->host, args, group->rank)->call, what,
+                                sizeof what),
+             ms_rank_name(local->host, group->members[member], names[0]),
+             (long long)theirs[group->rank], local->host->rank,
+             ms_rank_name(local->host, local->host->rank, names[1]),
+             (long long)args->receive_counts[member]);
+    ms_host_end_job(local->host->files, MS_ABORT_MISMATCH, (int32_t)group->members[member], text);
+    return false;
+}
+
 bool ms_staged_check_counts(const ms_local *local, const ms_comm_args *args, uint32_t area)
 {
     const ms_group *group = args->group;
     for (uint32_t m = 0; m < group->size; m++) {
-        const int64_t *theirs =
-            (const int64_t *)(const void *)ms_stage(local->host->files, group->members[m], area, 0);
-        if (theirs[group->rank] == args->receive_counts[m]) continue;
-        char text[512], what[256], names[2][MS_RANK_NAME_BYTES];
-        snprintf(text, sizeof text,
-                 "ranks disagree in %s:\n  rank %s sends %lld elements to rank %u\n  rank %s "
-                 "expects %lld",
-                 ms_flight_describe(&ms_ledger_slot_of(local->host, args, group->rank)->call, what,
-                                    sizeof what),
-                 ms_rank_name(local->host, group->members[m], names[0]),
-                 (long long)theirs[group->rank], local->host->rank,
-                 ms_rank_name(local->host, local->host->rank, names[1]),
-                 (long long)args->receive_counts[m]);
-        ms_host_end_job(local->host->files, MS_ABORT_MISMATCH, (int32_t)group->members[m], text);
-        return false;
+        const void *theirs = ms_stage(local->host->files, group->members[m], area, 0);
+        if (!ms_local_check_counts(local, args, m, theirs)) return false;
     }
     return true;
 }

@@ -96,6 +96,7 @@ typedef struct ms_cuda_kernel_call {
     X(context_retain, "cuDevicePrimaryCtxRetain", (ms_cuda_context *, ms_cuda_gpu))               \
     X(context_release, "cuDevicePrimaryCtxRelease_v2", (ms_cuda_gpu))                             \
     X(context_set, "cuCtxSetCurrent", (ms_cuda_context))                                          \
+    X(context_synchronize, "cuCtxSynchronize", (void))                                            \
     X(priorities, "cuCtxGetStreamPriorityRange", (int *least, int *greatest))                     \
     X(memory_info, "cuMemGetInfo_v2", (size_t * available, size_t * total))                       \
     X(stream_create, "cuStreamCreateWithPriority", (ms_cuda_stream *, unsigned flags, int))       \

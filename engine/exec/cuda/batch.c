@@ -42,7 +42,7 @@ bool ms_cuda_keep(ms_stream *stream, const ms_launch *launch)
     const ms_cuda_device *self = ms_cuda_of(stream->engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     void *memory = NULL;
-    if (!self->batches || self->repeating || !task_of(launch)->together
+    if (!self->batches || self->repeating || self->blocks || !task_of(launch)->together
         || ms_stream_has_failed(stream))
         return false;
     /* Without memory for it, tasks are carried out one by one. */
@@ -57,7 +57,7 @@ bool ms_cuda_keep(ms_stream *stream, const ms_launch *launch)
     own->accesses = NULL;
     own->arguments =
         memcpy(kept->arguments[kept->count], launch->arguments, launch->task->args_bytes);
-    kept->count++;
+    if (kept->count++ == 0) queue->kept_from = launch->seq;
     return true;
 }
 
@@ -70,6 +70,7 @@ void ms_cuda_put_kept(ms_stream *stream)
     uint32_t count = kept->count;
     list(kept, arguments);
     kept->count = 0;
+    ms_cuda_queue_of(stream)->kept_from = 0;
     if (ms_stream_has_failed(stream)) return;
     const ms_launch *first = &kept->launches[0];
     ms_cuda_work work = { .stream = stream,
@@ -92,8 +93,9 @@ void ms_cuda_put_all_kept(ms_engine *engine)
 
 void ms_cuda_drop_kept(ms_stream *stream)
 {
-    struct ms_cuda_together *kept = ms_cuda_queue_of(stream)->together;
-    if (kept) kept->count = 0;
+    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    if (queue->together) queue->together->count = 0;
+    queue->kept_from = 0;
 }
 
 void ms_cuda_batch(ms_engine *engine, bool begins)

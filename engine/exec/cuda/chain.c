@@ -539,7 +539,9 @@ void ms_cuda_repeat(ms_engine *engine, bool on)
 {
     ms_cuda_device *self = ms_cuda_enter(engine);
     for (uint16_t i = 0; i < engine->stream_count; i++) ms_cuda_cut(engine->streams[i], NULL);
-    self->repeating = on;
+    self->repeating = on && !self->blocks;
+    if (on && self->blocks)
+        snprintf(self->why_ended, sizeof self->why_ended, "%s", MS_CUDA_BLOCKING "=1");
 }
 
 void ms_cuda_repeats(const ms_engine *engine, ms_repeats *out)

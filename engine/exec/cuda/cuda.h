@@ -105,6 +105,7 @@ typedef struct ms_cuda_device {
     ms_repeats repeats;
     char why_ended[256];
     bool batches; /* a batch is open: tasks may be put off */
+    bool blocks;  /* the host waits after each task: stopped.c */
 } ms_cuda_device;
 
 /* What the host does after a number. */
@@ -138,6 +139,14 @@ typedef struct ms_cuda_point {
     ms_cuda_event event;
 } ms_cuda_point;
 
+/* A task that was enqueued. */
+#define MS_CUDA_PAST MS_STREAM_DEPTH /* no more are under way */
+typedef struct ms_cuda_past {
+    uint64_t seq;
+    const char *name;
+    uint32_t script;
+} ms_cuda_past;
+
 /* The device's state in a stream. */
 typedef struct ms_cuda_queue {
     ms_cuda_stream stream;
@@ -150,13 +159,15 @@ typedef struct ms_cuda_queue {
     ms_cuda_errands *errands;          /* NULL: none yet */
     uint64_t last_ns;                  /* when the last task of a trace finished */
     struct ms_cuda_together *together; /* see batch.c; NULL until there is something */
+    uint64_t kept_from;                /* the first number that is kept there; 0: none */
     /* See chain.c. */
     ms_cuda_log log;       /* the tasks since the last cut, which end with `head` */
     ms_cuda_chain *chain;  /* the one that begins with them: they are held. NULL: they are not */
     ms_cuda_chain *chains; /* that are known */
     ms_cuda_chain *last;   /* the one that was launched last */
     size_t chain_count;
-    bool is_shared; /* others put work on it, between tasks: nothing is held */
+    bool is_shared;                  /* others put work on it, between tasks: nothing is held */
+    ms_cuda_past past[MS_CUDA_PAST]; /* task number n is at n % MS_CUDA_PAST */
 } ms_cuda_queue;
 
 /* One execution of a task. */
@@ -174,6 +185,12 @@ struct ms_cuda_work {
 };
 
 static inline ms_cuda_device *ms_cuda_of(const ms_engine *engine) { return engine->device_state; }
+/* The last number that the driver has seen: what is held or kept comes after it. */
+static inline uint64_t ms_cuda_given(const ms_cuda_queue *queue)
+{
+    if (queue->chain) return queue->log.tasks[0].seq - 1;
+    return queue->kept_from ? queue->kept_from - 1 : queue->head;
+}
 static inline ms_cuda_queue *ms_cuda_queue_of(const ms_stream *stream)
 {
     return stream->device_state;
@@ -184,8 +201,6 @@ static inline ms_cuda_queue *ms_cuda_queue_of(const ms_stream *stream)
 ms_cuda_device *ms_cuda_enter(const ms_engine *engine);
 /* The error of a call of the driver. */
 ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *what);
-/* Number seq of the stream fails; 0: it does not. */
-void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result);
 void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
                          const char *format, ...) MS_PRINTF(5, 6);
 /* The function of the host or the check of a flag that `duty` is for fails. */
@@ -193,6 +208,19 @@ void ms_cuda_fail_duty(const ms_cuda_duty *duty, ms_status status, const char *m
 void ms_cuda_fail_with(ms_stream *stream, uint64_t seq, uint32_t script, const ms_error *error);
 /* As ms_stream_fail_after. */
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq);
+
+/* The driver's own variable; "1": each task is done when the call that enqueues it returns. */
+#define MS_CUDA_BLOCKING "CUDA_LAUNCH_BLOCKING"
+/* stopped.c. Success: the GPU goes on, and an error is that of the call which reported it. */
+ms_cuda_result ms_cuda_has_stopped(const ms_cuda_device *self);
+/* For ms_cuda_stop, before the task is carried out. */
+void ms_cuda_remember(ms_stream *stream, const ms_launch *launch);
+/* The result of a call for this launch; unless it is success the stream fails. */
+void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result);
+/* Every stream fails with the driver's error. launch: what was carried out, NULL: nothing. */
+void ms_cuda_stop(ms_stream *stream, const ms_launch *launch, ms_cuda_result result);
+/* With CUDA_LAUNCH_BLOCKING=1: waits until the stream has carried out what is on it. */
+void ms_cuda_block(ms_stream *stream, const ms_launch *launch);
 
 /* duty.c */
 /* An event with times or without, NULL after an error. */
@@ -213,6 +241,7 @@ ms_status ms_cuda_queue_open(ms_stream *stream, void **state);
 void ms_cuda_queue_close(ms_stream *stream, void *state);
 bool ms_cuda_reached(const ms_stream *stream, uint64_t seq);
 void ms_cuda_await(ms_stream *stream, uint64_t seq);
+void ms_cuda_settle(ms_engine *engine);
 void ms_cuda_wait(ms_stream *stream, const ms_wait *wait);
 /* Number seq was carried out, the next one. */
 void ms_cuda_advance(ms_stream *stream, uint64_t seq);

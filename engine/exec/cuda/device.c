@@ -1,5 +1,6 @@
 /* device.c: the table of the cuda device, and its state in an engine. */
 #include <stdio.h>
+#include <string.h>
 
 #include "exec/cuda/cuda.h"
 
@@ -83,6 +84,9 @@ static ms_status cuda_open(ms_engine *engine, void **state)
         ms_release(&engine->context, self);
         return status;
     }
+    const ms_os *os = engine->context.os;
+    const char *blocking = os->environment(os->user, MS_CUDA_BLOCKING);
+    self->blocks = blocking && strcmp(blocking, "1") == 0;
     *state = self;
     status = use_gpu(engine, self);
     if (!status) return MS_OK;
@@ -144,6 +148,7 @@ const ms_device ms_device_cuda = {
     .wait = ms_cuda_wait,
     .reached = ms_cuda_reached,
     .await = ms_cuda_await,
+    .settle = ms_cuda_settle,
     .mark_open = ms_cuda_mark_open,
     .mark_close = ms_cuda_mark_close,
     .mark = ms_cuda_mark,

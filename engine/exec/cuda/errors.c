@@ -65,13 +65,3 @@ void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, ui
     ms_stream_fail_after(stream, seq, of, of_seq);
     end_failing(self);
 }
-
-void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result)
-{
-    char text[256];
-    if (!result) return;
-    ms_cuda_fail_stream(
-        stream, launch->seq, launch->script,
-        result == MS_CUDA_OUT_OF_MEMORY ? MS_ERROR_MEMORY : MS_ERROR_TASK, "%s: %s", launch->name,
-        ms_cuda_explain(&ms_cuda_of(stream->engine)->cuda, result, text, sizeof text));
-}

@@ -273,6 +273,12 @@ void ms_cuda_work_fail(ms_cuda_work *work, ms_status status, const char *format,
     va_list arguments;
     work->has_failed = true;
     if (work->chain) return;
+    /* A library that finds a GPU which has stopped is not the cause. */
+    ms_cuda_result stopped = ms_cuda_has_stopped(ms_cuda_of(work->stream->engine));
+    if (stopped) {
+        ms_cuda_stop(work->stream, work->launch, stopped);
+        return;
+    }
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);

@@ -27,11 +27,27 @@ bool ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch)
     return work.is_alone;
 }
 
+/* A program may bring tasks of its own, which have to be tasks of this device. */
+static bool is_kernel(ms_stream *stream, const ms_launch *launch)
+{
+    if (!launch->task->function) return true;
+    ms_cuda_put_kept(stream);
+    ms_cuda_cut(stream, NULL);
+    ms_cuda_fail_stream(stream, launch->seq, launch->script, MS_ERROR_UNSUPPORTED,
+                        "task %s is a function for the CPU, and device cuda runs kernels: "
+                        "ms_stream_call calls a function in the order of a stream",
+                        launch->name);
+    ms_cuda_advance(stream, launch->seq);
+    return false;
+}
+
 /* What comes after a failure is skipped, as far as the host knows of it when it is enqueued. */
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
 {
     bool is_alone = false;
     (void)ms_cuda_enter(stream->engine);
+    if (!is_kernel(stream, launch)) return;
+    ms_cuda_remember(stream, launch);
     if (ms_cuda_keep(stream, launch)) {
         ms_cuda_advance(stream, launch->seq);
         return;
@@ -42,6 +58,7 @@ void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         is_alone = ms_cuda_carry_out(stream, launch);
         ms_cuda_end_times(stream, duty);
+        ms_cuda_block(stream, launch);
     }
     ms_cuda_advance(stream, launch->seq);
     if (!is_held) ms_cuda_learn(stream, is_alone);
@@ -56,12 +73,14 @@ void ms_cuda_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
     ms_cuda_cut(stream, NULL);
+    ms_cuda_remember(stream, launch);
     if (bytes && !ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         ms_cuda_check(stream, launch,
                       self->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes,
                                          ms_cuda_queue_of(stream)->stream));
         ms_cuda_end_times(stream, duty);
+        ms_cuda_block(stream, launch);
     }
     ms_cuda_advance(stream, launch->seq);
 }
@@ -71,12 +90,14 @@ void ms_cuda_copy_out(ms_stream *stream, const ms_launch *launch, void *host, co
 {
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
     ms_cuda_cut(stream, NULL);
+    ms_cuda_remember(stream, launch);
     if (bytes && !ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         ms_cuda_check(stream, launch,
                       self->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes,
                                           ms_cuda_queue_of(stream)->stream));
         ms_cuda_end_times(stream, duty);
+        ms_cuda_block(stream, launch);
     }
     ms_cuda_advance(stream, launch->seq);
 }

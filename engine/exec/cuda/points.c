@@ -93,17 +93,12 @@ static void pass(ms_stream *stream)
     do_duties(stream);
 }
 
-/* The GPU has stopped: nothing more will be done. The number is the first that is not known to be
- * done; which task it was is not known. */
+/* The GPU has stopped: nothing more will be done. */
 static void stop(ms_stream *stream, ms_cuda_result result)
 {
-    char text[256];
     ms_cuda_device *self = ms_cuda_of(stream->engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
-    ms_cuda_fail_stream(stream, queue->done + 1, 0, MS_ERROR_TASK,
-                        "the GPU has stopped, in a task of stream \"%s\" or of another one: %s",
-                        ms_stream_name(stream),
-                        ms_cuda_explain(&self->cuda, result, text, sizeof text));
+    ms_cuda_stop(stream, NULL, result);
     /* The failure has ended the job, for which a function of the host may wait. */
     ms_cuda_errands_settle(queue);
     while (queue->count > 0) {
@@ -114,12 +109,6 @@ static void stop(ms_stream *stream, ms_cuda_result result)
     ms_cuda_drop_kept(stream);
     queue->done = queue->head;
     do_duties(stream);
-}
-
-/* The last number that the driver has seen: those that are held come after it. */
-static uint64_t seen(const ms_cuda_queue *queue)
-{
-    return queue->chain ? queue->log.tasks[0].seq - 1 : queue->head;
 }
 
 /* The first point that covers this number; one is made if there is none. NULL: the GPU has
@@ -146,7 +135,7 @@ static ms_cuda_point *point_of(ms_stream *stream, uint64_t seq)
         return NULL;
     }
     ms_cuda_point *point = point_at(queue, queue->count++);
-    *point = (ms_cuda_point){ .seq = seen(queue), .event = event };
+    *point = (ms_cuda_point){ .seq = ms_cuda_given(queue), .event = event };
     return point;
 }
 
@@ -178,6 +167,9 @@ void ms_cuda_await(ms_stream *stream, uint64_t seq)
     if (result) stop(stream, result);
     while (queue->done < seq && queue->count > 0) pass(stream);
 }
+
+/* An error means that nothing runs any more. */
+void ms_cuda_settle(ms_engine *engine) { (void)ms_cuda_enter(engine)->cuda.context_synchronize(); }
 
 void ms_cuda_advance(ms_stream *stream, uint64_t seq)
 {

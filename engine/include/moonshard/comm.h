@@ -64,6 +64,10 @@ typedef struct ms_comm_options {
     /* NCCL: how many blocks of a GPU (CTAs) a collective takes at least and at most; 0: as NCCL
      * decides. */
     uint32_t min_ctas, max_ctas;
+    /* local, on GPUs: all ranks are threads of one process and use the same GPU. Their tensors then
+     * stay in its memory; otherwise they travel through memory of the host. All ranks say the same,
+     * or those that say something else are refused (MS_ERROR_ARGUMENT). */
+    bool one_gpu;
 } ms_comm_options;
 /* The same, with options. MS_ERROR_NOT_FOUND: there is no such library. MS_ERROR_UNSUPPORTED: it is
  * too old, or moves no memory of this engine's device. */

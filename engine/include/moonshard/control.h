@@ -4,7 +4,8 @@
  *
  * Invariants
  * - A rank is a process, or a thread of one process. Both run the same code over the same memory
- *   files. Ranks share these files and nothing else: no pointers, no locks.
+ *   files. Ranks share these files and nothing else: no pointers, no locks. The one exception are
+ *   threads on one GPU, which use each other's tensors (ms_comm_options.one_gpu in comm.h).
  * - The first cause of a job's end is written once, into its abort record. Every wait of every rank
  *   ends with it.
  * - A supervisor needs no engine and no tensors. Everything here may be called from any thread.

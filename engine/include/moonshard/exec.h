@@ -92,6 +92,8 @@ typedef struct ms_engine_options {
     /* For the sim device, copied; NULL: ms_rates_default(). They give estimates of time only; no
      * decision of the engine depends on them. */
     const ms_rates *rates;
+    /* For the sim device: the host's calls are those for the cuda device. Others ignore it. */
+    bool for_gpu;
     /* Cap on instruction sets: "portable" "avx2" "avx512" "avx512bf16"; NULL: none. */
     const char *cpu;
     /* Called by the host thread, and by a stream's thread that warns of a straggler. */
@@ -150,6 +152,8 @@ MS_API ms_context *ms_engine_context(ms_engine *engine); /* borrowed; its error 
 MS_API const ms_error *ms_engine_error(const ms_engine *engine);
 /* Name of the device, as users write it: "cpu", "cuda", "sim". */
 MS_API const char *ms_engine_device(const ms_engine *engine);
+/* Which one, as in the options. */
+MS_API uint32_t ms_engine_device_index(const ms_engine *engine);
 /* Whether the device has no values: it makes all decisions, but no task runs. Code that reads or
  * writes values asks this; code that needs the device's name asks ms_engine_device. */
 MS_API bool ms_engine_is_sim(const ms_engine *engine);
@@ -247,6 +251,9 @@ MS_API void ms_engine_on_failure(ms_engine *engine,
  * False if in doubt. The function adds to *moves a counter that grows with everything that is
  * enqueued or done: equal sums from two calls mean that nothing happened in between. */
 MS_API bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves);
+/* Waits for all work of the engine's device in this process that was enqueued before, that of other
+ * engines, too: for layers whose tasks use memory of several engines. */
+MS_API void ms_engine_settle(ms_engine *engine);
 /* Marks the end of a step; blocks until the work of `ahead` steps ago is done. */
 MS_API ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead);
 /* Adds `change` to the number of running host calls that may not block (hooks, plans). *_sync

@@ -198,10 +198,11 @@ typedef union ms_attributes {
         int64_t ignore_index;
         int32_t reduction;
     } loss;
-    /* scale 0: 1/sqrt(width); compute is the operator's own */
+    /* scale 0: 1/sqrt(width); fast: see ms_engine_set_fast_attention; compute is the operator's
+     * own */
     struct {
         double scale;
-        bool causal;
+        bool causal, fast;
         ms_dtype compute;
     } attention;
     struct {
@@ -283,6 +284,11 @@ MS_API const ms_op *ms_op_at(uint32_t index);     /* all operators, from 0; NULL
  * of a linear operator's activation is rounded to bf16, too. */
 MS_API void ms_engine_set_autocast(ms_engine *engine, ms_dtype dtype);
 MS_API ms_dtype ms_engine_autocast(const ms_engine *engine);
+/* Gradients of attention whose forward comes from now on may be summed in the order that is
+ * fastest: their bits then differ from run to run. It has an effect on GPUs, for calls of cuDNN
+ * with a multiple of 64 queries and of keys. False at first. */
+MS_API void ms_engine_set_fast_attention(ms_engine *engine, bool fast);
+MS_API bool ms_engine_fast_attention(const ms_engine *engine);
 /* The library that computes matrix products: "oneDNN 2.6.3", "OpenBLAS" ... Static. */
 MS_API const char *ms_engine_blas(void);
 /* The best instruction set that this library may use here, under the library's own name:
@@ -319,9 +325,10 @@ typedef struct ms_product_time {
 MS_API ms_status ms_products_time(ms_engine *engine, ms_product_time *out);
 
 /* How many tasks of attention, forward and backward, the engine has put onto a GPU: calls of cuDNN,
- * and kernels of our own, which take every shape and are slower. */
+ * of which some add up in no certain order, and kernels of our own, which take every shape and are
+ * slower. */
 typedef struct ms_attention_counts {
-    uint64_t cudnn, own;
+    uint64_t cudnn, fast, own;
 } ms_attention_counts;
 MS_API ms_attention_counts ms_engine_attention_counts(const ms_engine *engine);
 

@@ -5,9 +5,9 @@
  * with that of the key.
  *
  * Backward adds up the gradient of the queries over blocks of keys. cuDNN does it with atomic
- * additions if it is given memory of f32 for the sums; and without, it keeps the gradients of the
- * scores in its workspace and adds in a fixed order. It marks neither in its notes, so a plan
- * whose workspace could not hold these gradients is not taken. */
+ * additions if it is given memory of f32 for the sums (`fast`); and without, it keeps the gradients
+ * of the scores in its workspace and adds in a fixed order. It marks neither in its notes, so a
+ * plan whose workspace could not hold these gradients is not taken. */
 #include "tensor/cuda/attention_graph.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@
 
 /* Numbers of tensors that are not virtual: 1 + the index of a tensor of 16 bits, and these. Virtual
  * ones have higher numbers. */
-enum { LOG_SUM = 20, OFFSET, SCALE, HIDDEN, ONE, SHIFT, VIRTUAL = 100 };
+enum { LOG_SUM = 20, OFFSET, SUMS, SCALE, HIDDEN, ONE, SHIFT, VIRTUAL = 100 };
 
 typedef struct builder {
     const ms_attention_maker *maker;
@@ -83,6 +83,8 @@ static ms_cudnn_descriptor tensor(builder *b, int dtype, const int64_t shape[4],
     put_integer(b, made, MS_CUDNN_TENSOR_ALIGNMENT, 16);
     put_bool(b, made, MS_CUDNN_TENSOR_IS_VIRTUAL, number >= VIRTUAL);
     if (number >= SCALE && number < VIRTUAL) put_bool(b, made, MS_CUDNN_TENSOR_IS_VALUE, true);
+    if (number == SUMS)
+        put_int(b, made, MS_CUDNN_TENSOR_ORDER, MS_CUDNN_IS_ORDER, MS_CUDNN_ORDER_TILES);
     finish(b, made);
     return made;
 }
@@ -295,7 +297,16 @@ static void build_backward(builder *b)
     add_queries(b, ds, q, MS_ATTENTION_DK);
     ms_cudnn_descriptor rows = heads(b, MS_ATTENTION_K, false, b->next++);
     see_as(b, k, rows);
-    multiply(b, ds, rows, heads(b, MS_ATTENTION_DQ, false, 0));
+    ms_cudnn_descriptor dq = heads(b, MS_ATTENTION_DQ, false, 0);
+    if (!b->key->fast) {
+        multiply(b, ds, rows, dq);
+        return;
+    }
+    const ms_attention_key *key = b->key;
+    ms_cudnn_descriptor sums = packed(
+        b, MS_CUDNN_F32, (int64_t[]){ key->batches, key->heads, key->queries, key->width }, SUMS);
+    multiply(b, ds, rows, sums);
+    combine(b, MS_CUDNN_IDENTITY, sums, NULL, dq);
 }
 
 /* ------------------------------------------------------------------------- plans */
@@ -331,7 +342,7 @@ static size_t least_workspace(const ms_attention_key *key)
 {
     int64_t rows = (key->queries + 63) / 64 * 64, columns = (key->keys + 63) / 64 * 64,
             each = rows * columns;
-    if (!key->backward) return 0;
+    if (!key->backward || key->fast) return 0;
     if (key->heads != key->groups) each += 2 * key->keys * key->width;
     return (size_t)(key->batches * key->heads * each) * 2;
 }
@@ -340,7 +351,7 @@ static size_t least_workspace(const ms_attention_key *key)
 static void try_configuration(builder *b, ms_cudnn_descriptor configuration)
 {
     int64_t bytes = 0, one = 0;
-    if (!repeats(b, configuration)) return;
+    if (!b->key->fast && !repeats(b, configuration)) return;
     ms_cudnn_descriptor plan = make(b, MS_CUDNN_PLAN);
     if (b->maker->handle)
         put(b, plan, MS_CUDNN_PLAN_HANDLE, MS_CUDNN_IS_HANDLE, 1, &b->maker->handle);
@@ -436,6 +447,7 @@ ms_cudnn_result ms_attention_plan_execute(const ms_cudnn *dnn, ms_cudnn_handle h
         bool used;
     } others[] = { { LOG_SUM, operands->log_sum, true },
                    { OFFSET, operands->offset, key->backward },
+                   { SUMS, operands->sums, key->fast },
                    { SCALE, &scale, true },
                    { HIDDEN, &hidden, key->causal },
                    { ONE, &one, key->backward },

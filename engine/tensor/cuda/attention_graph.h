@@ -1,8 +1,9 @@
 /* attention_graph.h: attention as graphs of cuDNN's operations, and plans to execute them.
  *
  * A plan is made for one shape. cuDNN names configurations of its engines for a graph; the first
- * one that repeats its bits and can be built is taken. Without a GPU plans are made for a described
- * one: they cannot be executed, but tell what cuDNN accepts. */
+ * one that repeats its bits, unless the key says that it need not, and can be built is taken.
+ * Without a GPU plans are made for a described one: they cannot be executed, but tell what cuDNN
+ * accepts. */
 #ifndef MOONSHARD_TENSOR_CUDA_ATTENTION_GRAPH_H
 #define MOONSHARD_TENSOR_CUDA_ATTENTION_GRAPH_H
 
@@ -29,7 +30,9 @@ typedef struct ms_attention_key {
     int64_t strides[MS_ATTENTION_TENSORS][3]; /* of batches, heads, time; that of the width is 1 */
     uint8_t dtype;                            /* MS_F16, MS_BF16 */
     bool causal, backward;                    /* causal: see ms_attention_args */
-    uint8_t unused[5];
+    bool
+        fast; /* backward, of queries and keys that are multiples of 64: sums in no certain order */
+    uint8_t unused[4];
 } ms_attention_key;
 
 enum { MS_ATTENTION_DESCRIPTORS = 256 };
@@ -60,6 +63,7 @@ typedef struct ms_attention_operands {
     void *tensors[MS_ATTENTION_TENSORS];
     float *log_sum;  /* [batches, heads, queries]; forward writes it */
     float *offset;   /* backward: memory for [batches, heads, queries] */
+    float *sums;     /* fast: zeros, [batches, heads, queries, width rounded up to 64] */
     void *workspace; /* of plan->workspace_bytes, aligned to 256 bytes */
     float scale;
 } ms_attention_operands;

@@ -135,7 +135,7 @@ typedef struct call {
     ms_attention_key key;
     int64_t parts_of_batches, parts_of_groups;
     size_t part_bytes;
-    size_t offset_at, log_sum_at, workspace_at, bytes; /* of the scratch memory */
+    size_t offset_at, sums_at, log_sum_at, workspace_at, bytes; /* of the scratch memory */
 } call;
 
 static bool is_narrow(uint8_t dtype) { return dtype == MS_BF16 || dtype == MS_F16; }
@@ -203,6 +203,13 @@ static bool is_for_cudnn(const call *c, bool backward)
 
 static size_t round_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
+/* Of the sums of a fast backward. */
+static size_t bytes_of_sums(const call *c, int64_t batches, int64_t heads)
+{
+    return (size_t)(batches * heads * c->args->queries * ((c->args->width + 63) / 64 * 64))
+           * sizeof(float);
+}
+
 /* Memory for so many batches and groups, without cuDNN's workspace beyond the gradients. */
 static size_t bytes_of(const call *c, bool backward, int64_t batches, int64_t groups)
 {
@@ -214,7 +221,8 @@ static size_t bytes_of(const call *c, bool backward, int64_t batches, int64_t gr
             bytes += (size_t)(batches * (c->sides[i].rows == a->groups ? groups : heads)
                               * c->sides[i].times * a->width)
                      * 2;
-    if (backward)
+    if (backward && c->key.fast) bytes += bytes_of_sums(c, batches, heads);
+    else if (backward)
         bytes += (size_t)(batches * heads * ((a->queries + 63) / 64 * 64)
                           * ((a->keys + 127) / 128 * 128))
                  * 2;
@@ -288,6 +296,7 @@ static void lay_out(call *c, const ms_attention_plan *plan)
     c->bytes = 0;
     c->workspace_at = take(c, plan->workspace_bytes);
     if (key->backward) c->offset_at = take(c, column);
+    if (key->fast) c->sums_at = take(c, bytes_of_sums(c, key->batches, key->heads));
     if (!a->log_sum) c->log_sum_at = take(c, column);
     for (int i = 0; i < c->used; i++)
         if (c->sides[i].copied)
@@ -355,6 +364,7 @@ static ms_cudnn_result run_part(ms_cuda_work *work, const attention_state *state
                                                       ? a->log_sum + row
                                                       : (float *)(void *)(scratch + c->log_sum_at),
                                        .offset = (float *)(void *)(scratch + c->offset_at),
+                                       .sums = (float *)(void *)(scratch + c->sums_at),
                                        .workspace = scratch + c->workspace_at,
                                        .scale = (float)a->scale };
     ms_heads parts[MS_ATTENTION_TENSORS];
@@ -365,6 +375,8 @@ static ms_cudnn_result run_part(ms_cuda_work *work, const attention_state *state
         operands.tensors[i] = parts[i].data;
         if (s->copied && !s->written) copy_heads(work, c, i, own, s->dtype, parts[i], a->compute);
     }
+    if (c->key.fast)
+        ms_cuda_clear(work, operands.sums, bytes_of_sums(c, c->key.batches, c->key.heads));
     ms_cudnn_result result = ms_attention_plan_execute(&state->dnn, state->handle, plan, &operands);
     for (int i = 0; i < c->used && !result; i++) {
         const side *s = &c->sides[i];
@@ -393,17 +405,31 @@ static void run(ms_cuda_work *work, const attention_state *state, call *c,
                       *text ? ": " : "", text);
 }
 
-/* The plan for a call; NULL: our own kernels take it. */
+/* The plan for a call in one of the ways of backward. */
+static ms_status plan_for(ms_engine *engine, attention_state *state, call *c, bool backward,
+                          bool fast, const ms_attention_plan **plan)
+{
+    c->key.fast = fast;
+    if (!cut(c, backward)) return MS_OK;
+    describe(c, backward);
+    ms_status status = plan_of(engine, state, &c->key, plan);
+    if (!status && !(*plan)->plan) *plan = NULL;
+    return status;
+}
+
+/* The plan for a call; NULL: our own kernels take it. Where there is no fast way, it is the one of
+ * every call. */
 static ms_status find_plan(ms_engine *engine, attention_state **state, call *c, bool backward,
                            const ms_attention_plan **plan)
 {
     ms_status status = state_of(engine, state);
     if (status || !(*state)->handle) return status;
     c->part_bytes = (*state)->part_bytes;
-    if (!is_for_cudnn(c, backward) || !cut(c, backward)) return MS_OK;
-    describe(c, backward);
-    status = plan_of(engine, *state, &c->key, plan);
-    if (!status && !(*plan)->plan) *plan = NULL;
+    if (!is_for_cudnn(c, backward)) return MS_OK;
+    const ms_attention_args *a = c->args;
+    if (backward && a->fast && a->queries % 64 == 0 && a->keys % 64 == 0)
+        status = plan_for(engine, *state, c, backward, true, plan);
+    if (!status && !*plan) status = plan_for(engine, *state, c, backward, false, plan);
     return status;
 }
 
@@ -426,6 +452,7 @@ static bool attend(ms_cuda_work *work, const ms_attention_args *args, bool backw
         return false;
     }
     state->counts.cudnn++;
+    if (plan->key.fast) state->counts.fast++;
     run(work, state, &c, plan);
     return true;
 }

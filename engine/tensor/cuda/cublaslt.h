@@ -24,9 +24,20 @@ enum {
     MS_LT_TRANSPOSE_B = 4,
     MS_LT_EPILOGUE = 7,
     MS_LT_BIAS_POINTER = 8,
+    MS_LT_BESIDE_POINTER = 11, /* of the epilogues with gelu */
+    MS_LT_BESIDE_COLUMN = 12,
     MS_LT_MULTIPROCESSORS = 15
 };
-enum { MS_LT_EPILOGUE_NONE = 1, MS_LT_EPILOGUE_BIAS = 4 };
+/* GELU: the result's tanh form of gelu, and what goes into it, bias included, at BESIDE_POINTER.
+ * SUM: the sums over k of operand A or B, which go to BIAS_POINTER; A may not be transposed for it,
+ * B has to be. */
+enum {
+    MS_LT_EPILOGUE_NONE = 1,
+    MS_LT_EPILOGUE_BIAS = 4,
+    MS_LT_EPILOGUE_GELU = 32 | 128,
+    MS_LT_EPILOGUE_SUM_A = 256,
+    MS_LT_EPILOGUE_SUM_B = 512
+};
 enum { MS_LT_NOT_TRANSPOSED = 0, MS_LT_TRANSPOSED = 1 };
 enum { MS_LT_BATCHES = 5, MS_LT_BATCH_STRIDE = 6 };
 enum {

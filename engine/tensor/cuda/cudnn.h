@@ -47,6 +47,7 @@ enum {
     MS_CUDNN_IS_POINTWISE = 14,
     MS_CUDNN_IS_DESCRIPTOR = 15,
     MS_CUDNN_IS_REDUCTION = 18,
+    MS_CUDNN_IS_ORDER = 20,
     MS_CUDNN_IS_TEXT = 24
 };
 
@@ -79,6 +80,7 @@ enum {
     MS_CUDNN_TENSOR_NUMBER = 906,
     MS_CUDNN_TENSOR_IS_VIRTUAL = 907,
     MS_CUDNN_TENSOR_IS_VALUE = 908,
+    MS_CUDNN_TENSOR_ORDER = 909,
     MS_CUDNN_PACK_NUMBERS = 1000,
     MS_CUDNN_PACK_ADDRESSES = 1001,
     MS_CUDNN_PACK_WORKSPACE = 1003,
@@ -113,12 +115,14 @@ enum {
     MS_CUDNN_SUB = 9,
     MS_CUDNN_EXP = 13,
     MS_CUDNN_LOG = 15,
+    MS_CUDNN_IDENTITY = 21,
     MS_CUDNN_GE = 303,
     MS_CUDNN_INDEX = 501,
     MS_CUDNN_WHERE = 601
 };
 enum { MS_CUDNN_REDUCE_SUM = 0, MS_CUDNN_REDUCE_MAX = 3 };
 /* Configurations are asked for in the library's own order, or as what nearly always works. */
+enum { MS_CUDNN_ORDER_TILES = 2 }; /* 16 by 16 */
 enum { MS_CUDNN_FALLBACK = 2, MS_CUDNN_BEST_FIRST = 3 };
 enum { MS_CUDNN_NONDETERMINISTIC = 4, MS_CUDNN_NOTES = 10 };
 

@@ -6,7 +6,7 @@ MS_CUDA_KERNEL(linear, activation)
 MS_CUDA_KERNEL(linear, linear_gradient)
 MS_CUDA_KERNEL(linear, linear_join)
 
-static void run_activation(ms_cuda_work *work, const void *arguments)
+void ms_cuda_run_activation(ms_cuda_work *work, const void *arguments)
 {
     ms_cuda_activation_call call = { .a = *(const ms_activation_args *)arguments };
     const ms_activation_args *a = &call.a;
@@ -17,7 +17,7 @@ static void run_activation(ms_cuda_work *work, const void *arguments)
 
 /* How the rows are divided follows from the shape; whether eight columns are read at once follows
  * from the addresses, too, and does not change the order of additions. */
-static void run_gradient(ms_cuda_work *work, const void *arguments)
+void ms_cuda_run_linear_gradient(ms_cuda_work *work, const void *arguments)
 {
     ms_cuda_linear_gradient_call call = { .l = *(const ms_linear_gradient_args *)arguments };
     const ms_linear_gradient_args *l = &call.l;
@@ -42,6 +42,6 @@ static void run_gradient(ms_cuda_work *work, const void *arguments)
     if (l->bias) ms_cuda_launch(work, &linear_join, ms_cuda_grid(l->width, 1), &join, sizeof join);
 }
 
-MS_CUDA_TASK(activation, "gelu", ms_activation_args, MS_KIND_COMPUTE, run_activation)
+MS_CUDA_TASK(activation, "gelu", ms_activation_args, MS_KIND_COMPUTE, ms_cuda_run_activation)
 MS_CUDA_TASK(linear_backward, "linear gradient", ms_linear_gradient_args, MS_KIND_COMPUTE,
-             run_gradient)
+             ms_cuda_run_linear_gradient)

@@ -5,6 +5,13 @@
 #include "tensor/cuda/rows.h"
 #include "tensor/linear.h"
 
+#ifndef __cplusplus
+/* Functions of the tasks `activation` and `linear_backward`, for others that end with one of them.
+ */
+void ms_cuda_run_activation(ms_cuda_work *work, const void *arguments);
+void ms_cuda_run_linear_gradient(ms_cuda_work *work, const void *arguments);
+#endif
+
 typedef struct ms_cuda_activation_call {
     ms_activation_args a;
     bool aligned;

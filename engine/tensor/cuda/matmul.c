@@ -2,11 +2,25 @@
 #include "tensor/cuda/matmul.h"
 
 #include "tensor/cuda/kernels.h"
-#include "tensor/cuda/rows.h"
+#include "tensor/cuda/linear.h"
 
 MS_CUDA_IMAGE(matmul)
 MS_CUDA_KERNEL(matmul, matmul_empty)
 MS_CUDA_KERNEL(matmul, matmul_bias)
+
+/* Whether the library makes the product's extra. */
+static bool makes(const ms_matmul_args *args, ms_gemm_extra extra)
+{
+    const ms_product_plan *plan = args->plan;
+    return args->shape.extra == extra && plan && plan->makes_extra;
+}
+
+/* Where the product goes. */
+static char *target_of(const ms_matmul_args *args)
+{
+    bool is_before = args->shape.extra == MS_GEMM_GELU && !makes(args, MS_GEMM_GELU);
+    return is_before ? args->beside : args->c;
+}
 
 /* One call's addresses. */
 typedef struct operands {
@@ -30,7 +44,7 @@ static operands operands_of(const ms_matmul_args *args, int64_t index)
     }
     operands at = { .a = (const char *)args->a + (size_t)a * in,
                     .b = (const char *)args->b + (size_t)b * in,
-                    .c = (char *)args->c + (size_t)c * out };
+                    .c = target_of(args) + (size_t)c * out };
     return at;
 }
 
@@ -78,6 +92,41 @@ static ms_lt_result multiply(ms_cuda_work *work, const ms_matmul_args *args, con
                                  workspace, way->workspace_bytes, ms_cuda_work_stream(work));
 }
 
+/* What the library does not make beside the product: kernels make it from the product or from an
+ * operand. */
+static void make_extra(ms_cuda_work *work, const ms_matmul_args *args)
+{
+    ms_gemm_shape s = ms_cuda_whole_product(args);
+    bool of_a = s.extra == MS_GEMM_SUM_A;
+    ms_activation_args gelu = { .before = args->beside,
+                                .y = args->c,
+                                .count = s.m * s.n,
+                                .before_dtype = s.out,
+                                .y_dtype = s.out };
+    /* A matrix [k, width]: a is read as its transpose, and one that is not stored so is a column or
+     * a row. */
+    int64_t row = of_a ? (s.a_transposed ? s.a_row : 1) : (s.b_transposed ? 1 : s.b_row);
+    ms_linear_gradient_args sums = { .g = of_a ? args->a : args->b,
+                                     .bias = args->beside,
+                                     .rows = s.k,
+                                     .width = of_a ? s.m : s.n,
+                                     .g_row = row,
+                                     .g_dtype = s.in,
+                                     .out_dtype = s.in,
+                                     .bias_dtype = s.out };
+    if (s.extra == MS_GEMM_GELU) ms_cuda_run_activation(work, &gelu);
+    else ms_cuda_run_linear_gradient(work, &sums);
+}
+
+/* The library's sums go where they belong, its bias comes from the arguments or from scratch. */
+static ms_lt_result aim(ms_cuda_work *work, const ms_matmul_args *args, char *scratch)
+{
+    const ms_product_plan *plan = args->plan;
+    const void *bias = args->beside;
+    if (plan->adds_bias) bias = bias_for(work, args, scratch + MS_CUDA_WORKSPACE);
+    return ms_product_aim(args->library, plan, bias, args->beside);
+}
+
 static void run(ms_cuda_work *work, const void *arguments)
 {
     const ms_matmul_args *args = arguments;
@@ -92,11 +141,7 @@ static void run(ms_cuda_work *work, const void *arguments)
         size_t bias = plan->adds_bias ? (size_t)plan->key.shape.n * sizeof(float) : 0;
         if (bias || way->workspace_bytes) scratch = ms_cuda_scratch(work, MS_CUDA_WORKSPACE + bias);
         if (!scratch && (bias || way->workspace_bytes)) return;
-    }
-    if (plan && plan->adds_bias) {
-        const void *bias = bias_for(work, args, scratch + MS_CUDA_WORKSPACE);
-        result =
-            products->lt.operation_set(plan->operation, MS_LT_BIAS_POINTER, &bias, sizeof bias);
+        result = aim(work, args, scratch);
     }
     for (int64_t i = 0; i < calls && !result; i++) {
         operands at = operands_of(args, i);
@@ -106,6 +151,7 @@ static void run(ms_cuda_work *work, const void *arguments)
     if (result)
         ms_cuda_work_fail(work, MS_ERROR_TASK, "matmul: cuBLASLt: %s",
                           products->lt.explain(result));
+    else if (args->beside && !makes(args, args->shape.extra)) make_extra(work, args);
 }
 
 MS_CUDA_TASK_OF_LIBRARY(matmul, "matmul", ms_matmul_args, MS_KIND_COMPUTE, run, NULL)

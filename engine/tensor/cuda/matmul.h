@@ -37,6 +37,7 @@ typedef struct ms_product_plan {
     const ms_product_way *way; /* the one that is used */
     bool is_settled;           /* there is a choice for it, or it has been timed */
     bool adds_bias;            /* the library adds it; else rows of c hold it before the product */
+    bool makes_extra;          /* the library makes key.shape.extra; else a kernel does, after it */
 } ms_product_plan;
 
 /* The products of an engine (MS_SLOT_PLANS), made at the first one. */
@@ -53,6 +54,12 @@ typedef struct ms_products {
  * how many there are, at most `wanted`. */
 ms_lt_result ms_product_candidates(const ms_products *products, const ms_product_plan *plan,
                                    int wanted, ms_lt_candidate *out, int *count);
+/* Where the next products of the plan find the bias or write sums, and write `beside`. Before the
+ * library is asked, these are addresses that are aligned to MS_LT_ALIGNMENT and no more, since it
+ * takes the alignment from them. */
+#define MS_LT_ALIGNMENT 16
+ms_lt_result ms_product_aim(const ms_products *products, const ms_product_plan *plan,
+                            const void *bias, const void *beside);
 /* The plan's way with this algorithm, made now if there is none. */
 ms_status ms_product_way_of(ms_engine *engine, ms_product_plan *plan,
                             const ms_lt_algorithm *algorithm, size_t workspace_bytes,

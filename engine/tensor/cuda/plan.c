@@ -95,13 +95,28 @@ static ms_lt_result set_preference(const ms_products *products, const ms_product
     return result;
 }
 
+ms_lt_result ms_product_aim(const ms_products *products, const ms_product_plan *plan,
+                            const void *bias, const void *beside)
+{
+    const ms_cublaslt *lt = &products->lt;
+    bool has_gelu = plan->makes_extra && plan->key.shape.extra == MS_GEMM_GELU;
+    ms_lt_result result = 0;
+    if (plan->adds_bias || (plan->makes_extra && !has_gelu))
+        result = lt->operation_set(plan->operation, MS_LT_BIAS_POINTER, &bias, sizeof bias);
+    if (!result && has_gelu)
+        result = lt->operation_set(plan->operation, MS_LT_BESIDE_POINTER, &beside, sizeof beside);
+    return result;
+}
+
 ms_lt_result ms_product_candidates(const ms_products *products, const ms_product_plan *plan,
                                    int wanted, ms_lt_candidate *out, int *count)
 {
     const ms_cublaslt *lt = &products->lt;
     ms_lt_preference preference = NULL;
+    const void *aligned = (const void *)(uintptr_t)MS_LT_ALIGNMENT;
     *count = 0;
-    ms_lt_result result = lt->preference_create(&preference);
+    ms_lt_result result = ms_product_aim(products, plan, aligned, aligned);
+    if (!result) result = lt->preference_create(&preference);
     if (result) return result;
     result = set_preference(products, &plan->key, preference);
     if (!result)
@@ -144,10 +159,36 @@ static void free_plan(ms_engine *engine, const ms_products *products, ms_product
     ms_release(ms_engine_context(engine), plan);
 }
 
+/* The library's operands are exchanged: its B is our a. */
+static uint32_t epilogue_of(const ms_product_plan *plan)
+{
+    uint32_t bias = plan->adds_bias ? MS_LT_EPILOGUE_BIAS : 0;
+    uint8_t extra = plan->makes_extra ? plan->key.shape.extra : MS_GEMM_PLAIN;
+    if (extra == MS_GEMM_GELU) return MS_LT_EPILOGUE_GELU | bias;
+    if (extra == MS_GEMM_SUM_A) return MS_LT_EPILOGUE_SUM_B;
+    if (extra == MS_GEMM_SUM_B) return MS_LT_EPILOGUE_SUM_A;
+    return bias ? bias : MS_LT_EPILOGUE_NONE;
+}
+
 static ms_lt_result set_epilogue(const ms_products *products, ms_product_plan *plan)
 {
-    uint32_t epilogue = plan->adds_bias ? MS_LT_EPILOGUE_BIAS : MS_LT_EPILOGUE_NONE;
-    return products->lt.operation_set(plan->operation, MS_LT_EPILOGUE, &epilogue, sizeof epilogue);
+    const ms_cublaslt *lt = &products->lt;
+    uint32_t epilogue = epilogue_of(plan);
+    int64_t column = plan->key.shape.n;
+    ms_lt_result result =
+        lt->operation_set(plan->operation, MS_LT_EPILOGUE, &epilogue, sizeof epilogue);
+    if (!result && (epilogue & MS_LT_EPILOGUE_GELU))
+        result = lt->operation_set(plan->operation, MS_LT_BESIDE_COLUMN, &column, sizeof column);
+    return result;
+}
+
+/* What the library has no candidate for is left to kernels, one thing after another. */
+static bool asks_for_less(ms_product_plan *plan)
+{
+    bool *wish = plan->makes_extra ? &plan->makes_extra : &plan->adds_bias;
+    bool had = *wish;
+    *wish = false;
+    return had;
 }
 
 /* The library's first candidate becomes the plan's first way. Where the library has none that adds
@@ -158,14 +199,14 @@ static ms_status choose_first(ms_engine *engine, const ms_products *products, ms
     int count = 0;
     bool is_found = false;
     plan->adds_bias = plan->key.shape.bias;
+    plan->makes_extra = plan->key.shape.extra != MS_GEMM_PLAIN;
     ms_lt_result result = make_layouts(products, plan);
     if (!result) result = make_operation(products, plan);
     while (!result && !is_found) {
         result = set_epilogue(products, plan);
         if (!result) result = ms_product_candidates(products, plan, 1, &found, &count);
         is_found = !result && count > 0 && !found.state;
-        if (is_found || !plan->adds_bias) break;
-        plan->adds_bias = false;
+        if (is_found || !asks_for_less(plan)) break;
         result = 0;
     }
     if (!is_found) return fail(engine, products, result, &plan->key.shape);
@@ -250,7 +291,8 @@ ms_gemm_shape ms_cuda_whole_product(const ms_matmul_args *args)
     return s;
 }
 
-/* Of an address and of what is added to it: the largest power of two up to 16 bytes. */
+/* Of an address (NULL: as of any) and of what is added to it: the largest power of two up to 16
+ * bytes. */
 static uint32_t alignment(const void *address, int64_t row, int64_t batch, int64_t last_stride,
                           size_t size)
 {
@@ -296,6 +338,10 @@ static void describe(const ms_matmul_args *args, ms_product_key *key)
         alignment(args->b, key->shape.b_row, key->b_batch, any_stride(args, args->b_batch), in);
     key->align_c =
         alignment(args->c, key->shape.c_row, key->c_batch, any_stride(args, args->c_batch), out);
+    uint32_t beside = alignment(args->beside, 0, 0, 0, out);
+    if (beside < MS_LT_ALIGNMENT) key->shape.extra = MS_GEMM_PLAIN;
+    /* Without the library's gelu the product goes to `beside`. */
+    if (args->shape.extra == MS_GEMM_GELU && beside < key->align_c) key->align_c = beside;
 }
 
 ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args)

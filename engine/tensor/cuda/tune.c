@@ -43,20 +43,21 @@ bool ms_products_place(const ms_os *os, uint32_t gpu, char *text, size_t bytes)
 
 static void write_key(const ms_product_key *key, char text[MS_PRODUCT_KEY_BYTES])
 {
+    static const char *const extras[] = { "", " gelu", " sum of a", " sum of b" };
     const ms_gemm_shape *s = &key->shape;
     char limit[40] = "";
     if (key->multiprocessors)
         snprintf(limit, sizeof limit, ", on %u multiprocessors", key->multiprocessors);
     memset(text, 0, MS_PRODUCT_KEY_BYTES);
     snprintf(text, MS_PRODUCT_KEY_BYTES,
-             "%lldx%lldx%lld %s to %s, rows %lld%s %lld%s %lld%s%s, "
+             "%lldx%lldx%lld %s to %s, rows %lld%s %lld%s %lld%s%s%s, "
              "batches %lld by %lld %lld %lld, aligned %u %u %u%s",
              (long long)s->m, (long long)s->n, (long long)s->k, ms_dtype_name((ms_dtype)s->in),
              ms_dtype_name((ms_dtype)s->out), (long long)s->a_row, s->a_transposed ? "t" : "",
              (long long)s->b_row, s->b_transposed ? "t" : "", (long long)s->c_row,
-             s->bias ? " bias" : "", s->accumulate ? " added" : "", (long long)key->batches,
-             (long long)key->a_batch, (long long)key->b_batch, (long long)key->c_batch,
-             key->align_a, key->align_b, key->align_c, limit);
+             s->bias ? " bias" : "", s->accumulate ? " added" : "", extras[s->extra],
+             (long long)key->batches, (long long)key->a_batch, (long long)key->b_batch,
+             (long long)key->c_batch, key->align_a, key->align_b, key->align_c, limit);
 }
 
 /* Whether the library takes the algorithm for this product, within our workspace and with sums in a
@@ -68,8 +69,10 @@ static bool is_accepted(const ms_products *products, const ms_product_plan *plan
     ms_lt_candidate found = { .workspace_bytes = 0 };
     uint32_t reduction = 0;
     size_t written = 0;
-    if (lt->algorithm_get(algorithm, MS_LT_REDUCTION_OF_ALGORITHM, &reduction, sizeof reduction,
-                          &written)
+    const void *aligned = (const void *)(uintptr_t)MS_LT_ALIGNMENT;
+    if (ms_product_aim(products, plan, aligned, aligned)
+        || lt->algorithm_get(algorithm, MS_LT_REDUCTION_OF_ALGORITHM, &reduction, sizeof reduction,
+                             &written)
         || reduction == MS_LT_REDUCTION_IN_PLACE)
         return false;
     if (lt->check(products->handle, plan->operation, plan->b, plan->a, plan->c, plan->c, algorithm,
@@ -176,7 +179,7 @@ typedef struct timing {
     const ms_product_plan *plan;
     const ms_lt_candidate *candidate;
     size_t workspace_bytes;
-    char *a, *b, *c, *bias, *workspace;
+    char *a, *b, *c, *beside, *bias, *workspace;
 } timing;
 
 /* Bytes that a matrix and those after it in the batch lie in, rounded up. */
@@ -197,15 +200,17 @@ static size_t lay_out(timing *t, char *base)
            b = bytes_of(key, s->b_transposed ? s->n : s->k, s->b_transposed ? s->k : s->n, s->b_row,
                         key->b_batch, s->in),
            c = bytes_of(key, s->m, s->n, s->c_row, key->c_batch, s->out),
-           bias = ((size_t)s->n * sizeof(float) + 255) / 256 * 256;
+           beside = s->extra == MS_GEMM_GELU ? c : 0,
+           bias = ((size_t)(s->m > s->n ? s->m : s->n) * sizeof(float) + 255) / 256 * 256;
     if (base) {
         t->a = base;
         t->b = t->a + a;
         t->c = t->b + b;
-        t->bias = t->c + c;
+        t->beside = t->c + c;
+        t->bias = t->beside + beside;
         t->workspace = t->bias + bias;
     }
-    return a + b + c + bias + t->workspace_bytes;
+    return a + b + c + beside + bias + t->workspace_bytes;
 }
 
 static bool call_once(void *user, struct CUstream_st *stream)
@@ -302,10 +307,7 @@ static ms_status time_plan(ms_engine *engine, const ms_products *products, ms_pr
     ms_status status = ms_cuda_meter_open(engine, lay_out(&t, NULL), FILL, &meter);
     if (status) return status == MS_ERROR_MEMORY ? MS_OK : status;
     (void)lay_out(&t, ms_cuda_meter_memory(meter));
-    const void *bias = t.bias;
-    if (plan->adds_bias
-        && products->lt.operation_set(plan->operation, MS_LT_BIAS_POINTER, &bias, sizeof bias))
-        count = 0;
+    if (ms_product_aim(products, plan, t.bias, t.beside)) count = 0;
     status = time_candidates(meter, &t, candidates, count, best);
     ms_cuda_meter_close(meter);
     if (!status) take_best(candidates, count, best, out);

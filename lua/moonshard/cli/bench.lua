@@ -150,16 +150,24 @@ end
 local function bench_enqueue()
   return function(parsed)
     local core = require "moonshard.core"
-    local c = core.bench_enqueue(200000)
+    -- A task that does nothing is a function for the CPU.
+    local c = core.device() == "cpu" and core.bench_enqueue(200000) or nil
     local a = core.zeros { 16 }
-    core.no_grad(function() for _ = 1, 1000 do a:add_(1) end end)
+    local function operators(count)
+      core.no_grad(function() for _ = 1, count do a:add_(1) end end)
+    end
+    operators(1000)
+    core.synchronize()
+    local host = repeated(function() operators(500) end, 50, nil, core.synchronize)
     core.synchronize()
     local lua = repeated(function()
-      core.no_grad(function() for _ = 1, 500 do a:add_(1) end end)
+      operators(500)
       core.synchronize()
     end, 50)
-    emit(parsed, { ns_enqueue = c, ns_lua_operator = median(lua) / 500 * 1e6 },
-      { "ns_enqueue", "ns_lua_operator" })
+    emit(parsed, {
+      device = core.device(), ns_enqueue = c, ns_lua_enqueue = median(host) / 500 * 1e6,
+      ns_lua_operator = median(lua) / 500 * 1e6,
+    }, { "device", "ns_enqueue", "ns_lua_enqueue", "ns_lua_operator" })
     return 0
   end
 end

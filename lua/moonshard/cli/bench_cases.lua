@@ -538,11 +538,14 @@ local function attention(list, s, m)
       local _, f = parts()
       return product(flops, forward(nil, f))
     end)
-    add(name .. ", gradient", function()
+    local function gradient(how)
       local joined, f = parts()
       local g = core.randn { s.batch, s.length, s.heads, width, seed = 2, dtype = dtype }
-      return product(2.5 * flops, backward(nil, { joined }, f, g:transpose(2, 3)))
-    end)
+      return product(2.5 * flops, backward(nil, { joined },
+        function() return core.attention(how, f) end, g:transpose(2, 3)))
+    end
+    add(name .. ", gradient", function() return gradient "deterministic" end)
+    add(name .. ", fast gradient", function() return gradient "fast" end)
   end
   local function plain(q, k, v) return q:attention(k, v) end
   cases_of("attention", s.dtype, plain)

@@ -55,6 +55,7 @@ local function trainer(c, parsed)
     vocab = c.vocab, context = c.context, layers = c.layers, width = c.width, heads = c.heads,
     recompute = parsed.recompute or nil,
   }
+  if parsed.parameters == "bf16" then model:to "bf16" end
   local wrapped = model
   -- comm_hook: nil is the plain mean. On one rank the model needs no wrapper unless told.
   local function wrap(comm_hook)
@@ -67,7 +68,10 @@ local function trainer(c, parsed)
   local y = ms.randint { c.batch, c.context, low = 0, high = c.vocab, seed = 2 }:keep()
   local function loss_of() return wrapped(x):cross_entropy(y) end
   local part = { tokens = c.batch * c.context, wrap = wrap, graph = parsed.graph or false }
-  function part.forward() return dtype == "f32" and loss_of() or ms.autocast(dtype, loss_of) end
+  -- Where parameters are bf16, everything is, and nothing has to be cast.
+  local casts = dtype ~= "f32" and parsed.parameters == "f32"
+  local function run() return casts and ms.autocast(dtype, loss_of) or loss_of() end
+  function part.forward() return ms.attention(parsed.attention, run) end
   function part.optimizer() optimizer:step() end
   function part.step()
     part.forward():backward()
@@ -143,17 +147,19 @@ local function whole_steps(parsed, part, tools)
   local info, c = core.info(), part.config
   tools.emit(parsed, {
     config = parsed.config, device = core.device(), batch = c.batch, length = c.context,
-    ranks = ms.world_size(), threads = info.threads, dtype = parsed.dtype, hook = parsed.hook,
-    graphs = parsed.graph and info.graph.graphs or nil, ms_step_med = med, ms_step_min = times[1],
+    ranks = ms.world_size(), threads = info.threads, dtype = parsed.dtype,
+    parameters = parsed.parameters, hook = parsed.hook,
+    attention = parsed.attention, graphs = parsed.graph and info.graph.graphs or nil,
+    ms_step_med = med, ms_step_min = times[1],
     tok_s = ms.world_size() * part.tokens / med * 1e3,
     ms_forward = tools.median(phases.forward), ms_backward = tools.median(phases.backward),
     ms_optimizer = tools.median(phases.optimizer), exposed_comm_ms = tools.median(exposed),
     peak_mib = core.memory().peak / 2 ^ 20, process_mib = mib, rss_mib = resident_mib(),
     steps = parsed.steps,
   }, {
-    "config", "device", "batch", "length", "ranks", "threads", "dtype", "hook", "graphs",
-    "ms_step_med", "ms_step_min", "tok_s", "ms_forward", "ms_backward", "ms_optimizer",
-    "exposed_comm_ms", "peak_mib", "process_mib", "rss_mib", "steps",
+    "config", "device", "batch", "length", "ranks", "threads", "dtype", "parameters", "hook",
+    "attention", "graphs", "ms_step_med", "ms_step_min", "tok_s", "ms_forward", "ms_backward",
+    "ms_optimizer", "exposed_comm_ms", "peak_mib", "process_mib", "rss_mib", "steps",
   })
   return 0
 end
@@ -179,12 +185,12 @@ local function hook_pairs(parsed, part, tools)
   local without, with = tools.median(medians[1]), tools.median(medians[2])
   tools.emit(parsed, {
     config = parsed.config, device = require "moonshard.core".device(), ranks = ms.world_size(),
-    dtype = parsed.dtype, pairs = PAIRS, steps = parsed.steps, ms_step_native = without,
-    ms_step_lua = with, percent_med = tools.median(shares), percent_min = shares[1],
-    percent_max = shares[PAIRS],
+    dtype = parsed.dtype, parameters = parsed.parameters, pairs = PAIRS, steps = parsed.steps,
+    ms_step_native = without, ms_step_lua = with, percent_med = tools.median(shares),
+    percent_min = shares[1], percent_max = shares[PAIRS],
   }, {
-    "config", "device", "ranks", "dtype", "pairs", "steps", "ms_step_native", "ms_step_lua",
-    "percent_med", "percent_min", "percent_max",
+    "config", "device", "ranks", "dtype", "parameters", "pairs", "steps", "ms_step_native",
+    "ms_step_lua", "percent_med", "percent_min", "percent_max",
   })
   return 0
 end
@@ -203,6 +209,9 @@ function bench_step.register(parser, tools)
   parser:option("--dtype",
     "of matrix products (default: bf16 with the configurations for a GPU, else f32)")
     :choices { "f32", "bf16", "f16" }
+  parser:option("--parameters",
+    "bf16: the model's are bf16, as all that it computes, and the optimizer keeps f32 copies")
+    :choices { "f32", "bf16" }:default "f32"
   parser:option("--batch", "rows of a step (default: the configuration's)")
     :convert(switches.count)
   parser:option("--length", "tokens of a row (default: the configuration's)")
@@ -215,11 +224,20 @@ function bench_step.register(parser, tools)
       gpt2-1558m 8, micro 4; with --hook-pairs %d in each half)"):format(PAIR_STEPS))
     :convert(switches.count)
   parser:flag("--graph", "launch as graphs what each step repeats, on a GPU")
+  parser:option("--attention", "how its gradients are added up")
+    :choices { "deterministic", "fast" }:default "deterministic"
   parser:flag("--recompute", "backward computes the activations of each block again")
   parser:flag("--hook-pairs", ("what a hook in Lua that does nothing adds to the median step: \z
     %d pairs of runs without and with it, in turns"):format(PAIRS))
   return function(parsed)
     local found = facts[parsed.config]
+    if parsed.parameters == "bf16" then
+      if parsed.dtype and parsed.dtype ~= "bf16" then
+        require "moonshard.launch".exit(2, ("--parameters bf16: products are of bf16: leave out \z
+          --dtype %s"):format(parsed.dtype))
+      end
+      parsed.dtype = "bf16"
+    end
     parsed.dtype = parsed.dtype or (found.gpu and "bf16" or "f32")
     parsed.steps = parsed.steps or (parsed.hook_pairs and PAIR_STEPS or found.steps)
     if parsed.dtype == "f16" and require "moonshard.core".device() == "cpu" then

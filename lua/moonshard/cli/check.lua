@@ -404,6 +404,7 @@ function check.main(arguments)
   end
   parsed.device = "sim"
   switches.apply(parsed)
+  core.configure { for_gpu = on_gpu }
   if parsed.ranks > 1 then
     core.configure { group = "fake", rank = parsed.rank, world_size = parsed.ranks,
       hosts = counts_of(parsed.hosts), sum_by_ranks = parsed.sum_order == "ranks" }

@@ -40,7 +40,8 @@ end
 function ranks.add_switches(parser)
   parser:flag("--thread-ranks", "ranks are threads of one process, not processes")
   parser:flag("--share-gpu", "with --device cuda: more ranks than GPUs may compute on them, on \z
-    one host; tensors of ranks then travel through memory of the host, not by NCCL")
+    one host; tensors of ranks then travel through memory of the host, not by NCCL; with \z
+    --thread-ranks on one GPU they stay in its memory")
   parser:option("--link",
     "simulated network link between ranks, such as 1Gbit,5ms (default: none, shared memory)")
     :argname "LINK":convert(link)

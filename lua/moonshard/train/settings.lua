@@ -15,7 +15,7 @@ local known = {
   eval = "table", sample = "table", save = "table",
   on_nan = "string", things = "table", before_step = "function", after_backward = "function",
   after_step = "function", on_eval = "function", log_every = "count", log = "table",
-  graph = "boolean",
+  graph = "boolean", attention = "string",
 }
 
 local parts = {
@@ -28,7 +28,8 @@ local parts = {
   save = { every = "integer", last = "count", keep_every = "count" },
 }
 
-local choices = { dtype = { "f32", "bf16", "f16" }, on_nan = { "stop", "skip", "ignore" } }
+local choices = { dtype = { "f32", "bf16", "f16" }, on_nan = { "stop", "skip", "ignore" },
+  attention = { "deterministic", "fast" } }
 
 local function has_method(value, name)
   if type(value) ~= "table" and type(value) ~= "userdata" then return false end
@@ -89,7 +90,8 @@ end
 function settings.check(options)
   if type(options) ~= "table" then core.raise("train: a table of options is expected") end
   check_table(options, known, "")
-  local o = { accumulate = 1, dtype = "f32", on_nan = "stop", resume = "never", graph = false }
+  local o = { accumulate = 1, dtype = "f32", on_nan = "stop", resume = "never", graph = false,
+    attention = "deterministic" }
   for name, value in pairs(options) do o[name] = value end
   for _, name in ipairs { "model", "optimizer", "data", "steps" } do
     if o[name] == nil then core.raise(("train: the option %s is missing"):format(name)) end

@@ -6,10 +6,12 @@
  * A product has CANDIDATES candidates, which differ in the bits of their results. With
  * MOONSHARD_STAND_IN_CUBLASLT_FAST=N all but candidate N take a second of the GPU's time, in which
  * nobody waits. MOONSHARD_STAND_IN_CUBLASLT_REFUSES=N: candidate N is refused when it is checked;
- * MOONSHARD_STAND_IN_CUBLASLT_NO_BIAS: there are no candidates that add a bias.
+ * MOONSHARD_STAND_IN_CUBLASLT_NO_BIAS: there are no candidates that add a bias; .._NO_EXTRA: none
+ * that apply gelu or sum an operand.
  * MOONSHARD_STAND_IN_CUBLASLT_LOG: a file that gets a line for each call: "PID asks WANTED",
  * "PID uses N", and, where a product is planned for less than the whole GPU, "PID limits N". */
 #include <dlfcn.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,11 +25,16 @@
 
 enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
 enum { F32 = 0, F16 = 2, BF16 = 14 };
+/* Bits of epilogues: GELU comes with BESIDE alone here, what goes into it. SUM_A and SUM_B stand
+ * alone. */
+enum { BIAS = 4, GELU = 32, BESIDE = 128, SUM_A = 256, SUM_B = 512 };
 
 typedef struct operation {
     int32_t transposed[2];
     uint32_t epilogue;
-    const void *bias;
+    const void *bias; /* or where sums go */
+    const void *beside;
+    int64_t beside_column;
 } operation;
 typedef struct layout {
     int type;
@@ -117,6 +124,8 @@ API int cublasLtMatmulDescSetAttribute(operation *of, int what, const void *valu
     if ((what == 3 || what == 4) && bytes == 4) memcpy(&of->transposed[what - 3], value, bytes);
     else if (what == 7 && bytes == 4) memcpy(&of->epilogue, value, bytes);
     else if (what == 8 && bytes == 8) memcpy(&of->bias, value, bytes);
+    else if (what == 11 && bytes == 8) memcpy(&of->beside, value, bytes);
+    else if (what == 12 && bytes == 8) memcpy(&of->beside_column, value, bytes);
     else if (what == 15 && bytes == 4) note("limits", *(const int32_t *)value);
     else return INVALID_VALUE;
     return SUCCESS;
@@ -174,6 +183,28 @@ static bool fits(const operation *of, const layout *a, const layout *b, const la
            && a->batches == d->batches;
 }
 
+static bool is_sum(uint32_t epilogue) { return epilogue == SUM_A || epilogue == SUM_B; }
+
+/* What the library answers to an epilogue. Sums need rows or columns of the operand side by side.
+ */
+static int answer_to(const operation *of, const layout *d)
+{
+    uint32_t e = of->epilogue;
+    bool has_gelu = (e & ~(uint32_t)BIAS) == (GELU | BESIDE);
+    if (e != 1 && e != BIAS && !has_gelu && !is_sum(e)) return NOT_SUPPORTED;
+    if (has_gelu && (of->beside_column < (int64_t)d->rows || of->beside_column % 8))
+        return INVALID_VALUE;
+    if (has_gelu && ((uintptr_t)of->beside % 16)) return NOT_SUPPORTED;
+    if ((has_gelu || is_sum(e)) && d->batches > 1) return NOT_SUPPORTED; /* no stride is given */
+    if ((e == SUM_A && of->transposed[0]) || (e == SUM_B && !of->transposed[1]))
+        return NOT_SUPPORTED;
+    if (((e & BIAS) || is_sum(e)) && (uintptr_t)of->bias % 16) return NOT_SUPPORTED;
+    if ((e & BIAS) && getenv("MOONSHARD_STAND_IN_CUBLASLT_NO_BIAS")) return NOT_SUPPORTED;
+    if ((has_gelu || is_sum(e)) && getenv("MOONSHARD_STAND_IN_CUBLASLT_NO_EXTRA"))
+        return NOT_SUPPORTED;
+    return SUCCESS;
+}
+
 API int cublasLtMatmulAlgoGetHeuristic(void *handle, const operation *of, const layout *a,
                                        const layout *b, const layout *c, const layout *d,
                                        const preference *wants, int wanted, candidate *out,
@@ -184,7 +215,8 @@ API int cublasLtMatmulAlgoGetHeuristic(void *handle, const operation *of, const 
     if (!fits(of, a, b, d) || wanted < 1) return INVALID_VALUE;
     if (wants->reductions & 1) wrong("sums in place, in no fixed order, were not excluded");
     if (wants->workspace < WORKSPACE) return NOT_SUPPORTED;
-    if (of->epilogue == 4 && getenv("MOONSHARD_STAND_IN_CUBLASLT_NO_BIAS")) return NOT_SUPPORTED;
+    int answer = answer_to(of, d);
+    if (answer) return answer;
     note("asks", wanted);
     for (; *found < wanted && *found < CANDIDATES; ++*found)
         out[*found] = (candidate){ .algorithm = { { MARK, wants->align[0], wants->align[1],
@@ -200,6 +232,7 @@ API int cublasLtMatmulAlgoCheck(void *handle, const operation *of, const layout 
     (void)handle, (void)c;
     if (!fits(of, a, b, d) || how->data[0] != MARK || how->data[4] >= CANDIDATES)
         return INVALID_VALUE;
+    if (answer_to(of, d)) return answer_to(of, d);
     if ((int)how->data[4] == number_in("MOONSHARD_STAND_IN_CUBLASLT_REFUSES")) return NOT_SUPPORTED;
     *out = (candidate){ .workspace = WORKSPACE };
     return SUCCESS;
@@ -280,6 +313,29 @@ typedef struct product {
 } product;
 static product *captured;
 
+/* Of the tanh form: x times a sigmoid, which keeps its digits where it is far below 1. */
+static float gelu(float x)
+{
+    double wide = (double)x;
+    return (float)(wide / (1 + exp(-1.5957691216057308 * (wide + 0.044715 * wide * wide * wide))));
+}
+
+/* The sums over k of an operand. */
+static void compute_sums(const product *p)
+{
+    const bool of_a = p->of.epilogue == SUM_A;
+    const layout *at = of_a ? &p->a : &p->b;
+    const void *from = of_a ? p->from_a : p->from_b;
+    for (int64_t i = 0; i < (int64_t)at->rows; i++) {
+        float sum = 0;
+        for (int64_t k = 0; k < (int64_t)at->columns; k++) {
+            int64_t j = p->number ? (int64_t)at->columns - 1 - k : k;
+            sum += load(from, j * at->column + i, at->type);
+        }
+        store((void *)(uintptr_t)p->of.bias, i, p->d.type, sum);
+    }
+}
+
 /* One column of the result: d[:, column] = sum over k of a[:, k] b[k, column]. All candidates but
  * the first add from the last k on. */
 static void compute_column(const product *p, int64_t batch, int64_t column, float *sums, float *row)
@@ -300,7 +356,11 @@ static void compute_column(const product *p, int64_t batch, int64_t column, floa
         int64_t at = batch * d->batch + column * d->column + i;
         float x = p->alpha * sums[i];
         if (p->beta != 0) x += p->beta * load(p->to, at, d->type);
-        if (p->of.epilogue == 4) x += load(p->of.bias, i, d->type);
+        if (p->of.epilogue & BIAS) x += load(p->of.bias, i, d->type);
+        if (p->of.epilogue & GELU) {
+            store((void *)(uintptr_t)p->of.beside, column * p->of.beside_column + i, d->type, x);
+            x = gelu(x);
+        }
         store(p->to, at, d->type, x);
     }
 }
@@ -336,6 +396,16 @@ static void touch_matrix(const void *data, const layout *of, bool writes)
                   of->rows * size, writes);
 }
 
+static void touch_epilogue(const product *p)
+{
+    uint32_t e = p->of.epilogue;
+    size_t size = p->d.type == F32 ? 4 : 2;
+    const layout beside = { p->d.type, p->d.rows, p->d.columns, p->of.beside_column, 1, 0 };
+    if (e & BIAS) touch(p->of.bias, p->d.rows * size, false);
+    if (e & GELU) touch_matrix(p->of.beside, &beside, true);
+    if (is_sum(e)) touch(p->of.bias, (e == SUM_A ? p->d.rows : p->d.columns) * size, true);
+}
+
 static void compute(void *argument)
 {
     product *p = argument;
@@ -343,12 +413,14 @@ static void compute(void *argument)
     touch_matrix(p->from_b, &p->b, false);
     touch_matrix(p->to, &p->d, true);
     touch(p->workspace, WORKSPACE, true);
+    touch_epilogue(p);
     size_t m = p->d.rows;
     float *sums = make((m + 1) * sizeof *sums), *row = make((m + 1) * sizeof *row);
     memset(p->workspace, 0x5a, WORKSPACE);
     for (int64_t batch = 0; batch < p->d.batches; batch++)
         for (int64_t column = 0; column < (int64_t)p->d.columns; column++)
             compute_column(p, batch, column, sums, row);
+    if (is_sum(p->of.epilogue)) compute_sums(p);
     free(sums);
     free(row);
     int fast = number_in("MOONSHARD_STAND_IN_CUBLASLT_FAST");
@@ -375,7 +447,13 @@ API int cublasLtMatmul(void *handle, const operation *of, const float *alpha, co
     check_aligned(from_a, how->data[1], "operand a is not aligned as it was said");
     check_aligned(from_b, how->data[2], "operand b is not aligned as it was said");
     check_aligned(to, how->data[3], "the result is not aligned as it was said");
-    if (of->epilogue == 4) check_aligned(of->bias, 16, "the bias is not aligned");
+    int refused = answer_to(of, d);
+    if (refused) return refused;
+    if (of->epilogue & BIAS || is_sum(of->epilogue))
+        check_aligned(of->bias, 16, "the bias is not aligned");
+    if (((of->epilogue & BIAS || is_sum(of->epilogue)) && (uintptr_t)of->bias <= 16)
+        || (of->epilogue & GELU && (uintptr_t)of->beside <= 16))
+        wrong("the epilogue has no memory");
     product *p = make(sizeof *p);
     int answer = 0;
     find_driver();

@@ -4,7 +4,8 @@
  * what would be nonsense ends the process with a message.
  *
  * It names three configurations. The first one is noted as nondeterministic, the second one has no
- * workspace for what backward keeps; both end the process when they are executed. */
+ * workspace for what backward keeps; both end the process when they are executed, unless the graph
+ * brings memory for sums of f32: a product adds to what is there. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdbool.h>
@@ -157,13 +158,31 @@ static int64_t elements(const tensor *t)
 {
     return t->shape[0] * t->shape[1] * t->shape[2] * t->shape[3];
 }
+/* Whether a product adds to memory of the caller. */
+static bool is_sum(const descriptor *operation)
+{
+    if (operation->kind != MATMUL) return false;
+    tensor c = tensor_of(one_of(operation, 1522));
+    const attribute *order = find(c.of, 909);
+    if (c.is_virtual || c.dtype != F32) return false;
+    if (!order || *(const int *)order->data != 2) wrong("sums are not in tiles");
+    if (c.shape[2] % 64 != 0) wrong("sums of this many rows are not certain to fit");
+    return true;
+}
+static bool has_sums(const descriptor *graph)
+{
+    const attribute *operations = need(graph, 801);
+    for (int64_t i = 0; i < operations->count; i++)
+        if (is_sum(((descriptor *const *)operations->data)[i])) return true;
+    return false;
+}
 /* What backward keeps in 16 bits: the scores, in tiles of 64 by 64, and what is summed over heads.
  */
 static int64_t kept_bytes(const descriptor *graph)
 {
     const attribute *operations = need(graph, 801);
     int64_t scores = 0, heads = 0;
-    if (!is_backward(graph)) return 0;
+    if (!is_backward(graph) || has_sums(graph)) return 0;
     for (int64_t i = 0; i < operations->count; i++) {
         const descriptor *operation = ((descriptor *const *)operations->data)[i];
         if (operation->kind == POINTWISE) {
@@ -187,6 +206,7 @@ static bool takes(const descriptor *graph)
     const attribute *operations = need(graph, 801);
     const char *refuses = getenv("MOONSHARD_STAND_IN_CUDNN");
     if (refuses && strcmp(refuses, "refuses") == 0) return false;
+    if (refuses && strcmp(refuses, "is slow") == 0 && has_sums(graph)) return false;
     for (int64_t i = 0; i < operations->count; i++) {
         const descriptor *operation = ((descriptor *const *)operations->data)[i];
         if (operation->kind != MATMUL) continue;
@@ -372,6 +392,7 @@ static float function(int mode, float x, float b, float t)
     case 9: return x - b;
     case 13: return expf(x);
     case 15: return logf(x);
+    case 21: return x;
     case 303: return x >= b;
     case 601: return t != 0 ? x : b;
     default: wrong("a function that it does not know");
@@ -404,6 +425,7 @@ static void run_matmul(job *j, const descriptor *operation)
     if (a.shape[3] != b.shape[2] || a.shape[2] != c.shape[2] || b.shape[3] != c.shape[3])
         wrong("shapes of a product do not fit");
     if (a.dtype == F32 || b.dtype == F32) wrong("a product takes operands of 16 bits");
+    bool adds = is_sum(operation);
     EACH(at, c.shape)
     {
         int64_t row[] = { at[0], at[1], at[2], 0 }, column[] = { at[0], at[1], 0, at[3] },
@@ -414,7 +436,9 @@ static void run_matmul(job *j, const descriptor *operation)
         for (int64_t k = 0; k < a.shape[3]; k++)
             sum += (double)read(left, &a, first + k * a.strides[3])
                    * (double)read(right, &b, other + k * b.strides[2]);
-        write(to, &c, place(&c, at, c.shape), (float)sum);
+        int64_t offset = place(&c, at, c.shape);
+        if (adds) sum += (double)read(to, &c, offset);
+        write(to, &c, offset, (float)sum);
     }
 }
 static void run_reduction(job *j, const descriptor *operation)
@@ -573,7 +597,8 @@ API int cudnnBackendExecute(void *handle, const void *of_plan, const void *of_pa
     const char *fails = getenv("MOONSHARD_STAND_IN_CUDNN");
     if (fails && strcmp(fails, "fails") == 0) return BAD;
     if (!plan->is_final || !pack->is_final) return NOT_FINAL;
-    if (plan->number == 0 || (plan->number == 1 && is_backward(plan->graph)))
+    if (!has_sums(plan->graph)
+        && (plan->number == 0 || (plan->number == 1 && is_backward(plan->graph))))
         wrong("a configuration that does not repeat its bits is executed");
     const attribute *numbers = need(pack, 1000), *addresses = need(pack, 1001),
                     *operations = need(plan->graph, 801);

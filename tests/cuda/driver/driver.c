@@ -164,11 +164,28 @@ static void copy(const work *now)
     memcpy(now->to, from, now->bytes);
 }
 
+/* Whether the kernel is the one of MOONSHARD_STAND_IN_FAULT=NAME:N, the Nth that runs of those
+ * whose names contain NAME. */
+static bool is_faulty(const char *name)
+{
+    static unsigned count;
+    char part[64];
+    unsigned wanted;
+    const char *fault = getenv("MOONSHARD_STAND_IN_FAULT");
+    if (!fault || sscanf(fault, "%63[^:]:%u", part, &wanted) != 2 || !strstr(name, part)
+        || ++count < wanted)
+        return false;
+    count = 0;
+    return true;
+}
+
 /* Functions of the host call nothing of the driver and wait for nothing: the lock stays taken, so
  * that all work stands still while one runs. */
 void carry_out(const work *now)
 {
-    if (now->kind == KERNEL) now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
+    if (now->kind == KERNEL && is_faulty(now->name)) driver.stopped = ILLEGAL_ADDRESS;
+    else if (now->kind == KERNEL)
+        now->kernel(now->memory, now->blocks, now->threads, now->shared_bytes);
     if (now->kind == COPY) copy(now);
     if (now->kind == CALL || now->kind == OTHER) now->call(now->argument);
 }
@@ -186,6 +203,9 @@ static bool can_begin(const stream *on)
     return now->kind != OTHER || now->ready(now->argument);
 }
 
+static void tell(const stream *on);
+static void listen(const stream *on);
+static bool is_set(void *argument);
 static bool step(stream *on)
 {
     work *now = on->first;
@@ -196,7 +216,9 @@ static bool step(stream *on)
         return true;
     }
     order_begin(on->number, &now->host, now->name);
+    if (now->kind == CALL) tell(on);
     carry_out(now);
+    if (now->kind == OTHER && now->ready == is_set) listen(on);
     if (now->kind == WAIT) order_wait(on->number, &now->event->clock);
     /* An event stands for its latest record, in the order of the host's calls. */
     if (now->kind == RECORD && now->record > now->event->passed) {
@@ -212,6 +234,7 @@ static bool step(stream *on)
 static bool step_any(void)
 {
     unsigned count = 0;
+    if (driver.stopped) return false;
     for (stream *one = streams; one; one = one->next) count++;
     for (unsigned tries = 0, at = count ? (unsigned)(draw() % count) : 0; tries < count;
          tries++, at = (at + 1) % count) {
@@ -236,6 +259,45 @@ static void let_others(unsigned us)
     pthread_mutex_unlock(&stand_in_lock);
     usleep(us);
     pthread_mutex_lock(&stand_in_lock);
+}
+
+static bool any_has_work(void)
+{
+    for (const stream *one = streams; one; one = one->next)
+        if (one->first) return true;
+    return false;
+}
+
+/* What a function of the host knows, it may tell threads that use other streams, for which theirs
+ * wait by a word. Which thread told which is not seen: a stream that has waited for a word knows
+ * what all functions knew that have run by then on streams of other threads. */
+typedef struct speaker {
+    struct speaker *next;
+    pthread_t thread;
+    order_clock told;
+} speaker;
+static speaker *speakers;
+
+static speaker *speaker_of(pthread_t thread)
+{
+    speaker *one = speakers;
+    while (one && !pthread_equal(one->thread, thread)) one = one->next;
+    if (one) return one;
+    one = calloc(1, sizeof *one);
+    if (!one) abort();
+    one->thread = thread;
+    one->next = speakers;
+    return speakers = one;
+}
+
+static void tell(const stream *on)
+{
+    order_join(&speaker_of(on->owner)->told, order_now(on->number));
+}
+static void listen(const stream *on)
+{
+    for (const speaker *one = speakers; one; one = one->next)
+        if (!pthread_equal(one->thread, on->owner)) order_wait(on->number, &one->told);
 }
 
 /* For a thread that waits: false: nothing will ever happen again. */
@@ -331,6 +393,7 @@ API int cuDriverGetVersion(int *version)
 API int cuGetErrorName(int result, const char **text)
 {
     *text = result == OUT_OF_MEMORY         ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : result == ILLEGAL_ADDRESS     ? "CUDA_ERROR_ILLEGAL_ADDRESS"
             : result == LAUNCH_FAILED       ? "CUDA_ERROR_LAUNCH_FAILED"
             : result == NOT_FOUND           ? "CUDA_ERROR_NOT_FOUND"
             : result == 801                 ? "CUDA_ERROR_NOT_SUPPORTED"
@@ -431,6 +494,7 @@ API int cuStreamCreateWithPriority(void **out, unsigned flags, int priority)
     if (!made) abort();
     made->last = &made->first;
     made->number = order_open();
+    made->owner = pthread_self();
     made->next = streams;
     streams = made;
     driver.left++;
@@ -463,7 +527,18 @@ API int cuStreamSynchronize(void *on)
     pthread_mutex_lock(&stand_in_lock);
     if (!result) result = capture_forbids("the host waits for a stream", ((stream *)on)->capture);
     while (!result && ((stream *)on)->first && go_on()) {}
+    if (!result) result = driver.stopped;
     if (!result) order_join(&host, order_now(((stream *)on)->number));
+    pthread_mutex_unlock(&stand_in_lock);
+    return result;
+}
+API int cuCtxSynchronize(void)
+{
+    int result = begin_never("cuCtxSynchronize", "the host waits for all streams");
+    pthread_mutex_lock(&stand_in_lock);
+    while (!result && any_has_work() && go_on()) {}
+    for (stream *one = streams; one && !result; one = one->next)
+        if (!one->first) order_join(&host, order_now(one->number));
     pthread_mutex_unlock(&stand_in_lock);
     return result;
 }
@@ -568,6 +643,7 @@ API int cuEventSynchronize(void *asked)
     if (!result && !found->records)
         order_fault("the host waits for an event that was never recorded");
     while (!result && found->passed < found->records && go_on()) {}
+    if (!result) result = driver.stopped;
     if (!result) order_join(&host, &found->clock);
     pthread_mutex_unlock(&stand_in_lock);
     return result;
@@ -759,7 +835,7 @@ API int cuMemFreeHost(void *memory)
     static void *kept[64];
     static size_t count;
     if (!under_way) free(memory);
-    else {
+    else if (!driver.stopped) {
         kept[count++ % (sizeof kept / sizeof *kept)] = memory;
         order_fault("memory of the host is freed while %s is under way", under_way);
     }

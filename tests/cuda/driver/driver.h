@@ -4,11 +4,14 @@
  * Work runs as late as it may, in an order that the seed (MOONSHARD_STAND_IN_SEED) chooses among
  * those that streams and events allow. There is one GPU, or MOONSHARD_STAND_IN_GPUS; their names
  * are "stand-in 0" and so on, or all MOONSHARD_STAND_IN_GPU_NAME. With MOONSHARD_STAND_IN_MIG=N
- * there are N slices (MIG-0, MIG-1 ... in CUDA_VISIBLE_DEVICES), of which a process sees one. With
- * MOONSHARD_STAND_IN_WATCH it also finds work that touches the same memory in no certain order
- * (order.h). Kernels are functions of the process, found by their names: NAME gets the arguments,
- * the numbers of blocks and threads, and the bytes of shared memory; NAME_bytes says how many bytes
- * of arguments there are. */
+ * there are N slices (MIG-0, MIG-1 ... in CUDA_VISIBLE_DEVICES), of which a process sees one.
+ * MOONSHARD_STAND_IN_FAULT=NAME:N:
+ * the Nth kernel whose name contains NAME stops the GPU. With MOONSHARD_STAND_IN_WATCH it
+ * also finds work that touches the same memory in no certain order (order.h). Where functions of
+ * the host speak for streams of several threads, a wait for a word counts as a wait for all of
+ * them that have run on streams of other threads. Kernels are functions
+ * of the process, found by their names: NAME gets the arguments, the numbers of blocks and threads,
+ * and the bytes of shared memory; NAME_bytes says how many bytes of arguments there are. */
 #ifndef MOONSHARD_TEST_CUDA_DRIVER_H
 #define MOONSHARD_TEST_CUDA_DRIVER_H
 

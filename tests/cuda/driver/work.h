@@ -24,6 +24,7 @@ enum {
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
     LAUNCH_FAILED = 719,
     CAPTURE_UNSUPPORTED = 900,
     CAPTURE_INVALIDATED = 901,
@@ -88,6 +89,7 @@ typedef struct stream {
     struct stream *next;
     work *first, **last;
     unsigned number;  /* of order.h */
+    pthread_t owner;  /* the thread that has made it */
     capture *capture; /* NULL: none */
     front front;
     unsigned lane;
