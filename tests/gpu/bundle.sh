@@ -17,7 +17,7 @@ for test in "$build"/tests/unit/*; do
     fi
 done
 
-for test in comm_collectives comm_drop comm_share ddp_hooks ddp_reducer hook_kinds; do
+for test in comm_collectives comm_direct comm_drop comm_share ddp_hooks ddp_reducer hook_kinds; do
     strip -o "$build/unpacked/ranks/$test" "$build/tests/unit/$test"
 done
 

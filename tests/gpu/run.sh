@@ -120,6 +120,7 @@ groups() {
     for n in 1 2 4; do try groups "nccl: collectives, $n" bash -c "apart $n '$root/tests/dist/collectives.lua'"; done
     for n in 2 4; do
         try groups "--share-gpu: collectives, $n" "$moonshard" run "$root/tests/dist/collectives.lua" -n $n --device cuda --share-gpu
+        try groups "threads: collectives, $n" "$moonshard" run "$root/tests/dist/collectives.lua" -n $n --device cuda --share-gpu --thread-ranks
     done
     export MOONSHARD_TEST_DEVICE=cuda
     for test in "$here"/ranks/*; do
@@ -131,6 +132,10 @@ groups() {
         try groups "nccl: training, $n" bash -c "apart $n '$root/recipes/gpt_bytes.lua' $small run='$here/nccl$n'"
         try groups "--share-gpu: training, $n" "$moonshard" run "$root/recipes/gpt_bytes.lua" -n $n --device cuda --share-gpu $small \
             run="$here/shared$n"
+        # Threads reach each other's tensors on the GPU.
+        try groups "threads: training, $n" "$moonshard" run "$root/recipes/gpt_bytes.lua" -n $n --device cuda --share-gpu --thread-ranks \
+            $small run="$here/threads$n"
+        same groups "threads: the same bits, $n" shared$n threads$n
     done
     # Two numbers have one sum.
     same groups "the same bits, 2" nccl2 shared2
