@@ -39,7 +39,8 @@ uint32_t ms_local_direct_parts(const ms_comm_args *args, uint64_t *longest);
 /* Functions of the host around the kernel; user: the call. After the second it is free again. */
 ms_status ms_local_enter_direct(void *user, char *message, size_t bytes);
 ms_status ms_local_leave_direct(void *user, char *message, size_t bytes);
-/* Nobody uses this rank's memory any more. This rank's streams have ended. */
+/* Call it after this rank's streams have ended. It waits until no kernel of another rank uses this
+ * rank's memory. */
 void ms_local_settle(ms_comm *comm, const struct ms_local *local);
 void ms_local_free_directs(ms_comm *comm);
 

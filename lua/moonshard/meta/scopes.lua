@@ -49,8 +49,8 @@
 --- ms.autocast("bf16", function() return a:matmul(b) end) --> { { 100.0 } }
 --- ```
 ---@field autocast fun(dtype: "bf16"|"f16", f: function)
---- How the gradients of attention inside f are added up: "deterministic", as ever, in a fixed order;
---- or "fast", in the order that is fastest: a GPU's bits then differ from run to run. It has an
+--- How the gradients of attention inside f are added up: "deterministic", as ever, in a fixed
+--- order; or "fast", in the order that is fastest: a GPU's bits then differ from run to run. It has an
 --- effect on GPUs with cuDNN, for a multiple of 64 queries and of keys; `ms.info().attention.fast`
 --- counts it. Results are those of f.
 --- ```lua

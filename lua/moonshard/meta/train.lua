@@ -52,8 +52,8 @@
 --- checkpoint.
 ---@field on_nan? "stop"|"skip"|"ignore"
 --- How gradients of attention are added up, as `ms.attention` says; "deterministic" unless given.
---- "fast" needs less memory and time on a GPU, and its bits differ from run to run. Where it changes
---- nothing, a line says so after the first step.
+--- "fast" needs less memory and time on a GPU, and its bits differ from run to run. Where it
+--- changes nothing, a line says so after the first step.
 ---@field attention? "deterministic"|"fast"
 --- true: tasks that come in each step in the same order are learned, and launched as graphs from the
 --- fourth time on, which costs the host less. It never changes what is computed: arguments that are
