@@ -157,9 +157,9 @@
 --- (on machines with GPUs: their libraries of products and of attention), attention (on a GPU:
 --- { cudnn, fast, own }, how many tasks of attention went to cuDNN, of which some add up in no
 --- certain order, and to kernels of our own, which are slower; those of a graph count once),
---- graph (what became of `graph = true`: { graphs, launches, replayed, alone, why }: graphs that were made, and launched; tasks in these, and tasks that were
---- launched one by one; the first thing that came between two tasks, or nil), memory_beside (on a
---- GPU: bytes of its memory in use beside what `ms.memory` counts: kernels' scratch, libraries, the
+--- graph (what became of `graph = true`: { graphs, launches, replayed, alone, why }:
+--- graphs that were made, and launched; tasks in these, and tasks that were launched one by one;
+--- the first thing that came between two tasks, or nil), memory_beside (on a GPU: bytes of its memory in use beside what `ms.memory` counts: kernels' scratch, libraries, the
 --- driver, NCCL, other processes),
 --- interfaces (of the network, with their addresses), memory_bytes, mpi, nccl, lua,
 --- version.

@@ -55,8 +55,8 @@
 --- "fast" needs less memory and time on a GPU, and its bits differ from run to run. Where it
 --- changes nothing, a line says so after the first step.
 ---@field attention? "deterministic"|"fast"
---- true: tasks that come in each step in the same order are learned, and launched as graphs from the
---- fourth time on, which costs the host less. It never changes what is computed: arguments that are
+--- true: tasks that come in each step in the same order are learned, and launched as graphs from
+--- the fourth time on, which costs the host less. It never changes what is computed: arguments that are
 --- new go into the launch, and a step that differs is carried out task by task. Collectives between
 --- ranks, copies and whatever the host waits for come between graphs. It has an effect on GPUs; a
 --- line after eight steps, and `ms.info().graph`, tell how much of a step it is.
