@@ -153,16 +153,15 @@
 --- A description of the machine and this build: cpu, cores, threads, kernels, blas, blas_isa,
 --- device, devices, gpus (a list of { name, pci, node, slice, major, minor, multiprocessors,
 --- memory_bytes }; pci: its place on the bus; node: its NUMA node, or nil; slice: MIG divides it),
---- gpu_driver (the version of CUDA that it is for, or why there is none), gpu_blas and gpu_dnn
---- (on machines with GPUs: their libraries of products and of attention), attention (on a GPU:
---- { cudnn, fast, own }, how many tasks of attention went to cuDNN, of which some add up in no
---- certain order, and to kernels of our own, which are slower; those of a graph count once),
---- graph (what became of `graph = true`: { graphs, launches, replayed, alone, why }:
---- graphs that were made, and launched; tasks in these, and tasks that were launched one by one;
---- the first thing that came between two tasks, or nil), memory_beside (on a GPU: bytes of its memory in use beside what `ms.memory` counts: kernels' scratch, libraries, the
---- driver, NCCL, other processes),
---- interfaces (of the network, with their addresses), memory_bytes, mpi, nccl, lua,
---- version.
+--- gpu_driver (the version of CUDA that it is for, or why there is none), gpu_blas and gpu_dnn (on
+--- machines with GPUs: their libraries of products and of attention), attention (on a GPU: { cudnn,
+--- fast, own }, how many tasks of attention went to cuDNN, of which some add up in no certain
+--- order, and to kernels of our own, which are slower; those of a graph count once), graph (what
+--- became of `graph = true`: { graphs, launches, replayed, alone, why }: graphs that were made, and
+--- launched; tasks in these, and tasks that were launched one by one; the first thing that came
+--- between two tasks, or nil), memory_beside (on a GPU: bytes of its memory in use beside what
+--- `ms.memory` counts: kernels' scratch, libraries, the driver, NCCL, other processes), interfaces
+--- (of the network, with their addresses), memory_bytes, mpi, nccl, lua, version.
 --- ```lua
 --- ms.info().version == ms.version --> true
 --- ```

@@ -51,8 +51,8 @@
 ---@field autocast fun(dtype: "bf16"|"f16", f: function)
 --- How the gradients of attention inside f are added up: "deterministic", as ever, in a fixed
 --- order; or "fast", in the order that is fastest: a GPU's bits then differ from run to run. It has
---- an effect on GPUs with cuDNN, for a multiple of 64 queries and of keys; `ms.info().attention.fast`
---- counts it. Results are those of f.
+--- an effect on GPUs with cuDNN, for a multiple of 64 queries and of keys;
+--- `ms.info().attention.fast` counts it. Results are those of f.
 --- ```lua
 --- local x = ms.ones { 1, 2, 64, 8 }
 --- ms.attention("fast", function() return x:attention(x, x) end):shape() --> { 1, 2, 64, 8 }
