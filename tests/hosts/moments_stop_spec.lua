@@ -19,7 +19,9 @@ local stopping = { name = "a host is stopped", lost = 3, cause = function(all)
   local host = moments.draw_host()
   if not moments.draw_victim(all, nil, host) then return nil end
   local stopped = stop(host)
-  return { host = host, other = host == "hosta" and "hostb" or "hosta",
+  -- Before the ranks have met, those of the other host know only that a rank is silent.
+  local ranks = { hosta = "[01]", hostb = "[23]" }
+  return { host = host, rank = ranks[host], other = host == "hosta" and "hostb" or "hosta",
     says = { ("host %s %%(ranks %%d, %%d%%) is lost"):format(host) },
     mend = function()
       for _, process in ipairs(stopped) do moments.kill(process, "CONT") end

@@ -234,7 +234,8 @@ end
 local function judge_words(victim, before, after, run, text, wrong)
   local words = said(run, text)
   if before.step < 2 then
-    if not words:find(victim.host) and not words:find(("rank %d%%f[%%D]"):format(victim.rank or -1))
+    local rank = ("rank %s%%f[%%D]"):format(victim.rank or "none")
+    if not words:find(victim.host) and not words:find(rank)
         and not words:find "rank %d on host host[ab]: MPI_%a+_%a+ of %a+ did not return" then
       wrong[#wrong + 1] = "neither the victim's host nor its rank is named"
     end
@@ -308,7 +309,7 @@ local function await_end(victim, wrong)
 end
 
 --- A trial of a fault that ends the job, unless its work was done already. cause(all) hits the job,
---- and returns the victim: host, and rank or process, as patterns; says: those of which the report
+--- and returns the victim: its host and its rank as patterns; says: those of which the report
 --- of a job that has trained has one; mend(), where that is needed; other: the host on which all
 --- must end before that. Whether the job was hit.
 ---@param fault { name: string, lost?: number, cause: fun(all: table[]?): table? }
