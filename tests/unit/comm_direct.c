@@ -492,26 +492,37 @@ static void a_rank_ends_in_the_middle(void **state)
     }
 }
 
-/* Rank 0 has entered a call, and its kernel is held back for a while. */
-static ms_word gate;
+/* Rank 0 has entered a call, and its kernel is held back until the gate opens. */
+static ms_word gate, entered;
+static unsigned settled, unmapped; /* calls of the driver when rank 0 entered */
 static __thread ms_cuda_result (*true_launch)(ms_cuda_function, unsigned, unsigned, unsigned,
                                               unsigned, unsigned, unsigned, unsigned,
                                               ms_cuda_stream, void **, void **);
+static __thread ms_cuda_result (*true_call)(ms_cuda_stream, void (*)(void *), void *);
+
+static void note_entered(void *unused)
+{
+    (void)unused;
+    atomic_store(&entered, 1);
+}
+
 static ms_cuda_result late_launch(ms_cuda_function kernel, unsigned grid_x, unsigned grid_y,
                                   unsigned grid_z, unsigned block_x, unsigned block_y,
                                   unsigned block_z, unsigned shared_bytes, ms_cuda_stream on,
                                   void **parameters, void **extra)
 {
-    ms_cuda_result result = true_wait(on, (ms_cuda_address)(uintptr_t)&gate, 1, 0);
+    ms_cuda_result result = true_call(on, note_entered, NULL);
+    if (!result) result = true_wait(on, (ms_cuda_address)(uintptr_t)&gate, 1, 0);
     return result ? result
                   : true_launch(kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                                 shared_bytes, on, parameters, extra);
 }
 
+/* Rank 1 either waits for all work of the GPU now, or has given its memory back. */
 static void *open_gate(void *unused)
 {
     (void)unused;
-    usleep(400000);
+    while (calls("cuCtxSynchronize") == settled && calls("cuMemUnmap") == unmapped) sched_yield();
     atomic_store(&gate, 1);
     return NULL;
 }
@@ -529,14 +540,17 @@ static void leave_before_the_kernel(rank *self)
     OK(ms_group_barrier(self->world, 0));
     if (self->number == 0) {
         true_wait = cuda->wait_value;
+        true_call = cuda->launch_host;
         true_launch = cuda->launch;
         cuda->launch = late_launch;
+        settled = calls("cuCtxSynchronize");
+        unmapped = calls("cuMemUnmap");
         CHECK(pthread_create(&opener, NULL, open_gate, NULL) == 0);
     }
     OK(run_one(self, self->world, &c));
     if (self->number == 1) {
         ms_error error = { .status = MS_ERROR_STATE, .message = "enough", .rank = 1 };
-        usleep(100000);
+        while (!atomic_load(&entered)) sched_yield();
         ms_comm_abort(self->engine, &error);
     }
     self->status = ms_engine_sync(self->engine);
