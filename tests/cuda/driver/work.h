@@ -1,4 +1,4 @@
-/* work.h: what driver.c and graph.c of the stand-in share: work, streams, events. */
+/* work.h: what the files of the stand-in share: work, streams, events. */
 #ifndef MOONSHARD_TEST_CUDA_WORK_H
 #define MOONSHARD_TEST_CUDA_WORK_H
 
@@ -67,6 +67,7 @@ struct work {
     const void *from;
     size_t bytes;
     bool (*ready)(void *); /* of a library's work */
+    bool is_word;          /* a wait for a word */
     void (*call)(void *);
     void *argument;
     event *event;
@@ -99,15 +100,44 @@ extern pthread_mutex_t stand_in_lock;
 extern stream *streams;
 
 /* driver.c */
+extern struct stand_in {
+    const char *fails;
+    int fails_with, stopped, version, gpus;
+    bool initialized, is_shared;
+    _Atomic unsigned left;
+} driver;
+extern __thread void *current; /* context */
+/* Every call begins with one of these. 0: it goes on. relaxed, never: calls that a capture does not
+ * see are refused meanwhile: unless the thread's mode is relaxed, or in any mode. */
+int begin(const char *call);
 int begin_in_context(const char *call);
+int begin_relaxed(const char *call, const char *words);
+int begin_never(const char *call, const char *words);
 void count_left(int change);
+
+/* work.c */
+extern order_clock host; /* what the host knows to be over */
+extern uint64_t seed;
 uint64_t draw(void);
-work *add_work(void *on, work_kind kind);
+work *add_work(void *to, work_kind kind);
+void take_away(stream *on);
+bool any_has_work(void);
+/* One piece of work of a stream that is chosen at random; false: there is none that can run. */
+bool step_any(void);
+/* The same for a thread that waits; false: nothing will ever happen again. */
+bool go_on(void);
+void free_work(work *gone);
+void carry_out(const work *now);
+
+/* memory.c */
+bool is_pinned(const void *memory);
+/* What a capture copies from or to the host is pinned: what became of other memory is not known. */
+int check_pinned(const stream *on, const void *memory);
+
+/* command.c */
 /* What a kernel is launched with; the arguments are copied. */
 void set_kernel(work *made, const void *function, const unsigned blocks[3],
                 const unsigned threads[3], unsigned shared_bytes, const void *arguments);
-void free_work(work *gone);
-void carry_out(const work *now);
 
 /* graph.c. The work goes to the capture that the stream is part of. */
 void capture_work(stream *on, work *made);

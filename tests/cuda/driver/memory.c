@@ -1,0 +1,183 @@
+/* memory.c: memory of the GPU, which is the host's, and pinned memory. */
+#include "work.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static void map(const void *address, size_t bytes)
+{
+    pthread_mutex_lock(&stand_in_lock);
+    order_map(address, bytes);
+    pthread_mutex_unlock(&stand_in_lock);
+}
+API int cuMemAlloc_v2(unsigned long long *out, size_t bytes)
+{
+    int result = begin_relaxed("cuMemAlloc_v2", "memory is allocated");
+    /* The size stands before the memory. */
+    char *memory = result ? NULL : aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
+    if (!result && !memory) result = OUT_OF_MEMORY;
+    if (!result) driver.left++;
+    if (!result) {
+        memcpy(memory, &bytes, sizeof bytes);
+        memory += 256;
+        map(memory, bytes);
+    }
+    *out = (uintptr_t)memory;
+    return result;
+}
+/* The driver waits for work under way before it frees. */
+API int cuMemFree_v2(unsigned long long address)
+{
+    int result = begin_never("cuMemFree_v2", "memory is freed");
+    if (result && !driver.stopped) return result;
+    driver.left--;
+    pthread_mutex_lock(&stand_in_lock);
+    while (step_any()) {}
+    char *memory = (char *)(uintptr_t)address - 256;
+    size_t bytes = 0;
+    memcpy(&bytes, memory, sizeof bytes);
+    order_unmap(memory + 256, bytes);
+    if (order_is_on()) order_free(memory + 256, bytes);
+    else free(memory);
+    pthread_mutex_unlock(&stand_in_lock);
+    return result;
+}
+#define GRAIN ((size_t)2 << 20)
+API int cuMemGetAllocationGranularity(size_t *bytes, const void *properties, int which)
+{
+    (void)properties, (void)which;
+    *bytes = GRAIN;
+    return begin_in_context("cuMemGetAllocationGranularity");
+}
+API int cuMemAddressReserve(unsigned long long *out, size_t bytes, size_t align,
+                            unsigned long long at, unsigned long long flags)
+{
+    int result = begin_relaxed("cuMemAddressReserve", "addresses are reserved");
+    if (!result && (align || at || flags || bytes % GRAIN)) result = INVALID_VALUE;
+    if (result) return result;
+    char *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return OUT_OF_MEMORY;
+    driver.left++;
+    *out = (uintptr_t)memory;
+    return SUCCESS;
+}
+API int cuMemAddressFree(unsigned long long address, size_t bytes)
+{
+    int result = begin_in_context("cuMemAddressFree");
+    driver.left--;
+    return munmap((void *)(uintptr_t)address, bytes) ? INVALID_VALUE : result;
+}
+API int cuMemCreate(unsigned long long *out, size_t bytes, const void *properties,
+                    unsigned long long flags)
+{
+    (void)properties, (void)flags;
+    int result = begin_relaxed("cuMemCreate", "memory is made");
+    if (!result && bytes % GRAIN) result = INVALID_VALUE;
+    if (!result) driver.left++;
+    *out = bytes;
+    return result;
+}
+API int cuMemRelease(unsigned long long memory)
+{
+    (void)memory;
+    driver.left--;
+    return begin_in_context("cuMemRelease");
+}
+API int cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsigned long long memory,
+                 unsigned long long flags)
+{
+    (void)address;
+    int result = begin_relaxed("cuMemMap", "memory is mapped");
+    if (!result && (offset || flags || memory != bytes)) result = INVALID_VALUE;
+    return result;
+}
+API int cuMemSetAccess(unsigned long long address, size_t bytes, const void *access, size_t count)
+{
+    (void)access;
+    int result = begin_relaxed("cuMemSetAccess", "memory is mapped");
+    if (result || count != 1) return result ? result : INVALID_VALUE;
+    if (mprotect((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE)) return INVALID_VALUE;
+    map((void *)(uintptr_t)address, bytes);
+    return SUCCESS;
+}
+API int cuMemUnmap(unsigned long long address, size_t bytes)
+{
+    int result = begin_never("cuMemUnmap", "memory is taken away");
+    pthread_mutex_lock(&stand_in_lock);
+    for (const stream *one = streams; one; one = one->next)
+        /* Of a shared driver it may be another rank's. */
+        if (one->first && !driver.stopped && !driver.is_shared)
+            order_fault("memory is taken away while work is under way");
+    order_unmap((void *)(uintptr_t)address, bytes);
+    pthread_mutex_unlock(&stand_in_lock);
+    (void)madvise((void *)(uintptr_t)address, bytes, MADV_DONTNEED);
+    return mprotect((void *)(uintptr_t)address, bytes, PROT_NONE) ? INVALID_VALUE : result;
+}
+static struct pinned {
+    const char *begin, *end;
+} * pinned;
+static size_t pinned_count;
+static void pin(const void *memory, size_t bytes)
+{
+    pthread_mutex_lock(&stand_in_lock);
+    pinned = realloc(pinned, (pinned_count + 1) * sizeof *pinned);
+    if (!pinned) abort();
+    pinned[pinned_count++] = (struct pinned){ memory, (const char *)memory + bytes };
+    pthread_mutex_unlock(&stand_in_lock);
+}
+static void unpin(const void *memory)
+{
+    for (size_t i = 0; i < pinned_count; i++)
+        if (pinned[i].begin == memory) {
+            pinned[i] = pinned[--pinned_count];
+            return;
+        }
+}
+bool is_pinned(const void *memory)
+{
+    for (size_t i = 0; i < pinned_count; i++)
+        if ((const char *)memory >= pinned[i].begin && (const char *)memory < pinned[i].end)
+            return true;
+    return false;
+}
+/* What a capture copies from or to the host is pinned: what became of other memory is not known. */
+int check_pinned(const stream *on, const void *memory)
+{
+    if (!on->capture || is_pinned(memory)) return SUCCESS;
+    return capture_broken(on->capture, "memory of the host that is not pinned is copied");
+}
+API int cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    int result = begin_relaxed("cuMemHostAlloc", "memory of the host is allocated");
+    *out = result ? NULL : aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!result && !*out) result = OUT_OF_MEMORY;
+    if (!result) driver.left++;
+    if (!result) pin(*out, bytes);
+    return result;
+}
+API int cuMemFreeHost(void *memory)
+{
+    int result = begin_never("cuMemFreeHost", "memory of the host is freed");
+    const char *under_way = NULL;
+    if (result && !driver.stopped) return result;
+    driver.left--;
+    pthread_mutex_lock(&stand_in_lock);
+    for (const stream *one = streams; one; one = one->next)
+        for (const work *now = one->first; now; now = now->next)
+            if (now->kind == COPY && (now->to == memory || (!now->memory && now->from == memory)))
+                under_way = now->name;
+    unpin(memory);
+    if (!under_way && program_uses(memory)) under_way = "a graph";
+    pthread_mutex_unlock(&stand_in_lock);
+    /* It stays, since the work will run: as memory of no one. */
+    static void *kept[64];
+    static size_t count;
+    if (!under_way) free(memory);
+    else if (!driver.stopped) {
+        kept[count++ % (sizeof kept / sizeof *kept)] = memory;
+        order_fault("memory of the host is freed while %s is under way", under_way);
+    }
+    return result;
+}
