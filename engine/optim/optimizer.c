@@ -266,8 +266,11 @@ static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, 
      * `updated` of the reads. */
     ms_tensor *used[MS_OPTIMIZER_STATES + 6] = { step->parameter, step->count, step->master };
     uint32_t updated = 3;
-    /* What is updated counts twice: it is read and written. */
-    uint64_t bytes = 2 * ms_tensor_bytes(step->parameter) + ms_tensor_bytes(gradient);
+    /* What is updated counts twice: it is read and written. Where there is a master, that is
+     * updated, and the parameter is only written. */
+    uint64_t bytes = (step->master ? 1 : 2) * ms_tensor_bytes(step->parameter)
+                     + (step->master ? 2 * ms_tensor_bytes(step->master) : 0)
+                     + ms_tensor_bytes(gradient);
     for (uint32_t i = 0; i < MS_OPTIMIZER_STATES; i++)
         if (ms_optimizer_state_name(step->kind, &step->hyper, i)) {
             /* Kernels find a state by its index, so one that is left out keeps its NULL. */

@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "moonshard/optim.h"
+#include "moonshard/tensor.h"
+
 static const ms_rates round_rates = {
     .flops_per_s = { [MS_COST_F32] = 1e9, [MS_COST_F16] = 2e9, [MS_COST_BF16] = 4e9 },
     .bytes_per_s = 1e9,
@@ -151,6 +154,40 @@ static void decide(const ms_rates *rates, uint64_t decisions[4], uint64_t *ns)
     ms_engine_free(engine);
 }
 
+static ms_tensor *tensor(ms_engine *engine, ms_dtype dtype, uint32_t ndim, int64_t count)
+{
+    ms_tensor *made = NULL;
+    assert_int_equal(ms_tensor_new(engine, dtype, ndim, &count, &made), MS_OK);
+    return made;
+}
+
+/* AdamW of 1000 numbers in bf16: the gradient is read, both states are read and written; without
+ * an f32 copy (a master) the parameter too, with one the copy, and the parameter is written. */
+static void a_step_of_an_optimizer_moves_its_bytes(void **state)
+{
+    (void)state;
+    for (int has_master = 0; has_master < 2; has_master++) {
+        ms_engine *engine = make_sim(&round_rates);
+        ms_stream *stream = ms_engine_current(engine);
+        ms_optimizer_step step = { .kind = MS_ADAMW,
+                                   .hyper = ms_optimizer_defaults(MS_ADAMW),
+                                   .parameter = tensor(engine, MS_BF16, 1, 1000),
+                                   .gradient = tensor(engine, MS_BF16, 1, 1000),
+                                   .states = { tensor(engine, MS_F32, 1, 1000),
+                                               tensor(engine, MS_F32, 1, 1000) },
+                                   .count = tensor(engine, MS_I64, 0, 1) };
+        if (has_master) step.master = tensor(engine, MS_F32, 1, 1000);
+        uint64_t before = now_on(stream);
+        assert_int_equal(ms_optimizer_step_param(engine, &step), MS_OK);
+        assert_int_equal(now_on(stream) - before,
+                         2000 + 2 * 8000 + (has_master ? 2000 + 8000 : 4000));
+        ms_tensor *all[] = { step.parameter, step.gradient, step.states[0],
+                             step.states[1], step.count,    step.master };
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) ms_tensor_release(all[i]);
+        ms_engine_free(engine);
+    }
+}
+
 static void nothing_but_times_depends_on_rates(void **state)
 {
     (void)state;
@@ -202,6 +239,7 @@ int main(void)
         cmocka_unit_test(estimates_follow_from_cost_and_rates),
         cmocka_unit_test(streams_of_sim_run_side_by_side_and_wait),
         cmocka_unit_test(the_host_of_sim_has_a_clock),
+        cmocka_unit_test(a_step_of_an_optimizer_moves_its_bytes),
         cmocka_unit_test(nothing_but_times_depends_on_rates),
         cmocka_unit_test(rates_that_cannot_be_are_refused),
     };
