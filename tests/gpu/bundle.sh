@@ -1,6 +1,7 @@
 #!/bin/bash
 # Packs what run.sh needs on a machine with a GPU: the program, the tests that are marked "cuda", some of those that are marked
-# "cuda-local" (in ranks/), and the libraries that they need but glibc's and NVIDIA's. Called by `cmake --build --preset gpu`; the result is BUILD/bundle.
+# "cuda-local" (in ranks/), and the libraries that they need but glibc's and NVIDIA's. Tests marked "host-tasks" stay behind: their
+# tasks are functions of C, which run over the stand-in and on no GPU. Called by `cmake --build --preset gpu`; the result is BUILD/bundle.
 set -euo pipefail
 build=$(cd "$1" && pwd)
 bundle=$build/bundle
@@ -12,7 +13,8 @@ cmake --install "$build" --prefix "$build/unpacked" --strip >/dev/null
 for test in "$build"/tests/unit/*; do
     [ -f "$test" ] && [ -x "$test" ] || continue
     source=$(dirname "$0")/../unit/$(basename "$test").c
-    if head -5 "$source" 2>/dev/null | grep -qE 'ctest:.*[ ]cuda( |$)'; then
+    marks=$(head -5 "$source" 2>/dev/null | grep 'ctest:') || continue
+    if grep -qE ' cuda( |$)' <<<"$marks" && ! grep -q host-tasks <<<"$marks"; then
         strip -o "$build/unpacked/tests/$(basename "$test")" "$test"
     fi
 done

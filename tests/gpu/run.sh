@@ -115,6 +115,8 @@ groups() {
     local n test small
     export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
     export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*}
+    # Ranks as threads wait for each other on streams: each needs a queue of the GPU, as the launcher of threads sets it.
+    export CUDA_DEVICE_MAX_CONNECTIONS=32
     export moonshard root here
     export -f apart dies
     for n in 1 2 4; do try groups "nccl: collectives, $n" bash -c "apart $n '$root/tests/dist/collectives.lua'"; done

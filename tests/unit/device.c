@@ -47,6 +47,7 @@ static void stand_at(ms_stream *stream, _Atomic int *open)
 static void a_mark_has_its_time_once_the_stream_has_passed_it(void **state)
 {
     (void)state;
+    if (!device_runs_own_tasks()) skip();
     ms_engine *engine = make_engine("cpu");
     ms_stream *a = ms_engine_current(engine);
     ms_marks *marks = marks_of(engine, 3);
@@ -110,6 +111,7 @@ static void a_stream_waits_for_marks_of_another(void **state)
 static void marks_may_be_given_up_while_they_are_enqueued(void **state)
 {
     (void)state;
+    if (!device_runs_own_tasks()) skip();
     ms_engine *engine = make_engine("cpu");
     ms_stream *a = ms_engine_current(engine);
     _Atomic int open = 0;
@@ -136,6 +138,7 @@ enum { LARGE = 100000 };
 static void copies_keep_the_order_of_their_stream(void **state)
 {
     (void)state;
+    if (!device_runs_own_tasks()) skip();
     ms_engine *engine = make_engine("cpu");
     ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
     ms_storage *storage = storage_of(a, LARGE);
@@ -193,6 +196,7 @@ static void reading_waits_for_writers_only(void **state)
 static void a_stream_fails_if_its_flag_is_set(void **state)
 {
     (void)state;
+    if (!device_runs_own_tasks()) skip();
     ms_engine *engine = make_engine("cpu");
     ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
     ms_storage *flags = storage_of(a, 2 * sizeof(float));
@@ -253,6 +257,7 @@ static ms_status call(ms_stream *stream, ms_host_function function, void *user)
 static void host_functions_run_in_stream_order(void **state)
 {
     (void)state;
+    if (!device_runs_own_tasks()) skip();
     ms_engine *engine = make_engine("cpu");
     ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
     char text[64] = "";

@@ -1,5 +1,5 @@
 /* exec.c: streams, hazards, the pool, errors, limits and allocation failures of the execution
- * core. ctest: late cuda */
+ * core. ctest: late cuda host-tasks */
 #include "fault_engine.h"
 
 #include <setjmp.h>

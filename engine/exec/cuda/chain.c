@@ -42,6 +42,7 @@ struct ms_cuda_chain {
     uint32_t times;
     bool is_refused; /* it cannot be captured, or its graph cannot get arguments */
     ms_cuda_program program;
+    ms_cuda_graph graph;  /* what it was made from: its nodes name those of the program */
     ms_cuda_piece *piece; /* its scratch */
     node *nodes;
     size_t node_count, node_capacity;
@@ -166,8 +167,10 @@ static void free_graph(ms_stream *stream, ms_cuda_chain *chain)
     if (chain->program || chain->piece) /* it may be under way */
         (void)self->cuda.stream_synchronize(ms_cuda_queue_of(stream)->stream);
     if (chain->program) (void)self->cuda.program_destroy(chain->program);
+    if (chain->graph) (void)self->cuda.graph_destroy(chain->graph);
     ms_cuda_release_piece(stream->engine, chain->piece);
     chain->program = NULL;
+    chain->graph = NULL;
     chain->piece = NULL;
     chain->node_count = 0;
 }
@@ -356,7 +359,6 @@ static void build(ms_stream *stream, ms_cuda_chain *chain)
     ms_cuda_device *self = ms_cuda_of(stream->engine);
     const ms_cuda *cuda = &self->cuda;
     const ms_cuda_task *odd = NULL;
-    ms_cuda_graph graph = NULL;
     ms_cuda_result result = MS_CUDA_SUCCESS;
     char why[256];
     if (!self->builder)
@@ -366,10 +368,9 @@ static void build(ms_stream *stream, ms_cuda_chain *chain)
         self->building = true;
         odd = capture_tasks(stream, chain);
         self->building = false;
-        result = cuda->capture_end(self->builder, &graph);
+        result = cuda->capture_end(self->builder, &chain->graph);
     }
-    if (!result && !odd) result = cuda->program_make(&chain->program, graph, 0);
-    if (graph) (void)cuda->graph_destroy(graph);
+    if (!result && !odd) result = cuda->program_make(&chain->program, chain->graph, 0);
     if (!result && !odd) {
         self->repeats.graphs++;
         return;

@@ -15,6 +15,7 @@ typedef struct graph {
     unsigned users; /* itself, and programs */
     work **all;     /* in the order of the host's calls */
     unsigned count, lanes;
+    bool is_destroyed;
 } graph;
 static graph *graphs;
 
@@ -280,9 +281,11 @@ API int cuThreadExchangeStreamCaptureMode(int *mode)
 
 /* ----------------------------------------------------------------- programs */
 
+/* Its nodes are gone. Programs made from it go on. */
 API int cuGraphDestroy(void *gone)
 {
     pthread_mutex_lock(&stand_in_lock);
+    ((graph *)gone)->is_destroyed = true;
     drop_graph(gone);
     count_left(-1);
     pthread_mutex_unlock(&stand_in_lock);
@@ -351,8 +354,9 @@ API int cuGraphExecKernelNodeSetParams_v2(void *in, void *node, const void *with
     const kernel_call *call = with;
     if (result) return result;
     pthread_mutex_lock(&stand_in_lock);
-    if (of->kind != KERNEL || of->index >= it->graph->count || it->graph->all[of->index] != of
-        || call->extra || call->kernel)
+    if (it->graph->is_destroyed) order_fault("a node of a graph that was destroyed is changed");
+    if (it->graph->is_destroyed || of->kind != KERNEL || of->index >= it->graph->count
+        || it->graph->all[of->index] != of || call->extra || call->kernel)
         result = INVALID_VALUE;
     else {
         work *made = calloc(1, sizeof *made);
