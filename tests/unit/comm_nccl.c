@@ -517,6 +517,69 @@ static void the_end_of_the_job_ends_calls(void **state)
     expect(ranks[0].error.message, "because rank 1: the disk is full");
 }
 
+/* Rank 0 has calls under way in two groups when rank 1 ends the job. An abort waits for all work of
+ * the GPU, so neither communicator could be aborted before the other. */
+static void wait_in_two_groups(rank *self)
+{
+    static const uint32_t both[] = { 0, 1 }, two[] = { 2 };
+    int (*under_way)(void) = (int (*)(void))stub("stub_nccl_under_way");
+    ms_tensor *t[2] = { NULL };
+    ms_group *groups[2] = { self->world, NULL };
+    OK(ms_group_split(self->world, 1, two, both, &groups[1]));
+    for (int i = 0; i < 2; i++) {
+        OK(make(self, MS_F32, 4, false, &t[i]));
+        OK(fill(t[i], NULL, NULL));
+        OK(ms_group_barrier(groups[i], 0));
+    }
+    OK(ms_group_barrier(self->world, 0));
+    while (self->number == 0 && under_way()) sched_yield();
+    for (int i = 0; i < 2 && self->number == 0; i++) {
+        ms_collective c = { .kind = MS_ALL_REDUCE, .in = t[i], .bucket = -1 };
+        OK(ms_group_enqueue(groups[i], 1, &c, NULL));
+    }
+    if (self->number == 1) {
+        while (under_way() < 2) sched_yield();
+        ms_comm_leave(self->engine, "the disk is full");
+    } else self->status = ms_engine_sync(self->engine);
+    ms_tensor_release(t[0]);
+    ms_tensor_release(t[1]);
+}
+
+typedef struct shared_count {
+    _Atomic int value;
+} shared_count;
+
+static void count_warning(void *user, ms_log_level level, const char *text)
+{
+    (void)text;
+    if (level == MS_LOG_WARN) atomic_fetch_add(&((shared_count *)user)->value, 1);
+}
+
+static void all_communicators_are_aborted_together(void **state)
+{
+    (void)state;
+    rank ranks[2];
+    shared_count *warnings =
+        mmap(NULL, sizeof *warnings, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(warnings != MAP_FAILED);
+    job work = {
+        .kind = THREADS,
+        .open = open_nccl,
+        .run = wait_in_two_groups,
+        .argument = warnings,
+        .log = count_warning,
+        .options = { .ranks = 2, .threads = 1, .heap_bytes = 1 << 20, .timeout_ns = 20000000000u }
+    };
+    plan(NULL);
+    assert_int_equal(run_job(&work, ranks).reason, MS_ABORT_RAISED);
+    for (int r = 0; r < 2; r++)
+        if (*ranks[r].why) fail_msg("%s", ranks[r].why);
+    assert_int_equal(ranks[0].status, MS_ERROR_ABORTED);
+    /* Else "NCCL does not come back from closing the communicators". */
+    assert_int_equal(warnings->value, 0);
+    munmap(warnings, sizeof *warnings);
+}
+
 /* What rank 1 does instead of coming to the call. */
 typedef enum otherwise { IT_FINISHES, IT_CALLS_ANOTHER, IT_DOES_NOTHING } otherwise;
 
@@ -793,6 +856,7 @@ int main(void)
         cmocka_unit_test(a_call_has_a_limit_of_its_own),
         cmocka_unit_test(what_comes_late_is_no_error),
         cmocka_unit_test(the_end_of_the_job_ends_calls),
+        cmocka_unit_test(all_communicators_are_aborted_together),
         cmocka_unit_test(a_rank_that_does_not_come_is_named),
         cmocka_unit_test(calls_are_in_the_flight_record),
         cmocka_unit_test(an_abort_that_hangs_does_not_hold_the_process),

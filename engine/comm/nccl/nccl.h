@@ -81,6 +81,7 @@ typedef struct ms_communicator {
     ms_word turn;            /* 1: a thread has it; it owns the fields up to `watched` */
     _Atomic uint64_t served; /* sends and recvs that have had their turn */
     ms_nccl_handle handle;
+    ms_nccl_handle aborted;          /* the watchdog's, which has taken it from `handle` */
     const ms_nccl_range *registered; /* this range and those after it are */
     ms_nccl_watched watched;         /* of the host's side of a call */
     ms_nccl_flight *flights;         /* on the GPU, the oldest first; under the lock of `watched` */

@@ -134,26 +134,42 @@ static uint64_t close_limit(const ms_nccl *nccl)
 }
 
 /* A task inside gives its turn as soon as it sees that the job has ended; one that NCCL holds never
- * does, and then its communicator cannot be aborted either. A handle is gone before it is aborted,
- * so that nobody uses it again. */
-static bool abort_all(ms_nccl *nccl)
+ * does, and then its communicator cannot be aborted. A handle is gone before it is aborted, so that
+ * nobody uses it again. false: a task has kept its turn. */
+static bool take_handles(ms_nccl *nccl)
 {
     uint64_t since = ms_nccl_now(nccl), limit = abort_limit(nccl);
+    bool has_all = true;
     for (ms_nccl_group *g = atomic_load(&nccl->groups); g; g = g->next)
         for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++) {
             ms_communicator *c = &g->communicators[i];
-            while (!ms_nccl_try_take(c)) {
-                if (atomic_load(&nccl->given_up) || ms_nccl_now(nccl) - since >= limit)
-                    return false;
+            bool has_turn;
+            while (!(has_turn = ms_nccl_try_take(c)) && !atomic_load(&nccl->given_up)
+                   && ms_nccl_now(nccl) - since < limit)
                 ms_yield();
-            }
-            ms_nccl_handle handle = c->handle;
+            has_all = has_all && has_turn;
+            if (!has_turn) continue;
+            c->aborted = c->handle;
             c->handle = NULL;
             ms_nccl_give(c);
-            if (handle) nccl->api.comm_abort(handle);
-            if (atomic_load(&nccl->given_up)) return false;
         }
-    return true;
+    return has_all;
+}
+
+/* In one group, since an abort frees memory of the GPU, which waits for all that runs there: calls
+ * of a communicator that was not told to stop never end. NCCL tells each at once, and frees at the
+ * end of the group. That may say that it goes on (MS_NCCL_IN_PROGRESS): a handle is not asked
+ * again, as it may be gone. */
+static bool abort_all(ms_nccl *nccl)
+{
+    bool has_all = take_handles(nccl);
+    if (atomic_load(&nccl->given_up)) return false;
+    bool is_grouped = nccl->api.group_start() == MS_NCCL_SUCCESS;
+    for (ms_nccl_group *g = atomic_load(&nccl->groups); g; g = g->next)
+        for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++)
+            if (g->communicators[i].aborted) nccl->api.comm_abort(g->communicators[i].aborted);
+    if (is_grouped) nccl->api.group_end();
+    return has_all && !atomic_load(&nccl->given_up);
 }
 
 /* All begin before any is waited for, since peers may come to them in another order. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define ALIVE 0x4c4343
 #define OPS 16
@@ -68,6 +69,10 @@ struct ncclComm {
     stage stage;
     atomic_int inside; /* a thread is in one of the functions */
     bool in_progress, never;
+    /* Under way: a call moves host memory; aborted: it has been told to stop. */
+    atomic_bool is_under_way, is_aborted;
+    struct ncclComm *next;         /* of the process; with all_lock */
+    struct ncclComm *next_aborted; /* in the group that is open */
     uint64_t not_before_ns;
     /* after: what is wrong once the call has ended; late: the same of one that is on its way to a
      * stream. */
@@ -83,7 +88,7 @@ struct ncclComm {
 /* The group that this thread has open. */
 static _Thread_local struct {
     int depth;
-    ncclComm_t comm;
+    ncclComm_t comm, aborted;
     ncclResult_t failed;
 } group;
 
@@ -281,6 +286,7 @@ static void abort_jobs(ncclComm_t comm)
 {
     pthread_mutex_lock(&jobs_lock);
     for (job *j = comm->jobs; j; j = j->next) j->comm = NULL;
+    comm->jobs = NULL;
     pthread_mutex_unlock(&jobs_lock);
 }
 
@@ -297,6 +303,7 @@ static void advance(ncclComm_t comm)
     }
     if (comm->never || now_ns() < comm->not_before_ns || !has_ended(comm)) return;
     comm->in_progress = false;
+    comm->is_under_way = false;
     if (comm->stage == BEGINNING) comm->stage = RUNNING;
 }
 
@@ -310,9 +317,60 @@ static ncclResult_t start(ncclComm_t comm, stub_due due)
     if (comm->stream) comm->late = after;
     else comm->after = after;
     comm->in_progress = true;
+    comm->is_under_way = comm->stage == RUNNING && !comm->stream;
     if (!comm->stream) copy_locals(&comm->batch);
     if (comm->ranks == 1) advance(comm);
     return comm->in_progress ? ncclInProgress : ncclSuccess;
+}
+
+/* ------------------------------------------------------------------ the end */
+
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+static ncclComm_t all;
+
+static void enlist(ncclComm_t comm)
+{
+    pthread_mutex_lock(&all_lock);
+    comm->next = all;
+    all = comm;
+    pthread_mutex_unlock(&all_lock);
+}
+
+static void free_comm(ncclComm_t comm)
+{
+    pthread_mutex_lock(&all_lock);
+    ncclComm_t *at = &all;
+    while (*at != comm) at = &(*at)->next;
+    *at = comm->next;
+    pthread_mutex_unlock(&all_lock);
+    abort_jobs(comm);
+    drop_work(comm);
+    comm->magic = 0;
+    stub_wire_close(comm->wire);
+    free(comm);
+}
+
+int stub_nccl_under_way(void)
+{
+    int count = 0;
+    pthread_mutex_lock(&all_lock);
+    pthread_mutex_lock(&jobs_lock);
+    for (ncclComm_t c = all; c; c = c->next)
+        if (!c->is_aborted && (c->is_under_way || c->jobs)) count++;
+    pthread_mutex_unlock(&jobs_lock);
+    pthread_mutex_unlock(&all_lock);
+    return count;
+}
+
+/* NCCL frees memory of the GPU, which waits for all that runs there. */
+static void free_aborted(void)
+{
+    if (!group.aborted) return;
+    while (stub_nccl_under_way()) usleep(1000);
+    for (ncclComm_t next; group.aborted; group.aborted = next) {
+        next = group.aborted->next_aborted;
+        free_comm(group.aborted);
+    }
 }
 
 /* ------------------------------------------------------------ building work */
@@ -497,6 +555,7 @@ ncclResult_t ncclGroupEnd(void)
     ncclComm_t comm = group.comm;
     ncclResult_t failed = group.failed;
     if (group.depth-- == 0) stub_broken("ncclGroupEnd", "no group is open");
+    free_aborted();
     if (!comm) return failed;
     enter(comm, "ncclGroupEnd", false);
     stub_due due = stub_ask("ncclGroupEnd", comm->rank);
@@ -574,6 +633,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int ranks, ncclUniqueId id,
         free(comm);
         return ncclInvalidArgument;
     }
+    enlist(comm);
     *out = comm;
     return start(comm, due);
 }
@@ -598,15 +658,6 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
     return leave(comm, start(comm, due));
 }
 
-static void free_comm(ncclComm_t comm)
-{
-    abort_jobs(comm);
-    drop_work(comm);
-    comm->magic = 0;
-    stub_wire_close(comm->wire);
-    free(comm);
-}
-
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
     stub_due due;
@@ -622,7 +673,11 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     enter(comm, "ncclCommAbort", true);
     stub_due due = stub_ask("ncclCommAbort", comm->rank);
-    free_comm(comm);
+    comm->is_aborted = true;
+    abort_jobs(comm);
+    comm->next_aborted = group.aborted;
+    group.aborted = comm;
+    if (!group.depth) free_aborted();
     return due.how == STUB_FAIL ? (ncclResult_t)due.value : ncclSuccess;
 }
 

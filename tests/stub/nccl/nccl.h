@@ -4,6 +4,8 @@
  * It enforces NCCL's rules: the process aborts, with a message, if a communicator is used while a
  * call is in progress, by two threads at once, or after its end; and if an operation that was
  * created is left when it is destroyed.
+ * A process is taken to have one GPU. The end of an abort, or of the group that it is in, waits
+ * while calls of another communicator of the process are under way, unless it is aborted, too.
  *
  * MOONSHARD_STUB_NCCL, or stub_nccl_plan in the process, says what goes wrong, as words with spaces
  * between them: HOW:FUNCTION:K[:VALUE][@RANK], of the K-th call of the function, counted over all
@@ -81,6 +83,8 @@ _Noreturn void stub_broken(const char *function, const char *rule);
 
 /* The limits of the last communicator, and how often memory was registered. */
 STUB_EXPORT void stub_nccl_seen(int *min_ctas, int *max_ctas, int *registered);
+/* The communicators of the process that have calls under way and are not aborted. */
+STUB_EXPORT int stub_nccl_under_way(void);
 /* The engine looks for it: this library carries host memory. */
 STUB_EXPORT void moonshard_nccl_host_memory(void);
 STUB_EXPORT ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type,
