@@ -110,11 +110,15 @@ MS_DEVICE uint64_t ms_atomic_add(uint64_t *at, uint64_t value)
 MS_DEVICE uint32_t ms_atomic_or(uint32_t *at, uint32_t value) { return atomicOr(at, value); }
 MS_DEVICE int ms_leading_zeros(uint32_t x) { return __clz((int)x); }
 
-MS_DEVICE void ms_lock(uint32_t *lock)
+/* In memory of the host, where each try is a message on the bus: whoever fails naps before the next
+ * one. */
+MS_DEVICE bool ms_try_lock(uint32_t *lock)
 {
-    while (atomicCAS(lock, 0u, 1u) != 0u) {}
+    if (atomicCAS(lock, 0u, 1u) != 0u) return false;
     __threadfence_system();
+    return true;
 }
+MS_DEVICE void ms_nap(void) { __nanosleep(200); }
 MS_DEVICE void ms_unlock(uint32_t *lock)
 {
     __threadfence_system();
@@ -122,6 +126,8 @@ MS_DEVICE void ms_unlock(uint32_t *lock)
 }
 
 #else
+
+#include <stdlib.h>
 
 #include "moonshard/base.h"
 
@@ -234,8 +240,14 @@ MS_DEVICE uint32_t ms_atomic_or(uint32_t *at, uint32_t value)
     return was;
 }
 MS_DEVICE int ms_leading_zeros(uint32_t x) { return x ? __builtin_clz(x) : 32; }
-MS_DEVICE void ms_lock(uint32_t *lock) { (void)lock; }
-MS_DEVICE void ms_unlock(uint32_t *lock) { (void)lock; }
+MS_DEVICE bool ms_try_lock(uint32_t *lock)
+{
+    bool was_free = *lock == 0;
+    *lock = 1;
+    return was_free;
+}
+MS_DEVICE void ms_nap(void) { abort(); } /* threads take turns at barriers only */
+MS_DEVICE void ms_unlock(uint32_t *lock) { *lock = 0; }
 
 #endif
 
@@ -439,18 +451,23 @@ template <class T, class Join> MS_DEVICE T ms_block_join(T value, T *shared, Joi
 
 /* ---------------------------------------------------------------------- faults */
 
-/* Notes that something is wrong at this position, unless an earlier one is noted. */
+/* Notes that something is wrong at this position, unless an earlier one is noted. Positions are
+ * mostly many: a thread whose position is not the earliest any more needs no lock. */
 MS_DEVICE void ms_note_fault(ms_cuda_fault *fault, int64_t at, int64_t a, int64_t b, int64_t c)
 {
     volatile ms_cuda_fault *noted = fault;
-    ms_lock(&fault->lock);
-    if (at < noted->at) {
-        noted->at = at;
-        noted->values[0] = a;
-        noted->values[1] = b;
-        noted->values[2] = c;
+    for (bool is_done = false; !is_done && at < noted->at;) {
+        if (ms_try_lock(&fault->lock)) {
+            if (at < noted->at) {
+                noted->at = at;
+                noted->values[0] = a;
+                noted->values[1] = b;
+                noted->values[2] = c;
+            }
+            ms_unlock(&fault->lock);
+            is_done = true;
+        } else ms_nap();
     }
-    ms_unlock(&fault->lock);
 }
 
 #endif
