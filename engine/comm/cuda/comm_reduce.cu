@@ -178,5 +178,9 @@ MS_KERNEL(comm_direct_integers, ms_cuda_direct, 256)
     }
 }
 
-/* The end of the kernel makes it visible to the host. */
-MS_KERNEL_FREE(comm_tell, ms_cuda_word, 1) { *args.word = 1; }
+/* The host polls the word while the stream goes on. */
+MS_KERNEL_FREE(comm_tell, ms_cuda_word, 1)
+{
+    *args.word = 1;
+    ms_show_host();
+}

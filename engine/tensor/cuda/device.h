@@ -119,9 +119,11 @@ MS_DEVICE bool ms_try_lock(uint32_t *lock)
     return true;
 }
 MS_DEVICE void ms_nap(void) { __nanosleep(200); }
+/* The host, and other GPUs, see what this thread has written before what it writes later. */
+MS_DEVICE void ms_show_host(void) { __threadfence_system(); }
 MS_DEVICE void ms_unlock(uint32_t *lock)
 {
-    __threadfence_system();
+    ms_show_host();
     atomicExch(lock, 0u);
 }
 
@@ -247,6 +249,7 @@ MS_DEVICE bool ms_try_lock(uint32_t *lock)
     return was_free;
 }
 MS_DEVICE void ms_nap(void) { abort(); } /* threads take turns at barriers only */
+MS_DEVICE void ms_show_host(void) {}
 MS_DEVICE void ms_unlock(uint32_t *lock) { *lock = 0; }
 
 #endif
