@@ -137,7 +137,6 @@ static ms_status run_all(rank *self, ms_tensor *pair, ms_tensor *half, ms_tensor
     return status;
 }
 
-/* The tensors of the group's memory are registered. */
 static void program(rank *self)
 {
     ms_tensor *pair = NULL, *half = NULL, *whole = NULL;
@@ -182,8 +181,27 @@ static void without_errors_all_calls_succeed(void **state)
     assert_true(ranks[0].status == MS_OK && ranks[1].status == MS_OK);
     ((void (*)(int *, int *, int *))stub("stub_nccl_seen"))(&least, &most, &registered);
     assert_true(least == 2 && most == 5);
-    /* One storage of each rank, in each communicator that had a call. */
-    assert_true(registered >= 2 && registered <= 2 * MS_NCCL_COMMUNICATORS);
+    /* NCCL maps memory of several handles wrongly where ranks are threads of one process. */
+    assert_int_equal(registered, 0);
+}
+
+/* One storage of the group's memory, in each communicator that had a call. */
+static void program_with_registered_memory(rank *self)
+{
+    int least = 0, most = 0, registered = 0;
+    program(self);
+    CHECK(self->status == MS_OK);
+    ((void (*)(int *, int *, int *))stub("stub_nccl_seen"))(&least, &most, &registered);
+    CHECK(registered >= 1 && registered <= MS_NCCL_COMMUNICATORS);
+}
+
+static void memory_is_registered_between_processes(void **state)
+{
+    (void)state;
+    rank ranks[2];
+    plan(NULL);
+    assert_int_equal(run_ranks(PROCESSES, program_with_registered_memory, LONG_NS, ranks).reason,
+                     MS_ABORT_NONE);
 }
 
 /* Control's own words travel between the hosts; the stub, which knows nothing of hosts, carries the
@@ -225,19 +243,20 @@ static void every_error_names_rank_and_operation(void **state)
     static const struct {
         const char *function, *operation;
         int rank;
-    } cases[] = { { "ncclGetUniqueId", "the beginning of group world", 0 },
-                  { "ncclCommInitRankConfig", "the beginning of group world", 1 },
-                  { "ncclCommRegister", "of world", 1 },
-                  { "ncclAllReduce", "of world", 1 },
-                  { "ncclRedOpCreatePreMulSum", "all_reduce #", 1 },
-                  { "ncclRedOpDestroy", "all_reduce #", 1 },
-                  { "ncclReduce", "reduce", 1 },
-                  { "ncclReduceScatter", "reduce_scatter #", 1 },
-                  { "ncclAllGather", "all_gather #", 1 },
-                  { "ncclBroadcast", "of world", 1 },
-                  { "ncclSend", "of world", 1 },
-                  { "ncclRecv", "of world", 1 },
-                  { "ncclGroupEnd", "of world", 1 } };
+        job_kind kind;
+    } cases[] = { { "ncclGetUniqueId", "the beginning of group world", 0, THREADS },
+                  { "ncclCommInitRankConfig", "the beginning of group world", 1, THREADS },
+                  { "ncclCommRegister", "of world", 1, PROCESSES },
+                  { "ncclAllReduce", "of world", 1, THREADS },
+                  { "ncclRedOpCreatePreMulSum", "all_reduce #", 1, THREADS },
+                  { "ncclRedOpDestroy", "all_reduce #", 1, THREADS },
+                  { "ncclReduce", "reduce", 1, THREADS },
+                  { "ncclReduceScatter", "reduce_scatter #", 1, THREADS },
+                  { "ncclAllGather", "all_gather #", 1, THREADS },
+                  { "ncclBroadcast", "of world", 1, THREADS },
+                  { "ncclSend", "of world", 1, THREADS },
+                  { "ncclRecv", "of world", 1, THREADS },
+                  { "ncclGroupEnd", "of world", 1, THREADS } };
     static const char *const codes[] = { "",
                                          "unhandled cuda error",
                                          "unhandled system error",
@@ -254,7 +273,7 @@ static void every_error_names_rank_and_operation(void **state)
                      r);
             snprintf(rank_text, sizeof rank_text, "fails on rank %d in", r);
             plan(what);
-            ms_abort_record cause = run_ranks(THREADS, program, LONG_NS, ranks);
+            ms_abort_record cause = run_ranks(cases[i].kind, program, LONG_NS, ranks);
             assert_int_equal(cause.reason, MS_ABORT_RAISED);
             for (int k = 0; k < 2; k++) {
                 const char *text = ranks[k].error.message;
@@ -845,6 +864,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_library_that_does_not_fit_is_refused),
         cmocka_unit_test(without_errors_all_calls_succeed),
+        cmocka_unit_test(memory_is_registered_between_processes),
         cmocka_unit_test(ranks_of_two_hosts_use_it),
         cmocka_unit_test(every_error_names_rank_and_operation),
         cmocka_unit_test(errors_of_other_functions_end_the_job),

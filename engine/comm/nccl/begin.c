@@ -149,6 +149,25 @@ static ms_status await_all(ms_nccl *nccl, ms_nccl_group *made)
     return MS_OK;
 }
 
+/* Those of ranks on other hosts are not known, and 0. */
+static int64_t process_of(const ms_nccl *nccl, uint32_t rank)
+{
+    ms_rank_state state = { .process = 0 };
+    ms_rendezvous_rank(nccl->rendezvous, rank, &state);
+    return state.process;
+}
+
+/* All members are there, so that all find the same. */
+static bool share_a_process(const ms_nccl *nccl, const ms_group *group)
+{
+    for (uint32_t i = 1; i < group->size; i++) {
+        int64_t process = process_of(nccl, group->members[i]);
+        for (uint32_t k = 0; process && k < i; k++)
+            if (process_of(nccl, group->members[k]) == process) return true;
+    }
+    return false;
+}
+
 /* The watchdog closes what has begun, also after a failure, so the group is in its list from the
  * first call on; it takes no turn before the host gives it. A failure ends the job, as the other
  * members would wait for this one. */
@@ -169,6 +188,7 @@ ms_status ms_nccl_prepare(ms_group *group)
         ms_activity_begin(context->activity);
         status = start_all(nccl, made, ids);
         if (!status) status = await_all(nccl, made);
+        made->registers = !status && !share_a_process(nccl, group);
         ms_activity_end(context->activity);
         for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++) ms_nccl_give(&made->communicators[i]);
     } else if (made) ms_nccl_group_free(context, made);

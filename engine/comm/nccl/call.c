@@ -247,7 +247,8 @@ static void carry_out(launch *l)
 {
     const ms_comm_args *args = l->args;
     bool is_empty = args->count == 0 && args->kind != MS_BARRIER && args->kind != MS_ALL_TO_ALL;
-    if (!finish(l, "ncclCommRegister", ms_nccl_register(l->nccl, l->to)) || is_empty) return;
+    ms_nccl_result result = ms_nccl_register(l->nccl, args->group->transport_state, l->to);
+    if (!finish(l, "ncclCommRegister", result) || is_empty) return;
     choose_dtype(l);
     switch (args->kind) {
     case MS_BARRIER: run_barrier(l); break;

@@ -69,9 +69,11 @@ ms_nccl_result ms_nccl_settle(ms_nccl *nccl, const ms_communicator *communicator
 
 /* On the thread that makes the communicator's calls and not when the memory is made: NCCL takes one
  * call at a time, and the host must not wait for one that waits for peers. */
-ms_nccl_result ms_nccl_register(ms_nccl *nccl, ms_communicator *communicator)
+ms_nccl_result ms_nccl_register(ms_nccl *nccl, const ms_nccl_group *group,
+                                ms_communicator *communicator)
 {
     const ms_nccl_range *newest = atomic_load(&nccl->ranges);
+    if (!group->registers) return MS_NCCL_SUCCESS;
     for (const ms_nccl_range *r = newest; r != communicator->registered; r = r->next) {
         void *handle = NULL;
         ms_nccl_result result = ms_nccl_settle(

@@ -25,6 +25,12 @@
  * - NCCL adds in its own order, which depends on ranks and lengths: results repeat, but their bits
  *   are not those of other transports. In min and max of floats it may drop a NaN. A factor is
  *   rounded to the tensor's dtype before it multiplies.
+ * - Memory is registered (ncclCommRegister) where each member of a group is a process. Between
+ *   threads of one process NCCL, before a fix of 2026, maps only the first of the cuMemCreate
+ *   handles that make up registered memory, and would read past it.
+ * - Between processes registering is without effect on memory of the pool: its handles cannot be
+ *   exported (requestedHandleTypes is 0). The pool joins pieces of 32 MiB to larger storages, of
+ *   which NCCL 2.28 would import the first piece only (NVIDIA/nccl#1820).
  * - Limits of what NCCL takes of a GPU (CTAs) come from ms_comm_options; its own variables
  *   NCCL_MIN_CTAS and NCCL_MAX_CTAS have priority.
  * - How many multiprocessors of a GPU a call keeps cannot be asked. It is taken to be max_ctas, or
@@ -92,6 +98,7 @@ typedef struct ms_nccl_group ms_nccl_group;
 struct ms_nccl_group {
     ms_nccl_group *next;
     const ms_group *group;
+    bool registers;      /* memory; the same on all members */
     ms_storage *barrier; /* a float for each channel, which barriers add */
     ms_communicator communicators[MS_NCCL_COMMUNICATORS];
 };
@@ -142,7 +149,8 @@ void ms_nccl_give(ms_communicator *communicator);
 ms_nccl_result ms_nccl_settle(ms_nccl *nccl, const ms_communicator *communicator,
                               ms_nccl_result result);
 /* With the turn: registers what was enrolled since this communicator's last call. */
-ms_nccl_result ms_nccl_register(ms_nccl *nccl, ms_communicator *communicator);
+ms_nccl_result ms_nccl_register(ms_nccl *nccl, const ms_nccl_group *group,
+                                ms_communicator *communicator);
 /* "ncclAllReduce fails on rank 1 in WHERE: why" as an error of this rank. */
 void ms_nccl_explain(const ms_nccl *nccl, const char *function, ms_nccl_result result,
                      const char *where, ms_error *out);

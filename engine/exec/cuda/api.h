@@ -49,7 +49,7 @@ typedef enum ms_cuda_attribute {
 
 enum { MS_CUDA_EVENT_TIMING = 0, MS_CUDA_EVENT_NO_TIMING = 2 };
 enum { MS_CUDA_STREAM_NON_BLOCKING = 1 }; /* it does not wait for the stream NULL */
-enum { MS_CUDA_ALLOCATION_PINNED = 1, MS_CUDA_HANDLE_FILE = 1, MS_CUDA_LOCATION_GPU = 1 };
+enum { MS_CUDA_ALLOCATION_PINNED = 1, MS_CUDA_LOCATION_GPU = 1 };
 enum { MS_CUDA_READ_WRITE = 3 };
 enum { MS_CUDA_KERNEL_SHARED_BYTES = 8 }; /* the most shared memory that launches ask for */
 enum { MS_CUDA_GRANULARITY_RECOMMENDED = 1 };
