@@ -111,10 +111,65 @@ static void marks_have_times(void **state)
     assert_false(ms_marks_time(marks, 1, &second));
     assert_int_equal(ms_stream_sync(a), MS_OK);
     assert_true(ms_marks_time(marks, 0, &first) && ms_marks_time(marks, 1, &second));
-    /* Times of events are f32 milliseconds since the device opened. */
     assert_true(first + 100000 > before && second >= first && second < ms_now(engine) + 100000);
     ms_marks_free(marks);
     ms_storage_release(storage);
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
+/* A host and a GPU whose clocks jump. */
+static _Atomic uint64_t later_ns;
+static uint64_t clock_that_jumps(void *user)
+{
+    return ms_os_posix()->monotonic_ns(user) + later_ns;
+}
+static ms_status pass(void *user, char *message, size_t bytes)
+{
+    void (*stand_in_passes)(uint64_t);
+    (void)message, (void)bytes;
+    *(void **)&stand_in_passes = stand_in("stand_in_pass");
+    stand_in_passes(*(const uint64_t *)user);
+    return MS_OK;
+}
+static void let_pass(ms_stream *stream, uint64_t ns)
+{
+    ms_host_call call = { .name = "pass", .function = pass, .user = &ns };
+    assert_int_equal(ms_stream_call(stream, &call, NULL, 0, (ms_task_cost){ 0 }, NULL), MS_OK);
+    assert_int_equal(ms_stream_sync(stream), MS_OK);
+    later_ns += ns;
+}
+
+/* The driver tells spans in f32 milliseconds, of which one of 10 hours has steps of 4 ms. */
+static void times_stay_exact_for_hours(void **state)
+{
+    (void)state;
+    const uint64_t hours = 36000000000000u, ms = 1000000;
+    ms_os os = *ms_os_posix();
+    ms_engine_options options = { .os = &os, .own_device = &ms_device_cuda, .threads = 1 };
+    ms_engine *engine = NULL;
+    uint64_t begin = 0, first = 0, second = 0;
+    os.monotonic_ns = clock_that_jumps;
+    setenv("MOONSHARD_CUDA_DRIVER", getenv("MOONSHARD_STAND_IN"), 1);
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    ms_stream *a = ms_engine_current(engine);
+    ms_marks *marks = marks_of(engine, 3);
+    assert_int_equal(ms_marks_set(marks, 0, a), MS_OK);
+    assert_int_equal(ms_stream_sync(a), MS_OK);
+    assert_true(ms_marks_time(marks, 0, &begin));
+    for (int round = 0; round < 3; round++) {
+        uint64_t way = (uint64_t)round * 1000000000u;
+        let_pass(a, round ? 1000000000u : hours);
+        assert_int_equal(ms_marks_set(marks, 1, a), MS_OK);
+        let_pass(a, 1000);
+        assert_int_equal(ms_marks_set(marks, 2, a), MS_OK);
+        assert_int_equal(ms_stream_sync(a), MS_OK);
+        assert_true(ms_marks_time(marks, 1, &first) && ms_marks_time(marks, 2, &second));
+        /* What the stand-in does in between takes its time, too; less than a step would be. */
+        assert_in_range(second - first, 1000 - 500, 2 * ms);
+        assert_in_range(first - begin, hours + way - 5 * ms, hours + way + 2000 * ms);
+    }
+    ms_marks_free(marks);
     ms_engine_free(engine);
     assert_int_equal(left(), 0);
 }
@@ -473,6 +528,7 @@ int main(void)
         cmocka_unit_test(a_task_is_one_call),
         cmocka_unit_test(a_stream_has_a_depth),
         cmocka_unit_test(marks_have_times),
+        cmocka_unit_test(times_stay_exact_for_hours),
         cmocka_unit_test(functions_of_the_host_run_in_order),
         cmocka_unit_test(functions_of_two_streams_may_wait_for_each_other),
         cmocka_unit_test(a_gpu_that_stops_waits_for_functions),

@@ -97,8 +97,12 @@ typedef struct ms_cuda_device {
     ms_cuda_known *known; /* open addressing, by address of the kernel */
     size_t known_count, known_capacity;
     ms_cuda_stream reader; /* of ms_device.read */
-    ms_cuda_event began;   /* when the device opened, and the host's clock then */
-    uint64_t began_ns;
+    ms_cuda_event began;   /* passed when the device opened */
+    /* See points.c: the event from which times are counted, and its own time by the host's clock;
+     * the one that follows it, and whether it is on its way; when the host has put it there. */
+    ms_cuda_event anchor, next_anchor;
+    uint64_t anchor_ns, anchored_ns;
+    bool has_next_anchor;
     atomic_flag failing;      /* a thread reports a failure */
     bool repeating, building; /* building: a chain is captured, on this stream */
     ms_cuda_stream builder;
@@ -245,6 +249,8 @@ void ms_cuda_settle(ms_engine *engine);
 void ms_cuda_wait(ms_stream *stream, const ms_wait *wait);
 /* Number seq was carried out, the next one. */
 void ms_cuda_advance(ms_stream *stream, uint64_t seq);
+/* Before an event with times is recorded. */
+void ms_cuda_drop_anchor(ms_engine *engine);
 void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark);
 ms_status ms_cuda_mark_open(ms_engine *engine, ms_mark *mark);
 void ms_cuda_mark_close(ms_engine *engine, ms_mark *mark);

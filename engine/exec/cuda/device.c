@@ -10,6 +10,8 @@ static void release_spare(ms_cuda_device *self)
 {
     while (self->spare_count > 0) (void)self->cuda.event_destroy(self->spare[--self->spare_count]);
     if (self->began) (void)self->cuda.event_destroy(self->began);
+    if (self->anchor) (void)self->cuda.event_destroy(self->anchor);
+    if (self->next_anchor) (void)self->cuda.event_destroy(self->next_anchor);
     while (self->notes) (void)self->cuda.host_release(ms_cuda_take_note(self));
 }
 
@@ -43,8 +45,11 @@ static ms_cuda_result prepare(ms_cuda_device *self, int *major, int *minor)
         result = cuda->granularity(&self->grain, &properties, MS_CUDA_GRANULARITY_RECOMMENDED);
     if (!result)
         result = cuda->stream_create(&self->reader, MS_CUDA_STREAM_NON_BLOCKING, self->least);
-    if (!result) result = cuda->event_create(&self->began, MS_CUDA_EVENT_TIMING);
+    if (!result) result = cuda->event_create(&self->began, MS_CUDA_EVENT_NO_TIMING);
+    if (!result) result = cuda->event_create(&self->anchor, MS_CUDA_EVENT_TIMING);
+    if (!result) result = cuda->event_create(&self->next_anchor, MS_CUDA_EVENT_TIMING);
     if (!result) result = cuda->event_record(self->began, self->reader);
+    if (!result) result = cuda->event_record(self->anchor, self->reader);
     if (!result) result = cuda->stream_synchronize(self->reader);
     return result;
 }
@@ -63,7 +68,7 @@ static ms_status use_gpu(ms_engine *engine, ms_cuda_device *self)
     self->context = context;
     result = self->cuda.context_set(context);
     if (!result) result = prepare(self, &major, &minor);
-    self->began_ns = ms_now(engine);
+    self->anchor_ns = self->anchored_ns = ms_now(engine);
     snprintf(what, sizeof what, "%s cannot be used", name);
     if (result) return ms_cuda_fail(engine, result, what);
     if (major >= MS_CUDA_MAJOR_LEAST) return MS_OK;

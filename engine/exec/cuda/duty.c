@@ -74,6 +74,7 @@ ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch)
         launch->record ? ms_cuda_add_duty(stream, launch->seq, launch->script) : NULL;
     if (!duty) return NULL;
     duty->record = launch->record;
+    ms_cuda_drop_anchor(stream->engine);
     if (self->cuda.event_create(&duty->started, MS_CUDA_EVENT_TIMING)) duty->started = NULL;
     if (self->cuda.event_create(&duty->finished, MS_CUDA_EVENT_TIMING)) duty->finished = NULL;
     if (duty->started)
