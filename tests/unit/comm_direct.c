@@ -382,6 +382,26 @@ static void processes_are_refused(void **state)
     assert_non_null(strstr(refused, "leave one_gpu unset"));
 }
 
+/* There the driver keeps the host thread in a launch until the GPU is done, which waits for what
+ * another rank launches. */
+static void blocking_launches_are_refused(void **state)
+{
+    (void)state;
+    if (!device_is_cuda()) skip();
+    job what = { .kind = THREADS,
+                 .options = { .ranks = 2, .threads = 1, .heap_bytes = 1 << 20 },
+                 .run = never,
+                 .open = open_alone };
+    rank ranks[2];
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    run_job(&what, ranks);
+    unsetenv("CUDA_LAUNCH_BLOCKING");
+    for (int r = 0; r < 2; r++) {
+        assert_non_null(strstr(ranks[r].why, "CUDA_LAUNCH_BLOCKING=1"));
+        assert_non_null(strstr(ranks[r].why, "leave --thread-ranks out"));
+    }
+}
+
 /* -------------------------------------------------------------------- the waits */
 
 typedef struct plan {
@@ -627,6 +647,7 @@ int main(void)
         cmocka_unit_test(tensors_of_threads_stay_on_the_gpu),
         cmocka_unit_test(ranks_say_the_same),
         cmocka_unit_test(processes_are_refused),
+        cmocka_unit_test(blocking_launches_are_refused),
         cmocka_unit_test(no_wait_is_missing),
         cmocka_unit_test(a_rank_ends_in_the_middle),
         cmocka_unit_test(a_rank_closes_before_the_kernel_of_another),

@@ -2,6 +2,7 @@
 #include "comm/local/direct.h"
 
 #include <stddef.h>
+#include <string.h>
 
 #include "comm/flow.h"
 #include "comm/local/local.h"
@@ -21,10 +22,27 @@ static uint64_t way_of(const ms_comm *comm)
            | (uint64_t)(ms_engine_device_index(comm->engine) + 1);
 }
 
+/* A variable of NVIDIA's driver: launches return when the GPU is done. It would wait there for a
+ * launch of another rank. */
+static ms_status refuse_blocking(ms_comm *comm)
+{
+    const ms_os *os = ms_engine_context(comm->engine)->os;
+    const char *blocking = os->environment(os->user, "CUDA_LAUNCH_BLOCKING");
+    if (!comm->options.one_gpu || !blocking || !*blocking || strcmp(blocking, "0") == 0)
+        return MS_OK;
+    return ms_engine_fail(comm->engine, MS_ERROR_ARGUMENT,
+                          "CUDA_LAUNCH_BLOCKING=%.20s: ranks that are threads and share one GPU "
+                          "would wait for each other for ever: leave --thread-ranks out (one_gpu "
+                          "unset), so that ranks are processes, or unset the variable",
+                          blocking);
+}
+
 ms_status ms_local_choose_way(ms_comm *comm, ms_local *local)
 {
     uint64_t mine = way_of(comm), found = 0;
     if (ms_comm_runs_on_host(comm)) return MS_OK;
+    ms_status status = refuse_blocking(comm);
+    if (status) return status;
     local->is_direct = comm->options.one_gpu;
     if (atomic_compare_exchange_strong(&local->host->control->way, &found, mine) || found == mine)
         return MS_OK;
