@@ -147,8 +147,9 @@ struct ms_device {
     void (*forget)(ms_engine *engine, void *address);
     /* Bytes that the pool may take where the engine's options do not say. */
     uint64_t (*capacity)(const ms_engine *engine);
-    /* Bytes of the device's memory that are in use, by anybody. NULL: it is the host's memory. */
-    uint64_t (*used)(const ms_engine *engine);
+    /* Bytes of the device's memory that nobody uses, and of all of it; total 0: it does not say.
+     * NULL: it is the host's memory. */
+    uint64_t (*available)(const ms_engine *engine, uint64_t *total);
 };
 
 extern const ms_device ms_device_cpu, ms_device_cuda, ms_device_sim;

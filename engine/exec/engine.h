@@ -174,6 +174,7 @@ struct ms_pool {
     void *commit_user;
     uint64_t frees;
     bool has_apart; /* some block was given back apart */
+    bool is_full;   /* the machine refused memory below the limit, in the last attempt */
     ms_block *last; /* the block at the top of the arena */
     ms_block *bins[MS_POOL_BINS];
     ms_block *unused;
@@ -255,7 +256,7 @@ void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells,
                     uint64_t uses[MS_STREAMS_MAX]);
 
 /* pool.c */
-ms_status ms_pool_open(ms_engine *engine, uint64_t limit);
+ms_status ms_pool_open(ms_engine *engine, uint64_t limit, uint32_t sharers);
 void ms_pool_close(ms_engine *engine);
 /* `bytes` of this pool are live no more. */
 void ms_pool_count_gone(ms_pool *pool, uint64_t bytes);

@@ -118,10 +118,7 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     if (!status) status = engine->device->open(engine, &engine->device_state);
     engine->is_open = !status;
     uint32_t sharers = options->sharers ? options->sharers : 1;
-    if (!status)
-        status = ms_pool_open(engine, options->memory_bytes
-                                          ? options->memory_bytes
-                                          : engine->device->capacity(engine) / sharers);
+    if (!status) status = ms_pool_open(engine, options->memory_bytes, sharers);
     if (!status) status = ms_engine_stream(engine, "compute", &engine->current);
     if (!status)
         ms_log(&engine->context, MS_LOG_INFO, "engine on %s: %s, %u threads, %s kernels%s",

@@ -69,8 +69,24 @@ static ms_status open_private(ms_pool *pool, ms_engine *engine, uint64_t limit)
         (unsigned long long)limit);
 }
 
-ms_status ms_pool_open(ms_engine *engine, uint64_t limit)
+/* A limit that the options give, where the device has less. It is kept, as others may leave. */
+static void warn_of_limit(ms_engine *engine, uint64_t limit, uint32_t sharers)
 {
+    uint64_t total = 0;
+    const ms_device *device = engine->device;
+    uint64_t available = device->available ? device->available(engine, &total) : 0;
+    if (!total || limit <= available / sharers) return;
+    ms_log(&engine->context, MS_LOG_WARN,
+           "a limit of %llu bytes of memory (--memory BYTES, or memory_bytes of ms.init), but %llu "
+           "of the %llu bytes of %s:%u are free, for %u rank%s: memory may end before the limit",
+           (unsigned long long)limit, (unsigned long long)available, (unsigned long long)total,
+           device->name, engine->device_index, sharers, sharers == 1 ? "" : "s");
+}
+
+ms_status ms_pool_open(ms_engine *engine, uint64_t limit, uint32_t sharers)
+{
+    if (limit) warn_of_limit(engine, limit, sharers);
+    else limit = engine->device->capacity(engine) / sharers;
     engine->memory.limit = limit;
     engine->memory_mark = MS_PRESSURE_MIN;
     return open_private(&engine->pool, engine, limit);
@@ -334,8 +350,10 @@ static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
     if (end > pool->committed) {
         uint64_t upto = (end + pool->grain - 1) & ~(pool->grain - 1);
         if (upto > pool->reserved) upto = pool->reserved;
-        if (pool->commit(pool->commit_user, pool->base + pool->committed, upto - pool->committed))
-            return NULL;
+        pool->is_full =
+            pool->commit(pool->commit_user, pool->base + pool->committed, upto - pool->committed)
+            != 0;
+        if (pool->is_full) return NULL;
         pool->committed = upto;
         ms_log(&engine->context, MS_LOG_DEBUG, "a memory pool grows to %llu MiB (live %llu MiB)",
                (unsigned long long)(upto >> 20), (unsigned long long)(engine->memory.live >> 20));
@@ -400,9 +418,28 @@ static void add_up_owners(const ms_engine *engine, owner owners[OWNERS])
     }
 }
 
-/* The error: what was asked for, what there is, and which script lines hold most of it. */
-static ms_status out_of_memory(ms_engine *engine, uint64_t bytes)
+/* Below the limit, the device itself has no more. */
+static void describe_full(const ms_pool *pool, char *text, size_t bytes)
 {
+    uint64_t total = 0;
+    const ms_engine *engine = pool->engine;
+    const ms_device *device = engine->device;
+    *text = '\0';
+    if (!pool->is_full || pool->commit != commit_private || !device->available) return;
+    uint64_t available = device->available(engine, &total);
+    snprintf(text, bytes,
+             "; %s:%u itself is full: %llu of %llu bytes are free, and other processes "
+             "(nvidia-smi lists them), libraries and the kernels' scratch memory have what is not "
+             "the pool's: end other processes, or make a smaller batch",
+             device->name, engine->device_index, (unsigned long long)available,
+             (unsigned long long)total);
+}
+
+/* The error: what was asked for, what there is, and which script lines hold most of it. */
+static ms_status out_of_memory(const ms_pool *pool, uint64_t bytes)
+{
+    char full[320];
+    ms_engine *engine = pool->engine;
     owner all[OWNERS] = { { 0 } };
     char owners[512] = "";
     size_t used = 0;
@@ -421,12 +458,13 @@ static ms_status out_of_memory(ms_engine *engine, uint64_t bytes)
         most->bytes = 0;
     }
     ms_memory m = engine->memory;
+    describe_full(pool, full, sizeof full);
     return ms_engine_fail(engine, MS_ERROR_MEMORY,
                           "no memory for %llu bytes: live %llu, peak %llu, kept by the pool %llu, "
-                          "limit %llu; largest owners: %s",
+                          "limit %llu%s; largest owners: %s",
                           (unsigned long long)bytes, (unsigned long long)m.live,
                           (unsigned long long)m.peak, (unsigned long long)(m.reserved - m.live),
-                          (unsigned long long)m.limit, owners);
+                          (unsigned long long)m.limit, full, owners);
 }
 
 /* Follows the order of choice at the top of this file. `live` counts the bytes that were asked for
@@ -438,7 +476,8 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     ms_engine *engine = pool->engine;
     uint64_t canaries = MS_CANARY ? MS_CELLS_MAX : 0;
     /* Also keeps the sum below from overflowing. */
-    if (bytes > pool->reserved) return out_of_memory(engine, bytes);
+    pool->is_full = pool->reserved < pool->limit;
+    if (bytes > pool->reserved) return out_of_memory(pool, bytes);
     uint64_t size = (bytes + canaries + MS_POOL_ALIGN - 1) & ~(uint64_t)(MS_POOL_ALIGN - 1);
     if (size == 0) size = MS_POOL_ALIGN;
     /* One for a new block, one for the rest of a split. */
@@ -453,7 +492,7 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     else block = grow(pool, stream, size);
     if (!block) {
         block = find_oldest(pool, size);
-        if (!block) return out_of_memory(engine, bytes);
+        if (!block) return out_of_memory(pool, bytes);
         list_remove(pool, block);
         for (uint16_t i = 0; i < engine->stream_count; i++)
             if (i != stream->index && block->uses[i] > stream->clock[i]) {
@@ -507,7 +546,9 @@ ms_memory ms_engine_memory(const ms_engine *engine) { return engine->memory; }
 
 uint64_t ms_engine_memory_beside(const ms_engine *engine)
 {
-    uint64_t used = engine->device->used ? engine->device->used(engine) : 0;
+    uint64_t total = 0,
+             available = engine->device->available ? engine->device->available(engine, &total) : 0,
+             used = total - available;
     return used > engine->memory.reserved ? used - engine->memory.reserved : 0;
 }
 

@@ -381,6 +381,79 @@ static void a_function_for_the_cpu_is_refused(void **state)
     assert_int_equal(left(), 0);
 }
 
+static char warned[MS_ERROR_MESSAGE_BYTES];
+static int warnings;
+static void keep_warning(void *user, ms_log_level level, const char *text)
+{
+    (void)user;
+    if (level != MS_LOG_WARN) return;
+    warnings++;
+    snprintf(warned, sizeof warned, "%s", text);
+}
+
+static ms_engine *make_limited(uint64_t memory_bytes, uint32_t sharers)
+{
+    ms_engine_options options = { .own_device = &ms_device_cuda,
+                                  .threads = 1,
+                                  .memory_bytes = memory_bytes,
+                                  .sharers = sharers,
+                                  .log = keep_warning,
+                                  .log_level = MS_LOG_WARN };
+    ms_engine *engine = NULL;
+    setenv("MOONSHARD_CUDA_DRIVER", getenv("MOONSHARD_STAND_IN"), 1);
+    assert_int_equal(ms_engine_new(&options, NULL, &engine), MS_OK);
+    return engine;
+}
+
+/* The GPU has no more, though the engine's limit is not reached: others hold the rest. */
+static void a_full_gpu_is_named(void **state)
+{
+    (void)state;
+    static const char full[] =
+        "limit 536870912; cuda:0 itself is full: 1073741824 of 4294967296 bytes are free";
+    ms_engine *engine = make_limited(512 << 20, 0);
+    ms_stream *a = ms_engine_current(engine);
+    ms_storage *storage = NULL;
+    fails("cuMemCreate", 2);
+    assert_int_equal(ms_storage_new(a, 64 << 20, &storage), MS_ERROR_MEMORY);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "no memory for 67108864 bytes"));
+    assert_non_null(strstr(ms_engine_error(engine)->message, full));
+    assert_non_null(strstr(ms_engine_error(engine)->message, "nvidia-smi"));
+    /* Others have left. The limit is another matter. */
+    storage = storage_of(a, 64 << 20);
+    ms_storage *other = NULL;
+    assert_int_equal(ms_storage_new(a, 480 << 20, &other), MS_ERROR_MEMORY);
+    assert_non_null(strstr(ms_engine_error(engine)->message, "limit 536870912; largest owners"));
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
+static void a_limit_above_what_is_free_is_a_warning(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t bytes;
+        uint32_t sharers;
+        const char *says;
+    } cases[] = {
+        { 0, 0, NULL },
+        { 1ull << 30, 0, NULL },
+        { 2ull << 30, 0,
+          "2147483648 bytes of memory (--memory BYTES, or memory_bytes of ms.init), but 1073741824 "
+          "of the 4294967296 bytes of cuda:0 are free, for 1 rank:" },
+        { 512ull << 20, 2, NULL },
+        { 1ull << 30, 2, "of cuda:0 are free, for 2 ranks:" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        warnings = 0;
+        ms_engine_free(make_limited(cases[i].bytes, cases[i].sharers));
+        assert_int_equal(warnings, cases[i].says ? 1 : 0);
+        if (cases[i].says) assert_non_null(strstr(warned, cases[i].says));
+    }
+    assert_int_equal(left(), 0);
+}
+
 /* All calls of the driver fail from then on: every wait of the host ends. */
 static void a_gpu_that_stops_ends_all_waits(void **state)
 {
@@ -538,6 +611,8 @@ int main(void)
         cmocka_unit_test(memory_grows_or_is_taken_at_once),
         cmocka_unit_test(what_is_missing_is_told),
         cmocka_unit_test(a_function_for_the_cpu_is_refused),
+        cmocka_unit_test(a_full_gpu_is_named),
+        cmocka_unit_test(a_limit_above_what_is_free_is_a_warning),
         cmocka_unit_test(a_gpu_that_stops_ends_all_waits),
         cmocka_unit_test(a_gpu_that_stops_tells_which_tasks_were_under_way),
         cmocka_unit_test(a_host_that_waits_for_each_task_knows_the_one),

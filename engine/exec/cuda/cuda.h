@@ -315,6 +315,6 @@ void ms_cuda_unreserve(ms_engine *engine, void *address, uint64_t bytes);
 void *ms_cuda_host_allocate(ms_engine *engine, size_t bytes);
 void ms_cuda_host_release(ms_engine *engine, void *memory);
 uint64_t ms_cuda_capacity(const ms_engine *engine);
-uint64_t ms_cuda_used(const ms_engine *engine);
+uint64_t ms_cuda_available(const ms_engine *engine, uint64_t *total);
 
 #endif

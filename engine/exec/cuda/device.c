@@ -171,5 +171,5 @@ const ms_device ms_device_cuda = {
     .host_allocate = ms_cuda_host_allocate,
     .host_release = ms_cuda_host_release,
     .capacity = ms_cuda_capacity,
-    .used = ms_cuda_used,
+    .available = ms_cuda_available,
 };

@@ -107,17 +107,18 @@ void ms_cuda_host_release(ms_engine *engine, void *memory)
     (void)ms_cuda_enter(engine)->cuda.host_release(memory);
 }
 
-uint64_t ms_cuda_used(const ms_engine *engine)
+uint64_t ms_cuda_available(const ms_engine *engine, uint64_t *total)
 {
-    size_t available = 0, total = 0;
-    if (ms_cuda_enter(engine)->cuda.memory_info(&available, &total)) return 0;
-    return total - available;
+    size_t available = 0, all = 0;
+    *total = 0;
+    if (ms_cuda_enter(engine)->cuda.memory_info(&available, &all)) return 0;
+    *total = all;
+    return available;
 }
 
 /* Nine tenths of what is free: libraries and the driver need some. */
 uint64_t ms_cuda_capacity(const ms_engine *engine)
 {
-    size_t available = 0, total = 0;
-    if (ms_cuda_enter(engine)->cuda.memory_info(&available, &total)) return 0;
-    return available / 10 * 9;
+    uint64_t total;
+    return ms_cuda_available(engine, &total) / 10 * 9;
 }
