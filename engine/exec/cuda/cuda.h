@@ -98,7 +98,7 @@ typedef struct ms_cuda_device {
     size_t known_count, known_capacity;
     ms_cuda_stream reader; /* of ms_device.read */
     ms_cuda_event began;   /* passed when the device opened */
-    /* See points.c: the event from which times are counted, and its own time by the host's clock;
+    /* See times.c: the event from which times are counted, and its own time by the host's clock;
      * the one that follows it, and whether it is on its way; when the host has put it there. */
     ms_cuda_event anchor, next_anchor;
     uint64_t anchor_ns, anchored_ns;
@@ -249,12 +249,17 @@ void ms_cuda_settle(ms_engine *engine);
 void ms_cuda_wait(ms_stream *stream, const ms_wait *wait);
 /* Number seq was carried out, the next one. */
 void ms_cuda_advance(ms_stream *stream, uint64_t seq);
-/* Before an event with times is recorded. */
-void ms_cuda_drop_anchor(ms_engine *engine);
 void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark);
 ms_status ms_cuda_mark_open(ms_engine *engine, ms_mark *mark);
 void ms_cuda_mark_close(ms_engine *engine, ms_mark *mark);
 uint64_t ms_cuda_mark_ns(const ms_engine *engine, const ms_mark *mark);
+
+/* times.c. drop_anchor: before an event with times is recorded. time_of: when an event was passed;
+ * 0: it is not known (event NULL, or the GPU has stopped). */
+void ms_cuda_drop_anchor(ms_engine *engine);
+uint64_t ms_cuda_time_of(ms_cuda_device *self, ms_cuda_event event);
+bool ms_cuda_find_span(const ms_cuda_device *self, ms_cuda_event from, ms_cuda_event to,
+                       int64_t *ns);
 
 /* kernel.c */
 void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context);
