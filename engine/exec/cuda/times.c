@@ -40,8 +40,8 @@ void ms_cuda_drop_anchor(ms_engine *engine)
     self->anchored_ns = now;
 }
 
-/* The next anchor was put on a stream of its own before the event, so it is passed by now, or is in a
- * moment. */
+/* The next anchor was put on a stream of its own before the event, so it is passed by now, or is in
+ * a moment. */
 uint64_t ms_cuda_time_of(ms_cuda_device *self, ms_cuda_event event)
 {
     int64_t ns = 0;
