@@ -30,6 +30,15 @@ describe("the command line", function()
     end
   end)
 
+  it("lists the variables of the environment that a user may set", function()
+    local out = command.succeed(folder, "help")
+    for name in ([[CPU STRICT TRANSPORT NCCL NCCL_SMS CUDA_LIBS CUDA_DRIVER CUBLASLT CUDNN TUNED MPI
+        MASTER TOKEN LOG]]):gmatch "%S+" do
+      assert.matches("\n  MOONSHARD_" .. name .. " +%w", out)
+    end
+    assert.matches("\n  CUDA_VISIBLE_DEVICES +%w.*\n  CUDA_LAUNCH_BLOCKING +1: ", out)
+  end)
+
   it("says the default of every switch once, in its help", function()
     local seen = 0
     for _, name in ipairs(commands) do
