@@ -310,8 +310,8 @@ bench_kernels() {
     try "$part" "kernels" bash -c "figures \"$moonshard\" bench kernels --device cuda --json $small"
     # The table for people, from the same figures.
     grep -a '^{' "$logs/$part.kernels.log" | tail -1 | tr '{' '\n' | sed -n \
-        's/.*"kernel":"\([^"]*\)".*"share":\([0-9.eE+-]*\).*"us":\([0-9.eE+-]*\).*/\1|\2|\3/p' |
-        awk -F'|' '{ printf "%-40s %12.1f us %5.0f%%\n", $1, $3, 100 * $2 }'
+        's/.*"\(bytes\|flops\)":\([0-9.eE+-]*\).*"kernel":"\([^"]*\)".*"share":\([0-9.eE+-]*\).*"us":\([0-9.eE+-]*\).*/\3|\4|\5|\2|\1/p' |
+        awk -F'|' '{ printf "%-40s %14.3f %-5s %12.1f us %5.0f%%\n", $1, $4 / 1e6, $5 == "bytes" ? "MB" : "MFLOP", $3, 100 * $2 }'
 }
 bench_124m() { beside gpt2-124m 560000 compiled 1.10 1024 64 20; }
 bench_350m() { beside gpt2-350m 202000 compiled 1.10 1024 32 12; }
