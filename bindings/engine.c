@@ -298,7 +298,7 @@ static void add_interface(void *to, const char *interface, const char *address)
  * named, since a process that has asked must not fork. */
 static void push_devices(lua_State *L)
 {
-    enum { SHOWN = 16 };
+    enum { SHOWN = 64 };
     ms_gpu gpus[SHOWN];
     ms_error error;
     uint32_t count = 0, driver = 0;
@@ -388,6 +388,13 @@ static void push_attention(lua_State *L, const ms_engine *engine)
     lua_setfield(L, -2, "attention");
 }
 
+/* gpu = the place in `gpus` of the one on which this engine computes. */
+static void push_gpu(lua_State *L, const ms_engine *engine)
+{
+    if (strcmp(ms_engine_device(engine), "cuda") != 0) return;
+    set_integer(L, "gpu", (lua_Integer)ms_engine_device_index(engine) + 1);
+}
+
 /* core.info() -> what the machine has, and what the engine uses of it. The machine is asked anew in
  * each call, through the table of the system. mpi: the modules for MPIs that are there, or false.
  * NCCL is large, so it is not loaded to be asked for its version. */
@@ -408,6 +415,7 @@ static int info(lua_State *L)
     set_text(L, "blas_isa", ms_engine_is_sim(engine) ? "" : ms_engine_blas_isa(engine));
     set_text(L, "device", ms_engine_device(engine));
     push_devices(L);
+    push_gpu(L, engine);
     push_attention(L, engine);
     push_graph(L, engine);
     if (ms_engine_memory_beside(engine))

@@ -78,12 +78,15 @@ static int to_meta(lua_State *L, ms_tensor *t)
  * mistake. */
 static int to_device(lua_State *L, ms_tensor *t, const char *device)
 {
-    static const char *const names[] = { "f32", "f16",  "bf16", "i64",  "i32", "u16",
-                                         "u8",  "bool", "cpu",  "meta", NULL };
+    const char *own = ms_engine_device(ms_lua_runtime(L)->engine);
+    const char *names[] = { "f32", "f16",  "bf16", "i64",  "i32", "u16",
+                            "u8",  "bool", "cpu",  "meta", NULL,  NULL };
+    if (strcmp(own, "cpu") != 0) names[sizeof names / sizeof *names - 2] = own;
     if (strcmp(device, "meta") == 0) {
         if (!ms_tensor_is_meta(t)) return to_meta(L, t);
     } else {
-        const char *own = ms_engine_device(ms_lua_runtime(L)->engine);
+        if (strcmp(device, "cuda") == 0 && strcmp(own, "cuda") != 0)
+            return ms_lua_error(L, "to: device 'cuda': this engine runs on '%s'", own);
         if (strcmp(device, own) != 0 && strcmp(device, "cpu") != 0)
             /* It raises in any case here; the names are for its message. */
             ms_lua_choice(L, 2, names, "dtype or device");

@@ -58,7 +58,9 @@
 ---@field strict? boolean              true: a missing wait between streams raises (in C code only)
 ---@field pin? boolean                 true: each thread runs on one core
 ---@field seed? integer                of the generator, see `ms.seed`
----@field memory_bytes? integer        limit of this rank's pool; 0: the machine's memory
+--- The limit of this rank's pool. 0 (the default): the machine's memory; with device "cuda" 90% of
+--- the GPU's memory that is free, or with share_gpu this rank's part of that.
+---@field memory_bytes? integer
 --- With device "cuda": more ranks than GPUs may compute on them, on one host. Tensors of ranks then
 --- travel through memory of the host, not by NCCL, and each rank has its part of a GPU's memory.
 ---@field share_gpu? boolean
@@ -153,7 +155,7 @@
 --- A description of the machine and this build: cpu, cores, threads, kernels, blas, blas_isa,
 --- device, devices, gpus (a list of { name, pci, node, slice, major, minor, multiprocessors,
 --- memory_bytes }; pci: its place on the bus; node: its NUMA node, or nil; slice: MIG divides it),
---- gpu_driver (the version of CUDA that it is for, or why there is none), gpu_blas and gpu_dnn (on
+--- gpu (with device "cuda": the place in gpus of this rank's), gpu_driver (the version of CUDA that it is for, or why there is none), gpu_blas and gpu_dnn (on
 --- machines with GPUs: their libraries of products and of attention), attention (on a GPU: { cudnn,
 --- fast, own }, how many tasks of attention went to cuDNN, of which some add up in no certain
 --- order, and to kernels of our own, which are slower; those of a graph count once), graph (what
@@ -192,7 +194,7 @@
 --- graph = true, as in `ms.train`: on a GPU, tasks that come in each step are launched as graphs,
 --- once their tensors have the addresses that they had in the step before: at once in most scripts,
 --- after some hundred steps of `ms.fsdp`, and never where each step keeps (`keep()`) a new tensor.
---- A line of the log says what became of it, and why.
+--- A line of the log says what became of it, and why. While a trace is recorded it has no effect.
 --- ```lua
 --- local w = ms.ones({ 2 }):keep()
 --- for step in ms.steps(3) do w:add_(step) end

@@ -53,7 +53,11 @@ local FIRST <const>, LAST <const> = 8, 400
 local function tell_of_graphs(before, now)
   local log = require "moonshard.log"
   local replayed, alone = now.replayed - before.replayed, now.alone - before.alone
-  if replayed + alone == 0 then
+  if replayed + alone == 0 and core.tracing and core.info().device == "cuda" then
+    log.log("graph: a trace is recorded, which shows each task, so each is launched by itself; \z
+      graph = true changes nothing")
+    return
+  elseif replayed + alone == 0 then
     log.log("graph: device %s carries out each task as it comes%s; graph = true changes nothing",
       core.info().device, now.why and (" (%s)"):format(now.why) or "")
     return

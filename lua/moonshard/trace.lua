@@ -71,11 +71,9 @@ end
 
 -- A description of the run, for readers of the file.
 local function about()
-  local info = core.info()
   return {
     recipe = launch.recipe, command = launch.command, date = begun, version = core.version,
-    machine = ("%s, %d core%s for each rank, %s")
-      :format(info.cpu, info.cores, info.cores == 1 and "" or "s", info.blas),
+    machine = require "moonshard.machine".describe(),
   }
 end
 

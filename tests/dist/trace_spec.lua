@@ -67,7 +67,7 @@ describe("the trace of a job", function()
       assert.equal("r.lua", about[rank].recipe)
       assert.matches("^moonshard run r.lua ", about[rank].command)
       assert.matches("^%d%d%d%d%-%d%d%-%d%d %d%d:%d%d:%d%d UTC$", about[rank].date)
-      assert.matches("%d+ cores? for each rank", about[rank].machine)
+      assert.matches("%d+ threads", about[rank].machine)
       local own = seen[rank]
       -- Stages and links by name, with bytes and the line from which they come.
       assert.matches("r.lua:%d+$", own["bucket 0: stage 'twice'/mul"].script)

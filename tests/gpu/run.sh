@@ -6,8 +6,8 @@
 # BUNDLE is the folder that `cmake --preset gpu && cmake --build --preset gpu` made (default: build/gpu/bundle); OUT gets the
 # results, DATE.json and the logs (default: tests/bench/results). CUDA's libraries are sought as the engine seeks them:
 # MOONSHARD_CUDA_LIBS, the loader's path, CUDA_HOME, Python's packages. Each part ends within 8 minutes; the table comes last.
-# bench is five parts, which can be named alone: bench-kernels, bench-124m, bench-350m, bench-1558m, bench-b4. PYTHON is the
-# interpreter that has PyTorch (default: python3); without PyTorch only ours is measured.
+# Parts of parts can be named alone: curves, of train; bench-kernels, bench-124m, bench-350m, bench-1558m, bench-b4. PYTHON is the
+# interpreter that has PyTorch (default: python3); without PyTorch only ours is measured. Exit code 0: all has run, and passed.
 # QUICK=1 takes small models and few steps: for trying this script over the stand-in driver.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -27,13 +27,24 @@ mkdir -p "$logs"
 tar -C "$here" -xf "$bundle/bundle.tar.xz" || { echo "run.sh: no bundle in $bundle: see the first lines of this file" >&2; exit 2; }
 export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 moonshard=$here/bin/moonshard
+# What the bundle was made from, and what is checked out here: the tests of both should be the same.
+{ read -r commit; read -r dirty; } <"$here/commit" || { echo "run.sh: $bundle/bundle.tar.xz does not say its commit: make it again" >&2; exit 2; }
+checkout=$(git rev-parse HEAD 2>/dev/null) || checkout=unknown
+warnings=()
+if [ "$checkout" != unknown ] && [ "$checkout" != "$commit" ]; then
+    warnings+=("warning: the bundle is of commit $commit, this checkout is at $checkout: make the bundle again, or check that commit out")
+fi
+[ "$dirty" = false ] || warnings+=("warning: when the bundle was made there were changes beside commit $commit")
+[ ${#warnings[@]} = 0 ] || printf '%s\n' "${warnings[@]}" >&2
 rows=()   # part|what|outcome|seconds|detail
 failed=0
+python=${PYTHON:-python3}
+export PYTHONDONTWRITEBYTECODE=1
 
 # note PART WHAT OUTCOME SECONDS DETAIL
 note() {
     rows+=("$1|$2|$3|$4|$5")
-    printf '%-10s %-34s %-6s %5s s  %s\n' "$1" "$2" "$3" "$4" "$5"
+    printf '%-12s %-46s %-8s %5s s  %s\n' "$1" "$2" "$3" "$4" "$5"
     [ "$3" = passed ] || failed=1
 }
 
@@ -79,7 +90,8 @@ operators() {
     unset MOONSHARD_TEST_DEVICE
 }
 
-# gpt_bytes to 1.70 nats a byte; the same bits in every run; a run that is cut in two is the run in one piece.
+# gpt_bytes to 1.70 nats a byte; the same bits in every run, with graphs too; a run that is cut in two is the run in one piece; the
+# peak is the one predicted; the losses of GPT-2 are PyTorch's.
 train() {
     local text=() log=$logs/train.gpt_bytes.log loss most=1.70 runs=10 long="every.sample=1500" short="" folder
     if [ -n "${QUICK:-}" ]; then
@@ -103,8 +115,47 @@ train() {
     else note train "the same bits in $runs runs" failed 0 "the models differ"; fi
     folder=$(ls -d "$here"/same1/step-*10 | head -1)
     try train "steps 11 to 20 again" bash -c "recipe run=$here/part ${text[*]} resume=$folder" || return
-    if [ "$(cat_model same1 | sha256sum)" = "$(cat_model part | sha256sum)" ]; then note train "resumed bit for bit" passed 0 ""
-    else note train "resumed bit for bit" failed 0 "the models differ"; fi
+    same train "resumed bit for bit" same1 part
+    graphs train "20 steps, graph=true" same1 graph "$moonshard" run "$root/recipes/gpt_bytes.lua" --device cuda "${text[@]}"
+    peak train "peak as predicted" 1 run=$here/peak "${text[@]}"
+    curves
+}
+# graphs PART WHAT RUN NEW COMMAND...: the command with graph=true, in the run NEW, must launch graphs, and give the bits of RUN.
+graphs() {
+    local part=$1 what=$2 run=$3 new=$4 log=$logs/$1.${2//[^a-zA-Z0-9_]/_}.log
+    shift 4
+    try "$part" "$what" "$@" graph=true run="$here/$new" || return
+    if grep -qa 'graph: of .* are launched as' "$log"; then
+        note "$part" "$what: launched" passed 0 "$(grep -a 'graph: of ' "$log" | head -1 | sed 's/.*graph: //')"
+    else note "$part" "$what: launched" failed 0 "$(grep -a 'graph: ' "$log" | head -1 | sed 's/.*graph: //')"; fi
+    same "$part" "$what: the same bits" "$run" "$new"
+}
+# peak PART WHAT RANKS OPTION...: `moonshard check` of gpt_bytes, and what its ranks tell at their end; both to the byte.
+peak() {
+    local part=$1 what=$2 ranks=$3 share=() run=$logs/$1.${2//[^a-zA-Z0-9_]/_}__run.log predicted told
+    shift 3
+    [ "$ranks" = 1 ] || share=(--share-gpu)
+    predicted=$("$moonshard" check "$root/recipes/gpt_bytes.lua" -n "$ranks" --device cuda --json "$@" 2>"$logs/$part.check.log" |
+        sed -n 's/.*"peak_bytes":\[\([0-9,]*\)\].*/\1/p')
+    try "$part" "$what, run" env RECIPE="$root/recipes/gpt_bytes.lua" "$moonshard" run "$root/tests/gpu/peak.lua" -n "$ranks" \
+        --device cuda "${share[@]}" "$@" || return
+    told=$(sed -n 's/.*peak of rank \([0-9]*\): \([0-9]*\) bytes.*/\1 \2/p' "$run" | sort -n | cut -d' ' -f2 | paste -sd,)
+    if [ -n "$predicted" ] && [ "$predicted" = "$told" ]; then note "$part" "$what" passed 0 "$told bytes"
+    else note "$part" "$what" failed 0 "predicted: ${predicted:-nothing, see $part.check.log} bytes; the run's: ${told:-none}"; fi
+}
+# 50 steps of a small GPT-2: the loss of each step within 2% of PyTorch's, from the same weights and on the same bytes.
+curves() {
+    local small="" files="$here/curves $root/engine/README.md $here/curves.json"
+    [ -z "${QUICK:-}" ] || small="layers=1 width=64 heads=2 length=32 batch=4"
+    if ! has_torch; then
+        note "$part" "losses beside PyTorch's" "left out" 0 "no PyTorch that sees the GPU: set PYTHON"
+        return
+    fi
+    # shellcheck disable=SC2086
+    try "$part" "GPT-2, 50 steps" "$moonshard" run "$root/tests/gpu/curves.lua" --device cuda text="$root/engine/README.md" \
+        weights="$here/curves" out="$here/curves.json" $small || return
+    # shellcheck disable=SC2086
+    try "$part" "losses beside PyTorch's" "$python" "$root/tests/gpu/torch_curves.py" $files 0.02
 }
 # What a run has saved of its model.
 cat_model() { find "$here/$1" -path '*model*' -type f | sort | xargs -r cat; }
@@ -141,6 +192,9 @@ groups() {
     done
     # Two numbers have one sum.
     same groups "the same bits, 2" nccl2 shared2
+    graphs groups "--share-gpu: graph=true, 2" shared2 graph2 "$moonshard" run "$root/recipes/gpt_bytes.lua" -n 2 --device cuda \
+        --share-gpu $small
+    peak groups "--share-gpu: peak as predicted, 2" 2 run="$here/peak2" $small
     try groups "--share-gpu: training again, 4" "$moonshard" run "$root/recipes/gpt_bytes.lua" -n 4 --device cuda --share-gpu $small \
         run="$here/again4"
     same groups "the same bits again, 4" shared4 again4
@@ -180,7 +234,6 @@ same() {
 # ---- bench: ours beside PyTorch, in turns
 
 turns=3
-python=${PYTHON:-python3}
 export TORCHINDUCTOR_CACHE_DIR=$here/inductor TORCHINDUCTOR_FX_GRAPH_CACHE=1
 
 # field FILE KEY: a number of the JSON in FILE.
@@ -214,7 +267,7 @@ median_of() {
 
 # beside NAME AIM WAY TIMES LENGTH BATCH STEPS: TURNS of ours and of PyTorch in turns, then the ratio of their medians.
 beside() {
-    local name=$1 aim=$2 way=$3 times=$4 length=$5 batch=$6 steps=$7 config=$1 turn with="" own other ratio detail
+    local name=$1 aim=$2 way=$3 times=$4 length=$5 batch=$6 steps=$7 config=$1 turn with="" own other ratio detail turns_of
     has_torch && with=yes
     if [ -n "${QUICK:-}" ]; then config=micro length=16 batch=2 steps=2; fi
     for turn in $(seq $turns); do
@@ -226,8 +279,9 @@ beside() {
     # Parameters and all else in bf16, with f32 copies in the optimizer.
     ours "$name, ours, bf16 parameters" "--config $config --batch $batch --length $length --steps $steps --parameters bf16"
     ours "$name, ours, bf16 parameters, fast attention" "--config $config --batch $batch --length $length --steps $steps --parameters bf16 --attention fast"
-    own=$(median_of tok_s "$logs/$part.${name//-/_}__ours__turn_"*.log)
-    other=$(median_of tok_s "$logs/$part.${name//-/_}__PyTorch_${way}__turn_"*.log)
+    turns_of="$logs/$part.${name//-/_}__"
+    own=$(median_of tok_s "${turns_of}ours__turn_"*.log)
+    other=$(median_of tok_s "${turns_of}PyTorch_${way}__turn_"*.log)
     if [ -z "$own" ]; then
         note "$part" "$name" failed 0 "nothing was measured"
         return
@@ -239,6 +293,14 @@ beside() {
     elif [ -z "$with" ]; then detail+="; no PyTorch on this machine"
     else detail+="; PyTorch failed"; fi
     note "$part" "$name, medians of $turns" passed 0 "$detail"
+    [ -n "$with" ] || return
+    # The memory of the whole process: parts of it belong to the driver and to libraries.
+    own=$(median_of process_mib "${turns_of}ours__turn_"*.log)
+    other=$(median_of process_mib "${turns_of}PyTorch_${way}__turn_"*.log)
+    if [ -n "$own" ] && [ -n "$other" ]; then
+        detail=$(awk "BEGIN { printf \"%.0f MiB, PyTorch %.0f: %.3f times (aim: at most 1.0)\", $own, $other, $own / $other }")
+        note "$part" "$name, memory beside PyTorch" passed 0 "$detail"
+    else note "$part" "$name, memory beside PyTorch" "left out" 0 "nvidia-smi tells no memory of these processes"; fi
 }
 
 bench_kernels() {
@@ -248,8 +310,8 @@ bench_kernels() {
     try "$part" "kernels" bash -c "figures \"$moonshard\" bench kernels --device cuda --json $small"
     # The table for people, from the same figures.
     grep -a '^{' "$logs/$part.kernels.log" | tail -1 | tr '{' '\n' | sed -n \
-        's/.*"kernel":"\([^"]*\)".*"share":\([0-9.eE+-]*\).*"us":\([0-9.eE+-]*\).*/\1|\2|\3/p' |
-        awk -F'|' '{ printf "%-40s %12.1f us %5.0f%%\n", $1, $3, 100 * $2 }'
+        's/.*"\(bytes\|flops\)":\([0-9.eE+-]*\).*"kernel":"\([^"]*\)".*"share":\([0-9.eE+-]*\).*"us":\([0-9.eE+-]*\).*/\3|\4|\5|\2|\1/p' |
+        awk -F'|' '{ printf "%-40s %14.3f %-5s %12.1f us %5.0f%%\n", $1, $4 / 1e6, $5 == "bytes" ? "MB" : "MFLOP", $3, 100 * $2 }'
 }
 bench_124m() { beside gpt2-124m 560000 compiled 1.10 1024 64 20; }
 bench_350m() { beside gpt2-350m 202000 compiled 1.10 1024 32 12; }
@@ -265,10 +327,10 @@ bench_b4() {
 : >"$here/bench.jsonl"
 for part in "${parts[@]}"; do
     case $part in
-    operators | train | groups) part_began=$SECONDS; $part ;;
+    operators | train | groups | curves) part_began=$SECONDS; $part ;;
     bench) for part in bench-kernels bench-124m bench-350m bench-1558m bench-b4; do part_began=$SECONDS; "${part/-/_}"; done ;;
     bench-kernels | bench-124m | bench-350m | bench-1558m | bench-b4) part_began=$SECONDS; "${part/-/_}" ;;
-    *) echo "run.sh: no part \"$part\": operators, train, groups, bench, bench-kernels, bench-124m, bench-350m, bench-1558m, bench-b4" >&2; exit 2 ;;
+    *) echo "run.sh: no part \"$part\": operators, train, curves, groups, bench, bench-kernels, bench-124m, bench-350m, bench-1558m, bench-b4" >&2; exit 2 ;;
     esac
 done
 
@@ -276,7 +338,7 @@ done
 text() { printf '%s' "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g'; }
 file=$out/$(date -u +%Y-%m-%dT%H%M%SZ).json
 {
-    printf '{"commit": "%s", "gpu": "%s", "rows": [\n' "$(git rev-parse HEAD 2>/dev/null)" \
+    printf '{"commit": "%s", "dirty": %s, "checkout": "%s", "gpu": "%s", "rows": [\n' "$commit" "$dirty" "$checkout" \
         "$(text "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -1)")"
     comma=
     for row in "${rows[@]}"; do
@@ -292,10 +354,11 @@ file=$out/$(date -u +%Y-%m-%dT%H%M%SZ).json
 tar -C "$logs" -czf "${file%.json}.logs.tar.gz" .
 
 echo
-printf '%-10s %-34s %-8s %5s\n' part what outcome s
+printf '%-12s %-46s %-8s %5s  %s\n' part what outcome s detail
 for row in "${rows[@]}"; do
     IFS='|' read -r part what outcome seconds detail <<<"$row"
-    printf '%-10s %-34s %-8s %5s\n' "$part" "$what" "$outcome" "$seconds"
+    printf '%-12s %-46s %-8s %5s  %s\n' "$part" "$what" "$outcome" "$seconds" "$detail"
 done
+[ ${#warnings[@]} = 0 ] || printf '%s\n' "${warnings[@]}"
 echo "written: $file"
 exit $failed

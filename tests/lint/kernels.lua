@@ -1,5 +1,6 @@
 -- Compares what the compiler says of each GPU kernel (ptxas -v) with the committed table: registers
--- and shared memory. Local memory and spilled registers are refused whatever the table says.
+-- and shared memory. Local memory and spilled registers are refused whatever the table says, and so
+-- is more machine code in all than a program should carry.
 --
 --     lua5.4 tests/lint/kernels.lua BUILD NVCC [--write]
 --
@@ -39,6 +40,19 @@ end
 table.sort(found)
 if #found == 0 then refuse("no kernel was found in %s/engine/*/*.fatbin.log", build) end
 
+-- The code that is embedded, for all architectures.
+local MOST <const> = 16 * 2 ^ 20
+local bytes = 0
+for file in output(("ls %s/engine/*/*.fatbin"):format(build)):gmatch "[^\n]+" do
+  local code <close> = assert(io.open(file, "rb"))
+  bytes = bytes + code:seek "end"
+end
+if bytes == 0 then refuse("no code was found in %s/engine/*/*.fatbin", build) end
+if bytes >= MOST then
+  refuse("machine code of %d bytes: less than %d is wanted: are there kernels for more types or \z
+    sizes than are used?", bytes, MOST)
+end
+
 local HEAD = "# kernel, architecture, registers of a thread, bytes of shared memory of a block\n\z
   nvcc "
 if arg[3] == "--write" then
@@ -63,5 +77,5 @@ else
 end
 
 for _, line in ipairs(wrong) do print(line) end
-print(("%d kernels, nvcc %s"):format(#found, version))
+print(("%d kernels, %.1f MiB of code, nvcc %s"):format(#found, bytes / 2 ^ 20, version))
 os.exit(#wrong == 0)

@@ -80,7 +80,10 @@ describe("bench kernels", function()
     local out = command.succeed(folder, "bench kernels --small --only adamw")
     assert.matches("^cpu, bf16, batch 2, length 16: copies %d+ GB/s, products [%d.]+ TFLOP/s\n",
       out)
-    assert.matches("\noptimizers +adamw +[%d.]+ us +[%d.]+ GB/s +%d+%%  %(85%%%)\n", out)
+    assert.matches("\noptimizers +adamw +[%d.]+ MB +[%d.]+ us +[%d.]+ GB/s +%d+%%  %(85%%%)\n",
+      out)
+    assert.matches("\nproducts +32 x 32 %-> 96, bias +0%.000196608 GFLOP +[%d.]+ us +[%d.]+ TFLOP",
+      (command.succeed(folder, "bench kernels --small --only '32 x 32 -> 96, bias'")))
     for text, code in pairs { ["--only nothing"] = 2, ["--dtype f16"] = 2, ["--batch 0"] = 2 } do
       local found, _, err = command.run(folder, "bench kernels --small " .. text)
       assert.equal(code, found)

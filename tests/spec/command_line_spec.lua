@@ -30,6 +30,33 @@ describe("the command line", function()
     end
   end)
 
+  -- This machine need have no GPU: a recipe of the program's own process answers for it.
+  it("says how to use a GPU that is there, where a run is on the CPU", function()
+    command.write(folder .. "/r.lua", 'print(require "moonshard".device())')
+    command.write(folder .. "/shown.lua", [[
+      local core, switch = require "moonshard.core", os.getenv "SWITCH"
+      core.has_gpu = function() return os.getenv "SHOWN" == "yes" end
+      require "moonshard.cli.run".main { "r.lua", switch and "--device" or nil, switch }]])
+    local LINE <const> = "moonshard: this machine has a GPU: --device cuda computes there\n"
+    for settings, expected in pairs {
+      ["SHOWN=yes"] = LINE, ["SHOWN=yes SWITCH=cpu"] = LINE,
+      ["SHOWN=no"] = "", ["SHOWN=yes SWITCH=sim"] = "",
+    } do
+      local out, err = command.succeed(folder, "run shown.lua", settings)
+      assert.equal(settings:find "sim" and "sim\n" or "cpu\n", out)
+      assert.equal(expected, err, settings)
+    end
+  end)
+
+  it("lists the variables of the environment that a user may set", function()
+    local out = command.succeed(folder, "help")
+    for name in ([[CPU STRICT TRANSPORT NCCL NCCL_SMS CUDA_LIBS CUDA_DRIVER CUBLASLT CUDNN TUNED MPI
+        MASTER TOKEN LOG]]):gmatch "%S+" do
+      assert.matches("\n  MOONSHARD_" .. name .. " +%w", out)
+    end
+    assert.matches("\n  CUDA_VISIBLE_DEVICES +%w.*\n  CUDA_LAUNCH_BLOCKING +1: ", out)
+  end)
+
   it("says the default of every switch once, in its help", function()
     local seen = 0
     for _, name in ipairs(commands) do

@@ -98,6 +98,36 @@ describe("on a GPU", function()
     assert.matches("device cpu carries out each task as it comes", out .. err)
   end)
 
+  it("says where a run has what computes: its first lines, run.json and the trace", function()
+    local gpu = "stand%-in 0, compute capability 9%.0, driver of CUDA 13%.0; .*, %d+ threads"
+    local _, err = train("run=t steps=12 graph=true --trace t.json", ON_GPU)
+    assert.matches("machine +" .. gpu, err)
+    assert.matches(gpu, core.json_decode(command.read(folder .. "/t/run.json")).machine)
+    assert.matches('"machine":"' .. gpu, command.read(folder .. "/t.json"))
+    assert.falsy(err:find("kernels, ", 1, true), err)
+    assert.matches("graph: a trace is recorded, which shows each task, so each is launched by \z
+      itself; graph = true changes nothing", err)
+    train "run=c steps=1"
+    assert.matches("%d+ threads, %g+ kernels, ",
+      core.json_decode(command.read(folder .. "/c/run.json")).machine)
+  end)
+
+  it("has one device, and takes \"cpu\" for it", function()
+    command.write(folder .. "/names.lua", [[
+      local ms = require "moonshard"
+      local t = ms.ones { 2 }
+      print(ms.device(), t:device(), t:to("cpu"):device(), t:to("cuda"):device())
+      print(ms.zeros({ 1, device = "cpu" }):device(), ms.zeros({ 1, device = "cuda" }):device(),
+        ms.device("cpu", function() return ms.zeros { 1 } end):device())
+      print(select(2, pcall(t.to, t, "cuda:0")))
+      print(select(2, pcall(ms.zeros, { 1, device = "cuda:0" })))
+      print(ms.info().gpu)]])
+    local out = command.succeed(folder, "run names.lua --device cuda", ON_GPU)
+    assert.matches("^cuda\tcuda\tcuda\tcuda\ncuda\tcuda\tcuda\n", out)
+    assert.matches("unknown dtype or device 'cuda:0': did you mean 'cuda'%?", out)
+    assert.matches("device 'cuda:0': this engine runs on 'cuda'\n1\n", out)
+  end)
+
   it("check predicts the peak to the byte", function()
     command.write(folder .. "/with_peak.lua", [[
       dofile(os.getenv "RECIPE")

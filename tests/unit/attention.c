@@ -62,6 +62,15 @@ static void test_attention_blocks(void **state)
     run_attention(MS_F32, (sizes){ 1, 2, 1, 1, 70, 300, false }, PLAIN);
 }
 
+/* Lengths and widths that are no multiple of what a kernel takes at once, by one more or less. */
+static void test_attention_odd_sizes(void **state)
+{
+    (void)state;
+    run_attention(MS_F32, (sizes){ 1, 1, 1, 127, 127, 65, true }, PLAIN);
+    run_attention(MS_BF16, (sizes){ 1, 1, 1, 127, 127, 256, true }, PLAIN);
+    run_attention(MS_F32, (sizes){ 1, 1, 1, 1025, 1025, 8, true }, PLAIN);
+}
+
 static void test_attention_half(void **state)
 {
     (void)state;
@@ -631,6 +640,7 @@ int main(void)
         cmocka_unit_test(test_attention_small),
         cmocka_unit_test(test_attention_of_one_query),
         cmocka_unit_test(test_attention_blocks),
+        cmocka_unit_test(test_attention_odd_sizes),
         cmocka_unit_test(test_attention_half),
         cmocka_unit_test(test_attention_autocast),
         cmocka_unit_test(test_attention_of_packed_documents),

@@ -83,10 +83,12 @@ local function row_of(entry, ceiling, gate, s)
 end
 
 local function print_row(row)
+  local work = row.bytes and ("%11.6g MB   "):format(row.bytes / 1e6)
+    or ("%11.6g GFLOP"):format(row.flops / 1e9)
   local rate = row.gb_s and ("%9.1f GB/s   "):format(row.gb_s)
     or ("%9.3f TFLOP/s"):format(row.tflop_s)
-  print(("%-12s %-38s %11.1f us  %s  %4.0f%%  (%d%%)"):format(row.family, row.kernel, row.us, rate,
-    100 * row.share, math.floor(100 * row.target + 0.5)))
+  print(("%-12s %-38s %s %11.1f us  %s  %4.0f%%  (%d%%)"):format(row.family, row.kernel, work,
+    row.us, rate, 100 * row.share, math.floor(100 * row.target + 0.5)))
 end
 
 -- The sizes of a run: those of GPT-2 124M, or small ones for trying the command.
@@ -139,8 +141,8 @@ function kernels.register(parser, median)
       print(("%s, %s, batch %d, length %d: copies %.0f GB/s, products %.2f TFLOP/s")
         :format(core.device(), s.dtype, s.batch, s.length, ceiling.bytes / 1e9,
           ceiling.flops / 1e12))
-      print(("%-12s %-38s %14s  %17s  share  (aim on a GPU)")
-        :format("family", "kernel", "time", "rate"))
+      print(("%-12s %-38s %17s %14s  %17s  share  (aim on a GPU)")
+        :format("family", "kernel", "bytes or FLOPs", "time", "rate"))
     end
     for _, entry in ipairs(wanted) do
       local row = row_of(entry, ceiling, gate, s)

@@ -31,6 +31,29 @@ local variables = {
   },
   { "MOONSHARD_NCCL", "path of NCCL's library (default: libnccl.so.2, where the system finds it)" },
   {
+    "MOONSHARD_NCCL_SMS",
+    "multiprocessors of a GPU that a call of NCCL keeps from products (default: max_ctas, or 16)",
+  },
+  {
+    "MOONSHARD_CUDA_LIBS",
+    "folders, with colons between them, where cuBLASLt, cuDNN and NVRTC are sought first",
+  },
+  {
+    "MOONSHARD_CUDA_DRIVER",
+    "path of NVIDIA's driver (default: libcuda.so.1, where the system finds it)",
+  },
+  { "MOONSHARD_CUBLASLT", "path of cuBLASLt's library, and nothing else is tried" },
+  {
+    "MOONSHARD_CUDNN",
+    "path of cuDNN's library, and nothing else is tried; off: attention without it",
+  },
+  {
+    "MOONSHARD_TUNED",
+    "file of the algorithms that --tune chose (default: moonshard/products.json in the cache)",
+  },
+  { "CUDA_VISIBLE_DEVICES", "the GPUs that may be used, of which ranks take one each, in order" },
+  { "CUDA_LAUNCH_BLOCKING", "1: wait for each task of a GPU, so that an error names its task" },
+  {
     "MOONSHARD_MPI",
     "openmpi or mpich: for --hosts, and the module for MPI (default: that of the launcher's MPI)",
   },
@@ -47,7 +70,7 @@ local function usage(to)
   to:write "\nmoonshard COMMAND --help tells more; moonshard --version prints the version.\n"
   to:write "\nin the environment:\n"
   for _, variable in ipairs(variables) do
-    to:write(("  %-19s %s\n"):format(variable[1], variable[2]))
+    to:write(("  %-21s %s\n"):format(variable[1], variable[2]))
   end
 end
 

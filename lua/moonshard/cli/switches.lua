@@ -57,7 +57,8 @@ function switches.parser(name, description, device)
   switches.add_threads(parser)
   parser:option("--seed", "seed of the random numbers, also of math.random (default: 0)")
     :argname "N":convert(switches.integer)
-  parser:option("--memory", "limit of tensor memory of each rank (default: the machine's memory)")
+  parser:option("--memory", "limit of tensor memory of each rank (default: the machine's memory; \z
+    on a GPU 90% of what is free there)")
     :argname "BYTES":convert(switches.count)
   parser:option("--rates", "speeds of the simulated machine, from which sim estimates times (.lua \z
     or .json; default: measured on one machine)"):argname "FILE"

@@ -5,7 +5,9 @@
 --- scalar (no dimensions).
 ---@class ms.Shape: { [integer]: integer }
 ---@field dtype? ms.DType              "f32" unless given
---- The current device unless given; "cpu" "cuda:0" "meta" (shape without memory).
+--- The current device unless given; the engine's own, "cuda" on a GPU, or "meta" (shape without
+--- memory). "cpu" is accepted everywhere, and is the engine's own: with `--device cuda` the tensor
+--- is on the GPU.
 ---@field device? string
 ---@field group? ms.Group              allocate it where this group's collectives need no copy of it
 ---@field requires_grad? boolean       true: backward computes its gradient; false unless given

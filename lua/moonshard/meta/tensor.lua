@@ -99,6 +99,9 @@
 --- ms.zeros({ 2, 3 }):t():contiguous():is_contiguous() --> true
 --- ```
 ---@field contiguous fun(self): ms.Tensor            itself if contiguous, else a contiguous copy
+--- Another dtype; or a device: the engine's own, as `t:device()` names it, or "meta". "cpu" is
+--- accepted everywhere, and leaves the tensor on the engine's device: on a GPU it stays there, and
+--- `to_table` and `item` read it.
 --- ```lua
 --- ms.tensor({ 1, 2 }):to "f32" --> { 1.0, 2.0 }
 --- ```

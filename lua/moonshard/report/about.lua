@@ -29,6 +29,7 @@ function about.begin(run, steps)
   for _, item in ipairs(launch.settings or {}) do settings[item.name] = item.value end
   write(run, {
     version = core.version, recipe = launch.recipe, command = launch.command,
+    machine = require "moonshard.machine".describe(),
     ranks = core.world():size(), steps = steps, started = os.time(), settings = settings,
   })
 end

@@ -163,7 +163,6 @@ function settings.show(self)
     if p:requires_grad() then trained = trained + elements end
   end
   local function short(n) return n >= 1e6 and ("%.2fM"):format(n / 1e6) or tostring(n) end
-  local info = core.info()
   local lines = {
     { "recipe", launch.recipe or "(none)" },
     { "run", self.run .. (self.start > 0 and (" (resumed at step %d)"):format(self.start) or "") },
@@ -172,10 +171,7 @@ function settings.show(self)
       ("%s, %s parameters%s"):format(tostring(o.model):match "^[^:\n]*", short(count),
         trained < count and (", of which %s are trained"):format(short(trained)) or ""),
     },
-    {
-      "machine",
-      ("%s, %d threads, %s kernels, %s"):format(info.cpu, info.threads, info.kernels, info.blas),
-    },
+    { "machine", require "moonshard.machine".describe() },
     { "steps", ("%d, %s"):format(o.steps, o.dtype) },
   }
   for _, line in ipairs(lines) do log.log("%-10s %s", line[1], line[2]) end
