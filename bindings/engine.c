@@ -347,6 +347,16 @@ static int has_gpu(lua_State *L)
     return 1;
 }
 
+/* core.gpu_nccl() -> the NCCL that ranks on GPUs would use, with its path, or why there is none. It
+ * is large, and core.info does not load it to be asked. */
+static int gpu_nccl(lua_State *L)
+{
+    char text[1200];
+    (void)ms_gpu_nccl(NULL, text, sizeof text);
+    lua_pushstring(L, text);
+    return 1;
+}
+
 /* graph = { graphs, launches, replayed, alone, why }: see ms_engine_repeats. why is nil where
  * nothing came between tasks. */
 static void push_graph(lua_State *L, const ms_engine *engine)
@@ -605,6 +615,7 @@ void ms_open_engine(lua_State *L, int runtime)
         { "info", info },
         { "device", device },
         { "has_gpu", has_gpu },
+        { "gpu_nccl", gpu_nccl },
         { "is_sim", is_sim },
         { "in_hook", in_hook },
         { "exit_code", exit_code },

@@ -151,6 +151,22 @@ describe("on a GPU", function()
     assert.matches("gpu driver +this machine shows no GPU", command.succeed(folder, "info"))
   end)
 
+  it("info names the NCCL that ranks would use, or why there is none", function()
+    local nccl = os.getenv "MOONSHARD_NCCL"
+    local function line(settings)
+      return command.succeed(folder, "info", settings):match "nccl +([^\n]*)"
+    end
+    assert.equal("NCCL 2.28.9, " .. nccl, line(ON_GPU))
+    assert.equal("NCCL 2.28.9, " .. nccl,
+      line(("%s MOONSHARD_NCCL= MOONSHARD_CUDA_LIBS='/nowhere:%s'"):format(ON_GPU,
+        nccl:match "^(.*)/")), "it is sought where the other libraries are")
+    assert.matches("^several ranks on GPUs need NCCL: /nowhere/libnccl.*: MOONSHARD_NCCL names \z
+      it: unset that", line(ON_GPU .. " MOONSHARD_NCCL=/nowhere/libnccl.so.2"))
+    assert.matches("^'.*' is NCCL 2%.27%.7, too old: ",
+      line(ON_GPU .. " MOONSHARD_STUB_NCCL=version:ncclGetVersion:1:22707"))
+    assert.equal("2.28 or later, loaded when it is asked for", line())
+  end)
+
   -- Runs a line of a recipe and returns its error.
   local function fails(code, line, settings)
     command.write(folder .. "/r.lua", 'local ms = require "moonshard"\n' .. line)
