@@ -162,7 +162,7 @@ describe("on a GPU", function()
         nccl:match "^(.*)/")), "it is sought where the other libraries are")
     assert.matches("^several ranks on GPUs need NCCL: /nowhere/libnccl.*: MOONSHARD_NCCL names \z
       it: unset that", line(ON_GPU .. " MOONSHARD_NCCL=/nowhere/libnccl.so.2"))
-    assert.matches("^'.*' is NCCL 2%.27%.7, too old: ",
+    assert.matches(": '.*' is NCCL 2%.27%.7, too old: ",
       line(ON_GPU .. " MOONSHARD_STUB_NCCL=version:ncclGetVersion:1:22707"))
     assert.equal("2.28 or later, loaded when it is asked for", line())
   end)
@@ -180,18 +180,31 @@ describe("on a GPU", function()
     local line = "print(ms.ones({ 2, 2 }):matmul(ms.ones { 2, 2 }):sum():item())"
     assert.matches("this machine has no NVIDIA driver: .*nowhere.*: install one, or set \z
       MOONSHARD_CUDA_DRIVER", fails(1, line, "MOONSHARD_CUDA_DRIVER=/nowhere/libcuda.so.1"))
-    assert.matches("products of matrices on a GPU need cuBLASLt of CUDA 13: .*MOONSHARD_CUDA_LIBS",
+    assert.matches("r%.lua:2: products of matrices on a GPU need cuBLASLt of CUDA 13: \z
+      /nowhere/.*: MOONSHARD_CUBLASLT names it: unset that, or set it to the path of cuBLASLt \z
+      13%.0 or later; the device cpu works without it",
       fails(3, line, ON_GPU .. " MOONSHARD_CUBLASLT=/nowhere/libcublasLt.so.13"))
-    assert.matches("is cuBLASLt 12%.4: 13%.0 or later is needed",
+    assert.matches("is cuBLASLt 12%.4, too old: .*; the device cpu works without it",
       fails(3, line, ON_GPU .. " MOONSHARD_STAND_IN_CUBLASLT_VERSION=120400"))
+    local attends = "local q = ms.ones { 1, 1, 8, 16, dtype = 'bf16' }\nq:attention(q, q)"
+    local err = fails(3, attends, ON_GPU .. " MOONSHARD_CUDNN=/nowhere/libcudnn.so.9")
+    assert.matches("^moonshard: attention on a GPU cannot use cuDNN: /nowhere/.*: MOONSHARD_CUDNN \z
+      names it: unset that, or set it to the path of cuDNN 9%.16 or later, or to off: attention \z
+      is then slower, enqueued at r%.lua:3\n", err)
     assert.matches("no memory for 17179869184 bytes: live 4194304, .*limit 966367638%d*; largest \z
       owners: .*r%.lua:2",
       fails(8, "local t = ms.zeros { 1 << 20 }\nms.zeros { 1 << 32 }", ON_GPU))
     assert.matches("GPU 0, stand%-in 0, has compute capability 7%.0: 8%.0 or later is needed",
       fails(1, line, ON_GPU .. " MOONSHARD_STAND_IN_MAJOR=7"))
     assert.matches('device "cuda": this machine shows none: CUDA_VISIBLE_DEVICES=MIG%-x \z
-      hides all, or names some that are not there',
+      hides all, or names some that are not there: unset it, or name what nvidia%-smi %-L lists',
       fails(1, line, ON_GPU .. " MOONSHARD_STAND_IN_GPUS=0 CUDA_VISIBLE_DEVICES=MIG-x"))
+    local first = "a process computes on the first .* that it is shown: set \z
+      CUDA_VISIBLE_DEVICES=3 in its environment"
+    assert.matches('device "cuda:3": ' .. first,
+      fails(1, "ms.init { device = 'cuda:3' }\nms.ones { 1 }", ON_GPU))
+    local _, _, told = command.run(folder, "run r.lua --device cuda:3", ON_GPU)
+    assert.matches("%-%-device cuda:3: " .. first, told)
     assert.matches("this engine runs on 'cuda",
       fails(1, "print(ms.device('cuda:1'))", ON_GPU))
   end)

@@ -34,29 +34,35 @@ static const ms_cuda_row rows[] = {
 static const ms_cuda_row optional = ROW(host_memory, MS_NCCL_HOST_MEMORY);
 #undef ROW
 
-#define WITHOUT "; one rank needs none, and --share-gpu or the device cpu work without it"
+/* what: which library there is, or why there is none. */
+static ms_status refuse(ms_context *context, ms_status status, const char *what)
+{
+    char advice[MS_CUDA_ADVICE];
+    ms_cuda_advise(context->os, MS_NCCL_VARIABLE, "NCCL 2.28 or later", advice);
+    return ms_fail(context, status,
+                   "several ranks on GPUs need NCCL: %s: %s; one rank needs none, and --share-gpu "
+                   "or the device cpu work without it",
+                   what, advice);
+}
 
 /* A library that lacks only newer names is an old one, which its version says better; so the
  * version is asked for as soon as there is a function that tells it. */
 static ms_status load(ms_context *context, ms_nccl_api *out, int *version, char *path, size_t bytes)
 {
-    char advice[MS_CUDA_ADVICE];
+    char what[1200];
     const ms_os *os = context->os;
+    *version = 0;
     void *library = ms_cuda_library(context, MS_NCCL_VARIABLE, MS_NCCL_LIBRARY, path, bytes);
-    ms_cuda_advise(os, MS_NCCL_VARIABLE, "NCCL 2.28 or later", advice);
-    if (!library)
-        return ms_fail(context, MS_ERROR_NOT_FOUND,
-                       "several ranks on GPUs need NCCL: %s: %s" WITHOUT, path, advice);
+    if (!library) return refuse(context, MS_ERROR_NOT_FOUND, path);
     const char *missing = ms_cuda_find_all(os, library, rows, sizeof rows / sizeof *rows, out);
     (void)ms_cuda_find_all(os, library, &optional, 1, out);
-    *version = 0;
     if (out->get_version && out->get_version(version) == MS_NCCL_SUCCESS
         && *version < MS_NCCL_VERSION_LEAST)
-        return ms_fail(context, MS_ERROR_UNSUPPORTED, "'%s' is NCCL %d.%d.%d, too old: %s" WITHOUT,
-                       path, *version / 10000, *version / 100 % 100, *version % 100, advice);
-    if (!missing) return MS_OK;
-    return ms_fail(context, MS_ERROR_UNSUPPORTED, "'%s' is no NCCL, as it has no %s: %s" WITHOUT,
-                   path, missing, advice);
+        snprintf(what, sizeof what, "'%s' is NCCL %d.%d.%d, too old", path, *version / 10000,
+                 *version / 100 % 100, *version % 100);
+    else if (missing) snprintf(what, sizeof what, "'%s' is no NCCL: it has no %s", path, missing);
+    else return MS_OK;
+    return refuse(context, MS_ERROR_UNSUPPORTED, what);
 }
 
 ms_status ms_nccl_load(ms_context *context, ms_nccl_api *out)

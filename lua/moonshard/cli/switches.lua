@@ -107,6 +107,13 @@ end
 
 -- Adds to the message about an unknown switch a hint at the nearest switch or option of the recipe.
 local function advice(parser, message, arguments)
+  for _, argument in ipairs(arguments) do
+    local gpu = argument:match "^cuda:(%d+)$" or argument:match "^%-%-device=cuda:(%d+)$"
+    if gpu and message:find("'--device'", 1, true) then
+      return ("--device cuda:%s: a process computes on the first GPU that it is shown: set \z
+        CUDA_VISIBLE_DEVICES=%s in its environment, and give --device cuda"):format(gpu, gpu)
+    end
+  end
   local given, bare = message:match "^unknown option '(%-%-?([^'=]+))"
   if not given then return message end
   local names, meant, recipe = {}, {}, nil
@@ -160,11 +167,7 @@ local function apply_rates(parsed)
   local values, message = require "moonshard.table_file".read(parsed.rates)
   local ok = values ~= nil
   if ok then ok, message = pcall(require "moonshard.core".configure, { rates = values }) end
-  -- The message without this file's line.
-  if not ok then
-    launch.exit(3, ("rates file %s: %s"):format(parsed.rates,
-      (tostring(message):gsub("^%S*switches%.lua:%d+: ", ""))))
-  end
+  if not ok then launch.exit(3, ("rates file %s: %s"):format(parsed.rates, tostring(message))) end
 end
 
 --- Passes the engine's switches to the engine. Settings without a switch come from the environment:
