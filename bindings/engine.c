@@ -129,9 +129,9 @@ static void refuse_mpi_options(lua_State *L)
 }
 
 /* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
- * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates=, share_gpu=, for_gpu=, near_gpu= }:
- * settings for the engine that starts at first use. runtime->settings is written last, so that an
- * option that is wrong leaves the settings of the environment. */
+ * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates=, share_gpu=, for_gpu=, near_gpu=,
+ * tf32= }: settings for the engine that starts at first use. runtime->settings is written last, so
+ * that an option that is wrong leaves the settings of the environment. */
 static int configure(lua_State *L)
 {
     static const char *const keys[] = { "device",    "threads",      "strict",       "seed",
@@ -139,7 +139,8 @@ static int configure(lua_State *L)
                                         "rank",      "world_size",   "rendezvous",   "rates",
                                         "hosts",     "sum_by_ranks", "sum_order",    "interface",
                                         "port",      "init_timeout", "lost",         "timeout",
-                                        "share_gpu", "for_gpu",      "near_gpu",     NULL };
+                                        "share_gpu", "for_gpu",      "near_gpu",     "tf32",
+                                        NULL };
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     ms_lua_known_keys(L, 1, keys, "option of init");
@@ -152,6 +153,7 @@ static int configure(lua_State *L)
     settings.strict = ms_lua_field_boolean(L, 1, "strict", settings.strict);
     settings.pin = ms_lua_field_boolean(L, 1, "pin", settings.pin);
     settings.for_gpu = ms_lua_field_boolean(L, 1, "for_gpu", settings.for_gpu);
+    settings.tf32 = ms_lua_field_boolean(L, 1, "tf32", settings.tf32);
     settings.seed =
         (uint64_t)ms_lua_field_integer(L, 1, "seed", (int64_t)settings.seed, INT64_MIN, INT64_MAX);
     settings.memory_bytes = (uint64_t)ms_lua_field_integer(
@@ -427,6 +429,9 @@ static int info(lua_State *L)
     lua_setfield(L, -2, "mpi");
     set_text(L, "nccl", "2.28 or later, loaded when it is asked for");
     set_text(L, "lua", LUA_RELEASE);
+    lua_pushboolean(L, ms_lua_runtime(L)->settings.tf32
+                           && strcmp(ms_engine_device(engine), "cuda") == 0);
+    lua_setfield(L, -2, "tf32");
     set_text(L, "version", MS_VERSION);
     return 1;
 }

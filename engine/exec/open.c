@@ -130,6 +130,7 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     engine->pin = options->pin;
     engine->is_for_gpu = strcmp(engine->device->kernels, "cuda") == 0
                          || (options->for_gpu && !engine->device->values);
+    engine->tf32 = options->tf32;
     engine->random.seed = options->seed;
     engine->rates = options->rates ? *options->rates : *ms_rates_default();
     status = ms_strings_new(&engine->context, &engine->strings);

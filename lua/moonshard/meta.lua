@@ -67,6 +67,11 @@
 --- With device "cuda": the calling thread, and threads that it starts, run on the cores of the NUMA
 --- node of the GPU, of which ranks get equal shares. `moonshard run --device cuda` sets it.
 ---@field near_gpu? boolean
+--- With device "cuda": products of f32 tensors (linear layers, `ms.matmul`) take numbers rounded to
+--- TF32, whose fraction has 10 bits; their sums stay f32. That is faster where a model trains in
+--- f32. Attention and convolutions of f32 tensors stay f32. On other devices it is accepted and
+--- changes nothing. The switch --tf32 sets it.
+---@field tf32? boolean
 --- The best instruction set that kernels may use; unless given, the best one of the processor.
 ---@field cpu? "portable"|"avx2"|"avx512"|"avx512bf16"
 --- "local": ranks of one host, which meet at `rendezvous`. "nccl": the same, and tensors travel by
@@ -161,7 +166,8 @@
 --- launched; tasks in these, and tasks that were launched one by one; the first thing that came
 --- between two tasks, or nil), memory_beside (on a GPU: bytes of its memory in use beside what
 --- `ms.memory` counts: kernels' scratch, libraries, the driver, NCCL, other processes), interfaces
---- (of the network, with their addresses), memory_bytes, mpi, nccl, lua, version.
+--- (of the network, with their addresses), memory_bytes, mpi, nccl, lua, tf32 (whether products of
+--- f32 take TF32), version.
 --- ```lua
 --- ms.info().version == ms.version --> true
 --- ```

@@ -209,6 +209,28 @@ describe("on a GPU", function()
       fails(1, "print(ms.device('cuda:1'))", ON_GPU))
   end)
 
+  it("computes f32 products in TF32 where it is asked to", function()
+    -- TF32 lacks the last bit of this number.
+    command.write(folder .. "/tf32.lua", [[
+      local ms = require "moonshard"
+      local x = ms.ones { 8, 16 } * (1 + 0x1p-12)
+      print(ms.info().tf32, x:matmul(x:transpose(1, 2)):max():item() > 16)]])
+    command.write(folder .. "/init.lua", [[
+      require "moonshard".init { tf32 = true }
+      dofile "tf32.lua"]])
+    local function prints(what, line, settings)
+      os.remove(folder .. "/log")
+      local out = command.succeed(folder, "run " .. line,
+        (settings or "") .. " MOONSHARD_STAND_IN_CUBLASLT_LOG=log")
+      assert.equal(what, out)
+      return select(2, (command.read(folder .. "/log") or ""):gsub("computes 77\n", ""))
+    end
+    assert.equal(0, prints("false\ttrue\n", "tf32.lua --device cuda", ON_GPU))
+    assert.equal(1, prints("true\tfalse\n", "tf32.lua --device cuda --tf32", ON_GPU))
+    assert.equal(1, prints("true\tfalse\n", "init.lua --device cuda", ON_GPU))
+    assert.equal(0, prints("false\ttrue\n", "tf32.lua --tf32"))
+  end)
+
   it("names the script's line of a value that a kernel refuses", function()
     local err = fails(1, "local t = ms.ones { 4, 3 }\nprint(t:index_select(1, ms.tensor { 9 }))\n\z
       ms.synchronize()", ON_GPU)

@@ -63,6 +63,8 @@ function switches.parser(name, description, device)
     or .json; default: measured on one machine)"):argname "FILE"
   parser:flag("--strict", "a missing wait between streams is an error")
   parser:flag("--pin", "pin threads to cores")
+  parser:flag("--tf32", "on a GPU: products of f32 tensors take numbers rounded to TF32, \z
+    which have three digits: that is faster")
   return parser
 end
 
@@ -177,7 +179,7 @@ function switches.apply(parsed)
   launch.seed_random(parsed.seed or 0, 0)
   require "moonshard.core".configure {
     device = parsed.device, threads = parsed.threads, seed = parsed.seed,
-    memory_bytes = parsed.memory, pin = parsed.pin, strict = parsed.strict,
+    memory_bytes = parsed.memory, pin = parsed.pin, strict = parsed.strict, tf32 = parsed.tf32,
     share_gpu = parsed.share_gpu, near_gpu = parsed.device == "cuda",
   }
   apply_rates(parsed)
