@@ -359,8 +359,9 @@ static int gpu_nccl(lua_State *L)
     return 1;
 }
 
-/* graph = { graphs, launches, replayed, alone, why }: see ms_engine_repeats. why is nil where
- * nothing came between tasks. */
+/* graph = { graphs, launches, replayed, alone, why, differs }: see ms_engine_repeats. A text that
+ * is
+ * "" there is nil. */
 static void push_graph(lua_State *L, const ms_engine *engine)
 {
     ms_repeats repeats;
@@ -372,14 +373,16 @@ static void push_graph(lua_State *L, const ms_engine *engine)
                    { "launches", repeats.launches },
                    { "replayed", repeats.replayed },
                    { "alone", repeats.alone } };
-    lua_createtable(L, 0, 5);
+    const char *const texts[][2] = { { "why", repeats.why }, { "differs", repeats.differs } };
+    lua_createtable(L, 0, 6);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         lua_pushinteger(L, (lua_Integer)fields[i].count);
         lua_setfield(L, -2, fields[i].name);
     }
-    if (*repeats.why) {
-        lua_pushstring(L, repeats.why);
-        lua_setfield(L, -2, "why");
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        if (!*texts[i][1]) continue;
+        lua_pushstring(L, texts[i][1]);
+        lua_setfield(L, -2, texts[i][0]);
     }
     lua_setfield(L, -2, "graph");
 }

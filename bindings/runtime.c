@@ -342,10 +342,12 @@ bool ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live)
 static void unlink_handle(ms_handle *handle)
 {
     ms_runtime *runtime = handle->runtime;
+    ms_handle **first = handle->spent ? &runtime->spent : &runtime->handles;
     if (handle->previous) handle->previous->next = handle->next;
-    else if (runtime->handles == handle) runtime->handles = handle->next;
+    else if (*first == handle) *first = handle->next;
     if (handle->next) handle->next->previous = handle->previous;
     handle->previous = handle->next = NULL;
+    handle->spent = false;
 }
 
 /* The tensor goes to the list of dropped ones; the handle tells later users why. A kept tensor gets
@@ -356,9 +358,10 @@ static void drop_later(ms_handle *handle)
     if (!handle->tensor) return;
     unlink_handle(handle);
     /* There is room for every handle that lives: ms_lua_new_handle made it. */
-    runtime->dropped[runtime->dropped_count++] = (ms_dropped){
-        .tensor = handle->tensor, .step = handle->kept ? 0 : handle->step, .order = handle->order
-    };
+    runtime->dropped[runtime->dropped_count++] =
+        (ms_dropped){ .tensor = handle->tensor,
+                      .step = handle->kept || handle->held ? 0 : handle->step,
+                      .order = handle->order };
     handle->tensor = NULL;
     handle->gone = "was closed";
 }
@@ -427,6 +430,25 @@ void ms_handle_keep(ms_handle *handle)
     handle->kept = true;
 }
 
+void ms_handle_hold(ms_handle *handle)
+{
+    if (handle->kept) return;
+    unlink_handle(handle);
+    handle->held = true;
+}
+
+/* Outside of a step nothing ends by itself. */
+void ms_handle_spend(ms_handle *handle)
+{
+    ms_runtime *runtime = handle->runtime;
+    if (!handle->tensor || !handle->held || handle->kept || handle->spent || !runtime->step_serial)
+        return;
+    handle->next = runtime->spent;
+    if (handle->next) handle->next->previous = handle;
+    runtime->spent = handle;
+    handle->spent = true;
+}
+
 /* The handle is empty before the tensor is released, because a release may free callbacks. */
 void ms_handle_drop(ms_handle *handle, const char *why)
 {
@@ -454,11 +476,15 @@ void ms_handles_drop(ms_runtime *runtime, uint64_t begin, uint64_t end, const ch
     release_dropped(runtime, 0, begin, end);
 }
 
-/* Releases everything that was made in the step and not kept, also where a script still has a
- * handle. The first handle that belongs to another step ends the loop: the list is in order of
- * making. */
+/* Releases everything that was made in the step and not kept, and the values of futures that were
+ * taken in it, also where a script still has a handle. The first handle that belongs to another
+ * step ends the loop: the list is in order of making. */
 static void release_step(ms_runtime *runtime)
 {
+    while (runtime->spent)
+        ms_handle_drop(runtime->spent,
+                       "was the value of a future, and was released at the end of the step that "
+                       "took it; call keep() on tensors that must live longer");
     while (runtime->handles && runtime->handles->step == runtime->step_serial)
         ms_handle_drop(
             runtime->handles,

@@ -36,14 +36,18 @@ typedef struct ms_runtime ms_runtime;
 typedef struct ms_handle {
     uint32_t magic;
     bool kept; /* survives the end of its step */
+    /* A future holds it, so it survives as well, and is in no list. spent: its value was taken, and
+     * it is in the list of those that the end of this step releases. */
+    bool held, spent;
     bool parameter;
     const char *gone; /* static text: why tensor is NULL */
     ms_tensor *tensor;
     ms_runtime *runtime;
-    uint64_t step;                     /* serial number of the step that made it; 0: outside */
-    uint64_t order;                    /* counts all handles from 1 */
-    uint32_t script;                   /* line that made it */
-    struct ms_handle *previous, *next; /* those that are not kept, the latest first */
+    uint64_t step;   /* serial number of the step that made it; 0: outside */
+    uint64_t order;  /* counts all handles from 1 */
+    uint32_t script; /* line that made it */
+    /* Of those that are neither kept nor held, the latest first; or of those that are spent. */
+    struct ms_handle *previous, *next;
 } ms_handle;
 
 /* A tensor whose handle was finalized or closed. It waits for the next fixed point, so that memory
@@ -92,8 +96,9 @@ struct ms_runtime {
     bool planning;         /* inside a planner: numbers only */
     bool drain;            /* futures' callbacks wait for the hook to return */
     bool knows_end;        /* of its job: it was told, or has left the job itself */
-    ms_handle *handles;    /* the latest that is not kept */
-    uint64_t orders;       /* numbers handed out to handles */
+    ms_handle *handles;    /* the latest that is neither kept nor held */
+    ms_handle *spent;
+    uint64_t orders; /* numbers handed out to handles */
     ms_dropped *dropped;
     size_t dropped_count, dropped_capacity, handle_count;
     /* Live bytes after the last backward; growth from there belongs to the next forward. */
@@ -220,6 +225,10 @@ ms_handle *ms_lua_new_handle(lua_State *L);
 void ms_handle_fill(ms_handle *handle, ms_tensor *owned);
 /* Marks it as kept: it outlives its step. */
 void ms_handle_keep(ms_handle *handle);
+/* hold: a future holds it, until the end of the step in which its value is taken (spend), unless it
+ * is kept. */
+void ms_handle_hold(ms_handle *handle);
+void ms_handle_spend(ms_handle *handle);
 void ms_handle_drop(ms_handle *handle, const char *why); /* releases now; why: static text */
 
 /* How many handles have been made, and the end of those that were made from `begin` to `end`, but

@@ -92,6 +92,18 @@ static int keep(lua_State *L)
     return 1;
 }
 
+/* core.hold(t), core.spend(t): of tensors that futures hold, see runtime.h. */
+static int hold(lua_State *L)
+{
+    ms_handle_hold(ms_lua_handle(L, 1));
+    return 0;
+}
+static int spend(lua_State *L)
+{
+    ms_handle_spend(ms_lua_handle(L, 1));
+    return 0;
+}
+
 /* core.is_tensor(value). True also of a tensor that was released: the question is about the type,
  * and using it then raises an error that says why it is gone. */
 static int is_tensor(lua_State *L)
@@ -393,6 +405,8 @@ static const luaL_Reg metamethods[] = { { "__len", length },
 /* They are not methods, since the library alone uses them. */
 static const luaL_Reg functions[] = {
     { "is_tensor", is_tensor },
+    { "hold", hold },
+    { "spend", spend },
     { "mark_parameter", mark_parameter },
     { "is_parameter", is_parameter },
     { "same_memory", same_memory },

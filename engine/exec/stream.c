@@ -330,7 +330,7 @@ bool ms_engine_set_repeating(ms_engine *engine, bool repeating)
 }
 void ms_engine_repeats(const ms_engine *engine, ms_repeats *out)
 {
-    *out = (ms_repeats){ .why = "" };
+    *out = (ms_repeats){ .why = "", .differs = "" };
     if (engine->device->repeats) engine->device->repeats(engine, out);
 }
 

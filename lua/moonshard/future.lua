@@ -37,15 +37,20 @@ end
 ---@return boolean
 future.is_future = is_future
 
--- Tensors that a future holds outlive the step that made them.
-local function keep(value)
+-- f(t) for each tensor of a future's value.
+local function each(f, value)
   if core.is_tensor(value) then
-    value:keep()
+    f(value)
   elseif type(value) == "table" and not is_future(value) then
-    for _, item in ipairs(value) do keep(item) end
+    for _, item in ipairs(value) do each(f, item) end
   end
   return value
 end
+
+-- Tensors that a future holds outlive the step that made them. They end with the step in which the
+-- value is taken, unless the script keeps them. So memory does not depend on when Lua collects its
+-- garbage, and tensors have the same addresses in each step.
+local function keep(value) return each(core.hold, value) end
 
 --- A future of value, which is ready after all work that is enqueued on the stream so far.
 ---@param value any
@@ -104,7 +109,7 @@ end
 function Future:value()
   check_ready(self, "value")
   core.stream():_wait(self.index, self.number)
-  return self.result
+  return each(core.spend, self.result)
 end
 
 --- **blocks** until it is ready
@@ -116,7 +121,7 @@ function Future:sync()
   end
   check_ready(self, "sync")
   core.point_sync(self.index, self.number)
-  return self.result
+  return each(core.spend, self.result)
 end
 
 local function enqueue(item)

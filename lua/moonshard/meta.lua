@@ -162,9 +162,10 @@
 --- machines with GPUs: their libraries of products and of attention), attention (on a GPU: { cudnn,
 --- fast, own }, how many tasks of attention went to cuDNN, of which some add up in no certain
 --- order, and to kernels of our own, which are slower; those of a graph count once), graph (what
---- became of `graph = true`: { graphs, launches, replayed, alone, why }: graphs that were made, and
---- launched; tasks in these, and tasks that were launched one by one; the first thing that came
---- between two tasks, or nil), memory_beside (on a GPU: bytes of its memory in use beside what
+--- became of `graph = true`: { graphs, launches, replayed, alone, why, differs }: graphs that were
+--- made, and launched; tasks in these, and tasks that were launched one by one; the first thing that
+--- came between two tasks, or nil; the last task that had other addresses or shapes than in a run of
+--- the same tasks before, or nil), memory_beside (on a GPU: bytes of its memory in use beside what
 --- `ms.memory` counts: kernels' scratch, libraries, the driver, NCCL, other processes), interfaces
 --- (of the network, with their addresses), memory_bytes, mpi, nccl, lua, tf32 (whether products of
 --- f32 take TF32), version.
@@ -194,7 +195,10 @@
 --- `for step in ms.steps(count, first) do` runs the loop of training steps. Only this loop defines
 --- steps. It yields first (0 unless given) to count - 1. Leaving the loop in any way ends the step.
 --- Plans, metrics, the trace, memory accounts and stop requests take effect between two steps.
---- graph = true, as in `ms.train`: on a GPU, tasks that come in each step are launched as graphs.
+--- graph = true, as in `ms.train`: on a GPU, tasks that come in each step are launched as graphs,
+--- once their tensors have the addresses that they had in the step before: at once in most scripts,
+--- after some hundred steps of `ms.fsdp`, and never where each step keeps (`keep()`) a new tensor.
+--- A line of the log says what became of it, and why.
 --- ```lua
 --- local w = ms.ones({ 2 }):keep()
 --- for step in ms.steps(3) do w:add_(step) end

@@ -44,23 +44,32 @@ local function meet_requests(step)
   launch.save = save ~= nil or process ~= nil and process.save_requested()
 end
 
-local TOLD_AFTER <const> = 8 -- steps of a loop
+-- Steps of a loop after which graphs are told of: from FIRST on, as soon as most tasks are part of
+-- some; after LAST steps, whatever became of it. With several streams it takes some hundred steps
+-- until all tensors of a step have the addresses that they had in the step before.
+local FIRST <const>, LAST <const> = 8, 400
 
--- Says once what became of graph = true.
-local function tell_of_graphs(before)
+-- Says what became of graph = true between two values of info().graph, which are of a step.
+local function tell_of_graphs(before, now)
   local log = require "moonshard.log"
-  local now = core.info().graph
   local replayed, alone = now.replayed - before.replayed, now.alone - before.alone
   if replayed + alone == 0 then
     log.log("graph: device %s carries out each task as it comes%s; graph = true changes nothing",
       core.info().device, now.why and (" (%s)"):format(now.why) or "")
-  elseif replayed == 0 then
-    log.warn("graph: no run of tasks of a step came again with the same arguments%s",
-      now.why and "; the first thing between two tasks: " .. now.why or "")
+    return
+  end
+  local between = alone > 0 and now.why and "; the first thing between two tasks: " .. now.why or ""
+  -- Tasks that are left alone in a step that repeats are runs of a few.
+  local differs = alone > replayed and now.differs
+    and ("; other addresses or shapes in each step has %s: a tensor that is kept (keep()) in each \z
+      step moves those of the next"):format(now.differs) or ""
+  if replayed == 0 then
+    log.warn("graph: no run of tasks of a step came again with the same arguments%s%s", differs,
+      between)
   else
-    log.log("graph: of %d tasks of a step %d are launched as %d graph%s%s", replayed + alone,
-      replayed, now.launches - before.launches, now.launches - before.launches > 1 and "s" or "",
-      alone > 0 and now.why and "; the first thing between two tasks: " .. now.why or "")
+    local graphs = now.launches - before.launches
+    log.log("graph: of %d tasks of a step %d are launched as %d graph%s%s%s", replayed + alone,
+      replayed, graphs, graphs > 1 and "s" or "", differs, between)
   end
 end
 
@@ -92,6 +101,17 @@ function steps.steps(count, first, options)
   if options ~= nil then check_options(options) end
   local graph = options and options.graph or false
   local done, counted = 0, nil
+  local function look_at_graphs(is_over)
+    done = done + 1
+    if done < FIRST or done > LAST + 1 then return end
+    local now = core.info().graph
+    local is_told = counted and now.replayed - counted.replayed >= now.alone - counted.alone
+    if counted and (is_told or is_over or done > LAST) then
+      tell_of_graphs(counted, now)
+      done = LAST + 1
+    end
+    counted = now
+  end
   local next_step = first or 0
   if select(2, core.step()) then
     core.raise("ms.steps: a step is running already; steps cannot be nested")
@@ -99,11 +119,7 @@ function steps.steps(count, first, options)
   require "moonshard.tune".open()
   local function iterate()
     finish()
-    if graph then
-      done = done + 1
-      if done == TOLD_AFTER then counted = core.info().graph
-      elseif done == TOLD_AFTER + 1 then tell_of_graphs(counted) end
-    end
+    if graph then look_at_graphs(next_step >= count) end
     if next_step >= count then return nil end
     meet_requests(next_step)
     if launch.cut then return nil end

@@ -74,20 +74,28 @@ local function tell_of_attention(before)
   log.log("attention: \"fast\" changes nothing: %s", why)
 end
 
+-- One number of each rank becomes one for all. Each use has a tensor of its own for all steps: one
+-- that outlived its step would take a place in memory that the next step's tensors had before, so
+-- that no step could be launched as the graph of another.
+local function over_ranks(self, use, value, op)
+  return core.no_grad(function()
+    local own = self.numbers[use] or core.zeros { 1 }:keep()
+    self.numbers[use] = own
+    own:copy_(value:to "f32":reshape(1))
+    return self.world:all_reduce(own, op):value():clone():reshape()
+  end)
+end
+
 -- The mean of one number of each rank. If one of them is inf or nan, so is the mean.
 local function mean_over_ranks(self, value)
   if self.world:size() == 1 then return value end
-  return core.no_grad(function()
-    return self.world:all_reduce(value:to "f32":reshape(1):clone(), "avg"):value():reshape()
-  end)
+  return over_ranks(self, "loss", value, "avg")
 end
 
 -- The flag that is true if it is true on all ranks, so that all ranks skip the same steps.
 local function on_all_ranks(self, finite)
   if self.world:size() == 1 then return finite end
-  return core.no_grad(function()
-    return self.world:all_reduce(finite:to "f32":reshape(1):clone(), "min"):value():reshape():gt(0)
-  end)
+  return over_ranks(self, "finite", finite, "min"):gt(0)
 end
 
 -- Forward and backward of one step; the mean loss over its passes, on the device.
@@ -116,8 +124,7 @@ end
 local function first_on_ranks(self, bad)
   return core.no_grad(function()
     local none <const> = 0x1p24
-    local own = core.where(bad:ge(0), bad:to "f32", none):reshape(1)
-    local first = self.world:all_reduce(own, "min"):value():reshape()
+    local first = over_ranks(self, "bad", core.where(bad:ge(0), bad:to "f32", none), "min")
     return core.where(first:lt(none), first, -1):to(bad:dtype())
   end)
 end
@@ -333,7 +340,8 @@ end
 function train.train(options)
   local o = settings.check(options)
   local self = {
-    o = o, skips = 0, unjudged = {}, parameters = o.model:parameters(), world = core.world(),
+    o = o, skips = 0, unjudged = {}, numbers = {}, parameters = o.model:parameters(),
+    world = core.world(),
   }
   if self.world:size() > 1 and not o.model.no_sync and not o.after_backward then
     log.warn("train: there are %d ranks, but nothing averages their gradients: wrap the model \z

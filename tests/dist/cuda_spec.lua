@@ -59,6 +59,52 @@ describe("ranks on GPUs", function()
     end
   end)
 
+  -- A script that keeps what a future gives, or a tensor of its own, for as long as its step. All
+  -- tensors of a step then have the addresses of the step before, though it may take a while.
+  it("launch most of a step as graphs", function()
+    local function launched(model, count, keeps)
+      command.write(folder .. "/graphs.lua", ([[
+        local ms = require "moonshard"
+        local layers = {}
+        for i = 1, 8 do layers[i] = ms.nn.Linear(16, 16) end
+        local model = %s
+        local optimizer = ms.optim.adamw(model, { lr = 0.01 })
+        local x, kept = ms.ones { 4, 16 }:keep(), {}
+        local before
+        for step in ms.steps(%d, 0, { graph = true }) do
+          before = ms.info().graph
+          local loss = model(x):sum()
+          loss:backward()
+          local mean = ms.world():all_reduce(loss:detach():reshape(1):clone(), "avg"):value()
+          if %s then kept[#kept + 1] = mean:keep() end
+          optimizer:step()
+          optimizer:zero_grad()
+        end
+        local graph = ms.info().graph
+        print(("rank %%d: %%d of %%d%%s"):format(ms.rank(), graph.replayed - before.replayed,
+          graph.replayed - before.replayed + graph.alone - before.alone,
+          graph.differs and ", differs" or ""))
+      ]]):format(model, count, keeps))
+      local out = command.succeed(folder, ("run graphs.lua -n 2 --device cuda"), stand_in(2))
+      local told = out:match "graph: [^\n]*" or ""
+      for rank = 0, 1 do
+        local replayed, all, rest = out:match(("rank %d: (%%d+) of (%%d+)(%%C*)"):format(rank))
+        replayed, all = tonumber(replayed), tonumber(all)
+        if keeps then
+          assert.truthy(replayed * 2 < all and rest == ", differs", out)
+        else
+          assert.truthy(replayed * 4 >= all * 3, out)
+        end
+      end
+      return told
+    end
+    assert.matches("^graph: of %d+ tasks of a step %d+ are launched as %d graphs$",
+      launched("ms.ddp(ms.nn.Sequential(table.unpack(layers)))", 20, false))
+    launched("ms.fsdp(ms.nn.Sequential(table.unpack(layers)))", 200, false)
+    assert.matches("other addresses or shapes in each step has %a+ %(at [^)]*graphs.lua:%d+%)",
+      launched("ms.ddp(ms.nn.Sequential(table.unpack(layers)))", 20, true))
+  end)
+
   it("have all the waits that they need", function()
     losses("gpt_bytes.lua' -n 2 --device cuda", stand_in(2) .. " MOONSHARD_STAND_IN_WATCH=stop")
   end)

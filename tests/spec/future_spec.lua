@@ -34,6 +34,35 @@ describe("a future", function()
     end):value())
   end)
 
+  it("ends with the step in which its value is taken", function()
+    local early, kept, late, held, live = nil, nil, nil, nil, {}
+    for step in ms.steps(6) do
+      local world = ms.world()
+      -- What nobody keeps costs no memory after its step, whether Lua has collected it or not.
+      world:all_reduce(ms.ones { 1024 }):value():sum()
+      world:all_gather(ms.ones { 1024 }):sync()
+      ms.all { world:all_reduce(ms.ones { 1024 }), ms.ones { 1024 } }:value()
+      if step == 0 then
+        early = world:all_reduce(ms.full(2, { 4 }))
+        early:value()
+        kept = world:all_reduce(ms.full(3, { 4 })):value():keep()
+        late = world:all_reduce(ms.full(4, { 4 }))
+        held = world:all_reduce(ms.full(5, { 4 }))
+      elseif step == 1 then
+        assert.equal(4, late:value():max():item()) -- two steps hold it
+        assert.equal(5, held:and_then(function(t) return t:clone() end):value():max():item())
+      end
+      live[step] = ms.memory().live
+    end
+    assert.equal(live[3], live[5])
+    assert.equal(3, kept:max():item())
+    for _, one in ipairs { early, late } do
+      local ok, message = pcall(function() return one:value():max() end)
+      assert.is_false(ok)
+      assert.matches("was the value of a future, and was released at the end of the step", message)
+    end
+  end)
+
   it("flattens futures that are not known yet", function()
     local f = ready { 1 }:and_then(function(list)
       return ms.all { list[1] + 1 }:and_then(function(l)

@@ -129,14 +129,20 @@ static ms_cuda_chain *find(const ms_cuda_queue *queue, bool whole)
     return NULL;
 }
 
+static bool has_tasks_of(const ms_cuda_chain *chain, const ms_cuda_log *log)
+{
+    if (chain->log.count != log->count) return false;
+    for (size_t i = 0; i < log->count; i++)
+        if (chain->log.tasks[i].task != log->tasks[i].task) return false;
+    return true;
+}
+
 /* In how many places the log's arguments differ from a chain of the same tasks; SIZE_MAX: it cannot
  * become that chain. */
 static size_t differences(const ms_cuda_chain *chain, const ms_cuda_log *log)
 {
     size_t count = 0;
-    if (chain->log.count != log->count) return SIZE_MAX;
-    for (size_t i = 0; i < log->count; i++)
-        if (chain->log.tasks[i].task != log->tasks[i].task) return SIZE_MAX;
+    if (!has_tasks_of(chain, log)) return SIZE_MAX;
     for (size_t i = 0; i < log->count; i++) {
         if (same_arguments(&chain->log, log, i)) continue;
         if (log->tasks[i].task->uses_library) return SIZE_MAX;
@@ -159,6 +165,22 @@ static ms_cuda_chain *find_like(const ms_cuda_queue *queue, const ms_cuda_log *l
         }
     }
     return best;
+}
+
+/* The log becomes a chain of its own. Where the newest chain has the same tasks, the first one
+ * whose arguments differ is why. */
+static void note_difference(const ms_stream *stream)
+{
+    ms_cuda_device *self = ms_cuda_of(stream->engine);
+    const ms_cuda_log *log = &ms_cuda_queue_of(stream)->log;
+    const ms_cuda_chain *one = ms_cuda_queue_of(stream)->chains;
+    while (one && !has_tasks_of(one, log)) one = one->next;
+    for (size_t i = 0; one && i < log->count; i++) {
+        if (same_arguments(&one->log, log, i)) continue;
+        self->differs = log->tasks[i].task->task.name;
+        self->differs_script = log->tasks[i].script;
+        return;
+    }
 }
 
 static void free_graph(ms_stream *stream, ms_cuda_chain *chain)
@@ -338,13 +360,18 @@ static const ms_cuda_task *capture_tasks(ms_stream *stream, ms_cuda_chain *chain
     return NULL;
 }
 
+static void write_place(const ms_engine *engine, const char *what, uint32_t script,
+                        char text[MS_CUDA_WHY])
+{
+    const char *where = ms_strings_get(engine->strings, script);
+    snprintf(text, MS_CUDA_WHY, *where ? "%s (at %s)" : "%s", what, where);
+}
+
 /* The first thing that made tasks go alone. */
 static void note_why(ms_engine *engine, const char *what, uint32_t script)
 {
     ms_cuda_device *self = ms_cuda_of(engine);
-    const char *where = ms_strings_get(engine->strings, script);
-    if (*self->why_ended) return;
-    snprintf(self->why_ended, sizeof self->why_ended, *where ? "%s (at %s)" : "%s", what, where);
+    if (!*self->why_ended) write_place(engine, what, script, self->why_ended);
 }
 
 static void refuse(ms_stream *stream, ms_cuda_chain *chain, const char *why)
@@ -389,6 +416,7 @@ static void learn(ms_stream *stream)
     if (queue->log.count < LEAST || ms_stream_has_failed(stream)) return;
     ms_cuda_chain *chain = find_like(queue, &queue->log);
     if (!chain) {
+        note_difference(stream);
         add(stream);
         return;
     }
@@ -547,7 +575,9 @@ void ms_cuda_repeat(ms_engine *engine, bool on)
 
 void ms_cuda_repeats(const ms_engine *engine, ms_repeats *out)
 {
-    const ms_cuda_device *self = ms_cuda_of(engine);
+    ms_cuda_device *self = ms_cuda_of(engine);
     *out = self->repeats;
     out->why = self->why_ended;
+    if (self->differs) write_place(engine, self->differs, self->differs_script, self->why_differs);
+    out->differs = self->why_differs;
 }

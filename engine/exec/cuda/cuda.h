@@ -27,6 +27,8 @@
 #include "exec/cuda/task.h"
 #include "exec/engine.h"
 
+#define MS_CUDA_WHY 256 /* bytes of a text */
+
 /* Points of a stream that are not known to be reached. When there are more, the host waits for the
  * oldest. */
 #define MS_CUDA_POINTS 64
@@ -103,7 +105,9 @@ typedef struct ms_cuda_device {
     bool repeating, building; /* building: a chain is captured, on this stream */
     ms_cuda_stream builder;
     ms_repeats repeats;
-    char why_ended[256];
+    char why_ended[MS_CUDA_WHY], why_differs[MS_CUDA_WHY];
+    const char *differs; /* the name of a task; NULL: none has differed */
+    uint32_t differs_script;
     bool batches; /* a batch is open: tasks may be put off */
     bool blocks;  /* the host waits after each task: stopped.c */
 } ms_cuda_device;

@@ -383,7 +383,10 @@ typedef struct ms_repeats {
     uint64_t replayed; /* tasks that were launched with them */
     uint64_t alone;    /* tasks that were launched one by one, before their run was known or since
                           something came between */
-    const char *why; /* the first thing other than tasks that ended a run: text of the engine; "" */
+    /* Texts of the engine, or "": the first thing other than tasks that ended a run; the last task
+     * of a run that was none of those before, though its tasks were the same: this one has other
+     * addresses or shapes. */
+    const char *why, *differs;
 } ms_repeats;
 MS_API void ms_engine_repeats(const ms_engine *engine, ms_repeats *out);
 

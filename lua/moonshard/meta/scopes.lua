@@ -112,8 +112,8 @@
 ---@field report fun(options: ms.ReportOptions): ms.Report
 
 --- A value (a tensor, or a list from `ms.all`) and the point in a stream at which the value is
---- ready. A future keeps its value until it is collected, also across steps. It may have several
---- `and_then`.
+--- ready. A future keeps its value across steps, until the end of the step in which `value` or
+--- `sync` gives it; what is to live longer is kept by `keep()`. It may have several `and_then`.
 ---@class ms.Future
 --- The value. The current stream waits until it is ready; the host does not.
 --- ```lua
