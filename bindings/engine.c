@@ -387,16 +387,18 @@ static void push_graph(lua_State *L, const ms_engine *engine)
     lua_setfield(L, -2, "graph");
 }
 
-/* attention = { cudnn, fast, own }: how many tasks of attention a GPU got, and whose kernels they
- * are; fast: those of cuDNN that add up in no certain order. */
+/* attention = { cudnn, fast, own, refused }: how many tasks of attention a GPU got, and whose
+ * kernels they are; fast: those of cuDNN that add up in no certain order; refused: see
+ * ms_attention_counts. */
 static void push_attention(lua_State *L, const ms_engine *engine)
 {
     ms_attention_counts counts = ms_engine_attention_counts(engine);
     if (strcmp(ms_engine_device(engine), "cuda") != 0) return;
-    lua_createtable(L, 0, 3);
+    lua_createtable(L, 0, 4);
     set_integer(L, "cudnn", (lua_Integer)counts.cudnn);
     set_integer(L, "fast", (lua_Integer)counts.fast);
     set_integer(L, "own", (lua_Integer)counts.own);
+    set_integer(L, "refused", (lua_Integer)counts.refused);
     lua_setfield(L, -2, "attention");
 }
 

@@ -160,8 +160,10 @@
 --- memory_bytes }; pci: its place on the bus; node: its NUMA node, or nil; slice: MIG divides it),
 --- gpu_driver (the version of CUDA that it is for, or why there is none), gpu_blas and gpu_dnn (on
 --- machines with GPUs: their libraries of products and of attention), attention (on a GPU: { cudnn,
---- fast, own }, how many tasks of attention went to cuDNN, of which some add up in no certain
---- order, and to kernels of our own, which are slower; those of a graph count once), graph (what
+--- fast, own, refused }, how many tasks of attention went to cuDNN, of which some add up in no
+--- certain order, and to kernels of our own, which are slower, of which some have several queries
+--- and came while cuDNN was there; those of a graph count once; traces name each task by its way,
+--- "attention, cuDNN" or "attention, own kernels"), graph (what
 --- became of `graph = true`: { graphs, launches, replayed, alone, why, differs }: graphs that were
 --- made, and launched; tasks in these, and tasks that were launched one by one; the first thing that
 --- came between two tasks, or nil; the last task that had other addresses or shapes than in a run of

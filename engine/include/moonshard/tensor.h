@@ -326,9 +326,10 @@ MS_API ms_status ms_products_time(ms_engine *engine, ms_product_time *out);
 
 /* How many tasks of attention, forward and backward, the engine has put onto a GPU: calls of cuDNN,
  * of which some add up in no certain order, and kernels of our own, which take every shape and are
- * slower. */
+ * slower. refused: of the latter, those with several queries that came while cuDNN was there.
+ * Traces name each task by its way: "attention, cuDNN", "attention, own kernels". */
 typedef struct ms_attention_counts {
-    uint64_t cudnn, fast, own;
+    uint64_t cudnn, fast, own, refused;
 } ms_attention_counts;
 MS_API ms_attention_counts ms_engine_attention_counts(const ms_engine *engine);
 

@@ -433,6 +433,14 @@ static ms_status find_plan(ms_engine *engine, attention_state **state, call *c, 
     return status;
 }
 
+/* A call of our own kernels that cuDNN, which is there, might have made faster; with one query it
+ * would not be. */
+static void count_own(attention_state *state, const ms_attention_args *args)
+{
+    state->counts.own++;
+    if (state->handle && args->queries > 1) state->counts.refused++;
+}
+
 static bool attend(ms_cuda_work *work, const ms_attention_args *args, bool backward)
 {
     ms_engine *engine = ms_cuda_work_engine(work);
@@ -448,11 +456,16 @@ static bool attend(ms_cuda_work *work, const ms_attention_args *args, bool backw
         return true;
     }
     if (!plan) {
-        state->counts.own++;
+        count_own(state, args);
+        ms_cuda_work_trace(work,
+                           backward ? "attention gradient, own kernels" : "attention, own kernels");
         return false;
     }
     state->counts.cudnn++;
     if (plan->key.fast) state->counts.fast++;
+    ms_cuda_work_trace(work, plan->key.fast ? "attention gradient, cuDNN, fast"
+                             : backward     ? "attention gradient, cuDNN"
+                                            : "attention, cuDNN");
     run(work, state, &c, plan);
     return true;
 }
