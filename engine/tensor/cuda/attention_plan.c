@@ -13,6 +13,7 @@
 #include "tensor/cuda/attention.h"
 #include "tensor/cuda/attention_graph.h"
 #include "tensor/cuda/kernels.h"
+#include "tensor/cuda/matmul.h"
 #include "tensor/cuda/plan_table.h"
 
 MS_CUDA_IMAGE(attention)
@@ -87,6 +88,13 @@ ms_attention_counts ms_engine_attention_counts(const ms_engine *engine)
 {
     const attention_state *state = ms_engine_get(engine, MS_SLOT_ATTENTION);
     return state ? state->counts : (ms_attention_counts){ 0 };
+}
+
+ms_gpu_scratch ms_gpu_scratch_of_stream(void)
+{
+    return (ms_gpu_scratch){ .products = MS_CUDA_WORKSPACE,
+                             .attention = PART_BYTES,
+                             .attention_most = PART_BYTES_MOST };
 }
 
 ms_status ms_cuda_attention_set_part_bytes(ms_engine *engine, size_t bytes)
