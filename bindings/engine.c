@@ -129,9 +129,9 @@ static void refuse_mpi_options(lua_State *L)
 }
 
 /* core.configure{ device=, threads=, strict=, seed=, pin=, cpu=, memory_bytes=, group=, rank=,
- * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates=, share_gpu=, for_gpu=, near_gpu= }:
- * settings for the engine that starts at first use. runtime->settings is written last, so that an
- * option that is wrong leaves the settings of the environment. */
+ * world_size=, rendezvous=, hosts=, sum_by_ranks=, rates=, share_gpu=, for_gpu=, near_gpu=,
+ * tf32= }: settings for the engine that starts at first use. runtime->settings is written last, so
+ * that an option that is wrong leaves the settings of the environment. */
 static int configure(lua_State *L)
 {
     static const char *const keys[] = { "device",    "threads",      "strict",       "seed",
@@ -139,7 +139,8 @@ static int configure(lua_State *L)
                                         "rank",      "world_size",   "rendezvous",   "rates",
                                         "hosts",     "sum_by_ranks", "sum_order",    "interface",
                                         "port",      "init_timeout", "lost",         "timeout",
-                                        "share_gpu", "for_gpu",      "near_gpu",     NULL };
+                                        "share_gpu", "for_gpu",      "near_gpu",     "tf32",
+                                        NULL };
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     ms_lua_known_keys(L, 1, keys, "option of init");
@@ -152,6 +153,7 @@ static int configure(lua_State *L)
     settings.strict = ms_lua_field_boolean(L, 1, "strict", settings.strict);
     settings.pin = ms_lua_field_boolean(L, 1, "pin", settings.pin);
     settings.for_gpu = ms_lua_field_boolean(L, 1, "for_gpu", settings.for_gpu);
+    settings.tf32 = ms_lua_field_boolean(L, 1, "tf32", settings.tf32);
     settings.seed =
         (uint64_t)ms_lua_field_integer(L, 1, "seed", (int64_t)settings.seed, INT64_MIN, INT64_MAX);
     settings.memory_bytes = (uint64_t)ms_lua_field_integer(
@@ -347,6 +349,16 @@ static int has_gpu(lua_State *L)
     return 1;
 }
 
+/* core.gpu_nccl() -> the NCCL that ranks on GPUs would use, with its path, or why there is none. It
+ * is large, and core.info does not load it to be asked. */
+static int gpu_nccl(lua_State *L)
+{
+    char text[1200];
+    (void)ms_gpu_nccl(NULL, text, sizeof text);
+    lua_pushstring(L, text);
+    return 1;
+}
+
 /* graph = { graphs, launches, replayed, alone, why, differs }: see ms_engine_repeats. A text that
  * is
  * "" there is nil. */
@@ -375,16 +387,18 @@ static void push_graph(lua_State *L, const ms_engine *engine)
     lua_setfield(L, -2, "graph");
 }
 
-/* attention = { cudnn, fast, own }: how many tasks of attention a GPU got, and whose kernels they
- * are; fast: those of cuDNN that add up in no certain order. */
+/* attention = { cudnn, fast, own, refused }: how many tasks of attention a GPU got, and whose
+ * kernels they are; fast: those of cuDNN that add up in no certain order; refused: see
+ * ms_attention_counts. */
 static void push_attention(lua_State *L, const ms_engine *engine)
 {
     ms_attention_counts counts = ms_engine_attention_counts(engine);
     if (strcmp(ms_engine_device(engine), "cuda") != 0) return;
-    lua_createtable(L, 0, 3);
+    lua_createtable(L, 0, 4);
     set_integer(L, "cudnn", (lua_Integer)counts.cudnn);
     set_integer(L, "fast", (lua_Integer)counts.fast);
     set_integer(L, "own", (lua_Integer)counts.own);
+    set_integer(L, "refused", (lua_Integer)counts.refused);
     lua_setfield(L, -2, "attention");
 }
 
@@ -428,6 +442,9 @@ static int info(lua_State *L)
     lua_setfield(L, -2, "mpi");
     set_text(L, "nccl", "2.28 or later, loaded when it is asked for");
     set_text(L, "lua", LUA_RELEASE);
+    lua_pushboolean(L, ms_lua_runtime(L)->settings.tf32
+                           && strcmp(ms_engine_device(engine), "cuda") == 0);
+    lua_setfield(L, -2, "tf32");
     set_text(L, "version", MS_VERSION);
     return 1;
 }
@@ -616,6 +633,7 @@ void ms_open_engine(lua_State *L, int runtime)
         { "info", info },
         { "device", device },
         { "has_gpu", has_gpu },
+        { "gpu_nccl", gpu_nccl },
         { "is_sim", is_sim },
         { "in_hook", in_hook },
         { "exit_code", exit_code },

@@ -82,11 +82,26 @@ static int time_one(lua_State *L)
     return 4;
 }
 
+/* core.gpu_scratch() -> { products, attention, attention_most }: see ms_gpu_scratch. */
+static int gpu_scratch(lua_State *L)
+{
+    ms_gpu_scratch scratch = ms_gpu_scratch_of_stream();
+    lua_createtable(L, 0, 3);
+    lua_pushinteger(L, (lua_Integer)scratch.products);
+    lua_setfield(L, -2, "products");
+    lua_pushinteger(L, (lua_Integer)scratch.attention);
+    lua_setfield(L, -2, "attention");
+    lua_pushinteger(L, (lua_Integer)scratch.attention_most);
+    lua_setfield(L, -2, "attention_most");
+    return 1;
+}
+
 void ms_open_products(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "products_place", place },
                                           { "products_use", use },
                                           { "products_time", time_one },
+                                          { "gpu_scratch", gpu_scratch },
                                           { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
 }

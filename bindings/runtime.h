@@ -163,9 +163,10 @@ void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error);
 /* For what the environment can refuse: pushes nil, message, code and returns 3; programmer's
  * mistakes are raised. */
 int ms_lua_failed(lua_State *L, const ms_error *error);
-/* Raises with the user's line (the first one outside the library) in front. */
+/* Raises with the user's line in front, the first one outside the library; without one if there is
+ * none. */
 int ms_lua_error(lua_State *L, const char *format, ...) MS_PRINTF(2, 3);
-/* The user's line "file:12" into text. */
+/* The user's line "file:12" into text; "" if there is none. */
 void ms_lua_line(lua_State *L, char *text, size_t bytes);
 /* The same, searched from that level of the call stack on. */
 void ms_lua_line_at(lua_State *L, const ms_runtime *runtime, int level, char *text, size_t bytes);

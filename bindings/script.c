@@ -21,15 +21,16 @@ ms_runtime *ms_lua_runtime(lua_State *L)
  * the library's Lua files, as Lua writes it into chunk names. */
 static bool is_library(const ms_runtime *runtime, const char *source)
 {
-    return strncmp(source, runtime->library_prefix, runtime->library_prefix_bytes) == 0;
+    return runtime->library_prefix_bytes
+           && strncmp(source, runtime->library_prefix, runtime->library_prefix_bytes) == 0;
 }
 
 /* The most frames that are searched. Modules in modules are many frames of the library in a row;
  * Lua allows 200 calls through C. */
 #define LIBRARY_DEEPEST 256
 
-/* The first Lua frame outside the library; else the first Lua frame. Where all frames are the
- * library's (a test of it, its own start), the innermost is better than none. */
+/* The first Lua frame outside the library; else the innermost one, which is the library's own: its
+ * commands call it without a script. */
 static bool user_frame(lua_State *L, const ms_runtime *runtime, int first, lua_Debug *out)
 {
     lua_Debug frame;
@@ -39,8 +40,7 @@ static bool user_frame(lua_State *L, const ms_runtime *runtime, int first, lua_D
         lua_getinfo(L, "Sl", &frame);
         /* C functions have no line. */
         if (frame.currentline <= 0) continue;
-        bool library = runtime->library_prefix_bytes && is_library(runtime, frame.source);
-        if (!library) {
+        if (!is_library(runtime, frame.source)) {
             *out = frame;
             return true;
         }
@@ -52,12 +52,13 @@ static bool user_frame(lua_State *L, const ms_runtime *runtime, int first, lua_D
     return found;
 }
 
-/* Empty if no Lua function runs. The text may be cut to its room; it is for messages only. */
+/* Empty if no Lua function outside the library runs: its own lines say nothing to users. The text
+ * may be cut to its room; it is for messages only. */
 void ms_lua_line_at(lua_State *L, const ms_runtime *runtime, int level, char *text, size_t bytes)
 {
     lua_Debug frame;
     text[0] = 0;
-    if (user_frame(L, runtime, level, &frame))
+    if (user_frame(L, runtime, level, &frame) && !is_library(runtime, frame.source))
         snprintf(text, bytes, "%s:%d", frame.short_src, frame.currentline);
 }
 

@@ -193,6 +193,7 @@ struct ms_engine {
     void *device_state;
     uint32_t device_index;
     bool is_for_gpu;                     /* see ms_engine_is_for_gpu */
+    bool tf32;                           /* see ms_engine_options */
     bool is_open;                        /* the device has opened */
     const ms_kernels *kernels[MS_SLOTS]; /* see ms_engine_kernels */
     ms_strings *strings;

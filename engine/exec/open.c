@@ -51,6 +51,25 @@ static ms_status choose_isa(ms_engine *engine, const char *cap)
                           "cpu \"%.40s\" is none of portable, avx2, avx512, avx512bf16", cap);
 }
 
+/* "cuda:3" is what others call the fourth GPU; here the environment chooses. */
+static ms_status refuse_name(ms_engine *engine, const ms_device *const *devices, size_t count,
+                             const char *name)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t length = strlen(devices[i]->name);
+        const char *number = name + length + 1, *variable = devices[i]->variable;
+        if (variable && strncmp(name, devices[i]->name, length) == 0 && name[length] == ':'
+            && *number >= '0' && *number <= '9')
+            return ms_engine_fail(
+                engine, MS_ERROR_ARGUMENT,
+                "device \"%.40s\": a process computes on the first one that it is "
+                "shown: set %s=%.20s in its environment, and name \"%s\"",
+                name, variable, number, devices[i]->name);
+    }
+    return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "device \"%.40s\" is none of cpu, cuda, sim",
+                          name);
+}
+
 /* own_device goes before the name: tests bring a device that no list has. The index is checked
  * against the machine before anything is opened. */
 static ms_status choose_device(ms_engine *engine, const ms_engine_options *options)
@@ -59,11 +78,10 @@ static ms_status choose_device(ms_engine *engine, const ms_engine_options *optio
     static const ms_device *const devices[] = { &ms_device_cpu, &ms_device_cuda, &ms_device_sim };
     const char *name = options->device ? options->device : "cpu";
     engine->device = options->own_device;
-    for (size_t i = 0; i < sizeof devices / sizeof *devices && !engine->device; i++)
+    const size_t known = sizeof devices / sizeof *devices;
+    for (size_t i = 0; i < known && !engine->device; i++)
         if (strcmp(name, devices[i]->name) == 0) engine->device = devices[i];
-    if (!engine->device)
-        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
-                              "device \"%.40s\" is none of cpu, cuda, sim", name);
+    if (!engine->device) return refuse_name(engine, devices, known, name);
     uint32_t count = engine->device->count ? engine->device->count(engine) : 1;
     engine->device_index = options->device_index;
     if (options->device_index < count) return MS_OK;
@@ -72,14 +90,14 @@ static ms_status choose_device(ms_engine *engine, const ms_engine_options *optio
     if (count == 0 && shown)
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                               "device \"%s\": this machine shows none: %s=%s hides all, or names "
-                              "some that are not there",
+                              "some that are not there: unset it, or name what nvidia-smi -L lists",
                               engine->device->name, variable, shown);
     if (count == 0)
-        return ms_engine_fail(
-            engine, MS_ERROR_ARGUMENT,
-            "device \"%s\": this machine has a driver and shows no device of that "
-            "kind",
-            engine->device->name);
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
+                              "device \"%s\": this machine has a driver and shows no device of "
+                              "that kind: if nvidia-smi -L lists none either, the machine or its "
+                              "container has none to give; device \"cpu\" needs none",
+                              engine->device->name);
     return ms_engine_fail(engine, MS_ERROR_ARGUMENT,
                           "device_index = %u: of device \"%s\" this machine has %u, counted from 0",
                           options->device_index, engine->device->name, count);
@@ -112,6 +130,7 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     engine->pin = options->pin;
     engine->is_for_gpu = strcmp(engine->device->kernels, "cuda") == 0
                          || (options->for_gpu && !engine->device->values);
+    engine->tf32 = options->tf32;
     engine->random.seed = options->seed;
     engine->rates = options->rates ? *options->rates : *ms_rates_default();
     status = ms_strings_new(&engine->context, &engine->strings);

@@ -69,6 +69,11 @@
 --- With device "cuda": the calling thread, and threads that it starts, run on the cores of the NUMA
 --- node of the GPU, of which ranks get equal shares. `moonshard run --device cuda` sets it.
 ---@field near_gpu? boolean
+--- With device "cuda": products of f32 tensors (linear layers, `ms.matmul`) take numbers rounded to
+--- TF32, whose fraction has 10 bits; their sums stay f32. That is faster where a model trains in
+--- f32. Attention and convolutions of f32 tensors stay f32. On other devices it is accepted and
+--- changes nothing. The switch --tf32 sets it.
+---@field tf32? boolean
 --- The best instruction set that kernels may use; unless given, the best one of the processor.
 ---@field cpu? "portable"|"avx2"|"avx512"|"avx512bf16"
 --- "local": ranks of one host, which meet at `rendezvous`. "nccl": the same, and tensors travel by
@@ -157,14 +162,17 @@
 --- memory_bytes }; pci: its place on the bus; node: its NUMA node, or nil; slice: MIG divides it),
 --- gpu (with device "cuda": the place in gpus of this rank's), gpu_driver (the version of CUDA that it is for, or why there is none), gpu_blas and gpu_dnn (on
 --- machines with GPUs: their libraries of products and of attention), attention (on a GPU: { cudnn,
---- fast, own }, how many tasks of attention went to cuDNN, of which some add up in no certain
---- order, and to kernels of our own, which are slower; those of a graph count once), graph (what
+--- fast, own, refused }, how many tasks of attention went to cuDNN, of which some add up in no
+--- certain order, and to kernels of our own, which are slower, of which some have several queries
+--- and came while cuDNN was there; those of a graph count once; traces name each task by its way,
+--- "attention, cuDNN" or "attention, own kernels"), graph (what
 --- became of `graph = true`: { graphs, launches, replayed, alone, why, differs }: graphs that were
 --- made, and launched; tasks in these, and tasks that were launched one by one; the first thing that
 --- came between two tasks, or nil; the last task that had other addresses or shapes than in a run of
 --- the same tasks before, or nil), memory_beside (on a GPU: bytes of its memory in use beside what
 --- `ms.memory` counts: kernels' scratch, libraries, the driver, NCCL, other processes), interfaces
---- (of the network, with their addresses), memory_bytes, mpi, nccl, lua, version.
+--- (of the network, with their addresses), memory_bytes, mpi, nccl, lua, tf32 (whether products of
+--- f32 take TF32), version.
 --- ```lua
 --- ms.info().version == ms.version --> true
 --- ```

@@ -46,7 +46,8 @@ local function key_of(dtype)
   local info = core.info()
   local gpu = info.device == "cuda" and info.gpus[1]
   if gpu then
-    return table.concat({ METHOD, gpu.name, gpu.multiprocessors, dtype, info.gpu_blas }, "/")
+    local kind = info.tf32 and dtype == "f32" and "tf32" or dtype
+    return table.concat({ METHOD, gpu.name, gpu.multiprocessors, kind, info.gpu_blas }, "/")
   end
   return table.concat(
     { METHOD, info.cpu, info.kernels, info.threads, dtype, info.blas, info.blas_isa, info.version },

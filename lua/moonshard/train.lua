@@ -86,6 +86,17 @@ local function over_ranks(self, use, value, op)
   end)
 end
 
+-- After the first forward and backward, on a GPU with cuDNN: whether attention went another way.
+-- before: the counts before them.
+local function tell_of_refusals(before)
+  local counts = core.info().attention
+  local refused = counts and counts.refused - before.refused or 0
+  if refused == 0 then return end
+  log.log("attention: %d of %d tasks of a step go to our own kernels, which are slower: cuDNN \z
+    takes bf16 and f16, no positions of packed documents, and widths of heads that are multiples \z
+    of 8 up to 256", refused, refused + counts.cudnn - before.cudnn)
+end
+
 -- The mean of one number of each rank. If one of them is inf or nan, so is the mean.
 local function mean_over_ranks(self, value)
   if self.world:size() == 1 then return value end
@@ -294,7 +305,9 @@ local function run_step(self, step)
   self.step = step
   if o.before_step then o.before_step(step) end
   local lr = o.optimizer.lr and o.optimizer:lr()
+  local before = step == self.start and core.info().attention
   local loss = forward_backward(self)
+  if before then tell_of_refusals(before) end
   if o.after_backward then o.after_backward(step) end
   local norm, finite, bad, parameters = update(self, loss)
   local meta = getmetatable(o.model)

@@ -77,7 +77,9 @@ function tune.read()
   local text, message, code = core.file_read(path)
   if not text then
     if code ~= "not_found" then return nil, message end
-    return nil, is_named and ("MOONSHARD_TUNED: there is no file '%s'"):format(path) or nil
+    local is_made = launch.tune == "yes"
+    return nil, is_named and not is_made and ("MOONSHARD_TUNED: there is no file '%s' \z
+      (moonshard run --tune makes it)"):format(path) or nil
   end
   local found
   found, message = core.json_decode(text)

@@ -1,6 +1,7 @@
 -- Several ranks on the cuda device, over libraries of the tests in place of NVIDIA's driver and of
 -- NCCL: training gives the losses of the cpu device, and each rank has a GPU of its own.
 local command = require "command"
+local core = require "moonshard.core"
 local folder
 before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
@@ -108,6 +109,29 @@ describe("ranks on GPUs", function()
     losses("gpt_bytes.lua' -n 2 --device cuda", stand_in(2) .. " MOONSHARD_STAND_IN_WATCH=stop")
   end)
 
+  -- The check runs on no GPU and without NCCL, whose barriers add numbers that no tensor holds.
+  it("have the peaks that check predicts, to the byte", function()
+    command.write(folder .. "/peak.lua", [[
+      dofile(os.getenv "RECIPE")
+      local ms = require "moonshard"
+      io.stdout:write(("rank %d peak %d\n"):format(ms.rank(), ms.memory().peak))
+    ]])
+    local recipe = command.source .. "/recipes/gpt2.lua"
+    for _, shard in ipairs { "", "shard=full_shard" } do
+      local options = ("--device cuda -n 2 steps=2 length=32 batch=4 model.layers=1 \z
+        model.width=64 model.heads=2 every.eval=0 every.sample=0 every.save=0 bytes=true \z
+        vocab=256 data='%s/README.md' %s"):format(command.source, shard)
+      local predicted = core.json_decode((command.succeed(folder,
+        ("check '%s' --json %s"):format(recipe, options)))).peak_bytes
+      local out = command.succeed(folder, "run peak.lua " .. options,
+        ("%s RECIPE='%s'"):format(stand_in(2), recipe))
+      for rank = 0, 1 do
+        local peak = out:match(("rank %d peak (%%d+)"):format(rank))
+        assert.equal(predicted[rank + 1], math.tointeger(tonumber(peak)), shard)
+      end
+    end
+  end)
+
   it("leave multiprocessors to collectives that are under way", function()
     local function limits(settings)
       os.remove(folder .. "/log")
@@ -147,8 +171,10 @@ describe("ranks on GPUs", function()
     local settings = stand_in(2) .. " MOONSHARD_NCCL=/nowhere/libnccl.so.2"
     local code, _, err = command.run(folder, "run sum.lua -n 2 --device cuda", settings)
     assert.equal(1, code, err)
-    assert.truthy(err:find("cannot load NCCL: /nowhere/libnccl.so.2", 1, true), err)
-    assert.truthy(err:find("ranks on GPUs need it", 1, true), err)
+    assert.truthy(err:find("several ranks on GPUs need NCCL: /nowhere/libnccl.so.2", 1, true), err)
+    assert.truthy(err:find("MOONSHARD_NCCL names it: unset that, or set it to the path of NCCL "
+      .. "2.28 or later; one rank needs none, and --share-gpu or the device cpu work without it",
+      1, true), err)
     local out = command.succeed(folder, "run sum.lua -n 1 --device cuda", settings)
     assert.truthy(out:find("rank 0 has 3", 1, true), out)
   end)

@@ -98,7 +98,7 @@ describe("over NCCL", function()
   it("a library that is missing, or a name that is wrong, is one clear error", function()
     command.write(folder .. "/one.lua", [[require "moonshard".world():barrier()]])
     for settings, says in pairs {
-      ["MOONSHARD_TRANSPORT=nccl MOONSHARD_NCCL=/nowhere.so"] = "cannot load NCCL: /nowhere.so",
+      ["MOONSHARD_TRANSPORT=nccl MOONSHARD_NCCL=/nowhere.so"] = "need NCCL: /nowhere.so",
       ["MOONSHARD_TRANSPORT=nkkl"] = "transport \"nkkl\" is none of those",
     } do
       local code, _, err = command.run(folder, "run one.lua -n 2", settings)

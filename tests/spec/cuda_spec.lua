@@ -144,7 +144,15 @@ describe("on a GPU", function()
     assert.equal(predicted.peak_bytes[1], math.tointeger(tonumber(out:match "peak (%d+)")))
     assert.matches("all\ttrue\n", out)
     local text = command.succeed(folder, ("check '%s' --device cuda %s"):format(recipe, options))
-    assert.matches("beside it on the GPU: kernels' scratch memory, libraries", text)
+    assert.same({ products = 32 << 20, attention = 256 << 20, attention_most = 2 << 30 },
+      predicted.scratch_bytes_of_stream)
+    assert.matches("beside it on the GPU, for each stream that has such tasks: 32 MiB for \z
+      products, or for attention by cuDNN up to 256 MiB %(2048 where a head needs more%)\n  and \z
+      some for the driver's context, libraries: a run there tells how much in all", text)
+    text = command.succeed(folder, ("check '%s' -n 2 --device cuda %s"):format(recipe, options))
+    assert.matches("the driver's context, libraries, NCCL's buffers: a run there", text)
+    assert.is_nil(command.succeed(folder, ("check '%s' %s"):format(recipe, options))
+      :find("beside it on the GPU", 1, true))
   end)
 
   it("check predicts the peak of what a GPU's products make beside", function()
@@ -181,6 +189,22 @@ describe("on a GPU", function()
     assert.matches("gpu driver +this machine shows no GPU", command.succeed(folder, "info"))
   end)
 
+  it("info names the NCCL that ranks would use, or why there is none", function()
+    local nccl = os.getenv "MOONSHARD_NCCL"
+    local function line(settings)
+      return command.succeed(folder, "info", settings):match "nccl +([^\n]*)"
+    end
+    assert.equal("NCCL 2.28.9, " .. nccl, line(ON_GPU))
+    assert.equal("NCCL 2.28.9, " .. nccl,
+      line(("%s MOONSHARD_NCCL= MOONSHARD_CUDA_LIBS='/nowhere:%s'"):format(ON_GPU,
+        nccl:match "^(.*)/")), "it is sought where the other libraries are")
+    assert.matches("^several ranks on GPUs need NCCL: /nowhere/libnccl.*: MOONSHARD_NCCL names \z
+      it: unset that", line(ON_GPU .. " MOONSHARD_NCCL=/nowhere/libnccl.so.2"))
+    assert.matches(": '.*' is NCCL 2%.27%.7, too old: ",
+      line(ON_GPU .. " MOONSHARD_STUB_NCCL=version:ncclGetVersion:1:22707"))
+    assert.equal("2.28 or later, loaded when it is asked for", line())
+  end)
+
   -- Runs a line of a recipe and returns its error.
   local function fails(code, line, settings)
     command.write(folder .. "/r.lua", 'local ms = require "moonshard"\n' .. line)
@@ -194,20 +218,55 @@ describe("on a GPU", function()
     local line = "print(ms.ones({ 2, 2 }):matmul(ms.ones { 2, 2 }):sum():item())"
     assert.matches("this machine has no NVIDIA driver: .*nowhere.*: install one, or set \z
       MOONSHARD_CUDA_DRIVER", fails(1, line, "MOONSHARD_CUDA_DRIVER=/nowhere/libcuda.so.1"))
-    assert.matches("products of matrices on a GPU need cuBLASLt of CUDA 13: .*MOONSHARD_CUDA_LIBS",
+    assert.matches("r%.lua:2: products of matrices on a GPU need cuBLASLt of CUDA 13: \z
+      /nowhere/.*: MOONSHARD_CUBLASLT names it: unset that, or set it to the path of cuBLASLt \z
+      13%.0 or later; the device cpu works without it",
       fails(3, line, ON_GPU .. " MOONSHARD_CUBLASLT=/nowhere/libcublasLt.so.13"))
-    assert.matches("is cuBLASLt 12%.4: 13%.0 or later is needed",
+    assert.matches("is cuBLASLt 12%.4, too old: .*; the device cpu works without it",
       fails(3, line, ON_GPU .. " MOONSHARD_STAND_IN_CUBLASLT_VERSION=120400"))
+    local attends = "local q = ms.ones { 1, 1, 8, 16, dtype = 'bf16' }\nq:attention(q, q)"
+    local err = fails(3, attends, ON_GPU .. " MOONSHARD_CUDNN=/nowhere/libcudnn.so.9")
+    assert.matches("^moonshard: attention on a GPU cannot use cuDNN: /nowhere/.*: MOONSHARD_CUDNN \z
+      names it: unset that, or set it to the path of cuDNN 9%.16 or later, or to off: attention \z
+      is then slower, enqueued at r%.lua:3\n", err)
     assert.matches("no memory for 17179869184 bytes: live 4194304, .*limit 966367638%d*; largest \z
       owners: .*r%.lua:2",
       fails(8, "local t = ms.zeros { 1 << 20 }\nms.zeros { 1 << 32 }", ON_GPU))
     assert.matches("GPU 0, stand%-in 0, has compute capability 7%.0: 8%.0 or later is needed",
       fails(1, line, ON_GPU .. " MOONSHARD_STAND_IN_MAJOR=7"))
     assert.matches('device "cuda": this machine shows none: CUDA_VISIBLE_DEVICES=MIG%-x \z
-      hides all, or names some that are not there',
+      hides all, or names some that are not there: unset it, or name what nvidia%-smi %-L lists',
       fails(1, line, ON_GPU .. " MOONSHARD_STAND_IN_GPUS=0 CUDA_VISIBLE_DEVICES=MIG-x"))
+    local first = "a process computes on the first .* that it is shown: set \z
+      CUDA_VISIBLE_DEVICES=3 in its environment"
+    assert.matches('device "cuda:3": ' .. first,
+      fails(1, "ms.init { device = 'cuda:3' }\nms.ones { 1 }", ON_GPU))
+    local _, _, told = command.run(folder, "run r.lua --device cuda:3", ON_GPU)
+    assert.matches("%-%-device cuda:3: " .. first, told)
     assert.matches("this engine runs on 'cuda",
       fails(1, "print(ms.device('cuda:1'))", ON_GPU))
+  end)
+
+  it("computes f32 products in TF32 where it is asked to", function()
+    -- TF32 lacks the last bit of this number.
+    command.write(folder .. "/tf32.lua", [[
+      local ms = require "moonshard"
+      local x = ms.ones { 8, 16 } * (1 + 0x1p-12)
+      print(ms.info().tf32, x:matmul(x:transpose(1, 2)):max():item() > 16)]])
+    command.write(folder .. "/init.lua", [[
+      require "moonshard".init { tf32 = true }
+      dofile "tf32.lua"]])
+    local function prints(what, line, settings)
+      os.remove(folder .. "/log")
+      local out = command.succeed(folder, "run " .. line,
+        (settings or "") .. " MOONSHARD_STAND_IN_CUBLASLT_LOG=log")
+      assert.equal(what, out)
+      return select(2, (command.read(folder .. "/log") or ""):gsub("computes 77\n", ""))
+    end
+    assert.equal(0, prints("false\ttrue\n", "tf32.lua --device cuda", ON_GPU))
+    assert.equal(1, prints("true\tfalse\n", "tf32.lua --device cuda --tf32", ON_GPU))
+    assert.equal(1, prints("true\tfalse\n", "init.lua --device cuda", ON_GPU))
+    assert.equal(0, prints("false\ttrue\n", "tf32.lua --tf32"))
   end)
 
   it("names the script's line of a value that a kernel refuses", function()

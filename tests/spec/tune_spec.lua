@@ -114,13 +114,16 @@ describe("choices of products", function()
 
   it("are in a file that the environment may name", function()
     local named = "MOONSHARD_TUNED=here/mine.json"
-    train("run=a steps=4 --tune", on_gpu(2, named))
+    local _, err = train("run=a steps=4 --tune", on_gpu(2, named))
+    assert.equal("", err, "the file is about to be made")
     assert.is_nil(command.read(folder .. "/" .. FILE))
-    local _, err, found = train("run=b steps=3", on_gpu(0, named))
+    local found
+    _, err, found = train("run=b steps=3", on_gpu(0, named))
     assert.equal("", err)
     uses_only(2, only(found))
     _, err, found = train("run=c steps=3", on_gpu(0, "MOONSHARD_TUNED=nowhere.json"))
-    assert.equal("moonshard: rank 0: MOONSHARD_TUNED: there is no file 'nowhere.json'\n", err)
+    assert.equal("moonshard: rank 0: MOONSHARD_TUNED: there is no file 'nowhere.json' (moonshard \z
+      run --tune makes it)\n", err)
     uses_only(0, only(found))
   end)
 

@@ -98,6 +98,40 @@ static void test_times_each_once(void **state)
     ms_engine_free(engine);
 }
 
+/* One product [4, 32] x [32, 16] of f32 whose numbers TF32 does not have: the first element. */
+static float multiply_f32(bool tf32, ms_product_time *time)
+{
+    float numbers[4 * 16] = { 0 };
+    ms_error error;
+    ms_engine *engine = NULL;
+    ms_engine_options options = { .own_device = &ms_device_cuda, .threads = 1, .tf32 = tf32 };
+    setenv("MOONSHARD_CUDA_DRIVER", getenv("MOONSHARD_STAND_IN"), 1);
+    if (ms_engine_new(&options, &error, &engine)) fail_msg("%s", error.message);
+    int64_t shapes[3][2] = { { 4, 32 }, { 32, 16 }, { 4, 16 } };
+    ms_tensor *t[3];
+    for (int i = 0; i < 3; i++) OK(ms_op_full(engine, MS_F32, 2, shapes[i], 1 + 0x1p-12, &t[i]));
+    OK(ms_matmul_into(engine, t[0], t[1], NULL, t[2]));
+    OK(ms_tensor_read(t[2], numbers, sizeof numbers));
+    multiply(engine, 8);
+    assert_int_equal(plan_of(engine, 8)->key.tf32, 0); /* bf16 */
+    do OK(ms_products_time(engine, time));
+    while (strncmp(time->choice.key, "4x", 2) != 0);
+    for (int i = 0; i < 3; i++) ms_tensor_release(t[i]);
+    ms_engine_free(engine);
+    return numbers[0];
+}
+
+/* It is asked for f32 alone, and choices for one are not those for the other. */
+static void test_tf32(void **state)
+{
+    (void)state;
+    ms_product_time times[2];
+    assert_true(multiply_f32(true, &times[1]) == 32);
+    assert_true(multiply_f32(false, &times[0]) > 32);
+    assert_string_not_equal(times[0].choice.key, times[1].choice.key);
+    assert_non_null(strstr(times[1].choice.key, ", tf32"));
+}
+
 static void test_choices(void **state)
 {
     (void)state;
@@ -615,6 +649,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_times_each_once),
+        cmocka_unit_test(test_tf32),
         cmocka_unit_test(test_choices),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_no_memory),

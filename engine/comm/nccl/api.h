@@ -13,7 +13,7 @@
 
 #define MS_NCCL_VERSION_LEAST 22800 /* major * 10000 + minor * 100 + patch */
 #define MS_NCCL_LIBRARY "libnccl.so.2"
-/* The path of the library, where the system's loader does not find it by its name. */
+/* The path of the library, which is then sought nowhere else. */
 #define MS_NCCL_VARIABLE "MOONSHARD_NCCL"
 /* A symbol of libraries for tests, which carry host memory. */
 #define MS_NCCL_HOST_MEMORY "moonshard_nccl_host_memory"
@@ -107,8 +107,9 @@ typedef struct ms_nccl_api {
     void (*host_memory)(void);
 } ms_nccl_api;
 
-/* load.c: loads the library and fills the table. MS_ERROR_NOT_FOUND: there is none;
- * MS_ERROR_UNSUPPORTED: it is older than 2.28, or no NCCL. The library is never unloaded. */
+/* comm/cuda/load.c: loads the library, from where the other libraries of NVIDIA are, and fills the
+ * table. MS_ERROR_NOT_FOUND: there is none; MS_ERROR_UNSUPPORTED: it is older than 2.28, or no
+ * NCCL. The library is never unloaded. */
 ms_status ms_nccl_load(ms_context *context, ms_nccl_api *out);
 
 #endif

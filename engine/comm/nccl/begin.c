@@ -6,41 +6,6 @@
 
 #include "comm/nccl/nccl.h"
 
-#define SCRATCH_BYTES (MS_CHANNELS * sizeof(float))
-
-/* Barriers add a number of the device. Its block may have had another owner, whose work the copy
- * waits for; nobody else gets it after that. */
-static ms_status make_scratch(ms_engine *engine, ms_storage **out)
-{
-    static const char zeros[SCRATCH_BYTES];
-    ms_stream *stream = ms_engine_current(engine);
-    ms_point written;
-    ms_status status = ms_storage_new(stream, SCRATCH_BYTES, out);
-    if (!status) status = ms_stream_copy_in(stream, *out, 0, zeros, SCRATCH_BYTES, &written);
-    return status ? status : ms_point_sync(engine, written);
-}
-
-void ms_nccl_group_free(ms_context *context, ms_nccl_group *group)
-{
-    ms_storage_release(group->barrier);
-    ms_release(context, group);
-}
-
-static ms_status new_group(ms_group *group, ms_nccl_group **out)
-{
-    ms_engine *engine = group->comm->engine;
-    void *memory = NULL;
-    ms_status status =
-        ms_allocate(ms_engine_context(engine), sizeof(ms_nccl_group), "communicators", &memory);
-    if (status) return status;
-    ms_nccl_group *made = memory;
-    made->group = group;
-    status = make_scratch(engine, &made->barrier);
-    if (status) ms_nccl_group_free(ms_engine_context(engine), made);
-    else *out = made;
-    return status;
-}
-
 /* What a failure of NCCL leaves in the engine. */
 static ms_status fail(const ms_nccl *nccl, const char *function, ms_nccl_result result,
                       const ms_group *group)
@@ -177,10 +142,12 @@ ms_status ms_nccl_prepare(ms_group *group)
     ms_nccl *nccl = comm->transport_state;
     ms_context *context = ms_engine_context(comm->engine);
     ms_nccl_id ids[MS_NCCL_COMMUNICATORS];
-    ms_nccl_group *made = NULL;
-    ms_status status = new_group(group, &made);
+    void *memory = NULL;
+    ms_status status = ms_allocate(context, sizeof(ms_nccl_group), "communicators", &memory);
+    ms_nccl_group *made = memory;
     if (!status) status = share_ids(nccl, group, ids);
     if (!status) {
+        made->group = group;
         for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++) made->communicators[i].turn = 1;
         made->next = atomic_load(&nccl->groups);
         atomic_store(&nccl->groups, made);
@@ -191,7 +158,7 @@ ms_status ms_nccl_prepare(ms_group *group)
         made->registers = !status && !share_a_process(nccl, group);
         ms_activity_end(context->activity);
         for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++) ms_nccl_give(&made->communicators[i]);
-    } else if (made) ms_nccl_group_free(context, made);
+    } else ms_release(context, made);
     if (status && status != MS_ERROR_STATE) comm->control->abort(comm, &context->error);
     return status;
 }

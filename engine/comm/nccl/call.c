@@ -11,7 +11,8 @@ typedef struct launch {
     const ms_nccl_api *api;
     ms_communicator *to;
     const ms_comm_args *args;
-    void *stream; /* the device's; NULL where the library carries host memory */
+    void *stream;  /* the device's; NULL where the library carries host memory */
+    float *number; /* of a barrier */
     ms_nccl_dtype dtype;
     size_t units; /* of dtype in one element */
     size_t item;  /* bytes of an element */
@@ -69,13 +70,11 @@ static bool finish(launch *l, const char *function, ms_nccl_result result)
 
 /* ------------------------------------------------------------ collectives */
 
-/* One element for each of the group's ranks and channels' barriers; nobody reads it. */
+/* One element, which nobody reads. */
 static void run_barrier(launch *l)
 {
-    const ms_nccl_group *own = l->args->group->transport_state;
-    float *number = (float *)ms_storage_data(own->barrier) + l->args->channel;
     finish(l, "ncclAllReduce",
-           l->api->all_reduce(number, number, 1, MS_NCCL_FLOAT32, MS_NCCL_SUM, l->to->handle,
+           l->api->all_reduce(l->number, l->number, 1, MS_NCCL_FLOAT32, MS_NCCL_SUM, l->to->handle,
                               l->stream));
 }
 
@@ -286,7 +285,7 @@ static void explain(const launch *l, ms_error *out)
 }
 
 /* The watchdog counts the time of the call that has the turn, until it is over or on the stream. */
-bool ms_nccl_launch(const ms_comm_args *args, void *stream, ms_error *error)
+bool ms_nccl_launch(const ms_comm_args *args, void *stream, float *number, ms_error *error)
 {
     ms_nccl *nccl = args->group->comm->transport_state;
     const ms_control *control = args->group->control;
@@ -294,7 +293,8 @@ bool ms_nccl_launch(const ms_comm_args *args, void *stream, ms_error *error)
                  .api = &nccl->api,
                  .to = ms_nccl_communicator_of(args),
                  .args = args,
-                 .stream = stream };
+                 .stream = stream,
+                 .number = number };
     bool has_turn = ms_nccl_take(nccl, l.to, args);
     if (has_turn) {
         uint64_t place = stream ? 0 : control->entered(nccl->comm, args);
@@ -315,7 +315,10 @@ bool ms_nccl_launch(const ms_comm_args *args, void *stream, ms_error *error)
 static ms_task_result run(ms_run *run, void *arguments)
 {
     ms_error error;
-    if (ms_nccl_launch(arguments, NULL, &error)) return MS_TASK_DONE;
+    const ms_comm_args *args = arguments;
+    ms_nccl_group *group = args->group->transport_state;
+    float *number = args->kind == MS_BARRIER ? &group->barriers[args->channel] : NULL;
+    if (ms_nccl_launch(args, NULL, number, &error)) return MS_TASK_DONE;
     ms_run_fail(run, error.status, "%s", error.message);
     ms_error *own = ms_run_error(run);
     memcpy(own->operation, error.operation, sizeof own->operation);

@@ -118,7 +118,7 @@ static void close_nccl(ms_comm *comm)
     ms_nccl_flights_free(nccl);
     for (ms_nccl_group *g = atomic_load(&nccl->groups), *next; g; g = next) {
         next = g->next;
-        ms_nccl_group_free(context, g);
+        ms_release(context, g);
     }
     for (const ms_nccl_range *r = atomic_load(&nccl->ranges), *next; r; r = next) {
         next = r->next;

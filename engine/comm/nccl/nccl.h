@@ -98,8 +98,8 @@ typedef struct ms_nccl_group ms_nccl_group;
 struct ms_nccl_group {
     ms_nccl_group *next;
     const ms_group *group;
-    bool registers;      /* memory; the same on all members */
-    ms_storage *barrier; /* a float for each channel, which barriers add */
+    bool registers;                   /* memory; the same on all members */
+    float barriers[MS_NCCL_CHANNELS]; /* what they add, where the library carries host memory */
     ms_communicator communicators[MS_NCCL_COMMUNICATORS];
 };
 
@@ -161,8 +161,6 @@ void ms_nccl_name(const ms_comm_args *args, char *text, size_t bytes, ms_error *
 
 /* Slot of ms_transport_nccl. */
 ms_status ms_nccl_prepare(ms_group *group);
-/* Frees what a group has in memory; its communicators are closed. */
-void ms_nccl_group_free(ms_context *context, ms_nccl_group *group);
 
 /* ----------------------------------------------------------------- call.c */
 
@@ -170,8 +168,9 @@ extern const ms_task ms_nccl_tasks[MS_COLLECTIVES];
 ms_communicator *ms_nccl_communicator_of(const ms_comm_args *args);
 /* Makes NCCL's calls for a task, on a CUDA stream, and waits until NCCL has put them there; then
  * the GPU carries them out. NULL: a library for tests carries host memory, and they are over.
- * false: *error says why it has failed. */
-bool ms_nccl_launch(const ms_comm_args *args, void *stream, ms_error *error);
+ * `number` is memory of the GPU in which a barrier adds; not used without a stream. false: *error
+ * says why it has failed. */
+bool ms_nccl_launch(const ms_comm_args *args, void *stream, float *number, ms_error *error);
 /* The cause of the job's end, as the error of this call. */
 void ms_nccl_end_of(const ms_comm_args *args, ms_error *out);
 

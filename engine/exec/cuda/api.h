@@ -13,7 +13,13 @@
 
 #include "moonshard/base.h"
 
-#define MS_CUDA_VERSION_LEAST 13000 /* major * 1000 + minor * 10 */
+/* Versions of CUDA are major * 1000 + minor * 10. The toolkit of this build; 0: it had none. */
+#ifndef MS_CUDA_TOOLKIT
+#define MS_CUDA_TOOLKIT 0
+#endif
+/* Of the driver. Kernels run with any driver of the toolkit's major version:
+ * https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html */
+#define MS_CUDA_VERSION_LEAST (MS_CUDA_TOOLKIT > 13000 ? MS_CUDA_TOOLKIT / 1000 * 1000 : 13000)
 #define MS_CUDA_LIBRARY "libcuda.so.1"
 /* The path of the driver's library, where the system's loader does not find it by its name. */
 #define MS_CUDA_VARIABLE "MOONSHARD_CUDA_DRIVER"

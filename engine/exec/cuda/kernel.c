@@ -206,6 +206,11 @@ ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work)
     return &work->note->fault;
 }
 
+void ms_cuda_work_trace(ms_cuda_work *work, const char *name)
+{
+    if (work->launch->record) work->launch->record->name = name;
+}
+
 bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *user)
 {
     work->is_alone = true;

@@ -119,6 +119,18 @@ void *ms_cuda_library(ms_context *context, const char *variable, const char *nam
     return s.found;
 }
 
+void ms_cuda_advise(const ms_os *os, const char *variable, const char *wanted,
+                    char text[MS_CUDA_ADVICE])
+{
+    const char *path = os->environment(os->user, variable);
+    if (path && *path)
+        snprintf(text, MS_CUDA_ADVICE, "%s names it: unset that, or set it to the path of %s",
+                 variable, wanted);
+    else
+        snprintf(text, MS_CUDA_ADVICE,
+                 "install %s, or set " MS_CUDA_FOLDERS " to the folder of its library", wanted);
+}
+
 /* ------------------------------------------------------------------ functions */
 
 /* All pointers to functions have one representation, so each is copied as it is. */

@@ -1,5 +1,5 @@
-/* library.h: finds the libraries of NVIDIA (cuBLASLt, cuDNN) at run time, which no build links. For
- * folders named cuda. */
+/* library.h: finds the libraries of NVIDIA (cuBLASLt, cuDNN, NCCL) at run time, which no build
+ * links. For folders named cuda. */
 #ifndef MOONSHARD_EXEC_CUDA_LIBRARY_H
 #define MOONSHARD_EXEC_CUDA_LIBRARY_H
 
@@ -16,6 +16,11 @@
  * is nowhere, and `text` says why; else `text` is its path. */
 void *ms_cuda_library(ms_context *context, const char *variable, const char *name, char *text,
                       size_t bytes);
+
+/* What a user can do where there is no such library, or not `wanted` ("NCCL 2.28 or later"). */
+#define MS_CUDA_ADVICE 192
+void ms_cuda_advise(const ms_os *os, const char *variable, const char *wanted,
+                    char text[MS_CUDA_ADVICE]);
 
 /* A function of a library, and where in a table of functions its address goes. */
 typedef struct ms_cuda_row {

@@ -23,12 +23,19 @@ const char *ms_cuda_explain(const ms_cuda *cuda, ms_cuda_result result, char *te
 static ms_status check(ms_context *context, const char *path, const ms_cuda *cuda,
                        const char *missing)
 {
+    char made[40] = "";
+    if (MS_CUDA_TOOLKIT)
+        snprintf(made, sizeof made, ", made with CUDA %d.%d,", MS_CUDA_TOOLKIT / 1000,
+                 MS_CUDA_TOOLKIT % 1000 / 10);
     if (cuda->version > 0 && cuda->version < MS_CUDA_VERSION_LEAST)
-        return ms_fail(context, MS_ERROR_UNSUPPORTED,
-                       "the NVIDIA driver of this machine is for CUDA %d.%d: this build needs a "
-                       "driver for CUDA %d.%d or later (release 580)",
-                       cuda->version / 1000, cuda->version % 1000 / 10,
-                       MS_CUDA_VERSION_LEAST / 1000, MS_CUDA_VERSION_LEAST % 1000 / 10);
+        return ms_fail(
+            context, MS_ERROR_UNSUPPORTED,
+            "the NVIDIA driver of this machine is for CUDA %d.%d: this build%s needs a "
+            "driver for CUDA %d.%d or later%s: install a newer one; the device cpu works "
+            "without it",
+            cuda->version / 1000, cuda->version % 1000 / 10, made, MS_CUDA_VERSION_LEAST / 1000,
+            MS_CUDA_VERSION_LEAST % 1000 / 10,
+            MS_CUDA_VERSION_LEAST == 13000 ? " (release 580)" : "");
     if (!missing) return MS_OK;
     return ms_fail(context, MS_ERROR_UNSUPPORTED, "'%s' is no NVIDIA driver: it has no %s", path,
                    missing);

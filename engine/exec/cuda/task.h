@@ -71,6 +71,8 @@ void *ms_cuda_scratch(ms_cuda_work *work, size_t bytes);
 /* Where the kernels of this task note that they found something wrong, for a task with `explain`.
  * The stream then fails. NULL: there is no memory, and the stream has failed. */
 ms_cuda_fault *ms_cuda_fault_of(ms_cuda_work *work);
+/* Another name for this execution in traces, a constant. */
+void ms_cuda_work_trace(ms_cuda_work *work, const char *name);
 /* Once the task is reached, the host thread calls `function`, before anybody learns that it is. If
  * the answer is not MS_OK, the stream fails with *error. A task calls this once, before it puts
  * anything onto the stream, and is in no graph then. false: there is no memory, the stream has

@@ -57,9 +57,8 @@ MS_API ms_status ms_comm_open(ms_engine *engine, ms_rendezvous *rendezvous, uint
 /* How tensors travel. All ranks of a job give the same. */
 typedef struct ms_comm_options {
     /* "local": through memory of this host. "nccl": by NCCL 2.28 or later, whose library is loaded
-     * when it is asked for; the variable MOONSHARD_NCCL is its path, if it is not installed where
-     * the system finds libnccl.so.2. NULL: what fits the engine's device. The text is used by the
-     * call only. */
+     * when it is asked for, from where NVIDIA's other libraries are; the variable MOONSHARD_NCCL
+     * may name another. NULL: what fits the engine's device. The text is used by the call only. */
     const char *transport;
     /* NCCL: how many blocks of a GPU (CTAs) a collective takes at least and at most; 0: as NCCL
      * decides. */
@@ -69,6 +68,9 @@ typedef struct ms_comm_options {
      * or those that say something else are refused (MS_ERROR_ARGUMENT). */
     bool one_gpu;
 } ms_comm_options;
+/* Which NCCL a job would use, "NCCL 2.28.3, PATH", loaded for this. False: it cannot be used, and
+ * text says why. os NULL: ms_os_posix(). */
+MS_API bool ms_gpu_nccl(const ms_os *os, char *text, size_t bytes);
 /* The same, with options. MS_ERROR_NOT_FOUND: there is no such library. MS_ERROR_UNSUPPORTED: it is
  * too old, or moves no memory of this engine's device. */
 MS_API ms_status ms_comm_open_with(ms_engine *engine, ms_rendezvous *rendezvous, uint32_t rank,

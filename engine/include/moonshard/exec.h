@@ -94,6 +94,9 @@ typedef struct ms_engine_options {
     const ms_rates *rates;
     /* For the sim device: the host's calls are those for the cuda device. Others ignore it. */
     bool for_gpu;
+    /* For the cuda device: products of f32 may take the numbers rounded to TF32, whose fraction has
+     * 10 bits, which is faster. Sums stay f32. Others ignore it. */
+    bool tf32;
     /* Cap on instruction sets: "portable" "avx2" "avx512" "avx512bf16"; NULL: none. */
     const char *cpu;
     /* Called by the host thread, and by a stream's thread that warns of a straggler. */

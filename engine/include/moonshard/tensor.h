@@ -324,11 +324,20 @@ typedef struct ms_product_time {
  * engine has computed, that has no choice and was not timed before. Nothing is chosen by that. */
 MS_API ms_status ms_products_time(ms_engine *engine, ms_product_time *out);
 
+/* Scratch memory of a GPU that a stream keeps for tasks of libraries; no pool counts it. */
+typedef struct ms_gpu_scratch {
+    size_t products;       /* the workspace of cuBLASLt */
+    size_t attention;      /* cuDNN's parts of a call and their copies, at most */
+    size_t attention_most; /* where a part cannot be cut so small */
+} ms_gpu_scratch;
+MS_API ms_gpu_scratch ms_gpu_scratch_of_stream(void);
+
 /* How many tasks of attention, forward and backward, the engine has put onto a GPU: calls of cuDNN,
  * of which some add up in no certain order, and kernels of our own, which take every shape and are
- * slower. */
+ * slower. refused: of the latter, those with several queries that came while cuDNN was there.
+ * Traces name each task by its way: "attention, cuDNN", "attention, own kernels". */
 typedef struct ms_attention_counts {
-    uint64_t cudnn, fast, own;
+    uint64_t cudnn, fast, own, refused;
 } ms_attention_counts;
 MS_API ms_attention_counts ms_engine_attention_counts(const ms_engine *engine);
 

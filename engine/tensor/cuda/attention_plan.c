@@ -13,6 +13,7 @@
 #include "tensor/cuda/attention.h"
 #include "tensor/cuda/attention_graph.h"
 #include "tensor/cuda/kernels.h"
+#include "tensor/cuda/matmul.h"
 #include "tensor/cuda/plan_table.h"
 
 MS_CUDA_IMAGE(attention)
@@ -87,6 +88,13 @@ ms_attention_counts ms_engine_attention_counts(const ms_engine *engine)
 {
     const attention_state *state = ms_engine_get(engine, MS_SLOT_ATTENTION);
     return state ? state->counts : (ms_attention_counts){ 0 };
+}
+
+ms_gpu_scratch ms_gpu_scratch_of_stream(void)
+{
+    return (ms_gpu_scratch){ .products = MS_CUDA_WORKSPACE,
+                             .attention = PART_BYTES,
+                             .attention_most = PART_BYTES_MOST };
 }
 
 ms_status ms_cuda_attention_set_part_bytes(ms_engine *engine, size_t bytes)
@@ -433,6 +441,14 @@ static ms_status find_plan(ms_engine *engine, attention_state **state, call *c, 
     return status;
 }
 
+/* A call of our own kernels that cuDNN, which is there, might have made faster; with one query it
+ * would not be. */
+static void count_own(attention_state *state, const ms_attention_args *args)
+{
+    state->counts.own++;
+    if (state->handle && args->queries > 1) state->counts.refused++;
+}
+
 static bool attend(ms_cuda_work *work, const ms_attention_args *args, bool backward)
 {
     ms_engine *engine = ms_cuda_work_engine(work);
@@ -448,11 +464,16 @@ static bool attend(ms_cuda_work *work, const ms_attention_args *args, bool backw
         return true;
     }
     if (!plan) {
-        state->counts.own++;
+        count_own(state, args);
+        ms_cuda_work_trace(work,
+                           backward ? "attention gradient, own kernels" : "attention, own kernels");
         return false;
     }
     state->counts.cudnn++;
     if (plan->key.fast) state->counts.fast++;
+    ms_cuda_work_trace(work, plan->key.fast ? "attention gradient, cuDNN, fast"
+                             : backward     ? "attention gradient, cuDNN"
+                                            : "attention, cuDNN");
     run(work, state, &c, plan);
     return true;
 }

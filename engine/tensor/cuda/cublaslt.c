@@ -18,29 +18,33 @@ static const ms_cuda_row rows[] = {
 
 #define VERSION_LEAST 130000 /* major * 10000 + minor * 100 + patch */
 
+/* what: which library there is, or why there is none. */
+static ms_status refuse(ms_context *context, ms_status status, const char *what)
+{
+    char advice[MS_CUDA_ADVICE];
+    ms_cuda_advise(context->os, MS_CUBLASLT_VARIABLE, "cuBLASLt 13.0 or later", advice);
+    return ms_fail(context, status,
+                   "products of matrices on a GPU need cuBLASLt of CUDA 13: %s: %s; the device cpu "
+                   "works without it, and on a GPU what has no products",
+                   what, advice);
+}
+
 ms_status ms_cublaslt_load(ms_context *context, ms_cublaslt *out, char *path, size_t bytes)
 {
-    const ms_os *os = context->os;
-    char text[1024];
-    const char *missing = NULL;
+    char text[1024], what[1200];
     void *library =
         ms_cuda_library(context, MS_CUBLASLT_VARIABLE, MS_CUBLASLT_LIBRARY, text, sizeof text);
-    if (!library)
-        return ms_fail(context, MS_ERROR_NOT_FOUND,
-                       "products of matrices on a GPU need cuBLASLt of CUDA 13: %s: install it, or "
-                       "set " MS_CUDA_FOLDERS " to its folder; elementwise operators, reductions "
-                       "and attention work without it",
-                       text);
-    missing = ms_cuda_find_all(os, library, rows, sizeof rows / sizeof *rows, out);
+    if (!library) return refuse(context, MS_ERROR_NOT_FOUND, text);
+    const char *missing =
+        ms_cuda_find_all(context->os, library, rows, sizeof rows / sizeof *rows, out);
     if (path) snprintf(path, bytes, "%s", text);
     if (missing)
-        return ms_fail(context, MS_ERROR_UNSUPPORTED,
-                       "'%s' is no cuBLASLt of CUDA 13: it has no %s", text, missing);
-    if (out->version() >= VERSION_LEAST) return MS_OK;
-    return ms_fail(context, MS_ERROR_UNSUPPORTED,
-                   "'%s' is cuBLASLt %zu.%zu: 13.0 or later is needed; set " MS_CUDA_FOLDERS
-                   " to the folder of one",
-                   text, out->version() / 10000, out->version() / 100 % 100);
+        snprintf(what, sizeof what, "'%s' is another library: it has no %s", text, missing);
+    else if (out->version() < VERSION_LEAST)
+        snprintf(what, sizeof what, "'%s' is cuBLASLt %zu.%zu, too old", text,
+                 out->version() / 10000, out->version() / 100 % 100);
+    else return MS_OK;
+    return refuse(context, MS_ERROR_UNSUPPORTED, what);
 }
 
 bool ms_gpu_blas(const ms_os *os, char *text, size_t bytes)

@@ -17,8 +17,8 @@ typedef struct ms_lt_opaque *ms_lt_preference;
 typedef int ms_lt_result; /* 0: it went well */
 
 enum { MS_LT_F32 = 0, MS_LT_F16 = 2, MS_LT_BF16 = 14 };
-/* f32 products are products of f32: TF32 is another one of these. */
-enum { MS_LT_COMPUTE_F32 = 68 };
+/* How products are computed: of the operands as they are, or of f32 rounded to TF32. */
+enum { MS_LT_COMPUTE_F32 = 68, MS_LT_COMPUTE_TF32 = 77 };
 enum {
     MS_LT_TRANSPOSE_A = 3,
     MS_LT_TRANSPOSE_B = 4,

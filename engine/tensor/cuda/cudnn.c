@@ -29,32 +29,36 @@ bool ms_cudnn_is_asked_for(const ms_os *os)
     return asked && *asked && !is_off(os);
 }
 
+/* what: which library there is, or why there is none. One that was named must work, and to go
+ * without it is then the user's choice. */
+static ms_status refuse(ms_context *context, ms_status status, const char *what)
+{
+    char advice[MS_CUDA_ADVICE];
+    bool is_named = ms_cudnn_is_asked_for(context->os);
+    ms_cuda_advise(context->os, MS_CUDNN_VARIABLE, "cuDNN 9.16 or later", advice);
+    return ms_fail(context, status, "attention on a GPU %s cuDNN: %s: %s%s",
+                   is_named ? "cannot use" : "is slower without", what, advice,
+                   is_named ? ", or to off: attention is then slower" : "");
+}
+
 ms_status ms_cudnn_load(ms_context *context, ms_cudnn *out, char *path, size_t bytes)
 {
-    const ms_os *os = context->os;
-    char text[1024];
-    const char *missing = NULL;
-    if (is_off(os))
+    char text[1024], what[1200];
+    if (is_off(context->os))
         return ms_fail(context, MS_ERROR_NOT_FOUND,
                        "cuDNN is off, as " MS_CUDNN_VARIABLE " says: attention is slower");
     void *library =
         ms_cuda_library(context, MS_CUDNN_VARIABLE, MS_CUDNN_LIBRARY, text, sizeof text);
-    if (!library)
-        return ms_fail(context, MS_ERROR_NOT_FOUND,
-                       "attention on a GPU is slower without cuDNN 9: %s: install it, or set "
-                       "" MS_CUDA_FOLDERS " to its folder",
-                       text);
-    missing = ms_cuda_find_all(os, library, rows, sizeof rows / sizeof *rows, out);
+    if (!library) return refuse(context, MS_ERROR_NOT_FOUND, text);
+    const char *missing =
+        ms_cuda_find_all(context->os, library, rows, sizeof rows / sizeof *rows, out);
     if (path) snprintf(path, bytes, "%s", text);
-    if (missing)
-        return ms_fail(context, MS_ERROR_UNSUPPORTED, "'%s' is no cuDNN 9: it has no %s", text,
-                       missing);
-    if (out->version() >= MS_CUDNN_VERSION_LEAST) return MS_OK;
-    return ms_fail(context, MS_ERROR_UNSUPPORTED,
-                   "'%s' is cuDNN %zu.%zu, and attention needs %d.%d or later: set "
-                   "" MS_CUDA_FOLDERS " to the folder of one, or " MS_CUDNN_VARIABLE " to off",
-                   text, out->version() / 10000, out->version() / 100 % 100,
-                   MS_CUDNN_VERSION_LEAST / 10000, MS_CUDNN_VERSION_LEAST / 100 % 100);
+    if (missing) snprintf(what, sizeof what, "'%s' is no cuDNN 9: it has no %s", text, missing);
+    else if (out->version() < MS_CUDNN_VERSION_LEAST)
+        snprintf(what, sizeof what, "'%s' is cuDNN %zu.%zu, too old", text, out->version() / 10000,
+                 out->version() / 100 % 100);
+    else return MS_OK;
+    return refuse(context, MS_ERROR_UNSUPPORTED, what);
 }
 
 bool ms_gpu_dnn(const ms_os *os, char *text, size_t bytes)

@@ -19,6 +19,7 @@ typedef struct ms_product_key {
     int64_t batches, a_batch, b_batch, c_batch;
     uint32_t align_a, align_b, align_c; /* bytes */
     uint32_t multiprocessors;           /* that it may count on; 0: all */
+    uint64_t tf32;                      /* 1: f32 is rounded to TF32 */
 } ms_product_key;
 
 /* An algorithm of the library, and the workspace that it needs. It does not change and lives as

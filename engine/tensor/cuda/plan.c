@@ -61,7 +61,8 @@ static ms_lt_result make_operation(const ms_products *products, ms_product_plan 
     const ms_gemm_shape *s = &plan->key.shape;
     int32_t first = s->b_transposed ? MS_LT_TRANSPOSED : MS_LT_NOT_TRANSPOSED,
             second = s->a_transposed ? MS_LT_TRANSPOSED : MS_LT_NOT_TRANSPOSED;
-    ms_lt_result result = lt->operation_create(&plan->operation, MS_LT_COMPUTE_F32, MS_LT_F32);
+    int compute = plan->key.tf32 ? MS_LT_COMPUTE_TF32 : MS_LT_COMPUTE_F32;
+    ms_lt_result result = lt->operation_create(&plan->operation, compute, MS_LT_F32);
     if (!result)
         result = lt->operation_set(plan->operation, MS_LT_TRANSPOSE_A, &first, sizeof first);
     if (!result)
@@ -355,6 +356,7 @@ ms_status ms_cuda_plan_matmul(ms_engine *engine, ms_matmul_args *args)
     void **place = NULL;
     describe(args, &key);
     key.multiprocessors = multiprocessors_for(products, ms_engine_current(engine));
+    key.tf32 = engine->tf32 && key.shape.in == MS_F32;
     status = ms_plan_table_find(engine, &products->plans, &key, &place);
     if (status) return status;
     if (!*place) {

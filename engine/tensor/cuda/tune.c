@@ -51,13 +51,14 @@ static void write_key(const ms_product_key *key, char text[MS_PRODUCT_KEY_BYTES]
     memset(text, 0, MS_PRODUCT_KEY_BYTES);
     snprintf(text, MS_PRODUCT_KEY_BYTES,
              "%lldx%lldx%lld %s to %s, rows %lld%s %lld%s %lld%s%s%s, "
-             "batches %lld by %lld %lld %lld, aligned %u %u %u%s",
+             "batches %lld by %lld %lld %lld, aligned %u %u %u%s%s",
              (long long)s->m, (long long)s->n, (long long)s->k, ms_dtype_name((ms_dtype)s->in),
              ms_dtype_name((ms_dtype)s->out), (long long)s->a_row, s->a_transposed ? "t" : "",
              (long long)s->b_row, s->b_transposed ? "t" : "", (long long)s->c_row,
              s->bias ? " bias" : "", s->accumulate ? " added" : "", extras[s->extra],
              (long long)key->batches, (long long)key->a_batch, (long long)key->b_batch,
-             (long long)key->c_batch, key->align_a, key->align_b, key->align_c, limit);
+             (long long)key->c_batch, key->align_a, key->align_b, key->align_c, limit,
+             key->tf32 ? ", tf32" : "");
 }
 
 /* Whether the library takes the algorithm for this product, within our workspace and with sums in a

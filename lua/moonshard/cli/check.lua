@@ -141,8 +141,8 @@ local function show_hosts(lines, result)
   end
 end
 
--- Ranks with equal results share a line.
-local function show(result, on_gpu)
+-- Ranks with equal results share a line. beside: what streams of a GPU take that no peak counts.
+local function show(result, beside)
   local lines, first = {}, 0
   for rank = 1, result.ranks do
     if rank == result.ranks or result.peak_bytes[rank + 1] ~= result.peak_bytes[rank]
@@ -158,9 +158,12 @@ local function show(result, on_gpu)
       first = rank
     end
   end
-  if on_gpu then
-    lines[#lines + 1] = "beside it on the GPU: kernels' scratch memory, libraries, the driver's \z
-      context, NCCL's buffers; a run there tells: ms.info().memory_beside"
+  if beside then
+    lines[#lines + 1] = ("beside it on the GPU, for each stream that has such tasks: %d MiB for \z
+      products, or for attention by cuDNN up to %d MiB (%d where a head needs more)")
+      :format(beside.products >> 20, beside.attention >> 20, beside.attention_most >> 20)
+    lines[#lines + 1] = ("  and some for the driver's context, libraries%s: a run there tells how \z
+      much in all (ms.info().memory_beside)"):format(result.ranks > 1 and ", NCCL's buffers" or "")
   end
   lines[#lines + 1] =
     ("collectives of the last step: %d, %d bytes handed over, %d on the wire, by each rank")
@@ -392,10 +395,11 @@ function check.main(arguments)
   if parsed.rank and (parsed.rank < 0 or parsed.rank >= parsed.ranks) then
     launch.exit(2, ("--rank %d: there are ranks 0 to %d"):format(parsed.rank, parsed.ranks - 1))
   end
-  local on_gpu = parsed.device == "cuda"
+  local beside = parsed.device == "cuda" and core.gpu_scratch() or nil
   local answer = parsed.answer and assert(io.open(parsed.answer, "w")) or io.stdout
   local function tell(result)
-    answer:write(parsed.json and core.json_encode(result) or show(result, on_gpu), "\n")
+    result.scratch_bytes_of_stream = beside
+    answer:write(parsed.json and core.json_encode(result) or show(result, beside), "\n")
     answer:flush()
     return 0
   end
@@ -404,7 +408,7 @@ function check.main(arguments)
   end
   parsed.device = "sim"
   switches.apply(parsed)
-  core.configure { for_gpu = on_gpu }
+  core.configure { for_gpu = beside ~= nil }
   if parsed.ranks > 1 then
     core.configure { group = "fake", rank = parsed.rank, world_size = parsed.ranks,
       hosts = counts_of(parsed.hosts), sum_by_ranks = parsed.sum_order == "ranks" }

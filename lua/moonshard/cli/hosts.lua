@@ -43,7 +43,7 @@ local function agreed(parsed, command)
   local lines = { "recipe=" .. mpi.content_of(parsed.recipe) }
   if parsed.config then lines[#lines + 1] = "config=" .. mpi.content_of(parsed.config) end
   for _, name in ipairs { "device", "threads", "seed", "memory", "timeout", "sum_order", "lost",
-    "init_timeout", "strict", "trace", "watch", "log_every", "share_gpu" } do
+    "init_timeout", "strict", "trace", "watch", "log_every", "share_gpu", "tf32" } do
     if parsed[name] ~= nil then
       lines[#lines + 1] = ("--%s %s"):format(name:gsub("_", "-"), tostring(parsed[name]))
     end

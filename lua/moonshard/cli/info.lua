@@ -33,7 +33,7 @@ function info.main(arguments)
     { "interfaces", table.concat(found.interfaces, ", ") },
     { "launcher", launcher() },
     { "mpi", found.mpi or "not built" },
-    { "nccl", found.nccl or "not built" },
+    { "nccl", #found.gpus > 0 and require "moonshard.core".gpu_nccl() or found.nccl },
     { "lua", found.lua },
   }
   for i, gpu in ipairs(found.gpus) do

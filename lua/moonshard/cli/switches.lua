@@ -64,6 +64,8 @@ function switches.parser(name, description, device)
     or .json; default: measured on one machine)"):argname "FILE"
   parser:flag("--strict", "a missing wait between streams is an error")
   parser:flag("--pin", "pin threads to cores")
+  parser:flag("--tf32", "on a GPU: products of f32 tensors take numbers rounded to TF32, \z
+    which have three digits: that is faster")
   return parser
 end
 
@@ -108,6 +110,13 @@ end
 
 -- Adds to the message about an unknown switch a hint at the nearest switch or option of the recipe.
 local function advice(parser, message, arguments)
+  for _, argument in ipairs(arguments) do
+    local gpu = argument:match "^cuda:(%d+)$" or argument:match "^%-%-device=cuda:(%d+)$"
+    if gpu and message:find("'--device'", 1, true) then
+      return ("--device cuda:%s: a process computes on the first GPU that it is shown: set \z
+        CUDA_VISIBLE_DEVICES=%s in its environment, and give --device cuda"):format(gpu, gpu)
+    end
+  end
   local given, bare = message:match "^unknown option '(%-%-?([^'=]+))"
   if not given then return message end
   local names, meant, recipe = {}, {}, nil
@@ -161,11 +170,7 @@ local function apply_rates(parsed)
   local values, message = require "moonshard.table_file".read(parsed.rates)
   local ok = values ~= nil
   if ok then ok, message = pcall(require "moonshard.core".configure, { rates = values }) end
-  -- The message without this file's line.
-  if not ok then
-    launch.exit(3, ("rates file %s: %s"):format(parsed.rates,
-      (tostring(message):gsub("^%S*switches%.lua:%d+: ", ""))))
-  end
+  if not ok then launch.exit(3, ("rates file %s: %s"):format(parsed.rates, tostring(message))) end
 end
 
 --- Passes the engine's switches to the engine. Settings without a switch come from the environment:
@@ -175,7 +180,7 @@ function switches.apply(parsed)
   launch.seed_random(parsed.seed or 0, 0)
   require "moonshard.core".configure {
     device = parsed.device, threads = parsed.threads, seed = parsed.seed,
-    memory_bytes = parsed.memory, pin = parsed.pin, strict = parsed.strict,
+    memory_bytes = parsed.memory, pin = parsed.pin, strict = parsed.strict, tf32 = parsed.tf32,
     share_gpu = parsed.share_gpu, near_gpu = parsed.device == "cuda",
   }
   apply_rates(parsed)

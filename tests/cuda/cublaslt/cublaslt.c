@@ -9,7 +9,8 @@
  * MOONSHARD_STAND_IN_CUBLASLT_NO_BIAS: there are no candidates that add a bias; .._NO_EXTRA: none
  * that apply gelu or sum an operand.
  * MOONSHARD_STAND_IN_CUBLASLT_LOG: a file that gets a line for each call: "PID asks WANTED",
- * "PID uses N", and, where a product is planned for less than the whole GPU, "PID limits N". */
+ * "PID uses N", and, where a product is planned for less than the whole GPU, "PID limits N", of
+ * TF32 "PID computes 77". */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdbool.h>
@@ -29,7 +30,11 @@ enum { F32 = 0, F16 = 2, BF16 = 14 };
  * alone. */
 enum { BIAS = 4, GELU = 32, BESIDE = 128, SUM_A = 256, SUM_B = 512 };
 
+/* How products are computed. */
+enum { IN_F32 = 68, IN_TF32 = 77 };
+
 typedef struct operation {
+    int compute;
     int32_t transposed[2];
     uint32_t epilogue;
     const void *bias; /* or where sums go */
@@ -109,8 +114,10 @@ API const char *cublasLtGetStatusString(int result)
 
 API int cublasLtMatmulDescCreate(operation **out, int compute, int scale)
 {
-    if (compute != 68 || scale != F32) return NOT_SUPPORTED;
+    if ((compute != IN_F32 && compute != IN_TF32) || scale != F32) return NOT_SUPPORTED;
+    if (compute == IN_TF32) note("computes", compute);
     *out = make(sizeof **out);
+    (*out)->compute = compute;
     (*out)->epilogue = 1;
     return SUCCESS;
 }
@@ -178,6 +185,7 @@ static bool fits(const operation *of, const layout *a, const layout *b, const la
              k = of->transposed[0] ? a->rows : a->columns;
     uint64_t n = of->transposed[1] ? b->rows : b->columns,
              l = of->transposed[1] ? b->columns : b->rows;
+    if (of->compute == IN_TF32 && a->type != F32) return false;
     return k == l && m == d->rows && n == d->columns && a->type == b->type
            && (d->type == a->type || d->type == F32) && a->batches == b->batches
            && a->batches == d->batches;
@@ -336,6 +344,16 @@ static void compute_sums(const product *p)
     }
 }
 
+/* An operand's number as a product takes it: TF32 has 10 bits of f32's fraction. */
+static float take(const product *p, const void *from, int64_t i, int type)
+{
+    uint32_t bits;
+    float x = load(from, i, type);
+    if (p->of.compute != IN_TF32) return x;
+    memcpy(&bits, &x, sizeof bits);
+    return from_bits(bits & ~UINT32_C(0x1fff));
+}
+
 /* One column of the result: d[:, column] = sum over k of a[:, k] b[k, column]. All candidates but
  * the first add from the last k on. */
 static void compute_column(const product *p, int64_t batch, int64_t column, float *sums, float *row)
@@ -346,10 +364,10 @@ static void compute_column(const product *p, int64_t batch, int64_t column, floa
     for (int64_t term = 0; term < k; term++) {
         int64_t j = p->number ? k - 1 - term : term;
         int64_t at = p->of.transposed[1] ? j * b->column + column : column * b->column + j;
-        float factor = load(p->from_b, batch * b->batch + at, b->type);
+        float factor = take(p, p->from_b, batch * b->batch + at, b->type);
         const int64_t first = batch * a->batch + (p->of.transposed[0] ? j : j * a->column),
                       step = p->of.transposed[0] ? a->column : 1;
-        for (int64_t i = 0; i < m; i++) row[i] = load(p->from_a, first + i * step, a->type);
+        for (int64_t i = 0; i < m; i++) row[i] = take(p, p->from_a, first + i * step, a->type);
         for (int64_t i = 0; i < m; i++) sums[i] += row[i] * factor;
     }
     for (int64_t i = 0; i < m; i++) {
