@@ -37,7 +37,8 @@ describe("bench kernels", function()
     local names, found = declared(), bench("--device cuda", ON_GPU)
     assert.is_true(names.gelu_backward and names["norm gradient"] and names.gradient_norm)
     for _, row in ipairs(found.kernels) do
-      for _, task in ipairs(row.tasks) do names[task] = nil end
+      -- Traces say behind a comma which way a task of attention went.
+      for _, task in ipairs(row.tasks) do names[task:match "^[^,]*"] = nil end
     end
     assert.same({}, names)
     assert.equal("cuda", found.device)
