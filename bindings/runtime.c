@@ -430,9 +430,10 @@ void ms_handle_keep(ms_handle *handle)
     handle->kept = true;
 }
 
+/* What was made outside of a step lives on by itself. */
 void ms_handle_hold(ms_handle *handle)
 {
-    if (handle->kept) return;
+    if (handle->kept || handle->step == 0) return;
     unlink_handle(handle);
     handle->held = true;
 }

@@ -36,8 +36,13 @@ describe("a future", function()
 
   it("ends with the step in which its value is taken", function()
     local early, kept, late, held, live = nil, nil, nil, nil, {}
+    local outside, own = ms.ones { 4 }, nil
     for step in ms.steps(6) do
       local world = ms.world()
+      -- What lives on by itself, or is kept, does so in a future, too.
+      own = own or ms.ones({ 4 }):keep()
+      world:all_reduce(outside):value():add_(1)
+      world:all_reduce(own):value():add_(1)
       -- What nobody keeps costs no memory after its step, whether Lua has collected it or not.
       world:all_reduce(ms.ones { 1024 }):value():sum()
       world:all_gather(ms.ones { 1024 }):sync()
@@ -56,6 +61,8 @@ describe("a future", function()
     end
     assert.equal(live[3], live[5])
     assert.equal(3, kept:max():item())
+    assert.equal(7, outside:max():item())
+    assert.equal(7, own:max():item())
     for _, one in ipairs { early, late } do
       local ok, message = pcall(function() return one:value():max() end)
       assert.is_false(ok)
