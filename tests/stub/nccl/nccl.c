@@ -4,11 +4,11 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #define ALIVE 0x4c4343
 #define OPS 16
@@ -67,16 +67,17 @@ struct ncclComm {
     int rank, ranks;
     stub_wire *wire;
     stage stage;
-    atomic_int inside; /* a thread is in one of the functions */
-    bool in_progress, never;
-    /* Under way: a call moves host memory; aborted: it has been told to stop. */
+    atomic_int inside;       /* a thread is in one of the functions */
+    atomic_bool in_progress; /* of the rank's threads and of those that carry on with streams */
+    bool never;
+    /* is_under_way: a call moves host memory; is_aborted: ncclCommAbort was called. */
     atomic_bool is_under_way, is_aborted;
     struct ncclComm *next;         /* of the process; with all_lock */
     struct ncclComm *next_aborted; /* in the group that is open */
     uint64_t not_before_ns;
     /* after: what is wrong once the call has ended; late: the same of one that is on its way to a
      * stream. */
-    ncclResult_t late, after, error;
+    _Atomic ncclResult_t late, after, error;
     batch batch;
     void *stream;     /* of the batch; NULL: it moves host memory, while the host asks */
     job *jobs;        /* on streams, the oldest first; with jobs_lock */
@@ -366,7 +367,7 @@ int stub_nccl_under_way(void)
 static void free_aborted(void)
 {
     if (!group.aborted) return;
-    while (stub_nccl_under_way()) usleep(1000);
+    while (stub_nccl_under_way()) sched_yield();
     for (ncclComm_t next; group.aborted; group.aborted = next) {
         next = group.aborted->next_aborted;
         free_comm(group.aborted);
