@@ -147,8 +147,8 @@ struct ms_device {
     void (*forget)(ms_engine *engine, void *address);
     /* Bytes that the pool may take where the engine's options do not say. */
     uint64_t (*capacity)(const ms_engine *engine);
-    /* Bytes of the device's memory that nobody uses, and of all of it; total 0: it does not say.
-     * NULL: it is the host's memory. */
+    /* Returns how many bytes of the device's memory are free; *total: how many it has, 0 if the
+     * device does not tell. NULL: the device uses the host's memory. */
     uint64_t (*available)(const ms_engine *engine, uint64_t *total);
 };
 

@@ -1,4 +1,4 @@
-/* load.c: NCCL's functions, from the library that is found at run time. */
+/* nccl_load.c: NCCL's functions, from the library that is found at run time. */
 #include <stddef.h>
 #include <stdio.h>
 

@@ -107,8 +107,8 @@ typedef struct ms_nccl_api {
     void (*host_memory)(void);
 } ms_nccl_api;
 
-/* comm/cuda/load.c: loads the library, from where the other libraries of NVIDIA are, and fills the
- * table. MS_ERROR_NOT_FOUND: there is none; MS_ERROR_UNSUPPORTED: it is older than 2.28, or no
+/* comm/cuda/nccl_load.c: loads the library, from where the other libraries of NVIDIA are, and fills
+ * the table. MS_ERROR_NOT_FOUND: there is none; MS_ERROR_UNSUPPORTED: it is older than 2.28, or no
  * NCCL. The library is never unloaded. */
 ms_status ms_nccl_load(ms_context *context, ms_nccl_api *out);
 

@@ -70,7 +70,7 @@ static bool finish(launch *l, const char *function, ms_nccl_result result)
 
 /* ------------------------------------------------------------ collectives */
 
-/* One element, which nobody reads. */
+/* A sum of one element, whose result is not used: it ends once all members have come. */
 static void run_barrier(launch *l)
 {
     finish(l, "ncclAllReduce",

@@ -134,8 +134,9 @@ static uint64_t close_limit(const ms_nccl *nccl)
 }
 
 /* A task inside gives its turn as soon as it sees that the job has ended; one that NCCL holds never
- * does, and then its communicator cannot be aborted. A handle is gone before it is aborted, so that
- * nobody uses it again. false: a task has kept its turn. */
+ * does, and then its communicator cannot be aborted. The handle leaves the communicator
+ * before it is aborted, so that no later call can use it. Answers false if a task kept its turn
+ * until the time limit. */
 static bool take_handles(ms_nccl *nccl)
 {
     uint64_t since = ms_nccl_now(nccl), limit = abort_limit(nccl);
