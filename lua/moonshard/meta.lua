@@ -160,19 +160,19 @@
 --- A description of the machine and this build: cpu, cores, threads, kernels, blas, blas_isa,
 --- device, devices, gpus (a list of { name, pci, node, slice, major, minor, multiprocessors,
 --- memory_bytes }; pci: its place on the bus; node: its NUMA node, or nil; slice: MIG divides it),
---- gpu (with device "cuda": the place in gpus of this rank's), gpu_driver (the version of CUDA that it is for, or why there is none), gpu_blas and gpu_dnn (on
---- machines with GPUs: their libraries of products and of attention), attention (on a GPU: { cudnn,
---- fast, own, refused }, how many tasks of attention went to cuDNN, of which some add up in no
---- certain order, and to kernels of our own, which are slower, of which some have several queries
---- and came while cuDNN was there; those of a graph count once; traces name each task by its way,
---- "attention, cuDNN" or "attention, own kernels"), graph (what
---- became of `graph = true`: { graphs, launches, replayed, alone, why, differs }: graphs that were
---- made, and launched; tasks in these, and tasks that were launched one by one; the first thing that
---- came between two tasks, or nil; the last task that had other addresses or shapes than in a run of
---- the same tasks before, or nil), memory_beside (on a GPU: bytes of its memory in use beside what
---- `ms.memory` counts: kernels' scratch, libraries, the driver, NCCL, other processes), interfaces
---- (of the network, with their addresses), memory_bytes, mpi, nccl, lua, tf32 (whether products of
---- f32 take TF32), version.
+--- gpu (with device "cuda": the place in gpus of this rank's), gpu_driver (the version of CUDA that
+--- it is for, or why there is none), gpu_blas and gpu_dnn (on machines with GPUs: their libraries
+--- of products and of attention), attention (on a GPU: { cudnn, fast, own, refused }, how many
+--- tasks of attention went to cuDNN, of which some add up in no certain order, and to kernels of
+--- our own, which are slower, of which some have several queries and came while cuDNN was there;
+--- those of a graph count once; traces name each task by its way, "attention, cuDNN" or "attention,
+--- own kernels"), graph (what became of `graph = true`: { graphs, launches, replayed, alone, why,
+--- differs }: graphs that were made, and launched; tasks in these, and tasks that were launched one
+--- by one; the first thing that came between two tasks, or nil; the last task that had other
+--- addresses or shapes than in a run of the same tasks before, or nil), memory_beside (on a GPU:
+--- bytes of its memory in use beside what `ms.memory` counts: kernels' scratch, libraries, the
+--- driver, NCCL, other processes), interfaces (of the network, with their addresses), memory_bytes,
+--- mpi, nccl, lua, tf32 (whether products of f32 take TF32), version.
 --- ```lua
 --- ms.info().version == ms.version --> true
 --- ```

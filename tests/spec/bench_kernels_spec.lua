@@ -37,7 +37,7 @@ describe("bench kernels", function()
     local names, found = declared(), bench("--device cuda", ON_GPU)
     assert.is_true(names.gelu_backward and names["norm gradient"] and names.gradient_norm)
     for _, row in ipairs(found.kernels) do
-      -- Traces say behind a comma which way a task of attention went.
+      -- In a trace, the name of an attention task ends with a comma and its library.
       for _, task in ipairs(row.tasks) do names[task:match "^[^,]*"] = nil end
     end
     assert.same({}, names)

@@ -43,7 +43,7 @@ describe("a future", function()
       own = own or ms.ones({ 4 }):keep()
       world:all_reduce(outside):value():add_(1)
       world:all_reduce(own):value():add_(1)
-      -- What nobody keeps costs no memory after its step, whether Lua has collected it or not.
+      -- Values that are not kept free their memory at the end of the step, without a collection.
       world:all_reduce(ms.ones { 1024 }):value():sum()
       world:all_gather(ms.ones { 1024 }):sync()
       ms.all { world:all_reduce(ms.ones { 1024 }), ms.ones { 1024 } }:value()

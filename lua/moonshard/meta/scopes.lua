@@ -26,10 +26,10 @@
 ---@class ms
 --- Makes `name` the current device inside f and returns f's results. Without f, returns the name of
 --- the current device. An engine has one device of its own, "cpu", "cuda" or "sim" (`ms.init`,
---- `--device`), which has no number: a rank computes on one GPU; and "meta". "cpu" names the engine's
---- own device, whatever it is, so that scripts that name it run, and can be checked, on any: with
---- `--device cuda` such tensors are on the GPU. Tensors and modules on "meta" have shapes and
---- dtypes but no memory: operators and backward check shapes and give results on "meta". Other
+--- `--device`), which has no number: a rank computes on one GPU; and "meta". "cpu" names the
+--- engine's own device, whatever it is, so that scripts that name it run, and can be checked, on
+--- any: with `--device cuda` such tensors are on the GPU. Tensors and modules on "meta" have shapes
+--- and dtypes but no memory: operators and backward check shapes and give results on "meta". Other
 --- tensors mix with them only if they are scalars. Reading values of tensors on "meta", moving them
 --- to another device and collectives on them raise. A model that was made on "meta" gets its values
 --- from materialize, ms.ddp or ms.fsdp: the bits that it would have had without.
