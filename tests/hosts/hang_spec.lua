@@ -83,7 +83,16 @@ for i, mpi in ipairs(hosts.mpis()) do
             local _, missing = text:gsub("moonshard: host host[ab]: rank %d has heard nothing of \z
               rank %d in 10 s", "")
             assert.is_true(missing <= 2, text)
-            assert.equal(case.all and own or 1, mpi == "mpich" and all - missing or all, text)
+            -- Open MPI may wait within a call of another rank for this one, until that rank's time
+            -- is over as well.
+            local held = 0
+            for name in text:gmatch "MPI_(%w+) of wrong_%l+ did not return, so that the rank has \z
+              not met the others" do
+              if name ~= case.call then held = held + 1 end
+            end
+            assert.is_true(held <= 3, text)
+            if mpi == "mpich" then held = held + missing end
+            assert.equal(case.all and own or 1, all - held, text)
           end
         end)
     end
