@@ -70,7 +70,9 @@ end
 
 -- Strategies that add what ddp adds, in its order: the same bits. With clipping by the norm, whose
 -- parts are added in another order, and where shards are added up pass by pass, or first by the
--- ranks of each host: within rounding.
+-- ranks of each host: within rounding. Under autocast a weight that differs by one bit may become
+-- the next number of bf16, 2^-8 away, which changes a gradient of about 1 by as much: over 3 steps
+-- of lr 1e-2, a weight differs by 1.2e-4. Whether that happens depends on the processor's kernels.
 local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
 local of_a_host = world:levels():size()
 for _, case in ipairs {
@@ -92,7 +94,8 @@ for _, case in ipairs {
       local kind = exact and "adamw" or "sgd"
       local own = run({ strategy = strategy, accumulate = accumulate }, kind)
       local d = difference(own, expected[kind])
-      assert(d <= (exact and 0 or 1e-6), ("%s, %s, micro %s, clip %s: %g"):format(strategy,
+      local rounding = case.dtype == "bf16" and 1.2e-4 or 1e-6
+      assert(d <= (exact and 0 or rounding), ("%s, %s, micro %s, clip %s: %g"):format(strategy,
         accumulate, case.micro, case.clip, d))
       -- 1e-6: three additions of squares in another order.
       for i, norm in ipairs(own.norms) do
