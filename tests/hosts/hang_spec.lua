@@ -40,13 +40,15 @@ local cases = {
   { call = "Finalize", rank = 1, when = "end" },
 }
 
+-- Only what hangs in the beginning waits there until its limit.
 local function start(mpi, number, case)
   local steps, file = case.when == "steps", ("%s/%s-%d"):format(folder, mpi, number)
   return hosts.mpirun(mpi, "hosta:2,hostb:2", ("env MOONSHARD_MPI=wrong_%s \z
     MOONSHARD_WRONG_MPI=hang:%s:%d%s '%s' run --lost 60 --init-timeout %d \z
     --timeout %d '%s/recipe.lua' %s")
-    :format(mpi, case.call, case.rank, steps and ":" .. file or "", command.program, SECONDS,
-      case.when == "end" and 300 or SECONDS, folder, steps and "file=" .. file or ""))
+    :format(mpi, case.call, case.rank, steps and ":" .. file or "", command.program,
+      case.when and 300 or SECONDS, case.when == "end" and 300 or SECONDS, folder,
+      steps and "file=" .. file or ""))
 end
 
 for i, mpi in ipairs(hosts.mpis()) do
