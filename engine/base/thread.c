@@ -93,13 +93,18 @@ static bool spin_until_rung(ms_bell *bell, uint32_t seen, ms_spin spin)
 /* If the bell rings between the load and the system call, the kernel finds a value other than
  * `seen` and returns at once. Leaving `sleepers` raised too long costs a ringer one needless system
  * call and no more. */
-void ms_bell_wait(ms_bell *bell, uint32_t seen, ms_spin spin)
+void ms_bell_wait_for(ms_bell *bell, uint32_t seen, ms_spin spin, uint64_t timeout_ns)
 {
     if (spin.nanoseconds != 0 && spin_until_rung(bell, seen, spin)) return;
     atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&bell->rings, memory_order_seq_cst) == seen)
-        ms_futex_wait(&bell->rings, seen, UINT64_MAX);
+        ms_futex_wait(&bell->rings, seen, timeout_ns);
     atomic_fetch_sub_explicit(&bell->sleepers, 1, memory_order_seq_cst);
+}
+
+void ms_bell_wait(ms_bell *bell, uint32_t seen, ms_spin spin)
+{
+    ms_bell_wait_for(bell, seen, spin, UINT64_MAX);
 }
 
 /* On x86 two bits of MXCSR: results that are denormal become zero, and so do denormal inputs. On

@@ -63,6 +63,8 @@ static inline uint32_t ms_bell_read(ms_bell *bell)
 void ms_bell_ring(ms_bell *bell);
 /* Returns once the bell has rung since `seen` was read, or earlier for no reason. */
 void ms_bell_wait(ms_bell *bell, uint32_t seen, ms_spin spin);
+/* The same, and after it has slept for timeout_ns. */
+void ms_bell_wait_for(ms_bell *bell, uint32_t seen, ms_spin spin, uint64_t timeout_ns);
 
 /* For state that several threads of a process use now and then, never on the path of a task. A
  * thread that finds it taken sleeps. 0: free, 1: taken, 2: taken, and others sleep. */

@@ -97,10 +97,6 @@ struct ms_device {
     void (*mark)(ms_stream *stream, uint64_t seq, ms_mark *mark);
     uint64_t (*mark_ns)(const ms_engine *engine, const ms_mark *mark);
 
-    /* Waits for all work of the device in this process, of other engines, too, that was enqueued
-     * before. NULL: engines never touch each other's memory. */
-    void (*settle)(ms_engine *engine);
-
     /* Copies between host memory and the device's, in stream order. copy_in reads up to
      * MS_COPY_INLINE bytes before it returns; other host memory stays until number launch->seq is
      * reached. */

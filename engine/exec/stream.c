@@ -120,11 +120,6 @@ bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *mov
     return engine->device->is_still && engine->device->is_still(engine, waiting, moves);
 }
 
-void ms_engine_settle(ms_engine *engine)
-{
-    if (engine->device->settle) engine->device->settle(engine);
-}
-
 /* --------------------------------------------------------------- enqueueing */
 
 /* A wait takes a number of its own. A wait that follows from the clock is left out: it would cost a

@@ -382,40 +382,51 @@ static void processes_are_refused(void **state)
     assert_non_null(strstr(refused, "leave one_gpu unset"));
 }
 
-/* There the driver keeps the host thread in a launch until the GPU is done, which waits for what
- * another rank launches. */
-static void blocking_launches_are_refused(void **state)
+/* All ranks send before they receive, with all kinds of calls around it. */
+static void call_some(rank *self)
+{
+    for (int64_t offset = 0; offset < 2; offset++) {
+        reduce(self, MS_F32, MS_REDUCE_OP_SUM, COUNTED, offset);
+        move(self, MS_F32, COUNTED, offset);
+    }
+}
+
+/* A driver may keep threads in its calls until all work of the GPU has ended, and in launches until
+ * this one has. No rank keeps the one from calling that it waits for. */
+static void ranks_stand_calls_that_wait(void **state)
 {
     (void)state;
-    if (!device_is_cuda()) skip();
-    job what = { .kind = THREADS,
-                 .options = { .ranks = 2, .threads = 1, .heap_bytes = 1 << 20 },
-                 .run = never,
-                 .open = open_alone };
-    rank ranks[2];
-    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
-    run_job(&what, ranks);
-    unsetenv("CUDA_LAUNCH_BLOCKING");
-    for (int r = 0; r < 2; r++) {
-        assert_non_null(strstr(ranks[r].why, "CUDA_LAUNCH_BLOCKING=1"));
-        assert_non_null(strstr(ranks[r].why, "leave --thread-ranks out"));
+    results *all =
+        mmap(NULL, sizeof(results), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    static const char *const variables[] = { "MOONSHARD_STAND_IN_WAITS", "CUDA_LAUNCH_BLOCKING" };
+    assert_true(all != MAP_FAILED);
+    if (!device_is_cuda()) {
+        munmap(all, sizeof(results));
+        skip();
     }
+    for (int v = 0; v < 2; v++) {
+        setenv(variables[v], "1", 1);
+        for (int k = 0; k < 2; k++) {
+            memset(all->used, 0, sizeof all->used);
+            run_as(k ? PROCESSES : THREADS, "", true, 3, call_some, all);
+        }
+        unsetenv(variables[v]);
+    }
+    munmap(all, sizeof(results));
 }
 
 /* -------------------------------------------------------------------- the waits */
 
 typedef struct plan {
-    bool forgets; /* the second wait of each call */
+    bool forgets; /* that each call waits for its kernel */
 } plan;
 
-/* The wait for a word that lets the stream go on after a call goes to another stream. */
-static __thread ms_cuda_result (*true_wait)(ms_cuda_stream, ms_cuda_address, unsigned, unsigned);
-static __thread ms_cuda_stream aside;
-static __thread unsigned waits;
-static ms_cuda_result forgetful(ms_cuda_stream on, ms_cuda_address at, unsigned value,
-                                unsigned flags)
+/* The thread of a stream waits before it enters a call, and before it leaves. */
+static ms_cuda_result (*true_wait)(ms_cuda_stream);
+static ms_cuda_result forgetful(ms_cuda_stream on)
 {
-    return true_wait(++waits % 2 ? on : aside, at, value, flags);
+    static __thread unsigned waits;
+    return ++waits % 2 ? true_wait(on) : MS_CUDA_SUCCESS;
 }
 
 /* What is written before a call and after it, on other streams, by each rank into its own. */
@@ -424,6 +435,8 @@ static void write_around(rank *self)
     const plan *what = self->job->argument;
     ms_cuda_device *device = ms_cuda_of(self->engine);
     ms_tensor *t = NULL, *whole = NULL;
+    if (self->number == 0) true_wait = device->cuda.stream_synchronize;
+    OK(ms_group_barrier(self->world, 0));
     OK(make(self, MS_F32, 1000, false, &t));
     OK(make(self, MS_F32, 1000 * (int64_t)self->ranks, false, &whole));
     ms_collective all[] = { { .kind = MS_ALL_REDUCE, .in = t, .bucket = -1 },
@@ -434,15 +447,15 @@ static void write_around(rank *self)
         OK(fill(t, NULL, NULL));
         OK(run_one(self, self->world, &all[i % 4]));
         if (what->forgets) {
-            aside = device->reader;
-            true_wait = device->cuda.wait_value;
-            device->cuda.wait_value = forgetful;
+            OK(ms_engine_sync(self->engine));
+            device->cuda.stream_synchronize = forgetful;
             OK(run_one(self, self->world, &all[0]));
-            device->cuda.wait_value = true_wait;
+            OK(fill(t, NULL, NULL));
+            OK(ms_engine_sync(self->engine));
+            device->cuda.stream_synchronize = true_wait;
         }
         OK(fill(t, NULL, NULL));
     }
-    CHECK(device->cuda.stream_synchronize(device->reader) == MS_CUDA_SUCCESS);
     OK(ms_engine_sync(self->engine));
     OK(ms_group_barrier(self->world, 0));
     ms_tensor_release(t);
@@ -513,36 +526,37 @@ static void a_rank_ends_in_the_middle(void **state)
 }
 
 /* Rank 0 has entered a call, and its kernel is held back until the gate opens. */
-static ms_word gate, entered;
-static unsigned settled, unmapped; /* calls of the driver when rank 0 entered */
-static __thread ms_cuda_result (*true_launch)(ms_cuda_function, unsigned, unsigned, unsigned,
-                                              unsigned, unsigned, unsigned, unsigned,
-                                              ms_cuda_stream, void **, void **);
-static __thread ms_cuda_result (*true_call)(ms_cuda_stream, void (*)(void *), void *);
+static ms_word gate, entered, closing, was_unmapped;
+static unsigned unmapped; /* calls of the driver when rank 0 entered */
+static ms_cuda_result (*true_launch)(ms_cuda_function, unsigned, unsigned, unsigned, unsigned,
+                                     unsigned, unsigned, unsigned, ms_cuda_stream, void **,
+                                     void **);
 
-static void note_entered(void *unused)
+static bool gate_is_open(void *unused)
 {
     (void)unused;
-    atomic_store(&entered, 1);
+    return atomic_load(&gate) != 0;
 }
+static void pass_gate(void *unused) { (void)unused; }
 
 static ms_cuda_result late_launch(ms_cuda_function kernel, unsigned grid_x, unsigned grid_y,
                                   unsigned grid_z, unsigned block_x, unsigned block_y,
                                   unsigned block_z, unsigned shared_bytes, ms_cuda_stream on,
                                   void **parameters, void **extra)
 {
-    ms_cuda_result result = true_call(on, note_entered, NULL);
-    if (!result) result = true_wait(on, (ms_cuda_address)(uintptr_t)&gate, 1, 0);
-    return result ? result
-                  : true_launch(kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-                                shared_bytes, on, parameters, extra);
+    ((stand_in_work_function *)stand_in("stand_in_work"))(on, gate_is_open, pass_gate, NULL);
+    atomic_store(&entered, 1);
+    return true_launch(kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, on,
+                       parameters, extra);
 }
 
-/* Rank 1 either waits for all work of the GPU now, or has given its memory back. */
+/* Rank 1 closes, and has time to give its memory back; it does not. */
 static void *open_gate(void *unused)
 {
     (void)unused;
-    while (calls("cuCtxSynchronize") == settled && calls("cuMemUnmap") == unmapped) sched_yield();
+    while (!atomic_load(&closing)) sched_yield();
+    for (int i = 0; i < 20000 && calls("cuMemUnmap") == unmapped; i++) sched_yield();
+    atomic_store(&was_unmapped, calls("cuMemUnmap") != unmapped);
     atomic_store(&gate, 1);
     return NULL;
 }
@@ -559,11 +573,8 @@ static void leave_before_the_kernel(rank *self)
     OK(run_one(self, self->world, &c));
     OK(ms_group_barrier(self->world, 0));
     if (self->number == 0) {
-        true_wait = cuda->wait_value;
-        true_call = cuda->launch_host;
         true_launch = cuda->launch;
         cuda->launch = late_launch;
-        settled = calls("cuCtxSynchronize");
         unmapped = calls("cuMemUnmap");
         CHECK(pthread_create(&opener, NULL, open_gate, NULL) == 0);
     }
@@ -574,7 +585,8 @@ static void leave_before_the_kernel(rank *self)
         ms_comm_abort(self->engine, &error);
     }
     self->status = ms_engine_sync(self->engine);
-    if (self->number == 0) pthread_join(opener, NULL);
+    if (self->number == 1) atomic_store(&closing, 1);
+    else pthread_join(opener, NULL);
     ms_tensor_release(t);
 }
 
@@ -593,6 +605,7 @@ static void a_rank_closes_before_the_kernel_of_another(void **state)
     for (int r = 0; r < 2; r++)
         if (*ranks[r].why) fail_msg("%s", ranks[r].why);
     assert_int_not_equal(ranks[1].status, MS_OK);
+    assert_int_equal(atomic_load(&was_unmapped), 0);
 }
 
 static ms_cuda_result no_launch(ms_cuda_function kernel, unsigned grid_x, unsigned grid_y,
@@ -647,7 +660,7 @@ int main(void)
         cmocka_unit_test(tensors_of_threads_stay_on_the_gpu),
         cmocka_unit_test(ranks_say_the_same),
         cmocka_unit_test(processes_are_refused),
-        cmocka_unit_test(blocking_launches_are_refused),
+        cmocka_unit_test(ranks_stand_calls_that_wait),
         cmocka_unit_test(no_wait_is_missing),
         cmocka_unit_test(a_rank_ends_in_the_middle),
         cmocka_unit_test(a_rank_closes_before_the_kernel_of_another),

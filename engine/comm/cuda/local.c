@@ -34,6 +34,7 @@ static void run_detour(ms_cuda_work *work, const ms_comm_args *args)
     ms_cuda_to_host(work, carry->args.in, args->in, detour->in_bytes);
     ms_cuda_on_host(work, ms_local_detour, detour);
     ms_cuda_from_host(work, args->out, carry->args.out, detour->out_bytes);
+    ms_cuda_finally(work, ms_local_give_detour, detour);
 }
 
 /* ---------------------------------------------------- in the GPU's own memory */
@@ -72,7 +73,7 @@ static void run_direct(ms_cuda_work *work, const ms_comm_args *args)
     ms_cuda_on_host(work, ms_local_enter_direct, direct);
     put_kernel(work, args, direct->parts);
     ms_cuda_on_host(work, ms_local_leave_direct, direct);
-    ms_local_end_direct(args);
+    ms_cuda_finally(work, ms_local_end_direct, direct);
 }
 
 static void run(ms_cuda_work *work, const void *arguments)

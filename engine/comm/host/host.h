@@ -116,8 +116,8 @@ typedef struct ms_rank_line {
      * that it has been given. */
     ms_word ids_wanted;
     _Atomic uint64_t ids_given;
-    /* Its host puts a call on a stream that uses the tensors of other threads (local/direct.c). */
-    ms_word putting;
+    /* Its calls that use the tensors of other threads and are not over (local/direct.c). */
+    ms_word direct_calls;
     /* From here to `suspicion`: what ranks on other hosts have a copy of. */
     alignas(128) ms_word phase; /* ms_rank_phase */
     ms_word finished;           /* ms_finished: its host will issue nothing more */

@@ -98,9 +98,13 @@ ms_detour *ms_local_take_detour(const ms_comm_args *args, const void *stream)
 ms_status ms_local_detour(void *user, char *message, size_t bytes)
 {
     ms_detour *detour = user;
-    ms_status status = ms_comm_carry(&detour->carry, message, bytes);
+    return ms_comm_carry(&detour->carry, message, bytes);
+}
+
+void ms_local_give_detour(void *user)
+{
+    ms_detour *detour = user;
     atomic_store_explicit(&detour->under_way, false, memory_order_release);
-    return status;
 }
 
 void ms_local_free_detours(ms_comm *comm)

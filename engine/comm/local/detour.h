@@ -13,9 +13,12 @@ typedef struct ms_detour {
     _Atomic bool under_way;
 } ms_detour;
 
-/* stream: of the device; its calls use the same memory, one after the other. The detour is free
- * again once ms_local_detour has run. NULL: there is no memory. */
+/* stream: of the device; its calls use the same memory, one after the other. NULL: there is no
+ * memory. */
 ms_detour *ms_local_take_detour(const ms_comm_args *args, const void *stream);
+/* On any thread: ms_local_detour has returned, or will not be called; user: the detour, which is
+ * then free again. */
+void ms_local_give_detour(void *user);
 /* An ms_host_function; user: the detour. */
 ms_status ms_local_detour(void *user, char *message, size_t bytes);
 /* The streams have ended. */

@@ -8,8 +8,6 @@
 #include "comm/local/local.h"
 #include "comm/local/pair.h"
 
-#define MS_SETTLE_LOOK_NS 1000000
-
 /* ------------------------------------------------------------------ the way */
 
 /* A number for the process and the GPU; 1 for ranks whose tensors travel through the host's
@@ -22,27 +20,10 @@ static uint64_t way_of(const ms_comm *comm)
            | (uint64_t)(ms_engine_device_index(comm->engine) + 1);
 }
 
-/* A variable of NVIDIA's driver: launches return when the GPU is done. It would wait there for a
- * launch of another rank. */
-static ms_status refuse_blocking(ms_comm *comm)
-{
-    const ms_os *os = ms_engine_context(comm->engine)->os;
-    const char *blocking = os->environment(os->user, "CUDA_LAUNCH_BLOCKING");
-    if (!comm->options.one_gpu || !blocking || !*blocking || strcmp(blocking, "0") == 0)
-        return MS_OK;
-    return ms_engine_fail(comm->engine, MS_ERROR_ARGUMENT,
-                          "CUDA_LAUNCH_BLOCKING=%.20s: ranks that are threads and share one GPU "
-                          "would wait for each other for ever: leave --thread-ranks out (one_gpu "
-                          "unset), so that ranks are processes, or unset the variable",
-                          blocking);
-}
-
 ms_status ms_local_choose_way(ms_comm *comm, ms_local *local)
 {
     uint64_t mine = way_of(comm), found = 0;
     if (ms_comm_runs_on_host(comm)) return MS_OK;
-    ms_status status = refuse_blocking(comm);
-    if (status) return status;
     local->is_direct = comm->options.one_gpu;
     if (atomic_compare_exchange_strong(&local->host->control->way, &found, mine) || found == mine)
         return MS_OK;
@@ -192,10 +173,7 @@ ms_status ms_local_leave_direct(void *user, char *message, size_t bytes)
 {
     ms_direct *direct = user;
     direct->carry.task = &leaving[direct->carry.args.kind];
-    ms_status status = ms_comm_carry(&direct->carry, message, bytes);
-    direct->parts->count = 0;
-    atomic_store_explicit(&direct->under_way, false, memory_order_release);
-    return status;
+    return ms_comm_carry(&direct->carry, message, bytes);
 }
 
 /* -------------------------------------------------------------------- calls */
@@ -213,7 +191,6 @@ static ms_direct *new_direct(ms_comm *comm)
     }
     ms_direct *made = memory;
     made->parts = parts;
-    made->parts->count = 0;
     made->next = local->directs;
     local->directs = made;
     return made;
@@ -229,29 +206,31 @@ ms_direct *ms_local_begin_direct(const ms_comm_args *args)
     if (!direct) direct = new_direct(comm);
     if (!direct) return NULL;
     direct->carry = (ms_host_carry){ .args = *args };
+    direct->parts->count = 0;
     atomic_store_explicit(&direct->under_way, true, memory_order_relaxed);
-    atomic_store(&local->host->control->lines[local->host->rank].putting, 1);
+    atomic_fetch_add(&local->host->control->lines[local->host->rank].direct_calls, 1);
     return direct;
 }
 
-void ms_local_end_direct(const ms_comm_args *args)
+void ms_local_end_direct(void *user)
 {
-    const ms_local *local = args->group->comm->transport_state;
-    atomic_store(&local->host->control->lines[local->host->rank].putting, 0);
+    ms_direct *direct = user;
+    const ms_local *local = direct->carry.args.group->comm->transport_state;
+    atomic_fetch_sub(&local->host->control->lines[local->host->rank].direct_calls, 1);
+    atomic_store_explicit(&direct->under_way, false, memory_order_release);
 }
 
 /* ------------------------------------------------------------------ the end */
 
 /* In a job that goes on, this rank has left all its calls, and so have the kernels of all others.
- * In one that has ended, a rank that has entered a call may still be putting its kernel on a
- * stream: it waits for nothing but streams, which come to their end. */
-void ms_local_settle(ms_comm *comm, const ms_local *local)
+ * In one that has ended, a rank that has entered a call may still launch its kernel: it waits for
+ * nothing but streams, which come to their end. */
+void ms_local_settle(const ms_local *local)
 {
     ms_host *host = local->host;
     if (!local->is_direct || !ms_host_aborted(host)) return;
     for (uint32_t r = 0; r < host->control->ranks; r++)
-        while (atomic_load(&host->control->lines[r].putting)) ms_host_nap(host, MS_SETTLE_LOOK_NS);
-    ms_engine_settle(comm->engine);
+        while (atomic_load(&host->control->lines[r].direct_calls)) ms_yield();
 }
 
 void ms_local_free_directs(ms_comm *comm)

@@ -46,7 +46,7 @@ void ms_local_end(ms_local *local)
 void ms_local_close(ms_comm *comm)
 {
     ms_local *local = comm->transport_state;
-    ms_local_settle(comm, local);
+    ms_local_settle(local);
     ms_local_end(local);
     ms_local_free_detours(comm);
     ms_local_free_directs(comm);

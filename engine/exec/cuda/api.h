@@ -59,7 +59,6 @@ enum { MS_CUDA_ALLOCATION_PINNED = 1, MS_CUDA_LOCATION_GPU = 1 };
 enum { MS_CUDA_READ_WRITE = 3 };
 enum { MS_CUDA_KERNEL_SHARED_BYTES = 8 }; /* the most shared memory that launches ask for */
 enum { MS_CUDA_GRANULARITY_RECOMMENDED = 1 };
-enum { MS_CUDA_WAIT_AT_LEAST = 0 }; /* the word is the value or later, as numbers that wrap */
 /* How much threads may call of what a capture does not see, such as allocations: its own thread
  * nothing, or all threads everything. */
 enum { MS_CUDA_CAPTURE_THREAD = 1, MS_CUDA_CAPTURE_RELAXED = 2 };
@@ -102,7 +101,6 @@ typedef struct ms_cuda_kernel_call {
     X(context_retain, "cuDevicePrimaryCtxRetain", (ms_cuda_context *, ms_cuda_gpu))               \
     X(context_release, "cuDevicePrimaryCtxRelease_v2", (ms_cuda_gpu))                             \
     X(context_set, "cuCtxSetCurrent", (ms_cuda_context))                                          \
-    X(context_synchronize, "cuCtxSynchronize", (void))                                            \
     X(priorities, "cuCtxGetStreamPriorityRange", (int *least, int *greatest))                     \
     X(memory_info, "cuMemGetInfo_v2", (size_t * available, size_t * total))                       \
     X(stream_create, "cuStreamCreateWithPriority", (ms_cuda_stream *, unsigned flags, int))       \
@@ -147,8 +145,6 @@ typedef struct ms_cuda_kernel_call {
     X(set_attribute, "cuFuncSetAttribute", (ms_cuda_function, int attribute, int value))          \
     X(fill, "cuMemsetD8Async", (ms_cuda_address, unsigned char, size_t bytes, ms_cuda_stream))    \
     X(launch_host, "cuLaunchHostFunc", (ms_cuda_stream, void (*)(void *), void *argument))        \
-    X(wait_value, "cuStreamWaitValue32_v2",                                                       \
-      (ms_cuda_stream, ms_cuda_address, unsigned value, unsigned flags))                          \
     X(capture_begin, "cuStreamBeginCapture_v2", (ms_cuda_stream, int mode))                       \
     X(capture_end, "cuStreamEndCapture", (ms_cuda_stream, ms_cuda_graph *))                       \
     X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                             \

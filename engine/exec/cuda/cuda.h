@@ -14,8 +14,9 @@
  *   every stream fails with it, and all numbers count as reached.
  * - Tasks that come again may be held (chain.c): they have numbers, and the driver has not seen
  * them. They go to the driver before anything else of their stream, and before anybody needs them.
- * - The driver runs a function of the host with all others on one thread, so none that it runs
- * waits for anything. Those that may wait run on a thread of their stream (errand.c). */
+ * - The GPU never waits for the host, so all of its work ends by itself, whatever the host does. A
+ *   thread of the stream waits in its place for functions of the host that may block (errand.c),
+ * and what comes after them is kept until then (later.c). */
 #ifndef MOONSHARD_EXEC_CUDA_CUDA_H
 #define MOONSHARD_EXEC_CUDA_CUDA_H
 
@@ -23,6 +24,7 @@
 
 #include <stdarg.h>
 
+#include "base/thread.h"
 #include "exec/cuda/api.h"
 #include "exec/cuda/task.h"
 #include "exec/engine.h"
@@ -112,8 +114,10 @@ typedef struct ms_cuda_device {
     char why_ended[MS_CUDA_WHY], why_differs[MS_CUDA_WHY];
     const char *differs; /* the name of a task; NULL: none has differed */
     uint32_t differs_script;
-    bool batches; /* a batch is open: tasks may be put off */
-    bool blocks;  /* the host waits after each task: stopped.c */
+    ms_bell bell;         /* rings when an errand is over */
+    uint32_t later_count; /* what all streams keep for later */
+    bool batches;         /* a batch is open: tasks may be put off */
+    bool blocks;          /* the host waits after each task: stopped.c */
 } ms_cuda_device;
 
 /* What the host does after a number. */
@@ -125,11 +129,10 @@ typedef struct ms_cuda_duty {
     /* A wait, whose stream may have failed. */
     const ms_stream *of;
     uint64_t of_seq;
-    /* A function of the host; a flag that was copied to `note`, with its message; or what the
+    /* A flag that was copied to `note`, with the name of the check and its message; or what the
      * kernels of a task noted there. */
-    ms_host_call call; /* `name` also of a flag */
     ms_cuda_note *note;
-    const char *message;
+    const char *name, *message;
     const ms_cuda_task *task;
     /* What a task has asked for (ms_cuda_after), or NULL. */
     ms_cuda_after_function after;
@@ -139,7 +142,10 @@ typedef struct ms_cuda_duty {
     ms_cuda_event started, finished;
 } ms_cuda_duty;
 
-/* The thread that carries out the functions of the host of one stream: errand.c. */
+/* What the host has enqueued, and whose turn has not come: later.c. */
+typedef struct ms_cuda_later ms_cuda_later;
+
+/* The thread of a stream that calls functions of the host, and what it is to do: errand.c. */
 typedef struct ms_cuda_errands ms_cuda_errands;
 
 typedef struct ms_cuda_point {
@@ -160,14 +166,15 @@ typedef struct ms_cuda_queue {
     ms_cuda_stream stream;
     ms_cuda_point points[MS_CUDA_POINTS]; /* ring, ascending numbers */
     uint32_t first, count;
-    uint64_t head; /* the last number that was carried out */
+    uint64_t head; /* the last number that was carried out, or is an errand that has gone */
     uint64_t done; /* the last one that is known to be reached */
     ms_cuda_duty *duties, **last_duty;
-    ms_cuda_piece *scratch;            /* see ms_cuda_scratch; NULL: none */
-    ms_cuda_errands *errands;          /* NULL: none yet */
-    uint64_t last_ns;                  /* when the last task of a trace finished */
-    struct ms_cuda_together *together; /* see batch.c; NULL until there is something */
-    uint64_t kept_from;                /* the first number that is kept there; 0: none */
+    ms_cuda_piece *scratch;             /* see ms_cuda_scratch; NULL: none */
+    ms_cuda_errands *errands;           /* NULL: none yet */
+    ms_cuda_later *later, **last_later; /* see later.c */
+    uint64_t last_ns;                   /* when the last task of a trace finished */
+    struct ms_cuda_together *together;  /* see batch.c; NULL until there is something */
+    uint64_t kept_from;                 /* the first number that is kept there; 0: none */
     /* See chain.c. */
     ms_cuda_log log;       /* the tasks since the last cut, which end with `head` */
     ms_cuda_chain *chain;  /* the one that begins with them: they are held. NULL: they are not */
@@ -211,8 +218,9 @@ ms_cuda_device *ms_cuda_enter(const ms_engine *engine);
 ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *what);
 void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
                          const char *format, ...) MS_PRINTF(5, 6);
-/* The function of the host or the check of a flag that `duty` is for fails. */
-void ms_cuda_fail_duty(const ms_cuda_duty *duty, ms_status status, const char *message);
+/* A function of the host or the check of a flag has failed; name: what it is called. */
+void ms_cuda_fail_named(ms_stream *stream, uint64_t seq, uint32_t script, const char *name,
+                        ms_status status, const char *message);
 void ms_cuda_fail_with(ms_stream *stream, uint64_t seq, uint32_t script, const ms_error *error);
 /* As ms_stream_fail_after. */
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq);
@@ -249,8 +257,9 @@ ms_status ms_cuda_queue_open(ms_stream *stream, void **state);
 void ms_cuda_queue_close(ms_stream *stream, void *state);
 bool ms_cuda_reached(const ms_stream *stream, uint64_t seq);
 void ms_cuda_await(ms_stream *stream, uint64_t seq);
-void ms_cuda_settle(ms_engine *engine);
 void ms_cuda_wait(ms_stream *stream, const ms_wait *wait);
+/* The host can ask for the last number that was carried out, and puts nothing onto the stream. */
+void ms_cuda_cover(ms_stream *stream);
 /* Number seq was carried out, the next one. */
 void ms_cuda_advance(ms_stream *stream, uint64_t seq);
 void ms_cuda_mark(ms_stream *stream, uint64_t seq, ms_mark *mark);
@@ -301,11 +310,45 @@ void ms_cuda_fail_if(ms_stream *stream, const ms_launch *launch, const float *fl
                      const char *message);
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
 
-/* errand.c. What follows on the stream comes after the call of `duty`. */
-ms_cuda_result ms_cuda_errand(ms_stream *stream, ms_cuda_duty *duty);
-/* Waits until no function runs: for a stream that the GPU does not hold up any more. */
-void ms_cuda_errands_settle(ms_cuda_queue *queue);
+/* errand.c. An errand is the part of one number that begins with a function of the host. The first
+ * ms_cuda_errand_call opens it. While it is open, what the task does goes into it and not onto the
+ * stream; ms_cuda_errand_go hands it to the stream's thread. From then on the stream is that
+ * thread's: nobody puts anything onto it, or records an event there, before the errand is over. */
+ms_cuda_result ms_cuda_errand_call(ms_stream *stream, const ms_launch *launch,
+                                   ms_host_function function, void *user);
+bool ms_cuda_errand_is_open(const ms_cuda_queue *queue);
+/* As ms_cuda.launch, copy_in or copy_out, and event_record. The arguments are copied. */
+void ms_cuda_errand_launch(ms_cuda_queue *queue, const ms_cuda_kernel_call *call,
+                           const void *arguments, size_t bytes);
+void ms_cuda_errand_copy(ms_cuda_queue *queue, void *to, const void *from, size_t bytes,
+                         bool to_gpu);
+void ms_cuda_errand_record(ms_cuda_queue *queue, ms_cuda_event event);
+/* Called at the end of the errand, whether or not its functions were called. */
+void ms_cuda_errand_finally(ms_cuda_queue *queue, void (*function)(void *user), void *user);
+void ms_cuda_errand_go(ms_stream *stream);
+/* False: the errand is under way, and number seq is not before it. It waits for nothing. */
+bool ms_cuda_errand_is_over(ms_stream *stream, uint64_t seq);
+/* Waits until it is over. */
+void ms_cuda_join(ms_stream *stream);
 void ms_cuda_errands_close(ms_stream *stream, ms_cuda_queue *queue);
+
+/* later.c: slots of the table, which carry out the functions above when their turn has come. */
+void ms_cuda_run_in_turn(ms_stream *stream, const ms_launch *launch);
+void ms_cuda_wait_in_turn(ms_stream *stream, const ms_wait *wait);
+void ms_cuda_mark_in_turn(ms_stream *stream, uint64_t seq, ms_mark *mark);
+void ms_cuda_copy_in_in_turn(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
+                             size_t bytes);
+void ms_cuda_copy_out_in_turn(ms_stream *stream, const ms_launch *launch, void *host,
+                              const void *from, size_t bytes);
+void ms_cuda_fail_if_in_turn(ms_stream *stream, const ms_launch *launch, const float *flag,
+                             const char *message);
+void ms_cuda_call_in_turn(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
+bool ms_cuda_reached_in_turn(const ms_stream *stream, uint64_t seq);
+void ms_cuda_await_in_turn(ms_stream *stream, uint64_t seq);
+/* The host waits until all up to number seq, or all that was enqueued, is on the stream, and no
+ * errand is out. */
+void ms_cuda_put_until(ms_stream *stream, uint64_t seq);
+void ms_cuda_put_rest(ms_stream *stream);
 
 /* batch.c */
 /* The task is kept for later; its number still has to be counted. False: it is for now. */

@@ -131,6 +131,7 @@ static ms_status cuda_set_priority(ms_stream *stream, int32_t priority)
 static void *cuda_native(ms_stream *stream)
 {
     (void)ms_cuda_enter(stream->engine);
+    ms_cuda_put_rest(stream);
     ms_cuda_cut(stream, NULL);
     ms_cuda_queue_of(stream)->is_shared = true;
     return ms_cuda_queue_of(stream)->stream;
@@ -148,21 +149,20 @@ const ms_device ms_device_cuda = {
     .stream_close = ms_cuda_queue_close,
     .set_priority = cuda_set_priority,
     .native = cuda_native,
-    .run = ms_cuda_run,
+    .run = ms_cuda_run_in_turn,
     .batch = ms_cuda_batch,
-    .wait = ms_cuda_wait,
-    .reached = ms_cuda_reached,
-    .await = ms_cuda_await,
-    .settle = ms_cuda_settle,
+    .wait = ms_cuda_wait_in_turn,
+    .reached = ms_cuda_reached_in_turn,
+    .await = ms_cuda_await_in_turn,
     .mark_open = ms_cuda_mark_open,
     .mark_close = ms_cuda_mark_close,
-    .mark = ms_cuda_mark,
+    .mark = ms_cuda_mark_in_turn,
     .mark_ns = ms_cuda_mark_ns,
-    .copy_in = ms_cuda_copy_in,
-    .copy_out = ms_cuda_copy_out,
+    .copy_in = ms_cuda_copy_in_in_turn,
+    .copy_out = ms_cuda_copy_out_in_turn,
     .read = ms_cuda_read,
-    .fail_if = ms_cuda_fail_if,
-    .call = ms_cuda_call,
+    .fail_if = ms_cuda_fail_if_in_turn,
+    .call = ms_cuda_call_in_turn,
     .repeat = ms_cuda_repeat,
     .repeats = ms_cuda_repeats,
     .reserve = ms_cuda_reserve,

@@ -84,7 +84,8 @@ ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch)
 
 void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty)
 {
-    if (duty && duty->finished)
-        (void)ms_cuda_of(stream->engine)
-            ->cuda.event_record(duty->finished, ms_cuda_queue_of(stream)->stream);
+    ms_cuda_queue *queue = ms_cuda_queue_of(stream);
+    if (!duty || !duty->finished) return;
+    if (ms_cuda_errand_is_open(queue)) ms_cuda_errand_record(queue, duty->finished);
+    else (void)ms_cuda_of(stream->engine)->cuda.event_record(duty->finished, queue->stream);
 }

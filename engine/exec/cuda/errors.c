@@ -50,12 +50,13 @@ void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_st
     ms_cuda_fail_with(stream, seq, script, &error);
 }
 
-void ms_cuda_fail_duty(const ms_cuda_duty *duty, ms_status status, const char *message)
+void ms_cuda_fail_named(ms_stream *stream, uint64_t seq, uint32_t script, const char *name,
+                        ms_status status, const char *message)
 {
     ms_error error = { .status = status, .rank = -1, .bucket = -1, .collective = -1 };
     snprintf(error.message, sizeof error.message, "%s", message);
-    snprintf(error.operation, sizeof error.operation, "%s", duty->call.name);
-    ms_cuda_fail_with(duty->stream, duty->seq, duty->script, &error);
+    snprintf(error.operation, sizeof error.operation, "%s", name);
+    ms_cuda_fail_with(stream, seq, script, &error);
 }
 
 void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq)

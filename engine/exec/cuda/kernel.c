@@ -89,9 +89,15 @@ static void check(ms_cuda_work *work, ms_cuda_result result)
 
 static uint32_t at_least_one(uint32_t count) { return count ? count : 1; }
 
-static ms_cuda_result put_kernel(ms_cuda_work *work, const ms_cuda_kernel_call *call)
+static ms_cuda_result put_kernel(ms_cuda_work *work, const ms_cuda_kernel_call *call,
+                                 const void *arguments, size_t bytes)
 {
+    ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
     if (work->chain) return ms_cuda_chain_launch(work, call);
+    if (ms_cuda_errand_is_open(queue)) {
+        ms_cuda_errand_launch(queue, call, arguments, bytes);
+        return MS_CUDA_SUCCESS;
+    }
     return ms_cuda_of(work->stream->engine)
         ->cuda.launch(call->function, call->grid[0], call->grid[1], call->grid[2], call->block[0],
                       call->block[1], call->block[2], call->shared_bytes, work->on,
@@ -105,7 +111,6 @@ void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_sh
     ms_cuda_function function = NULL;
     if (work->has_failed || !s.blocks[0]) return;
     MS_ASSERT(bytes <= MS_TASK_ARGS_MAX);
-    (void)bytes;
     ms_cuda_result result = find(self, &work->stream->engine->context, kernel, &function);
     if (result && result != MS_CUDA_OUT_OF_MEMORY && !*kernel->image) {
         ms_cuda_work_fail(work, MS_ERROR_UNSUPPORTED,
@@ -123,13 +128,14 @@ void ms_cuda_launch(ms_cuda_work *work, const ms_cuda_kernel *kernel, ms_cuda_sh
         call.grid[i] = at_least_one(s.blocks[i]);
         call.block[i] = at_least_one(s.threads[i]);
     }
-    check(work, result ? result : put_kernel(work, &call));
+    check(work, result ? result : put_kernel(work, &call, arguments, bytes));
 }
 
 void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes)
 {
     ms_cuda_address at = (ms_cuda_address)(uintptr_t)address;
     if (work->has_failed || !bytes) return;
+    MS_ASSERT(!ms_cuda_errand_is_open(ms_cuda_queue_of(work->stream)));
     if (work->chain && ms_cuda_chain_clear(work, at, bytes)) return;
     check(work, ms_cuda_of(work->stream->engine)->cuda.fill(at, 0, bytes, work->on));
 }
@@ -235,26 +241,35 @@ static bool may_use_host(ms_cuda_work *work)
 
 void ms_cuda_to_host(ms_cuda_work *work, void *host, const void *from, size_t bytes)
 {
-    if (bytes && may_use_host(work))
+    ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
+    if (!bytes || !may_use_host(work)) return;
+    if (ms_cuda_errand_is_open(queue)) ms_cuda_errand_copy(queue, host, from, bytes, false);
+    else
         check(work, ms_cuda_of(work->stream->engine)
                         ->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes, work->on));
 }
 
 void ms_cuda_from_host(ms_cuda_work *work, void *to, const void *host, size_t bytes)
 {
-    if (bytes && may_use_host(work))
+    ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
+    if (!bytes || !may_use_host(work)) return;
+    if (ms_cuda_errand_is_open(queue)) ms_cuda_errand_copy(queue, to, host, bytes, true);
+    else
         check(work, ms_cuda_of(work->stream->engine)
                         ->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes, work->on));
 }
 
 void ms_cuda_on_host(ms_cuda_work *work, ms_host_function function, void *user)
 {
-    if (!may_use_host(work)) return;
-    ms_cuda_duty *duty = ms_cuda_add_duty(work->stream, work->launch->seq, work->launch->script);
-    work->has_failed = duty == NULL;
-    if (!duty) return;
-    duty->call = (ms_host_call){ .name = work->launch->name, .function = function, .user = user };
-    check(work, ms_cuda_errand(work->stream, duty));
+    if (may_use_host(work))
+        check(work, ms_cuda_errand_call(work->stream, work->launch, function, user));
+}
+
+void ms_cuda_finally(ms_cuda_work *work, void (*function)(void *user), void *user)
+{
+    ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
+    if (ms_cuda_errand_is_open(queue)) ms_cuda_errand_finally(queue, function, user);
+    else function(user);
 }
 
 ms_stream *ms_cuda_work_place(const ms_cuda_work *work, uint64_t *seq, uint32_t *script)

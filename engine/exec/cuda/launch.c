@@ -58,6 +58,7 @@ void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         is_alone = ms_cuda_carry_out(stream, launch);
         ms_cuda_end_times(stream, duty);
+        ms_cuda_errand_go(stream);
         ms_cuda_block(stream, launch);
     }
     ms_cuda_advance(stream, launch->seq);
@@ -119,15 +120,9 @@ void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 static void look_at_flag(void *argument)
 {
     ms_cuda_duty *duty = argument;
-    if (duty->note->flag != 0) ms_cuda_fail_duty(duty, MS_ERROR_TASK, duty->message);
-}
-
-static ms_cuda_result put_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)
-{
-    ms_cuda_duty *duty = ms_cuda_add_duty(stream, launch->seq, launch->script);
-    if (!duty) return MS_CUDA_SUCCESS; /* the stream has failed */
-    duty->call = *call;
-    return ms_cuda_errand(stream, duty);
+    if (duty->note->flag != 0)
+        ms_cuda_fail_named(duty->stream, duty->seq, duty->script, duty->name, MS_ERROR_TASK,
+                           duty->message);
 }
 
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call)
@@ -136,8 +131,10 @@ void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call
     ms_cuda_cut(stream, "a function of the host");
     if (!ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
-        ms_cuda_check(stream, launch, put_call(stream, launch, call));
+        ms_cuda_check(stream, launch,
+                      ms_cuda_errand_call(stream, launch, call->function, call->user));
         ms_cuda_end_times(stream, duty);
+        ms_cuda_errand_go(stream);
     }
     ms_cuda_advance(stream, launch->seq);
 }
@@ -151,7 +148,7 @@ static ms_cuda_result put_flag(ms_stream *stream, const ms_launch *launch, const
     ms_cuda_duty *duty = ms_cuda_add_duty(stream, launch->seq, launch->script);
     if (!duty) return MS_CUDA_SUCCESS;
     duty->message = message;
-    duty->call.name = launch->name;
+    duty->name = launch->name;
     duty->note = ms_cuda_take_note(self);
     if (!duty->note) return MS_CUDA_OUT_OF_MEMORY;
     ms_cuda_result result =

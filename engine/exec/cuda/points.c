@@ -92,7 +92,7 @@ static void stop(ms_stream *stream, ms_cuda_result result)
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     ms_cuda_stop(stream, NULL, result);
     /* The failure has ended the job, for which a function of the host may wait. */
-    ms_cuda_errands_settle(queue);
+    ms_cuda_join(stream);
     while (queue->count > 0) {
         (void)self->cuda.event_destroy(point_at(queue, 0)->event);
         queue->first = (queue->first + 1) % MS_CUDA_POINTS;
@@ -104,7 +104,7 @@ static void stop(ms_stream *stream, ms_cuda_result result)
 }
 
 /* The first point that covers this number; one is made if there is none. NULL: the GPU has
- * stopped, or the number is reached. */
+ * stopped, or the number is reached. For a number before an errand there is one (ms_cuda_cover). */
 static ms_cuda_point *point_of(ms_stream *stream, uint64_t seq)
 {
     ms_cuda_device *self = ms_cuda_of(stream->engine);
@@ -160,8 +160,7 @@ void ms_cuda_await(ms_stream *stream, uint64_t seq)
     while (queue->done < seq && queue->count > 0) pass(stream);
 }
 
-/* An error means that nothing runs any more. */
-void ms_cuda_settle(ms_engine *engine) { (void)ms_cuda_enter(engine)->cuda.context_synchronize(); }
+void ms_cuda_cover(ms_stream *stream) { (void)point_of(stream, ms_cuda_queue_of(stream)->head); }
 
 void ms_cuda_advance(ms_stream *stream, uint64_t seq)
 {
@@ -239,6 +238,7 @@ ms_status ms_cuda_queue_open(ms_stream *stream, void **state)
     if (status) return status;
     ms_cuda_queue *queue = memory;
     queue->last_duty = &queue->duties;
+    queue->last_later = &queue->later;
     ms_cuda_result result =
         self->cuda.stream_create(&queue->stream, MS_CUDA_STREAM_NON_BLOCKING, self->least);
     if (result) {
@@ -253,6 +253,7 @@ void ms_cuda_queue_close(ms_stream *stream, void *state)
 {
     ms_cuda_queue *queue = state;
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
+    ms_cuda_put_rest(stream);
     ms_cuda_await(stream, queue->head);
     while (queue->count > 0) pass(stream);
     ms_cuda_chains_free(stream);

@@ -5,7 +5,9 @@
  * program; a kernel takes one struct by value.
  *
  * Invariants
- * - The function runs on the host thread, once for each task, and waits for nothing.
+ * - The function runs on the host thread, once for each task, and waits for nothing. What it does
+ *   after ms_cuda_on_host is written down, and done on another thread once that function has
+ *   returned.
  * - What it launches depends on the arguments only, never on the GPU: so results do not. */
 #ifndef MOONSHARD_EXEC_CUDA_TASK_H
 #define MOONSHARD_EXEC_CUDA_TASK_H
@@ -83,9 +85,14 @@ bool ms_cuda_after(ms_cuda_work *work, ms_cuda_after_function function, void *us
  * task's work. */
 void ms_cuda_to_host(ms_cuda_work *work, void *host, const void *from, size_t bytes);
 void ms_cuda_from_host(ms_cuda_work *work, void *to, const void *host, size_t bytes);
-/* A function of the host, in the order of the task's work, as of ms_stream_call. Not called if the
- * stream has failed. A task with one of these three is in no graph. */
+/* A function of the host, in the order of the task's work, as of ms_stream_call: it may wait for
+ * other ranks. Not called if the stream has failed. A task with one of these three is in no graph.
+ * After it the task may call itself again, launch kernels and copy between GPU and host, in 8 steps
+ * at most. */
 void ms_cuda_on_host(ms_cuda_work *work, ms_host_function function, void *user);
+/* Called when all functions of the host of this task have returned, or will not be called, on any
+ * thread. After ms_cuda_on_host, once for each task. */
+void ms_cuda_finally(ms_cuda_work *work, void (*function)(void *user), void *user);
 /* The number that this execution has in its stream, and the script line that enqueued it. */
 ms_stream *ms_cuda_work_place(const ms_cuda_work *work, uint64_t *seq, uint32_t *script);
 /* For calls of libraries, in a task that uses_library. */

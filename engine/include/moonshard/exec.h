@@ -254,9 +254,6 @@ MS_API void ms_engine_on_failure(ms_engine *engine,
  * False if in doubt. The function adds to *moves a counter that grows with everything that is
  * enqueued or done: equal sums from two calls mean that nothing happened in between. */
 MS_API bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves);
-/* Waits for all work of the engine's device in this process that was enqueued before, that of other
- * engines, too: for layers whose tasks use memory of several engines. */
-MS_API void ms_engine_settle(ms_engine *engine);
 /* Marks the end of a step; blocks until the work of `ahead` steps ago is done. */
 MS_API ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead);
 /* Adds `change` to the number of running host calls that may not block (hooks, plans). *_sync

@@ -76,6 +76,7 @@ typedef struct function {
     const char *name;
     stand_in_kernel *kernel;
     unsigned bytes;
+    bool loaded; /* it was launched */
 } function;
 enum { FUNCTIONS = 1024 };
 static function functions[FUNCTIONS];
@@ -85,7 +86,7 @@ API void stand_in_has(const char *name, stand_in_kernel *kernel, unsigned bytes)
     function *at = functions;
     while (at->name && strcmp(at->name, name) != 0) at++;
     if (at == functions + FUNCTIONS - 1) abort();
-    *at = (function){ name, kernel, bytes };
+    *at = (function){ .name = name, .kernel = kernel, .bytes = bytes };
 }
 
 API int cuModuleLoadData(void **out, const void *image)
@@ -122,7 +123,7 @@ static function *look_up(const char *name)
     function *at = functions;
     while (at->name) at++;
     if (at == functions + FUNCTIONS - 1) abort();
-    *at = (function){ strdup(name), (stand_in_kernel *)kernel, *bytes };
+    *at = (function){ .name = strdup(name), .kernel = (stand_in_kernel *)kernel, .bytes = *bytes };
     return at;
 }
 
@@ -183,6 +184,8 @@ API int cuLaunchKernel(void *which, unsigned x, unsigned y, unsigned z, unsigned
         result = INVALID_VALUE;
     if (result) return result;
     pthread_mutex_lock(&stand_in_lock);
+    if (!((function *)which)->loaded) await_all();
+    ((function *)which)->loaded = true;
     set_kernel(add_work(on, KERNEL), which, (unsigned[]){ x, y, z }, (unsigned[]){ tx, ty, tz },
                shared_bytes, arguments[0]);
     pthread_mutex_unlock(&stand_in_lock);

@@ -86,6 +86,7 @@ static int begin_unseen(const char *call, const char *words, bool in_any_mode)
     int result = begin_in_context(call);
     pthread_mutex_lock(&stand_in_lock);
     if (!result) result = capture_forbids(words, in_any_mode);
+    if (!result) await_all();
     pthread_mutex_unlock(&stand_in_lock);
     return result;
 }

@@ -7,9 +7,9 @@
  * there are N slices (MIG-0, MIG-1 ... in CUDA_VISIBLE_DEVICES), of which a process sees one.
  * MOONSHARD_STAND_IN_FAULT=NAME:N:
  * the Nth kernel whose name contains NAME stops the GPU. With MOONSHARD_STAND_IN_WATCH it
- * also finds work that touches the same memory in no certain order (order.h). Where functions of
- * the host speak for streams of several threads, a wait for a word counts as a wait for all of
- * them that have run on streams of other threads. Kernels are functions
+ * also finds work that touches the same memory in no certain order (order.h). With
+ * MOONSHARD_STAND_IN_WAITS=1, calls that take or give memory or load kernels wait for all work, of
+ * all threads, as those of a driver may. Kernels are functions
  * of the process, found by their names: NAME gets the arguments, the numbers of blocks and threads,
  * and the bytes of shared memory; NAME_bytes says how many bytes of arguments there are. */
 #ifndef MOONSHARD_TEST_CUDA_DRIVER_H

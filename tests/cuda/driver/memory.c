@@ -106,8 +106,8 @@ API int cuMemUnmap(unsigned long long address, size_t bytes)
     int result = begin_never("cuMemUnmap", "memory is taken away");
     pthread_mutex_lock(&stand_in_lock);
     for (const stream *one = streams; one; one = one->next)
-        /* Of a shared driver it may be another rank's. */
-        if (one->first && !driver.stopped && !driver.is_shared)
+        /* That of another thread may be another rank's. */
+        if (one->first && !driver.stopped && pthread_equal(one->owner, pthread_self()))
             order_fault("memory is taken away while work is under way");
     order_unmap((void *)(uintptr_t)address, bytes);
     pthread_mutex_unlock(&stand_in_lock);

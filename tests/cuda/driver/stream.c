@@ -53,16 +53,6 @@ API int cuStreamSynchronize(void *on)
     pthread_mutex_unlock(&stand_in_lock);
     return result;
 }
-API int cuCtxSynchronize(void)
-{
-    int result = begin_never("cuCtxSynchronize", "the host waits for all streams");
-    pthread_mutex_lock(&stand_in_lock);
-    while (!result && any_has_work() && go_on()) {}
-    for (stream *one = streams; one && !result; one = one->next)
-        if (!one->first) order_join(&host, order_now(one->number));
-    pthread_mutex_unlock(&stand_in_lock);
-    return result;
-}
 API int cuStreamWaitEvent(void *on, void *for_event, unsigned flags)
 {
     int result = begin_in_context("cuStreamWaitEvent");
@@ -79,32 +69,6 @@ API int cuStreamWaitEvent(void *on, void *for_event, unsigned flags)
     }
     pthread_mutex_unlock(&stand_in_lock);
     return result;
-}
-/* Another thread or process sets the word, so work goes on meanwhile. */
-static bool is_set(void *argument)
-{
-    const work *now = argument;
-    uint32_t word = __atomic_load_n((const uint32_t *)now->from, __ATOMIC_ACQUIRE);
-    return (int32_t)(word - now->blocks[0]) >= 0;
-}
-static void pass_word(void *argument) { (void)argument; }
-API int cuStreamWaitValue32_v2(void *on, unsigned long long address, unsigned value, unsigned flags)
-{
-    int result = begin_in_context("cuStreamWaitValue32_v2");
-    if (!result && (flags || address % 4)) result = INVALID_VALUE;
-    if (result) return result;
-    stand_in_share();
-    pthread_mutex_lock(&stand_in_lock);
-    work *made = add_work(on, OTHER);
-    made->name = "a wait for a word";
-    made->from = (const void *)(uintptr_t)address;
-    made->blocks[0] = value;
-    made->ready = is_set;
-    made->is_word = true;
-    made->call = pass_word;
-    made->argument = made;
-    pthread_mutex_unlock(&stand_in_lock);
-    return SUCCESS;
 }
 API int cuEventCreate(void **out, unsigned flags)
 {

@@ -106,8 +106,6 @@ static bool can_begin(const stream *on)
     return now->kind != OTHER || now->ready(now->argument);
 }
 
-static void tell(const stream *on);
-static void listen(const stream *on);
 static bool step(stream *on)
 {
     work *now = on->first;
@@ -118,9 +116,7 @@ static bool step(stream *on)
         return true;
     }
     order_begin(on->number, &now->host, now->name);
-    if (now->kind == CALL) tell(on);
     carry_out(now);
-    if (now->kind == OTHER && now->is_word) listen(on);
     if (now->kind == WAIT) order_wait(on->number, &now->event->clock);
     /* An event stands for its latest record, in the order of the host's calls. */
     if (now->kind == RECORD && now->record > now->event->passed) {
@@ -170,38 +166,6 @@ bool any_has_work(void)
     return false;
 }
 
-/* What a function of the host knows, it may tell threads that use other streams, for which theirs
- * wait by a word. Which thread told which is not seen: a stream that has waited for a word knows
- * what all functions knew that have run by then on streams of other threads. */
-typedef struct speaker {
-    struct speaker *next;
-    pthread_t thread;
-    order_clock told;
-} speaker;
-static speaker *speakers;
-
-static speaker *speaker_of(pthread_t thread)
-{
-    speaker *one = speakers;
-    while (one && !pthread_equal(one->thread, thread)) one = one->next;
-    if (one) return one;
-    one = calloc(1, sizeof *one);
-    if (!one) abort();
-    one->thread = thread;
-    one->next = speakers;
-    return speakers = one;
-}
-
-static void tell(const stream *on)
-{
-    order_join(&speaker_of(on->owner)->told, order_now(on->number));
-}
-static void listen(const stream *on)
-{
-    for (const speaker *one = speakers; one; one = one->next)
-        if (!pthread_equal(one->thread, on->owner)) order_wait(on->number, &one->told);
-}
-
 /* For a thread that waits: false: nothing will ever happen again. */
 bool go_on(void)
 {
@@ -209,6 +173,12 @@ bool go_on(void)
     if (driver.stopped || !is_waiting()) return false;
     let_others(20);
     return true;
+}
+
+void await_all(void)
+{
+    const char *waits = getenv("MOONSHARD_STAND_IN_WAITS");
+    while (waits && strcmp(waits, "1") == 0 && any_has_work() && go_on()) {}
 }
 
 /* A GPU works while no thread of the host waits for it. */
@@ -228,7 +198,6 @@ API void stand_in_share(void)
     static pid_t carried_on_by;
     pthread_t thread;
     pthread_mutex_lock(&stand_in_lock);
-    driver.is_shared = true;
     if (carried_on_by != getpid()
         && (pthread_create(&thread, NULL, carry_on, NULL) || pthread_detach(thread)))
         abort();

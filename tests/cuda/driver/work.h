@@ -67,7 +67,6 @@ struct work {
     const void *from;
     size_t bytes;
     bool (*ready)(void *); /* of a library's work */
-    bool is_word;          /* a wait for a word */
     void (*call)(void *);
     void *argument;
     event *event;
@@ -103,7 +102,7 @@ extern stream *streams;
 extern struct stand_in {
     const char *fails;
     int fails_with, stopped, version, gpus;
-    bool initialized, is_shared;
+    bool initialized;
     _Atomic unsigned left;
 } driver;
 extern __thread void *current; /* context */
@@ -126,6 +125,8 @@ bool any_has_work(void);
 bool step_any(void);
 /* The same for a thread that waits; false: nothing will ever happen again. */
 bool go_on(void);
+/* MOONSHARD_STAND_IN_WAITS: until no stream has work. */
+void await_all(void);
 void free_work(work *gone);
 void carry_out(const work *now);
 
