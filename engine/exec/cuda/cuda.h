@@ -254,6 +254,7 @@ void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty);
 
 /* points.c */
 ms_status ms_cuda_queue_open(ms_stream *stream, void **state);
+/* Nothing is kept for later. */
 void ms_cuda_queue_close(ms_stream *stream, void *state);
 bool ms_cuda_reached(const ms_stream *stream, uint64_t seq);
 void ms_cuda_await(ms_stream *stream, uint64_t seq);
@@ -312,8 +313,9 @@ void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call
 
 /* errand.c. An errand is the part of one number that begins with a function of the host. The first
  * ms_cuda_errand_call opens it. While it is open, what the task does goes into it and not onto the
- * stream; ms_cuda_errand_go hands it to the stream's thread. From then on the stream is that
- * thread's: nobody puts anything onto it, or records an event there, before the errand is over. */
+ * stream; ms_cuda_errand_go hands it to the stream's thread, after ms_cuda_cover. From then on the
+ * stream is that thread's: nobody puts anything onto it, or records an event there, before the
+ * errand is over. */
 ms_cuda_result ms_cuda_errand_call(ms_stream *stream, const ms_launch *launch,
                                    ms_host_function function, void *user);
 bool ms_cuda_errand_is_open(const ms_cuda_queue *queue);

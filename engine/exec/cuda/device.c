@@ -127,6 +127,12 @@ static ms_status cuda_set_priority(ms_stream *stream, int32_t priority)
     return MS_OK;
 }
 
+static void cuda_stream_close(ms_stream *stream, void *state)
+{
+    ms_cuda_put_rest(stream);
+    ms_cuda_queue_close(stream, state);
+}
+
 /* Whoever asks puts work of his own on the stream, which must come after what is held. */
 static void *cuda_native(ms_stream *stream)
 {
@@ -146,7 +152,7 @@ const ms_device ms_device_cuda = {
     .open = cuda_open,
     .close = cuda_close,
     .stream_open = ms_cuda_queue_open,
-    .stream_close = ms_cuda_queue_close,
+    .stream_close = cuda_stream_close,
     .set_priority = cuda_set_priority,
     .native = cuda_native,
     .run = ms_cuda_run_in_turn,

@@ -232,7 +232,6 @@ void ms_cuda_errand_go(ms_stream *stream)
     ms_cuda_queue *queue = ms_cuda_queue_of(stream);
     ms_cuda_errands *errands = queue->errands;
     if (!ms_cuda_errand_is_open(queue)) return;
-    if (!ms_stream_has_failed(stream)) ms_cuda_cover(stream);
     errands->is_open = false;
     if (ms_stream_has_failed(stream)) {
         run(errands); /* which calls no function */

@@ -27,6 +27,16 @@ bool ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch)
     return work.is_alone;
 }
 
+/* What the task does after functions of the host goes to the stream's thread; whether there is such
+ * a thing. */
+static bool send_errand(ms_stream *stream)
+{
+    if (!ms_cuda_errand_is_open(ms_cuda_queue_of(stream))) return false;
+    if (!ms_stream_has_failed(stream)) ms_cuda_cover(stream);
+    ms_cuda_errand_go(stream);
+    return true;
+}
+
 /* A program may bring tasks of its own, which have to be tasks of this device. */
 static bool is_kernel(ms_stream *stream, const ms_launch *launch)
 {
@@ -58,8 +68,8 @@ void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         is_alone = ms_cuda_carry_out(stream, launch);
         ms_cuda_end_times(stream, duty);
-        ms_cuda_errand_go(stream);
-        ms_cuda_block(stream, launch);
+        /* The thread waits, and others may wait for what this host enqueues next. */
+        if (!send_errand(stream)) ms_cuda_block(stream, launch);
     }
     ms_cuda_advance(stream, launch->seq);
     if (!is_held) ms_cuda_learn(stream, is_alone);
@@ -134,7 +144,7 @@ void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call
         ms_cuda_check(stream, launch,
                       ms_cuda_errand_call(stream, launch, call->function, call->user));
         ms_cuda_end_times(stream, duty);
-        ms_cuda_errand_go(stream);
+        (void)send_errand(stream);
     }
     ms_cuda_advance(stream, launch->seq);
 }

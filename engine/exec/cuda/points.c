@@ -253,7 +253,6 @@ void ms_cuda_queue_close(ms_stream *stream, void *state)
 {
     ms_cuda_queue *queue = state;
     ms_cuda_device *self = ms_cuda_enter(stream->engine);
-    ms_cuda_put_rest(stream);
     ms_cuda_await(stream, queue->head);
     while (queue->count > 0) pass(stream);
     ms_cuda_chains_free(stream);

@@ -148,8 +148,6 @@ void ms_cuda_block(ms_stream *stream, const ms_launch *launch)
 {
     const ms_cuda_device *self = ms_cuda_of(stream->engine);
     if (!self->blocks || ms_stream_has_failed(stream)) return;
-    /* The thread of an errand waits, and the errand may be for what the host enqueues next. */
-    if (!ms_cuda_errand_is_over(stream, launch->seq)) return;
     ms_cuda_result result = self->cuda.stream_synchronize(ms_cuda_queue_of(stream)->stream);
     if (result) ms_cuda_stop(stream, launch, result);
 }
