@@ -93,9 +93,9 @@ void ms_job_supervise(lua_State *L, ms_job *job, bool (*done)(ms_job *job));
 void ms_job_push_outcome(lua_State *L, const ms_job *job);
 void ms_job_warn(ms_job *job, const char *text);
 
-/* Streams of ranks that share a GPU wait for other ranks. The driver has 8 queues for all streams
- * of a process unless this variable says otherwise, 32 at most, and a stream may hold up another
- * one of its queue. */
+/* The driver has 8 queues for all streams of a process unless this variable says otherwise, 32 at
+ * most. A stream that waits for another one may hold up those of its queue meanwhile, which costs
+ * time where ranks share a GPU, and most where they are threads of one process. */
 #define MS_QUEUES_VARIABLE "CUDA_DEVICE_MAX_CONNECTIONS"
 #define MS_QUEUES_MOST "32"
 

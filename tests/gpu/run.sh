@@ -166,7 +166,7 @@ groups() {
     local n test small
     export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
     export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*}
-    # Ranks as threads wait for each other on streams: each needs a queue of the GPU, as the launcher of threads sets it.
+    # As the launcher sets it for ranks that share a GPU; the tests in ranks/ start theirs without it.
     export CUDA_DEVICE_MAX_CONNECTIONS=32
     export moonshard root here
     export -f apart dies
