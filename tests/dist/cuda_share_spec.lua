@@ -126,6 +126,31 @@ describe("ranks that share a GPU", function()
     end)
   end
 
+  -- Of processes, each has its own memory of the GPU, and only its own tasks stop with it.
+  for switches, said in pairs {
+    [" --share-gpu"] = "rank 0 stopped because rank 1: the GPU has stopped: .*exp %(script.lua:5%)",
+    [" --share-gpu --thread-ranks"] =
+      "rank %d stopped because rank %d: the GPU has stopped: .*2 ranks or engines",
+  } do
+    it("end when it stops:" .. switches, function()
+      script [[
+        local ms = require "moonshard"
+        local t = ms.ones { 1000 }
+        for step = 1, 20 do
+          local u = t
+          if ms.rank() == 1 and step == 5 then u = t:exp() end
+          t = ms.world():all_reduce(u, "avg"):value() * 0.5
+        end
+        print("sum", t:sum():item())
+      ]]
+      local code, out, err = command.run(folder, "run script.lua -n 2 --device cuda" .. switches,
+        stand_in(1) .. " MOONSHARD_STAND_IN_FAULT=exp:1")
+      assert.equal(1, code)
+      assert.equal("", out)
+      assert.matches(said, err)
+    end)
+  end
+
   it("take turns where there are several", function()
     script [[
       local ms = require "moonshard"

@@ -586,6 +586,22 @@ static void a_host_that_waits_for_each_task_knows_the_one(void **state)
     assert_null(strstr(said, "under way"));
 }
 
+/* Another engine of the process finds the same error, and has not caused it. */
+static void a_gpu_of_several_engines_names_none_as_the_cause(void **state)
+{
+    (void)state;
+    ms_engine *other = make_engine();
+    for (int blocks = 0; blocks < 2; blocks++) {
+        if (blocks) setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+        stop_in("scale:4", false);
+        assert_said("the GPU has stopped: CUDA_ERROR_ILLEGAL_ADDRESS");
+        assert_said("one of the 2 ranks or engines that use it in this process");
+        assert_null(strstr(said, "in task scale,"));
+    }
+    unsetenv("CUDA_LAUNCH_BLOCKING");
+    ms_engine_free(other);
+}
+
 static void assert_refused(ms_status expected, const char *words)
 {
     ms_error error;
@@ -679,6 +695,7 @@ int main(void)
         cmocka_unit_test(a_gpu_that_stops_ends_all_waits),
         cmocka_unit_test(a_gpu_that_stops_tells_which_tasks_were_under_way),
         cmocka_unit_test(a_host_that_waits_for_each_task_knows_the_one),
+        cmocka_unit_test(a_gpu_of_several_engines_names_none_as_the_cause),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

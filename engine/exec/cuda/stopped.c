@@ -3,11 +3,30 @@
  * After an error in a kernel every call of the driver answers with that error, and no event tells
  * any more what was done before it. So the cause is one of the tasks that were not known to be
  * done. Their names and script lines are kept when they are enqueued. With CUDA_LAUNCH_BLOCKING=1
- * the host waits after each task, so that there is only one. */
+ * the host waits after each task, so that there is only one. Engines of one process share the
+ * driver's context: each finds the error, whoever is the cause. */
 #include <stdio.h>
 #include <string.h>
 
 #include "exec/cuda/cuda.h"
+
+/* Engines of this process, by the number of their GPU. */
+static ms_word engines[64];
+
+static ms_word *engines_beside(const ms_engine *engine)
+{
+    return &engines[engine->device_index % (sizeof engines / sizeof *engines)];
+}
+
+void ms_cuda_count_engine(const ms_engine *engine, int change)
+{
+    atomic_fetch_add(engines_beside(engine), (uint32_t)change);
+}
+
+static uint32_t count_others(const ms_engine *engine)
+{
+    return atomic_load(engines_beside(engine)) - 1;
+}
 
 /* An event that was passed when the device opened answers with the error of a GPU that has
  * stopped, and with success on one that goes on. */
@@ -87,17 +106,24 @@ static uint32_t describe(ms_engine *engine, const char *why, ms_error *error)
         if (s.count > 0) only = s;
         count += s.count;
     }
+    uint32_t others = count_others(engine);
     add(error, "the GPU has stopped: %s", why);
-    if (count == 1) {
+    if (count == 1 && others == 0) {
         add(error, ": in task %s", only.first->name);
         snprintf(error->operation, sizeof error->operation, "%s", only.first->name);
         return only.first->script;
     }
-    if (count == 0) return 0;
-    add(error,
-        ": in one of the %u tasks that were under way (" MS_CUDA_BLOCKING "=1 in the "
-        "environment makes the error name it)",
-        count);
+    if (others > 0)
+        add(error,
+            ": in a task of one of the %u ranks or engines that use it in this process (as "
+            "processes, and with " MS_CUDA_BLOCKING "=1 in the environment, the error names it); "
+            "here %u tasks were under way",
+            others + 1, count);
+    else if (count > 0)
+        add(error,
+            ": in one of the %u tasks that were under way (" MS_CUDA_BLOCKING "=1 in the "
+            "environment makes the error name it)",
+            count);
     for (uint16_t i = 0; i < engine->stream_count; i++) {
         s = suspects_of(engine->streams[i]);
         add_suspects(error, engine->streams[i], &s);
@@ -116,7 +142,7 @@ void ms_cuda_stop(ms_stream *stream, const ms_launch *launch, ms_cuda_result res
     uint32_t script = 0;
     if (ms_stream_has_failed(stream)) return;
     ms_cuda_explain(&self->cuda, result, why, sizeof why);
-    if (self->blocks && launch) {
+    if (self->blocks && launch && count_others(engine) == 0) {
         add(&error, "the GPU has stopped: %s: in task %s", why, launch->name);
         snprintf(error.operation, sizeof error.operation, "%s", launch->name);
         seq = launch->seq;
