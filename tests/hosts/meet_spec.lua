@@ -70,19 +70,42 @@ describe("ranks of several hosts that meet without MPI", function()
     end)
   end
 
-  it("reduce on GPUs of their own without being told to use NCCL", function()
+  -- Four ranks add on GPUs, of which each host shows so many.
+  local function add_on_gpus(gpus, library, switches)
     command.write(folder .. "/sum.lua", [[
       local ms = require "moonshard"
       local t = ms.ones { 3 } * (ms.rank() + 1)
       local sum = ms.world():all_reduce(t):value():sum():item()
       print(("rank %d has %g on %s"):format(ms.rank(), sum, t:device()))
     ]])
-    local gpus = ("MOONSHARD_NCCL='%s' MOONSHARD_CUDA_DRIVER='%s' MOONSHARD_STAND_IN_GPUS=2 \z
-      MOONSHARD_STAND_IN_KERNELS='%s'"):format(os.getenv "MOONSHARD_NCCL",
-      os.getenv "MOONSHARD_STAND_IN", os.getenv "MOONSHARD_STAND_IN_KERNELS")
-    local codes, texts = start(function(rank)
-      return table.concat({ torchrun(rank), TOKEN, gpus }, " ")
-    end, "--port 29500 --device cuda sum.lua")
+    local settings = ("MOONSHARD_NCCL='%s' MOONSHARD_CUDA_DRIVER='%s' MOONSHARD_STAND_IN_GPUS=%d \z
+      MOONSHARD_STAND_IN_KERNELS='%s'"):format(library, os.getenv "MOONSHARD_STAND_IN", gpus,
+      os.getenv "MOONSHARD_STAND_IN_KERNELS")
+    return start(function(rank)
+      return table.concat({ torchrun(rank), TOKEN, settings }, " ")
+    end, "--port 29500 --device cuda sum.lua " .. switches)
+  end
+
+  for _, case in ipairs {
+    { "without NCCL", 2, "/nowhere/libnccl.so.2", "",
+      "several ranks on GPUs need NCCL: /nowhere/libnccl.so.2" },
+    { "with more ranks than GPUs", 1, os.getenv "MOONSHARD_NCCL", "--share-gpu",
+      "--share-gpu: ranks of several hosts exchange tensors by NCCL, which needs a GPU for each" },
+  } do
+    local name, gpus, library, switches, said = table.unpack(case)
+    it("are refused on GPUs " .. name, function()
+      local codes, texts = add_on_gpus(gpus, library, switches)
+      local reports = 0
+      for rank = 0, 3 do
+        assert.equal(1, codes[rank], texts[rank])
+        if texts[rank]:find(said, 1, true) then reports = reports + 1 end
+      end
+      assert.truthy(reports > 0, texts[0])
+    end)
+  end
+
+  it("reduce on GPUs of their own without being told to use NCCL", function()
+    local codes, texts = add_on_gpus(2, os.getenv "MOONSHARD_NCCL", "")
     for rank = 0, 3 do
       assert.equal(0, codes[rank], texts[rank])
       assert.truthy(texts[rank]:find(("rank %d has 30 on cuda"):format(rank), 1, true), texts[rank])

@@ -40,8 +40,8 @@ static ms_status refuse(ms_context *context, ms_status status, const char *what)
     char advice[MS_CUDA_ADVICE];
     ms_cuda_advise(context->os, MS_NCCL_VARIABLE, "NCCL 2.28 or later", advice);
     return ms_fail(context, status,
-                   "several ranks on GPUs need NCCL: %s: %s; one rank needs none, and --share-gpu "
-                   "or the device cpu work without it",
+                   "several ranks on GPUs need NCCL: %s: %s; one rank needs none, --share-gpu "
+                   "works without it on one host, and the device cpu on any",
                    what, advice);
 }
 
