@@ -51,13 +51,19 @@ describe("ranks that share a GPU", function()
   end
 
   for _, threads in ipairs { "", " --thread-ranks" } do
+    it("take plans of what is gathered ahead" .. threads, function()
+      local out = command.succeed(folder, ("run '%s/tests/dist/fsdp_prefetch.lua' -n 2 \z
+        --device cuda --share-gpu%s"):format(command.source, threads), shared())
+      assert.matches("done", out)
+    end)
+
     it("have all the waits that they need" .. threads, function()
       local watched = stand_in(1) .. " MOONSHARD_STAND_IN_WATCH=stop"
       train("gpt_bytes.lua' -n 2 --device cuda --share-gpu" .. threads, watched)
       train("gpt_bytes.lua' -n 2 shard=full_shard --device cuda --share-gpu" .. threads, watched)
     end)
 
-    for _, name in ipairs { "collectives", "hooks", "ddp", "fsdp_gathers", "packed" } do
+    for _, name in ipairs { "collectives", "hooks", "ddp", "fsdp_gathers", "packed", "overlap" } do
       it("do what others do: " .. name .. threads, function()
         local out = command.succeed(folder, ("run '%s/tests/dist/%s.lua' -n 2 --device cuda \z
           --share-gpu%s"):format(command.source, name, threads), shared())

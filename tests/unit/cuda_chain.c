@@ -536,6 +536,9 @@ static void what_cannot_be_captured_goes_alone(void **state)
         ms_stream *a = ms_engine_current(engine);
         ms_storage *x = filled(a, 0);
         double expected = 0;
+        uint32_t line = 0;
+        ok(ms_strings_add(engine->strings, "train.lua:7", 11, &line));
+        ms_engine_set_script(engine, line);
         fails(refused[i], 2);
         for (int step = 0; step < 6; step++) {
             expected += climb(a, &scales, x, LENGTH);
@@ -544,7 +547,8 @@ static void what_cannot_be_captured_goes_alone(void **state)
         assert_true(value_of(x) == expected);
         ms_repeats repeats = repeats_of(engine);
         assert_int_equal(repeats.launches, 0);
-        if (!strstr(repeats.why, "cannot be captured: ")) fail_msg("%s", repeats.why);
+        if (!strstr(repeats.why, "cannot be captured: ") || !strstr(repeats.why, "train.lua:7"))
+            fail_msg("%s", repeats.why);
         ms_storage_release(x);
         finish(engine);
     }

@@ -344,8 +344,8 @@ static bool visit(ms_stream *stream, ms_cuda_chain *chain, const ms_cuda_log *lo
            && (ms_cuda_of(stream->engine)->building || work.node == kept->node + kept->nodes);
 }
 
-/* The task that cannot be captured, or NULL. */
-static const ms_cuda_task *capture_tasks(ms_stream *stream, ms_cuda_chain *chain)
+/* How many tasks were captured: the next one cannot be, if there is one. */
+static size_t capture_tasks(ms_stream *stream, ms_cuda_chain *chain)
 {
     for (size_t i = 0; i < chain->log.count; i++) {
         ms_cuda_note *note = NULL; /* each launch brings its own */
@@ -355,9 +355,9 @@ static const ms_cuda_task *capture_tasks(ms_stream *stream, ms_cuda_chain *chain
         kept->nodes = (uint32_t)chain->node_count - kept->node;
         kept->notes = note != NULL;
         ms_cuda_give_note(ms_cuda_of(stream->engine), note);
-        if (!done) return kept->task;
+        if (!done) return i;
     }
-    return NULL;
+    return chain->log.count;
 }
 
 static void write_place(const ms_engine *engine, const char *what, uint32_t script,
@@ -374,18 +374,20 @@ static void note_why(ms_engine *engine, const char *what, uint32_t script)
     if (!*self->why_ended) write_place(engine, what, script, self->why_ended);
 }
 
-static void refuse(ms_stream *stream, ms_cuda_chain *chain, const char *why)
+/* i: the task of the log that is the reason, or the first one. */
+static void refuse(ms_stream *stream, ms_cuda_chain *chain, const char *why, size_t i)
 {
-    note_why(stream->engine, why, 0);
+    note_why(stream->engine, why, ms_cuda_queue_of(stream)->log.tasks[i].script);
     chain->is_refused = true;
     free_graph(stream, chain);
 }
 
+/* The log has the tasks of the chain. */
 static void build(ms_stream *stream, ms_cuda_chain *chain)
 {
     ms_cuda_device *self = ms_cuda_of(stream->engine);
     const ms_cuda *cuda = &self->cuda;
-    const ms_cuda_task *odd = NULL;
+    size_t captured = chain->log.count;
     ms_cuda_result result = MS_CUDA_SUCCESS;
     char why[256];
     if (!self->builder)
@@ -393,20 +395,22 @@ static void build(ms_stream *stream, ms_cuda_chain *chain)
     if (!result) result = cuda->capture_begin(self->builder, MS_CUDA_CAPTURE_RELAXED);
     if (!result) {
         self->building = true;
-        odd = capture_tasks(stream, chain);
+        captured = capture_tasks(stream, chain);
         self->building = false;
         result = cuda->capture_end(self->builder, &chain->graph);
     }
-    if (!result && !odd) result = cuda->program_make(&chain->program, chain->graph, 0);
-    if (!result && !odd) {
+    bool all = captured == chain->log.count;
+    if (!result && all) result = cuda->program_make(&chain->program, chain->graph, 0);
+    if (!result && all) {
         self->repeats.graphs++;
         return;
     }
-    size_t used = (size_t)snprintf(
-        why, sizeof why, "%s cannot be captured: ", odd ? odd->task.name : "a run of tasks");
+    size_t used =
+        (size_t)snprintf(why, sizeof why, "%s cannot be captured: ",
+                         all ? "a run of tasks" : chain->log.tasks[captured].task->task.name);
     if (result) ms_cuda_explain(cuda, result, why + used, sizeof why - used);
     else snprintf(why + used, sizeof why - used, "it needs the host, or more memory");
-    refuse(stream, chain, why);
+    refuse(stream, chain, why, all ? 0 : captured);
 }
 
 /* A run of tasks is over, each of which was carried out when it came. */
@@ -460,7 +464,7 @@ static bool launch_graph(ms_stream *stream, ms_cuda_chain *chain)
     ms_cuda_device *self = ms_cuda_of(stream->engine);
     const ms_cuda_log *log = &queue->log;
     if (!give_arguments(stream, chain, notes)) {
-        refuse(stream, chain, "a task that does not launch the kernels that it launched before");
+        refuse(stream, chain, "a task that does not launch the kernels that it launched before", 0);
         return false;
     }
     ms_launch first = launch_of(log, 0);
