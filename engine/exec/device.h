@@ -5,9 +5,9 @@
  * Invariants
  * - The host thread calls every function of the table.
  * - The work of a stream has the numbers 1, 2, 3, ... One of the functions that take a number
- *   (`run`, `wait`, `mark`, `copy_in`, `copy_out`, `fail_if`) is called once for each number, in
- *   order, and returns without waiting for it to finish. Where a device has no room for more work,
- *   the call blocks, and then only for work that is enqueued already.
+ *   (`run`, `wait`, `mark`, `copy_in`, `copy_out`, `fail_if`, `call`) is called once for each
+ * number, in order, and returns without waiting for it to finish. Where a device has no room for
+ * more work, the call blocks, and then only for work that is enqueued already.
  * - A stream finishes its work in order. A number is reached when its work has finished or was
  *   skipped, and stays reached.
  * - A task that fails makes its stream fail (ms_stream_fail). The device skips what follows on that

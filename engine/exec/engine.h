@@ -210,6 +210,7 @@ struct ms_engine {
     ms_random random;
     double flops;
     ms_stream *streams[MS_STREAMS_MAX];
+    uint32_t companions;           /* see ms_engine_set_companions */
     _Atomic uint16_t stream_count; /* raised after its stream is entered */
     ms_stream *current;
     _Atomic uint32_t failed;                           /* some stream has failed */

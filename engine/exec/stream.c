@@ -120,6 +120,8 @@ bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *mov
     return engine->device->is_still && engine->device->is_still(engine, waiting, moves);
 }
 
+void ms_engine_set_companions(ms_engine *engine, uint32_t others) { engine->companions = others; }
+
 /* --------------------------------------------------------------- enqueueing */
 
 /* A wait takes a number of its own. A wait that follows from the clock is left out: it would cost a

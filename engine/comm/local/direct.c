@@ -25,6 +25,7 @@ ms_status ms_local_choose_way(ms_comm *comm, ms_local *local)
     uint64_t mine = way_of(comm), found = 0;
     if (ms_comm_runs_on_host(comm)) return MS_OK;
     local->is_direct = comm->options.one_gpu;
+    if (local->is_direct) ms_engine_set_companions(comm->engine, local->host->control->ranks - 1);
     if (atomic_compare_exchange_strong(&local->host->control->way, &found, mine) || found == mine)
         return MS_OK;
     if (mine == 1 || found == 1)

@@ -229,8 +229,6 @@ void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, ui
 #define MS_CUDA_BLOCKING "CUDA_LAUNCH_BLOCKING"
 /* stopped.c. Success: the GPU goes on, and an error is that of the call which reported it. */
 ms_cuda_result ms_cuda_has_stopped(const ms_cuda_device *self);
-/* An engine of this process begins (1) or ceases (-1) to use the GPU. */
-void ms_cuda_count_engine(const ms_engine *engine, int change);
 /* For ms_cuda_stop, before the task is carried out. */
 void ms_cuda_remember(ms_stream *stream, const ms_launch *launch);
 /* The result of a call for this launch; unless it is success the stream fails. */

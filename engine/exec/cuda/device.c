@@ -18,7 +18,6 @@ static void release_spare(ms_cuda_device *self)
 static void cuda_close(ms_engine *engine, void *state)
 {
     ms_cuda_device *self = state;
-    ms_cuda_count_engine(engine, -1);
     (void)self->cuda.context_set(self->context);
     ms_cuda_forget_kernels(self, &engine->context);
     release_spare(self);
@@ -94,14 +93,10 @@ static ms_status cuda_open(ms_engine *engine, void **state)
     const char *blocking = os->environment(os->user, MS_CUDA_BLOCKING);
     self->blocks = blocking && strcmp(blocking, "1") == 0;
     *state = self;
-    ms_cuda_count_engine(engine, 1);
     status = use_gpu(engine, self);
     if (!status) return MS_OK;
     if (self->context) cuda_close(engine, self);
-    else {
-        ms_cuda_count_engine(engine, -1);
-        ms_release(&engine->context, self);
-    }
+    else ms_release(&engine->context, self);
     *state = NULL;
     return status;
 }

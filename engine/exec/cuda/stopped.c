@@ -10,24 +10,6 @@
 
 #include "exec/cuda/cuda.h"
 
-/* Engines of this process, by the number of their GPU. */
-static ms_word engines[64];
-
-static ms_word *engines_beside(const ms_engine *engine)
-{
-    return &engines[engine->device_index % (sizeof engines / sizeof *engines)];
-}
-
-void ms_cuda_count_engine(const ms_engine *engine, int change)
-{
-    atomic_fetch_add(engines_beside(engine), (uint32_t)change);
-}
-
-static uint32_t count_others(const ms_engine *engine)
-{
-    return atomic_load(engines_beside(engine)) - 1;
-}
-
 /* An event that was passed when the device opened answers with the error of a GPU that has
  * stopped, and with success on one that goes on. */
 ms_cuda_result ms_cuda_has_stopped(const ms_cuda_device *self)
@@ -106,7 +88,7 @@ static uint32_t describe(ms_engine *engine, const char *why, ms_error *error)
         if (s.count > 0) only = s;
         count += s.count;
     }
-    uint32_t others = count_others(engine);
+    uint32_t others = engine->companions; /* each finds the error, whoever is the cause */
     add(error, "the GPU has stopped: %s", why);
     if (count == 1 && others == 0) {
         add(error, ": in task %s", only.first->name);
@@ -142,7 +124,7 @@ void ms_cuda_stop(ms_stream *stream, const ms_launch *launch, ms_cuda_result res
     uint32_t script = 0;
     if (ms_stream_has_failed(stream)) return;
     ms_cuda_explain(&self->cuda, result, why, sizeof why);
-    if (self->blocks && launch && count_others(engine) == 0) {
+    if (self->blocks && launch && engine->companions == 0) {
         add(&error, "the GPU has stopped: %s: in task %s", why, launch->name);
         snprintf(error.operation, sizeof error.operation, "%s", launch->name);
         seq = launch->seq;

@@ -254,6 +254,9 @@ MS_API void ms_engine_on_failure(ms_engine *engine,
  * False if in doubt. The function adds to *moves a counter that grows with everything that is
  * enqueued or done: equal sums from two calls mean that nothing happened in between. */
 MS_API bool ms_engine_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *moves);
+/* So many other engines of this process compute on this engine's GPU, so that an error which the
+ * GPU reports may be theirs. */
+MS_API void ms_engine_set_companions(ms_engine *engine, uint32_t others);
 /* Marks the end of a step; blocks until the work of `ahead` steps ago is done. */
 MS_API ms_status ms_engine_step_end(ms_engine *engine, uint32_t ahead);
 /* Adds `change` to the number of running host calls that may not block (hooks, plans). *_sync

@@ -50,8 +50,8 @@ typedef void stand_in_share_function(void);
 void stand_in_share(void);
 /* The work of a library that runs on a stream touches memory. */
 void stand_in_touch(const void *address, size_t bytes, bool writes);
-/* The function of the host that runs on a stream takes so much time of the GPU, in which nobody
- * waits: events after it are later by that. */
+/* A function of the host takes so much time, in which nobody waits: events that are passed after it
+ * are later by that. */
 void stand_in_pass(uint64_t ns);
 
 #endif
