@@ -15,8 +15,8 @@
  * - Tasks that come again may be held (chain.c): they have numbers, and the driver has not seen
  * them. They go to the driver before anything else of their stream, and before anybody needs them.
  * - The GPU never waits for the host, so all of its work ends by itself, whatever the host does. A
- *   thread of the stream waits in its place for functions of the host that may block (errand.c),
- * and what comes after them is kept until then (later.c). */
+ *   thread of the stream waits in its place for functions of the host that may block (errand.c).
+ *   Work that is enqueued after them is stored until they have returned (later.c). */
 #ifndef MOONSHARD_EXEC_CUDA_CUDA_H
 #define MOONSHARD_EXEC_CUDA_CUDA_H
 
@@ -218,6 +218,9 @@ ms_cuda_device *ms_cuda_enter(const ms_engine *engine);
 ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *what);
 void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_status status,
                          const char *format, ...) MS_PRINTF(5, 6);
+/* A call of the driver for number seq has failed, on a GPU that goes on. On any thread. */
+void ms_cuda_fail_result(ms_stream *stream, uint64_t seq, uint32_t script, const char *name,
+                         ms_cuda_result result);
 /* A function of the host or the check of a flag has failed; name: what it is called. */
 void ms_cuda_fail_named(ms_stream *stream, uint64_t seq, uint32_t script, const char *name,
                         ms_status status, const char *message);
@@ -313,9 +316,9 @@ void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call
 
 /* errand.c. An errand is the part of one number that begins with a function of the host. The first
  * ms_cuda_errand_call opens it. While it is open, what the task does goes into it and not onto the
- * stream; ms_cuda_errand_go hands it to the stream's thread, after ms_cuda_cover. From then on the
- * stream is that thread's: nobody puts anything onto it, or records an event there, before the
- * errand is over. */
+ * stream; ms_cuda_errand_go, which comes after ms_cuda_cover, hands it to the stream's thread.
+ * Until the errand is over, only that thread launches work on the stream or records events there.
+ */
 ms_cuda_result ms_cuda_errand_call(ms_stream *stream, const ms_launch *launch,
                                    ms_host_function function, void *user);
 bool ms_cuda_errand_is_open(const ms_cuda_queue *queue);

@@ -105,7 +105,6 @@ static ms_cuda_result carry_out(const ms_cuda_errands *errands, step *now)
 
 static void run(ms_cuda_errands *errands)
 {
-    char text[256];
     ms_cuda_result result = MS_CUDA_SUCCESS;
     const ms_cuda_device *self = ms_cuda_of(errands->stream->engine);
     for (uint32_t i = 0; i < errands->count && !result; i++)
@@ -116,10 +115,7 @@ static void run(ms_cuda_errands *errands)
         (void)self->cuda.stream_synchronize(ms_cuda_queue_of(errands->stream)->stream);
     if (result) errands->stopped = ms_cuda_has_stopped(self);
     if (result && !errands->stopped)
-        ms_cuda_fail_stream(errands->stream, errands->seq, errands->script,
-                            result == MS_CUDA_OUT_OF_MEMORY ? MS_ERROR_MEMORY : MS_ERROR_TASK,
-                            "%s: %s", errands->name,
-                            ms_cuda_explain(&self->cuda, result, text, sizeof text));
+        ms_cuda_fail_result(errands->stream, errands->seq, errands->script, errands->name, result);
     if (errands->finally) errands->finally(errands->user);
 }
 

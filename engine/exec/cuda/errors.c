@@ -50,6 +50,16 @@ void ms_cuda_fail_stream(ms_stream *stream, uint64_t seq, uint32_t script, ms_st
     ms_cuda_fail_with(stream, seq, script, &error);
 }
 
+void ms_cuda_fail_result(ms_stream *stream, uint64_t seq, uint32_t script, const char *name,
+                         ms_cuda_result result)
+{
+    char text[256];
+    ms_cuda_fail_stream(
+        stream, seq, script, result == MS_CUDA_OUT_OF_MEMORY ? MS_ERROR_MEMORY : MS_ERROR_TASK,
+        "%s: %s", name,
+        ms_cuda_explain(&ms_cuda_of(stream->engine)->cuda, result, text, sizeof text));
+}
+
 void ms_cuda_fail_named(ms_stream *stream, uint64_t seq, uint32_t script, const char *name,
                         ms_status status, const char *message)
 {

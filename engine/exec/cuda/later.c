@@ -1,11 +1,13 @@
-/* later.c: what the host enqueues on a stream whose errand is out (errand.c), and on streams that
- * wait for such a stream. It is kept with its number, and put onto the stream when its turn has
- * come. So no call of the table waits for an errand, but those that wait by their nature.
+/* later.c: work that the host enqueues on a stream while an errand is out there (errand.c), or on a
+ * stream that waits for such a stream. The work is stored with its number, and put onto the stream
+ * once the errand is over. So no function of the device's table waits for an errand, except those
+ * whose purpose is to wait.
  *
  * Invariants
- * - What is kept of a stream is what the host has enqueued there after `head`, in order.
- * - The host thread puts it onto the stream: when it enqueues something, asks for a number, or
- * waits for one. A host that does none of them for a while keeps back what follows an errand. */
+ * - The stored work of a stream is all that the host has enqueued there after `head`, in order.
+ * - The host thread puts stored work onto the stream when it enqueues something, asks whether a
+ *   number is reached, or waits for one. While it does none of these, stored work does not begin.
+ */
 #include <string.h>
 
 #include "exec/cuda/cuda.h"

@@ -141,15 +141,10 @@ void ms_cuda_stop(ms_stream *stream, const ms_launch *launch, ms_cuda_result res
 /* A call that finds a GPU which has stopped is not the cause. */
 void ms_cuda_check(ms_stream *stream, const ms_launch *launch, ms_cuda_result result)
 {
-    char text[256];
     const ms_cuda_device *self = ms_cuda_of(stream->engine);
     ms_cuda_result stopped = result ? ms_cuda_has_stopped(self) : MS_CUDA_SUCCESS;
     if (stopped) ms_cuda_stop(stream, launch, stopped);
-    else if (result)
-        ms_cuda_fail_stream(stream, launch->seq, launch->script,
-                            result == MS_CUDA_OUT_OF_MEMORY ? MS_ERROR_MEMORY : MS_ERROR_TASK,
-                            "%s: %s", launch->name,
-                            ms_cuda_explain(&self->cuda, result, text, sizeof text));
+    else if (result) ms_cuda_fail_result(stream, launch->seq, launch->script, launch->name, result);
 }
 
 void ms_cuda_block(ms_stream *stream, const ms_launch *launch)

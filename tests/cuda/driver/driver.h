@@ -50,8 +50,8 @@ typedef void stand_in_share_function(void);
 void stand_in_share(void);
 /* The work of a library that runs on a stream touches memory. */
 void stand_in_touch(const void *address, size_t bytes, bool writes);
-/* A function of the host takes so much time, in which nobody waits: events that are passed after it
- * are later by that. */
+/* Moves the clock of the stand-in's GPU forward by `ns`: the times of events that are passed later
+ * include it. A function of the host calls this to seem slow; nothing really waits. */
 void stand_in_pass(uint64_t ns);
 
 #endif
