@@ -428,6 +428,7 @@ static void describe(ms_group *group, const ms_collective *c, ms_comm_args *args
     args->rooted = ms_kind_has_root(args->kind) || ms_kind_is_pair(args->kind);
     args->root = args->rooted ? c->root : 0;
     args->bucket = c->bucket;
+    args->standing = c->standing;
     args->timeout_ns = c->timeout_ns;
     args->factor = c->factor;
     describe_counts(group, c, args);
@@ -584,6 +585,7 @@ static void note_call(ms_group *group, const ms_comm_args *args, void *held, ms_
     /* The next call of the channel comes after this one, on whatever stream. */
     *place_of(group, args) = point;
     group->control->launched(comm, args);
+    if (group->transport->chosen && !args->by_hosts) group->transport->chosen(args);
     account(group, args);
 }
 
@@ -604,6 +606,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     if (!status) status = compare_counts(group, args, c);
     if (status) return status;
     number_call(group, args);
+    if (group->transport->choose && !args->by_hosts) group->transport->choose(args);
     status = group->control->prepare(comm, args);
     if (!status) status = choose_stream(group, args, c, &stream);
     if (!status) status = hold_arguments(comm, c, args, &held);

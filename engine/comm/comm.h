@@ -15,6 +15,9 @@
 #include "moonshard/comm.h"
 #include "moonshard/control.h"
 
+/* "off": no call becomes a graph (ms_comm_args.graph). "on" is the default. */
+#define MS_COMM_GRAPHS_VARIABLE "MOONSHARD_COMM_GRAPHS"
+
 typedef struct ms_comm ms_comm;
 typedef struct ms_topology ms_topology;
 
@@ -51,6 +54,7 @@ struct ms_group {
     /* Bit set of the membership's groups that contain all members of this one, itself included. */
     uint64_t around[MS_GROUPS_MAX / 64];
     bool prepared;         /* the transport's prepare was called */
+    uint32_t standing;     /* numbers handed out by ms_group_standing */
     uint64_t messages[2];  /* this rank's sends and recvs: upward, downward */
     void *transport_state; /* the transport's, which its close frees */
     ms_channel channels[MS_CHANNELS];
@@ -86,6 +90,10 @@ typedef struct ms_comm_args {
     bool by_hosts;            /* in and out are host memory, and control carries the call */
     uint32_t root;
     int32_t bucket;
+    uint32_t standing; /* ms_collective.standing */
+    /* The transport launches the call as this graph of its own, counted from 1; 0: by itself. Part
+     * of what must agree, as ranks that do one and the other would wait for each other. */
+    uint32_t graph;
     /* number: of the call in this channel, or in this pair and direction; count: elements of the
      * longer of in and out */
     uint64_t number, count;

@@ -46,7 +46,7 @@ describe("ranks on GPUs", function()
     end)
   end
 
-  -- Collectives come between graphs, and what hooks do may be part of them.
+  -- What hooks do may be part of graphs. Reductions of buckets are, and other collectives are not.
   it("train to the same numbers with graph = true", function()
     for _, arguments in ipairs {
       "gpt_bytes.lua' -n 2 steps=10",
@@ -103,6 +103,33 @@ describe("ranks on GPUs", function()
     launched("ms.fsdp(ms.nn.Sequential(table.unpack(layers)))", 200, false)
     assert.matches("other addresses or shapes in each step has %a+ %(at [^)]*graphs.lua:%d+%)",
       launched("ms.ddp(ms.nn.Sequential(table.unpack(layers)))", 20, true))
+  end)
+
+  -- Buckets stay where they are, so their reductions become graphs, too, on all ranks at once.
+  it("launch reductions as graphs", function()
+    command.write(folder .. "/reductions.lua", [[
+      local ms = require "moonshard"
+      local layers = {}
+      for i = 1, 8 do layers[i] = ms.nn.Linear(16, 16) end
+      local model = ms.ddp(ms.nn.Sequential(table.unpack(layers)), { bucket_bytes = 4096 })
+      local optimizer = ms.optim.adamw(model, { lr = 0.01 })
+      local x = ms.ones { 4, 16 }:keep()
+      for _ in ms.steps(20, 0, { graph = true }) do
+        model(x):sum():backward()
+        optimizer:step()
+        optimizer:zero_grad()
+      end
+      print(("rank %d: %.9g"):format(ms.rank(), model(x):sum():item()))
+    ]])
+    local function run(settings)
+      local out = command.succeed(folder, "run reductions.lua -n 2 --device cuda",
+        stand_in(2) .. " MOONSHARD_STAND_IN_WATCH=stop" .. settings)
+      local all, replayed = out:match "graph: of (%d+) tasks of a step (%d+) are launched"
+      return tonumber(all), tonumber(replayed), out:match "rank 0: %S+", out:match "rank 1: %S+"
+    end
+    local all, replayed, first, second = run ""
+    assert.equal(all, replayed)
+    assert.same({ all, all - 3, first, second }, { run " MOONSHARD_COMM_GRAPHS=off" })
   end)
 
   it("have all the waits that they need", function()

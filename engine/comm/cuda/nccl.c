@@ -24,6 +24,36 @@ static float *number_of(ms_cuda_work *work, const ms_comm_args *args)
 }
 
 /* The call lies between two words that tell the watchdog where it is. */
+static void put(ms_cuda_work *work, ms_nccl_flight *flight, float *number)
+{
+    ms_error error;
+    tell(work, &flight->started);
+    if (ms_nccl_put(&flight->args, ms_cuda_work_stream(work), number, &error))
+        tell(work, &flight->ended);
+    else ms_cuda_work_fail_with(work, &error);
+}
+
+static void drop(const ms_engine *engine, void *graph) { ms_cuda_kept_work_drop(engine, graph); }
+static void let_go(ms_engine *engine, void *graph) { ms_cuda_kept_work_free(engine, graph); }
+
+/* The same as a graph, which is captured when it comes for the first time. */
+static void put_graph(ms_cuda_work *work, ms_nccl_flight *flight)
+{
+    ms_nccl_kept *kept = ms_nccl_kept_of(&flight->args);
+    if (!kept->graph) {
+        if (!ms_cuda_keep_begin(work)) return;
+        put(work, flight, NULL);
+        kept->graph = ms_cuda_keep_end(work);
+        kept->drop = drop;
+        kept->free = let_go;
+        if (!kept->graph) return;
+    }
+    ms_cuda_keep_again(work, kept->graph);
+    tell(work, &flight->started);
+    tell(work, &flight->ended);
+    ms_cuda_keep_launch(work);
+}
+
 static void run(ms_cuda_work *work, const void *arguments)
 {
     const ms_comm_args *args = arguments;
@@ -39,9 +69,13 @@ static void run(ms_cuda_work *work, const void *arguments)
         (void)ms_nccl_flight_land(flight, &error);
         return;
     }
-    tell(work, &flight->started);
-    if (ms_nccl_launch(args, ms_cuda_work_stream(work), number, &error)) tell(work, &flight->ended);
-    else ms_cuda_work_fail_with(work, &error);
+    if (!ms_nccl_begin_call(args, &error)) {
+        ms_cuda_work_fail_with(work, &error);
+        return;
+    }
+    if (args->graph) put_graph(work, flight);
+    else put(work, flight, number);
+    ms_nccl_end_call(args);
 }
 
 static const ms_cuda_task tasks[MS_COLLECTIVES] = MS_CUDA_COMM_TASKS(run);

@@ -50,6 +50,7 @@ typedef struct ms_ledger_slot {
     uint64_t value;           /* all_to_all by counts: its longest part */
     uint64_t in, out, counts; /* addresses in its process, for ranks that are threads of it */
     double factor;            /* of a premul_sum */
+    uint64_t graph;           /* see ms_comm_args */
     ms_flight call;
 } ms_ledger_slot;
 

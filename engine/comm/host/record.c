@@ -29,6 +29,7 @@ void ms_ledger_write(ms_host *host, const ms_comm_args *args, ms_ledger_slot *sl
     slot->out = (uint64_t)(uintptr_t)args->out;
     slot->counts = (uint64_t)(uintptr_t)args->counts;
     slot->factor = args->factor;
+    slot->graph = args->graph;
     slot->call = ms_flight_of(args);
     slot->call.entered_ns = os->monotonic_ns(os->user);
 }
@@ -63,7 +64,8 @@ bool ms_ledger_agree(const ms_ledger_slot *a, const ms_ledger_slot *b)
     const ms_flight *x = &a->call, *y = &b->call;
     if (x->kind != y->kind || x->op != y->op || x->dtype != y->dtype || x->channel != y->channel
         || x->root != y->root || x->bucket != y->bucket || x->group != y->group
-        || x->number != y->number || a->counts_hash != b->counts_hash || a->order != b->order)
+        || x->number != y->number || a->counts_hash != b->counts_hash || a->order != b->order
+        || a->graph != b->graph)
         return false;
     /* With counts, the ranks may send different amounts. */
     return x->count == y->count || (x->kind == MS_ALL_TO_ALL && a->counts_hash);
@@ -90,7 +92,7 @@ uint64_t ms_ledger_hash(const ms_comm_args *args)
     uint64_t fields[] = { args->kind,      args->op,     args->dtype,
                           args->channel,   root,         (uint64_t)(int64_t)args->bucket,
                           args->group->id, args->number, args->counts_hash,
-                          args->order,     count };
+                          args->order,     count,        args->graph };
     return ms_hash(fields, sizeof fields, 0);
 }
 

@@ -19,10 +19,15 @@ const char *ms_rank_name(const ms_host *host, uint32_t rank, char text[MS_RANK_N
     return text;
 }
 
-/* "rank 2" or "ranks 0, 1, 3", and the call. `order` adds the place of the call among all calls
- * around it, where that is what differs. */
+/* What differs between two calls and is not in their description. */
+typedef struct hidden {
+    bool order; /* the place of the call among all calls around it */
+    bool graph;
+} hidden;
+
+/* "rank 2" or "ranks 0, 1, 3", and the call. */
 static size_t describe_side(char *text, size_t bytes, const ms_host *host, const uint32_t *ranks,
-                            uint32_t count, const ms_ledger_slot *slot, bool order)
+                            uint32_t count, const ms_ledger_slot *slot, hidden differs)
 {
     char what[256], name[MS_RANK_NAME_BYTES];
     int used = snprintf(text, bytes, "\n  rank%s", count > 1 ? "s" : "");
@@ -32,10 +37,13 @@ static size_t describe_side(char *text, size_t bytes, const ms_host *host, const
     if ((size_t)used < bytes)
         used += snprintf(text + used, bytes - (size_t)used, ": %s",
                          ms_flight_describe(&slot->call, what, sizeof what));
-    if (order && (size_t)used < bytes)
+    if (differs.order && (size_t)used < bytes)
         used += snprintf(text + used, bytes - (size_t)used,
                          ", as call %llu of this group and those around it",
                          (unsigned long long)slot->order + 1);
+    if (differs.graph && (size_t)used < bytes)
+        used += snprintf(text + used, bytes - (size_t)used, ", %s",
+                         slot->graph ? "as a graph" : "not as a graph");
     return (size_t)used < bytes ? (size_t)used : bytes;
 }
 
@@ -130,7 +138,8 @@ static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledge
                                    (unsigned long long)args->number, args->group->name);
     /* The side with the lowest rank is shown first, so all ranks write the same text. */
     bool mine_first = sides->ranks[0][0] < sides->ranks[1][0];
-    bool order = shown && calls[0].order != calls[1].order;
+    hidden differs = { .order = shown && calls[0].order != calls[1].order,
+                       .graph = shown && calls[0].graph != calls[1].graph };
     for (int side = 0; side < 2; side++) {
         int which = mine_first ? side : 1 - side;
         const uint32_t *ranks = sides->ranks[which];
@@ -138,8 +147,12 @@ static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledge
             used += describe_unseen(text + used, sizeof text - used, host, ranks[0]);
         else
             used += describe_side(text + used, sizeof text - used, host, ranks,
-                                  sides->counts[which], &calls[which], order);
+                                  sides->counts[which], &calls[which], differs);
     }
+    if (differs.graph && used < sizeof text)
+        snprintf(text + used, sizeof text - used,
+                 "\ngraph = true of steps, and the variable " MS_COMM_GRAPHS_VARIABLE
+                 ", are for all ranks or for none");
     bool equal = sides->counts[0] == sides->counts[1];
     int blamed = equal ? mine_first : sides->counts[1] < sides->counts[0];
     ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)sides->ranks[blamed][0], text);

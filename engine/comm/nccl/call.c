@@ -285,29 +285,38 @@ static void explain(const launch *l, ms_error *out)
 }
 
 /* The watchdog counts the time of the call that has the turn, until it is over or on the stream. */
-bool ms_nccl_launch(const ms_comm_args *args, void *stream, float *number, ms_error *error)
+bool ms_nccl_begin_call(const ms_comm_args *args, ms_error *error)
 {
     ms_nccl *nccl = args->group->comm->transport_state;
-    const ms_control *control = args->group->control;
+    ms_communicator *to = ms_nccl_communicator_of(args);
+    if (ms_nccl_take(nccl, to, args)) {
+        ms_nccl_watch(nccl, to, args);
+        return true;
+    }
+    ms_nccl_end_of(args, error);
+    return false;
+}
+
+void ms_nccl_end_call(const ms_comm_args *args)
+{
+    ms_communicator *to = ms_nccl_communicator_of(args);
+    ms_nccl_watch_ended(to);
+    if (args->turn) atomic_store(&to->served, args->turn);
+    ms_nccl_give(to);
+}
+
+bool ms_nccl_put(const ms_comm_args *args, void *stream, float *number, ms_error *error)
+{
+    ms_nccl *nccl = args->group->comm->transport_state;
     launch l = { .nccl = nccl,
                  .api = &nccl->api,
                  .to = ms_nccl_communicator_of(args),
                  .args = args,
                  .stream = stream,
                  .number = number };
-    bool has_turn = ms_nccl_take(nccl, l.to, args);
-    if (has_turn) {
-        uint64_t place = stream ? 0 : control->entered(nccl->comm, args);
-        ms_nccl_watch(nccl, l.to, args);
-        carry_out(&l);
-        if (!stream && !l.result) control->landed(nccl->comm, place);
-        ms_nccl_watch_ended(l.to);
-        if (args->turn) atomic_store(&l.to->served, args->turn);
-        ms_nccl_give(l.to);
-    }
-    if (has_turn && l.result == MS_NCCL_SUCCESS) return true;
-    explain(&l, error);
-    return false;
+    carry_out(&l);
+    if (l.result) explain(&l, error);
+    return l.result == MS_NCCL_SUCCESS;
 }
 
 /* On the thread of its stream, as a library for tests has it: the call is over when NCCL reports
@@ -316,9 +325,18 @@ static ms_task_result run(ms_run *run, void *arguments)
 {
     ms_error error;
     const ms_comm_args *args = arguments;
+    ms_comm *comm = args->group->comm;
+    const ms_control *control = args->group->control;
     ms_nccl_group *group = args->group->transport_state;
     float *number = args->kind == MS_BARRIER ? &group->barriers[args->channel] : NULL;
-    if (ms_nccl_launch(args, NULL, number, &error)) return MS_TASK_DONE;
+    bool is_over = ms_nccl_begin_call(args, &error);
+    if (is_over) {
+        uint64_t place = control->entered(comm, args);
+        is_over = ms_nccl_put(args, NULL, number, &error);
+        if (is_over) control->landed(comm, place);
+        ms_nccl_end_call(args);
+    }
+    if (is_over) return MS_TASK_DONE;
     ms_run_fail(run, error.status, "%s", error.message);
     ms_error *own = ms_run_error(run);
     memcpy(own->operation, error.operation, sizeof own->operation);

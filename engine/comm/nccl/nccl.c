@@ -41,6 +41,17 @@ static ms_status find_multiprocessors(ms_comm *comm)
     return MS_OK;
 }
 
+static ms_status find_graphs(ms_nccl *nccl, ms_context *context)
+{
+    const char *text = context->os->environment(context->os->user, MS_COMM_GRAPHS_VARIABLE);
+    nccl->has_graphs = !text || !*text || strcmp(text, "on") == 0;
+    if (nccl->has_graphs || strcmp(text, "off") == 0) return MS_OK;
+    return ms_fail(context, MS_ERROR_ARGUMENT,
+                   MS_COMM_GRAPHS_VARIABLE "=%.80s: whether collectives that come again become "
+                                           "graphs, \"on\" or \"off\", is expected",
+                   text);
+}
+
 static ms_status open_nccl(ms_comm *comm)
 {
     ms_context *context = ms_engine_context(comm->engine);
@@ -56,6 +67,7 @@ static ms_status open_nccl(ms_comm *comm)
     status = ms_nccl_load(context, &nccl->api);
     if (!status) status = check_device(comm->engine, &nccl->api);
     if (!status) status = find_multiprocessors(comm);
+    if (!status) status = find_graphs(nccl, context);
     if (!status) status = ms_nccl_watchdog_start(nccl);
     if (!status) {
         comm->transport_state = nccl;
@@ -118,6 +130,8 @@ static void close_nccl(ms_comm *comm)
     ms_nccl_flights_free(nccl);
     for (ms_nccl_group *g = atomic_load(&nccl->groups), *next; g; g = next) {
         next = g->next;
+        for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++)
+            ms_nccl_kept_free(nccl, &g->communicators[i]);
         ms_release(context, g);
     }
     for (const ms_nccl_range *r = atomic_load(&nccl->ranges), *next; r; r = next) {
@@ -143,6 +157,8 @@ const ms_transport ms_transport_nccl = { .name = "nccl",
                                          .open = open_nccl,
                                          .prepare = ms_nccl_prepare,
                                          .enroll = enroll,
+                                         .choose = ms_nccl_choose,
+                                         .chosen = ms_nccl_chosen,
                                          .poll_error = poll_error,
                                          .abort = abort_nccl,
                                          .close = close_nccl };

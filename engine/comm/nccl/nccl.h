@@ -33,6 +33,10 @@
  *   which NCCL 2.28 would import the first piece only (NVIDIA/nccl#1820).
  * - Limits of what NCCL takes of a GPU (CTAs) come from ms_comm_options; its own variables
  *   NCCL_MIN_CTAS and NCCL_MAX_CTAS have priority.
+ * - A call that comes again with the same memory is launched as a graph, where work repeats
+ *   (kept.c). NCCL closes and aborts a communicator only once all of its graphs are gone. So they
+ *   go before it is closed; and when it is aborted, after it was told and before it is freed, since
+ *   a graph may be under way.
  * - How many multiprocessors of a GPU a call keeps cannot be asked. It is taken to be max_ctas, or
  *   16 where that is not given; the variable MOONSHARD_NCCL_SMS has priority. */
 #ifndef MOONSHARD_COMM_NCCL_NCCL_H
@@ -83,6 +87,18 @@ struct ms_nccl_flight {
     ms_comm_args args;
 };
 
+/* A call that may come again with all of its memory: kept.c. */
+typedef struct ms_nccl_kept ms_nccl_kept;
+struct ms_nccl_kept {
+    ms_nccl_kept *next;
+    uint32_t number, times; /* in its communicator, from 1; launched by itself so often */
+    ms_comm_args call;      /* the first of them */
+    /* The device's, made by comm/cuda/; NULL: not yet. With the turn. */
+    void *graph;
+    void (*drop)(const ms_engine *engine, void *graph);
+    void (*free)(ms_engine *engine, void *graph);
+};
+
 typedef struct ms_communicator {
     ms_word turn;            /* 1: a thread has it; it owns the fields up to `watched` */
     _Atomic uint64_t served; /* sends and recvs that have had their turn */
@@ -91,6 +107,7 @@ typedef struct ms_communicator {
     const ms_nccl_range *registered; /* this range and those after it are */
     ms_nccl_watched watched;         /* of the host's side of a call */
     ms_nccl_flight *flights;         /* on the GPU, the oldest first; under the lock of `watched` */
+    _Atomic(ms_nccl_kept *) kept;    /* of the host thread, the newest first; only added to */
 } ms_communicator;
 
 /* ms_group.transport_state. */
@@ -127,6 +144,7 @@ typedef struct ms_nccl {
     _Atomic uint64_t looks_ns; /* when the watchdog looks next */
     ms_word stage;             /* ms_nccl_stage */
     ms_nccl_flight *spare;     /* of the host thread */
+    bool has_graphs;           /* MS_COMM_GRAPHS_VARIABLE */
 } ms_nccl;
 
 static inline uint64_t ms_nccl_now(const ms_nccl *nccl)
@@ -166,13 +184,29 @@ ms_status ms_nccl_prepare(ms_group *group);
 
 extern const ms_task ms_nccl_tasks[MS_COLLECTIVES];
 ms_communicator *ms_nccl_communicator_of(const ms_comm_args *args);
-/* Makes NCCL's calls for a task, on a CUDA stream, and waits until NCCL has put them there; then
- * the GPU carries them out. NULL: a library for tests carries host memory, and they are over.
- * `number` is memory of the GPU in which a barrier adds; not used without a stream. false: *error
- * says why it has failed. */
-bool ms_nccl_launch(const ms_comm_args *args, void *stream, float *number, ms_error *error);
+/* Around all that is done for a task: begin waits for the turn of its call. false: the job has
+ * ended, and *error is its cause. */
+bool ms_nccl_begin_call(const ms_comm_args *args, ms_error *error);
+void ms_nccl_end_call(const ms_comm_args *args);
+/* In between: makes NCCL's calls for the task, on a CUDA stream, and waits until NCCL has put them
+ * there; then the GPU carries them out. NULL: a library for tests carries host memory, and they are
+ * over. `number` is memory of the GPU in which a barrier adds; not used without a stream. false:
+ * *error says why it has failed. */
+bool ms_nccl_put(const ms_comm_args *args, void *stream, float *number, ms_error *error);
 /* The cause of the job's end, as the error of this call. */
 void ms_nccl_end_of(const ms_comm_args *args, ms_error *out);
+
+/* ----------------------------------------------------------------- kept.c */
+
+/* Slots of ms_transport_nccl. */
+void ms_nccl_choose(ms_comm_args *args);
+void ms_nccl_chosen(const ms_comm_args *args);
+/* Of a call that has a graph, or gets one now; with the turn. */
+ms_nccl_kept *ms_nccl_kept_of(const ms_comm_args *args);
+/* drop: before NCCL closes or aborts the communicator, in which nobody makes calls any more. free:
+ * at the end, on the host thread. */
+void ms_nccl_kept_drop(const ms_nccl *nccl, ms_communicator *communicator);
+void ms_nccl_kept_free(const ms_nccl *nccl, ms_communicator *communicator);
 
 /* --------------------------------------------------------------- flight.c */
 

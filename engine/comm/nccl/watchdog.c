@@ -157,6 +157,14 @@ static bool take_handles(ms_nccl *nccl)
     return has_all;
 }
 
+/* Of communicators that no task uses any more. */
+static void drop_graphs(const ms_nccl *nccl)
+{
+    for (ms_nccl_group *g = atomic_load(&nccl->groups); g; g = g->next)
+        for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++)
+            if (!g->communicators[i].handle) ms_nccl_kept_drop(nccl, &g->communicators[i]);
+}
+
 /* In one group, since an abort frees memory of the GPU, which waits for all that runs there: calls
  * of a communicator that was not told to stop never end. NCCL tells each at once, and frees at the
  * end of the group. That may say that it goes on (MS_NCCL_IN_PROGRESS): a handle is not asked
@@ -166,9 +174,11 @@ static bool abort_all(ms_nccl *nccl)
     bool has_all = take_handles(nccl);
     if (atomic_load(&nccl->given_up)) return false;
     bool is_grouped = nccl->api.group_start() == MS_NCCL_SUCCESS;
+    if (!is_grouped) drop_graphs(nccl);
     for (ms_nccl_group *g = atomic_load(&nccl->groups); g; g = g->next)
         for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++)
             if (g->communicators[i].aborted) nccl->api.comm_abort(g->communicators[i].aborted);
+    drop_graphs(nccl);
     if (is_grouped) nccl->api.group_end();
     return has_all && !atomic_load(&nccl->given_up);
 }
@@ -177,8 +187,10 @@ static bool abort_all(ms_nccl *nccl)
 static void begin_to_close(ms_nccl *nccl)
 {
     for (ms_nccl_group *g = atomic_load(&nccl->groups); g; g = g->next)
-        for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++)
+        for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++) {
+            ms_nccl_kept_drop(nccl, &g->communicators[i]);
             if (g->communicators[i].handle) nccl->api.comm_finalize(g->communicators[i].handle);
+        }
 }
 
 /* Whether no rank of the job makes calls any more. */

@@ -280,16 +280,9 @@ static const node *next_node(ms_cuda_work *work, bool is_kernel)
 
 static ms_cuda_result capture_kernel(ms_cuda_work *work, const ms_cuda_kernel_call *call)
 {
-    const ms_cuda *cuda = &device_of(work)->cuda;
-    const ms_cuda_node *last = NULL;
-    size_t count = 0;
-    int status;
-    ms_cuda_result result = cuda->launch(
-        call->function, call->grid[0], call->grid[1], call->grid[2], call->block[0], call->block[1],
-        call->block[2], call->shared_bytes, work->on, call->parameters, NULL);
-    /* What comes next on the stream comes after the kernel alone. */
-    if (!result) result = cuda->capture_info(work->on, &status, NULL, NULL, &last, NULL, &count);
-    if (!result && count == 1) return add_node(work, (node){ .node = last[0] });
+    ms_cuda_node made = NULL;
+    ms_cuda_result result = ms_cuda_capture_kernel(work, call, &made);
+    if (made) return add_node(work, (node){ .node = made });
     work->has_failed = true;
     return result;
 }
@@ -388,11 +381,8 @@ static void build(ms_stream *stream, ms_cuda_chain *chain)
     ms_cuda_device *self = ms_cuda_of(stream->engine);
     const ms_cuda *cuda = &self->cuda;
     size_t captured = chain->log.count;
-    ms_cuda_result result = MS_CUDA_SUCCESS;
+    ms_cuda_result result = ms_cuda_capture_begin(self);
     char why[256];
-    if (!self->builder)
-        result = cuda->stream_create(&self->builder, MS_CUDA_STREAM_NON_BLOCKING, self->least);
-    if (!result) result = cuda->capture_begin(self->builder, MS_CUDA_CAPTURE_RELAXED);
     if (!result) {
         self->building = true;
         captured = capture_tasks(stream, chain);
@@ -558,12 +548,12 @@ bool ms_cuda_hold(ms_stream *stream, const ms_launch *launch)
     return false;
 }
 
-void ms_cuda_learn(ms_stream *stream, bool is_alone)
+void ms_cuda_learn(ms_stream *stream, ms_cuda_way way)
 {
     ms_cuda_log *log = &ms_cuda_queue_of(stream)->log;
     if (!log->count) return;
-    ms_cuda_of(stream->engine)->repeats.alone++;
-    if (!is_alone) return;
+    if (way != MS_CUDA_WAY_APART) ms_cuda_of(stream->engine)->repeats.alone++;
+    if (way == MS_CUDA_WAY_PLAIN) return;
     drop_last(log);
     ms_cuda_cut(stream, NULL);
 }

@@ -196,7 +196,11 @@ struct ms_cuda_work {
     /* While a chain is captured, or gets new arguments: it, and the next of its nodes. Then a
      * failure concerns the chain and not the stream. */
     ms_cuda_chain *chain;
-    uint32_t node;
+    /* Work that is kept, which is captured or gets new arguments: capture.c. */
+    ms_cuda_kept_work *kept;
+    uint32_t node;    /* of chain or kept */
+    bool captures;    /* kept */
+    bool is_launched; /* as a graph of its own */
 };
 
 static inline ms_cuda_device *ms_cuda_of(const ms_engine *engine) { return engine->device_state; }
@@ -210,6 +214,10 @@ static inline ms_cuda_queue *ms_cuda_queue_of(const ms_stream *stream)
 {
     return stream->device_state;
 }
+
+/* How a task was carried out. ALONE: the host has a part in it, so it is in no graph; APART: so it
+ * is in a graph of its own. */
+typedef enum ms_cuda_way { MS_CUDA_WAY_PLAIN, MS_CUDA_WAY_ALONE, MS_CUDA_WAY_APART } ms_cuda_way;
 
 /* errors.c. Makes the context current, which a host program may have changed: each function of the
  * table begins with it. */
@@ -282,13 +290,21 @@ bool ms_cuda_find_span(const ms_cuda_device *self, ms_cuda_event from, ms_cuda_e
 void ms_cuda_forget_kernels(ms_cuda_device *self, ms_context *context);
 void ms_cuda_release_piece(ms_engine *engine, ms_cuda_piece *piece);
 
+/* capture.c. What is captured goes to self->builder. *out: NULL without an error: the kernel has no
+ * node of its own. */
+ms_cuda_result ms_cuda_capture_begin(ms_cuda_device *self);
+ms_cuda_result ms_cuda_capture_kernel(const ms_cuda_work *work, const ms_cuda_kernel_call *call,
+                                      ms_cuda_node *out);
+/* A kernel of a task whose work is kept. */
+ms_cuda_result ms_cuda_kept_kernel(ms_cuda_work *work, const ms_cuda_kernel_call *call);
+
 /* chain.c: tasks that come again and again. */
 void ms_cuda_repeat(ms_engine *engine, bool on);
 void ms_cuda_repeats(const ms_engine *engine, ms_repeats *out);
 /* A task has come, whose number is the next one. False: the caller carries it out now, and then
- * says whether the host has a part in it: such a task is in no graph. */
+ * says how it went. */
 bool ms_cuda_hold(ms_stream *stream, const ms_launch *launch);
-void ms_cuda_learn(ms_stream *stream, bool is_alone);
+void ms_cuda_learn(ms_stream *stream, ms_cuda_way way);
 /* What is held goes to the driver. Before anything that is no task; the words say what. */
 void ms_cuda_cut(ms_stream *stream, const char *what);
 /* The same, if number seq is one of the log. */
@@ -300,8 +316,8 @@ bool ms_cuda_chain_clear(ms_cuda_work *work, ms_cuda_address address, size_t byt
 ms_cuda_piece *ms_cuda_chain_piece(ms_cuda_work *work);
 
 /* launch.c */
-/* Puts the work of a task on the stream. Whether the host has a part in it. */
-bool ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch);
+/* Puts the work of a task on the stream. */
+ms_cuda_way ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch);
 /* What the kernels of a task may note is looked at when the task is reached. */
 void ms_cuda_keep_note(ms_stream *stream, const ms_launch *launch, ms_cuda_note *note);
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch);

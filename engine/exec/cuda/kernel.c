@@ -94,6 +94,7 @@ static ms_cuda_result put_kernel(ms_cuda_work *work, const ms_cuda_kernel_call *
 {
     ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
     if (work->chain) return ms_cuda_chain_launch(work, call);
+    if (work->kept) return ms_cuda_kept_kernel(work, call);
     if (ms_cuda_errand_is_open(queue)) {
         ms_cuda_errand_launch(queue, call, arguments, bytes);
         return MS_CUDA_SUCCESS;
@@ -135,7 +136,7 @@ void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes)
 {
     ms_cuda_address at = (ms_cuda_address)(uintptr_t)address;
     if (work->has_failed || !bytes) return;
-    MS_ASSERT(!ms_cuda_errand_is_open(ms_cuda_queue_of(work->stream)));
+    MS_ASSERT(!work->kept && !ms_cuda_errand_is_open(ms_cuda_queue_of(work->stream)));
     if (work->chain && ms_cuda_chain_clear(work, at, bytes)) return;
     check(work, ms_cuda_of(work->stream->engine)->cuda.fill(at, 0, bytes, work->on));
 }

@@ -16,7 +16,7 @@ void ms_cuda_keep_note(ms_stream *stream, const ms_launch *launch, ms_cuda_note 
     } else ms_cuda_give_note(ms_cuda_of(stream->engine), note);
 }
 
-bool ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch)
+ms_cuda_way ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch)
 {
     const ms_cuda_task *task = (const ms_cuda_task *)(const void *)launch->task;
     ms_cuda_work work = { .stream = stream,
@@ -24,7 +24,8 @@ bool ms_cuda_carry_out(ms_stream *stream, const ms_launch *launch)
                           .on = ms_cuda_queue_of(stream)->stream };
     task->function(&work, launch->arguments);
     if (work.note) ms_cuda_keep_note(stream, launch, work.note);
-    return work.is_alone;
+    if (work.is_launched) return MS_CUDA_WAY_APART;
+    return work.is_alone ? MS_CUDA_WAY_ALONE : MS_CUDA_WAY_PLAIN;
 }
 
 /* What the task does after functions of the host goes to the stream's thread; whether there is such
@@ -54,7 +55,7 @@ static bool is_kernel(ms_stream *stream, const ms_launch *launch)
 /* What comes after a failure is skipped, as far as the host knows of it when it is enqueued. */
 void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
 {
-    bool is_alone = false;
+    ms_cuda_way way = MS_CUDA_WAY_PLAIN;
     (void)ms_cuda_enter(stream->engine);
     if (!is_kernel(stream, launch)) return;
     ms_cuda_remember(stream, launch);
@@ -66,13 +67,13 @@ void ms_cuda_run(ms_stream *stream, const ms_launch *launch)
     bool is_held = ms_cuda_hold(stream, launch);
     if (!is_held && !ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
-        is_alone = ms_cuda_carry_out(stream, launch);
+        way = ms_cuda_carry_out(stream, launch);
         ms_cuda_end_times(stream, duty);
         /* The thread waits, and others may wait for what this host enqueues next. */
         if (!send_errand(stream)) ms_cuda_block(stream, launch);
     }
     ms_cuda_advance(stream, launch->seq);
-    if (!is_held) ms_cuda_learn(stream, is_alone);
+    if (!is_held) ms_cuda_learn(stream, way);
 }
 
 /* ------------------------------------------------------------------- copies */

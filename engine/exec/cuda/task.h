@@ -93,6 +93,22 @@ void ms_cuda_on_host(ms_cuda_work *work, ms_host_function function, void *user);
 /* Called when all functions of the host of this task have returned, or will not be called, on any
  * thread. After ms_cuda_on_host, once for each task. */
 void ms_cuda_finally(ms_cuda_work *work, void (*function)(void *user), void *user);
+/* Work of a task that is captured once, and launched again as a graph of its own. Between
+ * ms_cuda_keep_begin and _end what the task puts onto its stream is captured and not carried out:
+ * 4 kernels at most, and what a library puts there. Later executions launch the same kernels in the
+ * same order between ms_cuda_keep_again and _launch, which gives them new arguments; what is a
+ * library's stays as it was. ms_cuda_keep_launch carries it out. false, NULL: the stream has
+ * failed. */
+typedef struct ms_cuda_kept_work ms_cuda_kept_work;
+bool ms_cuda_keep_begin(ms_cuda_work *work);
+ms_cuda_kept_work *ms_cuda_keep_end(ms_cuda_work *work);
+void ms_cuda_keep_again(ms_cuda_work *work, ms_cuda_kept_work *kept);
+void ms_cuda_keep_launch(ms_cuda_work *work);
+/* Gives back what the driver has, on any thread; launches that are under way end all the same.
+ * Afterwards it cannot be launched. */
+void ms_cuda_kept_work_drop(const ms_engine *engine, ms_cuda_kept_work *kept);
+/* On the host thread, after it was dropped. */
+void ms_cuda_kept_work_free(ms_engine *engine, ms_cuda_kept_work *kept);
 /* The number that this execution has in its stream, and the script line that enqueued it. */
 ms_stream *ms_cuda_work_place(const ms_cuda_work *work, uint64_t *seq, uint32_t *script);
 /* For calls of libraries, in a task that uses_library. */

@@ -226,7 +226,15 @@ typedef struct ms_collective {
     int32_t bucket;
     const char *label;   /* for messages ("blocks.4"), or NULL; copied */
     uint64_t timeout_ns; /* 0: the job's */
+    /* 0, or the number of memory that stays where it is (ms_group_standing): all calls with this
+     * number have the same tensors, and differ in nothing else but the job's step. Where work
+     * repeats (ms_engine_set_repeating, on all ranks alike) such a call may become a graph. */
+    uint32_t standing;
 } ms_collective;
+
+/* A number for memory that stays where it is from now on. All members ask for it at the same place
+ * among such questions. */
+MS_API uint32_t ms_group_standing(ms_group *group);
 
 /* Enqueues the collective after all earlier ones of this channel (1 or 2, or MS_CHANNEL_PARAMETERS)
  * and after the last uses of its tensors. *ready (may be NULL) is the point at which the result is

@@ -35,6 +35,10 @@ local variables = {
     "multiprocessors of a GPU that a call of NCCL keeps from products (default: max_ctas, or 16)",
   },
   {
+    "MOONSHARD_COMM_GRAPHS",
+    "off: with graph = true, calls of NCCL stay out of graphs (default: on)",
+  },
+  {
     "MOONSHARD_CUDA_LIBS",
     "folders, with colons between them, where cuBLASLt, cuDNN and NVRTC are sought first",
   },

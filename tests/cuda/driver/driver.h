@@ -44,6 +44,16 @@ unsigned stand_in_faults(const char **text);
  * and `run` has run then. Both may call nothing of the driver, and must not wait. */
 typedef void stand_in_work_function(void *stream, bool (*ready)(void *), void (*run)(void *),
                                     void *argument);
+/* The same where the stream is captured, for each launch of the graph; false: it is not. `launched`
+ * gives the argument of a launch; `gone`: the graph and its programs are gone. */
+typedef struct stand_in_library_work {
+    bool (*ready)(void *);
+    void (*run)(void *);
+    void *(*launched)(void *);
+    void (*gone)(void *);
+} stand_in_library_work;
+typedef bool stand_in_captured_work_function(void *stream, const stand_in_library_work *what,
+                                             void *argument);
 /* From now on work goes on while no thread waits for it, since other threads or processes may wait
  * for what it does. */
 typedef void stand_in_share_function(void);

@@ -372,6 +372,19 @@ API int cuGraphExecKernelNodeSetParams_v2(void *in, void *node, const void *with
     return result;
 }
 
+/* A library's work, once for each launch. */
+static work *launch_of(const work *captured)
+{
+    work *made = calloc(1, sizeof *made);
+    if (!made) abort();
+    made->kind = OTHER;
+    made->name = captured->name;
+    made->ready = captured->ready;
+    made->call = captured->call;
+    made->argument = captured->launched(captured->argument);
+    return made;
+}
+
 API int cuGraphLaunch(void *which, void *on)
 {
     int result = begin_in_context("cuGraphLaunch");
@@ -391,6 +404,8 @@ API int cuGraphLaunch(void *which, void *on)
         made->kernels = calloc(made->left + 1, sizeof(work *));
         if (!made->done || !made->ends || !made->kernels) abort();
         if (made->left) memcpy(made->kernels, it->kernels, made->left * sizeof(work *));
+        for (unsigned i = 0; i < made->left; i++)
+            if (made->kernels[i]->kind == OTHER) made->kernels[i] = launch_of(made->kernels[i]);
         it->users++;
     }
     pthread_mutex_unlock(&stand_in_lock);
@@ -399,7 +414,9 @@ API int cuGraphLaunch(void *which, void *on)
 
 static bool can_run(const work *launch, const work *one)
 {
+    const work *now = launch->kernels[one->index];
     if (launch->done[one->index]) return false;
+    if (now->kind == OTHER && !now->ready(now->argument)) return false;
     for (unsigned i = 0; i < one->after_count; i++)
         if (!launch->done[one->after[i]->index]) return false;
     return true;
@@ -417,8 +434,9 @@ bool program_step(unsigned number, work *launch)
         launch->begun = true;
     }
     if (!of->count) return true;
-    unsigned at = (unsigned)(draw() % of->count);
-    while (!can_run(launch, of->all[at])) at = (at + 1) % of->count;
+    unsigned at = (unsigned)(draw() % of->count), tries = 0;
+    while (tries++ < of->count && !can_run(launch, of->all[at])) at = (at + 1) % of->count;
+    if (tries > of->count) return false; /* a library's work waits */
     const work *one = of->all[at];
     unsigned lane = one->lane ? it->lanes[one->lane] : number;
     order_wait(lane, &launch->start);
@@ -433,8 +451,17 @@ bool program_step(unsigned number, work *launch)
     return true;
 }
 
+bool program_waits(const work *launch)
+{
+    for (unsigned i = 0; i < launch->program->graph->count; i++)
+        if (launch->program->graph->all[i]->kind == OTHER) return true;
+    return false;
+}
+
 void program_over(work *launch)
 {
+    for (unsigned i = 0; i < launch->program->graph->count; i++)
+        if (launch->kernels[i]->kind == OTHER) free_work(launch->kernels[i]);
     launch->program->finished = launch->launch;
     drop_program(launch->program);
     free(launch->done);

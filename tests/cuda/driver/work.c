@@ -45,6 +45,7 @@ work *add_work(void *to, work_kind kind)
 
 void free_work(work *gone)
 {
+    if (gone->gone) gone->gone(gone->argument);
     free(gone->memory);
     free(gone->after);
     free(gone);
@@ -148,7 +149,7 @@ static bool is_waiting(void)
 {
     for (const stream *one = streams; one; one = one->next)
         for (const work *now = one->first; now; now = now->next)
-            if (now->kind == OTHER) return true;
+            if (now->kind == OTHER || (now->kind == PROGRAM && program_waits(now))) return true;
     return false;
 }
 
@@ -205,15 +206,34 @@ API void stand_in_share(void)
     pthread_mutex_unlock(&stand_in_lock);
 }
 
-API void stand_in_work(void *on, bool (*ready)(void *), void (*run)(void *), void *argument)
+static work *add_library_work(void *on, bool (*ready)(void *), void (*run)(void *), void *argument)
 {
-    pthread_mutex_lock(&stand_in_lock);
-    capture *broken = ((stream *)on)->capture;
-    if (broken) (void)capture_broken(broken, "a library waits for others");
     work *made = add_work(on, OTHER);
     made->name = "work of a library";
     made->ready = ready;
     made->call = run;
     made->argument = argument;
+    return made;
+}
+
+API void stand_in_work(void *on, bool (*ready)(void *), void (*run)(void *), void *argument)
+{
+    pthread_mutex_lock(&stand_in_lock);
+    capture *broken = ((stream *)on)->capture;
+    if (broken) (void)capture_broken(broken, "a library waits for others");
+    (void)add_library_work(on, ready, run, argument);
     pthread_mutex_unlock(&stand_in_lock);
+}
+
+API bool stand_in_captured_work(void *on, const stand_in_library_work *what, void *argument)
+{
+    pthread_mutex_lock(&stand_in_lock);
+    bool captured = ((stream *)on)->capture != NULL;
+    if (captured) {
+        work *made = add_library_work(on, what->ready, what->run, argument);
+        made->launched = what->launched;
+        made->gone = what->gone;
+    }
+    pthread_mutex_unlock(&stand_in_lock);
+    return captured;
 }

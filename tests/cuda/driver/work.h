@@ -69,6 +69,10 @@ struct work {
     bool (*ready)(void *); /* of a library's work */
     void (*call)(void *);
     void *argument;
+    /* Of a library's work in a graph, whose argument these two get: the argument of a launch; the
+     * graph is gone. */
+    void *(*launched)(void *);
+    void (*gone)(void *);
     event *event;
     uint64_t record;
     const char *name;
@@ -154,6 +158,8 @@ bool capture_record(stream *on, event *recorded);
 int capture_asks(const event *asked);
 /* Carries out one piece of work of the program; false: there is none that can run. */
 bool program_step(unsigned number, work *launch);
+/* Whether a library's work is part of it. */
+bool program_waits(const work *launch);
 void program_over(work *launch);
 /* Whether work of a graph copies from this memory of the host, or to it. */
 bool program_uses(const void *memory);

@@ -1,6 +1,8 @@
 /* nccl.c: the functions of NCCL as the stub has them. */
 #include "nccl.h"
 
+#include "cuda/driver/driver.h"
+
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
@@ -58,6 +60,9 @@ typedef struct job {
     bool never, has_copied;
     uint64_t not_before_ns;
     ncclResult_t after;
+    /* The launch of a call that was captured: its batch is that of the capture. Launches of one
+     * graph come one after the other, so each leaves it as it was. */
+    struct job *captured;
 } job;
 
 typedef enum stage { BEGINNING, RUNNING, FINALIZING } stage;
@@ -79,9 +84,10 @@ struct ncclComm {
      * stream. */
     _Atomic ncclResult_t late, after, error;
     batch batch;
-    void *stream;     /* of the batch; NULL: it moves host memory, while the host asks */
-    job *jobs;        /* on streams, the oldest first; with jobs_lock */
-    const void *self; /* of a send to this rank itself, until its receive */
+    void *stream;      /* of the batch; NULL: it moves host memory, while the host asks */
+    job *jobs;         /* on streams, the oldest first; with jobs_lock */
+    atomic_int graphs; /* that have calls of it */
+    const void *self;  /* of a send to this rank itself, until its receive */
     bool is_made[OPS];
     float factors[OPS];
 };
@@ -206,15 +212,17 @@ static void *in_driver(const char *name)
     return driver ? dlsym(driver, name) : NULL;
 }
 
+static batch *batch_of(job *j) { return j->captured ? &j->captured->batch : &j->batch; }
+
 static bool is_ready(void *argument)
 {
     job *j = argument;
     pthread_mutex_lock(&jobs_lock);
     bool ready = !j->comm || (j->comm->jobs == j && !j->never && now_ns() >= j->not_before_ns);
     if (ready && j->comm) {
-        if (!j->has_copied) copy_locals(&j->batch);
+        if (!j->has_copied) copy_locals(batch_of(j));
         j->has_copied = true;
-        ready = move(j->comm, &j->batch);
+        ready = move(j->comm, batch_of(j));
     }
     pthread_mutex_unlock(&jobs_lock);
     return ready;
@@ -238,35 +246,80 @@ static void touch_all(ncclComm_t comm, const batch *b)
     }
 }
 
+/* As it was before its bytes moved. */
+static void rewind_batch(batch *b)
+{
+    for (size_t i = 0; i < b->count; i++) {
+        b->flows[i].at -= b->flows[i].bytes - b->flows[i].rest;
+        b->flows[i].rest = b->flows[i].bytes;
+    }
+}
+
 static void finish_job(void *argument)
 {
     job *j = argument;
     pthread_mutex_lock(&jobs_lock);
     if (j->comm) {
-        touch_all(j->comm, &j->batch);
-        reduce_all(j->comm, &j->batch);
+        touch_all(j->comm, batch_of(j));
+        reduce_all(j->comm, batch_of(j));
         if (j->after) j->comm->after = j->after;
         j->comm->jobs = j->next;
     }
+    if (j->captured) rewind_batch(&j->captured->batch);
     pthread_mutex_unlock(&jobs_lock);
     drop_batch(&j->batch);
     free(j);
 }
 
-/* As NCCL launches on a thread of its own: nothing is on the stream before. */
-static void put_on_stream(ncclComm_t comm, const job *what)
+static job *add_job(const job *what)
 {
-    void (*work)(void *, bool (*)(void *), void (*)(void *), void *);
-    *(void **)&work = in_driver("stand_in_work");
     job *made = malloc(sizeof *made);
-    if (!work || !made) stub_broken("a call on a stream", "the driver is not the stand-in");
+    if (!made) stub_broken("a call on a stream", "there is no memory");
     *made = *what;
     pthread_mutex_lock(&jobs_lock);
-    job **at = &comm->jobs;
+    job **at = &made->comm->jobs;
     while (*at) at = &(*at)->next;
     *at = made;
     pthread_mutex_unlock(&jobs_lock);
-    work(comm->stream, is_ready, finish_job, made);
+    return made;
+}
+
+/* A graph with this call is launched, or is gone. */
+static void *launch_again(void *captured)
+{
+    job *of = captured;
+    return add_job(&(job){ .comm = of->comm,
+                           .captured = of,
+                           .never = of->never,
+                           .not_before_ns = of->not_before_ns,
+                           .after = of->after });
+}
+static void forget(void *captured)
+{
+    job *gone = captured;
+    gone->comm->graphs--;
+    drop_batch(&gone->batch);
+    free(gone);
+}
+
+/* As NCCL launches on a thread of its own: nothing is on the stream before. On a stream that is
+ * captured the call is launched with the graph. */
+static void put_on_stream(ncclComm_t comm, const job *what)
+{
+    static const stand_in_library_work again = { is_ready, finish_job, launch_again, forget };
+    stand_in_work_function *work;
+    stand_in_captured_work_function *capture;
+    *(void **)&work = in_driver("stand_in_work");
+    *(void **)&capture = in_driver("stand_in_captured_work");
+    job *kept = malloc(sizeof *kept);
+    if (!work || !capture || !kept) stub_broken("a call on a stream", "the driver is no stand-in");
+    *kept = *what;
+    if (capture(comm->stream, &again, kept)) {
+        comm->graphs++;
+        return;
+    }
+    free(kept);
+    work(comm->stream, is_ready, finish_job, add_job(what));
 }
 
 static void launch(ncclComm_t comm)
@@ -363,11 +416,14 @@ int stub_nccl_under_way(void)
     return count;
 }
 
-/* NCCL frees memory of the GPU, which waits for all that runs there. */
+/* NCCL frees memory of the GPU, which waits for all that runs there, and waits until all graphs
+ * with calls of the communicator are gone. */
 static void free_aborted(void)
 {
     if (!group.aborted) return;
     while (stub_nccl_under_way()) sched_yield();
+    for (ncclComm_t c = group.aborted; c; c = c->next_aborted)
+        while (c->graphs) sched_yield();
     for (ncclComm_t next; group.aborted; group.aborted = next) {
         next = group.aborted->next_aborted;
         free_comm(group.aborted);
@@ -666,6 +722,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     if (failed) return failed;
     for (int i = 0; i < OPS; i++)
         if (comm->is_made[i]) stub_broken("ncclCommDestroy", "an operation was not destroyed");
+    if (comm->graphs) stub_broken("ncclCommDestroy", "graphs have calls of it, so it would hang");
     free_comm(comm);
     return ncclSuccess;
 }

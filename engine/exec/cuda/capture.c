@@ -1,0 +1,147 @@
+/* capture.c: graphs of the driver: capturing them, and the work of one task that is captured once
+ * and launched again (ms_cuda_kept_work). chain.c makes graphs of whole runs of tasks.
+ *
+ * Capturing carries out nothing, and is relaxed: what else is called meanwhile, on this thread or
+ * on others, goes on as ever. */
+#include "exec/cuda/cuda.h"
+
+/* A kernel of kept work gets new arguments at each launch, so each has its node. */
+enum { NODES = 4 };
+
+struct ms_cuda_kept_work {
+    ms_cuda_program program;
+    ms_cuda_graph graph; /* its nodes name those of the program */
+    ms_cuda_node nodes[NODES];
+    uint32_t count;
+};
+
+/* ----------------------------------------------------------------- capturing */
+
+ms_cuda_result ms_cuda_capture_begin(ms_cuda_device *self)
+{
+    ms_cuda_result result = MS_CUDA_SUCCESS;
+    if (!self->builder)
+        result = self->cuda.stream_create(&self->builder, MS_CUDA_STREAM_NON_BLOCKING, self->least);
+    return result ? result : self->cuda.capture_begin(self->builder, MS_CUDA_CAPTURE_RELAXED);
+}
+
+ms_cuda_result ms_cuda_capture_kernel(const ms_cuda_work *work, const ms_cuda_kernel_call *call,
+                                      ms_cuda_node *out)
+{
+    const ms_cuda *cuda = &ms_cuda_of(work->stream->engine)->cuda;
+    const ms_cuda_node *last = NULL;
+    size_t count = 0;
+    int status;
+    *out = NULL;
+    ms_cuda_result result = cuda->launch(
+        call->function, call->grid[0], call->grid[1], call->grid[2], call->block[0], call->block[1],
+        call->block[2], call->shared_bytes, work->on, call->parameters, NULL);
+    /* What comes next on the stream comes after the kernel alone. */
+    if (!result) result = cuda->capture_info(work->on, &status, NULL, NULL, &last, NULL, &count);
+    if (!result && count == 1) *out = last[0];
+    return result;
+}
+
+/* ------------------------------------------------------------------ kept work */
+
+bool ms_cuda_keep_begin(ms_cuda_work *work)
+{
+    ms_cuda_device *self = ms_cuda_of(work->stream->engine);
+    void *memory = NULL;
+    MS_ASSERT(!work->chain && !work->kept);
+    if (work->has_failed) return false;
+    ms_cuda_result result = MS_CUDA_OUT_OF_MEMORY;
+    if (!ms_allocate(&work->stream->engine->context, sizeof(ms_cuda_kept_work), "a graph", &memory))
+        result = ms_cuda_capture_begin(self);
+    work->has_failed = result != MS_CUDA_SUCCESS;
+    if (result) {
+        ms_release(&work->stream->engine->context, memory);
+        ms_cuda_check(work->stream, work->launch, result);
+        return false;
+    }
+    work->kept = memory;
+    work->captures = true;
+    work->on = self->builder;
+    return true;
+}
+
+ms_cuda_kept_work *ms_cuda_keep_end(ms_cuda_work *work)
+{
+    ms_engine *engine = work->stream->engine;
+    ms_cuda_device *self = ms_cuda_of(engine);
+    ms_cuda_kept_work *kept = work->kept;
+    ms_cuda_result result = self->cuda.capture_end(self->builder, &kept->graph);
+    work->kept = NULL;
+    work->captures = false;
+    work->on = ms_cuda_queue_of(work->stream)->stream;
+    if (!result && !work->has_failed)
+        result = self->cuda.program_make(&kept->program, kept->graph, 0);
+    /* A failure of what was captured is the cause of one here. */
+    if (!work->has_failed) ms_cuda_check(work->stream, work->launch, result);
+    work->has_failed |= result != MS_CUDA_SUCCESS;
+    if (work->has_failed) {
+        ms_cuda_kept_work_drop(engine, kept);
+        ms_cuda_kept_work_free(engine, kept);
+        return NULL;
+    }
+    self->repeats.graphs++;
+    return kept;
+}
+
+ms_cuda_result ms_cuda_kept_kernel(ms_cuda_work *work, const ms_cuda_kernel_call *call)
+{
+    ms_cuda_kept_work *kept = work->kept;
+    const ms_cuda *cuda = &ms_cuda_of(work->stream->engine)->cuda;
+    if (!work->captures) {
+        MS_ASSERT(work->node < kept->count);
+        return cuda->program_change(kept->program, kept->nodes[work->node++], call);
+    }
+    MS_ASSERT(kept->count < NODES);
+    ms_cuda_result result = ms_cuda_capture_kernel(work, call, &kept->nodes[kept->count]);
+    if (!result && !kept->nodes[kept->count]) {
+        ms_cuda_fail_stream(work->stream, work->launch->seq, work->launch->script,
+                            MS_ERROR_UNSUPPORTED,
+                            "%s cannot be captured: the driver gives a kernel no node of its own",
+                            work->launch->name);
+        work->has_failed = true;
+    }
+    kept->count++;
+    return result;
+}
+
+void ms_cuda_keep_again(ms_cuda_work *work, ms_cuda_kept_work *kept)
+{
+    MS_ASSERT(!work->chain && !work->kept && kept->program);
+    work->kept = kept;
+    work->node = 0;
+}
+
+void ms_cuda_keep_launch(ms_cuda_work *work)
+{
+    ms_cuda_device *self = ms_cuda_of(work->stream->engine);
+    ms_cuda_kept_work *kept = work->kept;
+    work->kept = NULL;
+    if (work->has_failed) return;
+    MS_ASSERT(work->node == kept->count);
+    ms_cuda_result result = self->cuda.program_launch(kept->program, work->on);
+    ms_cuda_check(work->stream, work->launch, result);
+    work->has_failed = result != MS_CUDA_SUCCESS;
+    work->is_launched = true;
+    self->repeats.launches++;
+    self->repeats.replayed++;
+}
+
+void ms_cuda_kept_work_drop(const ms_engine *engine, ms_cuda_kept_work *kept)
+{
+    const ms_cuda_device *self = ms_cuda_enter(engine);
+    if (kept->program) (void)self->cuda.program_destroy(kept->program);
+    if (kept->graph) (void)self->cuda.graph_destroy(kept->graph);
+    kept->program = NULL;
+    kept->graph = NULL;
+}
+
+void ms_cuda_kept_work_free(ms_engine *engine, ms_cuda_kept_work *kept)
+{
+    MS_ASSERT(!kept->program && !kept->graph);
+    ms_release(&engine->context, kept);
+}
