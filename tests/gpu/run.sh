@@ -1,12 +1,12 @@
 #!/bin/bash
 # What only a machine with a GPU can show. One command there:
 #
-#     tests/gpu/run.sh [PART ...]      # operators, train, groups, bench; all of them unless named, in this order
+#     tests/gpu/run.sh [PART ...]      # operators, train, groups, programs, bench; all of them unless named, in this order
 #
 # BUNDLE is the folder that `cmake --preset gpu && cmake --build --preset gpu` made (default: build/gpu/bundle); OUT gets the
 # results, DATE.json and the logs (default: tests/bench/results). CUDA's libraries are sought as the engine seeks them:
 # MOONSHARD_CUDA_LIBS, the loader's path, CUDA_HOME, Python's packages. Each part ends within 8 minutes; the table comes last.
-# Parts of parts can be named alone: curves, of train; bench-kernels, bench-124m, bench-350m, bench-1558m, bench-b4. PYTHON is the
+# Parts of parts can be named alone: values, memcheck, racecheck, of operators; curves, of train; bench-kernels, bench-124m, bench-350m, bench-1558m, bench-b4. PYTHON is the
 # interpreter that has PyTorch (default: python3); without PyTorch only ours is measured. Exit code 0: all has run, and passed.
 # QUICK=1 takes small models and few steps: for trying this script over the stand-in driver.
 set -uo pipefail
@@ -15,7 +15,7 @@ root=$PWD
 out=${OUT:-tests/bench/results}
 bundle=${BUNDLE:-build/gpu/bundle}
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(operators train groups bench)
+[ ${#parts[@]} -gt 0 ] || parts=(operators train groups programs bench)
 limit=480
 
 here=$(mktemp -d)
@@ -66,29 +66,33 @@ try() {
     [ "$outcome" = passed ]
 }
 
-# The unit tests of kernels, on the GPU; then the same under compute-sanitizer, where it is.
-operators() {
-    local test sanitizer tool
-    try operators "this machine" "$moonshard" info
-    cat "$logs/operators.this_machine.log"
+# The unit tests of kernels, on the GPU.
+values() {
+    local test
+    try "$part" "this machine" "$moonshard" info
+    cat "$logs/$part.this_machine.log"
     export MOONSHARD_TEST_DEVICE=cuda
-    unset MOONSHARD_STAND_IN
-    for test in "$here"/tests/*; do try operators "$(basename "$test")" "$test"; done
+    for test in "$here"/tests/*; do try "$part" "$(basename "$test")" env -u MOONSHARD_STAND_IN "$test"; done
     for test in data planes; do
-        try operators "golden/$test" "$moonshard" test --golden "$root/tests/golden/$test" --device cuda
+        try "$part" "golden/$test" "$moonshard" test --golden "$root/tests/golden/$test" --device cuda
     done
-    sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-    if [ -z "$sanitizer" ]; then
-        note operators "compute-sanitizer" "left out" 0 "it is not on this machine"
-    else
-        for tool in memcheck racecheck; do
-            for test in norm softmax attention embedding; do
-                try operators "$tool $test" "$sanitizer" --tool $tool --error-exitcode 9 "$here/tests/$test"
-            done
-        done
-    fi
     unset MOONSHARD_TEST_DEVICE
 }
+# The same under a tool of compute-sanitizer, where it is; those with the most of barriers and shared memory first.
+memcheck() {
+    local sanitizer test first="norm softmax attention embedding reduce"
+    sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+    if [ -z "$sanitizer" ]; then
+        note "$part" "compute-sanitizer" "left out" 0 "it is not on this machine"
+        return
+    fi
+    export MOONSHARD_TEST_DEVICE=cuda
+    for test in $first $(ls "$here/tests" | grep -vxF "${first// /$'\n'}"); do
+        try "$part" "$test" env -u MOONSHARD_STAND_IN "$sanitizer" --tool "$part" --error-exitcode 9 "$here/tests/$test"
+    done
+    unset MOONSHARD_TEST_DEVICE
+}
+racecheck() { memcheck; }
 
 # gpt_bytes to 1.70 nats a byte; the same bits in every run, with graphs too; a run that is cut in two is the run in one piece; the
 # peak is the one predicted; the losses of GPT-2 are PyTorch's.
@@ -192,6 +196,9 @@ groups() {
     done
     # Two numbers have one sum.
     same groups "the same bits, 2" nccl2 shared2
+    # Over NCCL reductions are graphs, too.
+    # shellcheck disable=SC2016,SC2086
+    graphs groups "nccl: graph=true, 2" nccl2 ncclgraph2 bash -c 'apart 2 "$@"' apart "$root/recipes/gpt_bytes.lua" $small
     graphs groups "--share-gpu: graph=true, 2" shared2 graph2 "$moonshard" run "$root/recipes/gpt_bytes.lua" -n 2 --device cuda \
         --share-gpu $small
     peak groups "--share-gpu: peak as predicted, 2" 2 run="$here/peak2" $small
@@ -201,7 +208,19 @@ groups() {
     try groups "--share-gpu: shards, 2" "$moonshard" run "$root/recipes/gpt_bytes.lua" -n 2 --device cuda --share-gpu $small \
         shard=full_shard run="$here/shards2"
     try groups "nccl: a rank is killed" bash -c "dies apart 2 '$root/tests/gpu/dies.lua'"
+    try groups "nccl: a rank is killed, graphs" bash -c "dies apart 2 '$root/tests/gpu/dies.lua' graph"
     try groups "--share-gpu: a rank is killed" bash -c "dies '$moonshard' run '$root/tests/gpu/dies.lua' -n 2 --device cuda --share-gpu"
+}
+# The programs of tests/dist, each of which knows what its ranks expect: sharding, prefetch plans, hooks, overlap. Two ranks share
+# the GPU.
+programs() {
+    local program all="fsdp_overlap fsdp_prefetch hooks overlap ddp ddp_graph ddp_precision fsdp_precision fsdp_optimizer_state fsdp_layout
+        fsdp_memory fsdp_state fsdp_uneven fsdp_residuals fsdp_experts fsdp_reads fsdp_summon fsdp_checkpoint loops lora packed optim
+        conformance_ddp conformance_hooks conformance_fsdp error_feedback fsdp fsdp_precision_pairs fsdp_offload"
+    [ -z "${QUICK:-}" ] || all="fsdp_overlap fsdp_prefetch fsdp_layout overlap ddp_graph"
+    for program in $all; do
+        try programs "$program" "$moonshard" run "$root/tests/dist/$program.lua" -n 2 --device cuda --share-gpu
+    done
 }
 # apart N RECIPE ...: so many processes of `moonshard run`, as torchrun starts them, all on the one GPU that is shown. The code is
 # that of the first one that failed.
@@ -327,10 +346,11 @@ bench_b4() {
 : >"$here/bench.jsonl"
 for part in "${parts[@]}"; do
     case $part in
-    operators | train | groups | curves) part_began=$SECONDS; $part ;;
+    operators) for part in values memcheck racecheck; do part_began=$SECONDS; $part; done ;;
+    values | memcheck | racecheck | train | groups | programs | curves) part_began=$SECONDS; $part ;;
     bench) for part in bench-kernels bench-124m bench-350m bench-1558m bench-b4; do part_began=$SECONDS; "${part/-/_}"; done ;;
     bench-kernels | bench-124m | bench-350m | bench-1558m | bench-b4) part_began=$SECONDS; "${part/-/_}" ;;
-    *) echo "run.sh: no part \"$part\": operators, train, curves, groups, bench, bench-kernels, bench-124m, bench-350m, bench-1558m, bench-b4" >&2; exit 2 ;;
+    *) echo "run.sh: no part \"$part\": operators, values, memcheck, racecheck, train, curves, groups, programs, bench, bench-kernels, bench-124m, bench-350m, bench-1558m, bench-b4" >&2; exit 2 ;;
     esac
 done
 

@@ -98,6 +98,19 @@ describe("on a GPU", function()
     assert.matches("device cpu carries out each task as it comes", out .. err)
   end)
 
+  it("says why no task of a step became part of a graph", function()
+    command.write(folder .. "/looks.lua", [[
+      local ms = require "moonshard"
+      local t = ms.ones { 4 }:keep()
+      for _ in ms.steps(12, 0, { graph = true }) do
+        for i = 1, 4 do assert(t:sum():item() == 4) end
+      end]])
+    local out, err = command.succeed(folder, "run looks.lua --device cuda", ON_GPU)
+    assert.matches("graph: no run of tasks of a step came again with the same arguments; \z
+      the first thing between two tasks: the host's wait for a task %(at .*looks%.lua:4%)\n",
+      out .. err)
+  end)
+
   it("says where a run has what computes: its first lines, run.json and the trace", function()
     local gpu = "stand%-in 0, compute capability 9%.0, driver of CUDA 13%.0; .*, %d+ threads"
     local _, err = train("run=t steps=12 graph=true --trace t.json", ON_GPU)
