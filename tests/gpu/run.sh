@@ -219,7 +219,7 @@ programs() {
         conformance_ddp conformance_hooks conformance_fsdp error_feedback fsdp fsdp_precision_pairs fsdp_offload"
     [ -z "${QUICK:-}" ] || all="fsdp_overlap fsdp_prefetch fsdp_layout overlap ddp_graph"
     for program in $all; do
-        try programs "$program" "$moonshard" run "$root/tests/dist/$program.lua" -n 2 --device cuda --share-gpu
+        try programs "$program" env MOONSHARD_SOURCE="$root" "$moonshard" run "$root/tests/dist/$program.lua" -n 2 --device cuda --share-gpu
     done
 }
 # apart N RECIPE ...: so many processes of `moonshard run`, as torchrun starts them, all on the one GPU that is shown. The code is
