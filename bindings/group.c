@@ -449,6 +449,14 @@ static int group_share_bytes(lua_State *L)
 
 /* -------------------------------------------------------------- for `check` */
 
+/* core.comm_use_graphs(): collectives of memory that stays may be launched as graphs. All ranks
+ * call it at the same place. */
+static int comm_use_graphs(lua_State *L)
+{
+    ms_lua_ok(L, ms_comm_use_graphs(ms_group_engine(ms_lua_world(L))));
+    return 0;
+}
+
 /* core.comm_record(on): whether collectives are recorded from now on, for comm_records. Turning it
  * on drops what was recorded before. A fake world on the sim device records from its start. */
 static int comm_record(lua_State *L)
@@ -535,6 +543,7 @@ void ms_open_group(lua_State *L, int runtime)
     static const luaL_Reg functions[] = { { "world", world },
                                           { "is_group", is_group },
                                           { "alone", alone },
+                                          { "comm_use_graphs", comm_use_graphs },
                                           { "comm_record", comm_record },
                                           { "comm_records", comm_records },
                                           { "comm_groups", comm_groups },

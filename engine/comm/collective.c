@@ -518,6 +518,14 @@ static void number_call(ms_group *group, ms_comm_args *args)
     args->wire_bytes = wire_of(group, args->kind, args->count * ms_dtype_bytes(args->dtype));
 }
 
+/* Sends and receives are calls of two members, of which the others know nothing. */
+static bool may_be_graph(const ms_comm_args *args)
+{
+    return args->standing && args->group->comm->has_graphs && args->group->transport->choose
+           && !args->by_hosts && !args->by_counts && args->count > 0
+           && !ms_kind_is_pair(args->kind);
+}
+
 /* Once args has the counts. */
 static void count_between(const ms_group *group, ms_comm_args *args)
 {
@@ -585,7 +593,7 @@ static void note_call(ms_group *group, const ms_comm_args *args, void *held, ms_
     /* The next call of the channel comes after this one, on whatever stream. */
     *place_of(group, args) = point;
     group->control->launched(comm, args);
-    if (group->transport->chosen && !args->by_hosts) group->transport->chosen(args);
+    if (may_be_graph(args)) group->transport->chosen(args);
     account(group, args);
 }
 
@@ -606,7 +614,7 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
     if (!status) status = compare_counts(group, args, c);
     if (status) return status;
     number_call(group, args);
-    if (group->transport->choose && !args->by_hosts) group->transport->choose(args);
+    if (may_be_graph(args)) group->transport->choose(args);
     status = group->control->prepare(comm, args);
     if (!status) status = choose_stream(group, args, c, &stream);
     if (!status) status = hold_arguments(comm, c, args, &held);

@@ -15,7 +15,7 @@
 #include "moonshard/comm.h"
 #include "moonshard/control.h"
 
-/* "off": no call becomes a graph (ms_comm_args.graph). "on" is the default. */
+/* "off": no call becomes a graph (ms_comm_use_graphs). "on" is the default. */
 #define MS_COMM_GRAPHS_VARIABLE "MOONSHARD_COMM_GRAPHS"
 
 typedef struct ms_comm ms_comm;
@@ -159,6 +159,8 @@ struct ms_comm {
     /* What is known of hosts: that of each rank, and how reductions add over several. */
     bool has_hosts, sum_by_ranks;
     uint16_t host_of[MS_LOCAL_RANKS_MAX];
+    /* See ms_comm_use_graphs: it was called; calls may become graphs, on all ranks. */
+    bool graphs_asked, has_graphs;
     bool aborted;    /* the transport's abort was called */
     int64_t process; /* a forked child has this record, but is no rank */
     ms_group *groups[MS_GROUPS_MAX];

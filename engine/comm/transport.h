@@ -50,9 +50,9 @@ struct ms_transport {
      * register. Its memory stays registered after the storage is freed, since the pool hands it out
      * again, until `close`. */
     ms_status (*enroll)(ms_comm *comm, ms_storage *storage);
-    /* On the host, before a call is claimed, and once it is launched. The first sets args->graph;
-     * calls that were launched alike on all members get the same. Both NULL: there are no graphs.
-     */
+    /* On the host, where ranks use graphs (ms_comm_use_graphs): before a call is claimed, and once
+     * it is launched. The first sets args->graph, from what all members know. Both NULL: it makes
+     * no graphs. */
     void (*choose)(ms_comm_args *args);
     void (*chosen)(const ms_comm_args *args);
     /* An error of work that was launched earlier, as the engine's error. Called before each call

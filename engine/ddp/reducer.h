@@ -38,8 +38,9 @@ typedef struct ms_ddp_parameter {
 typedef struct ms_bucket_state {
     ms_bucket bucket;
     uint32_t *positions;
-    uint32_t pending; /* parameters that are not ready yet */
-    bool plain;       /* of delayed parameters, which pass no hook */
+    uint32_t pending;  /* parameters that are not ready yet */
+    bool plain;        /* of delayed parameters, which pass no hook */
+    uint32_t standing; /* ms_bucket.standing, where no script has a part in the reduction */
     /* Points at which the result is complete: [0] on the communication stream, [1] on another
      * stream that the hook has used (seq 0: none). */
     ms_point ready[2];

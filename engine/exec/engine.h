@@ -206,8 +206,7 @@ struct ms_engine {
     bool strict, pin;
     ms_rates rates; /* for the sim device */
     int sync_forbidden;
-    bool repeating; /* see ms_engine_set_repeating */
-    int batches;    /* see ms_engine_batch */
+    int batches; /* see ms_engine_batch */
     ms_random random;
     double flops;
     ms_stream *streams[MS_STREAMS_MAX];

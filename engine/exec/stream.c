@@ -322,11 +322,9 @@ ms_status ms_engine_check(ms_engine *engine)
 bool ms_engine_set_repeating(ms_engine *engine, bool repeating)
 {
     if (!engine->device->repeat) return false;
-    engine->repeating = repeating;
     engine->device->repeat(engine, repeating);
     return true;
 }
-bool ms_engine_is_repeating(const ms_engine *engine) { return engine->repeating; }
 void ms_engine_repeats(const ms_engine *engine, ms_repeats *out)
 {
     *out = (ms_repeats){ .why = "", .differs = "" };

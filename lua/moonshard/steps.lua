@@ -121,6 +121,7 @@ function steps.steps(count, first, options)
     core.raise("ms.steps: a step is running already; steps cannot be nested")
   end
   require "moonshard.tune".open()
+  if graph then core.comm_use_graphs() end
   local function iterate()
     finish()
     if graph then look_at_graphs(next_step >= count) end

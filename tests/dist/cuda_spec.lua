@@ -132,6 +132,44 @@ describe("ranks on GPUs", function()
     assert.same({ all, all - 3, first, second }, { run " MOONSHARD_COMM_GRAPHS=off" })
   end)
 
+  -- In a join the rank without inputs makes its calls outside of steps; a hook in Lua may put
+  -- another buffer in the bucket's place on one rank only.
+  it("may do in one rank what others do not, with reductions as graphs", function()
+    command.write(folder .. "/alone.lua", [[
+      local ms = require "moonshard"
+      local joined = ms.ddp(ms.nn.Linear(64, 64))
+      local function train(model, count)
+        local optimizer = ms.optim.sgd(model, { lr = 0.01 })
+        for step in ms.steps(count, 0, { graph = true }) do
+          model(ms.ones { 4, 64 } * (step + ms.rank())):sum():backward()
+          optimizer:step()
+          optimizer:zero_grad()
+        end
+      end
+      local calls = 0
+      local own = ms.hooks.stage {
+        name = "test.own",
+        encode = function(buffer)
+          calls = calls + 1
+          return ms.rank() == 0 and calls > 6 and calls % 2 == 0 and buffer:mul(0.5) or buffer
+        end,
+      }
+      local staged = ms.ddp(ms.nn.Linear(64, 64), { comm_hook = own })
+      joined:join({}, function() train(joined, ms.rank() == 0 and 2 or 14) end)
+      train(staged, 14)
+      print(("rank %d: %.9g %.9g"):format(ms.rank(), joined(ms.ones { 1, 64 }):sum():item(),
+        staged(ms.ones { 1, 64 }):sum():item()))
+    ]])
+    local function run(settings)
+      local out = command.succeed(folder, "run alone.lua -n 2 --device cuda",
+        stand_in(2) .. settings)
+      return out:match "rank 0: ([^\n]*)", out:match "rank 1: ([^\n]*)"
+    end
+    local first, second = run ""
+    assert.equal(first, second)
+    assert.same({ first, second }, { run " MOONSHARD_COMM_GRAPHS=off" })
+  end)
+
   it("have all the waits that they need", function()
     losses("gpt_bytes.lua' -n 2 --device cuda", stand_in(2) .. " MOONSHARD_STAND_IN_WATCH=stop")
   end)

@@ -1,6 +1,6 @@
-/* comm_graphs.c: collectives that come again with the same memory, while work repeats: on GPUs NCCL
- * launches them as graphs. The results are those of calls by themselves, ranks that differ are told
- * so, and a job whose graph never ends is over in time. On the CPU nothing changes.
+/* comm_graphs.c: collectives that come again with the same memory (ms_comm_use_graphs): on GPUs
+ * NCCL launches them as graphs. Results are those of calls by themselves, ranks that differ are
+ * told so, and a job whose graph never ends is over in time. On the CPU nothing changes.
  * ctest: cuda-ranks */
 #include <dlfcn.h>
 
@@ -135,8 +135,9 @@ static void repeat_all(rank *self)
         calls[k].standing = ms_group_standing(self->world);
         CHECK(calls[k].standing == (uint32_t)k + 1);
     }
-    bool can = ms_engine_set_repeating(self->engine, true);
-    CHECK(can == device_is_cuda() && ms_engine_is_repeating(self->engine) == can);
+    bool can = device_is_cuda();
+    CHECK(ms_engine_set_repeating(self->engine, true) == can);
+    OK(ms_comm_use_graphs(self->engine));
     for (int round = 0; round < ROUNDS; round++) {
         place at = { self->number, round };
         for (int k = 0; k < CALLS; k++) {
@@ -175,8 +176,11 @@ static void results_are_those_of_calls_by_themselves(void **state)
 
 /* How a rank makes its calls. */
 static struct {
-    int rounds, repeats_until; /* rank 1: work repeats before that round */
-    bool moves, changes;       /* each round has other memory, another factor */
+    int rounds;
+    int differs_at;    /* rank 1: in this round memory stays on the other rank only; -1: in none */
+    int repeats_until; /* rank 1: before that round; -1: to the end */
+    int without;       /* this rank uses no graphs; -1: both do */
+    bool moves, changes; /* each round has other memory, another factor */
 } how;
 
 static void repeat_one(rank *self)
@@ -185,6 +189,7 @@ static void repeat_one(rank *self)
     uint32_t standing = ms_group_standing(self->world);
     ms_status status = MS_OK;
     ms_engine_set_repeating(self->engine, true);
+    if (how.without != (int)self->number) status = ms_comm_use_graphs(self->engine);
     for (int round = 0; round < how.rounds && !status; round++) {
         place at = { self->number, round };
         if (self->number == 1 && round == how.repeats_until)
@@ -198,6 +203,7 @@ static void repeat_one(rank *self)
                             .in = t,
                             .bucket = 7,
                             .standing = how.moves ? standing + (uint32_t)round : standing };
+        if (self->number == 1 && round == how.differs_at) c.standing = 0;
         OK(fill(t, own_number, &at));
         status = run_one(self, self->world, &c);
         if (!status) status = ms_engine_sync(self->engine);
@@ -211,7 +217,7 @@ static void repeat_as(int rounds, const char *what)
 {
     memset(&how, 0, sizeof how);
     how.rounds = rounds;
-    how.repeats_until = -1;
+    how.differs_at = how.repeats_until = how.without = -1;
     plan(what);
 }
 
@@ -248,41 +254,54 @@ static void a_call_that_differs_is_launched_by_itself(void **state)
     runs_well(PROCESSES, expect_no_graph);
 }
 
+/* A rank whose loop has ended takes part in the steps of others outside of steps. */
+static void a_rank_may_leave_its_steps_first(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 8; round += 2) {
+        rank ranks[2];
+        repeat_as(12, "fail:ncclAllReduce:5:3@1");
+        how.repeats_until = round;
+        if (!device_is_cuda()) plan(NULL);
+        assert_int_equal(run_ranks(PROCESSES, repeat_one, LONG_NS, ranks).reason, MS_ABORT_NONE);
+        assert_true(ranks[0].status == MS_OK && ranks[1].status == MS_OK);
+    }
+}
+
 static void ranks_that_differ_are_told_so(void **state)
 {
     (void)state;
     if (!device_is_cuda()) skip();
     rank ranks[2];
     repeat_as(12, NULL);
-    how.repeats_until = 6;
+    how.differs_at = 6;
     assert_int_equal(run_ranks(PROCESSES, repeat_one, LONG_NS, ranks).reason, MS_ABORT_MISMATCH);
     for (int r = 0; r < 2; r++) {
         assert_int_not_equal(ranks[r].status, MS_OK);
         expect(ranks[r].error.message, "ranks disagree in call #7 of world");
         expect(ranks[r].error.message, "rank 0: all_reduce #7");
-        expect(ranks[r].error.message, ", as a graph\n  rank 1: all_reduce #7");
-        expect(ranks[r].error.message, ", not as a graph\ngraph = true of steps, and the variable "
-                                       "MOONSHARD_COMM_GRAPHS, are for all ranks or for none");
+        expect(ranks[r].error.message, ", as graph 1\n  rank 1: all_reduce #7");
+        expect(ranks[r].error.message, ", not as a graph");
     }
+    repeat_as(12, NULL);
+    how.without = 1;
+    assert_int_equal(run_ranks(PROCESSES, repeat_one, SHORT_NS, ranks).reason, MS_ABORT_MISMATCH);
+    for (int r = 0; r < 2; r++) expect(ranks[r].error.message, "graph = true");
 }
 
-static void open_with_a_wrong_variable(rank *self)
+static void try_a_wrong_variable(rank *self)
 {
-    (void)self;
-    ms_engine *engine = NULL;
-    ms_rendezvous *rendezvous = NULL;
-    ms_rendezvous_options options = { .ranks = 1, .threads = 1, .heap_bytes = 1 << 20 };
-    ms_engine_options own = { .own_device = late_device(NULL), .threads = 1 };
-    ms_comm_options travel = { .transport = "nccl" };
-    ms_group *world = NULL;
-    CHECK(ms_engine_new(&own, NULL, &engine) == MS_OK);
-    CHECK(ms_rendezvous_new(ms_engine_context(engine), &options, &rendezvous) == MS_OK);
     setenv(MS_COMM_GRAPHS_VARIABLE, "maybe", 1);
-    self->status = ms_comm_open_with(engine, rendezvous, 0, &travel, &world);
+    self->status = ms_comm_use_graphs(self->engine);
+    self->error = *ms_engine_error(self->engine);
     unsetenv(MS_COMM_GRAPHS_VARIABLE);
-    self->error = *ms_engine_error(engine);
-    ms_engine_free(engine);
-    ms_rendezvous_release(rendezvous);
+}
+
+/* One rank that does without is enough. */
+static void off_on_one_rank(rank *self)
+{
+    if (self->number == 1) setenv(MS_COMM_GRAPHS_VARIABLE, "off", 1);
+    expect_no_graph(self);
 }
 
 static void the_variable_is_on_or_off(void **state)
@@ -290,11 +309,15 @@ static void the_variable_is_on_or_off(void **state)
     (void)state;
     rank ranks[2];
     plan(NULL);
-    run_ranks(PROCESSES, open_with_a_wrong_variable, LONG_NS, ranks);
-    assert_int_equal(ranks[0].status, MS_ERROR_ARGUMENT);
-    expect(ranks[0].error.message,
-           "MOONSHARD_COMM_GRAPHS=maybe: whether collectives that come again "
-           "become graphs, \"on\" or \"off\", is expected");
+    run_ranks(PROCESSES, try_a_wrong_variable, LONG_NS, ranks);
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(ranks[r].status, MS_ERROR_ARGUMENT);
+        expect(ranks[r].error.message,
+               "MOONSHARD_COMM_GRAPHS=maybe: whether collectives that come again "
+               "become graphs, \"on\" or \"off\", is expected");
+    }
+    repeat_as(12, NULL);
+    runs_well(PROCESSES, off_on_one_rank);
 }
 
 /* ---------------------------------------------------------------------- ends */
@@ -360,6 +383,7 @@ int main(void)
         cmocka_unit_test(results_are_those_of_calls_by_themselves),
         cmocka_unit_test(nccl_is_called_until_a_call_is_captured),
         cmocka_unit_test(a_call_that_differs_is_launched_by_itself),
+        cmocka_unit_test(a_rank_may_leave_its_steps_first),
         cmocka_unit_test(ranks_that_differ_are_told_so),
         cmocka_unit_test(the_variable_is_on_or_off),
         cmocka_unit_test(every_end_is_in_time),

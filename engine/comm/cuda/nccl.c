@@ -33,7 +33,7 @@ static void put(ms_cuda_work *work, ms_nccl_flight *flight, float *number)
     else ms_cuda_work_fail_with(work, &error);
 }
 
-static void drop(const ms_engine *engine, void *graph) { ms_cuda_kept_work_drop(engine, graph); }
+static void drop(void *graph) { ms_cuda_kept_work_drop(graph); }
 static void let_go(ms_engine *engine, void *graph) { ms_cuda_kept_work_free(engine, graph); }
 
 /* The same as a graph, which is captured when it comes for the first time. */

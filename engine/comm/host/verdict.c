@@ -42,8 +42,9 @@ static size_t describe_side(char *text, size_t bytes, const ms_host *host, const
                          ", as call %llu of this group and those around it",
                          (unsigned long long)slot->order + 1);
     if (differs.graph && (size_t)used < bytes)
-        used += snprintf(text + used, bytes - (size_t)used, ", %s",
-                         slot->graph ? "as a graph" : "not as a graph");
+        used += slot->graph ? snprintf(text + used, bytes - (size_t)used, ", as graph %llu",
+                                       (unsigned long long)slot->graph)
+                            : snprintf(text + used, bytes - (size_t)used, ", not as a graph");
     return (size_t)used < bytes ? (size_t)used : bytes;
 }
 
@@ -149,10 +150,6 @@ static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledge
             used += describe_side(text + used, sizeof text - used, host, ranks,
                                   sides->counts[which], &calls[which], differs);
     }
-    if (differs.graph && used < sizeof text)
-        snprintf(text + used, sizeof text - used,
-                 "\ngraph = true of steps, and the variable " MS_COMM_GRAPHS_VARIABLE
-                 ", are for all ranks or for none");
     bool equal = sides->counts[0] == sides->counts[1];
     int blamed = equal ? mine_first : sides->counts[1] < sides->counts[0];
     ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)sides->ranks[blamed][0], text);

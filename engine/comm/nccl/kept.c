@@ -1,14 +1,14 @@
 /* kept.c: calls that are launched as graphs.
  *
  * A graph of NCCL must be launched by all members where one launches it: they would wait for each
- * other otherwise. So the choice depends on what all members know, the order of calls with the
- * number of memory that stays (ms_collective.standing), and control compares it before the call is
- * launched. The first TIMES calls of a kind are launched by themselves, so that NCCL has connected
- * for it; the next one is captured.
+ * other otherwise. So the choice depends on what all members know: that ranks use graphs
+ * (ms_comm_use_graphs), and the order of calls with the number of memory that stays
+ * (ms_collective.standing). Control compares it before the launch. The first TIMES calls of a kind
+ * are launched by themselves, so that NCCL has connected for it; the next one is captured. Graphs
+ * stay until the communicator is closed, and of so many kinds of calls that there are MOST, others
+ * are launched by themselves.
  *
- * Left out are calls whose memory may move from step to step, on this rank and not on others; sends
- * and receives, which two members make by themselves; groups of which a process has two members,
- * where NCCL does not vouch for graphs. */
+ * Left out are groups of which a process has two members, where NCCL does not vouch for graphs. */
 #include "comm/nccl/nccl.h"
 
 #include <string.h>
@@ -32,12 +32,8 @@ static ms_nccl_kept *find(const ms_communicator *communicator, const ms_comm_arg
 
 static bool may_be_kept(const ms_comm_args *args)
 {
-    const ms_comm *comm = args->group->comm;
-    const ms_nccl *nccl = comm->transport_state;
     const ms_nccl_group *own = args->group->transport_state;
-    return args->standing && nccl->has_graphs && own->registers && !args->by_counts
-           && args->count > 0 && !ms_kind_is_pair(args->kind)
-           && ms_engine_is_repeating(comm->engine);
+    return own->registers; /* each member is a process */
 }
 
 void ms_nccl_choose(ms_comm_args *args)
@@ -76,10 +72,11 @@ ms_nccl_kept *ms_nccl_kept_of(const ms_comm_args *args)
     return kept;
 }
 
-void ms_nccl_kept_drop(const ms_nccl *nccl, ms_communicator *communicator)
+/* On the watchdog's thread. The engine may be gone if nobody waits for the watchdog any more. */
+void ms_nccl_kept_drop(ms_nccl *nccl, ms_communicator *communicator)
 {
     for (ms_nccl_kept *k = atomic_load(&communicator->kept); k; k = k->next)
-        if (k->graph) k->drop(nccl->comm->engine, k->graph);
+        if (k->graph && !atomic_load(&nccl->given_up)) k->drop(k->graph);
 }
 
 void ms_nccl_kept_free(const ms_nccl *nccl, ms_communicator *communicator)

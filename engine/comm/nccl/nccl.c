@@ -41,17 +41,6 @@ static ms_status find_multiprocessors(ms_comm *comm)
     return MS_OK;
 }
 
-static ms_status find_graphs(ms_nccl *nccl, ms_context *context)
-{
-    const char *text = context->os->environment(context->os->user, MS_COMM_GRAPHS_VARIABLE);
-    nccl->has_graphs = !text || !*text || strcmp(text, "on") == 0;
-    if (nccl->has_graphs || strcmp(text, "off") == 0) return MS_OK;
-    return ms_fail(context, MS_ERROR_ARGUMENT,
-                   MS_COMM_GRAPHS_VARIABLE "=%.80s: whether collectives that come again become "
-                                           "graphs, \"on\" or \"off\", is expected",
-                   text);
-}
-
 static ms_status open_nccl(ms_comm *comm)
 {
     ms_context *context = ms_engine_context(comm->engine);
@@ -67,7 +56,6 @@ static ms_status open_nccl(ms_comm *comm)
     status = ms_nccl_load(context, &nccl->api);
     if (!status) status = check_device(comm->engine, &nccl->api);
     if (!status) status = find_multiprocessors(comm);
-    if (!status) status = find_graphs(nccl, context);
     if (!status) status = ms_nccl_watchdog_start(nccl);
     if (!status) {
         comm->transport_state = nccl;

@@ -33,10 +33,9 @@
  *   which NCCL 2.28 would import the first piece only (NVIDIA/nccl#1820).
  * - Limits of what NCCL takes of a GPU (CTAs) come from ms_comm_options; its own variables
  *   NCCL_MIN_CTAS and NCCL_MAX_CTAS have priority.
- * - A call that comes again with the same memory is launched as a graph, where work repeats
- *   (kept.c). NCCL closes and aborts a communicator only once all of its graphs are gone. So they
- *   go before it is closed; and when it is aborted, after it was told and before it is freed, since
- *   a graph may be under way.
+ * - A call that comes again with the same memory is launched as a graph (kept.c). NCCL closes and
+ * aborts a communicator only once all of its graphs are gone. So they go before it is closed; and
+ * when it is aborted, after it was told and before it is freed, since a graph may be under way.
  * - How many multiprocessors of a GPU a call keeps cannot be asked. It is taken to be max_ctas, or
  *   16 where that is not given; the variable MOONSHARD_NCCL_SMS has priority. */
 #ifndef MOONSHARD_COMM_NCCL_NCCL_H
@@ -95,7 +94,7 @@ struct ms_nccl_kept {
     ms_comm_args call;      /* the first of them */
     /* The device's, made by comm/cuda/; NULL: not yet. With the turn. */
     void *graph;
-    void (*drop)(const ms_engine *engine, void *graph);
+    void (*drop)(void *graph);
     void (*free)(ms_engine *engine, void *graph);
 };
 
@@ -144,7 +143,6 @@ typedef struct ms_nccl {
     _Atomic uint64_t looks_ns; /* when the watchdog looks next */
     ms_word stage;             /* ms_nccl_stage */
     ms_nccl_flight *spare;     /* of the host thread */
-    bool has_graphs;           /* MS_COMM_GRAPHS_VARIABLE */
 } ms_nccl;
 
 static inline uint64_t ms_nccl_now(const ms_nccl *nccl)
@@ -205,7 +203,7 @@ void ms_nccl_chosen(const ms_comm_args *args);
 ms_nccl_kept *ms_nccl_kept_of(const ms_comm_args *args);
 /* drop: before NCCL closes or aborts the communicator, in which nobody makes calls any more. free:
  * at the end, on the host thread. */
-void ms_nccl_kept_drop(const ms_nccl *nccl, ms_communicator *communicator);
+void ms_nccl_kept_drop(ms_nccl *nccl, ms_communicator *communicator);
 void ms_nccl_kept_free(const ms_nccl *nccl, ms_communicator *communicator);
 
 /* --------------------------------------------------------------- flight.c */

@@ -158,7 +158,7 @@ static bool take_handles(ms_nccl *nccl)
 }
 
 /* Of communicators that no task uses any more. */
-static void drop_graphs(const ms_nccl *nccl)
+static void drop_graphs(ms_nccl *nccl)
 {
     for (ms_nccl_group *g = atomic_load(&nccl->groups); g; g = g->next)
         for (int i = 0; i < MS_NCCL_COMMUNICATORS; i++)

@@ -13,6 +13,9 @@ struct ms_cuda_kept_work {
     ms_cuda_graph graph; /* its nodes name those of the program */
     ms_cuda_node nodes[NODES];
     uint32_t count;
+    /* For ms_cuda_kept_work_drop, which does not look at the engine. */
+    ms_cuda cuda;
+    ms_cuda_context context;
 };
 
 /* ----------------------------------------------------------------- capturing */
@@ -60,6 +63,8 @@ bool ms_cuda_keep_begin(ms_cuda_work *work)
         return false;
     }
     work->kept = memory;
+    work->kept->cuda = self->cuda;
+    work->kept->context = self->context;
     work->captures = true;
     work->on = self->builder;
     return true;
@@ -80,7 +85,7 @@ ms_cuda_kept_work *ms_cuda_keep_end(ms_cuda_work *work)
     if (!work->has_failed) ms_cuda_check(work->stream, work->launch, result);
     work->has_failed |= result != MS_CUDA_SUCCESS;
     if (work->has_failed) {
-        ms_cuda_kept_work_drop(engine, kept);
+        ms_cuda_kept_work_drop(kept);
         ms_cuda_kept_work_free(engine, kept);
         return NULL;
     }
@@ -126,16 +131,18 @@ void ms_cuda_keep_launch(ms_cuda_work *work)
     ms_cuda_result result = self->cuda.program_launch(kept->program, work->on);
     ms_cuda_check(work->stream, work->launch, result);
     work->has_failed = result != MS_CUDA_SUCCESS;
+    /* Counted as tasks are: not where each goes by itself. */
+    if (result || !self->repeating || work->launch->record) return;
     work->is_launched = true;
     self->repeats.launches++;
     self->repeats.replayed++;
 }
 
-void ms_cuda_kept_work_drop(const ms_engine *engine, ms_cuda_kept_work *kept)
+void ms_cuda_kept_work_drop(ms_cuda_kept_work *kept)
 {
-    const ms_cuda_device *self = ms_cuda_enter(engine);
-    if (kept->program) (void)self->cuda.program_destroy(kept->program);
-    if (kept->graph) (void)self->cuda.graph_destroy(kept->graph);
+    (void)kept->cuda.context_set(kept->context);
+    if (kept->program) (void)kept->cuda.program_destroy(kept->program);
+    if (kept->graph) (void)kept->cuda.graph_destroy(kept->graph);
     kept->program = NULL;
     kept->graph = NULL;
 }

@@ -104,9 +104,9 @@ bool ms_cuda_keep_begin(ms_cuda_work *work);
 ms_cuda_kept_work *ms_cuda_keep_end(ms_cuda_work *work);
 void ms_cuda_keep_again(ms_cuda_work *work, ms_cuda_kept_work *kept);
 void ms_cuda_keep_launch(ms_cuda_work *work);
-/* Gives back what the driver has, on any thread; launches that are under way end all the same.
- * Afterwards it cannot be launched. */
-void ms_cuda_kept_work_drop(const ms_engine *engine, ms_cuda_kept_work *kept);
+/* Gives back what the driver has, on any thread, also while or after the engine is freed; launches
+ * that are under way end all the same. Afterwards it cannot be launched. */
+void ms_cuda_kept_work_drop(ms_cuda_kept_work *kept);
 /* On the host thread, after it was dropped. */
 void ms_cuda_kept_work_free(ms_engine *engine, ms_cuda_kept_work *kept);
 /* The number that this execution has in its stream, and the script line that enqueued it. */

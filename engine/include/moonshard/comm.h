@@ -226,15 +226,21 @@ typedef struct ms_collective {
     int32_t bucket;
     const char *label;   /* for messages ("blocks.4"), or NULL; copied */
     uint64_t timeout_ns; /* 0: the job's */
-    /* 0, or the number of memory that stays where it is (ms_group_standing): all calls with this
-     * number have the same tensors, and differ in nothing else but the job's step. Where work
-     * repeats (ms_engine_set_repeating, on all ranks alike) such a call may become a graph. */
+    /* 0, or the number of memory that stays where it is (ms_group_standing). On each rank all calls
+     * with this number, operation and factor have the same tensors, and all members give the same
+     * number to the same calls. Such a call may become a graph: ms_comm_use_graphs. */
     uint32_t standing;
 } ms_collective;
 
 /* A number for memory that stays where it is from now on. All members ask for it at the same place
  * among such questions. */
 MS_API uint32_t ms_group_standing(ms_group *group);
+/* From now on calls of memory that stays are launched as graphs after their third time, if the
+ * transport can do that on this device and the variable MOONSHARD_COMM_GRAPHS is "off" on no rank.
+ * All ranks of the world call this at the same place among their calls. The first call waits for
+ * their hosts, later ones do nothing. Without such a transport, or other ranks, nothing changes.
+ * MS_ERROR_ARGUMENT: the variable is neither "on" nor "off". */
+MS_API ms_status ms_comm_use_graphs(ms_engine *engine);
 
 /* Enqueues the collective after all earlier ones of this channel (1 or 2, or MS_CHANNEL_PARAMETERS)
  * and after the last uses of its tensors. *ready (may be NULL) is the point at which the result is

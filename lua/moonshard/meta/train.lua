@@ -57,9 +57,9 @@
 ---@field attention? "deterministic"|"fast"
 --- true: tasks that come in each step in the same order are learned, and launched as graphs from
 --- the fourth time on, which costs the host less. It never changes what is computed: arguments that
---- are new go into the launch, and a step that differs is carried out task by task. Collectives
---- between ranks, copies and whatever the host waits for come between graphs. It has an effect on
---- GPUs; a line after eight steps, and `ms.info().graph`, tell how much of a step it is. While a
+--- are new go into the launch, and a step that differs is carried out task by task. Copies,
+--- whatever the host waits for, and collectives come between graphs; but over NCCL the reductions of
+--- `ms.ddp` are graphs, too, so all ranks have graph = true, or none has. It has an effect on GPUs; a line after eight steps, and `ms.info().graph`, tell how much of a step it is. While a
 --- trace is recorded (`--trace`, `ms.trace.start`) each task is launched by itself.
 ---@field graph? boolean
 ---@field things? table                more objects to save, with state and load_state, by name
