@@ -30,7 +30,8 @@
  *   handles that make up registered memory, and would read past it.
  * - Between processes registering is without effect on memory of the pool: its handles cannot be
  *   exported (requestedHandleTypes is 0). The pool joins pieces of 32 MiB to larger storages, of
- *   which NCCL 2.28 would import the first piece only (NVIDIA/nccl#1820).
+ *   which NCCL 2.28 would import the first piece only (NVIDIA/nccl#1820). The same is true of what
+ *   NCCL registers by itself while a call is captured (NCCL_GRAPH_REGISTER).
  * - Limits of what NCCL takes of a GPU (CTAs) come from ms_comm_options; its own variables
  *   NCCL_MIN_CTAS and NCCL_MAX_CTAS have priority.
  * - A call that comes again with the same memory is launched as a graph (kept.c). NCCL closes and
@@ -119,7 +120,8 @@ struct ms_nccl_group {
     ms_communicator communicators[MS_NCCL_COMMUNICATORS];
 };
 
-/* Of the watchdog. From MS_NCCL_ENDING on it touches no more than this rank's ms_nccl. */
+/* Of the watchdog. From MS_NCCL_ENDING on it touches no more than this rank's ms_nccl, with its
+ * communicators and their graphs. */
 typedef enum ms_nccl_stage {
     MS_NCCL_WATCHING,
     MS_NCCL_ENDING,
