@@ -1,5 +1,5 @@
--- Run by run.sh: the last rank is killed in the middle of a training, and the others must leave. With
--- the argument "graph" its steps are graphs by then.
+-- Run by run.sh: the last rank is killed in the middle of a training, and the others must leave.
+-- With the argument "graph" its steps are graphs by then.
 local graph = ... == "graph"
 local ms = require "moonshard"
 ms.init {}
