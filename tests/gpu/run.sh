@@ -6,7 +6,8 @@
 # BUNDLE is the folder that `cmake --preset gpu && cmake --build --preset gpu` made (default: build/gpu/bundle); OUT gets the
 # results, DATE.json and the logs (default: tests/bench/results). CUDA's libraries are sought as the engine seeks them:
 # MOONSHARD_CUDA_LIBS, the loader's path, CUDA_HOME, Python's packages. Each part ends within 8 minutes; the table comes last.
-# Parts of parts can be named alone: values, memcheck, racecheck, of operators; curves, of train; bench-kernels, bench-124m, bench-350m, bench-1558m, bench-b4. PYTHON is the
+# Parts of parts can be named alone: values, memcheck, racecheck, of operators; curves, of train; bench-kernels, bench-124m,
+# bench-350m, bench-1558m, bench-b4. PYTHON is the
 # interpreter that has PyTorch (default: python3); without PyTorch only ours is measured. Exit code 0: all has run, and passed.
 # QUICK=1 takes small models and few steps: for trying this script over the stand-in driver.
 set -uo pipefail

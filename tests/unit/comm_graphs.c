@@ -100,7 +100,7 @@ static double number_of_0(const void *context, int64_t i)
     return own_number(&(place){ 0, ((const place *)context)->round }, i);
 }
 
-/* Calls whose memory stays, of all kinds that have graphs, with others between. */
+/* Calls whose memory stays, of four kinds, with barriers between the rounds. */
 typedef struct call {
     ms_collective_kind kind;
     ms_reduce_op op;
@@ -322,8 +322,8 @@ static void the_variable_is_on_or_off(void **state)
 
 /* ---------------------------------------------------------------------- ends */
 
-/* NCCL refuses what is captured; or the graph never ends, on one rank or on both, at its first or a
- * later launch; or an error comes while it runs. */
+/* NCCL refuses what is captured; or the graph's first launch never ends, on one rank or on both; or
+ * an error comes while it runs. */
 static void every_end_is_in_time(void **state)
 {
     (void)state;
@@ -354,7 +354,7 @@ static void every_end_is_in_time(void **state)
     }
 }
 
-/* Rank 1 ends the job while graphs of both are under way: the communicators are aborted with them.
+/* Rank 1 ends the job after graphs were launched: the communicators are aborted while they exist.
  */
 static void leave_with_graphs(rank *self)
 {

@@ -72,7 +72,8 @@ ms_nccl_kept *ms_nccl_kept_of(const ms_comm_args *args)
     return kept;
 }
 
-/* On the watchdog's thread. The engine may be gone if nobody waits for the watchdog any more. */
+/* On the watchdog's thread. After given_up the host may already have freed the engine, so the
+ * graphs are left alone. */
 void ms_nccl_kept_drop(ms_nccl *nccl, ms_communicator *communicator)
 {
     for (ms_nccl_kept *k = atomic_load(&communicator->kept); k; k = k->next)

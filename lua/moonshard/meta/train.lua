@@ -58,9 +58,10 @@
 --- true: tasks that come in each step in the same order are learned, and launched as graphs from
 --- the fourth time on, which costs the host less. It never changes what is computed: arguments that
 --- are new go into the launch, and a step that differs is carried out task by task. Copies,
---- whatever the host waits for, and collectives come between graphs; but over NCCL the reductions of
---- `ms.ddp` are graphs, too, so all ranks have graph = true, or none has. It has an effect on GPUs; a line after eight steps, and `ms.info().graph`, tell how much of a step it is. While a
---- trace is recorded (`--trace`, `ms.trace.start`) each task is launched by itself.
+--- collectives and whatever the host waits for come between graphs. Over NCCL the reductions of
+--- `ms.ddp` are graphs, too: all ranks then have graph = true, or none has. It has an effect on
+--- GPUs; a line after eight steps, and `ms.info().graph`, tell how much of a step it is. While a
+--- trace is recorded (`--trace`, `ms.trace.start`) tasks are launched one by one.
 ---@field graph? boolean
 ---@field things? table                more objects to save, with state and load_state, by name
 ---@field before_step? fun(step: integer)
