@@ -48,26 +48,24 @@ ms_status ms_storage_drop(ms_storage *storage, const char *owner)
     return status;
 }
 
-/* After a refill all parts are vacant: reading one is an error until it is written. The cells know
- * the users of the new block, so a first write on any stream waits for them. The address is a new
- * one: tasks that are enqueued from now on take it from the storage. */
-ms_status ms_storage_refill(ms_storage *storage, ms_stream *stream)
+static ms_status check_refill(const ms_storage *storage)
 {
-    ms_engine *engine = storage->engine;
-    MS_ASSERT(ms_on_host(engine) && stream->engine == engine && storage->references > 0);
-    uint64_t uses[MS_STREAMS_MAX];
-    if (storage->block)
-        return ms_engine_fail(engine, MS_ERROR_STATE,
-                              "a storage of %zu bytes is refilled that has memory: drop it before",
-                              storage->bytes);
-    ms_status status =
-        ms_pool_take(storage->pool, stream, storage->bytes, &storage->block, &storage->data, uses);
-    if (status) return status;
+    MS_ASSERT(ms_on_host(storage->engine) && storage->references > 0);
+    if (!storage->block) return MS_OK;
+    return ms_engine_fail(storage->engine, MS_ERROR_STATE,
+                          "a storage of %zu bytes is refilled that has memory: drop it before",
+                          storage->bytes);
+}
+
+/* All parts are vacant: reading one is an error until it is written. The pool knows who used the
+ * old memory. What was in the new memory before counts as read, so that a first write on another
+ * stream waits for it. */
+static void begin_again(ms_storage *storage, const uint64_t uses[MS_STREAMS_MAX])
+{
+    const ms_engine *engine = storage->engine;
     uint32_t readers = 0;
     for (uint16_t i = 0; i < engine->stream_count; i++)
         if (uses[i]) readers |= 1u << i;
-    /* The pool knows who used the old memory. What was in the new memory before counts as read, so
-     * that a first write on another stream waits for it. */
     for (uint32_t c = 0; c < storage->cell_count; c++) {
         ms_cell *cell = &storage->cells[c];
         cell->writer = (ms_point){ 0 };
@@ -79,7 +77,37 @@ ms_status ms_storage_refill(ms_storage *storage, ms_stream *stream)
     for (uint32_t i = 0; i < storage->part_count; i++) storage->parts[i].vacant = storage->bytes;
     storage->meta = false;
     if (engine->poison) engine->device->poison->fill(storage);
-    return MS_OK;
+}
+
+/* The address is a new one: tasks that are enqueued from now on take it from the storage. */
+ms_status ms_storage_refill(ms_storage *storage, ms_stream *stream)
+{
+    uint64_t uses[MS_STREAMS_MAX];
+    ms_status status = check_refill(storage);
+    MS_ASSERT(stream->engine == storage->engine);
+    if (!status)
+        status = ms_pool_take(storage->pool, stream, storage->bytes, &storage->block,
+                              &storage->data, uses);
+    if (!status) begin_again(storage, uses);
+    return status;
+}
+
+ms_status ms_storage_refill_in(ms_storage *storage, ms_stream *stream, ms_room *room)
+{
+    uint64_t uses[MS_STREAMS_MAX];
+    ms_status status = check_refill(storage);
+    MS_ASSERT(stream->engine == storage->engine);
+    if (status) return status;
+    if (room->storage || room->pool != storage->pool || storage->bytes > room->bytes)
+        return ms_engine_fail(storage->engine, MS_ERROR_STATE,
+                              "a storage of %zu bytes cannot use a room of %zu bytes%s",
+                              storage->bytes, room->bytes,
+                              room->storage                 ? ": another one does"
+                              : room->pool != storage->pool ? " of another pool"
+                                                            : "");
+    status = ms_room_enter(room, storage, stream, uses);
+    if (!status) begin_again(storage, uses);
+    return status;
 }
 
 bool ms_storage_is_dropped(const ms_storage *storage) { return !storage->block; }

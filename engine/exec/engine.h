@@ -158,7 +158,17 @@ struct ms_block {
     uint64_t offset, size;
     uint64_t freed;                /* when, as a count of frees; 0: in use */
     bool apart;                    /* free, and not joined with its neighbours: see pool.c */
+    ms_room *room;                 /* to which it belongs, or NULL */
     uint64_t uses[MS_STREAMS_MAX]; /* of its former owners: what must be waited for */
+};
+
+/* A block that does not go back to its pool when its storage is dropped or released. */
+struct ms_room {
+    ms_pool *pool;
+    ms_block *block;
+    char *data;
+    size_t bytes;        /* that a storage may have */
+    ms_storage *storage; /* that uses it; NULL: none */
 };
 
 /* The engine's own pool, or one over memory that a layer above has brought (ms_arena). The arena
@@ -260,13 +270,20 @@ void ms_hazard_uses(const ms_storage *storage, uint16_t first, uint16_t cells,
 /* pool.c */
 ms_status ms_pool_open(ms_engine *engine, uint64_t limit, uint32_t sharers);
 void ms_pool_close(ms_engine *engine);
-/* `bytes` of this pool are live no more. */
+/* `bytes` of this pool are live; and are so no more. */
+void ms_pool_count_new(ms_pool *pool, uint64_t bytes);
 void ms_pool_count_gone(ms_pool *pool, uint64_t bytes);
 /* uses: what its former owners did last. The stream is after all of it, other streams may not
  * be. */
 ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data,
                        uint64_t uses[MS_STREAMS_MAX]);
 void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX], bool apart);
+
+/* room.c. enter: a dropped storage gets the memory of a room that nobody uses; uses: what its
+ * former owners did last, after which the stream is. leave: its storage was dropped or released. */
+ms_status ms_room_enter(ms_room *room, ms_storage *storage, ms_stream *stream,
+                        uint64_t uses[MS_STREAMS_MAX]);
+void ms_room_leave(ms_room *room, const uint64_t uses[MS_STREAMS_MAX]);
 
 /* stream.c */
 /* Enqueues what is neither a wait nor a mark: inserts the waits that the accesses need, fills in

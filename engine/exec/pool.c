@@ -123,7 +123,7 @@ void ms_pool_close(ms_engine *engine)
 
 static bool is_offload(const ms_pool *pool) { return pool == &pool->engine->offload; }
 
-static void count_new(ms_pool *pool, uint64_t bytes)
+void ms_pool_count_new(ms_pool *pool, uint64_t bytes)
 {
     ms_memory *m = &pool->engine->memory;
     uint64_t *live = is_offload(pool) ? &m->offload_live : &m->live;
@@ -513,17 +513,22 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     block->apart = false;
     memcpy(uses, block->uses, engine->stream_count * sizeof *uses);
     memset(block->uses, 0, engine->stream_count * sizeof *uses);
-    count_new(pool, bytes);
+    ms_pool_count_new(pool, bytes);
     *out = block;
     *data = pool->base + block->offset;
     return MS_OK;
 }
 
 /* Gives a block back without waiting: it keeps the last use of each stream, and the next taker is
- * put after them. Free neighbours are joined at once, unless one of the two is to stay apart. */
+ * put after them. Free neighbours are joined at once, unless one of the two is to stay apart. The
+ * block of a room stays the room's. */
 void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX], bool apart)
 {
     MS_ASSERT(!block->freed && ms_on_host(pool->engine));
+    if (block->room) {
+        ms_room_leave(block->room, uses);
+        return;
+    }
     memcpy(block->uses, uses, pool->engine->stream_count * sizeof *uses);
     block->apart = apart;
     pool->has_apart |= apart;

@@ -194,6 +194,107 @@ static void strict_mode_finds_a_missing_wait_for_the_block_s_former_user(void **
     release_all(engine, &a, 1);
 }
 
+/* A room keeps its address while others take and give back, is used by one storage at a time, and
+ * counts as live memory only while it is used. */
+static void a_room_stays_where_it_is(void **state)
+{
+    (void)state;
+    static const char *const devices[] = { "cpu", "sim" };
+    for (int d = 0; d < 2; d++) {
+        ms_engine *engine = make(devices[d], true, 0);
+        ms_stream *compute = ms_engine_current(engine);
+        ms_storage *a = NULL, *b = NULL, *other = NULL, *large = NULL;
+        ms_room *room = NULL;
+        OK(ms_storage_new(compute, 4096, &a));
+        void *place = ms_storage_data(a);
+        OK(ms_room_new(a, &room));
+        assert_int_equal(ms_room_bytes(room), 4096);
+        assert_ptr_equal(ms_room_storage(room), a);
+        OK(ms_storage_new(compute, 2048, &b));
+        OK(ms_storage_drop(b, "unit 2"));
+        assert_int_equal(ms_storage_refill_in(b, compute, room), MS_ERROR_STATE);
+        assert_true(says(engine, "2048 bytes cannot use a room of 4096 bytes: another one does"));
+        OK(ms_storage_drop(a, "unit 1"));
+        assert_int_equal(ms_engine_memory(engine).live, 0);
+        assert_null(ms_room_storage(room));
+        /* Ordinary memory of the same size lies elsewhere. */
+        OK(ms_storage_new(compute, 4096, &other));
+        assert_ptr_not_equal(ms_storage_data(other), place);
+        OK(ms_storage_refill_in(b, compute, room));
+        assert_ptr_equal(ms_storage_data(b), place);
+        assert_int_equal(ms_engine_memory(engine).live, 4096 + 2048);
+        assert_int_equal(ms_storage_refill_in(b, compute, room), MS_ERROR_STATE);
+        assert_true(says(engine, "2048 bytes is refilled that has memory"));
+        ms_storage_release(b); /* a storage that ends leaves its room, too */
+        assert_int_equal(ms_engine_memory(engine).live, 4096);
+        OK(ms_storage_new(compute, 8192, &large));
+        OK(ms_storage_drop(large, "unit 3"));
+        assert_int_equal(ms_storage_refill_in(large, compute, room), MS_ERROR_STATE);
+        assert_true(says(engine, "8192 bytes cannot use a room of 4096 bytes"));
+        assert_int_equal(ms_engine_memory(engine).peak, 8192 + 4096);
+        OK(ms_storage_refill_in(a, compute, room));
+        assert_ptr_equal(ms_storage_data(a), place);
+        /* Then it is memory as any other. */
+        ms_room_free(room);
+        assert_ptr_equal(ms_storage_data(a), place);
+        ms_storage_release(other);
+        ms_storage_release(a);
+        OK(ms_storage_new(compute, 4096, &a));
+        assert_ptr_equal(ms_storage_data(a), place);
+        ms_storage_release(a);
+        ms_storage_release(large);
+        assert_int_equal(ms_engine_memory(engine).live, 0);
+        ms_engine_free(engine);
+    }
+}
+
+/* Its memory goes to the pool at once. */
+static void a_room_that_nobody_uses_may_be_freed(void **state)
+{
+    (void)state;
+    ms_engine *engine = make(NULL, true, 1 << 20);
+    ms_stream *compute = ms_engine_current(engine);
+    ms_storage *a = NULL, *b = NULL;
+    ms_room *room = NULL;
+    OK(ms_storage_new(compute, 600 << 10, &a));
+    OK(ms_room_new(a, &room));
+    ms_storage_release(a);
+    assert_int_equal(ms_storage_new(compute, 600 << 10, &b), MS_ERROR_MEMORY);
+    ms_room_free(room);
+    OK(ms_storage_new(compute, 600 << 10, &b));
+    ms_storage_release(b);
+    ms_engine_free(engine);
+}
+
+/* The next storage's writer, on any stream, is after the tasks of the last one. */
+static void a_room_is_handed_over_in_stream_order(void **state)
+{
+    (void)state;
+    if (!device_runs_own_tasks()) skip();
+    for (int strict = 0; strict < 2; strict++) {
+        _Atomic int open = 0, at_once = 1;
+        int64_t two = 2;
+        ms_engine *engine = make(NULL, strict, 0);
+        ms_stream *compute = ms_engine_current(engine), *other = stream_of(engine, "other"),
+                  *third = stream_of(engine, "third");
+        ms_tensor *a = NULL, *b = NULL;
+        ms_room *room = NULL;
+        OK(ms_tensor_new(engine, MS_F32, 1, &two, &a));
+        OK(ms_tensor_new(engine, MS_F32, 1, &two, &b));
+        OK(ms_storage_drop(ms_tensor_storage(b), "unit 2"));
+        OK(ms_room_new(ms_tensor_storage(a), &room));
+        OK(slowly(compute, a, 1, &open));
+        OK(ms_storage_drop(ms_tensor_storage(a), "unit 1"));
+        OK(ms_storage_refill_in(ms_tensor_storage(b), other, room));
+        OK(slowly(strict ? other : third, b, 2, &at_once));
+        atomic_store(&open, 1);
+        assert_values(b, 2, 2);
+        ms_room_free(room);
+        ms_tensor *all[] = { a, b };
+        release_all(engine, all, 2);
+    }
+}
+
 /* The former users of the storage used memory that now belongs to the pool, so writers of the new
  * memory need not wait for them. */
 static void a_refill_forgets_the_users_of_the_old_memory(void **state)
@@ -779,6 +880,9 @@ int main(void)
         cmocka_unit_test(a_dropped_block_is_handed_over_in_stream_order),
         cmocka_unit_test(strict_mode_finds_a_missing_wait_for_the_block_s_former_user),
         cmocka_unit_test(a_refill_forgets_the_users_of_the_old_memory),
+        cmocka_unit_test(a_room_stays_where_it_is),
+        cmocka_unit_test(a_room_that_nobody_uses_may_be_freed),
+        cmocka_unit_test(a_room_is_handed_over_in_stream_order),
         cmocka_unit_test(dropping_and_refilling_on_another_stream_does_not_grow_the_pool),
         cmocka_unit_test(a_checked_engine_passes_over_what_is_dropped),
         cmocka_unit_test(what_touches_a_dropped_storage_names_its_owner),

@@ -41,6 +41,7 @@ typedef struct ms_storage ms_storage;
 typedef struct ms_event ms_event;
 typedef struct ms_future ms_future;
 typedef struct ms_inflight ms_inflight;
+typedef struct ms_room ms_room;
 
 /* ------------------------------------------------------------------- engine */
 
@@ -494,6 +495,21 @@ MS_API ms_status ms_storage_refill(ms_storage *storage, ms_stream *stream);
 MS_API bool ms_storage_is_dropped(const ms_storage *storage);
 /* Whether a part that these bytes lie in was not written since the refill. */
 MS_API bool ms_storage_is_vacant(const ms_storage *storage, size_t begin, size_t end);
+/* Rooms: memory of a pool that stays where it is, for storages that use it one after the other. Its
+ * address depends on when the room was made, and on nothing that is taken or given back later. It
+ * counts as live memory while a storage uses it. */
+/* The memory that the storage has becomes a room, which the storage uses until it is dropped or
+ * released. Whoever makes a room frees it, before the engine. */
+MS_API ms_status ms_room_new(ms_storage *storage, ms_room **out);
+/* Its memory goes back to the pool, once no storage uses it. */
+MS_API void ms_room_free(ms_room *room);
+/* The bytes that a storage may have, and the storage that uses it; NULL: none does. */
+MS_API size_t ms_room_bytes(const ms_room *room);
+MS_API const ms_storage *ms_room_storage(const ms_room *room);
+/* As ms_storage_refill, in the memory of a room, for whose former users `stream` waits. Allocates
+ * nothing. MS_ERROR_STATE if another storage uses the room, or if the room is too small or of
+ * another pool. */
+MS_API ms_status ms_storage_refill_in(ms_storage *storage, ms_stream *stream, ms_room *room);
 /* A storage on "meta": it has no memory until it is refilled, if it ever is. */
 MS_API ms_status ms_storage_new_meta(ms_engine *engine, size_t bytes, ms_storage **out);
 /* Whether it was made so and never had memory. */
