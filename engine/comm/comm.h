@@ -54,7 +54,6 @@ struct ms_group {
     /* Bit set of the membership's groups that contain all members of this one, itself included. */
     uint64_t around[MS_GROUPS_MAX / 64];
     bool prepared;         /* the transport's prepare was called */
-    uint32_t standing;     /* numbers handed out by ms_group_standing */
     uint64_t messages[2];  /* this rank's sends and recvs: upward, downward */
     void *transport_state; /* the transport's, which its close frees */
     ms_channel channels[MS_CHANNELS];
@@ -161,8 +160,9 @@ struct ms_comm {
     uint16_t host_of[MS_LOCAL_RANKS_MAX];
     /* See ms_comm_use_graphs: it was called; calls may become graphs, on all ranks. */
     bool graphs_asked, has_graphs;
-    bool aborted;    /* the transport's abort was called */
-    int64_t process; /* a forked child has this record, but is no rank */
+    uint32_t standing; /* numbers handed out by ms_group_standing */
+    bool aborted;      /* the transport's abort was called */
+    int64_t process;   /* a forked child has this record, but is no rank */
     ms_group *groups[MS_GROUPS_MAX];
     _Atomic uint32_t group_count; /* tasks look at the groups below it */
     uint32_t own_ids;             /* handed out where there are no others */

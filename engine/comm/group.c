@@ -315,7 +315,8 @@ const char *ms_channel_name(uint32_t channel)
     return channel >= 1 && channel <= MS_CHANNELS ? names[channel - 1] : "unknown";
 }
 
-uint32_t ms_group_standing(ms_group *group) { return ++group->standing; }
+uint32_t ms_group_standing(ms_group *group) { return ++group->comm->standing; }
+bool ms_group_uses_graphs(const ms_group *group) { return group->comm->has_graphs; }
 
 /* A stream of its own for each group and channel, so that none waits for another, as long as there
  * are streams. After that, groups share the streams of the world (index 0): calls are still in

@@ -73,8 +73,11 @@ static ms_status run_hook(ms_reducer *reducer, ms_bucket_state *item)
     ms_stream *stream = ms_engine_current(reducer->engine);
     item->ready[1] = (ms_point){ 0 };
     bucket->divisor = reducer->divisor;
-    /* A script may put another buffer in its place on one rank alone. */
-    bucket->standing = item->plain || !reducer->hook ? item->standing : 0;
+    /* A script may put another buffer in its place on one rank alone, and in a join the factor
+     * changes. */
+    bool stays = item->plain || !reducer->hook;
+    bucket->standing =
+        stays && reducer->divisor == ms_group_size(reducer->group) ? item->standing : 0;
     ms_status status;
     if (item->plain) status = reduce_plainly(reducer, bucket, &result);
     else if (reducer->hook)

@@ -303,6 +303,7 @@ ms_status ms_fsdp_set_joining(ms_fsdp *fsdp, bool yes, bool live_divisor)
 {
     ms_status status = MS_OK;
     fsdp->joining = yes;
+    ms_fsdp_clear_rooms(fsdp); /* ranks drop at different places now, or have done so */
     fsdp->live_divisor = yes && live_divisor;
     /* A rank that follows has taken over the others' setting. */
     if (yes) fsdp->replica_sync_before = fsdp->replica_sync;

@@ -21,6 +21,7 @@ static void free_parts(ms_fsdp *fsdp)
         ms_release(context, member->name);
     }
     for (uint32_t f = 0; f < fsdp->flat_count && fsdp->flats; f++) ms_flat_free(&fsdp->flats[f]);
+    ms_fsdp_clear_rooms(fsdp);
     for (uint32_t u = 0; u < fsdp->unit_count && fsdp->units; u++)
         ms_release(context, fsdp->units[u].name);
     ms_inflight_free(fsdp->gathers);
@@ -315,12 +316,12 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     fsdp->find_unused = options->find_unused;
     fsdp->sync = fsdp->replica_sync = true;
     uint64_t bytes = options->max_in_flight_bytes ? options->max_in_flight_bytes : UINT64_MAX;
-    status = ms_inflight_new(engine, "gathers", options->max_in_flight ? options->max_in_flight : 2,
-                             bytes, &fsdp->gathers);
+    uint32_t gathers = options->max_in_flight ? options->max_in_flight : 2,
+             reductions = options->max_reductions ? options->max_reductions : 2;
+    status = ms_inflight_new(engine, "gathers", gathers, bytes, &fsdp->gathers);
     if (!status)
-        status = ms_inflight_new(engine, "reductions",
-                                 options->max_reductions ? options->max_reductions : 2, UINT64_MAX,
-                                 &fsdp->reductions);
+        status = ms_inflight_new(engine, "reductions", reductions, UINT64_MAX, &fsdp->reductions);
+    ms_fsdp_make_rooms(fsdp, gathers, reductions);
     fsdp->asks_order = options->hook != NULL;
     fsdp->whole_results = options->hook && options->hook_whole;
     fsdp->reduces_once = options->hook && options->hook_once;

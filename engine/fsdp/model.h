@@ -5,7 +5,7 @@
  * different ones), pass (what is of a whole pass), reduce (gradients of a unit), partial
  * (reductions within the shard group only), unit (gathering, handles), extend (gathers that send
  * something else than shards), near (parts that stay after forward), gathers (their times), flat
- * (memory).
+ * (memory), rooms (memory that is the same in each step).
  */
 #ifndef MOONSHARD_FSDP_MODEL_H
 #define MOONSHARD_FSDP_MODEL_H
@@ -64,7 +64,18 @@ typedef struct ms_form {
     /* Versions when the last gather was enqueued: of the shard, which tells whether the whole is
      * still right, and of the whole, which tells whether a script wrote there. */
     uint64_t shard_version, whole_version;
+    /* The last rooms of whole, wire and cast (ms_rooms_refill). */
+    uint32_t whole_room, wire_room, cast_room;
 } ms_form;
+
+/* rooms.c. The rooms of tensors that are taken and dropped in turn. Zeroed: none yet. */
+typedef struct ms_room_entry ms_room_entry;
+typedef struct ms_rooms {
+    ms_room_entry *list;
+    uint32_t count, lag;
+    size_t capacity;
+    uint64_t drops;
+} ms_rooms;
 
 /* A flat parameter: its memory, and the bucket in which its gradient is reduced. */
 struct ms_flat {
@@ -96,6 +107,7 @@ struct ms_flat {
     ms_point gathered;  /* when the last gather is done */
     bool awaited;       /* the model's stream has waited for it */
     ms_bucket bucket;   /* flat: [padded], dropped between backwards; not of frozen parameters */
+    uint32_t room;      /* the last one of the bucket's memory */
     ms_tensor *reduced; /* [length]; made at the first reduction */
     ms_tensor *carried; /* partial.c: [length], or NULL */
     ms_point ready[2];  /* when the last reduction is done: see ms_bucket_state in ddp */
@@ -231,6 +243,7 @@ struct ms_fsdp {
     char error[MS_ERROR_MESSAGE_BYTES]; /* that has ended the job; "": none has */
     ms_inflight *gathers, *reductions;
     ms_turns casts, wires; /* gathers of casts, and copies from wires */
+    ms_rooms whole_rooms, wire_rooms, cast_rooms, gradient_rooms;
     ms_link links[MS_CHAIN_LINKS];
     uint32_t link_count;
     ms_comm_hook hook;
@@ -303,6 +316,23 @@ ms_status ms_flat_add(ms_tensor *to, ms_tensor *from);
 /* The bytes of the flat parameter as forward uses it, and of a shard. */
 uint64_t ms_flat_bytes(const ms_flat *flat);
 uint64_t ms_flat_shard_bytes(const ms_flat *flat);
+
+/* ------------------------------------------------------------------- rooms.c */
+
+/* How many whole flat parameters and gradients tasks may still use after their drops. */
+void ms_fsdp_make_rooms(ms_fsdp *fsdp, uint32_t gathers, uint32_t reductions);
+/* As ms_storage_refill; in a room, where the ranks use graphs. *number: that of the tensor's last
+ * room, or 0; becomes that of its new one. */
+ms_status ms_rooms_refill(ms_rooms *rooms, ms_flat *flat, ms_tensor *tensor, ms_stream *stream,
+                          uint32_t *number);
+/* As ms_storage_drop. */
+ms_status ms_rooms_drop(ms_rooms *rooms, ms_tensor *tensor, const char *owner);
+/* The number of the room that the tensor is in (ms_collective.standing), or 0; and that of two such
+ * numbers together. */
+uint32_t ms_rooms_number(const ms_rooms *rooms, const ms_tensor *tensor);
+uint32_t ms_rooms_pair(uint32_t first, uint32_t second);
+/* Frees all rooms. Tensors stay in what becomes ordinary memory. */
+void ms_fsdp_clear_rooms(ms_fsdp *fsdp);
 
 /* -------------------------------------------------------------------- near.c */
 

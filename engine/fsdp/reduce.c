@@ -82,10 +82,11 @@ static ms_status expect(ms_member *member)
 /* Memory for the whole gradient, unless gradients of earlier passes are there. */
 static ms_status take_memory(ms_flat *flat)
 {
-    ms_storage *storage = ms_tensor_storage(flat->bucket.flat);
-    if (!ms_storage_is_dropped(storage)) return MS_OK;
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    if (!ms_storage_is_dropped(ms_tensor_storage(flat->bucket.flat))) return MS_OK;
     for (uint32_t i = 0; i < flat->count; i++) flat->members[i].filled = false;
-    return ms_storage_refill(storage, ms_engine_current(flat->unit->fsdp->engine));
+    return ms_rooms_refill(&fsdp->gradient_rooms, flat, flat->bucket.flat,
+                           ms_engine_current(fsdp->engine), &flat->room);
 }
 
 ms_status ms_unit_expect_gradients(ms_unit *unit)
@@ -218,6 +219,8 @@ static ms_status run_chain(ms_flat *flat, ms_tensor **result)
     double divisor = fsdp->live_divisor && fsdp->live ? fsdp->live : fsdp->divisor;
     flat->ready[1] = (ms_point){ 0 };
     bucket->divisor = split_divisor(flat, divisor);
+    /* A script may put another buffer in its place on one rank alone. */
+    bucket->standing = fsdp->hook ? 0 : ms_rooms_number(&fsdp->gradient_rooms, bucket->flat);
     ms_status status = ms_flat_add_carried(flat);
     if (!status)
         status = fsdp->hook ? fsdp->hook(fsdp->hook_user, bucket, result, &flat->ready[1])
@@ -357,7 +360,8 @@ ms_status ms_flat_reduce(ms_flat *flat, uint32_t index, bool is_last)
     if (!status) status = launch(flat, stream);
     if (!status) status = ms_inflight_release(fsdp->reductions, flat->ready[0], 1);
     if (!status && !ms_flat_is_in_bucket(flat))
-        status = ms_storage_drop(ms_tensor_storage(flat->bucket.flat), ms_unit_called(flat->unit));
+        status =
+            ms_rooms_drop(&fsdp->gradient_rooms, flat->bucket.flat, ms_unit_called(flat->unit));
     if (!status) status = hand_out(flat);
     ms_unit_note(flat->unit, "reduce_grad", first);
     return status;

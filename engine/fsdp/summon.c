@@ -238,9 +238,9 @@ static void give_up_gradients(ms_flat *flat)
     }
     ms_tensor_release(flat->carried);
     flat->carried = NULL;
-    ms_storage *storage = ms_tensor_storage(flat->bucket.flat);
-    if (!ms_flat_is_in_bucket(flat) && !ms_storage_is_dropped(storage))
-        ms_storage_drop(storage, ms_unit_called(flat->unit));
+    ms_tensor *whole = flat->bucket.flat;
+    if (!ms_flat_is_in_bucket(flat) && !ms_storage_is_dropped(ms_tensor_storage(whole)))
+        ms_rooms_drop(&flat->unit->fsdp->gradient_rooms, whole, ms_unit_called(flat->unit));
 }
 
 /* Nothing here can fail in a way that matters: what is released had been made. */

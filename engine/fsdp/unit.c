@@ -72,10 +72,11 @@ static bool is_fresh(const ms_flat *flat)
            && ms_tensor_version(flat->source) == flat->form.shard_version;
 }
 
-static ms_status take_memory(ms_tensor *tensor, ms_stream *stream)
+static ms_status take_memory(ms_flat *flat, ms_rooms *rooms, ms_tensor *tensor, ms_stream *stream,
+                             uint32_t *room)
 {
-    ms_storage *storage = ms_tensor_storage(tensor);
-    return ms_storage_is_dropped(storage) ? ms_storage_refill(storage, stream) : MS_OK;
+    if (!ms_storage_is_dropped(ms_tensor_storage(tensor))) return MS_OK;
+    return ms_rooms_refill(rooms, flat, tensor, stream, room);
 }
 
 /* Copies run on streams of their own, one before gathers and one after them, so that the next
@@ -122,7 +123,8 @@ static ms_status copy_in(ms_flat *flat, ms_stream *gathers)
     /* The optimizer's stream may still write it. */
     if (!status) status = ms_stream_wait_users(stream, flat->source);
     if (!status && cast) status = take_turn(&fsdp->casts, stream);
-    if (!status && cast) status = take_memory(cast, stream);
+    if (!status && cast)
+        status = take_memory(flat, &fsdp->cast_rooms, cast, stream, &flat->form.cast_room);
     if (!status) status = copy_on(flat, stream, cast ? cast : flat->form.whole, ms_flat_cast);
     return status ? status : ms_stream_wait(gathers, flat->gathered);
 }
@@ -139,8 +141,18 @@ static ms_status copy_out(ms_flat *flat)
         status = copy_on(flat, stream, flat->outside ? flat->outside : flat->form.whole,
                          ms_flat_arrange);
     if (!status) end_turn(&fsdp->wires, flat->gathered);
-    if (!status) status = ms_storage_drop(ms_tensor_storage(flat->form.wire), flat->unit->name);
+    if (!status) status = ms_rooms_drop(&fsdp->wire_rooms, flat->form.wire, flat->unit->name);
     return status;
+}
+
+/* A shard's own memory stays where it is. */
+static uint32_t standing_of(const ms_flat *flat, bool direct)
+{
+    const ms_fsdp *fsdp = flat->unit->fsdp;
+    uint32_t out = direct ? ms_rooms_number(&fsdp->whole_rooms, flat->form.whole)
+                          : ms_rooms_number(&fsdp->wire_rooms, flat->form.wire);
+    if (!flat->form.cast) return out;
+    return ms_rooms_pair(ms_rooms_number(&fsdp->cast_rooms, flat->form.cast), out);
 }
 
 /* Of shards, cast or not, to the whole or to the wire; or of parts within the near group, to the
@@ -186,11 +198,14 @@ static ms_status move(ms_flat *flat, bool near, ms_stream *stream)
     if (casts) status = copy_in(flat, stream);
     if (status || !ms_flat_is_sharded(flat)) return status;
     if (!call.restore) status = take_turn(&fsdp->wires, stream);
-    if (!status && !call.restore) status = take_memory(flat->form.wire, stream);
+    if (!status && !call.restore)
+        status =
+            take_memory(flat, &fsdp->wire_rooms, flat->form.wire, stream, &flat->form.wire_room);
+    if (!near) call.standing = standing_of(flat, call.restore);
     if (!status) status = transfer(flat, near, &call);
     if (!status && casts) end_turn(&fsdp->casts, flat->gathered);
     if (!status && casts)
-        status = ms_storage_drop(ms_tensor_storage(flat->form.cast), flat->unit->name);
+        status = ms_rooms_drop(&fsdp->cast_rooms, flat->form.cast, flat->unit->name);
     return status || call.restore ? status : copy_out(flat);
 }
 
@@ -202,7 +217,9 @@ static ms_status gather_flat(ms_flat *flat, bool near)
     ms_stream *stream = NULL;
     bool elsewhere = flat->outside && flat->form.wire && !near;
     ms_status status = ms_group_stream(fsdp->shards, 2, &stream);
-    if (!status && !elsewhere) status = take_memory(flat->form.whole, stream);
+    if (!status && !elsewhere)
+        status =
+            take_memory(flat, &fsdp->whole_rooms, flat->form.whole, stream, &flat->form.whole_room);
     /* The optimizer's stream may still write it. */
     if (!status) status = ms_stream_wait_users(stream, near ? flat->near : flat->source);
     if (!status) status = move(flat, near, stream);
@@ -326,10 +343,10 @@ ms_status ms_unit_reshard(ms_unit *unit)
     unit->place = MS_UNIT_SHARDED;
     for (uint32_t f = 0; f < unit->count; f++) {
         ms_flat *flat = &unit->flats[f];
-        ms_storage *storage = ms_tensor_storage(flat->form.whole);
-        if (!ms_flat_is_apart(flat) || ms_storage_is_dropped(storage)) continue;
-        bytes += ms_tensor_bytes(flat->form.whole);
-        ms_status status = ms_storage_drop(storage, ms_unit_called(unit));
+        ms_tensor *whole = flat->form.whole;
+        if (!ms_flat_is_apart(flat) || ms_storage_is_dropped(ms_tensor_storage(whole))) continue;
+        bytes += ms_tensor_bytes(whole);
+        ms_status status = ms_rooms_drop(&fsdp->whole_rooms, whole, ms_unit_called(unit));
         if (status) return status;
     }
     if (bytes == 0) return MS_OK;

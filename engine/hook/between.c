@@ -102,7 +102,7 @@ static ms_status new_between(ms_bucket *of, ms_between **out)
     inner->flat = inner->buffer = inner->sent = inner->result = NULL;
     inner->links_before = of->links_before + of->link;
     inner->travels = MS_F32;
-    inner->standing = 0;
+    inner->standing = of->buffer == of->flat ? of->standing : 0;
     place_lists(between, (char *)memory + head, pointers);
     *out = between;
     return MS_OK;

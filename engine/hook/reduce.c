@@ -45,12 +45,10 @@ static ms_status reduce_by_parts(const ms_link *link, ms_bucket *bucket, double 
     return ms_work_give(&w, ms_work_all_gather(&w, rounded), out);
 }
 
-/* The buffer is all of the bucket's memory, and the factor what it is on all ranks in all passes.
- */
-static uint32_t standing_of(const ms_link *link, const ms_bucket *bucket)
+/* What a link is about to reduce is the bucket's own memory. */
+static uint32_t standing_of(const ms_link *link, const ms_bucket *bucket, const ms_tensor *buffer)
 {
-    bool is_own = bucket->buffer == bucket->flat && !link->options.group;
-    return is_own && bucket->divisor == ms_group_size(bucket->group) ? bucket->standing : 0;
+    return buffer == bucket->flat && !link->options.group ? bucket->standing : 0;
 }
 
 /* In place in the buffer, unless the rounding of a 16-bit sum has to be reported. An empty bucket
@@ -69,7 +67,7 @@ ms_status ms_link_reduce_whole(const ms_link *link, ms_bucket *bucket, ms_reduce
     call.kind = MS_ALL_REDUCE;
     call.in = buffer;
     call.travels = bucket->travels;
-    call.standing = standing_of(link, bucket);
+    call.standing = standing_of(link, bucket, buffer);
     status = ms_link_collective(bucket, ms_link_group(link, bucket), call);
     if (!status) *out = ms_tensor_retain(buffer);
     return status;
@@ -111,6 +109,7 @@ ms_status ms_link_scatter(const ms_link *link, ms_bucket *bucket, ms_reduce_op o
         call.kind = MS_REDUCE_SCATTER;
         call.in = buffer;
         call.out = *part;
+        call.standing = standing_of(link, bucket, buffer);
         status = ms_link_collective(bucket, shards, call);
     }
     ms_tensor_release(buffer);

@@ -170,6 +170,51 @@ describe("ranks on GPUs", function()
     assert.same({ first, second }, { run " MOONSHARD_COMM_GRAPHS=off" })
   end)
 
+  -- What fsdp gathers and reduces lies in rooms, so its collectives become graphs; on all ranks,
+  -- also where one keeps memory, reads losses and copies parameters that others do not.
+  for options, calls in pairs {
+    [ [[{ wrap = wrap }]] ] = 15,
+    [ [[{ wrap = wrap, precision = { param = "bf16" } }]] ] = 15,
+    [ [[{ wrap = wrap, layout = "rows", max_in_flight = 1 }]] ] = 10,
+  } do
+    it("launch collectives of fsdp as graphs: " .. options, function()
+      command.write(folder .. "/sharded.lua", ([[
+        local ms = require "moonshard"
+        local layers = {}
+        for i = 1, 6 do layers[i] = ms.nn.Linear(32, 32) end
+        local wrap = { class = "Linear" }
+        local model = ms.fsdp(ms.nn.Sequential(table.unpack(layers)), %s)
+        local optimizer = ms.optim.adamw(model, { lr = 0.01 })
+        local kept = {}
+        for step in ms.steps(20, 0, { graph = true }) do
+          local loss = model(ms.ones { 4, 32 }):pow(2):sum()
+          loss:backward()
+          optimizer:step()
+          optimizer:zero_grad()
+          if ms.rank() == 0 and step %% 4 == 3 then
+            for i = 1, 3 do kept[step * 4 + i] = ms.zeros { 700 * i } end
+            for _, p in ipairs(model:parameters()) do kept[step * 4] = p:detach():clone() end
+            loss:item()
+          end
+          if step %% 8 == 5 then
+            ms.no_grad(function() model(ms.ones { 1, 32 }) end)
+          end
+        end
+        print(("rank %%d: %%.9g"):format(ms.rank(), model(ms.ones { 1, 32 }):sum():item()))
+      ]]):format(options))
+      local function run(settings)
+        local out = command.succeed(folder, "run sharded.lua -n 2 --device cuda",
+          stand_in(2) .. " MOONSHARD_STAND_IN_WATCH=stop" .. settings)
+        return tonumber(out:match "are launched as (%d+) graph"),
+          out:match "rank 0: %S+", out:match "rank 1: %S+"
+      end
+      local with, first, second = run ""
+      local without, first_before, second_before = run " MOONSHARD_COMM_GRAPHS=off"
+      assert.same({ first_before, second_before }, { first, second })
+      assert.is_true(with - without >= calls, ("%d and %d"):format(with, without))
+    end)
+  end
+
   it("have all the waits that they need", function()
     losses("gpt_bytes.lua' -n 2 --device cuda", stand_in(2) .. " MOONSHARD_STAND_IN_WATCH=stop")
   end)

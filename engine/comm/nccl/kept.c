@@ -2,7 +2,7 @@
  *
  * A graph of NCCL must be launched by all members where one launches it: they would wait for each
  * other otherwise. So the choice depends on what all members know: that ranks use graphs
- * (ms_comm_use_graphs), and the order of calls with the number of memory that stays
+ * (ms_comm_use_graphs), and which calls have the same memory that stays
  * (ms_collective.standing). Control compares it before the launch. The first TIMES calls of a kind
  * are launched by themselves, so that NCCL has connected for it; the next one is captured. Graphs
  * stay until the communicator is closed, and of so many kinds of calls that there are MOST, others

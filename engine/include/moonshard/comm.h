@@ -227,13 +227,13 @@ typedef struct ms_collective {
     const char *label;   /* for messages ("blocks.4"), or NULL; copied */
     uint64_t timeout_ns; /* 0: the job's */
     /* 0, or the number of memory that stays where it is (ms_group_standing). On each rank all calls
-     * with this number, operation and factor have the same tensors, and all members give the same
-     * number to the same calls. Such a call may become a graph: ms_comm_use_graphs. */
+     * with this number, kind, operation and factor have the same tensors. Whether two calls have
+     * the same number is the same on all members. Such a call may become a graph:
+     * ms_comm_use_graphs. */
     uint32_t standing;
 } ms_collective;
 
-/* A number for memory that stays where it is from now on. All members ask for it at the same place
- * among such questions. */
+/* A number for memory that stays where it is from now on; unique in the engine. */
 MS_API uint32_t ms_group_standing(ms_group *group);
 /* From now on calls of memory that stays are launched as graphs after their third time, if the
  * transport can do that on this device and the variable MOONSHARD_COMM_GRAPHS is "off" on no rank.
@@ -241,6 +241,8 @@ MS_API uint32_t ms_group_standing(ms_group *group);
  * their hosts, later ones do nothing. Without such a transport, or other ranks, nothing changes.
  * MS_ERROR_ARGUMENT: the variable is neither "on" nor "off". */
 MS_API ms_status ms_comm_use_graphs(ms_engine *engine);
+/* Whether they may, as the ranks have agreed. */
+MS_API bool ms_group_uses_graphs(const ms_group *group);
 
 /* Enqueues the collective after all earlier ones of this channel (1 or 2, or MS_CHANNEL_PARAMETERS)
  * and after the last uses of its tensors. *ready (may be NULL) is the point at which the result is
