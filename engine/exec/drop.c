@@ -98,7 +98,7 @@ ms_status ms_storage_refill_in(ms_storage *storage, ms_stream *stream, ms_room *
     ms_status status = check_refill(storage);
     MS_ASSERT(stream->engine == storage->engine);
     if (status) return status;
-    if (room->storage || room->pool != storage->pool || storage->bytes > room->bytes)
+    if (!ms_room_fits(room, storage))
         return ms_engine_fail(storage->engine, MS_ERROR_STATE,
                               "a storage of %zu bytes cannot use a room of %zu bytes%s",
                               storage->bytes, room->bytes,

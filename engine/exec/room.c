@@ -40,6 +40,11 @@ void ms_room_free(ms_room *room)
     ms_release(&engine->context, room);
 }
 
+bool ms_room_fits(const ms_room *room, const ms_storage *storage)
+{
+    return !room->storage && room->pool == storage->pool && storage->bytes <= room->bytes;
+}
+
 size_t ms_room_bytes(const ms_room *room) { return room->bytes; }
 const ms_storage *ms_room_storage(const ms_room *room) { return room->storage; }
 
@@ -54,7 +59,7 @@ void ms_room_leave(ms_room *room, const uint64_t uses[MS_STREAMS_MAX])
 ms_status ms_room_enter(ms_room *room, ms_storage *storage, ms_stream *stream,
                         uint64_t uses[MS_STREAMS_MAX])
 {
-    MS_ASSERT(!room->storage && room->pool == storage->pool && storage->bytes <= room->bytes);
+    MS_ASSERT(!storage->block && ms_room_fits(room, storage));
     ms_engine *engine = room->pool->engine;
     size_t bytes = engine->stream_count * sizeof *uses;
     memcpy(uses, room->block->uses, bytes);

@@ -255,6 +255,7 @@ struct ms_fsdp {
     size_t order_count, order_capacity, order_left;
     uint32_t *summoned;
     uint32_t summoned_count;
+    bool summoning; /* what is gathered is given back at once on ranks that look at nothing */
     /* agree.c. The number of forwards of the root; the units that have a turn; how many ranks had
      * inputs in the last exchange; the words of this rank, then of all ranks. */
     bool find_unused, joining, live_divisor, replica_sync_before;

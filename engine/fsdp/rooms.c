@@ -57,11 +57,6 @@ static ms_room_entry *room_of(const ms_rooms *rooms, const ms_tensor *tensor)
     return NULL;
 }
 
-static bool is_free(const ms_room_entry *entry, const ms_storage *storage)
-{
-    return !ms_room_storage(entry->room) && ms_storage_bytes(storage) <= ms_room_bytes(entry->room);
-}
-
 /* Whether at least `lag` drops came after the one with which it was left. */
 static bool is_settled(const ms_rooms *rooms, const ms_room_entry *entry)
 {
@@ -73,7 +68,7 @@ static ms_room_entry *choose(const ms_rooms *rooms, const ms_storage *storage, u
     ms_room_entry *best = NULL;
     for (uint32_t i = 0; i < rooms->count; i++) {
         ms_room_entry *entry = &rooms->list[i];
-        if (!is_free(entry, storage)) continue;
+        if (!ms_room_fits(entry->room, storage)) continue;
         if (entry->number == before) return entry;
         if (is_settled(rooms, entry)
             && (!best || ms_room_bytes(entry->room) < ms_room_bytes(best->room)))
@@ -115,11 +110,12 @@ static ms_status take_new(ms_rooms *rooms, ms_flat *flat, ms_storage *storage, m
 }
 
 /* Parameters of fewer ranks may be of different sizes on other ranks. Where ranks agree on each
- * gather, they drop at different places. */
+ * gather, and in a summon, they drop at different places. */
 static bool may_have_rooms(const ms_flat *flat)
 {
     const ms_fsdp *fsdp = flat->unit->fsdp;
-    return !flat->own && !ms_agree_is_on(fsdp) && ms_group_uses_graphs(fsdp->group);
+    return !flat->own && !fsdp->summoning && !ms_agree_is_on(fsdp)
+           && ms_group_uses_graphs(fsdp->group);
 }
 
 ms_status ms_rooms_refill(ms_rooms *rooms, ms_flat *flat, ms_tensor *tensor, ms_stream *stream,

@@ -90,12 +90,14 @@ ms_status ms_fsdp_summon(ms_fsdp *fsdp, const uint32_t *units, uint32_t count,
         status = ms_allocate(ms_engine_context(fsdp->engine), (count + 1) * sizeof *units, "summon",
                              &memory);
     if (status) return status;
+    fsdp->summoning = true;
     for (uint32_t i = 0; i < count && !status; i++) {
         ms_unit *unit = &fsdp->units[units[i]];
         status = offload ? gather_outside(unit) : gather(unit);
         if (!status && gradients) status = ms_gradients_gather(unit, offload);
         if (!status && options.absent) status = pass_by(unit);
     }
+    fsdp->summoning = false;
     if (options.absent) count = 0;
     for (uint32_t i = 0; i < count && !status; i++) {
         status = ms_unit_use(&fsdp->units[units[i]]);
