@@ -110,12 +110,12 @@ static ms_status take_new(ms_rooms *rooms, ms_flat *flat, ms_storage *storage, m
 }
 
 /* Parameters of fewer ranks may be of different sizes on other ranks. Where ranks agree on each
- * gather, and in a summon, they drop at different places. */
+ * gather (agree.c), and in a summon, they drop at different places. */
 static bool may_have_rooms(const ms_flat *flat)
 {
     const ms_fsdp *fsdp = flat->unit->fsdp;
-    return !flat->own && !fsdp->summoning && !ms_agree_is_on(fsdp)
-           && ms_group_uses_graphs(fsdp->group);
+    bool agrees = fsdp->find_unused || fsdp->joining;
+    return !flat->own && !fsdp->summoning && !agrees && ms_group_uses_graphs(fsdp->group);
 }
 
 ms_status ms_rooms_refill(ms_rooms *rooms, ms_flat *flat, ms_tensor *tensor, ms_stream *stream,
