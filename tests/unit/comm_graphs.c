@@ -180,6 +180,7 @@ static struct {
     int differs_at;    /* rank 1: in this round memory stays on the other rank only; -1: in none */
     int repeats_until; /* rank 1: before that round; -1: to the end */
     int without;       /* this rank uses no graphs; -1: both do */
+    int more;          /* rounds of rank 0 alone */
     bool moves, changes; /* each round has other memory, another factor */
 } how;
 
@@ -190,7 +191,8 @@ static void repeat_one(rank *self)
     ms_status status = MS_OK;
     ms_engine_set_repeating(self->engine, true);
     if (how.without != (int)self->number) status = ms_comm_use_graphs(self->engine);
-    for (int round = 0; round < how.rounds && !status; round++) {
+    int rounds = how.rounds + (self->number == 0 ? how.more : 0);
+    for (int round = 0; round < rounds && !status; round++) {
         place at = { self->number, round };
         if (self->number == 1 && round == how.repeats_until)
             ms_engine_set_repeating(self->engine, false);
@@ -282,6 +284,7 @@ static void ranks_that_differ_are_told_so(void **state)
         expect(ranks[r].error.message, "rank 0: all_reduce #7");
         expect(ranks[r].error.message, ", as graph 1\n  rank 1: all_reduce #7");
         expect(ranks[r].error.message, ", not as a graph");
+        expect(ranks[r].error.message, "MOONSHARD_COMM_GRAPHS=off launches each call by itself");
     }
     repeat_as(12, NULL);
     how.without = 1;
@@ -377,6 +380,32 @@ static void an_abort_takes_graphs_along(void **state)
     for (int r = 0; r < 2; r++) expect(ranks[r].error.message, "enough");
 }
 
+/* Rank 0 has launched its graph once more, which waits for rank 1, when rank 1 ends the job. */
+static void leave_a_graph_waiting(rank *self)
+{
+    ms_error error = { .status = MS_ERROR_STATE, .message = "enough", .rank = 1 };
+    repeat_one(self);
+    CHECK(repeats(self).launches > 0);
+    CHECK((self->status == MS_OK) == (self->number == 1));
+    if (self->number == 1) ms_comm_abort(self->engine, &error);
+    while (!self->status) self->status = ms_comm_check(self->engine);
+    if (self->number == 1) self->error = *ms_engine_error(self->engine);
+}
+
+static void an_abort_ends_a_graph_that_waits(void **state)
+{
+    (void)state;
+    if (!device_is_cuda()) skip();
+    rank ranks[2];
+    for (int rounds = 4; rounds <= 8; rounds += 4) { /* the one that was captured last, or before */
+        repeat_as(rounds, NULL);
+        how.more = 1;
+        assert_int_equal(run_ranks(PROCESSES, leave_a_graph_waiting, LONG_NS, ranks).reason,
+                         MS_ABORT_RAISED);
+        for (int r = 0; r < 2; r++) expect(ranks[r].error.message, "enough");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -388,6 +417,7 @@ int main(void)
         cmocka_unit_test(the_variable_is_on_or_off),
         cmocka_unit_test(every_end_is_in_time),
         cmocka_unit_test(an_abort_takes_graphs_along),
+        cmocka_unit_test(an_abort_ends_a_graph_that_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

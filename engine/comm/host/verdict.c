@@ -150,6 +150,10 @@ static void report_sides(ms_host *host, const ms_comm_args *args, const ms_ledge
             used += describe_side(text + used, sizeof text - used, host, ranks,
                                   sides->counts[which], &calls[which], differs);
     }
+    if (differs.graph && !differs.order && used < sizeof text)
+        snprintf(text + used, sizeof text - used,
+                 "\nWith graph = true ranks make the same calls with the same "
+                 "memory; " MS_COMM_GRAPHS_VARIABLE "=off launches each call by itself");
     bool equal = sides->counts[0] == sides->counts[1];
     int blamed = equal ? mine_first : sides->counts[1] < sides->counts[0];
     ms_host_end_job(host->files, MS_ABORT_MISMATCH, (int32_t)sides->ranks[blamed][0], text);
