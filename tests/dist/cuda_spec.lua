@@ -198,7 +198,8 @@ describe("ranks on GPUs", function()
           end
           if step %% 8 == 5 then
             ms.no_grad(function() model(ms.ones { 1, 32 }) end)
-            model:summon({ rank0_only = true, writeback = false, offload = step == 13 and "cpu" or nil },
+            local offload = step == 13 and "cpu" or nil
+            model:summon({ rank0_only = true, writeback = false, offload = offload },
               function() end)
           end
         end

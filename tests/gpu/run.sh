@@ -208,6 +208,12 @@ groups() {
     same groups "the same bits again, 4" shared4 again4
     try groups "--share-gpu: shards, 2" "$moonshard" run "$root/recipes/gpt_bytes.lua" -n 2 --device cuda --share-gpu $small \
         shard=full_shard run="$here/shards2"
+    try groups "nccl: shards, 2" bash -c "apart 2 '$root/recipes/gpt_bytes.lua' $small shard=full_shard run='$here/ncclshards2'"
+    same groups "shards: the same bits, 2" ncclshards2 shards2
+    # Gathers and reductions are graphs.
+    # shellcheck disable=SC2016,SC2086
+    graphs groups "nccl: shards, graph=true, 2" ncclshards2 shardgraph2 bash -c 'apart 2 "$@"' apart "$root/recipes/gpt_bytes.lua" \
+        $small shard=full_shard
     try groups "nccl: a rank is killed" bash -c "dies apart 2 '$root/tests/gpu/dies.lua'"
     try groups "nccl: a rank is killed, graphs" bash -c "dies apart 2 '$root/tests/gpu/dies.lua' graph"
     try groups "--share-gpu: a rank is killed" bash -c "dies '$moonshard' run '$root/tests/gpu/dies.lua' -n 2 --device cuda --share-gpu"
