@@ -12,6 +12,7 @@
  * "PID uses N", and, where a product is planned for less than the whole GPU, "PID limits N", of
  * TF32 "PID computes 77". */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -393,9 +394,8 @@ static touch_memory *touch;
 static pass_time *pass;
 
 /* Of the stand-in driver, on whose streams products run. */
-static void find_driver(void)
+static void open_driver(void)
 {
-    if (launch) return;
     void *driver = dlopen(getenv("MOONSHARD_CUDA_DRIVER"), RTLD_NOW);
     if (!driver) wrong("MOONSHARD_CUDA_DRIVER is not the stand-in driver");
     *(void **)&launch = dlsym(driver, "cuLaunchHostFunc");
@@ -403,6 +403,13 @@ static void find_driver(void)
     *(void **)&pass = dlsym(driver, "stand_in_pass");
     *(void **)&is_capturing = dlsym(driver, "cuStreamIsCapturing");
     if (!launch || !touch || !pass || !is_capturing) wrong("the driver is not the stand-in");
+}
+
+/* Ranks may be threads. */
+static void find_driver(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, open_driver);
 }
 
 static void touch_matrix(const void *data, const layout *of, bool writes)
