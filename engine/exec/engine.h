@@ -279,10 +279,12 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
                        uint64_t uses[MS_STREAMS_MAX]);
 void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX], bool apart);
 
-/* room.c. enter: a dropped storage gets the memory of a room that nobody uses; uses: what its
- * former owners did last, after which the stream is. leave: its storage was dropped or released. */
+/* room.c */
+/* The dropped storage gets the room's memory, which no storage may be using. The stream waits for
+ * the last use of each stream by former storages, which uses[] returns. */
 ms_status ms_room_enter(ms_room *room, ms_storage *storage, ms_stream *stream,
                         uint64_t uses[MS_STREAMS_MAX]);
+/* The room's storage was dropped or released; uses: its last use of each stream. */
 void ms_room_leave(ms_room *room, const uint64_t uses[MS_STREAMS_MAX]);
 
 /* stream.c */

@@ -1,8 +1,8 @@
 /* room.c: rooms: memory that stays where it is, for storages that use it one after the other.
  *
- * A room's block never goes back to the pool while the room is there, so what is somebody else's
- * order of takes and gives has no influence on its address. It counts as live while a storage uses
- * it, as other memory does; in between, the pool keeps it. */
+ * A room keeps its block until the room is freed. So its address does not depend on what else is
+ * taken from the pool and given back meanwhile. Its memory counts as live while a storage uses it,
+ * and otherwise as kept by the pool. */
 #include "exec/engine.h"
 
 #include <string.h>
@@ -25,7 +25,8 @@ ms_status ms_room_new(ms_storage *storage, ms_room **out)
     return MS_OK;
 }
 
-/* What is in use becomes an ordinary block. */
+/* A block that a storage still uses goes back to the pool when that storage is dropped or released.
+ */
 void ms_room_free(ms_room *room)
 {
     if (!room) return;
@@ -48,7 +49,7 @@ bool ms_room_fits(const ms_room *room, const ms_storage *storage)
 size_t ms_room_bytes(const ms_room *room) { return room->bytes; }
 const ms_storage *ms_room_storage(const ms_room *room) { return room->storage; }
 
-/* From the pool, when the block was to go back to it. */
+/* Called by ms_pool_give in place of giving the block back. */
 void ms_room_leave(ms_room *room, const uint64_t uses[MS_STREAMS_MAX])
 {
     MS_ASSERT(room->storage);

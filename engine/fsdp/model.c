@@ -321,7 +321,7 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     status = ms_inflight_new(engine, "gathers", gathers, bytes, &fsdp->gathers);
     if (!status)
         status = ms_inflight_new(engine, "reductions", reductions, UINT64_MAX, &fsdp->reductions);
-    ms_fsdp_make_rooms(fsdp, gathers, reductions);
+    ms_fsdp_limit_rooms(fsdp, gathers, reductions);
     fsdp->asks_order = options->hook != NULL;
     fsdp->whole_results = options->hook && options->hook_whole;
     fsdp->reduces_once = options->hook && options->hook_once;

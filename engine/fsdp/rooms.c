@@ -25,8 +25,8 @@ struct ms_room_entry {
 
 static uint32_t lag_of(uint32_t under_way) { return under_way < MOST_LAG ? under_way : MOST_LAG; }
 
-/* Two of the others are used in turn. */
-void ms_fsdp_make_rooms(ms_fsdp *fsdp, uint32_t gathers, uint32_t reductions)
+/* Two wires are used in turn, and two casts, so tasks may still use one that was dropped. */
+void ms_fsdp_limit_rooms(ms_fsdp *fsdp, uint32_t gathers, uint32_t reductions)
 {
     fsdp->whole_rooms.lag = lag_of(gathers);
     fsdp->gradient_rooms.lag = lag_of(reductions);

@@ -226,9 +226,9 @@ typedef struct ms_collective {
     int32_t bucket;
     const char *label;   /* for messages ("blocks.4"), or NULL; copied */
     uint64_t timeout_ns; /* 0: the job's */
-    /* 0, or the number of memory that stays where it is (ms_group_standing). On each rank all calls
-     * with this number, kind, operation and factor have the same tensors. Whether two calls have
-     * the same number is the same on all members. Such a call may become a graph:
+    /* 0, or the number of memory that stays where it is (ms_group_standing). Whether two calls have
+     * the same number, and whether their tensors then lie in the same memory, is the same on all
+     * members, though addresses and numbers differ. Such a call may become a graph:
      * ms_comm_use_graphs. */
     uint32_t standing;
 } ms_collective;

@@ -506,10 +506,11 @@ MS_API void ms_room_free(ms_room *room);
 /* The bytes that a storage may have, and the storage that uses it; NULL: none does. */
 MS_API size_t ms_room_bytes(const ms_room *room);
 MS_API const ms_storage *ms_room_storage(const ms_room *room);
-/* Whether the storage could use it: nobody does, it is large enough, and of the same pool. */
+/* Whether the storage may use the room: no storage does, the room is large enough, and both are of
+ * the same pool. */
 MS_API bool ms_room_fits(const ms_room *room, const ms_storage *storage);
 /* As ms_storage_refill, in the memory of a room, for whose former users `stream` waits. Allocates
- * nothing. MS_ERROR_STATE if it does not fit. */
+ * nothing. MS_ERROR_STATE if the storage has memory, or does not fit (ms_room_fits). */
 MS_API ms_status ms_storage_refill_in(ms_storage *storage, ms_stream *stream, ms_room *room);
 /* A storage on "meta": it has no memory until it is refilled, if it ever is. */
 MS_API ms_status ms_storage_new_meta(ms_engine *engine, size_t bytes, ms_storage **out);

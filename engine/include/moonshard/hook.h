@@ -49,7 +49,8 @@ typedef struct ms_bucket {
     bool is_last;
     /* Which of its model's buckets it is: stays the same until buckets are made anew. */
     uint32_t place;
-    /* Of flat, where its memory stays from pass to pass (ms_collective.standing); else 0. */
+    /* Of flat (ms_collective.standing), where its memory stays from pass to pass, no script reduces
+     * it and the divisor does not change; else 0. */
     uint32_t standing;
     /* The result is added to gradients of earlier passes, which are not in the buffer. */
     bool continues;
