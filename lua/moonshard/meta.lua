@@ -204,8 +204,9 @@
 --- after some hundred steps of `ms.fsdp` without NCCL, and never where each step keeps (`keep()`)
 --- a new tensor. Over NCCL, the reductions of `ms.ddp` and the gathers and reductions of `ms.fsdp`
 --- are launched as graphs, too, unless a script has a part in them. Then all ranks must have
---- graph = true, or none. A line of the log says what became of it, and why. While a trace is
---- recorded tasks are launched one by one.
+--- graph = true, or none. A line of the log says what became of it, and why; where nothing of a
+--- step can be part of a graph, the eighth step ends with an error that says the first reason.
+--- While a trace is recorded tasks are launched one by one.
 --- ```lua
 --- local w = ms.ones({ 2 }):keep()
 --- for step in ms.steps(3) do w:add_(step) end

@@ -46,10 +46,12 @@ end
 
 -- Steps of a loop after which graphs are told of: from FIRST on, as soon as most tasks are part of
 -- some; after LAST steps, whatever became of it. With several streams it takes some hundred steps
--- until all tensors of a step have the addresses that they had in the step before.
+-- until all tensors of a step have the addresses that they had in the step before. Where addresses
+-- are not the reason, steps that follow are not better: graph = true is an error there.
 local FIRST <const>, LAST <const> = 8, 400
 
--- Says what became of graph = true between two values of info().graph, which are of a step.
+-- Says what became of graph = true between two values of info().graph, which are of a step. Raises
+-- where nothing of a step can be part of a graph.
 local function tell_of_graphs(before, now)
   local log = require "moonshard.log"
   local replayed, alone = now.replayed - before.replayed, now.alone - before.alone
@@ -67,7 +69,10 @@ local function tell_of_graphs(before, now)
   local differs = alone > replayed and now.differs
     and ("; other addresses or shapes in each step has %s: a tensor that is kept (keep()) in each \z
       step moves those of the next"):format(now.differs) or ""
-  if replayed == 0 then
+  if replayed == 0 and now.why and not now.differs then
+    core.raise(("steps: graph = true, but nothing of a step can be part of a graph; the first \z
+      reason: %s; take it out of the step, or leave out graph = true"):format(now.why))
+  elseif replayed == 0 then
     log.warn("graph: no run of tasks of a step came again with the same arguments%s%s", differs,
       between)
   else
@@ -109,8 +114,10 @@ function steps.steps(count, first, options)
     done = done + 1
     if done < FIRST or done > LAST + 1 then return end
     local now = core.info().graph
-    local is_told = counted and now.replayed - counted.replayed >= now.alone - counted.alone
-    if counted and (is_told or is_over or done > LAST) then
+    local replayed = counted and now.replayed - counted.replayed
+    local is_told = counted and replayed >= now.alone - counted.alone
+    local is_refused = replayed == 0 and now.why and not now.differs
+    if counted and (is_told or is_refused or is_over or done > LAST) then
       tell_of_graphs(counted, now)
       done = LAST + 1
     end
