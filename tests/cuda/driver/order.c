@@ -85,10 +85,13 @@ static const char *name_of(unsigned stream, uint32_t count)
 
 /* ------------------------------------------------------------------- memory */
 
+/* Counts are of the work of its stream; 0: none. Reads are those since the last write. A read that
+ * is ordered before a later one is not needed, as what is ordered after the later one is ordered
+ * after both; so one read stands for all, except where two are not ordered. */
 typedef struct cell {
-    uint32_t written;             /* the count of its stream's work; 0: never */
-    uint32_t read[ORDER_STREAMS]; /* the same for each stream */
-    uint8_t writer;
+    uint32_t written, read;
+    uint8_t writer, reader;
+    uint32_t *reads; /* of each stream, where no single read stands for all; else NULL */
 } cell;
 /* The cells of one piece of memory, by its number; made when it is first touched. */
 typedef struct piece {
@@ -134,6 +137,7 @@ void order_unmap(const void *address, size_t bytes)
             piece *one = *at;
             if (one->number * PIECE >= begin && one->number * PIECE < end) {
                 *at = one->next;
+                for (size_t k = 0; k < PIECE / 4; k++) free(one->cells[k].reads);
                 free(one);
             } else at = &one->next;
         }
@@ -178,10 +182,19 @@ static piece *seek_piece(uintptr_t address)
     return *at;
 }
 
+static struct found *found_at(uintptr_t address)
+{
+    return &cache[address / PIECE % (sizeof cache / sizeof *cache)];
+}
+static bool is_valid(const struct found *entry, uintptr_t address)
+{
+    return entry->number == address / PIECE && entry->generation == generation;
+}
+
 static piece *piece_of(uintptr_t address, bool writes)
 {
-    struct found *entry = &cache[address / PIECE % (sizeof cache / sizeof *cache)];
-    if (entry->number == address / PIECE && entry->generation == generation) return entry->piece;
+    struct found *entry = found_at(address);
+    if (is_valid(entry, address)) return entry->piece;
     piece *found = seek_piece(address);
     if (!found && was_freed(address, writes)) return NULL;
     *entry = (struct found){ address / PIECE, generation, found };
@@ -197,25 +210,57 @@ static void conflict(const void *address, bool writes, unsigned other, uint32_t 
                 address, name_of(other, count), other, wrote ? "writes" : "reads");
 }
 
+/* The read of this work is one more of those that a later write must be ordered after. */
+static void add_read(cell *one, unsigned self, const order_clock *clock)
+{
+    if (!one->reads && one->read > clock->at[one->reader]) {
+        one->reads = calloc(ORDER_STREAMS, sizeof *one->reads);
+        if (!one->reads) abort();
+        one->reads[one->reader] = one->read;
+    }
+    if (one->reads) one->reads[self] = clock->at[self];
+    one->read = clock->at[self];
+    one->reader = (uint8_t)self;
+}
+
+static void check_reads(const cell *one, const void *address, const order_clock *clock)
+{
+    if (one->reads) {
+        for (unsigned i = 0; i < ORDER_STREAMS; i++)
+            if (one->reads[i] > clock->at[i]) conflict(address, true, i, one->reads[i], false);
+    } else if (one->read > clock->at[one->reader])
+        conflict(address, true, one->reader, one->read, false);
+}
+
+/* What a work does once more to the same memory was checked: works run one after the other. */
+static inline bool was_checked(const cell *one, bool writes)
+{
+    unsigned self = order.running;
+    uint32_t now = order.clock[self].at[self];
+    if (!writes) return one->read == now && one->reader == self;
+    return one->written == now && one->writer == self && !one->read;
+}
+
 static void touch(cell *one, const void *address, bool writes)
 {
     unsigned self = order.running;
     const order_clock *clock = &order.clock[self];
+    uint32_t now = clock->at[self];
+    if (was_checked(one, writes)) return;
     if (one->written > clock->at[one->writer])
         conflict(address, writes, one->writer, one->written, true);
     if (!writes) {
-        one->read[self] = clock->at[self];
+        add_read(one, self, clock);
         return;
     }
-    for (unsigned i = 0; i < ORDER_STREAMS; i++)
-        if (one->read[i] > clock->at[i]) conflict(address, writes, i, one->read[i], false);
-    one->written = clock->at[self];
-    one->writer = (uint8_t)self;
+    check_reads(one, address, clock);
+    free(one->reads);
+    *one = (cell){ .written = now, .writer = (uint8_t)self };
 }
 
-void order_touch(const void *address, size_t bytes, bool writes)
+static __attribute__((noinline)) void touch_all(uintptr_t begin, uintptr_t end, bool writes)
 {
-    uintptr_t at = (uintptr_t)address / 4 * 4, end = (uintptr_t)address + bytes;
+    uintptr_t at = begin / 4 * 4;
     while (at < end) {
         piece *found = piece_of(at, writes);
         uintptr_t stop = (at / PIECE + 1) * PIECE;
@@ -224,4 +269,18 @@ void order_touch(const void *address, size_t bytes, bool writes)
             touch(&found->cells[at % PIECE / 4], (const void *)at, writes);
         at = stop;
     }
+}
+
+/* Most of what a kernel touches is its own stack, or the same memory again. */
+void order_touch(const void *address, size_t bytes, bool writes)
+{
+    uintptr_t begin = (uintptr_t)address, end = begin + bytes;
+    const struct found *entry = found_at(begin);
+    if (bytes && is_valid(entry, begin) && begin / PIECE == (end - 1) / PIECE) {
+        if (!entry->piece) return;
+        if (begin / 4 == (end - 1) / 4
+            && was_checked(&entry->piece->cells[begin % PIECE / 4], writes))
+            return;
+    }
+    touch_all(begin, end, writes);
 }

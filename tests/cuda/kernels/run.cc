@@ -130,6 +130,11 @@ static void entry()
 
 static void place_thread(unsigned index)
 {
+    if (ms_host.threads[0] == count) { /* no divisions: most blocks have one dimension */
+        ms_host.thread[0] = index;
+        ms_host.thread[1] = ms_host.thread[2] = 0;
+        return;
+    }
     ms_host.thread[0] = index % ms_host.threads[0];
     ms_host.thread[1] = index / ms_host.threads[0] % ms_host.threads[1];
     ms_host.thread[2] = index / ms_host.threads[0] / ms_host.threads[1];
@@ -190,47 +195,45 @@ static bool release(unsigned first, unsigned end, state at)
     return true;
 }
 
-static bool all_ended(void)
+/* Each thread of the warp runs until it waits or ends, again as long as all wait for each other. */
+static void run_warp(unsigned first, unsigned end)
 {
-    for (unsigned i = 0; i < count; i++)
-        if (threads[i].at != ENDED) return false;
-    return true;
+    do {
+        for (unsigned i = first; i < end; i++)
+            if (threads[i].at == RUNS) enter(i);
+    } while (release(first, end, AT_WARP_BARRIER));
 }
 
-/* Each thread runs until it waits or ends; then the warps and the block whose threads all wait go
- * on. Where none can, some threads have missed a barrier. */
+/* A thread's first frames lie elsewhere in their page than its neighbours', as the cache has few
+ * places for the same address of many pages. */
+static void begin_thread(unsigned i)
+{
+    coroutine *thread = &threads[i];
+    if (!thread->stack) {
+        void *memory = mmap(NULL, stack_bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) wrong("no memory for a stack");
+        thread->stack = static_cast<char *>(memory);
+    }
+    thread->stack_pointer = first_frame(thread->stack + stack_bytes - i % 64 * 448, entry);
+    thread->fake_stack = NULL;
+    thread->at = RUNS;
+    thread->exchanges = 0;
+}
+
+/* The warps run one after the other, each as far as it can, and the block goes on when all of its
+ * threads wait. Where they do not, some have missed a barrier. */
 static void run_block(void)
 {
-    for (unsigned i = 0; i < count; i++) {
-        coroutine *thread = &threads[i];
-        if (!thread->stack) {
-            void *memory = mmap(NULL, stack_bytes, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (memory == MAP_FAILED) wrong("no memory for a stack");
-            thread->stack = static_cast<char *>(memory);
-        }
-        thread->stack_pointer = first_frame(thread->stack + stack_bytes, entry);
-        thread->fake_stack = NULL;
-        thread->at = RUNS;
-        thread->exchanges = 0;
-    }
-    while (!all_ended()) {
-        bool moves = false;
-        for (unsigned i = 0; i < count; i++)
-            if (threads[i].at == RUNS) {
-                enter(i);
-                moves = true;
-            }
+    for (unsigned i = 0; i < count; i++) begin_thread(i);
+    do {
         for (unsigned first = 0; first < count; first += MS_WARP)
-            moves |=
-                release(first, first + MS_WARP < count ? first + MS_WARP : count, AT_WARP_BARRIER);
-        moves |= release(0, count, AT_BARRIER);
-        if (moves) continue;
-        for (unsigned i = 0; i < count; i++)
-            if (threads[i].at != ENDED)
-                wrong("thread %u waits at line %d for threads that never come there", i,
-                      threads[i].line);
-    }
+            run_warp(first, first + MS_WARP < count ? first + MS_WARP : count);
+    } while (release(0, count, AT_BARRIER));
+    for (unsigned i = 0; i < count; i++)
+        if (threads[i].at != ENDED)
+            wrong("thread %u waits at line %d for threads that never come there", i,
+                  threads[i].line);
 }
 
 void ms_host_run(const char *name, ms_host_body *body, const void *arguments,
