@@ -526,12 +526,13 @@ static int step_end(lua_State *L)
     ms_runtime *runtime = ms_lua_runtime(L);
     /* Ending twice is harmless: the library ends a step also after an error. */
     if (!runtime->step_serial) return 0;
-    ms_engine_set_repeating(engine, false);
     release_step(runtime);
     runtime->step_serial = 0;
     ms_engine_drop_casts(engine);
     ms_trace_step(engine, -1);
-    ms_lua_ok(L, ms_engine_step_end(engine, 2));
+    ms_status status = ms_engine_step_end(engine, 2);
+    ms_engine_set_repeating(engine, false); /* last: what the host puts onto streams late repeats */
+    ms_lua_ok(L, status);
     return 0;
 }
 

@@ -216,7 +216,8 @@ struct ms_engine {
     bool strict, pin;
     ms_rates rates; /* for the sim device */
     int sync_forbidden;
-    int batches; /* see ms_engine_batch */
+    int batches;    /* see ms_engine_batch */
+    bool repeating; /* see ms_engine_is_repeating */
     ms_random random;
     double flops;
     ms_stream *streams[MS_STREAMS_MAX];

@@ -323,8 +323,10 @@ bool ms_engine_set_repeating(ms_engine *engine, bool repeating)
 {
     if (!engine->device->repeat) return false;
     engine->device->repeat(engine, repeating);
+    engine->repeating = repeating;
     return true;
 }
+bool ms_engine_is_repeating(const ms_engine *engine) { return engine->repeating; }
 void ms_engine_repeats(const ms_engine *engine, ms_repeats *out)
 {
     *out = (ms_repeats){ .why = "", .differs = "" };

@@ -1,5 +1,6 @@
-/* rooms.c: rooms for what a model takes and gives back in each step (ms_room), so that collectives
- * find the same memory in each step and may become graphs (ms_comm_use_graphs).
+/* rooms.c: rooms for what a model takes and gives back in each step (ms_room), so that what repeats
+ * finds the same memory in each step and may become graphs: tasks (ms_engine_set_repeating), and
+ * collectives (ms_comm_use_graphs).
  *
  * Which room a tensor gets depends on the model's own takes and drops alone, which are the same on
  * all ranks. It does not depend on what else a rank keeps in memory, nor on what its streams have
@@ -109,13 +110,20 @@ static ms_status take_new(ms_rooms *rooms, ms_flat *flat, ms_storage *storage, m
     return MS_OK;
 }
 
+/* Where collectives become graphs, in steps and out of them, as an evaluation takes the same rooms.
+ * Else in steps of work that repeats: there each rank may decide for itself. */
+static bool are_of_use(const ms_fsdp *fsdp)
+{
+    return ms_group_uses_graphs(fsdp->group) || ms_engine_is_repeating(fsdp->engine);
+}
+
 /* Parameters of fewer ranks may be of different sizes on other ranks. Where ranks agree on each
  * gather (agree.c), and in a summon, they drop at different places. */
 static bool may_have_rooms(const ms_flat *flat)
 {
     const ms_fsdp *fsdp = flat->unit->fsdp;
     bool agrees = fsdp->find_unused || fsdp->joining;
-    return !flat->own && !fsdp->summoning && !agrees && ms_group_uses_graphs(fsdp->group);
+    return !flat->own && !fsdp->summoning && !agrees && are_of_use(fsdp);
 }
 
 ms_status ms_rooms_refill(ms_rooms *rooms, ms_flat *flat, ms_tensor *tensor, ms_stream *stream,

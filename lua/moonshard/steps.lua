@@ -45,16 +45,37 @@ local function meet_requests(step)
 end
 
 -- Steps of a loop after which graphs are told of: from FIRST on, as soon as most tasks are part of
--- some; after LAST steps, whatever became of it. With several streams it takes some hundred steps
--- until all tensors of a step have the addresses that they had in the step before. Where addresses
--- are not the reason, steps that follow are not better: graph = true is an error there.
-local FIRST <const>, LAST <const> = 8, 400
+-- some; after LAST steps, whatever became of it. With several streams it takes some steps until all
+-- tensors of a step have the addresses that they had in the step before. EQUAL steps with as many
+-- tasks each, none of which could be part of a graph, mean that no step will be better.
+local FIRST <const>, EQUAL <const>, LAST <const> = 8, 8, 400
 
--- Says what became of graph = true between two values of info().graph, which are of a step. Raises
--- where nothing of a step can be part of a graph.
-local function tell_of_graphs(before, now)
+local NONE <const> = { replayed = 0, alone = 0, launches = 0 }
+-- What was launched between two values of info().graph, which are some steps apart. Ranks that
+-- share a GPU launch much of a step later, with what comes then.
+local function difference(before, now, steps_apart)
+  return {
+    replayed = now.replayed - before.replayed,
+    alone = now.alone - before.alone,
+    launches = now.launches - before.launches,
+    steps = steps_apart,
+  }
+end
+
+-- Where addresses are the reason, they may settle.
+local function is_refused(now, made)
+  return made.replayed == 0 and made.alone > 0 and now.why and not now.differs
+end
+
+local function refuse(now)
+  core.raise(("steps: graph = true, but nothing of a step can be part of a graph; the first \z
+    reason: %s; take it out of the step, or leave out graph = true"):format(now.why))
+end
+
+-- Says what became of graph = true.
+local function tell_of_graphs(now, made)
   local log = require "moonshard.log"
-  local replayed, alone = now.replayed - before.replayed, now.alone - before.alone
+  local replayed, alone = made.replayed, made.alone
   if replayed + alone == 0 and core.tracing and core.info().device == "cuda" then
     log.log("graph: a trace is recorded, which shows each task, so each is launched by itself; \z
       graph = true changes nothing")
@@ -69,16 +90,39 @@ local function tell_of_graphs(before, now)
   local differs = alone > replayed and now.differs
     and ("; other addresses or shapes in each step has %s: a tensor that is kept (keep()) in each \z
       step moves those of the next"):format(now.differs) or ""
-  if replayed == 0 and now.why and not now.differs then
-    core.raise(("steps: graph = true, but nothing of a step can be part of a graph; the first \z
-      reason: %s; take it out of the step, or leave out graph = true"):format(now.why))
-  elseif replayed == 0 then
+  if replayed == 0 then
     log.warn("graph: no run of tasks of a step came again with the same arguments%s%s", differs,
       between)
   else
-    local graphs = now.launches - before.launches
-    log.log("graph: of %d tasks of a step %d are launched as %d graph%s%s%s", replayed + alone,
-      replayed, graphs, graphs > 1 and "s" or "", differs, between)
+    log.log("graph: of %d tasks of %s %d are launched as %d graph%s%s%s", replayed + alone,
+      made.steps == 1 and "a step" or made.steps .. " steps", replayed, made.launches,
+      made.launches > 1 and "s" or "", differs, between)
+  end
+end
+
+-- Called after each step, looks at what became of graph = true until it is told.
+local function graph_watch()
+  local done, counted, counted_at, equal, alone = 0, nil, 0, 0, 0
+  return function(is_over)
+    done = done + 1
+    if done < FIRST or done > LAST + 1 then return end
+    local now = core.info().graph
+    local made = counted and difference(counted, now, done - counted_at)
+    local is_last = is_over or done > LAST
+    -- Nothing was launched since, so the next steps count with this one; at the end all steps do.
+    local is_late = made and made.replayed + made.alone == 0 and now.replayed + now.alone > 0
+      and not core.tracing
+    if is_late and is_last then made = difference(NONE, now, done - 1) end
+    if made and (not is_late or is_last) then
+      equal = is_refused(now, made) and made.alone == alone and equal + 1 or 1
+      alone = made.alone
+      if equal > EQUAL then refuse(now) end
+      if is_last or made.replayed >= made.alone then
+        tell_of_graphs(now, made)
+        done = LAST + 1
+      end
+    end
+    if not is_late then counted, counted_at = now, done end
   end
 end
 
@@ -109,29 +153,16 @@ function steps.steps(count, first, options)
   end
   if options ~= nil then check_options(options) end
   local graph = options and options.graph or false
-  local done, counted = 0, nil
-  local function look_at_graphs(is_over)
-    done = done + 1
-    if done < FIRST or done > LAST + 1 then return end
-    local now = core.info().graph
-    local replayed = counted and now.replayed - counted.replayed
-    local is_told = counted and replayed >= now.alone - counted.alone
-    local is_refused = replayed == 0 and now.why and not now.differs
-    if counted and (is_told or is_refused or is_over or done > LAST) then
-      tell_of_graphs(counted, now)
-      done = LAST + 1
-    end
-    counted = now
-  end
   local next_step = first or 0
   if select(2, core.step()) then
     core.raise("ms.steps: a step is running already; steps cannot be nested")
   end
   require "moonshard.tune".open()
   if graph then core.comm_use_graphs() end
+  local look_at_graphs = graph and graph_watch()
   local function iterate()
     finish()
-    if graph then look_at_graphs(next_step >= count) end
+    if look_at_graphs then look_at_graphs(next_step >= count) end
     if next_step >= count then return nil end
     meet_requests(next_step)
     if launch.cut then return nil end

@@ -1,8 +1,9 @@
-/* fsdp_rooms.c: the rooms in which a sharded model's memory lies where ranks use graphs: how they
- * are chosen, how many there are, and that nothing else on a rank has a part in it. */
+/* fsdp_rooms.c: the rooms in which a sharded model's memory lies where steps may become graphs: how
+ * they are chosen, how many there are, and that nothing else on a rank has a part in it. */
 #include "fsdp_support.h"
 
 #include "comm/comm.h"
+#include "exec/engine.h"
 
 enum { UNITS = 12, LAG = 2 };
 
@@ -193,6 +194,35 @@ static void others_have_no_rooms(void **state)
     tear_down(&b);
 }
 
+/* On one rank, or where ranks use no graphs of collectives. */
+static void work_that_repeats_has_rooms(void **state)
+{
+    (void)state;
+    bench b;
+    int64_t lengths[UNITS];
+    equals(lengths, 10);
+    set_up(&b, lengths);
+    ms_comm_of(b.net.engine)->has_graphs = false;
+    b.net.engine->repeating = true; /* in a step, on a device that learns runs of tasks */
+    run_pass(&b, NULL);
+    assert_int_equal(b.rooms->count, 2 + LAG);
+    take(&b, 0);
+    void *place = ms_tensor_data(b.tensors[0]);
+    give(&b, 0);
+    /* An evaluation between two steps leaves the rooms alone. */
+    b.net.engine->repeating = false;
+    OK(ms_rooms_refill(b.rooms, b.flat, b.tensors[0], b.stream, &b.numbers[0]));
+    assert_int_equal(ms_rooms_number(b.rooms, b.tensors[0]), 0);
+    assert_ptr_not_equal(ms_tensor_data(b.tensors[0]), place);
+    give(&b, 0);
+    b.net.engine->repeating = true;
+    take(&b, 0);
+    assert_ptr_equal(ms_tensor_data(b.tensors[0]), place);
+    give(&b, 0);
+    assert_int_equal(b.rooms->count, 2 + LAG);
+    tear_down(&b);
+}
+
 static void two_numbers_are_one(void **state)
 {
     (void)state;
@@ -212,6 +242,7 @@ int main(void)
         cmocka_unit_test(growing_sizes_do_not_add_up),
         cmocka_unit_test(what_a_rank_does_alone_changes_no_choice),
         cmocka_unit_test(others_have_no_rooms),
+        cmocka_unit_test(work_that_repeats_has_rooms),
         cmocka_unit_test(two_numbers_are_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

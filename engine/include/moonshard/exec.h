@@ -377,6 +377,8 @@ MS_API ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call,
  * may be carried out later than it would be, but before the host or another stream needs it.
  * Answers false where the device carries out each task as it comes, which changes nothing. */
 MS_API bool ms_engine_set_repeating(ms_engine *engine, bool repeating);
+/* Whether it is on, and the device learns runs: what keeps its memory from step to step then pays. */
+MS_API bool ms_engine_is_repeating(const ms_engine *engine);
 /* What became of the tasks of such work since the engine was made. */
 typedef struct ms_repeats {
     uint64_t graphs;   /* runs that were captured, each once, and single calls of a network */

@@ -60,9 +60,9 @@
 --- are new go into the launch, and a step that differs is carried out task by task. Copies,
 --- collectives and whatever the host waits for come between graphs. Over NCCL the reductions of
 --- `ms.ddp` are graphs, too: all ranks then have graph = true, or none has. It has an effect on
---- GPUs; a line after eight steps, and `ms.info().graph`, tell how much of a step it is; nothing is
---- an error that says the first reason, unless tensors only have other addresses in each step. While
---- a trace is recorded (`--trace`, `ms.trace.start`) tasks are launched one by one.
+--- GPUs; a line after eight steps, and `ms.info().graph`, tell how much of a step it is. Where it
+--- is nothing after sixteen steps, and addresses that differ are not why, an error says the first
+--- reason. While a trace is recorded (`--trace`, `ms.trace.start`) tasks are launched one by one.
 ---@field graph? boolean
 ---@field things? table                more objects to save, with state and load_state, by name
 ---@field before_step? fun(step: integer)
