@@ -601,6 +601,9 @@ static void kernels_that_break_the_rules_are_found(void **state)
     assert_ends("test_misses_barrier", 64, 0, "wait at different barriers");
     assert_ends("test_leaves_before_barrier", 64, 0, "for threads that never come there");
     assert_ends("test_misses_exchange", 64, 0, "for threads that never come there");
+    assert_ends("test_joins_apart", 64, 0, "called from different lines");
+    assert_ends("test_exchanges_apart", 64, 0, "wait at different barriers");
+    assert_ends("test_is_not_free", 64, 0, "it is declared free of barriers");
     assert_ends("test_sums", 40, 0, "no multiple of 32");
     assert_ends("test_sums", 128, 0, "it is made for 64");
     assert_ends("test_sums", 64, 1 << 20, "bytes of shared memory");

@@ -15,7 +15,8 @@
  * Rules
  * - Sizes of blocks are multiples of 32 where warp operations are used, and all threads of a warp
  *   take part in each; all threads of a block reach each barrier, at the same place. The host's
- *   build checks both.
+ *   build checks both. A place is a line; of a function that declares MS_CALLED, and hands
+ *   MS_CALLER on to what waits in it, it is a line there and the line that calls it.
  * - The order of additions depends on the shape only. No atomic operation touches a float.
  * - Offsets are 64 bits wide. Addresses are aligned to their elements and no more. */
 #ifndef MOONSHARD_TENSOR_CUDA_DEVICE_H
@@ -64,7 +65,13 @@
 /* Before a loop over an array of registers, whose length the compiler knows. */
 #define MS_UNROLL _Pragma("unroll")
 
+/* Last in a list of parameters, and of arguments: the line that calls, which only the host needs.
+ */
+#define MS_CALLED
+#define MS_CALLER
+
 #define ms_barrier() __syncthreads()
+#define ms_barrier_of_caller() __syncthreads()
 #define ms_warp_barrier() __syncwarp()
 /* The value of the lane whose number differs in the bits of mask; of lane `lane`. */
 template <class T> MS_DEVICE T ms_warp_xor(T value, int mask)
@@ -142,15 +149,20 @@ typedef void ms_host_body(const void *arguments);
 void ms_host_run(const char *name, ms_host_body *body, const void *arguments,
                  const unsigned blocks[3], const unsigned threads[3], unsigned most_threads,
                  unsigned shared_bytes, bool free_of_barriers);
-void ms_host_barrier(int line);
+/* caller: the line that calls the function which waits at this line, or 0. */
+void ms_host_barrier(int line, int caller);
 void ms_host_warp_barrier(int line);
-/* What lane `lane` of this warp has handed in; all lanes call it. */
-uint64_t ms_host_exchange(uint64_t value, unsigned lane);
+/* What lane `lane` of this warp has handed in; all lanes call it, at the same line. */
+uint64_t ms_host_exchange(uint64_t value, unsigned lane, int line);
 
 #define MS_DEVICE static inline __attribute__((unused))
-/* A function that touches shared memory only: its accesses are not watched, which would make
- * products of tiles several times slower. */
+/* A function that touches shared memory only. Where the stand-in watches accesses, its own are not
+ * watched, which would make products of tiles several times slower. */
+#if defined(MS_KERNELS_ARE_WATCHED)
 #define MS_DEVICE_SHARED static inline __attribute__((unused, no_sanitize_address))
+#else
+#define MS_DEVICE_SHARED MS_DEVICE
+#endif
 #define MS_DEVICE_MEMBER inline
 #define MS_CONSTANT static const
 #define MS_KERNEL_OF_HOST(name, type, threads, is_free)                                          \
@@ -192,15 +204,19 @@ uint64_t ms_host_exchange(uint64_t value, unsigned lane);
 
 #define MS_UNROLL
 
-#define ms_barrier() ms_host_barrier(__LINE__)
+#define MS_CALLED , int called_at = __builtin_LINE()
+#define MS_CALLER , called_at
+
+#define ms_barrier() ms_host_barrier(__LINE__, 0)
+#define ms_barrier_of_caller() ms_host_barrier(__LINE__, called_at)
 #define ms_warp_barrier() ms_host_warp_barrier(__LINE__)
-template <class T> MS_DEVICE T ms_host_take(T value, unsigned lane)
+template <class T> MS_DEVICE T ms_host_take(T value, unsigned lane, int line)
 {
     uint64_t bits = 0;
     T taken;
     static_assert(sizeof value <= sizeof bits, "a lane hands over up to 8 bytes");
     memcpy(&bits, &value, sizeof value);
-    bits = ms_host_exchange(bits, lane);
+    bits = ms_host_exchange(bits, lane, line);
     memcpy(&taken, &bits, sizeof taken);
     return taken;
 }
@@ -210,13 +226,13 @@ MS_DEVICE unsigned ms_host_lane(void)
             + ms_host.threads[0] * (ms_host.thread[1] + ms_host.threads[1] * ms_host.thread[2]))
            % MS_WARP;
 }
-template <class T> MS_DEVICE T ms_warp_xor(T value, int mask)
+template <class T> MS_DEVICE T ms_warp_xor(T value, int mask MS_CALLED)
 {
-    return ms_host_take(value, ms_host_lane() ^ (unsigned)mask);
+    return ms_host_take(value, ms_host_lane() ^ (unsigned)mask MS_CALLER);
 }
-template <class T> MS_DEVICE T ms_warp_from(T value, int lane)
+template <class T> MS_DEVICE T ms_warp_from(T value, int lane MS_CALLED)
 {
-    return ms_host_take(value, (unsigned)lane);
+    return ms_host_take(value, (unsigned)lane MS_CALLER);
 }
 
 MS_DEVICE uint32_t ms_bits(float x) { return ms_bits_from_float(x); }
@@ -427,22 +443,23 @@ struct ms_greater {
 };
 
 /* The same result in all lanes, in an order that is fixed. */
-template <class T, class Join> MS_DEVICE T ms_warp_join(T value, Join join)
+template <class T, class Join> MS_DEVICE T ms_warp_join(T value, Join join MS_CALLED)
 {
-    for (int mask = MS_WARP / 2; mask > 0; mask /= 2) value = join(value, ms_warp_xor(value, mask));
+    for (int mask = MS_WARP / 2; mask > 0; mask /= 2)
+        value = join(value, ms_warp_xor(value, mask MS_CALLER));
     return value;
 }
 /* The same for a block of THREADS_X threads in one row, a multiple of 32. `shared` has 32 places
  * for it and is free again when the call returns. */
-template <class T, class Join> MS_DEVICE T ms_block_join(T value, T *shared, Join join)
+template <class T, class Join> MS_DEVICE T ms_block_join(T value, T *shared, Join join MS_CALLED)
 {
-    value = ms_warp_join(value, join);
+    value = ms_warp_join(value, join MS_CALLER);
     if (THREADS_X == MS_WARP) return value;
     if (LANE == 0) shared[WARP] = value;
-    ms_barrier();
+    ms_barrier_of_caller();
     value = shared[0];
     for (int warp = 1; warp < THREADS_X / MS_WARP; warp++) value = join(value, shared[warp]);
-    ms_barrier();
+    ms_barrier_of_caller();
     return value;
 }
 

@@ -23,6 +23,21 @@ MS_KERNEL(test_misses_exchange, rules_args, 64)
     if (THREAD_X != 40) (void)ms_warp_xor(THREAD_X, 1);
 }
 
+MS_KERNEL(test_joins_apart, rules_args, 64)
+{
+    MS_SHARED(int32_t, sums, MS_WARP);
+    if (THREAD_X < 32) (void)ms_block_join(THREAD_X, sums, ms_plus());
+    else (void)ms_block_join(THREAD_X, sums, ms_plus());
+}
+
+MS_KERNEL(test_exchanges_apart, rules_args, 64)
+{
+    if (THREAD_X % 32 < 16) (void)ms_warp_xor(THREAD_X, 1);
+    else (void)ms_warp_xor(THREAD_X, 1);
+}
+
+MS_KERNEL_FREE(test_is_not_free, rules_args, 64) { ms_barrier(); }
+
 MS_KERNEL(test_sums, rules_args, 64)
 {
     MS_SHARED(int32_t, sums, MS_WARP);

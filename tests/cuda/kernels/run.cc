@@ -71,7 +71,7 @@ struct coroutine {
     char *stack;
     void *fake_stack; /* of the address sanitizer */
     state at;
-    int line;
+    int line, caller;
     unsigned exchanges;
 };
 static coroutine threads[THREADS_MOST];
@@ -153,27 +153,36 @@ static void enter(unsigned index)
 #endif
 }
 
-void ms_host_barrier(int line)
+static void wait_at(state at, int line, int caller)
 {
-    running->at = AT_BARRIER;
+    if (!running) wrong("it is declared free of barriers, and waits at line %d", line);
+    running->at = at;
     running->line = line;
+    running->caller = caller;
     leave(false);
 }
+void ms_host_barrier(int line, int caller) { wait_at(AT_BARRIER, line, caller); }
+void ms_host_warp_barrier(int line) { wait_at(AT_WARP_BARRIER, line, 0); }
 
-void ms_host_warp_barrier(int line)
+uint64_t ms_host_exchange(uint64_t value, unsigned lane, int line)
 {
-    running->at = AT_WARP_BARRIER;
-    running->line = line;
-    leave(false);
-}
-
-uint64_t ms_host_exchange(uint64_t value, unsigned lane)
-{
+    if (!running) wrong("it is declared free of warp operations, and has one at line %d", line);
     unsigned index = (unsigned)(running - threads), set = running->exchanges++ % 2;
     if (lane >= MS_WARP) wrong("a warp has no lane %u", lane);
     handed[set][index] = value;
-    ms_host_warp_barrier(0);
+    ms_host_warp_barrier(line);
     return handed[set][index / MS_WARP * MS_WARP + lane];
+}
+
+/* Two threads wait, and not at the same place. */
+static void __attribute__((noreturn)) differ(unsigned a, unsigned b)
+{
+    const coroutine *first = &threads[a], *other = &threads[b];
+    if (first->line == other->line)
+        wrong("threads %u and %u wait at line %d, called from different lines, %d and %d", a, b,
+              first->line, first->caller, other->caller);
+    wrong("threads %u and %u wait at different barriers, lines %d and %d", a, b, first->line,
+          other->line);
 }
 
 /* All of the threads first .. end - 1 are at the same place of this kind. */
@@ -182,9 +191,8 @@ static bool all_are(unsigned first, unsigned end, state at)
     for (unsigned i = first; i < end; i++)
         if (threads[i].at != at) return false;
     for (unsigned i = first + 1; i < end; i++)
-        if (threads[i].line != threads[first].line)
-            wrong("threads %u and %u wait at different barriers, lines %d and %d", first, i,
-                  threads[first].line, threads[i].line);
+        if (threads[i].line != threads[first].line || threads[i].caller != threads[first].caller)
+            differ(first, i);
     return true;
 }
 
@@ -244,6 +252,7 @@ void ms_host_run(const char *name, ms_host_body *body, const void *arguments,
     kernel_name = name;
     kernel_body = body;
     kernel_arguments = arguments;
+    running = NULL;
     count = block_threads[0] * block_threads[1] * block_threads[2];
     memcpy(ms_host.blocks, blocks, sizeof ms_host.blocks);
     memcpy(ms_host.threads, block_threads, sizeof ms_host.threads);
