@@ -1,14 +1,16 @@
 #!/bin/bash
 # What only a machine with a GPU can show. One command there:
 #
-#     tests/gpu/run.sh [PART ...]      # operators, train, groups, programs, bench; all of them unless named, in this order
+#     tests/gpu/run.sh [PART ...]      # operators, groups, train, bench, programs; all of them unless named
 #
 # BUNDLE is the folder that `cmake --preset gpu && cmake --build --preset gpu` made (default: build/gpu/bundle); OUT gets the
 # results, DATE.json and the logs (default: tests/bench/results). CUDA's libraries are sought as the engine seeks them:
-# MOONSHARD_CUDA_LIBS, the loader's path, CUDA_HOME, Python's packages. Each part ends within 8 minutes; the table comes last.
+# MOONSHARD_CUDA_LIBS, the loader's path, CUDA_HOME, Python's packages. Each part ends within 8 minutes. Last comes a table: a line
+# for each part, what did not pass, and the figures; all rows are in DATE.json.
 # Parts of parts can be named alone: values, memcheck, racecheck, of operators; curves, of train; bench-kernels, bench-124m,
-# bench-350m, bench-1558m, bench-b4. PYTHON is the
-# interpreter that has PyTorch (default: python3); without PyTorch only ours is measured. Exit code 0: all has run, and passed.
+# bench-350m, bench-1558m, bench-b4. Without names memcheck and racecheck, which take longest, come last.
+# PYTHON is the interpreter that has PyTorch (default: python3); without PyTorch only ours is measured. Exit code 0: all has run,
+# and passed.
 # QUICK=1 takes small models and few steps: for trying this script over the stand-in driver.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -16,7 +18,7 @@ root=$PWD
 out=${OUT:-tests/bench/results}
 bundle=${BUNDLE:-build/gpu/bundle}
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(operators train groups programs bench)
+[ ${#parts[@]} -gt 0 ] || parts=(values groups train bench programs memcheck racecheck)
 limit=480
 
 here=$(mktemp -d)
@@ -140,7 +142,7 @@ peak() {
     local part=$1 what=$2 ranks=$3 share=() run=$logs/$1.${2//[^a-zA-Z0-9_]/_}__run.log predicted told
     shift 3
     [ "$ranks" = 1 ] || share=(--share-gpu)
-    predicted=$("$moonshard" check "$root/recipes/gpt_bytes.lua" -n "$ranks" --device cuda --json "$@" 2>"$logs/$part.check.log" |
+    predicted=$(timeout 60 "$moonshard" check "$root/recipes/gpt_bytes.lua" -n "$ranks" --device cuda --json "$@" 2>"$logs/$part.check.log" |
         sed -n 's/.*"peak_bytes":\[\([0-9,]*\)\].*/\1/p')
     try "$part" "$what, run" env RECIPE="$root/recipes/gpt_bytes.lua" "$moonshard" run "$root/tests/gpu/peak.lua" -n "$ranks" \
         --device cuda "${share[@]}" "$@" || return
@@ -380,11 +382,20 @@ file=$out/$(date -u +%Y-%m-%dT%H%M%SZ).json
 } >"$file"
 tar -C "$logs" -czf "${file%.json}.logs.tar.gz" .
 
+# A line for each part, then the rows that did not pass and those that give figures.
 echo
-printf '%-12s %-46s %-8s %5s  %s\n' part what outcome s detail
+printf '%-14s %7s %7s %9s %7s\n' part passed failed "left out" s
+printf '%s\n' "${rows[@]}" | awk -F'|' '
+    !seen[$1]++ { order[++parts] = $1 }
+    { if ($3 == "passed") passed[$1]++; else if ($3 == "left out") left[$1]++; else failed[$1]++; seconds[$1] += $4 }
+    END { for (i = 1; i <= parts; i++) { p = order[i]; printf "%-14s %7d %7d %9d %7d\n", p, passed[p], failed[p], left[p], seconds[p] } }'
 for row in "${rows[@]}"; do
     IFS='|' read -r part what outcome seconds detail <<<"$row"
-    printf '%-12s %-46s %-8s %5s  %s\n' "$part" "$what" "$outcome" "$seconds" "$detail"
+    case $outcome/$what in
+    passed/*medians* | passed/*memory\ beside* | passed/*hook\ in\ Lua* | passed/enqueue | passed/validation\ loss) ;;
+    passed/*) continue ;;
+    esac
+    printf '%-14s %-46s %-8s %s\n' "$part" "$what" "$outcome" "$detail"
 done
 [ ${#warnings[@]} = 0 ] || printf '%s\n' "${warnings[@]}"
 echo "written: $file"

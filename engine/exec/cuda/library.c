@@ -80,6 +80,21 @@ static void try_pythons(search *s, const char *root, const char *inside)
         (void)s->os->list(s->os->user, path, try_python, &lib);
 }
 
+/* Those whose programs are in folders of PATH: python3 is in "bin" of what has "lib", too. */
+static void try_pythons_of_path(search *s, const char *folders)
+{
+    static const char bin[] = "/bin";
+    while (folders && *folders && !s->found) {
+        char root[1024];
+        size_t length = strcspn(folders, ":"), end = sizeof bin - 1;
+        if (length > end && length < sizeof root && !strncmp(folders + length - end, bin, end)) {
+            snprintf(root, sizeof root, "%.*s", (int)(length - end), folders);
+            try_pythons(s, root, "/lib");
+        }
+        folders += length + (folders[length] == ':');
+    }
+}
+
 /* -------------------------------------------------------------------- in order */
 
 static const char *variable_of(const search *s, const char *name)
@@ -101,6 +116,7 @@ static void seek(search *s)
     try_folder(s, "/usr/local/cuda", strlen("/usr/local/cuda"), "/lib64");
     try_pythons(s, variable_of(s, "VIRTUAL_ENV"), "/lib");
     try_pythons(s, variable_of(s, "CONDA_PREFIX"), "/lib");
+    try_pythons_of_path(s, variable_of(s, "PATH"));
     try_pythons(s, variable_of(s, "HOME"), "/.local/lib");
     try_pythons(s, "/usr/local", "/lib");
     try_pythons(s, "/usr", "/lib");

@@ -12,8 +12,9 @@
 
 /* The environment's `variable`, if it is set, is the path of the library, and nothing else is
  * tried. Otherwise `name` is sought in the folders of MS_CUDA_FOLDERS, on the loader's path, in the
- * toolkit (CUDA_HOME, /usr/local/cuda) and in the folders "nvidia" of Python's packages. NULL: it
- * is nowhere, and `text` says why; else `text` is its path. */
+ * toolkit (CUDA_HOME, /usr/local/cuda) and in the folders "nvidia" of Python's packages: of the
+ * environment that is active (VIRTUAL_ENV, CONDA_PREFIX), of what PATH shows, of the user, of the
+ * system. NULL: it is nowhere, and `text` says why; else `text` is its path. */
 void *ms_cuda_library(ms_context *context, const char *variable, const char *name, char *text,
                       size_t bytes);
 

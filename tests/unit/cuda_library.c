@@ -1,0 +1,157 @@
+/* cuda_library.c: where NVIDIA's libraries are sought, on a system whose files the test names. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "exec/cuda/library.h"
+
+#define VARIABLE "MOONSHARD_SOME"
+#define NAME "libsome.so.1"
+
+/* A system with these files, and these variables, NAME=VALUE. */
+typedef struct machine {
+    ms_os os;
+    const char *files[4], *variables[8];
+    bool is_on_loaders_path;
+} machine;
+
+static const char *variable(void *user, const char *name)
+{
+    const machine *self = user;
+    size_t length = strlen(name);
+    for (size_t i = 0; self->variables[i]; i++)
+        if (!strncmp(self->variables[i], name, length) && self->variables[i][length] == '=')
+            return self->variables[i] + length + 1;
+    return NULL;
+}
+
+static bool has(const machine *self, const char *path)
+{
+    for (size_t i = 0; self->files[i]; i++)
+        if (!strcmp(self->files[i], path)) return true;
+    return false;
+}
+
+static int info(void *user, const char *path, ms_file_info *out)
+{
+    memset(out, 0, sizeof *out);
+    return has(user, path) ? 0 : -ENOENT;
+}
+
+/* What is in a folder, by the paths of the files. */
+static int list(void *user, const char *path, void (*entry)(void *to, const char *name), void *to)
+{
+    const machine *self = user;
+    size_t length = strlen(path);
+    int found = -ENOENT;
+    for (size_t i = 0; self->files[i]; i++) {
+        const char *rest = self->files[i] + length;
+        char name[64];
+        if (strncmp(self->files[i], path, length) || *rest != '/') continue;
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(rest + 1, "/"), rest + 1);
+        entry(to, name);
+        found = 0;
+    }
+    return found;
+}
+
+static void *load(void *user, const char *path, char *why, size_t bytes)
+{
+    machine *self = user;
+    bool found = strchr(path, '/') ? has(self, path) : self->is_on_loaders_path;
+    snprintf(why, bytes, "%s: there is no such file", path);
+    return found ? self : NULL;
+}
+
+/* `where`: the path with which it is found; NULL: it is not. */
+static void assert_found(machine m, const char *where)
+{
+    char text[256] = "";
+    m.os = *ms_os_posix();
+    m.os.user = &m;
+    m.os.environment = variable;
+    m.os.info = info;
+    m.os.list = list;
+    m.os.library_load = load;
+    ms_context context = { .os = &m.os };
+    void *found = ms_cuda_library(&context, VARIABLE, NAME, text, sizeof text);
+    if (where) {
+        assert_non_null(found);
+        assert_string_equal(text, where);
+    } else {
+        assert_null(found);
+        assert_string_equal(text, NAME ": there is no such file");
+    }
+}
+
+static void each_place_is_looked_at(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *variable, *file;
+    } places[] = {
+        { "MOONSHARD_CUDA_LIBS=/none:/a/b", "/a/b/" NAME },
+        { "CUDA_HOME=/opt/cuda", "/opt/cuda/lib64/" NAME },
+        { "X=", "/usr/local/cuda/lib64/" NAME },
+        { "VIRTUAL_ENV=/env", "/env/lib/python3.12/site-packages/nvidia/some/lib/" NAME },
+        { "CONDA_PREFIX=/conda", "/conda/lib/python3.11/site-packages/nvidia/cu13/lib/" NAME },
+        { "PATH=/sbin:/opt/py/bin:/bin",
+          "/opt/py/lib/python3.13/site-packages/nvidia/x/lib/" NAME },
+        { "HOME=/home/me", "/home/me/.local/lib/python3.12/site-packages/nvidia/x/lib/" NAME },
+        { "X=", "/usr/local/lib/python3.10/dist-packages/nvidia/x/lib/" NAME },
+        { "X=", "/usr/lib/python3/dist-packages/nvidia/x/lib/" NAME },
+    };
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        machine m = { .files = { places[i].file }, .variables = { places[i].variable } };
+        assert_found(m, places[i].file);
+        if (places[i].variable[0] != 'X')
+            assert_found((machine){ .files = { places[i].file } }, NULL);
+    }
+}
+
+static void earlier_places_come_first(void **state)
+{
+    (void)state;
+    machine m = { .files = { "/a/" NAME, "/opt/cuda/lib64/" NAME, "/own/" NAME },
+                  .variables = { "MOONSHARD_CUDA_LIBS=/a", "CUDA_HOME=/opt/cuda" },
+                  .is_on_loaders_path = true };
+    assert_found(m, "/a/" NAME);
+    m.variables[0] = "CUDA_HOME=/opt/cuda";
+    m.variables[1] = NULL;
+    assert_found(m, NAME);
+    m.is_on_loaders_path = false;
+    assert_found(m, "/opt/cuda/lib64/" NAME);
+    m.variables[1] = VARIABLE "=/own/" NAME;
+    assert_found(m, "/own/" NAME);
+}
+
+/* The variable of a library names the one; no other is taken for it. */
+static void a_path_that_is_named_is_the_only_one(void **state)
+{
+    (void)state;
+    char text[256] = "";
+    machine m = { .os = *ms_os_posix(),
+                  .variables = { VARIABLE "=/own/" NAME },
+                  .is_on_loaders_path = true };
+    m.os.user = &m;
+    m.os.environment = variable;
+    m.os.library_load = load;
+    ms_context context = { .os = &m.os };
+    assert_null(ms_cuda_library(&context, VARIABLE, NAME, text, sizeof text));
+    assert_string_equal(text, "/own/" NAME ": there is no such file");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_place_is_looked_at),
+        cmocka_unit_test(earlier_places_come_first),
+        cmocka_unit_test(a_path_that_is_named_is_the_only_one),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
