@@ -57,6 +57,16 @@ typedef struct ms_poison {
     void (*fill)(ms_storage *storage);
 } ms_poison;
 
+/* Memory of the host that the device's tasks use as they use the device's own, at most one range of
+ * an engine. `check` answers why there cannot be any; the others are as in ms_device. */
+typedef struct ms_device_outside {
+    ms_status (*check)(ms_engine *engine);
+    uint64_t (*capacity)(const ms_engine *engine);
+    void *(*reserve)(ms_engine *engine, uint64_t bytes);
+    int (*commit)(ms_engine *engine, void *address, uint64_t bytes);
+    void (*unreserve)(ms_engine *engine, void *address, uint64_t bytes);
+} ms_device_outside;
+
 struct ms_device {
     const char *name; /* what users call it */
     /* Whose kernels it runs: each layer has a table of tasks for every family. */
@@ -126,6 +136,8 @@ struct ms_device {
     void *(*reserve)(ms_engine *engine, uint64_t bytes);
     int (*commit)(ms_engine *engine, void *address, uint64_t bytes);
     void (*unreserve)(ms_engine *engine, void *address, uint64_t bytes);
+    /* For what is offloaded (ms_storage_new_offloaded). NULL: the pool's memory is the host's. */
+    const ms_device_outside *outside;
     /* Host memory for copies, aligned to 64 bytes; NULL where the machine has no room. Both NULL:
      * plain memory is as good. */
     void *(*host_allocate)(ms_engine *engine, size_t bytes);

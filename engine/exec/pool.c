@@ -43,20 +43,28 @@ static int commit_private(void *user, void *address, uint64_t bytes)
     return engine->device->commit(engine, address, bytes);
 }
 
+static int commit_outside(void *user, void *address, uint64_t bytes)
+{
+    ms_engine *engine = user;
+    return engine->device->outside->commit(engine, address, bytes);
+}
+
 /* Reserves address space for the limit and nothing more, so that the arena never moves: addresses
  * stay valid for the life of a storage. The range is a little larger than the limit, as commits are
  * rounded up to whole pieces. */
-static ms_status open_private(ms_pool *pool, ms_engine *engine, uint64_t limit)
+static ms_status open_private(ms_pool *pool, ms_engine *engine, const ms_device_outside *outside,
+                              uint64_t limit)
 {
     pool->engine = engine;
     pool->limit = limit;
     pool->grain = MS_POOL_GROW;
-    pool->commit = commit_private;
+    pool->commit = outside ? commit_outside : commit_private;
     pool->commit_user = engine;
     /* Address space only; where that is rationed, less of it will do. */
     for (uint64_t bytes = (limit + (2 * MS_POOL_GROW - 1)) & ~(MS_POOL_GROW - 1);
          bytes >= MS_POOL_GROW; bytes /= 2) {
-        pool->base = engine->device->reserve(engine, bytes);
+        pool->base =
+            outside ? outside->reserve(engine, bytes) : engine->device->reserve(engine, bytes);
         if (pool->base) {
             pool->reserved = bytes & ~(MS_POOL_GROW - 1);
             return MS_OK;
@@ -89,14 +97,21 @@ ms_status ms_pool_open(ms_engine *engine, uint64_t limit, uint32_t sharers)
     else limit = engine->device->capacity(engine) / sharers;
     engine->memory.limit = limit;
     engine->memory_mark = MS_PRESSURE_MIN;
-    return open_private(&engine->pool, engine, limit);
+    return open_private(&engine->pool, engine, NULL, limit);
+}
+
+static ms_status open_offload(ms_engine *engine)
+{
+    const ms_device_outside *outside = engine->device->outside;
+    ms_status status = outside ? outside->check(engine) : MS_OK;
+    uint64_t limit = outside ? outside->capacity(engine) : engine->pool.limit;
+    return status ? status : open_private(&engine->offload, engine, outside, limit);
 }
 
 ms_status ms_storage_new_offloaded(ms_stream *stream, size_t bytes, ms_storage **out)
 {
     ms_engine *engine = stream->engine;
-    ms_status status = MS_OK;
-    if (!engine->offload.base) status = open_private(&engine->offload, engine, engine->pool.limit);
+    ms_status status = engine->offload.base ? MS_OK : open_offload(engine);
     return status ? status : ms_storage_new_in(&engine->offload, stream, bytes, out);
 }
 
@@ -113,11 +128,14 @@ static void pool_close(ms_pool *pool)
 /* Safe on an engine that failed to open: a pool without an engine was never opened. */
 void ms_pool_close(ms_engine *engine)
 {
+    const ms_device_outside *outside = engine->device->outside;
     ms_pool *pools[] = { &engine->pool, &engine->offload };
     for (int i = 0; i < 2; i++) {
-        if (!pools[i]->engine) continue;
-        if (pools[i]->base) engine->device->unreserve(engine, pools[i]->base, pools[i]->reserved);
-        pool_close(pools[i]);
+        ms_pool *pool = pools[i];
+        if (!pool->engine) continue;
+        if (pool->base && i == 1 && outside) outside->unreserve(engine, pool->base, pool->reserved);
+        else if (pool->base) engine->device->unreserve(engine, pool->base, pool->reserved);
+        pool_close(pool);
     }
 }
 
@@ -458,6 +476,14 @@ static ms_status out_of_memory(const ms_pool *pool, uint64_t bytes)
         most->bytes = 0;
     }
     ms_memory m = engine->memory;
+    if (is_offload(pool))
+        return ms_engine_fail(engine, MS_ERROR_MEMORY,
+                              "no memory of the host for %llu bytes that are offloaded: offloaded "
+                              "live %llu, peak %llu, limit %llu: end other processes, or offload "
+                              "less; largest owners of all memory: %s",
+                              (unsigned long long)bytes, (unsigned long long)m.offload_live,
+                              (unsigned long long)m.offload_peak, (unsigned long long)pool->limit,
+                              owners);
     describe_full(pool, full, sizeof full);
     return ms_engine_fail(engine, MS_ERROR_MEMORY,
                           "no memory for %llu bytes: live %llu, peak %llu, kept by the pool %llu, "

@@ -121,14 +121,9 @@ describe("ranks that share a GPU", function()
         table.sort(list)
         return list
       end
-      local kept, offloaded = losses "false", losses "true"
+      local kept = losses "false"
       assert.equal(tonumber(switches:match "%d"), #kept)
-      for i, line in ipairs(kept) do
-        local other = offloaded[i]:gmatch "[%d.e-]+"
-        for number in line:gmatch "[%d.e-]+" do
-          assert.near(tonumber(number), tonumber(other()), 1e-6)
-        end
-      end
+      assert.same(kept, losses "true")
     end)
   end
 

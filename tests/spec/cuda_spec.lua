@@ -134,6 +134,17 @@ describe("on a GPU", function()
       other addresses or shapes in each step has ", out .. err)
   end)
 
+  it("refuses offloaded memory that is not pinned", function()
+    command.write(folder .. "/pin.lua", [[
+      local ms = require "moonshard"
+      ms.fsdp(ms.nn.Linear(2, 2), { offload = "cpu", pin = false })]])
+    command.succeed(folder, "run pin.lua")
+    local code, _, err = command.run(folder, "run pin.lua --device cuda", ON_GPU)
+    assert.equal(1, code)
+    assert.matches("pin.lua:2: fsdp: pin = false: the GPU's tasks use offloaded memory, which has \z
+      to be pinned: leave pin out", err)
+  end)
+
   it("says where a run has what computes: its first lines, run.json and the trace", function()
     local gpu = "stand%-in 0, compute capability 9%.0, driver of CUDA 13%.0; .*, %d+ threads"
     local _, err = train("run=t steps=12 graph=true --trace t.json", ON_GPU)

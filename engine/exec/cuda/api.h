@@ -49,6 +49,7 @@ typedef enum ms_cuda_attribute {
     MS_CUDA_MULTIPROCESSORS = 16,
     MS_CUDA_MAJOR = 75, /* of the compute capability */
     MS_CUDA_MINOR = 76,
+    MS_CUDA_HOST_ADDRESSES = 91,  /* whether kernels use registered memory at the host's address */
     MS_CUDA_VIRTUAL_MEMORY = 102, /* whether memory can be given addresses later */
     MS_CUDA_ATTRIBUTE_MOST = 0x7fffffff
 } ms_cuda_attribute;
@@ -57,6 +58,10 @@ enum { MS_CUDA_EVENT_TIMING = 0, MS_CUDA_EVENT_NO_TIMING = 2 };
 enum { MS_CUDA_STREAM_NON_BLOCKING = 1 }; /* it does not wait for the stream NULL */
 enum { MS_CUDA_ALLOCATION_PINNED = 1, MS_CUDA_LOCATION_GPU = 1 };
 enum { MS_CUDA_READ_WRITE = 3 };
+enum {
+    MS_CUDA_REGISTER_PORTABLE = 1,
+    MS_CUDA_REGISTER_MAPPED = 2
+};                                        /* for every context; for kernels */
 enum { MS_CUDA_KERNEL_SHARED_BYTES = 8 }; /* the most shared memory that launches ask for */
 enum { MS_CUDA_GRANULARITY_RECOMMENDED = 1 };
 /* How much threads may call of what a capture does not see, such as allocations: its own thread
@@ -130,6 +135,8 @@ typedef struct ms_cuda_kernel_call {
       (ms_cuda_address, size_t bytes, const ms_cuda_access *, size_t count))                      \
     X(host_allocate, "cuMemHostAlloc", (void **, size_t bytes, unsigned flags))                   \
     X(host_release, "cuMemFreeHost", (void *))                                                    \
+    X(host_register, "cuMemHostRegister_v2", (void *, size_t bytes, unsigned flags))              \
+    X(host_unregister, "cuMemHostUnregister", (void *))                                           \
     X(copy_in, "cuMemcpyHtoDAsync_v2",                                                            \
       (ms_cuda_address, const void *host, size_t bytes, ms_cuda_stream))                          \
     X(copy_out, "cuMemcpyDtoHAsync_v2",                                                           \

@@ -93,7 +93,8 @@ typedef struct ms_cuda_device {
     bool has_virtual;    /* memory can be given addresses later */
     size_t grain;        /* of memory */
     ms_cuda_range *ranges;
-    ms_cuda_event *spare; /* events that are free */
+    ms_cuda_range outside; /* outside.c; no bytes: there is none */
+    ms_cuda_event *spare;  /* events that are free */
     size_t spare_count, spare_capacity;
     ms_cuda_note *notes; /* that are free */
     ms_cuda_image *images;
@@ -380,6 +381,18 @@ void ms_cuda_put_all_kept(ms_engine *engine);
 /* It will never be carried out: the GPU has stopped. */
 void ms_cuda_drop_kept(ms_stream *stream);
 void ms_cuda_batch(ms_engine *engine, bool begins);
+
+/* outside.c. Copies between the host and memory that tasks use, and zeros there, as the driver's
+ * calls: also where the memory is offloaded, which takes a call for each piece. On the thread of
+ * the host. */
+extern const ms_device_outside ms_cuda_outside;
+/* How many of the bytes from this address on one call takes. */
+size_t ms_cuda_span(const ms_cuda_device *self, const void *address, size_t bytes);
+ms_cuda_result ms_cuda_copy_to(const ms_cuda_device *self, void *to, const void *host, size_t bytes,
+                               ms_cuda_stream on);
+ms_cuda_result ms_cuda_copy_from(const ms_cuda_device *self, void *host, const void *from,
+                                 size_t bytes, ms_cuda_stream on);
+ms_cuda_result ms_cuda_zero(const ms_cuda_device *self, void *to, size_t bytes, ms_cuda_stream on);
 
 /* memory.c */
 void *ms_cuda_reserve(ms_engine *engine, uint64_t bytes);

@@ -174,6 +174,7 @@ const ms_device ms_device_cuda = {
     .reserve = ms_cuda_reserve,
     .commit = ms_cuda_commit,
     .unreserve = ms_cuda_unreserve,
+    .outside = &ms_cuda_outside,
     .host_allocate = ms_cuda_host_allocate,
     .host_release = ms_cuda_host_release,
     .capacity = ms_cuda_capacity,

@@ -138,15 +138,14 @@ void ms_cuda_clear(ms_cuda_work *work, void *address, size_t bytes)
     if (work->has_failed || !bytes) return;
     MS_ASSERT(!work->kept && !ms_cuda_errand_is_open(ms_cuda_queue_of(work->stream)));
     if (work->chain && ms_cuda_chain_clear(work, at, bytes)) return;
-    check(work, ms_cuda_of(work->stream->engine)->cuda.fill(at, 0, bytes, work->on));
+    check(work, ms_cuda_zero(ms_cuda_of(work->stream->engine), address, bytes, work->on));
 }
 
 void ms_cuda_put(ms_cuda_work *work, void *to, const void *host, size_t bytes)
 {
     if (work->has_failed || !bytes) return;
     MS_ASSERT(bytes <= MS_CUDA_PUT_MOST && !work->chain);
-    check(work, ms_cuda_of(work->stream->engine)
-                    ->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes, work->on));
+    check(work, ms_cuda_copy_to(ms_cuda_of(work->stream->engine), to, host, bytes, work->on));
 }
 
 void ms_cuda_release_piece(ms_engine *engine, ms_cuda_piece *piece)
@@ -242,22 +241,34 @@ static bool may_use_host(ms_cuda_work *work)
 
 void ms_cuda_to_host(ms_cuda_work *work, void *host, const void *from, size_t bytes)
 {
+    const ms_cuda_device *self = ms_cuda_of(work->stream->engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
     if (!bytes || !may_use_host(work)) return;
-    if (ms_cuda_errand_is_open(queue)) ms_cuda_errand_copy(queue, host, from, bytes, false);
-    else
-        check(work, ms_cuda_of(work->stream->engine)
-                        ->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes, work->on));
+    if (!ms_cuda_errand_is_open(queue)) {
+        check(work, ms_cuda_copy_from(self, host, from, bytes, work->on));
+        return;
+    }
+    for (size_t done = 0, some; done < bytes; done += some) {
+        const char *at = (const char *)from + done;
+        some = ms_cuda_span(self, at, bytes - done);
+        ms_cuda_errand_copy(queue, (char *)host + done, at, some, false);
+    }
 }
 
 void ms_cuda_from_host(ms_cuda_work *work, void *to, const void *host, size_t bytes)
 {
+    const ms_cuda_device *self = ms_cuda_of(work->stream->engine);
     ms_cuda_queue *queue = ms_cuda_queue_of(work->stream);
     if (!bytes || !may_use_host(work)) return;
-    if (ms_cuda_errand_is_open(queue)) ms_cuda_errand_copy(queue, to, host, bytes, true);
-    else
-        check(work, ms_cuda_of(work->stream->engine)
-                        ->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes, work->on));
+    if (!ms_cuda_errand_is_open(queue)) {
+        check(work, ms_cuda_copy_to(self, to, host, bytes, work->on));
+        return;
+    }
+    for (size_t done = 0, some; done < bytes; done += some) {
+        char *at = (char *)to + done;
+        some = ms_cuda_span(self, at, bytes - done);
+        ms_cuda_errand_copy(queue, at, (const char *)host + done, some, true);
+    }
 }
 
 void ms_cuda_on_host(ms_cuda_work *work, ms_host_function function, void *user)

@@ -89,8 +89,7 @@ void ms_cuda_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const
     if (bytes && !ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         ms_cuda_check(stream, launch,
-                      self->cuda.copy_in((ms_cuda_address)(uintptr_t)to, host, bytes,
-                                         ms_cuda_queue_of(stream)->stream));
+                      ms_cuda_copy_to(self, to, host, bytes, ms_cuda_queue_of(stream)->stream));
         ms_cuda_end_times(stream, duty);
         ms_cuda_block(stream, launch);
     }
@@ -106,8 +105,7 @@ void ms_cuda_copy_out(ms_stream *stream, const ms_launch *launch, void *host, co
     if (bytes && !ms_stream_has_failed(stream)) {
         ms_cuda_duty *duty = ms_cuda_begin_times(stream, launch);
         ms_cuda_check(stream, launch,
-                      self->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes,
-                                          ms_cuda_queue_of(stream)->stream));
+                      ms_cuda_copy_from(self, host, from, bytes, ms_cuda_queue_of(stream)->stream));
         ms_cuda_end_times(stream, duty);
         ms_cuda_block(stream, launch);
     }
@@ -119,8 +117,7 @@ void ms_cuda_copy_out(ms_stream *stream, const ms_launch *launch, void *host, co
 void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(engine);
-    ms_cuda_result result =
-        self->cuda.copy_out(host, (ms_cuda_address)(uintptr_t)from, bytes, self->reader);
+    ms_cuda_result result = ms_cuda_copy_from(self, host, from, bytes, self->reader);
     if (!result) result = self->cuda.stream_synchronize(self->reader);
     if (result) memset(host, 0, bytes);
 }

@@ -377,7 +377,8 @@ MS_API ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call,
  * may be carried out later than it would be, but before the host or another stream needs it.
  * Answers false where the device carries out each task as it comes, which changes nothing. */
 MS_API bool ms_engine_set_repeating(ms_engine *engine, bool repeating);
-/* Whether it is on, and the device learns runs: what keeps its memory from step to step then pays. */
+/* Whether it is on, and the device learns runs: what keeps its memory from step to step then pays.
+ */
 MS_API bool ms_engine_is_repeating(const ms_engine *engine);
 /* What became of the tasks of such work since the engine was made. */
 typedef struct ms_repeats {
@@ -586,7 +587,8 @@ MS_API void ms_arena_free(ms_arena *arena); /* NULL is allowed */
 
 /* A storage in a second pool, for what is offloaded from the device's memory. Tasks use it as any
  * other. ms_engine_memory counts it apart. On a device whose tasks run on the host, it is ordinary
- * memory, with the limit of the first pool. */
+ * memory, with the limit of the first pool. On a GPU it is pinned memory of the host, as much as
+ * the machine has; tasks reach it over the bus. MS_ERROR_UNSUPPORTED where they cannot. */
 MS_API ms_status ms_storage_new_offloaded(ms_stream *stream, size_t bytes, ms_storage **out);
 
 /* waits: stream waits inserted for reuse. offload_live, offload_peak: of the second pool; the other

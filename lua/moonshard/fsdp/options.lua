@@ -157,6 +157,10 @@ function options.check(given)
   if o.pin ~= nil and not o.offload then
     core.raise "fsdp: pin is about offloaded memory: say offload = \"cpu\""
   end
+  if o.pin == false and core.device() == "cuda" then
+    core.raise "fsdp: pin = false: the GPU's tasks use offloaded memory, which has to be pinned: \z
+      leave pin out"
+  end
   if o.accumulate then options.choice("accumulate", o.accumulate, { "local", "shard", "all" }) end
   if o.layout then options.choice("layout", o.layout, { "flat", "rows" }) end
   for _, name in ipairs { "max_in_flight", "max_in_flight_bytes", "max_reductions" } do

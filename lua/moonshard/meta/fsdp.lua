@@ -105,11 +105,12 @@
 --- in both modes need a backward in between.
 ---@field full_precision_eval? boolean
 --- "cpu": shards, their gradients and the states of their optimizers are in the host's memory; on
---- CPU ranks in a second pool (ms.memory().offload_live). A shard is copied before its gather, a
---- reduced gradient after its reduction, both on their streams; optimizers step, and clipping
---- measures, where the numbers are.
+--- CPU ranks in a second pool (ms.memory().offload_live). On a GPU it is pinned memory, as much as
+--- the machine has: the GPU steps optimizers and measures norms there, over the bus. A shard is
+--- copied before its gather, a reduced gradient after its reduction, both on their streams.
 ---@field offload? "cpu"
---- Whether offloaded memory is pinned, on GPUs; true unless given. Without effect on CPU ranks.
+--- Whether offloaded memory is pinned. On a GPU it is, as its tasks use it: false is an error
+--- there. Without effect on CPU ranks.
 ---@field pin? boolean
 --- Names or Lua patterns of parameters and buffers that stay as they are on each rank: parameters
 --- are neither copied nor sharded, and their gradients are this rank's; buffers are not copied.

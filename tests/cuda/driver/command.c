@@ -17,6 +17,7 @@ API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t byt
     if (result) return result;
     pthread_mutex_lock(&stand_in_lock);
     result = check_pinned(on, from);
+    if (!is_in_one_piece((void *)(uintptr_t)to, bytes)) result = INVALID_VALUE;
     if (result) {
         pthread_mutex_unlock(&stand_in_lock);
         return result;
@@ -55,6 +56,7 @@ API int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, vo
     if (result) return result;
     pthread_mutex_lock(&stand_in_lock);
     result = check_pinned(on, to);
+    if (!is_in_one_piece((void *)(uintptr_t)from, bytes)) result = INVALID_VALUE;
     if (result) {
         pthread_mutex_unlock(&stand_in_lock);
         return result;
@@ -152,6 +154,10 @@ API int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t bytes
     int result = begin_in_context("cuMemsetD8Async");
     if (result) return result;
     pthread_mutex_lock(&stand_in_lock);
+    if (!is_in_one_piece((void *)(uintptr_t)to, bytes)) {
+        pthread_mutex_unlock(&stand_in_lock);
+        return INVALID_VALUE;
+    }
     work *made = add_work(on, COPY);
     made->name = "a fill";
     made->to = (void *)(uintptr_t)to;

@@ -190,8 +190,9 @@ API int cuDeviceGetAttribute(int *value, int attribute, int gpu)
     (void)gpu;
     const char *without = getenv("MOONSHARD_STAND_IN_WITHOUT"),
                *major = getenv("MOONSHARD_STAND_IN_MAJOR");
-    *value = attribute == 75 ? 9 : attribute == 16 ? 2 : attribute == 102;
+    *value = attribute == 75 ? 9 : attribute == 16 ? 2 : attribute == 102 || attribute == 91;
     if (attribute == 102 && without && strcmp(without, "virtual") == 0) *value = 0;
+    if (attribute == 91 && without && strcmp(without, "host addresses") == 0) *value = 0;
     if (attribute == 75 && major) *value = atoi(major);
     if (attribute == 76) *value = 0;
     return begin("cuDeviceGetAttribute");

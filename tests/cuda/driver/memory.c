@@ -181,3 +181,55 @@ API int cuMemFreeHost(void *memory)
     }
     return result;
 }
+
+/* ------------------------------------------------ memory that the host has made */
+
+static struct registered {
+    uintptr_t begin, end;
+} * registered;
+static size_t registered_count;
+
+API int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
+{
+    int result = begin_relaxed("cuMemHostRegister_v2", "memory of the host is registered");
+    uintptr_t begin = (uintptr_t)memory, end = begin + bytes;
+    if (!result && (flags != 3 || !bytes || begin % 4096 || bytes % 4096)) result = INVALID_VALUE;
+    if (result) return result;
+    pthread_mutex_lock(&stand_in_lock);
+    for (size_t i = 0; i < registered_count; i++)
+        if (begin < registered[i].end && end > registered[i].begin) result = ALREADY_REGISTERED;
+    if (!result) {
+        registered = realloc(registered, (registered_count + 1) * sizeof *registered);
+        if (!registered) abort();
+        registered[registered_count++] = (struct registered){ begin, end };
+        order_map(memory, bytes);
+        driver.left++;
+    }
+    pthread_mutex_unlock(&stand_in_lock);
+    if (!result) pin(memory, bytes);
+    return result;
+}
+API int cuMemHostUnregister(void *memory)
+{
+    int result = begin_never("cuMemHostUnregister", "memory of the host is given back");
+    pthread_mutex_lock(&stand_in_lock);
+    for (size_t i = 0; i < registered_count; i++)
+        if (registered[i].begin == (uintptr_t)memory) {
+            order_unmap(memory, registered[i].end - registered[i].begin);
+            registered[i] = registered[--registered_count];
+            driver.left--;
+            break;
+        }
+    unpin(memory);
+    pthread_mutex_unlock(&stand_in_lock);
+    return result;
+}
+/* Kernels may go from one piece into the next, copies may not. */
+bool is_in_one_piece(const void *memory, size_t bytes)
+{
+    uintptr_t begin = (uintptr_t)memory, end = begin + bytes;
+    for (size_t i = 0; i < registered_count; i++)
+        if (begin < registered[i].end && end > registered[i].begin)
+            return begin >= registered[i].begin && end <= registered[i].end;
+    return true;
+}

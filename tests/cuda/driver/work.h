@@ -17,6 +17,7 @@ enum {
     SUCCESS = 0,
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
+    ALREADY_REGISTERED = 712,
     NOT_INITIALIZED = 3,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
@@ -138,6 +139,8 @@ void carry_out(const work *now);
 bool is_pinned(const void *memory);
 /* What a capture copies from or to the host is pinned: what became of other memory is not known. */
 int check_pinned(const stream *on, const void *memory);
+/* No part of it lies in another piece of registered memory than the rest, or in none. */
+bool is_in_one_piece(const void *memory, size_t bytes);
 
 /* command.c */
 /* What a kernel is launched with; the arguments are copied. */
