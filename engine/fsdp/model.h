@@ -323,8 +323,8 @@ uint64_t ms_flat_shard_bytes(const ms_flat *flat);
 /* How many whole flat parameters, and how many gradients, tasks may still use after they were
  * dropped. */
 void ms_fsdp_limit_rooms(ms_fsdp *fsdp, uint32_t gathers, uint32_t reductions);
-/* As ms_storage_refill; in a room, where steps may become graphs. *number: that of the tensor's last
- * room, or 0; becomes that of its new one. */
+/* As ms_storage_refill; in a room, where steps may become graphs. *number: that of the tensor's
+ * last room, or 0; becomes that of its new one. */
 ms_status ms_rooms_refill(ms_rooms *rooms, ms_flat *flat, ms_tensor *tensor, ms_stream *stream,
                           uint32_t *number);
 /* As ms_storage_drop. */

@@ -79,6 +79,8 @@ local function row_of(entry, ceiling, gate, s)
     family = entry.family, kernel = entry.name, us = seconds * 1e6, [what] = case[what],
     gb_s = what == "bytes" and rate / 1e9 or nil, tflop_s = what == "flops" and rate / 1e12 or nil,
     share = rate / ceiling[what], target = TARGET[what] / 100, tasks = names,
+    -- In a trace, the name of an attention task ends with who computes it.
+    way = names[1] and names[1]:match ", (.+)$",
   }
 end
 
@@ -87,8 +89,9 @@ local function print_row(row)
     or ("%11.6g GFLOP"):format(row.flops / 1e9)
   local rate = row.gb_s and ("%9.1f GB/s   "):format(row.gb_s)
     or ("%9.3f TFLOP/s"):format(row.tflop_s)
-  print(("%-12s %-38s %s %11.1f us  %s  %4.0f%%  (%d%%)"):format(row.family, row.kernel, work,
-    row.us, rate, 100 * row.share, math.floor(100 * row.target + 0.5)))
+  print(("%-12s %-38s %s %11.1f us  %s  %4.0f%%  (%d%%)%s"):format(row.family, row.kernel, work,
+    row.us, rate, 100 * row.share, math.floor(100 * row.target + 0.5),
+    row.way and "  " .. row.way or ""))
 end
 
 -- The sizes of a run: those of GPT-2 124M, or small ones for trying the command.
