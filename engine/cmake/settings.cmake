@@ -29,9 +29,9 @@ set(MS_ISA_OPTIMIZATION -O3)
 if(MOONSHARD_SANITIZE)
   target_compile_definitions(moonshard_settings INTERFACE MS_SANITIZE=1)
   target_compile_options(moonshard_settings INTERFACE
-    -fsanitize=${MOONSHARD_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    -fsanitize=${MOONSHARD_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   target_link_options(moonshard_settings INTERFACE -fsanitize=${MOONSHARD_SANITIZE})
-  set(MS_ISA_OPTIMIZATION -O2)   # -O3 with instrumentation takes minutes to compile and runs no faster
+  set(MS_ISA_OPTIMIZATION -O1)   # more takes minutes to compile with instrumentation
 else()
   # A symbol that no library provides stops the link here, not a user's program later. (The sanitizers' own symbols
   # come from the executable, so their builds go without.)
