@@ -134,6 +134,55 @@ describe("on a GPU", function()
       other addresses or shapes in each step has ", out .. err)
   end)
 
+  -- Shapes, values and gradients; or the error, as of attention without a key.
+  it("gives what the CPU gives for tensors without elements", function()
+    command.write(folder .. "/empty.lua", [[
+      local ms = require "moonshard"
+      local function write(t)
+        return ("%s %s"):format(t, table.concat(t:reshape(-1):to_table(), " "))
+      end
+      local function case(name, shapes, f)
+        local leaves = {}
+        for i, shape in ipairs(shapes) do leaves[i] = ms.ones(shape):keep():requires_grad_() end
+        local ok, text = pcall(function()
+          local out = f(table.unpack(leaves))
+          local lines = { write(out:detach()) }
+          out:sum():backward()
+          for i, leaf in ipairs(leaves) do lines[i + 1] = write(leaf:grad()) end
+          return table.concat(lines, "; ")
+        end)
+        print(("%s: %s: %s"):format(name, ok, text))
+      end
+      local none = ms.zeros({ 0, dtype = "i64" }):keep()
+      local function attention(q, k, v) return q:attention(k, v, { causal = true }) end
+      case("softmax", { { 0, 5 } }, function(x) return x:softmax() end)
+      case("softmax of none", { { 3, 0 } }, function(x) return x:softmax() end)
+      case("log_softmax", { { 0, 5 } }, function(x) return x:log_softmax() end)
+      case("cross_entropy", { { 0, 5 } }, function(x) return x:cross_entropy(none) end)
+      local function layer_norm(x, w, b) return x:layer_norm(w, b) end
+      local function linear(x, w, b) return x:linear(w, b) end
+      case("layer_norm", { { 0, 5 }, { 5 }, { 5 } }, layer_norm)
+      case("rms_norm", { { 0, 5 }, { 5 } }, function(x, w) return x:rms_norm(w) end)
+      case("embedding", { { 4, 3 } }, function(w) return none:embedding(w) end)
+      case("linear", { { 0, 4 }, { 3, 4 }, { 3 } }, linear)
+      case("linear of none", { { 2, 0 }, { 3, 0 }, { 3 } }, linear)
+      case("matmul", { { 2, 0 }, { 0, 3 } }, function(a, b) return a:matmul(b) end)
+      case("attention", { { 0, 2, 4, 8 }, { 0, 2, 4, 8 }, { 0, 2, 4, 8 } }, attention)
+      case("attention of none", { { 1, 2, 0, 8 }, { 1, 2, 0, 8 }, { 1, 2, 0, 8 } }, attention)
+      case("sum", { { 0, 3 } }, function(x) return x:sum(1) end)
+      case("mean", { { 3, 0 } }, function(x) return x:mean(2) end)
+      case("max", { { 0, 3 } }, function(x) return x:max(2) end)
+      case("gelu", { { 0 } }, function(x) return x:gelu() end)
+      case("add", { { 0, 3 }, { 3 } }, function(a, b) return a:add(b) end)
+      case("cat", { { 0, 3 }, { 2, 3 } }, function(a, b) return ms.cat({ a, b }, 1) end)
+      case("dropout", { { 0, 3 } }, function(x) return x:dropout(0.5) end)]])
+    local here = command.succeed(folder, "run empty.lua")
+    assert.matches("attention: true: tensor %[0, 2, 4, 8%]", here)
+    assert.matches("linear of none: true: tensor %[2, 3%] f32 1%.0 1%.0 1%.0 1%.0 1%.0 1%.0; ",
+      here)
+    assert.equal(here, (command.succeed(folder, "run empty.lua --device cuda", ON_GPU)))
+  end)
+
   it("refuses offloaded memory that is not pinned", function()
     command.write(folder .. "/pin.lua", [[
       local ms = require "moonshard"
