@@ -63,15 +63,18 @@ else
   local known, of = {}, nil
   for line in io.lines(TABLE) do
     of = of or line:match "^nvcc (.*)"
-    known[line] = true
+    if line:match "^[%w_]+ sm_" then known[line] = true end
   end
   local other = {}
   for _, line in ipairs(of == version and found or {}) do
-    if not known[line] then other[#other + 1] = line end
+    if not known[line] then other[#other + 1] = "new: " .. line end
+    known[line] = nil
   end
+  for line in pairs(of == version and known or {}) do other[#other + 1] = "gone: " .. line end
+  table.sort(other)
   if #other > 0 then
-    refuse("%d lines are not in %s:\n    %s\nIf that is right, write the table anew:\n    \z
-      lua5.4 %s %s %s --write", #other, TABLE,
+    refuse("%s differs in %d lines:\n    %s\nIf that is right, write the table anew:\n    \z
+      lua5.4 %s %s %s --write", TABLE, #other,
       table.concat(other, "\n    ", 1, math.min(#other, 10)), arg[0], build, nvcc)
   end
 end
