@@ -117,7 +117,8 @@ describe("the command line", function()
   it("refuses switches that make no sense with code 2, saying what is expected", function()
     for arguments, text in pairs {
       ["info --threads=0"] = "1 or more", ["info --threads=x"] = "an integer",
-      ["info --memory=1.5"] = "an integer", ["info --seed=x"] = "an integer",
+      ["info --memory=1.5"] = "an integer", ["info --memory-limit=1.5"] = "an integer",
+      ["info --seed=x"] = "an integer",
       ["info extra"] = "too many arguments", ["info --devise cpu"] = "%-%-device",
       ["bench"] = "usage", ["bench speed"] = "usage",
       ["bench step --steps 0"] = "1 or more", ["bench optim --parameters 0"] = "1 or more",

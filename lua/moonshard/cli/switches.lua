@@ -60,6 +60,7 @@ function switches.parser(name, description, device)
   parser:option("--memory", "limit of tensor memory of each rank (default: the machine's memory; \z
     on a GPU 90% of what is free there)")
     :argname "BYTES":convert(switches.count)
+  parser:option("--memory-limit"):target "memory":convert(switches.count):hidden(true) -- the same
   parser:option("--rates", "speeds of the simulated machine, from which sim estimates times (.lua \z
     or .json; default: measured on one machine)"):argname "FILE"
   parser:flag("--strict", "a missing wait between streams is an error")
