@@ -185,7 +185,9 @@ static int request_drain(lua_State *L)
  * without waiting for work that was enqueued after it. The tensor itself may be released meanwhile:
  * the copy has been enqueued. */
 typedef struct probe_box {
-    ms_readback *readback;
+    ms_readback *readback; /* NULL once the value was read, or the probe closed */
+    bool has_value;
+    double value;
 } probe_box;
 
 /* __gc and __close. The field is cleared first, so that a second call does nothing. Freeing never
@@ -195,6 +197,7 @@ static int probe_gc(lua_State *L)
     probe_box *box = luaL_checkudata(L, 1, MS_PROBE_TYPE);
     ms_readback *readback = box->readback;
     box->readback = NULL;
+    box->has_value = false;
     ms_readback_free(readback);
     return 0;
 }
@@ -212,22 +215,27 @@ static int probe(lua_State *L)
     }
     probe_box *box = lua_newuserdatauv(L, sizeof *box, 0);
     /* The box is complete before the engine makes the readback, so __gc is right at any moment. */
-    box->readback = NULL;
+    *box = (probe_box){ .readback = NULL };
     luaL_setmetatable(L, MS_PROBE_TYPE);
     ms_lua_ok(L, ms_tensor_readback(t, &box->readback));
     return 1;
 }
 
 /* probe:value() -> number; waits only if the device is not there yet. It may be called again and
- * gives the same number. */
+ * gives the same number. The copy's memory is freed here, not when Lua collects the probe, so that
+ * the next steps use it again. */
 static int probe_value(lua_State *L)
 {
     probe_box *box = luaL_checkudata(L, 1, MS_PROBE_TYPE);
     ms_lua_enter(L);
-    if (!box->readback) return ms_lua_error(L, "the probe was closed");
-    double value = 0;
-    ms_lua_ok(L, ms_readback_number(box->readback, &value));
-    lua_pushnumber(L, value);
+    if (!box->readback && !box->has_value) return ms_lua_error(L, "the probe was closed");
+    if (box->readback) {
+        ms_lua_ok(L, ms_readback_number(box->readback, &box->value));
+        box->has_value = true;
+        ms_readback_free(box->readback);
+        box->readback = NULL;
+    }
+    lua_pushnumber(L, box->value);
     return 1;
 }
 

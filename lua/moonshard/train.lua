@@ -176,11 +176,12 @@ end
 -- skipped.
 local function judge(self, entry)
   if core.is_sim() then return end                 -- all values are zeros there
-  if entry.finite:value() ~= 0 then
+  -- Reading a probe frees its memory for the next steps, so both are read in any case.
+  local finite, position = entry.finite:value() ~= 0, math.tointeger(entry.bad:value())
+  if finite then
     self.skips = 0
     return
   end
-  local position = math.tointeger(entry.bad:value())
   local where = position >= 0
     and (" (first bad gradient: %s)"):format(entry.parameters[position + 1]:name())
     or " (the gradients are finite)"

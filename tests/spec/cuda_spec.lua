@@ -50,6 +50,25 @@ describe("on a GPU", function()
     end
   end)
 
+  -- How often a training made each call of the driver.
+  local function calls_of(options)
+    local counts = {}
+    train(options, ("%s MOONSHARD_STAND_IN_CALLS='%s/calls'"):format(ON_GPU, folder))
+    for name, count in command.read(folder .. "/calls"):gmatch "([^\n]+): (%d+)" do
+      counts[name] = tonumber(count)
+    end
+    return counts
+  end
+
+  it("takes pinned memory in its first steps only", function()
+    local few, many = calls_of "run=few steps=10", calls_of "run=many steps=40"
+    assert.is_true(few.cuMemHostAlloc > 10)
+    assert.is_true(many.cuLaunchKernel > few.cuLaunchKernel + 1000)
+    -- How much is in use at once depends on when copies are found to be done.
+    assert.is_true(many.cuMemHostAlloc <= few.cuMemHostAlloc + 2)
+    assert.is_true(many.cuMemFreeHost <= few.cuMemFreeHost + 2)
+  end)
+
   it("has the same bits in each order of its streams, and goes on where it was", function()
     train("run=a steps=12 every.save=6 model.dropout=0.1", ON_GPU)
     train("run=b steps=12 every.save=6 model.dropout=0.1", ON_GPU .. " MOONSHARD_STAND_IN_SEED=5")

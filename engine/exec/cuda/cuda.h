@@ -58,6 +58,14 @@ typedef union ms_cuda_note {
     union ms_cuda_note *next; /* of those that are free */
 } ms_cuda_note;
 
+/* Pinned memory that is free, in lists by size: pinned.c. */
+#define MS_CUDA_PINNED_LISTS 88
+typedef struct ms_cuda_pinned_block ms_cuda_pinned_block;
+typedef struct ms_cuda_pinned {
+    ms_cuda_pinned_block *lists[MS_CUDA_PINNED_LISTS];
+    size_t bytes; /* of all */
+} ms_cuda_pinned;
+
 typedef struct ms_cuda_chain ms_cuda_chain;
 
 /* A task of a stream's log, or of a chain. */
@@ -97,6 +105,7 @@ typedef struct ms_cuda_device {
     ms_cuda_event *spare;  /* events that are free */
     size_t spare_count, spare_capacity;
     ms_cuda_note *notes; /* that are free */
+    ms_cuda_pinned pinned;
     ms_cuda_image *images;
     size_t image_count, image_capacity;
     ms_cuda_known *known; /* open addressing, by address of the kernel */
@@ -326,7 +335,6 @@ void ms_cuda_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const
                      size_t bytes);
 void ms_cuda_copy_out(ms_stream *stream, const ms_launch *launch, void *host, const void *from,
                       size_t bytes);
-void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes);
 void ms_cuda_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
                      const char *message);
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
@@ -398,9 +406,14 @@ ms_cuda_result ms_cuda_zero(const ms_cuda_device *self, void *to, size_t bytes, 
 void *ms_cuda_reserve(ms_engine *engine, uint64_t bytes);
 int ms_cuda_commit(ms_engine *engine, void *address, uint64_t bytes);
 void ms_cuda_unreserve(ms_engine *engine, void *address, uint64_t bytes);
-void *ms_cuda_host_allocate(ms_engine *engine, size_t bytes);
-void ms_cuda_host_release(ms_engine *engine, void *memory);
 uint64_t ms_cuda_capacity(const ms_engine *engine);
 uint64_t ms_cuda_available(const ms_engine *engine, uint64_t *total);
+
+/* pinned.c */
+void *ms_cuda_host_allocate(ms_engine *engine, size_t bytes);
+void ms_cuda_host_release(ms_engine *engine, void *memory);
+/* The driver gets what is free. */
+void ms_cuda_give_pinned_back(ms_cuda_device *self);
+void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes);
 
 #endif

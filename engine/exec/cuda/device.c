@@ -13,6 +13,7 @@ static void release_spare(ms_cuda_device *self)
     if (self->anchor) (void)self->cuda.event_destroy(self->anchor);
     if (self->next_anchor) (void)self->cuda.event_destroy(self->next_anchor);
     while (self->notes) (void)self->cuda.host_release(ms_cuda_take_note(self));
+    ms_cuda_give_pinned_back(self);
 }
 
 static void cuda_close(ms_engine *engine, void *state)

@@ -112,16 +112,6 @@ void ms_cuda_copy_out(ms_stream *stream, const ms_launch *launch, void *host, co
     ms_cuda_advance(stream, launch->seq);
 }
 
-/* On a stream of its own, which waits for no other. An error here is one of the GPU, which the
- * streams find as well; the host reads zeros. */
-void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
-{
-    ms_cuda_device *self = ms_cuda_enter(engine);
-    ms_cuda_result result = ms_cuda_copy_from(self, host, from, bytes, self->reader);
-    if (!result) result = self->cuda.stream_synchronize(self->reader);
-    if (result) memset(host, 0, bytes);
-}
-
 /* --------------------------------------------------------- on the host's side */
 
 /* On a thread of the driver, in stream order. It calls nothing of the driver. */

@@ -1,4 +1,4 @@
-/* memory.c: memory of the GPU for the pool, and pinned memory of the host. */
+/* memory.c: memory of the GPU for the pool. */
 #include <errno.h>
 
 #include "exec/cuda/cuda.h"
@@ -94,19 +94,6 @@ void ms_cuda_unreserve(ms_engine *engine, void *address, uint64_t bytes)
         (void)self->cuda.unreserve(range->base, range->bytes);
     }
     ms_release(&engine->context, range);
-}
-
-void *ms_cuda_host_allocate(ms_engine *engine, size_t bytes)
-{
-    ms_cuda_device *self = ms_cuda_enter(engine);
-    void *memory = NULL;
-    ms_cuda_result result = self->cuda.host_allocate(&memory, bytes, 0);
-    return result ? NULL : memory;
-}
-
-void ms_cuda_host_release(ms_engine *engine, void *memory)
-{
-    (void)ms_cuda_enter(engine)->cuda.host_release(memory);
 }
 
 uint64_t ms_cuda_available(const ms_engine *engine, uint64_t *total)

@@ -347,8 +347,8 @@ MS_API ms_status ms_stream_fail_if(ms_stream *stream, const char *name, ms_stora
                                    size_t offset, const char *message);
 
 /* Host memory that the device copies to and from without a detour (pinned), aligned to 64 bytes;
- * plain memory where that is as good. what: for the error. Free it once no copy needs it; NULL is
- * allowed. */
+ * plain memory where that is as good. It holds anything. what: for the error. Free it once the
+ * points of its copies are reached: the next caller may get it at once. NULL is allowed. */
 MS_API ms_status ms_host_memory_new(ms_engine *engine, size_t bytes, const char *what, void **out);
 MS_API void ms_host_memory_free(ms_engine *engine, void *memory);
 

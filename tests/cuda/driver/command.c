@@ -27,7 +27,7 @@ API int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t byt
     made->to = (void *)(uintptr_t)to;
     made->from = from;
     made->bytes = bytes;
-    if (bytes <= 65536 && !((stream *)on)->capture && !is_pinned(from)) {
+    if (bytes <= 65536 && !((stream *)on)->capture && !is_pinned(from, 1)) {
         made->memory = malloc(bytes + 1);
         if (!made->memory) abort();
         memcpy(made->memory, from, bytes);
@@ -61,6 +61,7 @@ API int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, vo
         pthread_mutex_unlock(&stand_in_lock);
         return result;
     }
+    if (!is_pinned(to, bytes)) count_call("a copy to pageable memory");
     bool is_used = is_in_use(on, to, bytes);
     work *made = add_work(on, COPY);
     made->name = "a copy to the host";

@@ -59,12 +59,27 @@ API unsigned stand_in_calls(const char *call)
 
 __thread void *current;
 
-/* Every call begins so. 0: it goes on. */
-int begin(const char *call)
+/* The end of a process whose tests are in another one. */
+__attribute__((destructor)) static void write_counts(void)
+{
+    const char *path = getenv("MOONSHARD_STAND_IN_CALLS");
+    FILE *file = path ? fopen(path, "w") : NULL;
+    if (!file) return;
+    for (size_t i = 0; i < sizeof counts / sizeof *counts && counts[i].call; i++)
+        fprintf(file, "%s: %u\n", counts[i].call, counts[i].calls);
+    (void)fclose(file);
+}
+
+void count_call(const char *call)
 {
     pthread_mutex_lock(&counting);
     count_of(call)->calls++;
     pthread_mutex_unlock(&counting);
+}
+/* Every call begins so. 0: it goes on. */
+int begin(const char *call)
+{
+    count_call(call);
     if (driver.fails && strcmp(driver.fails, call) == 0) {
         driver.fails = NULL;
         return driver.fails_with;

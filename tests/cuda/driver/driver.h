@@ -9,9 +9,10 @@
  * the Nth kernel whose name contains NAME stops the GPU. With MOONSHARD_STAND_IN_WATCH it
  * also finds work that touches the same memory in no certain order (order.h). With
  * MOONSHARD_STAND_IN_WAITS=1, calls that take or give memory or load kernels wait for all work, of
- * all threads, as those of a driver may. Kernels are functions
- * of the process, found by their names: NAME gets the arguments, the numbers of blocks and threads,
- * and the bytes of shared memory; NAME_bytes says how many bytes of arguments there are. */
+ * all threads, as those of a driver may. MOONSHARD_STAND_IN_CALLS=FILE: at its end the process
+ * writes there how often each call was made (stand_in_calls). Kernels are functions of the process,
+ * found by their names: NAME gets the arguments, the numbers of blocks and threads, and the bytes
+ * of shared memory; NAME_bytes says how many bytes of arguments there are. */
 #ifndef MOONSHARD_TEST_CUDA_DRIVER_H
 #define MOONSHARD_TEST_CUDA_DRIVER_H
 
@@ -33,7 +34,8 @@ typedef void stand_in_fails_function(const char *call, int result);
 typedef void stand_in_stops_function(int result);
 /* The driver's version from now on, and how many GPUs it has. */
 typedef void stand_in_is_function(int version, int gpus);
-/* How often a call of this name was made; how many things it has made are still there. */
+/* How often a call of this name was made ("a copy to pageable memory": of cuMemcpyDtoHAsync, to
+ * memory of the host that is not pinned); how many things it has made are still there. */
 typedef unsigned stand_in_calls_function(const char *call);
 typedef unsigned stand_in_left_function(void);
 /* How many faults were found since the last call, with MOONSHARD_STAND_IN_WATCH=count (order.h),

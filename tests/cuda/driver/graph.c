@@ -469,13 +469,15 @@ void program_over(work *launch)
     free(launch->kernels);
 }
 
-bool program_uses(const void *memory)
+bool program_uses(const void *memory, size_t bytes)
 {
+    uintptr_t begin = (uintptr_t)memory;
     for (const graph *one = graphs; one; one = one->next)
-        for (unsigned i = 0; i < one->count; i++)
-            if (one->all[i]->kind == COPY
-                && (one->all[i]->to == memory
-                    || (!one->all[i]->memory && one->all[i]->from == memory)))
-                return true;
+        for (unsigned i = 0; i < one->count; i++) {
+            const work *now = one->all[i];
+            if (now->kind != COPY) continue;
+            if ((uintptr_t)now->to - begin < bytes) return true;
+            if (!now->memory && (uintptr_t)now->from - begin < bytes) return true;
+        }
     return false;
 }

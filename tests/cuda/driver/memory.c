@@ -126,25 +126,30 @@ static void pin(const void *memory, size_t bytes)
     pinned[pinned_count++] = (struct pinned){ memory, (const char *)memory + bytes };
     pthread_mutex_unlock(&stand_in_lock);
 }
-static void unpin(const void *memory)
+static struct pinned unpin(const void *memory)
 {
+    struct pinned found = { memory, memory };
     for (size_t i = 0; i < pinned_count; i++)
         if (pinned[i].begin == memory) {
+            found = pinned[i];
             pinned[i] = pinned[--pinned_count];
-            return;
         }
+    return found;
 }
-bool is_pinned(const void *memory)
+static bool is_in(struct pinned range, const void *at)
+{
+    return (const char *)at >= range.begin && (const char *)at < range.end;
+}
+bool is_pinned(const void *memory, size_t bytes)
 {
     for (size_t i = 0; i < pinned_count; i++)
-        if ((const char *)memory >= pinned[i].begin && (const char *)memory < pinned[i].end)
-            return true;
+        if (is_in(pinned[i], memory)) return (const char *)memory + bytes <= pinned[i].end;
     return false;
 }
 /* What a capture copies from or to the host is pinned: what became of other memory is not known. */
 int check_pinned(const stream *on, const void *memory)
 {
-    if (!on->capture || is_pinned(memory)) return SUCCESS;
+    if (!on->capture || is_pinned(memory, 1)) return SUCCESS;
     return capture_broken(on->capture, "memory of the host that is not pinned is copied");
 }
 API int cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
@@ -164,12 +169,14 @@ API int cuMemFreeHost(void *memory)
     if (result && !driver.stopped) return result;
     driver.left--;
     pthread_mutex_lock(&stand_in_lock);
+    struct pinned range = unpin(memory);
     for (const stream *one = streams; one; one = one->next)
         for (const work *now = one->first; now; now = now->next)
-            if (now->kind == COPY && (now->to == memory || (!now->memory && now->from == memory)))
+            if (now->kind == COPY
+                && (is_in(range, now->to) || (!now->memory && is_in(range, now->from))))
                 under_way = now->name;
-    unpin(memory);
-    if (!under_way && program_uses(memory)) under_way = "a graph";
+    if (!under_way && program_uses(memory, (size_t)(range.end - range.begin)))
+        under_way = "a graph";
     pthread_mutex_unlock(&stand_in_lock);
     /* It stays, since the work will run: as memory of no one. */
     static void *kept[64];

@@ -111,6 +111,7 @@ extern struct stand_in {
     _Atomic unsigned left;
 } driver;
 extern __thread void *current; /* context */
+void count_call(const char *call);
 /* Every call begins with one of these. 0: it goes on. relaxed, never: calls that a capture does not
  * see are refused meanwhile: unless the thread's mode is relaxed, or in any mode. */
 int begin(const char *call);
@@ -136,7 +137,7 @@ void free_work(work *gone);
 void carry_out(const work *now);
 
 /* memory.c */
-bool is_pinned(const void *memory);
+bool is_pinned(const void *memory, size_t bytes);
 /* What a capture copies from or to the host is pinned: what became of other memory is not known. */
 int check_pinned(const stream *on, const void *memory);
 /* No part of it lies in another piece of registered memory than the rest, or in none. */
@@ -165,6 +166,6 @@ bool program_step(unsigned number, work *launch);
 bool program_waits(const work *launch);
 void program_over(work *launch);
 /* Whether work of a graph copies from this memory of the host, or to it. */
-bool program_uses(const void *memory);
+bool program_uses(const void *memory, size_t bytes);
 
 #endif
