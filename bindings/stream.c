@@ -30,14 +30,24 @@ static ms_stream *check_stream(lua_State *L, int index)
     return ((stream_box *)luaL_checkudata(L, index, MS_STREAM_TYPE))->stream;
 }
 
-/* core.stream(name?) -> the current stream, or the one of that name. A name that is new makes a
- * stream, of which an engine has MS_STREAMS_MAX at most. "compute" is there from the start. */
+/* core.stream(name?, priority?) -> the current stream, or the one of that name. A name that is new
+ * makes a stream, of which an engine has MS_STREAMS_MAX at most. "compute" is there from the start.
+ * With a priority (ms_stream_priority), a stream that has another one is refused. */
 static int stream(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     ms_stream *found = ms_engine_current(engine);
+    bool is_given = !lua_isnoneornil(L, 2);
+    int32_t priority =
+        is_given ? (int32_t)ms_lua_integer(L, 2, MS_PRIORITY_LOW, MS_PRIORITY_HIGH, "priority")
+                 : MS_PRIORITY_NORMAL;
     if (!lua_isnoneornil(L, 1))
-        ms_lua_ok(L, ms_engine_stream(engine, luaL_checkstring(L, 1), &found));
+        ms_lua_ok(L, ms_engine_stream_with(engine, luaL_checkstring(L, 1), priority, &found));
+    if (is_given && ms_stream_priority(found) != priority)
+        return ms_lua_error(L,
+                            "stream '%s' was made with another priority, which it keeps: give the "
+                            "priority where the stream is first used",
+                            ms_stream_name(found));
     return ms_lua_push_stream(L, found);
 }
 

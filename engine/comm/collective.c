@@ -227,15 +227,17 @@ static ms_point *place_of(ms_group *group, const ms_comm_args *args)
 static ms_status choose_stream(ms_group *group, const ms_comm_args *args, const ms_collective *c,
                                ms_stream **out)
 {
+    ms_engine *engine = group->comm->engine;
     *out = c->stream;
     if (c->stream) return MS_OK;
     /* A stream with functions of the host costs a GPU's device a thread: one is for all groups,
      * whose calls have the same order on all ranks. */
     if (args->by_hosts && !ms_comm_runs_on_host(group->comm))
-        return ms_engine_stream(group->comm->engine, "numbers", out);
+        return ms_engine_stream_with(engine, "numbers", MS_PRIORITY_HIGH, out);
     /* The two streams of sends and receives are this rank's, not the group's. */
     if (ms_kind_is_pair(args->kind))
-        return ms_engine_stream(group->comm->engine, args->kind == MS_SEND ? "send" : "recv", out);
+        return ms_engine_stream_with(engine, args->kind == MS_SEND ? "send" : "recv",
+                                     MS_PRIORITY_HIGH, out);
     return ms_group_stream(group, args->channel + 1u, out);
 }
 

@@ -320,7 +320,8 @@ bool ms_group_uses_graphs(const ms_group *group) { return group->comm->has_graph
 
 /* A stream of its own for each group and channel, so that none waits for another, as long as there
  * are streams. After that, groups share the streams of the world (index 0): calls are still in
- * order, but may wait for each other. */
+ * order, but may wait for each other. Of high priority, so that a collective's kernels need not
+ * wait on a GPU until those of backward, which were enqueued before it, have all begun. */
 ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out)
 {
     ms_engine *engine = group->comm->engine;
@@ -339,7 +340,7 @@ ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out)
         if (ms_engine_stream_at(engine, MS_COMM_STREAMS - 1)) index = 0;
         if (index) snprintf(name, sizeof name, "%s%s.%u", kind, ms_channel_name(channel), index);
         else snprintf(name, sizeof name, "%s%s", kind, ms_channel_name(channel));
-        status = ms_engine_stream(engine, name, &own->stream);
+        status = ms_engine_stream_with(engine, name, MS_PRIORITY_HIGH, &own->stream);
     }
     if (!status) *out = own->stream;
     return status;

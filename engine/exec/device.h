@@ -80,7 +80,8 @@ struct ms_device {
      * `close` after the last. */
     ms_status (*open)(ms_engine *engine, void **state);
     void (*close)(ms_engine *engine, void *state);
-    /* The device's state in a stream: stream->device_state. `stream_close` waits for its work. */
+    /* The device's state in a stream: stream->device_state. `stream_open` looks at the stream's
+     * priority, where the device has priorities; `stream_close` waits for its work. */
     ms_status (*stream_open)(ms_stream *stream, void **state);
     void (*stream_close)(ms_stream *stream, void *state);
 

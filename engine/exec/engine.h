@@ -139,6 +139,7 @@ struct ms_stream {
     uint64_t taker;
     uint32_t taken;
     uint16_t index;
+    int32_t priority; /* set before the device opens the stream */
     char name[32];
     void *device_state;
     /* The first failure, written by the device on any thread: see ms_stream_fail. */

@@ -9,7 +9,8 @@
 
 /* Streams are found by name and live as long as the engine. The count is raised last, because
  * workers read it and may look at every stream below it. */
-ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
+ms_status ms_engine_stream_with(ms_engine *engine, const char *name, int32_t priority,
+                                ms_stream **out)
 {
     for (uint16_t i = 0; i < engine->stream_count; i++)
         if (strcmp(engine->streams[i]->name, name) == 0) {
@@ -32,6 +33,7 @@ ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
     stream = memory;
     stream->engine = engine;
     stream->index = engine->stream_count;
+    stream->priority = priority;
     snprintf(stream->name, sizeof stream->name, "%s", name);
     /* Room for the first failures comes with the stream: see mark_spoiled. */
     status = ms_grow(&engine->context, (void **)&stream->spoiled, &stream->spoiled_capacity, 1,
@@ -47,6 +49,11 @@ ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
     engine->stream_count++;
     *out = stream;
     return MS_OK;
+}
+
+ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out)
+{
+    return ms_engine_stream_with(engine, name, MS_PRIORITY_NORMAL, out);
 }
 
 ms_stream *ms_engine_current(const ms_engine *engine) { return engine->current; }
@@ -65,6 +72,7 @@ ms_stream *ms_engine_stream_at(const ms_engine *engine, uint16_t index)
 }
 const char *ms_stream_name(const ms_stream *stream) { return stream->name; }
 uint16_t ms_stream_index(const ms_stream *stream) { return stream->index; }
+int32_t ms_stream_priority(const ms_stream *stream) { return stream->priority; }
 ms_engine *ms_stream_engine(const ms_stream *stream) { return stream->engine; }
 ms_point ms_stream_last(const ms_stream *stream)
 {
@@ -99,7 +107,9 @@ ms_status ms_stream_set_priority(ms_stream *stream, int32_t priority)
         return ms_engine_fail(engine, MS_ERROR_STATE,
                               "stream \"%s\" has work already: set its priority before",
                               stream->name);
-    return engine->device->set_priority(stream, priority);
+    ms_status status = engine->device->set_priority(stream, priority);
+    if (!status) stream->priority = priority;
+    return status;
 }
 
 /* For libraries that launch on the device's own queue, such as NCCL. */

@@ -80,10 +80,12 @@ static ms_status take_memory(ms_flat *flat, ms_rooms *rooms, ms_tensor *tensor, 
 }
 
 /* Copies run on streams of their own, one before gathers and one after them, so that the next
- * gather runs while they copy. A stream exists once something is to be copied there. */
+ * gather runs while they copy. A stream exists once something is to be copied there. It has the
+ * priority of the gather, which waits for the copy or which the copy makes useful. */
 static ms_status copying_stream(const ms_fsdp *fsdp, bool before, ms_stream **out)
 {
-    return ms_engine_stream(fsdp->engine, before ? "gather.in" : "gather.out", out);
+    return ms_engine_stream_with(fsdp->engine, before ? "gather.in" : "gather.out",
+                                 MS_PRIORITY_HIGH, out);
 }
 
 /* The last but one of these users is done before the stream goes on. So two pieces of memory are

@@ -260,18 +260,24 @@ function future.all(list)
   return enqueue { sources = sources, stream = core.stream(), f = values }
 end
 
---- Without a name: the current stream. With one: that stream, made at first use.
+-- The numbers of exec.h.
+local PRIORITIES = { low = -1, normal = 0, high = 1 }
+
+--- Without a name: the current stream. With one: that stream, made at first use. It keeps the
+--- priority that it gets then; another one is an error. On a GPU, work of high priority that waits
+--- for room goes first, and low is the same as normal; elsewhere priorities change nothing. Streams
+--- of communication have a high one.
 ---@param name? string
 ---@param options? { priority?: "low"|"normal"|"high" }
 ---@return ms.Stream
 function future.stream(name, options)
   options_of.argument("stream", "name", name, "string?")
   local priority = check("stream", options, { "priority" }).priority
-  if priority ~= nil and priority ~= "low" and priority ~= "normal" and priority ~= "high" then
+  if priority ~= nil and not PRIORITIES[priority] then
     core.raise(("stream: unknown priority '%s': known are low, normal, high")
       :format(tostring(priority)))
   end
-  return core.stream(name)
+  return core.stream(name, PRIORITIES[priority])
 end
 
 options_of.methods(Future, "a future", is_future, { "value", "sync", "and_then" })

@@ -50,10 +50,10 @@ describe("on a GPU", function()
     end
   end)
 
-  -- How often a training made each call of the driver.
-  local function calls_of(options)
+  local COUNTED = ON_GPU .. " MOONSHARD_STAND_IN_CALLS='%s/calls'"
+  -- How often a process made each call of the driver.
+  local function counts_of()
     local counts = {}
-    train(options, ("%s MOONSHARD_STAND_IN_CALLS='%s/calls'"):format(ON_GPU, folder))
     for name, count in command.read(folder .. "/calls"):gmatch "([^\n]+): (%d+)" do
       counts[name] = tonumber(count)
     end
@@ -61,12 +61,31 @@ describe("on a GPU", function()
   end
 
   it("takes pinned memory in its first steps only", function()
-    local few, many = calls_of "run=few steps=10", calls_of "run=many steps=40"
+    train("run=few steps=10", COUNTED:format(folder))
+    local few = counts_of()
+    train("run=many steps=40", COUNTED:format(folder))
+    local many = counts_of()
     assert.is_true(few.cuMemHostAlloc > 10)
     assert.is_true(many.cuLaunchKernel > few.cuLaunchKernel + 1000)
     -- How much is in use at once depends on when copies are found to be done.
     assert.is_true(many.cuMemHostAlloc <= few.cuMemHostAlloc + 2)
     assert.is_true(many.cuMemFreeHost <= few.cuMemFreeHost + 2)
+  end)
+
+  it("gives streams of scripts their priorities", function()
+    local function streams_with(options)
+      command.write(folder .. "/streams.lua", ([[
+        local ms = require "moonshard"
+        ms.stream("side", { %s }):run(function() ms.ones { 4 } end)
+      ]]):format(options))
+      command.succeed(folder, "run streams.lua --device cuda", COUNTED:format(folder))
+      local counts = counts_of()
+      return counts["a stream of high priority"] or 0, counts["a stream of normal priority"]
+    end
+    local none, all = streams_with ""
+    assert.equal(0, none)
+    assert.same({ 1, all - 1 }, { streams_with 'priority = "high"' })
+    assert.same({ 0, all }, { streams_with 'priority = "low"' })
   end)
 
   it("has the same bits in each order of its streams, and goes on where it was", function()

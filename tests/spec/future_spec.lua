@@ -227,6 +227,16 @@ describe("a stream", function()
       message:find("embedding", 1, true) and message:find((":%d"):format(line), 1, true), message)
   end)
 
+  it("keeps the priority with which it was made", function()
+    local high = ms.stream("future_high", { priority = "high" })
+    assert.is_true(ms.stream "future_high" == high)
+    assert.is_true(ms.stream("future_high", { priority = "high" }) == high)
+    fails(function() ms.stream("future_high", { priority = "normal" }) end, "future_high",
+      "another priority")
+    fails(function() ms.stream(nil, { priority = "high" }) end, "another priority")
+    assert.is_true(ms.stream(nil, { priority = "normal" }) == ms.stream())
+  end)
+
   it("stays the current one only inside run, also after an error", function()
     local before = ms.stream():name()
     fails(function() ms.stream "future_side":run(function() error "out" end) end, "out")

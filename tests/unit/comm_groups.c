@@ -71,6 +71,7 @@ static void many_groups_leave_streams_for_others(void **state)
     for (uint32_t p = 0; p < PARTS; p++) {
         assert_int_equal(ms_group_split(world, 1, &two, both, &part), MS_OK);
         assert_int_equal(ms_group_stream(part, 1, &streams[p]), MS_OK);
+        assert_int_equal(ms_stream_priority(streams[p]), MS_PRIORITY_HIGH);
     }
     for (uint32_t channel = 1; channel <= MS_CHANNELS; channel++)
         assert_int_equal(ms_group_stream(world, channel, &shared), MS_OK);

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "../cuda/driver/driver.h"
 #include "exec/device.h"
 #include "moonshard/comm.h"
 #include "moonshard/control.h"
@@ -19,6 +20,27 @@ static ms_engine *engine_on(const ms_device *device)
     setenv("MOONSHARD_CUDA_DRIVER", getenv("MOONSHARD_STAND_IN"), 1);
     if (ms_engine_new(&options, &error, &engine)) fail_msg("%s", error.message);
     return engine;
+}
+
+/* Streams of communication have the driver's greatest priority, and "compute" its least. Returns
+ * how many there are. */
+static int check_priorities(ms_engine *engine)
+{
+    const ms_os *os = ms_os_posix();
+    char why[256];
+    ms_stream *stream;
+    int count = 0;
+    void *library = os->library_load(os->user, getenv("MOONSHARD_STAND_IN"), why, sizeof why);
+    assert_non_null(library);
+    stand_in_priority_function *priority_of =
+        (stand_in_priority_function *)os->library_symbol(os->user, library, "stand_in_priority");
+    for (; (stream = ms_engine_stream_at(engine, (uint16_t)count)); count++) {
+        void *native = NULL;
+        bool is_compute = strcmp(ms_stream_name(stream), "compute") == 0;
+        assert_int_equal(ms_stream_native(stream, &native), MS_OK);
+        assert_int_equal(priority_of(native), is_compute ? 0 : -5);
+    }
+    return count;
 }
 
 /* One call on both devices: what the tensors hold afterwards is compared. */
@@ -104,6 +126,7 @@ static void run_on(const ms_device *device, const call *c, bool alone, unsigned 
     if (ms_group_enqueue(group, 1, &collective, NULL))
         fail_msg("%s", ms_engine_error(engine)->message);
     if (ms_engine_sync(engine)) fail_msg("%s", ms_engine_error(engine)->message);
+    if (device == &ms_device_cuda) assert_int_equal(check_priorities(engine), 2);
     held[0] = bytes_of(in, &bytes[0]);
     held[1] = bytes_of(out, &bytes[1]);
     ms_tensor_release(in);
@@ -237,6 +260,7 @@ static void hosts_share_numbers(void **state)
     assert_int_equal(ms_group_size(half), 2);
     assert_int_equal(ms_group_barrier(half, 0), MS_OK);
     assert_int_equal(ms_engine_sync(engine), MS_OK);
+    assert_true(check_priorities(engine) > 1);
     ms_engine_free(engine);
 }
 

@@ -97,6 +97,39 @@ static void a_stream_has_a_depth(void **state)
     assert_int_equal(left(), 0);
 }
 
+/* The driver's streams get their priorities when they are made, or while they are new. */
+static void streams_have_priorities(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        int32_t priority, expected;
+    } all[] = { { "first", MS_PRIORITY_HIGH, -5 },
+                { "second", MS_PRIORITY_LOW, 0 },
+                { "third", MS_PRIORITY_NORMAL, 0 } };
+    stand_in_priority_function *priority_of =
+        (stand_in_priority_function *)stand_in("stand_in_priority");
+    ms_engine *engine = make_engine();
+    unsigned made = calls("cuStreamCreateWithPriority");
+    for (int i = 0; i < 3; i++) {
+        ms_stream *stream = NULL;
+        void *native = NULL;
+        assert_int_equal(ms_engine_stream_with(engine, all[i].name, all[i].priority, &stream),
+                         MS_OK);
+        assert_int_equal(ms_stream_native(stream, &native), MS_OK);
+        assert_int_equal(priority_of(native), all[i].expected);
+    }
+    assert_int_equal(calls("cuStreamCreateWithPriority") - made, 3);
+    for (int32_t priority = 1; priority >= 0; priority--) {
+        void *native = NULL;
+        assert_int_equal(ms_stream_set_priority(side_of(engine), priority), MS_OK);
+        assert_int_equal(ms_stream_native(side_of(engine), &native), MS_OK);
+        assert_int_equal(priority_of(native), priority ? -5 : 0);
+    }
+    ms_engine_free(engine);
+    assert_int_equal(left(), 0);
+}
+
 static void marks_have_times(void **state)
 {
     (void)state;
@@ -762,6 +795,7 @@ int main(void)
         cmocka_unit_test(streams_keep_the_order_of_the_host),
         cmocka_unit_test(a_task_is_one_call),
         cmocka_unit_test(a_stream_has_a_depth),
+        cmocka_unit_test(streams_have_priorities),
         cmocka_unit_test(marks_have_times),
         cmocka_unit_test(times_stay_exact_for_hours),
         cmocka_unit_test(functions_of_the_host_run_in_order),

@@ -385,7 +385,13 @@ static void priorities_are_the_devices(void **state)
     (void)state;
     if (device_is_cuda()) skip(); /* the driver's, which the stand-in does not have */
     ms_engine *engine = make_engine("cpu");
-    ms_stream *a = ms_engine_current(engine), *b = side_of(engine);
+    ms_stream *a = ms_engine_current(engine), *b = side_of(engine), *c = NULL, *same = NULL;
+    /* On any device a stream has the priority with which it was made. */
+    assert_int_equal(ms_engine_stream_with(engine, "first", MS_PRIORITY_HIGH, &c), MS_OK);
+    assert_int_equal(ms_engine_stream_with(engine, "first", MS_PRIORITY_LOW, &same), MS_OK);
+    assert_ptr_equal(same, c);
+    assert_int_equal(ms_stream_priority(c), MS_PRIORITY_HIGH);
+    assert_int_equal(ms_stream_priority(b), MS_PRIORITY_NORMAL);
     if (!late_device("cpu")) {
         assert_int_equal(ms_stream_set_priority(b, 1), MS_ERROR_UNSUPPORTED);
         assert_non_null(strstr(ms_engine_error(engine)->message,
@@ -397,9 +403,10 @@ static void priorities_are_the_devices(void **state)
     char text[64] = "";
     log_entry entries[2] = { { text, 'a' }, { text, 'b' } };
     assert_int_equal(ms_stream_set_priority(b, 1), MS_OK);
+    assert_int_equal(ms_stream_priority(b), 1);
     for (int i = 0; i < 20; i++) {
         assert_int_equal(call(a, append, &entries[0]), MS_OK);
-        assert_int_equal(call(b, append, &entries[1]), MS_OK);
+        assert_int_equal(call(i % 2 ? b : c, append, &entries[1]), MS_OK);
     }
     assert_int_equal(ms_stream_set_priority(b, 0), MS_ERROR_STATE);
     assert_int_equal(ms_stream_sync(a), MS_OK);

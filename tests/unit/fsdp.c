@@ -109,6 +109,21 @@ static void handles_are_pieces_but_while_they_are_used(void **state)
     ms_engine_free(n.engine);
 }
 
+/* Gathers and reductions, and copies around gathers, have a high priority. */
+static void check_priorities(const ms_engine *engine, const char *copies)
+{
+    const ms_stream *stream;
+    bool has_copies = false;
+    for (uint16_t i = 0; (stream = ms_engine_stream_at(engine, i)); i++) {
+        const char *name = ms_stream_name(stream);
+        bool is_compute = strcmp(name, "compute") == 0 || strcmp(name, "optimizer") == 0;
+        if (copies && strcmp(name, copies) == 0) has_copies = true;
+        assert_int_equal(ms_stream_priority(stream),
+                         is_compute ? MS_PRIORITY_NORMAL : MS_PRIORITY_HIGH);
+    }
+    assert_int_equal(has_copies, copies != NULL);
+}
+
 static void gradients_are_shards_and_add_up(void **state)
 {
     (void)state;
@@ -136,6 +151,7 @@ static void gradients_are_shards_and_add_up(void **state)
             check_gradient(&n, W1, 0.75f);
             check_gradient(&n, W2, 1.25f);
             OK(ms_engine_sync(n.engine));
+            check_priorities(n.engine, variant < 2 || ranks == 1 ? NULL : "gather.out");
             ms_fsdp_free(n.fsdp);
             drop(&n);
             assert_int_equal(ms_engine_memory(n.engine).live, 0);

@@ -259,6 +259,13 @@ void ms_cuda_stop(ms_stream *stream, const ms_launch *launch, ms_cuda_result res
 /* With CUDA_LAUNCH_BLOCKING=1: waits until the stream has carried out what is on it. */
 void ms_cuda_block(ms_stream *stream, const ms_launch *launch);
 
+/* The driver's word for a priority. Its default is the least one, so there is nothing below
+ * normal. */
+static inline int ms_cuda_priority(const ms_cuda_device *self, int32_t priority)
+{
+    return priority > MS_PRIORITY_NORMAL ? self->greatest : self->least;
+}
+
 /* duty.c */
 /* An event with times or without, NULL after an error. */
 ms_cuda_event ms_cuda_take_event(ms_cuda_device *self, ms_engine *engine);

@@ -121,7 +121,7 @@ static ms_status cuda_set_priority(ms_stream *stream, int32_t priority)
     ms_cuda_stream made = NULL;
     ms_cuda_await(stream, queue->head);
     ms_cuda_result result = self->cuda.stream_create(&made, MS_CUDA_STREAM_NON_BLOCKING,
-                                                     priority > 0 ? self->greatest : self->least);
+                                                     ms_cuda_priority(self, priority));
     if (result) return ms_cuda_fail(engine, result, "cannot make a CUDA stream");
     (void)self->cuda.stream_destroy(queue->stream);
     queue->stream = made;

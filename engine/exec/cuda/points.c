@@ -239,8 +239,8 @@ ms_status ms_cuda_queue_open(ms_stream *stream, void **state)
     ms_cuda_queue *queue = memory;
     queue->last_duty = &queue->duties;
     queue->last_later = &queue->later;
-    ms_cuda_result result =
-        self->cuda.stream_create(&queue->stream, MS_CUDA_STREAM_NON_BLOCKING, self->least);
+    ms_cuda_result result = self->cuda.stream_create(&queue->stream, MS_CUDA_STREAM_NON_BLOCKING,
+                                                     ms_cuda_priority(self, stream->priority));
     if (result) {
         ms_release(&engine->context, queue);
         return ms_cuda_fail(engine, result, "cannot make a CUDA stream");

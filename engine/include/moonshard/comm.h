@@ -128,7 +128,7 @@ MS_API uint32_t ms_group_world_rank(const ms_group *group, uint32_t rank); /* of
 MS_API uint32_t ms_group_host(const ms_group *group, uint32_t rank);
 /* "1", "2", "parameters", "numbers". */
 MS_API const char *ms_channel_name(uint32_t channel);
-/* The stream of a channel, made at first use. */
+/* The stream of a channel, made at first use, with MS_PRIORITY_HIGH. */
 MS_API ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out);
 
 /* Cuts the group into `parts` groups. Group p gets the next sizes[p] entries of `ranks`; these are

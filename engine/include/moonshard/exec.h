@@ -218,6 +218,13 @@ typedef struct ms_point {
 /* The stream of that name, made at first use; the engine owns it. "compute" exists always and is
  * current at first. MS_ERROR_STATE when MS_STREAMS_MAX are in use. */
 MS_API ms_status ms_engine_stream(ms_engine *engine, const char *name, ms_stream **out);
+/* Work of streams with a higher priority goes first, where a device can choose. A stream has its
+ * priority from the moment when it is made: ms_engine_stream gives it the normal one,
+ * ms_engine_stream_with the given one. A stream of that name that exists keeps its own. */
+enum { MS_PRIORITY_LOW = -1, MS_PRIORITY_NORMAL = 0, MS_PRIORITY_HIGH = 1 };
+MS_API ms_status ms_engine_stream_with(ms_engine *engine, const char *name, int32_t priority,
+                                       ms_stream **out);
+MS_API int32_t ms_stream_priority(const ms_stream *stream);
 /* The stream of every call that names none. */
 MS_API ms_stream *ms_engine_current(const ms_engine *engine);
 /* Returns the one before. */
@@ -230,9 +237,8 @@ MS_API ms_engine *ms_stream_engine(const ms_stream *stream);
 MS_API ms_point ms_stream_last(const ms_stream *stream); /* what was enqueued last */
 /* The stream waits; error if not enqueued yet. */
 MS_API ms_status ms_stream_wait(ms_stream *stream, ms_point point);
-/* Work of streams with a higher priority goes first, where a device can choose. The default is 0.
- * Call it before the stream's first work. MS_ERROR_UNSUPPORTED where the device has no
- * priorities. */
+/* Another priority for a stream that exists. Call it before the stream's first work.
+ * MS_ERROR_UNSUPPORTED where the device has no priorities. */
 MS_API ms_status ms_stream_set_priority(ms_stream *stream, int32_t priority);
 /* The device's own object for the stream, for libraries of that device (a cudaStream_t); borrowed.
  * Work that a library puts on it runs after all work that the engine has enqueued; the engine does

@@ -69,7 +69,10 @@
 --- w:grad() --> { 6.0, 6.0 }
 --- ```
 ---@field recompute fun(f: function, ...: any)
---- The current stream, or the stream with this name, which is made at its first use.
+--- The current stream, or the stream with this name, which is made at its first use. It keeps the
+--- priority that it gets then; another one is an error. On a GPU, work of high priority that waits
+--- for room goes first, and low is the same as normal; elsewhere priorities change nothing. Streams
+--- of communication have a high one.
 --- ```lua
 --- local side = ms.stream("side", { priority = "low" })
 --- local sum

@@ -35,9 +35,12 @@ typedef void stand_in_stops_function(int result);
 /* The driver's version from now on, and how many GPUs it has. */
 typedef void stand_in_is_function(int version, int gpus);
 /* How often a call of this name was made ("a copy to pageable memory": of cuMemcpyDtoHAsync, to
- * memory of the host that is not pinned); how many things it has made are still there. */
+ * memory of the host that is not pinned; "a stream of high priority", "... of normal priority": of
+ * cuStreamCreateWithPriority); how many things it has made are still there. */
 typedef unsigned stand_in_calls_function(const char *call);
 typedef unsigned stand_in_left_function(void);
+/* The priority of a stream, 0 to -5, the greatest. */
+typedef int stand_in_priority_function(void *stream);
 /* How many faults were found since the last call, with MOONSHARD_STAND_IN_WATCH=count (order.h),
  * and the last one's message. */
 typedef unsigned stand_in_faults_function(const char **text);

@@ -8,6 +8,7 @@ static event *destroyed; /* work may still record one, or wait for it */
 API int cuStreamCreateWithPriority(void **out, unsigned flags, int priority)
 {
     int result = begin_in_context("cuStreamCreateWithPriority");
+    count_call(priority < 0 ? "a stream of high priority" : "a stream of normal priority");
     if (!result && (flags > 1 || priority > 0 || priority < -5)) result = INVALID_VALUE;
     if (result) return result;
     pthread_mutex_lock(&stand_in_lock);
@@ -15,6 +16,7 @@ API int cuStreamCreateWithPriority(void **out, unsigned flags, int priority)
     if (!made) abort();
     made->last = &made->first;
     made->number = order_open();
+    made->priority = priority;
     made->owner = pthread_self();
     made->next = streams;
     streams = made;
@@ -23,6 +25,7 @@ API int cuStreamCreateWithPriority(void **out, unsigned flags, int priority)
     *out = made;
     return SUCCESS;
 }
+API int stand_in_priority(void *of) { return ((stream *)of)->priority; }
 API int cuStreamDestroy_v2(void *gone)
 {
     int result = begin_in_context("cuStreamDestroy_v2");

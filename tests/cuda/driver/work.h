@@ -93,7 +93,8 @@ struct work {
 typedef struct stream {
     struct stream *next;
     work *first, **last;
-    unsigned number;  /* of order.h */
+    unsigned number; /* of order.h */
+    int priority;
     pthread_t owner;  /* the thread that has made it */
     capture *capture; /* NULL: none */
     front front;

@@ -64,6 +64,7 @@ static ms_status late_stream_open(ms_stream *stream, void **state)
     if (status) return status;
     late_stream *queue = memory;
     queue->last = &queue->first;
+    queue->priority = stream->priority;
     *state = queue;
     return MS_OK;
 }
