@@ -408,7 +408,7 @@ describe("on a GPU", function()
       ms.synchronize()", ON_GPU)
     assert.matches("index_select", err)
     assert.matches("9", err)
-    assert.matches("r%.lua:3", err)
+    assert.matches('in stream "compute", enqueued at r%.lua:3', err)
   end)
 
   -- The second line's product is the cause, and the third line's wait finds it.
@@ -429,7 +429,7 @@ describe("on a GPU", function()
     assert.matches("one of the %d tasks that were under way", err)
     assert.matches("gelu %(r%.lua:4%)", err)
     err = fails(1, STOPS, fault .. " CUDA_LAUNCH_BLOCKING=1")
-    assert.matches("in task exp, enqueued at r%.lua:3", err)
+    assert.matches('in task exp of stream "compute", enqueued at r%.lua:3', err)
     assert.not_matches("gelu", err)
   end)
 

@@ -441,6 +441,7 @@ static void errors_name_the_task(void **state)
     run(a, &scales, storage, storage, 1, 1);
     assert_int_equal(ms_stream_sync(a), MS_ERROR_MEMORY);
     assert_non_null(strstr(ms_engine_error(engine)->message, "scale: CUDA_ERROR_OUT_OF_MEMORY"));
+    assert_non_null(strstr(ms_engine_error(engine)->message, ", in stream \"compute\""));
     /* The engine goes on. */
     fill(a, storage, 1);
     run(a, &scales, storage, storage, 2, 1);
@@ -611,6 +612,28 @@ static void a_gpu_that_stops_tells_which_tasks_were_under_way(void **state)
     assert_null(strstr(said, "train.lua:4"));
 }
 
+/* The host waits on one stream, and the cause is on another. */
+static void one_task_under_way_is_the_cause(void **state)
+{
+    (void)state;
+    ms_engine *engine = make_engine();
+    ms_stream *a = ms_engine_current(engine);
+    ms_storage *storage = storage_of(a, sizeof(float));
+    fill(a, storage, 1);
+    assert_int_equal(ms_engine_sync(engine), MS_OK);
+    setenv("MOONSHARD_STAND_IN_FAULT", "scale:1", 1);
+    run(side_of(engine), &scales, storage, storage, 1, 1);
+    assert_int_equal(ms_engine_sync(engine), MS_ERROR_TASK);
+    unsetenv("MOONSHARD_STAND_IN_FAULT");
+    snprintf(said, sizeof said, "%s", ms_engine_error(engine)->message);
+    assert_said("CUDA_ERROR_ILLEGAL_ADDRESS");
+    assert_said("in task scale of stream \"side\"");
+    assert_string_equal(ms_engine_error(engine)->operation, "scale");
+    ms_storage_release(storage);
+    ms_engine_free(engine);
+    stops(0);
+}
+
 static void a_host_that_waits_for_each_task_knows_the_one(void **state)
 {
     (void)state;
@@ -618,7 +641,7 @@ static void a_host_that_waits_for_each_task_knows_the_one(void **state)
     stop_in("scale:4", false);
     unsetenv("CUDA_LAUNCH_BLOCKING");
     assert_said("the GPU has stopped: CUDA_ERROR_ILLEGAL_ADDRESS");
-    assert_said("in task scale, enqueued at train.lua:4");
+    assert_said("in task scale of stream \"side\", enqueued at train.lua:4");
     assert_null(strstr(said, "under way"));
 }
 
@@ -632,7 +655,7 @@ static void a_gpu_of_several_engines_names_none_as_the_cause(void **state)
         stop_in("scale:4", false);
         assert_said("the GPU has stopped: CUDA_ERROR_ILLEGAL_ADDRESS");
         assert_said("one of the 2 ranks or engines that use it in this process");
-        assert_null(strstr(said, "in task scale,"));
+        assert_null(strstr(said, "in task scale of"));
     }
     unsetenv("CUDA_LAUNCH_BLOCKING");
     companions = 0;
@@ -814,6 +837,7 @@ int main(void)
         cmocka_unit_test(a_limit_above_what_is_free_is_a_warning),
         cmocka_unit_test(a_gpu_that_stops_ends_all_waits),
         cmocka_unit_test(a_gpu_that_stops_tells_which_tasks_were_under_way),
+        cmocka_unit_test(one_task_under_way_is_the_cause),
         cmocka_unit_test(a_host_that_waits_for_each_task_knows_the_one),
         cmocka_unit_test(a_gpu_of_several_engines_names_none_as_the_cause),
     };

@@ -56,8 +56,9 @@ void ms_cuda_fail_result(ms_stream *stream, uint64_t seq, uint32_t script, const
     char text[256];
     ms_cuda_fail_stream(
         stream, seq, script, result == MS_CUDA_OUT_OF_MEMORY ? MS_ERROR_MEMORY : MS_ERROR_TASK,
-        "%s: %s", name,
-        ms_cuda_explain(&ms_cuda_of(stream->engine)->cuda, result, text, sizeof text));
+        "%s: %s, in stream \"%s\"", name,
+        ms_cuda_explain(&ms_cuda_of(stream->engine)->cuda, result, text, sizeof text),
+        ms_stream_name(stream));
 }
 
 void ms_cuda_fail_named(ms_stream *stream, uint64_t seq, uint32_t script, const char *name,

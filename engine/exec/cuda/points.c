@@ -31,7 +31,8 @@ static void look_at_note(ms_stream *stream, const ms_cuda_duty *duty)
     char message[sizeof((ms_error *)0)->message];
     if (!duty->task || duty->note->fault.at == MS_CUDA_NO_FAULT) return;
     duty->task->explain(&duty->note->fault, message, sizeof message);
-    ms_cuda_fail_stream(stream, duty->seq, duty->script, MS_ERROR_ARGUMENT, "%s", message);
+    ms_cuda_fail_stream(stream, duty->seq, duty->script, MS_ERROR_ARGUMENT, "%s, in stream \"%s\"",
+                        message, ms_stream_name(stream));
 }
 
 /* What a task has asked for. */

@@ -2,9 +2,9 @@
  *
  * After an error in a kernel every call of the driver answers with that error, and no event tells
  * any more what was done before it. So the cause is one of the tasks that were not known to be
- * done. Their names and script lines are kept when they are enqueued. With CUDA_LAUNCH_BLOCKING=1
- * the host waits after each task, so that there is only one. Engines of one process share the
- * driver's context: each finds the error, whoever is the cause. */
+ * done. Their names and script lines are kept for each stream when they are enqueued. With
+ * CUDA_LAUNCH_BLOCKING=1 the host waits after each task, so that there is only one. Engines of one
+ * process share the driver's context: each finds the error, whoever is the cause. */
 #include <stdio.h>
 #include <string.h>
 
@@ -78,23 +78,34 @@ static void add_suspects(ms_error *error, const ms_stream *stream, const suspect
     add_task(error, stream->engine, s->last);
 }
 
+/* One task is the cause. */
+static void blame(ms_error *error, const char *why, const char *task, const ms_stream *stream)
+{
+    add(error, "the GPU has stopped: %s: in task %s of stream \"%s\"", why, task,
+        ms_stream_name(stream));
+    snprintf(error->operation, sizeof error->operation, "%s", task);
+}
+
 /* Of all streams. Returns the script line of the cause where it is known, 0 where it is not. */
 static uint32_t describe(ms_engine *engine, const char *why, ms_error *error)
 {
     suspects s, only = { .count = 0 };
+    const ms_stream *stream = NULL; /* of `only` */
     uint32_t count = 0;
     for (uint16_t i = 0; i < engine->stream_count; i++) {
         s = suspects_of(engine->streams[i]);
-        if (s.count > 0) only = s;
+        if (s.count > 0) {
+            only = s;
+            stream = engine->streams[i];
+        }
         count += s.count;
     }
     uint32_t others = engine->companions; /* each finds the error, whoever is the cause */
-    add(error, "the GPU has stopped: %s", why);
     if (count == 1 && others == 0) {
-        add(error, ": in task %s", only.first->name);
-        snprintf(error->operation, sizeof error->operation, "%s", only.first->name);
+        blame(error, why, only.first->name, stream);
         return only.first->script;
     }
+    add(error, "the GPU has stopped: %s", why);
     if (others > 0)
         add(error,
             ": in a task of one of the %u ranks or engines that use it in this process (as "
@@ -125,8 +136,7 @@ void ms_cuda_stop(ms_stream *stream, const ms_launch *launch, ms_cuda_result res
     if (ms_stream_has_failed(stream)) return;
     ms_cuda_explain(&self->cuda, result, why, sizeof why);
     if (self->blocks && launch && engine->companions == 0) {
-        add(&error, "the GPU has stopped: %s: in task %s", why, launch->name);
-        snprintf(error.operation, sizeof error.operation, "%s", launch->name);
+        blame(&error, why, launch->name, stream);
         seq = launch->seq;
         script = launch->script;
     } else script = describe(engine, why, &error);
