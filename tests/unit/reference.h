@@ -33,6 +33,7 @@ typedef struct operand {
     int64_t shape[MS_DIMS_MAX];
     /* SWAPPED: the last two dimensions change places in memory; SPREAD: rows lie apart */
     int layout;
+    int64_t start;         /* elements between the begin of its memory and its first one */
     double low, high;      /* random values; both 0: -1 .. 1 */
     bool absent, constant; /* not given; gets no gradient */
     double *values;
@@ -148,8 +149,9 @@ static inline ms_tensor *tensor_of(ms_engine *engine, const operand *o)
     size_t count = count_of(o), bytes = count * ms_dtype_bytes(o->dtype);
     void *host = malloc(bytes + 1);
     to_bytes(o->dtype, o->values, count, host);
-    OK(ms_tensor_new(engine, o->dtype, o->dims, shape, &memory));
-    OK(ms_tensor_window(memory, o->dims, o->shape, strides, 0, &tensor));
+    stride += o->start;
+    OK(ms_tensor_new(engine, o->dtype, 1, &stride, &memory));
+    OK(ms_tensor_window(memory, o->dims, o->shape, strides, o->start, &tensor));
     OK(ms_tensor_write(tensor, host, bytes));
     ms_tensor_release(memory);
     free(host);

@@ -21,11 +21,10 @@ MS_DEVICE clip_piece find_piece(const ms_clip_tensor *tensors)
     while (at >= pieces_of(tensors[piece.tensor])) at -= pieces_of(tensors[piece.tensor++]);
     const ms_clip_tensor &tensor = tensors[piece.tensor];
     int64_t begin = at * MS_CUDA_CLIP_PIECE, rest = tensor.elements - begin;
-    bool aligned = (uintptr_t)tensor.data % 16 == 0;
     piece.row.begin = begin;
     piece.row.width = rest < MS_CUDA_CLIP_PIECE ? rest : (int64_t)MS_CUDA_CLIP_PIECE;
-    piece.row.head = aligned ? 0 : piece.row.width;
-    piece.row.chunks = aligned ? piece.row.width / 8 : 0;
+    piece.row.skew = 0;
+    piece.row.aligned = (uintptr_t)tensor.data % 16 == 0;
     return piece;
 }
 

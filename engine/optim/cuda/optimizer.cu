@@ -250,8 +250,8 @@ MS_DEVICE ms_row piece_of(const ms_optimizer_args &o, int64_t piece, bool aligne
     int64_t rest = o.elements - piece * MS_CUDA_OPTIMIZER_PIECE;
     row.begin = piece * MS_CUDA_OPTIMIZER_PIECE;
     row.width = rest < MS_CUDA_OPTIMIZER_PIECE ? rest : (int64_t)MS_CUDA_OPTIMIZER_PIECE;
-    row.head = aligned ? 0 : row.width;
-    row.chunks = aligned ? row.width / 8 : 0;
+    row.skew = 0;
+    row.aligned = aligned;
     return row;
 }
 

@@ -17,7 +17,9 @@
  *   take part in each; all threads of a block reach each barrier, at the same place. The host's
  *   build checks both. A place is a line; of a function that declares MS_CALLED, and hands
  *   MS_CALLER on to what waits in it, it is a line there and the line that calls it.
- * - The order of additions depends on the shape only. No atomic operation touches a float.
+ * - The order of additions depends on the shape only, and not on addresses: a thread takes the same
+ *   elements in the same order, in pieces of 16 bytes or one by one. No atomic operation touches a
+ *   float.
  * - Offsets are 64 bits wide. Addresses are aligned to their elements and no more. */
 #ifndef MOONSHARD_TENSOR_CUDA_DEVICE_H
 #define MOONSHARD_TENSOR_CUDA_DEVICE_H
@@ -64,6 +66,8 @@
 
 /* Before a loop over an array of registers, whose length the compiler knows. */
 #define MS_UNROLL _Pragma("unroll")
+/* Before a loop that would take many registers if it were unrolled. */
+#define MS_ROLLED _Pragma("unroll 1")
 
 /* Last in a list of parameters, and of arguments: the line that calls, which only the host needs.
  */
@@ -203,6 +207,7 @@ uint64_t ms_host_exchange(uint64_t value, unsigned lane, int line);
 #define BLOCKS_Z ((int64_t)ms_host.blocks[2])
 
 #define MS_UNROLL
+#define MS_ROLLED
 
 #define MS_CALLED , int called_at = __builtin_LINE()
 #define MS_CALLER , called_at

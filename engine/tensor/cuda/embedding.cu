@@ -148,12 +148,12 @@ MS_KERNEL_FREE(embedding_sum, ms_cuda_embedding_sum_call, MS_CUDA_ROW_THREADS)
     if (at >= e.rows) return;
     uint32_t begin = args.begin[at], end = args.end[at];
     if (end - begin > MS_CUDA_OFTEN || (e.accumulate && end == begin)) return;
-    ms_row row = ms_row_of(at, e.width, e.dtype, args.aligned);
+    ms_row row = ms_row_of(at, e.width, args.aligned);
     ms_walk(row, [&](auto size, int64_t i) {
-        float sum[size.N] = { 0 }, v[size.N];
-        if (e.accumulate) ms_get(size, e.table, row.begin + i, MS_F32, sum);
-        for (uint32_t p = begin; p < end; p++) {
-            ms_get(size, e.values, args.positions[p] * e.width + i, e.dtype, v);
+        float sum[size.N], v[size.N];
+        ms_get_or(size, e.accumulate ? e.table : NULL, row.begin + i, MS_F32, 0.0f, sum);
+        for (const uint32_t *p = args.positions + begin; p < args.positions + end; p++) {
+            ms_get(size, e.values, *p * e.width + i, e.dtype, v);
             for (int k = 0; k < size.N; k++) sum[k] += v[k];
         }
         ms_put(size, e.table, row.begin + i, e.dtype, sum);

@@ -58,7 +58,7 @@ MS_KERNEL(norm_forward, ms_cuda_norm_call, MS_CUDA_ROW_THREADS)
     const ms_norm_args &n = args.n;
     int64_t at = BLOCK_X * THREADS_Y + THREAD_Y;
     if (at >= n.rows) return;
-    ms_row row = ms_row_of(at, n.width, n.dtype, args.aligned);
+    ms_row row = ms_row_of(at, n.width, args.aligned);
     const void *s = n.residual != NULL ? n.sum : n.x;
     float mean = 0;
     if (n.centered || n.residual != NULL) {
@@ -96,7 +96,7 @@ MS_KERNEL(norm_backward, ms_cuda_norm_backward_call, MS_CUDA_ROW_THREADS)
     const ms_norm_backward_args &n = args.n;
     int64_t at = BLOCK_X * THREADS_Y + THREAD_Y;
     if (at >= n.rows) return;
-    ms_row row = ms_row_of(at, n.width, n.dtype, args.aligned);
+    ms_row row = ms_row_of(at, n.width, args.aligned);
     float mean = n.centered ? n.mean[at] : 0.0f, scale = n.scale[at], g_sum = 0, gh_sum = 0;
     ms_walk(row, [&](auto size, int64_t i) {
         float g[size.N], h[size.N];

@@ -105,39 +105,61 @@ MS_DEVICE float ms_get_one(const void *from, int64_t i, uint8_t dtype)
     return x;
 }
 
-/* A row: `head` elements, then `chunks` times eight that are aligned, then the rest. */
+/* A row is cut into chunks of eight, the first of which begins `skew` elements before it. Which
+ * elements are a chunk follows from the shape alone. */
 struct ms_row {
-    int64_t begin, width, head, chunks;
+    int64_t begin, width, skew;
+    bool aligned; /* whole chunks are aligned to 16 bytes, in all arrays that are walked */
 };
-/* `aligned`: of the arrays that are walked each has an aligned address and the dtype. */
-MS_DEVICE ms_row ms_row_of(int64_t row, int64_t width, uint8_t dtype, bool aligned)
+/* `aligned`: chunks from the begin of each row are aligned in each array that is walked, so the
+ * width is a multiple of eight. */
+MS_DEVICE ms_row ms_row_of(int64_t row, int64_t width, bool aligned)
 {
     ms_row r;
-    int64_t piece = dtype == MS_F32 ? 4 : 8;
     r.begin = row * width;
     r.width = width;
-    r.head = aligned ? (piece - r.begin % piece) % piece : width;
-    if (r.head > width) r.head = width;
-    r.chunks = (width - r.head) / 8;
+    r.skew = 0;
+    r.aligned = aligned;
     return r;
 }
-/* Calls body(size, i) so that each element of the row is covered once: size.N elements from i on,
- * counted from the begin of the row. THREADS_X threads share the row. */
+/* `aligned`: of the arrays that are walked each has an aligned address and the dtype. Rows of any
+ * width have aligned chunks then. */
+MS_DEVICE ms_row ms_skewed_row_of(int64_t row, int64_t width, uint8_t dtype, bool aligned)
+{
+    ms_row r = ms_row_of(row, width, aligned);
+    r.skew = r.begin % (dtype == MS_F32 ? 4 : 8);
+    return r;
+}
+/* Calls whole(i) for chunks of eight that are aligned, and part(first, end) for others, of which
+ * the elements from `first` to before `end` are there. They are counted from the begin of the row.
+ * THREADS_X threads share the row; a thread gets the same chunks at any address. */
+template <class Whole, class Part>
+MS_DEVICE void ms_walk_chunks(const ms_row &row, Whole whole, Part part)
+{
+    for (int64_t i = THREAD_X * 8 - row.skew; i < row.width; i += THREADS_X * 8) {
+        if (row.aligned && i >= 0 && i + 8 <= row.width) whole(i);
+        else part(i < 0 ? 0 : i, i + 8 < row.width ? i + 8 : row.width);
+    }
+}
+/* Calls body(size, i) so that each element of the row is covered once: size.N elements from i on. A
+ * body that adds elements one after another gives the same bits for both sizes. */
 template <class Body> MS_DEVICE void ms_walk(const ms_row &row, Body body)
 {
-    for (int64_t chunk = THREAD_X; chunk < row.chunks; chunk += THREADS_X)
-        body(ms_size<8>(), row.head + chunk * 8);
-    for (int64_t k = THREAD_X; k < row.width - row.chunks * 8; k += THREADS_X)
-        body(ms_size<1>(), k < row.head ? k : k + row.chunks * 8);
+    ms_walk_chunks(
+        row, [&](int64_t i) { body(ms_size<8>(), i); },
+        [&](int64_t first, int64_t end) {
+            MS_ROLLED for (int64_t i = first; i < end; i++) body(ms_size<1>(), i);
+        });
 }
 
 /* The same for all elements of arrays; the threads of the grid share them. */
 template <class Body> MS_DEVICE void ms_walk_all(int64_t count, bool aligned, Body body)
 {
-    int64_t chunks = aligned ? count / 8 : 0;
-    for (int64_t chunk = GRID_FIRST; chunk < chunks; chunk += GRID_STEP)
-        body(ms_size<8>(), chunk * 8);
-    for (int64_t i = chunks * 8 + GRID_FIRST; i < count; i += GRID_STEP) body(ms_size<1>(), i);
+    for (int64_t first = GRID_FIRST * 8; first < count; first += GRID_STEP * 8) {
+        int64_t end = first + 8 < count ? first + 8 : count;
+        if (aligned && end == first + 8) body(ms_size<8>(), first);
+        else MS_ROLLED for (int64_t i = first; i < end; i++) body(ms_size<1>(), i);
+    }
 }
 
 /* Adds what the eight rows of threads hold for a column, in their order. The result is for THREAD_Y

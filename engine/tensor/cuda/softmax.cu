@@ -21,14 +21,37 @@ MS_DEVICE exp_sum no_exp_sum(void)
  * met nothing but -infinity. */
 MS_DEVICE float shift_of(float most) { return most == -ms_infinity() ? 0.0f : most; }
 
-template <class Size> MS_DEVICE void add_exps(Size, exp_sum &s, const float *v)
+/* The greatest of some elements is found before their exponentials are added. */
+MS_DEVICE float raise_most(exp_sum &s, float most)
 {
-    float most = s.most;
-    for (int k = 0; k < Size::N; k++) most = v[k] > most ? v[k] : most;
     float shift = shift_of(most);
     if (most > s.most) s.total *= expf(s.most - shift);
-    for (int k = 0; k < Size::N; k++) s.total += expf(v[k] - shift);
     s.most = most;
+    return shift;
+}
+MS_DEVICE void add_exp(exp_sum &s, float v)
+{
+    float shift = raise_most(s, v > s.most ? v : s.most);
+    s.total += expf(v - shift);
+}
+MS_DEVICE void add_chunk(exp_sum &s, const void *x, int64_t i, uint8_t dtype)
+{
+    float v[8], most = s.most;
+    ms_read8(x, i, dtype, v);
+    for (int k = 0; k < 8; k++) most = v[k] > most ? v[k] : most;
+    float shift = raise_most(s, most);
+    for (int k = 0; k < 8; k++) s.total += expf(v[k] - shift);
+}
+MS_DEVICE void add_part(exp_sum &s, const void *x, int64_t i, int64_t end, uint8_t dtype)
+{
+    float most = s.most;
+    MS_ROLLED for (int64_t k = i; k < end; k++)
+    {
+        float v = ms_get_one(x, k, dtype);
+        most = v > most ? v : most;
+    }
+    float shift = raise_most(s, most);
+    MS_ROLLED for (int64_t k = i; k < end; k++) s.total += expf(ms_get_one(x, k, dtype) - shift);
 }
 
 /* Of all threads of the row. A row of -infinity alone gives NaN, as the quotient 0 / 0 does. */
@@ -44,11 +67,9 @@ MS_DEVICE exp_sum join_exps(exp_sum s, float *shared)
 MS_DEVICE exp_sum sum_row(const ms_row &row, const void *x, uint8_t dtype, float *shared)
 {
     exp_sum s = no_exp_sum();
-    ms_walk(row, [&](auto size, int64_t i) {
-        float v[size.N];
-        ms_get(size, x, row.begin + i, dtype, v);
-        add_exps(size, s, v);
-    });
+    ms_walk_chunks(
+        row, [&](int64_t i) { add_chunk(s, x, row.begin + i, dtype); },
+        [&](int64_t i, int64_t end) { add_part(s, x, row.begin + i, row.begin + end, dtype); });
     return join_exps(s, shared);
 }
 
@@ -72,7 +93,7 @@ MS_KERNEL(softmax_rows, ms_cuda_softmax_call, MS_CUDA_ROW_THREADS)
     const ms_softmax_args &a = args.s;
     int64_t at = BLOCK_X * THREADS_Y + THREAD_Y;
     if (at >= a.outer) return;
-    ms_row row = ms_row_of(at, a.n, a.dtype, args.aligned);
+    ms_row row = ms_skewed_row_of(at, a.n, a.dtype, args.aligned);
     exp_sum s = sum_row(row, a.x, a.dtype, shared);
     float shift = a.logarithm ? s.most + logf(s.total) : s.most, factor = 1.0f / s.total;
     ms_walk(row, [&](auto size, int64_t i) {
@@ -89,7 +110,7 @@ MS_KERNEL(softmax_backward_rows, ms_cuda_softmax_call, MS_CUDA_ROW_THREADS)
     const ms_softmax_args &a = args.s;
     int64_t at = BLOCK_X * THREADS_Y + THREAD_Y;
     if (at >= a.outer) return;
-    ms_row row = ms_row_of(at, a.n, a.dtype, args.aligned);
+    ms_row row = ms_skewed_row_of(at, a.n, a.dtype, args.aligned);
     float total = 0;
     ms_walk(row, [&](auto size, int64_t i) {
         float y[size.N], g[size.N];
@@ -115,10 +136,7 @@ MS_KERNEL_FREE(softmax_columns, ms_cuda_softmax_call, 256)
     for (int64_t at = GRID_FIRST; at < a.outer * a.inner; at += GRID_STEP) {
         int64_t begin = at / a.inner * a.n * a.inner + at % a.inner, end = begin + a.n * a.inner;
         exp_sum s = no_exp_sum();
-        for (int64_t i = begin; i < end; i += a.inner) {
-            float v = ms_get_one(a.x, i, a.dtype);
-            add_exps(ms_size<1>(), s, &v);
-        }
+        for (int64_t i = begin; i < end; i += a.inner) add_exp(s, ms_get_one(a.x, i, a.dtype));
         float shift = a.logarithm ? s.most + logf(s.total) : s.most, factor = 1.0f / s.total;
         for (int64_t i = begin; i < end; i += a.inner) {
             float v = spread(ms_get_one(a.x, i, a.dtype), shift, factor, a.logarithm);
@@ -158,7 +176,7 @@ MS_KERNEL(cross_entropy_rows, ms_cuda_cross_entropy_call, MS_CUDA_ROW_THREADS)
     bool is_class = target >= 0 && target < c.classes;
     float loss = 0, log_sum = 0;
     if (target != c.ignore_index && is_class) {
-        ms_row row = ms_row_of(at, c.classes, c.dtype, args.aligned);
+        ms_row row = ms_skewed_row_of(at, c.classes, c.dtype, args.aligned);
         exp_sum s = sum_row(row, c.logits, c.dtype, shared);
         log_sum = s.most + logf(s.total);
         loss = log_sum - ms_get_one(c.logits, row.begin + target, c.dtype);
@@ -198,7 +216,7 @@ MS_KERNEL(cross_entropy_gradient, ms_cuda_cross_entropy_call, MS_CUDA_ROW_THREAD
     if (at >= c.rows) return;
     int64_t target = ms_read_whole(c.target, at, c.target_dtype);
     bool ignored = target == c.ignore_index;
-    ms_row row = ms_row_of(at, c.classes, c.dtype, args.aligned);
+    ms_row row = ms_skewed_row_of(at, c.classes, c.dtype, args.aligned);
     float log_sum = c.log_sum[at];
     float factor = c.gradient[c.reduction == MS_REDUCE_NONE ? at : 0] * *c.share;
     ms_walk(row, [&](auto size, int64_t i) {
@@ -220,11 +238,10 @@ MS_KERNEL(mse_parts, ms_cuda_mse_call, 256)
     const ms_mse_args &m = args.m;
     double total = 0;
     ms_walk_all(m.count, args.aligned, [&](auto size, int64_t i) {
-        float a[size.N], b[size.N], sum = 0;
+        float a[size.N], b[size.N];
         ms_get(size, m.a, i, m.dtype, a);
         ms_get(size, m.b, i, m.dtype, b);
-        for (int k = 0; k < size.N; k++) sum += (a[k] - b[k]) * (a[k] - b[k]);
-        total += (double)sum;
+        for (int k = 0; k < size.N; k++) total += (double)((a[k] - b[k]) * (a[k] - b[k]));
     });
     total = ms_block_join(total, shared, ms_plus());
     if (THREAD_X == 0) args.partial[BLOCK_X] = total;
