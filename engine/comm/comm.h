@@ -215,28 +215,38 @@ ms_status ms_group_share_split(ms_group *group, uint64_t hash, void *all, size_t
 ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *collective,
                          ms_point *ready);
 
+/* The kinds of calls that every transport has. K(kind, name, more): the tables of all transports
+ * and devices are made from this list. MS_SPLIT is a call of control alone. */
+#define MS_COMM_LIST(K, more)                    \
+    K(MS_ALL_REDUCE, "all_reduce", more)         \
+    K(MS_REDUCE, "reduce", more)                 \
+    K(MS_REDUCE_SCATTER, "reduce_scatter", more) \
+    K(MS_ALL_GATHER, "all_gather", more)         \
+    K(MS_ALL_TO_ALL, "all_to_all", more)         \
+    K(MS_BROADCAST, "broadcast", more)           \
+    K(MS_GATHER, "gather", more)                 \
+    K(MS_SCATTER, "scatter", more)               \
+    K(MS_SEND, "send", more) K(MS_RECV, "recv", more) K(MS_BARRIER, "barrier", more)
+
+#define MS_COMM_ONE(kind, text, more) +1
+_Static_assert(0 MS_COMM_LIST(MS_COMM_ONE, ) == MS_COLLECTIVES - 1, "every kind but MS_SPLIT");
+
 /* The tasks of a transport, and those of a control, one for each kind that it has, with one
  * function. */
 #define MS_COMM_TASK(index, text, run)              \
     [index] = { .name = text,                       \
                 .function = run,                    \
                 .args_bytes = sizeof(ms_comm_args), \
-                .kind = MS_KIND_COMMUNICATION }
-#define MS_COMM_TASKS(run)                                                                        \
-    {                                                                                             \
-        MS_COMM_TASK(MS_ALL_REDUCE, "all_reduce", run), MS_COMM_TASK(MS_REDUCE, "reduce", run),   \
-            MS_COMM_TASK(MS_REDUCE_SCATTER, "reduce_scatter", run),                               \
-            MS_COMM_TASK(MS_ALL_GATHER, "all_gather", run),                                       \
-            MS_COMM_TASK(MS_ALL_TO_ALL, "all_to_all", run),                                       \
-            MS_COMM_TASK(MS_BROADCAST, "broadcast", run), MS_COMM_TASK(MS_GATHER, "gather", run), \
-            MS_COMM_TASK(MS_SCATTER, "scatter", run), MS_COMM_TASK(MS_SEND, "send", run),         \
-            MS_COMM_TASK(MS_RECV, "recv", run), MS_COMM_TASK(MS_BARRIER, "barrier", run)          \
+                .kind = MS_KIND_COMMUNICATION },
+#define MS_COMM_TASKS(run)              \
+    {                                   \
+        MS_COMM_LIST(MS_COMM_TASK, run) \
     }
-#define MS_HOST_TASKS(run)                                                                     \
-    {                                                                                          \
-        MS_COMM_TASK(MS_ALL_REDUCE, "all_reduce", run),                                        \
-            MS_COMM_TASK(MS_ALL_GATHER, "all_gather", run),                                    \
-            MS_COMM_TASK(MS_BROADCAST, "broadcast", run), MS_COMM_TASK(MS_SPLIT, "split", run) \
+#define MS_HOST_TASKS(run)                                                                \
+    {                                                                                     \
+        MS_COMM_TASK(MS_ALL_REDUCE, "all_reduce", run)                                    \
+        MS_COMM_TASK(MS_ALL_GATHER, "all_gather", run)                                    \
+        MS_COMM_TASK(MS_BROADCAST, "broadcast", run) MS_COMM_TASK(MS_SPLIT, "split", run) \
     }
 
 #endif

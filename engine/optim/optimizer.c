@@ -54,6 +54,9 @@ static const kind_facts facts[MS_OPTIMIZER_KINDS] = {
                     { .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 } },
 };
 
+#define ONE(kind, name) +1
+_Static_assert(0 MS_OPTIMIZER_LIST(ONE) == MS_OPTIMIZER_KINDS, "every kind has its kernels");
+
 /* The name of the Lua function, with which messages begin. */
 const char *ms_optimizer_name(ms_optimizer_kind kind) { return facts[kind].name; }
 ms_hyperparameters ms_optimizer_defaults(ms_optimizer_kind kind) { return facts[kind].defaults; }

@@ -68,14 +68,19 @@ typedef struct ms_scale_args {
     ms_clip_tensor tensors[MS_CLIP_TENSORS];
 } ms_scale_args;
 
-/* The positions in a device's table of tasks (ms_kernels). */
-typedef enum ms_optim_task {
-    MS_OPTIM_STEP,
-    MS_OPTIM_MEASURE,
-    MS_OPTIM_COMBINE,
-    MS_OPTIM_SCALE,
-    MS_OPTIM_TASKS
-} ms_optim_task;
+/* The lists from which the tables of all devices are made: what one of them lacks does not build.
+ * K(number, name): MS_OPTIM_number is the position of the tasks ms_cpu_name and ms_cuda_name in a
+ * device's table (ms_kernels). K(kind, name): the kernel of an ms_optimizer_kind. */
+/* clang-format off */
+#define MS_OPTIM_LIST(K) \
+    K(STEP, optimizer) K(MEASURE, measure) K(COMBINE, combine) K(SCALE, scale)
+#define MS_OPTIMIZER_LIST(K) \
+    K(MS_SGD, sgd) K(MS_ADAM, adam) K(MS_ADAMW, adamw) K(MS_ADAGRAD, adagrad) \
+    K(MS_ADADELTA, adadelta) K(MS_RMSPROP, rmsprop) K(MS_RPROP, rprop) K(MS_ADAMAX, adamax)
+/* clang-format on */
+
+#define MS_OPTIM_NUMBER(number, name) MS_OPTIM_##number,
+typedef enum ms_optim_task { MS_OPTIM_LIST(MS_OPTIM_NUMBER) MS_OPTIM_TASKS } ms_optim_task;
 
 extern const ms_kernels ms_cpu_optim, ms_cuda_optim;
 

@@ -9,6 +9,14 @@
 /* In place of an operand's dtype: the operand is the number of the arguments. */
 #define MS_NUMBER MS_DTYPES
 
+/* K(NAME): the elementwise kernels that integers have, too. The tables of all devices are made from
+ * this list. An operator on integers (WHOLE in elementwise.c) uses one of them. */
+/* clang-format off */
+#define MS_WHOLE_KERNELS(K) \
+    K(cast) K(neg) K(square) K(abs) K(sign) K(relu) K(pow) K(clamp) K(is_finite) K(add) K(sub) \
+    K(mul) K(maximum) K(minimum) K(eq) K(ne) K(lt) K(le) K(gt) K(ge) K(addcmul) K(where)
+/* clang-format on */
+
 /* Task arguments. Operand 0 of the loop is the result. `out` may be one of the inputs in the same
  * window; other overlaps have been copied away. */
 typedef struct ms_elementwise_args {

@@ -2,14 +2,10 @@
 #include "exec/cuda/task.h"
 #include "optim/tasks.h"
 
-extern const ms_cuda_task ms_cuda_optimizer, ms_cuda_measure, ms_cuda_combine, ms_cuda_scale;
+#define DECLARE(number, name) extern const ms_cuda_task ms_cuda_##name;
+MS_OPTIM_LIST(DECLARE)
 
-/* In the order of ms_optim_task. */
-static const ms_task *const tasks[MS_OPTIM_TASKS] = {
-    [MS_OPTIM_STEP] = &ms_cuda_optimizer.task,
-    [MS_OPTIM_MEASURE] = &ms_cuda_measure.task,
-    [MS_OPTIM_COMBINE] = &ms_cuda_combine.task,
-    [MS_OPTIM_SCALE] = &ms_cuda_scale.task,
-};
+#define ENTRY(number, name) [MS_OPTIM_##number] = &ms_cuda_##name.task,
+static const ms_task *const tasks[MS_OPTIM_TASKS] = { MS_OPTIM_LIST(ENTRY) };
 
 const ms_kernels ms_cuda_optim = { .family = "cuda", .tasks = tasks };

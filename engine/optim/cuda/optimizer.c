@@ -5,12 +5,8 @@ MS_CUDA_IMAGE(optimizer)
 MS_CUDA_KERNEL(optimizer, optimizer_scalars)
 
 #define STEP(kind, kernel) \
-    [kind] = { .image = ms_cuda_image_optimizer, .name = "optimizer_" kernel }
-static const ms_cuda_kernel steps[MS_OPTIMIZER_KINDS] = {
-    STEP(MS_SGD, "sgd"),         STEP(MS_ADAM, "adam"),         STEP(MS_ADAMW, "adamw"),
-    STEP(MS_ADAGRAD, "adagrad"), STEP(MS_ADADELTA, "adadelta"), STEP(MS_RMSPROP, "rmsprop"),
-    STEP(MS_RPROP, "rprop"),     STEP(MS_ADAMAX, "adamax"),
-};
+    [kind] = { .image = ms_cuda_image_optimizer, .name = "optimizer_" #kernel },
+static const ms_cuda_kernel steps[MS_OPTIMIZER_KINDS] = { MS_OPTIMIZER_LIST(STEP) };
 
 /* For a parameter; an empty one has none, so its step only counts. */
 static uint32_t blocks_of(const ms_optimizer_args *o)

@@ -281,13 +281,6 @@ template <class Step> MS_DEVICE void run(const ms_cuda_optimizer_call &args, Ste
     });
 }
 
-#define KERNEL(name) \
+#define KERNEL(kind, name) \
     MS_KERNEL_FREE(optimizer_##name, ms_cuda_optimizer_call, 256) { run(args, name##_step()); }
-KERNEL(sgd)
-KERNEL(adam)
-KERNEL(adamw)
-KERNEL(adagrad)
-KERNEL(adadelta)
-KERNEL(rmsprop)
-KERNEL(rprop)
-KERNEL(adamax)
+MS_OPTIMIZER_LIST(KERNEL)

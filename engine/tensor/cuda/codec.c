@@ -11,6 +11,7 @@ MS_CUDA_IMAGE(codec)
         KIND(of, MS_CODEC_INT8, int8), KIND(of, MS_CODEC_INT4, int4), KIND(of, MS_CODEC_FP8, fp8), \
             KIND(of, MS_CODEC_FP4, fp4), KIND(of, MS_CODEC_SIGN, sign)                             \
     }
+_Static_assert(MS_CODEC_KINDS == MS_CODEC_SIGN + 1, "a kind that is added has kernels here");
 static const ms_cuda_kernel encoders[MS_CODEC_KINDS] = BY_KIND("encode"),
                             decoders[MS_CODEC_KINDS] = BY_KIND("decode");
 

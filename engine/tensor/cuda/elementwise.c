@@ -9,16 +9,9 @@ MS_CUDA_IMAGE(elementwise)
     [MS_KERNEL_##kernel] = { .image = ms_cuda_image_elementwise, .name = "elementwise_" #kernel },
 static const ms_cuda_kernel floats[MS_ELEMENTWISE_COUNT] = { MS_ELEMENTWISE_KERNELS(FLOATS) };
 
-/* An operator on integers (WHOLE in tensor/elementwise.c) has an entry here. */
 #define WHOLE(kernel) \
     [MS_KERNEL_##kernel] = { .image = ms_cuda_image_elementwise, .name = "whole_" #kernel },
-/* clang-format off */
-static const ms_cuda_kernel wholes[MS_ELEMENTWISE_COUNT] = {
-    WHOLE(cast) WHOLE(neg) WHOLE(square) WHOLE(abs) WHOLE(sign) WHOLE(relu) WHOLE(pow) WHOLE(clamp)
-    WHOLE(is_finite) WHOLE(add) WHOLE(sub) WHOLE(mul) WHOLE(maximum) WHOLE(minimum) WHOLE(eq)
-    WHOLE(ne) WHOLE(lt) WHOLE(le) WHOLE(gt) WHOLE(ge) WHOLE(addcmul) WHOLE(where)
-};
-/* clang-format on */
+static const ms_cuda_kernel wholes[MS_ELEMENTWISE_COUNT] = { MS_WHOLE_KERNELS(WHOLE) };
 
 static bool is_aligned(const void *address) { return (uintptr_t)address % 16 == 0; }
 

@@ -243,3 +243,10 @@ WHOLE(2, gt, a > b)
 WHOLE(2, ge, a >= b)
 WHOLE(3, addcmul, U(a) + U(v) * U(b) * U(c))
 WHOLE(3, where, a != 0 ? b : c)
+
+/* A kernel of the lists that is missing here does not build. */
+#define HAS(kernel) static_assert(sizeof(&kernel) > 0, "it is there");
+#define HAS_FLOATS(name) HAS(elementwise_##name)
+#define HAS_WHOLE(name) HAS(whole_##name)
+MS_ELEMENTWISE_KERNELS(HAS_FLOATS)
+MS_WHOLE_KERNELS(HAS_WHOLE)

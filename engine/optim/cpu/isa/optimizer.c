@@ -217,15 +217,9 @@ static bool all_finite(const float *g, size_t n)
     return bad == 0;
 }
 
+#define STEP(kind, name) [kind] = name,
 const ms_optimizer_kernels MS_ISA_NAME(ms_optimizer_kernels) = {
-    .step = { [MS_SGD] = sgd,
-              [MS_ADAM] = adam,
-              [MS_ADAMW] = adamw,
-              [MS_ADAGRAD] = adagrad,
-              [MS_ADADELTA] = adadelta,
-              [MS_RMSPROP] = rmsprop,
-              [MS_RPROP] = rprop,
-              [MS_ADAMAX] = adamax },
+    .step = { MS_OPTIMIZER_LIST(STEP) },
     .sum_of_powers = sum_of_powers,
     .scale = scale,
     .all_finite = all_finite,

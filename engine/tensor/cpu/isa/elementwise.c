@@ -217,16 +217,10 @@ WHOLE(ge, A >= B)
 WHOLE(addcmul, U(A) + U(v) * U(B) * U(C))
 WHOLE(where, A != 0 ? B : C)
 
-/* The table of i64 names its kernels one by one: an operator whose rule has the flag WHOLE
- * (tensor/elementwise.c) must have an entry, as the task calls it without a test. */
 #define F32_ENTRY(name) [MS_KERNEL_##name] = f32_##name,
 #define I64_ENTRY(name) [MS_KERNEL_##name] = i64_##name,
 
 const ms_elementwise_kernels MS_ISA_NAME(ms_elementwise_kernels) = {
     .f32 = { MS_ELEMENTWISE_KERNELS(F32_ENTRY) },
-    .i64 = { I64_ENTRY(cast) I64_ENTRY(neg) I64_ENTRY(square) I64_ENTRY(abs) I64_ENTRY(sign)
-                 I64_ENTRY(relu) I64_ENTRY(pow) I64_ENTRY(clamp) I64_ENTRY(is_finite) I64_ENTRY(add)
-                     I64_ENTRY(sub) I64_ENTRY(mul) I64_ENTRY(maximum) I64_ENTRY(minimum)
-                         I64_ENTRY(eq) I64_ENTRY(ne) I64_ENTRY(lt) I64_ENTRY(le) I64_ENTRY(gt)
-                             I64_ENTRY(ge) I64_ENTRY(addcmul) I64_ENTRY(where) },
+    .i64 = { MS_WHOLE_KERNELS(I64_ENTRY) },
 };
