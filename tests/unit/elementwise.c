@@ -72,6 +72,7 @@ static double value_of(const char *name, double a, double b, double c, double v)
         { "lerp", a + c * (b - a) },
         { "addcmul", a + v * b * c },
         { "addcdiv", a + v * b / c },
+        { "where", a != 0 ? b : c },
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (strcmp(all[i].name, name) == 0) return all[i].value;
@@ -249,48 +250,57 @@ static void test_integers_are_exact_and_wrap(void **state)
 
 /* ------------------------------------------------- strides and broadcasting */
 
-/* a + b for windows of any strides, into a new tensor and in place, against loops over their
+/* What an operand has at position i of the result. */
+static double operand_at(const ms_tensor *t, const double *values, uint32_t dims,
+                         const int64_t *shape, int64_t i)
+{
+    int64_t at = 0, scale = 1;
+    uint32_t lead = dims - ms_tensor_dims(t);
+    for (uint32_t d = dims; d-- > lead; i /= shape[d]) {
+        int64_t size = ms_tensor_shape(t)[d - lead];
+        at += size == 1 ? 0 : i % shape[d] * scale;
+        scale *= size;
+    }
+    return values[at];
+}
+
+/* An operator on windows of any strides, into a new tensor and in place, against loops over their
  * values. */
-static void check_sum(ms_tensor *a, ms_tensor *b)
+static void check_windows(const char *name, ms_tensor *const *in, uint32_t inputs, double tolerance)
 {
     uint32_t dims = 0;
     int64_t shape[MS_DIMS_MAX];
-    assert_true(ms_shape_broadcast(ms_tensor_dims(a), ms_tensor_shape(a), ms_tensor_dims(b),
-                                   ms_tensor_shape(b), &dims, shape));
+    double *x[3] = { NULL, NULL, NULL };
+    for (uint32_t k = 0; k < inputs; k++) {
+        assert_true(ms_shape_broadcast(dims, shape, ms_tensor_dims(in[k]), ms_tensor_shape(in[k]),
+                                       &dims, shape));
+        x[k] = tensor_get(in[k]);
+    }
     int64_t count = ms_shape_count(dims, shape);
-    double *x = tensor_get(a), *y = tensor_get(b), *want = calloc((size_t)count + 1, sizeof *want);
-    ms_tensor *tensors[2] = { a, b };
+    double *want = calloc((size_t)count + 1, sizeof *want);
     for (int64_t i = 0; i < count; i++) {
-        double sum = 0;
-        for (int k = 0; k < 2; k++) {
-            int64_t at = 0, scale = 1, rest = i;
-            for (uint32_t d = dims; d-- > 0; rest /= shape[d]) {
-                uint32_t lead = dims - ms_tensor_dims(tensors[k]);
-                if (d < lead) continue;
-                int64_t size = ms_tensor_shape(tensors[k])[d - lead];
-                at += size == 1 ? 0 : rest % shape[d] * scale;
-                scale *= size;
-            }
-            sum += (k ? y : x)[at];
-        }
-        want[i] = sum;
+        double at[3] = { 0, 0, 0 };
+        for (uint32_t k = 0; k < inputs; k++) at[k] = operand_at(in[k], x[k], dims, shape, i);
+        want[i] = value_of(name, at[0], at[1], at[2], 1);
     }
-    ms_tensor *out = apply(engine, &ms_op_add, NULL, tensors, 2);
+    const ms_op *op = ms_op_find(name);
+    ms_tensor *out = apply(engine, op, NULL, in, inputs);
     assert_true(ms_shape_equal(ms_tensor_dims(out), ms_tensor_shape(out), dims, shape));
-    assert_values(out, want, (size_t)count, 1e-2, "sum");
+    assert_values(out, want, (size_t)count, tolerance, name);
     ms_tensor_release(out);
-    if (ms_shape_equal(dims, shape, ms_tensor_dims(a), ms_tensor_shape(a))) {
+    if ((op->flags & MS_OP_IN_PLACE)
+        && ms_shape_equal(dims, shape, ms_tensor_dims(in[0]), ms_tensor_shape(in[0]))) {
         ms_tensor *same = NULL;
-        assert_ok(engine, ms_op_apply(engine, &ms_op_add, NULL, true, tensors, 2, &same, 1));
-        assert_ptr_equal(same, a);
-        assert_values(a, want, (size_t)count, 1e-2, "sum in place");
+        assert_ok(engine, ms_op_apply(engine, op, NULL, true, in, inputs, &same, 1));
+        assert_ptr_equal(same, in[0]);
+        assert_values(in[0], want, (size_t)count, tolerance, "in place");
         ms_tensor_release(same);
-        tensor_set(a, x);
+        tensor_set(in[0], x[0]);
     }
-    free(x);
-    free(y);
+    for (uint32_t k = 0; k < inputs; k++) free(x[k]);
     free(want);
 }
+static void check_sum(ms_tensor *a, ms_tensor *b) { check_windows("add", OPERANDS(a, b), 2, 1e-2); }
 
 static void test_strides_and_broadcasting_in_every_dtype(void **state)
 {
@@ -328,6 +338,79 @@ static void test_strides_and_broadcasting_in_every_dtype(void **state)
         }
         ms_tensor_release(base);
         ms_tensor_release(other);
+    }
+}
+
+/* A window of this shape into `base`, from element `start` on; its rows are `gap` elements longer.
+ * It repeats along the dimensions in `repeats`: stride 0. */
+static ms_tensor *repeating(ms_tensor *base, uint32_t dims, const int64_t *shape, uint32_t repeats,
+                            int64_t start, int64_t gap)
+{
+    int64_t strides[MS_DIMS_MAX], stride = 1;
+    for (uint32_t d = dims; d-- > 0;) {
+        strides[d] = repeats >> d & 1 ? 0 : stride;
+        stride *= shape[d] + (d == dims - 1 ? gap : 0);
+    }
+    return window_of(base, dims, shape, strides, start);
+}
+
+/* Operators of two and three operands, of which one is a mask, and of numbers to bool. */
+static void check_operators(ms_tensor *const *x, ms_tensor *mask)
+{
+    check_windows("add", x, 2, 0);
+    check_windows("lt", x, 2, 0);
+    check_windows("addcmul", x, 3, 0);
+    check_windows("where", OPERANDS(mask, x[0], x[1]), 3, 0);
+}
+
+/* Rows of every width and dimensions up to the most; the second and third operand repeat along
+ * each dimension, along all and along all but one: columns, rows, numbers, masks of a batch. All
+ * rows begin at multiples of 16 bytes, or anywhere. All values are small integers, so every dtype
+ * has them. */
+static void check_rows(ms_tensor *const *base, uint32_t dims, const int64_t *shape, bool aligned,
+                       int64_t *turn)
+{
+    uint32_t all = (1u << dims) - 1;
+    for (uint32_t d = 0; d <= 2 * dims + 1; d++, ++*turn) {
+        uint32_t repeats = d < dims ? 1u << d : d < 2 * dims ? all ^ 1u << (d - dims) : all;
+        if (d > 2 * dims) repeats = 0;
+        int64_t start = aligned ? 16 : *turn % 9, gap = *turn % 4;
+        if (aligned) gap = (8 - shape[dims - 1] % 8) % 8;
+        ms_tensor *x[3] = {
+            repeating(base[0], dims, shape, 0, start, gap),
+            repeating(base[1], dims, shape, repeats, aligned ? 8 : start / 2, gap),
+            repeating(base[2], dims, shape, all & ~repeats, aligned ? 0 : start % 4, gap),
+        };
+        ms_tensor *mask = repeating(base[3], dims, shape, repeats, start, gap);
+        check_operators(x, mask);
+        release_all(x, 3);
+        ms_tensor_release(mask);
+    }
+}
+
+static void test_rows_of_every_width_and_address(void **state)
+{
+    (void)state;
+    static const ms_dtype dtypes[] = { MS_F32, MS_BF16, MS_F16, MS_I64, MS_I32, MS_U16, MS_U8 };
+    static const int64_t widths[] = { 0, 1, 3, 7, 8, 40, 65, 1025 };
+    static const int periods[] = { 13, 11, 7, 3 };
+    static double values[4][6000];
+    for (int k = 0; k < 4; k++)
+        for (int i = 0; i < 6000; i++) values[k][i] = i % periods[k];
+    int64_t turn = 0;
+    for (size_t t = 0; t < COUNT(dtypes); t++) {
+        ms_tensor *base[4];
+        for (int k = 0; k < 4; k++)
+            base[k] = tensor_of(engine, k == 3 ? MS_BOOL : dtypes[t], DIMS(6000), values[k]);
+        for (size_t w = 0; w < 2 * COUNT(widths); w++) {
+            int64_t width = widths[w / 2];
+            check_rows(base, DIMS(width), w % 2, &turn);
+            check_rows(base, DIMS(5, width), w % 2, &turn);
+            if (width > 100) continue;
+            check_rows(base, DIMS(2, 3, width), w % 2, &turn);
+            check_rows(base, 8, SHAPE(2, 1, 2, 1, 1, 3, 1, width), w % 2, &turn);
+        }
+        release_all(base, COUNT(base));
     }
 }
 
@@ -617,6 +700,8 @@ int main(void)
         cmocka_unit_test(test_one_element_of_another_float_dtype),
         cmocka_unit_test(test_bits_do_not_depend_on_threads),
         cmocka_unit_test(test_mistakes_are_named),
+        /* Last: the numbers that others draw have no corner of maximum in them. */
+        cmocka_unit_test(test_rows_of_every_width_and_address),
     };
     return cmocka_run_group_tests_name("elementwise", tests, setup, teardown);
 }

@@ -47,6 +47,8 @@
 /* One whose registers leave room for two blocks on a multiprocessor. */
 #define MS_KERNEL_PAIRED(name, type, threads) MS_KERNEL_BOUND(name, type, threads, 2)
 #define MS_KERNEL_FREE(name, type, threads) MS_KERNEL(name, type, threads)
+/* A free one whose registers leave room for so many blocks on a multiprocessor. */
+#define MS_KERNEL_FREE_IN(name, type, threads, blocks) MS_KERNEL_BOUND(name, type, threads, blocks)
 #define MS_SHARED(type, name, size) __shared__ type name[size]
 /* The shared memory of the launch, aligned to 16 bytes. */
 #define MS_SHARED_BYTES(type, name)                          \
@@ -192,6 +194,7 @@ uint64_t ms_host_exchange(uint64_t value, unsigned lane, int line);
 #define MS_KERNEL(name, type, threads) MS_KERNEL_OF_HOST(name, type, threads, false)
 #define MS_KERNEL_PAIRED(name, type, threads) MS_KERNEL(name, type, threads)
 #define MS_KERNEL_FREE(name, type, threads) MS_KERNEL_OF_HOST(name, type, threads, true)
+#define MS_KERNEL_FREE_IN(name, type, threads, blocks) MS_KERNEL_FREE(name, type, threads)
 #define MS_SHARED(type, name, size) static type name[size]
 #define MS_SHARED_BYTES(type, name) type *name = static_cast<type *>(ms_host.shared)
 

@@ -5,91 +5,187 @@
 #include "tensor/cuda/gelu.h"
 #include "tensor/cuda/sine.h"
 
-/* The offsets of a position of the loop: operand 0 is the result. */
-MS_DEVICE void find_place(const ms_loop &loop, int64_t position, int operands, int64_t offset[4])
+/* --------------------------------------------------------------------- places */
+
+/* A division of 64 bits takes several times as long as one of 32. */
+MS_DEVICE int64_t divide(int64_t a, int64_t by)
 {
-    for (int k = 0; k < 4; k++) offset[k] = 0;
-    for (uint32_t d = loop.dims; d-- > 0;) {
-        int64_t at = position;
-        if (d > 0) {
-            at = position % loop.shape[d];
-            position /= loop.shape[d];
-        }
+    if ((((uint64_t)a | (uint64_t)by) >> 32) == 0) return (uint32_t)a / (uint32_t)by;
+    return a / by;
+}
+
+/* The offsets of a unit's first element. Operand 0 is the result. */
+MS_DEVICE void find_unit(const ms_cuda_elementwise_call &args, int64_t unit, int operands,
+                         int64_t offset[4])
+{
+    const ms_loop &loop = args.e.loop;
+    uint32_t inner = loop.dims - 1;
+    bool is_chunk = unit < args.chunks;
+    int64_t begin = is_chunk ? 0 : 8 * args.row_chunks,
+            each = is_chunk ? args.row_chunks : loop.shape[inner] - begin;
+    if (!is_chunk) unit -= args.chunks;
+    int64_t row = inner > 0 ? divide(unit, each) : 0,
+            column = begin + (unit - row * each) * (is_chunk ? 8 : 1);
+    for (int k = 0; k < 4; k++) offset[k] = k <= operands ? column * loop.strides[k][inner] : 0;
+    MS_ROLLED for (uint32_t d = inner; d-- > 0;)
+    {
+        int64_t rest = d > 0 ? divide(row, loop.shape[d]) : 0, at = row - rest * loop.shape[d];
+        row = rest;
         for (int k = 0; k <= operands; k++) offset[k] += at * loop.strides[k][d];
     }
 }
 
-MS_DEVICE float read_one(const ms_elementwise_args &e, int k, int64_t at)
+/* ------------------------------------------------------------------- elements */
+
+MS_DEVICE void read_one(const ms_elementwise_args &e, int k, int64_t at, float *x)
 {
-    return e.in_dtype[k] == MS_NUMBER ? (float)e.number : ms_read(e.in[k], at, e.in_dtype[k]);
+    *x = e.in_dtype[k] == MS_NUMBER ? (float)e.number : ms_read(e.in[k], at, e.in_dtype[k]);
 }
-MS_DEVICE int64_t read_whole_one(const ms_elementwise_args &e, int k, int64_t at)
+MS_DEVICE void read_one(const ms_elementwise_args &e, int k, int64_t at, int64_t *x)
 {
-    return e.in_dtype[k] == MS_NUMBER ? ms_whole(e.number)
-                                      : ms_read_whole(e.in[k], at, e.in_dtype[k]);
+    *x =
+        e.in_dtype[k] == MS_NUMBER ? ms_whole(e.number) : ms_read_whole(e.in[k], at, e.in_dtype[k]);
+}
+MS_DEVICE void write_one(const ms_elementwise_args &e, int64_t at, float x)
+{
+    ms_write(e.out, at, e.out_dtype, x);
+}
+MS_DEVICE void write_one(const ms_elementwise_args &e, int64_t at, int64_t x)
+{
+    ms_write_whole(e.out, at, e.out_dtype, x);
+}
+
+/* --------------------------------------------------------------------- chunks */
+
+/* Eight integers of T are accessed in pieces of 16 bytes, those of one byte in one of 8. */
+template <class T> struct alignas(sizeof(T) == 1 ? 8 : 16) piece_of {
+    static constexpr int N = sizeof(T) == 1 ? 8 : 16 / sizeof(T);
+    T of[N];
+};
+template <class T> MS_DEVICE void get_integers(const void *from, int64_t i, int64_t x[8])
+{
+    constexpr int N = piece_of<T>::N;
+    const piece_of<T> *pieces =
+        reinterpret_cast<const piece_of<T> *>(static_cast<const T *>(from) + i);
+    MS_UNROLL for (int p = 0; p < 8 / N; p++)
+    {
+        piece_of<T> piece = pieces[p];
+        MS_UNROLL for (int k = 0; k < N; k++) x[p * N + k] = (int64_t)piece.of[k];
+    }
+}
+template <class T> MS_DEVICE void put_integers(void *to, int64_t i, const int64_t x[8])
+{
+    constexpr int N = piece_of<T>::N;
+    piece_of<T> *pieces = reinterpret_cast<piece_of<T> *>(static_cast<T *>(to) + i);
+    MS_UNROLL for (int p = 0; p < 8 / N; p++)
+    {
+        piece_of<T> piece;
+        MS_UNROLL for (int k = 0; k < N; k++) piece.of[k] = (T)x[p * N + k];
+        pieces[p] = piece;
+    }
+}
+
+MS_DEVICE void get_chunk(const void *from, int64_t i, uint8_t dtype, int64_t x[8])
+{
+    switch (dtype) {
+    case MS_I64: get_integers<int64_t>(from, i, x); return;
+    case MS_I32: get_integers<int32_t>(from, i, x); return;
+    case MS_U16: get_integers<uint16_t>(from, i, x); return;
+    default: get_integers<uint8_t>(from, i, x);
+    }
+    MS_UNROLL for (int k = 0; k < 8; k++) x[k] = dtype == MS_BOOL ? x[k] != 0 : x[k];
+}
+MS_DEVICE void put_chunk(void *to, int64_t i, uint8_t dtype, int64_t x[8])
+{
+    switch (dtype) {
+    case MS_I64: put_integers<int64_t>(to, i, x); return;
+    case MS_I32: put_integers<int32_t>(to, i, x); return;
+    case MS_U16: put_integers<uint16_t>(to, i, x); return;
+    default: break;
+    }
+    MS_UNROLL for (int k = 0; k < 8; k++) x[k] = dtype == MS_BOOL ? x[k] != 0 : x[k];
+    put_integers<uint8_t>(to, i, x);
+}
+/* Of f32, f16, bf16, u8 and bool. */
+MS_DEVICE void get_chunk(const void *from, int64_t i, uint8_t dtype, float x[8])
+{
+    if (dtype != MS_U8 && dtype != MS_BOOL) {
+        ms_read8(from, i, dtype, x);
+        return;
+    }
+    piece_of<uint8_t> piece =
+        *reinterpret_cast<const piece_of<uint8_t> *>(static_cast<const uint8_t *>(from) + i);
+    MS_UNROLL for (int k = 0; k < 8; k++) x[k] =
+        (float)(dtype == MS_U8 ? piece.of[k] : piece.of[k] != 0);
+}
+MS_DEVICE void put_chunk(void *to, int64_t i, uint8_t dtype, float x[8])
+{
+    if (dtype != MS_U8 && dtype != MS_BOOL) {
+        ms_write8(to, i, dtype, x);
+        return;
+    }
+    piece_of<uint8_t> piece;
+    MS_UNROLL for (int k = 0; k < 8; k++) piece.of[k] =
+        dtype == MS_U8 ? (uint8_t)ms_whole(x[k]) : (uint8_t)(x[k] != 0.0f);
+    *reinterpret_cast<piece_of<uint8_t> *>(static_cast<uint8_t *>(to) + i) = piece;
 }
 
 /* Eight elements of an operand. */
-MS_DEVICE void read_chunk(const ms_cuda_elementwise_call &args, int k, int64_t i, float out[8])
+template <class T>
+MS_DEVICE void read_chunk(const ms_cuda_elementwise_call &args, int k, int64_t at, T x[8])
 {
-    if (args.form[k + 1] == MS_CUDA_FLAT) {
-        ms_read8(args.e.in[k], i, args.e.in_dtype[k], out);
+    if (args.along[k + 1]) {
+        get_chunk(args.e.in[k], at, args.e.in_dtype[k], x);
         return;
     }
-    float one = read_one(args.e, k, 0);
-    for (int j = 0; j < 8; j++) out[j] = one;
+    T one;
+    read_one(args.e, k, at, &one);
+    MS_UNROLL for (int j = 0; j < 8; j++) x[j] = one;
 }
 
-template <int operands, class F>
-MS_DEVICE void run_flat(const ms_cuda_elementwise_call &args, F f, float v, float h)
+/* ------------------------------------------------------------------------ run */
+
+template <int operands, class T, class F>
+MS_DEVICE void run_chunk(const ms_cuda_elementwise_call &args, const int64_t at[4], F f, T v, T h)
 {
-    int64_t chunks = args.count / 8;
-    for (int64_t chunk = GRID_FIRST; chunk < chunks; chunk += GRID_STEP) {
-        float a[8], b[8] = { 0 }, c[8] = { 0 };
-        read_chunk(args, 0, chunk * 8, a);
-        if (operands > 1) read_chunk(args, 1, chunk * 8, b);
-        if (operands > 2) read_chunk(args, 2, chunk * 8, c);
-        for (int j = 0; j < 8; j++) a[j] = f(a[j], b[j], c[j], v, h);
-        ms_write8(args.e.out, chunk * 8, args.e.out_dtype, a);
-    }
-    int64_t i = chunks * 8 + GRID_FIRST;
-    if (i >= args.count) return;
-    float a[3] = { 0, 0, 0 };
-    for (int k = 0; k < operands; k++)
-        a[k] = read_one(args.e, k, args.form[k + 1] == MS_CUDA_FLAT ? i : 0);
-    ms_write(args.e.out, i, args.e.out_dtype, f(a[0], a[1], a[2], v, h));
+    T a[8], b[8] = { 0 }, c[8] = { 0 };
+    read_chunk(args, 0, at[1], a);
+    if (operands > 1) read_chunk(args, 1, at[2], b);
+    if (operands > 2) read_chunk(args, 2, at[3], c);
+    MS_UNROLL for (int j = 0; j < 8; j++) a[j] = f(a[j], b[j], c[j], v, h);
+    put_chunk(args.e.out, at[0], args.e.out_dtype, a);
+}
+template <int operands, class T, class F>
+MS_DEVICE void run_one(const ms_elementwise_args &e, const int64_t at[4], F f, T v, T h)
+{
+    T a, b = 0, c = 0;
+    read_one(e, 0, at[1], &a);
+    if (operands > 1) read_one(e, 1, at[2], &b);
+    if (operands > 2) read_one(e, 2, at[3], &c);
+    write_one(e, at[0], f(a, b, c, v, h));
 }
 
-/* Floats are computed in f32, and rounded once to the result's dtype. */
-template <int operands, class F> MS_DEVICE void run(const ms_cuda_elementwise_call &args, F f)
+template <int operands, class T, class F>
+MS_DEVICE void run(const ms_cuda_elementwise_call &args, F f, T v, T h)
 {
-    const ms_elementwise_args &e = args.e;
-    float v = (float)e.value, h = (float)e.high;
-    if (args.form[0] == MS_CUDA_FLAT) {
-        run_flat<operands>(args, f, v, h);
-        return;
-    }
-    for (int64_t i = GRID_FIRST; i < args.count; i += GRID_STEP) {
+    MS_ROLLED for (int64_t unit = GRID_FIRST; unit < args.units; unit += GRID_STEP)
+    {
         int64_t at[4];
-        find_place(e.loop, i, operands, at);
-        float a = read_one(e, 0, at[1]), b = operands > 1 ? read_one(e, 1, at[2]) : 0,
-              c = operands > 2 ? read_one(e, 2, at[3]) : 0;
-        ms_write(e.out, at[0], e.out_dtype, f(a, b, c, v, h));
+        find_unit(args, unit, operands, at);
+        if (unit < args.chunks) run_chunk<operands>(args, at, f, v, h);
+        else run_one<operands>(args.e, at, f, v, h);
     }
 }
-
+/* Floats are computed in f32, and rounded once to the result's dtype. */
+template <int operands, class F>
+MS_DEVICE void run_floats(const ms_cuda_elementwise_call &args, F f)
+{
+    run<operands>(args, f, (float)args.e.value, (float)args.e.high);
+}
 /* Integers are computed in i64, modulo 2^64. */
 template <int operands, class F> MS_DEVICE void run_whole(const ms_cuda_elementwise_call &args, F f)
 {
-    const ms_elementwise_args &e = args.e;
-    int64_t v = ms_whole(e.value), h = ms_whole(e.high);
-    for (int64_t i = GRID_FIRST; i < args.count; i += GRID_STEP) {
-        int64_t at[4];
-        find_place(e.loop, i, operands, at);
-        int64_t a = read_whole_one(e, 0, at[1]), b = operands > 1 ? read_whole_one(e, 1, at[2]) : 0,
-                c = operands > 2 ? read_whole_one(e, 2, at[3]) : 0;
-        ms_write_whole(e.out, at[0], e.out_dtype, f(a, b, c, v, h));
-    }
+    run<operands>(args, f, ms_whole(args.e.value), ms_whole(args.e.high));
 }
 
 /* ------------------------------------------------------------------ functions */
@@ -134,7 +230,8 @@ MS_DEVICE int64_t clamped(int64_t value, int64_t low, int64_t high)
     return at_least > high ? high : at_least;
 }
 
-/* A kernel is its formula in a, b, c, v = value and h = high. */
+/* A kernel is its formula in a, b, c, v = value and h = high. Each operand takes registers for a
+ * chunk, so fewer blocks fit on a multiprocessor. */
 #define FUNCTION(name, type, formula)                                                  \
     struct name##_##type {                                                             \
         MS_DEVICE_MEMBER type operator()(type a, type b, type c, type v, type h) const \
@@ -143,17 +240,17 @@ MS_DEVICE int64_t clamped(int64_t value, int64_t low, int64_t high)
             return (type)(formula);                                                    \
         }                                                                              \
     };
-#define FLOATS(operands, name, formula)                               \
-    FUNCTION(name, float, formula)                                    \
-    MS_KERNEL_FREE(elementwise_##name, ms_cuda_elementwise_call, 256) \
-    {                                                                 \
-        run<operands>(args, name##_float());                          \
+#define FLOATS(operands, name, formula)                                                \
+    FUNCTION(name, float, formula)                                                     \
+    MS_KERNEL_FREE_IN(elementwise_##name, ms_cuda_elementwise_call, 256, 7 - operands) \
+    {                                                                                  \
+        run_floats<operands>(args, name##_float());                                    \
     }
-#define WHOLE(operands, name, formula)                          \
-    FUNCTION(name, int64_t, formula)                            \
-    MS_KERNEL_FREE(whole_##name, ms_cuda_elementwise_call, 256) \
-    {                                                           \
-        run_whole<operands>(args, name##_int64_t());            \
+#define WHOLE(operands, name, formula)                                \
+    FUNCTION(name, int64_t, formula)                                  \
+    MS_KERNEL_FREE_IN(whole_##name, ms_cuda_elementwise_call, 256, 4) \
+    {                                                                 \
+        run_whole<operands>(args, name##_int64_t());                  \
     }
 #define U(x) ((uint64_t)(x))
 
