@@ -74,6 +74,16 @@ local function tell_of_attention(before)
   log.log("attention: \"fast\" changes nothing: %s", why)
 end
 
+-- On a GPU: the peak, which `moonshard check` predicts, and what it does not count.
+local function tell_of_memory()
+  local memory, beside = core.memory(), core.info().memory_beside
+  if not beside then return end
+  local out = memory.offload_peak / 2 ^ 20
+  log.log("memory     peak %.0f MiB of tensors%s; beside it %.0f MiB of the GPU: \z
+    libraries, the driver's context, NCCL, scratch memory, other processes", memory.peak / 2 ^ 20,
+    out > 0 and (", %.0f MiB offloaded"):format(out) or "", beside / 2 ^ 20)
+end
+
 -- One number of each rank becomes one for all. Each use has a tensor of its own for all steps: one
 -- that outlived its step would take a place in memory that the next step's tensors had before, so
 -- that no step could be launched as the graph of another.
@@ -387,6 +397,7 @@ function train.train(options)
     log.log("all %d steps were done already", o.steps)
     if o.valid and o.eval then self.valid = validate(self) end
   end
+  tell_of_memory()
   self.report:close()
   folder.close(self)
   local final = self.report.last and self.report.last.values or {}
