@@ -42,7 +42,7 @@ static void *reserve(ms_engine *engine, uint64_t bytes)
     return base;
 }
 
-/* The range grows at its end only. What was registered before an error stays so. */
+/* The range grows at its end only, by whole pieces. What was registered before an error stays so. */
 static int commit(ms_engine *engine, void *address, uint64_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(engine);
@@ -50,6 +50,7 @@ static int commit(ms_engine *engine, void *address, uint64_t bytes)
     const ms_os *os = engine->context.os;
     size_t end = (ms_cuda_address)(uintptr_t)address - range->base + bytes;
     while (range->committed < end) {
+        if (range->bytes - range->committed < PIECE) return -ENOMEM;
         void *at = (void *)(uintptr_t)(range->base + range->committed);
         int failed = os->commit(os->user, at, PIECE, true);
         if (failed) return failed;
