@@ -42,7 +42,8 @@ static void *reserve(ms_engine *engine, uint64_t bytes)
     return base;
 }
 
-/* The range grows at its end only, by whole pieces. What was registered before an error stays so. */
+/* The range grows at its end only, by whole pieces. What was registered before an error stays so.
+ */
 static int commit(ms_engine *engine, void *address, uint64_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(engine);
