@@ -79,7 +79,7 @@ local function tell_of_memory()
   local memory, beside = core.memory(), core.info().memory_beside
   if not beside then return end
   local out = memory.offload_peak / 2 ^ 20
-  log.log("memory     peak %.0f MiB of tensors%s; beside it %.0f MiB of the GPU: \z
+  log.log("memory     %.0f MiB of tensors at the peak%s; beside it %.0f MiB of the GPU: \z
     libraries, the driver's context, NCCL, scratch memory, other processes", memory.peak / 2 ^ 20,
     out > 0 and (", %.0f MiB offloaded"):format(out) or "", beside / 2 ^ 20)
 end

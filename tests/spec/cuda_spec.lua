@@ -239,7 +239,7 @@ describe("on a GPU", function()
     assert.matches(gpu, core.json_decode(command.read(folder .. "/t/run.json")).machine)
     assert.matches('"machine":"' .. gpu, command.read(folder .. "/t.json"))
     assert.falsy(err:find("kernels, ", 1, true), err)
-    assert.matches("memory     peak %d+ MiB of tensors; beside it %d+ MiB of the GPU: ", err)
+    assert.matches("memory     %d+ MiB of tensors at the peak; beside it %d+ MiB of the GPU: ", err)
     assert.matches("graph: a trace is recorded, which shows each task, so each is launched by \z
       itself; graph = true changes nothing", err)
     train "run=c steps=1"
