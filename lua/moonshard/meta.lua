@@ -201,12 +201,12 @@
 --- Plans, metrics, the trace, memory accounts and stop requests take effect between two steps.
 --- graph = true, as in `ms.train`: on a GPU, tasks that come in each step are launched as graphs,
 --- once their tensors have the addresses that they had in the step before: at once in most scripts,
---- and never where each step keeps (`keep()`) a new tensor. Over NCCL, the reductions of `ms.ddp` and the gathers and reductions of `ms.fsdp`
---- are launched as graphs, too, unless a script has a part in them. Then all ranks must have
---- graph = true, or none. A line of the log says what became of it, and why; where nothing of a
---- step can be part of a graph, and addresses are not why, the sixteenth step ends with an error
---- that says the first reason.
---- While a trace is recorded tasks are launched one by one.
+--- and never where each step keeps (`keep()`) a new tensor. Over NCCL, the reductions of `ms.ddp`
+--- and the gathers and reductions of `ms.fsdp` are launched as graphs, too, unless a script has a
+--- part in them. Then all ranks must have graph = true, or none. A line of the log says what became
+--- of it, and why. Where nothing of a step can be part of a graph, and addresses are not why, an
+--- error after sixteen steps says the first reason. While a trace is recorded tasks are launched
+--- one by one.
 --- ```lua
 --- local w = ms.ones({ 2 }):keep()
 --- for step in ms.steps(3) do w:add_(step) end

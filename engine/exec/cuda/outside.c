@@ -25,13 +25,7 @@ static ms_status check(ms_engine *engine)
         engine->device_index);
 }
 
-/* The memory of the machine, or the limit of its cgroup. */
-static uint64_t capacity(const ms_engine *engine)
-{
-    ms_machine machine = { 0 };
-    engine->context.os->machine(engine->context.os->user, &machine);
-    return machine.memory_bytes;
-}
+static uint64_t capacity(const ms_engine *engine) { return ms_device_cpu.capacity(engine); }
 
 static void *reserve(ms_engine *engine, uint64_t bytes)
 {
