@@ -57,15 +57,16 @@ typedef struct ms_poison {
     void (*fill)(ms_storage *storage);
 } ms_poison;
 
-/* Memory of the host that the device's tasks use as they use the device's own, at most one range of
- * an engine. `check` answers why there cannot be any; the others are as in ms_device. */
-typedef struct ms_device_outside {
-    ms_status (*check)(ms_engine *engine);
+/* Memory that a pool of the engine takes: a range of addresses, of which parts become usable later.
+ * `reserve` answers NULL, `commit` a negative errno where the machine has no room. */
+typedef struct ms_device_memory {
+    ms_status (*check)(ms_engine *engine); /* why there cannot be any; NULL: there can */
+    /* Bytes that the pool may take where the engine's options do not say. */
     uint64_t (*capacity)(const ms_engine *engine);
     void *(*reserve)(ms_engine *engine, uint64_t bytes);
     int (*commit)(ms_engine *engine, void *address, uint64_t bytes);
     void (*unreserve)(ms_engine *engine, void *address, uint64_t bytes);
-} ms_device_outside;
+} ms_device_memory;
 
 struct ms_device {
     const char *name; /* what users call it */
@@ -132,13 +133,11 @@ struct ms_device {
 
     const ms_poison *poison; /* NULL: the device cannot check what tasks touch */
 
-    /* The pool's memory: a range of addresses, of which parts become usable later. `reserve`
-     * answers NULL, `commit` a negative errno where the machine has no room. */
-    void *(*reserve)(ms_engine *engine, uint64_t bytes);
-    int (*commit)(ms_engine *engine, void *address, uint64_t bytes);
-    void (*unreserve)(ms_engine *engine, void *address, uint64_t bytes);
-    /* For what is offloaded (ms_storage_new_offloaded). NULL: the pool's memory is the host's. */
-    const ms_device_outside *outside;
+    /* The device's own memory. */
+    const ms_device_memory *memory;
+    /* Memory of the host that tasks use as they use the device's own, for what is offloaded
+     * (ms_storage_new_offloaded). NULL: `memory` is the host's, and serves for that, too. */
+    const ms_device_memory *outside;
     /* Host memory for copies, aligned to 64 bytes; NULL where the machine has no room. Both NULL:
      * plain memory is as good. */
     void *(*host_allocate)(ms_engine *engine, size_t bytes);
@@ -154,8 +153,6 @@ struct ms_device {
                        ms_memory_handle *out);
     ms_status (*import)(ms_engine *engine, const ms_memory_handle *handle, void **address);
     void (*forget)(ms_engine *engine, void *address);
-    /* Bytes that the pool may take where the engine's options do not say. */
-    uint64_t (*capacity)(const ms_engine *engine);
     /* Returns how many bytes of the device's memory are free; *total: how many it has, 0 if the
      * device does not tell. NULL: the device uses the host's memory. */
     uint64_t (*available)(const ms_engine *engine, uint64_t *total);

@@ -180,7 +180,8 @@ struct ms_pool {
     char *base; /* of the reserved range; in sim a number that is never used */
     /* Bytes: reserved address space; committed memory; memory handed out at least once. */
     uint64_t reserved, committed, top;
-    uint64_t limit, grain; /* of top; commit in pieces of this size */
+    uint64_t limit, grain;          /* of top; commit in pieces of this size */
+    const ms_device_memory *memory; /* NULL: an arena's, which its maker keeps */
     ms_commit_function commit;
     void *commit_user;
     uint64_t frees;

@@ -36,35 +36,29 @@ static uint32_t bin_of(uint64_t size)
     return bin < MS_POOL_BINS ? bin : MS_POOL_BINS - 1u;
 }
 
-/* The engine's own pool takes its memory from the device. */
-static int commit_private(void *user, void *address, uint64_t bytes)
+/* A pool of the engine takes its memory from the device. */
+static int commit_own(void *user, void *address, uint64_t bytes)
 {
-    ms_engine *engine = user;
-    return engine->device->commit(engine, address, bytes);
-}
-
-static int commit_outside(void *user, void *address, uint64_t bytes)
-{
-    ms_engine *engine = user;
-    return engine->device->outside->commit(engine, address, bytes);
+    const ms_pool *pool = user;
+    return pool->memory->commit(pool->engine, address, bytes);
 }
 
 /* Reserves address space for the limit and nothing more, so that the arena never moves: addresses
  * stay valid for the life of a storage. The range is a little larger than the limit, as commits are
  * rounded up to whole pieces. */
-static ms_status open_private(ms_pool *pool, ms_engine *engine, const ms_device_outside *outside,
-                              uint64_t limit)
+static ms_status open_own(ms_pool *pool, ms_engine *engine, const ms_device_memory *memory,
+                          uint64_t limit)
 {
     pool->engine = engine;
     pool->limit = limit;
     pool->grain = MS_POOL_GROW;
-    pool->commit = outside ? commit_outside : commit_private;
-    pool->commit_user = engine;
+    pool->memory = memory;
+    pool->commit = commit_own;
+    pool->commit_user = pool;
     /* Address space only; where that is rationed, less of it will do. */
     for (uint64_t bytes = (limit + (2 * MS_POOL_GROW - 1)) & ~(MS_POOL_GROW - 1);
          bytes >= MS_POOL_GROW; bytes /= 2) {
-        pool->base =
-            outside ? outside->reserve(engine, bytes) : engine->device->reserve(engine, bytes);
+        pool->base = memory->reserve(engine, bytes);
         if (pool->base) {
             pool->reserved = bytes & ~(MS_POOL_GROW - 1);
             return MS_OK;
@@ -94,18 +88,20 @@ static void warn_of_limit(ms_engine *engine, uint64_t limit, uint32_t sharers)
 ms_status ms_pool_open(ms_engine *engine, uint64_t limit, uint32_t sharers)
 {
     if (limit) warn_of_limit(engine, limit, sharers);
-    else limit = engine->device->capacity(engine) / sharers;
+    else limit = engine->device->memory->capacity(engine) / sharers;
     engine->memory.limit = limit;
     engine->memory_mark = MS_PRESSURE_MIN;
-    return open_private(&engine->pool, engine, NULL, limit);
+    return open_own(&engine->pool, engine, engine->device->memory, limit);
 }
 
 static ms_status open_offload(ms_engine *engine)
 {
-    const ms_device_outside *outside = engine->device->outside;
-    ms_status status = outside ? outside->check(engine) : MS_OK;
-    uint64_t limit = outside ? outside->capacity(engine) : engine->pool.limit;
-    return status ? status : open_private(&engine->offload, engine, outside, limit);
+    const ms_device_memory *outside = engine->device->outside;
+    if (!outside)
+        return open_own(&engine->offload, engine, engine->device->memory, engine->pool.limit);
+    ms_status status = outside->check ? outside->check(engine) : MS_OK;
+    if (status) return status;
+    return open_own(&engine->offload, engine, outside, outside->capacity(engine));
 }
 
 ms_status ms_storage_new_offloaded(ms_stream *stream, size_t bytes, ms_storage **out)
@@ -128,13 +124,11 @@ static void pool_close(ms_pool *pool)
 /* Safe on an engine that failed to open: a pool without an engine was never opened. */
 void ms_pool_close(ms_engine *engine)
 {
-    const ms_device_outside *outside = engine->device->outside;
     ms_pool *pools[] = { &engine->pool, &engine->offload };
     for (int i = 0; i < 2; i++) {
         ms_pool *pool = pools[i];
         if (!pool->engine) continue;
-        if (pool->base && i == 1 && outside) outside->unreserve(engine, pool->base, pool->reserved);
-        else if (pool->base) engine->device->unreserve(engine, pool->base, pool->reserved);
+        if (pool->base) pool->memory->unreserve(engine, pool->base, pool->reserved);
         pool_close(pool);
     }
 }
@@ -443,7 +437,7 @@ static void describe_full(const ms_pool *pool, char *text, size_t bytes)
     const ms_engine *engine = pool->engine;
     const ms_device *device = engine->device;
     *text = '\0';
-    if (!pool->is_full || pool->commit != commit_private || !device->available) return;
+    if (!pool->is_full || pool->memory != device->memory || !device->available) return;
     uint64_t available = device->available(engine, &total);
     snprintf(text, bytes,
              "; %s:%u itself is full: %llu of %llu bytes are free, and other processes "

@@ -277,6 +277,11 @@ static uint64_t cpu_capacity(const ms_engine *engine)
     return machine.memory_bytes;
 }
 
+static const ms_device_memory memory = { .capacity = cpu_capacity,
+                                         .reserve = cpu_reserve,
+                                         .commit = cpu_commit,
+                                         .unreserve = cpu_unreserve };
+
 const ms_device ms_device_cpu = {
     .name = "cpu",
     .kernels = "cpu",
@@ -298,10 +303,7 @@ const ms_device ms_device_cpu = {
     .fail_if = ms_cpu_fail_if,
     .call = ms_cpu_call_host,
     .poison = &ms_cpu_poison,
-    .reserve = cpu_reserve,
-    .commit = cpu_commit,
-    .unreserve = cpu_unreserve,
+    .memory = &memory,
     .adopt = cpu_adopt,
     .disown = cpu_disown,
-    .capacity = cpu_capacity,
 };

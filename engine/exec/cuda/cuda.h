@@ -400,7 +400,7 @@ void ms_cuda_batch(ms_engine *engine, bool begins);
 /* outside.c. Copies between the host and memory that tasks use, and zeros there, as the driver's
  * calls: also where the memory is offloaded, which takes a call for each piece. On the thread of
  * the host. */
-extern const ms_device_outside ms_cuda_outside;
+extern const ms_device_memory ms_cuda_outside;
 /* How many of the bytes from this address on one call takes. */
 size_t ms_cuda_span(const ms_cuda_device *self, const void *address, size_t bytes);
 ms_cuda_result ms_cuda_copy_to(const ms_cuda_device *self, void *to, const void *host, size_t bytes,
@@ -410,10 +410,7 @@ ms_cuda_result ms_cuda_copy_from(const ms_cuda_device *self, void *host, const v
 ms_cuda_result ms_cuda_zero(const ms_cuda_device *self, void *to, size_t bytes, ms_cuda_stream on);
 
 /* memory.c */
-void *ms_cuda_reserve(ms_engine *engine, uint64_t bytes);
-int ms_cuda_commit(ms_engine *engine, void *address, uint64_t bytes);
-void ms_cuda_unreserve(ms_engine *engine, void *address, uint64_t bytes);
-uint64_t ms_cuda_capacity(const ms_engine *engine);
+extern const ms_device_memory ms_cuda_inside;
 uint64_t ms_cuda_available(const ms_engine *engine, uint64_t *total);
 
 /* pinned.c */

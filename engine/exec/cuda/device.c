@@ -172,12 +172,9 @@ const ms_device ms_device_cuda = {
     .call = ms_cuda_call_in_turn,
     .repeat = ms_cuda_repeat,
     .repeats = ms_cuda_repeats,
-    .reserve = ms_cuda_reserve,
-    .commit = ms_cuda_commit,
-    .unreserve = ms_cuda_unreserve,
+    .memory = &ms_cuda_inside,
     .outside = &ms_cuda_outside,
     .host_allocate = ms_cuda_host_allocate,
     .host_release = ms_cuda_host_release,
-    .capacity = ms_cuda_capacity,
     .available = ms_cuda_available,
 };

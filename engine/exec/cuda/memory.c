@@ -21,7 +21,7 @@ static ms_cuda_result take_addresses(const ms_cuda_device *self, ms_cuda_range *
     return self->cuda.allocate(&range->base, range->bytes);
 }
 
-void *ms_cuda_reserve(ms_engine *engine, uint64_t bytes)
+static void *reserve(ms_engine *engine, uint64_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(engine);
     void *memory = NULL;
@@ -66,7 +66,7 @@ static ms_cuda_result extend(const ms_cuda_device *self, ms_cuda_range *range, s
 }
 
 /* The pool's arenas grow at their top only, in pieces that need not be whole grains. */
-int ms_cuda_commit(ms_engine *engine, void *address, uint64_t bytes)
+static int commit(ms_engine *engine, void *address, uint64_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(engine);
     ms_cuda_address at = (ms_cuda_address)(uintptr_t)address;
@@ -79,7 +79,7 @@ int ms_cuda_commit(ms_engine *engine, void *address, uint64_t bytes)
     return result ? -ENOMEM : 0;
 }
 
-void ms_cuda_unreserve(ms_engine *engine, void *address, uint64_t bytes)
+static void unreserve(ms_engine *engine, void *address, uint64_t bytes)
 {
     (void)bytes;
     ms_cuda_device *self = ms_cuda_enter(engine);
@@ -106,8 +106,12 @@ uint64_t ms_cuda_available(const ms_engine *engine, uint64_t *total)
 }
 
 /* Nine tenths of what is free: libraries and the driver need some. */
-uint64_t ms_cuda_capacity(const ms_engine *engine)
+static uint64_t capacity(const ms_engine *engine)
 {
     uint64_t total;
     return ms_cuda_available(engine, &total) / 10 * 9;
 }
+
+const ms_device_memory ms_cuda_inside = {
+    .capacity = capacity, .reserve = reserve, .commit = commit, .unreserve = unreserve
+};

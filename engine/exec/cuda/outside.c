@@ -25,7 +25,7 @@ static ms_status check(ms_engine *engine)
         engine->device_index);
 }
 
-static uint64_t capacity(const ms_engine *engine) { return ms_device_cpu.capacity(engine); }
+static uint64_t capacity(const ms_engine *engine) { return ms_device_cpu.memory->capacity(engine); }
 
 static void *reserve(ms_engine *engine, uint64_t bytes)
 {
@@ -69,11 +69,11 @@ static void unreserve(ms_engine *engine, void *address, uint64_t bytes)
     engine->context.os->unreserve(engine->context.os->user, address, bytes);
 }
 
-const ms_device_outside ms_cuda_outside = { .check = check,
-                                            .capacity = capacity,
-                                            .reserve = reserve,
-                                            .commit = commit,
-                                            .unreserve = unreserve };
+const ms_device_memory ms_cuda_outside = { .check = check,
+                                           .capacity = capacity,
+                                           .reserve = reserve,
+                                           .commit = commit,
+                                           .unreserve = unreserve };
 
 /* --------------------------------------------------------------- piece by piece */
 

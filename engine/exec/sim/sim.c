@@ -203,23 +203,20 @@ static uint64_t sim_capacity(const ms_engine *engine)
     return MS_SIM_BYTES / 2;
 }
 
-static ms_status sim_check(ms_engine *engine)
-{
-    (void)engine;
-    return MS_OK;
-}
-
 /* As on the device that is simulated: of a GPU, what is offloaded is not in its memory. */
 static uint64_t sim_outside(const ms_engine *engine)
 {
     return ms_engine_is_for_gpu(engine) ? sim_capacity(engine) : engine->pool.limit;
 }
 
-static const ms_device_outside outside = { .check = sim_check,
-                                           .capacity = sim_outside,
-                                           .reserve = sim_reserve,
-                                           .commit = sim_commit,
-                                           .unreserve = sim_unreserve };
+static const ms_device_memory memory = { .capacity = sim_capacity,
+                                         .reserve = sim_reserve,
+                                         .commit = sim_commit,
+                                         .unreserve = sim_unreserve },
+                              outside = { .capacity = sim_outside,
+                                          .reserve = sim_reserve,
+                                          .commit = sim_commit,
+                                          .unreserve = sim_unreserve };
 
 const ms_device ms_device_sim = {
     .name = "sim",
@@ -240,11 +237,8 @@ const ms_device ms_device_sim = {
     .read = sim_read,
     .fail_if = sim_fail_if,
     .call = sim_call,
-    .reserve = sim_reserve,
-    .commit = sim_commit,
-    .unreserve = sim_unreserve,
+    .memory = &memory,
     .outside = &outside,
     .adopt = sim_adopt,
     .disown = sim_unreserve,
-    .capacity = sim_capacity,
 };
