@@ -10,6 +10,14 @@ if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND CMAKE_C_COMPILER_VERSION VERSION_GREAT
 endif()
 option(MOONSHARD_WERROR "make warnings errors (default: ON with gcc 12, which CI runs)" ${werror})
 
+# A compiler cache, where there is one: a build in another folder finds what is the same.
+find_program(MS_CCACHE ccache)
+mark_as_advanced(MS_CCACHE)
+if(MS_CCACHE AND NOT CMAKE_C_COMPILER_LAUNCHER)
+  set(CMAKE_C_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${MS_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_C_COMPILER_LAUNCHER})
+endif()
+
 set(CMAKE_C_STANDARD 17)
 set(CMAKE_C_STANDARD_REQUIRED ON)
 set(CMAKE_C_EXTENSIONS OFF)
@@ -39,9 +47,14 @@ else()
 endif()
 
 # One compilation of engine/*/cpu/isa/*.c for each instruction set; the engine picks one at run time.
+option(MOONSHARD_AVX512 "kernels for AVX-512; OFF saves half of their compilation, which sanitizers make slow" ON)
 set(MS_ISA_LIST portable)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-  list(APPEND MS_ISA_LIST avx2 avx512 avx512bf16)
+  list(APPEND MS_ISA_LIST avx2)
+  if(MOONSHARD_AVX512)
+    list(APPEND MS_ISA_LIST avx512 avx512bf16)
+    target_compile_definitions(moonshard_settings INTERFACE MS_WITH_AVX512=1)
+  endif()
 endif()
 set(MS_ISA_FLAGS_portable "")
 set(MS_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)

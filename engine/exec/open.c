@@ -25,10 +25,12 @@ static ms_isa best_isa(void)
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")
         || !__builtin_cpu_supports("bmi2") || !has_f16c())
         return MS_ISA_PORTABLE;
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")
-        || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
-        return MS_ISA_AVX2;
-    return __builtin_cpu_supports("avx512bf16") ? MS_ISA_AVX512BF16 : MS_ISA_AVX512;
+#if defined(MS_WITH_AVX512)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+        && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return __builtin_cpu_supports("avx512bf16") ? MS_ISA_AVX512BF16 : MS_ISA_AVX512;
+#endif
+    return MS_ISA_AVX2;
 #else
     return MS_ISA_PORTABLE;
 #endif
