@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 set -- ${1:+--cppcheck-build-dir="$1"}
 exec cppcheck --quiet --std=c11 --language=c --platform=unix64 \
-    --enable=warning,performance,portability --inline-suppr --error-exitcode=1 -j "$(getconf _NPROCESSORS_ONLN)" \
+    --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
     --suppressions-list=tests/lint/cppcheck.suppress --template='{callstack}: {severity}: {message} [{id}]' \
     -D_GNU_SOURCE -DMS_ISA=portable -DMS_WITH_ONEDNN=1 -U__cplusplus \
     -I engine/include -I engine "$@" engine bindings

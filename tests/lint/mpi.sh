@@ -35,7 +35,7 @@ configure() {
     case " $names " in *' openmpi '*) ;; *) rm -f "$folder"/pc/ompi*.pc ;; esac
     case " $names " in *' mpich '*) ;; *) rm -f "$folder"/pc/mpich*.pc ;; esac
     PKG_CONFIG_LIBDIR=$folder/pc cmake -S "$source" -B "$folder/tree" \
-        -DMOONSHARD_WITH_CUDA=OFF -DMOONSHARD_WITH_NCCL=OFF "$@" 2>&1
+        -DMOONSHARD_WITH_CUDA=OFF -DMOONSHARD_WITH_NCCL=OFF -DMOONSHARD_TESTS=OFF "$@" 2>&1
 }
 
 # try MPIS: what CMake says, the modules that there are, and what the program says of them.

@@ -4,4 +4,4 @@
 set -eu
 cd "$(dirname "$0")/../.."
 find engine bindings -name '*.c' ! -path '*/isa/*' -print0 |
-    xargs -0 -n 8 -P "$(getconf _NPROCESSORS_ONLN)" "$1" -p "$2" --quiet
+    xargs -0 -n 8 "$1" -p "$2" --quiet
