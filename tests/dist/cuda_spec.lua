@@ -11,13 +11,16 @@ local function stand_in(gpus)
     os.getenv "MOONSHARD_STAND_IN", gpus)
 end
 
+local SIZE = command.full and "length=32 batch=4 model.width=64"
+  or "length=16 batch=4 model.width=32"
+
 -- The losses of a short training, in order.
 local function losses(arguments, settings)
   local steps = tonumber(arguments:match "steps=(%d+)") or 5
   if not arguments:find "steps=" then arguments = arguments .. " steps=5" end
-  local out = command.succeed(folder, ("run '%s/recipes/%s length=32 batch=4 \z
-    model.layers=1 model.width=64 model.heads=2 every.eval=0 every.sample=0 every.save=0 run=a%d")
-    :format(command.source, arguments, settings and 1 or 2), settings)
+  local out = command.succeed(folder, ("run '%s/recipes/%s %s model.layers=1 model.heads=2 \z
+    every.eval=0 every.sample=0 every.save=0 run=a%d")
+    :format(command.source, arguments, SIZE, settings and 1 or 2), settings)
   local list = {}
   for loss in out:gmatch "loss ([%d.]+)  norm" do list[#list + 1] = tonumber(loss) end
   assert.equal(steps, #list, out)
@@ -35,8 +38,8 @@ describe("ranks on GPUs", function()
   for _, arguments in ipairs {
     "gpt_bytes.lua' -n 2",
     "gpt_bytes.lua' -n 2 --thread-ranks",
-    "gpt2.lua' -n 2 bytes=true vocab=256 data=README.md shard=full_shard",
-    "gpt2.lua' -n 2 bytes=true vocab=256 data=README.md hook=bf16_compress",
+    "gpt2.lua' -n 2 bytes=true vocab=256 data=README.md accumulate=2 shard=full_shard",
+    "gpt2.lua' -n 2 bytes=true vocab=256 data=README.md accumulate=1 hook=bf16_compress",
   } do
     it("train as on the cpu: " .. arguments, function()
       arguments = arguments:gsub("README.md", command.source .. "/README.md")
@@ -50,12 +53,14 @@ describe("ranks on GPUs", function()
   it("train to the same numbers with graph = true", function()
     for _, arguments in ipairs {
       "gpt_bytes.lua' -n 2 steps=10",
-      "gpt2.lua' -n 2 steps=10 bytes=true vocab=256 data=README.md shard=full_shard",
-      "gpt2.lua' -n 2 steps=10 bytes=true vocab=256 data=README.md hook=bf16_compress",
+      "gpt2.lua' -n 2 steps=10 bytes=true vocab=256 data=README.md accumulate=2 shard=full_shard",
+      "gpt2.lua' -n 2 steps=10 bytes=true vocab=256 data=README.md accumulate=1 \z
+        hook=bf16_compress",
     } do
       arguments = arguments:gsub("README.md", command.source .. "/README.md") .. " --device cuda"
-      local settings = stand_in(2) .. " MOONSHARD_STAND_IN_WATCH=stop"
-      assert.same(losses(arguments, settings), losses(arguments .. " graph=true", settings))
+      local watched = stand_in(2) .. " MOONSHARD_STAND_IN_WATCH=stop"
+      assert.same(losses(arguments, command.full and watched or stand_in(2)),
+        losses(arguments .. " graph=true", watched))
     end
   end)
 
@@ -237,9 +242,9 @@ describe("ranks on GPUs", function()
     ]])
     local recipe = command.source .. "/recipes/gpt2.lua"
     for _, shard in ipairs { "", "shard=full_shard" } do
-      local options = ("--device cuda -n 2 steps=2 length=32 batch=4 model.layers=1 \z
-        model.width=64 model.heads=2 every.eval=0 every.sample=0 every.save=0 bytes=true \z
-        vocab=256 data='%s/README.md' %s"):format(command.source, shard)
+      local options = ("--device cuda -n 2 steps=2 %s model.layers=1 model.heads=2 every.eval=0 \z
+        every.sample=0 every.save=0 accumulate=2 bytes=true vocab=256 data='%s/README.md' %s")
+        :format(SIZE, command.source, shard)
       local predicted = core.json_decode((command.succeed(folder,
         ("check '%s' --json %s"):format(recipe, options)))).peak_bytes
       local out = command.succeed(folder, "run peak.lua " .. options,
@@ -255,8 +260,8 @@ describe("ranks on GPUs", function()
     local function limits(settings)
       os.remove(folder .. "/log")
       losses(("gpt2.lua' -n 2 --device cuda bytes=true vocab=256 data=%s/README.md \z
-        shard=full_shard"):format(command.source), ("%s MOONSHARD_STAND_IN_CUBLASLT_LOG=log %s")
-        :format(stand_in(2), settings))
+        accumulate=1 shard=full_shard"):format(command.source),
+        ("%s MOONSHARD_STAND_IN_CUBLASLT_LOG=log %s"):format(stand_in(2), settings))
       return select(2, command.read(folder .. "/log"):gsub("limits 1\n", ""))
     end
     assert.is_true(limits "" > 1)

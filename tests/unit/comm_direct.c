@@ -5,6 +5,8 @@
 
 #include <math.h>
 
+#include "ranges.h"
+
 #include "../cuda/driver/driver.h"
 #include "exec/cuda/cuda.h"
 
@@ -235,11 +237,13 @@ static bool is_defined(ms_dtype dtype, ms_reduce_op op)
     return ms_dtype_is_float(dtype) || (op != MS_REDUCE_OP_AVG && op != MS_REDUCE_OP_PREMUL_SUM);
 }
 
+/* In short ranges each length and each dtype comes with each offset, but not all three together. */
 static void call_all(rank *self)
 {
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++)
         for (ms_dtype dtype = 0; dtype < MS_DTYPES; dtype++)
             for (int64_t offset = 0; offset < OFFSETS; offset++) {
+                if (!ranges_are_long() && (int64_t)(l + dtype) % OFFSETS != offset) continue;
                 for (ms_reduce_op op = 0; op < MS_REDUCE_OPS; op++)
                     if (is_defined(dtype, op)) reduce(self, dtype, op, lengths[l], offset);
                 move(self, dtype, lengths[l], offset);
@@ -507,7 +511,7 @@ static void a_rank_ends_in_the_middle(void **state)
     (void)state;
     job what = {
         .kind = THREADS,
-        .options = { .ranks = 3, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = 20000000000u },
+        .options = { .ranks = 3, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = HANG_NS },
         .run = leave_in_the_middle
     };
     rank ranks[3];
@@ -593,7 +597,7 @@ static void a_rank_closes_before_the_kernel_of_another(void **state)
     if (!on_stand_in() || threads_need_a_process()) skip();
     job what = {
         .kind = THREADS,
-        .options = { .ranks = 2, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = 20000000000u },
+        .options = { .ranks = 2, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = HANG_NS },
         .run = leave_before_the_kernel
     };
     rank ranks[2];
@@ -638,7 +642,7 @@ static void a_kernel_cannot_be_launched(void **state)
     if (!device_is_cuda()) skip();
     job what = {
         .kind = THREADS,
-        .options = { .ranks = 2, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = 20000000000u },
+        .options = { .ranks = 2, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = HANG_NS },
         .run = fail_to_launch
     };
     ms_abort_record cause = run_job(&what, ranks);

@@ -1,6 +1,7 @@
 /* comm_mutations.c: random programs of 50 collectives on 2 to 4 ranks; one change on one rank is
  * always found, no change raises no alarm. ctest: over-hosts cuda-local */
 #include "comm_support.h"
+#include "ranges.h"
 
 enum { LENGTH = 50 };
 
@@ -139,7 +140,7 @@ static void check_program(uint64_t seed, uint32_t count, const char *layout)
                  .options = { .ranks = count,
                               .threads = 1,
                               .heap_bytes = 4 << 20,
-                              .timeout_ns = *layout && p.mutation ? 1000000000u : 20000000000u },
+                              .timeout_ns = *layout && p.mutation ? 1000000000u : HANG_NS },
                  .layout = layout,
                  .run = run_program,
                  .argument = &p };
@@ -158,7 +159,7 @@ static void check_program(uint64_t seed, uint32_t count, const char *layout)
 static void every_change_is_found_and_nothing_else(void **state)
 {
     (void)state;
-    uint64_t programs = getenv("MOONSHARD_TEST_FULL") ? 20000 : 300;
+    uint64_t programs = ranges_are_long() ? 20000 : 100;
     for (uint64_t seed = 1; seed <= programs; seed++) {
         uint32_t count = 2 + (uint32_t)(seed % 3), layouts = 0;
         while (layouts_of(count)[layouts]) layouts++;

@@ -157,8 +157,10 @@ static void test_work_in_parts(void **state)
         { 20, 24, 23, 23, 4, { 3, 3 }, .padding = { 1, 1 }, .groups = 2 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        run(cases[i], MS_F32, PLAIN, true, MS_F32);
-        run(cases[i], i % 2 ? MS_BF16 : MS_F16, PLAIN, true, MS_F32);
+        bool in_f32 = i % 3 == 0;
+        if (ranges_are_long() || in_f32) run(cases[i], MS_F32, PLAIN, true, MS_F32);
+        if (ranges_are_long() || !in_f32)
+            run(cases[i], i % 2 ? MS_BF16 : MS_F16, PLAIN, true, MS_F32);
     }
 }
 

@@ -278,21 +278,17 @@ static float load(const void *from, int64_t i, int type)
     uint16_t bits = ((const uint16_t *)from)[i];
     return type == BF16 ? from_bits((uint32_t)bits << 16) : wide_f16(bits);
 }
-/* Rounds to nearest, ties to even, by search among the neighbours. */
+/* Rounds to nearest, ties to even. */
 static uint16_t narrow_f16(float x)
 {
     float size = x < 0 ? -x : x;
-    uint16_t sign = x < 0 ? 0x8000 : 0, low = 0, high = 0x7c00;
+    uint16_t sign = x < 0 ? 0x8000 : 0;
+    uint32_t bits;
     if (size != size) return 0x7e00;
     if (size >= 65520.0f) return sign | 0x7c00;
-    while (high - low > 1) {
-        uint16_t middle = (uint16_t)((low + high) / 2);
-        if (wide_f16(middle) <= size) low = middle;
-        else high = middle;
-    }
-    float above = high == 0x7c00 ? 65536.0f : wide_f16(high);
-    float down = size - wide_f16(low), up = above - size;
-    return sign | (down < up || (down == up && !(low & 1)) ? low : high);
+    if (size < 0x1p-14f) return sign | (uint16_t)lrintf(size * 0x1p24f);
+    memcpy(&bits, &size, sizeof bits);
+    return sign | (uint16_t)((bits + 0xfff + (bits >> 13 & 1) - (112u << 23)) >> 13);
 }
 static void store(void *to, int64_t i, int type, float x)
 {
@@ -355,25 +351,62 @@ static float take(const product *p, const void *from, int64_t i, int type)
     return from_bits(bits & ~UINT32_C(0x1fff));
 }
 
+/* The operands of one product: m numbers of `a` for each k, and k numbers of `b` for each of n. A
+ * row of `a` has zeros after its end, up to a multiple of WIDE, by which sums are computed. */
+enum { WIDE = 16 };
+typedef struct operands {
+    int64_t m, n, k, row;
+    float *a, *b, *sums;
+} operands;
+static operands make_operands(const product *p)
+{
+    operands o = { .m = (int64_t)p->d.rows, .n = (int64_t)p->d.columns };
+    o.k = (int64_t)(p->of.transposed[0] ? p->a.rows : p->a.columns);
+    o.row = (o.m + WIDE - 1) / WIDE * WIDE;
+    o.a = make((size_t)(o.k * o.row + 1) * sizeof(float));
+    o.b = make((size_t)(o.k * o.n + 1) * sizeof(float));
+    o.sums = make((size_t)o.row * sizeof(float));
+    return o;
+}
+static void free_operands(const operands *o)
+{
+    free(o->a);
+    free(o->b);
+    free(o->sums);
+}
+/* In the order of memory. */
+static void take_operands(const product *p, int64_t batch, operands *o)
+{
+    const layout *a = &p->a, *b = &p->b;
+    for (int64_t column = 0; column < (int64_t)a->columns; column++)
+        for (int64_t i = 0; i < (int64_t)a->rows; i++)
+            o->a[p->of.transposed[0] ? i * o->row + column : column * o->row + i] =
+                take(p, p->from_a, batch * a->batch + column * a->column + i, a->type);
+    for (int64_t column = 0; column < (int64_t)b->columns; column++)
+        for (int64_t i = 0; i < (int64_t)b->rows; i++)
+            o->b[p->of.transposed[1] ? i * o->k + column : column * o->k + i] =
+                take(p, p->from_b, batch * b->batch + column * b->column + i, b->type);
+}
+
+static void add_products(float *restrict sums, const float *restrict row, float factor, int64_t m)
+{
+    for (int64_t i = 0; i < m; i += WIDE)
+        for (int w = 0; w < WIDE; w++) sums[i + w] += row[i + w] * factor;
+}
+
 /* One column of the result: d[:, column] = sum over k of a[:, k] b[k, column]. All candidates but
  * the first add from the last k on. */
-static void compute_column(const product *p, int64_t batch, int64_t column, float *sums, float *row)
+static void compute_column(const product *p, int64_t batch, int64_t column, const operands *o)
 {
-    const layout *a = &p->a, *b = &p->b, *d = &p->d;
-    int64_t m = (int64_t)d->rows, k = (int64_t)(p->of.transposed[0] ? a->rows : a->columns);
-    memset(sums, 0, (size_t)m * sizeof *sums);
-    for (int64_t term = 0; term < k; term++) {
-        int64_t j = p->number ? k - 1 - term : term;
-        int64_t at = p->of.transposed[1] ? j * b->column + column : column * b->column + j;
-        float factor = take(p, p->from_b, batch * b->batch + at, b->type);
-        const int64_t first = batch * a->batch + (p->of.transposed[0] ? j : j * a->column),
-                      step = p->of.transposed[0] ? a->column : 1;
-        for (int64_t i = 0; i < m; i++) row[i] = take(p, p->from_a, first + i * step, a->type);
-        for (int64_t i = 0; i < m; i++) sums[i] += row[i] * factor;
+    const layout *d = &p->d;
+    memset(o->sums, 0, (size_t)o->row * sizeof *o->sums);
+    for (int64_t term = 0; term < o->k; term++) {
+        int64_t j = p->number ? o->k - 1 - term : term;
+        add_products(o->sums, o->a + j * o->row, o->b[column * o->k + j], o->row);
     }
-    for (int64_t i = 0; i < m; i++) {
+    for (int64_t i = 0; i < o->m; i++) {
         int64_t at = batch * d->batch + column * d->column + i;
-        float x = p->alpha * sums[i];
+        float x = p->alpha * o->sums[i];
         if (p->beta != 0) x += p->beta * load(p->to, at, d->type);
         if (p->of.epilogue & BIAS) x += load(p->of.bias, i, d->type);
         if (p->of.epilogue & GELU) {
@@ -439,15 +472,14 @@ static void compute(void *argument)
     touch_matrix(p->to, &p->d, true);
     touch(p->workspace, WORKSPACE, true);
     touch_epilogue(p);
-    size_t m = p->d.rows;
-    float *sums = make((m + 1) * sizeof *sums), *row = make((m + 1) * sizeof *row);
+    operands o = make_operands(p);
     memset(p->workspace, 0x5a, WORKSPACE);
-    for (int64_t batch = 0; batch < p->d.batches; batch++)
-        for (int64_t column = 0; column < (int64_t)p->d.columns; column++)
-            compute_column(p, batch, column, sums, row);
+    for (int64_t batch = 0; batch < p->d.batches; batch++) {
+        take_operands(p, batch, &o);
+        for (int64_t column = 0; column < o.n; column++) compute_column(p, batch, column, &o);
+    }
     if (is_sum(p->of.epilogue)) compute_sums(p);
-    free(sums);
-    free(row);
+    free_operands(&o);
     int fast = number_in("MOONSHARD_STAND_IN_CUBLASLT_FAST");
     if (fast >= 0 && (int)p->number != fast) pass(UINT64_C(1000000000));
     if (!p->is_captured) free(p);

@@ -281,18 +281,19 @@ API int cudnnBackendGetAttribute(void *of, int name, int type, int64_t room, int
 
 /* ----------------------------------------------------------------------- values */
 
+static float from_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 static float widen(uint16_t bits, int dtype)
 {
-    uint32_t wide = (uint32_t)bits << 16;
-    float x;
-    if (dtype == BF16) {
-        memcpy(&x, &wide, sizeof x);
-        return x;
-    }
-    int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    x = exponent == 0    ? ldexpf((float)fraction, -24)
-        : exponent == 31 ? (fraction ? NAN : INFINITY)
-                         : ldexpf((float)(fraction + 1024), exponent - 25);
+    if (dtype == BF16) return from_bits((uint32_t)bits << 16);
+    uint32_t exponent = bits >> 10 & 31, fraction = bits & 1023;
+    float x = exponent == 0    ? (float)fraction * 0x1p-24f
+              : exponent == 31 ? from_bits(0x7f800000u | fraction << 13)
+                               : from_bits((exponent + 112) << 23 | fraction << 13);
     return bits >> 15 ? -x : x;
 }
 /* To the nearest, ties to even. */
@@ -308,10 +309,9 @@ static uint16_t narrow(float x, int dtype)
     float size = fabsf(x);
     if (x != x) return 0x7e00;
     if (size >= 65520.0f) return sign | 0x7c00;
-    if (size < 0x1p-14f) return sign | (uint16_t)lrintf(ldexpf(size, 24));
-    int exponent;
-    float fraction = frexpf(size, &exponent);
-    return sign | (uint16_t)(((exponent + 13) << 10) + (int)lrintf(ldexpf(fraction, 11)));
+    if (size < 0x1p-14f) return sign | (uint16_t)lrintf(size * 0x1p24f);
+    bits &= 0x7fffffffu;
+    return sign | (uint16_t)((bits + 0xfff + (bits >> 13 & 1) - (112u << 23)) >> 13);
 }
 
 /* Where values of a tensor are: memory of the GPU, or, of a virtual one, an array of f32. */
@@ -355,12 +355,21 @@ static value *value_of(job *j, const tensor *t)
     return made;
 }
 /* A dimension of one element is that of all; heads of a group share one. */
+static int64_t place_in(const tensor *t, int d, int64_t at, const int64_t of[4])
+{
+    return (t->shape[d] == of[d] ? at : at / (of[d] / t->shape[d])) * t->strides[d];
+}
 static int64_t place(const tensor *t, const int64_t at[4], const int64_t of[4])
 {
     int64_t offset = 0;
-    for (int d = 0; d < 4; d++)
-        offset += (t->shape[d] == of[d] ? at[d] : at[d] / (of[d] / t->shape[d])) * t->strides[d];
+    for (int d = 0; d < 4; d++) offset += place_in(t, d, at[d], of);
     return offset;
+}
+/* Between neighbours in the last dimension, which is all of it or one for all. */
+static int64_t step_of(const tensor *t, const int64_t of[4])
+{
+    if (t->shape[3] != of[3] && t->shape[3] != 1) wrong("the last dimension is shared in parts");
+    return t->shape[3] == of[3] ? t->strides[3] : 0;
 }
 static float read(const value *v, const tensor *t, int64_t at)
 {
@@ -375,6 +384,11 @@ static void write(const value *v, const tensor *t, int64_t at, float x)
     else if (t->dtype == F32) ((float *)(void *)v->memory)[at] = x;
     else ((uint16_t *)(void *)v->memory)[at] = narrow(x, t->dtype);
 }
+/* Rows are of the last dimension. */
+#define EACH_ROW(at, shape)                                  \
+    for (int64_t at[4] = { 0 }; at[0] < (shape)[0]; at[0]++) \
+        for (at[1] = 0; at[1] < (shape)[1]; at[1]++)         \
+            for (at[2] = 0; at[2] < (shape)[2]; at[2]++)
 #define EACH(at, shape)                                      \
     for (int64_t at[4] = { 0 }; at[0] < (shape)[0]; at[0]++) \
         for (at[1] = 0; at[1] < (shape)[1]; at[1]++)         \
@@ -407,15 +421,39 @@ static void run_pointwise(job *j, const descriptor *operation)
            b = second ? tensor_of(second) : x, t = third ? tensor_of(third) : x;
     const value *from = value_of(j, &x), *other = value_of(j, &b), *last = value_of(j, &t),
                 *to = value_of(j, &y);
-    int64_t axis = mode == 501 ? *(const int64_t *)need(how, 9)->data : 0;
-    EACH(at, y.shape)
+    int64_t axis = mode == 501 ? *(const int64_t *)need(how, 9)->data : 0,
+            x_step = step_of(&x, y.shape), b_step = step_of(&b, y.shape),
+            t_step = step_of(&t, y.shape), y_step = step_of(&y, y.shape);
+    EACH_ROW(at, y.shape)
     {
-        float result = mode == 501 ? (float)at[axis]
-                                   : function(mode, read(from, &x, place(&x, at, y.shape)),
-                                              read(other, &b, place(&b, at, y.shape)),
-                                              read(last, &t, place(&t, at, y.shape)));
-        write(to, &y, place(&y, at, y.shape), result);
+        int64_t x_at = place(&x, at, y.shape), b_at = place(&b, at, y.shape),
+                t_at = place(&t, at, y.shape), y_at = place(&y, at, y.shape);
+        for (int64_t i = 0; i < y.shape[3]; i++) {
+            float result = mode == 501 ? (float)(axis == 3 ? i : at[axis])
+                                       : function(mode, read(from, &x, x_at + i * x_step),
+                                                  read(other, &b, b_at + i * b_step),
+                                                  read(last, &t, t_at + i * t_step));
+            write(to, &y, y_at + i * y_step, result);
+        }
     }
+}
+/* The matrix of these two outer positions, row after row. */
+static void take_matrix(const value *from, const tensor *t, int64_t offset, double *out)
+{
+    for (int64_t row = 0; row < t->shape[2]; row++)
+        for (int64_t i = 0; i < t->shape[3]; i++)
+            *out++ = (double)read(from, t, offset + row * t->strides[2] + i * t->strides[3]);
+}
+/* Each sum begins with the first k. */
+static void multiply(const double *a, const double *b, double *restrict sums, const int64_t of[2],
+                     int64_t terms)
+{
+    memset(sums, 0, (size_t)(of[0] * of[1]) * sizeof *sums);
+    for (int64_t row = 0; row < of[0]; row++, sums += of[1])
+        for (int64_t k = 0; k < terms; k++) {
+            const double factor = a[row * terms + k], *restrict from = b + k * of[1];
+            for (int64_t i = 0; i < of[1]; i++) sums[i] += factor * from[i];
+        }
 }
 static void run_matmul(job *j, const descriptor *operation)
 {
@@ -426,37 +464,49 @@ static void run_matmul(job *j, const descriptor *operation)
         wrong("shapes of a product do not fit");
     if (a.dtype == F32 || b.dtype == F32) wrong("a product takes operands of 16 bits");
     bool adds = is_sum(operation);
-    EACH(at, c.shape)
+    int64_t matrices[4] = { c.shape[0], c.shape[1], 1, 1 }, k = a.shape[3];
+    double *rows = make((size_t)(c.shape[2] * k) * sizeof *rows),
+           *columns = make((size_t)(k * c.shape[3]) * sizeof *columns),
+           *sums = make((size_t)(c.shape[2] * c.shape[3]) * sizeof *sums);
+    EACH(at, matrices)
     {
-        int64_t row[] = { at[0], at[1], at[2], 0 }, column[] = { at[0], at[1], 0, at[3] },
-                rows[] = { c.shape[0], c.shape[1], c.shape[2], a.shape[3] },
-                columns[] = { c.shape[0], c.shape[1], b.shape[2], c.shape[3] };
-        int64_t first = place(&a, row, rows), other = place(&b, column, columns);
-        double sum = 0;
-        for (int64_t k = 0; k < a.shape[3]; k++)
-            sum += (double)read(left, &a, first + k * a.strides[3])
-                   * (double)read(right, &b, other + k * b.strides[2]);
-        int64_t offset = place(&c, at, c.shape);
-        if (adds) sum += (double)read(to, &c, offset);
-        write(to, &c, offset, (float)sum);
+        int64_t of_a = place_in(&a, 0, at[0], c.shape) + place_in(&a, 1, at[1], c.shape),
+                of_b = place_in(&b, 0, at[0], c.shape) + place_in(&b, 1, at[1], c.shape),
+                of_c = at[0] * c.strides[0] + at[1] * c.strides[1];
+        take_matrix(left, &a, of_a, rows);
+        take_matrix(right, &b, of_b, columns);
+        multiply(rows, columns, sums, &c.shape[2], k);
+        for (int64_t row = 0; row < c.shape[2]; row++)
+            for (int64_t i = 0; i < c.shape[3]; i++) {
+                int64_t offset = of_c + row * c.strides[2] + i * c.strides[3];
+                double sum = sums[row * c.shape[3] + i];
+                if (adds) sum += (double)read(to, &c, offset);
+                write(to, &c, offset, (float)sum);
+            }
     }
+    free(rows);
+    free(columns);
+    free(sums);
 }
 static void run_reduction(job *j, const descriptor *operation)
 {
     int mode = number_of(one_of(operation, 1612), 1600);
     tensor x = tensor_of(one_of(operation, 1610)), y = tensor_of(one_of(operation, 1611));
     const value *from = value_of(j, &x), *to = value_of(j, &y);
+    int64_t each[4];
+    for (int d = 0; d < 4; d++) each[d] = x.shape[d] / y.shape[d];
     EACH(at, y.shape)
     {
-        int64_t each[4];
         double sum = mode == 3 ? -INFINITY : 0;
-        for (int d = 0; d < 4; d++) each[d] = x.shape[d] / y.shape[d];
-        EACH(in, each)
+        EACH_ROW(in, each)
         {
             int64_t whole[4];
             for (int d = 0; d < 4; d++) whole[d] = at[d] * each[d] + in[d];
-            float one = read(from, &x, place(&x, whole, x.shape));
-            sum = mode == 3 ? fmax(sum, one) : sum + (double)one;
+            int64_t offset = place(&x, whole, x.shape);
+            for (int64_t i = 0; i < each[3]; i++) {
+                float one = read(from, &x, offset + i * x.strides[3]);
+                sum = mode == 3 ? fmax(sum, one) : sum + (double)one;
+            }
         }
         write(to, &y, place(&y, at, y.shape), (float)sum);
     }
@@ -502,8 +552,14 @@ static void touch_tensor(job *j, const descriptor *of, bool writes)
     if (t.is_virtual || t.is_value) return;
     const value *v = value_of(j, &t);
     size_t size = t.dtype == F32 ? 4 : 2;
-    EACH(at, t.shape)
-    touch(v->memory + place(&t, at, t.shape) * (int64_t)size, size, writes);
+    bool is_dense = t.strides[3] == 1;
+    EACH_ROW(at, t.shape)
+    {
+        const char *row = v->memory + place(&t, at, t.shape) * (int64_t)size;
+        if (is_dense) touch(row, (size_t)t.shape[3] * size, writes);
+        for (int64_t i = 0; i < t.shape[3] && !is_dense; i++)
+            touch(row + i * t.strides[3] * (int64_t)size, size, writes);
+    }
 }
 static void touch_all(job *j, const descriptor *operation)
 {

@@ -106,13 +106,15 @@ API int cuModuleUnload(void *module)
     driver.left--;
     return result;
 }
-/* A function of the library of kernels for the host, which stands beside this one. */
+/* A function of the library of kernels for the host. Where this one watches, it is the library
+ * whose kernels tell of each access to memory, if the build has one. */
 static function *look_up(const char *name)
 {
     static void *library;
     char bytes_name[256];
     if (!library) {
-        const char *path = getenv("MOONSHARD_STAND_IN_KERNELS");
+        const char *path = order_is_on() ? getenv("MOONSHARD_STAND_IN_WATCHED_KERNELS") : NULL;
+        if (!path) path = getenv("MOONSHARD_STAND_IN_KERNELS");
         library = dlopen(path ? path : "libmoonshard_kernels_host.so", RTLD_NOW | RTLD_LOCAL);
         if (!library) fprintf(stderr, "stand-in: %s\n", dlerror());
     }

@@ -133,6 +133,7 @@ API int cuInit(unsigned flags)
                *count = getenv("MOONSHARD_STAND_IN_GPUS");
     int gpus = count ? atoi(count) : driver.gpus;
     if (gpus > STAND_IN_GPUS) abort();
+    order_look();
     pthread_mutex_lock(&stand_in_lock);
     gpus = count_gpus(gpus);
     pthread_mutex_unlock(&stand_in_lock);

@@ -10,19 +10,40 @@
 
 enum { NAMES = 4096, PIECE = 4096, PIECES = 1 << 14 };
 
+/* A piece of work: its stream, and its count there; 0: none. */
+typedef uint32_t stamp;
+enum { COUNT_BITS = 26 };
+_Static_assert(ORDER_STREAMS < 1 << (32 - COUNT_BITS),
+               "a stamp has room for all streams, and MANY");
+#define MANY UINT32_MAX
+static stamp stamp_of(unsigned stream, uint32_t count) { return stream << COUNT_BITS | count; }
+static unsigned stream_of(stamp s) { return s >> COUNT_BITS; }
+static uint32_t count_of(stamp s) { return s & ((1u << COUNT_BITS) - 1); }
+
 static struct {
     bool used[ORDER_STREAMS];
     order_clock clock[ORDER_STREAMS];
     const char *name[ORDER_STREAMS][NAMES]; /* of the latest work, by its count */
     unsigned running;
+    stamp now; /* what runs */
     unsigned faults;
     char text[512];
 } order;
 
 /* ------------------------------------------------------------------- faults */
 
-static const char *mode(void) { return getenv("MOONSHARD_STAND_IN_WATCH"); }
-bool order_is_on(void) { return mode() != NULL; }
+enum { UNKNOWN, OFF, COUNTS, STOPS };
+static _Atomic int mode;
+void order_look(void)
+{
+    const char *text = getenv("MOONSHARD_STAND_IN_WATCH");
+    mode = !text ? OFF : strcmp(text, "stop") == 0 ? STOPS : COUNTS;
+}
+bool order_is_on(void)
+{
+    if (mode == UNKNOWN) order_look();
+    return mode != OFF;
+}
 
 void order_fault(const char *format, ...)
 {
@@ -32,7 +53,7 @@ void order_fault(const char *format, ...)
     vsnprintf(order.text, sizeof order.text, format, arguments);
     va_end(arguments);
     order.faults++;
-    if (strcmp(mode(), "stop") != 0) return;
+    if (mode != STOPS) return;
     fprintf(stderr, "stand-in for the driver: %s\n", order.text);
     abort();
 }
@@ -76,6 +97,7 @@ void order_begin(unsigned stream, const order_clock *host, const char *name)
     clock->at[stream]++;
     order.name[stream][clock->at[stream] % NAMES] = name;
     order.running = stream;
+    order.now = stamp_of(stream, clock->at[stream]);
 }
 static const char *name_of(unsigned stream, uint32_t count)
 {
@@ -85,21 +107,27 @@ static const char *name_of(unsigned stream, uint32_t count)
 
 /* ------------------------------------------------------------------- memory */
 
-/* Counts are of the work of its stream; 0: none. Reads are those since the last write. A read that
- * is ordered before a later one is not needed, as what is ordered after the later one is ordered
- * after both; so one read stands for all, except where two are not ordered. */
+/* Reads are those since the last write. A read that is ordered before a later one is not needed, as
+ * what is ordered after the later one is ordered after both; so one read stands for all, except
+ * where two are not ordered: MANY. */
 typedef struct cell {
-    uint32_t written, read;
-    uint8_t writer, reader;
-    uint32_t *reads; /* of each stream, where no single read stands for all; else NULL */
+    stamp written, read;
 } cell;
 /* The cells of one piece of memory, by its number; made when it is first touched. */
 typedef struct piece {
     struct piece *next;
     uintptr_t number;
     cell cells[PIECE / 4];
+    uint32_t **many; /* NULL, or for each cell NULL or the count of its last read by each stream */
 } piece;
 static piece *pieces[PIECES];
+
+static void free_piece(piece *gone)
+{
+    for (size_t i = 0; gone->many && i < PIECE / 4; i++) free(gone->many[i]);
+    free(gone->many);
+    free(gone);
+}
 
 typedef struct range {
     uintptr_t begin, end;
@@ -137,8 +165,7 @@ void order_unmap(const void *address, size_t bytes)
             piece *one = *at;
             if (one->number * PIECE >= begin && one->number * PIECE < end) {
                 *at = one->next;
-                for (size_t k = 0; k < PIECE / 4; k++) free(one->cells[k].reads);
-                free(one);
+                free_piece(one);
             } else at = &one->next;
         }
 }
@@ -202,85 +229,95 @@ static piece *piece_of(uintptr_t address, bool writes)
 }
 
 /* Both touch the same memory, and nothing orders them. */
-static void conflict(const void *address, bool writes, unsigned other, uint32_t count, bool wrote)
+static void conflict(const void *address, bool writes, stamp other, bool wrote)
 {
     unsigned self = order.running;
     order_fault("%s, on stream %u, %s %p, which %s, on stream %u, %s: nothing orders the two",
                 name_of(self, order.clock[self].at[self]), self, writes ? "writes" : "reads",
-                address, name_of(other, count), other, wrote ? "writes" : "reads");
+                address, name_of(stream_of(other), count_of(other)), stream_of(other),
+                wrote ? "writes" : "reads");
+}
+
+static inline bool is_over(stamp work)
+{
+    return count_of(work) <= order.clock[order.running].at[stream_of(work)];
+}
+
+static uint32_t *many_of(piece *in, size_t i)
+{
+    if (!in->many) in->many = calloc(PIECE / 4, sizeof *in->many);
+    if (!in->many) abort();
+    if (!in->many[i]) in->many[i] = calloc(ORDER_STREAMS, sizeof *in->many[i]);
+    if (!in->many[i]) abort();
+    return in->many[i];
 }
 
 /* The read of this work is one more of those that a later write must be ordered after. */
-static void add_read(cell *one, unsigned self, const order_clock *clock)
+static void add_read(piece *in, size_t i)
 {
-    if (!one->reads && one->read > clock->at[one->reader]) {
-        one->reads = calloc(ORDER_STREAMS, sizeof *one->reads);
-        if (!one->reads) abort();
-        one->reads[one->reader] = one->read;
+    cell *one = &in->cells[i];
+    if (one->read != MANY && is_over(one->read)) {
+        one->read = order.now;
+        return;
     }
-    if (one->reads) one->reads[self] = clock->at[self];
-    one->read = clock->at[self];
-    one->reader = (uint8_t)self;
+    uint32_t *reads = many_of(in, i);
+    if (one->read != MANY) reads[stream_of(one->read)] = count_of(one->read);
+    reads[order.running] = count_of(order.now);
+    one->read = MANY;
 }
 
-static void check_reads(const cell *one, const void *address, const order_clock *clock)
+static void check_reads(piece *in, size_t i, const void *address)
 {
-    if (one->reads) {
-        for (unsigned i = 0; i < ORDER_STREAMS; i++)
-            if (one->reads[i] > clock->at[i]) conflict(address, true, i, one->reads[i], false);
-    } else if (one->read > clock->at[one->reader])
-        conflict(address, true, one->reader, one->read, false);
+    stamp read = in->cells[i].read;
+    if (read != MANY && !is_over(read)) conflict(address, true, read, false);
+    if (read != MANY) return;
+    for (unsigned k = 0; k < ORDER_STREAMS; k++)
+        if (in->many[i][k] > order.clock[order.running].at[k])
+            conflict(address, true, stamp_of(k, in->many[i][k]), false);
+    free(in->many[i]);
+    in->many[i] = NULL;
 }
 
 /* What a work does once more to the same memory was checked: works run one after the other. */
 static inline bool was_checked(const cell *one, bool writes)
 {
-    unsigned self = order.running;
-    uint32_t now = order.clock[self].at[self];
-    if (!writes) return one->read == now && one->reader == self;
-    return one->written == now && one->writer == self && !one->read;
+    return writes ? one->written == order.now && !one->read : one->read == order.now;
 }
 
-static void touch(cell *one, const void *address, bool writes)
+static inline void touch(piece *in, uintptr_t address, bool writes)
 {
-    unsigned self = order.running;
-    const order_clock *clock = &order.clock[self];
-    uint32_t now = clock->at[self];
+    size_t i = address % PIECE / 4;
+    cell *one = &in->cells[i];
     if (was_checked(one, writes)) return;
-    if (one->written > clock->at[one->writer])
-        conflict(address, writes, one->writer, one->written, true);
-    if (!writes) {
-        add_read(one, self, clock);
-        return;
+    if (!is_over(one->written)) conflict((const void *)address, writes, one->written, true);
+    if (!writes) add_read(in, i);
+    else {
+        if (one->read) check_reads(in, i, (const void *)address);
+        *one = (cell){ .written = order.now };
     }
-    check_reads(one, address, clock);
-    free(one->reads);
-    *one = (cell){ .written = now, .writer = (uint8_t)self };
 }
 
 static __attribute__((noinline)) void touch_all(uintptr_t begin, uintptr_t end, bool writes)
 {
-    uintptr_t at = begin / 4 * 4;
-    while (at < end) {
+    for (uintptr_t at = begin / 4 * 4; at < end;) {
         piece *found = piece_of(at, writes);
         uintptr_t stop = (at / PIECE + 1) * PIECE;
         if (stop > end) stop = end;
-        for (; found && at < stop; at += 4)
-            touch(&found->cells[at % PIECE / 4], (const void *)at, writes);
+        for (; found && at < stop; at += 4) touch(found, at, writes);
         at = stop;
     }
 }
 
-/* Most of what a kernel touches is its own stack, or the same memory again. */
+/* Most of what is touched is in the piece of memory that was touched before. */
 void order_touch(const void *address, size_t bytes, bool writes)
 {
     uintptr_t begin = (uintptr_t)address, end = begin + bytes;
     const struct found *entry = found_at(begin);
-    if (bytes && is_valid(entry, begin) && begin / PIECE == (end - 1) / PIECE) {
-        if (!entry->piece) return;
-        if (begin / 4 == (end - 1) / 4
-            && was_checked(&entry->piece->cells[begin % PIECE / 4], writes))
-            return;
+    if (!bytes) return;
+    if (is_valid(entry, begin) && (begin ^ (end - 1)) < PIECE) {
+        for (uintptr_t at = begin / 4 * 4; entry->piece && at < end; at += 4)
+            touch(entry->piece, at, writes);
+        return;
     }
     touch_all(begin, end, writes);
 }

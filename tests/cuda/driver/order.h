@@ -18,7 +18,8 @@ typedef struct order_clock {
 } order_clock;
 
 /* Watching begins with MOONSHARD_STAND_IN_WATCH: "stop" ends the process at the first fault,
- * "count" only counts. */
+ * "count" only counts. The variable is read when the driver begins. */
+void order_look(void);
 bool order_is_on(void);
 /* A number for a stream, and back. */
 unsigned order_open(void);

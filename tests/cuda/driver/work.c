@@ -63,8 +63,10 @@ void take_away(stream *on)
 static void copy(const work *now)
 {
     const void *from = now->memory ? now->memory : now->from;
-    order_touch(from, now->bytes, false);
-    order_touch(now->to, now->bytes, true);
+    if (order_is_on()) {
+        order_touch(from, now->bytes, false);
+        order_touch(now->to, now->bytes, true);
+    }
     memcpy(now->to, from, now->bytes);
 }
 

@@ -1,4 +1,4 @@
-/* rules.cu: kernels that break the rules of device.h, and one that keeps them; for
+/* rules.cu: kernels that break the rules of device.h, and some that keep them; for
  * tests/unit/cuda_order.c. */
 #include "tensor/cuda/device.h"
 
@@ -42,4 +42,24 @@ MS_KERNEL(test_sums, rules_args, 64)
 {
     MS_SHARED(int32_t, sums, MS_WARP);
     (void)ms_block_join(THREAD_X, sums, ms_plus());
+}
+
+/* The element of the thread goes through its stack, or through shared memory to a neighbour. */
+typedef struct pair_args {
+    float *to;
+    const float *from;
+} pair_args;
+
+MS_KERNEL_FREE(test_copies, pair_args, 32)
+{
+    volatile float kept[2] = { 0, args.from[THREAD_X] };
+    args.to[THREAD_X] = kept[1];
+}
+
+MS_KERNEL(test_swaps, pair_args, 64)
+{
+    MS_SHARED(float, shared, 64);
+    shared[THREAD_X] = args.from[THREAD_X];
+    ms_barrier();
+    args.to[THREAD_X] = ms_warp_xor(shared[63 - THREAD_X], 1);
 }

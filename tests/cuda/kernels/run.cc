@@ -16,7 +16,9 @@
 enum { THREADS_MOST = 1024, SHARED_MOST = 227 << 10 };
 static const size_t stack_bytes = 256 << 10;
 
-ms_host_place ms_host;
+/* What is hidden here is called without a detour. */
+#define HIDDEN __attribute__((visibility("hidden")))
+HIDDEN ms_host_place ms_host;
 
 /* ------------------------------------------------------------------ switching */
 
@@ -65,18 +67,20 @@ static void *first_frame(char *top, void (*entry)())
 
 /* -------------------------------------------------------------------- threads */
 
-enum state { RUNS, AT_BARRIER, AT_WARP_BARRIER, ENDED };
-struct coroutine {
+/* Why a thread does not run: what it waits at in the low bits, above them the line, and that of the
+ * caller. So two threads that wait at the same place have the same number. */
+enum { RUNS, AT_BARRIER, AT_WARP_BARRIER, ENDED, KIND_BITS = 2, LINE_BITS = 31 };
+struct alignas(64) coroutine { /* no division finds its number */
     void *stack_pointer;
     char *stack;
     void *fake_stack; /* of the address sanitizer */
-    state at;
-    int line, caller;
-    unsigned exchanges;
+    unsigned place[3], exchanges;
 };
 static coroutine threads[THREADS_MOST];
-static coroutine *running;
+static uint64_t waits[THREADS_MOST];
+static coroutine *running, *end_of_warp;
 static void *scheduler;
+static char *end_of_stack; /* of the thread that runs */
 #if defined(__SANITIZE_ADDRESS__)
 static void *scheduler_fake_stack;
 static const void *scheduler_stack;
@@ -101,19 +105,37 @@ static void __attribute__((noreturn, format(printf, 1, 2))) wrong(const char *fo
     abort();
 }
 
-/* Back to the scheduler. */
-static void leave(bool for_good)
+static unsigned kind_of(uint64_t wait) { return wait & ((1u << KIND_BITS) - 1); }
+static int line_of(uint64_t wait) { return (int)(wait >> KIND_BITS & ((1u << LINE_BITS) - 1)); }
+static int caller_of(uint64_t wait) { return (int)(wait >> (KIND_BITS + LINE_BITS)); }
+
+static inline void set_running(coroutine *one)
+{
+    running = one;
+    end_of_stack = one->stack + stack_bytes;
+    memcpy(ms_host.thread, one->place, sizeof ms_host.thread);
+}
+
+/* To the next thread of the warp, if that one can run: threads that wait at the same place leave
+ * from, and return to, the same place of the code, which processors foresee. Else to the scheduler.
+ * The address sanitizer hears of switches between a thread and the scheduler only. */
+static inline void leave(bool for_good)
 {
     coroutine *self = running;
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(for_good ? NULL : &self->fake_stack, scheduler_stack,
                                    scheduler_stack_bytes);
+    ms_host_switch(&self->stack_pointer, scheduler);
+    __sanitizer_finish_switch_fiber(self->fake_stack, &scheduler_stack, &scheduler_stack_bytes);
 #else
     (void)for_good;
-#endif
-    ms_host_switch(&self->stack_pointer, scheduler);
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(self->fake_stack, &scheduler_stack, &scheduler_stack_bytes);
+    coroutine *next = self + 1;
+    if (next == end_of_warp || waits[next - threads] != RUNS)
+        ms_host_switch(&self->stack_pointer, scheduler);
+    else {
+        set_running(next);
+        ms_host_switch(&self->stack_pointer, next->stack_pointer);
+    }
 #endif
 }
 
@@ -123,27 +145,14 @@ static void entry()
     __sanitizer_finish_switch_fiber(NULL, &scheduler_stack, &scheduler_stack_bytes);
 #endif
     kernel_body(kernel_arguments);
-    running->at = ENDED;
+    waits[running - threads] = ENDED;
     leave(true);
     abort();
 }
 
-static void place_thread(unsigned index)
-{
-    if (ms_host.threads[0] == count) { /* no divisions: most blocks have one dimension */
-        ms_host.thread[0] = index;
-        ms_host.thread[1] = ms_host.thread[2] = 0;
-        return;
-    }
-    ms_host.thread[0] = index % ms_host.threads[0];
-    ms_host.thread[1] = index / ms_host.threads[0] % ms_host.threads[1];
-    ms_host.thread[2] = index / ms_host.threads[0] / ms_host.threads[1];
-}
-
 static void enter(unsigned index)
 {
-    running = &threads[index];
-    place_thread(index);
+    set_running(&threads[index]);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&scheduler_fake_stack, running->stack, stack_bytes);
 #endif
@@ -153,62 +162,55 @@ static void enter(unsigned index)
 #endif
 }
 
-static void wait_at(state at, int line, int caller)
+static inline void wait_at(unsigned kind, int line, int caller)
 {
     if (!running) wrong("it is declared free of barriers, and waits at line %d", line);
-    running->at = at;
-    running->line = line;
-    running->caller = caller;
+    waits[running - threads] =
+        kind | (uint64_t)line << KIND_BITS | (uint64_t)caller << (KIND_BITS + LINE_BITS);
     leave(false);
 }
-void ms_host_barrier(int line, int caller) { wait_at(AT_BARRIER, line, caller); }
-void ms_host_warp_barrier(int line) { wait_at(AT_WARP_BARRIER, line, 0); }
+HIDDEN void ms_host_barrier(int line, int caller) { wait_at(AT_BARRIER, line, caller); }
+HIDDEN void ms_host_warp_barrier(int line) { wait_at(AT_WARP_BARRIER, line, 0); }
 
-uint64_t ms_host_exchange(uint64_t value, unsigned lane, int line)
+HIDDEN uint64_t ms_host_exchange(uint64_t value, unsigned lane, int line)
 {
     if (!running) wrong("it is declared free of warp operations, and has one at line %d", line);
     unsigned index = (unsigned)(running - threads), set = running->exchanges++ % 2;
     if (lane >= MS_WARP) wrong("a warp has no lane %u", lane);
     handed[set][index] = value;
-    ms_host_warp_barrier(line);
+    wait_at(AT_WARP_BARRIER, line, 0);
     return handed[set][index / MS_WARP * MS_WARP + lane];
 }
 
 /* Two threads wait, and not at the same place. */
 static void __attribute__((noreturn)) differ(unsigned a, unsigned b)
 {
-    const coroutine *first = &threads[a], *other = &threads[b];
-    if (first->line == other->line)
+    int line = line_of(waits[a]), other = line_of(waits[b]);
+    if (line == other)
         wrong("threads %u and %u wait at line %d, called from different lines, %d and %d", a, b,
-              first->line, first->caller, other->caller);
-    wrong("threads %u and %u wait at different barriers, lines %d and %d", a, b, first->line,
-          other->line);
+              line, caller_of(waits[a]), caller_of(waits[b]));
+    wrong("threads %u and %u wait at different barriers, lines %d and %d", a, b, line, other);
 }
 
-/* All of the threads first .. end - 1 are at the same place of this kind. */
-static bool all_are(unsigned first, unsigned end, state at)
+/* If all of the threads first .. end - 1 are at the same place of this kind, they can run. */
+static bool release(unsigned first, unsigned end, unsigned kind)
 {
-    for (unsigned i = first; i < end; i++)
-        if (threads[i].at != at) return false;
-    for (unsigned i = first + 1; i < end; i++)
-        if (threads[i].line != threads[first].line || threads[i].caller != threads[first].caller)
-            differ(first, i);
-    return true;
-}
-
-static bool release(unsigned first, unsigned end, state at)
-{
-    if (!all_are(first, end, at)) return false;
-    for (unsigned i = first; i < end; i++) threads[i].at = RUNS;
+    uint64_t differences = 0;
+    for (unsigned i = first; i < end; i++) differences |= waits[i] ^ waits[first];
+    if (kind_of(waits[first]) != kind || kind_of(differences)) return false;
+    for (unsigned i = first + 1; differences && i < end; i++)
+        if (waits[i] != waits[first]) differ(first, i);
+    for (unsigned i = first; i < end; i++) waits[i] = RUNS;
     return true;
 }
 
 /* Each thread of the warp runs until it waits or ends, again as long as all wait for each other. */
 static void run_warp(unsigned first, unsigned end)
 {
+    end_of_warp = &threads[end];
     do {
         for (unsigned i = first; i < end; i++)
-            if (threads[i].at == RUNS) enter(i);
+            if (waits[i] == RUNS) enter(i);
     } while (release(first, end, AT_WARP_BARRIER));
 }
 
@@ -225,8 +227,8 @@ static void begin_thread(unsigned i)
     }
     thread->stack_pointer = first_frame(thread->stack + stack_bytes - i % 64 * 448, entry);
     thread->fake_stack = NULL;
-    thread->at = RUNS;
     thread->exchanges = 0;
+    waits[i] = RUNS;
 }
 
 /* The warps run one after the other, each as far as it can, and the block goes on when all of its
@@ -239,16 +241,38 @@ static void run_block(void)
             run_warp(first, first + MS_WARP < count ? first + MS_WARP : count);
     } while (release(0, count, AT_BARRIER));
     for (unsigned i = 0; i < count; i++)
-        if (threads[i].at != ENDED)
+        if (waits[i] != ENDED)
             wrong("thread %u waits at line %d for threads that never come there", i,
-                  threads[i].line);
+                  line_of(waits[i]));
 }
 
-void ms_host_run(const char *name, ms_host_body *body, const void *arguments,
-                 const unsigned blocks[3], const unsigned block_threads[3], unsigned most_threads,
-                 unsigned shared_bytes, bool free_of_barriers)
+static void run_block_free_of_barriers(void)
 {
-    static char shared[SHARED_MOST] __attribute__((aligned(128)));
+    end_of_stack = static_cast<char *>(__builtin_frame_address(0));
+    for (unsigned i = 0; i < count; i++) {
+        memcpy(ms_host.thread, threads[i].place, sizeof ms_host.thread);
+        kernel_body(kernel_arguments);
+    }
+}
+
+static void place_threads(void)
+{
+    const unsigned *of = ms_host.threads;
+    for (unsigned z = 0, i = 0; z < of[2]; z++)
+        for (unsigned y = 0; y < of[1]; y++)
+            for (unsigned x = 0; x < of[0]; x++, i++) {
+                threads[i].place[0] = x;
+                threads[i].place[1] = y;
+                threads[i].place[2] = z;
+            }
+}
+
+static char shared[SHARED_MOST] __attribute__((aligned(128)));
+
+HIDDEN void ms_host_run(const char *name, ms_host_body *body, const void *arguments,
+                        const unsigned blocks[3], const unsigned block_threads[3],
+                        unsigned most_threads, unsigned shared_bytes, bool free_of_barriers)
+{
     kernel_name = name;
     kernel_body = body;
     kernel_arguments = arguments;
@@ -261,6 +285,7 @@ void ms_host_run(const char *name, ms_host_body *body, const void *arguments,
     if (shared_bytes > SHARED_MOST) wrong("%u bytes of shared memory", shared_bytes);
     if (!free_of_barriers && count % MS_WARP)
         wrong("%u threads a block are no multiple of %d", count, MS_WARP);
+    place_threads();
 #if defined(__SANITIZE_ADDRESS__)
     ASAN_POISON_MEMORY_REGION(shared, sizeof shared);
     ASAN_UNPOISON_MEMORY_REGION(ms_host.shared, shared_bytes);
@@ -273,29 +298,32 @@ void ms_host_run(const char *name, ms_host_body *body, const void *arguments,
                 ms_host.block[2] = z;
                 /* What an earlier block left there is no value. */
                 if (shared_bytes) memset(ms_host.shared, 0xff, shared_bytes);
-                if (!free_of_barriers) run_block();
-                else
-                    for (unsigned i = 0; i < count; i++) {
-                        place_thread(i);
-                        body(arguments);
-                    }
+                if (free_of_barriers) run_block_free_of_barriers();
+                else run_block();
             }
 }
 
 /* ------------------------------------------------------------------- watching */
 
-/* The driver sets it to see each access of a kernel to memory. The compiler calls these functions
- * where a build asks it to (-fsanitize=kernel-address); run.cc itself is compiled without. */
+/* The driver sets it to see each access of a kernel to memory that may be the GPU's. The compiler
+ * calls these functions where a build asks it to (-fsanitize=kernel-address); run.cc itself is
+ * compiled without. */
 extern "C" {
 __attribute__((visibility("default"))) extern void (*ms_host_watcher)(const void *, size_t, bool);
 void (*ms_host_watcher)(const void *, size_t, bool);
 #if !defined(__SANITIZE_ADDRESS__)
-#define WATCH(kind, writes, bytes)                                    \
-    void __asan_##kind##bytes##_noabort(const void *address);         \
-    void __asan_##kind##bytes##_noabort(const void *address)          \
-    {                                                                 \
-        if (ms_host_watcher) ms_host_watcher(address, bytes, writes); \
-    }
+/* Most accesses are those of a thread to its stack, which lies between this frame and its end, or
+ * to shared memory. */
+static inline void watch(const void *address, size_t bytes, bool writes)
+{
+    uintptr_t at = (uintptr_t)address, frame = (uintptr_t)__builtin_frame_address(0);
+    if (at - frame < (uintptr_t)end_of_stack - frame) return;
+    if (at - (uintptr_t)shared < SHARED_MOST || !ms_host_watcher) return;
+    ms_host_watcher(address, bytes, writes);
+}
+#define WATCH(kind, writes, bytes)                                   \
+    HIDDEN void __asan_##kind##bytes##_noabort(const void *address); \
+    void __asan_##kind##bytes##_noabort(const void *address) { watch(address, bytes, writes); }
 WATCH(load, false, 1)
 WATCH(load, false, 2)
 WATCH(load, false, 4)
@@ -306,17 +334,11 @@ WATCH(store, true, 2)
 WATCH(store, true, 4)
 WATCH(store, true, 8)
 WATCH(store, true, 16)
-void __asan_loadN_noabort(const void *address, size_t bytes);
-void __asan_loadN_noabort(const void *address, size_t bytes)
-{
-    if (ms_host_watcher) ms_host_watcher(address, bytes, false);
-}
-void __asan_storeN_noabort(void *address, size_t bytes);
-void __asan_storeN_noabort(void *address, size_t bytes)
-{
-    if (ms_host_watcher) ms_host_watcher(address, bytes, true);
-}
-void __asan_handle_no_return(void);
+HIDDEN void __asan_loadN_noabort(const void *address, size_t bytes);
+void __asan_loadN_noabort(const void *address, size_t bytes) { watch(address, bytes, false); }
+HIDDEN void __asan_storeN_noabort(void *address, size_t bytes);
+void __asan_storeN_noabort(void *address, size_t bytes) { watch(address, bytes, true); }
+HIDDEN void __asan_handle_no_return(void);
 void __asan_handle_no_return(void) {}
 #endif
 }

@@ -1,0 +1,16 @@
+/* ranges.h: how much tests try. */
+#ifndef MOONSHARD_TESTS_RANGES_H
+#define MOONSHARD_TESTS_RANGES_H
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Long ranges of seeds, sizes and combinations (`./moonshard test --full`). */
+static inline bool ranges_are_long(void)
+{
+    const char *asked = getenv("MOONSHARD_TEST_FULL");
+    return asked && strcmp(asked, "1") == 0;
+}
+
+#endif
