@@ -121,7 +121,7 @@ static atomic_uint reads;
 static uint64_t fast_clock(void *user)
 {
     (void)user;
-    return 1000000000u + (uint64_t)atomic_fetch_add(&reads, 1) * 10000000u;
+    return 1000000000u + (uint64_t)atomic_fetch_add(&reads, 1) * 50000000u;
 }
 
 /* Rank 1 looks as if its host were MS_CALLS_AHEAD calls ahead and had overwritten the claim of call
@@ -137,8 +137,8 @@ static void overtake(rank *self)
         atomic_store(&line->claims[1], 12345 << 16 | 2); /* a hash, and the second lap */
         atomic_store(&line->issued, MS_CALLS_AHEAD);
         for (unsigned begin = atomic_load(&reads);
-             atomic_load(&reads) - begin < 120 && !ms_rendezvous_cause(self->rendezvous, &cause);)
-            sched_yield();
+             atomic_load(&reads) - begin < 30 && !ms_rendezvous_cause(self->rendezvous, &cause);)
+            nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
         CHECK(!ms_rendezvous_cause(self->rendezvous, &cause));
     }
     OK(run_one(self, self->world,

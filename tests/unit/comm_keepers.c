@@ -67,7 +67,7 @@ static void enter(member *self)
     ms_context_init(&self->context, NULL);
     self->context.log = quiet;
     MUST(ms_hosts_enter(&self->context, ms_keeper_door(self->of->keepers[host]), self->number,
-                        self->of->ranks, 20000000000u, &rendezvous)
+                        self->of->ranks, HANG_NS, &rendezvous)
          == MS_OK);
     MUST(ms_engine_new(&options, &self->error, &self->engine) == MS_OK);
     ms_membership membership = { .control = &ms_control_hosts,
@@ -111,11 +111,11 @@ static void begin(cluster *of, uint32_t ranks, const uint16_t *host_of)
         *options = (ms_keeper_options){ .rendezvous = { .ranks = ranks,
                                                         .threads = 1,
                                                         .heap_bytes = 8 << 20,
-                                                        .timeout_ns = 20000000000u },
+                                                        .timeout_ns = HANG_NS },
                                         .hosts = of->hosts,
                                         .host = h,
                                         .reach = { .interface = "lo" },
-                                        .init_ns = 20000000000u,
+                                        .init_ns = HANG_NS,
                                         .lost_ns = 1000000000u };
         memset(options->token, 7, sizeof options->token);
         for (uint32_t r = 0; r < ranks; r++) options->host_of[r] = host_of[r];

@@ -175,7 +175,7 @@ static ms_abort_record run_plan(job_kind kind, const char *layout, difference wh
     plan p = { .what = what, .who = who };
     job work = {
         .kind = kind,
-        .options = { .ranks = 3, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = 20000000000u },
+        .options = { .ranks = 3, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = HANG_NS },
         .layout = layout,
         .run = calls,
         .argument = &p
@@ -349,13 +349,12 @@ static void end_by_kill(rank *self)
 
 static ms_abort_record run_end(job_kind kind, void (*end)(rank *), rank *ranks, uint32_t count)
 {
-    job work = { .kind = kind,
-                 .options = { .ranks = count,
-                              .threads = 1,
-                              .heap_bytes = 16 << 20,
-                              .timeout_ns = 20000000000u },
-                 .run = wait_for_one,
-                 .argument = &(ending){ end, 1 } };
+    job work = {
+        .kind = kind,
+        .options = { .ranks = count, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = HANG_NS },
+        .run = wait_for_one,
+        .argument = &(ending){ end, 1 }
+    };
     return run_job(&work, ranks);
 }
 
@@ -402,13 +401,12 @@ static void a_killed_rank_frees_its_peers(void **state)
     (void)state;
     static rank ranks[3];
     for (int round = 0; round < 10; round++) {
-        job work = { .kind = PROCESSES,
-                     .options = { .ranks = 3,
-                                  .threads = 1,
-                                  .heap_bytes = 16 << 20,
-                                  .timeout_ns = 20000000000u },
-                     .run = wait_for_one,
-                     .argument = &(ending){ end_by_kill, 0 } };
+        job work = {
+            .kind = PROCESSES,
+            .options = { .ranks = 3, .threads = 1, .heap_bytes = 16 << 20, .timeout_ns = HANG_NS },
+            .run = wait_for_one,
+            .argument = &(ending){ end_by_kill, 0 }
+        };
         ms_abort_record cause = run_job(&work, ranks);
         assert_int_equal(cause.reason, MS_ABORT_DIED);
         assert_int_equal(cause.error.rank, 0);

@@ -59,13 +59,12 @@ static void mistakes_are_named_and_end_the_job(void **state)
     (void)state;
     for (int which = 0; which < 5; which++) {
         rank ranks[1];
-        job what = { .kind = which % 2 ? THREADS : PROCESSES,
-                     .options = { .ranks = 1,
-                                  .threads = 1,
-                                  .heap_bytes = 64 << 20,
-                                  .timeout_ns = 20000000000u },
-                     .run = mistakes,
-                     .argument = &which };
+        job what = {
+            .kind = which % 2 ? THREADS : PROCESSES,
+            .options = { .ranks = 1, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = HANG_NS },
+            .run = mistakes,
+            .argument = &which
+        };
         ms_abort_record cause = run_job(&what, ranks);
         if (*ranks[0].why) fail_msg("mistake %d: %s", which, ranks[0].why);
         assert_int_equal(cause.reason, MS_ABORT_RAISED);
@@ -96,12 +95,11 @@ static void a_hook_that_fails_ends_the_job_for_all(void **state)
     (void)state;
     for (int kind = THREADS; kind <= PROCESSES; kind++) {
         rank ranks[2];
-        job what = { .kind = (job_kind)kind,
-                     .options = { .ranks = 2,
-                                  .threads = 1,
-                                  .heap_bytes = 64 << 20,
-                                  .timeout_ns = 20000000000u },
-                     .run = fail_on_one };
+        job what = {
+            .kind = (job_kind)kind,
+            .options = { .ranks = 2, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = HANG_NS },
+            .run = fail_on_one
+        };
         ms_abort_record cause = run_job(&what, ranks);
         for (int r = 0; r < 2; r++)
             if (*ranks[r].why) fail_msg("%s", ranks[r].why);

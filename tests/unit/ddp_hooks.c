@@ -199,7 +199,7 @@ static void whoever_steps_early_is_told_of_each_bucket(void **state)
     rank ranks[1];
     job what = {
         .kind = THREADS,
-        .options = { .ranks = 1, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = 20000000000u },
+        .options = { .ranks = 1, .threads = 1, .heap_bytes = 64 << 20, .timeout_ns = HANG_NS },
         .run = fail_early
     };
     assert_int_equal(run_job(&what, ranks).reason, MS_ABORT_RAISED);

@@ -1,6 +1,7 @@
 /* elementwise.c: values, dtypes, strides, broadcasting, in-place twins, gradients and errors of the
  * elementwise operators. ctest: each-isa poisoned late cuda */
 #include "gradcheck.h"
+#include "ranges.h"
 
 static ms_engine *engine;
 
@@ -408,7 +409,9 @@ static void test_rows_of_every_width_and_address(void **state)
             check_rows(base, DIMS(5, width), w % 2, &turn);
             if (width > 100) continue;
             check_rows(base, DIMS(2, 3, width), w % 2, &turn);
-            check_rows(base, 8, SHAPE(2, 1, 2, 1, 1, 3, 1, width), w % 2, &turn);
+            /* Most of the time goes here: a third of the pairs of dtype and width. */
+            if (ranges_are_long() || (w + t) % 3 == 0)
+                check_rows(base, 8, SHAPE(2, 1, 2, 1, 1, 3, 1, width), w % 2, &turn);
         }
         release_all(base, COUNT(base));
     }

@@ -36,12 +36,11 @@ static void matmul_reference(const check *c)
         const double *x = a->values + index_in(a, 2, at, batch_dims) * (size_t)(m * k),
                      *y = b->values + index_in(b, 2, at, batch_dims) * (size_t)(k * n);
         double *z = out->values + batch * (size_t)(m * n);
+        /* Row by row of y, so that the compiler adds several columns at once. */
+        memset(z, 0, (size_t)(m * n) * sizeof *z);
         for (int64_t i = 0; i < m; i++)
-            for (int64_t j = 0; j < n; j++) {
-                double sum = 0;
-                for (int64_t l = 0; l < k; l++) sum += x[i * k + l] * y[l * n + j];
-                z[i * n + j] = sum;
-            }
+            for (int64_t l = 0; l < k; l++)
+                for (int64_t j = 0; j < n; j++) z[i * n + j] += x[i * k + l] * y[l * n + j];
     }
 }
 

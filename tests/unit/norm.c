@@ -17,15 +17,16 @@ static void norm_reference(const check *c)
         for (size_t i = 0; i < width; i++) {
             s[i] = x->values[row * width + i] + (fused ? c->in[1].values[row * width + i] : 0);
             if (fused) c->out[0].values[row * width + i] = s[i];
-            mean += s[i] / (double)width;
+            mean += s[i];
         }
-        if (!centered) mean = 0;
-        for (size_t i = 0; i < width; i++) square += (s[i] - mean) * (s[i] - mean) / (double)width;
+        mean = centered ? mean / (double)width : 0;
+        for (size_t i = 0; i < width; i++) square += (s[i] - mean) * (s[i] - mean);
+        double deviation = sqrt(square / (double)width + c->attributes.norm.eps);
         for (size_t i = 0; i < width; i++) {
             double scale = has_weight ? weight->values[i] : 1;
             double offset = has_bias ? bias->values[i] : 0;
             c->out[c->outs - 1].values[row * width + i] =
-                (s[i] - mean) / sqrt(square + c->attributes.norm.eps) * scale + offset;
+                (s[i] - mean) / deviation * scale + offset;
         }
     }
     free(s);

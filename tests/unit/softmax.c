@@ -12,13 +12,17 @@ static void softmax_reference(const check *c)
         c->attributes.dim.a < 0 ? c->attributes.dim.a + (int64_t)x->dims : c->attributes.dim.a;
     size_t inner = 1, n = (size_t)x->shape[dim];
     for (uint32_t d = (uint32_t)dim + 1; d < x->dims; d++) inner *= (size_t)x->shape[d];
-    for (size_t i = 0; i < count_of(x); i++) {
-        size_t first = i / (n * inner) * n * inner + i % inner;
+    for (size_t line = 0; line < count_of(x) / n; line++) {
+        size_t first = line / inner * n * inner + line % inner;
         double most = -1e300, sum = 0;
         for (size_t k = 0; k < n; k++) most = fmax(most, x->values[first + k * inner]);
         for (size_t k = 0; k < n; k++) sum += exp(x->values[first + k * inner] - most);
-        double logarithm = x->values[i] - most - log(sum);
-        c->out[0].values[i] = c->op == &ms_op_log_softmax ? logarithm : exp(logarithm);
+        double logarithm_of_sum = log(sum);
+        for (size_t k = 0; k < n; k++) {
+            double logarithm = x->values[first + k * inner] - most - logarithm_of_sum;
+            c->out[0].values[first + k * inner] =
+                c->op == &ms_op_log_softmax ? logarithm : exp(logarithm);
+        }
     }
 }
 
