@@ -60,26 +60,31 @@ describe("bytes between hosts", function()
       :format(where, options)))))
   end
 
-  for _, where in ipairs { "hosta:2,hostb:2", "hosta:1,hostb:3" } do
-    for _, options in ipairs { "", "shard=true", "hook=bf16_compress" } do
-      it(("are predicted on %s %s"):format(where, options), function()
-        local told, seen = checked(where, options), run(where, options)
-        for i, rank in ipairs(seen) do
-          assert.equal(math.tointeger(told.between_hosts_bytes[i]), rank.step)
-        end
-        local of_hosts = { {}, {} }
-        local first = tonumber(where:match "hosta:(%d)")
-        for i, rank in ipairs(seen) do table.insert(of_hosts[i <= first and 1 or 2], rank) end
-        for h, ranks in ipairs(of_hosts) do
-          local stats, step = 0, 0
-          for _, rank in ipairs(ranks) do stats, step = stats + rank.stats, step + rank.step end
-          assert.equal(math.tointeger(told.hosts[h].between_hosts_bytes), step)
-          -- A host's sum of each gradient goes to the other host once; of sharded models, the parts
-          -- of that host's ranks.
-          local all = ranks[1].payload
-          assert.equal(options == "shard=true" and all * (4 - #ranks) // 4 or all, stats)
-        end
-      end)
+  local function check_prediction(where, options)
+    local told, seen = checked(where, options), run(where, options)
+    for i, rank in ipairs(seen) do
+      assert.equal(math.tointeger(told.between_hosts_bytes[i]), rank.step)
+    end
+    local of_hosts = { {}, {} }
+    local first = tonumber(where:match "hosta:(%d)")
+    for i, rank in ipairs(seen) do table.insert(of_hosts[i <= first and 1 or 2], rank) end
+    for h, ranks in ipairs(of_hosts) do
+      local stats, step = 0, 0
+      for _, rank in ipairs(ranks) do stats, step = stats + rank.stats, step + rank.step end
+      assert.equal(math.tointeger(told.hosts[h].between_hosts_bytes), step)
+      -- A host's sum of each gradient goes to the other host once; of sharded models, the parts
+      -- of that host's ranks.
+      local all = ranks[1].payload
+      assert.equal(options == "shard=true" and all * (4 - #ranks) // 4 or all, stats)
+    end
+  end
+  for i, where in ipairs { "hosta:2,hostb:2", "hosta:1,hostb:3" } do
+    for k, options in ipairs { "", "shard=true", "hook=bf16_compress" } do
+      if command.full or (i + k) % 2 == 0 then
+        it(("are predicted on %s %s"):format(where, options), function()
+          check_prediction(where, options)
+        end)
+      end
     end
   end
 

@@ -22,8 +22,9 @@
 # Nothing outlives the command, even if this script is killed: the kernel ends all processes inside,
 # and with them the namespaces. Other runs have hosts of the same names, and never meet these.
 #
-# It needs root, or a system that lets users make namespaces. With MOONSHARD_NO_NETNS=1, `run` does
-# nothing and ends with 77, which ctest shows as skipped.
+# It needs root, or a system that lets users make namespaces. Without them, and with
+# MOONSHARD_NO_NETNS=1, `run` does nothing, says why in its last line, and ends with 77, which ctest
+# shows as skipped.
 set -euo pipefail
 
 case :$PATH: in *:/usr/sbin:*) ;; *) PATH=$PATH:/usr/sbin:/sbin ;; esac
@@ -37,19 +38,23 @@ fail() {
 }
 
 # Fills `private` with a command that runs another in new namespaces. When it ends, all inside ends.
+# Where that cannot be, it fails, and `reason` says why in one line.
 choose_private() {
     local program said
     for program in ip tc unshare nsenter setpriv; do
-        command -v "$program" >/dev/null ||
-            fail "there is no program \"$program\" (Debian: iproute2, util-linux)"
+        if ! command -v "$program" >/dev/null; then
+            reason="there is no program \"$program\" (Debian: iproute2, util-linux)"
+            return 1
+        fi
     done
     private=(unshare --mount --net --uts --ipc --pid --fork --kill-child --mount-proc)
     [ "$(id -u)" = 0 ] || private+=(--map-root-user)
-    said=$("${private[@]}" ip link set lo up 2>&1) ||
-        fail "the system makes no namespaces: $said
-    Run as root, or let users make namespaces (sysctl kernel.unprivileged_userns_clone=1, and
-    user.max_user_namespaces above 0). A container needs --privileged.
-    MOONSHARD_NO_NETNS=1 skips the tests that need hosts."
+    if ! said=$("${private[@]}" ip link set lo up 2>&1); then
+        reason="the system makes no namespaces: ${said//$'\n'/ }. Run as root, or let users make \
+namespaces (sysctl kernel.unprivileged_userns_clone=1, and user.max_user_namespaces above 0). \
+A container needs --privileged"
+        return 1
+    fi
 }
 
 is_skipped() { [ "${MOONSHARD_NO_NETNS:-}" = 1 ]; }
@@ -59,7 +64,7 @@ possible() {
         echo "skipped, MOONSHARD_NO_NETNS=1"
         return
     fi
-    choose_private
+    choose_private || fail "$reason"
     if [ "$(id -u)" = 0 ]; then echo "namespaces"; else echo "namespaces of a user"; fi
 }
 
@@ -70,8 +75,10 @@ run() {
     if is_skipped; then
         echo "hosts.sh: skipped, MOONSHARD_NO_NETNS=1"
         exit $skipped
+    elif ! choose_private; then
+        echo "hosts.sh: $reason" >&2
+        exit $skipped
     fi
-    choose_private
     TMPDIR=$(mktemp -d)
     export TMPDIR
     trap 'rm -rf "$TMPDIR"' EXIT
@@ -161,8 +168,10 @@ keeper_of() {
     echo "${rest%% *}"
 }
 
-# What a login sets in the environment, what hosts.sh needs there, and what tests tell sanitizers.
+# What a login sets in the environment, what hosts.sh needs there, what tests tell sanitizers, and what
+# counts assertions (tests/count).
 login_variables='HOME|LANG|PATH|SHELL|TMPDIR|USER|MOONSHARD_HOSTS|(A|T|UB)SAN_OPTIONS'
+login_variables+='|LD_PRELOAD|LUA_INIT|MOONSHARD_COUNT'
 
 # As ssh does, it joins the words of the command for a shell, in the home folder.
 on() {

@@ -5,7 +5,11 @@ local support = require "support"
 
 local folder
 before_each(function() folder = command.folder() end)
-after_each(function() command.remove(folder) end)
+after_each(function()
+  hosts.kill_all()
+  os.execute(("pkill -KILL -f '%s/script.lu[a]'"):format(folder))
+  command.remove(folder)
+end)
 
 -- The interpreter that runs this spec, and the variables by which it finds the library.
 local function interpreter()
@@ -33,7 +37,7 @@ io.write(("rank %d of %d: %s\n"):format(ms.rank(), ms.world_size(), table.concat
 -- They add until something ends them. Rank 2 may have had enough.
 local ENDLESS = [[
 local ms = require "moonshard"
-ms.init { group = "mpi", threads = 1, lost = 2 }
+ms.init { group = "mpi", threads = 1, lost = 1800 }
 local t = ms.full(1, { 100 })
 io.write(("rank %d is %s\n"):format(ms.rank(), io.open "/proc/self/stat":read "n"))
 io.stdout:flush()
@@ -56,14 +60,12 @@ local function lines_of(text)
   return table.concat(lines, "\n")
 end
 
--- Nothing of a job is left within some seconds.
+-- Nothing of a job is left.
 local function check_nothing_is_left()
-  local begun = os.time()
-  while #hosts.processes() > 0 or os.execute(("pgrep -f '%s/script.lu[a]' >/dev/null")
-    :format(folder)) do
-    assert(os.time() - begun <= 10, "processes are left")
-    os.execute "sleep 0.05"
-  end
+  hosts.await_end()
+  hosts.await("processes are left", function()
+    return not os.execute(("pgrep -f '%s/script.lu[a]' >/dev/null"):format(folder))
+  end)
 end
 
 for _, mpi in ipairs(hosts.mpis()) do

@@ -9,12 +9,18 @@ local function run(mpi, where, arguments)
   assert.truthy(text:find("levels are right", 1, true), text)
 end
 
-for _, mpi in ipairs(hosts.mpis()) do
+-- What hosts the ranks have does not depend on the MPI: each is tried under one.
+local mpis = hosts.mpis()
+for i, mpi in ipairs(mpis) do
+  local function try(number, what, f)
+    if command.full or number % #mpis == i - 1 then it(what, f) end
+  end
+
   describe("levels under " .. mpi, function()
-    it("are hosts, over which hybrid strategies shard and copy", function()
+    try(0, "are hosts, over which hybrid strategies shard and copy", function()
       run(mpi, "hosta:2,hostb:2", "hosts=aabb")
     end)
-    it("may differ in their numbers of ranks, which hybrid strategies refuse", function()
+    try(1, "may differ in their numbers of ranks, which hybrid strategies refuse", function()
       run(mpi, "hosta:1,hostb:3", "hosts=abbb hybrid=false \z
         message='the hosts have different numbers of them (1, 3)'")
     end)
@@ -23,4 +29,4 @@ end
 it("need not have consecutive ranks", function()
   run("openmpi", "hosta:2,hostb:2 --map-by node", "hosts=abab")
 end)
-if #hosts.mpis() == 0 then pending "levels over hosts: this build has no MPI" end
+if #mpis == 0 then pending "levels over hosts: this build has no MPI" end

@@ -3,13 +3,13 @@
 local hosts = require "hosts"
 local moments = require "moments"
 
-local cable = { name = "a cable is cut", lost = 3, cause = function(all)
+local cable = { name = "a cable is cut", lost = 2, cause = function(all)
   local host = moments.draw_host()
   if not moments.draw_victim(all, nil, host) then return nil end
   hosts.tool("cut", host)
   -- Each of the two hosts misses the other.
   return { host = "host[ab]", says = { "host host[ab] %(ranks %d, %d%) is lost" },
-    mend = function() hosts.tool("mend", host) end }
+    mend = function() hosts.mend(host) end }
 end }
 
 moments.describe(function()

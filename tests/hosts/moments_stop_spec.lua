@@ -15,7 +15,7 @@ local function stop(host)
   return stopped
 end
 
-local stopping = { name = "a host is stopped", lost = 3, cause = function(all)
+local stopping = { name = "a host is stopped", lost = 2, cause = function(all)
   local host = moments.draw_host()
   if not moments.draw_victim(all, nil, host) then return nil end
   local stopped = stop(host)
@@ -24,7 +24,7 @@ local stopping = { name = "a host is stopped", lost = 3, cause = function(all)
   return { host = host, rank = ranks[host], other = host == "hosta" and "hostb" or "hosta",
     says = { ("host %s %%(ranks %%d, %%d%%) is lost"):format(host) },
     mend = function()
-      for _, process in ipairs(stopped) do moments.kill(process, "CONT") end
+      for _, process in ipairs(stopped) do hosts.kill(process, "CONT") end
     end }
 end }
 

@@ -1,15 +1,16 @@
 -- `moonshard run` in processes of each MPI: the programs of tests/dist, on one host and on several,
--- end with the bits of `-n 4`.
+-- end with the bits of as many ranks without MPI. Each program under one MPI, under all and with
+-- more ranks in the full suite.
 local hosts = require "hosts"
 local command = require "command"
-local ms = require "moonshard"
 
 local folder
 before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
 
 -- Launchers do not pass on all of the environment.
-local program = ("env MOONSHARD_SOURCE='%s' '%s'"):format(command.source, command.program)
+local program = ("env MOONSHARD_SOURCE='%s' MOONSHARD_TEST_FULL=%d '%s'"):format(command.source,
+  command.full and 1 or 0, command.program)
 
 -- Runs a program of tests/dist on the hosts of an MPI; returns its output.
 local function run(mpi, where, file, switches)
@@ -19,49 +20,75 @@ local function run(mpi, where, file, switches)
   return text
 end
 
+local function count(where)
+  local ranks = 0
+  for number in where:gmatch ":(%d)" do ranks = ranks + tonumber(number) end
+  return ranks
+end
+
 -- What each rank says of its end, in the order of ranks: the hashes of its weights or gradients.
-local function ends(text)
+local function ends(ranks, text)
   local lines = {}
   for line in text:gmatch "rank %d[^\n]* is done, %a+ %x+" do lines[#lines + 1] = line end
   table.sort(lines)
-  assert.equal(4, #lines, text)
+  assert.equal(ranks, #lines, text)
   return table.concat(lines, "\n")
 end
 
 local alone = {}
-local function bits_alone(file)
-  alone[file] = alone[file] or ends(command.succeed(folder,
-    ("run -n 4 '%s/tests/dist/%s'"):format(command.source, file)))
-  return alone[file]
+local function check_bits(mpi, where, file, switches)
+  local ranks = count(where)
+  alone[file] = alone[file] or {}
+  alone[file][ranks] = alone[file][ranks] or ends(ranks, command.succeed(folder,
+    ("run -n %d '%s/tests/dist/%s'"):format(ranks, command.source, file)))
+  assert.equal(alone[file][ranks], ends(ranks, run(mpi, where, file, switches)))
 end
 
-for _, mpi in ipairs(hosts.mpis()) do
+-- Where each program runs; the collectives of hosts with several ranks are those of ddp.lua and
+-- collectives.lua.
+local two = "hosta:1,hostb:1"
+local one, uneven, even, programs = "hosta:3", "hosta:1,hostb:2", two, {
+  { "ddp.lua", "hosta:1,hostb:2" }, { "fsdp.lua", two }, { "hooks.lua", two },
+  { "overlap.lua", two },
+}
+if command.full then
+  one, uneven, even = "hosta:4", "hosta:1,hostb:3", "hosta:2,hostb:2"
+  programs = {
+    { "ddp.lua", uneven }, { "fsdp.lua", even }, { "hooks.lua", "hosta:3,hostb:1" },
+    { "overlap.lua", even },
+  }
+end
+
+local mpis = hosts.mpis()
+for k, mpi in ipairs(mpis) do
+  local function try(number, what, f)
+    if command.full or number % #mpis == k - 1 then it(what, f) end
+  end
+
   describe("run under " .. mpi, function()
-    it("gives the bits of -n 4 on one host", function()
-      assert.equal(bits_alone "ddp.lua", ends(run(mpi, "hosta:4", "ddp.lua", "")))
+    try(0, "gives the bits of ranks without MPI on one host", function()
+      check_bits(mpi, one, "ddp.lua", "")
     end)
-    it("carries out every collective on a host with one rank and one with three", function()
-      run(mpi, "hosta:1,hostb:3", "collectives.lua", "")
-      run(mpi, "hosta:1,hostb:3", "collectives.lua", "--sum-order ranks")
+    try(1, "carries out every collective where hosts have one rank and several", function()
+      run(mpi, uneven, "collectives.lua", "")
+      run(mpi, uneven, "collectives.lua", "--sum-order ranks")
     end)
-    it("steps and averages on two hosts as optimizers do on one", function()
-      run(mpi, "hosta:2,hostb:2", "optim.lua", "--sum-order ranks")
+    try(1, "steps and averages on two hosts as optimizers do on one", function()
+      run(mpi, even, "optim.lua", "--sum-order ranks")
     end)
-    for file, where in ms.sorted_pairs {
-      ["ddp.lua"] = "hosta:1,hostb:3", ["fsdp.lua"] = "hosta:2,hostb:2",
-      ["hooks.lua"] = "hosta:3,hostb:1", ["overlap.lua"] = "hosta:2,hostb:2",
-    } do
-      it(("gives %s the bits of -n 4 on %s"):format(file, where), function()
-        assert.equal(bits_alone(file), ends(run(mpi, where, file, "--sum-order ranks")))
+    for number, case in ipairs(programs) do
+      local file, where = table.unpack(case)
+      try(number, ("gives %s the bits of ranks without MPI on %s"):format(file, where), function()
+        check_bits(mpi, where, file, "--sum-order ranks")
       end)
     end
     -- A recipe, since the programs of tests/dist expect the bits of one host. Its text is short,
     -- since a tenth of it is held out, and evaluated in the end.
-    it("repeats its bits where sums are first those of hosts", function()
+    try(1, "repeats its bits where sums are first those of hosts", function()
       command.write(folder .. "/text", ("All of them learn the same text. "):rep(300))
       local function train(name)
         local code, text = hosts.mpirun(mpi, "hosta:1,hostb:1,hostc:2", ("%s run --threads 1 \z
-          '%s/recipes/gpt_bytes.lua' steps=5 length=16 batch=8 model.width=32 model.layers=2 \z
+          '%s/recipes/gpt_bytes.lua' steps=3 length=16 batch=8 model.width=32 model.layers=2 \z
           model.heads=2 data='%s/text' run='%s/%s'"):format(program, command.source, folder, folder,
           name)).finish()
         assert.equal(0, code, text)
@@ -71,4 +98,4 @@ for _, mpi in ipairs(hosts.mpis()) do
     end)
   end)
 end
-if #hosts.mpis() == 0 then pending "runs over hosts: this build has no MPI" end
+if #mpis == 0 then pending "runs over hosts: this build has no MPI" end

@@ -1,8 +1,31 @@
 -- For the specs of tests/hosts, which run on the login host of hosts.sh: commands on other hosts,
--- and what crosses the cables.
+-- processes there, and what crosses the cables.
+local busted = require "busted" -- a file that specs require has not its functions as globals
+local core = require "moonshard.core"
+local lfs = require "lfs" -- busted needs it too
+
 local hosts = {}
 
 local source = os.getenv "MOONSHARD_SOURCE"
+
+--- A recipe that trains a little. Each rank prints the hash of its weights at its end.
+hosts.TRAINING = [[
+local ms = require "moonshard"
+ms.seed(1)
+local net = ms.ddp(ms.nn.Sequential(ms.nn.Linear(50, 40), ms.nn.Linear(40, 30)))
+local optimizer = ms.optim.adamw(net, { lr = 0.01 })
+for step in ms.steps(5) do
+  net(ms.randn { 8, 50, seed = 100 * ms.rank() + step }):square():mean():backward()
+  optimizer:step()
+  optimizer:zero_grad()
+end
+local bits = {}
+for _, p in ipairs(net:parameters()) do
+  for _, x in ipairs(p:reshape(-1):to_table()) do bits[#bits + 1] = ("%a"):format(x) end
+end
+io.stdout:write(("rank %d is done, weights %x\n"):format(ms.rank(),
+  require "moonshard.core".hash(table.concat(bits, " "))))
+]]
 
 --- The programs of the tests of this build: hosts.program "bench/exchange".
 function hosts.program(name) return ("%s/tests/%s"):format(os.getenv "MOONSHARD_BUILD", name) end
@@ -11,16 +34,32 @@ local function script(name) return ("'%s/tests/hosts/%s.sh'"):format(source, nam
 
 local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 
--- Seconds until a command counts as hanging.
-local DEADLINE = (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" and 500 or 120
+-- Seconds until what is waited for counts as hanging: no other limit of time is a test's own.
+local HANGS = 1800
+local POLL = 0.02 -- seconds between two looks at what is waited for
+local RESTS = 300 -- milliseconds in which a launcher that does nothing has nothing left to do
 
-local function start(command)
-  local pipe = assert(io.popen(("echo $$; exec timeout -k 5 %d %s 2>&1"):format(DEADLINE, command)))
+local function read(path)
+  local file = io.open(path, "rb")
+  local text = file and file:read "a" or ""
+  if file then file:close() end
+  return text
+end
+
+--- Starts a command for a shell here: line() reads a line of its output, finish() the rest and its
+--- exit code.
+---@param command string
+function hosts.launch(command)
+  local pipe = assert(io.popen(("echo $$; exec timeout -k 5 %d %s 2>&1"):format(HANGS, command)))
   local process = pipe:read "l"
   local running = {}
   function running.line() return pipe:read "l" end
   --- Asks the command to end, as Ctrl-C does.
   function running.stop() os.execute("kill " .. process) end
+  --- Whether it has ended: it is a zombie until its output has been read.
+  function running.has_ended()
+    return not read(("/proc/%s/stat"):format(process)):find "%) [^Z]"
+  end
   function running.finish()
     local text = pipe:read "a"
     local _, how, number = pipe:close()
@@ -29,12 +68,11 @@ local function start(command)
   return running
 end
 
---- Starts a command on a host: line() reads a line of its output, finish() the rest and its exit
---- code.
+--- The same for a command for a shell on a host.
 ---@param host string
 ---@param command string for a shell there
 function hosts.start(host, command)
-  return start(("%s %s %s"):format(script "on", host, quoted(command)))
+  return hosts.launch(("%s %s %s"):format(script "on", host, quoted(command)))
 end
 
 --- Runs a command on a host to its end.
@@ -55,7 +93,7 @@ end
 ---@param where string as "hosta:1,hostb:3"
 ---@param command string with options of mpirun before it
 function hosts.mpirun(mpi, where, command)
-  return start(("%s %s %s %s"):format(script "mpirun", mpi, where, command))
+  return hosts.launch(("%s %s %s %s"):format(script "mpirun", mpi, where, command))
 end
 
 --- Starts `moonshard run ARGUMENTS`, where --hosts finds this MPI and reaches these hosts.
@@ -63,63 +101,176 @@ end
 ---@param arguments string
 ---@param settings? string NAME=value ...
 function hosts.run(mpi, arguments, settings)
-  return start(("env MOONSHARD_MPI=%s OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \z
-    OMPI_MCA_plm_rsh_agent=%s OMPI_MCA_mpi_yield_when_idle=1 HYDRA_LAUNCHER=rsh \z
-    HYDRA_LAUNCHER_EXEC=%s HYDRA_IFACE=bridge %s '%s' run %s"):format(mpi, script "on", script "on",
-    settings or "", os.getenv "MOONSHARD_BIN", arguments))
+  return hosts.launch(("env MOONSHARD_MPI=%s OMPI_ALLOW_RUN_AS_ROOT=1 \z
+    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm_rsh_agent=%s OMPI_MCA_mpi_yield_when_idle=1 \z
+    HYDRA_LAUNCHER=rsh HYDRA_LAUNCHER_EXEC=%s HYDRA_IFACE=bridge %s '%s' run %s"):format(mpi,
+    script "on", script "on", settings or "", os.getenv "MOONSHARD_BIN", arguments))
 end
 
-local function read(path)
-  local file = io.open(path, "rb")
-  local text = file and file:read "a" or ""
-  if file then file:close() end
-  return text
-end
+function hosts.sleep(seconds) busted.sleep(seconds) end
 
--- The numbers of the namespaces with the hosts' names, of processes: in one call, since a spec asks
--- again and again.
-local function namespaces(processes)
-  local list = {}
-  local pipe = assert(io.popen(("stat -L -c '%%n %%i' $(printf '/proc/%%s/ns/uts ' %s) 2>/dev/null")
-    :format(processes)))
-  for process, number in pipe:read("a"):gmatch "/proc/(%w+)/ns/uts (%d+)" do
-    list[#list + 1] = { process = process, number = number }
+--- Waits until f() is true; an error once that counts as hanging.
+---@param what string what is wrong then
+---@param f fun(): any
+---@param every? number seconds between two calls
+function hosts.await(what, f, every)
+  local begun = core.clock_ms()
+  while not f() do
+    if core.clock_ms() - begun > 1e3 * HANGS then error(what, 2) end
+    hosts.sleep(every or POLL)
   end
-  pipe:close()
-  return list
+end
+
+-- The number of the namespace that has the name of a process' host.
+local function namespace(process)
+  return lfs.attributes(("/proc/%s/ns/uts"):format(process), "ino")
 end
 
 -- The host of each such number.
 local host_of = setmetatable({}, { __index = function(list, number)
-  local keepers = { self = "login" }
+  list[namespace "self"] = "login"
   for name, keeper in (os.getenv "MOONSHARD_HOSTS"):gmatch "(%w+)=(%d+)" do
-    keepers[keeper] = name
-  end
-  local all = {}
-  for keeper in pairs(keepers) do all[#all + 1] = keeper end
-  for _, one in ipairs(namespaces(table.concat(all, " "))) do
-    rawset(list, one.number, keepers[one.process])
+    list[namespace(keeper)] = name
   end
   return rawget(list, number)
 end })
+
+-- The processes whose programs have this name.
+local function named(pattern)
+  local list = {}
+  for process in lfs.dir "/proc" do
+    if process:find "^%d" and read(("/proc/%s/comm"):format(process)):find(pattern) then
+      list[#list + 1] = process
+    end
+  end
+  return list
+end
+
+-- A process of the program, as hosts.processes gives it; nil if it is none, or has ended.
+local function describe(process)
+  local number = namespace(process)
+  local kind = read(("/proc/%s/cmdline"):format(process)):match "^[^\0]*\0([^\0]*)\0"
+  if not number or kind ~= "run" and kind ~= "keep" then return nil end
+  local environment = "\0" .. read(("/proc/%s/environ"):format(process))
+  local rank = environment:match "\0OMPI_COMM_WORLD_RANK=(%d+)"
+    or environment:match "\0PMI_RANK=(%d+)" or environment:match "\0PMIX_RANK=(%d+)"
+  return { process = math.tointeger(tonumber(process)), host = host_of[number], kind = kind,
+    rank = kind == "run" and rank and math.tointeger(tonumber(rank)) or nil }
+end
 
 --- The processes of the program on all hosts: number, host, kind ("run", "keep"), and rank, which a
 --- launcher has put into the environment of those that run.
 ---@return { process: integer, host: string, kind: string, rank?: integer }[]
 function hosts.processes()
   local list = {}
-  for _, one in ipairs(namespaces "$(pgrep -x moonshard)") do
-    local kind = read(("/proc/%s/cmdline"):format(one.process)):match "^[^\0]*\0([^\0]*)\0"
-    local environment = "\0" .. read(("/proc/%s/environ"):format(one.process))
-    local rank = environment:match "\0OMPI_COMM_WORLD_RANK=(%d+)"
-      or environment:match "\0PMI_RANK=(%d+)" or environment:match "\0PMIX_RANK=(%d+)"
-    if kind == "run" or kind == "keep" then
-      list[#list + 1] = { process = math.tointeger(tonumber(one.process)),
-        host = host_of[one.number], kind = kind,
-        rank = kind == "run" and rank and math.tointeger(tonumber(rank)) or nil }
+  for _, process in ipairs(named "^moonshard\n$") do list[#list + 1] = describe(process) end
+  return list
+end
+
+--- The processes of a kind, on a host; nil: of any.
+---@param kind? string
+---@param host? string
+function hosts.find(kind, host)
+  local found = {}
+  for _, one in ipairs(hosts.processes()) do
+    if (not kind or one.kind == kind) and (not host or one.host == host) then
+      found[#found + 1] = one
+    end
+  end
+  return found
+end
+
+-- One that was seen last. As long as it lives the system need not be searched for others.
+local seen
+
+--- Whether nothing of the program is left, on a host or on all.
+---@param host? string
+---@return boolean
+function hosts.is_over(host)
+  local lives = seen and (not host or seen.host == host)
+    and read(("/proc/%d/cmdline"):format(seen.process)):find("moonshard", 1, true)
+  if not lives then seen = hosts.find(nil, host)[1] end
+  return not seen
+end
+
+--- Waits until nothing of the program is left, on a host or on all.
+---@param host? string
+function hosts.await_end(host)
+  hosts.await("processes are left", function() return hosts.is_over(host) end)
+end
+
+--- Waits until f() is true of a job that has just been started. False: it has ended before.
+---@param running table
+---@param f fun(): any
+---@param every? number seconds between two calls
+---@return any
+function hosts.await_job(running, f, every)
+  local begun = false
+  hosts.await("the job hangs", function()
+    if f() then return true end
+    local over = hosts.is_over()
+    begun = begun or not over
+    return begun and over or running.has_ended()
+  end, every)
+  return f()
+end
+
+--- Sends a signal to a process.
+---@param process integer
+---@param signal string "KILL"
+function hosts.kill(process, signal)
+  os.execute(("kill -%s %d 2>/dev/null"):format(signal, process))
+end
+
+-- The names of those of the MPIs: the system keeps 15 characters.
+local LAUNCHERS = { "^mpirun", "^mpiexec", "^orted", "^hydra_pmi" }
+
+local function launchers()
+  local list = {}
+  for _, pattern in ipairs(LAUNCHERS) do
+    for _, process in ipairs(named(pattern)) do
+      if namespace(process) then list[#list + 1] = math.tointeger(tonumber(process)) end
     end
   end
   return list
+end
+
+-- What changes whenever one of these processes does something: how often their threads have run.
+local function activity(processes)
+  local list = {}
+  for _, process in ipairs(processes) do
+    local folder = ("/proc/%d/task"):format(process)
+    local found, next, threads = pcall(lfs.dir, folder) -- it may have ended
+    while found do
+      local thread = next(threads)
+      if not thread then break end
+      list[#list + 1] = read(("%s/%s/schedstat"):format(folder, thread))
+    end
+  end
+  return table.concat(list, " ")
+end
+
+--- Waits until all launchers have ended. Those that do nothing any more, as they wait for a host
+--- that was lost, are killed if that is allowed.
+---@param may_hang? boolean
+function hosts.end_launchers(may_hang)
+  local begun, before, since = core.clock_ms(), nil, nil
+  hosts.await("launchers are left", function()
+    local left = launchers()
+    local now, doing = core.clock_ms(), activity(left)
+    if doing ~= before then before, since = doing, now end
+    -- Some look around now and then.
+    if may_hang and (now - since > RESTS or now - begun > 10 * RESTS) then
+      for _, process in ipairs(left) do hosts.kill(process, "KILL") end
+    end
+    return #left == 0
+  end)
+end
+
+--- Kills what a test has left that failed: other tests wait until nothing is left.
+function hosts.kill_all()
+  for _, one in ipairs(hosts.processes()) do hosts.kill(one.process, "KILL") end
+  for _, process in ipairs(launchers()) do hosts.kill(process, "KILL") end
 end
 
 --- hosts.sh VERB ...; what it prints.
@@ -128,6 +279,16 @@ function hosts.tool(...)
   local text = pipe:read "a"
   assert(pipe:close(), text)
   return text
+end
+
+--- Plugs the cable of a host in, and waits until the host reaches this one again: the system may
+--- take a second, and a launcher does not wait for a host.
+function hosts.mend(host)
+  hosts.tool("mend", host)
+  hosts.await(host .. " stays away", function()
+    local _, text = hosts.on(host, "timeout 1 bash -c 'exec 3<>/dev/tcp/login/1'")
+    return text:find "refused"
+  end)
 end
 
 --- The bytes that a host has sent and received.

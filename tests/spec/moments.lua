@@ -1,23 +1,21 @@
 -- For the specs of faults at any moment of a job over two hosts (tests/hosts/moments_*_spec.lua):
--- while its ranks meet, in its steps, while it saves checkpoints, at its end. Ten trials of each
--- fault, the MPIs in turns; with MOONSHARD_TEST_FULL=1 50. MOONSHARD_TRIALS is another number of
--- them, and shows each. Moments and victims are drawn; a failure says how to draw them again
--- (MOONSHARD_SEED).
+-- while its ranks meet, in its steps, while it saves checkpoints, at its end. Four trials of each
+-- fault, one in each of these phases, the MPIs in turns; with MOONSHARD_TEST_FULL=1 52.
+-- MOONSHARD_TRIALS is another number of them, and shows each. Moments and victims are drawn; a
+-- failure says how to draw them again (MOONSHARD_SEED).
 local busted = require "busted" -- a file that specs require has not its functions as globals
 local hosts = require "hosts"
 local command = require "command"
 local core = require "moonshard.core"
 local store = require "moonshard.checkpoint.store"
 
-local moments = { STEPS = 60, SAVES = 6 }
+local moments = { STEPS = command.full and 60 or 30, SAVES = command.full and 6 or 3 }
 
 local mpis = hosts.mpis()
 local ASKED = math.tointeger(tonumber(os.getenv "MOONSHARD_TRIALS"))
-local TRIALS = ASKED or (command.full and 50 or 10)
+local PHASES = { "init", "step", "save", "exit" }
+moments.TRIALS = ASKED or (command.full and 13 or 1) * #PHASES
 local SEED = math.tointeger(tonumber(os.getenv "MOONSHARD_SEED")) or os.time()
-local USUAL = 1 -- seconds that the job may take; on a busy machine all limits grow
-local MOST = 10 -- seconds in which a fault ends the job
-local POLL = 0.03 -- seconds between two looks at what is waited for
 
 -- All collectives after the first few are those of gradients, so that reports can name buckets.
 -- Rank 0 writes down how far the job is.
@@ -53,24 +51,6 @@ mark "exit"
 local folder
 
 local function now() return core.clock_ms() / 1000 end
-function moments.sleep(seconds) busted.sleep(seconds) end
-function moments.kill(process, signal)
-  os.execute(("kill -%s %d 2>/dev/null"):format(signal, process))
-end
-
---- Whether f() becomes true within so many seconds; it is called every few milliseconds.
----@param most number
----@param f fun(): boolean
----@param every? number seconds
-function moments.becomes(most, f, every)
-  local begun = now()
-  while not f() do
-    if now() - begun > most then return false end
-    moments.sleep(every or POLL)
-  end
-  return true
-end
-local becomes = moments.becomes
 
 --- Those of a kind, on a host.
 function moments.select(all, kind, host)
@@ -82,23 +62,13 @@ function moments.select(all, kind, host)
   end
   return found
 end
-function moments.find(kind, host) return moments.select(hosts.processes(), kind, host) end
 
 function moments.draw_host() return math.random(2) == 1 and "hosta" or "hostb" end
 
 ------------------------------------------------------------------------------------------- the job
 
--- slow: how many times longer than usual it takes here. join: seconds from its first process to its
--- first step.
-local slow, join = 1, 0.3
-
--- Tasks that want to run, for each core, in the last minute.
-local function crowd()
-  return tonumber((command.read "/proc/loadavg"):match "^%S+") / core.info().cores
-end
-
---- A limit of so many seconds, on a machine that others keep busy.
-function moments.limit(seconds) return seconds * math.max(slow, crowd()) end
+-- Seconds from its first process to its first step, as far as the jobs before have shown.
+local join = 0.5
 
 --- Starts the job, which keeps its files in the folder `run`.
 function moments.start(mpi, run, switches)
@@ -129,27 +99,11 @@ local function said(run, text)
   return text:gsub("hosts: hosta[^\n]*\n", "") .. "\n" .. reports(run)
 end
 
--- Those seen last. As long as one of them lives the system need not be searched for others.
-local seen = {}
-local function lives(one)
-  local text = command.read(("/proc/%d/cmdline"):format(one.process)) -- "" once it has ended
-  return text and text:find("moonshard", 1, true) ~= nil
-end
+-- The phase of the trial that runs.
+local phase
 
---- The processes of the job that are left, on a host or on all: at least one, if there are any.
-function moments.left(host)
-  for _, one in ipairs(moments.select(seen, nil, host)) do
-    if lives(one) then return { one } end
-  end
-  seen = hosts.processes()
-  return moments.select(seen, nil, host)
-end
-
-function moments.is_over() return #moments.left() == 0 end
-
---- A moment of a job: init, steps, save and exit are equally probable.
+--- A moment of a job, in the phase of this trial.
 function moments.draw()
-  local phase = ({ "init", "step", "save", "exit" })[math.random(4)]
   local count = phase == "step" and math.random(moments.STEPS)
     or phase == "save" and math.random(moments.SAVES) or phase == "exit" and 1 or 0
   return { phase = phase, count = count,
@@ -161,52 +115,32 @@ end
 function moments.draw_init() return { phase = "init", count = 0, after = math.random() * join } end
 
 -- Waits until a job is so far: f(). A job that does not come so far fails with what it has said.
-local function await_until(running, run, what, every, f)
-  local begun, over = false, false
-  local function look()
-    if f() then return true end
-    over = moments.is_over()
-    begun = begun or not over
-    return begun and over
-  end
-  if becomes(60, look, every) and f() then return end
-  for _, one in ipairs(hosts.processes()) do moments.kill(one.process, "KILL") end
+local function await_until(running, run, what, f)
+  if hosts.await_job(running, f, 0.01) then return end
   local code, text = running.finish()
-  error(("%s, and is not %s: code %d\n%s"):format(over and "the job has ended" or "the job goes on",
-    what, code, said(run, text)), 0)
+  error(("the job has ended, and is not %s: code %d\n%s"):format(what, code, said(run, text)), 0)
 end
 
 --- Waits for a moment of the job that has just been started. All its processes, where it has begun
 --- its steps: looking for them takes longer than a step.
 function moments.await(running, moment, run)
-  await_until(running, run, "begun", POLL, function() return not moments.is_over() end)
-  local all
+  await_until(running, run, "begun", function() return not hosts.is_over() end)
+  local all, first = nil, now()
   if moment.count > 0 then
-    await_until(running, run, "in its steps", 0.005, function()
+    await_until(running, run, "in its steps", function()
       return moments.progress(run).step > 0
     end)
+    join = math.max(join, now() - first)
     all = hosts.processes()
-    await_until(running, run, ("at %s %d"):format(moment.phase, moment.count), 0.005, function()
+    await_until(running, run, ("at %s %d"):format(moment.phase, moment.count), function()
       return moments.progress(run)[moment.phase] >= moment.count
     end)
   end
-  moments.sleep(moment.after)
+  hosts.sleep(moment.after)
   return all
 end
 
 ------------------------------------------------------------------------------------------- the end
-
-local LAUNCHERS = "mpirun.openmpi|mpiexec.hydra|mpirun.mpich|orted|hydra_pmi_proxy"
-
--- What a launcher still has to print comes first; one that hangs is killed. The names that the
--- system keeps are 15 characters long.
-local function launchers_end()
-  local gone = becomes(2, function()
-    return not os.execute "ps -e -o comm= | grep -qE '^(mpirun|mpiexec|orted|hydra_pmi)'"
-  end)
-  if gone then return end
-  for name in LAUNCHERS:gmatch "[^|]+" do os.execute("pkill -9 -x " .. name:sub(1, 15)) end
-end
 
 -- What is left of a job, on whichever host. Files of the MPIs in shared memory are not ours: a
 -- launcher that was killed leaves them.
@@ -256,7 +190,7 @@ end
 ---@param run string
 ---@param text string what the job has written
 function moments.finish(line, wrong, run, text)
-  launchers_end()
+  hosts.end_launchers()
   leftovers(wrong)
   if ASKED then io.stderr:write(line, "\n") end
   if #wrong == 0 then return end
@@ -280,31 +214,24 @@ end
 function moments.draw_victim(all, kind, host)
   local found = all and moments.select(all, kind, host)
   if not found then
-    becomes(moments.limit(10), function()
-      found = moments.find(kind, host)
-      return #found > 0 or moments.is_over()
+    hosts.await("there is no victim", function()
+      found = hosts.find(kind, host)
+      return #found > 0 or hosts.is_over()
     end)
   end
   return found[1] and found[math.random(#found)]
 end
 
 -- Waits until nothing runs, on the host that can end before the fault is mended, and then on all.
--- The seconds that the former took. What had to be killed is wrong.
-local function await_end(victim, wrong)
+-- The seconds that the former took.
+local function await_end(victim)
   local at, mend = now(), victim and victim.mend
-  local function over(host)
-    if becomes(moments.limit(MOST), function() return #moments.left(host) == 0 end) then return end
-    for _, one in ipairs(moments.find(nil, host)) do
-      wrong[#wrong + 1] = ("%s %d of %s is left"):format(one.kind, one.process, one.host)
-    end
-  end
-  over(victim and victim.other)
+  hosts.await_end(victim and victim.other)
   local took = now() - at
   if mend then
     mend()
-    over()
+    hosts.await_end()
   end
-  for _, one in ipairs(hosts.processes()) do moments.kill(one.process, "KILL") end
   return took
 end
 
@@ -317,13 +244,14 @@ end
 ---@return boolean
 function moments.try(fault, mpi)
   local moment, run = moments.draw(), "run"
+  -- A job that is hit before its ranks have met may wait for them to its end.
   local running = moments.start(mpi, run, ("--init-timeout %.1f --lost %.1f")
-    :format(math.max(4, 5 * join), fault.lost or 5))
+    :format(phase == "init" and math.max(2, 5 * join) or 1800, fault.lost or 5))
   local all = moments.await(running, moment, run)
   local before = moments.progress(run)
   local victim, wrong = fault.cause(all), {}
-  local took = await_end(victim, wrong)
-  launchers_end()
+  local took = await_end(victim)
+  hosts.end_launchers(true)
   local code, text = running.finish()
   local after = moments.progress(run)
   local count = judge_checkpoints(run, wrong)
@@ -341,41 +269,42 @@ end
 
 ---------------------------------------------------------------------------------------- all of them
 
--- How long a job takes here, without faults.
-local function measure(mpi)
-  local begun = now()
-  local running = moments.start(mpi, mpi)
-  moments.await(running, { count = 0, after = 0 }, mpi)
-  local first = now()
-  becomes(60, function() return moments.progress(mpi).step > 0 end, 0.01)
-  join = math.max(join, now() - first)
-  local code, text = running.finish()
-  assert(code == 0, text)
-  slow = math.max(slow, (now() - begun) / USUAL)
-end
-
 local number = 0
 
---- A test of trials, f(mpi) each. Whether the trial has hit the job is what f returns; some of many
---- must. Each has a draw of its own, whatever others took from theirs. A failure does not end the
---- others.
+-- Draws the phase of a trial: four that follow each other have all of them.
+local function draw_phase(seed, trial)
+  local round, left = (trial - 1) // #PHASES, table.move(PHASES, 1, #PHASES, 1, {})
+  math.randomseed(seed, -round)
+  for _ = 1, trial - round * #PHASES do phase = table.remove(left, math.random(#left)) end
+  math.randomseed(seed, trial)
+end
+
+--- A test of trials, f(mpi, trial) each. Whether the trial has hit the job is what f returns; some
+--- must, and on a busy machine more trials are tried for one that does. Each has a draw of its own,
+--- whatever others took from theirs. A failure does not end the others.
 ---@param name string
----@param f fun(mpi: string): boolean
-function moments.trials(name, f)
+---@param f fun(mpi: string, trial: integer): boolean
+---@param trials? integer unless as many as usual
+function moments.trials(name, f, trials)
+  trials = trials or moments.TRIALS
   number = number + 1
   local seed = SEED + number
   busted.it(name, function()
-    local hits, failures = 0, {}
-    for trial = 1, TRIALS do
-      math.randomseed(seed, trial)
-      local ok, hit = pcall(f, mpis[(trial - 1) % #mpis + 1])
-      if not ok then failures[#failures + 1] = tostring(hit) end
+    local hits, failures, trial = 0, {}, 0
+    repeat
+      trial = trial + 1
+      draw_phase(seed, trial)
+      local ok, hit = pcall(f, mpis[(trial - 1) % #mpis + 1], trial)
+      if not ok then
+        failures[#failures + 1] = tostring(hit)
+        hosts.kill_all()
+      end
       if ok and hit then hits = hits + 1 end
       command.remove(folder .. "/run")
       command.remove(folder .. "/other")
-    end
+    until trial >= trials and (hits > 0 or ASKED) or trial >= 10 * trials
     if #failures > 0 then error(table.concat(failures, "\n\n"), 0) end
-    assert(hits > 0 or TRIALS < 10, "no trial has hit the job")
+    assert(hits > 0 or ASKED, "no trial has hit the job")
   end)
 end
 
@@ -390,7 +319,6 @@ function moments.describe(f)
     busted.setup(function()
       folder = command.folder()
       command.write(folder .. "/job.lua", JOB)
-      measure(mpis[1])
     end)
     busted.teardown(function() command.remove(folder) end)
     f()
