@@ -2,6 +2,7 @@
 -- average of the applied gradients must tend to the mean of all ranks' gradients.
 local ms = require "moonshard"
 local hooks, rank, size = ms.hooks, ms.rank(), ms.world_size()
+local takes = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua").takes
 
 local STEPS = 128
 -- powersgd compresses the matrix, and not the vector.
@@ -87,13 +88,16 @@ local function expect(what, case, chain)
   error(("rank %d: %s: the mean is off by %g, allowed is %g"):format(rank, what, off, allowed), 0)
 end
 
+-- before, after: whether error_feedback and the link are those in Lua.
+local function check(at, case, before, after)
+  local chain = { make("error_feedback", nil, before), make(case[1], case[2], after) }
+  local what = ("case %d, error_feedback%s before %s%s"):format(at, before and " in Lua" or "",
+    case[1], after and " in Lua" or "")
+  expect(what, case, hooks.chain(chain))
+end
 for at, case in ipairs(cases) do
   for how = 0, 3 do
-    local before, after = how & 1 ~= 0, how & 2 ~= 0
-    local chain = { make("error_feedback", nil, before), make(case[1], case[2], after) }
-    local what = ("case %d, error_feedback%s before %s%s"):format(at, before and " in Lua" or "",
-      case[1], after and " in Lua" or "")
-    expect(what, case, hooks.chain(chain))
+    if takes(at + how, 4) then check(at, case, how & 1 ~= 0, how & 2 ~= 0) end
   end
 end
 -- Methods in Lua: those with residuals of their own, and one that rounds twice.

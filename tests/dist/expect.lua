@@ -1,5 +1,15 @@
 -- What several scripts of this folder expect of calls and of models. They load it with dofile.
-local expect = {}
+local expect = { full = os.getenv "MOONSHARD_TEST_FULL" == "1" }
+
+--- Whether this job takes a combination of several choices. number: the sum of the choices'
+--- numbers. In long ranges a job takes all; otherwise one of `every`, and jobs of other numbers of
+--- ranks take others.
+---@param number integer
+---@param every integer
+---@return boolean
+function expect.takes(number, every)
+  return expect.full or (number + require "moonshard".world_size()) % every == 0
+end
 
 --- f raises an error that has all of these parts.
 ---@param f function

@@ -75,7 +75,7 @@ end
 -- of lr 1e-2, a weight differs by 1.2e-4. Whether that happens depends on the processor's kernels.
 local strategies = { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" }
 local of_a_host = world:levels():size()
-for _, case in ipairs {
+for number, case in ipairs {
   {}, { micro = 3 }, { clip = 0.5 }, { model = { recompute = true } }, { freeze = "wte" },
   { micro = 2, clip = 0.5, model = { recompute = true } },
   { dtype = "bf16" }, { dtype = "bf16", model = { recompute = true } },
@@ -86,12 +86,14 @@ for _, case in ipairs {
       freeze = case.freeze, dtype = case.dtype,
     }
   end
-  local expected = { adamw = run("ddp", "adamw"), sgd = run("ddp", "sgd") }
-  for _, strategy in ipairs(strategies) do
-    for _, accumulate in ipairs(case.micro and { "local", "shard" } or { "local" }) do
+  local expected = {}
+  for place, strategy in ipairs(strategies) do
+    local ways = { "local", case.micro and "shard" or nil }
+    for _, accumulate in ipairs(expect.takes(number + place, 3) and ways or {}) do
       local by_hosts = strategy == "hybrid_shard" and of_a_host < size
       local exact = not case.clip and accumulate == "local" and not by_hosts
       local kind = exact and "adamw" or "sgd"
+      expected[kind] = expected[kind] or run("ddp", kind)
       local own = run({ strategy = strategy, accumulate = accumulate }, kind)
       local d = difference(own, expected[kind])
       local rounding = case.dtype == "bf16" and 1.2e-4 or 1e-6

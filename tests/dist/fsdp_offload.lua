@@ -109,17 +109,18 @@ for _, accumulate in ipairs { "local", "shard", "all" } do
     }, { run = function(model, pass) model:accumulate(3, pass) end } })
   end
 end
-for _, strategy in ipairs(strategies) do
-  for _, way in ipairs(ways) do
-    local options = {}
-    for name, value in pairs(strategy) do options[name] = value end
-    for name, value in pairs(way[2]) do options[name] = value end
-    local what = ("%s, %s"):format(strategy.strategy or "near", way[1])
-    local expected, norms = train(options, way[3], nil)
-    local found, offloaded = train(options, way[3], "cpu")
-    same(what, found, expected)
-    for step, norm in pairs(norms) do assert(norm == offloaded[step], what) end
-  end
+local function compare(strategy, way)
+  local options = {}
+  for name, value in pairs(strategy) do options[name] = value end
+  for name, value in pairs(way[2]) do options[name] = value end
+  local what = ("%s, %s"):format(strategy.strategy or "near", way[1])
+  local expected, norms = train(options, way[3], nil)
+  local found, offloaded = train(options, way[3], "cpu")
+  same(what, found, expected)
+  for step, norm in pairs(norms) do assert(norm == offloaded[step], what) end
+end
+for i, strategy in ipairs(strategies) do
+  for k, way in ipairs(ways) do if expect.takes(i + k, 8) then compare(strategy, way) end end
 end
 
 -- Between steps: shards with one element more for empty pieces, gradients, and two numbers of AdamW

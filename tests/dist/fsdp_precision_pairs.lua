@@ -71,7 +71,7 @@ end
 
 -- What is gathered when, in which order memory lies, and what runs again, changes no bit. hybrid
 -- shards add in another order: 2 ranks of 2 is one order of 4.
-local plain = train()
+local plain, number = train(), 0
 local function one_unit() return false end
 for what, options in ms.sorted_pairs {
   ["by rows"] = { layout = "rows" }, ["no shards"] = { strategy = "no_shard" },
@@ -84,8 +84,11 @@ for what, options in ms.sorted_pairs {
   ["evaluation in full precision"] = { full_precision_eval = true },
   ["groups of blocks"] = { wrap = { groups = { { "h%.%d" } } } },
 } do
-  same(what, train(options), plain)
-  same(what .. ", recomputed", train(options, { recompute = true }), plain)
+  number = number + 1
+  if expect.takes(number, 4) then same(what, train(options), plain) end
+  if expect.takes(number + 2, 4) then
+    same(what .. ", recomputed", train(options, { recompute = true }), plain)
+  end
 end
 for _, policy in ipairs { "in_backward", "deferred" } do
   for _, reduce in ipairs { "f32", "bf16" } do
@@ -146,11 +149,11 @@ local function looking(model, _, step)
   model:train()
   loss:backward()
 end
-for _, options in ipairs { {}, { full_precision_eval = true }, { strategy = "shard_grad_op" },
+for i, options in ipairs { {}, { full_precision_eval = true }, { strategy = "shard_grad_op" },
     { prefetch = "both", full_precision_eval = true }, { prefetch = "forward" },
     { strategy = "no_shard", full_precision_eval = true },
     { layout = "rows", full_precision_eval = true, keep_low_precision_grads = true } } do
-  same("looked at", train(options, { run = looking }), plain)
+  if expect.takes(i, 3) then same("looked at", train(options, { run = looking }), plain) end
 end
 
 -- A power of two as loss scale changes no bit of bf16.

@@ -45,14 +45,17 @@ for i, path in ipairs(folders) do
   local precise = { param = "bf16", keep = { i == 1 and ".*ln_.*" or ".*norm.*" } }
   local ways = { {}, { layout = "rows" }, { offload = "cpu" }, { precision = precise } }
   local expected = assert(nn.pretrained(path)):state()
-  for _, strategy in ipairs(strategies) do
-    for number, way in ipairs(ways) do
-      local what = ("%s, %s, way %d"):format(path, strategy, number)
-      local options = { strategy = strategy }
-      for key, value in pairs(way) do options[key] = value end
-      local model = ms.fsdp(open(path), options)
-      for _, p in ipairs(model:parameters()) do assert(p:device() ~= "meta") end
-      expect.same(expect.whole(model), expected, what)
+  local function check(strategy, number)
+    local what = ("%s, %s, way %d"):format(path, strategy, number)
+    local options = { strategy = strategy }
+    for key, value in pairs(ways[number]) do options[key] = value end
+    local model = ms.fsdp(open(path), options)
+    for _, p in ipairs(model:parameters()) do assert(p:device() ~= "meta") end
+    expect.same(expect.whole(model), expected, what)
+  end
+  for k, strategy in ipairs(strategies) do
+    for number in ipairs(ways) do
+      if expect.takes(i + k + number, 3) then check(strategy, number) end
     end
   end
   expect.same(open(path):materialize():state(), expected, path .. ", materialized")

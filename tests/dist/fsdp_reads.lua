@@ -12,7 +12,7 @@ if cfg.strategy == "hybrid_shard" then
 end
 local function make(seed)
   ms.seed(seed)
-  local net = ms.nn.gpt2 { vocab = 4096, context = 16, layers = 1, width = 512, heads = 4 }
+  local net = ms.nn.gpt2 { vocab = 4096, context = 16, layers = 1, width = 384, heads = 4 }
   local model = ms.fsdp(net, options)
   return { model = model, optimizer = ms.optim.adamw(model, { lr = 0.01 }) }
 end

@@ -116,9 +116,9 @@ for i, options in ipairs(configs) do
     function(other) other:load_state(rank == 0 and whole or {}) end,
     function(other) other:load_state(pieces) end,
   }
-  for way, load in ipairs(ways) do
+  local function check_way(way)
     local other = changed()
-    load(other)
+    ways[way](other)
     equal(("%s, way %d"):format(what, way), expect.whole(other), whole)
     assert((output(other) - expected):abs():max():item() == 0, what)
     -- A step changes what was loaded, so the shards are still the parameters.
@@ -127,6 +127,7 @@ for i, options in ipairs(configs) do
     optimizer:step()
     assert((output(other) - expected):abs():max():item() > 0)
   end
+  for way in ipairs(ways) do if expect.takes(i + way, 2) then check_way(way) end end
   -- Some names only.
   local part = changed()
   part:load_state(rank == 0 and { ["inside.0.bias"] = ms.full(3, { 7 }) } or {}, { partial = true })

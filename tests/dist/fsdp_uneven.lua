@@ -52,6 +52,34 @@ local function check(what, a, b)
   assert(d <= 1e-6, ("%s: %g"):format(what, d))
 end
 
+----------------------------------------------------------------------------------------- errors
+
+-- Each of these ends the job, with the same report on all ranks.
+local ends = {
+  forwards = function()
+    local model = shard { find_unused = true }
+    for step = 1, 2 do
+      local y = model(input(step, rank))
+      if rank == 0 then y:sum():backward() end
+    end
+  end,
+  order = function()
+    local model = shard()
+    model(input(1, rank), { expert = rank + 1 }):sum():backward()
+  end,
+  steps = function()
+    local model = shard()
+    local optimizer = ms.optim.sgd(model, { lr = rank == 0 and 0.1 or 0.2 })
+    model:join({}, function()
+      for step = 1, 2 - rank // (size - 1) do
+        model(input(step, rank)):sum():backward()
+        optimizer:step()
+      end
+    end)
+  end,
+}
+if options.case ~= "" then ends[options.case]() end
+
 ---------------------------------------------------------------------------------------------- join
 
 -- Rank r has this many inputs: the last has none.
@@ -219,34 +247,6 @@ do
   other:step()
   check("scaled", expect.whole(model), whole:state())
 end
-
------------------------------------------------------------------------------------------ errors
-
--- Each of these ends the job, with the same report on all ranks.
-local ends = {
-  forwards = function()
-    local model = shard { find_unused = true }
-    for step = 1, 2 do
-      local y = model(input(step, rank))
-      if rank == 0 then y:sum():backward() end
-    end
-  end,
-  order = function()
-    local model = shard()
-    model(input(1, rank), { expert = rank + 1 }):sum():backward()
-  end,
-  steps = function()
-    local model = shard()
-    local optimizer = ms.optim.sgd(model, { lr = rank == 0 and 0.1 or 0.2 })
-    model:join({}, function()
-      for step = 1, 2 - rank // (size - 1) do
-        model(input(step, rank)):sum():backward()
-        optimizer:step()
-      end
-    end)
-  end,
-}
-if options.case ~= "" then ends[options.case]() end
 
 local text = {}
 for name, t in ms.sorted_pairs(expect.whole(trained {})) do

@@ -27,9 +27,9 @@ end
 local ids = {}
 for i = 1, 3 + 2 * rank do ids[i] = (i * 5 + rank) % VOCAB end
 ids = ms.tensor(ids)
-local count = 6 + 9 * rank
+local count = 6 + 6 * rank
 
-for _, kind in ipairs { "gpt2", "llama" } do
+for number, kind in ipairs { "gpt2", "llama" } do
   local alone = make(kind)
   local text = alone:generate(ids, { count = count, temperature = 0 })
   local drawn = alone:generate(ids, { count = count, seed = 5 + rank, top_k = 4 })
@@ -49,7 +49,7 @@ for _, kind in ipairs { "gpt2", "llama" } do
   if size == 4 then
     ways[#ways + 1] = { name = "hybrid", how = { strategy = "hybrid_shard" } }
   end
-  for _, way in ipairs(ways) do
+  local function check_way(way)
     if way.name == "hybrid" then
       way.how.shard_group, way.how.replica_group = ms.world():levels(2)
     end
@@ -78,6 +78,7 @@ for _, kind in ipairs { "gpt2", "llama" } do
     check ", after backward"
     model:unwrap()
   end
+  for i, way in ipairs(ways) do if expect.takes(number + i, 2) then check_way(way) end end
 
   -- The forwards of a ddp model meet only if they are asked to.
   local inner = make(kind)

@@ -2,6 +2,7 @@
 -- alone, and what arithmetic says of both.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local hooks, world, rank, size = ms.hooks, ms.world(), ms.rank(), ms.world_size()
 
 -- A sum over parameters that are multiplied by what they are given, so that these are their
@@ -125,31 +126,35 @@ local function build(case, twin, around)
   return hooks.chain(links)
 end
 
+-- Results of cases without a cast around the link, and with one.
 local native = {}
 for i, case in ipairs(cases) do
   native[i] = {}
-  for _, around in ipairs { "none", "bf16", "f16" } do
-    local ok, result = pcall(reduced, build(case, false, around ~= "none" and around))
-    if not ok then error(("%s, %s around: %s"):format(case[1], around, result), 0) end
-    native[i][around] = result
+  for a, around in ipairs { "none", "bf16", "f16" } do
+    if around == "none" and expect.takes(i, 2) or expect.takes(i + 2 * a, 4) then
+      local ok, result = pcall(reduced, build(case, false, around ~= "none" and around))
+      if not ok then error(("%s, %s around: %s"):format(case[1], around, result), 0) end
+      native[i][around] = result
+    end
   end
 end
 -- The versions in Lua use only functions that scripts have.
 local native_link = core.native_link
 core.native_link = function() error("a twin used a native link", 2) end
 for i, case in ipairs(cases) do
-  for _, around in ipairs { "none", "bf16", "f16" } do
+  for around, result in ms.sorted_pairs(native[i]) do
     close(("%d: %s in Lua, %s around"):format(i, case[1], around),
-      reduced(build(case, true, around ~= "none" and around)), native[i][around],
-      case.tolerance or 0)
+      reduced(build(case, true, around ~= "none" and around)), result, case.tolerance or 0)
   end
 end
 core.native_link = native_link
 -- Native links give the same results in a chain that Lua runs as in one that the engine runs.
+local function passes_on(bucket, next) return next(bucket) end
 for i, case in ipairs(cases) do
-  close(case[1] .. " after a link in Lua",
-    reduced(hooks.chain { function(bucket, next) return next(bucket) end, build(case, false) }),
-    native[i].none, 0)
+  if expect.takes(i, 4) then
+    close(case[1] .. " after a link in Lua",
+      reduced(hooks.chain { passes_on, build(case, false) }), native[i].none, 0)
+  end
 end
 
 ------------------------------------------------------------------------------------------- powersgd
@@ -369,7 +374,7 @@ end
 
 -- inf and NaN of one rank spoil the step in which they occur, but not the links' states for later
 -- steps.
-for _, case in ipairs {
+for i, case in ipairs {
   { "error_feedback", {}, wraps = true, inner = "int8" },
   { "error_feedback", {}, wraps = true },
   { "top_k", { fraction = 0.1 } },
@@ -378,7 +383,7 @@ for _, case in ipairs {
   { "powersgd", { start_step = 0, batched = true } },
   { "powersgd", { start_step = 0, warm_start = false } },
 } do
-  for _, bad in ipairs { 0 / 0, 1 / 0 } do
+  for _, bad in ipairs(expect.full and { 0 / 0, 1 / 0 } or { (i + size) % 2 / 0 }) do
     local function last(twin)
       local whole = reduced(build(case, twin), { draws = function(t, r, shapes)
         local list = draws(t, r, shapes)
@@ -403,9 +408,11 @@ local function filled(list)
   return kept
 end
 for i, case in ipairs(cases) do
-  local got = filled(reduced(build(case, false), some_empty))
-  close(("%d: %s in Lua, empty parameters"):format(i, case[1]),
-    filled(reduced(build(case, true), some_empty)), got, case.tolerance or 0)
+  if expect.takes(i + 1, 3) then
+    local got = filled(reduced(build(case, false), some_empty))
+    close(("%d: %s in Lua, empty parameters"):format(i, case[1]),
+      filled(reduced(build(case, true), some_empty)), got, case.tolerance or 0)
+  end
 end
 
 ----------------------------------------------------------------------------------------------- clip
@@ -533,7 +540,7 @@ end
 -- The bits of what the native links gave.
 local text = {}
 for _, case in ipairs(native) do
-  for _, t in ipairs(case.none) do
+  for _, t in ipairs(case.none or {}) do
     for _, x in ipairs(t:reshape(-1):to_table()) do text[#text + 1] = ("%a"):format(x) end
   end
 end

@@ -59,26 +59,31 @@ local function train(kind, wrap, options)
   return model, adapters, base, optimizer
 end
 
+local tried = 0
 for kind, path in ms.sorted_pairs(bases) do
   local plain = assert(nn.pretrained(path)):state()
   local _, expected, base = train(kind, ms.ddp)
   expect.same(base, plain, kind .. ": the base after training")
   local strategies = { "full_shard", "shard_grad_op", "no_shard" }
+  local function check(strategy, way, options)
+    local what = ("%s, %s, way %d"):format(kind, strategy, way)
+    local model, adapters, own = train(kind, function(net)
+      return ms.fsdp(net, {
+        strategy = strategy, layout = options.layout, offload = options.offload,
+      })
+    end, options)
+    -- The norm of all gradients is summed over shards, so its last bits differ from ddp's.
+    local most = expect.difference(adapters, expected)
+    assert(most <= 1e-5, ("%s: %g"):format(what, most))
+    expect.same(own, plain, what)
+    if way > 1 then model:unwrap() end
+  end
   for _, strategy in ipairs(strategies) do
-    for number, options in ipairs {
+    tried = tried + 1
+    for way, options in ipairs {
       {}, { recompute = true }, { meta = true }, { layout = "rows" }, { offload = "cpu" },
     } do
-      local what = ("%s, %s, way %d"):format(kind, strategy, number)
-      local model, adapters, own = train(kind, function(net)
-        return ms.fsdp(net, {
-          strategy = strategy, layout = options.layout, offload = options.offload,
-        })
-      end, options)
-      -- The norm of all gradients is summed over shards, so its last bits differ from ddp's.
-      local most = expect.difference(adapters, expected)
-      assert(most <= 1e-5, ("%s: %g"):format(what, most))
-      expect.same(own, plain, what)
-      if number > 1 then model:unwrap() end
+      if expect.takes(tried + way, 3) then check(strategy, way, options) end
     end
   end
   -- Recompute under ddp gives the same bits.

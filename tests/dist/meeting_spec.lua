@@ -1,4 +1,4 @@
--- Ranks without a launcher: ms.init with a group, in stock interpreters. ctest: serial
+-- Ranks without a launcher: ms.init with a group, in stock interpreters.
 local command = require "command"
 
 -- Calls ms.init with these options and an all-reduce, and prints the result.
@@ -44,7 +44,7 @@ describe("ms.init", function()
 
   -- said: the file for its output.
   local function start(rank, size, path, said)
-    local line = ("timeout 100 '%s' '%s/rank.lua' %d %d '%s' 2>&1")
+    local line = ("timeout 1800 '%s' '%s/rank.lua' %d %d '%s' 2>&1")
       :format(interpreter(), folder, rank, size, path or socket)
     local pipe = io.popen(said and ("%s >'%s'"):format(line, said) or line)
     return function()

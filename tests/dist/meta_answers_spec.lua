@@ -1,5 +1,5 @@
 -- Statements of lua/moonshard/meta.lua on which authors of new methods rely: seeds, dtypes and
--- sizes. ctest: serial
+-- sizes.
 local command = require "command"
 local ms = require "moonshard"
 

@@ -68,6 +68,27 @@ local function linked(model, opt)
   })
 end
 
+-- These two end the job.
+if options.how == "more_here" then
+  local model = make_model()
+  local opt, net = optim.sgd({ model:parameters()[1] }, { shard = world }), plain(model)
+  net:join({}, function()
+    if rank == 0 then return end
+    opt:add_group { params = { model:parameters()[2] } }
+    pass(net, 1)
+    opt:step()
+  end)
+end
+
+if options.how == "other_group" then
+  local model = make_model()
+  local opt, net = optim.sgd(model, { shard = world:split { { 0, 1 } } }), plain(model)
+  net:join({}, function()
+    pass(net, 1)
+    opt:step()
+  end)
+end
+
 for name, make in ms.sorted_pairs {
   adamw = optim.adamw, sgd = optim.sgd, rprop = optim.rprop, heavy = heavy,
 } do
@@ -245,26 +266,6 @@ do
       assert(not ok and message:find(
         what .. ": inside join ranks without inputs left would not take part", 1, true), message)
     end
-  end)
-end
-
-if options.how == "more_here" then
-  local model = make_model()
-  local opt, net = optim.sgd({ model:parameters()[1] }, { shard = world }), plain(model)
-  net:join({}, function()
-    if rank == 0 then return end
-    opt:add_group { params = { model:parameters()[2] } }
-    pass(net, 1)
-    opt:step()
-  end)
-end
-
-if options.how == "other_group" then
-  local model = make_model()
-  local opt, net = optim.sgd(model, { shard = world:split { { 0, 1 } } }), plain(model)
-  net:join({}, function()
-    pass(net, 1)
-    opt:step()
   end)
 end
 

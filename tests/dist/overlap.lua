@@ -73,11 +73,12 @@ if options.how == "differ" then
   end }))
 end
 
-for _, link in ipairs {
+local links = {
   "all_reduce",
   "bf16_compress",
   function(bucket, next) return next(bucket):and_then(function(t) return t * 0.5 end) end,
-} do
+}
+for _, link in ipairs(options.how == "agree" and links or {}) do
   local want = train(policy(nil), link)
   for name, prepare in ms.sorted_pairs {
     classic = policy "classic", in_backward = policy "in_backward", deferred = policy "deferred",
@@ -125,7 +126,7 @@ do
     end
     return ms.ddp(model, { bucket_bytes = 256, comm_hook = hooks.chain { step, link } })
   end
-  for recomputed = 0, 1 do
+  for recomputed = 0, options.how == "agree" and 1 or -1 do
     local want = run(policy(nil), recomputed == 1, "all_reduce")
     for name, prepare in ms.sorted_pairs {
       in_backward = policy "in_backward", deferred = policy "deferred", mixed = policy(mixed),

@@ -1,4 +1,4 @@
--- Traces of jobs: one file of all ranks, for processes and threads, for every end. ctest: serial
+-- Traces of jobs: one file of all ranks, for processes and threads, for every end.
 local command = require "command"
 local core = require "moonshard.core"
 

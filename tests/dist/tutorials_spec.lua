@@ -33,7 +33,7 @@ describe("the tutorial", function()
   it("loop.lua goes on with the bits of a run that was not stopped", function()
     local data = (" data='%s/README.md'"):format(command.source)
     -- Stopped in the middle of a long run.
-    local code = select(3, os.execute(([[cd '%s' && { timeout 60 '%s' %s %s run=cut >out 2>&1 & }
+    local code = select(3, os.execute(([[cd '%s' && { timeout 1800 '%s' %s %s run=cut >out 2>&1 & }
       job=$!
       until grep -qs '"step":7[,}]' cut/metrics.jsonl; do kill -0 $job || break; done
       pkill -TERM -P $job -x moonshard
@@ -53,7 +53,8 @@ describe("the tutorial", function()
 
   it("finetune.lua lowers the loss, and writes folders that are read again", function()
     local out = run("finetune.lua", ("run=out data='%s/lua/moonshard/train.lua' \z
-      first='%s/README.md'"):format(command.source, command.source))
+      first='%s/README.md' %s"):format(command.source, command.source,
+      command.full and "" or "steps=80"))
     local before, after = out:match "held%-out text ([%d.]+) before, ([%d.]+) after"
     assert.is_true(tonumber(after) < tonumber(before) - 0.1, out)
     local model = assert(ms.nn.pretrained(folder .. "/out/model"))

@@ -1,4 +1,4 @@
--- moonshard run --watch: scripts that change while a job runs. ctest: serial
+-- moonshard run --watch: scripts that change while a job runs.
 local command = require "command"
 
 -- In each step all ranks reduce the loss's gradient with the hook, whose factor shows in the

@@ -43,7 +43,7 @@ function browser.open(folder, page, js, address, size)
     document.title = "[" + said.join("|") + "]";
     </script></body>]]):format(js:gsub("%%", "%%%%"))
   command.write(folder .. "/probe.html", (page:gsub("</body>", function() return probe end)))
-  local out = io.popen(("cd '%s' && HOME='%s' timeout 60 '%s' --headless --no-sandbox \z
+  local out = io.popen(("cd '%s' && HOME='%s' timeout 1800 '%s' --headless --no-sandbox \z
     --disable-gpu --disable-dev-shm-usage --window-size=%s --dump-dom "
     .. "'file://%s/probe.html%s' 2>browser.log")
     :format(folder, folder, CHROMIUM, size or "1000,700", folder, address or "")):read "a"

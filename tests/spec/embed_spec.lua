@@ -14,7 +14,7 @@ describe("a host with two engines", function()
     command.write(folder .. "/a.lua", first)
     command.write(folder .. "/b.lua", second)
     local _, how, code = os.execute(
-      ("cd '%s' && timeout -k 5 100 %s a.lua x=1 -- b.lua x=2 >out 2>err"):format(folder, HOST))
+      ("cd '%s' && timeout -k 5 1800 %s a.lua x=1 -- b.lua x=2 >out 2>err"):format(folder, HOST))
     assert.equal("exit", how)
     return code, command.read(folder .. "/out"), command.read(folder .. "/err")
   end

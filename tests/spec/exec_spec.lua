@@ -1,5 +1,5 @@
 -- Streams as scripts see them: the host runs ahead of the work, streams run in parallel, and
--- recorded times show both. ctest: serial
+-- recorded times show both.
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local support = require "support"

@@ -46,9 +46,15 @@ end
 
 describe("moonshard test --golden", function()
   it("counts the cases of each kind and says what is not built", function()
-    local code, text = run(function() end)
+    -- A few of each kind; golden.data runs all.
+    local manifest
+    local code, text = run(function(m)
+      manifest = m
+      for i, list in ipairs { m.optimizers.cases, m.operators.cases, m.models, m.comm_hooks } do
+        for k = #list, 6 - i, -1 do list[k] = nil end
+      end
+    end)
     assert.equal(0, code, text)
-    local manifest = core.json_decode(assert(core.file_read(data .. "/manifest.json")))
     assert.truthy(text:find(("optimizers +%d+ cases"):format(#manifest.optimizers.cases)))
     assert.equal(tostring(#manifest.optimizers.cases), text:match "optimizers +(%d+) cases")
     assert.equal(tostring(#manifest.operators.cases), text:match "operators +(%d+) cases")
@@ -113,7 +119,11 @@ describe("moonshard test --golden", function()
   end)
 
   local changes = {
-    { "kind", function(m) m.tokenizers = { { case = 0 } } end, "unknown kind 'tokenizers'" },
+    {
+      "kind",
+      function(m) only(m, "none"); m.tokenizers = { { case = 0 } } end,
+      "unknown kind 'tokenizers'",
+    },
     {
       "optimizer",
       function(m) only(m, "optimizers"); m.optimizers.cases[1].optimizer = "linear" end,
@@ -157,7 +167,15 @@ describe("moonshard test --golden", function()
       function(m) only(m, "models"); m.models[1].config.experts = 8 end,
       "unknown configuration 'experts'",
     },
-    { "hook", function(m) m.comm_hooks[1].hook = "gossip" end, "unknown hook 'gossip'" },
+    {
+      "hook",
+      function(m)
+        only(m, "comm_hooks")
+        m.comm_hooks = { m.comm_hooks[1] }
+        m.comm_hooks[1].hook = "gossip"
+      end,
+      "unknown hook 'gossip'",
+    },
   }
   for _, change in ipairs(changes) do
     it("refuses an unknown " .. change[1], function()

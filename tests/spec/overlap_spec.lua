@@ -1,7 +1,6 @@
 -- When optimizers run: every plan and every way to step early gives the bits of the plain loop;
 -- recorded times show that early is early; mistakes are named. tests/dist/overlap.lua has what
 -- needs several ranks.
--- ctest: serial
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local support = require "support"

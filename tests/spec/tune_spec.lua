@@ -13,8 +13,9 @@ describe("choices of products", function()
 
   -- Candidate `fast` is the fast one; what is called is noted in the file `log`.
   local function on_gpu(fast, more)
-    return ("%s MOONSHARD_STAND_IN_WATCH=stop MOONSHARD_STAND_IN_CUBLASLT_FAST=%d \z
-      MOONSHARD_STAND_IN_CUBLASLT_LOG=log %s"):format(DRIVER, fast, more or "")
+    return ("%s %s MOONSHARD_STAND_IN_WATCH=stop MOONSHARD_STAND_IN_CUBLASLT_FAST=%d \z
+      MOONSHARD_STAND_IN_CUBLASLT_LOG=log %s"):format(DRIVER, command.own_cache(folder), fast,
+      more or "")
   end
   local RECIPE = ("'%s/recipes/gpt_bytes.lua' 'data=%s/README.md' length=16 batch=2 \z
     model.layers=1 model.width=32 model.heads=2 every.eval=0 every.sample=0 --device cuda")
@@ -91,7 +92,7 @@ describe("choices of products", function()
     uses_only(2, only(found))
     found = select(3, train("run=d steps=3 --no-tune", on_gpu(0)))
     uses_only(0, only(found))
-    out = command.succeed(folder, "info", DRIVER)
+    out = command.succeed(folder, "info", DRIVER .. " " .. command.own_cache(folder))
     assert.truthy(out:find(("gpu 0 choices    %s in %s/cache/moonshard/products.json")
       :format(count, folder), 1, true), out)
     out = command.succeed(folder, "info", DRIVER .. " XDG_CACHE_HOME=/nowhere")
