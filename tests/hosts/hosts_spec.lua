@@ -1,4 +1,5 @@
 -- The hosts of hosts.sh: what is theirs alone, what crosses their cables, and that nothing is left.
+-- ctest: waits
 local hosts = require "hosts"
 local support = require "support"
 

@@ -1,5 +1,6 @@
 -- All processes of a host are stopped at any moment of a job over two hosts: the job ends within
 -- seconds, with a report of who is at fault, and leaves nothing.
+-- ctest: waits
 local hosts = require "hosts"
 local moments = require "moments"
 
