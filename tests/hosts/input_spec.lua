@@ -81,17 +81,16 @@ end
 local function count(text, pattern) return select(2, text:gsub(pattern, "")) end
 
 local mpis = hosts.mpis()
-for k, mpi in ipairs(mpis) do
-  -- Whether what has this number is tried under this MPI.
-  local function is_tried(number) return command.full or number % #mpis == k - 1 end
+for _, mpi in ipairs(mpis) do
   local tried, turn = {}, 0
   for _, case in ipairs(cases) do
     if not case.only then turn = turn + 1 end
-    if case.only == mpi or not case.only and is_tried(turn) then tried[#tried + 1] = case end
+    local here = not case.only and hosts.is_tried(turn, mpi)
+    if case.only == mpi or here then tried[#tried + 1] = case end
   end
 
   local function try(number, what, f)
-    if is_tried(number) then it(what, f) end
+    if hosts.is_tried(number, mpi) then it(what, f) end
   end
 
   describe("jobs of " .. mpi, function()

@@ -84,9 +84,8 @@ describe("run --hosts", function()
 
   local mpis = hosts.mpis()
   for i, mpi in ipairs(mpis) do
-    -- Each number is tried under one MPI.
     local function try(number, what, f)
-      if command.full or number % #mpis == i - 1 then it(what .. mpi, f) end
+      if hosts.is_tried(number, mpi) then it(what .. mpi, f) end
     end
 
     for number, place in ipairs(places) do

@@ -88,6 +88,16 @@ function hosts.mpis()
   return list
 end
 
+--- Whether what has this number is tried under this MPI: each number under one, in the full suite
+--- under all.
+---@param number integer
+---@param mpi string
+---@return boolean
+function hosts.is_tried(number, mpi)
+  local mpis = hosts.mpis()
+  return os.getenv "MOONSHARD_TEST_FULL" == "1" or mpis[number % #mpis + 1] == mpi
+end
+
 --- Starts a command in processes of an MPI.
 ---@param mpi string
 ---@param where string as "hosta:1,hostb:3"
@@ -167,18 +177,20 @@ function hosts.processes()
   return list
 end
 
---- The processes of a kind, on a host; nil: of any.
+--- Those of a kind, on a host; nil: of any.
+---@param processes table[] as of hosts.processes
 ---@param kind? string
 ---@param host? string
-function hosts.find(kind, host)
+function hosts.select(processes, kind, host)
   local found = {}
-  for _, one in ipairs(hosts.processes()) do
+  for _, one in ipairs(processes) do
     if (not kind or one.kind == kind) and (not host or one.host == host) then
       found[#found + 1] = one
     end
   end
   return found
 end
+function hosts.find(kind, host) return hosts.select(hosts.processes(), kind, host) end
 
 -- One that was seen last. As long as it lives the system need not be searched for others.
 local seen

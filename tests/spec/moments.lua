@@ -52,17 +52,6 @@ local folder
 
 local function now() return core.clock_ms() / 1000 end
 
---- Those of a kind, on a host.
-function moments.select(all, kind, host)
-  local found = {}
-  for _, one in ipairs(all) do
-    if (not kind or one.kind == kind) and (not host or one.host == host) then
-      found[#found + 1] = one
-    end
-  end
-  return found
-end
-
 function moments.draw_host() return math.random(2) == 1 and "hosta" or "hostb" end
 
 ------------------------------------------------------------------------------------------- the job
@@ -212,7 +201,7 @@ end
 --- Who is hit, of all processes that are known. Without these it is waited for: a launcher may
 --- start it later than the first process. nil: the job was over.
 function moments.draw_victim(all, kind, host)
-  local found = all and moments.select(all, kind, host)
+  local found = all and hosts.select(all, kind, host)
   if not found then
     hosts.await("there is no victim", function()
       found = hosts.find(kind, host)

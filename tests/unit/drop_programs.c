@@ -7,6 +7,7 @@
  * engine is strict: a wait that the core relies on and that this program did not make is an
  * error. */
 #include "grad_support.h"
+#include "ranges.h"
 
 #include <stdio.h>
 
@@ -323,7 +324,7 @@ static void assert_same_bits(uint64_t seed, const outcome *a, const outcome *b)
 static void programs_that_drop_agree_with_those_that_never_do(void **state)
 {
     (void)state;
-    uint64_t programs = getenv("MOONSHARD_TEST_FULL") ? 2000 : 60;
+    uint64_t programs = ranges_are_long() ? 2000 : 60;
     int drops = 0, smaller = 0, finished = 0;
     uint64_t waits = 0;
     for (uint64_t seed = 1; seed <= programs; seed++) {
