@@ -160,11 +160,15 @@ static void every_change_is_found_and_nothing_else(void **state)
 {
     (void)state;
     uint64_t programs = ranges_are_long() ? 20000 : 100;
+    unsigned tried[MUTATIONS] = { 0 };
     for (uint64_t seed = 1; seed <= programs; seed++) {
         uint32_t count = 2 + (uint32_t)(seed % 3), layouts = 0;
         while (layouts_of(count)[layouts]) layouts++;
         check_program(seed, count, layouts_of(count)[seed / 3 % layouts]);
+        tried[draw_program(seed, count).mutation]++;
     }
+    for (int i = 0; i < MUTATIONS; i++)
+        if (tried[i] < 3) fail_msg("%s: %u programs", names[i], tried[i]);
 }
 
 int main(void)
