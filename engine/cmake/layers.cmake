@@ -1,13 +1,14 @@
 # ms_add_layer: the CMake target of one folder of the engine.
 
-# ms_add_layer(NAME [DEPENDS lower...] [FOLDERS sub...] [LIBRARIES target...])
+# ms_add_layer(NAME [DEPENDS lower...] [FOLDERS sub...] [BF16 file...] [LIBRARIES target...])
 #
 # Makes the object target moonshard_NAME from *.c of the current folder and of the subfolders FOLDERS. It is compiled against
 # the layers in DEPENDS and nothing else; LIBRARIES are outside libraries that only this layer sees. Files in
-# */isa/ are compiled once for each instruction set, with MS_ISA defined as the set's name.
+# */isa/ are compiled once for each instruction set, with MS_ISA defined as the set's name; for avx512bf16, which differs from
+# avx512 by a few instructions, only those that BF16 names.
 # A folder without sources is an interface target, so that the layers above can already name it.
 function(ms_add_layer name)
-  cmake_parse_arguments(layer "" "" "DEPENDS;FOLDERS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(layer "" "" "DEPENDS;FOLDERS;BF16;LIBRARIES" ${ARGN})
   set(patterns *.c)
   foreach(folder IN LISTS layer_FOLDERS)
     list(APPEND patterns ${folder}/*.c)
@@ -29,6 +30,9 @@ function(ms_add_layer name)
     add_library(moonshard_${name} INTERFACE)
   endif()
   foreach(isa IN LISTS MS_ISA_LIST)
+    if(isa STREQUAL avx512bf16)
+      list(TRANSFORM layer_BF16 PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/cpu/isa/ OUTPUT_VARIABLE isa_sources)
+    endif()
     if(isa_sources)
       ms_add_objects(moonshard_${name}_${isa} "${isa_sources}" "${uses}")
       target_compile_definitions(moonshard_${name}_${isa} PRIVATE MS_ISA=${isa})

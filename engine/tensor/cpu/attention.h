@@ -94,6 +94,6 @@ typedef struct ms_attention_kernels {
                    int64_t width, bool back);
 } ms_attention_kernels;
 
-MS_ISA_TABLE(ms_attention_kernels, ms_attention_kernels)
+MS_ISA_TABLE_BF16(ms_attention_kernels, ms_attention_kernels)
 
 #endif

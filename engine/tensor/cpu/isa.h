@@ -1,8 +1,9 @@
 /* isa.h: how one source of inner kernels serves several instruction sets.
  *
- * Each file in isa/ is compiled once for each of MS_ISA = portable, avx2, avx512, avx512bf16. It
- * defines one const table of function pointers named MS_ISA_NAME(table), for example
- * ms_elementwise_kernels_avx2; callers choose with ms_elementwise_kernels_for(ms_run_isa(run)). Use
+ * Each file in isa/ is compiled once for each of MS_ISA = portable, avx2, avx512, and for avx512bf16
+ * if it uses what that adds (MS_ISA_TABLE_BF16; see engine/cmake/layers.cmake). It defines one const
+ * table of function pointers named MS_ISA_NAME(table), for example ms_elementwise_kernels_avx2;
+ * callers choose with ms_elementwise_kernels_for(ms_run_isa(run)). Use
  * the vector types below (GCC vector extensions). They have as many lanes as a register: gcc keeps
  * wider ones in memory as soon as a loop carries them, which takes 2 to 10 times as long. So a file
  * whose sums must have the same bits on every instruction set adds in an order that does not depend
@@ -20,7 +21,14 @@
 #define MS_ISA_NAME(name) MS_ISA_JOIN(name, MS_ISA)
 
 #if defined(__x86_64__) && defined(MS_WITH_AVX512)
-#define MS_ISA_TABLE(type, name)                                                      \
+#define MS_ISA_TABLE(type, name)                                     \
+    extern const type name##_portable, name##_avx2, name##_avx512;   \
+    static inline const type *name##_for(ms_isa isa)                 \
+    {                                                                \
+        if (isa >= MS_ISA_AVX512) return &name##_avx512;             \
+        return isa == MS_ISA_AVX2 ? &name##_avx2 : &name##_portable; \
+    }
+#define MS_ISA_TABLE_BF16(type, name)                                                 \
     extern const type name##_portable, name##_avx2, name##_avx512, name##_avx512bf16; \
     static inline const type *name##_for(ms_isa isa)                                  \
     {                                                                                 \
@@ -43,6 +51,9 @@
         (void)isa;                                   \
         return &name##_portable;                     \
     }
+#endif
+#if !defined(MS_ISA_TABLE_BF16)
+#define MS_ISA_TABLE_BF16 MS_ISA_TABLE
 #endif
 
 /* Lanes of one register of the instruction set that this file is compiled for. */
