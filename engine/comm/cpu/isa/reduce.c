@@ -102,6 +102,34 @@ MS_VECTOR void put_block(ms_dtype result, ms_reduce_op op, char *const *to, uint
     }
 }
 
+/* Dividing by a power of two and multiplying by its inverse give the same bits. */
+MS_VECTOR ms_vf average(uint32_t divisor, ms_vf sum)
+{
+    bool halves = (divisor & (divisor - 1)) == 0;
+    return halves ? sum * ms_v_splat(1 / (float)divisor) : sum / ms_v_splat((float)divisor);
+}
+
+/* The elements of a task from i on, too few for a block. One function serves all cases, because a
+ * copy in each of them would double the code for the sake of at most UNROLL * MS_LANES elements. */
+static void reduce_rest(ms_dtype memory, ms_dtype result, ms_dtype dtype, ms_reduce_op op,
+                        const ms_reduce_task *task, size_t i)
+{
+    for (; i < task->end; i += MS_LANES) {
+        size_t end = i + MS_LANES < task->end ? i + MS_LANES : task->end;
+        ms_vf sum = ms_v_splat(0);
+        for (uint32_t r = 0; r < task->input_count; r++) {
+            ms_vf v = ms_row_get_part(memory, task->inputs[r], i, end, 0);
+            if (memory != dtype) v = rounded_to(dtype, v);
+            if (op == MS_REDUCE_OP_PREMUL_SUM) v = v * ms_v_splat(task->factors[r]);
+            sum = r ? combine(op, sum, v) : v;
+        }
+        if (op == MS_REDUCE_OP_AVG) sum = average(task->divisor, sum);
+        if (result != dtype) sum = rounded_to(dtype, sum);
+        for (uint32_t w = 0; w < task->output_count; w++)
+            ms_row_put_part(result, task->outputs[w], i, end, sum);
+    }
+}
+
 /* inputs and outputs are constants in the common case of two ranks, so that the loops over them
  * vanish. from and to: the addresses in task, or copies that no store can change. The loop is bound
  * by memory: inputs + outputs numbers are moved for each element, and one addition for each input.
@@ -110,9 +138,7 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype result, ms_dtype dtype, m
                              const ms_reduce_task *task, const char *const *from, uint32_t inputs,
                              char *const *to, uint32_t outputs)
 {
-    /* Dividing by a power of two and multiplying by its inverse give the same bits. */
-    bool halves = (task->divisor & (task->divisor - 1)) == 0;
-    ms_vf divisor = ms_v_splat(halves ? 1 / (float)task->divisor : (float)task->divisor);
+    uint32_t divisor = task->divisor; /* no store can change it */
     size_t i = task->first, last = task->end;
     for (; i + UNROLL * MS_LANES <= last; i += UNROLL * MS_LANES) {
         ms_vf sum[UNROLL], v[UNROLL];
@@ -122,23 +148,11 @@ MS_VECTOR void reduce_floats(ms_dtype memory, ms_dtype result, ms_dtype dtype, m
             for (uint32_t u = 0; u < UNROLL; u++) sum[u] = combine(op, sum[u], v[u]);
         }
         for (uint32_t u = 0; op == MS_REDUCE_OP_AVG && u < UNROLL; u++)
-            sum[u] = halves ? sum[u] * divisor : sum[u] / divisor;
+            sum[u] = average(divisor, sum[u]);
         for (uint32_t u = 0; result != dtype && u < UNROLL; u++) sum[u] = rounded_to(dtype, sum[u]);
         put_block(result, op, to, outputs, i, sum);
     }
-    for (; i < last; i += MS_LANES) {
-        size_t end = i + MS_LANES < last ? i + MS_LANES : last;
-        ms_vf sum = ms_v_splat(0);
-        for (uint32_t r = 0; r < inputs; r++) {
-            ms_vf v = ms_row_get_part(memory, from[r], i, end, 0);
-            if (memory != dtype) v = rounded_to(dtype, v);
-            if (op == MS_REDUCE_OP_PREMUL_SUM) v = v * ms_v_splat(task->factors[r]);
-            sum = r ? combine(op, sum, v) : v;
-        }
-        if (op == MS_REDUCE_OP_AVG) sum = halves ? sum * divisor : sum / divisor;
-        if (result != dtype) sum = rounded_to(dtype, sum);
-        for (uint32_t w = 0; w < outputs; w++) ms_row_put_part(result, to[w], i, end, sum);
-    }
+    if (i < last) reduce_rest(memory, result, dtype, op, task, i);
 }
 
 /* The operator as a constant, so that each case gets a loop of its own without branches in it.
