@@ -16,7 +16,6 @@
 #include "moonshard/moonshard_lua.h"
 
 #define MS_ARGUMENTS_MOST 256
-#define MS_REPORT_NS ((uint64_t)8 * 1000000000) /* the most that a rank waits to be reported */
 
 /* core.hosts_launched() -> { launcher, rank, size, local_rank, mpi } of the launcher that started
  * this process as one of several; nil if none did. size is nil where only MPI knows it. */

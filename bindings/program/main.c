@@ -15,8 +15,8 @@
 #include "bindings/adopt.h"
 #include "moonshard/moonshard_lua.h"
 
-#define MS_REPORT_NS ((uint64_t)8 * 1000000000) /* the most that a rank waits to be reported */
-#define MS_CODE_NS ((uint64_t)1000000000)       /* and for the code of the rank that has failed */
+/* The most that a rank waits for the code of the rank that has failed. */
+#define MS_CODE_NS ((uint64_t)1000000000)
 
 /* Requests to stop. Handlers only count; the loop of training looks at the end of a step. A second
  * request ends the process at once, unless it is a rank: the supervisor, which gets the same

@@ -15,8 +15,8 @@
 
 /* In which a launcher has ended the other processes after the first has failed. Where a time limit
  * has passed, some more does not matter. */
-#define MS_REPORT_NS ((uint64_t)500000000)
-#define MS_LATE_REPORT_NS ((uint64_t)2000000000)
+#define MS_FIRST_NS ((uint64_t)500000000)
+#define MS_LATE_FIRST_NS ((uint64_t)2000000000)
 #define MS_HEARD_NS ((uint64_t)2000000000)
 
 /* What rank 0 tells each. options.host is filled by the one who reads it. */
@@ -402,7 +402,7 @@ static void let_first_report(const ms_joining *joining, const ms_launcher *launc
     const ms_os *os = joining->context->os;
     ms_word never = 0;
     uint64_t now = os->monotonic_ns(os->user), limit = now,
-             moment = status == MS_ERROR_TIMEOUT ? MS_LATE_REPORT_NS : MS_REPORT_NS;
+             moment = status == MS_ERROR_TIMEOUT ? MS_LATE_FIRST_NS : MS_FIRST_NS;
     if (launcher->rank > 0) limit += launcher->local_rank > 0 ? 2 * moment : moment;
     for (; now < limit; now = os->monotonic_ns(os->user)) ms_futex_wait(&never, 0, limit - now);
 }
