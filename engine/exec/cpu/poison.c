@@ -56,6 +56,14 @@ static ms_status put_aside(ms_engine *engine, const ms_access *accesses, uint32_
     return MS_OK;
 }
 
+/* Whether all bytes are still MS_POISON: the first one is, and each equals the one before it. */
+static bool is_poison(const ms_storage *storage)
+{
+    const char *data = storage->data;
+    if (!storage->bytes) return true;
+    return (unsigned char)data[0] == MS_POISON && memcmp(data, data + 1, storage->bytes - 1) == 0;
+}
+
 /* Every storage gets its values back, also after a violation was found, so that the program can go
  * on. */
 static ms_status put_back(ms_engine *engine, const char *task, const ms_access *accesses,
@@ -66,8 +74,7 @@ static ms_status put_back(ms_engine *engine, const char *task, const ms_access *
     const ms_storage *written = NULL;
     for (const ms_storage *storage = engine->storages; storage; storage = storage->next) {
         if (is_spared(accesses, count, storage)) continue;
-        for (size_t i = 0; i < storage->bytes && !written; i++)
-            if ((unsigned char)storage->data[i] != MS_POISON) written = storage;
+        if (!written && !is_poison(storage)) written = storage;
         memcpy(storage->data, from, storage->bytes);
         from += storage->bytes;
     }

@@ -72,9 +72,9 @@ MS_API bool ms_keeper_reports(const ms_keeper *keeper);
  * moment for what they tell. */
 MS_API void ms_keeper_show_end(ms_keeper *keeper);
 /* A keeper that reports has done so, or had nothing to report: ranks that wait for it may end.
- * await: a rank or another keeper waits for that, at most so long. A keeper that dies ends the wait,
- * so only one that hangs makes ranks wait for MS_REPORT_NS, which a busy machine must not reach:
- * launchers kill the keeper, and with it the report, when the first rank has ended. */
+ * await: a rank or another keeper waits for that, at most so long. A keeper that dies ends the
+ * wait, so only one that hangs makes ranks wait for MS_REPORT_NS, which a busy machine must not
+ * reach: launchers kill the keeper, and with it the report, when the first rank has ended. */
 #define MS_REPORT_NS ((uint64_t)60 * 1000000000)
 MS_API void ms_keeper_reported(ms_keeper *keeper);
 MS_API void ms_hosts_await_report(ms_rendezvous *rendezvous, uint64_t timeout_ns);

@@ -1,9 +1,9 @@
 /* isa.h: how one source of inner kernels serves several instruction sets.
  *
- * Each file in isa/ is compiled once for each of MS_ISA = portable, avx2, avx512, and for avx512bf16
- * if it uses what that adds (MS_ISA_TABLE_BF16; see engine/cmake/layers.cmake). It defines one const
- * table of function pointers named MS_ISA_NAME(table), for example ms_elementwise_kernels_avx2;
- * callers choose with ms_elementwise_kernels_for(ms_run_isa(run)). Use
+ * Each file in isa/ is compiled once for each of MS_ISA = portable, avx2, avx512, and for
+ * avx512bf16 if it uses what that adds (MS_ISA_TABLE_BF16; see engine/cmake/layers.cmake). It
+ * defines one const table of function pointers named MS_ISA_NAME(table), for example
+ * ms_elementwise_kernels_avx2; callers choose with ms_elementwise_kernels_for(ms_run_isa(run)). Use
  * the vector types below (GCC vector extensions). They have as many lanes as a register: gcc keeps
  * wider ones in memory as soon as a loop carries them, which takes 2 to 10 times as long. So a file
  * whose sums must have the same bits on every instruction set adds in an order that does not depend
