@@ -118,7 +118,8 @@ local function judge_finalize(mpi, code, text, seconds)
   assert.matches("trained", text)
   assert.matches(("rank %%d: warning: MPI_Finalize of wrong_%%l+ did not return in %d s on \z
     host host[ab]; all ranks had done their work"):format(seconds), text)
-  assert.falsy(text:find "no progress", text)
+  -- On a busy machine a step may take so long that its rank is warned of.
+  assert.falsy(text:match ".*trained(.*)":find "no progress", text)
   -- Open MPI's launcher counts a process that leaves it so as failed.
   assert.equal(mpi == "openmpi" and 1 or 0, code, text)
 end

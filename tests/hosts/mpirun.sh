@@ -5,10 +5,11 @@
 #
 # The processes' environment has what the MPI passes on: MPICH all, Open MPI its own variables.
 set -euo pipefail
-folder=$(dirname "$(readlink -f "$0")")
+folder=$(cd "${0%/*}" && pwd)
 mpi=$1 hosts=$2
 shift 2
-count=$((0$(sed 's/[^,:]*:\([0-9]*\),*/+\1/g' <<<"$hosts")))
+count=0
+for one in ${hosts//,/ }; do count=$((count + ${one#*:})); done
 
 case $mpi in
 openmpi)

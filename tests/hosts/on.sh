@@ -1,3 +1,3 @@
 #!/bin/sh
 # Runs a command on a host of hosts.sh, for launchers that want one program in place of ssh.
-exec "$(dirname "$(readlink -f "$0")")/hosts.sh" on "$@"
+exec "${0%/*}/hosts.sh" on "$@"

@@ -37,7 +37,10 @@ local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 -- Seconds until what is waited for counts as hanging: no other limit of time is a test's own.
 local HANGS = 1800
 local POLL = 0.02 -- seconds between two looks at what is waited for
-local RESTS = 300 -- milliseconds in which a launcher that does nothing has nothing left to do
+local REST = 0.05 -- the same of launchers
+-- Looks at which a launcher that does nothing has nothing left to do: in more than 1 s, which that
+-- of Open MPI sleeps before it kills what is left, and says what it knows.
+local RESTS = 40
 
 local function read(path)
   local file = io.open(path, "rb")
@@ -145,18 +148,32 @@ local host_of = setmetatable({}, { __index = function(list, number)
   return rawget(list, number)
 end })
 
--- The processes whose programs have this name.
-local function named(pattern)
+-- State of a process, and the number of its threads, in what the system says of it.
+local STAT = "%) (%a)" .. (" %-?%d+"):rep(16) .. " (%d+)"
+
+-- Whether nothing is left of a process but its exit code, which another has not read yet. When a
+-- process ends, the system takes its memory first, with the command line, and then its namespaces;
+-- its sockets are closed after these, and only with its last thread.
+local function has_ended(process)
+  local state, threads = read(("/proc/%s/stat"):format(process)):match(STAT)
+  return not state or state == "X" or state == "Z" and threads == "1"
+end
+
+-- The processes whose programs have one of these names, without those that have ended.
+local function named(...)
   local list = {}
   for process in lfs.dir "/proc" do
-    if process:find "^%d" and read(("/proc/%s/comm"):format(process)):find(pattern) then
-      list[#list + 1] = process
-    end
+    local name = process:find "^%d" and read(("/proc/%s/comm"):format(process)) or ""
+    local found = false
+    for i = 1, select("#", ...) do found = found or name:find((select(i, ...))) ~= nil end
+    if found and not has_ended(process) then list[#list + 1] = process end
   end
   return list
 end
 
--- A process of the program, as hosts.processes gives it; nil if it is none, or has ended.
+local PROGRAM = "^moonshard\n$"
+
+-- A process of the program, as hosts.processes gives it; nil if it is none, or ends.
 local function describe(process)
   local number = namespace(process)
   local kind = read(("/proc/%s/cmdline"):format(process)):match "^[^\0]*\0([^\0]*)\0"
@@ -173,7 +190,7 @@ end
 ---@return { process: integer, host: string, kind: string, rank?: integer }[]
 function hosts.processes()
   local list = {}
-  for _, process in ipairs(named "^moonshard\n$") do list[#list + 1] = describe(process) end
+  for _, process in ipairs(named(PROGRAM)) do list[#list + 1] = describe(process) end
   return list
 end
 
@@ -192,6 +209,18 @@ function hosts.select(processes, kind, host)
 end
 function hosts.find(kind, host) return hosts.select(hosts.processes(), kind, host) end
 
+-- The first process of the program on a host, or on any; also one that ends, as its sockets may be
+-- open yet. Its host is not known then.
+local function find_any(host)
+  for _, process in ipairs(named(PROGRAM)) do
+    local found = describe(process)
+    if not found and read(("/proc/%s/cmdline"):format(process)) == "" then
+      found = { process = process }
+    end
+    if found and (not host or not found.host or found.host == host) then return found end
+  end
+end
+
 -- One that was seen last. As long as it lives the system need not be searched for others.
 local seen
 
@@ -201,7 +230,7 @@ local seen
 function hosts.is_over(host)
   local lives = seen and (not host or seen.host == host)
     and read(("/proc/%d/cmdline"):format(seen.process)):find("moonshard", 1, true)
-  if not lives then seen = hosts.find(nil, host)[1] end
+  if not lives then seen = find_any(host) end
   return not seen
 end
 
@@ -239,17 +268,16 @@ local LAUNCHERS = { "^mpirun", "^mpiexec", "^orted", "^hydra_pmi" }
 
 local function launchers()
   local list = {}
-  for _, pattern in ipairs(LAUNCHERS) do
-    for _, process in ipairs(named(pattern)) do
-      if namespace(process) then list[#list + 1] = math.tointeger(tonumber(process)) end
-    end
+  for _, process in ipairs(named(table.unpack(LAUNCHERS))) do
+    list[#list + 1] = math.tointeger(tonumber(process))
   end
   return list
 end
 
--- What changes whenever one of these processes does something: how often their threads have run.
+-- What changes whenever one of these processes does something (how often their threads have run),
+-- and whether one of their threads runs, or waits for a core.
 local function activity(processes)
-  local list = {}
+  local list, runs = {}, false
   for _, process in ipairs(processes) do
     local folder = ("/proc/%d/task"):format(process)
     local found, next, threads = pcall(lfs.dir, folder) -- it may have ended
@@ -257,26 +285,30 @@ local function activity(processes)
       local thread = next(threads)
       if not thread then break end
       list[#list + 1] = read(("%s/%s/schedstat"):format(folder, thread))
+      runs = runs or read(("%s/%s/stat"):format(folder, thread)):find "%) R" ~= nil
     end
   end
-  return table.concat(list, " ")
+  return table.concat(list, " "), runs
 end
 
 --- Waits until all launchers have ended. Those that do nothing any more, as they wait for a host
---- that was lost, are killed if that is allowed.
+--- that was lost, are killed if that is allowed. On a busy machine a launcher may have something to
+--- say and no core, so that looks are counted at which all sleep.
 ---@param may_hang? boolean
 function hosts.end_launchers(may_hang)
-  local begun, before, since = core.clock_ms(), nil, nil
+  local before, still, asleep = nil, 0, 0
   hosts.await("launchers are left", function()
     local left = launchers()
-    local now, doing = core.clock_ms(), activity(left)
-    if doing ~= before then before, since = doing, now end
+    local doing, runs = activity(left)
+    still = doing == before and not runs and still + 1 or 0
+    asleep = runs and asleep or asleep + 1
+    before = doing
     -- Some look around now and then.
-    if may_hang and (now - since > RESTS or now - begun > 10 * RESTS) then
+    if may_hang and (still > RESTS or asleep > 3 * RESTS) then
       for _, process in ipairs(left) do hosts.kill(process, "KILL") end
     end
     return #left == 0
-  end)
+  end, REST)
 end
 
 --- Kills what a test has left that failed: other tests wait until nothing is left.
