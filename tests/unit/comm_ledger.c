@@ -223,12 +223,20 @@ static void check_difference(const char *layout, difference what, uint32_t who)
     }
 }
 
+/* Whether this rank differs in the layout with this number: in short ranges in every other layout,
+ * if there are several. */
+static bool is_tried(ptrdiff_t layout, uint32_t who)
+{
+    return ranges_are_long() || !over_hosts() || (uint32_t)layout % 2 == who % 2;
+}
+
 static void a_call_that_differs_is_shown_with_both_sides(void **state)
 {
     (void)state;
     for (const char *const *layout = layouts_of(3); *layout; layout++)
         for (difference what = KIND; what < DROPPED; what++)
-            for (uint32_t who = 0; who < 3; who++) check_difference(*layout, what, who);
+            for (uint32_t who = 0; who < 3; who++)
+                if (is_tried(layout - layouts_of(3), who)) check_difference(*layout, what, who);
 }
 
 /* A rank that makes one call fewer, or one more, or stops. A rank that waits gets an error at once:
@@ -251,14 +259,15 @@ static void a_rank_that_leaves_others_waiting_is_named(void **state)
     (void)state;
     for (const char *const *layout = layouts_of(3); *layout; layout++)
         for (difference what = DROPPED; what < NONE; what++)
-            for (uint32_t who = 0; who < 3; who++) check_absence(*layout, what, who);
+            for (uint32_t who = 0; who < 3; who++)
+                if (is_tried(layout - layouts_of(3), who)) check_absence(*layout, what, who);
 }
 
 static void equal_calls_raise_no_alarm(void **state)
 {
     (void)state;
     const char *const *layouts = layouts_of(3), *layout = *layouts;
-    for (int round = 0; round < 20; round++) {
+    for (int round = 0; round < (ranges_are_long() ? 20 : 8); round++) {
         static rank ranks[3];
         difference what = NONE;
         uint32_t who = 9;

@@ -163,9 +163,12 @@ static void every_change_is_found_and_nothing_else(void **state)
     unsigned tried[MUTATIONS] = { 0 };
     for (uint64_t seed = 1; seed <= programs; seed++) {
         uint32_t count = 2 + (uint32_t)(seed % 3), layouts = 0;
+        mutation drawn = draw_program(seed, count).mutation;
+        /* Short ranges have four programs with each change. */
+        if (!ranges_are_long() && tried[drawn] == 4) continue;
         while (layouts_of(count)[layouts]) layouts++;
         check_program(seed, count, layouts_of(count)[seed / 3 % layouts]);
-        tried[draw_program(seed, count).mutation]++;
+        tried[drawn]++;
     }
     for (int i = 0; i < MUTATIONS; i++)
         if (tried[i] < 3) fail_msg("%s: %u programs", names[i], tried[i]);

@@ -17,6 +17,7 @@
 #include "hosts_job.h"
 #include "late_device.h"
 #include "moonshard/comm.h"
+#include "ranges.h"
 
 /* The layouts under which tests run jobs of so many ranks: one host, or where MOONSHARD_TEST_HOSTS
  * is set (the mark `over-hosts`) several: the digit of each rank's host. The last one is NULL. */
@@ -246,13 +247,16 @@ static inline void run_in_rank_order(job_kind kind, uint32_t count, void (*run)(
         run_as(kind, *layout, true, count, run, argument);
 }
 
-/* Also where hosts are added one after the other. */
+/* Also where hosts are added one after the other. In short ranges each layout is tried in one of
+ * the two ways, and that of two ranks in both. */
 static inline void run_well(job_kind kind, uint32_t count, void (*run)(rank *),
                             const void *argument)
 {
-    run_in_rank_order(kind, count, run, argument);
-    for (const char *const *layout = layouts_of(count); over_hosts() && *layout; layout++)
-        run_as(kind, *layout, false, count, run, argument);
+    const char *const *layouts = layouts_of(count);
+    for (int i = 0; layouts[i]; i++)
+        for (int by_ranks = over_hosts() ? 0 : 1; by_ranks < 2; by_ranks++)
+            if (!over_hosts() || ranges_are_long() || count <= 2 || i % 2 == by_ranks)
+                run_as(kind, layouts[i], by_ranks, count, run, argument);
 }
 
 /* ------------------------------------------------------------------ tensors */

@@ -152,7 +152,7 @@ static void test_fast(void **state)
         { 1, 4, 2, 320, 128, 40, false },    { 1, 2, 2, 256, 256, 256, true },
     };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        if (!ranges_are_long() && i != 1 && i != 4) continue;
+        if (!ranges_are_long() && i != 4) continue;
         shape s = shapes[i];
         ms_attention_key key = fast_key_of(s, i == 1 ? MS_F16 : MS_BF16, i < 4);
         ms_attention_plan plan = plan_of(&key, "900");
@@ -178,7 +178,7 @@ static void test_odd_shapes(void **state)
     };
     /* In short ranges: which of the two directions. */
     enum { NONE = -1 };
-    static const int one[] = { true, NONE, false, true, NONE, true };
+    static const int one[] = { true, NONE, false, NONE, NONE, NONE };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int backward = 0; backward < 2; backward++)
             if (ranges_are_long() || backward == one[i])
@@ -236,7 +236,7 @@ static void read_back(bool backward)
 static void test_read_back(void **state)
 {
     (void)state;
-    read_back(false);
+    if (ranges_are_long()) read_back(false);
     read_back(true);
 }
 

@@ -18,7 +18,8 @@ typedef struct order_clock {
 } order_clock;
 
 /* Watching begins with MOONSHARD_STAND_IN_WATCH: "stop" ends the process at the first fault,
- * "count" only counts. The variable is read when the driver begins. */
+ * "count" only counts, and "full" is "stop" in long ranges (MOONSHARD_TEST_FULL=1), else nothing.
+ * The variable is read when the driver begins. */
 void order_look(void);
 bool order_is_on(void);
 /* A number for a stream, and back. */

@@ -169,12 +169,17 @@ bool any_has_work(void)
     return false;
 }
 
-/* For a thread that waits: false: nothing will ever happen again. */
+/* For a thread that waits: false: nothing will ever happen again. Others are asked again soon, and
+ * more rarely where they take long. */
 bool go_on(void)
 {
-    if (step_any()) return true;
+    static _Thread_local unsigned in_vain;
+    if (step_any()) {
+        in_vain = 0;
+        return true;
+    }
     if (driver.stopped || !is_waiting()) return false;
-    let_others(20);
+    let_others(in_vain++ < 5 ? 20 : 150);
     return true;
 }
 
