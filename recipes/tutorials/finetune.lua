@@ -7,24 +7,27 @@ local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
 
 local cfg = ms.config {
-  weights = { "", help = "a folder with config.json and .safetensors, GPT-2 or Llama" },
-  data    = { "lua/moonshard/train.lua", help = "the text to learn" },
-  first   = { "README.md", help = "without weights=: what the stand-in knows" },
-  steps   = { 200, help = "optimizer steps" },
-  length  = { 64, help = "tokens of a sequence" },
-  rank    = { 8, help = "rank of the adapters" },
-  lr      = { 5e-3, help = "learning rate" },
-  run     = { "runs/finetune", help = "folder of the run" },
+  weights  = { "", help = "a folder with config.json and .safetensors, GPT-2 or Llama" },
+  data     = { "lua/moonshard/train.lua", help = "the text to learn" },
+  first    = { "README.md", help = "without weights=: what the stand-in knows" },
+  pretrain = { 150, help = "without weights=: optimizer steps of the stand-in" },
+  steps    = { 200, help = "optimizer steps" },
+  batch    = { 16, help = "sequences of a step" },
+  length   = { 64, help = "tokens of a sequence" },
+  rank     = { 8, help = "rank of the adapters" },
+  lr       = { 5e-3, help = "learning rate" },
+  run      = { "runs/finetune", help = "folder of the run" },
 }
 
 local function loss_of(model, x, y) return model(x):cross_entropy(y) end
 
 -- The stand-in: a model of bytes that knows a little English.
 local function make_weights(folder)
-  local bytes = assert(ms.data.bytes(cfg.first)):loader { batch = 16, length = 64, shuffle = true }
+  local bytes = assert(ms.data.bytes(cfg.first))
+    :loader { batch = cfg.batch, length = 64, shuffle = true }
   local model = nn.gpt2 { vocab = 256, context = 128, layers = 2, width = 128, heads = 4 }
   local optimizer = optim.adamw(model, { lr = 3e-3 })
-  for _ = 1, 150 do
+  for _ = 1, cfg.pretrain do
     loss_of(model, bytes:next()):backward()
     optimizer:step()
   end
@@ -58,9 +61,9 @@ ms.log("%d of %d numbers are trained", trained, all)
 
 -- Sequences that begin anywhere in a part of the text, and what comes after each of their tokens.
 local function batch(first, count)
-  local starts = ms.randint { 16, 1, high = count - cfg.length }
+  local starts = ms.randint { cfg.batch, 1, high = count - cfg.length }
   local places = (starts + ms.arange(0, cfg.length) + first):reshape(-1)
-  local rows = ids:index_select(1, places):reshape(16, cfg.length + 1)
+  local rows = ids:index_select(1, places):reshape(cfg.batch, cfg.length + 1)
   return rows:narrow(2, 1, cfg.length), rows:narrow(2, 2, cfg.length)
 end
 

@@ -6,7 +6,7 @@ local switches = require "moonshard.cli.switches"
 local bench_hooks = {}
 
 local LINKS = { "none", "10Gbit,50us", "1Gbit,100us", "100Mbit,1ms" }
-local MODEL = { layers = 2, width = 128, heads = 4, vocab = 256, context = 64, batch = 8 }
+local MODEL = { layers = 2, heads = 4, vocab = 256, context = 64 }
 local SCRIPTS = { "hook", "overlap", "buckets" }
 local WARM = 5  -- warm-up: buckets are rebuilt, plans are made, links reach their start_step
 
@@ -56,11 +56,11 @@ local function ways()
 end
 
 -- Measures one entry: median and least time of a step, exposed communication, bytes of a step.
-local function measure(way, count, median)
+local function measure(way, parsed, median)
   local core, ms = require "moonshard.core", require "moonshard"
   ms.seed(1)
   local model = ms.nn.gpt2 {
-    vocab = MODEL.vocab, context = MODEL.context, layers = MODEL.layers, width = MODEL.width,
+    vocab = MODEL.vocab, context = MODEL.context, layers = MODEL.layers, width = parsed.width,
     heads = MODEL.heads,
   }
   local cfg, bytes = way.cfg or {}, { 64 << 10, 512 << 10 }
@@ -72,9 +72,9 @@ local function measure(way, count, median)
   local optimizer = ms.optim.adamw(model, { lr = 1e-4 })
   local plan = way.plan or ms.scripts.resolve(cfg, "overlap")
   if plan then optimizer:overlap(net, plan) end
-  local x = ms.randint { MODEL.batch, MODEL.context, low = 0, high = MODEL.vocab, seed = 1 }
+  local x = ms.randint { parsed.batch, MODEL.context, low = 0, high = MODEL.vocab, seed = 1 }
   local times, exposed, before = {}, {}, nil
-  for step in ms.steps(WARM + count) do
+  for step in ms.steps(WARM + parsed.steps) do
     net(x):cross_entropy(x):backward()
     optimizer:step()
     if step >= WARM - 1 then
@@ -103,7 +103,7 @@ local function measure_all(parsed, median)
   local list = ways()
   for _, way in ipairs(own_ways(parsed)) do list[#list + 1] = way end
   for _, way in ipairs(list) do
-    local row = measure(way, parsed.steps, median)
+    local row = measure(way, parsed, median)
     ms.world():barrier()
     if ms.rank() == 0 then
       io.stdout:write(core.json_encode(row), "\n")
@@ -123,8 +123,9 @@ local function each_link(parsed)
     for _, name in ipairs(SCRIPTS) do own = own .. own_script.switch(name, parsed[name]) end
     local over = link ~= "none" and "--link " .. link or ""
     local command =
-      ('exec "$(readlink /proc/$PPID/exe)" bench hooks --here --steps %d -n %d %s%s%s'):format(
-        parsed.steps, parsed.ranks, over, parsed.thread_ranks and " --thread-ranks" or "", own)
+      ('exec "$(readlink /proc/$PPID/exe)" bench hooks --here --steps %d --width %d --batch %d \z
+        -n %d %s%s%s'):format(parsed.steps, parsed.width, parsed.batch, parsed.ranks, over,
+        parsed.thread_ranks and " --thread-ranks" or "", own)
     local pipe <close> = assert(io.popen(command))
     table_of[i] = {}
     for line in pipe:lines() do
@@ -180,6 +181,8 @@ end
 function bench_hooks.register(parser, median)
   parser:option("--steps", "steps to measure, for each way and link"):convert(switches.count)
     :default "15"
+  parser:option("--width", "of the model, which has 4 heads"):convert(switches.count):default "128"
+  parser:option("--batch", "rows of a step"):convert(switches.count):default "8"
   parser:option("--links", "links to compare, separated by spaces; none: memory")
     :default(table.concat(LINKS, " "))
   parser:option("--hook", "your own link beside the others, with its options: 'FILE key=value ...'")
