@@ -119,17 +119,19 @@ io.stdout:write(("rank %d peak %d offloaded %d\n"):format(ms.rank(), memory.peak
   memory.offload_peak))
 ]])
     local differ, cases = false, {
-      "-n 2", "-n 3 accumulate=2", "-n 4 clip=1", "-n 5 strategy=shard_grad_op",
-      "-n 6 strategy=hybrid_shard within=3 prefetch=none",
-      "-n 5 param=bf16 reduce=bf16 low=true layout=rows",
-      "-n 2 param=f16 strategy=no_shard", "-n 4 strategy=hybrid_shard within=2 param=bf16",
-      "-n 3 reduce=bf16 accumulate=2", "-n 5 offload=cpu clip=1 param=bf16",
+      "-n 2", "-n 5 strategy=shard_grad_op",
+      "-n 4 strategy=hybrid_shard within=2 param=bf16 prefetch=none",
+      "-n 3 param=bf16 reduce=bf16 low=true layout=rows", "-n 2 param=f16 strategy=no_shard",
+      "-n 3 reduce=bf16 accumulate=2", "-n 3 offload=cpu clip=1 param=bf16",
       "-n 2 offload=cpu strategy=no_shard", "-n 4 offload=cpu strategy=hybrid_shard within=2",
-      "-n 5 look=cpu", "-n 2 look=cpu offload=cpu layout=rows",
+      "-n 3 look=cpu", "-n 2 look=cpu offload=cpu layout=rows",
     }
     for _, options in ipairs(command.full and {
-      "-n 2 param=bf16", "-n 6 strategy=hybrid_shard within=3 param=bf16", "-n 2 offload=cpu",
-      "-n 6 offload=cpu strategy=hybrid_shard within=3",
+      "-n 3 accumulate=2", "-n 4 clip=1", "-n 6 strategy=hybrid_shard within=3 prefetch=none",
+      "-n 5 param=bf16 reduce=bf16 low=true layout=rows",
+      "-n 4 strategy=hybrid_shard within=2 param=bf16", "-n 5 offload=cpu clip=1 param=bf16",
+      "-n 5 look=cpu", "-n 2 param=bf16", "-n 6 strategy=hybrid_shard within=3 param=bf16",
+      "-n 2 offload=cpu", "-n 6 offload=cpu strategy=hybrid_shard within=3",
     } or {}) do
       cases[#cases + 1] = options
     end

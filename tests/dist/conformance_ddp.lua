@@ -4,6 +4,7 @@
 -- otherwise it compares with gradients that are averaged by hand.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local takes = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua").takes
 local hooks, nn = ms.hooks, ms.nn
 local world, rank, size = ms.world(), ms.rank(), ms.world_size()
 
@@ -371,13 +372,15 @@ local function check_together(model)
   end
 end
 case("distributed_test.py: test_ddp_uneven_inputs", function()
-  for _, options in ipairs {
+  for i, options in ipairs {
     {}, { find_unused = true }, { comm_hook = "bf16_compress" }, { bucket_bytes = 64 },
     { static_graph = true },
   } do
-    for _, counts in ipairs { { 1, 4 }, { 3, 0, 2 }, { 2, 5, 5, 1 } } do
-      for _, divisor in ipairs { "all", "live" } do
-        check_together(train_uneven(options, { divisor = divisor }, counts))
+    for k, counts in ipairs { { 1, 4 }, { 3, 0, 2 }, { 2, 5, 5, 1 } } do
+      for number, divisor in ipairs { "all", "live" } do
+        if takes(i + k + number, 2) then
+          check_together(train_uneven(options, { divisor = divisor }, counts))
+        end
       end
     end
   end

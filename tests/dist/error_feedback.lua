@@ -2,9 +2,12 @@
 -- average of the applied gradients must tend to the mean of all ranks' gradients.
 local ms = require "moonshard"
 local hooks, rank, size = ms.hooks, ms.rank(), ms.world_size()
-local takes = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua").takes
+local expected = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
+local takes = expected.takes
 
-local STEPS = 128
+-- Without feedback each link that rounds is off by at least 1.5 times what is allowed after 96
+-- steps.
+local STEPS = expected.full and 128 or 96
 -- powersgd compresses the matrix, and not the vector.
 local SHAPES = { { 12, 10 }, { 33 } }
 

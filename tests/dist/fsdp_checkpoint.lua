@@ -5,7 +5,8 @@
 -- over 3 are not: from there, or to there, training only goes on under the same strategy.
 local ms = require "moonshard"
 local core = require "moonshard.core"
-local cfg = ms.config { folder = "", ["do"] = "save", from = "1", all = false }
+-- only: the one strategy that saves; "": all do.
+local cfg = ms.config { folder = "", ["do"] = "save", from = "1", all = false, only = "" }
 local rank, size, world = ms.rank(), ms.world_size(), ms.world()
 
 local Net = ms.nn.class "Net"
@@ -92,7 +93,11 @@ local function things(self)
 end
 
 if cfg["do"] == "save" then
+  local saving = {}
   for _, config in ipairs(configs) do
+    if cfg.only == "" or cfg.only == config[1] then saving[#saving + 1] = config end
+  end
+  for _, config in ipairs(saving) do
     local self, path = begin(config[2], 1), path_of(config[1], size)
     for number = 1, 3 do step(self, number) end
     local list = things(self)
@@ -139,7 +144,7 @@ if cfg["do"] == "load" then
       assert(next(saved))
       for k, config in ipairs(configs) do
         -- Over all runs each strategy goes to others.
-        if cfg.all or (i + k + ranks + size) % 5 == 0 then
+        if cfg.all or (i + k + ranks + size + 4) % 7 == 0 then
           count = count + 1
           local what = ("%s on %d to %s on %d"):format(name, ranks, config[1], size)
           local self = begin(config[2], 2)

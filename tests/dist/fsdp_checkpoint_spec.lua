@@ -43,49 +43,51 @@ describe("fsdp's checkpoints", function()
     run(2, "do=load from=4 --thread-ranks")
   end)
 
-  local function residuals(ranks, arguments)
-    local out = command.succeed(folder, ("run '%s/tests/dist/fsdp_residuals.lua' -n %d \z
-      folder='%s' %s"):format(command.source, ranks, folder, arguments))
+  -- Each job takes several cases, among them those that jobs before it have saved. A case says
+  -- which run it saves, or by how many ranks the run was saved that it loads.
+  local function residuals(ranks, how, cases)
+    local out = command.succeed(folder, ("run '%s/tests/dist/fsdp_residuals.lua' -n %d %s \z
+      folder='%s' cases='%s'"):format(command.source, ranks, how, folder, table.concat(cases, ";")))
     assert.equal(ranks, select(2, out:gsub("is done", "")), out)
+    assert.equal(ranks * #cases, select(2, out:gsub("has taken", "")), out)
   end
+  local threads = "--thread-ranks"
 
-  it("keep what lossy links have on each rank, and its mean on other ranks", function()
-    residuals(4, "")
-    for _, ranks in ipairs(full and { 4, 2, 3, 1 } or { 4, 3, 1 }) do
-      residuals(ranks, "saved=4")
-    end
-  end)
-
-  -- cases: arguments, ranks that save, and what loads
-  local function each(cases)
-    for _, case in ipairs(cases) do
-      local how = "--thread-ranks " .. case[1]
-      residuals(case[2], how)
-      for _, other in ipairs(case[3]) do
-        residuals(other[1], ("%s saved=%d %s"):format(how, case[2], other[2] or ""))
-      end
-      os.execute(("rm -rf '%s/run'"):format(folder))
-    end
-  end
-
-  it("keep the total of what lossy links have, where results are sums", function()
-    each {
-      { "op=sum", 2, full and { { 1 }, { 2 }, { 3 } } or { { 1 }, { 3 } } },
-      { "op=sum", 1, { { 3 } } },
-      { "op=sum in_lua=true ddp=true", 2, { { 3 } } },
-      { "op=sum in_lua=true ddp=true", 1, { { 2 } } }, { "divide=8", 2, { { 3 } } },
-      -- The number of ranks that load it.
-      { "divide=4", 2, { { 4 } } },
-    }
+  it("keep what lossy links have on each rank, and its mean or total on others", function()
+    residuals(4, "", { "run=mean" })
+    -- The total, where results are sums.
+    residuals(2, threads, {
+      "run=sum2 op=sum", "run=lua2 op=sum in_lua=true ddp=true", "run=div8 divide=8",
+      "run=div4 divide=4",
+    })
+    residuals(1, threads, {
+      "run=sum1 op=sum", "run=lua1 op=sum in_lua=true ddp=true", "run=sum2 op=sum saved=2",
+      "run=mean saved=4",
+    })
+    residuals(3, "", {
+      "run=mean saved=4", "run=sum2 op=sum saved=2", "run=sum1 op=sum saved=1",
+      "run=lua2 op=sum in_lua=true ddp=true saved=2", "run=div8 divide=8 saved=2",
+    })
+    residuals(2, threads, { "run=lua1 op=sum in_lua=true ddp=true saved=1" })
+    -- divide=4: the number of ranks that load it.
+    residuals(4, "", { "run=mean saved=4", "run=div4 divide=4 saved=2" })
+    if full then residuals(2, "", { "run=mean saved=4", "run=sum2 op=sum saved=2" }) end
   end)
 
   -- Of a link in Lua it is not known yet where it runs: it goes on where ranks have the same.
   it("cut anew what lossy links between reductions have of each shard", function()
-    each {
-      { "within=2", 4, { { 4, "layout=flat" }, { 6, "within=3" }, full and { 4 } or nil } },
-      { "within=2 op=sum", 4, { { 6, "within=3" }, full and { 6 } or nil } },
-      { "within=2 divide=8", 4, { { 6 } } }, { "within=2 in_lua=true", 4, { { 4 } } },
-    }
+    residuals(4, threads, {
+      "run=mean within=2", "run=sum within=2 op=sum", "run=div8 within=2 divide=8",
+      "run=lua within=2 in_lua=true",
+    })
+    residuals(4, threads, {
+      "run=mean within=2 saved=4 layout=flat", "run=lua within=2 in_lua=true saved=4",
+      full and "run=mean within=2 saved=4" or nil,
+    })
+    residuals(6, threads, {
+      "run=mean within=3 saved=4", "run=sum within=3 op=sum saved=4",
+      "run=div8 within=2 divide=8 saved=4", full and "run=sum within=2 op=sum saved=4" or nil,
+    })
   end)
 
   it("are read by each rank as far as it has them", function()
@@ -103,11 +105,11 @@ describe("fsdp's checkpoints", function()
   end)
 
   it("are not committed where one rank cannot write", function()
-    for ranks = 2, 3 do run(ranks, "do=refused") end
+    for ranks = full and 2 or 3, 3 do run(ranks, "do=refused") end
   end)
 
   it("that are damaged give one error that names file and tensor, on every rank", function()
-    run(2, "do=save --thread-ranks")
+    run(2, "do=save only=full --thread-ranks")
     -- Of each kind of damage a copy of the checkpoint, and parts of the error. One job tries all.
     local path, copy, copies, expected = folder .. "/full-2/step-00000003", nil, {}, {}
     local function damaged(change, ...)

@@ -169,10 +169,16 @@ do
   check_counts("no_sync", found, { all_gather = 6, reduce_scatter = 0, all_reduce = 0 })
 end
 
--- A job has room for 256 groups: models that are wrapped one after another share theirs.
-for _ = 1, 140 do
-  ms.fsdp(ms.nn.Linear(2, 2), { strategy = "hybrid_shard" })
-  ms.fsdp(ms.nn.Linear(2, 2), { reshard_after_forward = 2 })
+-- A job has room for 256 groups: models that are wrapped one after another share theirs. After a
+-- model of each kind the room is filled, and the next models need no more.
+do
+  local function wrap()
+    ms.fsdp(ms.nn.Linear(2, 2), { strategy = "hybrid_shard" })
+    ms.fsdp(ms.nn.Linear(2, 2), { reshard_after_forward = 2 })
+  end
+  wrap()
+  expect.fails(function() while true do world:levels(2) end end, "a job may have 256")
+  wrap()
 end
 
 print(("rank %d is done"):format(rank))

@@ -201,7 +201,7 @@ if size == 4 then
     return hooks.reduce { between = hooks.chain { half(), hooks.reduce() } }
   end }, {} }
 end
-for _, case in ipairs(cases) do
+for number, case in ipairs(cases) do
   local name, given, how, most = table.unpack(case)
   local function run(layout)
     local options = { wrap = groups, layout = layout }
@@ -212,7 +212,10 @@ for _, case in ipairs(cases) do
     if given.comm_hook then options.comm_hook = given.comm_hook() end
     return train_sharded(options, how)
   end
-  assert_same(run "rows", run "flat", most or 0, name)
+  -- Odd numbers of ranks take every second case and even ones the others. Hybrid shards are of 4.
+  if expect.takes(number, 2) or given.strategy == "hybrid_shard" then
+    assert_same(run "rows", run "flat", most or 0, name)
+  end
 end
 
 -- Between the two reductions links see rows.

@@ -5,7 +5,7 @@ before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
 
 describe("fsdp of models on meta", function()
-  for ranks = 1, 4 do
+  for ranks = 1, command.full and 4 or 3 do
     local way = ranks == 2 and " --thread-ranks" or ""
     it(("makes the bits that they have without it, on %d ranks%s"):format(ranks, way), function()
       local out = command.succeed(folder,

@@ -167,7 +167,7 @@ local function check_kind(k, i)
   same(("%s: %s in pieces"):format(kind, how), expect.whole(again), expect.whole(model))
 end
 for k in ipairs(all_kinds) do
-  for i in ipairs(names) do if expect.takes(k + i, 4) then check_kind(k, i) end end
+  for i in ipairs(names) do if expect.takes(k + i, 6) then check_kind(k, i) end end
 end
 
 -- A step that was prevented, groups with hyper-parameters of their own, and the middle of nothing.

@@ -54,7 +54,7 @@ local function train(prepare, how)
   local model = Net()
   local net, opt = prepare(model)
   how = how or {}
-  for step in ms.steps(6) do
+  for step in ms.steps(expect.full and 6 or 4) do
     net:accumulate(how.micro or 1, function(i)
       local turn = step + i + (how.uneven and rank or 0)
       local also = turn % 2 == 0
@@ -142,7 +142,7 @@ local function agree(kind, strategy, more, how)
   agreed = agreed + 1
   for name, prepare in ms.sorted_pairs(ways(kind, strategy, more)) do
     number = number + 1
-    if expect.takes(agreed + number, 4) then
+    if expect.takes(agreed + number, 5) then
       local d = difference(train(prepare, how), want)
       assert(d == 0, ("%s, %s, %s, %s: weights differ from the plain loop's by %g")
         :format(name, kind, strategy, more and more.accumulate, d))
@@ -161,7 +161,7 @@ if options.how == "agree" then
     agree(i % 2 == 0 and "adamw" or "sgd", strategy, { accumulate = "shard" }, { micro = 2 })
     agree("adamw", strategy, { accumulate = "local" }, { micro = 2 })
   end
-  assert(planned >= 3 * #strategies)
+  assert(planned >= (expect.full and 3 or 1) * #strategies)
 end
 
 -- Gradients that stay after the step add up, as with step { keep_grads = true }.
@@ -231,7 +231,7 @@ end
 
 ----------------------------------------------------------------------------- links of a whole pass
 
--- 1e-5: sums of squares in another order, six steps.
+-- 1e-5: sums of squares in another order, at most six steps.
 local function near(what, prepare, how, want)
   local d = difference(train(prepare, how), want)
   assert(d <= 1e-5, ("%s: weights differ by %g"):format(what, d))
@@ -261,7 +261,7 @@ if options.how == "agree" then
   end
   local lagged, clipped = train(lagged_ddp), train(plain("sgd", "full_shard"), { clip = 0.05 })
   assert(difference(clipped, train(plain("sgd", "full_shard"))) > 1e-3, "nothing was clipped")
-  for _, strategy in ipairs(strategies) do
+  for number, strategy in ipairs(strategies) do
     for _, hook in ipairs(both(clip "global")) do
       near("clip, " .. strategy, with_hook("sgd", strategy, hook), nil, clipped)
     end
@@ -272,13 +272,15 @@ if options.how == "agree" then
       local got = train(with_hook("adamw", strategy, hook), { blow = 2 })
       assert(difference(got, train(plain("adamw", strategy), { skip = 2 })) == 0, "nan_check")
     end
-    for _, accumulate in ipairs { "shard", "local" } do
+    for place, accumulate in ipairs { "shard", "local" } do
       -- The pass with the bad gradients is not the last one.
       local more = { accumulate = accumulate }
-      local got = train(with_hook("sgd", strategy, hooks.nan_check(), more),
-        { blow = 2, micro = 2 })
-      assert(difference(got, train(plain("sgd", strategy, more), { skip = 2, micro = 2 })) == 0,
-        "nan_check, " .. accumulate)
+      if expect.takes(number + place, 2) then
+        local got = train(with_hook("sgd", strategy, hooks.nan_check(), more),
+          { blow = 2, micro = 2 })
+        assert(difference(got, train(plain("sgd", strategy, more), { skip = 2, micro = 2 })) == 0,
+          "nan_check, " .. accumulate)
+      end
     end
   end
 
@@ -405,7 +407,7 @@ local function joined(policy)
   end
   go(3)
   net:join({}, function() go(1 + rank) end)
-  go(4)
+  go(expect.full and 4 or 2)
   return expect.whole(net)
 end
 

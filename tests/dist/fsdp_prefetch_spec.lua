@@ -9,7 +9,7 @@ local full = os.getenv "MOONSHARD_TEST_FULL" == "1"
 describe("fsdp's prefetches", function()
   for ranks = 1, full and 4 or 3 do
     local way = ranks == 2 and " --thread-ranks" or ""
-    local plans = full and 200 or ranks == 2 and 10 or 3
+    local plans = full and 200 or ranks == 2 and 6 or 2
     it(("have the default's bits, on %d ranks%s"):format(ranks, way), function()
       local out = command.succeed(folder, ("run '%s/tests/dist/fsdp_prefetch.lua' -n %d%s plans=%d")
         :format(command.source, ranks, way, plans))

@@ -4,20 +4,31 @@
 -- up.
 local ms = require "moonshard"
 local link_state = require "moonshard.link_state"
--- saved: by how many ranks; 0: save. in_lua: the link's version in Lua. within: ranks that share
--- one copy, where links run between two reductions; 0: they do not.
-local usual = ms.world_size() % 2 == 0 and "rows" or "flat"
-local cfg = ms.config {
-  folder = "", saved = 0, op = "avg", divide = 0.0, in_lua = false, ddp = false, within = 0,
-  layout = usual,
-}
--- Whether the result does not become smaller with more ranks. Links between see what was divided.
-local adds_up = cfg.op == "sum" or cfg.divide > 0 and cfg.within == 0
-local feedback = cfg.in_lua and require "moonshard.hooks.error_feedback" { name = "error_feedback" }
-  or ms.hooks.error_feedback()
+local core = require "moonshard.core"
+local job = ms.config { folder = "", cases = "" }
 local rank, size, world = ms.rank(), ms.world_size(), ms.world()
-local shards, replicas
-if cfg.within > 0 then shards, replicas = world:levels(cfg.within) end
+local usual = size % 2 == 0 and "rows" or "flat"
+
+-- A case of the job, and what holds in all of it. run: the name of the run; saved: by how many
+-- ranks it was saved, 0: save it; in_lua: the link's version in Lua; within: ranks that share one
+-- copy, where links run between two reductions, 0: they do not.
+local cfg, adds_up, feedback, shards, replicas
+local function begin(text)
+  cfg = {
+    run = "", saved = 0, op = "avg", divide = 0, in_lua = false, ddp = false, within = 0,
+    layout = usual,
+  }
+  for key, value in text:gmatch "(%S+)=(%S+)" do
+    assert(cfg[key] ~= nil, key)
+    cfg[key] = value == "true" or tonumber(value) or value
+  end
+  -- Whether the result does not become smaller with more ranks. Links between see what was divided.
+  adds_up = cfg.op == "sum" or cfg.divide > 0 and cfg.within == 0
+  feedback = cfg.in_lua and require "moonshard.hooks.error_feedback" { name = "error_feedback" }
+    or ms.hooks.error_feedback()
+  shards, replicas = nil, nil
+  if cfg.within > 0 then shards, replicas = world:levels(cfg.within) end
+end
 
 local function make(seed)
   ms.seed(seed)
@@ -72,18 +83,22 @@ local function residuals(model)
   return found
 end
 
-local model, optimizer = make(cfg.saved == 0 and 1 or 2)
-local things = { model = model, optimizer = optimizer, step = 2 }
-if cfg.saved == 0 then
-  for number = 1, 2 do step(model, optimizer, number) end
-  assert(ms.checkpoint.save(cfg.folder .. "/run", things))
-  local kept = residuals(model)
-  if rank == 0 then assert(ms.safetensors.save(cfg.folder .. "/kept.safetensors", kept)) end
-  step(model, optimizer, 3)
-  assert(model:save(cfg.folder .. "/final.safetensors"))
-else
-  assert(ms.checkpoint.load(ms.checkpoint.latest(cfg.folder .. "/run"), things))
-  local expected, count = assert(ms.safetensors.load(cfg.folder .. "/kept.safetensors")), 0
+local function take(text)
+  begin(text)
+  local path = ("%s/%s"):format(job.folder, cfg.run)
+  local model, optimizer = make(cfg.saved == 0 and 1 or 2)
+  local things = { model = model, optimizer = optimizer, step = 2 }
+  if cfg.saved == 0 then
+    for number = 1, 2 do step(model, optimizer, number) end
+    assert(ms.checkpoint.save(path, things))
+    local kept = residuals(model)
+    if rank == 0 then assert(ms.safetensors.save(path .. "/kept.safetensors", kept)) end
+    step(model, optimizer, 3)
+    assert(model:save(path .. "/final.safetensors"))
+    return
+  end
+  assert(ms.checkpoint.load(ms.checkpoint.latest(path), things))
+  local expected, count = assert(ms.safetensors.load(path .. "/kept.safetensors")), 0
   local own = residuals(model)
   for name, t in pairs(expected) do
     local most = t:abs():max():item()
@@ -96,9 +111,17 @@ else
   step(model, optimizer, 3)
   local state = model:state()
   if rank == 0 and cfg.saved == size and cfg.layout == usual then
-    for name, t in pairs(assert(ms.safetensors.load(cfg.folder .. "/final.safetensors"))) do
+    for name, t in pairs(assert(ms.safetensors.load(path .. "/final.safetensors"))) do
       assert((t - state[name]):abs():max():item() == 0, name)
     end
   end
+end
+
+for text in job.cases:gmatch "[^;]+" do
+  take(text)
+  -- States have names, and the next case's link has the same: this one's must be gone.
+  feedback = nil
+  core.collect()
+  print(("rank %d has taken %s"):format(rank, text))
 end
 print(("rank %d is done"):format(rank))

@@ -127,7 +127,7 @@ for i, options in ipairs(configs) do
     optimizer:step()
     assert((output(other) - expected):abs():max():item() > 0)
   end
-  for way in ipairs(ways) do if expect.takes(i + way, 2) then check_way(way) end end
+  for way in ipairs(ways) do if expect.takes(i + way, 4) then check_way(way) end end
   -- Some names only.
   local part = changed()
   part:load_state(rank == 0 and { ["inside.0.bias"] = ms.full(3, { 7 }) } or {}, { partial = true })

@@ -17,17 +17,18 @@ end
 describe("fsdp's states", function()
   local function in_folder() return ("folder='%s'"):format(folder) end
   local function way(is_threads) return is_threads and " --thread-ranks" or "" end
-  for _, ranks in ipairs { 1, 3, 4, full and 2 or nil } do
+  -- 4 ranks have all kinds of groups. In short ranges they are threads for optimizers' states.
+  for _, ranks in ipairs(full and { 1, 2, 3, 4 } or { 1, 4 }) do
     it(("are right on %d ranks"):format(ranks), function()
       on_ranks(ranks, "fsdp_state", in_folder() .. way(ranks == 3))
     end)
     it(("of optimizers are right on %d ranks"):format(ranks), function()
-      on_ranks(ranks, "fsdp_optimizer_state", way(ranks == 3))
+      on_ranks(ranks, "fsdp_optimizer_state", way(ranks == (full and 3 or 4)))
     end)
   end
   it("need no more than a rank's part and two units", function()
     local model = full and "layers=12 width=768 heads=12 vocab=50257" or ""
-    for _, ranks in ipairs(full and { 2, 4 } or { 2, 3 }) do
+    for _, ranks in ipairs(full and { 2, 4 } or { 3 }) do
       on_ranks(ranks, "fsdp_state_memory", in_folder() .. " " .. model)
       os.execute(("rm -rf '%s/model' '%s/run'"):format(folder, folder))
     end

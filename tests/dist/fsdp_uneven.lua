@@ -133,18 +133,21 @@ local function trained(how)
   return model
 end
 
-for _, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" } do
-  for _, how in ipairs {
+local function check_join(strategy, how)
+  how.strategy = strategy
+  local model = trained(how)
+  local what = ("%s, divisor %s, clip %s, micro %s"):format(strategy, how.divisor, how.clip,
+    how.micro)
+  check(what, expect.whole(model), expected_of(how))
+  -- Afterwards all ranks train on as before.
+  model(input(1, rank)):square():mean():backward()
+end
+for i, strategy in ipairs { "full_shard", "shard_grad_op", "no_shard", "hybrid_shard" } do
+  for k, how in ipairs {
     {}, { divisor = "live" }, { clip = 0.5 }, { micro = 2 }, { micro = 2, accumulate = "local" },
     { divisor = "live", clip = 0.1, micro = 2 },
   } do
-    how.strategy = strategy
-    local model = trained(how)
-    local what = ("%s, divisor %s, clip %s, micro %s"):format(strategy, how.divisor, how.clip,
-      how.micro)
-    check(what, expect.whole(model), expected_of(how))
-    -- Afterwards all ranks train on as before.
-    model(input(1, rank)):square():mean():backward()
+    if expect.takes(i + k, 2) then check_join(strategy, how) end
   end
 end
 

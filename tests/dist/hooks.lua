@@ -17,6 +17,7 @@ function Weighted:forward(constants)
   return total
 end
 
+local COUNT <const> = expect.full and 4 or 3        -- iterations, if a case does not say
 local SHAPES = { { 16, 24 }, { 24 }, { 24, 12 }, { 40, 3 }, {}, { 4, 4 }, { 3, 8, 5 } }
 
 -- Gradients of rank r in iteration t.
@@ -35,7 +36,7 @@ local function reduced(hook, options)
   local model = ms.ddp(Weighted(shapes),
     { bucket_bytes = options.bucket_bytes or { 500, 1500 }, comm_hook = hook })
   local result = {}
-  for t in ms.steps(options.count or 4) do
+  for t in ms.steps(options.count or COUNT) do
     model(make(t, rank, shapes)):backward()
     for i, p in ipairs(model:parameters()) do
       result[#result + 1] = p:grad():clone():keep()
@@ -64,7 +65,7 @@ end
 local function means(options)
   options = options or {}
   local shapes, result = options.shapes or SHAPES, {}
-  for t = 0, (options.count or 4) - 1 do
+  for t = 0, (options.count or COUNT) - 1 do
     local sums
     for r = 0, size - 1 do
       local own = (options.draws or draws)(t, r, shapes)
@@ -131,7 +132,7 @@ local native = {}
 for i, case in ipairs(cases) do
   native[i] = {}
   for a, around in ipairs { "none", "bf16", "f16" } do
-    if around == "none" and expect.takes(i, 2) or expect.takes(i + 2 * a, 4) then
+    if around == "none" and expect.takes(i, 2) or expect.takes(i + 2 * a, 8) then
       local ok, result = pcall(reduced, build(case, false, around ~= "none" and around))
       if not ok then error(("%s, %s around: %s"):format(case[1], around, result), 0) end
       native[i][around] = result

@@ -13,7 +13,7 @@ describe("loops drawn at random give the same weights however optimizers step,",
     it("on " .. way, function()
       local out = command.succeed(folder,
         ("run '%s/tests/dist/loops.lua' %s first=%d count=%d folder=saved")
-          :format(command.source, way, first, full and 300 or 10))
+          :format(command.source, way, first, full and 300 or 6))
       assert.truthy(out:find("rank 1 is done", 1, true), out)
     end)
   end

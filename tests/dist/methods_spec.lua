@@ -244,8 +244,9 @@ describe("moonshard bench hooks", function()
       return sum:and_then(function() return buffer end)
     end end]])
     local policy = ("'%s/recipes/policies/late_for_late.lua spare=2'"):format(command.source)
-    local out = command.succeed(folder, "bench hooks --steps 1 --thread-ranks --json "
-      .. "--links 10Gbit,1us --hook 'third.lua count=5' --overlap " .. policy)
+    local sizes = "--steps 1 --width 64 --batch 1"
+    local out = command.succeed(folder, "bench hooks --thread-ranks --json " .. sizes
+      .. " --links 10Gbit,1us --hook 'third.lua count=5' --overlap " .. policy)
     for line in out:gmatch "[^\n]+" do
       local row = core.json_decode(line)
       assert.is_true(row.ms_step_med > 0 and row.exposed_comm_ms >= 0 and row.link == "10Gbit,1us")
@@ -265,7 +266,7 @@ describe("moonshard bench hooks", function()
     assert.is_true(seen["powersgd, rank 1"] < plain / 20)
     -- A minute more, for the output.
     if (os.getenv "MOONSHARD_SANITIZE" or "") ~= "" then return end
-    out = command.succeed(folder, "bench hooks --steps 1 --thread-ranks --links none")
+    out = command.succeed(folder, "bench hooks --thread-ranks --links none " .. sizes)
     assert.matches("over no link", out)
     for hook, bytes in pairs(seen) do
       assert.truthy(

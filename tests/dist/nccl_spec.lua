@@ -5,12 +5,14 @@ local folder
 before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
 
-local runs = {
-  { "ddp.lua", "-n 4" }, { "ddp.lua", "-n 2 --thread-ranks" }, { "fsdp.lua", "-n 2" },
-}
+local runs = { { "ddp.lua", "-n 4 --thread-ranks" }, { "fsdp.lua", "-n 2" } }
 if command.full then
-  runs[#runs + 1] = { "ddp.lua", "-n 2" }
-  runs[#runs + 1] = { "fsdp.lua", "-n 2 --thread-ranks" }
+  for _, run in ipairs {
+    { "ddp.lua", "-n 4" }, { "ddp.lua", "-n 2" }, { "ddp.lua", "-n 2 --thread-ranks" },
+    { "fsdp.lua", "-n 2 --thread-ranks" },
+  } do
+    runs[#runs + 1] = run
+  end
 end
 
 -- The hash of the weights, which all ranks share.

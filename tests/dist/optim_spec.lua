@@ -5,7 +5,10 @@ before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
 
 describe("sharded optimizers and averagers", function()
-  for _, way in ipairs { "-n 1", "-n 2", "-n 3 --thread-ranks", "-n 4 --thread-ranks" } do
+  for _, way in ipairs {
+    "-n 1", "-n 3", "-n 4 --thread-ranks", command.full and "-n 2" or nil,
+    command.full and "-n 3 --thread-ranks" or nil,
+  } do
     it("hold on " .. way, function()
       local out = command.succeed(folder,
         ("run '%s/tests/dist/optim.lua' %s"):format(command.source, way))

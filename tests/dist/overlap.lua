@@ -2,6 +2,7 @@
 -- the views of planners. how=differ: planners that disagree; how=sharded: a plan that a sharded
 -- optimizer cannot follow.
 local ms = require "moonshard"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local hooks, nn, optim = ms.hooks, ms.nn, ms.optim
 local options = ms.config { how = "agree" }
 local rank, size = ms.rank(), ms.world_size()
@@ -14,7 +15,7 @@ end
 local function train(prepare, link)
   local model = make_model()
   local net, opt = prepare(model, link)
-  for step in ms.steps(7) do
+  for step in ms.steps(expect.full and 7 or 5) do
     net:accumulate(2, function(i)
       net(ms.randn { 4, 8, seed = 1000 * rank + 10 * step + i }):square():mean():backward()
     end)
@@ -78,13 +79,15 @@ local links = {
   "bf16_compress",
   function(bucket, next) return next(bucket):and_then(function(t) return t * 0.5 end) end,
 }
-for _, link in ipairs(options.how == "agree" and links or {}) do
-  local want = train(policy(nil), link)
+-- Of each link the ranks of one job try some ways, and those of the other one the rest.
+for at, link in ipairs(options.how == "agree" and links or {}) do
+  local want, number = train(policy(nil), link), at
   for name, prepare in ms.sorted_pairs {
     classic = policy "classic", in_backward = policy "in_backward", deferred = policy "deferred",
     hidden = policy "early_where_hidden", mixed = policy(mixed), linked = linked, own = in_backward,
   } do
-    if train(prepare, link) ~= want then
+    number = number + 1
+    if expect.takes(number, 2) and train(prepare, link) ~= want then
       error(("%s with %s: other weights than the plain loop's"):format(name, tostring(link)))
     end
   end
@@ -257,8 +260,10 @@ for _, name in ipairs { "find_unused", "static_graph" } do
       return net, opt
     end
   end
-  local want = run(plain())
+  local want, number = run(plain()), name == "find_unused" and 0 or 1
   local function same(what, prepare)
+    number = number + 1
+    if not expect.takes(number, 2) then return end
     assert(run(prepare) == want, ("%s, %s: other weights than the plain loop's"):format(name, what))
   end
   same("in_backward", function(model, ddp_options)

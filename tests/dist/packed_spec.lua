@@ -50,14 +50,19 @@ describe("packed documents", function()
         -- Norms of gradients are summed over shards, so their last bits differ.
         assert.near(0, (t - other[name]):abs():max():item(), 1e-4, name)
       end
-      -- Resumed from the checkpoint before the last, in the middle of the first epoch.
-      command.remove(folder .. "/copied/step-00000005")
-      command.remove(folder .. "/copied/model")
-      assert.matches("resumed from copied/step%-00000004", (train "run=copied resume=auto"))
-      for name, t in pairs(model "copied") do
-        assert.is_true(t:eq(copied[name]):all():item(), name)
+      -- Each recipe does one of these, in long ranges both.
+      if recipe == "gpt2" or command.full then
+        -- Resumed from the checkpoint before the last, in the middle of the first epoch.
+        command.remove(folder .. "/copied/step-00000005")
+        command.remove(folder .. "/copied/model")
+        assert.matches("resumed from copied/step%-00000004", (train "run=copied resume=auto"))
+        for name, t in pairs(model "copied") do
+          assert.is_true(t:eq(copied[name]):all():item(), name)
+        end
       end
-      train "run=adapted weights=copied/model lora=2 shard=full_shard dtype=bf16 lr=1e-4"
+      if recipe == "llama" or command.full then
+        train "run=adapted weights=copied/model lora=2 shard=full_shard dtype=bf16 lr=1e-4"
+      end
     end
     command.remove(folder)
   end)

@@ -24,7 +24,7 @@ end
 
 describe("the tutorial", function()
   it("module.lua learns what it says", function()
-    local out = run("module.lua", "run=out")
+    local out = run("module.lua", "run=out" .. (command.full and "" or " steps=250"))
     assert.matches("layers%.1%.gate: 64 numbers", out)
     local right = tonumber(out:match "(%d+)%% of the digits are at their place")
     assert.is_true(right >= 99, out)
@@ -52,9 +52,16 @@ describe("the tutorial", function()
   end)
 
   it("finetune.lua lowers the loss, and writes folders that are read again", function()
-    local out = run("finetune.lua", ("run=out data='%s/lua/moonshard/train.lua' \z
-      first='%s/README.md' %s"):format(command.source, command.source,
-      command.full and "" or "steps=80"))
+    -- Without long ranges a model that knows less learns a text that is easier than the tutorial's.
+    local data, sizes = command.source .. "/lua/moonshard/train.lua", ""
+    if not command.full then
+      local lines = {}
+      for i = 1, 400 do lines[i] = ("step %d: the loss is %.3f\n"):format(i, 3 / i) end
+      data = command.write(folder .. "/text", table.concat(lines))
+      sizes = "pretrain=40 steps=40 batch=4 length=32"
+    end
+    local out = run("finetune.lua", ("run=out data='%s' first='%s/README.md' %s")
+      :format(data, command.source, sizes))
     local before, after = out:match "held%-out text ([%d.]+) before, ([%d.]+) after"
     assert.is_true(tonumber(after) < tonumber(before) - 0.1, out)
     local model = assert(ms.nn.pretrained(folder .. "/out/model"))
@@ -64,12 +71,14 @@ describe("the tutorial", function()
 
   it("hook.lua sends the bytes and keeps the order of losses that the page shows", function()
     local bytes, losses = {}, {}
-    for sent, loss in run("hook.lua"):gmatch "(%d+) bytes, waits +[%d.]+ ms +loss ([%d.]+)" do
+    local out = run("hook.lua", command.full and "" or "steps=100")
+    for sent, loss in out:gmatch "(%d+) bytes, waits +[%d.]+ ms +loss ([%d.]+)" do
       bytes[#bytes + 1], losses[#losses + 1] = sent, tonumber(loss)
     end
     local shown = {}
     for sent in section:gmatch "\n    [%a, ]+(%d+) bytes" do shown[#shown + 1] = sent end
     assert.same(shown, bytes)
-    assert.is_true(losses[1] < 0.2 and losses[2] < 0.2 and losses[4] < 0.3 and losses[3] > 0.4)
+    local most = command.full and 0.2 or 0.25
+    assert.is_true(losses[1] < most and losses[2] < most and losses[4] < 0.3 and losses[3] > 0.4)
   end)
 end)
