@@ -198,6 +198,7 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     /* Ranks of one machine share its cores. */
     if (runtime->rendezvous && !runtime->settings.threads)
         runtime->settings.threads = ms_rendezvous_threads(runtime->rendezvous);
+    runtime->settings.crowded = runtime->rendezvous && ms_rendezvous_crowded(runtime->rendezvous);
     choose_gpu(L, runtime);
     ms_cores cores;
     int32_t node = go_near(runtime, threads, &cores);

@@ -50,9 +50,9 @@ void ms_yield(void) { sched_yield(); }
 /* A wake takes 17-45 us to reach a thread on another core. Spinning for about that long at most
  * doubles the worst wait (the argument of ski rental). With more threads than cores a spinning
  * thread keeps the thread that it waits for from running, so it sleeps at once. */
-ms_spin ms_spin_choose(uint32_t threads, uint32_t cores, bool helper)
+ms_spin ms_spin_choose(bool crowded, bool helper)
 {
-    if (threads > cores) return (ms_spin){ .nanoseconds = 0 };
+    if (crowded) return (ms_spin){ .nanoseconds = 0 };
     return (ms_spin){ .nanoseconds = helper ? 50000 : 20000 };
 }
 

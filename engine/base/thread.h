@@ -44,10 +44,10 @@ typedef struct ms_spin {
     uint32_t nanoseconds;
 } ms_spin;
 
-/* From how many threads want to run at once and how many cores there are: a thread with a core of
- * its own spins for about half of what a wake would cost, a helper (in the middle of shared work) a
- * little more; a thread that shares its core does not spin. */
-ms_spin ms_spin_choose(uint32_t threads, uint32_t cores, bool helper);
+/* A thread with a core of its own spins for about half of what a wake would cost, a helper (in the
+ * middle of shared work) a little more; where more threads want to run than there are cores, none
+ * spins. */
+ms_spin ms_spin_choose(bool crowded, bool helper);
 
 /* `rings` is the futex word. `sleepers` counts the threads in or near the system call. */
 typedef struct ms_bell {

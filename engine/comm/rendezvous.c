@@ -33,6 +33,11 @@ uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous)
     return rendezvous->kind->threads(rendezvous);
 }
 
+bool ms_rendezvous_crowded(const ms_rendezvous *rendezvous)
+{
+    return rendezvous->kind->crowded(rendezvous);
+}
+
 /* Before its engine starts, too: it decides which GPU is the rank's. */
 uint32_t ms_rendezvous_place(const ms_rendezvous *rendezvous, uint32_t rank, uint32_t *here)
 {

@@ -27,6 +27,7 @@ typedef struct ms_rendezvous_kind {
     ms_status (*adopt)(ms_context *context, const char *text, ms_rendezvous **out);
     void (*close)(ms_rendezvous *rendezvous); /* the last reference has gone */
     uint32_t (*threads)(const ms_rendezvous *rendezvous);
+    bool (*crowded)(const ms_rendezvous *rendezvous);
     uint32_t (*place)(const ms_rendezvous *rendezvous, uint32_t rank, uint32_t *here);
     bool (*abort)(ms_rendezvous *rendezvous, ms_abort_reason reason, int32_t rank,
                   const char *message);

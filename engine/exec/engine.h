@@ -215,7 +215,7 @@ struct ms_engine {
     uint32_t threads;
     int64_t process;   /* that started the threads */
     const void *owner; /* the mark of the host thread: see ms_on_host */
-    bool strict, pin;
+    bool strict, pin, crowded;
     ms_rates rates; /* for the sim device */
     int sync_forbidden;
     int batches;    /* see ms_engine_batch */

@@ -130,6 +130,7 @@ static ms_status configure(ms_engine *engine, const ms_engine_options *options)
     engine->owner = ms_thread_mark();
     engine->strict = options->strict;
     engine->pin = options->pin;
+    engine->crowded = options->crowded || engine->threads > machine.cores;
     engine->is_for_gpu = strcmp(engine->device->kernels, "cuda") == 0
                          || (options->for_gpu && !engine->device->values);
     engine->tf32 = options->tf32;

@@ -142,7 +142,8 @@ static uint64_t heap_size(const ms_rendezvous_options *options, const ms_machine
 
 /* What all ranks read there and none writes. magic comes last: from then on it is a job's file. No
  * rank has the files yet, so plain stores are enough. `crowded` makes waiting ranks yield their
- * core. */
+ * core, and idle streams sleep at once. Where a rank has one thread for its streams, that of its
+ * script wants to run as often. */
 static void fill_control(const ms_host_files *made, const ms_rendezvous_options *options,
                          const ms_machine *machine)
 {
@@ -158,7 +159,8 @@ static void fill_control(const ms_host_files *made, const ms_rendezvous_options 
     control->timeout_ns = options->timeout_ns ? options->timeout_ns : MS_TIMEOUT_NS;
     control->ranks = options->ranks;
     control->threads = threads ? threads : 1;
-    control->crowded = here * control->threads > machine->cores;
+    control->crowded =
+        here * control->threads > machine->cores || (here > 1 && 2 * here > machine->cores);
     atomic_store(&control->groups, 1);
     control->magic = MS_CONTROL_MAGIC;
 }

@@ -164,7 +164,7 @@ typedef struct ms_control_file {
     uint32_t hosts, here;
     uint16_t host_of[MS_LOCAL_RANKS_MAX];
     char host_names[MS_LOCAL_RANKS_MAX][MS_HOST_NAME_BYTES];
-    bool crowded;      /* more threads of this host's ranks than cores */
+    bool crowded;      /* more threads of this host's ranks want to run than it has cores */
     ms_word kept;      /* the place of the keeper in this file is claimed while it lives */
     bool sum_by_ranks; /* as in the options */
     bool unsupervised; /* no launcher started the ranks: they detect each other's death */

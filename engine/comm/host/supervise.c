@@ -14,6 +14,11 @@ static uint32_t threads(const ms_rendezvous *rendezvous)
     return ms_host_files_of(rendezvous)->control->threads;
 }
 
+static bool crowded(const ms_rendezvous *rendezvous)
+{
+    return ms_host_files_of(rendezvous)->control->crowded;
+}
+
 static uint32_t place(const ms_rendezvous *rendezvous, uint32_t rank, uint32_t *here)
 {
     const uint16_t *host_of = ms_host_files_of(rendezvous)->control->host_of;
@@ -79,14 +84,14 @@ static ms_activity *activity(ms_rendezvous *rendezvous, uint32_t rank)
     return &line_of(rendezvous, rank)->activity;
 }
 
-#define MS_HOST_RENDEZVOUS(of)                                                                    \
-    {                                                                                             \
-        .prefix = MS_HOST_PREFIX, .control = of, .create = ms_host_files_new,                     \
-        .meet = ms_host_meet, .share = ms_host_files_share, .adopt = ms_host_files_adopt,         \
-        .close = ms_host_files_close, .threads = threads, .place = place, .abort = end_job,       \
-        .cause = cause, .rank = rank_state, .flight = flight, .left = left, .activity = activity, \
-        .judge = ms_host_judge, .suspect = ms_host_suspect, .acquit = ms_host_acquit,             \
-        .request = ms_host_request, .folder = ms_host_folder                                      \
+#define MS_HOST_RENDEZVOUS(of)                                                                \
+    {                                                                                         \
+        .prefix = MS_HOST_PREFIX, .control = of, .create = ms_host_files_new,                 \
+        .meet = ms_host_meet, .share = ms_host_files_share, .adopt = ms_host_files_adopt,     \
+        .close = ms_host_files_close, .threads = threads, .crowded = crowded, .place = place, \
+        .abort = end_job, .cause = cause, .rank = rank_state, .flight = flight, .left = left, \
+        .activity = activity, .judge = ms_host_judge, .suspect = ms_host_suspect,             \
+        .acquit = ms_host_acquit, .request = ms_host_request, .folder = ms_host_folder        \
     }
 
 /* kinds.c finds the first by its prefix. The second is of a job over several hosts, which keepers

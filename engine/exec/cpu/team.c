@@ -63,13 +63,11 @@ ms_status ms_team_open(ms_engine *engine, ms_cpu *cpu)
         return status;
     }
     ms_team *team = memory;
-    ms_machine machine;
-    os->machine(os->user, &machine);
     team->engine = engine;
     team->helpers = helpers;
     team->threads = threads;
-    team->spin = ms_spin_choose(engine->threads, machine.cores, true);
-    cpu->spin = ms_spin_choose(engine->threads, machine.cores, false);
+    team->spin = ms_spin_choose(engine->crowded, true);
+    cpu->spin = ms_spin_choose(engine->crowded, false);
     cpu->team = team;
     /* helper_count grows with each thread that has started, so that ms_team_close joins just
      * those. */

@@ -71,6 +71,9 @@ MS_API ms_rendezvous *ms_rendezvous_retain(ms_rendezvous *rendezvous);
 MS_API void ms_rendezvous_release(ms_rendezvous *rendezvous); /* NULL is allowed */
 MS_API uint32_t ms_rendezvous_ranks(const ms_rendezvous *rendezvous);
 MS_API uint32_t ms_rendezvous_threads(const ms_rendezvous *rendezvous); /* of each rank */
+/* Whether more threads of this host's ranks want to run than it has cores: their engines' options
+ * say so. */
+MS_API bool ms_rendezvous_crowded(const ms_rendezvous *rendezvous);
 /* The place of a rank among those of its host, from 0; *here: how many those are. */
 MS_API uint32_t ms_rendezvous_place(const ms_rendezvous *rendezvous, uint32_t rank, uint32_t *here);
 
