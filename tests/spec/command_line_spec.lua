@@ -114,6 +114,28 @@ describe("the command line", function()
     assert.equal("moonshard\n", entries)
   end)
 
+  it("configures a build without kernels for GPUs, until --cuda wants them", function()
+    assert(os.execute(("cp '%s/moonshard' '%s/moonshard'"):format(command.source, folder)))
+    command.write(folder .. "/cmake", '#!/bin/sh\necho "$*" >"${0%/*}/given"\nexit 1\n')
+    assert(os.execute(("chmod +x '%s/cmake'"):format(folder)))
+    local function given(arguments)
+      os.execute(("cd '%s' && PATH=$PWD:$PATH ./moonshard %s >/dev/null 2>&1"):format(folder,
+        arguments))
+      return command.read(folder .. "/given")
+    end
+    assert.matches("%-%-preset release .*%-DMOONSHARD_WITH_CUDA=OFF", given "build")
+    assert.matches("%-%-preset clang .*%-DMOONSHARD_WITH_CUDA=ON", given "build --cuda clang")
+    local tree = folder .. "/build/release"
+    local root = io.popen(("cd '%s' && pwd -P"):format(folder)):read()
+    assert(os.execute(("mkdir -p '%s' && touch '%s/build.ninja'"):format(tree, tree)))
+    local cache = "CMAKE_HOME_DIRECTORY:INTERNAL=" .. root .. "\nMOONSHARD_TESTS:BOOL=ON\n"
+    command.write(tree .. "/CMakeCache.txt", cache .. "MOONSHARD_WITH_CUDA:STRING=OFF\n")
+    assert.matches("%-%-preset release .*%-DMOONSHARD_WITH_CUDA=ON", given "build release --cuda")
+    assert.matches("^%-%-build ", given "build")
+    command.write(tree .. "/CMakeCache.txt", cache .. "MOONSHARD_WITH_CUDA:STRING=ON\n")
+    assert.matches("^%-%-build ", given "build --cuda")
+  end)
+
   it("refuses switches that make no sense with code 2, saying what is expected", function()
     for arguments, text in pairs {
       ["info --threads=0"] = "1 or more", ["info --threads=x"] = "an integer",
