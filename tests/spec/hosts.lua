@@ -293,7 +293,7 @@ end
 
 --- Waits until all launchers have ended. Those that do nothing any more, as they wait for a host
 --- that was lost, are killed if that is allowed. On a busy machine a launcher may have something to
---- say and no core, so that looks are counted at which all sleep.
+--- say and no core, so a look counts only if no thread of a launcher runs or waits for a core.
 ---@param may_hang? boolean
 function hosts.end_launchers(may_hang)
   local before, still, asleep = nil, 0, 0

@@ -142,8 +142,8 @@ static uint64_t heap_size(const ms_rendezvous_options *options, const ms_machine
 
 /* What all ranks read there and none writes. magic comes last: from then on it is a job's file. No
  * rank has the files yet, so plain stores are enough. `crowded` makes waiting ranks yield their
- * core, and idle streams sleep at once. Where a rank has one thread for its streams, that of its
- * script wants to run as often. */
+ * core, and idle streams sleep at once. A rank has two threads that want to
+ * run even where its streams have only one: the other runs its script. */
 static void fill_control(const ms_host_files *made, const ms_rendezvous_options *options,
                          const ms_machine *machine)
 {

@@ -85,8 +85,9 @@ typedef struct ms_engine_options {
     uint32_t threads;
     bool strict; /* a missing wait between streams is an error, not inserted */
     bool pin;    /* pin intra-op threads to cores */
-    /* Other ranks need the cores: threads that wait sleep at once, where they would spin for some
-     * microseconds. So they do with more threads than cores. */
+    /* Other ranks need the cores, so a thread that waits sleeps at once; otherwise it first spins
+     * for some microseconds. An engine with more threads than cores is crowded without this, too.
+     */
     bool crowded;
     uint64_t seed;
     uint64_t
