@@ -145,8 +145,10 @@ describe("the command line", function()
       ["bench"] = "usage", ["bench speed"] = "usage",
       ["bench step --steps 0"] = "1 or more", ["bench optim --parameters 0"] = "1 or more",
       ["bench optim --kind addam"] = "must be one of",
-      ["bench gemm --device sim"] = "sim", ["run -n 0 x.lua"] = "1 or more",
-      ["run -n x x.lua"] = "an integer", ["run"] = "which recipe", ["check"] = "which recipe",
+      ["bench gemm --device sim"] = "sim",
+      ["bench gemm --product 8x8"] = "ROWSxINPUTSxOUTPUTS, such as",
+      ["run -n 0 x.lua"] = "1 or more", ["run -n x x.lua"] = "an integer",
+      ["run"] = "which recipe", ["check"] = "which recipe",
     } do
       local code, _, err = command.run(folder, arguments)
       assert.equal(2, code, arguments .. "\n" .. err)
@@ -254,8 +256,11 @@ describe("the peak of products", function()
   end)
 
   it("is at least what bench shows", function()
-    local result = core.json_decode((command.succeed(folder, "bench gemm --json --threads 1",
-      command.own_cache(folder))))
+    local result = core.json_decode((command.succeed(folder, "bench gemm --json --threads 1 \z
+      --product 256x256x768 --product 64x768x256", command.own_cache(folder))))
+    assert.same({ 64, 768, 256 },
+      { result.products[2].m, result.products[2].k, result.products[2].n })
+    assert.equal(2, #result.products)
     for _, row in ipairs(result.products) do
       assert.is_true(row.gflops > 0 and row.share_of_peak <= 1)
     end

@@ -77,13 +77,25 @@ local shapes = {
   { 256, 768, 50304 },
 }
 
+-- "2048x256x768" -> { 2048, 256, 768 }
+local function product(text)
+  local m, k, n = text:match "^([1-9]%d*)x([1-9]%d*)x([1-9]%d*)$"
+  if not m or #m > 9 or #k > 9 or #n > 9 then
+    return nil, ("%q: a product is ROWSxINPUTSxOUTPUTS, such as 2048x256x768"):format(text)
+  end
+  return { math.tointeger(m), math.tointeger(k), math.tointeger(n) }
+end
+
 local function bench_gemm(parser)
   parser:option("--dtype", "of the operands"):choices { "f32", "bf16" }:default "f32"
+  parser:option("--product", "what to measure, once or more often \z
+      (default: those of two sizes of GPT-2)")
+    :argname "ROWSxINPUTSxOUTPUTS":convert(product):count "*"
   return function(parsed)
     local core, peak = require "moonshard.core", require "moonshard.peak"
     local flops, rows = peak.flops(parsed.dtype), {}
     core.no_grad(function()
-      for i, shape in ipairs(shapes) do
+      for i, shape in ipairs(#parsed.product > 0 and parsed.product or shapes) do
         local m, k, n = table.unpack(shape)
         local x, w = core.randn { m, k, seed = 1 }:to(parsed.dtype),
           core.randn { n, k, seed = 2 }:to(parsed.dtype)
