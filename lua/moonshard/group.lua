@@ -91,6 +91,15 @@ local function in_place(self, kind, t, more)
   end)
 end
 
+-- What is received does not depend on what t was computed from, and nothing flows back to where it
+-- came from.
+local function refuse_recorded(what, t)
+  if core.is_recording() and t:requires_grad() then
+    core.raise(("%s has no gradient, and the tensor requires one: call it inside ms.no_grad, or \z
+      with a tensor of its own (t:detach(), ms.empty)"):format(what))
+  end
+end
+
 local function check_rank(what, name, rank)
   if rank == nil and name == "root" then core.raise(what .. ": which rank is the root?") end
   options_of.argument(what, name, rank, "integer")
@@ -211,7 +220,7 @@ function Group:all_to_all(t, send, receive)
 end
 
 --- t: the whole on root, cut along dimension 1; elsewhere the part, in place. Value: this rank's
---- part.
+--- part, without a gradient: raises if t requires one and gradients are recorded.
 ---@param t ms.Tensor
 ---@param root integer
 ---@param counts? integer[]
@@ -219,6 +228,7 @@ end
 function Group:scatter(t, root, counts)
   check(t, "scatter")
   check_rank("scatter", "root", root)
+  refuse_recorded("scatter", t)
   return core.no_grad(function()
     local row, shape = row_of(t, "scatter")
     local elements, sum
@@ -257,13 +267,14 @@ function Group:send(t, to)
   end)
 end
 
---- t: in place.
+--- t: in place; raises if it requires a gradient and gradients are recorded.
 ---@param t ms.Tensor
 ---@param from integer
 ---@return ms.Future
 function Group:recv(t, from)
   check(t, "recv")
   check_rank("recv", "from", from)
+  refuse_recorded("recv", t)
   return core.no_grad(function()
     if t:is_contiguous() then return run(self, "recv", t, nil, t, { root = from }) end
     local whole = t:contiguous()

@@ -180,5 +180,26 @@ same(by_position(2 * size, function(i) return ((i - 1) % 2 + 1) * ((i - 1) // 2 
 same(by_position(size, function(i) return (rank + 1) * i end),
   gradient(function(x) return world:all_to_all(x) end, size), "of all_to_all")
 
+-- What is received has nothing to do with what the tensor was computed from; a leaf stays as it is.
+-- Inside no_grad, and into tensors of their own, both receive.
+if size > 1 then
+  local expect = dofile(debug.getinfo(1, "S").source:sub(2):match "^(.*/)" .. "expect.lua")
+  local leaf = ms.ones { 2 }:requires_grad_()
+  local columns = ms.ones { 3, 2 }:requires_grad_()
+  for _, t in ipairs { leaf, leaf * 1, (columns * 1):t() } do
+    expect.fails(function() world:recv(t, (rank + 1) % size) end, "recv", "no gradient")
+    expect.fails(function() world:scatter(t, 0) end, "scatter", "no gradient")
+    assert((t:detach() - 1):abs():sum():item() == 0)
+  end
+  local h = leaf * 1
+  local on_the_way = world:send(h, (rank + 1) % size)
+  local here = ms.zeros { 2 }
+  world:recv(here, (rank - 1) % size):value()
+  on_the_way:value()
+  same({ 1., 1. }, here, "recv beside a tape")
+  ms.no_grad(function() world:scatter(rank == 0 and ms.full(7., { 2 * size }) or h, 0):value() end)
+  same(rank == 0 and { 1., 1. } or { 7., 7. }, h:detach(), "scatter inside no_grad")
+end
+
 world:barrier()
 print(("rank %d of %d is done"):format(rank, size))

@@ -84,7 +84,8 @@
 --- ```
 ---@field gather fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future
 --- On root, t is cut along dimension 1 into one part for each rank; on other ranks, t receives its
---- part, in place. Value: this rank's part.
+--- part, in place. Value: this rank's part. It has no gradient: raises if t requires one while
+--- gradients are recorded.
 --- ```lua
 --- ms.world():scatter(ms.arange(1, 2), 0):value() --> { 1, 2 }
 --- ```
@@ -97,7 +98,8 @@
 --- next_one --> 0
 --- ```
 ---@field send fun(self, t: ms.Tensor, to: integer): ms.Future
---- Receives into t, in place, from a rank of the group. Value: t.
+--- Receives into t, in place, from a rank of the group. Value: t. It has no gradient: raises if t
+--- requires one while gradients are recorded.
 --- ```lua
 --- local world, t = ms.world(), ms.zeros { 2 }
 --- if world:size() > 1 then world:recv(t, (world:rank() - 1) % world:size()):value() end
