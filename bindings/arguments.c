@@ -211,12 +211,46 @@ static const char **push_names(lua_State *L, int table)
     return names;
 }
 
-/* Returns 0 results (nil) or raises; the list of names is a userdata on the stack. */
+/* The types that have methods in Lua as well, and the module that adds them. */
+static const struct late_methods {
+    const char *what, *module;
+} late_methods[] = { { "a tensor", "moonshard.nn.module" },
+                     { "ms.Group", "moonshard.group" },
+                     { "ms.Stream", "moonshard.future" } };
+
+/* Loads that module, once in each Lua state: the methods are there before a script uses the part
+ * of the library that brings them. Returns whether methods may have been added. */
+static bool add_late_methods(lua_State *L, const char *what)
+{
+    for (size_t i = 0; i < sizeof late_methods / sizeof *late_methods; i++) {
+        const struct late_methods *late = &late_methods[i];
+        if (strcmp(what, late->what) != 0) continue;
+        bool is_loaded = lua_rawgetp(L, LUA_REGISTRYINDEX, late) != LUA_TNIL;
+        lua_pop(L, 1);
+        if (is_loaded) return false;
+        /* First, because the module itself may look for a name. */
+        lua_pushboolean(L, true);
+        lua_rawsetp(L, LUA_REGISTRYINDEX, late);
+        lua_getglobal(L, "require");
+        lua_pushstring(L, late->module);
+        lua_call(L, 1, 0);
+        return true;
+    }
+    return false;
+}
+
+/* Returns the late method, or 0 results (nil), or raises; the list of names is a userdata on the
+ * stack. */
 int ms_lua_no_field(lua_State *L, int key, int methods, const char *what)
 {
     const char *given = lua_type(L, key) == LUA_TSTRING ? lua_tostring(L, key) : "__";
     /* Lua's own functions and debuggers look for metamethods this way and expect nil. */
     if (strncmp(given, "__", 2) == 0) return 0;
+    if (add_late_methods(L, what)) {
+        lua_pushvalue(L, key);
+        if (lua_rawget(L, methods) != LUA_TNIL) return 1;
+        lua_pop(L, 1);
+    }
     const char *nearest = ms_lua_nearest(given, push_names(L, methods));
     if (!nearest) return ms_lua_error(L, "%s has no '%.60s'", what, given);
     return ms_lua_error(L, "%s has no '%.60s': did you mean '%s'?", what, given, nearest);

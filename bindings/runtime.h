@@ -200,9 +200,10 @@ void ms_lua_rates(lua_State *L, int index, ms_rates *out);
 uint32_t ms_lua_sizes(lua_State *L, int index, int64_t *sizes, const char *what);
 /* The name of `names` nearest to `given`, or NULL if none is near. */
 const char *ms_lua_nearest(const char *given, const char *const names[]);
-/* What reading an unknown field of an object raises: names the nearest key of the table of methods
- * at `methods` (a positive index or an upvalue's). Gives no value (0) for keys that are no names,
- * or begin with __, which tools probe. */
+/* What reading a field that the table of methods at `methods` lacks (a positive index or an
+ * upvalue's) gives: the method, if a module of the library adds it and was not loaded yet; no value
+ * (0) for keys that are no names, or begin with __, which tools probe. Else it raises, and names
+ * the nearest method. */
 int ms_lua_no_field(lua_State *L, int key, int methods, const char *what);
 /* A list of tensors: pushes a userdata that holds borrowed pointers (the table keeps them
  * alive). */

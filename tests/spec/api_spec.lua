@@ -3,6 +3,7 @@
 local ms = require "moonshard"
 local core = require "moonshard.core"
 local annotations = require "annotations"
+local command = require "command"
 
 local all = annotations.read()
 
@@ -88,6 +89,23 @@ describe("the annotations", function()
         end
       end)
     end
+  end
+
+  -- Methods that the library has in Lua are there before a script uses the part that brings them.
+  for class, make in pairs {
+    ["ms.Tensor"] = "ms.ones { 1 }", ["ms.Parameter"] = "ms.ones { 1 }",
+    ["ms.Group"] = 'require "moonshard.core".world()',
+    ["ms.Stream"] = 'require "moonshard.core".stream "own"',
+  } do
+    it("name what " .. class .. " has in a script that uses nothing else", function()
+      local lines = { 'local ms = require "moonshard"\nlocal object = ' .. make }
+      for _, field in ipairs(classes[class]) do
+        lines[#lines + 1] = ("assert(object.%s, %q)"):format(field, field)
+      end
+      lines[#lines + 1] = "assert(not pcall(function() return object.nme end))"
+      assert(core.file_write(folder .. "/first.lua", table.concat(lines, "\n")))
+      command.succeed(folder, "run first.lua")
+    end)
   end
 
   -- What exists, under the names of the classes of the annotations: the tables of functions
