@@ -21,11 +21,13 @@ local combine = {
   prod = function(a, b) return a * b end,
   min = function(a, b)
     if core.is_tensor(a) then return a:minimum(b) end
-    return core.is_tensor(b) and b:minimum(a) or math.min(a, b)
+    if core.is_tensor(b) then return b:minimum(a) end
+    return a ~= a and a or b ~= b and b or math.min(a, b)    -- a nan stays, as in tensors
   end,
   max = function(a, b)
     if core.is_tensor(a) then return a:maximum(b) end
-    return core.is_tensor(b) and b:maximum(a) or math.max(a, b)
+    if core.is_tensor(b) then return b:maximum(a) end
+    return a ~= a and a or b ~= b and b or math.max(a, b)
   end,
 }
 

@@ -893,8 +893,7 @@ local function norm_of_parts(whole, parts, groups, p)
     local norm, position = core.zeros {}, core.full(-1, {})
     if #parts[group] > 0 then norm, position = core.clip_norm(parts[group], math.huge, p) end
     local sum = group:all_reduce(infinite and norm or norm ^ p, infinite and "max" or "sum"):value()
-    if not infinite then total = total + sum
-    else total = core.where(sum:gt(total), sum, total) end
+    total = infinite and total:maximum(sum) or total + sum     -- maximum keeps a nan
     local moved = before == 0 and position
       or core.where(position:ge(0), position + before, position)
     bad = bad and core.where(bad:ge(0), bad, moved) or moved

@@ -25,6 +25,26 @@ describe("a metric", function()
     assert.is_true(ms.metric "avg.number" == ms.metric("avg.number", "avg"))
   end)
 
+  it("keeps a nan, whatever is pushed before and after it, and in each form", function()
+    local names = {}
+    for _ in ms.steps(1) do
+      for _, op in ipairs { "sum", "avg", "min", "max", "prod" } do
+        for position = 1, 3 do
+          for forms = 0, 7 do
+            local name = ("nan.%s.%d.%d"):format(op, position, forms)
+            names[#names + 1] = name
+            for i = 1, 3 do
+              local value = i == position and 0 / 0 or i + 0.
+              ms.metric(name, op):push(forms >> (i - 1) & 1 == 1 and ms.tensor(value) or value)
+            end
+          end
+        end
+      end
+    end
+    local values = metric.values(0)
+    for _, name in ipairs(names) do assert.is_true(values[name] ~= values[name], name) end
+  end)
+
   it("is read by lag, nil where there is no value", function()
     local m, seen = ms.metric "lagged", {}
     for step in ms.steps(6) do
