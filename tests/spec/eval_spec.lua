@@ -147,6 +147,12 @@ describe("moonshard eval", function()
     refused(3, "'set.jsonl' has no questions")
   end)
 
+  it("refuses probabilities that are nan", function()
+    save(256, 0 / 0)
+    write { { ctx = "a", endings = { "b", "c" }, label = 0 } }
+    refused(4, "set.jsonl:1: the probability of endings[0] is nan")
+  end)
+
   it("names what is missing", function()
     save(100, 1)
     write { { ctx = "a", endings = { "b", "c" }, label = 0 } }

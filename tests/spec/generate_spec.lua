@@ -267,6 +267,54 @@ describe("generate", function()
     end
   end)
 
+  -- One bad logit anywhere, first, in the middle, or last; -inf alone only forbids an id.
+  it("refuses logits that are no finite numbers, and names the position", function()
+    for _, value in ipairs { 0 / 0, math.huge } do
+      for _, how in ipairs {
+        { temperature = 0 }, { temperature = 1e-38 }, { temperature = 1e-9 }, {}, { top_k = 3 },
+        { top_p = 0.5 }, { stop = VOCAB + 1 }, { on_token = function() end }, { seed = 2 },
+      } do
+        for position = 1, 6, 5 do
+          local model, calls = gpt2(), 0
+          local inner = model.last_logits
+          model.last_logits = function(self, ...)
+            local logits = inner(self, ...):clone()
+            calls = calls + 1
+            local one = logits:view(-1):narrow(1, 4 * position - 3, 1)
+            if calls == position then one:fill_(value) end
+            return logits
+          end
+          how.count = 6
+          fails(function() model:generate(ms.tensor(prompt), how) end, "generate: the logits of",
+            ("position %d (new id %d)"):format(#prompt + position, position), "not finite",
+            value ~= value and "nan" or "inf")
+        end
+      end
+    end
+    local model = gpt2()
+    local inner = model.last_logits
+    model.last_logits = function(self, ...)
+      local logits = inner(self, ...):clone()
+      logits:view(-1):narrow(1, 1, VOCAB - 2):fill_(-math.huge)
+      return logits
+    end
+    for _, temperature in ipairs { 0, 1e-40, 1e-9, 1 } do
+      local ids = model:generate(ms.tensor(prompt), { count = 9, temperature = temperature })
+      assert.is_true(ids:min():item() >= VOCAB - 2)
+    end
+  end)
+
+  it("draws the likeliest ids at a tiny temperature", function()
+    local model = enlarged(gpt2())
+    local want = by_full_forwards(model, prompt, 12)
+    for _, temperature in ipairs { 0x1p-1074, 1e-46, 1e-38, 1e-31, 1e-30, 1e-20, 1e-6 } do
+      for _, more in ipairs { {}, { top_k = 5 }, { top_p = 0.9 } } do
+        more.count, more.temperature, more.seed = 12, temperature, 4
+        assert.same(want, model:generate(ms.tensor(prompt), more):to_table())
+      end
+    end
+  end)
+
   it("says which id is not in the vocabulary", function()
     local model = gpt2()
     fails(function() model:generate(ms.tensor { 1, VOCAB, 2 }, { count = 1 }) end,

@@ -141,7 +141,13 @@ local function scores_of(model, words, question, where)
     return logits:cross_entropy(core.tensor(targets, "i64"),
       { reduction = "none", ignore_index = IGNORED }):sum(2):to_table()
   end)
-  for i, loss in ipairs(losses) do losses[i] = -loss end
+  for i, loss in ipairs(losses) do
+    if loss ~= loss then
+      launch.exit(4, ("%s: the probability of endings[%d] is nan: the model's weights hold nan or \z
+        inf, or 16 bits overflow"):format(where, i - 1))
+    end
+    losses[i] = -loss
+  end
   return losses, counts
 end
 

@@ -431,7 +431,8 @@
 ---@field stop? integer[]
 --- Continues a text: tokens are ids [length], at least one. Returns the new ids, i64 [count], or
 --- fewer that end with an id of `stop`. Keys and values are kept: an id costs the forward of one
---- position. Past the context, it costs a forward of the last `context` ids.
+--- position. Past the context, it costs a forward of the last `context` ids. Raises if logits are nan
+--- or inf. **Blocks** until the last id is drawn.
 --- ```lua
 --- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
 --- local ids = model:generate(ms.tensor { 1, 2 }, { count = 5, top_k = 10, seed = 1 })

@@ -8,11 +8,18 @@ require "moonshard.group"
 -- bytes are worth.
 local GARBAGE <const> = 16 << 20
 
--- Draws an id from logits [vocab], on the device: the host does not wait.
-local function draw(logits, how, position)
-  if how.temperature == 0 then return logits:argmax():view(1) end
-  logits = logits:to("f32") / (how.temperature or 1)
-  local ids
+-- Below it logits / temperature may overflow, so that differences are divided. The draws of greater
+-- temperatures keep their bits.
+local SMALL <const> = 1e-3
+-- Below it a temperature is 0 in f32 or nearly so, and the likeliest id is drawn in any case.
+local LEAST <const> = 1e-30
+
+-- Draws an id from logits [vocab] whose greatest is `peak`, on the device: the host does not wait.
+local function draw(logits, peak, how, position)
+  local temperature, ids = how.temperature or 1, nil
+  if temperature < LEAST then return logits:argmax():view(1) end
+  if temperature < SMALL then logits = logits:to "f32" - peak end
+  logits = logits:to "f32" / temperature
   if how.top_k or how.top_p then
     local count = logits:size(1)
     logits, ids = logits:topk(math.min(how.top_k or count, count))
@@ -105,6 +112,7 @@ end
 ---@field length integer ids so far
 ---@field prompt integer ids of the prompt
 ---@field cache? ms.KeyCache
+---@field peaks ms.Tensor f32 [count]: the greatest logit from which each new id was drawn
 
 -- Logits [vocab] after the ids so far. The cache has the positions of all ids but the new ones.
 -- Past the context each id shifts the positions of all others, so the window is computed anew.
@@ -136,37 +144,56 @@ local function any_goes_on(group, goes_on)
   return group:_share("sum", "i64", { goes_on and 1 or 0 }, "generate")[1] > 0
 end
 
--- After a new id: whether this rank goes on. The host waits only where it must know the id.
-local function take(self, id, how, stops)
+-- Raises if the greatest logit of one of these new ids is no finite number: it is nan if any logit
+-- is, and what was drawn then is no choice.
+local function check_peaks(self, first, count)
+  if core.is_sim() then return end
+  local wrong = self.peaks:narrow(1, first, count):is_finite():to "f32" - 1
+  local position = math.tointeger((-wrong):argmax():item())
+  local peak = self.peaks[first + position]:item()
+  if peak - peak == 0 then return end
+  core.raise(("generate: the logits of position %d (new id %d) are not finite (%s): the model's \z
+    weights hold nan or inf, or 16 bits overflow"):format(
+    self.prompt + first + position, first + position, peak ~= peak and "nan" or tostring(peak)))
+end
+
+-- Draws a new id. Returns whether this rank goes on. The host waits where it must know the id.
+local function add_one(self, how, stops)
+  local number = self.length - self.prompt + 1
+  local id = core.no_grad(function()
+    local logits = next_logits(self)
+    local peak = logits:to("f32"):max():view(1)
+    self.peaks:narrow(1, number, 1):copy_(peak)
+    return draw(logits, peak, how, number)
+  end)
   self.ids:narrow(1, self.length + 1, 1):copy_(id)
   self.length = self.length + 1
-  local goes_on = self.length - self.prompt < how.count
+  local goes_on = number < how.count
   if not (stops or how.on_token) then return goes_on end
-  local number = math.tointeger(id:item())
-  if stops and stops[number] and not core.is_sim() then goes_on = false end
-  if how.on_token and how.on_token(number) == false then goes_on = false end
+  check_peaks(self, number, 1)
+  local value = math.tointeger(id:item())
+  if stops and stops[value] and not core.is_sim() then goes_on = false end
+  if how.on_token and how.on_token(value) == false then goes_on = false end
   return goes_on
 end
 
 local function run(self, how, stops, group)
   local goes_on, collect = true, collector()
   repeat
-    if goes_on then
-      local id = core.no_grad(function()
-        return draw(next_logits(self), how, self.length - self.prompt + 1)
-      end)
-      goes_on = take(self, id, how, stops)
+    if goes_on then goes_on = add_one(self, how, stops)
     else
       -- The forwards of the other ranks meet this one.
       core.no_grad(function() self.model:last_logits(self.ids:narrow(1, 1, 1):view(1, 1)) end)
     end
     collect()
   until not any_goes_on(group, goes_on)
+  check_peaks(self, 1, self.length - self.prompt)
   return self.ids:narrow(1, self.prompt + 1, self.length - self.prompt):clone()
 end
 
 --- Continues a text. Returns the new ids, each of which is drawn from the model's logits after the
---- last `context` ids before it.
+--- last `context` ids before it. Raises if such logits are nan or inf. **Blocks** until the last id
+--- is drawn.
 ---@param model ms.LanguageModel
 ---@param tokens ms.Tensor ids [length], 1 or more
 ---@param how ms.GenerateOptions
@@ -192,7 +219,7 @@ return function(model, tokens, how)
     local room = math.min(context, length + how.count - 1)
     return run({
       model = model, context = context, ids = ids, length = length, prompt = length,
-      cache = room > length and key_cache(room) or nil,
+      cache = room > length and key_cache(room) or nil, peaks = core.zeros { how.count },
     }, how, stops, group)
   end)
 end
