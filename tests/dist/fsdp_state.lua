@@ -224,6 +224,18 @@ do
   ok, message, code = model:save(place "reference.safetensors/model")
   assert(not ok and message and code, "a file is no folder")
   equal("unchanged", expect.whole(model), whole)
+  -- A number that f16 has no room for, in one rank's part.
+  local name = ms.sorted_pairs(whole)()
+  local large = {}
+  for key, t in pairs(whole) do large[key] = t:detach():clone() end
+  large[name]:view(-1):narrow(1, large[name]:numel(), 1):fill_(1e5)
+  model:load_state(large)
+  ok, message, code = model:save(place "large.safetensors", { dtype = "f16" })
+  assert(not ok and code == "unsupported", message)
+  assert(message:find(("'%s' has the number 100000"):format(name), 1, true), message)
+  assert(not core.exists(place "large.safetensors"))
+  model:load_state(whole)
+  equal("again", expect.whole(model), whole)
   fails(function() model:state { kind = "local" } end, "kind is full or sharded, not 'local'")
   fails(function() model:state { kin = "full" } end, "kind")
   model:summon({ writeback = false }, function()

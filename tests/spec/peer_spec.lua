@@ -295,6 +295,52 @@ describe("models of the peer", function()
       "dtype is f32, f16 or bf16, not i64")
   end)
 
+  -- 65519 is rounded to the greatest number of f16, 65520 to inf; inf and nan stay what they are.
+  it("never writes a finite number as inf, and leaves the older file", function()
+    local function made(value, dtype)
+      local layer = ms.nn.Linear(3, 2)
+      ms.no_grad(function() layer.weight:narrow(1, 2, 1):narrow(2, 3, 1):fill_(value) end)
+      return dtype and layer:to(dtype) or layer
+    end
+    local path = folder .. "/layer.safetensors"
+    for _, case in ipairs {
+      { 65519.0, "f16" }, { -65519.0, "f16" }, { math.huge, "f16" }, { -math.huge, "f16" },
+      { 0 / 0, "f16" }, { 3.39e38, "bf16" }, { math.huge, "bf16" }, { 3.4e38, "f32" },
+    } do
+      assert(made(case[1]):save(path, { dtype = case[2] }))
+    end
+    local before = command.read(path)
+    for _, case in ipairs {
+      { 65520.0, "f16" }, { -70000.0, "f16" }, { 3.4e38, "f16" }, { 3.4e38, "bf16" },
+      { -3.397e38, "bf16" }, { 1e30, "f16", "bf16" },
+    } do
+      local ok, message, code = made(case[1], case[3]):save(path, { dtype = case[2] })
+      assert.is_nil(ok)
+      assert.equal("unsupported", code)
+      assert.matches("'weight' has the number ", message)
+      assert.matches("which " .. case[2] .. " has no room for", message)
+      assert.equal(before, command.read(path))
+    end
+    -- What is inf already does not hide what would become it.
+    local layer = made(70000.0)
+    ms.no_grad(function() layer.weight:narrow(1, 1, 1):fill_(math.huge) end)
+    local _, message = layer:save(path, { dtype = "f16" })
+    assert.matches("has the number 70000", message)
+    assert.equal(before, command.read(path))
+    collectgarbage()
+    for _, name in ipairs(core.list(folder)) do assert.not_matches("%.tmp", name) end
+    -- The dtype of the file that a model was read from.
+    local model = assert(ms.nn.pretrained(folder_of "llama_sharded")):to "f32"
+    assert(model:save(folder .. "/half", { dtype = "f16" }))
+    model = assert(ms.nn.pretrained(folder .. "/half"))
+    ms.no_grad(function() model.model.norm.weight:fill_(1e6) end)
+    local ok, why, code = model:save(folder .. "/more")
+    assert.is_nil(ok)
+    assert.equal("unsupported", code)
+    assert.matches("'model.norm.weight' has the number 1e%+06", why)
+    assert(model:save(folder .. "/more", { dtype = "bf16" }))
+  end)
+
   it("checkpoints are never rounded", function()
     local model = assert(ms.nn.pretrained(folder_of "llama_sharded"))
     ms.no_grad(function() model.model.norm.weight:fill_(1 + 2 ^ -12) end)

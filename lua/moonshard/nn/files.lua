@@ -376,13 +376,36 @@ Writer.__index = Writer
 ---@return table
 function files.writer(begun) return setmetatable(begun, Writer) end
 
+-- From here on, finite numbers are rounded to inf: half a unit above the greatest number.
+local TOO_LARGE <const> = { f16 = 65520.0, bf16 = 0x1.ffp127 }
+
+-- The greatest finite number of t, without its sign, if this dtype has no room for it. Two
+-- reductions, unless there is one, or an inf or nan, which stays what it is.
+local function overflowing(t, dtype)
+  local limit = TOO_LARGE[dtype]
+  if not limit or t:numel() == 0 or core.is_sim() then return nil end
+  return core.no_grad(function()
+    local most, least = t:max():item(), t:min():item()
+    if most < limit and least > -limit then return nil end
+    local greatest = core.where(t:is_finite(), t, 0):abs():max():item()
+    return greatest >= limit and greatest or nil
+  end)
+end
+
 --- Writes item number i. t: its values, in its dtype, of any shape. Blocks until they are there.
+--- "unsupported": a finite number would become inf.
 ---@param i integer
 ---@param t ms.Tensor
 ---@return true?, string?, string?
 function Writer:write(i, t)
   local written = self.list[i].dtype
   if t:dtype() ~= written then
+    local number = overflowing(t, written)
+    if number then
+      return core.refuse(("save: '%s' has the number %g, which %s has no room for: choose another \z
+        dtype, as in save(path, { dtype = %q }); nothing is written"):format(self.list[i].name,
+        number, written, t:dtype()), "unsupported")
+    end
     t = core.no_grad(function() return t:detach():to(written) end)
   end
   return self.file:write(i, t)
