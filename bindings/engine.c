@@ -539,6 +539,15 @@ static int refuse(lua_State *L)
     return 3;
 }
 
+/* core.default_paths() -> where Lua looks for modules in Lua and in C, unless variables of the
+ * environment (LUA_PATH, LUA_CPATH) say otherwise. */
+static int default_paths(lua_State *L)
+{
+    lua_pushliteral(L, LUA_PATH_DEFAULT);
+    lua_pushliteral(L, LUA_CPATH_DEFAULT);
+    return 2;
+}
+
 /* core.nearest(given, names) -> the most similar name, or nil. The list of names lives in a
  * userdata; the strings are the table's. */
 static int nearest(lua_State *L)
@@ -643,6 +652,7 @@ void ms_open_engine(lua_State *L, int runtime)
         { "refuse", refuse },
         { "traceback", traceback },
         { "nearest", nearest },
+        { "default_paths", default_paths },
         { "bench_enqueue", bench_enqueue },
         { NULL, NULL },
     };

@@ -156,6 +156,42 @@ describe("the command line", function()
     end
   end)
 
+  it("works where LUA_PATH and LUA_CPATH are those of another Lua", function()
+    command.write(folder .. "/r.lua", 'local ms = require "moonshard"\n\z
+      ms.config { a = 1 }\nprint(ms.world_size(), require "argparse" ~= nil)')
+    for _, name in ipairs { "LUA_PATH", "LUA_PATH_5_4" } do
+      local settings = ("%s='/nowhere/?.lua' %s='/nowhere/?.so'"):format(name,
+        (name:gsub("PATH", "CPATH")))
+      assert.matches("^version", command.succeed(folder, "info", settings))
+      for ranks, how in pairs { [1] = "", [2] = "-n 2", [3] = "-n 3 --thread-ranks" } do
+        local out = command.succeed(folder, "run r.lua " .. how, settings)
+        assert.equal(("%d\ttrue\n"):format(ranks):rep(ranks), out)
+      end
+      assert.matches("recipe", command.succeed(folder, "run r.lua --help", settings))
+    end
+  end)
+
+  it("finds modules beside the recipe first, from any folder, and its own before them", function()
+    for path, text in pairs {
+      ["sub/r.lua"] = 'local ms = require "moonshard"\nms.config { a = 1 }\n\z
+        print(require "helper", require "package_of_mine", (require "here_only"))',
+      ["sub/helper.lua"] = 'return "beside"', ["helper.lua"] = 'return "of the current folder"',
+      ["sub/package_of_mine/init.lua"] = 'return "package"', ["here_only.lua"] = 'return "here"',
+      ["sub/moonshard/config.lua"] = 'error "not the library"',
+    } do
+      core.make_directory(folder .. "/" .. (path:match "^(.*)/" or "."))
+      command.write(folder .. "/" .. path, text)
+    end
+    for recipe in pairs { ["sub/r.lua"] = true, ["./sub/r.lua"] = true,
+      [folder .. "/sub/r.lua"] = true } do
+      for how, count in pairs { [""] = 1, ["-n 2"] = 2, ["-n 2 --thread-ranks"] = 2 } do
+        assert.equal(("beside\tpackage\there\n"):rep(count),
+          command.succeed(folder, ("run %s %s"):format(recipe, how)))
+      end
+    end
+    assert.matches("beside", command.succeed(folder .. "/sub", "run r.lua", "LUA_PATH='../?.lua'"))
+  end)
+
   it("suggests the nearest switch, or the option of the recipe that was meant", function()
     command.write(folder .. "/own.lua", [[
       local ms = require "moonshard"

@@ -78,9 +78,20 @@ local function usage(to)
   end
 end
 
+-- LUA_PATH and LUA_CPATH may be those of another Lua, and may lack what this program needs.
+local function add_default_paths()
+  local path, cpath = require "moonshard.core".default_paths()
+  for name, default in pairs { path = path, cpath = cpath } do
+    if not (package[name] .. ";"):find(default .. ";", 1, true) then
+      package[name] = package[name] .. ";" .. default
+    end
+  end
+end
+
 -- Restricts load, loadfile and dofile to text in Lua states that the program makes: binary chunks
 -- can crash the interpreter.
 local function own_state()
+  add_default_paths()
   local launch = require "moonshard.launch"
   launch.owns_state = true
   launch.seed_random(0, 0)

@@ -4,6 +4,21 @@ local switches = require "moonshard.cli.switches"
 
 local run = {}
 
+local LIBRARY <const> = debug.getinfo(1, "S").source:match "^@(.*)/moonshard/cli/run%.lua$"
+
+-- Modules beside a recipe are found from any folder, before those of other places; the library's
+-- own stay the first.
+local function add_folder(recipe)
+  local folder = recipe:match "^(.*)/" or "."
+  if folder:find "[;?]" then return end              -- these have a meaning in a path
+  local function entries(of) return ("%s/?.lua;%s/?/init.lua;"):format(of, of) end
+  local first, rest = "", package.path
+  if LIBRARY and rest:sub(1, #entries(LIBRARY)) == entries(LIBRARY) then
+    first, rest = entries(LIBRARY), rest:sub(#entries(LIBRARY) + 1)
+  end
+  package.path = first .. entries(folder) .. rest
+end
+
 --- Loads and runs a recipe file. settings: arguments, help, config_file.
 ---@param file string
 ---@param settings table
@@ -13,6 +28,7 @@ function run.recipe(file, settings)
   launch.recipe = file
   local chunk, message = loadfile(file, "t")
   if not chunk then launch.exit(message:match "^cannot open" and 2 or 1, message) end
+  add_folder(file)
   chunk()
   if not launch.declared and #launch.arguments > 0 then
     launch.exit(2, ("'%s' was given, but the recipe declares no options (ms.config)")
