@@ -384,6 +384,14 @@ static void push_number(lua_State *L, ms_dtype dtype, const void *numbers, uint6
     else lua_pushinteger(L, ((const int64_t *)numbers)[i]);
 }
 
+/* Most calls of the library that share numbers are a script's call (a save, a state): its line goes
+ * into messages. Views of planners are made of such numbers too, while a planner runs. */
+static void enter_sharing(lua_State *L)
+{
+    if (ms_lua_runtime(L)->planning) ms_lua_enter_inside(L);
+    else ms_lua_enter(L);
+}
+
 /* group:_share_begin(form, dtype, numbers, label) -> ticket. The host does not wait. The ticket is
  * an integer, so a script may drop it: the result is then kept until the engine ends. */
 static int group_share_begin(lua_State *L)
@@ -399,7 +407,7 @@ static int group_share_begin(lua_State *L)
         lua_pop(L, 1);
     }
     uint64_t ticket = 0;
-    ms_lua_enter_inside(L);
+    enter_sharing(L);
     ms_lua_ok(L, ms_group_share_begin(group, &what.sharing, numbers, &ticket));
     lua_pushinteger(L, (lua_Integer)ticket);
     return 1;
@@ -441,7 +449,7 @@ static int group_share_bytes(lua_State *L)
         sharing.root = (uint32_t)ms_lua_integer(L, 5, 0, (int64_t)ms_group_size(group) - 1, "from");
     size_t whole = count * (gathers ? ms_group_size(group) : 1);
     char *all = lua_newuserdatauv(L, whole, 0);
-    ms_lua_enter_inside(L);
+    enter_sharing(L);
     ms_lua_ok(L, ms_group_share(group, &sharing, mine, all));
     lua_pushlstring(L, all, whole);
     return 1;

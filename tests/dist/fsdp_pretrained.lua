@@ -11,7 +11,7 @@ local SIZES <const> = { vocab = 64, context = 32, layers = 4, width = 64, heads 
 
 -- Rank 0 writes a folder for each kind: f32, bf16, and one with a head of its own.
 local function write(name, net, dtype)
-  if rank == 0 then assert(net:save(cfg.folder .. "/" .. name, { dtype = dtype })) end
+  assert(net:save(cfg.folder .. "/" .. name, { dtype = dtype }))
   world:barrier()
   return cfg.folder .. "/" .. name
 end

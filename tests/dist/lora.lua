@@ -12,7 +12,7 @@ local bases = {}
 for _, kind in ipairs { "gpt2", "llama" } do
   ms.seed(7)
   bases[kind] = cfg.folder .. "/" .. kind
-  if rank == 0 then assert(nn[kind](SIZES):save(bases[kind])) end
+  assert(nn[kind](SIZES):save(bases[kind]))
 end
 world:barrier()
 

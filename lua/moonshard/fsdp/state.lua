@@ -249,12 +249,13 @@ end
 ---@param group ms.Group
 ---@param message? string
 ---@param code? string
+---@param label? string the call's name in messages
 ---@return string? message
 ---@return string? code
-function state.agree(group, message, code)
+function state.agree(group, message, code, label)
   if group:size() == 1 then return message, code end
   local text = message and core.json_encode { message = message, code = code } or ""
-  for _, one in ipairs(group:_share_texts(text, "state")) do
+  for _, one in ipairs(group:_share_texts(text, label or "state")) do
     if one ~= "" then
       local told = core.json_decode(one)
       return told.message, told.code

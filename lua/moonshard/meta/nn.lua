@@ -146,10 +146,10 @@
 --- to.weight:eq(from.weight):all() --> true
 --- ```
 ---@field load_state fun(self, state: table<string, ms.Tensor>, options?: ms.LoadOptions)
---- Writes a safetensors file, or a folder of them. All ranks call it; rank 0 writes. Unless
---- options.dtype is given, tensors keep their dtypes; but tensors of a model from nn.pretrained get
---- the dtypes of the file that they were read from (unless `to` has changed them), and a log line
---- says if this rounds. "exists" for a folder whose index names other weights; "unsupported" where
+--- Writes a safetensors file, or a folder of them. All ranks call it; rank 0 writes, and all ranks
+--- have its result when the file is there. Unless options.dtype is given, tensors keep their dtypes;
+--- but tensors of a model from nn.pretrained get the dtypes of the file that they were read from
+--- (unless `to` has changed them), and a log line says if this rounds. "exists" for a folder whose index names other weights; "unsupported" where
 --- a finite number would become inf, which leaves an older file as it is. Raises if the model has
 --- adapters (save_adapters, merge_adapters).
 --- ```lua
@@ -180,7 +180,8 @@
 --- ```
 ---@field materialize fun(self): self
 --- Writes the adapters that nn.lora has given the model to a folder, in the format of peft:
---- adapter_config.json and adapter_model.safetensors. All ranks call it; rank 0 writes.
+--- adapter_config.json and adapter_model.safetensors. All ranks call it; rank 0 writes, and all ranks
+--- have its result when the files are there.
 --- ```lua
 --- local model = ms.nn.lora(ms.nn.Sequential(ms.nn.Linear(4, 4)), { rank = 2, names = { "0" } })
 --- model:save_adapters "adapters" --> true

@@ -102,29 +102,24 @@ function adapter_files.check_save(model, folder)
   if not lora.adapted(model)[1] then core.raise "save_adapters: the model has no adapters" end
 end
 
---- Writes the adapters to a folder, in the format of peft. All ranks call it; rank 0 writes.
+--- Writes the adapters to a folder, in the format of peft. All ranks call it; rank 0 writes, and all
+--- ranks have its result when the files are there.
 ---@param folder string
 ---@return true?, string?, string?
 function Module:save_adapters(folder)
   adapter_files.check_save(self, folder)
-  if core.rank() ~= 0 then return true end
-  local items = {}
-  for _, saved in ipairs(module.saved(self)) do
-    if adapter_files.is_adapter(saved.name) then
-      items[#items + 1] = {
-        name = saved.name, dtype = saved.tensor:dtype(), shape = saved.tensor:shape(),
-        tensor = saved.tensor,
-      }
+  return files.on_rank_0("save_adapters", function()
+    local items = {}
+    for _, saved in ipairs(module.saved(self)) do
+      if adapter_files.is_adapter(saved.name) then
+        items[#items + 1] = {
+          name = saved.name, dtype = saved.tensor:dtype(), shape = saved.tensor:shape(),
+          tensor = saved.tensor,
+        }
+      end
     end
-  end
-  local writer, message, code = adapter_files.begin(self, folder, items)
-  local ok = writer
-  for i, item in ipairs(items) do
-    if ok then ok, message, code = writer:write(i, item.tensor) end
-  end
-  if ok then ok, message, code = writer:commit() end
-  if not ok then return nil, message, code end
-  return true
+    return files.write_all(items, adapter_files.begin(self, folder, items))
+  end)
 end
 
 -------------------------------------------------------------------------------------------- loading

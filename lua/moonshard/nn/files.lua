@@ -421,6 +421,22 @@ function Writer:commit()
   return ok, message, code
 end
 
+--- Writes all items, and commits. The arguments after the first are what `begin` has returned.
+---@param items table[]
+---@param writer? table
+---@param message? string
+---@param code? string
+---@return true?, string?, string?
+function files.write_all(items, writer, message, code)
+  local ok = writer ~= nil
+  for i, item in ipairs(items) do
+    if ok then ok, message, code = writer:write(i, item.tensor) end
+  end
+  if ok then ok, message, code = writer:commit() end
+  if not ok then return nil, message, code end
+  return true
+end
+
 --- Begins to write a model's file, or folder: an object with write and commit; without commit
 --- nothing of the file is left. items: { name, dtype, shape, tensor? } each, where tensor is the
 --- model's handle.
@@ -451,7 +467,25 @@ function files.begin(self, path, items, dtype)
   }
 end
 
---- Writes the state as safetensors. All ranks call it; rank 0 writes. path: a .safetensors file, or
+--- Runs f on rank 0, and returns its result on all ranks when it is done. All ranks call it, and meet
+--- before as well: no rank still reads the file that f replaces.
+---@param what string the call's name, for messages
+---@param f fun(): true?, string?, string?
+---@return true?, string?, string?
+function files.on_rank_0(what, f)
+  local world, agree = core.world(), require "moonshard.fsdp.state".agree
+  if world:size() == 1 then return f() end
+  local label = ("all ranks call %s"):format(what)
+  local ok, message, code = true, nil, nil
+  agree(world, nil, nil, label)
+  if world:rank() == 0 then ok, message, code = f() end
+  message, code = agree(world, not ok and message or nil, code, label)
+  if message then return core.refuse(message, code) end
+  return true
+end
+
+--- Writes the state as safetensors. All ranks call it; rank 0 writes, and all ranks have its result
+--- when the file is there. path: a .safetensors file, or
 --- a folder, which gets model.safetensors. A model with a configuration also writes config.json. A
 --- model of nn.pretrained is saved as it was read: names, dtypes, config.json, and the files of its
 --- tokenizer and of generation; a log line says if numbers are rounded to these dtypes.
@@ -462,22 +496,13 @@ end
 ---@return true?, string?, string?
 function Module:save(path, options)
   local dtype = files.check_save(self, path, options)
-  if core.rank() ~= 0 then return true end
-  local items = {}
-  for name, t in require "moonshard".sorted_pairs(self:state()) do
-    items[#items + 1] = { name = name, dtype = t:dtype(), shape = t:shape(), tensor = t }
-  end
-  local writer, message, code = files.begin(self, path, items, dtype)
-  if not writer then return nil, message, code end
-  for i, item in ipairs(items) do
-    local ok
-    ok, message, code = writer:write(i, item.tensor)
-    if not ok then return nil, message, code end
-  end
-  local ok
-  ok, message, code = writer:commit()
-  if not ok then return nil, message, code end
-  return true
+  return files.on_rank_0("save", function()
+    local items = {}
+    for name, t in require "moonshard".sorted_pairs(self:state()) do
+      items[#items + 1] = { name = name, dtype = t:dtype(), shape = t:shape(), tensor = t }
+    end
+    return files.write_all(items, files.begin(self, path, items, dtype))
+  end)
 end
 
 options_of.methods(Module, "a module", module.is_module, { "load", "save" })
