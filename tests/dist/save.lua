@@ -1,5 +1,5 @@
--- Run by every rank of save_spec.lua: what rank 0 writes is there when save returns on any rank, and
--- all ranks have its result; a file is not replaced while another rank still reads it.
+-- Run by every rank of save_spec.lua: what rank 0 writes is there when save returns on any rank,
+-- and all ranks have its result; a file is not replaced while another rank still reads it.
 local ms = require "moonshard"
 local cfg = ms.config { folder = "" }
 local rank, size, nn = ms.rank(), ms.world_size(), ms.nn
@@ -13,7 +13,9 @@ local function gpt2()
   return nn.gpt2 { vocab = 400, context = 8, layers = 1, width = 128, heads = 2 }
 end
 
-local function values_of(model) return model:parameters(function(p) return p:requires_grad() end) end
+local function values_of(model)
+  return model:parameters(function(p) return p:requires_grad() end)
+end
 local function set(model, value)
   ms.no_grad(function() for _, p in ipairs(values_of(model)) do p:fill_(value) end end)
 end

@@ -102,8 +102,8 @@ function adapter_files.check_save(model, folder)
   if not lora.adapted(model)[1] then core.raise "save_adapters: the model has no adapters" end
 end
 
---- Writes the adapters to a folder, in the format of peft. All ranks call it; rank 0 writes, and all
---- ranks have its result when the files are there.
+--- Writes the adapters to a folder, in the format of peft. All ranks call it; rank 0 writes, and
+--- all ranks have its result when the files are there.
 ---@param folder string
 ---@return true?, string?, string?
 function Module:save_adapters(folder)

@@ -467,8 +467,8 @@ function files.begin(self, path, items, dtype)
   }
 end
 
---- Runs f on rank 0, and returns its result on all ranks when it is done. All ranks call it, and meet
---- before as well: no rank still reads the file that f replaces.
+--- Runs f on rank 0, and returns its result on all ranks when it is done. All ranks call it, and
+--- meet before as well: no rank still reads the file that f replaces.
 ---@param what string the call's name, for messages
 ---@param f fun(): true?, string?, string?
 ---@return true?, string?, string?
