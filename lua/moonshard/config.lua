@@ -55,6 +55,7 @@ local function convert(item, value, from)
     if wanted == "boolean" then value = ({ ["true"] = true, ["false"] = false })[value]
     else value = tonumber(value) end
   end
+  if from == "the command line" and (value == math.huge or value == -math.huge) then value = nil end
   if wanted == "integer" and math.type(value) == "float" then value = math.tointeger(value) end
   if wanted == "number" and math.type(value) == "integer" then value = value + 0.0 end
   if value == nil or type_name(value) ~= wanted then
@@ -71,12 +72,14 @@ local function convert(item, value, from)
   return value
 end
 
---- The value of an option that is not declared: a number, a boolean, or text.
+--- The value of an option that is not declared: a number, a boolean, or text. Digits of a number that
+--- is too large are text.
 ---@param text string
 ---@return number|boolean|string
 function config.guess(text)
   if text == "true" or text == "false" then return text == "true" end
-  return tonumber(text) or text
+  local value = tonumber(text)
+  return value and value ~= math.huge and value ~= -math.huge and value or text
 end
 
 -- The open option (item.open) to which a path belongs, and the rest of the path: hook and fraction

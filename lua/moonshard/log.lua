@@ -24,10 +24,12 @@ local function text(format, ...)
     end
   end
   local ok, line = pcall(string.format, format, table.unpack(values, 1, count))
-  return ok and line or core.raise("log: " .. line)
+  if ok then return line end
+  -- A text alone may have a percent sign.
+  return count == 0 and format or core.raise("log: " .. line)
 end
 
---- A line on rank 0, formatted as `string.format`.
+--- A line on rank 0, formatted as `string.format`. A text alone that is no format is shown as it is.
 ---@param format string
 function log.log(format, ...)
   local line = text(format, ...)

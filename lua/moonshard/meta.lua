@@ -238,7 +238,7 @@
 --- ```
 ---@field config fun(options: table): table
 --- Prints a line on rank 0, formatted as by `string.format`. A tensor may be an argument of `%s`
---- only, which shows its shape and dtype, not its values.
+--- only, which shows its shape and dtype, not its values. A text alone may have percent signs.
 --- ```lua
 --- ms.log("%d examples, and %s", 3, ms.ones { 2, 2 })
 --- ```

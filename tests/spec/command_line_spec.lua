@@ -146,6 +146,10 @@ describe("the command line", function()
       ["bench step --steps 0"] = "1 or more", ["bench optim --parameters 0"] = "1 or more",
       ["bench optim --kind addam"] = "must be one of",
       ["bench gemm --device sim"] = "sim",
+      ["bench hooks --hook top_k --hook int8"] = "%-%-hook' must be used at most 1 time",
+      ["run --seed 1 x.lua --seed=2"] = "%-%-seed' must be used at most 1 time",
+      ["info --memory 1e9 --memory 2e9"] = "%-%-memory' must be used",
+      ["run -n 1 x.lua --ranks 2"] = "ranks' must be used",
       ["bench gemm --product 8x8"] = "ROWSxINPUTSxOUTPUTS, such as",
       ["run -n 0 x.lua"] = "1 or more", ["run -n x x.lua"] = "an integer",
       ["run"] = "which recipe", ["check"] = "which recipe",
@@ -154,6 +158,19 @@ describe("the command line", function()
       assert.equal(2, code, arguments .. "\n" .. err)
       assert.matches(text, err, arguments)
     end
+  end)
+
+  it("shows texts with percent signs", function()
+    command.write(folder .. "/r.lua", [[
+      local ms = require "moonshard"
+      ms.log "100% done"
+      ms.log "100%"
+      ms.log "100%%"
+      ms.log("%d%% of %s", 5, ms.ones { 2 })
+      ms.warn "50% free" ]])
+    local out, err = command.succeed(folder, "run r.lua")
+    assert.equal("100% done\n100%\n100%\n5% of tensor [2] f32\n", out)
+    assert.equal("moonshard: rank 0: 50% free\n", err)
   end)
 
   it("works where LUA_PATH and LUA_CPATH are those of another Lua", function()

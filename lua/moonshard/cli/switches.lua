@@ -140,6 +140,10 @@ end
 ---@param arguments string[]
 ---@return table
 function switches.parse(parser, arguments)
+  -- Of a value that is given twice, one would be lost without a word.
+  for _, option in ipairs(parser._options) do
+    if option._maxcount == 1 and option._maxargs > 0 then option:overwrite(false) end
+  end
   local ok, result = parser:pparse(arguments)
   if not ok then
     launch.exit(2, advice(parser, tostring(result), arguments) .. "\n" .. parser:get_usage())
