@@ -55,7 +55,8 @@ local function convert(item, value, from)
     if wanted == "boolean" then value = ({ ["true"] = true, ["false"] = false })[value]
     else value = tonumber(value) end
   end
-  if from == "the command line" and (value == math.huge or value == -math.huge) then value = nil end
+  local is_too_large = value == math.huge or value == -math.huge
+  if is_too_large and from == "the command line" then value = nil end
   if wanted == "integer" and math.type(value) == "float" then value = math.tointeger(value) end
   if wanted == "number" and math.type(value) == "integer" then value = value + 0.0 end
   if value == nil or type_name(value) ~= wanted then
@@ -72,8 +73,8 @@ local function convert(item, value, from)
   return value
 end
 
---- The value of an option that is not declared: a number, a boolean, or text. Digits of a number that
---- is too large are text.
+--- The value of an option that is not declared: a number, a boolean, or text. Digits of a number
+--- that is too large are text.
 ---@param text string
 ---@return number|boolean|string
 function config.guess(text)

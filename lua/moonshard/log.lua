@@ -29,7 +29,8 @@ local function text(format, ...)
   return count == 0 and format or core.raise("log: " .. line)
 end
 
---- A line on rank 0, formatted as `string.format`. A text alone that is no format is shown as it is.
+--- A line on rank 0, formatted as `string.format`. A text alone that is no format is shown as it
+--- is.
 ---@param format string
 function log.log(format, ...)
   local line = text(format, ...)
