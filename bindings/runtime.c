@@ -23,14 +23,14 @@ static void share_gpu(lua_State *L, ms_runtime *runtime, uint32_t here, uint32_t
     bool is_ready = (own && *own) || (several && strcmp(several, "1") == 0);
     uint32_t gpu = runtime->gpu;
     if (here < ms_rendezvous_ranks(runtime->rendezvous))
-        luaL_error(L, "moonshard could not start: --share-gpu: ranks of several hosts exchange "
-                      "tensors by NCCL, which needs a GPU for each rank: start as many ranks as "
-                      "there are GPUs on each host");
+        ms_lua_error(L, "moonshard could not start: --share-gpu: ranks of several hosts exchange "
+                        "tensors by NCCL, which needs a GPU for each rank: start as many ranks as "
+                        "there are GPUs on each host");
     if (strcmp(runtime->transport_text, "nccl") == 0 && !is_ready)
-        luaL_error(L, "moonshard could not start: --share-gpu: NCCL takes one rank a GPU: leave "
-                      "MOONSHARD_TRANSPORT unset (ranks then exchange tensors through memory of "
-                      "the host), start each process with another NCCL_HOSTID, or set "
-                      "NCCL_MULTI_RANK_GPU_ENABLE=1 for NCCL 2.30 or later");
+        ms_lua_error(L, "moonshard could not start: --share-gpu: NCCL takes one rank a GPU: leave "
+                        "MOONSHARD_TRANSPORT unset (ranks then exchange tensors through memory of "
+                        "the host), start each process with another NCCL_HOSTID, or set "
+                        "NCCL_MULTI_RANK_GPU_ENABLE=1 for NCCL 2.30 or later");
     if (!*runtime->transport_text) strcpy(runtime->transport_text, "local");
     runtime->settings.sharers = (here - gpu + gpus - 1) / gpus;
     runtime->shared_gpus = gpus;
@@ -39,24 +39,25 @@ static void share_gpu(lua_State *L, ms_runtime *runtime, uint32_t here, uint32_t
 /* More ranks than GPUs. */
 static void refuse_ranks(lua_State *L, uint32_t here, uint32_t gpus, const char *shown)
 {
-    luaL_error(L,
-               "moonshard could not start: %d ranks on this host and %d GPU%s (%s%s): each rank "
-               "needs a GPU of its own: start %d rank%s here, show more GPUs, or let ranks share "
-               "them (--share-gpu)",
-               (int)here, (int)gpus, gpus == 1 ? "" : "s",
-               shown ? "CUDA_VISIBLE_DEVICES=" : "CUDA_VISIBLE_DEVICES is not set",
-               shown ? shown : "", (int)gpus, gpus == 1 ? "" : "s");
+    ms_lua_error(L,
+                 "moonshard could not start: %d ranks on this host and %d GPU%s (%s%s): each rank "
+                 "needs a GPU of its own: start %d rank%s here, show more GPUs, or let ranks share "
+                 "them (--share-gpu)",
+                 (int)here, (int)gpus, gpus == 1 ? "" : "s",
+                 shown ? "CUDA_VISIBLE_DEVICES=" : "CUDA_VISIBLE_DEVICES is not set",
+                 shown ? shown : "", (int)gpus, gpus == 1 ? "" : "s");
 }
 
 /* Of several slices (MIG) that are named to a process, it sees the first. */
 static void refuse_slices(lua_State *L, uint32_t here, const char *shown)
 {
-    luaL_error(L,
-               "moonshard could not start: %d ranks on this host, each of which sees the first "
-               "slice (MIG) of CUDA_VISIBLE_DEVICES=%s alone: let `moonshard run -n %d` start them "
-               "as processes, which get a slice each, or set the variable to another slice for "
-               "each rank",
-               (int)here, shown, (int)here);
+    ms_lua_error(
+        L,
+        "moonshard could not start: %d ranks on this host, each of which sees the first "
+        "slice (MIG) of CUDA_VISIBLE_DEVICES=%s alone: let `moonshard run -n %d` start them "
+        "as processes, which get a slice each, or set the variable to another slice for "
+        "each rank",
+        (int)here, shown, (int)here);
 }
 
 static bool are_slices(const ms_gpu *gpus, uint32_t count)
@@ -186,6 +187,14 @@ static void tell_node(const ms_runtime *runtime, ms_engine *engine, int32_t node
            (int)node, list);
 }
 
+/* What is missing (a driver, a library, memory, other ranks) decides the exit code, as it does for
+ * errors of an engine that runs. */
+static void could_not_start(lua_State *L, ms_runtime *runtime, const ms_error *error)
+{
+    ms_lua_note_exit(runtime, error);
+    ms_lua_error(L, "moonshard could not start: %s", error->message);
+}
+
 /* Starts the engine at first use, because its settings may come from ms.init. A rank joins its job
  * here. An error that happens here is copied before the engine is freed, since its text is the
  * engine's. */
@@ -194,7 +203,7 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     uint32_t threads = runtime->settings.threads;
     if (!runtime->rendezvous
         && ms_lua_adopt(&runtime->context, &runtime->rendezvous, &runtime->rank))
-        luaL_error(L, "moonshard could not start: %s", runtime->context.error.message);
+        could_not_start(L, runtime, &runtime->context.error);
     /* Ranks of one machine share its cores. */
     if (runtime->rendezvous && !runtime->settings.threads)
         runtime->settings.threads = ms_rendezvous_threads(runtime->rendezvous);
@@ -204,8 +213,7 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     int32_t node = go_near(runtime, threads, &cores);
     ms_error error;
     ms_engine *engine = NULL;
-    if (ms_engine_new(&runtime->settings, &error, &engine))
-        luaL_error(L, "moonshard could not start: %s", error.message);
+    if (ms_engine_new(&runtime->settings, &error, &engine)) could_not_start(L, runtime, &error);
     ms_group *world = NULL;
     ms_status status = MS_OK;
     /* On the sim device, `check` reads the list of collectives. */
@@ -225,7 +233,7 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
     if (status) {
         error = *ms_engine_error(engine);
         ms_engine_free(engine);
-        luaL_error(L, "moonshard could not start: %s", error.message);
+        could_not_start(L, runtime, &error);
     }
     runtime->engine = engine;
     tell_sharers(runtime, engine);

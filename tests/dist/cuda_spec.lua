@@ -294,7 +294,7 @@ describe("ranks on GPUs", function()
     command.write(folder .. "/sum.lua", SUM)
     local settings = stand_in(2) .. " MOONSHARD_NCCL=/nowhere/libnccl.so.2"
     local code, _, err = command.run(folder, "run sum.lua -n 2 --device cuda", settings)
-    assert.equal(1, code, err)
+    assert.equal(3, code, err)
     assert.truthy(err:find("several ranks on GPUs need NCCL: /nowhere/libnccl.so.2", 1, true), err)
     assert.truthy(err:find("MOONSHARD_NCCL names it: unset that, or set it to the path of NCCL "
       .. "2.28 or later; one rank needs none, --share-gpu works without it on one host, and the "

@@ -362,7 +362,7 @@ describe("on a GPU", function()
   it("names what is missing, and what to do", function()
     local line = "print(ms.ones({ 2, 2 }):matmul(ms.ones { 2, 2 }):sum():item())"
     assert.matches("this machine has no NVIDIA driver: .*nowhere.*: install one, or set \z
-      MOONSHARD_CUDA_DRIVER", fails(1, line, "MOONSHARD_CUDA_DRIVER=/nowhere/libcuda.so.1"))
+      MOONSHARD_CUDA_DRIVER", fails(3, line, "MOONSHARD_CUDA_DRIVER=/nowhere/libcuda.so.1"))
     assert.matches("r%.lua:2: products of matrices on a GPU need cuBLASLt of CUDA 13: \z
       /nowhere/.*: MOONSHARD_CUBLASLT names it: unset that, or set it to the path of cuBLASLt \z
       13%.0 or later; the device cpu works without it",
@@ -378,7 +378,16 @@ describe("on a GPU", function()
       owners: .*r%.lua:2",
       fails(8, "local t = ms.zeros { 1 << 20 }\nms.zeros { 1 << 32 }", ON_GPU))
     assert.matches("GPU 0, stand%-in 0, has compute capability 7%.0: 8%.0 or later is needed",
-      fails(1, line, ON_GPU .. " MOONSHARD_STAND_IN_MAJOR=7"))
+      fails(3, line, ON_GPU .. " MOONSHARD_STAND_IN_MAJOR=7"))
+    -- Of a command without a script no line is at fault, least of all one of ours.
+    for _, rest in ipairs { "bench gemm --device cuda", "repl --device cuda </dev/null" } do
+      local code, _, told = command.run(folder, rest, "MOONSHARD_CUDA_DRIVER=/nowhere/x.so")
+      assert.equal(3, code, told)
+      assert.falsy(told:find("lua/[%d.]*/?moonshard/"), told)
+    end
+    local several, _, why = command.run(folder, "run r.lua -n 2 --device cuda",
+      "MOONSHARD_CUDA_DRIVER=/nowhere/x.so")
+    assert.equal(3, several, why)
     assert.matches('device "cuda": this machine shows none: CUDA_VISIBLE_DEVICES=MIG%-x \z
       hides all, or names some that are not there: unset it, or name what nvidia%-smi %-L lists',
       fails(1, line, ON_GPU .. " MOONSHARD_STAND_IN_GPUS=0 CUDA_VISIBLE_DEVICES=MIG-x"))

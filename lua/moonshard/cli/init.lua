@@ -140,6 +140,15 @@ local function judge(failure)
   return code, message
 end
 
+-- An error that no line of a script has made begins with a line of the library, which tells users
+-- nothing; a fault of the library itself keeps it.
+local function without_own_place(message)
+  local rest = message:match "^[^\n]-lua/[%d.]*/?moonshard/[^\n:]*:%d+: (.*)$"
+  local is_own = rest and (rest:find "^attempt to " or rest:find "^bad argument"
+    or rest:find "^assertion failed")
+  return rest and not is_own and rest or message
+end
+
 local function handler(failure)
   local launch = require "moonshard.launch"
   if launch.is_exit(failure) then return failure end
@@ -153,6 +162,7 @@ local function handler(failure)
   if os.getenv "MOONSHARD_LOG" == "debug" then
     return failure .. "\n" .. (inner or debug.traceback("", 2))
   end
+  failure = without_own_place(failure)
   -- The user's part of the traceback, without the frames of the library and the program.
   local lines = {}
   for line in (inner or debug.traceback("", 2)):gmatch "[^\n]+" do
