@@ -63,7 +63,8 @@ static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t 
 /* A rank has ended. If it ended well, it has left: peers that still wait for it find that out by
  * themselves. Otherwise the job ends. 75 is the exit code of a run that has saved a checkpoint and
  * asks to be started again; 128 plus the signal is that of one that has stopped without. Both are
- * no failures after a request to stop. A rank that this supervisor has killed is not a cause
+ * no failures after a request to stop, which may have come to one rank alone: then ranks stop
+ * after the same step, and leave in order. A rank that this supervisor has killed is not a cause
  * either: the job had one before. Of a rank that has died its launcher may have read how, before
  * this process could: then the code is -1. */
 static void rank_ended(ms_job *job, uint32_t rank)
@@ -77,9 +78,13 @@ static void rank_ended(ms_job *job, uint32_t rank)
     job->ended[rank] = -1;
     job->running--;
     if (outcome->killed) return;
-    bool stopped =
-        job->stop_signal && (outcome->code == 75 || outcome->code == 128 + job->stop_signal);
-    if (!outcome->signal && (outcome->code == 0 || stopped)) {
+    ms_rank_state state;
+    ms_rendezvous_rank(job->rendezvous, rank, &state);
+    bool stopped = outcome->code == 75
+                   || (job->stop_signal ? outcome->code == 128 + job->stop_signal
+                                        : outcome->code > 128 && outcome->code < 128 + NSIG);
+    bool asked = job->stop_signal || state.phase == MS_RANK_LEFT;
+    if (!outcome->signal && (outcome->code == 0 || (stopped && asked))) {
         ms_rendezvous_left(job->rendezvous, rank);
         return;
     }

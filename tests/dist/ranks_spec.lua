@@ -308,23 +308,26 @@ end]])
   it("stops after the same step when it is asked to", function()
     command.write(folder .. "/ask.lua", [[
 local ms = require "moonshard"
-local cfg = ms.config { signal = "INT", at = 3, together = true }
+local cfg = ms.config { signal = "INT", at = 3, together = true, alone = false }
 local last
 for step in ms.steps(1 << 40) do
   last = step
   if cfg.together then ms.world():all_reduce(ms.ones { 4 }):sync() end
   if step == cfg.at and ms.rank() == 1 then
-    os.execute(("kill -%s $(ps -o ppid= -p $PPID)"):format(cfg.signal))
+    os.execute(("kill -%s %s"):format(cfg.signal,
+      cfg.alone and "$PPID" or "$(ps -o ppid= -p $PPID)"))
   end
 end
 print(("rank %d ended after %d"):format(ms.rank(), last))
 ]])
     local code_of = { INT = 130, TERM = 143, HUP = 129 }
     for signal, expected in pairs(code_of) do
-      for _, together in ipairs { "true", "false" } do
+      -- The supervisor is asked, or one rank alone, which leaves the keys of a terminal to it.
+      for _, how in ipairs { "true", "false", signal == "TERM" and "true alone=true" or nil } do
         local code, out, err = command.run(folder, ("run ask.lua -n 3 signal=%s together=%s at=%d")
-          :format(signal, together, together == "true" and 30 or 2000))
+          :format(signal, how, how == "false" and 2000 or 30))
         assert.equal(expected, code, err)
+        assert.falsy(err:find("exit code", 1, true), err)
         local steps = {}
         for rank = 0, 2 do steps[rank] = out:match(("rank %d ended after (%%d+)"):format(rank)) end
         assert.truthy(steps[0], out)
