@@ -147,11 +147,11 @@
 --- ```
 ---@field load_state fun(self, state: table<string, ms.Tensor>, options?: ms.LoadOptions)
 --- Writes a safetensors file, or a folder of them. All ranks call it; rank 0 writes, and all ranks
---- have its result when the file is there. Unless options.dtype is given, tensors keep their dtypes;
---- but tensors of a model from nn.pretrained get the dtypes of the file that they were read from
---- (unless `to` has changed them), and a log line says if this rounds. "exists" for a folder whose index names other weights; "unsupported" where
---- a finite number would become inf, which leaves an older file as it is. Raises if the model has
---- adapters (save_adapters, merge_adapters).
+--- have its result when the file is there. Unless options.dtype is given, tensors keep their
+--- dtypes; but tensors of a model from nn.pretrained get the dtypes of the file that they were read from
+--- (unless `to` has changed them), and a log line says if this rounds. "exists" for a folder whose
+--- index names other weights; "unsupported" where a finite number would become inf, which leaves an
+--- older file as it is. Raises if the model has adapters (save_adapters, merge_adapters).
 --- ```lua
 --- ms.nn.Linear(2, 3):save "linear.safetensors" --> true
 --- ```
@@ -180,8 +180,8 @@
 --- ```
 ---@field materialize fun(self): self
 --- Writes the adapters that nn.lora has given the model to a folder, in the format of peft:
---- adapter_config.json and adapter_model.safetensors. All ranks call it; rank 0 writes, and all ranks
---- have its result when the files are there.
+--- adapter_config.json and adapter_model.safetensors. All ranks call it; rank 0 writes, and all
+--- ranks have its result when the files are there.
 --- ```lua
 --- local model = ms.nn.lora(ms.nn.Sequential(ms.nn.Linear(4, 4)), { rank = 2, names = { "0" } })
 --- model:save_adapters "adapters" --> true
@@ -433,8 +433,8 @@
 ---@field stop? integer[]
 --- Continues a text: tokens are ids [length], at least one. Returns the new ids, i64 [count], or
 --- fewer that end with an id of `stop`. Keys and values are kept: an id costs the forward of one
---- position. Past the context, it costs a forward of the last `context` ids. Raises if logits are nan
---- or inf. **Blocks** until the last id is drawn.
+--- position. Past the context, it costs a forward of the last `context` ids. Raises if logits are
+--- nan or inf. **Blocks** until the last id is drawn.
 --- ```lua
 --- local model = ms.nn.gpt2 { vocab = 64, context = 16, layers = 1, width = 32, heads = 2 }
 --- local ids = model:generate(ms.tensor { 1, 2 }, { count = 5, top_k = 10, seed = 1 })
