@@ -102,7 +102,7 @@ describe("ranks of several hosts that meet without MPI", function()
       local codes, texts = add_on_gpus(gpus, library, switches)
       local reports = 0
       for rank = 0, 3 do
-        assert.equal(1, codes[rank], texts[rank])
+        assert.equal(library == "/nowhere/libnccl.so.2" and 3 or 1, codes[rank], texts[rank])
         if texts[rank]:find(said, 1, true) then reports = reports + 1 end
       end
       assert.truthy(reports > 0, texts[0])
