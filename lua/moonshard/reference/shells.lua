@@ -40,7 +40,8 @@ end
 -- As recipes/README.md has them.
 local CODES <const> = {
   { "0", "done" }, { "1", "error in the recipe" }, { "2", "wrong usage" },
-  { "3", "bad checkpoint, data or configuration; or the last checkpoint could not be saved" },
+  { "3", "bad checkpoint, data or configuration; what the machine lacks (a driver, NCCL); or the \z
+    last checkpoint could not be saved" },
   { "4", "loss or gradients not finite" }, { "5", "ranks disagree, or one ended early" },
   { "6", "a rank showed no progress for --timeout seconds while others waited for it" },
   { "7", "a rank died" }, { "8", "out of memory" },
