@@ -147,11 +147,11 @@
 --- ```
 ---@field load_state fun(self, state: table<string, ms.Tensor>, options?: ms.LoadOptions)
 --- Writes a safetensors file, or a folder of them. All ranks call it; rank 0 writes, and all ranks
---- have its result when the file is there. Unless options.dtype is given, tensors keep their dtypes;
---- but tensors of a model from nn.pretrained get the dtypes of the file that they were read from
---- (unless `to` has changed them), and a log line says if this rounds. "exists" for a folder whose
---- index names other weights; "unsupported" where a finite number would become inf, which leaves an
---- older file as it is. Raises if the model has adapters (save_adapters, merge_adapters).
+--- have its result when the file is there. Unless options.dtype is given, tensors keep their
+--- dtypes; but tensors of a model from nn.pretrained get the dtypes of the file that they were read
+--- from (unless `to` has changed them), and a log line says if this rounds. "exists" for a folder
+--- whose index names other weights; "unsupported" where a finite number would become inf, which
+--- leaves an older file as it is. Raises if the model has adapters (save_adapters, merge_adapters).
 --- ```lua
 --- ms.nn.Linear(2, 3):save "linear.safetensors" --> true
 --- ```
