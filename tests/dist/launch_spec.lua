@@ -15,13 +15,13 @@ local function program(name, text)
 end
 
 -- Runs a batch script as Slurm does; its exit code.
-local function batch(script, settings)
+local function batch(script, settings, more)
   program("scontrol", [[
     if [ "$1" = show ]; then printf 'node1\nnode2\n'; else echo "$@" >>requeued; fi]])
   local _, _, code = os.execute(("cd '%s' && env PATH=\"$PWD/bin:$PATH\" SLURM_JOB_ID=17 \z
     SLURM_JOB_NODELIST='node[1-2]' SLURM_NTASKS_PER_NODE=4 SLURM_CPUS_PER_TASK=3 \z
-    MOONSHARD=moonshard %s bash '%s%s' r.lua lr=1 >out 2>&1")
-    :format(folder, settings or "", launch, script))
+    MOONSHARD=moonshard %s bash '%s%s' r.lua lr=1 %s >out 2>&1")
+    :format(folder, settings or "", launch, script, more or ""))
   return code
 end
 
@@ -35,7 +35,7 @@ describe("mpirun.slurm", function()
       cp "$2" hosts
       exit 7]])
     assert.equal(7, batch "mpirun.slurm")
-    assert.matches("^run r%.lua lr=1 %-%-hosts %S+ %-%-threads 3 resume=auto\n$", read "arguments")
+    assert.matches("^run r%.lua lr=1 %-%-threads 3 %-%-hosts %S+ resume=auto\n$", read "arguments")
     assert.equal("node1:4\nnode2:4\n", read "hosts")
     assert.is_nil(read "requeued")
     assert.is_nil(read "hosts-17")
@@ -49,6 +49,20 @@ describe("mpirun.slurm", function()
     assert.equal(75, batch "mpirun.slurm")
     assert.equal("saved\n", read "checkpoint")
     assert.equal("requeue 17\n", read "requeued")
+  end)
+end)
+
+describe("the batch scripts", function()
+  it("leave --threads to who gives it", function()
+    program("srun", 'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"')
+    program("moonshard", [[echo "$@" >arguments]])
+    for _, given in ipairs { "--threads 2", "--threads=2" } do
+      assert.equal(0, batch("srun.slurm", nil, given))
+      assert.equal(("run r.lua lr=1 %s resume=auto\n"):format(given), read "arguments")
+      assert.equal(0, batch("mpirun.slurm", nil, given))
+      assert.matches(("^run r.lua lr=1 %s --hosts "):format(given):gsub("[-.]", "%%%0") ..
+        "%S+ resume=auto\n$", read "arguments")
+    end
   end)
 end)
 
