@@ -95,8 +95,11 @@ static ms_status find_processes(ms_job *job)
         outcome->elsewhere = outcome->ended = outcome->process < 0;
         if (outcome->elsewhere) continue;
         job->ended[r] = pidfd_open((pid_t)outcome->process, 0);
-        if (job->ended[r] >= 0) job->running++;
-        else if (errno != ESRCH)
+        if (job->ended[r] >= 0) {
+            ms_status status = ms_job_watch_end(job, r);
+            if (status) return status;
+            job->running++;
+        } else if (errno != ESRCH)
             return ms_fail_os(&job->context, -errno, "a process cannot be supervised (pidfd_open)",
                               NULL);
         else {

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -73,7 +74,9 @@ static void rank_ended(ms_job *job, uint32_t rank)
     job->reap(job, rank);
     outcome->ended = true;
     outcome->ended_ns = now_of(job);
-    /* No rank is addressed by its descriptor once it was reaped. */
+    /* No rank is addressed by its descriptor once it was reaped. A process that was forked and has
+     * not begun its program yet may still have the descriptor, so closing it is not enough. */
+    (void)epoll_ctl(job->ends, EPOLL_CTL_DEL, job->ended[rank], NULL);
     close(job->ended[rank]);
     job->ended[rank] = -1;
     job->running--;
@@ -170,29 +173,42 @@ ms_status ms_job_open_signals(ms_job *job)
     return MS_OK;
 }
 
+ms_status ms_job_watch_end(ms_job *job, uint32_t rank)
+{
+    struct epoll_event event = { .events = EPOLLIN, .data.u32 = rank };
+    if (epoll_ctl(job->ends, EPOLL_CTL_ADD, job->ended[rank], &event) == 0) return MS_OK;
+    return ms_fail_os(&job->context, -errno, "the end of a rank cannot be supervised", NULL);
+}
+
+/* Ranks that have ended, in the order in which they did: an MPI launcher kills the others as soon
+ * as one has died, and where this process gets to run after that, all have ended. */
+static void read_ends(ms_job *job)
+{
+    struct epoll_event events[64];
+    int count = epoll_wait(job->ends, events, 64, 0);
+    for (int i = 0; i < count; i++) rank_ended(job, events[i].data.u32);
+}
+
 /* The supervisor's loop: it ends when no rank runs, or when threads do not leave in time. Each
  * round looks at the deadline first, so that a rank that sends many events cannot put it off.
  * Signals are read before ended ranks are: where a terminal's Ctrl-C has reached the job, the
  * request is noted before the exit of a rank is judged. */
 void ms_job_supervise(lua_State *L, ms_job *job, bool (*done)(ms_job *job))
 {
-    struct pollfd *waits = job->waits;
+    struct pollfd waits[] = { { .fd = job->signals, .events = POLLIN },
+                              { .fd = job->ends, .events = POLLIN } };
     while (job->running && !(done && done(job))) {
         uint64_t now = now_of(job);
         if (job->deadline_ns && now >= job->deadline_ns) {
             if (!time_is_over(job)) return;
             continue;
         }
-        waits[0] = (struct pollfd){ .fd = job->signals, .events = POLLIN };
-        for (uint32_t r = 0; r < job->ranks; r++)
-            /* poll passes over negative descriptors, which ranks that have ended have. */
-            waits[r + 1] = (struct pollfd){ .fd = job->ended[r], .events = POLLIN };
         uint64_t rest_ns = ms_watch_tick(job);
         if (done && rest_ns > MS_DONE_TICK_NS) rest_ns = MS_DONE_TICK_NS;
         if (job->deadline_ns && job->deadline_ns - now < rest_ns) rest_ns = job->deadline_ns - now;
         /* One millisecond more than the rest, which is cut to whole milliseconds: without it the
          * last fraction of one would be spent in a busy loop. */
-        int changed = poll(waits, job->ranks + 1, (int)(rest_ns / 1000000) + 1);
+        int changed = poll(waits, 2, (int)(rest_ns / 1000000) + 1);
         /* After the poll, whatever woke it: a rank that sends events all the time does not keep
          * others from being looked at. */
         if (!job->ending) ms_watch(job, now_of(job));
@@ -200,8 +216,7 @@ void ms_job_supervise(lua_State *L, ms_job *job, bool (*done)(ms_job *job))
         /* The tick is over, or a signal has interrupted the poll. */
         if (changed <= 0) continue;
         if (waits[0].revents) read_signals(L, job);
-        for (uint32_t r = 0; r < job->ranks; r++)
-            if (job->ended[r] >= 0 && waits[r + 1].revents) rank_ended(job, r);
+        if (waits[1].revents) read_ends(job);
     }
 }
 
@@ -342,6 +357,8 @@ static int job_gc(lua_State *L)
     ms_job *job = lua_touserdata(L, 1);
     if (job->signals >= 0) close(job->signals);
     job->signals = -1;
+    if (job->ends >= 0) close(job->ends);
+    job->ends = -1;
     ms_rendezvous_release(job->rendezvous);
     job->rendezvous = NULL;
     /* A rank that did not leave may still use it; the process ends then. */
@@ -358,7 +375,7 @@ ms_job *ms_job_new(lua_State *L)
 {
     ms_job *job = lua_newuserdatauv(L, sizeof *job, 0);
     memset(job, 0, sizeof *job);
-    job->signals = -1;
+    job->signals = job->ends = -1;
     ms_context_init(&job->context, NULL);
     lua_createtable(L, 0, 1);
     lua_pushcfunction(L, job_gc);
@@ -367,20 +384,21 @@ ms_job *ms_job_new(lua_State *L)
     return job;
 }
 
-/* Room for what the supervisor keeps of each rank. One allocation for four arrays, so that one
+/* Room for what the supervisor keeps of each rank. One allocation for three arrays, so that one
  * release frees them. They are laid out in order of decreasing alignment. */
 ms_status ms_job_make_room(ms_job *job, uint32_t ranks)
 {
     void *memory = NULL;
-    size_t one = sizeof(ms_outcome) + sizeof(ms_watched) + sizeof(struct pollfd) + sizeof(int);
-    ms_status status = ms_allocate(&job->context, ranks * one + sizeof(struct pollfd),
-                                   "the ranks of a job", &memory);
+    size_t one = sizeof(ms_outcome) + sizeof(ms_watched) + sizeof(int);
+    job->ends = epoll_create1(EPOLL_CLOEXEC);
+    if (job->ends < 0)
+        return ms_fail_os(&job->context, -errno, "ranks cannot be supervised", NULL);
+    ms_status status = ms_allocate(&job->context, ranks * one, "the ranks of a job", &memory);
     if (status) return status;
     job->ranks = ranks;
     job->outcomes = memory;
     job->watched = (ms_watched *)(job->outcomes + ranks);
-    job->waits = (struct pollfd *)(job->watched + ranks);
-    job->ended = (int *)(job->waits + ranks + 1);
+    job->ended = (int *)(job->watched + ranks);
     for (uint32_t r = 0; r < ranks; r++) job->ended[r] = -1;
     return MS_OK;
 }

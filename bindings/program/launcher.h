@@ -58,11 +58,11 @@ struct ms_job {
     char **arguments;
     char program[4096]; /* its path */
     int signals;        /* descriptor that gives this process' signals */
+    int ends;           /* descriptor of epoll that tells which ranks have ended, in their order */
     /* One for each rank, in one allocation that begins with outcomes. ended: descriptors, readable
-     * when that rank has ended; -1: not running. waits: those and the signals', for poll. */
+     * when that rank has ended; -1: not running. */
     ms_outcome *outcomes;
     ms_watched *watched;
-    struct pollfd *waits;
     int *ended;
     void *ranks_data;                           /* of processes or threads */
     void (*reap)(ms_job *job, uint32_t rank);   /* fills the outcome */
@@ -92,6 +92,8 @@ ms_status ms_job_open_signals(ms_job *job);
 void ms_job_supervise(lua_State *L, ms_job *job, bool (*done)(ms_job *job));
 void ms_job_push_outcome(lua_State *L, const ms_job *job);
 void ms_job_warn(ms_job *job, const char *text);
+/* After ended[rank] was set: ms_job_supervise looks after it. */
+ms_status ms_job_watch_end(ms_job *job, uint32_t rank);
 
 /* The driver has 8 queues for all streams of a process unless this variable says otherwise, 32 at
  * most. A stream that waits for another one may hold up those of its queue meanwhile, which costs

@@ -57,12 +57,18 @@ static void locate(ms_job *job, uint32_t rank)
 static ms_status start_one(ms_job *job, rank_thread *thread, uint32_t rank)
 {
     *thread = (rank_thread){ .job = job, .rank = rank, .ended = eventfd(0, EFD_CLOEXEC) };
-    int error = thread->ended < 0 ? errno : pthread_create(&thread->thread, NULL, run_rank, thread);
-    if (error) {
-        if (thread->ended >= 0) close(thread->ended);
-        return ms_fail_os(&job->context, -error, "a thread for a rank cannot be started", NULL);
-    }
     job->ended[rank] = thread->ended;
+    ms_status status = MS_OK;
+    int error = thread->ended < 0 ? errno : 0;
+    if (!error) status = ms_job_watch_end(job, rank);
+    if (!error && !status) error = pthread_create(&thread->thread, NULL, run_rank, thread);
+    if (error)
+        status = ms_fail_os(&job->context, -error, "a thread for a rank cannot be started", NULL);
+    if (status) {
+        if (thread->ended >= 0) close(thread->ended);
+        job->ended[rank] = -1;
+        return status;
+    }
     job->outcomes[rank].process = getpid();
     job->running++;
     return MS_OK;
