@@ -476,7 +476,11 @@ static void end_life(lua_State *L, bucket_life *life)
         lua_pushnil(L);
         lua_rawseti(L, -2, i);
     }
-    lua_pop(L, 2);
+    lua_pop(L, 1);
+    /* The parameters would keep their model. */
+    lua_pushnil(L);
+    lua_setiuservalue(L, -2, 2);
+    lua_pop(L, 1);
     ms_between_drop(life->between);
     *life = (bucket_life){ .serial = life->serial + 1 };
 }

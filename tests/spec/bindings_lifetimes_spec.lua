@@ -84,6 +84,36 @@ describe("a borrowed gradient", function()
   end)
 end)
 
+describe("a model that was dropped", function()
+  for name, wrap in pairs { ddp = ms.ddp, fsdp = ms.fsdp } do
+    for hook, make in pairs {
+      ["a link in Lua"] = function(count)
+        return function(bucket, next) count() return next(bucket) end
+      end,
+      ["a chain"] = function(count)
+        return ms.hooks.chain { function(bucket, next) count() return next(bucket) end,
+          "bf16_compress" }
+      end,
+    } do
+      it("goes with its parameters and its hook: " .. name .. ", " .. hook, function()
+        local weak, calls = setmetatable({}, { __mode = "v" }), 0
+        do
+          local link = make(function() calls = calls + 1 end)
+          local model = wrap(ms.nn.Linear(2, 2), { comm_hook = link })
+          local optimizer = ms.optim.sgd(model, { lr = 0.1 })
+          model(ms.ones { 1, 2 }):sum():backward()
+          optimizer:step()
+          weak.link, weak.model, weak.module = link, model, model.module
+          weak.parameter = model:parameters()[1]
+        end
+        for _ = 1, 3 do core.collect() end
+        assert.is_true(calls > 0)
+        assert.is_nil(next(weak))
+      end)
+    end
+  end
+end)
+
 describe("the collector, at every step", function()
   for _, mode in ipairs { "incremental", "generational" } do
     it("changes nothing: " .. mode, function()
