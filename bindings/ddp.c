@@ -237,6 +237,22 @@ static int reducer_rebuild_due(lua_State *L)
     return 0;
 }
 
+/* reducer:waits() -> whether the last backward has left a bucket waiting for gradients */
+static int reducer_waits(lua_State *L)
+{
+    lua_pushboolean(L, ms_reducer_waits(check_reducer(L)));
+    return 1;
+}
+
+/* reducer:settled(): raises, and ends the job, if the last backward has left a bucket waiting. Not
+ * in hooks: a backward runs then. */
+static int reducer_settled(lua_State *L)
+{
+    ms_lua_enter(L);
+    ms_lua_ok(L, ms_reducer_settled(check_reducer(L)));
+    return 0;
+}
+
 /* reducer:free(): removes it from the model, which can be wrapped again. Refused in hooks: the
  * reduction that runs uses it. Gradients stay with their parameters. */
 static int reducer_free(lua_State *L)
@@ -442,6 +458,8 @@ static const luaL_Reg methods[] = {
     { "no_sync", reducer_no_sync },
     { "rebuild", reducer_rebuild },
     { "rebuild_due", reducer_rebuild_due },
+    { "settled", reducer_settled },
+    { "waits", reducer_waits },
     { "free", reducer_free },
     { "outputs", reducer_outputs },
     { "shadow", reducer_shadow },

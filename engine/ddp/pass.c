@@ -6,7 +6,7 @@
 
 /* ------------------------------------------------------------------- errors */
 
-/* A forward begins while a bucket of the last pass still waits for gradients. Names the first three
+/* A bucket of the last pass still waits for gradients, which will not come. Names the first three
  * parameters that it waits for. Other ranks may wait in a collective that this rank never issued.
  */
 static ms_status missing_gradients(ms_reducer *reducer)
@@ -240,13 +240,25 @@ ms_status ms_reducer_rebuild_due(ms_reducer *reducer)
     return due ? ms_reducer_rebuild_now(reducer) : MS_OK;
 }
 
-/* The forward of a pass. It is the place where a pass that was never completed is noticed, since
- * nothing else is called after a backward that missed a parameter. Buckets change only here, or by
- * request, while no backward writes them. */
+/* Whether more backwards of this pass will follow is not known at the end of one, so it is asked
+ * where the gradients are needed. */
+bool ms_reducer_waits(const ms_reducer *reducer)
+{
+    return reducer->phase == MS_REDUCER_REDUCING;
+}
+
+ms_status ms_reducer_settled(ms_reducer *reducer)
+{
+    if (!ms_reducer_waits(reducer)) return MS_OK;
+    return ms_reducer_end_job(reducer, missing_gradients(reducer));
+}
+
+/* The forward of a pass. A pass that was never completed is noticed here at the latest. Buckets
+ * change only here, or by request, while no backward writes them. */
 ms_status ms_reducer_forward(ms_reducer *reducer, bool synchronize)
 {
-    if (reducer->phase == MS_REDUCER_REDUCING)
-        return ms_reducer_end_job(reducer, missing_gradients(reducer));
+    ms_status complete = ms_reducer_settled(reducer);
+    if (complete) return complete;
     if (!synchronize) {
         ms_reducer_enter(reducer, MS_REDUCER_LOCAL);
         return MS_OK;

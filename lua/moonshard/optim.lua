@@ -7,6 +7,7 @@ local check, argument = options_of.check, options_of.argument
 local join = require "moonshard.ddp.join"
 local joined = require "moonshard.optim.joined"
 local sharded_join = require "moonshard.fsdp.join"
+local layouts = require "moonshard.ddp.layouts"
 local overlap = require "moonshard.overlap"
 local schedules = require "moonshard.optim.schedules"
 local piece = require "moonshard.piece"
@@ -617,6 +618,7 @@ function Optimizer:step(options)
     core.raise("optimizer:step cannot be used inside a hook: use step_param")
   end
   options = check("optimizer:step", options, { only_if = "tensor", keep_grads = "boolean" })
+  layouts.check_of(self.order)
   self:_end_released()
   self:_finished()
   local guard = overlap.guard(self.order)
@@ -645,6 +647,7 @@ function Optimizer:step_param(p, grad, options)
   argument("step_param", "grad", grad, "tensor?")
   local slot = self.slots[p]
   if not slot then core.raise("step_param: the parameter is in no group of this optimizer") end
+  if not core.in_hook() then layouts.check_of { p } end
   grad = grad or p:grad()
   if not grad then core.raise("step_param: the parameter has no gradient; pass one") end
   if not core.in_hook() and (self.shard and overlap.joining { p }
@@ -698,6 +701,7 @@ function Optimizer:lr() return scheduled(self, self.list[1]) end
 ---@return table
 function Optimizer:state(options)
   local wanted = module.kind_of_state("optimizer:state", options)
+  layouts.check_of(self.order)
   if self.shard and overlap.joining(self.order) then
     core.raise "optimizer:state: inside join ranks without inputs left would not take part for a \z
       sharded optimizer: save before or after it"
@@ -844,6 +848,7 @@ local function gradients_of(what, params)
   else
     options_of.items(what, "params", params, "tensor")
   end
+  layouts.check_of(params)
   overlap.note_norm(params)
   local list = {}
   for i, p in ipairs(params) do
@@ -923,6 +928,7 @@ end
 ---@return ms.Parameter[]
 ---@return ms.Tensor? bad
 function optim._clip(params, max)
+  layouts.check_of(params)
   local whole, parts, groups, order = by_group(params)
   if #order == 0 and #groups == 0 then return nil, order end
   local norm, bad

@@ -329,7 +329,7 @@ describe("checkpoint", function()
       { bucket_bytes = 3 })
     for i = 1, 2 do model(ms.randn { 2, 4, seed = i }):sum():backward() end
     local save = layouts.save
-    local function refused(lists, ...)
+    local function refused(lists, meanwhile, ...)
       layouts.save = function()
         local saved = save()
         for key in pairs(saved) do saved[key] = lists or saved[key] end
@@ -337,6 +337,7 @@ describe("checkpoint", function()
       end
       local path = assert(checkpoint.save(folder, { step = 1, object = thing { 1 } }))
       layouts.save = save
+      meanwhile()
       local object = thing "untouched"
       local value, message, code = checkpoint.load(path, { object = object })
       assert.same({ nil, "mismatch", "untouched" }, { value, code, object.saved })
@@ -344,12 +345,15 @@ describe("checkpoint", function()
         assert.truthy(message:find(text, 1, true), message)
       end
     end
-    refused({ { 1, 2, 3 } }, "'1.bias' is in no bucket", "wrapped as it was when it was saved")
-    refused({ { 1, 2 }, { 3, 4, 5 } }, "have more")
+    local function nothing() end
+    refused({ { 1, 2, 3 } }, nothing, "'1.bias' is in no bucket",
+      "wrapped as it was when it was saved")
+    refused({ { 1, 2 }, { 3, 4, 5 } }, nothing, "have more")
     -- A backward that has not ended is not reported as damage, either.
-    model(ms.ones { 4 })
-    model[1](ms.ones { 4 }):sum():backward()
-    refused(nil, "while a backward fills them")
+    refused(nil, function()
+      model(ms.ones { 4 })
+      model[1](ms.ones { 4 }):sum():backward()
+    end, "while a backward fills them")
   end)
 
   it("the program ends only when the last one is written", function()

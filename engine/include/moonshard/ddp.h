@@ -108,6 +108,12 @@ MS_API bool ms_reducer_set_no_sync(ms_reducer *reducer, bool inside);
 /* Rebuilds the buckets now if the next synchronized forward would. A checkpoint then holds the
  * buckets with which training continues. All ranks call it, between a backward and a forward. */
 MS_API ms_status ms_reducer_rebuild_due(ms_reducer *reducer);
+/* Whether the last backward has left a bucket waiting for gradients. To be asked between passes. */
+MS_API bool ms_reducer_waits(const ms_reducer *reducer);
+/* Fails, and ends the job for all ranks, if the last backward has left a bucket waiting for
+ * gradients: those of that bucket are this rank's own. To be called between passes, before gradients
+ * are read for a step, a norm or a state. */
+MS_API ms_status ms_reducer_settled(ms_reducer *reducer);
 /* The next synchronized backward logs the order of gradients, and the buckets are rebuilt by it. */
 MS_API void ms_reducer_rebuild(ms_reducer *reducer);
 

@@ -35,6 +35,8 @@ function run.recipe(file, settings)
       :format(launch.arguments[1]))
   end
   if launch.help and not launch.declared then print("the recipe declares no options") end
+  local ddp = package.loaded["moonshard.ddp.layouts"]
+  if ddp then ddp.check(true) end
   local core = require "moonshard.core"
   core.synchronize()
   local report = package.loaded["moonshard.report"]

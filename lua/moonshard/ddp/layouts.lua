@@ -2,6 +2,7 @@
 -- first pass on. Links that treat a bucket as a whole (top_k, one scale for all numbers) then
 -- continue bit for bit.
 local core = require "moonshard.core"
+local module = require "moonshard.nn.module"
 local steps = require "moonshard.steps"
 
 local layouts = {}
@@ -36,13 +37,45 @@ function layouts.add(s)
   if lists then apply(s, lists) end
 end
 
+-- The models that are wrapped now, in the order in which they were.
+local function in_order()
+  local order = {}
+  for s in pairs(live) do if s.reducer then order[#order + 1] = s end end
+  table.sort(order, function(a, b) return a.made < b.made end)
+  return order
+end
+
+--- Raises on this rank, and ends the job, if a ddp model's last backward left a bucket waiting: its
+--- gradients were not reduced, and each rank would go on with its own. Called where a step or a run
+--- ends, and before a save. is_last: the script is over, so that all models are dropped.
+---@param is_last? boolean
+function layouts.check(is_last)
+  local waits = false
+  for s in pairs(live) do waits = waits or s.reducer and s.reducer:waits() end
+  if not waits then return end
+  if not is_last then core.collect() end                   -- it may be one that was dropped
+  for _, s in ipairs(in_order()) do s.reducer:settled() end
+end
+steps.on_end(function() layouts.check() end)
+
+--- The same for the models of these parameters, before their gradients are read.
+---@param parameters ms.Tensor[]
+function layouts.check_of(parameters)
+  for s in pairs(live) do
+    for _, p in ipairs(s.reducer and parameters or {}) do     -- the first is one, as a rule
+      if module.reduced[p] == s then
+        s.reducer:settled()
+        break
+      end
+    end
+  end
+end
+
 --- Called on all ranks before a save: models whose buckets are due to change change them now. Not
 --- inside join, where not all ranks call it.
 function layouts.settle()
-  local order = {}
-  for s in pairs(live) do if s.reducer and not s.joining then order[#order + 1] = s end end
-  table.sort(order, function(a, b) return a.made < b.made end)
-  for _, s in ipairs(order) do s.reducer:rebuild_due() end
+  layouts.check()
+  for _, s in ipairs(in_order()) do if not s.joining then s.reducer:rebuild_due() end end
 end
 
 --- Buckets of all models, as values of a checkpoint: lists of positions by key.

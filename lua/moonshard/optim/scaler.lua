@@ -1,6 +1,7 @@
 -- The loss scaler: multiplies losses so that 16-bit gradients do not underflow, skips steps whose
 -- gradients overflowed, and adapts its factor once in each iteration.
 local core = require "moonshard.core"
+local layouts = require "moonshard.ddp.layouts"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.options"
 local sharded_join = require "moonshard.fsdp.join"
@@ -130,6 +131,7 @@ function Scaler:unscale(optimizer)
       follow its factor: train in bf16, which needs no scaler, or give all ranks as many inputs"
   end
   if #list == 0 then core.raise("scaler: no parameter has a gradient") end
+  layouts.check_of(params)
   self.finite[optimizer] = agreed(core.unscale(list, self.inverse), params)
   for _, p in ipairs(params) do core.unmark(p) end
   return self.finite[optimizer]
