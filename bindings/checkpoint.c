@@ -257,6 +257,24 @@ static int hash(lua_State *L)
     return 1;
 }
 
+/* core.hashes(tensors) -> a list of integers: the hash of each tensor's elements, as
+ * ms_tensor_hash; blocks. On "sim" all are 0. */
+static int hashes(lua_State *L)
+{
+    ms_lua_refuse_in_hook(L, "check_replicas", "it waits for the values");
+    (void)ms_lua_enter(L);
+    uint32_t count = 0;
+    ms_tensor **tensors = ms_lua_tensor_list(L, 1, &count);
+    lua_createtable(L, (int)count, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t hash = 0;
+        ms_lua_ok(L, ms_tensor_hash(tensors[i], &hash));
+        lua_pushinteger(L, (lua_Integer)hash);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    return 1;
+}
+
 /* The layout of a checkpoint (its manifest, which tensors it has) is lua/moonshard/checkpoint's. */
 static const luaL_Reg functions[] = {
     { "snapshot", snapshot },
@@ -271,6 +289,7 @@ static const luaL_Reg functions[] = {
     { "checkpoint_rename", rename_one },
     { "checkpoint_is_done", is_done },
     { "hash", hash },
+    { "hashes", hashes },
     { NULL, NULL },
 };
 static const luaL_Reg snapshot_metamethods[] = { { "__gc", snapshot_gc },

@@ -519,9 +519,19 @@ static int traceback(lua_State *L)
     return 1;
 }
 
-/* core.raise(message): raises with the user's line in front. Lua's own error() would name a line of
- * the library, since its levels count all functions and not those of the user. */
-static int raise(lua_State *L) { return ms_lua_error(L, "%s", luaL_checkstring(L, 1)); }
+/* core.raise(message, code?): raises with the user's line in front. Lua's own error() would name a
+ * line of the library, since its levels count all functions and not those of the user. code: what
+ * the program exits with if the script does not handle the error, 1 unless given. */
+static int raise(lua_State *L)
+{
+    const char *message = luaL_checkstring(L, 1);
+    if (!lua_isnoneornil(L, 2)) {
+        ms_runtime *runtime = ms_lua_runtime(L);
+        runtime->exit_code = (int)luaL_checkinteger(L, 2);
+        snprintf(runtime->exit_message, sizeof runtime->exit_message, "%s", message);
+    }
+    return ms_lua_error(L, "%s", message);
+}
 
 /* core.refuse(message, code) -> nil, message, code: what the environment's failure means for a run
  * that ends with it is noted. The code is one of the environment's ("not_found", "corrupt" ...). If

@@ -194,6 +194,7 @@ static void push_facts(lua_State *L, const ms_link_kind *kind)
         { "compresses", kind->compresses },
         { "casts", kind->casts },
         { "clips", kind->clips },
+        { "is_local", kind->is_local },
     };
     lua_newtable(L);
     lua_pushstring(L, kind->name);
@@ -236,8 +237,8 @@ static void add_options(lua_State *L, const ms_link_kind *kind)
 }
 
 /* core.link_kinds() -> the facts of all native links, in order: { name, reduces, has_state,
- * keeps_result, compresses, casts, places = { all_reduce = true ... between = true }, reason,
- * no_feedback, options = { names }, required = { name = text } } */
+ * keeps_result, compresses, casts, clips, is_local, places = { all_reduce = true ... between = true
+ * }, reason, no_feedback, options = { names }, required = { name = text } } */
 static int link_kinds(lua_State *L)
 {
     const ms_link_kind *kind;

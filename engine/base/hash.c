@@ -1,6 +1,8 @@
 /* hash.c: the 64-bit hash of tables, order checks and checksums. */
-#include "moonshard/base.h"
+#include "base/hash.h"
 
+/* The library's state for blocks is complete only with this. */
+#define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 
 /* XXH3: fast and well mixed, but not cryptographic. Its values are stored in checkpoints and
@@ -8,4 +10,20 @@
 uint64_t ms_hash(const void *data, size_t bytes, uint64_t seed)
 {
     return XXH3_64bits_withSeed(data, bytes, seed);
+}
+
+ms_status ms_hash_blocks(ms_next_block *next, void *user, uint64_t *out)
+{
+    XXH3_state_t state;
+    const void *block = NULL;
+    size_t bytes = 0;
+    (void)XXH3_64bits_reset(&state);
+    for (;;) {
+        ms_status status = next(user, &block, &bytes);
+        if (status) return status;
+        if (bytes == 0) break;
+        (void)XXH3_64bits_update(&state, block, bytes);
+    }
+    *out = XXH3_64bits_digest(&state);
+    return MS_OK;
 }

@@ -151,7 +151,11 @@ static const ms_link_kind kinds[] = {
       .reason = "it leaves every rank all numbers; reduce ends a chain for every kind",
       .can_round = true },
     /* Nothing travels, and each rank trains by itself: for measuring what communication costs. */
-    { .name = "noop", .reduce = ms_noop_reduce, .options = of_noop, .places = MS_PLACE_ALL },
+    { .name = "noop",
+      .reduce = ms_noop_reduce,
+      .options = of_noop,
+      .places = MS_PLACE_ALL,
+      .is_local = true },
     { .name = "cast",
       .encode = ms_cast_encode,
       .decode = ms_cast_decode,
@@ -231,7 +235,8 @@ static const ms_link_kind kinds[] = {
                 "ranks of a shard group share one (of hybrid buckets, put it into hooks.reduce { "
                 "between = ... })",
       .has_state = true,
-      .one_model = true },
+      .one_model = true,
+      .is_local = true },
     /* The link's decode writes the reduced gradients, so keeps_result is false. It is one_model
      * because of its "global" and "lagged" scopes; ms_link_is_of_one_model excepts "bucket". */
     { .name = "clip",

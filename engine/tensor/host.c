@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "base/hash.h"
 #include "tensor/op.h"
 #include "tensor/values.h"
 #include "tensor/state.h"
@@ -111,6 +112,52 @@ ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
     size_t begin = (size_t)whole->offset * ms_dtype_bytes(whole->dtype);
     status = ms_storage_read(whole->storage, begin, host, bytes);
     ms_tensor_release(whole);
+    return status;
+}
+
+/* Bytes that are read and hashed at a time: on the CPU they stay in a core's cache between the two,
+ * and for a GPU they are enough to copy at its speed. */
+#define HASHED_AT_ONCE ((size_t)1 << 20)
+
+/* What of a storage is not read yet. */
+typedef struct ms_unread {
+    ms_storage *storage;
+    size_t at, end;
+    void *block;
+} ms_unread;
+
+static ms_status next_block(void *user, const void **block, size_t *bytes)
+{
+    ms_unread *unread = user;
+    size_t left = unread->end - unread->at, begin = unread->at;
+    *bytes = left < HASHED_AT_ONCE ? left : HASHED_AT_ONCE;
+    *block = unread->block;
+    unread->at += *bytes;
+    return *bytes ? ms_storage_read(unread->storage, begin, unread->block, *bytes) : MS_OK;
+}
+
+ms_status ms_tensor_hash(ms_tensor *tensor, uint64_t *out)
+{
+    ms_engine *engine = tensor->engine;
+    ms_unread unread = { 0 };
+    ms_tensor *whole = NULL;
+    size_t bytes = ms_tensor_bytes(tensor), first, last;
+    *out = ms_engine_is_sim(engine) ? 0 : ms_hash("", 0, 0);
+    if (bytes == 0 || ms_engine_is_sim(engine)) return MS_OK;
+    ms_tensor_span(tensor, &first, &last);
+    ms_status status = ms_storage_check(tensor->storage, first, last, true, "hash");
+    if (!status)
+        status = ms_host_memory_new(engine, bytes < HASHED_AT_ONCE ? bytes : HASHED_AT_ONCE,
+                                    "a block of a tensor", &unread.block);
+    if (!status) status = ms_op_as_contiguous(engine, tensor, &whole);
+    if (!status) {
+        unread.storage = whole->storage;
+        unread.at = (size_t)whole->offset * ms_dtype_bytes(whole->dtype);
+        unread.end = unread.at + bytes;
+        status = ms_hash_blocks(next_block, &unread, out);
+    }
+    ms_tensor_release(whole);
+    ms_host_memory_free(engine, unread.block);
     return status;
 }
 

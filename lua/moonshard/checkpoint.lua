@@ -5,11 +5,13 @@
 -- other files. It also has the type and hash of each tensor, or of each of its pieces with the file
 -- and the elements, and begins with a hash of itself, so
 -- that a flipped bit anywhere is detected. Nothing in a checkpoint is executed.
+local apart = require "moonshard.checkpoint.apart"
 local core = require "moonshard.core"
 local layouts = require "moonshard.ddp.layouts"
 local log = require "moonshard.log"
 local link_state = require "moonshard.link_state"
 local pieces = require "moonshard.checkpoint.pieces"
+local replicas = require "moonshard.replicas"
 local options_of = require "moonshard.options"
 local argument = options_of.argument
 local shared = require "moonshard.checkpoint.shared"
@@ -121,30 +123,59 @@ local function random_numbers()
   return { seed = seed, step = random_step, draw = draw }
 end
 
--- Completes the manifest, copies the tensors, and starts writing folder/name in the background.
-local function write(folder, name, out, manifest)
-  local snapshot, hashes = core.snapshot(out.names, out.tensors)
+-- Copies of the tensors, and their hashes; of a rank that does not write them, the hashes.
+local function read_all(out, writes)
+  local snapshot, hashes
+  if writes then snapshot, hashes = core.snapshot(out.names, out.tensors)
+  elseif core.is_sim() or core.world():size() == 1 or #out.tensors == 0 then hashes = {}
+  else
+    hashes = core.hashes(out.tensors)
+    for i, hash in ipairs(hashes) do hashes[i] = { hash } end
+  end
+  return snapshot, hashes
+end
+
+-- What is known of tensors whose hashes were taken, by name, for replicas.lua; and the hashes.
+local function known_of(out, hashes)
+  local found, list = {}, {}
+  for i, one in ipairs(hashes) do
+    list[i] = ("%016x"):format(one[1])
+    found[out.names[i]] = { hash = list[i], count = out.tensors[i]:numel() }
+  end
+  return found, list
+end
+
+-- Where all ranks have the same state, rank 0 writes it: completes the manifest, and starts writing
+-- folder/name in the background.
+local function write(folder, name, out, manifest, snapshot, hashes)
   manifest.tensors = listed(out, hashes)
   manifest.random = random_numbers()
   return core.checkpoint_start(snapshot, folder, name, store.manifest_text(manifest))
 end
 
--- The same where ranks have pieces: all ranks write, and the call returns when it is committed.
-local function write_together(folder, name, out, parts, manifest)
+-- Where ranks have pieces, or hold different values, all ranks write, and the call returns when it
+-- is committed.
+local function write_together(folder, name, out, parts, manifest, alike, known)
   local function write_whole(in_folder, of, file)
     local hashes, message, code =
       core.checkpoint_part(out.names, out.tensors, in_folder, of, file)
     if not hashes then return nil, message, code end
     return listed(out, hashes)
   end
-  return pieces.save(folder, name, parts, manifest.values, write_whole,
+  local function differs(own)
+    for path, one in pairs(own) do known[path] = one end
+    return replicas.problem(alike, known)
+  end
+  local ok, message, code = pieces.save(folder, name, parts, manifest.values, write_whole, differs,
     function(values, tensors, list, files)
-      manifest.version, manifest.values = 2, values
+      manifest.version, manifest.values = manifest.apart and 3 or 2, values
       manifest.tensors, manifest.pieces = tensors, list
       table.insert(files, 1, "tensors.safetensors")
       manifest.files, manifest.random = files, random_numbers()
       return store.manifest_text(manifest)
     end)
+  if code == pieces.DIFFERS then replicas.raise("checkpoint.save", message) end
+  return ok, message, code
 end
 
 -- The next step, which gives a checkpoint its name unless things.step is given.
@@ -179,7 +210,9 @@ function checkpoint.save(folder, things)
   local problem, problem_kind = shared.problem(folder)
   if problem and ok then ok, why, kind = false, problem, problem_kind end
   layouts.settle()
-  -- All ranks collect, even if rank 0 has failed: the state of a thing may need a collective.
+  -- All ranks collect and compare, even if rank 0 has failed.
+  local alike = replicas.new()
+  replicas.add_things(alike, things)
   local values, out, parts, links, together = collect(things)
   local name = ("step-%08d"):format(step)
   local manifest = {
@@ -187,13 +220,17 @@ function checkpoint.save(folder, things)
     values = values, links = links, buckets = layouts.save(),
     products = require "moonshard.tune".state(),
   }
-  if together then
+  local snapshot, hashes = read_all(out, first and ok and not together)
+  local held <close> = not core.is_sim() and snapshot or nil -- luacheck: ignore held
+  local known, list = known_of(out, hashes)
+  if not together then replicas.check("checkpoint.save", alike, ms.world(), known) end
+  manifest.apart = apart.find(things, values, out, list, parts, replicas.names(alike))
+  if together or manifest.apart then
     why, kind = pieces.agree(why, kind)
     ok = not why
-    if ok then ok, why, kind = write_together(folder, name, out, parts, manifest) end
+    if ok then ok, why, kind = write_together(folder, name, out, parts, manifest, alike, known) end
   elseif first and ok then
-    -- The state is the same on all ranks: rank 0 writes it.
-    ok, why, kind = write(folder, name, out, manifest)
+    ok, why, kind = write(folder, name, out, manifest, snapshot, hashes)
   end
   store.lost = why
   if not ok then return nil, why, kind end
@@ -228,11 +265,14 @@ local function reader_of(path, manifest, files)
       or { message, code == "unsupported" and "corrupt" or code or "corrupt" }
   end
   function self.source(name)
-    return store.source(path, manifest, files, name)
+    local function saved(own) return store.source(path, manifest, files, own) end
+    return apart.source(manifest, name, saved)
       or error(("'%s' is no tensor of this checkpoint"):format(tostring(name)))
   end
   function self.whole(name)
-    local t, message, code = self.source(name):whole()
+    local found = self.source(name)
+    if core.is_tensor(found) then return found end
+    local t, message, code = found:whole()
     if not t then fail(message, code) end
     return t
   end
@@ -282,6 +322,10 @@ end
 local function read(path, things)
   local manifest, message, code = store.read_manifest(path)
   local files, result, links
+  local problem = manifest and apart.take(manifest, things)
+  if problem then
+    message, code, manifest = ("'%s': %s"):format(path, problem), "mismatch", nil
+  end
   for name, thing in pairs(manifest and things or {}) do
     if is_object(thing) and manifest.values[name] == nil then
       message = ("'%s' holds no '%s'; it holds %s")

@@ -1,4 +1,5 @@
 -- ms.ddp: a module whose gradients are averaged over ranks while backward still runs.
+local alone = require "moonshard.nn.alone"
 local buckets = require "moonshard.ddp.buckets"
 local core = require "moonshard.core"
 local future = require "moonshard.future"
@@ -12,6 +13,7 @@ local lora = require "moonshard.nn.lora"
 local module = require "moonshard.nn.module"
 local nested = require "moonshard.nested"
 local overlap = require "moonshard.overlap"
+local replicas = require "moonshard.replicas"
 local statistics = require "moonshard.statistics"
 local watch = require "moonshard.watch"
 local options_of = require "moonshard.options"
@@ -38,6 +40,7 @@ local DDP = {}
 ---@field precision? ms.Precision
 ---@field skipped? table<ms.Parameter, boolean> parameters that keep their dtype
 ---@field cast_buffers? ms.CastBuffers
+---@field own_buffers? table<string, boolean> buffers that a forward of this rank has written
 
 ---@param self any
 ---@return ms.DDPState
@@ -150,9 +153,10 @@ local function run(s, ...)
     function(parameter) return s.skipped[parameter] == true end, ...)
 end
 
--- After the wrapped module's forward; returns what it returned.
-local function end_forward(s, ...)
+-- After the wrapped module's forward; returns what it returned. marks: see replicas.lua.
+local function end_forward(s, marks, ...)
   s.reducer:forward_end()
+  replicas.after_forward(s, marks)
   if s.options.find_unused then s.reducer:outputs(nested.tensors { ... }) end
   return ...
 end
@@ -176,7 +180,7 @@ local function forward(self, ...)
   s.reducer:forward(not s.no_sync)
   overlap.begin(s, not s.no_sync)
   if due then synchronize_buffers(s, root) end
-  return end_forward(s, run(s, ...))
+  return end_forward(s, due and replicas.before_forward(s) or nil, run(s, ...))
 end
 
 --- Gradients of a forward and backward inside f stay on this rank and add up.
@@ -237,6 +241,16 @@ function DDP:rebuild_buckets()
   if not s.reducer then core.raise "rebuild_buckets: this model was unwrapped" end
   s.rebuild = true
   if s.plan then buckets.again(s) else s.reducer:rebuild() end
+end
+
+--- Raises on all ranks, with exit code 5, if parameters, synchronized buffers or the optimizer's
+--- state and settings are not equal on all of them. All ranks call it. Reads all of these values
+--- once, and blocks.
+---@param optimizer? ms.Optimizer
+function DDP:check_replicas(optimizer)
+  local s = state_of(self)
+  if not s.reducer then core.raise "check_replicas: this model was unwrapped" end
+  replicas.check_model(self, s.group, optimizer)
 end
 
 --- Removes everything that wrapping installed, so that the module can be wrapped again.
@@ -366,6 +380,9 @@ function ddp.ddp(model, options)
   listed.check_matches("ddp", "ignored", o.ignored, model)
   local low = o.precision ~= nil and precision.check(o.precision) or nil
   local how = compile_hook(o, low, trained.tensors)
+  if hooks._equal_over(how.chain or {}, group) then
+    alone.refuse("ddp", trained.tensors, trained.names)
+  end
   ---@type ms.DDPState
   local s = {
     wrapped = model, group = group, options = o, no_sync = false, buffers_due = true,

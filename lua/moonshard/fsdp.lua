@@ -1,5 +1,6 @@
 -- ms.fsdp: a model whose parameters, gradients and optimizer states are kept in shards over the
 -- ranks. A unit's parameters are gathered before it is used, and dropped after.
+local alone = require "moonshard.nn.alone"
 local core = require "moonshard.core"
 local delayed = require "moonshard.nn.delayed"
 local edges = require "moonshard.fsdp.edges"
@@ -131,6 +132,7 @@ local function prepare(model, options)
   local strategy, group = fsdp_options.strategy_of(o), o.group or core.world()
   listed.check_matches("fsdp", "ignored", o.ignored, model)
   local units, later = units_of.find(model, o), delayed.find("fsdp", model)
+  for _, unit in ipairs(units) do alone.refuse("fsdp", unit.parameters, unit.names) end
   local low = precision.of(o, units)
   local count = fsdp_options.count_shards(o, strategy, group)
   fsdp_options.check_near(o.reshard_after_forward, count)

@@ -141,7 +141,7 @@ table.sort(by_name)
 ---@return ms.State
 hooks.state = link_state.new
 
-local stage_options = { "name", "needs", "gives", "encode", "decode", "observe" }
+local stage_options = { "name", "needs", "gives", "encode", "decode", "observe", "is_local" }
 
 --- Makes a link from functions, each of which is optional: encode changes the buffer before the
 --- later links, decode changes their result, observe only reads.
@@ -152,7 +152,11 @@ function hooks.stage(stage)
   if type(stage) ~= "table" or type(stage.name) ~= "string" or stage.name == "" then
     core.raise "hooks.stage: a stage has a name, under which its state is saved"
   end
-  local made = { name = stage.name }
+  if stage.is_local ~= nil and type(stage.is_local) ~= "boolean" then
+    core.raise(("hooks.stage '%s': is_local must be a boolean, not %s")
+      :format(stage.name, type(stage.is_local)))
+  end
+  local made = { name = stage.name, is_local = stage.is_local }
   for _, key in ipairs { "needs", "gives" } do
     if stage[key] ~= nil and not floats[stage[key]] and not integers[stage[key]] then
       core.raise(("hooks.stage '%s': %s must be a dtype, not %s")
@@ -379,6 +383,23 @@ local function each_link(list)
       end
     end
   end)
+end
+
+-- Whether a link may leave ranks different gradients. Of links in Lua this is what they say.
+local function is_local(link)
+  if getmetatable(link) == Native then return link.facts.is_local end
+  return type(link) == "table" and link.is_local == true
+end
+
+--- The ranks to which a chain gives equal results, for a model of this group; nil: each rank gets
+--- its own.
+---@param chain ms.Link[]
+---@param group ms.Group
+---@return ms.Group?
+function hooks._equal_over(chain, group)
+  for link in each_link(chain) do if is_local(link) then return nil end end
+  local last = chain[#chain]
+  return getmetatable(last) == Native and last.group or group
 end
 
 -- Raises if a link after error_feedback does not return the mean of what ranks send: the residual

@@ -5,6 +5,7 @@ local options_of = require "moonshard.options"
 require "moonshard.nn.files"
 require "moonshard.nn.adapter_files"
 local lora = require "moonshard.nn.lora"
+local alone = require "moonshard.nn.alone"
 
 ---@class ms.nn
 local nn = { class = module.class, Parameter = module.Parameter, is_module = module.is_module }
@@ -34,5 +35,11 @@ function nn.pretrained(path, options) return require "moonshard.nn.pretrained" (
 ---@param options? ms.LoraOptions
 ---@return ms.Module
 function nn.lora(model, options) return lora.lora(model, options) end
+
+--- Declares that each rank trains these parameters by itself, and what one model of all ranks' is.
+---@param object ms.Module
+---@param options { merge: "mean"|"rank0" }
+---@return ms.Module
+function nn.alone(object, options) return alone.alone(object, options) end
 
 return options_of.closed(nn, "ms.nn")

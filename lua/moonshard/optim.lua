@@ -4,6 +4,7 @@ local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.options"
 local check, argument = options_of.check, options_of.argument
+local copied = require "moonshard.optim.copied"
 local join = require "moonshard.ddp.join"
 local joined = require "moonshard.optim.joined"
 local sharded_join = require "moonshard.fsdp.join"
@@ -19,14 +20,14 @@ local unread = require "moonshard.overlap.unread"
 ---@class ms.optim
 local optim = {}
 for name, f in pairs(schedules) do optim[name] = f end
-optim.scaler = require "moonshard.optim.scaler"
+optim.scaler = require("moonshard.optim.scaler").new
 optim.averager = require "moonshard.optim.averager"
 optim.in_backward, optim.in_backward_of = overlap.in_backward, overlap.in_backward_of
 
 ---@class ms.Optimizer
 local Optimizer = {}
 -- Fields of an optimizer that may be nil.
-local unset = { shard = true, number = true, released = true }
+local unset = { shard = true, number = true, released = true, scaler = true }
 function Optimizer.__index(_, name)
   local value = Optimizer[name]
   if value ~= nil or unset[name] then return value end
@@ -804,18 +805,8 @@ function Optimizer:_each_source(given, f)
   saved_pieces.each_source(self, saved_pieces.models(self, "load_state"), given, f)
 end
 
---- Of parameters of a sharded model, each rank gives at least what it has (whole tensors or its
---- pieces), or rank 0 gives all and the others empty tables; all ranks call it.
----@param saved table
-function Optimizer:load_state(saved)
-  local models, items, shared = saved_pieces.models(self, "load_state"), {}, {}
-  local function judge(given, foreign) return problem_of(self, given, foreign) end
-  if #models > 0 then
-    saved, items, shared = saved_pieces.given(self, models, saved, judge)
-  else
-    local problem = judge(saved, {})
-    if problem then core.raise("load_state: " .. problem) end
-  end
+-- Loads a state that fits. items, shared: of the parameters of sharded models, as of saved.lua.
+local function load_all(self, saved, items, shared)
   written.load(self.list, self.begins, saved.groups)
   self.storages = {}
   local own = {}
@@ -836,6 +827,27 @@ function Optimizer:load_state(saved)
   end
   self.steps, self.lost, self.skipped, self.released = saved.steps + #skipped, 0, skipped, nil
 end
+
+--- Of parameters of a ddp model, each rank gives the state, or rank 0 gives it and others an empty
+--- table; all ranks of the model call it. Of parameters of a sharded model, each rank gives at
+--- least what it has (whole tensors or its pieces), or rank 0 gives all and the others empty
+--- tables; all ranks call it.
+---@param saved table
+function Optimizer:load_state(saved)
+  local models, items, shared = saved_pieces.models(self, "load_state"), {}, {}
+  local function judge(given, foreign) return problem_of(self, given, foreign) end
+  if #models > 0 then
+    saved, items, shared = saved_pieces.given(self, models, saved, judge)
+  else
+    saved = copied.given(self, saved, function(given) return judge(given, {}) end)
+    local problem = judge(saved, {})
+    if problem then core.raise("load_state: " .. problem) end
+  end
+  load_all(self, saved, items, shared)
+end
+
+-- For copied.lua: loads the state of the same optimizer of another rank.
+function Optimizer:_load_own(saved) load_all(self, saved, {}, {}) end
 
 options_of.methods(Optimizer, "an optimizer")
 

@@ -5,6 +5,7 @@ require "moonshard.group"                -- methods of the world
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
 local module = require "moonshard.nn.module"
+local replicas = require "moonshard.replicas"
 local steps = require "moonshard.steps"
 local settings = require "moonshard.train.settings"
 local folder = require "moonshard.train.folder"
@@ -293,6 +294,13 @@ local function judge_all(self)
   self.unjudged = {}
 end
 
+-- Raises if what ranks must hold alike differs. A checkpoint compares it as well.
+local function check_replicas(self, step)
+  local found = replicas.new()
+  replicas.add_things(found, { model = self.o.model, optimizer = self.o.optimizer })
+  replicas.check(("train: after step %d"):format(step), found, self.world)
+end
+
 -- Validation, samples and checkpoints after a step; they do not count in the step's time.
 local function after(self, step)
   local o, last = self.o, self.o.steps - 1
@@ -300,8 +308,10 @@ local function after(self, step)
   local validates = o.valid and o.eval and due(o.eval.every, step, last)
   local samples = o.sample and due(o.sample.every, step, last)
   local saves = o.save and due(o.save.every, step, last) or launch.save
-  if not (validates or samples or saves) then return end
+  local compares = not saves and due(o.check_replicas, step)
+  if not (validates or samples or saves or compares) then return end
   self.report:outside(function()
+    if compares then check_replicas(self, step) end
     if validates then validate_and_tell(self, step) end
     if samples then sample(self) end
     if saves then
@@ -358,6 +368,26 @@ local function stop(self, last, signal)
     ("stopped on request after step %d; no checkpoint is saved"):format(last))
 end
 
+-- On several ranks: raises for a trained parameter that each rank would train by itself, and nobody
+-- has said so.
+local function refuse_unreduced(model)
+  local meta, own = getmetatable(model), {}
+  local s = meta.ddp or meta.fsdp
+  for _, p in ipairs(s and s.left_out or {}) do own[p] = true end           -- it is `ignored`
+  local merge_of = require("moonshard.nn.alone").merge_of
+  for _, item in ipairs(model:named_parameters()) do
+    local p = item.parameter
+    local by = module.reduced[p]
+    if p:requires_grad() and not module.sharded[p] and not (by and by.reducer) and not own[p]
+        and not merge_of(p) then
+      core.raise(("train: nothing reduces the gradient of '%s' over the %d ranks, so each would \z
+        train a model of its own: wrap the model with ms.ddp or ms.fsdp. If the ranks' models are \z
+        to differ, ms.nn.alone(module, { merge = ... }) declares it; if the recipe averages by \z
+        itself, by_hand = true"):format(item.name, core.world():size()))
+    end
+  end
+end
+
 --- Runs the loop and returns its result. If a resumed run has no steps left, loss is nil.
 ---@param options ms.TrainOptions
 ---@return ms.TrainResult
@@ -367,10 +397,7 @@ function train.train(options)
     o = o, skips = 0, unjudged = {}, numbers = {}, parameters = o.model:parameters(),
     world = core.world(),
   }
-  if self.world:size() > 1 and not o.model.no_sync and not o.after_backward then
-    log.warn("train: there are %d ranks, but nothing averages their gradients: wrap the model \z
-      with ms.ddp or ms.fsdp, or do it in after_backward", self.world:size())
-  end
+  if self.world:size() > 1 and not o.by_hand then refuse_unreduced(o.model) end
   self.next_batch = type(o.data) == "function" and o.data or function() return o.data:next() end
   o.model:train()
   self.early = require "moonshard.overlap".early(self.parameters)
@@ -397,6 +424,7 @@ function train.train(options)
     log.log("all %d steps were done already", o.steps)
     if o.valid and o.eval then self.valid = validate(self) end
   end
+  if last >= self.start and self.saved ~= last + 1 then check_replicas(self, last) end
   tell_of_memory()
   self.report:close()
   folder.close(self)

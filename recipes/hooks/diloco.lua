@@ -8,6 +8,7 @@ local ms, optim = require "moonshard", require "moonshard.optim"
 
 return function(options)
   assert(options and options.model, "diloco: model is missing")
+  ms.nn.alone(options.model, { merge = "mean" })                    -- each rank trains its own
   local period, group = options.period or 100, options.group or ms.world()
   local weights = ms.flat(options.model:parameters())
   local anchor = weights:clone():keep()                              -- the last common weights

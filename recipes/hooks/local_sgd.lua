@@ -7,6 +7,7 @@ local ms = require "moonshard"
 
 return function(options)
   assert(options and options.model and options.periods, "local_sgd: model and periods are missing")
+  ms.nn.alone(options.model, { merge = "mean" })                    -- each rank trains its own
   local world = options.group or ms.world()
   local weights, levels = ms.flat(options.model:parameters()), {}
   for i, pair in ipairs(options.periods) do

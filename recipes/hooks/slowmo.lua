@@ -7,6 +7,7 @@ local ms = require "moonshard"
 
 return function(options)
   assert(options and options.model, "slowmo: model is missing")
+  ms.nn.alone(options.model, { merge = "mean" })                    -- each rank trains its own
   local period, beta, lr = options.period or 12, options.momentum or 0.5, options.lr or 1
   local group, weights = options.group or ms.world(), ms.flat(options.model:parameters())
   local anchor, slow = weights:clone():keep(), weights:zeros_like():keep()

@@ -20,6 +20,7 @@ return function(options)
   for i, modules in ipairs(options.fragments) do
     local parameters = {}
     for _, module in ipairs(modules) do
+      ms.nn.alone(module, { merge = "mean" })                          -- each rank trains its own
       table.move(module:parameters(), 1, #module:parameters(), #parameters + 1, parameters)
     end
     local weights = ms.flat(parameters)

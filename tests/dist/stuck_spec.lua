@@ -203,7 +203,8 @@ local function told() local f <close> = io.open ".stderr" return f:read "a" end
 ms.world():barrier(1800000)
 for rank = 0, 1 do repeat until told():find("rank " .. rank .. " has shown no progress%s") end
 ms.world():barrier(1800000)
-print("rank " .. ms.rank() .. " done")]]):format(SANITIZED and "" or "[^\\n]*it runs its script at"))
+print("rank " .. ms.rank() .. " done")]])
+      :format(SANITIZED and "" or "[^\\n]*it runs its script at"))
     local code, out, err = command.run(folder, "run lua.lua -n 2 --timeout 0.4")
     assert.equal(0, code, err)
     for rank = 0, 1 do

@@ -240,6 +240,7 @@ describe("the annotations", function()
       f(o)
     end
   end
+  takes["ms.nn.alone"] = with(of(ms.nn, "alone", ms.nn.Linear(2, 2)), "merge", "mean")
   takes["ms.hooks.top_k"] = with(of(ms.hooks, "top_k"), "fraction", 0.5)
   takes["ms.hooks.post_local_sgd"] = with(of(ms.hooks, "post_local_sgd"), "start_step", 1)
   takes["ms.hooks.clip"] = with(with(of(ms.hooks, "clip"), "scope", "bucket"), "max_norm", 1)

@@ -30,6 +30,7 @@ if cfg.hand then
   end
 else
   ms.train {
+    by_hand = true,
     model = model,
     optimizer = ms.optim.adamw(model, { lr = 0.1 }),
     data = batch,

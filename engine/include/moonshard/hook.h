@@ -302,6 +302,7 @@ struct ms_link_kind {
     bool one_model;    /* its state counts passes or belongs to a whole pass: one model only */
     bool needs_floats; /* the buffer must have one float for each number of the gradients */
     bool keeps_result; /* decode returns `reduced` with the same values */
+    bool is_local;     /* ranks get different gradients, so their parameters differ */
     bool can_round;    /* a reduction that rounds to bucket->travels by itself */
     bool casts, clips, checks, compresses; /* it has options.dtype, .clip, .nan_check; statistics */
 };

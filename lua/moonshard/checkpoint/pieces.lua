@@ -6,7 +6,9 @@ local core = require "moonshard.core"
 local piece = require "moonshard.piece"
 local sharded_state = require "moonshard.fsdp.state"
 
-local pieces = {}
+local pieces = {
+  DIFFERS = "differs",             -- the code where ranks hold different values of one thing
+}
 
 -- The file of a rank's pieces, and the one in which it tells rank 0 of them, until the commit.
 local function file_of(rank) return ("rank-%05d.safetensors"):format(rank) end
@@ -44,10 +46,10 @@ function pieces.hashes(hashes)
   return made
 end
 
--- Phase 1 on one rank: writes the pieces that this rank saves, and the list of them. Returns true;
--- or nil, message, code.
+-- Phase 1 on one rank: writes the pieces that this rank saves, and the list of them. Returns what
+-- is known of them now, by name, for replicas.lua; or nil, message, code.
 local function write_own(folder, name, parts, rank)
-  local names, tensors, told = {}, {}, core.json_list {}
+  local names, tensors, told, known = {}, {}, core.json_list {}, {}
   for i, one in ipairs(parts.pieces) do
     local t = one.tensor
     if one.saves and one.count > 0 then
@@ -70,10 +72,14 @@ local function write_own(folder, name, parts, rank)
       if one.file then
         at = at + 1
         for key, value in pairs(pieces.hashes(hashes[at])) do one[key] = value end
+        known[one.name] = { hash = one.hash, count = one.count }
       end
     end
   end
-  return core.file_write(list_of(folder, name, rank), core.json_encode { told = told })
+  local ok, message, code =
+    core.file_write(list_of(folder, name, rank), core.json_encode { told = told })
+  if not ok then return nil, message, code end
+  return known
 end
 
 -- On rank 0, after phase 1: the lists of all ranks, whose files are then removed; or nil, message,
@@ -189,11 +195,13 @@ end
 ---@param values table as encoded
 ---@param write fun(folder: string, name: string, file: string): table?, string?, string? writes the
 --- whole tensors; gives what the manifest has of them, or nil, message, code
+---@param differs fun(own: table<string, table>): string? what ranks must hold alike and do not, by
+--- what is known of this rank's pieces
 ---@param text fun(values: table, tensors: table, list: table, files: string[]): string
 ---@return true?
 ---@return string? message
 ---@return string? code
-function pieces.save(folder, name, parts, values, write, text)
+function pieces.save(folder, name, parts, values, write, differs, text)
   local world = require "moonshard".world()
   local first, ok, message, code, tensors = world:rank() == 0, true, nil, nil, nil
   if first then ok, message, code = core.checkpoint_begin(folder, name) end
@@ -205,6 +213,9 @@ function pieces.save(folder, name, parts, values, write, text)
       tensors, message, code = write(folder, name, "tensors.safetensors")
     end
     if message then message = ("rank %d: %s"):format(world:rank(), message) end
+    -- A rank that has failed compares as well: the others wait for it.
+    local difference = differs(written or {})
+    if difference and not message then message, code = difference, pieces.DIFFERS end
     message, code = pieces.agree(message, code)
   end
   if not message then

@@ -2,13 +2,16 @@
 -- Data of tensors is not read here.
 local core = require "moonshard.core"
 local piece = require "moonshard.piece"
+local apart = require "moonshard.checkpoint.apart"
 local pieces = require "moonshard.checkpoint.pieces"
 
 ---@class ms.checkpoint.store
 --- The reason why the last saved checkpoint is not on disk; nil if it is, or is still being
 --- written.
 ---@field lost? string
-local store = { VERSION = 2 }    -- 1: without pieces; still written where there are none
+-- 1: without pieces; 2: without what ranks hold differently; both are still written where there are
+-- none.
+local store = { VERSION = 3 }
 
 local TENSORS <const> = "tensors.safetensors"
 local HEAD, MIDDLE, TAIL = '{"hash":"', '","manifest":', "}\n"
@@ -130,7 +133,8 @@ function store.read_manifest(folder)
     return core.refuse(("'%s' has version %d; this Moonshard reads versions up to %d")
       :format(path, manifest.version, store.VERSION), "unsupported")
   end
-  if not is_whole(manifest) or manifest.version > 1 and not pieces_are_whole(manifest) then
+  if not is_whole(manifest) or manifest.version > 1 and not pieces_are_whole(manifest)
+      or manifest.apart and not apart.is_whole(manifest.apart) then
     return store.corrupt(path, "a field is missing or of another kind")
   end
   return check_pieces(folder, manifest)

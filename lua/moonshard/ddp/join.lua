@@ -18,6 +18,7 @@ local join = {}
 ---@field answer? table the exchange of words that has not been read yet
 ---@field last? integer the highest rank that had inputs when ranks last compared
 ---@field stopped? boolean the join ends because of `stop`
+---@field uneven? boolean some ranks had inputs while others had none
 
 -- A rank's word in the exchange: 0 if it has no inputs left; else 1 and bits for what its forward
 -- does; or a step of a sharded optimizer, with the optimizer's number.
@@ -47,6 +48,7 @@ local function read_words(s)
   end
   j.answer = nil
   if highest then j.last = highest end
+  j.uneven = j.uneven or live > 0 and live < #words
   return words, live, highest
 end
 
@@ -177,6 +179,8 @@ function join.run(s, options, f, synchronize_buffers, copy)
   follow(s, synchronize_buffers)
   uneven.align_steps(s.group)
   if j.last then copy(s, j.last) end
+  -- Ranks that ran out of inputs have not taken the last steps.
+  if j.last and j.uneven then require("moonshard.optim.copied").from(s, j.last) end
   return table.unpack(results, 1, results.n)
 end
 

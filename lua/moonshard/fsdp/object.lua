@@ -12,6 +12,7 @@ local overlap = require "moonshard.overlap"
 local piece = require "moonshard.piece"
 local prefetch = require "moonshard.fsdp.prefetch"
 local precision = require "moonshard.fsdp.precision"
+local replicas = require "moonshard.replicas"
 local state = require "moonshard.fsdp.state"
 local statistics = require "moonshard.statistics"
 local values = require "moonshard.fsdp.values"
@@ -419,6 +420,15 @@ end
 function FSDP:merge_adapters()
   lora.check_wrapped("merge_adapters", state_of(self).wrapped)
   return lora.merge(self:unwrap())
+end
+
+--- As a ddp model's: compares the copies of each shard (hybrid_shard, no_shard), and the
+--- optimizer's settings on all ranks. All ranks call it.
+---@param optimizer? ms.Optimizer
+function FSDP:check_replicas(optimizer)
+  local s = outside_join(self, "check_replicas")
+  s.sharded:check_idle("check_replicas")
+  replicas.check_model(self, s.group, optimizer)
 end
 
 --- This method of the model runs through the root's edges, as forward does.

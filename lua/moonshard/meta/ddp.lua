@@ -117,7 +117,8 @@
 --- number of ranks that had inputs in this pass. With "live", bucket:divisor() is equal on all
 --- ranks and may change from pass to pass. A link that keeps a running mean over passes must then
 --- weigh each pass by it, so that all inputs count equally. options.stop: all ranks raise when the
---- first one has no more inputs.
+--- first one has no more inputs. At the end all ranks have the parameters of a rank that had inputs
+--- longest, and their optimizers and scalers have the states of that rank's.
 --- ```lua
 --- local model = ms.ddp(ms.nn.Linear(2, 1))
 --- local inputs = { ms.ones { 1, 2 }, ms.ones { 1, 2 } } -- ranks may have different numbers
@@ -135,6 +136,19 @@
 --- model:stats().rebuilt --> true
 --- ```
 ---@field rebuild_buckets fun(self)
+--- Compares over the ranks what they must hold alike: the parameters whose gradients they reduce
+--- together, the buffers that each pass copies, and the states and settings of the optimizer. A
+--- difference raises on all ranks, with the first name and the ranks; a program that does not handle
+--- it ends with exit code 5. Each rank has its own, so not compared are: what is `ignored`, buffers
+--- that a forward writes (running statistics), and models whose hook has a link with
+--- `is_local = true`, as `noop` and `post_local_sgd` have. All ranks call it. It reads all of these
+--- values once, and **blocks** until they are there. Checkpoints and `ms.train` call it.
+--- ```lua
+--- local model = ms.ddp(ms.nn.Linear(2, 1))
+--- local optimizer = ms.optim.sgd(model)
+--- model:check_replicas(optimizer)
+--- ```
+---@field check_replicas fun(self, optimizer?: ms.Optimizer)
 --- Removes everything that wrapping installed. The module can then be wrapped again.
 --- ```lua
 --- local plain = ms.ddp(ms.nn.Linear(2, 1)):unwrap()

@@ -28,14 +28,19 @@
 --- A checkpoint has what a run needs to continue bit for bit: things by name, each of which has
 --- state() and load_state() or is a plain value. The states of links, the bucket layout and random
 --- numbers are added automatically. A checkpoint loads at any world size and strategy; of sharded
---- models and their optimizers each rank saves and reads its pieces.
+--- models and their optimizers each rank saves and reads its pieces. What ranks hold differently
+--- (weights that each rank trains by itself, values and random numbers of its own) is saved for
+--- every rank, and one line says so. As many ranks get back what each had; another number gets what
+--- `ms.nn.alone` declared, or the error "mismatch" with the names.
 ---@class ms.checkpoint
 --- Writes a folder step-NNNNNNNN below `folder` and returns its path. Its number is that of the
 --- next step: things.step, else the one after the current step. All ranks call it; rank 0 writes.
 --- Values are copied before it returns, and are written in the background, as a whole or not at
 --- all. If that fails, the next save or wait returns the failure. Where things are sharded, each
 --- rank writes a file; the call **blocks** until all files are on disk and rank 0 has committed
---- them, and all ranks have the same result. A program of `moonshard run`
+--- them, and all ranks have the same result. Before anything is written, ranks compare what they
+--- must hold alike, as `model:check_replicas(optimizer)` does; a difference raises on all ranks. A
+--- program of `moonshard run`
 --- whose last save failed ends with exit code 3.
 --- ```lua
 --- local model = ms.nn.Linear(2, 2)

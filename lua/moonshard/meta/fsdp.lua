@@ -269,6 +269,14 @@
 --- end)
 --- ```
 ---@field join fun(self, options: { divisor?: "all"|"live", stop?: boolean }, f: function)
+--- Compares over the ranks what they must hold alike, as a ddp model's: the copies of each shard
+--- (strategies hybrid_shard and no_shard) with their optimizer's state, and the settings of the
+--- optimizer on all ranks. Parameters of group_of are their ranks' own. All ranks call it.
+--- ```lua
+--- local model = ms.fsdp(ms.nn.Linear(2, 1), { strategy = "no_shard" })
+--- model:check_replicas(ms.optim.sgd(model))
+--- ```
+---@field check_replicas fun(self, optimizer?: ms.Optimizer)
 --- Whole parameters inside f, which records nothing: of the units of `names`, or of all. This
 --- rank's part of what f wrote is kept unless writeback is false. All ranks call it.
 --- ```lua

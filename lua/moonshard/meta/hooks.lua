@@ -67,6 +67,9 @@
 ---@field encode? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
 ---@field decode? fun(reduced: ms.Tensor, state: ms.State, bucket: ms.Bucket): ms.Tensor
 ---@field observe? fun(buffer: ms.Tensor, state: ms.State, bucket: ms.Bucket)
+--- Ranks get different results, so their parameters go apart and are not compared (see
+--- `check_replicas`). A link that is a callable table says so with a field of this name.
+---@field is_local? boolean
 
 ---@class ms.Int8Options
 ---@field per? "tensor"|"channel"|"block"   what has a scale of its own; "tensor" unless given

@@ -380,8 +380,10 @@
 --- optimizer:state().steps --> 1
 --- ```
 ---@field state fun(self, options?: { kind?: "full"|"sharded" }): table
---- Of parameters of a sharded model, each rank gives at least what it has, or rank 0 gives all and
---- the others empty tables; all ranks call it, and an error is the same on all.
+--- Of parameters of a ddp model, each rank gives the state, or rank 0 gives it and the others empty
+--- tables. Of parameters of a sharded model, each rank gives at least what it has, or rank 0 gives
+--- all and the others empty tables. In both cases all ranks call it; of sharded models an error is
+--- the same on all.
 --- ```lua
 --- local model = ms.nn.Linear(1, 1)
 --- local one, other = ms.optim.adam(model), ms.optim.adam(model)

@@ -64,6 +64,14 @@
 --- is nothing after sixteen steps, and addresses that differ are not why, an error says the first
 --- reason. While a trace is recorded (`--trace`, `ms.trace.start`) tasks are launched one by one.
 ---@field graph? boolean
+--- On several ranks: compares every so many steps what ranks must hold alike, as
+--- `model:check_replicas(optimizer)` does. Each checkpoint and the end of the run compare it as
+--- well. A difference ends the run with exit code 5, and nothing is saved.
+---@field check_replicas? integer
+--- On several ranks a trained parameter must be reduced (`ms.ddp`), sharded (`ms.fsdp`), or declared
+--- to be each rank's own (`ms.nn.alone`, or `ignored` of a wrapped model): others are refused before
+--- the first step. true: the recipe averages gradients or weights by itself.
+---@field by_hand? boolean
 ---@field things? table                more objects to save, with state and load_state, by name
 ---@field before_step? fun(step: integer)
 ---@field after_backward? fun(step: integer)          before clipping

@@ -108,16 +108,19 @@ end
 ---@return true?, string?, string?
 function Module:save_adapters(folder)
   adapter_files.check_save(self, folder)
-  return files.on_rank_0("save_adapters", function()
-    local items = {}
-    for _, saved in ipairs(module.saved(self)) do
-      if adapter_files.is_adapter(saved.name) then
-        items[#items + 1] = {
-          name = saved.name, dtype = saved.tensor:dtype(), shape = saved.tensor:shape(),
-          tensor = saved.tensor,
-        }
-      end
+  local items, tensors = {}, {}
+  for _, saved in ipairs(module.saved(self)) do
+    if adapter_files.is_adapter(saved.name) then
+      items[#items + 1] = {
+        name = saved.name, dtype = saved.tensor:dtype(), shape = saved.tensor:shape(),
+        tensor = saved.tensor,
+      }
+      tensors[saved.name] = saved.tensor
     end
+  end
+  local instead = files.one_of_all("save_adapters", tensors)
+  for _, item in ipairs(items) do item.tensor = instead[item.name] or item.tensor end
+  return files.on_rank_0("save_adapters", function()
     return files.write_all(items, adapter_files.begin(self, folder, items))
   end)
 end

@@ -467,6 +467,58 @@ function files.begin(self, path, items, dtype)
   }
 end
 
+-- The mean over the ranks of a tensor, computed in f32.
+local function mean_of(world, t)
+  return core.no_grad(function()
+    local sum = t:detach():to "f32":clone()
+    return world:all_reduce(sum, "avg"):value():to(t:dtype())
+  end)
+end
+
+--- What one model of all ranks' has instead of rank 0's: tensors by name, empty if ranks hold the
+--- same. nn.alone says what it is of parameters that each rank trains by itself; of buffers it is
+--- rank 0's. Raises on all ranks if others differ. All ranks call it.
+---@param what string the call's name, for messages
+---@param saved table<string, ms.Tensor>
+---@return table<string, ms.Tensor>
+function files.one_of_all(what, saved)
+  require "moonshard.ddp.layouts".check()
+  local world, instead = core.world(), {}
+  if world:size() == 1 or core.is_sim() or next(saved) == nil then return instead end
+  local label, names, tensors = ("all ranks call %s"):format(what), {}, {}
+  for name, t in require "moonshard".sorted_pairs(saved) do
+    names[#names + 1], tensors[#tensors + 1] = name, t
+  end
+  local told = {}
+  for i, hash in ipairs(core.hashes(tensors)) do
+    local t = tensors[i]
+    told[names[i]] = ("%016x %s [%s]"):format(hash, t:dtype(), table.concat(t:shape(), ","))
+  end
+  local text = core.json_encode(told)
+  local number, same = core.hash(text), true
+  for _, other in ipairs(world:_share("all_gather", "i64", { number }, label)) do
+    same = same and other == number
+  end
+  if same then return instead end
+  local all, merge_of = world:_share_texts(text, label), require("moonshard.nn.alone").merge_of
+  for r = 1, #all do all[r] = core.json_decode(all[r]) end
+  for i, name in ipairs(names) do
+    for r, other in ipairs(all) do
+      local merge = not core.is_parameter(tensors[i]) and "rank0" or merge_of(tensors[i])
+      if other[name] ~= all[1][name] and not merge then
+        core.raise(("%s: '%s' of rank %d differs from that of rank 0, and one model is saved: \z
+          wrap the model with ms.ddp or ms.fsdp, or say what one model of all ranks' is: \z
+          ms.nn.alone(module, { merge = \"mean\" })"):format(what, name, r - 1), 5)
+      end
+      if other[name] ~= all[1][name] and merge == "mean" then
+        instead[name] = mean_of(world, tensors[i])
+        break
+      end
+    end
+  end
+  return instead
+end
+
 --- Runs f on rank 0, and returns its result on all ranks when it is done. All ranks call it, and
 --- meet before as well: no rank still reads the file that f replaces.
 ---@param what string the call's name, for messages
@@ -496,10 +548,14 @@ end
 ---@return true?, string?, string?
 function Module:save(path, options)
   local dtype = files.check_save(self, path, options)
+  local state = self:state()
+  local instead = files.one_of_all("save", state)
   return files.on_rank_0("save", function()
     local items = {}
-    for name, t in require "moonshard".sorted_pairs(self:state()) do
-      items[#items + 1] = { name = name, dtype = t:dtype(), shape = t:shape(), tensor = t }
+    for name, t in require "moonshard".sorted_pairs(state) do
+      items[#items + 1] = {
+        name = name, dtype = t:dtype(), shape = t:shape(), tensor = instead[name] or t,
+      }
     end
     return files.write_all(items, files.begin(self, path, items, dtype))
   end)

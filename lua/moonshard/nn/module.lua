@@ -463,6 +463,7 @@ function Module:to(what)
         new = module.Parameter(new)
         if frozen then new:requires_grad_(false) end
         names.replace(t, new)
+        require("moonshard.nn.alone").replace(t, new)
       end
       replace(self, t, new:keep())
     end

@@ -12,6 +12,9 @@ local Scaler = {}
 Scaler.__index = Scaler
 Scaler.__name = "ms.Scaler"
 
+-- Scalers by the order in which they were made, which is the same on all ranks.
+local made, count = setmetatable({}, { __mode = "v" }), 0
+
 local MOST <const>, LEAST <const> = 0x1p126, 0x1p-126
 
 local known = {
@@ -48,6 +51,8 @@ local function scaler(options)
   self.finite = {}                         -- optimizer -> flag, between unscale and step
   -- Whether some optimizer has stepped since the last change; 1 while all their flags were true.
   self.stepped, self.ok = false, core.full(1, {}):keep()
+  count = count + 1
+  self.number, made[count] = count, self
   return setmetatable(self, Scaler)
 end
 
@@ -119,6 +124,7 @@ function Scaler:unscale(optimizer)
     core.raise("scaler: the gradients of this optimizer are unscaled already; unscale once between "
       .. "scale and step")
   end
+  optimizer.scaler = self
   local list, params = {}, {}
   for _, group in ipairs(optimizer:groups()) do
     for _, p in ipairs(group.params) do
@@ -183,4 +189,14 @@ end
 
 options_of.methods(Scaler, "a scaler")
 
-return scaler
+-- The scaler of this number gets the state of the same one of another rank.
+local function load(number, saved)
+  local self = made[number]
+  if not self then
+    core.raise "join: another rank steps with a scaler that this rank does not have: make the \z
+      same ones on all ranks"
+  end
+  self:load_state(saved)
+end
+
+return { new = scaler, load = load }

@@ -15,7 +15,8 @@ local known = {
   eval = "table", sample = "table", save = "table",
   on_nan = "string", things = "table", before_step = "function", after_backward = "function",
   after_step = "function", on_eval = "function", log_every = "count", log = "table",
-  graph = "boolean", attention = "string",
+  graph = "boolean", attention = "string", check_replicas = "count",
+  by_hand = "boolean",
 }
 
 local parts = {
