@@ -294,6 +294,17 @@ local function place_of(self, p)
   end
 end
 
+-- The f32 copy of a 16-bit parameter takes what others have written to the parameter since this
+-- optimizer stepped it: a load, a mask, an average over ranks. An element whose copy rounds to the
+-- parameter's value was not changed, and keeps its low bits.
+local function follow_writes(slot, p)
+  local master = slot.state.master
+  if not master or slot.version == core.tensor_version(p) or p:numel() == 0 then return end
+  core.no_grad(function()
+    master:copy_(core.where(master:to(p:dtype()):eq(p), master, p:to "f32"))
+  end)
+end
+
 local function step_one(self, p, grad, group, only_if)
   refuse_scaled(self.kind.name, p, self.slots[p].position,
     "step with scaler:step(optimizer), or call scaler:unscale(optimizer) before")
@@ -309,8 +320,10 @@ local function step_one(self, p, grad, group, only_if)
         slot.salt or core.hash(name_of(p, slot.position))
     end
     if slot.place == nil then slot.place = place_of(self, p) or false end
+    follow_writes(slot, p)
     kind.step_param(p, grad, slot.state, group, nil, only_if, slot.salt, slot.draws,
       slot.place or nil)
+    if slot.state.master then slot.version = core.tensor_version(p) end
     return
   end
   slot.taken = (slot.taken or -1) + 1
@@ -798,6 +811,7 @@ local function load_one(self, p, given, item, shared)
     end
   end
   slot.state, slot.taken, slot.draws, slot.early = state, given["#taken"], given["#draws"], nil
+  slot.version = nil
 end
 
 -- For checkpoints: f(source, first, count) for what load_state will read of a state of sources.
