@@ -316,6 +316,14 @@ static int on_grad_ready(lua_State *L)
     return push_remover(L, id);
 }
 
+/* core.has_hooks(leaf) -> whether it has functions of on_grad or on_grad_ready */
+static int has_hooks(lua_State *L)
+{
+    ms_lua_enter(L);
+    lua_pushboolean(L, ms_tensor_has_hooks(ms_lua_tensor(L, 1)));
+    return 1;
+}
+
 /* ----------------------------------------------- writes that wait for reads */
 
 /* Whether a running backward still has to read one of them. One look at a storage for each, so it
@@ -649,6 +657,7 @@ void ms_open_grad(lua_State *L, int runtime)
                                           { "recompute", recompute },
                                           { "consume_grad", consume_grad },
                                           { "backwards", backwards },
+                                          { "has_hooks", has_hooks },
                                           { "is_awaited", is_awaited },
                                           { "when_unread", when_unread },
                                           { "mark_gradients", mark_gradients },

@@ -510,3 +510,9 @@ void ms_tensor_remove_hook(ms_tensor *tensor, uint64_t id)
             return;
         }
 }
+
+bool ms_tensor_has_hooks(const ms_tensor *leaf)
+{
+    const ms_meta *meta = leaf->meta;
+    return meta && meta->hooks;
+}

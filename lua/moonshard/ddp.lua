@@ -15,6 +15,7 @@ local nested = require "moonshard.nested"
 local overlap = require "moonshard.overlap"
 local replicas = require "moonshard.replicas"
 local statistics = require "moonshard.statistics"
+local structure = require "moonshard.nn.structure"
 local watch = require "moonshard.watch"
 local options_of = require "moonshard.options"
 local check, check_group = options_of.check, options_of.check_group
@@ -40,6 +41,7 @@ local DDP = {}
 ---@field precision? ms.Precision
 ---@field skipped? table<ms.Parameter, boolean> parameters that keep their dtype
 ---@field cast_buffers? ms.CastBuffers
+---@field structure? integer of names.structure, when the parameters were looked at
 ---@field own_buffers? table<string, boolean> buffers that a forward of this rank has written
 
 ---@param self any
@@ -166,6 +168,7 @@ local function forward(self, ...)
   if not s.reducer then
     core.raise "ddp: this model was unwrapped; use the module inside, or wrap it again"
   end
+  structure.check_ddp(s)
   if not core.is_recording() then return run(s, ...) end
   -- As in PyTorch, a pass without synchronization does not synchronize buffers, and neither does
   -- the pass after it.

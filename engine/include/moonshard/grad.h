@@ -102,6 +102,8 @@ MS_API ms_status ms_tensor_on_accumulated(ms_tensor *leaf, ms_accumulated_functi
                                           void (*free_user)(void *), uint64_t *id);
 /* Does nothing if the hook was removed before. */
 MS_API void ms_tensor_remove_hook(ms_tensor *tensor, uint64_t id);
+/* Whether a leaf has such functions. */
+MS_API bool ms_tensor_has_hooks(const ms_tensor *leaf);
 
 /* For hooks: f is called once, on the host, when the outermost backward that runs has finished; in
  * order of registration, and not if that backward fails. If f returns an error, that backward

@@ -4,6 +4,7 @@ local nested = require "moonshard.nested"
 local overlap = require "moonshard.overlap"
 local precision = require "moonshard.fsdp.precision"
 local prefetch = require "moonshard.fsdp.prefetch"
+local structure = require "moonshard.nn.structure"
 
 local edges = {}
 
@@ -17,6 +18,7 @@ function edges.around(s, index, part)
   local several = #unit.modules > 1
   return function(object, run, ...)
     local sharded = s.sharded
+    if index == 0 then structure.check_fsdp(s) end
     if several then sharded:begin_part(index, part) end
     if low then precision.begin(s) end
     local begins, reduces = sharded:begins_pass(index)

@@ -42,6 +42,7 @@ local FSDP = {}
 ---@field optimizer_count integer
 ---@field planner ms.Prefetch that the options give
 ---@field prefetching ms.Prefetching
+---@field structure? integer of names.structure, when the parameters were looked at
 ---@field unit_of table<ms.Parameter, integer> index of its unit
 ---@field later? ms.Delayed while it is wrapped: what of it is on "meta"
 

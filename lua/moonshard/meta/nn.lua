@@ -85,6 +85,8 @@
 --- ms.nn.Dropout(0.5):is_training() --> true
 --- ```
 ---@field is_training fun(self): boolean   true until eval, or train(false)
+--- Converts float parameters and buffers. They become new tensors, so it comes before ms.ddp, ms.fsdp,
+--- optimizers and functions of on_grad: a parameter that has one of these is refused.
 --- ```lua
 --- ms.nn.Linear(2, 2):to("bf16"):parameters()[1]:dtype() --> "bf16"
 --- ```

@@ -301,6 +301,7 @@ function Tensor:requires_grad_(...)
     core.raise(("requires_grad_: '%s' belongs to an fsdp model, which has laid out its memory by \z
       what is trained: unwrap() the model, change it, and wrap it again"):format(self:name()))
   end
+  if core.is_parameter(self) then names.trained() end
   return set_requires_grad(self, ...)
 end
 
@@ -433,8 +434,29 @@ local function replace(root, old, new)
   end
 end
 
+-- Raises for a parameter that another tensor is about to replace, where somebody would go on with
+-- the old one.
+local function refuse_replacement(t, name)
+  local s = module.reduced[t]
+  if s and s.reducer then
+    core.raise(("to: ddp reduces the gradient of '%s': convert the model before it is wrapped, or \z
+      unwrap() it first"):format(name))
+  end
+  -- It may be one that was dropped.
+  if module.stepped[t] then core.collect() end
+  if module.stepped[t] then
+    core.raise(("to: '%s' belongs to an optimizer, which would go on with the old values: convert \z
+      the model before its optimizer is made"):format(name))
+  end
+  if core.has_hooks(t) then
+    core.raise(("to: '%s' has functions of on_grad, which would be lost: convert the model before \z
+      they are given"):format(name))
+  end
+end
+
 --- Casts float parameters and buffers, or moves them to a device. Shared tensors stay shared.
---- Optimizers must be made afterwards, because the parameters are new tensors.
+--- Optimizers, wrappers and functions of on_grad come afterwards, because the parameters are new
+--- tensors: those that have them are refused.
 ---@param what ms.DType|string
 ---@return self
 function Module:to(what)
@@ -445,7 +467,7 @@ function Module:to(what)
   end
   local tensors = {}
   each_tensor(self, function(name, t)
-    if module.sharded[t] then
+    if module.sharded[t] and t:dtype() ~= what then
       core.raise(("to: '%s' belongs to an fsdp model: convert the model before it is wrapped")
         :format(name))
     elseif module.unread[t] and floats[t:dtype()] and t:dtype() ~= what then
@@ -453,6 +475,9 @@ function Module:to(what)
         materialize"):format(name))
     end
     tensors[#tensors + 1] = t
+    if core.is_parameter(t) and floats[what] and t:dtype() ~= what then
+      refuse_replacement(t, name)
+    end
   end)
   for _, t in ipairs(tensors) do
     module.loaded_dtype[t] = nil

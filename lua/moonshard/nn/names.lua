@@ -12,6 +12,8 @@ local stands_for = setmetatable({}, { __mode = "k" })
 local known = setmetatable({}, { __mode = "k" })
 -- Grows when a place gets or loses a parameter or a module.
 local version = 0
+-- Grows when a parameter begins or ceases to require a gradient.
+local trained = 0
 
 --- "h" and 1 give "h.0": list items count from 0 in names, as in other tools' files.
 ---@param prefix string
@@ -29,6 +31,14 @@ end
 
 --- Must be called when a module gets or loses a parameter or a module: names may change.
 function names.changed() version = version + 1 end
+
+--- Must be called when it changes whether a parameter requires a gradient.
+function names.trained() trained = trained + 1 end
+
+--- A number that grows with every change of what some model is made of, or of what is trained. Who
+--- relies on a model's parameters compares it, and looks at them again where it has grown.
+---@return integer
+function names.structure() return version + trained end
 
 --- Notes that a parameter, or a module with these fields, was assigned to a place.
 ---@param what any
