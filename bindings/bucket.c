@@ -179,12 +179,14 @@ static int bucket_set_buffer(lua_State *L)
 {
     ms_lua_enter(L);
     ms_bucket *bucket = check_bucket(L);
-    ms_tensor *tensor = ms_lua_tensor(L, 2);
-    ms_dtype dtype = ms_tensor_dtype(tensor);
+    ms_tensor *given = ms_lua_tensor(L, 2), *tensor = NULL;
+    ms_dtype dtype = ms_tensor_dtype(given);
     /* A plain cast only rounds, which the reduction reports. */
     bool cast = ms_dtype_is_float(dtype) && dtype != ms_tensor_dtype(bucket->buffer)
                 && ms_bucket_loss_is_known(bucket);
+    ms_lua_ok(L, ms_bucket_row(given, &tensor));
     ms_bucket_set_buffer(bucket, tensor);
+    ms_tensor_release(tensor);
     if (cast) ms_bucket_mark_lossless(bucket);
     /* The next buffer() makes a handle of the new tensor. */
     get_life(L)->buffer = NULL;
@@ -313,9 +315,12 @@ static int bucket_decode(lua_State *L)
 {
     ms_bucket *bucket = NULL;
     const ms_link *link = enter_link(L, &bucket);
-    ms_tensor *before = ms_lua_tensor(L, 3), *reduced = ms_lua_tensor(L, 4), *decoded = NULL;
+    ms_tensor *before = ms_lua_tensor(L, 3), *reduced = NULL, *decoded = NULL;
     ms_handle *handle = give(L, get_life(L));
-    ms_lua_ok(L, ms_link_run_decode(link, bucket, before, reduced, &decoded));
+    ms_lua_ok(L, ms_bucket_row(ms_lua_tensor(L, 4), &reduced));
+    ms_status status = ms_link_run_decode(link, bucket, before, reduced, &decoded);
+    ms_tensor_release(reduced);
+    ms_lua_ok(L, status);
     ms_handle_fill(handle, decoded);
     return 1;
 }
@@ -371,7 +376,11 @@ static int bucket_close_between(lua_State *L)
     ms_lua_enter_inside(L);
     check_bucket(L);
     ms_lua_bucket(L, 2);
-    ms_lua_ok(L, ms_between_close(get_life(L)->between, ms_lua_tensor(L, 3)));
+    ms_tensor *row = NULL;
+    ms_lua_ok(L, ms_bucket_row(ms_lua_tensor(L, 3), &row));
+    ms_status status = ms_between_close(get_life(L)->between, row);
+    ms_tensor_release(row);
+    ms_lua_ok(L, status);
     return 0;
 }
 
@@ -541,10 +550,13 @@ static ms_status take_result(lua_State *L, const ms_callback *callback, const ms
     }
     if (!handle->tensor)
         return wrong_result(L, callback, bucket, "it returned a tensor that is gone");
-    ms_status status = ms_bucket_check_result(bucket, NULL, handle->tensor);
-    if (status) return ms_bucket_check_result(bucket, hook_name(L, callback), handle->tensor);
-    *result = ms_tensor_retain(handle->tensor);
-    return MS_OK;
+    ms_tensor *row = NULL;
+    ms_status status = ms_bucket_row(handle->tensor, &row);
+    if (!status) status = ms_bucket_check_result(bucket, NULL, row);
+    if (row && status) status = ms_bucket_check_result(bucket, hook_name(L, callback), row);
+    if (status) ms_tensor_release(row);
+    else *result = row;
+    return status;
 }
 
 /* Calls the hook, which is on top of the stack, and takes what it returns while its handle is still

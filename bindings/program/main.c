@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "bindings/adopt.h"
@@ -28,12 +29,50 @@ static volatile sig_atomic_t stop_signal, save_signal, is_rank;
  * requests to all. NULL: it is no such process. */
 static ms_rendezvous *volatile joined_job;
 
-/* A handler: it only sets a number. _exit is safe there. The first signal stays: the exit code 128
- * + signal says what has stopped the run. */
+/* Of a process without a supervisor: the timer that a request starts, how long it runs (--grace),
+ * and what is shown when it ends the process. A script may never come to the end of a step. */
+#define MS_GRACE_SECONDS 60
+static timer_t grace_timer;
+static struct itimerspec grace;
+static char grace_text[128];
+static volatile sig_atomic_t has_timer;
+
+/* A handler: the script has had its time. */
+static void end_at_once(int number)
+{
+    (void)number;
+    if (write(STDERR_FILENO, grace_text, strlen(grace_text)) < 0) _exit(128 + stop_signal);
+    _exit(128 + stop_signal);
+}
+
+/* A handler: it only sets a number, and starts the timer. _exit is safe there. The first signal
+ * stays: the exit code 128 + signal says what has stopped the run. */
 static void request_stop(int number)
 {
     if (stop_signal && !is_rank) _exit(128 + number);
-    if (!stop_signal) stop_signal = number;
+    if (stop_signal) return;
+    stop_signal = number;
+    if (has_timer) timer_settime(grace_timer, 0, &grace, NULL);
+}
+
+/* Without a timer, which the system refuses when it lacks memory, a second signal ends the
+ * process. */
+static void make_timer(double seconds)
+{
+    struct sigaction action = { .sa_handler = end_at_once };
+    struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM };
+    sigemptyset(&action.sa_mask);
+    if (has_timer || timer_create(CLOCK_MONOTONIC, &event, &grace_timer)) return;
+    if (seconds > 1e9) seconds = 1e9;
+    grace.it_value.tv_sec = (time_t)seconds;
+    grace.it_value.tv_nsec = (long)((seconds - (double)grace.it_value.tv_sec) * 1e9);
+    /* All zeros would stop the timer. */
+    if (grace.it_value.tv_sec == 0 && grace.it_value.tv_nsec == 0) grace.it_value.tv_nsec = 1;
+    snprintf(grace_text, sizeof grace_text,
+             "moonshard: the run did not stop within %.6g s after a request to stop (--grace)\n",
+             seconds);
+    sigaction(SIGALRM, &action, NULL);
+    has_timer = 1;
 }
 
 /* The same in a process that has joined a job over several hosts: the keepers agree on the step. A
@@ -99,12 +138,15 @@ static void catch_signals(void)
     signal(SIGPIPE, SIG_IGN);
 }
 
-/* watch_signals(): from now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 are requests; before, and in
+/* watch_signals(grace): from now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 are requests; before, and in
  * commands that never look, they end the process. `moonshard run` calls it. In a thread that is a
- * rank it does nothing, as the supervisor has the signals. */
+ * rank it does nothing, as the supervisor has the signals. grace: so many seconds after a request
+ * to stop the process is ended, where no supervisor does so. */
 static int watch_signals(lua_State *L)
 {
-    if (!lua_toboolean(L, lua_upvalueindex(1))) catch_signals();
+    if (lua_toboolean(L, lua_upvalueindex(1))) return 0;
+    if (!is_rank && !joined_job) make_timer(luaL_optnumber(L, 1, MS_GRACE_SECONDS));
+    catch_signals();
     return 0;
 }
 

@@ -184,7 +184,9 @@ static int os_info(void *user, const char *path, ms_file_info *out)
 {
     (void)user;
     struct stat what;
-    if (stat(path, &what) != 0) return -errno;
+    if (lstat(path, &what) != 0) return -errno;
+    out->is_link = S_ISLNK(what.st_mode);
+    if (out->is_link && stat(path, &what) != 0) return -errno;
     out->bytes = (uint64_t)what.st_size;
     out->modified_ns = (int64_t)what.st_mtim.tv_sec * 1000000000 + what.st_mtim.tv_nsec;
     out->is_directory = S_ISDIR(what.st_mode);

@@ -116,8 +116,8 @@ ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host, size_t
     ms_status status = ms_storage_check(storage, offset, offset + bytes, true, "read");
     if (!status) status = ms_engine_check(engine);
     for (uint32_t i = 0; i < count && !status; i++) status = ms_point_sync(engine, writers[i]);
-    if (!status && bytes) engine->device->read(engine, host, storage->data + offset, bytes);
-    return status;
+    if (status || !bytes) return status;
+    return engine->device->read(engine, host, storage->data + offset, bytes);
 }
 
 /* -------------------------------------------------------------- host memory */

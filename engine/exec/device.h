@@ -117,8 +117,9 @@ struct ms_device {
     void (*copy_out)(ms_stream *stream, const ms_launch *launch, void *host, const void *from,
                      size_t bytes);
     /* At once, while the host waits: of memory whose writers are reached. It may not wait for other
-     * work of the streams. A device without values gives zeros, and host may then be NULL. */
-    void (*read)(ms_engine *engine, void *host, const void *from, size_t bytes);
+     * work of the streams. A device without values gives zeros, and host may then be NULL. After a
+     * failure host holds nothing that may be used. */
+    ms_status (*read)(ms_engine *engine, void *host, const void *from, size_t bytes);
     /* In stream order: the stream fails (MS_ERROR_TASK) with this message if *flag is not 0. */
     void (*fail_if)(ms_stream *stream, const ms_launch *launch, const float *flag,
                     const char *message);

@@ -160,7 +160,7 @@ ms_status ms_bucket_check_result(const ms_bucket *bucket, const char *hook, cons
             "comm hook, bucket %u \"%s\": it returned a tensor of another device%s%.200s",
             bucket->index, bucket->label, of, hook);
     bool contiguous = ms_tensor_is_contiguous(result);
-    if (count == length && contiguous
+    if (count == length && contiguous && ms_tensor_dims(result) == 1
         && (ms_tensor_dtype(result) == ms_tensor_dtype(bucket->flat) || result == bucket->result))
         return MS_OK;
     if (shards > 1 && count == length * shards)

@@ -1,6 +1,8 @@
 /* tensors.c: operators on tensors as links use them: with one number, without history. */
 #include "hook/links.h"
 
+#include "tensor/values.h"
+
 /* ms_op_apply records nothing on the tape, so links do not lengthen the graph. */
 static ms_status apply(const ms_op *op, double value, bool in_place, ms_tensor *a, ms_tensor *b,
                        ms_tensor **out)
@@ -48,6 +50,23 @@ ms_status ms_link_cast(ms_tensor *t, ms_dtype dtype, ms_tensor **out)
     }
     ms_attributes attributes = { .cast = { .dtype = dtype } };
     return ms_op_apply(ms_tensor_engine(t), &ms_op_cast, &attributes, false, &t, 1, out, 1);
+}
+
+/* Links and checks of results compare numbers of elements, so other shapes must not get here. */
+ms_status ms_bucket_row(ms_tensor *given, ms_tensor **out)
+{
+    ms_engine *engine = ms_tensor_engine(given);
+    ms_attributes flat = { .shape = { .dims = 1, .sizes = { -1 } } };
+    ms_tensor *row = NULL;
+    if (ms_tensor_dims(given) == 1) {
+        *out = ms_tensor_retain(given);
+        return MS_OK;
+    }
+    ms_status status = ms_op_apply(engine, &ms_op_reshape, &flat, false, &given, 1, &row, 1);
+    /* A column of a matrix becomes a row with gaps. */
+    if (!status) status = ms_op_as_contiguous(engine, row, out);
+    ms_tensor_release(row);
+    return status;
 }
 
 /* A reshape of a tensor that is not contiguous copies; of a contiguous one it is a view. Either way

@@ -13,6 +13,7 @@
 
 #define TEMPORARY ".tmp-"
 #define REPLACED ".old-"
+#define STEP "step-" /* how the names of checkpoints that scripts save begin */
 
 /* ---------------------------------------------------------------- snapshots */
 
@@ -136,14 +137,31 @@ static bool is_folder(ms_context *context, const char *path)
     return context->os->info(context->os->user, path, &info) == 0 && info.is_directory;
 }
 
+/* A checkpoint that a user has replaced by a link to an archive, or a trap. */
+static bool is_link(ms_context *context, const char *path)
+{
+    ms_file_info info;
+    return context->os->info(context->os->user, path, &info) == 0 && info.is_link;
+}
+
+/* Whether a name is one that a checkpoint has between begin and commit: the prefix, "step-", and a
+ * number. */
+static bool is_made_here(const char *name, const char *prefix)
+{
+    size_t length = strlen(prefix);
+    if (strncmp(name, prefix, length) != 0 || strncmp(name + length, STEP, strlen(STEP)) != 0)
+        return false;
+    const char *number = name + length + strlen(STEP);
+    return *number && number[strspn(number, "0123456789")] == 0;
+}
+
 /* Undoes what a crash left under one name. A temporary folder was never committed and is removed. A
  * replaced one is removed if the new checkpoint has its name; otherwise the crash came between the
  * two renames of commit(), and the old checkpoint gets its name back. Other names, and files,
- * stay. */
+ * stay; of a link, the link alone is removed. */
 static ms_status sweep_one(ms_context *context, const char *folder, const char *name)
 {
-    bool temporary = strncmp(name, TEMPORARY, strlen(TEMPORARY)) == 0,
-         replaced = strncmp(name, REPLACED, strlen(REPLACED)) == 0;
+    bool temporary = is_made_here(name, TEMPORARY), replaced = is_made_here(name, REPLACED);
     char *path = NULL, *committed = NULL;
     /* Committed checkpoints and other files are none of its business. */
     if (!temporary && !replaced) return MS_OK;
@@ -152,7 +170,7 @@ static ms_status sweep_one(ms_context *context, const char *folder, const char *
         status = ms_path_join(context, folder, name + strlen(replaced ? REPLACED : TEMPORARY),
                               &committed);
     if (!status && is_folder(context, path)) {
-        if (replaced && !is_folder(context, committed))
+        if (replaced && !is_link(context, path) && !is_folder(context, committed))
             status = ms_folder_rename(context, path, committed);
         else status = ms_folder_remove(context, path);
     }

@@ -188,12 +188,15 @@ ms_status ms_folder_list(ms_context *context, const char *path, ms_names *out)
 }
 
 /* Not recursive on purpose: only folders that hold nothing but files are made here, and a wrong
- * path must not remove a tree. */
+ * path must not remove a tree. Nor is a link followed: what it leads to may be somebody's archive.
+ */
 ms_status ms_folder_remove(ms_context *context, const char *path)
 {
     const ms_os *os = context->os;
     ms_names names = { 0 };
-    ms_status status = ms_folder_list(context, path, &names);
+    ms_file_info info;
+    bool is_link = os->info(os->user, path, &info) == 0 && info.is_link;
+    ms_status status = is_link ? MS_OK : ms_folder_list(context, path, &names);
     for (size_t i = 0; i < names.count && !status; i++) {
         char *file = NULL;
         status = ms_path_join(context, path, names.items[i], &file);

@@ -19,11 +19,12 @@ void ms_loop_begin(ms_loop *loop, uint32_t dims, const int64_t *shape, const int
 }
 
 /* Aligned at the last dimension. A size of 1 repeats, whatever its stride says. Leading dimensions
- * that the operand has not keep the stride 0 of ms_loop_begin. */
+ * that the operand has not keep the stride 0 of ms_loop_begin; those that the loop has not are of
+ * size 1, and are passed over. */
 void ms_loop_set(ms_loop *loop, uint32_t index, uint32_t dims, const int64_t *shape,
                  const int64_t *strides)
 {
-    for (uint32_t d = 0; d < dims; d++)
+    for (uint32_t d = dims > loop->dims ? dims - loop->dims : 0; d < dims; d++)
         loop->strides[index][loop->dims - dims + d] = shape[d] == 1 ? 0 : strides[d];
 }
 

@@ -8,6 +8,7 @@
 local apart = require "moonshard.checkpoint.apart"
 local core = require "moonshard.core"
 local layouts = require "moonshard.ddp.layouts"
+local lock = require "moonshard.checkpoint.lock"
 local log = require "moonshard.log"
 local link_state = require "moonshard.link_state"
 local pieces = require "moonshard.checkpoint.pieces"
@@ -25,6 +26,16 @@ local checkpoint = {}
 
 -- { message, code } of a background write that failed, until save or wait returns it
 local late
+
+-- The lock of the folder in which a checkpoint is being written: { folder, lock }. nil: none is
+-- written, or the run has locked its folder itself.
+local writing
+
+local function end_writing()
+  if writing then lock.give(writing[1], writing[2]) end
+  writing = nil
+end
+steps.on_end(function() if writing and core.checkpoint_is_done() then end_writing() end end)
 
 --------------------------------------------------------------------------------------------- saving
 
@@ -84,6 +95,7 @@ end
 -- Waits for the checkpoint that is being written in the background, if there is one.
 local function join()
   local ok, message, code = core.checkpoint_wait()
+  end_writing()
   if ok then return end
   late, store.lost = late or { message, code }, message
 end
@@ -187,7 +199,8 @@ end
 --- Saves things by name under folder/step-NNNNNNNN. Each thing has state() and load_state(), or is
 --- a plain value. The number is that of the next step: things.step, else the one after the current
 --- step. Values are copied before the call returns; the files are written while training continues.
---- If writing fails, the next save (which still writes its own checkpoint) or `wait` returns the
+--- The folder is locked until they are on disk, unless this process has locked it already: of two
+--- jobs that save there, one gets "denied". If writing fails, the next save (which still writes its own checkpoint) or `wait` returns the
 --- failure. All ranks call it; rank 0 writes, and only rank 0 returns failures, except that of a
 --- folder that is not the same on all hosts, which all ranks return ("mismatch"). Where things are
 --- sharded, each rank writes its pieces, the call returns when the checkpoint is on disk, and all
@@ -220,6 +233,11 @@ function checkpoint.save(folder, things)
     values = values, links = links, buckets = layouts.save(),
     products = require "moonshard.tune".state(),
   }
+  if first and ok and not lock.is_held(folder) then
+    local taken
+    taken, why, kind = lock.take(folder)
+    ok, writing = taken ~= nil, taken and { folder, taken }
+  end
   local snapshot, hashes = read_all(out, first and ok and not together)
   local held <close> = not core.is_sim() and snapshot or nil -- luacheck: ignore held
   local known, list = known_of(out, hashes)
@@ -233,6 +251,7 @@ function checkpoint.save(folder, things)
     ok, why, kind = write(folder, name, out, manifest, snapshot, hashes)
   end
   store.lost = why
+  if not ok or together or manifest.apart then end_writing() end
   if not ok then return nil, why, kind end
   note_saved()
   if not before then

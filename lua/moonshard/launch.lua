@@ -10,7 +10,8 @@
 ---@field is_thread? boolean the rank is a thread of the supervisor's process
 ---@field stop_requested fun(): integer? number of the signal that asked to stop
 ---@field save_requested fun(): boolean whether SIGUSR1 came since the last call
----@field watch_signals fun() from now on signals are requests
+--- from now on signals are requests; grace: seconds after a request to stop until the process ends
+---@field watch_signals fun(grace?: number)
 ---@field is_terminal fun(): boolean stdout and stderr are a terminal
 ---@field columns fun(): integer width of the terminal
 ---@field pause fun(ms: integer) waits

@@ -1,5 +1,6 @@
 -- ms.report: the step line and metrics.jsonl.
 local core = require "moonshard.core"
+local lock = require "moonshard.checkpoint.lock"
 local launch = require "moonshard.launch"
 local about = require "moonshard.report.about"
 local line = require "moonshard.report.line"
@@ -104,16 +105,16 @@ end
 
 local numbers = { "tokens", "every", "total" }
 
--- Files of the run's folder that rank 0 writes. `lock`: of the folder, by the caller; otherwise the
--- report locks it, so that two runs do not write the same files.
-local function own(self, lock)
+-- Files of the run's folder that rank 0 writes. has_lock: the caller has locked the folder; otherwise
+-- the report does, so that two runs do not write the same files.
+local function own(self, has_lock)
   local run = self.run
   assert(core.make_directory(run))
-  if not lock then
+  if not has_lock then
     locks[run] = locks[run] or { file = nil }
     self.lock = locks[run]
     if not self.lock.file then
-      local file, message = core.file_lock(run .. "/lock")
+      local file, message = lock.take(run)
       if not file then core.raise("report: " .. message) end
       self.lock.file = file
     end
@@ -149,9 +150,9 @@ end
 --- every step; lines that an earlier run left in it are removed from the first reported step
 --- on.
 ---@param options ms.ReportOptions
----@param lock? any of the folder, which ms.train holds
+---@param has_lock? any the folder is locked, by ms.train
 ---@return ms.Report
-function report.report(options, lock)
+function report.report(options, has_lock)
   options = check("report", options,
     {
       run = "any", tokens = "any", every = "any", total = "any", dtype = "string",
@@ -174,7 +175,7 @@ function report.report(options, lock)
     terminal = first and live.is_terminal(),
     wire = wire_bytes(), flops = core.flops(), before = core.clock_ms(), times = {}, reported = 0,
   }, Report)
-  if first then own(self, lock) end
+  if first then own(self, has_lock) end
   find_peak(self, options.dtype or "f32")
   made = made + 1
   all[self] = made

@@ -144,7 +144,7 @@ describe("checkpoint", function()
       if step > 2 then assert(core.checkpoint_remove(folder, ("step-%08d"):format(step - 2))) end
     end
     assert.is_true(checkpoint.wait())
-    assert.same({ "step-00000019", "step-00000020" }, core.list(folder))
+    assert.same({ "lock", "step-00000019", "step-00000020" }, core.list(folder))
     assert.equal("not_found", select(3, core.checkpoint_remove(folder, "step-00000001")))
   end)
 
@@ -152,7 +152,7 @@ describe("checkpoint", function()
     assert(checkpoint.save(folder, { step = 1, x = "old" }))
     local path = assert(checkpoint.save(folder, { step = 1, x = "new" }))
     assert.equal("new", assert(checkpoint.load(path, {})).x)
-    assert.same({ "step-00000001" }, core.list(folder))
+    assert.same({ "lock", "step-00000001" }, core.list(folder))
   end)
 
   it("latest skips checkpoints that are not whole", function()
@@ -170,7 +170,7 @@ describe("checkpoint", function()
     assert.equal(1, assert(checkpoint.load(aside, {})).step)
     assert(checkpoint.save(folder, { step = 5 }))
     checkpoint.wait()
-    assert.same({ "step-00000001", "step-00000002", "step-00000003", "step-00000005" },
+    assert.same({ "lock", "step-00000001", "step-00000002", "step-00000003", "step-00000005" },
       core.list(folder))
   end)
 
@@ -354,6 +354,76 @@ describe("checkpoint", function()
       model(ms.ones { 4 })
       model[1](ms.ones { 4 }):sum():backward()
     end, "while a backward fills them")
+  end)
+
+  it("sweeps and prunes what it has made, and follows no link", function()
+    local outside = folder .. "-precious"
+    shell("mkdir -p '%s' '%s'", folder, outside)
+    core.file_write(outside .. "/thesis.txt", "years")
+    core.file_write(outside .. "/manifest.json", "{}")
+    for _, name in ipairs { ".tmp-link", ".tmp-step-00000007", ".old-step-00000008",
+      ".tmp-step-x", ".tmp-step-" } do
+      shell("ln -s '%s' '%s/%s'", outside, folder, name)
+    end
+    shell("mkdir '%s/.tmp-mine' '%s/.tmp-step-00000009' '%s/.old-mine'", folder, folder, folder)
+    core.file_write(folder .. "/.tmp-mine/notes", "mine")
+    core.file_write(folder .. "/.old-mine/notes", "mine")
+    core.file_write(folder .. "/.tmp-step-00000009/half", "ours")
+    assert(checkpoint.save(folder, { step = 1, object = thing { ms.ones { 2 } } }))
+    assert.is_true(checkpoint.wait())
+    assert.is_true(core.checkpoint_sweep(folder))
+    local left = {}
+    for _, name in ipairs(core.list(folder)) do left[name] = true end
+    for name, there in pairs { [".tmp-link"] = true, [".tmp-step-x"] = true, [".tmp-step-"] = true,
+      [".tmp-mine"] = true, [".old-mine"] = true, ["step-00000001"] = true,
+      [".tmp-step-00000007"] = false, [".tmp-step-00000009"] = false,
+      [".old-step-00000008"] = false, ["step-00000008"] = false } do
+      assert.equal(there, left[name] == true, name)
+    end
+    assert.equal("mine", core.file_read(folder .. "/.tmp-mine/notes"))
+    -- A checkpoint that is a link to an archive: pruning takes the link away.
+    shell("mv '%s/step-00000001' '%s/step-00000001'", folder, outside)
+    shell("ln -s '%s/step-00000001' '%s/step-00000001'", outside, folder)
+    assert.is_true(core.checkpoint_remove(folder, "step-00000001"))
+    assert.is_false((core.exists(folder .. "/step-00000001")))
+    assert.equal("file", core.exists(outside .. "/step-00000001/tensors.safetensors"))
+    -- Saved anew where the name is a link: the same.
+    shell("ln -s '%s/step-00000001' '%s/step-00000001'", outside, folder)
+    assert(checkpoint.save(folder, { step = 1, object = thing { ms.ones { 2 } } }))
+    assert.is_true(checkpoint.wait())
+    assert.equal("file", core.exists(outside .. "/step-00000001/tensors.safetensors"))
+    assert.equal("years", core.file_read(outside .. "/thesis.txt"))
+    shell("rm -r '%s'", outside)
+  end)
+
+  it("locks its folder until it is on disk", function()
+    local function other(body)
+      local file = os.tmpname()
+      core.file_write(file, ([[
+        local ms = require "moonshard"
+        local core = require "moonshard.core"
+        local path, message, code = ms.checkpoint.save(%q, { step = 5 })
+        %s]]):format(folder, body))
+      local interpreter = arg[-1] or "lua5.4"
+      for i = -1, -10, -1 do interpreter = arg[i] or interpreter end
+      local ok = shell("'%s' '%s'", interpreter, file)
+      os.remove(file)
+      return ok
+    end
+    assert(checkpoint.save(folder, { step = 1, object = thing { 1 } }))
+    assert.is_true(other [[assert(path == nil and code == "denied" and message:find "locked by")]])
+    assert.is_true(checkpoint.wait())
+    assert.is_true(other [[assert(path, message)]])
+    -- At the end of a step by which it is on disk, too.
+    assert(checkpoint.save(folder, { step = 2, object = thing { 1 } }))
+    for _ in ms.steps(1) do repeat until core.checkpoint_is_done() end
+    assert.is_true(other [[assert(path, message)]])
+    -- A run that has locked its folder saves there, however it spells it.
+    local report = ms.report { run = folder }
+    assert(checkpoint.save(folder .. "//", { step = 3, object = thing { 1 } }))
+    assert.is_true(checkpoint.wait())
+    assert.is_true(other [[assert(path == nil and code == "denied")]])
+    report:close()
   end)
 
   it("the program ends only when the last one is written", function()

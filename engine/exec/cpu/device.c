@@ -227,10 +227,11 @@ static bool cpu_is_still(const ms_engine *engine, uint32_t waiting, uint64_t *mo
 /* --------------------------------------------------------------------- memory */
 
 /* Host and device memory are the same here; the writers were awaited by the caller. */
-static void cpu_read(ms_engine *engine, void *host, const void *from, size_t bytes)
+static ms_status cpu_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 {
     (void)engine;
     memcpy(host, from, bytes);
+    return MS_OK;
 }
 
 /* Address space without memory: it does not count against the machine until cpu_commit. */

@@ -128,9 +128,9 @@ static ms_cuda_result read_pieces(const ms_cuda_device *self, char *host, const 
 }
 
 /* On a stream of its own, which waits for no other. A caller's memory is not pinned: the driver's
- * own detour for it is slower. Where there is no pinned memory, it serves all the same. An error
- * here is one of the GPU, which the streams find as well; the host reads zeros. */
-void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
+ * own detour for it is slower. Where there is no pinned memory, it serves all the same. The streams
+ * find an error of the GPU as well, but not before these bytes are used. */
+ms_status ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 {
     ms_cuda_device *self = ms_cuda_enter(engine);
     ms_cuda_result result;
@@ -142,5 +142,5 @@ void ms_cuda_read(ms_engine *engine, void *host, const void *from, size_t bytes)
         result = ms_cuda_copy_from(self, host, from, bytes, self->reader);
         if (!result) result = self->cuda.stream_synchronize(self->reader);
     }
-    if (result) memset(host, 0, bytes);
+    return result ? ms_cuda_fail(engine, result, "read from the GPU") : MS_OK;
 }

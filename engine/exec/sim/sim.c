@@ -139,11 +139,12 @@ static void sim_copy_out(ms_stream *stream, const ms_launch *launch, void *host,
 }
 
 /* Values do not exist; zeros keep a program that reads one deterministic. */
-static void sim_read(ms_engine *engine, void *host, const void *from, size_t bytes)
+static ms_status sim_read(ms_engine *engine, void *host, const void *from, size_t bytes)
 {
     (void)engine;
     (void)from;
     if (host) memset(host, 0, bytes);
+    return MS_OK;
 }
 
 /* A flag has no value here, so no check ever fails. */

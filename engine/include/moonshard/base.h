@@ -89,7 +89,8 @@ enum {
 typedef struct ms_file_info {
     uint64_t bytes;
     int64_t modified_ns;
-    bool is_directory;
+    bool is_directory; /* or a link to one */
+    bool is_link;      /* the path itself is a link; the rest is of what it leads to */
 } ms_file_info;
 
 typedef struct ms_machine { /* what this process may use */

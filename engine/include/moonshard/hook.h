@@ -106,7 +106,10 @@ static inline ms_status ms_bucket_account(const ms_bucket *bucket, uint32_t link
 {
     return bucket->account ? bucket->account(bucket->account_user, link) : MS_OK;
 }
-/* Later links see `tensor` as the buffer. */
+/* The numbers of a tensor of any shape as one dimension, which is what links work on; in the same
+ * memory where they follow each other there. Owned. Hosts pass what scripts give through it. */
+MS_API ms_status ms_bucket_row(ms_tensor *given, ms_tensor **out);
+/* Later links see `tensor`, which has one dimension, as the buffer. */
 MS_API void ms_bucket_set_buffer(ms_bucket *bucket, ms_tensor *tensor);
 
 /* Error feedback: a link that keeps the residual (what this rank meant to send, less what the other

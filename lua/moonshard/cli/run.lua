@@ -110,7 +110,7 @@ function run.main(arguments)
   launch.log_every = parsed.log_every
   launch.tune = parsed.tune and "yes" or parsed.no_tune and "no" or nil
   if parsed.watch then require "moonshard.watch".on = true end
-  if process and not parsed.help then process.watch_signals() end
+  if process and not parsed.help then process.watch_signals(parsed.grace) end
   local trace = parsed.trace and require "moonshard.trace"
   if trace then assert(trace.start(parsed.trace)) end
   -- The trace is written however the recipe ends.

@@ -36,7 +36,8 @@
 --- Writes a folder step-NNNNNNNN below `folder` and returns its path. Its number is that of the
 --- next step: things.step, else the one after the current step. All ranks call it; rank 0 writes.
 --- Values are copied before it returns, and are written in the background, as a whole or not at
---- all. If that fails, the next save or wait returns the failure. Where things are sharded, each
+--- all. If that fails, the next save or wait returns the failure. The folder is locked meanwhile:
+--- another job that saves there gets "denied". Where things are sharded, each
 --- rank writes a file; the call **blocks** until all files are on disk and rank 0 has committed
 --- them, and all ranks have the same result. Before anything is written, ranks compare what they
 --- must hold alike, as `model:check_replicas(optimizer)` does; a difference raises on all ranks. A

@@ -1,5 +1,6 @@
 -- The folder of a run: which one it is, who owns it, its checkpoints, resuming.
 local core = require "moonshard.core"
+local lock = require "moonshard.checkpoint.lock"
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
 local history = require "moonshard.train.history"
@@ -62,7 +63,7 @@ local function own(self, run)
   if core.is_sim() and not launch.checking then return end
   local ok, message = core.make_directory(run)
   if not ok then launch.exit(3, message) end
-  self.lock, message = core.file_lock(run .. "/lock")
+  self.lock, message = lock.take(run)
   if not self.lock then launch.exit(3, message) end
   ok, message = core.checkpoint_sweep(run)
   if not ok then launch.exit(3, message) end
@@ -194,7 +195,7 @@ end
 ---@return boolean
 function folder.close(self)
   folder.settle(self, true)
-  if self.lock then self.lock:close() end
+  if self.lock then lock.give(self.run, self.lock) end
   self.lock = nil
   return self.committed == true
 end

@@ -76,10 +76,24 @@ void count_call(const char *call)
     count_of(call)->calls++;
     pthread_mutex_unlock(&counting);
 }
+/* Whether this call is the one of MOONSHARD_STAND_IN_FAIL=CALL:N, the Nth of that name, or, with
+ * N+, a later one. It has been counted. */
+static bool is_told_to_fail(const char *call)
+{
+    const char *told = getenv("MOONSHARD_STAND_IN_FAIL");
+    char name[64], more = 0;
+    unsigned at;
+    if (!told || sscanf(told, "%63[^:]:%u%c", name, &at, &more) < 2 || strcmp(name, call) != 0)
+        return false;
+    unsigned calls = stand_in_calls(call);
+    return more == '+' ? calls >= at : calls == at;
+}
+
 /* Every call begins so. 0: it goes on. */
 int begin(const char *call)
 {
     count_call(call);
+    if (is_told_to_fail(call)) return LAUNCH_FAILED;
     if (driver.fails && strcmp(driver.fails, call) == 0) {
         driver.fails = NULL;
         return driver.fails_with;
