@@ -47,12 +47,13 @@ local function is_object(value)
   return ok and type(state) == "function"
 end
 
--- The state of an object, of sharded ones what this rank has.
+-- The state of an object, of sharded ones what this rank has. It is copied, or written, before the
+-- script goes on.
 local function state_of(thing)
   local meta = getmetatable(thing)
   if type(meta) == "table" and (meta.fsdp or meta.__name == "ms.Optimizer") then
-    return thing:state { kind = "sharded" }
-  end
+    return thing:state { kind = "sharded", live = true }
+  elseif type(meta) == "table" and meta.module then return thing:state { live = true } end
   return thing:state()
 end
 

@@ -706,15 +706,16 @@ function Optimizer:lr() return scheduled(self, self.list[1]) end
 
 --------------------------------------------------------------------------------------------- saving
 
---- State by parameter name, and the count of steps. **blocks** after steps with only_if. For a
---- sharded optimizer all ranks call it, and rank 0 of the group gets the states of all parameters.
+--- A copy of the state by parameter name, and the count of steps; with live, the tensors
+--- themselves. **blocks** after steps with only_if. For a sharded optimizer all ranks call it, and
+--- rank 0 of the group gets the states of all parameters.
 --- Of parameters of a sharded model, all ranks call it as well. kind "full": rank 0 of the model
 --- gets whole tensors, and the others an empty table; "sharded": each rank gets its pieces. The
 --- state loads at any number of ranks.
----@param options? { kind?: "full"|"sharded" }
+---@param options? { kind?: "full"|"sharded", live?: boolean }
 ---@return table
 function Optimizer:state(options)
-  local wanted = module.kind_of_state("optimizer:state", options)
+  local wanted, live = module.kind_of_state("optimizer:state", options)
   layouts.check_of(self.order)
   if self.shard and overlap.joining(self.order) then
     core.raise "optimizer:state: inside join ranks without inputs left would not take part for a \z
@@ -759,7 +760,13 @@ function Optimizer:state(options)
   if #models > 0 then
     saved.parameters = saved_pieces.change(self, models, saved.parameters, wanted)
   end
-  return saved.parameters and saved or {}
+  if not saved.parameters then return {} end
+  if live then return saved end
+  local own = {}
+  for _, slot in pairs(self.slots) do for _, value in pairs(slot.state) do own[value] = true end end
+  saved.groups = module.copied(saved.groups)
+  saved.parameters = module.copied(saved.parameters, function(t) return own[t] == true end)
+  return saved
 end
 
 -- A text about what of a state does not fit the optimizer; nil if all does. foreign: names of

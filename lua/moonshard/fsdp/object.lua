@@ -339,16 +339,22 @@ function FSDP:summon(options, f)
   return table.unpack(results, 1, results.n)
 end
 
---- Parameters and saved buffers by name. kind "full": copies of all of them on rank 0 of the model,
+--- Copies of parameters and saved buffers by name. kind "full": all of them on rank 0 of the model,
 --- and an empty table elsewhere; all ranks call it. "sharded": what this rank has, ms.Piece of each
---- sharded parameter. Buffers have the dtype that they had before wrapping.
----@param options? { kind?: "full"|"sharded" }
+--- sharded parameter; with live, in its own memory. Buffers have the dtype that they had before
+--- wrapping.
+---@param options? { kind?: "full"|"sharded", live?: boolean }
 ---@return table<string, ms.Tensor|ms.Piece>
 function FSDP:state(options)
   local s = outside_join(self, "state")
-  local kind = module.kind_of_state("state", options)
+  local kind, live = module.kind_of_state("state", options)
   s.sharded:check_idle("state")
-  return precision.with_buffers(s, kind == "full" and state.full or state.pieces)
+  return precision.with_buffers(s, function(...)
+    local found = (kind == "full" and state.full or state.pieces)(...)
+    if kind == "sharded" and not live then return module.copied(found) end
+    -- What rank 0 has put together is its own already.
+    return kind == "full" and module.copied(found, function() return false end) or found
+  end)
 end
 
 --- As a module's. All ranks call it, with at least what each has (whole tensors, or pieces of

@@ -304,13 +304,13 @@
 ---@field pieces fun(self): { name: string, shape: integer[], first: integer, count: integer }[]
 --- Parameters and saved buffers by name. kind "full", the default: copies of all of them, whole, on
 --- rank 0 of the model, and an empty table elsewhere; with group_of, those of all ranks. All ranks
---- call it. "sharded": what this rank has: pieces, and tensors that are not sharded, in the model's
---- own memory.
+--- call it. "sharded": copies of what this rank has: pieces, and tensors that are not sharded; with
+--- live, in the model's own memory.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 3))
 --- model:state().weight:shape() --> { 3, 2 }
 --- ```
----@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor|ms.Piece>
+---@field state fun(self, options?: { kind?: "full"|"sharded", live?: boolean }): table<string, ms.Tensor|ms.Piece>
 --- Copies values in, by name. Each rank gives at least what it has (whole tensors, or its pieces),
 --- or rank 0 gives all and the others empty tables. All ranks call it; an error is the same on all,
 --- and nothing has changed then.

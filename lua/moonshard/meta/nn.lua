@@ -135,11 +135,17 @@
 --- model.weight:grad() --> { { 2.0 } }
 --- ```
 ---@field clip_grad_value fun(self, max: number)   clamps gradients to -max .. max, in place
---- Parameters and saved buffers by name. options.kind: "full" unless given.
+--- Copies of parameters and saved buffers by name, which stay as they are while the model is
+--- trained. options.kind: "full" unless given. options.live: the tensors themselves, for who only
+--- reads them at once; on "meta" there are no values, and state() gives the tensors themselves.
 --- ```lua
+--- local model = ms.nn.Linear(2, 3)
+--- local best = model:state()
+--- ms.no_grad(function() model.weight:fill_(0) end)
+--- model:load_state(best)
 --- ms.nn.Linear(2, 3):state().weight:shape() --> { 3, 2 }
 --- ```
----@field state fun(self, options?: { kind?: "full"|"sharded" }): table<string, ms.Tensor>
+---@field state fun(self, options?: { kind?: "full"|"sharded", live?: boolean }): table<string, ms.Tensor>
 --- Copies values into the module's tensors, by name. Of a value on "meta" that will be read from a
 --- file, the copy is read from there.
 --- ```lua

@@ -369,7 +369,8 @@
 --- end
 --- ```
 ---@field overlap fun(self, model: ms.DDP|ms.FSDP, policy: string|ms.Overlap)
---- By parameter name. Of parameters of a sharded model: kind "full", the default: whole tensors on
+--- Copies by parameter name, which stay as they are while the optimizer steps; with live, the
+--- tensors themselves, for who reads them at once. Of parameters of a sharded model: kind "full", the default: whole tensors on
 --- rank 0 of the model, and an empty table elsewhere; "sharded": each rank has ms.Piece of the
 --- states that lie as the parameters do. All ranks call it then. It loads at any number of ranks.
 --- ```lua
@@ -379,7 +380,7 @@
 --- optimizer:step()
 --- optimizer:state().steps --> 1
 --- ```
----@field state fun(self, options?: { kind?: "full"|"sharded" }): table
+---@field state fun(self, options?: { kind?: "full"|"sharded", live?: boolean }): table
 --- Of parameters of a ddp model, each rank gives the state, or rank 0 gives it and the others empty
 --- tables. Of parameters of a sharded model, each rank gives at least what it has, or rank 0 gives
 --- all and the others empty tables. In both cases all ranks call it; of sharded models an error is

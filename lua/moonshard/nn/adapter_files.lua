@@ -178,7 +178,7 @@ function adapter_files.reader(model)
     end,
     state = function()
       local own = {}
-      for name, t in pairs(model:state()) do
+      for name, t in pairs(model:state { live = true }) do
         if adapter_files.is_adapter(name) then own[name] = t end
       end
       return own

@@ -548,7 +548,7 @@ end
 ---@return true?, string?, string?
 function Module:save(path, options)
   local dtype = files.check_save(self, path, options)
-  local state = self:state()
+  local state = self:state { live = true }
   local instead = files.one_of_all("save", state)
   return files.on_rank_0("save", function()
     local items = {}

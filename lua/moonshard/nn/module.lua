@@ -2,6 +2,7 @@
 local core = require "moonshard.core"
 local names = require "moonshard.nn.names"
 local options_of = require "moonshard.options"
+local piece = require "moonshard.piece"
 local tree = require "moonshard.nn.tree"
 local check, argument = options_of.check, options_of.argument
 
@@ -568,14 +569,36 @@ end
 
 --- The option kind of `state`: "full" unless given.
 ---@param what string
----@param options? { kind?: "full"|"sharded" }
----@return "full"|"sharded"
+---@param options? { kind?: "full"|"sharded", live?: boolean }
+---@return "full"|"sharded" kind
+---@return boolean live
 function module.kind_of_state(what, options)
-  local kind = check(what, options, { kind = "string" }).kind or "full"
+  local given = check(what, options, { kind = "string", live = "boolean" })
+  local kind = given.kind or "full"
   if kind ~= "full" and kind ~= "sharded" then
     core.raise(("%s: kind is full or sharded, not '%s'"):format(what, kind))
   end
-  return kind
+  return kind, given.live == true
+end
+
+--- A state whose tensors are copies that outlive the step, so that it stays what it was when it was
+--- asked for. Tensors on "meta" have no values, and are themselves.
+---@param value any a tensor, an ms.Piece, or a table of them
+---@param is_live? fun(t: ms.Tensor): boolean unless given, all tensors are somebody's
+---@return any
+function module.copied(value, is_live)
+  if core.is_tensor(value) then
+    if value:device() == "meta" then return value end
+    if is_live and not is_live(value) then return value:keep() end
+    return core.no_grad(function() return value:detach():clone():keep() end)
+  end
+  if piece.is(value) then
+    return piece.new(module.copied(value.tensor), value.shape, value.first, value.saves)
+  end
+  if type(value) ~= "table" or getmetatable(value) then return value end
+  local made = {}
+  for key, item in pairs(value) do made[key] = module.copied(item, is_live) end
+  return made
 end
 
 --- Parameters and saved buffers, in order.
@@ -589,11 +612,11 @@ function module.saved(object)
   return list
 end
 
---- Parameters and saved buffers by name.
----@param options? { kind?: "full"|"sharded" }
+--- Copies of parameters and saved buffers by name; with live, the tensors themselves.
+---@param options? { kind?: "full"|"sharded", live?: boolean }
 ---@return table<string, ms.Tensor>
 function Module:state(options)
-  module.kind_of_state("state", options)
+  local _, live = module.kind_of_state("state", options)
   local state = {}
   each_tensor(self, function(name, t, _, saved)
     if saved and is_piece(t) then
@@ -602,7 +625,7 @@ function Module:state(options)
     end
     if saved then state[name] = t end
   end)
-  return state
+  return live and state or module.copied(state)
 end
 
 local function first_three(list)
@@ -640,7 +663,7 @@ end
 function Module:load_state(state, options)
   argument("load_state", "state", state, "table")
   options = check("load_state", options, { partial = "boolean" })
-  local own, problems = self:state(), {}
+  local own, problems = self:state { live = true }, {}
   local missing, unknown, wrong = {}, {}, {}
   for name, t in pairs(own) do
     local given = state[name]

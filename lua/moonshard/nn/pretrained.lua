@@ -102,7 +102,7 @@ end
 -- files of is_companion.
 local function remember(model, found, text, companions, folder)
   local names, dtypes = {}, {}
-  for name, t in pairs(model:state()) do
+  for name, t in pairs(model:state { live = true }) do
     names[name], dtypes[name] = found.origin[name].name, found.state[name]:dtype()
     module.loaded_dtype[t] = dtypes[name]
   end

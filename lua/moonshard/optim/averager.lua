@@ -195,7 +195,7 @@ function Averager:state()
     centre = centre or {}
     centre[dtype] = t
   end
-  return { steps = self.steps, centre = centre }
+  return module.copied { steps = self.steps, centre = centre }
 end
 
 ---@param saved table

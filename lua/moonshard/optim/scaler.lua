@@ -165,11 +165,11 @@ function Scaler:step(optimizer)
   self.stepped = true
 end
 
---- The factor and the number of good iterations, as tensors [].
+--- Copies of the factor and the number of good iterations, as tensors [].
 ---@return { factor: ms.Tensor, good: ms.Tensor }
 function Scaler:state()
   adapt(self)
-  return { factor = self.factor, good = self.good }
+  return module.copied { factor = self.factor, good = self.good }
 end
 
 ---@param saved table
