@@ -173,13 +173,6 @@ ms_status ms_job_open_signals(ms_job *job)
     return MS_OK;
 }
 
-ms_status ms_job_watch_end(ms_job *job, uint32_t rank)
-{
-    struct epoll_event event = { .events = EPOLLIN, .data.u32 = rank };
-    if (epoll_ctl(job->ends, EPOLL_CTL_ADD, job->ended[rank], &event) == 0) return MS_OK;
-    return ms_fail_os(&job->context, -errno, "the end of a rank cannot be supervised", NULL);
-}
-
 /* Ranks that have ended, in the order in which they did: an MPI launcher kills the others as soon
  * as one has died, and where this process gets to run after that, all have ended. */
 static void read_ends(ms_job *job)
@@ -391,8 +384,7 @@ ms_status ms_job_make_room(ms_job *job, uint32_t ranks)
     void *memory = NULL;
     size_t one = sizeof(ms_outcome) + sizeof(ms_watched) + sizeof(int);
     job->ends = epoll_create1(EPOLL_CLOEXEC);
-    if (job->ends < 0)
-        return ms_fail_os(&job->context, -errno, "ranks cannot be supervised", NULL);
+    if (job->ends < 0) return ms_fail_os(&job->context, -errno, "ranks cannot be supervised", NULL);
     ms_status status = ms_allocate(&job->context, ranks * one, "the ranks of a job", &memory);
     if (status) return status;
     job->ranks = ranks;

@@ -138,9 +138,9 @@ static void catch_signals(void)
     signal(SIGPIPE, SIG_IGN);
 }
 
-/* watch_signals(grace): from now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 are requests; before, and in
- * commands that never look, they end the process. `moonshard run` calls it. In a thread that is a
- * rank it does nothing, as the supervisor has the signals. grace: so many seconds after a request
+/* watch_signals(grace): from now on SIGINT, SIGTERM, SIGHUP and SIGUSR1 are requests; before, and
+ * in commands that never look, they end the process. `moonshard run` calls it. In a thread that is
+ * a rank it does nothing, as the supervisor has the signals. grace: so many seconds after a request
  * to stop the process is ended, where no supervisor does so. */
 static int watch_signals(lua_State *L)
 {

@@ -184,10 +184,10 @@ static ms_status start_one(ms_job *job, uint32_t rank, char **environment, int n
         return ms_fail_os(&job->context, -errno, "a process for a rank cannot be started", NULL);
     job->outcomes[rank].process = process;
     job->ended[rank] = pidfd_open(process, 0);
-    ms_status status =
-        job->ended[rank] >= 0
-            ? ms_job_watch_end(job, rank)
-            : ms_fail_os(&job->context, -errno, "a process cannot be supervised (pidfd_open)", NULL);
+    ms_status status = job->ended[rank] >= 0
+                           ? ms_job_watch_end(job, rank)
+                           : ms_fail_os(&job->context, -errno,
+                                        "a process cannot be supervised (pidfd_open)", NULL);
     if (!status) {
         job->running++;
         return MS_OK;

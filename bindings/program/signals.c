@@ -1,8 +1,10 @@
-/* signals.c: how a process that supervises others reads its signals. */
+/* signals.c: what a process that supervises others waits for: its signals, and the ends of ranks.
+ */
 #include "bindings/program/launcher.h"
 
 #include <errno.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/signalfd.h>
 
 /* The signals are blocked and read from a descriptor, so the supervisor handles them between two
@@ -21,4 +23,11 @@ int ms_open_signals(void)
     if (error) return error;
     int descriptor = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     return descriptor < 0 ? -errno : descriptor;
+}
+
+ms_status ms_job_watch_end(ms_job *job, uint32_t rank)
+{
+    struct epoll_event event = { .events = EPOLLIN, .data.u32 = rank };
+    if (epoll_ctl(job->ends, EPOLL_CTL_ADD, job->ended[rank], &event) == 0) return MS_OK;
+    return ms_fail_os(&job->context, -errno, "the end of a rank cannot be supervised", NULL);
 }

@@ -242,10 +242,7 @@ ms_status ms_reducer_rebuild_due(ms_reducer *reducer)
 
 /* Whether more backwards of this pass will follow is not known at the end of one, so it is asked
  * where the gradients are needed. */
-bool ms_reducer_waits(const ms_reducer *reducer)
-{
-    return reducer->phase == MS_REDUCER_REDUCING;
-}
+bool ms_reducer_waits(const ms_reducer *reducer) { return reducer->phase == MS_REDUCER_REDUCING; }
 
 ms_status ms_reducer_settled(ms_reducer *reducer)
 {

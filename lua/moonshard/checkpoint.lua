@@ -201,10 +201,10 @@ end
 --- a plain value. The number is that of the next step: things.step, else the one after the current
 --- step. Values are copied before the call returns; the files are written while training continues.
 --- The folder is locked until they are on disk, unless this process has locked it already: of two
---- jobs that save there, one gets "denied". If writing fails, the next save (which still writes its own checkpoint) or `wait` returns the
---- failure. All ranks call it; rank 0 writes, and only rank 0 returns failures, except that of a
---- folder that is not the same on all hosts, which all ranks return ("mismatch"). Where things are
---- sharded, each rank writes its pieces, the call returns when the checkpoint is on disk, and all
+--- jobs that save there, one gets "denied". If writing fails, the next save (which still writes its
+--- own checkpoint) or `wait` returns the failure. All ranks call it; rank 0 writes, and only rank 0
+--- returns failures, except that of a folder that is not the same on all hosts, which all ranks
+--- return ("mismatch"). Where things are sharded, each rank writes its pieces, the call returns when the checkpoint is on disk, and all
 --- ranks have the same result.
 ---@param folder string
 ---@param things table<string, any>

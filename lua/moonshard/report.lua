@@ -105,8 +105,8 @@ end
 
 local numbers = { "tokens", "every", "total" }
 
--- Files of the run's folder that rank 0 writes. has_lock: the caller has locked the folder; otherwise
--- the report does, so that two runs do not write the same files.
+-- Files of the run's folder that rank 0 writes. has_lock: the caller has locked the folder;
+-- otherwise the report does, so that two runs do not write the same files.
 local function own(self, has_lock)
   local run = self.run
   assert(core.make_directory(run))

@@ -1,6 +1,6 @@
 -- Run by every rank of shapes_spec.lua: links hand back numbers in another shape, at every place
--- where they may, under every wrapper. The numbers count, not the shape; numbers that are too few or
--- of another dtype are an error.
+-- where they may, under every wrapper. The numbers count, not the shape; numbers that are too few
+-- or of another dtype are an error.
 local ms = require "moonshard"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local rank, size, nn, hooks = ms.rank(), ms.world_size(), ms.nn, ms.hooks
@@ -114,7 +114,8 @@ for wrapper, wrap in ms.sorted_pairs(wraps) do
         local what = ("%s, %s, %s"):format(wrapper, place, shape)
         local plain_ok, plain = pcall(gradients, wrap, make(function(t) return t end))
         local ok, got = pcall(gradients, wrap, make(f))
-        assert(ok == plain_ok, ("%s: %s, and flat: %s"):format(what, tostring(got), tostring(plain)))
+        assert(ok == plain_ok,
+          ("%s: %s, and flat: %s"):format(what, tostring(got), tostring(plain)))
         if ok then expect.same(got, plain, what) end
         taken = taken + 1
       end

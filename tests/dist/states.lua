@@ -40,7 +40,9 @@ local function written(state, path, list)
   if type(state) == "table" and state.tensor and state.first then
     written(state.tensor, path .. "piece", list)
   elseif type(state) == "table" then
-    for key, value in ms.sorted_pairs(state) do written(value, ("%s/%s"):format(path, key), list) end
+    for key, value in ms.sorted_pairs(state) do
+      written(value, ("%s/%s"):format(path, key), list)
+    end
   elseif type(state) == "userdata" then
     list[#list + 1] = path .. table.concat(state:to("f32"):view(-1):to_table(), " ")
   else list[#list + 1] = ("%s=%s"):format(path, tostring(state)) end

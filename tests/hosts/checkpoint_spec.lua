@@ -104,6 +104,6 @@ it("are refused by ms.checkpoint.save in a folder that the hosts do not share", 
       assert.truthy(text:find(("rank %d: %s/step-"):format(rank, shared), 1, true), text)
     end
     local _, files = hosts.on("hostb", ("ls -A '%s'"):format(shared))
-    assert.equal("step-00000001\nstep-00000002\n", files)
+    assert.equal("lock\nstep-00000001\nstep-00000002\n", files)
   end
 end)

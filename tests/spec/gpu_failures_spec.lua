@@ -44,7 +44,9 @@ local function committed(folder)
           found[name .. "/" .. file] = command.read(("%s/out/%s/%s"):format(folder, name, file))
         end
       end
-    elseif name:match "%.safetensors$" then found[name] = command.read(folder .. "/out/" .. name) end
+    elseif name:match "%.safetensors$" then
+      found[name] = command.read(folder .. "/out/" .. name)
+    end
   end
   return found
 end

@@ -1,4 +1,5 @@
--- A request to stop that a single rank never meets: the program ends by itself when --grace is over.
+-- A request to stop that a single rank never meets: the program ends by itself when --grace is
+-- over.
 local command = require "command"
 
 -- What never comes to the end of a step after the request.
@@ -26,8 +27,8 @@ describe("one rank that does not stop", function()
         %s]]):format(name == "loop" and "INT" or "TERM", body))
       local code, _, err = command.run(folder, "run r.lua --grace 0.2")
       assert.equal(name == "loop" and 130 or 143, code, err)
-      assert.equal("moonshard: the run did not stop within 0.2 s after a request to stop (--grace)\n",
-        err)
+      assert.equal("moonshard: the run did not stop within 0.2 s after a request to stop \z
+        (--grace)\n", err)
       command.remove(folder)
     end)
   end

@@ -111,8 +111,8 @@ MS_API ms_status ms_reducer_rebuild_due(ms_reducer *reducer);
 /* Whether the last backward has left a bucket waiting for gradients. To be asked between passes. */
 MS_API bool ms_reducer_waits(const ms_reducer *reducer);
 /* Fails, and ends the job for all ranks, if the last backward has left a bucket waiting for
- * gradients: those of that bucket are this rank's own. To be called between passes, before gradients
- * are read for a step, a norm or a state. */
+ * gradients: those of that bucket are this rank's own. To be called between passes, before
+ * gradients are read for a step, a norm or a state. */
 MS_API ms_status ms_reducer_settled(ms_reducer *reducer);
 /* The next synchronized backward logs the order of gradients, and the buckets are rebuilt by it. */
 MS_API void ms_reducer_rebuild(ms_reducer *reducer);

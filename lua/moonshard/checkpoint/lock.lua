@@ -1,5 +1,5 @@
--- The lock of a folder: one process writes checkpoints and metrics there at a time. The system drops
--- it when the process ends, however it ends.
+-- The lock of a folder: one process writes checkpoints and metrics there at a time. The system
+-- drops it when the process ends, however it ends.
 local core = require "moonshard.core"
 
 local lock = {}

@@ -102,7 +102,8 @@ function copied.from(s, root)
     for i, optimizer in ipairs(list) do
       local scaler = optimizer.scaler
       own[i] = {
-        kind = optimizer.kind.name, count = #optimizer.order, state = optimizer:state { live = true },
+        kind = optimizer.kind.name, count = #optimizer.order,
+        state = optimizer:state { live = true },
         scaler = scaler and { number = scaler.number, state = scaler:state() } or nil,
       }
     end
