@@ -204,8 +204,8 @@ end
 --- jobs that save there, one gets "denied". If writing fails, the next save (which still writes its
 --- own checkpoint) or `wait` returns the failure. All ranks call it; rank 0 writes, and only rank 0
 --- returns failures, except that of a folder that is not the same on all hosts, which all ranks
---- return ("mismatch"). Where things are sharded, each rank writes its pieces, the call returns when the checkpoint is on disk, and all
---- ranks have the same result.
+--- return ("mismatch"). Where things are sharded, or ranks hold different values, each rank writes
+--- its own, the call returns when the checkpoint is on disk, and all ranks have the same result.
 ---@param folder string
 ---@param things table<string, any>
 ---@return string? path
