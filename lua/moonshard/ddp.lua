@@ -58,6 +58,9 @@ local known = {
   "group", "comm_hook", "bucket_bytes", "init_sync", "broadcast_buffers", "buffer_hook", "ignored",
   "buckets", "find_unused", "static_graph", "precision", "delayed",
 }
+local is_known = {}
+for _, name in ipairs(known) do is_known[name] = true end
+
 local function check_options(given)
   local o = check("ddp", given, known)
   if o.buckets ~= nil and o.bucket_bytes ~= nil then
@@ -315,7 +318,7 @@ local function index(self, key)
 end
 
 local function make_object(s)
-  return module.wrapper(s.wrapped, { ddp = s, __index = index, __call = forward }, "ddp")
+  return module.wrapper(s.wrapped, { ddp = s, __index = index, __call = forward }, "ddp", is_known)
 end
 
 -- Compiles the chain that the reducer runs: a cast to precision.reduce, if parameters have another

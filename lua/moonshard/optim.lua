@@ -6,6 +6,7 @@ local options_of = require "moonshard.options"
 local check, argument = options_of.check, options_of.argument
 local copied = require "moonshard.optim.copied"
 local join = require "moonshard.ddp.join"
+local log = require "moonshard.log"
 local joined = require "moonshard.optim.joined"
 local sharded_join = require "moonshard.fsdp.join"
 local layouts = require "moonshard.ddp.layouts"
@@ -27,13 +28,23 @@ optim.in_backward, optim.in_backward_of = overlap.in_backward, overlap.in_backwa
 ---@class ms.Optimizer
 local Optimizer = {}
 -- Fields of an optimizer that may be nil.
-local unset = { shard = true, number = true, released = true, scaler = true }
+local unset = { shard = true, number = true, released = true, scaler = true, idle = true }
 function Optimizer.__index(_, name)
   local value = Optimizer[name]
   if value ~= nil or unset[name] then return value end
   return options_of.no_field("an optimizer", name, Optimizer)
 end
 Optimizer.__name = "ms.Optimizer"
+
+-- Hyper-parameters are of groups, so writing them here would change nothing.
+function Optimizer.__newindex(self, name, value)
+  if unset[name] then return rawset(self, name, value) end
+  local kind = rawget(self, "kind")
+  core.raise(("an optimizer has no field '%s' to write%s"):format(tostring(name),
+    kind and kind.all_defaults[name] ~= nil
+      and (": optimizer:groups()[1].%s = ... sets that of a group"):format(name)
+      or "; hyper-parameters are those of its groups(): " .. "lr, weight_decay ..."))
+end
 
 local kinds = {}       -- by name
 local overlapped = {}  -- kind's name -> the function of register_overlapped
@@ -146,7 +157,16 @@ local function add_group(self, group)
     for p, rank in pairs(shard.assign(list, self.shard:size())) do self.owner[p] = rank end
   end
   -- Options that the group does not have are looked up in the optimizer's at each use.
-  local live = setmetatable(group, { __index = self.defaults })
+  local live = setmetatable(group, { __index = self.defaults, __newindex = function(t, name, value)
+    if self.kind.all_defaults[name] == nil and not settings[name] then
+      local known = known_options(self.kind)
+      core.raise(("%s: a group has no option '%s'%s"):format(self.kind.name, tostring(name),
+        core.nearest(tostring(name), known)
+          and (": did you mean '%s'?"):format(core.nearest(tostring(name), known))
+          or "; it has " .. table.concat(known, ", ")))
+    end
+    rawset(t, name, value)
+  end })
   live.params = list
   self.list[#self.list + 1] = live
   self.begins[live] = written.begin(live, self.kind.all_defaults)
@@ -562,7 +582,7 @@ end
 -- received, and the gradients unless it has those of its shards.
 local function take_step(self, options, sent)
   -- counted: slots of kinds in Lua that this step counts; a prevented step is subtracted later
-  local counted, late, now_stepped = {}, {}, {}
+  local counted, late, now_stepped, any = {}, {}, {}, sent ~= nil
   if options.only_if then refuse_flag(self) end
   for i, group in ipairs(self.list) do
     local now = sent and setmetatable(sent.settings[i], { __index = group })
@@ -583,8 +603,14 @@ local function take_step(self, options, sent)
       if grad and not slot.late and not options.keep_grads and not (sent and sent.gradients) then
         core.consume_grad(p)
       end
+      any = any or grad ~= nil or slot.early ~= nil
       slot.early = nil
     end
+  end
+  if not any and not self.idle then
+    self.idle = true
+    log.warn("%s: a step without any gradient changes nothing: does the loss depend on these \z
+      parameters, and does backward come before the step?", self.kind.name)
   end
   if #now_stepped > 0 then share(self, now_stepped) end
   if #late > 0 then step_late(self, late, options) end

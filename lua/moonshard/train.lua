@@ -388,6 +388,27 @@ local function refuse_unreduced(model)
   end
 end
 
+-- Raises if the optimizer has nothing of the model, and tells what it leaves out.
+local function check_optimizer(o)
+  local has, left, some = {}, {}, false
+  for _, group in ipairs(o.optimizer:groups()) do
+    for _, p in ipairs(group.params) do has[p] = true end
+  end
+  local own_of = require "moonshard.overlap.owners".own_of             -- of optim.in_backward
+  for _, item in ipairs(o.model:named_parameters()) do
+    local p = item.parameter
+    if has[p] then some = true
+    elseif p:requires_grad() and not own_of[p] then left[#left + 1] = item.name end
+  end
+  if not some and #left > 0 then
+    core.raise("train: the optimizer has none of the model's parameters: make it of this model, \z
+      after the model was converted")
+  elseif #left > 0 then
+    log.log("optimizer  it leaves out %d trained parameter%s ('%s' first)", #left,
+      #left > 1 and "s" or "", left[1])
+  end
+end
+
 --- Runs the loop and returns its result. If a resumed run has no steps left, loss is nil.
 ---@param options ms.TrainOptions
 ---@return ms.TrainResult
@@ -398,6 +419,7 @@ function train.train(options)
     world = core.world(),
   }
   if self.world:size() > 1 and not o.by_hand then refuse_unreduced(o.model) end
+  check_optimizer(o)
   self.next_batch = type(o.data) == "function" and o.data or function() return o.data:next() end
   o.model:train()
   self.early = require "moonshard.overlap".early(self.parameters)

@@ -185,7 +185,7 @@ if cfg["do"] == "refused" then
     assert(name ~= "checkpoint_part" or message:find(("rank %d: "):format(of)), message)
     core[name] = f
     world:barrier()
-    assert(table.concat(core.list(path), " ") == "step-00000001", name)
+    assert(table.concat(core.list(path), " ") == "lock step-00000001", name)
     world:barrier()
   end
   list.step = 1

@@ -337,7 +337,8 @@ describe("the folder of a run", function()
       for step in ms.steps(3) do if step == 1 then assert(ms.checkpoint.save("hand", {})) end end
       assert(ms.checkpoint.save("hand", {}))]])
     command.succeed(folder, "run hand.lua")
-    assert.same({ "step-00000000", "step-00000002", "step-00000003" }, core.list(folder .. "/hand"))
+    assert.same({ "lock", "step-00000000", "step-00000002", "step-00000003" },
+      core.list(folder .. "/hand"))
   end)
 
   it("has each step once in metrics.jsonl, also where a run ended before its first \z

@@ -62,7 +62,7 @@ describe("a module", function()
       return true
     end)
     assert.same(expected, filtered)
-    local state, kept = model:state(), {}
+    local state, kept = model:state { live = true }, {}
     for i, item in ipairs(model:named_parameters()) do
       assert.equal(expected[i], item.name)
       assert.is_true(state[item.name] == item.parameter)

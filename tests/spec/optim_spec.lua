@@ -497,7 +497,7 @@ describe("the scaler", function()
       local scaler, seen = optim.scaler { init_scale = 4, growth_interval = interval }, {}
       for i = 1, count do
         scaler:scale((p + q * bad):sum()):backward()
-        seen[i] = scaler.factor:item()                   -- the factor of this iteration
+        seen[i] = scaler:state().factor:item()           -- the factor of this iteration
         scaler:step(a)
         scaler:step(b)
       end

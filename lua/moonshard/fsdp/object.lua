@@ -500,7 +500,8 @@ end
 ---@param s ms.FSDPState
 ---@return ms.FSDP
 function objects.new(s)
-  return module.wrapper(s.wrapped, { fsdp = s, __index = index, __call = forward }, "fsdp")
+  return module.wrapper(s.wrapped, { fsdp = s, __index = index, __call = forward }, "fsdp",
+    fsdp_options.known)
 end
 
 options_of.methods(FSDP, "an fsdp model", function(value)

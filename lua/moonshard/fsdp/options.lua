@@ -33,6 +33,7 @@ local known = {
   precision = "any", keep_low_precision_grads = "boolean", full_precision_eval = "boolean",
   offload = "string", pin = "boolean",
 }
+options.known = known
 
 --- The value, which must be one of these.
 ---@param name string

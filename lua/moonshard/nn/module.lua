@@ -73,9 +73,47 @@ end
 -- them often.
 local function is_named(value) return module.is_module(value) or core.is_parameter(value) end
 
+-- Whether a plain table has a module or a parameter in it, at most so deep.
+local function holds_named(value, depth)
+  if type(value) ~= "table" or getmetatable(value) ~= nil or depth == 0 then return false end
+  for _, item in next, value do
+    if is_named(item) or holds_named(item, depth - 1) then return true end
+  end
+  return false
+end
+
+local function refuse_table(state, key)
+  core.raise(("%s.%s is a table of modules or parameters, which are not trained and not saved: \z
+    put modules into nn.List { ... }, or assign each as a field of its own")
+    :format(state.class and state.class.class_name or "module", tostring(key)))
+end
+
+-- Tables that were filled after they were assigned.
+local function check_tables(state)
+  for key, value in next, state.fields do
+    if holds_named(value, 3) then refuse_table(state, key) end
+  end
+end
+
+-- A list of modules is a part of the model as nn.List is; other tables of them are refused.
+local function as_part(state, key, value)
+  if not holds_named(value, 3) then return value end
+  for k, item in next, value do
+    if math.type(k) ~= "integer" or k > #value or not module.is_module(item) then
+      refuse_table(state, key)
+    end
+  end
+  return require("moonshard.nn.layers").List(value)
+end
+
 local function assign(object, key, value)
   local state = getmetatable(object)
   local fields = state.fields
+  if key == "training" then
+    core.raise(("%s.training cannot be written: train() and eval() set it, of all parts")
+      :format(state.class and state.class.class_name or "module"))
+  end
+  value = as_part(state, key, value)
   local owned = module.is_module(value) or core.is_tensor(value)
   if owned and not state.place[key] then
     state.order[#state.order + 1] = key
@@ -176,7 +214,12 @@ end
 
 -- A unit of a sharded model has its edges around what its module does, hooks included.
 local function call(object, ...)
-  local around = getmetatable(object).around
+  local state = getmetatable(object)
+  local around = state.around
+  if not state.called then
+    state.called = true
+    check_tables(state)
+  end
   if around then return around(object, run, ...) end
   return run(object, ...)
 end
@@ -230,14 +273,21 @@ end
 ---@param inner ms.Module
 ---@param meta table
 ---@param kind string what the object is called in texts
+---@param options table<string, any> of wrapping, by name
 ---@return table
-function module.wrapper(inner, meta, kind)
+function module.wrapper(inner, meta, kind, options)
   local state = getmetatable(inner)
   for _, name in ipairs { "order", "fields", "place", "unsaved", "class" } do
     meta[name] = state[name]
   end
   meta.module, meta.training = true, true
-  meta.__newindex = function(_, key, value) inner[key] = value end
+  meta.__newindex = function(_, key, value)
+    if options[key] ~= nil and rawget(meta.fields, key) == nil then
+      core.raise(("%s is an option of ms.%s, given when a model is wrapped: writing it changes \z
+        nothing"):format(key, kind))
+    end
+    inner[key] = value
+  end
   meta.__tostring = function() return kind .. " of " .. tostring(inner) end
   meta.__len = function() return #inner end
   return setmetatable({}, meta)
@@ -317,6 +367,7 @@ function Module:modules()
     seen[object] = true
     found[#found + 1] = { prefix, object }
     local state = state_of(object)
+    check_tables(state)
     for _, key in ipairs(state.order) do
       local value = state.fields[key]
       if module.is_module(value) then visit(value, names.join(prefix, key)) end

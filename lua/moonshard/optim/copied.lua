@@ -104,7 +104,7 @@ function copied.from(s, root)
       own[i] = {
         kind = optimizer.kind.name, count = #optimizer.order,
         state = optimizer:state { live = true },
-        scaler = scaler and { number = scaler.number, state = scaler:state() } or nil,
+        scaler = scaler and { number = scalers.number_of(scaler), state = scaler:state() } or nil,
       }
     end
   end

@@ -12,6 +12,15 @@ local Scaler = {}
 Scaler.__index = Scaler
 Scaler.__name = "ms.Scaler"
 
+-- What is written into a scaler would not be read: its factor is on the device.
+function Scaler.__newindex(_, name)
+  core.raise(("a scaler has no field '%s' to write: its options are given to optim.scaler, and \z
+    load_state sets the factor"):format(tostring(name)))
+end
+
+-- scaler -> what it knows
+local inner = setmetatable({}, { __mode = "k" })
+
 -- Scalers by the order in which they were made, which is the same on all ranks.
 local made, count = setmetatable({}, { __mode = "v" }), 0
 
@@ -51,9 +60,10 @@ local function scaler(options)
   self.finite = {}                         -- optimizer -> flag, between unscale and step
   -- Whether some optimizer has stepped since the last change; 1 while all their flags were true.
   self.stepped, self.ok = false, core.full(1, {}):keep()
+  local object = setmetatable({}, Scaler)
   count = count + 1
-  self.number, made[count] = count, self
-  return setmetatable(self, Scaler)
+  self.number, made[count], inner[object] = count, object, self
+  return object
 end
 
 -- The next factor, by whether all gradients of an iteration were finite. The factor stays in the
@@ -88,13 +98,14 @@ end
 ---@param loss ms.Tensor
 ---@return ms.Tensor
 function Scaler:scale(loss)
+  local own = inner[self]
   if not core.is_tensor(loss) then
     core.raise("scaler:scale: a loss is expected, not a " .. type(loss))
   end
-  self.finite = {}
-  adapt(self)
-  core.no_grad(function() self.inverse:copy_(1 / self.factor) end)
-  local scaled = loss * self.factor:to(loss:dtype())
+  own.finite = {}
+  adapt(own)
+  core.no_grad(function() own.inverse:copy_(1 / own.factor) end)
+  local scaled = loss * own.factor:to(loss:dtype())
   core.mark_gradients(scaled)
   return scaled
 end
@@ -119,8 +130,9 @@ end
 ---@param optimizer ms.Optimizer
 ---@return ms.Tensor
 function Scaler:unscale(optimizer)
+  local own = inner[self]
   check_optimizer("unscale", optimizer)
-  if self.finite[optimizer] then
+  if own.finite[optimizer] then
     core.raise("scaler: the gradients of this optimizer are unscaled already; unscale once between "
       .. "scale and step")
   end
@@ -138,18 +150,19 @@ function Scaler:unscale(optimizer)
   end
   if #list == 0 then core.raise("scaler: no parameter has a gradient") end
   layouts.check_of(params)
-  self.finite[optimizer] = agreed(core.unscale(list, self.inverse), params)
+  own.finite[optimizer] = agreed(core.unscale(list, own.inverse), params)
   for _, p in ipairs(params) do core.unmark(p) end
-  return self.finite[optimizer]
+  return own.finite[optimizer]
 end
 
 --- Replaces the flag that `unscale` returned by one that is equal on all ranks.
 ---@param optimizer ms.Optimizer
 ---@param finite ms.Tensor
 function Scaler:set_finite(optimizer, finite)
+  local own = inner[self]
   check_optimizer("set_finite", optimizer)
   options_of.argument("scaler:set_finite", "finite", finite, "tensor")
-  self.finite[optimizer] = finite
+  own.finite[optimizer] = finite
 end
 
 --- Unscales the gradients (unless that was done before), and steps unless one is inf or nan. The
@@ -157,33 +170,36 @@ end
 --- the scaler is saved.
 ---@param optimizer ms.Optimizer
 function Scaler:step(optimizer)
+  local own = inner[self]
   check_optimizer("step", optimizer)
-  local finite = self.finite[optimizer] or self:unscale(optimizer)
-  self.finite[optimizer] = nil
+  local finite = own.finite[optimizer] or self:unscale(optimizer)
+  own.finite[optimizer] = nil
   optimizer:step { only_if = finite }
-  core.no_grad(function() self.ok:copy_(core.where(finite, self.ok, 0)) end)
-  self.stepped = true
+  core.no_grad(function() own.ok:copy_(core.where(finite, own.ok, 0)) end)
+  own.stepped = true
 end
 
 --- Copies of the factor and the number of good iterations, as tensors [].
 ---@return { factor: ms.Tensor, good: ms.Tensor }
 function Scaler:state()
-  adapt(self)
-  return module.copied { factor = self.factor, good = self.good }
+  local own = inner[self]
+  adapt(own)
+  return module.copied { factor = own.factor, good = own.good }
 end
 
 ---@param saved table
 function Scaler:load_state(saved)
+  local own = inner[self]
   saved = type(saved) == "table" and saved or {}
   if not core.is_tensor(saved.factor) or not core.is_tensor(saved.good) then
     core.raise "load_state: this is no state of a scaler"
   end
-  self.stepped, self.finite = false, {}
+  own.stepped, own.finite = false, {}
   core.no_grad(function()
-    self.ok:fill_(1)
-    self.factor:copy_(saved.factor)
-    self.good:copy_(saved.good)
-    self.inverse:copy_(1 / self.factor)
+    own.ok:fill_(1)
+    own.factor:copy_(saved.factor)
+    own.good:copy_(saved.good)
+    own.inverse:copy_(1 / own.factor)
   end)
 end
 
@@ -199,4 +215,9 @@ local function load(number, saved)
   self:load_state(saved)
 end
 
-return { new = scaler, load = load }
+--- The number of a scaler, by the order in which they were made.
+---@param object ms.Scaler
+---@return integer
+local function number_of(object) return inner[object].number end
+
+return { new = scaler, load = load, number_of = number_of }
