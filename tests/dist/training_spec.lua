@@ -252,6 +252,41 @@ describe("training on several ranks", function()
     end
   end)
 
+  -- The command that is printed is tried as it stands: it goes on with this run, and not with the
+  -- one that had the folder before.
+  it("tells how to go on where its folder was numbered, named, or has spaces", function()
+    command.write(folder .. "/numbered.lua", [[
+      local ms = require "moonshard"
+      local cfg = ms.config { run = "", resume = "never", note = "" }
+      local model = ms.ddp(ms.nn.Linear(2, 1))
+      ms.train { model = model, optimizer = ms.optim.sgd(model, { lr = 0.1 }), steps = 20,
+        run = cfg.run ~= "" and cfg.run or nil, resume = cfg.resume, save = { every = 5 },
+        data = function() return ms.ones { 2, 2 }, ms.ones { 2, 1 } end,
+        loss = function(m, x, y) return ((m(x) - y) ^ 2):mean() end,
+        after_step = function(step)
+          if step == 12 and ms.rank() == 1 then
+            io.popen("kill -KILL " .. io.open "/proc/self/stat":read "a":match "^%d+"):close()
+          end
+        end }]])
+    for _, case in ipairs {
+      { "", "runs/numbered" }, { "", "runs/numbered-2" }, { "run=mine", "mine" },
+      { "run=mine", "mine-2" }, { "run='my run' note='a  b'", "my run" },
+      { "run='my run' resume=never", "my run-2" },
+      { "run=mine resume=mine/step-00000005", "mine" },
+    } do
+      local options, run = table.unpack(case)
+      local code, _, err = command.run(folder, "run numbered.lua -n 2 " .. options)
+      assert.equal(7, code, err)
+      local again = err:match "%(resume: moonshard ([^\n]*)%)\n"
+      assert.truthy(again, err)
+      local out
+      code, out, err = command.run(folder, again)
+      assert.equal(7, code, err)
+      assert.truthy(out:find(("resumed from %s/step-00000010"):format(run), 1, true),
+        again .. "\n" .. out)
+    end
+  end)
+
   it("leaves flight records and tells how to go on when it ends badly", function()
     -- That kills the launcher.
     assert.equal(137, (command.run(folder, "run r.lua -n 2 steps=100000 save=5 ask=KILL at=12")))

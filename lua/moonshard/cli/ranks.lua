@@ -118,20 +118,39 @@ local function places(outcome, numbers, flights)
   return table.concat(texts, "; ")
 end
 
--- The command that resumes the run. What a user's mpirun was given is not known here.
-local function resume_command(parsed)
-  local where = parsed.hosts and "--hosts " .. parsed.hosts or "-n " .. parsed.ranks
-  local parts = { "moonshard run", parsed.recipe, where }
-  local resume = false
+-- A word of a command as a shell reads it.
+local function quoted(word)
+  if word:match "^[%w_./:=,@%%+-]+$" then return word end
+  return "'" .. word:gsub("'", "'\\''") .. "'"
+end
+
+-- The folder in which resume=auto looks without more options.
+local function usual_folder(parsed)
   for _, option in ipairs(parsed.options) do
-    resume = resume or option:match "^resume="
-    parts[#parts + 1] = option
+    local run = option:match "^run=(.+)$"
+    if run then return run end
   end
-  if not resume then parts[#parts + 1] = "resume=auto" end
+  return "runs/" .. (parsed.recipe:match "([^/]+)%.lua$" or "run")
+end
+
+-- The command that goes on with the run of this folder: the user's own, with other options where
+-- they would begin anew, or go on with another run (a folder that exists gets a number). What a
+-- user's mpirun was given is not known here.
+local function resume_command(parsed, folder)
+  local added = { "resume=auto" }
+  if usual_folder(parsed):gsub("/+$", "") ~= folder then
+    table.insert(added, 1, "run=" .. quoted(folder))
+  end
   if launch.process and launch.process.kept_ranks and not parsed.hosts then
-    return resume and "the same command" or "the same command with resume=auto"
+    return "the same command with " .. table.concat(added, " ")
   end
-  return table.concat(parts, " ")
+  local words = { "moonshard" }
+  for _, word in ipairs(launch.arguments_given or {}) do
+    if not word:match "^resume=" and not (#added > 1 and word:match "^run=") then
+      words[#words + 1] = quoted(word)
+    end
+  end
+  return table.concat(table.move(added, 1, #added, #words + 1, words), " ")
 end
 
 local function read(path)
@@ -207,7 +226,7 @@ function ranks.report(outcome, parsed, flights, oom_kills)
   local latest = outcome.folder ~= "" and require "moonshard.checkpoint.store".find(outcome.folder)
   if latest then
     lines[#lines + 1] = ("  last committed checkpoint: %s (resume: %s)")
-      :format(latest, resume_command(parsed))
+      :format(latest, resume_command(parsed, outcome.folder))
   end
   return "moonshard: " .. table.concat(lines, "\n") .. "\n"
 end
