@@ -510,4 +510,13 @@ function link_state.load(saved)
   end
 end
 
+--- The names of loaded states that no link has, in order.
+---@return string[]
+function link_state.unclaimed()
+  local names = {}
+  for name in pairs(waiting) do names[#names + 1] = name end
+  table.sort(names)
+  return names
+end
+
 return link_state

@@ -287,6 +287,31 @@ describe("training on several ranks", function()
     end
   end)
 
+  it("tells what is not as in the run that it goes on with", function()
+    command.write(folder .. "/changed.lua", [[
+      local ms = require "moonshard"
+      local cfg = ms.config { run = "run", resume = "never", batch = 8, lr = 0.1, hook = "",
+        steps = 4 }
+      local hook = cfg.hook ~= "" and ms.hooks[cfg.hook]() or nil
+      local model = ms.ddp(ms.nn.Linear(2, 1), { comm_hook = hook })
+      ms.train { model = model, optimizer = ms.optim.sgd(model, { lr = cfg.lr }), steps = cfg.steps,
+        run = cfg.run, resume = cfg.resume, save = { every = 2 },
+        data = function() return ms.ones { cfg.batch, 2 }, ms.ones { cfg.batch, 1 } end,
+        loss = function(m, x, y) return ((m(x) - y) ^ 2):mean() end }]])
+    local function resumed(options)
+      local out = command.succeed(folder, "run changed.lua " .. options)
+      return out:match "differs from the checkpoint's run: ([^\n]*)", out
+    end
+    assert.is_nil((resumed "-n 2 hook=error_feedback"))
+    assert.is_nil((resumed "-n 2 hook=error_feedback resume=auto"))
+    assert.equal("batch 8 -> 4; hook error_feedback -> none (its state is not loaded); steps 4 -> 6",
+      (resumed "-n 2 batch=4 steps=6 resume=auto"))
+    -- The run before it is that one.
+    assert.equal("batch 4 -> 8; lr 0.1 -> 0.05; steps 6 -> 8; ranks 2 -> 1",
+      (resumed "-n 1 lr=0.05 steps=8 resume=auto"))
+    assert.is_nil((resumed "-n 1 lr=0.05 steps=8 resume=auto run=run"))
+  end)
+
   it("leaves flight records and tells how to go on when it ends badly", function()
     -- That kills the launcher.
     assert.equal(137, (command.run(folder, "run r.lua -n 2 steps=100000 save=5 ask=KILL at=12")))

@@ -1,7 +1,9 @@
 -- The folder of a run: which one it is, who owns it, its checkpoints, resuming.
+local about = require "moonshard.report.about"
 local core = require "moonshard.core"
-local lock = require "moonshard.checkpoint.lock"
 local launch = require "moonshard.launch"
+local link_state = require "moonshard.link_state"
+local lock = require "moonshard.checkpoint.lock"
 local log = require "moonshard.log"
 local history = require "moonshard.train.history"
 local shared = require "moonshard.checkpoint.shared"
@@ -128,6 +130,41 @@ local function load(self, search, path)
   end
 end
 
+-- Settings that name the run, and not what it computes.
+local NAMES <const> = { run = true, resume = true }
+
+local function shown(value)
+  if value == nil or value == "" then return "none" end
+  return type(value) == "table" and core.json_encode { value }:sub(2, -2) or tostring(value)
+end
+
+-- One line about what the run that saved this checkpoint had otherwise: its settings and ranks, and
+-- states of links that nobody has now.
+local function tell_of_changes(path)
+  local before = about.read(path:match "^(.*)/[^/]+$" or ".")
+  local parts, unclaimed, told = {}, link_state.unclaimed(), false
+  local function compare(name, old, new)
+    if shown(old) == shown(new) then return end
+    local lost = name == "hook" and #unclaimed > 0
+    parts[#parts + 1] = ("%s %s -> %s%s"):format(name, shown(old), shown(new),
+      lost and " (its state is not loaded)" or "")
+    told = told or lost
+  end
+  if before and type(before.settings) == "table" then
+    for _, item in ipairs(launch.settings or {}) do
+      if not NAMES[item.name] then compare(item.name, before.settings[item.name], item.value) end
+    end
+    compare("ranks", before.ranks, core.world():size())
+  end
+  if #unclaimed > 0 and not told then
+    parts[#parts + 1] = ("no link has the state '%s', which is not loaded"):format(
+      table.concat(unclaimed, "', '"))
+  end
+  if #parts > 0 then
+    log.log("differs from the checkpoint's run: %s", table.concat(parts, "; "))
+  end
+end
+
 --- Chooses the folder, locks it, and loads the checkpoint from which the run continues, if there is
 --- one.
 ---@param self ms.Training
@@ -152,6 +189,7 @@ function folder.open(self)
     history.set_aside(self.run, path, self.start)
   end
   log.log("resumed from %s", path)
+  if core.rank() == 0 then tell_of_changes(path) end
 end
 
 --- If the checkpoint that is being written has ended, logs its result and, after a success, removes
