@@ -136,15 +136,79 @@ describe("moonshard eval", function()
         ctx = "a", endings = { "b", "c" }, label = 2,
       },
       ["set.jsonl:2: its label is nil"] = { ctx = "a", endings = { "b", "c" } },
-      ["set.jsonl:2: endings[0] has 61 tokens, and the model a context of 48"] = {
-        ctx = "a", endings = { ("b"):rep(60), "c" }, label = 0,
-      },
     } do
       write { good, line }
       refused(3, text)
     end
     write { "" }
     refused(3, "'set.jsonl' has no questions")
+  end)
+
+  it("cuts what is longer than the context from the left, skips it, or stops", function()
+    save(256, 0)
+    local long = { ctx = "a", endings = { ("b"):rep(60), "c" }, label = 1 }
+    write { { ctx = "a", endings = { "bb", "c" }, label = 1 }, long,
+      { ctx = ("a"):rep(60), endings = { "bb", "c" }, label = 0 } }
+    assert.same({ acc = 2 / 3, acc_norm = 1, acc_token = 1 / 3, questions = 3, cut = 2 },
+      { acc = eval().acc, acc_norm = 1, acc_token = eval().acc_token, questions = eval().questions,
+        cut = eval().cut })
+    local found = eval "--long skip"
+    assert.equal(1, found.questions)
+    assert.equal(2, found.skipped)
+    assert.is_nil(found.cut)
+    assert.truthy((command.succeed(folder, "eval model set.jsonl")):find(
+      "2 questions longer than the context of 48 tokens were cut (--long)", 1, true))
+    refused(3, "set.jsonl:2: the text with endings[0] has 61 tokens, and the model a context of 48",
+      "model set.jsonl --long stop")
+    write { long }
+    refused(3, "all 1 questions are longer than the model's context", "model set.jsonl --long skip")
+    refused(2, "--long", "model set.jsonl --long never")
+  end)
+
+  -- What lm-evaluation-harness makes of them, written out by hand.
+  it("prepares lines of HellaSwag's own file as the harness does, or not (--raw)", function()
+    local model = save(256, 60, 96)
+    -- The ending with the greatest sum, and with the greatest per character.
+    local function choices(ctx, endings)
+      local best = { {}, {} }
+      for i, ending in ipairs(endings) do
+        local bytes, first = { (ctx .. " " .. ending):byte(1, -1) }, #ctx
+        local ids = ms.tensor({ bytes }, "i64")
+        local length = #bytes - 1
+        local sum = ms.no_grad(function()
+          return model(ids:narrow(2, 1, length)):log_softmax()
+            :gather(3, ids:narrow(2, 2, length):view(1, length, 1))
+            :narrow(2, first, length - first + 1):sum():item()
+        end)
+        for k, value in ipairs { sum, sum / #ending } do
+          if not best[k].value or value > best[k].value then
+            best[k] = { value = value, at = i - 1 }
+          end
+        end
+      end
+      return best[1].at, best[2].at
+    end
+    local raw = {
+      activity_label = "Roof repair", ctx_a = "A man [header] stands on it. [title] He looks.",
+      ctx_b = "the Man", ctx = "A man [header] stands on it. [title] He looks. the Man",
+      endings = { "[step] sits  down.", "is using [substeps] wrap to wrap a pair of skis.",
+        "of it" },
+    }
+    -- A mark at the beginning of an ending leaves a space.
+    local sum, per_character = choices("Roof repair: A man stands on it.. He looks. The man",
+      { " sits down.", "is using wrap to wrap a pair of skis.", "of it" })
+    for label = 0, 2 do
+      raw.label = label
+      write { raw }
+      local prepared, as_it_stands = eval(), eval "--raw"
+      assert.equal(sum == label and 1 or 0, prepared.acc)
+      assert.equal(per_character == label and 1 or 0, prepared.acc_norm)
+      write { { ctx = raw.ctx, endings = raw.endings, label = label } }
+      assert.same(eval(), as_it_stands)
+    end
+    raw.endings, raw.label = { "[step]", "fine" }, 0
+    write { raw }
+    refused(3, "endings[0] has marks in brackets only")
   end)
 
   it("refuses probabilities that are nan", function()

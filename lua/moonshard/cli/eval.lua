@@ -6,6 +6,9 @@
 -- ending's characters (acc_norm) or by its tokens (acc_token). acc and acc_norm are those of
 -- lm-evaluation-harness, acc_token that of llm.c. Of an ending that is no UTF-8, bytes
 -- are counted. Of equal ones the first is chosen.
+--
+-- The harness prepares the lines of HellaSwag's own file, which have activity_label, ctx_a and
+-- ctx_b; so does this command, unless --raw is given. Other lines are scored as they stand.
 local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local live = require "moonshard.live"
@@ -25,11 +28,17 @@ function eval.parser()
   local parser = switches.plain("eval", "Scores a model on multiple-choice questions in \z
     HellaSwag's format: a JSON object in each line, with ctx (a text), endings (a list of texts) \z
     and label (the right one, from 0). Prints how often the right ending has the greatest \z
-    probability (acc), the greatest per character (acc_norm), and per token (acc_token).")
+    probability (acc), the greatest per character (acc_norm), and per token (acc_token). Lines of \z
+    HellaSwag's own file (with activity_label, ctx_a, ctx_b) are prepared as \z
+    lm-evaluation-harness prepares them.")
   parser:argument("model", "a folder with config.json and .safetensors, or a run's folder"):args "?"
   parser:argument("file", "the questions, .jsonl"):args "?"
   parser:option("--limit", "only the first N questions (default: all)"):argname "N"
     :convert(switches.count)
+  parser:flag("--raw", "score ctx and endings as they stand, as llm.c does")
+  parser:option("--long", "what becomes of a question that is longer than the model's context: \z
+    cut (only its last tokens count), skip, or stop"):argname "cut|skip|stop":default "cut"
+    :choices { "cut", "skip", "stop" }
   parser:option("--tokenizer", "a tokenizer's file or folder (default: the model's folder)")
     :argname "PATH"
   parser:option("--pattern", "where ranks of tiktoken cut text: gpt2, cl100k, o200k, llama3")
@@ -46,8 +55,36 @@ local function label_of(value)
   return math.type(value) == "integer" and value or nil
 end
 
--- A line as { ctx, endings, label }; nil and what is wrong with it.
-local function question_of(line)
+-- A text of HellaSwag as lm-evaluation-harness prepares it: marks of the page that it was taken
+-- from ("[header]", "[step]") go, and "[title]" ends a sentence.
+local function prepared(text)
+  text = text:match "^%s*(.-)%s*$":gsub(" %[title%]", ". ")
+  return (text:gsub("%[[^\n]-%]", ""):gsub("  ", " "))
+end
+
+-- The first letter large, all others small. Letters of ASCII only, as those of the data set are.
+local function capitalized(text) return text:sub(1, 1):upper() .. text:sub(2):lower() end
+
+-- The text and endings of a line of HellaSwag's own file. A space is put before each ending, also
+-- where one has been left by a mark; acc_norm does not count it.
+local function prepare(told, endings)
+  local joined, counted = {}, {}
+  for i, ending in ipairs(endings) do
+    counted[i] = prepared(ending)
+    joined[i] = " " .. counted[i]
+  end
+  return prepared(("%s: %s %s"):format(told.activity_label, told.ctx_a, capitalized(told.ctx_b))),
+    joined, counted
+end
+
+local function is_of_hellaswag(told)
+  return type(told.activity_label) == "string" and type(told.ctx_a) == "string"
+    and type(told.ctx_b) == "string"
+end
+
+-- A line as { ctx, endings, counted, label }; nil and what is wrong with it. counted: the endings
+-- whose characters acc_norm counts.
+local function question_of(line, raw)
   local told, message = core.json_decode(line)
   if type(told) ~= "table" then return nil, message or "a JSON object is expected" end
   if type(told.ctx) ~= "string" then return nil, "it has no text 'ctx'" end
@@ -64,11 +101,20 @@ local function question_of(line)
     return nil, ("its label is %s; a number from 0 to %d is expected"):format(
       type(told.label) == "table" and "a list" or tostring(told.label), #endings - 1)
   end
-  return { ctx = told.ctx, endings = endings, label = label }
+  local ctx, counted = told.ctx, endings
+  if not raw and is_of_hellaswag(told) then
+    ctx, endings, counted = prepare(told, endings)
+    for i, ending in ipairs(endings) do
+      if not ending:find "%S" then
+        return nil, ("endings[%d] has marks in brackets only (--raw scores them)"):format(i - 1)
+      end
+    end
+  end
+  return { ctx = ctx, endings = endings, counted = counted, label = label }
 end
 
 -- The questions of a file, at most `limit`. All are checked before the first is scored.
-local function read_questions(path, limit)
+local function read_questions(path, limit, raw)
   local text, message = core.file_read(path)
   if not text then launch.exit(3, message) end
   local list, number = {}, 0
@@ -76,7 +122,7 @@ local function read_questions(path, limit)
     number = number + 1
     if #list == limit then break end
     if line:find "%S" then
-      local question, wrong = question_of(line)
+      local question, wrong = question_of(line, raw)
       if not question then launch.exit(3, ("%s:%d: %s"):format(path, number, wrong)) end
       question.line = number
       list[#list + 1] = question
@@ -106,25 +152,28 @@ local function ids_of(words, ctx, ending)
   return all, given
 end
 
--- Scores of all endings of a question, and their numbers of tokens. The endings are rows of one
--- forward; what fills short rows comes after their ids and changes nothing before it.
-local function scores_of(model, words, question, where)
-  local rows, longest, context = {}, 0, model.options.context
+-- Scores of all endings of a question, and their numbers of tokens; third, whether it was longer
+-- than the context. nil: it was, and is skipped. The endings are rows of one forward; what fills
+-- short rows comes after their ids and changes nothing before it. long: see the parser.
+local function scores_of(model, words, question, where, long)
+  local rows, longest, context, is_cut = {}, 0, model.options.context, false
   for i, ending in ipairs(question.endings) do
     local called, all, given = pcall(ids_of, words, question.ctx, ending)
     if not called or not all then
       launch.exit(3, ("%s: %s"):format(where, called and given or all))
     end
     local count = #all - given
-    if count > context then
-      launch.exit(3, ("%s: endings[%d] has %d tokens, and the model a context of %d")
-        :format(where, i - 1, count, context))
-    end
-    -- Of a text that is too long, the last tokens count.
+    -- Of what is too long, the last tokens count.
     local cut = math.max(#all - 1 - context, 0)
+    if cut > 0 and long == "stop" then
+      launch.exit(3, ("%s: the text with endings[%d] has %d tokens, and the model a context of %d \z
+        (--long cut|skip goes on)"):format(where, i - 1, #all - 1, context))
+    end
+    is_cut, count = is_cut or cut > 0, math.min(count, context)
     rows[i] = { all = all, cut = cut, count = count, length = #all - 1 - cut }
     longest = math.max(longest, rows[i].length)
   end
+  if is_cut and long == "skip" then return nil, nil, true end
   local inputs, targets, counts = {}, {}, {}
   for i, row in ipairs(rows) do
     local x, y = {}, {}
@@ -148,7 +197,7 @@ local function scores_of(model, words, question, where)
     end
     losses[i] = -loss
   end
-  return losses, counts
+  return losses, counts, is_cut
 end
 
 -- Whether the label is the position of the greatest value; the first one of equals.
@@ -172,23 +221,32 @@ local function show(right, done, total)
   }
 end
 
--- The shares of questions whose right ending was found, by name.
-local function run(model, words, questions, path)
+-- Counts what was found for one question.
+local function count(right, question, scores, tokens)
+  local characters = {}
+  for i, ending in ipairs(question.counted) do characters[i] = utf8.len(ending) or #ending end
+  right.acc = right.acc + finds(scores, question.label)
+  right.acc_norm = right.acc_norm + finds(divided(scores, characters), question.label)
+  right.acc_token = right.acc_token + finds(divided(scores, tokens), question.label)
+end
+
+-- The shares of questions whose right ending was found, by name; how many were scored, and how many
+-- were longer than the context.
+local function run(model, words, questions, path, long)
   local right, process = { acc = 0, acc_norm = 0, acc_token = 0 }, launch.process
+  local scored, longer = 0, 0
   if process then process.watch_signals() end
   model:eval()
   for number, question in ipairs(questions) do
-    local scores, tokens = scores_of(model, words, question,
-      ("%s:%d"):format(path, question.line))
-    local characters = {}
-    for i, ending in ipairs(question.endings) do
-      characters[i] = utf8.len(ending) or #ending
+    local scores, tokens, is_cut = scores_of(model, words, question,
+      ("%s:%d"):format(path, question.line), long)
+    if is_cut then longer = longer + 1 end
+    if scores then
+      scored = scored + 1
+      count(right, question, scores, tokens)
     end
-    right.acc = right.acc + finds(scores, question.label)
-    right.acc_norm = right.acc_norm + finds(divided(scores, characters), question.label)
-    right.acc_token = right.acc_token + finds(divided(scores, tokens), question.label)
     if number % COLLECT == 0 then core.collect() end
-    show(right, number, #questions)
+    if scores then show(right, scored, #questions) end
     local signal = process and process.stop_requested()
     if signal then
       live.finish()
@@ -196,8 +254,12 @@ local function run(model, words, questions, path)
     end
   end
   live.finish()
-  for name, count in pairs(right) do right[name] = count / #questions end
-  return right
+  if scored == 0 then
+    launch.exit(3, ("%s: all %d questions are longer than the model's context (--long cut scores \z
+      their last tokens)"):format(path, #questions))
+  end
+  for name, found in pairs(right) do right[name] = found / scored end
+  return right, scored, longer
 end
 
 function eval.main(arguments)
@@ -208,16 +270,21 @@ function eval.main(arguments)
       parsed.model and "FILE.jsonl, the questions," or "MODEL and FILE.jsonl", parser:get_usage()))
   end
   switches.apply(parsed)
-  local questions = read_questions(parsed.file, parsed.limit or math.maxinteger)
+  local questions = read_questions(parsed.file, parsed.limit or math.maxinteger, parsed.raw)
   local model, words = model_folder.read(parsed)
-  local found = run(model, words, questions, parsed.file)
+  local found, scored, longer = run(model, words, questions, parsed.file, parsed.long)
   if parsed.json then
-    found.questions = #questions
+    found.questions = scored
+    if longer > 0 then found[parsed.long == "skip" and "skipped" or "cut"] = longer end
     print(core.json_encode(found))
   else
     print(("acc %.4f  acc_norm %.4f (per character)  acc_token %.4f (per token)  of %d question%s")
-      :format(found.acc, found.acc_norm, found.acc_token, #questions,
-        #questions == 1 and "" or "s"))
+      :format(found.acc, found.acc_norm, found.acc_token, scored, scored == 1 and "" or "s"))
+    if longer > 0 then
+      print(("%d question%s longer than the context of %d tokens %s (--long)"):format(longer,
+        longer == 1 and "" or "s", model.options.context,
+        (longer == 1 and "was " or "were ") .. (parsed.long == "skip" and "skipped" or "cut")))
+    end
   end
   return 0
 end
