@@ -140,6 +140,30 @@ local function check_options(options)
   end
 end
 
+-- The coroutine in which a loop runs, weak; { main = true } in none.
+local owner
+
+local function note_owner()
+  local routine, is_main = coroutine.running()
+  owner = is_main and { main = true } or setmetatable({ routine }, { __mode = "v" })
+end
+
+-- After the last step of a loop whose coroutine is gone, or has ended with an error: nobody else
+-- ends it, since Lua does not close what is open there. Raises where the loop may go on.
+local function end_abandoned()
+  local status = owner and not owner.main and owner[1] and coroutine.status(owner[1])
+  if not owner or owner.main or status == "running" or status == "normal" then
+    core.raise("ms.steps: a step is running already; steps cannot be nested")
+  end
+  core.collect()
+  if owner[1] and status ~= "dead" then
+    core.raise("ms.steps: a step is running already, in a coroutine that has not ended: \z
+      coroutine.close(it) ends its loop")
+  end
+  pcall(core.step_end)
+  for _, g in ipairs(at_leave) do pcall(g, true) end
+end
+
 --- `for step in ms.steps(count, first, options) do`: yields first (0 unless given) to count - 1.
 --- Leaving the loop in any way ends the step; a request to stop ends the loop after the step that
 --- runs. graph = true: runs of tasks that come in each step are launched as graphs.
@@ -154,9 +178,8 @@ function steps.steps(count, first, options)
   if options ~= nil then check_options(options) end
   local graph = options and options.graph or false
   local next_step = first or 0
-  if select(2, core.step()) then
-    core.raise("ms.steps: a step is running already; steps cannot be nested")
-  end
+  if select(2, core.step()) then end_abandoned() end
+  note_owner()
   require "moonshard.tune".open()
   if graph then core.comm_use_graphs() end
   local look_at_graphs = graph and graph_watch()

@@ -147,6 +147,36 @@ describe("ms.steps", function()
     ended()
   end)
 
+  it("of a coroutine that was dropped, or has failed, ends with the next loop", function()
+    local function count()
+      local done = 0
+      for _ in ms.steps(2) do done = done + 1 end
+      return done
+    end
+    local function loop()
+      for step in ms.steps(3) do coroutine.yield(step) end
+    end
+    local dropped = coroutine.wrap(loop)
+    assert.equal(0, dropped())
+    dropped = nil -- luacheck: ignore 311
+    assert.equal(2, count())
+    -- One that failed is dead, and its loop was never closed.
+    local failed = coroutine.create(function() for _ in ms.steps(3) do error "in the step" end end)
+    assert.is_false((coroutine.resume(failed)))
+    assert.equal(2, count())
+    -- One that may go on keeps its step.
+    local waiting = coroutine.create(loop)
+    assert.is_true((coroutine.resume(waiting)))
+    assert.error_matches(count, "coroutine%.close")
+    assert.is_true((coroutine.resume(waiting)))
+    assert.is_true(coroutine.close(waiting))
+    assert.equal(2, count())
+    -- Nested in one is nested.
+    local nested = coroutine.wrap(function() for _ in ms.steps(1) do count() end end)
+    assert.error_matches(nested, "cannot be nested")
+    assert.equal(2, count())
+  end)
+
   it("cannot be nested", function()
     local count = 0
     for _ in ms.steps(2) do
