@@ -463,8 +463,12 @@ static ms_status out_of_memory(const ms_pool *pool, uint64_t bytes)
         if (!most->bytes) break;
         const char *name = ms_strings_get(engine->strings, most->script - 1);
         if (!*name) name = "the engine";
-        int wrote = snprintf(owners + used, sizeof owners - used, "%s%llu MiB made at %s",
-                             rank ? ", " : "", (unsigned long long)(most->bytes >> 20), name);
+        /* In the largest unit of which there is one: a small job has small owners. */
+        static const char *const units[] = { "bytes", "KiB", "MiB" };
+        int unit = most->bytes >> 20 ? 2 : most->bytes >> 10 ? 1 : 0;
+        int wrote =
+            snprintf(owners + used, sizeof owners - used, "%s%llu %s made at %s", rank ? ", " : "",
+                     (unsigned long long)(most->bytes >> (10 * unit)), units[unit], name);
         if (wrote < 0 || (size_t)wrote >= sizeof owners - used) break;
         used += (size_t)wrote;
         most->bytes = 0;
