@@ -61,14 +61,13 @@ static void place_fake(lua_State *L, ms_runtime *runtime, uint32_t size)
             lua_pop(L, 1);
             if (ranks < 1 || ranks > (lua_Integer)(size - next))
                 ms_lua_error(L, "init: hosts have %d ranks in all, each at least 1", (int)size);
-            for (lua_Integer i = 0; i < ranks && next < MS_LOCAL_RANKS_MAX; i++)
-                runtime->fake_hosts[next++] = (uint16_t)h;
+            for (lua_Integer i = 0; i < ranks; i++, next++)
+                if (next < MS_LOCAL_RANKS_MAX) runtime->fake_hosts[next] = (uint16_t)h;
         }
-        if (next != size)
-            ms_lua_error(L,
-                         "init: hosts have %d ranks of %d; over several hosts a job has at most "
-                         "%d",
-                         (int)next, (int)size, MS_LOCAL_RANKS_MAX);
+        if (next != size) ms_lua_error(L, "init: hosts have %d ranks of %d", (int)next, (int)size);
+        if (size > MS_LOCAL_RANKS_MAX)
+            ms_lua_error(L, "init: %d ranks on %d hosts: over several hosts a job has at most %d",
+                         (int)size, (int)hosts, MS_LOCAL_RANKS_MAX);
         runtime->fake_has_hosts = true;
     }
     lua_pop(L, 1);
