@@ -87,6 +87,25 @@ function tokenizer_files.contents(tokenizer)
   return texts
 end
 
+--- A hash of the files that a tokenizer was read from, without those that say how chats are
+--- written. It is another one where the same names and as many tokens mean other ids. nil, message,
+--- code if one cannot be read.
+---@param tokenizer ms.Tokenizer
+---@return string?
+---@return string? message
+---@return string? code
+function tokenizer_files.hash(tokenizer)
+  local texts, message, code = tokenizer_files.contents(tokenizer)
+  if not texts then return nil, message, code end
+  local parts = {}
+  for name, text in require "moonshard".sorted_pairs(texts) do
+    if not name:match "^chat_template" then
+      parts[#parts + 1] = ("%s %d %016x"):format(name, #text, core.hash(text))
+    end
+  end
+  return ("%016x"):format(core.hash(table.concat(parts, "\n")))
+end
+
 -- What shows how text is cut, and what becomes of spaces, digits and other alphabets.
 local PROBE <const> = " It's 1234567 \u{e9}t\u{e9}s,  \u{4f60}\u{597d}\n\n\tif (x[0]) {}  DON'T \z
   \u{1F600} "
@@ -107,7 +126,9 @@ end
 
 --- What `moonshard tokenize` wrote beside shards.
 ---@class ms.ShardsDescription
----@field tokenizer string its path
+---@field tokenizer string its path, as it was given
+---@field tokenizer_path? string from the root; nil: it was not known
+---@field tokenizer_hash? string of its files; nil: an older version wrote it
 ---@field pattern? string
 ---@field vocab_size integer
 ---@field end_of_text? integer the id that ends each file of the shards; nil: none does
@@ -129,8 +150,10 @@ local function read_description(where)
   end
   local pattern = type(told.pattern) == "string" and told.pattern or nil
   local ends = math.type(told.end_of_text) == "integer" and told.end_of_text or nil
+  local function text_of(key) return type(told[key]) == "string" and told[key] or nil end
   return { tokenizer = told.tokenizer, vocab_size = told.vocab_size, pattern = pattern,
-    end_of_text = ends, where = where }
+    end_of_text = ends, where = where, tokenizer_path = text_of "tokenizer_path",
+    tokenizer_hash = text_of "tokenizer_hash" }
 end
 
 --- The descriptions of a data set's shards, NAME.json beside NAME_00000.bin, each once.
@@ -170,30 +193,64 @@ function tokenizer_files.end_of_text(set, given)
     "give the option end_of_text, or shards that `moonshard tokenize` made with an end of text"))
 end
 
---- The tokenizer of a description. A relative path begins at the current folder, or at that of the
---- description.
----@param told ms.ShardsDescription
----@return ms.Tokenizer?
----@return string? message
----@return string? code
-function tokenizer_files.read(told)
-  local path = told.tokenizer
-  if not core.exists(path) and path:sub(1, 1) ~= "/" then
-    local beside = (told.where:match "^(.*/)[^/]*$" or "") .. path
-    if core.exists(beside) then path = beside end
+-- Where a description's tokenizer may be: where it was, or, as it was given, below the current
+-- folder, or below that of the description.
+local function places_of(told)
+  local list = { told.tokenizer_path, told.tokenizer }
+  if not told.tokenizer_path then list = { told.tokenizer } end
+  if told.tokenizer:sub(1, 1) ~= "/" then
+    list[#list + 1] = (told.where:match "^(.*/)[^/]*$" or "") .. told.tokenizer
   end
-  if not core.exists(path) then
-    return core.refuse(("'%s' names the tokenizer '%s', which is not there"):format(told.where,
-      told.tokenizer), "not_found")
-  end
+  return list
+end
+
+-- Descriptions without a hash of which a line has been shown.
+local shown = {}
+
+-- The tokenizer at a path, which must be the one that made the shards. name: of the path in
+-- messages.
+local function read_at(told, path, name)
   local tokenizer, message, code = require "moonshard.tokenizer".load(path,
     { pattern = told.pattern })
   if not tokenizer then return nil, message, code end
   if tokenizer:vocab_size() ~= told.vocab_size then
     return core.refuse(("'%s' is of a tokenizer with %d ids, and '%s' has %d now"):format(
-      told.where, told.vocab_size, path, tokenizer:vocab_size()), "mismatch")
+      told.where, told.vocab_size, name, tokenizer:vocab_size()), "mismatch")
   end
-  return tokenizer
+  if not told.tokenizer_hash then
+    if not shown[told.where] then
+      require "moonshard.log".log("'%s' has no hash of its tokenizer: whether '%s' is the one \z
+        that made the shards is not known", told.where, name)
+    end
+    shown[told.where] = true
+    return tokenizer
+  end
+  local hash
+  hash, message, code = tokenizer_files.hash(tokenizer)
+  if not hash then return nil, message, code end
+  if hash == told.tokenizer_hash then return tokenizer end
+  return core.refuse(("'%s' is of another tokenizer than '%s' has now, with as many ids: its \z
+    files have changed since, so the shards' ids mean other tokens (`moonshard tokenize --force` makes \z
+    them anew)"):format(told.where, name), "mismatch")
+end
+
+--- The tokenizer of a description: the one that made the shards, or nil, message, code.
+---@param told ms.ShardsDescription
+---@return ms.Tokenizer?
+---@return string? message
+---@return string? code
+function tokenizer_files.read(told)
+  local message, code
+  for _, path in ipairs(places_of(told)) do
+    if core.exists(path) then
+      local tokenizer, why, kind =
+        read_at(told, path, path == told.tokenizer_path and told.tokenizer or path)
+      if tokenizer then return tokenizer end
+      message, code = message or why, code or kind
+    end
+  end
+  return core.refuse(message or ("'%s' names the tokenizer '%s', which is not there"):format(
+    told.where, told.tokenizer), code or "not_found")
 end
 
 return tokenizer_files

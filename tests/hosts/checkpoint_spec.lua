@@ -73,6 +73,9 @@ it("are refused by ms.checkpoint.save in a folder that the hosts do not share", 
       print(("rank %d: %s, %s, %s"):format(ms.rank(), path, message, code))
     end
     ms.checkpoint.wait()
+    -- The launcher kills the others when one has ended with a code.
+    io.stdout:flush()
+    ms.world():barrier()
   ]])
   -- Each host waits some seconds for what another has written: all jobs beside each other.
   local function start_save(into, sharded, steps)

@@ -136,4 +136,78 @@ describe("moonshard tokenize", function()
     assert.matches("/none", message)
     assert.equal("not_found", code)
   end)
+
+  describe("by a tokenizer whose files change", function()
+    local function train(change)
+      local vocab = core.json_decode(command.read(FOLDER .. "gpt2/vocab.json"))
+      if change then vocab.t, vocab.e = vocab.e, vocab.t end
+      core.make_directory(folder .. "/tok")
+      command.write(folder .. "/tok/vocab.json", core.json_encode(vocab))
+      command.write(folder .. "/tok/merges.txt", command.read(FOLDER .. "gpt2/merges.txt"))
+    end
+    -- In a program of its own, in any folder: what the data set's tokenizer is.
+    local function read_from(place)
+      core.make_directory(folder .. "/" .. place)
+      command.write(folder .. "/" .. place .. "/r.lua", ([[
+        local ms = require "moonshard"
+        local set = assert(ms.data.tokens "%s/shards")
+        local tokenizer, message, code = set:tokenizer()
+        print(tokenizer and "found " .. tokenizer:vocab_size() or code .. ": " .. message)]])
+        :format(folder))
+      local found = io.popen(("cd '%s/%s' && '%s' run r.lua 2>&1"):format(folder, place,
+        command.program))
+      local text = found:read "a"
+      found:close()
+      return text
+    end
+
+    it("does not take old shards for its own, and its ids meet no other tokenizer", function()
+      train()
+      command.write(folder .. "/text", "some text of some words")
+      local how = "tokenize --tokenizer tok --out shards/train text"
+      command.succeed(folder, how)
+      local before = command.read(folder .. "/shards/train_00000.bin")
+      assert.matches("0 of them new", (command.succeed(folder, how)))
+      -- From any folder, also where another one has that name.
+      core.make_directory(folder .. "/else/tok")
+      command.write(folder .. "/else/tok/vocab.json", "{}")
+      command.write(folder .. "/else/tok/merges.txt", "")
+      for _, place in ipairs { ".", "deep/er", "else" } do
+        assert.equal("found 500\n", read_from(place))
+      end
+      -- Of as many tokens, in the same folder.
+      train(true)
+      fails(how, 3, "is of the tokenizer 'tok' as it was: its files have changed since; choose")
+      assert.matches("^mismatch: '.*train.json' is of another tokenizer than '.*tok' has now, \z
+        with as many ids", read_from "deep/er")
+      assert.equal(before, command.read(folder .. "/shards/train_00000.bin"))
+      command.succeed(folder, how .. " --force")
+      assert.not_equal(before, command.read(folder .. "/shards/train_00000.bin"))
+      assert.equal("found 500\n", read_from "deep/er")
+      -- What says how chats are written changes no id.
+      command.write(folder .. "/tok/chat_template.jinja", "{{ messages }}")
+      assert.matches("0 of them new", (command.succeed(folder, how)))
+    end)
+
+    it("keeps shards of older versions, and says what is not known", function()
+      train()
+      command.write(folder .. "/text", "some text of some words")
+      local how = "tokenize --tokenizer tok --out shards/train text"
+      command.succeed(folder, how)
+      local told = description()
+      told.tokenizer_hash, told.tokenizer_path = nil, nil
+      -- As they made it: without the hash.
+      local _, bytes, modified = core.exists(folder .. "/text")
+      told.made_of = ("%016x"):format(core.hash(table.concat({ "tok", "", 500, "0", "text",
+        ("text %d %d"):format(bytes, modified) }, "\n")))
+      command.write(folder .. "/shards/train.json", core.json_encode(told))
+      assert.matches("has no hash of its tokenizer: whether 'tok' is the one.*\nfound 500",
+        read_from ".")
+      local out = command.succeed(folder, how)
+      assert.matches("train.json' has no hash of its tokenizer: the shards that are there are kept",
+        out)
+      assert.matches("0 of them new", out)
+      assert.truthy(description().tokenizer_hash)
+    end)
+  end)
 end)

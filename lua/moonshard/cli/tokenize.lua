@@ -4,6 +4,7 @@ local core = require "moonshard.core"
 local launch = require "moonshard.launch"
 local live = require "moonshard.live"
 local switches = require "moonshard.cli.switches"
+local tokenizer_files = require "moonshard.tokenizer_files"
 
 local tokenize = {}
 
@@ -66,10 +67,12 @@ local function plan_of(files, name)
   return shards, total
 end
 
--- What the shards are made of, as text: a run with another one does not continue them.
-local function made_of(parsed, files, tokenizer, end_id)
+-- What the shards are made of, as text: a run with another one does not continue them. hash: of the
+-- tokenizer's files, which older versions did not have.
+local function made_of(parsed, files, tokenizer, end_id, hash)
   local lines = { parsed.tokenizer, parsed.pattern or "", tokenizer:vocab_size(),
     tostring(end_id), parsed.special }
+  lines[#lines + 1] = hash
   for _, file in ipairs(files) do
     lines[#lines + 1] = ("%s %d %d"):format(file.path, file.bytes, file.modified)
   end
@@ -92,8 +95,9 @@ end
 
 -- The description of an earlier run with this name, which must be of the same work. nil: there is
 -- none, and no shard of this name. With `force` both are removed: a loader would take shards that
--- this run does not replace, and a later run would take them for complete.
-local function earlier_of(path, name, description, force)
+-- this run does not replace, and a later run would take them for complete. before: made_of as older
+-- versions had it.
+local function earlier_of(path, name, description, force, before)
   local text = core.file_read(path)
   local shards, left = shards_of(name)
   if text then
@@ -117,7 +121,13 @@ local function earlier_of(path, name, description, force)
     launch.exit(3, ("'%s' is of the tokenizer '%s', not '%s': choose another name, or --force")
       :format(path, earlier.tokenizer, description.tokenizer))
   end
-  if earlier.made_of ~= description.made_of then
+  if earlier.tokenizer_hash and earlier.tokenizer_hash ~= description.tokenizer_hash then
+    launch.exit(3, ("'%s' is of the tokenizer '%s' as it was: its files have changed since; \z
+      choose another name, or --force"):format(path, description.tokenizer))
+  end
+  if not earlier.tokenizer_hash and earlier.made_of == before then
+    print(("'%s' has no hash of its tokenizer: the shards that are there are kept"):format(path))
+  elseif earlier.made_of ~= description.made_of then
     launch.exit(3, ("'%s' is of other files or switches: choose another name, or --force")
       :format(path))
   end
@@ -206,11 +216,11 @@ function tokenize.parser()
 end
 
 -- Makes the shards that are not there; returns what NAME.json says of all.
-local function make_shards(parsed, tokenizer, description, files)
+local function make_shards(parsed, tokenizer, description, files, before)
   local shards, total = plan_of(files, parsed.out)
   local path, sizes, left, bytes = parsed.out .. ".json", {}, {}, 0
   for _, file in ipairs(files) do sizes[file.path] = file.bytes end
-  local earlier = earlier_of(path, parsed.out, description, parsed.force)
+  local earlier = earlier_of(path, parsed.out, description, parsed.force, before)
   for _, shard in ipairs(shards) do
     if not (earlier and core.exists(shard.out)) then
       left[#left + 1] = shard
@@ -236,6 +246,14 @@ local function make_shards(parsed, tokenizer, description, files)
     done / 1e6 / math.max(seconds, 1e-3)))
 end
 
+-- A path that means the same from every folder; nil if that of the current folder is not known.
+local function from_root(path)
+  if path:sub(1, 1) == "/" then return path end
+  local here = os.getenv "PWD"
+  local same = here and here:sub(1, 1) == "/" and core.exists(here .. "/" .. path)
+  return same and here .. "/" .. path or nil
+end
+
 function tokenize.main(arguments)
   local parser = tokenize.parser()
   local parsed = switches.parse(parser, arguments)
@@ -254,11 +272,13 @@ function tokenize.main(arguments)
     local made, why = core.make_directory(folder)
     demand(made, why)
   end
+  local hash = demand(tokenizer_files.hash(tokenizer))
   make_shards(parsed, tokenizer, {
-    tokenizer = parsed.tokenizer, pattern = parsed.pattern, vocab_size = tokenizer:vocab_size(),
+    tokenizer = parsed.tokenizer, tokenizer_path = from_root(parsed.tokenizer),
+    tokenizer_hash = hash, pattern = parsed.pattern, vocab_size = tokenizer:vocab_size(),
     token_bytes = tokenizer:vocab_size() <= 65536 and 2 or 4, end_of_text = end_id,
-    made_of = made_of(parsed, files, tokenizer, end_id), complete = false,
-  }, files)
+    made_of = made_of(parsed, files, tokenizer, end_id, hash), complete = false,
+  }, files, made_of(parsed, files, tokenizer, end_id))
   return 0
 end
 
