@@ -230,8 +230,8 @@ local function read_at(told, path, name)
   if not hash then return nil, message, code end
   if hash == told.tokenizer_hash then return tokenizer end
   return core.refuse(("'%s' is of another tokenizer than '%s' has now, with as many ids: its \z
-    files have changed since, so the shards' ids mean other tokens (`moonshard tokenize --force` makes \z
-    them anew)"):format(told.where, name), "mismatch")
+    files have changed since, so the shards' ids mean other tokens (`moonshard tokenize --force` \z
+    makes them anew)"):format(told.where, name), "mismatch")
 end
 
 --- The tokenizer of a description: the one that made the shards, or nil, message, code.

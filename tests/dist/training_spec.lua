@@ -304,8 +304,8 @@ describe("training on several ranks", function()
     end
     assert.is_nil((resumed "-n 2 hook=error_feedback"))
     assert.is_nil((resumed "-n 2 hook=error_feedback resume=auto"))
-    assert.equal("batch 8 -> 4; hook error_feedback -> none (its state is not loaded); steps 4 -> 6",
-      (resumed "-n 2 batch=4 steps=6 resume=auto"))
+    assert.equal("batch 8 -> 4; hook error_feedback -> none (its state is not loaded); \z
+      steps 4 -> 6", (resumed "-n 2 batch=4 steps=6 resume=auto"))
     -- The run before it is that one.
     assert.equal("batch 4 -> 8; lr 0.1 -> 0.05; steps 6 -> 8; ranks 2 -> 1",
       (resumed "-n 1 lr=0.05 steps=8 resume=auto"))

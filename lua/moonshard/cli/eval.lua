@@ -37,8 +37,8 @@ function eval.parser()
     :convert(switches.count)
   parser:flag("--raw", "score ctx and endings as they stand, as llm.c does")
   parser:option("--long", "what becomes of a question that is longer than the model's context: \z
-    cut (only its last tokens count), skip, or stop"):argname "cut|skip|stop":default "cut"
-    :choices { "cut", "skip", "stop" }
+    cut (only its last tokens count), skip, or stop (default: cut)")
+    :choices { "cut", "skip", "stop" }:default "cut":show_default(false)
   parser:option("--tokenizer", "a tokenizer's file or folder (default: the model's folder)")
     :argname "PATH"
   parser:option("--pattern", "where ranks of tiktoken cut text: gpt2, cl100k, o200k, llama3")
