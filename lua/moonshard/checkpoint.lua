@@ -225,9 +225,9 @@ function checkpoint.save(folder, things)
   if problem and ok then ok, why, kind = false, problem, problem_kind end
   layouts.settle()
   -- All ranks collect and compare, even if rank 0 has failed.
+  local values, out, parts, links, together = collect(things)
   local alike = replicas.new()
   replicas.add_things(alike, things)
-  local values, out, parts, links, together = collect(things)
   local name = ("step-%08d"):format(step)
   local manifest = {
     version = 1, step = step, world_size = ms.world_size(), files = { "tensors.safetensors" },

@@ -171,8 +171,8 @@ local function forward(self, ...)
   if not s.reducer then
     core.raise "ddp: this model was unwrapped; use the module inside, or wrap it again"
   end
-  structure.check_ddp(s)
   if not core.is_recording() then return run(s, ...) end
+  structure.check_ddp(s)
   -- As in PyTorch, a pass without synchronization does not synchronize buffers, and neither does
   -- the pass after it.
   local due = s.buffers_due and not s.no_sync and has_buffers(s)

@@ -187,8 +187,7 @@ end
 function replicas.add_things(found, things)
   for name, thing in require "moonshard".sorted_pairs(things) do
     local meta = type(thing) == "table" and getmetatable(thing)
-    local where = type(name) == "string" and values.name_part(name) .. "/"
-    if not where then break end                                -- the checkpoint says so
+    local where = values.name_part(name) .. "/"
     if module.is_module(thing) then replicas.add_module(found, where, thing)
     elseif type(meta) == "table" and meta.__name == "ms.Optimizer" then
       replicas.add_optimizer(found, where, thing)

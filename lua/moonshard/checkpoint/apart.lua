@@ -196,8 +196,9 @@ end
 ---@param alike table<string, boolean> names that replicas.lua compares
 ---@return table?
 function apart.find(things, values, whole, hashes, parts, alike)
-  local world, ways = require "moonshard".world(), ways_of(things)
+  local world = require "moonshard".world()
   if world:size() == 1 or core.is_sim() then return nil end
+  local ways = ways_of(things)
   local own = { tensors = {}, values = {}, empty = {}, names = {}, random = random_of() }
   local lines, texts = {}, texts_of(ways, values)
   for i, path in ipairs(whole.names) do

@@ -36,9 +36,9 @@ local function compare(what, s, list)
   return frozen
 end
 
---- Before each forward of a ddp model: raises if its trained parameters are not those that were
---- wrapped. If all of them are frozen for a while, nothing is reduced; with find_unused some may
---- be.
+--- Before each recorded forward of a ddp model: raises if its trained parameters are not those
+--- that were wrapped. If all of them are frozen for a while, nothing is reduced; with find_unused
+--- some may be.
 ---@param s ms.DDPState
 function structure.check_ddp(s)
   local now = names.structure()
