@@ -571,6 +571,47 @@ static void test_gradients_where_differences_say_nothing(void **state)
     ms_tensor_release(in[1]);
 }
 
+/* A NaN in what is compared does not end in a gradient of 0, which would hide it from all that
+ * comes before. Eleven elements are vectors and a rest. */
+static void test_gradients_where_a_nan_is_compared(void **state)
+{
+    (void)state;
+    const double x[] = { NAN, 1, NAN, INFINITY, INFINITY, -INFINITY, 0, 2, -2, NAN, NAN },
+                 y[] = { 1, NAN, NAN, INFINITY, -INFINITY, INFINITY, 0, 1, 1, NAN, 3 };
+    ms_tensor *in[2] = { tensor_of(engine, MS_F32, DIMS(11), x),
+                         tensor_of(engine, MS_F32, DIMS(11), y) },
+              *results[2];
+    const struct {
+        const ms_op *op;
+        uint32_t inputs;
+        double want[2][11];
+    } cases[] = {
+        { &ms_op_relu, 1, { { 1, 1, 1, 1, 1, 0, 0, 1, 0, 1, 1 } } },
+        { &ms_op_maximum,
+          2,
+          { { 1, 1, 1, 0.5, 1, 0, 0.5, 1, 0, 1, 1 }, { 1, 1, 1, 0.5, 0, 1, 0.5, 0, 1, 1, 1 } } },
+        { &ms_op_minimum,
+          2,
+          { { 1, 1, 1, 0.5, 0, 1, 0.5, 0, 1, 1, 1 }, { 1, 1, 1, 0.5, 1, 0, 0.5, 1, 0, 1, 1 } } },
+        /* maximum(x, 0) and minimum(x, 0) of a number. */
+        { &ms_op_maximum_scalar, 1, { { 1, 1, 1, 1, 1, 0, 0.5, 1, 0, 1, 1 } } },
+        { &ms_op_minimum_scalar, 1, { { 1, 0, 1, 0, 0, 1, 0.5, 0, 1, 1, 1 } } },
+    };
+    for (size_t c = 0; c < COUNT(cases); c++) {
+        gradcheck check = { .op = cases[c].op, .inputs = cases[c].inputs };
+        gradcheck_backward(engine, &check, in, results);
+        for (uint32_t k = 0; k < cases[c].inputs; k++) {
+            double *got = tensor_get(results[k]);
+            for (size_t i = 0; i < 11; i++)
+                assert_near(got[i], cases[c].want[k][i] * weight(0, i), 1e-5, cases[c].op->name, i);
+            free(got);
+            ms_tensor_release(results[k]);
+        }
+    }
+    ms_tensor_release(in[0]);
+    ms_tensor_release(in[1]);
+}
+
 /* A result that does not move passes nothing back: not even an infinite gradient times 0, which
  * would be NaN. */
 static void test_flat_results_pass_nothing_back(void **state)
@@ -713,6 +754,7 @@ int main(void)
         cmocka_unit_test(test_masks),
         cmocka_unit_test(test_gradients_out_of_place_and_in_place),
         cmocka_unit_test(test_gradients_where_differences_say_nothing),
+        cmocka_unit_test(test_gradients_where_a_nan_is_compared),
         cmocka_unit_test(test_flat_results_pass_nothing_back),
         cmocka_unit_test(test_gradients_of_masks),
         cmocka_unit_test(test_one_element_of_another_float_dtype),

@@ -19,7 +19,7 @@ extern "C" {
 #define MS_OPS(O) \
     /* elementwise.c, one input. In-place twins exist. */ \
     O(neg) O(exp) O(log) O(sqrt) O(rsqrt) O(square) O(abs) O(sign) \
-    O(relu)            /* gradient 0 at 0 */ \
+    O(relu)            /* gradient 0 at 0; that of a NaN passes */ \
     O(gelu)            /* the tanh form: 0.5x(1 + tanh(sqrt(2/pi)(x + 0.044715x^3))) */ \
     O(gelu_erf)        /* 0.5x(1 + erf(x/sqrt 2)) */ \
     O(silu) O(tanh) O(sigmoid) \
@@ -40,7 +40,8 @@ extern "C" {
     /* elementwise.c, two inputs */ \
     /* a + value * b, a - value * b; scalar.value 0 means 1 (write has_low = true for a true 0) */ \
     O(add) O(sub) \
-    /* equal elements of maximum and minimum: half of the gradient to each */ \
+    /* equal elements of maximum and minimum: half of the gradient to each; a NaN in one of them: \
+     * the whole gradient to both */ \
     O(mul) O(div) O(maximum) O(minimum) \
     O(swiglu)          /* silu(b) * a, as `x:swiglu(gate)` */ \
     O(eq) O(ne) O(lt) O(le) O(gt) O(ge)   /* bool */ \

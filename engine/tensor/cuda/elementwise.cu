@@ -255,8 +255,9 @@ MS_DEVICE int64_t clamped(int64_t value, int64_t low, int64_t high)
 #define U(x) ((uint64_t)(x))
 
 /* A maximum or minimum of two equal numbers gives half of the gradient to each. NaN passes through
- * relu, clamp, maximum and minimum. The gradient of relu is 0 at 0 and for NaN; that of clamp is 1
- * at both bounds. div_backward divides twice, because c^2 would overflow above 1.8e19. */
+ * relu, clamp, maximum and minimum, and the gradient passes where relu, maximum or minimum compare
+ * a NaN. The gradient of relu is 0 at 0; that of clamp is 1 at both bounds and 0 for NaN.
+ * div_backward divides twice, because c^2 would overflow above 1.8e19. */
 FLOATS(1, cast, a)
 FLOATS(1, neg, -a)
 FLOATS(1, exp, expf(a))
@@ -298,7 +299,7 @@ FLOATS(3, addcdiv, a + v * (b / c))
 FLOATS(3, where, a != 0.0f ? b : c)
 FLOATS(2, sqrt_backward, 0.5f * b / a)
 FLOATS(2, rsqrt_backward, -0.5f * b * (a * a * a))
-FLOATS(2, relu_backward, 0.0f < a ? b : 0.0f)
+FLOATS(2, relu_backward, a <= 0.0f ? 0.0f : b)
 FLOATS(2, tanh_backward, b *(1.0f - a * a))
 FLOATS(2, sigmoid_backward, b *(a *(1.0f - a)))
 FLOATS(2, sin_backward, b *ms_sine(a, 1))
@@ -311,8 +312,8 @@ FLOATS(2, silu_backward, b *silu_slope(a))
 FLOATS(2, pow_backward, b *(v *powf(a, v - 1.0f)))
 FLOATS(2, clamp_backward, v <= a && a <= h ? b : 0.0f)
 FLOATS(3, div_backward, -v *a *(b / c) / c)
-FLOATS(3, maximum_backward, b < a ? c : a == b ? 0.5f * c : 0.0f)
-FLOATS(3, minimum_backward, a < b ? c : a == b ? 0.5f * c : 0.0f)
+FLOATS(3, maximum_backward, a < b ? 0.0f : a == b ? 0.5f * c : c)
+FLOATS(3, minimum_backward, b < a ? 0.0f : a == b ? 0.5f * c : c)
 FLOATS(3, swiglu_backward, c *a *silu_slope(b))
 FLOATS(2, lerp_backward, a - a * b)
 FLOATS(3, difference_mul, c *(b - a))

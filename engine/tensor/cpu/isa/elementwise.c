@@ -87,9 +87,10 @@ MS_VECTOR ms_vf p_norm_slope(ms_vf x, ms_vf y, float p)
 }
 
 /* One line per kernel: its name and its formula. A maximum or minimum of two equal numbers gives
- * half of the gradient to each. NaN passes through relu, clamp, maximum and minimum. The gradient
- * of relu is 0 at 0 and for NaN; that of clamp is 1 at both bounds. div_backward divides twice,
- * because c^2 would overflow above 1.8e19. A kernel of another device must agree in these cases. */
+ * half of the gradient to each. NaN passes through relu, clamp, maximum and minimum, and the
+ * gradient passes where relu, maximum or minimum compare a NaN. The gradient of relu is 0 at 0; that
+ * of clamp is 1 at both bounds and 0 for NaN. div_backward divides twice, because c^2 would overflow
+ * above 1.8e19. A kernel of another device must agree in these cases. */
 ONE(cast, a)
 ONE(neg, -a)
 ONE(exp, ms_v_exp(a))
@@ -141,7 +142,7 @@ THREE(where, ms_v_select(ms_v_differ(a, ms_v_splat(0.0f)), b, c))
  * div_backward and lerp_backward, which take it first. backend.h lists the operands. */
 TWO(sqrt_backward, 0.5f * b / a)
 TWO(rsqrt_backward, -0.5f * b * (a * a * a))
-TWO(relu_backward, keep(ms_v_less(ms_v_splat(0.0f), a), b))
+TWO(relu_backward, keep(~ms_v_less_equal(a, ms_v_splat(0.0f)), b))
 TWO(tanh_backward, b *(1.0f - a * a))
 TWO(sigmoid_backward, b *(a *(1.0f - a)))
 TWO(sin_backward, b *ms_v_cos(a))
@@ -154,8 +155,8 @@ TWO(silu_backward, b *silu_slope(a))
 TWO(pow_backward, b *(v *power(a, s->value - 1.0f)))
 TWO(clamp_backward, keep(ms_v_less_equal(v, a) & ms_v_less_equal(a, h), b))
 THREE(div_backward, -v *a *(b / c) / c)
-THREE(maximum_backward, keep(ms_v_less(b, a), c) + keep(ms_v_equal(a, b), 0.5f * c))
-THREE(minimum_backward, keep(ms_v_less(a, b), c) + keep(ms_v_equal(a, b), 0.5f * c))
+THREE(maximum_backward, keep(~ms_v_less_equal(a, b), c) + keep(ms_v_equal(a, b), 0.5f * c))
+THREE(minimum_backward, keep(~ms_v_less_equal(b, a), c) + keep(ms_v_equal(a, b), 0.5f * c))
 THREE(swiglu_backward, c *a *silu_slope(b))
 TWO(lerp_backward, a - a * b)
 THREE(difference_mul, c *(b - a))
