@@ -75,7 +75,7 @@
 --- a where the condition (bool) is true, else b; the three broadcast.
 --- ```lua
 --- local t = ms.tensor { -1.0, 2.0 }
---- ms.where(t:gt(0), t, 0) --> { 0.0, 2.0 }
+--- ms.where(t:gt(0), t, 0.5 * t) --> { -0.5, 2.0 }
 --- ```
 ---@field where fun(condition: ms.Tensor, a: ms.Number, b: ms.Number): ms.Tensor
 --- Copies tensors of one dtype, one after another, into a new 1-D tensor. Returns this tensor, and
