@@ -231,9 +231,9 @@ static void push_value(lua_State *L, const json_t *value, bool exact, int depth)
 }
 
 /* core.json_decode(text, exact): the value, or nil, message, "corrupt". A key that stands twice is
- * an error. null is nil; with exact it is core.json_null and lists stay lists when they are empty,
- * so that json_encode gives the same value again. The text is hostile: duplicates are refused,
- * since two readers may pick different ones. */
+ * an error. An integer beyond 64 bits is a real. null is nil; with exact it is core.json_null and
+ * lists stay lists when they are empty, so that json_encode gives the same value again. The text is
+ * hostile: duplicates are refused, since two readers may pick different ones. */
 static int decode(lua_State *L)
 {
     size_t bytes;
@@ -243,6 +243,13 @@ static int decode(lua_State *L)
     lua_settop(L, 2);
     json_t **tree = new_tree(L);
     *tree = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+    /* Once more, with reals for integers beyond 64 bits. */
+    if (!*tree && json_error_code(&error) == json_error_numeric_overflow) {
+        size_t more = ms_json_big_integers(text, bytes, NULL);
+        char *changed = lua_newuserdatauv(L, more, 0);
+        ms_json_big_integers(text, bytes, changed);
+        *tree = json_loadb(changed, more, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
+    }
     /* What is in a file is the environment's, so it is nil, message, code and not an error. */
     if (!*tree) {
         lua_pushnil(L);

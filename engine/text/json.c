@@ -1,6 +1,8 @@
 /* json.c: what the readers of tokenizer.json share. */
 #include "text/json.h"
 
+#include "moonshard/io.h"
+
 /* A hostile file may nest sequences in sequences. */
 enum { SEQUENCES_DEEP = 8 };
 
@@ -8,6 +10,16 @@ ms_status ms_json_parse(ms_context *context, const void *data, size_t bytes, jso
 {
     json_error_t error;
     *out = json_loadb(data, bytes, JSON_ALLOW_NUL, &error);
+    /* Once more, with reals for integers beyond 64 bits. */
+    if (!*out && json_error_code(&error) == json_error_numeric_overflow) {
+        size_t more = ms_json_big_integers(data, bytes, NULL);
+        void *text = NULL;
+        ms_status status = ms_allocate(context, more, "its JSON", &text);
+        if (status) return status;
+        ms_json_big_integers(data, bytes, text);
+        *out = json_loadb(text, more, JSON_ALLOW_NUL, &error);
+        ms_release(context, text);
+    }
     if (*out) return MS_OK;
     if (json_error_code(&error) == json_error_out_of_memory)
         return ms_fail(context, MS_ERROR_MEMORY, "no memory for its JSON");

@@ -112,6 +112,23 @@ describe("json", function()
     assert.equal("integer", math.type(back.big))
   end)
 
+  it("reads integers beyond 64 bits as reals, and changes nothing else", function()
+    local text = '{"9223372036854775808":[9223372036854775807,9223372036854775808,'
+      .. '-9223372036854775808,-9223372036854775809,1000000000000000019884624838656],'
+      .. '"a\\\\":"\\"12345678901234567890,","b":[12345678901234567890.5,1e22,3]}'
+    local read = assert(core.json_decode(text))
+    assert.same({
+      math.maxinteger, 2.0 ^ 63, math.mininteger, -2.0 ^ 63, 1000000000000000019884624838656.0,
+    }, read["9223372036854775808"])
+    local kinds = {}
+    for i, n in ipairs(read["9223372036854775808"]) do kinds[i] = math.type(n) end
+    assert.same({ "integer", "float", "integer", "float", "float" }, kinds)
+    assert.equal('"12345678901234567890,', read["a\\"])
+    assert.same({ 12345678901234567890.5, 1e22, 3 }, read.b)
+    assert.equal("integer", math.type(read.b[3]))
+    assert.equal(1e30, core.json_decode("1" .. ("0"):rep(30)))
+  end)
+
   it("is the same text for the same value", function()
     local a, b = {}, {}
     for i = 1, 50 do a["k" .. i] = i end
@@ -127,7 +144,8 @@ describe("json", function()
     assert.matches("line 2", message)
     assert.equal("corrupt", code)
     for _, text in ipairs {
-      "", "{", "[1,]", "{'a':1}", '{"a":1}x', "[1e999]", "[9223372036854775808]", '"\xff"',
+      "", "{", "[1,]", "{'a':1}", '{"a":1}x', "[1e999]", "[1" .. ("0"):rep(400) .. "]",
+      "[01234567890123456789012]", '"\xff"',
     } do
       assert.equal("corrupt", select(3, core.json_decode(text)), text)
     end

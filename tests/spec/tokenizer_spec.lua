@@ -142,6 +142,20 @@ describe("a tokenizer", function()
     assert.equal(1, load "sentencepiece":bos())
   end)
 
+  -- Of transformers, for each tokenizer without a longest text.
+  it("reads integers that 64 bits cannot hold", function()
+    local config = assert(core.file_read(FOLDER .. "byte_level/tokenizer_config.json"))
+    local big = '"model_max_length": 1000000000000000019884624838656'
+    local changed_config, count = config:gsub("^%s*{", "{ " .. big .. ",")
+    assert.equal(1, count)
+    put("tokenizer_config.json", (changed_config:gsub(',%s*"model_max_length":[^,}]*', "")))
+    put("tokenizer.json", (assert(core.file_read(FOLDER .. "byte_level/tokenizer.json"))
+      :gsub("^%s*{", '{ "of_others": -12345678901234567890,')))
+    local tokenizer, plain = assert(ms.tokenizer.load(folder)), load "byte_level"
+    assert.equal(plain:eos(), tokenizer:eos())
+    assert.same(plain:encode "it's text\n":to_table(), tokenizer:encode "it's text\n":to_table())
+  end)
+
   it("finds an added token whose name has characters of the byte alphabet", function()
     local content = core.json_decode(core.file_read(FOLDER .. "byte_level/tokenizer.json"))
     content.model.vocab["«x»"] = 602

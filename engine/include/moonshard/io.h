@@ -44,6 +44,12 @@ MS_API ms_status ms_file_append(ms_context *context, ms_file *file, const char *
                                 const void *data, size_t bytes);
 MS_API void ms_file_close(ms_context *context, ms_file *file); /* NULL is allowed */
 
+/* Text of JSON in which ".0" follows each integer beyond 64 bits, so that a parser reads a real.
+ * Other programs write such integers (a tokenizer without a longest text: 10^30). Returns the bytes
+ * that the text has then: `bytes` if there is no such integer. They are written to `out`, unless it
+ * is NULL. Strings are left alone, and so is what is no JSON. */
+MS_API size_t ms_json_big_integers(const char *text, size_t bytes, char *out);
+
 /* Opens the file, creates it if it does not exist, and locks it for as long as it stays open. Its
  * text then names the process that holds the lock. MS_ERROR_DENIED if another process holds it; the
  * message names that process. */
