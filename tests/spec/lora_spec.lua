@@ -350,6 +350,11 @@ describe("adapters", function()
     refused(set("bias", "all"), "bias is all", "unsupported")
     refused(set("modules_to_save", { "wte" }), 'modules_to_save is %["wte"%]', "unsupported")
     refused(set("rank_pattern", { c_attn = 2 }), "rank_pattern is {", "unsupported")
+    refused(set("init_lora_weights", "pissa_niter_16"), "init_lora_weights is pissa_niter_16",
+      "unsupported")
+    refused(set("init_lora_weights", "olora"), "init_lora_weights is olora", "unsupported")
+    refused(set("of_tomorrow", 0), "of_tomorrow is 0; this is not supported", "unsupported")
+    refused(set("loftq_config", { bits = 4 }), 'loftq_config is {"bits":4}', "unsupported")
     refused(set("peft_type", "LOHA"), "peft_type is LOHA; LORA is supported", "unsupported")
     refused(set("r", 8), "lora_%w of 'h.%d.attn.c_attn' is %[%d+, %d+%], and with r = 8",
       "mismatch")

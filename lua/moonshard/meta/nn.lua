@@ -198,7 +198,8 @@
 --- Reads adapters that peft, or save_adapters, wrote. A model without adapters gets those of the
 --- folder, as nn.lora gives them. One that has adapters, also a wrapped one, must have the same
 --- ones, and gets their values. "unsupported": what adapter_config.json says is not here (DoRA,
---- biases that are trained, ranks that differ).
+--- biases that are trained, ranks that differ, a start that changes the model's weights, as PiSSA's),
+--- or has a key that is not known and not null, false or empty.
 --- ```lua
 --- local model = ms.nn.lora(ms.nn.Sequential(ms.nn.Linear(4, 4)), { rank = 2, names = { "0" } })
 --- assert(model:save_adapters "adapters")

@@ -12,13 +12,19 @@ local adapter_files = {}
 local CONFIG <const>, WEIGHTS <const> = "adapter_config.json", "adapter_model.safetensors"
 local PREFIX <const> = "base_model.model."
 
--- Keys of adapter_config.json that change what is computed, and that must be off: null, false,
--- empty, or (bias) "none".
-local off = {
-  "alora_invocation_tokens", "alpha_pattern", "arrow_config", "bias", "kasa_config",
-  "layer_replication", "lora_bias", "modules_to_save", "rank_pattern", "target_parameters",
-  "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora",
-}
+-- The keys of adapter_config.json that are read, or that change nothing of what the saved adapters
+-- compute. Every other key must be off: null, false or empty.
+local KNOWN <const> = {}
+for key in ([[auto_mapping base_model_name_or_path eva_config exclude_modules fan_in_fan_out
+    inference_mode init_lora_weights layers_pattern layers_to_transform lora_alpha lora_dropout
+    megatron_core peft_type peft_version qalora_group_size r revision target_modules task_type
+    use_rslora]]):gmatch "%S+" do
+  KNOWN[key] = true
+end
+-- Starts of adapters that leave the weights of the model as they are. With others, as "pissa" and
+-- "olora", peft subtracts the start from the weights whenever it loads the adapters.
+local STARTS <const> = { [true] = true, [false] = true, gaussian = true, eva = true,
+  orthogonal = true }
 
 local function without_slash(folder) return (folder:gsub("(.)/+$", "%1")) end
 
@@ -127,9 +133,21 @@ end
 
 -------------------------------------------------------------------------------------------- loading
 
-local function is_off(value)
-  return value == nil or value == false or value == "none"
+local function is_off(key, value)
+  return value == false or value == "" or key == "bias" and value == "none"
     or type(value) == "table" and next(value) == nil
+end
+
+-- What the configuration asks for and is not here: the first such key and its value, or nil.
+local function unsupported(config)
+  for key, value in require "moonshard".sorted_pairs(config) do
+    local known = KNOWN[key]
+    if key == "init_lora_weights" then known = type(value) ~= "table" and STARTS[value] end
+    if not known and not is_off(key, value) then
+      return ("%s is %s; this is not supported"):format(key,
+        type(value) == "table" and core.json_encode(value) or tostring(value))
+    end
+  end
 end
 
 -- adapter_config.json as an adapter; nil, message, code.
@@ -145,13 +163,8 @@ local function read_config(where)
   if config.peft_type ~= "LORA" then
     return refuse(("peft_type is %s; LORA is supported"):format(tostring(config.peft_type)))
   end
-  for _, key in ipairs(off) do
-    local value = config[key]
-    if not is_off(value) then
-      return refuse(("%s is %s; this is not supported"):format(key,
-        type(value) == "table" and core.json_encode(value) or tostring(value)))
-    end
-  end
+  local what = unsupported(config)
+  if what then return refuse(what) end
   local rank, alpha, dropout = config.r, config.lora_alpha, config.lora_dropout or 0
   if math.type(rank) ~= "integer" or rank < 1 then
     return refuse(("r is %s; an integer of 1 or more is expected"):format(tostring(rank)),
