@@ -12,12 +12,13 @@ local function choice(line)
   end
 end
 
-assert(choice "  return core.where(sum:gt(total), sum, total)" == "where(sum:gt(total), sum, total)")
-assert(choice "ms.where(self.a:le(b), b, self.a)" == "where(self.a:le(b), b, self.a)")
+assert(choice "core.where(sum:gt(total), sum, total)" == "where(sum:gt(total), sum, total)")
+assert(choice "ms.where(s.a:le(b), b, s.a)" == "where(s.a:le(b), b, s.a)")
 assert(not choice "core.where(first:lt(none), first, -1)")
 
 local found, files = 0, 0
-local list <close> = assert(io.popen "find lua recipes tests README.md -name '*.lua' -o -name '*.md'")
+local list <close> =
+  assert(io.popen "find lua recipes tests README.md -name '*.lua' -o -name '*.md'")
 for path in list:lines() do
   files = files + 1
   local number = 0

@@ -88,9 +88,9 @@ MS_VECTOR ms_vf p_norm_slope(ms_vf x, ms_vf y, float p)
 
 /* One line per kernel: its name and its formula. A maximum or minimum of two equal numbers gives
  * half of the gradient to each. NaN passes through relu, clamp, maximum and minimum, and the
- * gradient passes where relu, maximum or minimum compare a NaN. The gradient of relu is 0 at 0; that
- * of clamp is 1 at both bounds and 0 for NaN. div_backward divides twice, because c^2 would overflow
- * above 1.8e19. A kernel of another device must agree in these cases. */
+ * gradient passes where relu, maximum or minimum compare a NaN. The gradient of relu is 0 at 0;
+ * that of clamp is 1 at both bounds and 0 for NaN. div_backward divides twice, because c^2 would
+ * overflow above 1.8e19. A kernel of another device must agree in these cases. */
 ONE(cast, a)
 ONE(neg, -a)
 ONE(exp, ms_v_exp(a))
