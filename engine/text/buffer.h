@@ -10,12 +10,23 @@
 typedef struct ms_buffer {
     uint8_t *data;
     size_t length, capacity;
+    size_t limit; /* of the length; 0: none */
 } ms_buffer;
 
-/* Makes room for so many more bytes. */
+/* The most bytes that the rules of a file may make of so many: rules that replace, one after
+ * another, could make any number of them. */
+static inline size_t ms_rewritten_max(size_t bytes) { return 64 * bytes + ((size_t)1 << 20); }
+
+/* Makes room for so many more bytes. Beyond the limit: MS_ERROR_UNSUPPORTED. */
 static inline ms_status ms_buffer_reserve(ms_context *context, ms_buffer *buffer, size_t more)
 {
     size_t need = buffer->length + more;
+    if (buffer->limit && need > buffer->limit)
+        return ms_fail(
+            context, MS_ERROR_UNSUPPORTED,
+            "the tokenizer's rules make more than %zu bytes of a text: 64 times its bytes "
+            "and 1 MiB",
+            buffer->limit);
     if (need <= buffer->capacity) return MS_OK;
     return ms_grow(context, (void **)&buffer->data, &buffer->capacity, need, 1);
 }

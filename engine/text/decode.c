@@ -98,7 +98,9 @@ ms_status ms_decoder_add(ms_context *context, ms_decoder *decoder, const uint32_
 void ms_decoder_finish(ms_decoder *decoder, const char **text, size_t *bytes)
 {
     ms_buffer *buffer = &decoder->text;
-    *text = (const char *)buffer->data + (buffer->length ? decoder->given : 0);
+    /* Without data, which may be NULL, nothing is added to it. */
+    *text = (const char *)buffer->data;
+    if (buffer->length) *text += decoder->given;
     *bytes = buffer->length - decoder->given;
     decoder->given = buffer->length;
     decoder->strip = decoder->tokenizer->decoding.strip_count;

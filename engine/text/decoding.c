@@ -59,11 +59,13 @@ static ms_status apply(ms_context *context, const ms_decode_rule *rule, ms_match
     return status;
 }
 
-/* The text of one token of the model. */
+/* The text of one token of the model. *left: the bytes that the texts of it and of all tokens after
+ * it may have. */
 static ms_status add_model_token(ms_context *context, ms_tokenizer *tokenizer,
-                                 const ms_decode_rules *rules, ms_matcher *matcher, uint32_t id)
+                                 const ms_decode_rules *rules, ms_matcher *matcher, uint32_t id,
+                                 size_t *left)
 {
-    ms_buffer buffers[2] = { { 0 }, { 0 } };
+    ms_buffer buffers[2] = { { .limit = *left }, { .limit = *left } };
     ms_span text = ms_vocabulary_text(&tokenizer->model.vocabulary, id);
     ms_status status = MS_OK;
     for (size_t i = 0; !status && !tokenizer->model.by_bytes && i < rules->count; i++) {
@@ -76,6 +78,7 @@ static ms_status add_model_token(ms_context *context, ms_tokenizer *tokenizer,
     }
     if (!status)
         status = ms_vocabulary_add(context, &tokenizer->decoding.texts, id, text, 0, false);
+    if (!status) *left -= ms_span_bytes(text) < *left ? ms_span_bytes(text) : *left - 1;
     ms_buffer_free(context, &buffers[0]);
     ms_buffer_free(context, &buffers[1]);
     return status;
@@ -86,13 +89,17 @@ ms_status ms_decoding_build(ms_context *context, ms_tokenizer *tokenizer,
 {
     const ms_vocabulary *own = &tokenizer->model.vocabulary, *added = &tokenizer->added;
     ms_matcher *matcher = NULL;
+    size_t bytes = 0;
+    for (uint32_t id = 0; id < tokenizer->model.size; id++)
+        if (ms_vocabulary_has(own, id)) bytes += ms_span_bytes(ms_vocabulary_text(own, id));
+    size_t left = ms_rewritten_max(bytes);
     ms_status status = ms_matcher_new(context, &matcher);
     for (uint32_t id = 0; !status && id < ms_tokenizer_size(tokenizer); id++) {
         if (ms_vocabulary_has(added, id))
             status = ms_vocabulary_add(context, &tokenizer->decoding.texts, id,
                                        ms_vocabulary_text(added, id), 0, false);
         else if (id < tokenizer->model.size && ms_vocabulary_has(own, id))
-            status = add_model_token(context, tokenizer, rules, matcher, id);
+            status = add_model_token(context, tokenizer, rules, matcher, id, &left);
     }
     ms_matcher_free(matcher);
     return status;

@@ -194,6 +194,7 @@ ms_status ms_normalize(ms_context *context, const ms_normalizers *normalizers, m
                        ms_span text, ms_span *out)
 {
     uint32_t next = 0;
+    work->texts[0].limit = work->texts[1].limit = ms_rewritten_max(ms_span_bytes(text));
     for (size_t i = 0; i < normalizers->count; i++) {
         ms_span changed;
         /* `text` may be in the other buffer. */

@@ -38,7 +38,7 @@ typedef struct ms_normalizing {
 } ms_normalizing;
 
 /* The normalized text: `text` itself if nothing changes, else memory of `work`, until its next
- * use. */
+ * use. MS_ERROR_UNSUPPORTED where it would be longer than ms_rewritten_max. */
 ms_status ms_normalize(ms_context *context, const ms_normalizers *normalizers, ms_normalizing *work,
                        ms_span text, ms_span *out);
 /* Appends `text` with all matches replaced by content. */

@@ -143,6 +143,30 @@ describe("a tokenizer", function()
   end)
 
   -- Of transformers, for each tokenizer without a longest text.
+  it("refuses rules that make a text many times larger", function()
+    local nested = {}
+    for i = 1, 16 do
+      nested[i] = { type = "Replace", pattern = { String = "e" }, content = "eeee" }
+    end
+    local told = "rules make more than 1048640 bytes of a text: 64 times its bytes and 1 MiB"
+    local tokenizer = assert(ms.tokenizer.load(
+      changed("normalizer", { type = "Sequence", normalizers = nested })))
+    assert.error_matches(function() tokenizer:encode "e" end, told)
+    assert.equal(1, tokenizer:encode("b", { bos = false, eos = false }):numel())
+    -- 4^9 bytes are within it.
+    nested = { table.unpack(nested, 1, 9) }
+    tokenizer = assert(ms.tokenizer.load(
+      changed("normalizer", { type = "Sequence", normalizers = nested })))
+    assert.equal(("e"):rep(4 ^ 9), tokenizer:decode(
+      tokenizer:encode("e", { bos = false, eos = false })))
+    -- The texts of tokens are made when the file is read.
+    for i = 10, 16 do nested[i] = nested[1] end
+    local content = core.json_decode(core.file_read(FOLDER .. "llama2/tokenizer.json"))
+    content.decoder = { type = "Sequence", decoders = nested }
+    refused(put("tokenizer.json", core.json_encode(content)), nil,
+      "tokenizer.json'.*rules make more than %d+ bytes of a text", "unsupported")
+  end)
+
   it("reads integers that 64 bits cannot hold", function()
     local config = assert(core.file_read(FOLDER .. "byte_level/tokenizer_config.json"))
     local big = '"model_max_length": 1000000000000000019884624838656'
