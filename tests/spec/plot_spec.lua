@@ -217,6 +217,58 @@ describe("moonshard runs", function()
     assert.matches("none", err)
   end)
 
+  -- All is of other programs here: each field of another type, numbers without measure, names that
+  -- would change the terminal.
+  it("tell of folders that others wrote, and show no control characters", function()
+    assert(core.make_directory(folder .. "/runs"))
+    write_run(folder, "runs/good", { code = 0, started = 1700000000 }, 3)
+    local cases = {
+      { code = { 1 } }, { code = "0" }, { code = 1e308 }, { started = {} }, { started = 1e308 },
+      { started = 1 << 62 }, { settings = 0 }, { settings = { rate = { 1 } } }, { steps = { {} } },
+      { ranks = "two" }, { recipe = 3 }, { message = { "no" }, code = 1 }, { ended = true },
+      { settings = { ["\27[2J"] = "\27]0;title\7" }, recipe = "\27[31m" },
+    }
+    for i, about in ipairs(cases) do write_run(folder, "runs/case" .. i, about, 3) end
+    write_run(folder, "runs/red\27[31m\xff", { code = 0 }, 3)
+    command.write(folder .. "/runs/red\27[31m\xff/metrics.jsonl",
+      '{"step":0,"loss":1e308,"\\u001b[2Jkey":1}\n{"step":1,"loss":-1e308}\n'
+      .. '{"step":9223372036854775807,"loss":1}\n{"step":-1,"loss":1}\n'
+      .. '{"step":9007199254740991,"loss":1.7976931348623157e308}\n')
+    local out = command.succeed(folder, "runs")
+    assert.is_nil(out:find "[\0-\9\11-\31\127\xff]")
+    assert.matches("runs/good +done", out)
+    assert.matches("runs/red\\x1b%[31m\\xff +done", out)
+    for i = 1, #cases do assert.matches("runs/case" .. i .. " ", out) end
+    local lines = 0
+    for line in (command.succeed(folder, "runs --json")):gmatch "[^\n]+" do
+      assert(core.json_decode(line))
+      lines = lines + 1
+    end
+    assert.equal(#cases + 2, lines)
+    for _, options in ipairs {
+      "", "--log ", "--ascii ", "--smooth 0.9 ", "--html page.html --force ",
+    } do
+      local _, shown = command.run(folder, "plot " .. options .. "runs/*", "LC_ALL=C.UTF-8")
+      assert.is_nil(shown:find "[\0-\9\11-\31\127\xff]")
+      for name in pairs { good = 1, case1 = 1, case14 = 1 } do
+        if not options:find "html" then assert.matches("runs/" .. name .. ":", shown) end
+      end
+    end
+    assert.matches("\\x1b%[2Jkey", (command.succeed(folder,
+      "plot --key '\27[2Jkey' runs/red*", "LC_ALL=C.UTF-8")))
+  end)
+
+  it("lists the runs beside one that cannot be read", function()
+    write_run(folder, "runs/good", { code = 0 }, 3)
+    write_run(folder, "runs/no", { code = 0 }, 3)
+    os.remove(folder .. "/runs/no/metrics.jsonl")
+    assert(core.make_directory(folder .. "/runs/no/metrics.jsonl"))
+    local code, out, err = command.run(folder, "runs")
+    assert.equal(3, code)
+    assert.matches("runs/good +done", out)
+    assert.matches("moonshard: .*runs/no/metrics.jsonl", err)
+  end)
+
   it("are not written by two processes at once", function()
     command.write(folder .. "/loop.lua", [[
       local ms = require "moonshard"

@@ -40,15 +40,15 @@ local function keys_of(runs, asked)
   local list, there = read.keys(runs)
   if #list == 0 then
     local names = {}
-    for i, run in ipairs(runs) do names[i] = "'" .. run.path .. "'" end
+    for i, run in ipairs(runs) do names[i] = "'" .. read.printable(run.path) .. "'" end
     return nil, ("there are no metrics in %s yet"):format(table.concat(names, ", "))
   end
   for _, key in ipairs(asked or {}) do
     if not there[key] then
       local nearest = core.nearest(key, list)
       table.sort(list)
-      launch.exit(2, ("--key %s: no run has it%s"):format(key, nearest
-        and (": did you mean %s?"):format(nearest) or "; there are " .. table.concat(list, ", ")))
+      launch.exit(2, read.printable(("--key %s: no run has it%s"):format(key, nearest
+        and (": did you mean %s?"):format(nearest) or "; there are " .. table.concat(list, ", "))))
     end
   end
   if asked then return asked end
@@ -87,11 +87,13 @@ local function lines_of(runs, shown, parsed)
       local series = run.series[key]
       if series then
         curves[#curves + 1] = {
-          name = run.path, steps = series.steps, values = read.smooth(series.values, parsed.smooth),
+          name = read.printable(run.path), steps = series.steps,
+          values = read.smooth(series.values, parsed.smooth),
         }
       end
     end
-    local title = parsed.smooth > 0 and ("%s, smoothed by %g"):format(key, parsed.smooth) or key
+    local title = read.printable(key)
+    if parsed.smooth > 0 then title = ("%s, smoothed by %g"):format(title, parsed.smooth) end
     for _, line in ipairs(terminal.chart(title, curves, style)) do lines[#lines + 1] = line end
     lines[#lines + 1] = ""
   end

@@ -16,13 +16,17 @@ local function last_of(series)
   return series and series.values[#series.values]
 end
 
-local function loss(value) return value and ("%.4f"):format(value) or "-" end
+local function loss(value)
+  return value and (math.abs(value) < 1e6 and "%.4f" or "%.4e"):format(value) or "-"
+end
 
 -- A table whose columns are as wide as their widest cell; the last one is not filled up.
 local function print_table(rows)
   local widths = {}
   for _, row in ipairs(rows) do
     for i, cell in ipairs(row) do
+      cell = read.printable(cell)
+      row[i] = cell
       widths[i] = math.max(widths[i] or 0, utf8.len(cell) or #cell)
     end
   end
@@ -42,7 +46,8 @@ local function object_of(record, names)
   local best, at
   if record.series.val_loss then best, at = read.least(record.series.val_loss) end
   return {
-    run = record.path, state = record.state, code = about.code, message = about.message,
+    run = utf8.len(record.path) and record.path or read.printable(record.path),
+    state = record.state, code = about.code, message = about.message,
     step = record.last_step, steps = about.steps, loss = last_of(record.series.loss),
     best_val_loss = best, best_val_step = at, started = about.started, ended = about.ended,
     ranks = about.ranks, recipe = about.recipe, settings = settings,
@@ -87,16 +92,21 @@ end
 function runs.main(arguments)
   local parser = runs.parser()
   local parsed = switches.parse(parser, arguments)
-  local records = {}
+  local records, code = {}, 0
   for _, folder in ipairs(folders_of(parsed)) do
     local paths, message = read.find(folder)
     if not paths then launch.exit(3, message) end
     for _, path in ipairs(paths) do
       local record, why = read.run(path)
-      if not record then launch.exit(3, why) end
+      -- The others are listed.
+      if not record then
+        io.stderr:write("moonshard: ", read.printable(why), "\n")
+        code = 3
+      end
       records[#records + 1] = record
     end
   end
+  if #records == 0 and code ~= 0 then return code end
   if #records == 0 then
     launch.exit(3, ("there are no runs in %s: `moonshard run RECIPE` makes them in runs/, or \z
       where the recipe says"):format(table.concat(folders_of(parsed), ", ")))
@@ -109,7 +119,7 @@ function runs.main(arguments)
     else rows[#rows + 1] = row_of(object, names) end
   end
   if not parsed.json then print_table(rows) end
-  return 0
+  return code
 end
 
 return runs

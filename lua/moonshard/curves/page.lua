@@ -384,9 +384,9 @@ return function(runs, options)
         thinned = thinned or less
       end
     end
-    names[i] = run.path
+    names[i] = read.printable(run.path)
     list[i] = {
-      name = run.path, state = run.state, about = about_of(run), settings = settings,
+      name = names[i], state = run.state, about = about_of(run), settings = settings,
       series = series,
     }
   end

@@ -16,13 +16,28 @@ local read = {}
 ---@field keys string[] sorted
 ---@field last_step? integer
 
+--- Text for a terminal: control characters, with which a name could move the cursor or change
+--- colors, and bytes that are no UTF-8 become \xHH.
+---@param text string
+---@return string
+function read.printable(text)
+  local function hex(bytes)
+    return (bytes:gsub(".", function(byte) return ("\\x%02x"):format(byte:byte()) end))
+  end
+  if not utf8.len(text) then text = text:gsub("[\x80-\xff]", hex) end
+  return (text:gsub("%c", hex):gsub("\xc2[\x80-\x9f]", hex))
+end
+
+-- Steps are below this. A double counts as far.
+local STEPS_MAX <const> = 1 << 53
+
 -- Steps of a run in metrics.jsonl. A line that a killed process has left incomplete is skipped.
 local function series_of(text)
   local series, last = {}, nil
   for line in text:gmatch "[^\n]+" do
     local entry = core.json_decode(line, true)
     local step = type(entry) == "table" and math.type(entry.step) == "integer" and entry.step
-    if step then
+    if step and step >= 0 and step < STEPS_MAX then
       last = step
       for key, value in pairs(entry) do
         if value == core.json_null then value = 0 / 0 end -- not finite: JSON has no such number

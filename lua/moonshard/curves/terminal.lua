@@ -29,12 +29,17 @@ local function number(value)
   return ("%.4g"):format(value)
 end
 
--- The limits of both axes. A logarithmic axis shows values above 0.
+-- Whether a value is drawn. A logarithmic axis shows values above 0.
+local function is_drawn(value, log)
+  return math.abs(value) < math.huge and (value > 0 or not log)
+end
+
+-- The limits of both axes.
 local function limits_of(curves, log)
   local box = { left = math.huge, right = -math.huge, low = math.huge, high = -math.huge }
   for _, curve in ipairs(curves) do
     for i, value in ipairs(curve.values) do
-      if value == value and (value > 0 or not log) then
+      if is_drawn(value, log) then
         box.left = math.min(box.left, curve.steps[i])
         box.right = math.max(box.right, curve.steps[i])
         box.low, box.high = math.min(box.low, value), math.max(box.high, value)
@@ -43,6 +48,9 @@ local function limits_of(curves, log)
   end
   if box.left > box.right then return nil end
   if log then box.low, box.high = math.log(box.low), math.log(box.high) end
+  -- Their difference and the sums of a column must stay finite.
+  box.scale = math.max(math.abs(box.low), math.abs(box.high)) > 1e290 and 1e-20 or 1
+  box.low, box.high = box.low * box.scale, box.high * box.scale
   -- Equal, or apart by rounding only.
   if box.high - box.low <= 1e-9 * math.max(math.abs(box.low), math.abs(box.high)) then
     box.low, box.high = box.low - 0.5, box.high + 0.5
@@ -56,9 +64,9 @@ local function trace(curve, box, wide, tall, log, dot)
   local sums, counts = {}, {}
   local span = math.max(box.right - box.left, 1)
   for i, value in ipairs(curve.values) do
-    if value == value and (value > 0 or not log) then
+    if is_drawn(value, log) then
       local x = math.floor((curve.steps[i] - box.left) / span * (wide - 1) + 0.5)
-      sums[x] = (sums[x] or 0) + (log and math.log(value) or value)
+      sums[x] = (sums[x] or 0) + (log and math.log(value) or value) * box.scale
       counts[x] = (counts[x] or 0) + 1
     end
   end
@@ -180,6 +188,7 @@ function terminal.chart(title, curves, style)
       local label = ""
       if row == 0 or row == style.height - 1 or row == (style.height - 1) // 2 then
         local value = box.high - (box.high - box.low) * row / math.max(style.height - 1, 1)
+        value = value / box.scale
         label = number(style.log and math.exp(value) or value)
       end
       lines[#lines + 1] = ("%" .. LABEL .. "s%s%s"):format(label, bar,

@@ -12,13 +12,36 @@ local function write(run, object)
   if not ok then require "moonshard.log".warn("%s is not written: %s", run .. NAME, message) end
 end
 
+-- What the file says, by type. Others may have written it: what is of another type is not there.
+local KINDS <const> = {
+  version = "text", recipe = "text", message = "text", ranks = "count", steps = "count",
+  code = "count", started = "count", ended = "count", settings = "settings",
+}
+local is = {}
+function is.text(value) return type(value) == "string" end
+-- A calendar has years of four digits; no count comes near to 2^37 either.
+function is.count(value)
+  return math.type(value) == "integer" and value >= 0 and value < 1 << 37
+end
+function is.settings(value)
+  if type(value) ~= "table" then return false end
+  for name, one in pairs(value) do
+    if type(name) ~= "string" or type(one) == "table" then return false end
+  end
+  return true
+end
+
 --- What is known of a run; nil: it has no such file, or a damaged one.
 ---@param run string folder
 ---@return table?
 function about.read(run)
   local text = core.file_read(run .. NAME)
   local object = text and core.json_decode(text)
-  return type(object) == "table" and object or nil
+  if type(object) ~= "table" then return nil end
+  for name, kind in pairs(KINDS) do
+    if object[name] ~= nil and not is[kind](object[name]) then object[name] = nil end
+  end
+  return object
 end
 
 --- Writes the file of a run that begins.
