@@ -302,9 +302,13 @@ local function plan(self, origin, items, dtype)
 end
 
 -- The text of config.json: as it was read, but with a new dtype if the weights are written in
--- another dtype.
+-- another dtype. A new one names the ids of the model's tokenizer, if there is one.
 local function config_text(self, origin, word)
-  if not origin.config then return core.json_encode(self:config(), true) .. "\n" end
+  if not origin.config then
+    local config = self:config()
+    for name, id in pairs(origin.ends or {}) do config[name] = id end
+    return core.json_encode(config, true) .. "\n"
+  end
   if not word then return origin.config end
   local config = core.json_decode(origin.config, true)
   for _, key in ipairs { "dtype", "torch_dtype" } do

@@ -110,14 +110,16 @@ function LanguageModel:tokenizer()
 end
 
 --- The model's tokenizer, whose files `save` puts beside the weights in place of those that the
---- model came with. The tokenizer may have no more ids than the model has rows.
+--- model came with; a config.json that is made anew names its ids that begin and end a text. The
+--- tokenizer may have no more ids than the model has rows.
 ---@param tokenizer ms.Tokenizer
 ---@return true?
 ---@return string? message
 ---@return string? code
 function LanguageModel:set_tokenizer(tokenizer)
   options_of.argument("set_tokenizer", "tokenizer", tokenizer, "tokenizer")
-  local misfit = vocabulary.misfit(vocabulary.of(tokenizer), self)
+  local words = vocabulary.of(tokenizer)
+  local misfit = vocabulary.misfit(words, self)
   if misfit then core.raise("set_tokenizer: " .. misfit) end
   local meta = meta_of(self)
   local origin = meta.origin or {}
@@ -130,6 +132,10 @@ function LanguageModel:set_tokenizer(tokenizer)
     end
     origin.files = texts
   end
+  -- For a config.json that is made anew: the ids that begin and end a text.
+  origin.ends = {
+    bos_token_id = words.first or core.json_null, eos_token_id = words.stop or core.json_null,
+  }
   meta.origin, meta.tokenizer = origin, tokenizer
   return true
 end
