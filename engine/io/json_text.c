@@ -44,7 +44,10 @@ size_t ms_json_big_integers(const char *text, size_t bytes, char *out)
         if (out) memcpy(out + written, text + i, length);
         written += length;
         if (!number || !is_too_big(text + i, length)) continue;
-        if (out) memcpy(out + written, ".0", 2);
+        if (out) {
+            out[written] = '.';
+            out[written + 1] = '0';
+        }
         written += 2;
     }
     return written;
