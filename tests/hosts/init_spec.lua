@@ -83,7 +83,8 @@ for _, mpi in ipairs(hosts.mpis()) do
       local code, text = start(mpi, ENDLESS, "raise").finish()
       -- MPICH's launcher may name the signal by which it has ended the last process.
       if mpi == "openmpi" then assert.equal(5, code, text) else assert.not_equal(0, code, text) end
-      assert.truthy(text:find(": rank 2 has had enough", 1, true), text)
+      -- Ranks write at one time, so what the interpreter puts before it may be torn off.
+      assert.truthy(text:find("rank 2 has had enough", 1, true), text)
       local _, reports = text:gsub("\nmoonshard: rank 2 on host hostb left after all_reduce #99",
         "")
       assert.equal(1, reports, text)
