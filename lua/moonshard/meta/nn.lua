@@ -467,8 +467,9 @@
 --- model:tokenizer() --> nil
 --- ```
 ---@field tokenizer fun(self): ms.Tokenizer?, string?, string?
---- The model's tokenizer from now on: `save` puts its files beside the weights. Raises if it has
---- more ids than the model has rows.
+--- The model's tokenizer from now on: `save` puts its files beside the weights, and a config.json
+--- that is made anew names its ids that begin and end a text. Raises if it has more ids than the
+--- model has rows.
 --- ```lua
 --- local json = assert(io.open("tokenizer.json", "w"))
 --- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
