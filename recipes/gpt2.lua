@@ -8,7 +8,9 @@ local nn, optim, data = ms.nn, ms.optim, ms.data
 
 local cfg = ms.config(ms.scripts.options {
   data       = { "data", help = "token shards: a folder, a file, or a pattern with *" },
-  valid      = { "", help = "held-out shards; the last part of data unless given" },
+  valid      = {
+    "", help = "held-out shards; unless given, val*.bin of the folder, or the last part of data",
+  },
   bytes      = { false, help = "data are text files, and their bytes the tokens" },
   packed     = {
     false, help = "documents that lie one after the other in a sequence do not see each other",
@@ -69,7 +71,13 @@ local sizes = {
 local read = cfg.bytes and data.bytes or data.tokens
 local train = assert(read(cfg.data))
 local valid
-if cfg.valid ~= "" then valid = assert(read(cfg.valid)) else train, valid = train:split(0.95) end
+if cfg.valid ~= "" then valid = assert(read(cfg.valid))
+elseif not cfg.bytes then
+  local message, code
+  valid, message, code = data.tokens(cfg.data, "valid")
+  assert(valid or code == "not_found", message)
+end
+if not valid then train, valid = train:split(0.95) end
 
 -- The weights, or adapters beside them, are trained.
 local adapts = cfg.lora > 0 or cfg.adapters ~= ""

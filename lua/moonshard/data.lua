@@ -1,9 +1,13 @@
 -- Data sets: the part `ms.data`. Data are read once and held in memory; a C thread
 -- prepares batches ahead.
 local core = require "moonshard.core"
+local data_files = require "moonshard.data_files"
 local options_of = require "moonshard.options"
 local tokenizer_files = require "moonshard.tokenizer_files"
 local check, argument = options_of.check, options_of.argument
+
+-- Of token shards with a header (llm.c, dev/data/data_common.py).
+local MAGIC <const> = { [20240520] = true, [20240801] = true }
 
 ---@class ms.data
 local data = { to_tokens = core.to_tokens, to_text = core.to_text }
@@ -17,7 +21,11 @@ local data = { to_tokens = core.to_tokens, to_text = core.to_text }
 function data.bytes(path)
   argument("data.bytes", "path", path, "string|list")
   if type(path) == "table" then options_of.items("data.bytes", "path", path, "string") end
-  return core.dataset_bytes(type(path) == "table" and path or { path })
+  local paths = type(path) == "table" and path or { path }
+  local set, message, code = core.dataset_bytes(paths)
+  if not set then return nil, message, code end
+  data_files.note(set, paths)
+  return set
 end
 
 -- Turns a shell pattern (* and ?) into a Lua pattern.
@@ -26,10 +34,31 @@ local function to_lua_pattern(glob)
   return "^" .. text .. "$"
 end
 
+-- Of the files of a folder, those of a part: "valid" are those that are named val*, "train" the
+-- others, or all if there are no others.
+local function files_of_part(files, part)
+  local found = { train = {}, valid = {} }
+  for _, path in ipairs(files) do
+    local list = path:match "[^/]*$":find "^val" and found.valid or found.train
+    list[#list + 1] = path
+  end
+  if part == "train" and #found.train == 0 then return files end
+  return found[part]
+end
+
 -- The files that a pattern names, sorted: * and ? in the last part of the path; a folder means the
--- .bin files in it.
-local function expand(pattern)
-  if core.exists(pattern) == "folder" then pattern = pattern:gsub("/+$", "") .. "/*.bin" end
+-- .bin files in it that belong to the part.
+local function expand(pattern, part)
+  if core.exists(pattern) == "folder" then
+    local files, message, code = expand(pattern:gsub("/+$", "") .. "/*.bin", "train")
+    if not files then return nil, message, code end
+    files = files_of_part(files, part)
+    if #files > 0 then return files end
+    return core.refuse(("'%s' has no file that is named val*.bin"):format(pattern), "not_found")
+  elseif part == "valid" then
+    return core.refuse(("'%s' is no folder with files that are named val*.bin"):format(pattern),
+      "not_found")
+  end
   if not pattern:find "[*?]" then return { pattern } end
   local folder, last = pattern:match "^(.*/)([^/]*)$"
   folder, last = folder or "./", last or pattern
@@ -48,19 +77,43 @@ local function expand(pattern)
   return files
 end
 
---- Token shards of llm.c or nanoGPT, one after the other.
+-- Where a file begins with none of llm.c's magic numbers and its name does not end in .bin, a
+-- message: every text of an even length would pass for tokens of two bytes.
+local function why_no_shard(path)
+  if path:find "%.bin$" then return nil end
+  local file = io.open(path, "rb")
+  local head = file and file:read(4) or nil                -- the core says what cannot be read
+  if file then file:close() end
+  if not head or #head == 4 and MAGIC[("<I4"):unpack(head)] then return nil end
+  return ("'%s' is no token shard: it has no header, and a shard without one is named *.bin. Text \z
+    is read with bytes = true (ms.data.bytes), or `moonshard tokenize` makes shards of it")
+    :format(path)
+end
+
+--- Token shards of llm.c or nanoGPT, one after the other. Files without a header, as nanoGPT's, are
+--- named *.bin.
 ---@param pattern string a file, a folder, or a path with * and ? in its last part
+---@param part? "train"|"valid" of a folder: "valid" are its files that are named val*, "train"
+--- (unless given) the others
 ---@return ms.Dataset?
 ---@return string? message
 ---@return string? code
-function data.tokens(pattern)
+function data.tokens(pattern, part)
   argument("data.tokens", "pattern", pattern, "string")
-  local files, message, code = expand(pattern)
+  if part ~= nil and part ~= "train" and part ~= "valid" then
+    core.raise(("data.tokens: part must be \"train\" or \"valid\", not %s"):format(tostring(part)))
+  end
+  local files, message, code = expand(pattern, part or "train")
   if not files then return nil, message, code end
+  for _, path in ipairs(files) do
+    message = why_no_shard(path)
+    if message then return core.refuse(message, "corrupt") end
+  end
   local set
   set, message, code = core.dataset_tokens(files)
   if not set then return nil, message, code end
   tokenizer_files.note_shards(set, files)
+  data_files.note(set, files)
   return set
 end
 
@@ -132,7 +185,9 @@ function Dataset:loader(options)
   own.group = nil
   own.rank = group and group:rank() or ms.rank()
   own.ranks = group and group:size() or ms.world_size()
-  return core.loader(self, own)
+  local loader = core.loader(self, own)
+  data_files.inherit(loader, self)
+  return loader
 end
 
 local split = Dataset.split
@@ -144,8 +199,10 @@ local split = Dataset.split
 function Dataset:split(fraction)
   argument("split", "fraction", fraction, "number")
   local first, rest = split(self, fraction)
-  tokenizer_files.inherit(first, self)
-  tokenizer_files.inherit(rest, self)
+  for _, part in ipairs { first, rest } do
+    tokenizer_files.inherit(part, self)
+    data_files.inherit(part, self)
+  end
   return first, rest
 end
 

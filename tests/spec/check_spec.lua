@@ -97,12 +97,13 @@ describe("moonshard check", function()
   it("gpt2 and llama on token shards, from scratch and from weights", function()
     shard("a.bin", 3000, 200)
     shard("b.bin", 3000, 200)
+    shard("held-out", 3000, 200)
     local options = "data='*.bin' steps=4 batch=2 accumulate=2 length=32 vocab=256 every.eval=2 \z
       every.save=2 model.layers=2 model.width=64"
     local gpt2, llama = command.source .. "/recipes/gpt2.lua",
       command.source .. "/recipes/llama.lua"
     same_peak(gpt2, options .. " model.heads=2 run=gpt2 recompute=true")
-    same_peak(gpt2, options .. " weights=gpt2/model run=gpt2-more valid=b.bin")
+    same_peak(gpt2, options .. " weights=gpt2/model run=gpt2-more valid=held-out")
     same_peak(llama, options .. " run=llama dtype=f32")
     same_peak(gpt2, options .. " model.heads=2 run=gpt2-packed packed=true end_of_text=7")
     same_peak(llama, options .. " run=llama-packed packed=true end_of_text=7 recompute=true")

@@ -250,6 +250,47 @@ end
     assert.is_false(core.exists(folder .. "/keep-4"))
   end)
 
+  it("refuses to validate on the files that it trains on", function()
+    command.write(folder .. "/a.txt", ("some text "):rep(50))
+    command.write(folder .. "/b.txt", ("other text "):rep(50))
+    os.execute(("mkdir -p '%s/in' && cp '%s/a.txt' '%s/in'"):format(folder, folder, folder))
+    for _, name in ipairs { "train_0.bin", "val_0.bin" } do
+      os.execute(("mkdir -p '%s/ids' && cp '%s/a.txt' '%s/ids/%s'"):format(folder, folder, folder,
+        name))
+    end
+    local function try(train, valid)
+      command.write(folder .. "/share.lua", ([[
+        local ms = require "moonshard"
+        local data, m = ms.data, ms.nn.Sequential(ms.nn.Embedding(32768, 2), ms.nn.Linear(2, 4))
+        local a, b = %s, %s
+        if not b then a, b = a:split(0.5) end
+        local function loader(set) return set:loader { batch = 1, length = 4 } end
+        ms.train { model = m, optimizer = ms.optim.sgd(m), data = loader(a), valid = loader(b),
+          steps = 1, eval = { every = 1, batches = 1 },
+          loss = function(net, x) return net(x):mean() end }]]):format(train, valid))
+      local code, _, err = command.run(folder, "run share.lua")
+      return code, err
+    end
+    for _, pair in ipairs {
+      { 'data.bytes "a.txt"', 'data.bytes "./a.txt"', "a.txt" },
+      { 'data.bytes "in"', 'data.bytes { "b.txt", "in/a.txt" }', "in/a.txt" },
+      { 'data.tokens "ids/*.bin"', 'data.tokens("ids", "valid")', "ids/val_0.bin" },
+      { 'data.tokens "ids"', 'data.tokens "ids/train_0.bin"', "ids/train_0.bin" },
+    } do
+      local code, err = try(pair[1], pair[2])
+      assert.equal(1, code, err)
+      local told = ("train: data and valid both read '%s'"):format(pair[3])
+      assert.truthy(err:find(told, 1, true), err)
+    end
+    for _, pair in ipairs {
+      { 'data.bytes "a.txt"', 'data.bytes "b.txt"' }, { 'data.bytes "a.txt"', "nil" },
+      { 'data.tokens "ids"', 'data.tokens("ids", "valid")' },
+    } do
+      local code, err = try(pair[1], pair[2])
+      assert.equal(0, code, err)
+    end
+  end)
+
   it("says what is wrong with what its functions return", function()
     local bad = {
       ["data = function() end"] = "train: data must give tensors x and y, not nil",

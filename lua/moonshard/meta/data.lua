@@ -32,7 +32,9 @@
 --- ```
 ---@field bytes fun(path: string|string[]): ms.Dataset?, string?, string?
 --- Token shards (`.bin`, u16 or u32) of llm.c or nanoGPT. pattern: a file, a folder, or a path with
---- * and ? after its last slash.
+--- * and ? after its last slash. Of a folder, part "valid" are the files that are named val*, and
+--- "train", which is the part unless given, are the others. A file without a header (nanoGPT's) is
+--- named *.bin: text is read by `bytes`, or `moonshard tokenize` makes shards of it.
 --- ```lua
 --- -- Shards are made by `moonshard tokenize`; these are of 4 ids.
 --- local file = assert(io.open("ids_00000.bin", "wb"))
@@ -40,7 +42,7 @@
 --- file:close()
 --- assert(ms.data.tokens "ids_*.bin"):size() --> 4
 --- ```
----@field tokens fun(pattern: string): ms.Dataset?, string?, string?
+---@field tokens fun(pattern: string, part?: "train"|"valid"): ms.Dataset?, string?, string?
 --- MNIST's idx files, plain or .gz. files: the training files unless given.
 --- ```lua
 --- local data, message, code = ms.data.mnist "no/such/folder"

@@ -1,5 +1,6 @@
 -- The options of ms.train: checked, completed, shown.
 local core = require "moonshard.core"
+local data_files = require "moonshard.data_files"
 local launch = require "moonshard.launch"
 local log = require "moonshard.log"
 local module = require "moonshard.nn.module"
@@ -120,6 +121,11 @@ function settings.check(options)
   end
   if o.eval and not o.valid then
     core.raise("train: eval needs valid, a loader of held-out data")
+  end
+  local shared = o.valid and data_files.shared(o.data, o.valid)
+  if shared then
+    core.raise(("train: data and valid both read '%s', and what is trained on is no validation: \z
+      name other files, or split one data set"):format(shared))
   end
   -- Raises now, before the first step, if the loader does not have data for each rank.
   if o.eval and type(o.valid) == "userdata" then
