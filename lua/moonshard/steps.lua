@@ -148,8 +148,8 @@ local function note_owner()
   owner = is_main and { main = true } or setmetatable({ routine }, { __mode = "v" })
 end
 
--- After the last step of a loop whose coroutine is gone, or has ended with an error: nobody else
--- ends it, since Lua does not close what is open there. Raises where the loop may go on.
+-- Ends the last step of a loop whose coroutine was collected, or has ended with an error: Lua does
+-- not close the variables of such a coroutine. Raises if the loop may go on.
 local function end_abandoned()
   local status = owner and not owner.main and owner[1] and coroutine.status(owner[1])
   if not owner or owner.main or status == "running" or status == "normal" then

@@ -368,8 +368,8 @@ local function stop(self, last, signal)
     ("stopped on request after step %d; no checkpoint is saved"):format(last))
 end
 
--- On several ranks: raises for a trained parameter that each rank would train by itself, and nobody
--- has said so.
+-- On several ranks: raises for a trained parameter whose gradient is not reduced, unless the script
+-- has declared it as each rank's own.
 local function refuse_unreduced(model)
   local meta, own = getmetatable(model), {}
   local s = meta.ddp or meta.fsdp

@@ -13,7 +13,7 @@ describe("a model that is changed after it was wrapped", function()
 end)
 
 describe("to", function()
-  -- An optimizer that was dropped is in nobody's way; functions of on_grad are.
+  -- A dropped optimizer does not hinder it; functions of on_grad do.
   it("is refused where somebody would go on with the old values", function()
     local folder = command.folder()
     for _, case in ipairs {

@@ -48,7 +48,7 @@ local readers = {
     model:no_sync(function() model(x):sum():backward() end)
     incomplete()
     optimizer:step()]],
-  -- Nobody reads them: the end of the step, or of the job.
+  -- The script reads no gradient: the end of the step, or of the job, finds it.
   steps = "for _ in ms.steps(3) do incomplete() end",
   job = "incomplete()",
   in_backward = [[

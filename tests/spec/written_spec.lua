@@ -1,4 +1,4 @@
--- What is written where nobody would read it is refused, with what to do instead.
+-- Assignments that would have no effect are errors, which name the right call.
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
 

@@ -310,7 +310,7 @@
 --- local model = ms.fsdp(ms.nn.Linear(2, 3))
 --- model:state().weight:shape() --> { 3, 2 }
 --- ```
----@field state fun(self, options?: { kind?: "full"|"sharded", live?: boolean }): table<string, ms.Tensor|ms.Piece>
+---@field state fun(self, options?: ms.StateOptions): table<string, ms.Tensor|ms.Piece>
 --- Copies values in, by name. Each rank gives at least what it has (whole tensors, or its pieces),
 --- or rank 0 gives all and the others empty tables. All ranks call it; an error is the same on all,
 --- and nothing has changed then.

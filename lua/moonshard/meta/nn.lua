@@ -29,6 +29,10 @@
 ---@class ms.SaveOptions
 ---@field dtype? "f32"|"f16"|"bf16"    of all float tensors in the file
 
+---@class ms.StateOptions
+---@field kind? "full"|"sharded"   "full" unless given
+---@field live? boolean   the tensors themselves in place of copies; false unless given
+
 ---@class ms.LoadOptions
 ---@field partial? boolean             true: unknown and missing names are no error
 
@@ -85,8 +89,8 @@
 --- ms.nn.Dropout(0.5):is_training() --> true
 --- ```
 ---@field is_training fun(self): boolean   true until eval, or train(false)
---- Converts float parameters and buffers. They become new tensors, so it comes before ms.ddp, ms.fsdp,
---- optimizers and functions of on_grad: a parameter that has one of these is refused.
+--- Converts float parameters and buffers. They become new tensors, so it comes before ms.ddp,
+--- ms.fsdp, optimizers and functions of on_grad: a parameter that has one of these is refused.
 --- ```lua
 --- ms.nn.Linear(2, 2):to("bf16"):parameters()[1]:dtype() --> "bf16"
 --- ```
@@ -145,7 +149,7 @@
 --- model:load_state(best)
 --- ms.nn.Linear(2, 3):state().weight:shape() --> { 3, 2 }
 --- ```
----@field state fun(self, options?: { kind?: "full"|"sharded", live?: boolean }): table<string, ms.Tensor>
+---@field state fun(self, options?: ms.StateOptions): table<string, ms.Tensor>
 --- Copies values into the module's tensors, by name. Of a value on "meta" that will be read from a
 --- file, the copy is read from there.
 --- ```lua
@@ -198,8 +202,8 @@
 --- Reads adapters that peft, or save_adapters, wrote. A model without adapters gets those of the
 --- folder, as nn.lora gives them. One that has adapters, also a wrapped one, must have the same
 --- ones, and gets their values. "unsupported": what adapter_config.json says is not here (DoRA,
---- biases that are trained, ranks that differ, a start that changes the model's weights, as PiSSA's),
---- or has a key that is not known and not null, false or empty.
+--- biases that are trained, ranks that differ, a start that changes the model's weights, as that of
+--- PiSSA), or it has an unknown key whose value is not null, false or empty.
 --- ```lua
 --- local model = ms.nn.lora(ms.nn.Sequential(ms.nn.Linear(4, 4)), { rank = 2, names = { "0" } })
 --- assert(model:save_adapters "adapters")
@@ -437,8 +441,8 @@
 --- #model:parameters(function(p) return p:requires_grad() end) --> 2
 --- ```
 ---@field lora fun(model: ms.Module, options?: ms.LoraOptions): ms.Module
---- Declares that the parameters of a module are each rank's own: nothing reduces their gradients, as
---- in local SGD. A checkpoint has those of every rank, with their optimizers' states. As many ranks
+--- Declares that the parameters of a module are each rank's own: nothing reduces their gradients,
+--- as in local SGD. A checkpoint has those of every rank, with their optimizers' states. As many ranks
 --- resume bit for bit. merge says what one model of all ranks' is, for another number of ranks and
 --- for `save`: the mean over the ranks, or rank 0's. Modules that are added later are not declared.
 --- Of a wrapped model, declared parameters are named in `ignored`. Returns the module.

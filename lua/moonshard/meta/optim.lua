@@ -380,7 +380,7 @@
 --- optimizer:step()
 --- optimizer:state().steps --> 1
 --- ```
----@field state fun(self, options?: { kind?: "full"|"sharded", live?: boolean }): table
+---@field state fun(self, options?: ms.StateOptions): table
 --- Of parameters of a ddp model, each rank gives the state, or rank 0 gives it and the others empty
 --- tables. Of parameters of a sharded model, each rank gives at least what it has, or rank 0 gives
 --- all and the others empty tables. In both cases all ranks call it; of sharded models an error is

@@ -139,7 +139,7 @@ local function shown(value)
 end
 
 -- One line about what the run that saved this checkpoint had otherwise: its settings and ranks, and
--- states of links that nobody has now.
+-- saved states of links that are not in the chain now.
 local function tell_of_changes(path)
   local before = about.read(path:match "^(.*)/[^/]+$" or ".")
   local parts, unclaimed, told = {}, link_state.unclaimed(), false
