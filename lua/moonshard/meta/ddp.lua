@@ -139,8 +139,8 @@
 --- Compares over the ranks what they must hold alike: the parameters whose gradients they reduce
 --- together, the buffers that each pass copies, and the states and settings of the optimizer. A
 --- difference raises on all ranks, with the first name and the ranks; a program that does not
---- handle it ends with exit code 5. Each rank has its own, so not compared are: what is `ignored`, buffers
---- that a forward writes (running statistics), and models whose hook has a link with
+--- handle it ends with exit code 5. Each rank has its own, so not compared are: what is `ignored`,
+--- buffers that a forward writes (running statistics), and models whose hook has a link with
 --- `is_local = true`, as `noop` and `post_local_sgd` have. All ranks call it. It reads all of these
 --- values once, and **blocks** until they are there. Checkpoints and `ms.train` call it.
 --- ```lua

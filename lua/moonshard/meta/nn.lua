@@ -442,10 +442,10 @@
 --- ```
 ---@field lora fun(model: ms.Module, options?: ms.LoraOptions): ms.Module
 --- Declares that the parameters of a module are each rank's own: nothing reduces their gradients,
---- as in local SGD. A checkpoint has those of every rank, with their optimizers' states. As many ranks
---- resume bit for bit. merge says what one model of all ranks' is, for another number of ranks and
---- for `save`: the mean over the ranks, or rank 0's. Modules that are added later are not declared.
---- Of a wrapped model, declared parameters are named in `ignored`. Returns the module.
+--- as in local SGD. A checkpoint has those of every rank, with their optimizers' states. As many
+--- ranks resume bit for bit. merge says what one model of all ranks' is, for another number of
+--- ranks and for `save`: the mean over the ranks, or rank 0's. Modules that are added later are not
+--- declared. Of a wrapped model, declared parameters are named in `ignored`. Returns the module.
 --- ```lua
 --- local model = ms.nn.alone(ms.nn.Linear(2, 1), { merge = "mean" })
 --- model(ms.ones { 1, 2 }):shape() --> { 1, 1 }

@@ -68,9 +68,9 @@
 --- `model:check_replicas(optimizer)` does. Each checkpoint and the end of the run compare it as
 --- well. A difference ends the run with exit code 5, and nothing is saved.
 ---@field check_replicas? integer
---- On several ranks a trained parameter must be reduced (`ms.ddp`), sharded (`ms.fsdp`), or declared
---- to be each rank's own (`ms.nn.alone`, or `ignored` of a wrapped model): others are refused before
---- the first step. true: the recipe averages gradients or weights by itself.
+--- On several ranks a trained parameter must be reduced (`ms.ddp`), sharded (`ms.fsdp`), or
+--- declared to be each rank's own (`ms.nn.alone`, or `ignored` of a wrapped model): others are
+--- refused before the first step. true: the recipe averages gradients or weights by itself.
 ---@field by_hand? boolean
 ---@field things? table                more objects to save, with state and load_state, by name
 ---@field before_step? fun(step: integer)
