@@ -4,7 +4,7 @@
 --     ./moonshard run recipes/gpt2.lua data=shards weights=FOLDER_WITH_CONFIG_JSON lr=3e-5
 --     ./moonshard run recipes/gpt2.lua data=shards weights=FOLDER_WITH_CONFIG_JSON lora=8 lr=3e-4
 local ms = require "moonshard"
-local nn, optim, data = ms.nn, ms.optim, ms.data
+local nn, optim = ms.nn, ms.optim
 
 local cfg = ms.config(ms.scripts.options {
   data       = { "data", help = "token shards: a folder, a file, or a pattern with *" },
@@ -68,16 +68,7 @@ local sizes = {
   ["1558M"] = { layers = 48, width = 1600, heads = 25 },
 }
 
-local read = cfg.bytes and data.bytes or data.tokens
-local train = assert(read(cfg.data))
-local valid
-if cfg.valid ~= "" then valid = assert(read(cfg.valid))
-elseif not cfg.bytes then
-  local message, code
-  valid, message, code = data.tokens(cfg.data, "valid")
-  assert(valid or code == "not_found", message)
-end
-if not valid then train, valid = train:split(0.95) end
+local train, valid = ms.scripts.texts(cfg)
 
 -- The weights, or adapters beside them, are trained.
 local adapts = cfg.lora > 0 or cfg.adapters ~= ""

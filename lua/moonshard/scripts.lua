@@ -271,6 +271,7 @@ function scripts.apply(cfg, model, make, extra)
   return net, optimizer, clip
 end
 
+scripts.texts = require "moonshard.scripts.texts"
 scripts.tokenizer = require "moonshard.scripts.tokenizer"
 
 return options_of.closed(scripts, "ms.scripts")

@@ -122,6 +122,19 @@
 --- ms.scripts.resolve(cfg, "hook") --> nil
 --- ```
 ---@field resolve fun(cfg: table, name: "hook"|"overlap"|"buckets"|"gather"|"prefetch"): any
+--- Two data sets, to train and to validate on, by three options of cfg: data, a path; valid, a path
+--- or ""; bytes: the paths name texts, and not token shards. Without a path the validation is the
+--- val*.bin of a folder of shards, or else the last twentieth of the data. A path that cannot be
+--- read raises.
+--- ```lua
+--- local file = assert(io.open("ids_00000.bin", "wb"))
+--- file:write(string.pack("<HHHH", 5, 6, 7, 8):rep(10))
+--- file:close()
+--- local train, valid = ms.scripts.texts { data = "ids_00000.bin", valid = "", bytes = false }
+--- train:size() --> 38
+--- valid:size() --> 2
+--- ```
+---@field texts fun(cfg: table): ms.Dataset, ms.Dataset
 --- For samples as text: the tokenizer of the model's folder, or the one that the shards of these data
 --- sets name, which then becomes the model's (set_tokenizer). nil: none is named, or it is not there,
 --- which a log line says. Ends the program with code 3 if they differ, or if one has more ids than
