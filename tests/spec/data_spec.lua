@@ -329,6 +329,20 @@ describe("data", function()
     assert.equal("not_found", no_files)
     put("held/val.bin", ("<I2I2I2"):pack(21, 22, 23))
     assert.equal(3, assert(data.tokens(folder .. "/held")):size())
+    -- What a recipe trains and validates on.
+    local function sizes(path, valid, bytes)
+      local train, held = ms.scripts.texts { data = path, valid = valid or "", bytes = bytes }
+      return { train:size(), held:size() }
+    end
+    assert.same({ 4, 3 }, sizes(folder))
+    assert.same({ 4, 3 }, sizes(folder .. "/train_*.bin", folder .. "/valid_1.bin"))
+    assert.same({ 95, 5 }, sizes(put("hundred", ("x"):rep(100)), nil, true))
+    put("held/val.bin", ("<I2"):pack(7):rep(100))
+    assert.same({ 95, 5 }, sizes(folder .. "/held"))
+    put("val_2.bin", "odd")
+    assert.error_matches(function() sizes(folder) end, "val_2.bin', byte 2")
+    os.remove(folder .. "/val_2.bin")
+    put("held/val.bin", ("<I2I2I2"):pack(21, 22, 23))
     assert.error_matches(function() data.tokens(folder, "test") end,
       'part must be "train" or "valid", not test')
     local none, message, code = data.tokens(folder .. "/test_*.bin")
