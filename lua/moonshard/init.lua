@@ -108,7 +108,8 @@ local parts = {
 local names = {
   config = "moonshard.config", steps = "moonshard.steps", step = "moonshard.steps",
   metric = "moonshard.metric",
-  report = "moonshard.report", train = "moonshard.train", log = "moonshard.log",
+  report = "moonshard.report", train = "moonshard.train",
+  loss_weight = "moonshard.train.weights", log = "moonshard.log",
   warn = "moonshard.log",
   stream = "moonshard.future", all = "moonshard.future", world = "moonshard.group",
   ddp = "moonshard.ddp", fsdp = "moonshard.fsdp", overlap = "moonshard.overlap",

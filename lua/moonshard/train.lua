@@ -9,16 +9,18 @@ local replicas = require "moonshard.replicas"
 local steps = require "moonshard.steps"
 local settings = require "moonshard.train.settings"
 local folder = require "moonshard.train.folder"
+local weights = require "moonshard.train.weights"
 local vocabulary = require "moonshard.vocabulary"
 
 local train = {}
 
-local SKIPS_IN_A_ROW = 25
+local SKIPS_IN_A_ROW <const> = 25
+local LOSS_WEIGHT <const> = "weight of the loss"          -- among the sums of an evaluation
 
 ---@class ms.Training                  what the parts of the loop share
 ---@field o ms.TrainOptions
 
--- loss, outputs of one pass
+-- Loss and outputs of one pass, and nil or its weight.
 local function default_loss(model, x, y, positions)
   local outputs
   if positions == nil then outputs = model(x) else outputs = model(x, positions) end
@@ -53,13 +55,13 @@ local function pass(self, x, y, positions)
     if o.dtype == "f32" then return loss_of(o.model, x, y, positions) end
     return core.autocast(o.dtype, function() return loss_of(o.model, x, y, positions) end)
   end
-  local loss, outputs
-  if o.attention == "fast" then loss, outputs = core.attention("fast", in_dtype)
-  else loss, outputs = in_dtype() end
+  local loss, outputs, weight
+  if o.attention == "fast" then loss, outputs, weight = core.attention("fast", in_dtype)
+  else loss, outputs, weight = in_dtype() end
   if not core.is_tensor(loss) then
     core.raise("train: the function loss must return a tensor of one element, not " .. type(loss))
   end
-  return loss, outputs
+  return loss, outputs, weight
 end
 
 -- After the first step: whether attention = "fast" changes anything. before: the counts before it.
@@ -120,25 +122,90 @@ local function on_all_ranks(self, finite)
   return over_ranks(self, "finite", finite, "min"):gt(0)
 end
 
--- Forward and backward of one step; the mean loss over its passes, on the device.
+-- Over whose ranks the model's gradients are averaged; nil: each rank has its own.
+local function group_of_means(self)
+  local meta = getmetatable(self.o.model)
+  return (meta.ddp or meta.fsdp or self.o.by_hand) and self.world or nil
+end
+
+-- The batches of a step, where their targets must be counted before the first pass. A loader's
+-- batches have equally many, which all count; with a function loss, weights come with the losses.
+local function count_targets(self, step_weights)
+  local o = self.o
+  if o.loss or type(o.data) == "userdata" then return end
+  local batches, counts = {}, {}
+  for i = 1, o.accumulate do
+    batches[i] = table.pack(self.next_batch())
+    counts[i] = weights.counted(batches[i][2])
+  end
+  -- Otherwise the pass says what is wrong with y.
+  if #counts == o.accumulate then step_weights:set(counts) end
+  return batches
+end
+
+-- Gradients of the passes before the last, times `factor`.
+local function scale_gradients(self, factor)
+  core.no_grad(function()
+    for _, p in ipairs(self.parameters) do
+      local gradient = p:grad()
+      if gradient then gradient:mul_(factor) end
+    end
+  end)
+end
+
+-- For a sharded model, whose gradients of several passes are scaled when all are there: raises for
+-- what would use them before.
+local function check_late(self)
+  if self.early then
+    core.raise(("train: loss gives weights (its third result), and those of %d passes are known \z
+      with the last one only, but %s may step in backward: use the policy deferred, or accumulate = 1")
+      :format(self.o.accumulate, self.early))
+  end
+  for _, link in ipairs(getmetatable(self.o.model).fsdp.how.chain or {}) do
+    if type(link) == "table" and link.facts and link.facts.clips then
+      core.raise(("train: loss gives weights (its third result), and those of %d passes are known \z
+        with the last one only, but the model's chain clips before: use clip of ms.train, or \z
+        accumulate = 1"):format(self.o.accumulate))
+    end
+  end
+end
+
+-- Forward and backward of one step; the mean loss over its targets, on the device, and their sum of
+-- weights, if there is one.
 local function forward_backward(self)
   local o, total = self.o, nil
+  local late = getmetatable(o.model).fsdp ~= nil
+  local step_weights = weights.step(o.accumulate, group_of_means(self), late)
+  local batches = count_targets(self, step_weights)
   local function one_pass(i)
-    local x, y, positions = self.next_batch()
+    local x, y, positions
+    if batches then
+      x, y, positions = table.unpack(batches[i], 1, 3)
+      batches[i] = false                              -- so that they can be freed with the pass
+    else
+      x, y, positions = self.next_batch()
+    end
     -- The number of targets in a step: tokens of a text, or samples.
     if not self.report.tokens and core.is_tensor(y) then
       self.report.tokens = y:numel() * o.accumulate * self.world:size()
     end
-    local loss = pass(self, x, y, positions)
+    local loss, _, weight = pass(self, x, y, positions)
+    loss = step_weights:of(i, loss, weight)
+    if step_weights.rest then
+      total = total * step_weights.rest
+      if late then check_late(self) else scale_gradients(self, step_weights.rest) end
+    end
     local part = o.accumulate > 1 and loss / o.accumulate or loss
     local scaled = self.scaler and self.scaler:scale(part) or part
     scaled:backward()
     local value = part:detach()
+    if late and step_weights.rest then value = value * step_weights.rest end
     total = i == 1 and value or total + value
   end
   -- A ddp model reduces its gradients in the last pass only; fsdp models say when they do.
   o.model:accumulate(o.accumulate, one_pass)
-  return mean_over_ranks(self, total)
+  if late and step_weights.rest then scale_gradients(self, step_weights.rest) end
+  return mean_over_ranks(self, total), step_weights.sum
 end
 
 -- Where ranks have pieces of gradients: the least position over the ranks, -1 if all of them are
@@ -193,8 +260,10 @@ local function judge(self, entry)
     self.skips = 0
     return
   end
+  local weight = entry.weight and entry.weight:value()
   local where = position >= 0
     and (" (first bad gradient: %s)"):format(entry.parameters[position + 1]:name())
+    or weight == 0 and " (no target of the step counts)"
     or " (the gradients are finite)"
   self.skips = self.skips + 1
   if self.o.on_nan == "stop" and not self.scaler then
@@ -214,26 +283,42 @@ local function judge(self, entry)
   end
 end
 
+-- The loss of a validation batch times its weight, and the weight: what the function loss gives,
+-- the targets that count, or rows.
+local function weighted_loss(self, loss, y, weight)
+  local o = self.o
+  if weight == nil and not o.loss and type(o.valid) ~= "userdata" then
+    weight = weights.counted(y)
+  end
+  if weight == nil then weight = #y end
+  if not core.is_tensor(weight) then return loss * weight, core.full(weight, {}) end
+  weight = weight:to "f32":reshape()
+  return core.where(weight:ne(0), loss * weight, 0), weight
+end
+
 -- Mean loss and measures over the validation batches.
 local function validate(self)
   local o = self.o
   local count, batches, sums = 0, 0, {}
+  local function add(name, value) sums[name] = sums[name] and sums[name]:add_(value) or value end
   o.model:eval()
   core.no_grad(function()
     for x, y, positions in o.valid:batches(o.eval.batches) do
-      local loss, outputs = pass(self, x, y, positions)
+      local loss, outputs, weight = pass(self, x, y, positions)
       local values = o.eval.measure and o.eval.measure(outputs, y, positions) or {}
-      values.loss = loss
-      -- The last batch may have fewer rows, so the means are over rows.
+      values.loss = nil
+      -- The last batch may have fewer rows, so the means of measures are over rows.
       local rows = #y
       for name, value in pairs(values) do
         if not core.is_tensor(value) then
           core.raise(("train: eval.measure gives tensors of one element, but %s is a %s")
             :format(name, type(value)))
         end
-        value = value:to "f32" * rows
-        sums[name] = sums[name] and sums[name]:add_(value) or value
+        add(name, value:to "f32" * rows)
       end
+      local value, share = weighted_loss(self, loss:to "f32", y, weight)
+      add("loss", value)
+      add(LOSS_WEIGHT, share)
       count, batches = count + rows, batches + 1
       if batches % 8 == 0 then core.synchronize() end
     end
@@ -247,7 +332,13 @@ local function validate(self)
     numbers[#numbers + 1] = sum:item()
   end
   numbers = self.world:_sum(numbers, "evaluation")
-  for i, name in ipairs(names) do result[name] = numbers[i + 1] / numbers[1] end
+  local totals = {}
+  for i, name in ipairs(names) do totals[name] = numbers[i + 1] end
+  for name, total in pairs(totals) do
+    if name ~= LOSS_WEIGHT then
+      result[name] = total / (name == "loss" and totals[LOSS_WEIGHT] or numbers[1])
+    end
+  end
   return result
 end
 
@@ -327,7 +418,7 @@ local function run_step(self, step)
   if o.before_step then o.before_step(step) end
   local lr = o.optimizer.lr and o.optimizer:lr()
   local before = step == self.start and core.info().attention
-  local loss = forward_backward(self)
+  local loss, weight = forward_backward(self)
   if before then tell_of_refusals(before) end
   if o.after_backward then o.after_backward(step) end
   local norm, finite, bad, parameters = update(self, loss)
@@ -343,6 +434,7 @@ local function run_step(self, step)
   if finite then
     self.unjudged[#self.unjudged + 1] = {
       step = step, finite = core.probe(finite), bad = core.probe(bad), parameters = parameters,
+      weight = weight and core.probe(weight),
     }
     -- Judged two steps later, so that the host never waits for a step that it has just enqueued.
     if #self.unjudged > 2 then judge(self, table.remove(self.unjudged, 1)) end

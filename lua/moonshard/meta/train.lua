@@ -25,8 +25,17 @@
 --- Gives the loss and the outputs; model(x):cross_entropy(y) unless given, and with positions
 --- model(x, positions):cross_entropy(y). A loss, or the forward of a model, that takes no positions
 --- is an error if the data have them.
----@field loss? fun(model: ms.Module, x: ms.Tensor, y: ms.Tensor, positions?: ms.Tensor): ms.Tensor, ms.Tensor?
----@field accumulate? integer          passes in a step; 1 unless given
+--- The third result is the weight of this pass in the step's loss, a number or a tensor of one
+--- element; 1 unless given. Give the number of targets that count where passes differ in it.
+---@field loss? fun(model: ms.Module, x: ms.Tensor, y: ms.Tensor, positions?: ms.Tensor): ms.Tensor, ms.Tensor?, (ms.Tensor|number)?
+--- Passes in a step; 1 unless given. The loss of a step, as it is trained on and logged, is the mean
+--- over all targets of its passes and ranks, as of one large batch: sum(weight * loss) /
+--- sum(weight). The weight of a pass is, without `loss`, the number of its targets that are not
+--- -100. A function `data` without `loss` gives all batches of a step before its first pass. A pass
+--- of weight 0 counts nothing; a step whose weights are all 0 has the loss nan. Sharded models whose
+--- policy may step in backward refuse weights from `loss` with more than one pass, since their sum
+--- is known with the last pass only.
+---@field accumulate? integer
 ---@field clip? number                 greatest global norm of the gradients; none unless given
 ---@field dtype? "f32"|"bf16"|"f16"    of autocast; "f32" unless given; "f16" adds a loss scaler
 ---@field run? string                  the run's folder; runs/<recipe> unless given
@@ -102,3 +111,22 @@
 --- result.loss < 0.001 --> true
 --- ```
 ---@field train fun(options: ms.TrainOptions): ms.TrainResult
+--- For loops written by hand: makes the loss of a step the mean over the targets of all its passes
+--- and ranks. weights: one number of 0 or more, or tensor of one element, for each pass of this
+--- rank, before the first backward. weigh(i, loss) is the loss [] of pass i, times its weight, times
+--- passes * ranks / the sum of all weights. It is to be divided by the number of passes, and
+--- gradients averaged over the group (the world unless given), as `ms.ddp` and `ms.fsdp` do. A pass
+--- of weight 0 counts nothing, even if its loss is nan. All ranks of the group call it, with as many
+--- passes. Errors: no weights; a weight below 0, inf or nan; weigh: no such pass.
+--- ```lua
+--- local net = ms.nn.Linear(2, 4)
+--- local y = { ms.tensor { 3, -100, -100 }, ms.tensor { 1, 0, 2 } }
+--- local weigh = ms.loss_weight { y[1]:ne(-100):sum(), y[2]:ne(-100):sum() }
+--- net:accumulate(2, function(i)
+---   local loss = net(ms.ones { 3, 2 }):cross_entropy(y[i])
+---   weigh(i, loss):div(2):backward()
+--- end)
+--- weigh(1, ms.ones {}) --> 0.5
+--- weigh(2, ms.ones {}) --> 1.5
+--- ```
+---@field loss_weight fun(weights: (ms.Tensor|number)[], group?: ms.Group): (fun(i: integer, loss: ms.Tensor): ms.Tensor)
