@@ -34,6 +34,7 @@ static void free_parts(ms_fsdp *fsdp)
     ms_release(context, fsdp->order);
     ms_release(context, fsdp->summoned);
     ms_release(context, fsdp->words);
+    ms_release(context, fsdp->brought);
     ms_release(context, fsdp->members);
     ms_release(context, fsdp->flats);
     ms_release(context, fsdp->units);
@@ -348,6 +349,8 @@ static ms_status make_parts(ms_fsdp *fsdp, const ms_fsdp_options *options,
     ms_status status = take_options(fsdp, options);
     if (!status)
         status = ms_allocate(context, count * sizeof(ms_member), "fsdp", (void **)&fsdp->members);
+    if (!status)
+        status = ms_allocate(context, count * sizeof(int32_t), "fsdp", (void **)&fsdp->brought);
     /* One more: the place of a flat parameter is taken before it is known to have members. */
     if (!status)
         status = ms_allocate(context, (count + 1) * sizeof(ms_flat), "fsdp", (void **)&fsdp->flats);

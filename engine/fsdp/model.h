@@ -2,10 +2,11 @@
  *
  * The files call downwards in this order: model (making, asking), shard (shards as one tensor),
  * stats, edges (a unit's forward and backward), agree (which unit comes next, where ranks use
- * different ones), pass (what is of a whole pass), reduce (gradients of a unit), partial
- * (reductions within the shard group only), unit (gathering, handles), extend (gathers that send
- * something else than shards), near (parts that stay after forward), gathers (their times), flat
- * (memory), rooms (memory that is the same in each step).
+ * different ones), pass (what is of a whole pass), reduce (gradients of a unit), filled (which
+ * parameters have one after a pass), partial (reductions within the shard group only), unit
+ * (gathering, handles), extend (gathers that send something else than shards), near (parts that
+ * stay after forward), gathers (their times), flat (memory), rooms (memory that is the same in each
+ * step).
  */
 #ifndef MOONSHARD_FSDP_MODEL_H
 #define MOONSHARD_FSDP_MODEL_H
@@ -43,6 +44,11 @@ typedef struct ms_member {
     ms_tensor *whole_gradient, *aside;
     bool cleared;
     bool filled; /* this rank's gradient is in `gradient` */
+    /* filled.c. brought: it was filled before a reduction of this pass; carried: before one that
+     * left replicas out. unsure: where reduced numbers are, of which it is not known yet whether
+     * some rank has filled them; else NULL. */
+    bool brought, carried;
+    ms_tensor *unsure;
     bool held;   /* `reduced` has the gradient of earlier passes, which stays */
     bool fired;  /* the backward that runs has added to its gradient */
     bool marked; /* what was detached is multiplied by a loss scale */
@@ -262,6 +268,7 @@ struct ms_fsdp {
     uint64_t forwards;
     uint32_t turns, live;
     int64_t *words;
+    int32_t *brought;                          /* filled.c: a word for each member */
     ms_agreements agreements, pass_agreements; /* so far; in the last pass that has ended */
 };
 
@@ -403,6 +410,16 @@ bool ms_flat_is_partial(const ms_flat *flat);
 ms_status ms_flat_run_partly(ms_flat *flat, ms_tensor **result);
 ms_status ms_flat_carry(ms_flat *flat, ms_tensor *result);
 ms_status ms_flat_add_carried(ms_flat *flat);
+
+/* ------------------------------------------------------------------ filled.c */
+
+/* After a reduction: whether the member has a gradient, as far as this rank knows. If it does not
+ * know, `unsure` is set. */
+bool ms_member_has_gradient(ms_member *member);
+/* After the reductions of a pass: gradients that other ranks alone have filled are put, and the
+ * others stay nil. A rank that is sure of all its members does not wait. */
+ms_status ms_filled_exchange(ms_fsdp *fsdp);
+void ms_filled_forget(ms_fsdp *fsdp);
 
 /* ------------------------------------------------------------------ reduce.c */
 

@@ -225,6 +225,7 @@ ms_status ms_pass_end(ms_fsdp *fsdp)
     fsdp->begun = false;
     if (!fsdp->reducing) return MS_OK;
     ms_status status = launch_held(fsdp, true);
+    if (!status) status = ms_filled_exchange(fsdp);
     if (!status) status = await_reductions(fsdp);
     fsdp->reducing = fsdp->timed = false;
     fsdp->reduced = true;
@@ -239,5 +240,6 @@ void ms_pass_give_up(ms_fsdp *fsdp)
     fsdp->held = NULL;
     fsdp->depth = 0;
     fsdp->begun = fsdp->reducing = fsdp->timed = false;
+    ms_filled_forget(fsdp);
     ms_schedule_give_up(fsdp);
 }

@@ -40,16 +40,19 @@ static ms_status make_reduced(ms_flat *flat)
 
 /* --------------------------------------------------------- before a backward */
 
-/* A gradient that a script has put in the place of ours is copied there first. */
+/* A gradient that a script has put in the place of ours is copied there first. So are numbers of
+ * an earlier reduction of this pass that may turn out to be a gradient. */
 static ms_status hold(ms_member *member)
 {
     ms_tensor *gradient = ms_tensor_grad(member->tensor);
+    member->marked |= gradient && ms_tensor_grad_is_marked(member->tensor);
+    if (!gradient) gradient = member->unsure;
     member->held = gradient != NULL;
     if (!gradient) return MS_OK;
-    member->marked |= ms_tensor_grad_is_marked(member->tensor);
     ms_status status = make_reduced(member->flat);
     if (!status && gradient != member->reduced)
         status = ms_copy_into(member->flat->unit->fsdp->engine, gradient, member->reduced);
+    if (member->unsure) member->unsure = member->reduced;
     return status ? status : ms_tensor_set_grad(member->tensor, NULL);
 }
 
@@ -150,7 +153,8 @@ static ms_status restore(ms_flat *flat)
     ms_status status = MS_OK;
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
-        if (member->held) status = ms_leaf_put_grad(member->tensor, member->reduced);
+        if (member->held && !member->unsure)
+            status = ms_leaf_put_grad(member->tensor, member->reduced);
         member->held = false;
     }
     return status;
@@ -323,21 +327,31 @@ static ms_status launch(ms_flat *flat, ms_stream *stream)
     return status;
 }
 
-/* The reduced gradient becomes the gradient of the pieces. What was reduced within the shard group
- * only is no gradient yet; marks stay until it is. */
+/* Marks stay until there is a gradient. */
+static ms_status keep_partly(ms_flat *flat)
+{
+    for (uint32_t i = 0; i < flat->count; i++) {
+        flat->members[i].carried |= flat->members[i].filled;
+        flat->members[i].filled = false;
+    }
+    return restore(flat);
+}
+
+/* The reduced gradient becomes the gradient of the pieces, where some rank has filled it. What was
+ * reduced within the shard group only is no gradient yet. */
 static ms_status hand_out(ms_flat *flat)
 {
     ms_status status = MS_OK;
-    if (ms_flat_is_partial(flat)) {
-        for (uint32_t i = 0; i < flat->count; i++) flat->members[i].filled = false;
-        return restore(flat);
-    }
+    if (ms_flat_is_partial(flat)) return keep_partly(flat);
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
+        bool has = ms_member_has_gradient(member);
+        member->held = member->filled = false;
+        if (!has) continue;
         status = ms_leaf_put_grad(member->tensor,
                                   ms_flat_is_in_bucket(flat) ? member->gradient : member->reduced);
         if (!status && member->marked) ms_tensor_grad_mark(member->tensor);
-        member->held = member->filled = member->marked = false;
+        member->marked = false;
     }
     return status;
 }

@@ -158,7 +158,8 @@ end
 local function check_late(self)
   if self.early then
     core.raise(("train: loss gives weights (its third result), and those of %d passes are known \z
-      with the last one only, but %s may step in backward: use the policy deferred, or accumulate = 1")
+      with the last one only, but %s may step in backward: use the policy deferred, or \z
+      accumulate = 1")
       :format(self.o.accumulate, self.early))
   end
   for _, link in ipairs(getmetatable(self.o.model).fsdp.how.chain or {}) do

@@ -122,7 +122,7 @@ for _, layout in ipairs { "flat", "rows" } do
   local whole = Net(all)
   local reference = sgd(whole)
   for step = 1, math.min(size, 3) do
-    for _, p in ipairs(whole:parameters()) do p:set_grad(p:detach():zeros_like()) end
+    reference:zero_grad()
     for r = 0, size - 1 do
       if step <= r % 3 + 1 then (loss_of(whole, step, r, r // blocks + 1) / size):backward() end
     end
@@ -159,14 +159,18 @@ if size == 4 then
   core.comm_record(true)
   loss_of(model, 1, rank, rank // 2 + 1):backward()
   core.comm_record(false)
-  local of_experts = 0
+  local of_experts, group_of_hosts = 0, {}
   for _, record in ipairs((core.comm_records())) do
-    if record.label:find "expert" then
+    local hosts = record.label == "which parameters have a gradient"
+    if hosts then
+      group_of_hosts[record.group] = true
+    elseif record.label:find "expert" then
       assert(record.group == experts:name(), record.op)
       of_experts = of_experts + 1
     else assert(record.group == world:name(), record.op) end
   end
   assert(of_experts == 3, "two gathers and a reduction: " .. of_experts)
+  assert(group_of_hosts[experts:name()] and group_of_hosts[world:name()])
 end
 
 -- Groups that do not partition the ranks, or hold parameters of the same names.

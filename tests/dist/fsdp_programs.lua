@@ -170,45 +170,17 @@ local function input(step, forward, r)
   return ms.randn { ROWS, WIDTH, seed = step * 100 + forward * 10 + r, per_rank = false }
 end
 
--- Notes which parameters a backward comes to; frozen ones have no gradient that would tell.
-local function note_uses(model)
-  local reached = {}
-  for _, object in model:modules() do
-    if #object:children() == 0 then
-      object:hook("pre_backward", function()
-        for _, p in ipairs(object:parameters()) do reached[p] = true end
-      end)
-    end
-  end
-  return reached
-end
-
--- A parameter without gradient counts as zeros where its unit has a backward.
-local function fill(model, units, reached)
-  local by_name = {}
-  for _, item in ipairs(model:named_parameters()) do by_name[item.name] = item.parameter end
-  for _, names in ipairs(units) do
-    local used = false
-    for _, name in ipairs(names) do
-      used = used or by_name[name]:grad() ~= nil or reached[by_name[name]]
-    end
-    for _, name in ipairs(names) do
-      local p = by_name[name]
-      if used and p:requires_grad() and not p:grad() then p:set_grad(p:detach():zeros_like()) end
-    end
-  end
-end
-
--- run(step, forward, plans) -> losses; the losses' gradients add up. units: names of parameters, by
--- unit; of the sharded model nil.
-local function train(program, model, units, run)
+-- run(step, forward, plans) -> losses; the losses' gradients add up. A parameter that no rank uses
+-- has no gradient: neither decay nor momentum moves it.
+local function train(program, model, sharded, run)
   local trained = model:parameters(function(p) return p:requires_grad() end)
-  local reached = units and note_uses(model)
-  local function make(params) return ms.optim.sgd(params, { lr = 0.1, momentum = 0.9 }) end
-  local own = not units and program.policy == "own" and steps_early(program)
+  local function make(params)
+    return ms.optim.sgd(params, { lr = 0.1, momentum = 0.9, weight_decay = 0.1 })
+  end
+  local own = sharded and program.policy == "own" and steps_early(program)
   local optimizer = not own and make(trained)
   if own then ms.optim.in_backward(make, trained)
-  elseif not units and (program.policy == "deferred" or steps_early(program)) then
+  elseif sharded and (program.policy == "deferred" or steps_early(program)) then
     optimizer:overlap(model, program.policy)
   end
   for step in ms.steps(STEPS) do
@@ -222,10 +194,6 @@ local function train(program, model, units, run)
       local total = all[1]
       for i = 2, #all do total = total + all[i] end
       total:backward()
-    end
-    if units then
-      fill(model, units, reached)
-      for p in pairs(reached) do reached[p] = nil end
     end
     if optimizer then
       optimizer:step()
@@ -263,13 +231,8 @@ for number = 1, options.programs do
     keep_low_precision_grads = program.precision and program.low_gradients or nil,
     full_precision_eval = program.precision and program.full_eval or nil,
   })
-  local units = {}
-  for i, unit in ipairs(model:units()) do
-    units[i] = {}
-    for k, p in ipairs(unit.parameters) do units[i][k] = p:name() end
-  end
   local whole = new_net(program)
-  local expected = train(program, whole, units, function(step, forward, plans)
+  local expected = train(program, whole, false, function(step, forward, plans)
     local losses = {}
     for r = 0, size - 1 do
       local out = run_whole(program, whole, input(step, forward, r), plans[r + 1])
@@ -277,7 +240,7 @@ for number = 1, options.programs do
     end
     return losses
   end)
-  local own = train(program, model, nil, function(step, forward, plans)
+  local own = train(program, model, true, function(step, forward, plans)
     return { model(input(step, forward, rank), plans[rank + 1]):sum() * 0.01 }
   end)
   local most = 0

@@ -72,9 +72,9 @@
 ---@field accumulate? "local"|"shard"|"all"
 --- true: ranks may use different units. At each edge, hosts tell each other which unit they need
 --- next, and all take part in its gather or reduction, so hosts wait for each other and nothing is
---- gathered ahead. A parameter without gradient contributes zeros; a unit that no rank has used has
---- no gradient. Every rank runs as many forwards and backwards of the model. Without it all ranks
---- use the same units in the same order; another order ends the job, with the unit and the ranks.
+--- gathered ahead. Every rank runs as many forwards and backwards of the model. Without it all
+--- ranks use the same units in the same order; another order ends the job, with the unit and the
+--- ranks.
 ---@field find_unused? boolean
 --- Gradients are summed and divided by this number; the group's size unless given.
 ---@field divide_factor? number
@@ -130,9 +130,15 @@
 --- changed in place: modules are used as before, and parameters are this rank's pieces between uses
 --- (1-D, or rows: see layout). Make optimizers afterwards. Their kinds must be elementwise. Of a
 --- model that was made on "meta" the values are made one unit at a time, so that no rank ever holds
---- more than its shards and one unit. Ranks
---- compare models and options first: an error names the first difference, and nothing has
---- travelled.
+--- more than its shards and one unit. Ranks compare models and options first: an error names the
+--- first difference, and nothing has travelled.
+---
+--- Which parameters have a gradient after a backward that reduces, as under `ms.ddp` with
+--- find_unused: those that this rank has used since zero_grad, and those that only other ranks have
+--- used. A parameter that no rank has used has none (nil), whether others of its unit were used or
+--- not, as in one process. Optimizers pass over it: neither decay nor momentum moves it. For this,
+--- hosts tell each other at the end of a backward what they have used. Only a rank that has left
+--- out a member of a unit that it used waits for the answers.
 ---@class ms.fsdp
 --- ```lua
 --- local blocks = ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 1))

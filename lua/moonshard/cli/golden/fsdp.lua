@@ -258,6 +258,14 @@ local function check_rounded(found, gradients, dtype)
   end
 end
 
+-- PyTorch made these cases with set_reduce_scatter_unused_params, which gives parameters that no
+-- rank uses zeros, and momentum moves them.
+local function zeros_for_nil(parameters)
+  for _, p in ipairs(parameters) do
+    if not p:grad() then p:set_grad(p:detach():zeros_like()) end
+  end
+end
+
 local function train(case, tensors, found, how)
   report.known_keys("entry", case, entries)
   local inner = make(case)
@@ -273,6 +281,7 @@ local function train(case, tensors, found, how)
   local t = case.tolerance
   for step in ms.steps(case.steps) do
     local own, weight = pass(model, case, tensors, step, found)
+    if case.route then zeros_for_nil(trained) end
     local p = case.norm_type == "inf" and math.huge or case.norm_type or 2
     local norm = model:clip_grad_norm(case.clip_grad_norm or math.huge, p):item()
     check_step(case, found, step, model, own, weight, norm)
