@@ -450,6 +450,13 @@ static int fsdp_state(lua_State *L)
     return 1;
 }
 
+/* sharded:note_step(): see ms_fsdp_note_step */
+static int fsdp_note_step(lua_State *L)
+{
+    ms_fsdp_note_step(check_fsdp(L));
+    return 0;
+}
+
 /* sharded:show_whole(yes) */
 static int fsdp_show_whole(lua_State *L)
 {
@@ -655,6 +662,7 @@ static const luaL_Reg methods[] = {
     { "flat", fsdp_flat },
     { "state", fsdp_state },
     { "show_whole", fsdp_show_whole },
+    { "note_step", fsdp_note_step },
     { "reset", fsdp_reset },
     { "unwrap", fsdp_unwrap },
     { "divisor", fsdp_divisor },

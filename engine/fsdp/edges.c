@@ -12,6 +12,7 @@
  * recomputed forward tell nothing, and the gradients of its parameters tell all. */
 #include "fsdp/model.h"
 
+#include "grad/tape.h"
 #include "tensor/state.h"
 
 void ms_fsdp_let_go(ms_fsdp *fsdp)
@@ -101,11 +102,9 @@ static ms_status reduce_leftovers(ms_fsdp *fsdp)
 
 /* After the outermost backward. Units that missed some gradient end here, in the order in which
  * backward goes through them, the root last. Units that were gathered for nothing are resharded. */
-static ms_status end_pass(void *user)
+static ms_status end_pass(ms_fsdp *fsdp)
 {
-    ms_fsdp *fsdp = user;
     ms_status status = MS_OK;
-    if (fsdp->closed) return MS_OK;
     size_t first = ms_trace_count(fsdp->engine);
     for (uint32_t u = fsdp->unit_count; u-- > 0 && !status;)
         if (fsdp->units[u].phase == MS_UNIT_BACKWARD) status = end_backward(&fsdp->units[u]);
@@ -132,6 +131,36 @@ static ms_status end_pass(void *user)
     if (!status) status = ms_schedule_end(fsdp, MS_TRAINING);
     status = ms_fsdp_end_job(fsdp, status ? status : ms_pass_end(fsdp));
     ms_unit_note(&fsdp->units[0], "post_backward_final", first);
+    return status;
+}
+
+/* A backward that came to uses outside of units only. Unsharded parameters are reduced now, unless
+ * the backward of a forward is to come, which does it. */
+static ms_status end_outer_pass(ms_fsdp *fsdp)
+{
+    bool left = false;
+    for (uint32_t f = 0; f < fsdp->flat_count; f++) left |= ms_outer_is_left(&fsdp->flats[f]);
+    if (!left || !fsdp->sync || fsdp->begun) return MS_OK;
+    ms_status status = reduce_leftovers(fsdp);
+    if (!status) status = ms_agree_on_end(fsdp, true);
+    return ms_fsdp_end_job(fsdp, status ? status : ms_pass_end(fsdp));
+}
+
+static ms_status end_backward_as_a_whole(void *user)
+{
+    ms_fsdp *fsdp = user;
+    if (fsdp->closed) return MS_OK;
+    fsdp->ends = false;
+    ms_status status = fsdp->in_backward ? end_pass(fsdp) : end_outer_pass(fsdp);
+    return status ? status : ms_outer_end(fsdp);
+}
+
+/* The end of the backward that runs will be seen. */
+static ms_status await_end(ms_fsdp *fsdp)
+{
+    if (fsdp->ends) return MS_OK;
+    ms_status status = ms_backward_at_end(fsdp->engine, end_backward_as_a_whole, fsdp);
+    fsdp->ends = !status;
     return status;
 }
 
@@ -179,7 +208,7 @@ static ms_status begin_backward(ms_unit *unit)
     ms_fsdp *fsdp = unit->fsdp;
     ms_status status = MS_OK;
     size_t first = ms_trace_count(fsdp->engine);
-    if (!fsdp->in_backward) status = ms_backward_at_end(fsdp->engine, end_pass, fsdp);
+    status = await_end(fsdp);
     if (!status) status = ms_pass_enter_backward(unit);
     if (status) return status;
     fsdp->in_backward = true;
@@ -251,13 +280,25 @@ static ms_status on_input(void *user, ms_tensor *gradient, ms_tensor **replaceme
     return ms_fsdp_end_job(visit->fsdp, end_backward(unit));
 }
 
+static ms_status take_outer(ms_member *member, ms_tensor *gradient)
+{
+    ms_status status = await_end(member->fsdp);
+    if (!status) return ms_outer_take(member, gradient);
+    ms_tensor_release(gradient);
+    return status;
+}
+
 ms_status ms_member_on_gradient(void *user, ms_tensor *leaf)
 {
     ms_member *member = user;
     ms_unit *unit = member->flat->unit;
     ms_fsdp *fsdp = member->fsdp;
-    (void)leaf;
-    if (fsdp->closed) return MS_OK;
+    ms_tensor *outer = ms_leaf_take_outer(leaf);
+    if (fsdp->closed) {
+        ms_tensor_release(outer);
+        return MS_OK;
+    }
+    if (outer) return ms_fsdp_end_job(fsdp, take_outer(member, outer));
     if (unit->phase != MS_UNIT_BACKWARD)
         return ms_fsdp_end_job(
             fsdp, ms_engine_fail(fsdp->engine, MS_ERROR_STATE,

@@ -16,7 +16,8 @@
 /* What is held of earlier passes is a gradient on every rank. */
 bool ms_member_has_gradient(ms_member *member)
 {
-    bool has = member->filled || member->carried || (member->held && !member->unsure);
+    bool held = member->held && !member->unsure;
+    bool has = member->filled || member->carried || held || member->outer;
     member->brought |= has;
     member->carried = false;
     member->unsure = has                                  ? NULL

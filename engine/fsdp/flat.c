@@ -514,6 +514,29 @@ ms_status ms_flat_add(ms_tensor *to, ms_tensor *from)
     return status;
 }
 
+/* At the first reduction. Pieces' gradients are these views from then on. */
+ms_status ms_flat_make_reduced(ms_flat *flat)
+{
+    if (flat->reduced) return MS_OK;
+    ms_tensor *made = NULL;
+    ms_status status = ms_flat_new_beside(flat, flat->gradient_dtype, &made);
+    for (uint32_t i = 0; i < flat->count && !status; i++) {
+        ms_member *member = &flat->members[i];
+        status = ms_flat_is_sharded(flat) ? ms_member_piece_of(member, made, &member->reduced)
+                                          : ms_flat_view(made, member, &member->reduced);
+    }
+    if (!status) {
+        flat->reduced = made;
+        return MS_OK;
+    }
+    for (uint32_t i = 0; i < flat->count; i++) {
+        ms_tensor_release(flat->members[i].reduced);
+        flat->members[i].reduced = NULL;
+    }
+    ms_tensor_release(made);
+    return status;
+}
+
 /* The bucket's lists, in one allocation that starts with `gradients`. */
 static ms_status make_lists(ms_flat *flat)
 {
@@ -617,6 +640,7 @@ void ms_flat_free(ms_flat *flat)
     for (uint32_t i = 0; i < flat->count; i++) {
         ms_tensor_release(flat->members[i].reduced);
         ms_gradients_forget(&flat->members[i]);
+        ms_outer_forget(&flat->members[i]);
         if (bucket->gradients) ms_tensor_release(bucket->gradients[i]);
     }
     ms_tensor_release(bucket->buffer);

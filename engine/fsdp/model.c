@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "grad/tape.h"
 #include "tensor/state.h"
 
 /* ------------------------------------------------------- making and freeing */
@@ -17,6 +18,7 @@ static void free_parts(ms_fsdp *fsdp)
         if (!member->tensor) continue;
         if (member->hook) ms_tensor_remove_hook(member->tensor, member->hook);
         ms_tensor_set_grad_home(member->tensor, NULL);
+        ms_leaf_set_outer(member->tensor, false);
         ms_tensor_release(member->tensor);
         ms_release(context, member->name);
     }

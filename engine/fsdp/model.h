@@ -3,10 +3,10 @@
  * The files call downwards in this order: model (making, asking), shard (shards as one tensor),
  * stats, edges (a unit's forward and backward), agree (which unit comes next, where ranks use
  * different ones), pass (what is of a whole pass), reduce (gradients of a unit), filled (which
- * parameters have one after a pass), partial (reductions within the shard group only), unit
- * (gathering, handles), extend (gathers that send something else than shards), near (parts that
- * stay after forward), gathers (their times), flat (memory), rooms (memory that is the same in each
- * step).
+ * parameters have one after a pass), outer (gradients of uses outside of units), partial
+ * (reductions within the shard group only), unit (gathering, handles), extend (gathers that send
+ * something else than shards), near (parts that stay after forward), gathers (their times), flat
+ * (memory), rooms (memory that is the same in each step).
  */
 #ifndef MOONSHARD_FSDP_MODEL_H
 #define MOONSHARD_FSDP_MODEL_H
@@ -37,6 +37,8 @@ typedef struct ms_member {
     int64_t first, length, at;
     uint32_t piece_dims;
     int64_t piece[MS_DIMS_MAX];
+    /* outer.c: the gradient of uses outside of its unit, owned; NULL: none waits. */
+    ms_tensor *outer;
     ms_tensor *gradient; /* view of the flat gradient, in its shape; the bucket owns it */
     ms_tensor *reduced;  /* view of its piece of the reduced gradient */
     /* gradients.c, during a summon: the whole gradient, and that of the piece; owned. cleared: a
@@ -49,9 +51,10 @@ typedef struct ms_member {
      * some rank has filled them; else NULL. */
     bool brought, carried;
     ms_tensor *unsure;
-    bool held;   /* `reduced` has the gradient of earlier passes, which stays */
-    bool fired;  /* the backward that runs has added to its gradient */
-    bool marked; /* what was detached is multiplied by a loss scale */
+    bool stepped; /* on_reduced has stepped it, or others of its bucket, in this backward */
+    bool held;    /* `reduced` has the gradient of earlier passes, which stays */
+    bool fired;   /* the backward that runs has added to its gradient */
+    bool marked;  /* what was detached is multiplied by a loss scale */
 } ms_member;
 
 /* When the last two users of memory that copies take in turn are done. */
@@ -82,6 +85,12 @@ typedef struct ms_rooms {
     size_t capacity;
     uint64_t drops;
 } ms_rooms;
+
+static inline void ms_outer_forget(ms_member *member)
+{
+    ms_tensor_release(member->outer);
+    member->outer = NULL;
+}
 
 /* A flat parameter: its memory, and the bucket in which its gradient is reduced. */
 struct ms_flat {
@@ -225,7 +234,8 @@ struct ms_fsdp {
     bool sync, replica_sync, offload;
     bool full; /* forwards that begin compute in the shards' dtype */
     ms_gather_extension extension;
-    bool in_backward;  /* some unit's backward runs; the end of backward will be seen */
+    bool in_backward;  /* some unit's backward runs */
+    bool ends;         /* the end of the backward that runs will be seen */
     uint64_t pass;     /* number of backwards that have ended */
     ms_flat **buckets; /* trainable flat parameters by place */
     uint32_t bucket_count;
@@ -241,6 +251,7 @@ struct ms_fsdp {
     uint32_t launched;  /* reductions of this pass so far */
     ms_unit *held;      /* whose reduction may be the last of the pass, and is held back */
     ms_reduced_function on_reduced;
+    bool stepped; /* see ms_fsdp_note_step */
     void *on_reduced_user;
     void (*on_reduced_free)(void *user);
     ms_times times;
@@ -319,6 +330,8 @@ ms_status ms_extend_gather(ms_flat *flat, ms_tensor *shard, ms_stream *stream, m
 void ms_extend_free(ms_fsdp *fsdp);
 /* A new tensor [length] where shards are. */
 ms_status ms_flat_new_beside(ms_flat *flat, ms_dtype dtype, ms_tensor **out);
+/* Memory for the reduced gradient, and members' views of it, unless it is there. */
+ms_status ms_flat_make_reduced(ms_flat *flat);
 /* Adds one tensor to another of any float dtype, in place. */
 ms_status ms_flat_add(ms_tensor *to, ms_tensor *from);
 /* The bytes of the flat parameter as forward uses it, and of a shard. */
@@ -420,6 +433,19 @@ bool ms_member_has_gradient(ms_member *member);
  * others stay nil. A rank that is sure of all its members does not wait. */
 ms_status ms_filled_exchange(ms_fsdp *fsdp);
 void ms_filled_forget(ms_fsdp *fsdp);
+
+/* ------------------------------------------------------------------- outer.c */
+
+/* Takes over a gradient of the piece, or of an unsharded parameter, from a use outside of its unit.
+ */
+ms_status ms_outer_take(ms_member *member, ms_tensor *gradient);
+/* Before a reduction, and on the communication stream after one: those that wait are added. */
+ms_status ms_outer_add_before(ms_flat *flat);
+ms_status ms_outer_add_after(ms_flat *flat);
+/* Whether another reduction must take some of them. */
+bool ms_outer_is_left(const ms_flat *flat);
+/* At the end of a backward: the rest becomes, or is added to, the gradients of pieces. */
+ms_status ms_outer_end(ms_fsdp *fsdp);
 
 /* ------------------------------------------------------------------ reduce.c */
 

@@ -127,6 +127,15 @@ static ms_status call_on_reduced(ms_fsdp *fsdp, uint32_t bucket)
     return fsdp->on_reduced(fsdp->on_reduced_user, bucket);
 }
 
+static ms_status tell(ms_flat *flat)
+{
+    ms_fsdp *fsdp = flat->unit->fsdp;
+    fsdp->stepped = false;
+    ms_status status = call_on_reduced(fsdp, flat->bucket.place);
+    for (uint32_t i = 0; i < flat->count; i++) flat->members[i].stepped = fsdp->stepped;
+    return status;
+}
+
 /* Where ranks use different units, the backward of another rank may come to the unit again. */
 static bool is_final(const ms_unit *unit)
 {
@@ -148,7 +157,7 @@ static ms_status launch(ms_unit *unit, bool is_last)
         ms_flat *flat = &unit->flats[f];
         if (!flat->trainable) continue;
         status = ms_flat_reduce(flat, fsdp->launched++, is_last && --left == 0);
-        if (!status && final) status = call_on_reduced(fsdp, flat->bucket.place);
+        if (!status && final) status = tell(flat);
     }
     return status;
 }

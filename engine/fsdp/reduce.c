@@ -14,30 +14,6 @@
 #include "hook/work.h"
 #include "tensor/values.h"
 
-/* Makes the reduced gradient and its views at the first reduction. Pieces' gradients are these
- * views from then on. */
-static ms_status make_reduced(ms_flat *flat)
-{
-    if (flat->reduced) return MS_OK;
-    ms_tensor *made = NULL;
-    ms_status status = ms_flat_new_beside(flat, flat->gradient_dtype, &made);
-    for (uint32_t i = 0; i < flat->count && !status; i++) {
-        ms_member *member = &flat->members[i];
-        status = ms_flat_is_sharded(flat) ? ms_member_piece_of(member, made, &member->reduced)
-                                          : ms_flat_view(made, member, &member->reduced);
-    }
-    if (!status) {
-        flat->reduced = made;
-        return MS_OK;
-    }
-    for (uint32_t i = 0; i < flat->count; i++) {
-        ms_tensor_release(flat->members[i].reduced);
-        flat->members[i].reduced = NULL;
-    }
-    ms_tensor_release(made);
-    return status;
-}
-
 /* --------------------------------------------------------- before a backward */
 
 /* A gradient that a script has put in the place of ours is copied there first. So are numbers of
@@ -49,7 +25,7 @@ static ms_status hold(ms_member *member)
     if (!gradient) gradient = member->unsure;
     member->held = gradient != NULL;
     if (!gradient) return MS_OK;
-    ms_status status = make_reduced(member->flat);
+    ms_status status = ms_flat_make_reduced(member->flat);
     if (!status && gradient != member->reduced)
         status = ms_copy_into(member->flat->unit->fsdp->engine, gradient, member->reduced);
     if (member->unsure) member->unsure = member->reduced;
@@ -273,7 +249,7 @@ static ms_status keep_result(ms_flat *flat, ms_tensor *result)
             status = ms_copy_into(engine, result, whole);
         return status || !any ? status : add(flat, whole, flat->reduced);
     }
-    status = make_reduced(flat);
+    status = ms_flat_make_reduced(flat);
     if (status || ms_tensor_storage(result) == ms_tensor_storage(flat->reduced)) return status;
     return any ? add(flat, flat->reduced, result) : ms_copy_into(engine, result, flat->reduced);
 }
@@ -291,7 +267,7 @@ static ms_status reduce_wholly(ms_flat *flat, ms_tensor **result)
 {
     ms_status status = MS_OK;
     if (flat->unit->fsdp->whole_results && !ms_flat_is_in_bucket(flat)) {
-        status = make_reduced(flat);
+        status = ms_flat_make_reduced(flat);
         if (!status) status = await_readers(flat);
         if (!flat->bucket.continues) flat->bucket.result = flat->reduced;
     }
@@ -321,6 +297,7 @@ static ms_status launch(ms_flat *flat, ms_stream *stream)
         status =
             ms_flat_is_partial(flat) ? reduce_partly(flat, &result) : reduce_wholly(flat, &result);
     if (!status) status = ms_times_end_reduction(&fsdp->times, &flat->bucket);
+    if (!status && !ms_flat_is_partial(flat)) status = ms_outer_add_after(flat);
     flat->ready[0] = ms_stream_last(stream);
     ms_engine_set_current(engine, before);
     ms_tensor_release(result);
@@ -346,6 +323,7 @@ static ms_status hand_out(ms_flat *flat)
     for (uint32_t i = 0; i < flat->count && !status; i++) {
         ms_member *member = &flat->members[i];
         bool has = ms_member_has_gradient(member);
+        ms_outer_forget(member); /* it is in the reduced gradient */
         member->held = member->filled = false;
         if (!has) continue;
         status = ms_leaf_put_grad(member->tensor,
@@ -363,7 +341,8 @@ ms_status ms_flat_reduce(ms_flat *flat, uint32_t index, bool is_last)
     ms_fsdp *fsdp = flat->unit->fsdp;
     ms_stream *stream = NULL;
     size_t first = ms_trace_count(fsdp->engine);
-    ms_status status = fill_gaps(flat);
+    ms_status status = ms_outer_add_before(flat);
+    if (!status) status = fill_gaps(flat);
     flat->bucket.index = index;
     flat->bucket.is_last = is_last;
     flat->bucket.result = NULL;
@@ -398,6 +377,7 @@ ms_status ms_unit_prepare_reduction(ms_unit *unit, bool marked)
 static bool has_leftover(const ms_flat *flat)
 {
     if (!flat->trainable) return false;
+    if (ms_outer_is_left(flat)) return true;
     if (flat->carried) return !ms_flat_is_partial(flat);
     if (ms_storage_is_dropped(ms_tensor_storage(flat->bucket.flat))) return false;
     for (uint32_t i = 0; i < flat->count; i++)

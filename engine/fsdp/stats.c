@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+void ms_fsdp_note_step(ms_fsdp *fsdp) { fsdp->stepped = true; }
+
 void ms_fsdp_set_on_reduced(ms_fsdp *fsdp, ms_reduced_function f, void *user,
                             void (*free_user)(void *user))
 {

@@ -234,9 +234,10 @@ static void give_up_gradients(ms_flat *flat)
     for (uint32_t i = 0; i < flat->count; i++) {
         ms_member *member = &flat->members[i];
         ms_gradients_forget(member);
+        ms_outer_forget(member);
         ms_tensor_set_grad_home(member->tensor, NULL);
         ms_tensor_set_grad(member->tensor, NULL);
-        member->held = member->filled = member->fired = member->marked = false;
+        member->held = member->filled = member->fired = member->marked = member->stepped = false;
     }
     ms_tensor_release(flat->carried);
     flat->carried = NULL;
@@ -248,7 +249,7 @@ static void give_up_gradients(ms_flat *flat)
 /* Nothing here can fail in a way that matters: what is released had been made. */
 void ms_fsdp_reset(ms_fsdp *fsdp)
 {
-    fsdp->in_backward = false;
+    fsdp->in_backward = fsdp->ends = false;
     fsdp->summoned_count = 0;
     fsdp->order_count = fsdp->order_left = 0;
     fsdp->pass++;

@@ -1,6 +1,7 @@
 /* unit.c: a unit's memory and handles: gathering, using, releasing, resharding. */
 #include "fsdp/model.h"
 
+#include "grad/tape.h"
 #include "hook/work.h"
 #include "tensor/state.h"
 
@@ -271,6 +272,8 @@ bool ms_unit_is_fresh(const ms_unit *unit)
 void ms_member_show(ms_member *member, bool whole)
 {
     const ms_flat *flat = member->flat;
+    /* It has a meta since the model was made, so this cannot fail. */
+    ms_leaf_set_outer(member->tensor, !whole);
     if (whole || !ms_flat_is_sharded(flat))
         ms_tensor_reshape_onto(member->tensor, whole ? flat->form.whole : flat->shard,
                                member->begin, member->dims, member->shape);

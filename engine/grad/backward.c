@@ -233,7 +233,7 @@ static bool is_exclusive(const ms_tensor *tensor)
 static bool is_at_home(const ms_node *node, const ms_tensor *tensor)
 {
     const ms_meta *meta = node->leaf ? node->leaf->meta : NULL;
-    return meta && !meta->grad && meta->home == tensor;
+    return meta && !node->outer && !meta->grad && meta->home == tensor;
 }
 
 /* Adds a gradient to what has arrived at an edge; takes over the gradient, also when it fails. The
@@ -334,6 +334,7 @@ static ms_status run_accumulator(ms_node *node)
     ms_engine *engine = node->engine;
     ms_tensor *leaf = node->leaf, *gradient = node->gradients[0];
     ms_meta *meta = leaf->meta;
+    ms_tensor **slot = node->outer ? &meta->outer_grad : &meta->grad;
     node->gradients[0] = NULL;
     if (!gradient) return MS_OK;
     ms_status status = call_hooks(engine, &meta->hooks, 0, &gradient);
@@ -341,10 +342,10 @@ static ms_status run_accumulator(ms_node *node)
         ms_tensor_release(gradient);
         return status;
     }
-    if (!meta->grad) {
-        status = place_gradient(engine, meta->home, gradient, &meta->grad);
+    if (!*slot) {
+        status = place_gradient(engine, node->outer ? NULL : meta->home, gradient, slot);
     } else { /* in place: buckets and scripts may hold this very tensor */
-        ms_tensor *inputs[] = { meta->grad, gradient }, *sum = NULL;
+        ms_tensor *inputs[] = { *slot, gradient }, *sum = NULL;
         status = ms_op_apply(engine, &ms_op_add, NULL, true, inputs, 2, &sum, 1);
         ms_tensor_release(sum);
         ms_tensor_release(gradient);
@@ -370,7 +371,7 @@ static ms_status run_accumulator(ms_node *node)
 static ms_tensor *home_for(const ms_pass *pass, const ms_node *node, uint32_t i)
 {
     const ms_node *to = node->edges[i].node;
-    if (!to || !to->leaf || to->gradients[0]) return NULL;
+    if (!to || !to->leaf || to->outer || to->gradients[0]) return NULL;
     const ms_meta *meta = to->leaf->meta;
     if (!meta->home || meta->grad) return NULL;
     for (uint32_t k = 0; k < i; k++)

@@ -211,7 +211,7 @@ static void node_free(ms_node *node, ms_node **list)
     ms_hooks_free(context, node->hooks);
     /* The leaf's meta must not point to a node that goes back to the list. */
     if (node->leaf) {
-        ((ms_meta *)node->leaf->meta)->accumulator = NULL;
+        ((ms_meta *)node->leaf->meta)->accumulators[node->outer] = NULL;
         ms_tensor_release(node->leaf);
     }
     ms_release(context, node->many);
@@ -244,6 +244,7 @@ static void meta_free(void *object)
     ms_tape *tape = ms_engine_get(engine, MS_SLOT_GRAD);
     ms_node_release(meta->node);
     ms_tensor_release(meta->grad);
+    ms_tensor_release(meta->outer_grad);
     ms_tensor_release(meta->home);
     ms_hooks_free(ms_engine_context(engine), meta->hooks);
     meta->next = tape->unused_metas;
@@ -296,8 +297,8 @@ ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge)
         return MS_OK;
     }
     if (!meta->requires_grad) return MS_OK;
-    if (meta->accumulator) {
-        meta->accumulator->references++;
+    if (ms_meta_accumulator(meta)) {
+        ms_meta_accumulator(meta)->references++;
     } else {
         ms_node *node = NULL;
         ms_status status = ms_node_new(tensor->engine, 0, 1, &node);
@@ -306,9 +307,10 @@ ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge)
         node->order = UINT64_MAX; /* runs as soon as its gradient is complete */
         node->outputs[0] = (ms_tensor_info){ .dtype = tensor->dtype, .dims = tensor->dims };
         memcpy(node->outputs[0].shape, tensor->shape, sizeof tensor->shape);
-        meta->accumulator = node;
+        node->outer = meta->outer;
+        meta->accumulators[meta->outer] = node;
     }
-    edge->node = meta->accumulator;
+    edge->node = ms_meta_accumulator(meta);
     return MS_OK;
 }
 
@@ -418,6 +420,24 @@ ms_status ms_leaf_put_grad(ms_tensor *tensor, ms_tensor *gradient)
     if (!gradient) meta->marked = false;
     ms_tensor_release(before);
     return MS_OK;
+}
+
+/* Graphs that were recorded before keep the accumulator that they have. */
+ms_status ms_leaf_set_outer(ms_tensor *leaf, bool yes)
+{
+    ms_meta *meta = NULL;
+    if (!yes && !leaf->meta) return MS_OK;
+    ms_status status = ms_meta_of(leaf, &meta);
+    if (!status) meta->outer = yes;
+    return status;
+}
+
+ms_tensor *ms_leaf_take_outer(ms_tensor *leaf)
+{
+    ms_meta *meta = leaf->meta;
+    ms_tensor *gradient = meta ? meta->outer_grad : NULL;
+    if (gradient) meta->outer_grad = NULL;
+    return gradient;
 }
 
 /* A home has the leaf's dtype and shape, and is contiguous, since operators write it with kernels

@@ -64,12 +64,14 @@ ms_status ms_graph_reaches(ms_engine *engine, ms_tensor *const *roots, uint32_t 
     walk w = { .context = ms_engine_context(engine), .visit = ++tape->visits };
     for (uint32_t i = 0; i < count && !status; i++) {
         const ms_meta *meta = roots[i]->meta;
-        if (meta) status = meet(&w, meta->node ? meta->node : meta->accumulator);
+        if (meta) status = meet(&w, meta->node ? meta->node : ms_meta_accumulator(meta));
     }
     if (!status) status = go_on(&w);
     for (uint32_t i = 0; i < leaf_count && !status; i++) {
         const ms_meta *meta = leaves[i]->meta;
-        reached[i] = meta && meta->accumulator && meta->accumulator->visit == w.visit;
+        reached[i] = false;
+        for (int k = 0; meta && k < 2; k++)
+            reached[i] |= meta->accumulators[k] && meta->accumulators[k]->visit == w.visit;
     }
     end(&w);
     return status;

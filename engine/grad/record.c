@@ -211,7 +211,7 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
 static const ms_node *node_of(const ms_tensor *tensor)
 {
     const ms_meta *meta = tensor->meta;
-    return meta->node ? meta->node : meta->accumulator;
+    return meta->node ? meta->node : ms_meta_accumulator(meta);
 }
 
 /* Whether the list has this tensor already. Tensors with a node are the same if node and storage

@@ -77,6 +77,7 @@ struct ms_node {
     ms_saved saved[MS_OP_SAVED_MAX];
     ms_attributes attributes;
     ms_hook *hooks;
+    bool outer;       /* an accumulator of the leaf's outer uses */
     uint64_t visit;   /* the backward that has seen it */
     uint32_t pending; /* edges into it that have not delivered yet */
     ms_node *next;    /* list of nodes to be freed, or of unused ones */
@@ -87,15 +88,17 @@ struct ms_node {
 };
 
 /* What the tape knows of a tensor; made when first needed, freed with the tensor. Either `node` is
- * set (a result) or the tensor is a leaf. The accumulator pointer of a leaf is cleared when that
- * node is freed. */
+ * set (a result) or the tensor is a leaf. The accumulator pointers of a leaf are cleared when those
+ * nodes are freed. */
 typedef struct ms_meta {
-    bool requires_grad;   /* of a leaf */
-    bool marked;          /* its gradient: see ms_tensor_mark_gradients */
-    uint32_t output;      /* of node */
-    ms_node *node;        /* retained; NULL for leaves */
-    ms_node *accumulator; /* not retained */
-    ms_tensor *grad;
+    bool requires_grad; /* of a leaf */
+    bool marked;        /* its gradient: see ms_tensor_mark_gradients */
+    bool outer;         /* of a leaf: uses that are recorded now are outer ones */
+    uint32_t output;    /* of node */
+    ms_node *node;      /* retained; NULL for leaves */
+    /* Of uses and of outer uses; not retained. */
+    ms_node *accumulators[2];
+    ms_tensor *grad, *outer_grad;
     ms_tensor *home; /* destination buffer of the gradient (retained), or NULL: allocate one */
     ms_hook *hooks;  /* of a leaf */
     ms_engine *engine;
@@ -178,6 +181,17 @@ ms_status ms_unread_run(ms_tape *tape);
 void ms_unread_drop(ms_tape *tape, ms_engine *engine);
 /* Marks the memory of a leaf as a parameter's: see ms_storage_mark_parameter. */
 void ms_leaf_mark_parameter(const ms_tensor *leaf);
+/* From now on, recorded uses of the leaf are outer ones, or not. The gradient of outer uses is kept
+ * apart: a leaf whose shape changes has gradients of both shapes in one backward. Hooks run for
+ * each of them; those for accumulated gradients take that of outer uses, which is there exactly
+ * then: owned, or NULL. */
+ms_status ms_leaf_set_outer(ms_tensor *leaf, bool yes);
+ms_tensor *ms_leaf_take_outer(ms_tensor *leaf);
+/* The accumulator of uses that are recorded now, or NULL. */
+static inline ms_node *ms_meta_accumulator(const ms_meta *meta)
+{
+    return meta->accumulators[meta->outer];
+}
 /* ms_tensor_set_grad of a gradient whose float dtype may differ from the leaf's, which no backward
  * adds to. */
 ms_status ms_leaf_put_grad(ms_tensor *leaf, ms_tensor *gradient);

@@ -437,6 +437,9 @@ MS_API bool ms_fsdp_begins_pass(const ms_fsdp *fsdp, uint32_t unit);
  * ms_reducer_set_on_reduced. */
 MS_API void ms_fsdp_set_on_reduced(ms_fsdp *fsdp, ms_reduced_function f, void *user,
                                    void (*free_user)(void *user));
+/* For on_reduced: it has stepped parameters of this bucket, or enqueued that. A gradient that comes
+ * to them later in this backward, from outside of their unit, is an error then. */
+MS_API void ms_fsdp_note_step(ms_fsdp *fsdp);
 /* As ms_reducer_ready. */
 MS_API void ms_fsdp_ready(const ms_fsdp *fsdp, uint32_t index, ms_point ready[2]);
 MS_API uint32_t ms_fsdp_buckets(const ms_fsdp *fsdp);

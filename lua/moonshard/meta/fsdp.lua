@@ -139,6 +139,12 @@
 --- not, as in one process. Optimizers pass over it: neither decay nor momentum moves it. For this,
 --- hosts tell each other at the end of a backward what they have used. Only a rank that has left
 --- out a member of a unit that it used waits for the answers.
+---
+--- A penalty on the weights, as `p:square():sum()` over model:parameters(), is computed from this
+--- rank's pieces. Its gradient is added to the reduced one, so a step is what it is under `ms.ddp`;
+--- its value is that of the pieces. All ranks compute it, in the same backward as the loss or in
+--- another. Refused: in a join; and where a policy has stepped the parameter before, which happens
+--- if the penalty is computed before the forward.
 ---@class ms.fsdp
 --- ```lua
 --- local blocks = ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 1))
@@ -429,5 +435,5 @@
 --- covers all passes. With hooks.clip and find_unused, all reductions come at the end of backward.
 --- Errors: ranks have different models; a parameter in two units (both are named, with the remedy);
 --- wrap matches nothing; a model that is wrapped already, or whose parameters an optimizer has; a
---- gathered parameter was written outside summon; a parameter got a gradient outside its unit's
---- backward; requires_grad_ after wrapping.
+--- gathered parameter was written outside summon; a use of a whole parameter in summon got a
+--- gradient; requires_grad_ after wrapping.

@@ -21,9 +21,9 @@ function passes.step_own(p, own)
   end)
 end
 
--- Steps the bucket's parameters that have optimizers of their own.
+-- Steps the bucket's parameters that have optimizers of their own, and returns whether it has any.
 local function step_owns(s, positions)
-  local state = s.overlap
+  local state, any = s.overlap, false
   for _, at in ipairs(positions) do
     local p = s.trained[at]
     local own = owners.own_of[p]
@@ -34,11 +34,12 @@ local function step_owns(s, positions)
         passes follow; use optimizer:overlap(model, \"in_backward\") and step()"):format(p:name()))
     elseif used and p:grad() then
       passes.step_own(p, own)
-      state.stepped[p] = true
+      state.stepped[p], any = true, true
     elseif own and used == nil and not state.stepped[p] then
       state.unstepped[#state.unstepped + 1] = at
     end
   end
+  return any
 end
 
 -- Whether an entry steps the buckets of this index as soon as they are reduced.
@@ -60,7 +61,7 @@ end
 local function on_reduced(s, index, positions)
   if s.partial or s.adds_up and s.joining then return end
   owners.stream():run(function()
-    step_owns(s, positions)
+    local any = step_owns(s, positions)
     for _, entry in ipairs(s.overlap.entries) do
       if steps_now(s, entry, index) then
         local stepped, shard = {}, entry.optimizer.shard
@@ -73,8 +74,11 @@ local function on_reduced(s, index, positions)
           end
         end
         entry.optimizer:_share(stepped)
+        any = any or #stepped > 0
       end
     end
+    -- What comes to these gradients later in this backward would be lost.
+    if any and s.adds_up then s.reducer:note_step() end
   end)
 end
 
