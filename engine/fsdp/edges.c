@@ -100,6 +100,13 @@ static ms_status reduce_leftovers(ms_fsdp *fsdp)
     return status;
 }
 
+/* At the end of a pass: gathered for nothing, in it or after its own backward. */
+static bool is_left_gathered(const ms_unit *unit)
+{
+    if (unit->phase != MS_UNIT_DONE) return unit->reshard_forward;
+    return unit->place == MS_UNIT_GATHERED && unit->prefetched && reshards_after_backward(unit);
+}
+
 /* After the outermost backward. Units that missed some gradient end here, in the order in which
  * backward goes through them, the root last. Units that were gathered for nothing are resharded. */
 static ms_status end_pass(ms_fsdp *fsdp)
@@ -116,8 +123,7 @@ static ms_status end_pass(ms_fsdp *fsdp)
         ms_unit *unit = &fsdp->units[u];
         /* A recomputed forward whose backward did not come has left its unit in use. */
         status = ms_unit_release(unit);
-        if (!status && unit->phase != MS_UNIT_DONE && unit->reshard_forward)
-            status = ms_unit_reshard(unit);
+        if (!status && is_left_gathered(unit)) status = ms_unit_reshard(unit);
         unit->entered = false;
         if (!status) status = ms_near_drop(unit);
         ms_unit_enter(unit, MS_UNIT_IDLE);

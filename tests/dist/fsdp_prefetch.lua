@@ -193,6 +193,35 @@ for seed = 1, cfg.plans do
   assert(net:stats().prefetch.replans > 0)
 end
 
+-- A unit that is gathered after its own backward is given back when the pass ends, before the
+-- optimizer's step, and counts as waste; unless the plan keeps it.
+if size > 1 then
+  for _, kept in ipairs { false, true } do
+    local net, optimizer = new { prefetch = ms.prefetch { name = "late", plan = function(view)
+      local plan, seen = {}, nil
+      for i, visit in ipairs(view.visits) do
+        if visit.phase == "backward" and visit.unit == 4 then
+          seen = i
+          plan[i] = { unit = 4, keep = kept or nil }
+        elseif seen and #plan == seen then
+          plan[i] = { unit = visit.unit, gather = { 4 } }
+        else plan[i] = { unit = visit.unit } end
+      end
+      return plan
+    end } }
+    for step = 1, 4 do
+      net(input(step)):square():mean():backward()
+      if step == 4 then                     -- plans begin with the third pass
+        local unit, counts = net:units()[5], net:stats().prefetch
+        assert(unit.gathered == kept, ("step %d: gathered %s"):format(step, unit.gathered))
+        assert(counts.wasted_bytes == (kept and 0 or unit.bytes), tostring(counts.wasted_bytes))
+      end
+      optimizer:step()
+      optimizer:zero_grad()
+    end
+  end
+end
+
 -- The file that has the modes as planners gathers the same units, and as many ahead.
 do
   local planner_of = require "moonshard.fsdp.prefetch".planner_of
