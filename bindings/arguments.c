@@ -87,16 +87,23 @@ int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const
     return value;
 }
 
+void ms_lua_need_whole(lua_State *L)
+{
+    if (ms_lua_is_tensor(L, 1)) ms_lua_ok(L, ms_tensor_check_whole(ms_lua_tensor(L, 1)));
+}
+
 /* Lua counts dimensions from 1, and from the end with negative numbers; the engine counts from 0.
  */
 int32_t ms_lua_dim(lua_State *L, int index, uint32_t dims)
 {
     int64_t dim = ms_lua_integer(L, index, INT32_MIN, INT32_MAX, "a dimension");
     /* A scalar has no dimension at all, so every number is refused for it. */
-    if (dim == 0 || dim > (int64_t)dims || dim < -(int64_t)dims)
+    if (dim == 0 || dim > (int64_t)dims || dim < -(int64_t)dims) {
+        ms_lua_need_whole(L);
         ms_lua_error(L,
                      "dimension %lld of a tensor with %u: they count from 1, or from -1 at the end",
                      (long long)dim, dims);
+    }
     return (int32_t)(dim > 0 ? dim - 1 : dim + (int64_t)dims);
 }
 

@@ -148,6 +148,7 @@ static int permute(lua_State *L)
     ms_attributes attributes = { 0 };
     /* Arguments only: a list would be taken for one dimension and raise. */
     int count = lua_gettop(L) - 1;
+    if (count != (int)ms_tensor_dims(t)) ms_lua_need_whole(L);
     if (count != (int)ms_tensor_dims(t))
         return ms_lua_error(L, "permute: %d dimensions are given for a tensor with %u", count,
                             ms_tensor_dims(t));
@@ -215,6 +216,7 @@ static int select_index(lua_State *L)
     ms_attributes attributes = { .dim = { .a = ms_lua_dim(L, 2, ms_tensor_dims(t)) } };
     int64_t size = ms_tensor_shape(t)[attributes.dim.a],
             index = ms_lua_integer(L, 3, INT64_MIN, INT64_MAX, "an index");
+    if (index == 0 || index > size || index < -size) ms_lua_need_whole(L);
     if (index == 0 || index > size || index < -size)
         return ms_lua_error(
             L, "index %lld of a dimension of size %lld: they count from 1, or from -1 at the end",

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "grad/tape.h"
+#include "tensor/part.h"
 #include "tensor/state.h"
 
 /* ------------------------------------------------------- making and freeing */
@@ -20,6 +21,7 @@ static void free_parts(ms_fsdp *fsdp)
         ms_tensor_set_grad_home(member->tensor, NULL);
         ms_leaf_set_outer(member->tensor, false);
         ms_tensor_release(member->tensor);
+        ms_part_release(member->piece_of);
         ms_release(context, member->name);
     }
     for (uint32_t f = 0; f < fsdp->flat_count && fsdp->flats; f++) ms_flat_free(&fsdp->flats[f]);
@@ -261,6 +263,15 @@ static ms_status make_buckets(ms_fsdp *fsdp, uint32_t links)
                   : ms_gathers_open(&fsdp->gather_times, fsdp->engine, spans, fsdp->unit_count);
 }
 
+static ms_status make_part(ms_fsdp *fsdp, uint32_t index)
+{
+    ms_member *member = &fsdp->members[index];
+    if (!ms_flat_is_sharded(member->flat)) return MS_OK;
+    return ms_part_new(ms_engine_context(fsdp->engine), member->name,
+                       ms_unit_called(member->flat->unit), member->dims, member->shape,
+                       &member->piece_of);
+}
+
 /* Memory last, so that an error before it leaves all parameters as they are; handles become pieces
  * when all of it is there. */
 static ms_status make_flats(ms_fsdp *fsdp, uint32_t links)
@@ -274,6 +285,7 @@ static ms_status make_flats(ms_fsdp *fsdp, uint32_t links)
         if (!status && flat->own && flat->trainable && fsdp->link_count > 0)
             status = ms_chain_check(fsdp->engine, flat->bucket.kind, fsdp->links, fsdp->link_count);
     }
+    for (uint32_t i = 0; i < fsdp->member_count && !status; i++) status = make_part(fsdp, i);
     for (uint32_t i = 0; i < fsdp->member_count && !status; i++)
         if (fsdp->members[i].flat->trainable)
             status = ms_tensor_on_accumulated(fsdp->members[i].tensor, ms_member_on_gradient,

@@ -37,6 +37,7 @@ typedef struct ms_member {
     int64_t first, length, at;
     uint32_t piece_dims;
     int64_t piece[MS_DIMS_MAX];
+    struct ms_part *piece_of; /* what a piece is a part of; NULL where it is the whole */
     /* outer.c: the gradient of uses outside of its unit, owned; NULL: none waits. */
     ms_tensor *outer;
     ms_tensor *gradient; /* view of the flat gradient, in its shape; the bucket owns it */

@@ -3,6 +3,7 @@
 
 #include "grad/tape.h"
 #include "hook/work.h"
+#include "tensor/part.h"
 #include "tensor/state.h"
 
 /* ------------------------------------------------------------------- phases */
@@ -274,6 +275,7 @@ void ms_member_show(ms_member *member, bool whole)
     const ms_flat *flat = member->flat;
     /* It has a meta since the model was made, so this cannot fail. */
     ms_leaf_set_outer(member->tensor, !whole);
+    ms_tensor_set_part(member->tensor, whole ? NULL : member->piece_of);
     if (whole || !ms_flat_is_sharded(flat))
         ms_tensor_reshape_onto(member->tensor, whole ? flat->form.whole : flat->shard,
                                member->begin, member->dims, member->shape);

@@ -10,6 +10,7 @@
  * was made; a tensor that is older than the last such write is refused wherever its history would
  * be used. */
 #include "grad/tape.h"
+#include "grad/parts.h"
 
 #include <string.h>
 
@@ -138,9 +139,9 @@ static ms_status attach_all(ms_node *node, ms_tensor *const *outputs, uint32_t c
 /* Checks come first, then the node with its edges, then the operator, then what was saved and the
  * outputs. With the versions taken after the operator ran, an operator that saves its own result,
  * as exp does, saves it as it is after the write. */
-ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
-                   bool in_place, ms_tensor *const *inputs, uint32_t input_count,
-                   ms_tensor **outputs, uint32_t output_count)
+static ms_status apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
+                       bool in_place, ms_tensor *const *inputs, uint32_t input_count,
+                       ms_tensor **outputs, uint32_t output_count)
 {
     bool needed = any_requires_grad(inputs, input_count),
          recording = ms_engine_is_recording(engine);
@@ -203,6 +204,37 @@ ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attr
             outputs[i] = NULL;
         }
     ms_node_release(node);
+    return status;
+}
+
+static bool any_is_part(ms_tensor *const *inputs, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (inputs[i] && inputs[i]->part) return true;
+    return false;
+}
+
+/* Calls of scripts come through here: pieces of sharded parameters are told apart from whole ones.
+ */
+ms_status ms_apply(ms_engine *engine, const ms_op *op, const ms_attributes *attributes,
+                   bool in_place, ms_tensor *const *inputs, uint32_t input_count,
+                   ms_tensor **outputs, uint32_t output_count)
+{
+    if (!any_is_part(inputs, input_count))
+        return apply(engine, op, attributes, in_place, inputs, input_count, outputs, output_count);
+    ms_op_call call = { .engine = engine,
+                        .op = op,
+                        .inputs = inputs,
+                        .input_count = input_count,
+                        .outputs = outputs,
+                        .output_count = output_count,
+                        .in_place = in_place };
+    if (attributes) call.attributes = *attributes;
+    ms_status status = ms_part_check(&call);
+    if (!status)
+        status =
+            apply(engine, op, attributes, in_place, inputs, input_count, outputs, output_count);
+    if (!status) ms_part_pass_on(&call);
     return status;
 }
 

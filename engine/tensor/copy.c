@@ -262,7 +262,7 @@ static ms_status stack_backward(ms_op_gradient *gradient) { return join_backward
 
 const ms_op ms_op_clone = { "clone", clone_forward, pass_backward, 1, 1, MS_OP_COPIES };
 const ms_op ms_op_contiguous = {
-    "contiguous", contiguous_forward, pass_backward, 1, 1, MS_OP_VIEW
+    "contiguous", contiguous_forward, pass_backward, 1, 1, MS_OP_VIEW | MS_OP_PARTS
 };
 const ms_op ms_op_cast = { "cast", cast_forward, cast_backward, 1, 1, MS_OP_COPIES };
 const ms_op ms_op_copy = {

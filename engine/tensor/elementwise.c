@@ -98,10 +98,10 @@ static ms_status run_backward(ms_op_gradient *gradient, const elementwise_rule *
         return run_backward(gradient, &rule_##name);                                        \
     }
 /* To bool, of two tensors and of a tensor and a number. */
-#define COMPARE(name, more)                                                                       \
-    OP(name, 2, 2, MS_OP_NO_GRAD, NULL, MS_KERNEL_##name, { IN0, IN1 }, WHOLE | TO_BOOL | (more), \
-       0, { { 0 } })                                                                              \
-    OP(name##_scalar, 1, 1, MS_OP_NO_GRAD, NULL, MS_KERNEL_##name, { IN0, N },                    \
+#define COMPARE(name, more)                                                                  \
+    OP(name, 2, 2, MS_OP_NO_GRAD | MS_OP_PARTS, NULL, MS_KERNEL_##name, { IN0, IN1 },        \
+       WHOLE | TO_BOOL | (more), 0, { { 0 } })                                               \
+    OP(name##_scalar, 1, 1, MS_OP_NO_GRAD | MS_OP_PARTS, NULL, MS_KERNEL_##name, { IN0, N }, \
        WHOLE | TO_BOOL | USES_NUMBER | (more), 0, { { 0 } })
 
 /* One input x, result y, incoming gradient g. exp: dx = g y. log: dx = g / x. sqrt: dx = g / (2 y).
@@ -125,8 +125,8 @@ SMOOTH(sin, 1, 1, MS_KERNEL_sin, { IN0 }, 0, SAVE0, { BACK(sin_backward, S0, G) 
 SMOOTH(cos, 1, 1, MS_KERNEL_cos, { IN0 }, 0, SAVE0, { BACK(cos_backward, S0, G) })
 SMOOTH(clamp, 1, 1, MS_KERNEL_clamp, { IN0 }, WHOLE | BOUNDS, SAVE0,
        { BACK(clamp_backward, S0, G) })
-OP(is_finite, 1, 1, MS_OP_NO_GRAD, NULL, MS_KERNEL_is_finite, { IN0 }, WHOLE | TO_BOOL, 0,
-   { { 0 } })
+OP(is_finite, 1, 1, MS_OP_NO_GRAD | MS_OP_PARTS, NULL, MS_KERNEL_is_finite, { IN0 },
+   WHOLE | TO_BOOL, 0, { { 0 } })
 
 /* A tensor x and a number v: x + v, v x, x / v, v - x, v / x. The gradient of v / x is -g v / x^2.
  */
@@ -175,8 +175,8 @@ SMOOTH(addcdiv, 3, 3, MS_KERNEL_addcdiv, { IN0, IN1, IN2 }, FACTOR, SAVE1 | SAVE
  * where the mask was true and to c where it was false; the other one gets 0 there. The mask's own
  * entry is never used, as bool needs no gradient. */
 static ms_status backward_where(ms_op_gradient *gradient);
-OP(where, 3, 3, 0, backward_where, MS_KERNEL_where, { IN0, IN1, IN2 }, WHOLE | TRUTH | MASK0, SAVE0,
-   { PASS, BACK(where, S0, G, ZERO), BACK(where, S0, ZERO, G) })
+OP(where, 3, 3, MS_OP_PARTS, backward_where, MS_KERNEL_where, { IN0, IN1, IN2 },
+   WHOLE | TRUTH | MASK0, SAVE0, { PASS, BACK(where, S0, G, ZERO), BACK(where, S0, ZERO, G) })
 static ms_status backward_where(ms_op_gradient *gradient)
 {
     return run_backward(gradient, &rule_where);

@@ -84,7 +84,11 @@ enum {
      * the values of the last input, in its own dtype. */
     MS_OP_ELEMENTWISE = 32,
     MS_OP_OVERWRITES = 64,
-    MS_OP_COPIES = 128
+    MS_OP_COPIES = 128,
+    /* What part.c asks, beside these three: of a rank's part of a tensor it gives what it gives
+     * there of the whole, element by element; or, over all elements, what ranks may combine. */
+    MS_OP_PARTS = 256,
+    MS_OP_OVER_PARTS = 512
 };
 
 /* The facts of an operator. outputs are as many as the call asks for; operators with a variable
@@ -94,7 +98,7 @@ struct ms_op {
     ms_status (*forward)(ms_op_call *call);
     ms_status (*backward)(ms_op_gradient *gradient); /* NULL with MS_OP_NO_GRAD */
     uint8_t inputs_min, inputs_max;                  /* those past min may be NULL or absent */
-    uint8_t flags;
+    uint16_t flags;
 };
 
 /* Checks the inputs and runs forward; after a failure nothing is left in outputs and saved. For the

@@ -690,16 +690,16 @@ static ms_status quantile_forward(ms_op_call *call)
     return status;
 }
 
-const ms_op ms_op_sum = { "sum", sum_forward, sum_backward, 1, 1, 0 };
+const ms_op ms_op_sum = { "sum", sum_forward, sum_backward, 1, 1, MS_OP_OVER_PARTS };
 const ms_op ms_op_mean = { "mean", mean_forward, mean_backward, 1, 1, 0 };
-const ms_op ms_op_max = { "max", max_forward, extreme_backward, 1, 1, 0 };
-const ms_op ms_op_min = { "min", min_forward, extreme_backward, 1, 1, 0 };
+const ms_op ms_op_max = { "max", max_forward, extreme_backward, 1, 1, MS_OP_OVER_PARTS };
+const ms_op ms_op_min = { "min", min_forward, extreme_backward, 1, 1, MS_OP_OVER_PARTS };
 const ms_op ms_op_norm = { "norm", norm_forward, norm_backward, 1, 1, 0 };
-const ms_op ms_op_any = { "any", any_forward, NULL, 1, 1, MS_OP_NO_GRAD };
-const ms_op ms_op_every = { "every", every_forward, NULL, 1, 1, MS_OP_NO_GRAD };
+const ms_op ms_op_any = { "any", any_forward, NULL, 1, 1, MS_OP_NO_GRAD | MS_OP_OVER_PARTS };
+const ms_op ms_op_every = { "every", every_forward, NULL, 1, 1, MS_OP_NO_GRAD | MS_OP_OVER_PARTS };
 const ms_op ms_op_argmax = { "argmax", argmax_forward, NULL, 1, 1, MS_OP_NO_GRAD };
 const ms_op ms_op_cumsum = { "cumsum", cumsum_forward, cumsum_backward, 1, 1, 0 };
-const ms_op ms_op_dot = { "dot", dot_forward, dot_backward, 2, 2, 0 };
+const ms_op ms_op_dot = { "dot", dot_forward, dot_backward, 2, 2, MS_OP_OVER_PARTS };
 const ms_op ms_op_histogram = { "histogram", histogram_forward, NULL, 1, 1, MS_OP_NO_GRAD };
 const ms_op ms_op_quantile = { "quantile", quantile_forward,
                                NULL,       1,

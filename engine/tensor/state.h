@@ -27,6 +27,7 @@ struct ms_tensor {
     int64_t extent;
     int64_t shape[MS_DIMS_MAX], strides[MS_DIMS_MAX];
     uint64_t made_version; /* of its memory when this window, or its history, was made */
+    struct ms_part *part;  /* part.h: what it is a part of, or NULL */
     void *meta;            /* the tape's, or NULL */
     void (*free_meta)(void *meta);
     ms_tensor *cast;       /* this weight in the autocast dtype, kept for the step */

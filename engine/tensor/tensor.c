@@ -3,6 +3,7 @@
  * A tensor costs one struct from a free list and a reference to a storage; views and aliases are as
  * cheap as that, so operators make them freely. What a window may reach is checked in one place,
  * ms_tensor_window. */
+#include "tensor/part.h"
 #include "tensor/state.h"
 
 #include <stdio.h>
@@ -338,7 +339,10 @@ void ms_tensor_reshape_onto(ms_tensor *tensor, ms_tensor *base, int64_t offset, 
  * version says whether there were any. */
 ms_status ms_tensor_alias(ms_tensor *tensor, ms_tensor **out)
 {
-    return ms_tensor_window(tensor, tensor->dims, tensor->shape, tensor->strides, 0, out);
+    ms_status status =
+        ms_tensor_window(tensor, tensor->dims, tensor->shape, tensor->strides, 0, out);
+    if (!status && tensor->part) ms_tensor_set_part(*out, tensor->part);
+    return status;
 }
 
 /* A plain counter: tensors belong to the host thread. */
@@ -358,6 +362,7 @@ void ms_tensor_release(ms_tensor *tensor)
     /* The list of casts must not hold a tensor that is gone. */
     if (tensor->cast) ms_tensor_drop_cast(tensor);
     if (tensor->meta) tensor->free_meta(tensor->meta);
+    ms_part_release(tensor->part);
     ms_storage_release(tensor->storage);
     struct_give(tensor);
 }

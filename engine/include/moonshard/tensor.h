@@ -85,6 +85,10 @@ MS_API void *ms_tensor_data(const ms_tensor *tensor);
 /* Grows with each write of memory that the tensor may read: see ms_storage_version. */
 MS_API uint64_t ms_tensor_version(const ms_tensor *tensor);
 
+/* MS_ERROR_ARGUMENT with the parameter's name if the tensor is a rank's piece of a sharded
+ * parameter, or was computed from one element by element. */
+MS_API ms_status ms_tensor_check_whole(const ms_tensor *tensor);
+
 /* "[2, 3] f32" into text; returns text. */
 MS_API const char *ms_tensor_describe(const ms_tensor *tensor, char *text, size_t bytes);
 

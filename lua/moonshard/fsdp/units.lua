@@ -101,6 +101,23 @@ local function grouped(model, wrap)
   return number_of
 end
 
+-- The options of wrap, as a text.
+local function asked_for(wrap)
+  local function show(value)
+    if type(value) ~= "table" then
+      return type(value) == "string" and ("'%s'"):format(value) or tostring(value)
+    end
+    local items = {}
+    for i, item in ipairs(value) do items[i] = show(item) end
+    return "{ " .. table.concat(items, ", ") .. " }"
+  end
+  local texts = {}
+  for name, value in require "moonshard".sorted_pairs(wrap) do
+    texts[#texts + 1] = ("%s = %s"):format(name, show(value))
+  end
+  return #texts > 0 and table.concat(texts, ", ") or "nothing"
+end
+
 -- Units in the order in which their first modules are found; the root is not among them. Each has a
 -- list of modules, and a name that joins theirs.
 local function find_modules(model, wrap)
@@ -119,8 +136,8 @@ local function find_modules(model, wrap)
     end
   end
   if type(wrap) == "table" and #list == 0 then
-    core.raise(("fsdp: wrap matches no module below the model; its classes are %s")
-      :format(classes_in(model)))
+    core.raise(("fsdp: wrap matches no module below the model: it asks for %s; its classes are %s")
+      :format(asked_for(wrap), classes_in(model)))
   end
   return list
 end

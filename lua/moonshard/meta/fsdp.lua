@@ -140,6 +140,13 @@
 --- hosts tell each other at the end of a backward what they have used. Only a rank that has left
 --- out a member of a unit that it used waits for the answers.
 ---
+--- A piece is refused by what needs the whole parameter (products, lookups, norms, attention,
+--- convolutions, changes of the shape), with its name and unit, whatever the layout and also in
+--- no_grad: a weight that two modules share needs one unit of both (wrap = { groups = ... }). Taken
+--- are elementwise operators with numbers and tensors of the piece's shape, whose results are
+--- pieces too, comparisons, and over all elements sum, dot, max, min, any and all: of this rank's
+--- elements. `state { kind = "sharded", live = true }` has pieces as plain tensors.
+---
 --- A penalty on the weights, as `p:square():sum()` over model:parameters(), is computed from this
 --- rank's pieces. Its gradient is added to the reduced one, so a step is what it is under `ms.ddp`;
 --- its value is that of the pieces. All ranks compute it, in the same backward as the loss or in

@@ -2,6 +2,7 @@
 -- fully_shard computed. Results depend neither on the strategy nor on the layout.
 local ms = require "moonshard"
 local models = require "moonshard.cli.golden.models"
+local parts = require "moonshard.piece"
 local optimizers = require "moonshard.cli.golden.optimizers"
 local report = require "moonshard.cli.golden.report"
 
@@ -92,13 +93,13 @@ end
 
 -------------------------------------------------------------------------------------- whole tensors
 
--- What the ranks have pieces of, as a whole, by name. piece(p): this rank's tensor, or nil.
+-- What the ranks have pieces of, as a whole, by name. piece(p, name): this rank's tensor, or nil.
 local function whole(model, piece)
   local found, by_name = {}, {}
   for _, item in ipairs(model:named_parameters()) do by_name[item.name] = item.parameter end
   for _, part in ipairs(model:pieces()) do
     local p = by_name[part.name]
-    local t = piece(p)
+    local t = piece(p, part.name)
     if t then
       local elements = 1
       for _, size in ipairs(part.shape) do elements = elements * size end
@@ -296,7 +297,11 @@ local function train(case, tensors, found, how)
     optimizer:step()
     optimizer:zero_grad()
   end
-  local weights = whole(model, function(one) return one:detach() end)
+  local pieces = model:state { kind = "sharded", live = true }
+  local weights = whole(model, function(_, name)
+    local own = pieces[name]
+    return (parts.is(own) and own.tensor or own):detach()
+  end)
   compare(case, found, "final", weights, with_prefix(tensors, "final."), {
     start = with_prefix(tensors, "init."),
     each = function(what, a, b) found:absolute(what, a, b, t.final) end,
