@@ -532,6 +532,8 @@ const ms_os *ms_os_posix(void)
         .tcp_connect = ms_os_tcp_connect,
         .tcp_send = ms_os_tcp_send,
         .tcp_receive = ms_os_tcp_receive,
+        .tcp_await = ms_os_tcp_await,
+        .tcp_take = ms_os_tcp_take,
         .addresses = ms_os_addresses,
         .host = ms_os_host,
         .monotonic_ns = os_monotonic_ns,

@@ -38,19 +38,24 @@ static uint64_t limit_of(uint64_t timeout_ns)
     return timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
 }
 
-/* Until the descriptor is ready for `events`. poll counts milliseconds; one is added so that the
- * last fraction of one does not become a busy loop. Signals do not shorten the wait. */
-static int wait_for(int descriptor, short events, uint64_t limit)
+/* Until one of them is ready; they are looked at once even where the limit has passed. poll counts
+ * milliseconds; one is added so that the last fraction of one does not become a busy loop. Signals
+ * do not shorten the wait. */
+static int wait_for_any(struct pollfd *waits, uint32_t count, uint64_t limit)
 {
     for (;;) {
-        struct pollfd wait = { .fd = descriptor, .events = events };
-        uint64_t now = now_ns();
-        if (now >= limit) return -ETIMEDOUT;
-        uint64_t ms = (limit - now) / 1000000 + 1;
-        int ready = poll(&wait, 1, ms > 1000000 ? 1000000 : (int)ms);
+        uint64_t now = now_ns(), ms = now < limit ? (limit - now) / 1000000 + 1 : 0;
+        int ready = poll(waits, count, ms > 1000000 ? 1000000 : (int)ms);
         if (ready > 0) return 0;
         if (ready < 0 && errno != EINTR) return -errno;
+        if (ready == 0 && ms == 0) return -ETIMEDOUT;
     }
+}
+
+static int wait_for(int descriptor, short events, uint64_t limit)
+{
+    struct pollfd wait = { .fd = descriptor, .events = events };
+    return wait_for_any(&wait, 1, limit);
 }
 
 /* -------------------------------------------------------------- connections */
@@ -108,7 +113,8 @@ static int port_of(int descriptor, uint16_t *port)
 static int listen_at(const struct addrinfo *at, uint16_t *port)
 {
     int on = 1, off = 0,
-        descriptor = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, at->ai_protocol);
+        descriptor =
+            socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, at->ai_protocol);
     if (descriptor < 0) return -errno;
     (void)setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (at->ai_family == AF_INET6)
@@ -148,7 +154,7 @@ int ms_os_tcp_accept(void *user, ms_file *listener, uint64_t timeout_ns, ms_file
     if (error) return error;
     int descriptor = accept4(listener->descriptor, NULL, NULL, SOCK_CLOEXEC);
     if (descriptor >= 0) return give(descriptor, out);
-    return errno == EINTR || errno == ECONNABORTED ? -EAGAIN : -errno;
+    return errno == EINTR || errno == ECONNABORTED || errno == EWOULDBLOCK ? -EAGAIN : -errno;
 }
 
 /* The socket does not block while it connects, so that an address from which no answer comes costs
@@ -229,6 +235,31 @@ int ms_os_tcp_receive(void *user, ms_file *socket, void *message, size_t bytes, 
         } else if (errno != EINTR) return -errno;
     }
     return 0;
+}
+
+int ms_os_tcp_await(void *user, ms_file *const *files, uint32_t count, uint64_t timeout_ns,
+                    bool *ready)
+{
+    (void)user;
+    struct pollfd waits[MS_TCP_AWAIT_MOST];
+    if (count > MS_TCP_AWAIT_MOST) return -EINVAL;
+    for (uint32_t i = 0; i < count; i++)
+        waits[i] = (struct pollfd){ .fd = files[i]->descriptor, .events = POLLIN };
+    int error = wait_for_any(waits, count, limit_of(timeout_ns));
+    for (uint32_t i = 0; i < count; i++) ready[i] = !error && waits[i].revents != 0;
+    return error;
+}
+
+int64_t ms_os_tcp_take(void *user, ms_file *socket, void *message, size_t bytes)
+{
+    (void)user;
+    for (;;) {
+        ssize_t received = recv(socket->descriptor, message, bytes, MSG_DONTWAIT);
+        if (received > 0) return received;
+        if (received == 0) return -ECONNRESET;
+        if (errno == EAGAIN || errno == EWOULDBLOCK) return -EAGAIN;
+        if (errno != EINTR) return -errno;
+    }
 }
 
 /* Threads that wait on the socket come back; it stays open for them. */

@@ -13,6 +13,9 @@ int ms_os_tcp_send(void *user, ms_file *socket, const void *message, size_t byte
                    uint64_t timeout_ns);
 int ms_os_tcp_receive(void *user, ms_file *socket, void *message, size_t bytes,
                       uint64_t timeout_ns);
+int ms_os_tcp_await(void *user, ms_file *const *files, uint32_t count, uint64_t timeout_ns,
+                    bool *ready);
+int64_t ms_os_tcp_take(void *user, ms_file *socket, void *message, size_t bytes);
 void ms_os_socket_end(void *user, ms_file *socket);
 int ms_os_addresses(void *user, void (*one)(void *to, const char *interface, const char *address),
                     void *to);

@@ -110,6 +110,8 @@ typedef struct ms_host_id {
     char identity[256]; /* the same for processes of one host, and for no others */
 } ms_host_id;
 
+#define MS_TCP_AWAIT_MOST 256 /* files of one tcp_await */
+
 /* Functions answer 0 or a count on success and -errno on failure, or NULL where they return a
  * pointer. All are thread-safe. */
 typedef struct ms_os {
@@ -188,6 +190,12 @@ typedef struct ms_os {
                     uint64_t timeout_ns);
     int (*tcp_receive)(void *user, ms_file *socket, void *message, size_t bytes,
                        uint64_t timeout_ns);
+    /* Of many at once, each a listener or a connection: await waits until a visitor, bytes or an
+     * end have come to one of them at least, and says to which. take answers how many bytes had
+     * come, at most `bytes`, and does not wait: -EAGAIN: none; -ECONNRESET: the peer has closed. */
+    int (*tcp_await)(void *user, ms_file *const *files, uint32_t count, uint64_t timeout_ns,
+                     bool *ready);
+    int64_t (*tcp_take)(void *user, ms_file *socket, void *message, size_t bytes);
     /* Each address at which this host can be reached, the likeliest for other hosts first. */
     int (*addresses)(void *user, void (*one)(void *to, const char *interface, const char *address),
                      void *to);
