@@ -10,7 +10,7 @@ description = {
 }
 supported_platforms = { "linux" }
 dependencies = { "lua >= 5.4, < 5.5" }
-external_dependencies = { DNNL = { header = "dnnl.h" }, JANSSON = { header = "jansson.h" }, PCRE2 = { header = "pcre2.h" }, UTF8PROC = { header = "utf8proc.h" }, XXHASH = { header = "xxhash.h" }, ZLIB = { header = "zlib.h" } }
+external_dependencies = { DNNL = { header = "dnnl.h" }, JANSSON = { header = "jansson.h" }, NETTLE = { header = "nettle/hmac.h" }, PCRE2 = { header = "pcre2.h" }, UTF8PROC = { header = "utf8proc.h" }, XXHASH = { header = "xxhash.h" }, ZLIB = { header = "zlib.h" } }
 build = {
   type = "command",
   -- Libraries lie beside the Lua module, where luarocks puts all that is compiled.

@@ -22,6 +22,7 @@ endfunction()
 ms_require(MS_JANSSON jansson libjansson-dev)
 ms_require(MS_ZLIB zlib zlib1g-dev)
 ms_require(MS_XXHASH libxxhash libxxhash-dev)
+ms_require(MS_NETTLE nettle nettle-dev)
 ms_require(MS_PCRE2 libpcre2-8 libpcre2-dev)
 ms_require(MS_UTF8PROC libutf8proc libutf8proc-dev)
 

@@ -307,6 +307,119 @@ describe("ranks of several hosts that meet without MPI", function()
     end
   end)
 
+  -- A program that has bound rank 0's port before the ranks come, and writes what it is sent, each
+  -- visitor's bytes in hexadecimal in a line. It answers as a true rank 0 does at the end of the
+  -- proof, or sends back what the visitor says. It is in Perl, because every Debian has Perl.
+  local FALSE_RANK_0 = [[
+use Socket;
+my ($way, $path) = @ARGV;
+socket(my $port, AF_INET, SOCK_STREAM, 0) or die $!;
+setsockopt($port, SOL_SOCKET, SO_REUSEADDR, 1) or die $!;
+bind($port, sockaddr_in(29500, INADDR_ANY)) or die $!;
+listen($port, 16) or die $!;
+sub take {
+  my ($visitor, $most) = @_;
+  my $all = "";
+  while (length $all < $most) {
+    defined recv($visitor, my $some, $most - length $all, 0) or last;
+    length $some or last;
+    $all .= $some;
+  }
+  return $all;
+}
+while (accept(my $visitor, $port)) {
+  my $sent = take($visitor, 44);
+  if ($way eq "welcome") { send($visitor, pack("LSSLx64", unpack("L", "MSF2"), 2, 0, 0), 0) }
+  else {
+    send($visitor, "MSG1" . substr($sent, 12), 0);
+    my $answer = take($visitor, 32);
+    $sent .= $answer;
+    send($visitor, $answer, 0);
+  }
+  $sent .= take($visitor, 1 << 20);
+  open(my $file, ">>", $path);
+  print $file unpack("H*", $sent), "\n";
+  close($file);
+  close($visitor);
+}
+]]
+
+  for way, taken in pairs { welcome = 44, reflect = 76 } do
+    it("tell nothing to a false rank 0: " .. way, function()
+      command.write(folder .. "/a.lua", "print 'a'")
+      command.write(folder .. "/false.pl", FALSE_RANK_0)
+      local impostor = hosts.start("hosta", ("perl '%s/false.pl' %s '%s/sent'"):format(folder, way,
+        folder))
+      hosts.await("it does not listen", function()
+        return select(2, hosts.on("hosta", "ss -Hltn 'sport = 29500'")):find "LISTEN"
+      end)
+      local codes, texts = start(function(rank)
+        return table.concat({ torchrun(rank), TOKEN, nccl }, " ")
+      end, "--port 29500 --init-timeout 1800 a.lua")
+      hosts.await("it has not written what it was sent", function()
+        return select(2, (command.read(folder .. "/sent") or ""):gsub("\n", "")) == 3
+      end)
+      impostor.stop()
+      impostor.finish()
+      for rank = 0, 3 do assert.equal(2, codes[rank], texts[rank]) end
+      says_once(texts, 0, "port 29500 of this host, where the ranks are to meet, cannot be used")
+      says_once(texts, 2, "port 29500 of host hosta has not proven to rank [23] that it has the \z
+        same MOONSHARD_TOKEN: another program has that port")
+      for line in command.read(folder .. "/sent"):gmatch "[^\n]+" do
+        local sent = line:gsub("%x%x", function(byte) return string.char(tonumber(byte, 16)) end)
+        assert.equal(taken, #sent)
+        assert.equal("MSG1", sent:sub(1, 4))
+        assert.falsy(sent:find("0123456789abcdef", 1, true))
+      end
+    end)
+  end
+
+  -- Connects so often and says nothing, or a byte now and then, until it is ended.
+  local CROWD = [[
+use Socket;
+$SIG{PIPE} = "IGNORE";
+my @all;
+for (1 .. 400) {
+  socket(my $one, AF_INET, SOCK_STREAM, 0) or die $!;
+  connect($one, sockaddr_in(29500, inet_aton("hosta"))) or die $!;
+  send($one, "M", 0) if $_ % 8 == 0;
+  push @all, $one;
+}
+$| = 1;
+print "they are there\n";
+while (1) {
+  select(undef, undef, undef, 0.5);
+  for (my $i = 7; $i < @all; $i += 8) { send($all[$i], "S", 0) }
+}
+]]
+
+  it("meet beside a crowd at the port that is silent or slow", function()
+    command.write(folder .. "/a.lua", "print 'a'")
+    command.write(folder .. "/crowd.pl", CROWD)
+    local function rank_of(rank)
+      return hosts.start(rank < 2 and "hosta" or "hostb", ("cd '%s' && %s %s %s '%s' run \z
+        --port 29500 --init-timeout 1800 a.lua"):format(folder, torchrun(rank), TOKEN, nccl,
+        command.program))
+    end
+    local running = { [0] = rank_of(0) }
+    hosts.await("rank 0 does not listen", function()
+      return select(2, hosts.on("hosta", "ss -Hltn 'sport = 29500'")):find "LISTEN"
+    end)
+    local crowd = hosts.start("hostc", ("perl '%s/crowd.pl'"):format(folder))
+    assert.equal("they are there", crowd.line())
+    for rank = 1, 3 do running[rank] = rank_of(rank) end
+    for rank = 0, 3 do
+      local code, text = running[rank].finish()
+      assert.equal(0, code, text)
+      if rank == 0 then
+        assert.truthy(text:find("a connection to port 29500, where the ranks meet, is closed: \z
+          too many have come", 1, true), text)
+      end
+    end
+    crowd.stop()
+    crowd.finish()
+  end)
+
   -- On a busy machine the stranger and the others may need more time to come.
   it("keep a stranger out, who has another token", function()
     command.write(folder .. "/a.lua", "print 'a'")

@@ -46,6 +46,7 @@ local cases = {
   { "mpi.h outside", "engine/comm/a.c", GOOD .. "#include <mpi.h>\n", "<mpi.h>" },
   { "mpi.h inside", "engine/comm/mpi/a.c", GOOD .. "#include <mpi.h>\n", false },
   { "cuda outside", "engine/exec/a.c", GOOD .. "#include <cuda_runtime.h>\n", "<cuda_runtime.h>" },
+  { "nettle outside", "engine/comm/a.c", GOOD .. "#include <nettle/hmac.h>\n", "<nettle/hmac.h>" },
   { "nccl outside", "engine/comm/a.c", GOOD .. "#include <nccl.h>\n", "<nccl.h>" },
   { "oneDNN outside", "engine/grad/a.c", GOOD .. "#include <oneapi/dnnl/dnnl.h>\n", "dnnl" },
 

@@ -5,11 +5,10 @@
 
 #include "comm_support.h"
 
-#include <arpa/inet.h>
 #include <stdatomic.h>
-#include <sys/socket.h>
 
 #include "comm/transport.h"
+#include "proof_support.h"
 
 #define HOSTS_MOST 3
 
@@ -388,21 +387,13 @@ static void test_a_host_that_is_lost_is_named(void **state)
     for (uint32_t h = 0; h < 2; h++) ms_keeper_close(of.keepers[h]);
 }
 
-static int connect_to(uint16_t port)
-{
-    struct sockaddr_in at = { .sin_family = AF_INET,
-                              .sin_port = htons(port),
-                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    int descriptor = socket(AF_INET, SOCK_STREAM, 0);
-    assert_int_equal(connect(descriptor, (struct sockaddr *)&at, sizeof at), 0);
-    return descriptor;
-}
-
-/* Noise, a frame of another kind, and a hello with a wrong token, while the hosts meet: each
- * connection is closed, and the job begins and ends as if they had not been there. */
+/* A crowd that says nothing or a part, noise, a hello without a proof, and one with a wrong token,
+ * while the hosts meet: each connection is closed, and the job begins and ends as if they had not
+ * been there. */
 static void test_strangers_are_turned_away(void **state)
 {
     (void)state;
+    enum { STRANGERS = 100 };
     cluster of = { 0 };
     begin(&of, 4, two_by_two);
     struct {
@@ -412,23 +403,67 @@ static void test_strangers_are_turned_away(void **state)
         .head = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_HELLO, .bytes = sizeof(ms_hello_body) },
         .body = { .version = MS_VERSION, .host = 1, .hosts = 2, .ranks = 4 }
     };
-    ms_frame_head verdict = { .magic = MS_FRAME_MAGIC,
-                              .kind = MS_FRAME_VERDICT,
-                              .bytes = sizeof(ms_abort_record) };
-    int visitors[4];
-    for (int i = 0; i < 4; i++) visitors[i] = connect_to(of.options[0].reach.port);
-    assert_true(send(visitors[0], "GET / HTTP/1.0\r\n\r\n", 18, 0) == 18);
-    assert_true(send(visitors[1], &hello, sizeof hello, 0) == sizeof hello);
-    assert_true(send(visitors[2], &verdict, sizeof verdict, 0) == sizeof verdict);
+    ms_greeting greeting = greeting_of(MS_PORT_KEEPER, 1);
+    int visitors[STRANGERS];
+    for (int i = 0; i < STRANGERS; i++) visitors[i] = connect_here(of.options[0].reach.port);
+    assert_true(send_whole(visitors[0], "GET / HTTP/1.0\r\n\r\n", 18));
+    assert_true(send_whole(visitors[1], &hello, sizeof hello));
+    shutdown(visitors[1], SHUT_WR);
     shutdown(visitors[2], SHUT_WR);
-    shutdown(visitors[3], SHUT_WR);
+    for (int i = 3; i < STRANGERS; i += 2)
+        assert_true(send_whole(visitors[i], &greeting, 1 + (size_t)i % 43));
+    /* This one greets as a keeper, and has no answer. */
+    assert_true(send_whole(visitors[4], &greeting, sizeof greeting));
+    assert_true(send_whole(visitors[4], &greeting, sizeof greeting));
     start(&of, share_numbers);
     finish(&of, true);
-    for (int i = 0; i < 4; i++) {
-        char byte;
-        assert_true(recv(visitors[i], &byte, 1, 0) <= 0);
+    for (int i = 0; i < STRANGERS; i++) {
+        char bytes[256];
+        size_t count = 0;
+        for (ssize_t got = 1; got > 0; count += got > 0 ? (size_t)got : 0)
+            got = recv(visitors[i], bytes, sizeof bytes, 0);
+        assert_true(count <= sizeof(ms_challenge));
         close(visitors[i]);
     }
+}
+
+/* Another program has the port, and makes up a proof. */
+static void *pretend(void *argument)
+{
+    const int *listener = argument;
+    static char sent[512];
+    static size_t count;
+    ms_challenge challenge = { .magic = MS_GREETING_MAGIC };
+    int visitor = accept(*listener, NULL, NULL);
+    (void)send_whole(visitor, &challenge, sizeof challenge);
+    (void)send_whole(visitor, challenge.nonce, sizeof challenge.nonce);
+    count = 0;
+    for (ssize_t got = 1; got > 0; count += got > 0 ? (size_t)got : 0)
+        got = recv(visitor, sent + count, sizeof sent - count, 0);
+    close(visitor);
+    return &count;
+}
+
+static void test_a_false_first_keeper_is_found(void **state)
+{
+    (void)state;
+    cluster of = { 0 };
+    uint16_t port = 0;
+    pthread_t thread;
+    void *count = NULL;
+    begin(&of, 2, (const uint16_t[]){ 0, 1 });
+    int listener = listen_here(&port);
+    assert_int_equal(pthread_create(&thread, NULL, pretend, &listener), 0);
+    of.options[1].reach = (ms_reach){ .port = port, .address_count = 1 };
+    strcpy(of.options[1].reach.addresses[0], "127.0.0.1");
+    assert_int_equal(ms_keeper_gather(of.keepers[1], &of.options[1]), MS_ERROR_ABORTED);
+    assert_non_null(
+        strstr(of.contexts[1].error.message,
+               "of host hosta has not proven to host hostb that it has this job's token"));
+    for (uint32_t h = 0; h < 2; h++) ms_keeper_close(of.keepers[h]);
+    pthread_join(thread, &count);
+    assert_int_equal(*(size_t *)count, sizeof(ms_greeting) + MS_ANSWER_BYTES);
+    close(listener);
 }
 
 /* A keeper with a wrong token gets no answer to it, and says so. */
@@ -486,6 +521,7 @@ int main(void)
         cmocka_unit_test(test_ranks_that_leave_early_are_named),
         cmocka_unit_test(test_a_host_that_is_lost_is_named),
         cmocka_unit_test(test_strangers_are_turned_away),
+        cmocka_unit_test(test_a_false_first_keeper_is_found),
         cmocka_unit_test(test_a_wrong_token_is_refused),
         cmocka_unit_test(test_interfaces_and_ports),
     };

@@ -4,9 +4,7 @@
 
 #include "comm_support.h"
 
-#include <arpa/inet.h>
-#include <stdlib.h>
-#include <sys/socket.h>
+#include "proof_support.h"
 
 #define LOST_NS 400000000u
 
@@ -91,15 +89,16 @@ static ms_abort_record await_cause(const pair *of)
 }
 
 /* To the port that the variable names; -1: no process listens there. */
-static int connect_to(const pair *of)
+static int connect_to(const pair *of) { return connect_here((uint16_t)atoi(of->value + 2)); }
+
+static void read_token(const pair *of, uint8_t token[MS_TOKEN_BYTES])
 {
-    struct sockaddr_in at = { .sin_family = AF_INET,
-                              .sin_port = htons((uint16_t)atoi(of->value + 2)),
-                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    int descriptor = socket(AF_INET, SOCK_STREAM, 0);
-    if (connect(descriptor, (struct sockaddr *)&at, sizeof at) == 0) return descriptor;
-    close(descriptor);
-    return -1;
+    const char *digits = strchr(of->value + 2, ' ') + 1;
+    for (int i = 0; i < MS_TOKEN_BYTES; i++) {
+        unsigned byte = 0;
+        assert_int_equal(sscanf(digits + 2 * i, "%2x", &byte), 1);
+        token[i] = (uint8_t)byte;
+    }
 }
 
 /* ---------------------------------------------------------- what they say */
@@ -198,25 +197,31 @@ typedef struct call {
     ms_call_body body;
 } call;
 
-static call call_of(const pair *of, const char *version)
+static call call_of(const char *version)
 {
     call made = {
         .head = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_CALL, .bytes = sizeof(ms_call_body) },
         .body = { .host = "handmade" }
     };
     snprintf(made.body.version, sizeof made.body.version, "%s", version);
-    const char *digits = strchr(of->value + 2, ' ') + 1;
-    for (int i = 0; i < MS_TOKEN_BYTES; i++) {
-        unsigned byte = 0;
-        assert_int_equal(sscanf(digits + 2 * i, "%2x", &byte), 1);
-        made.body.token[i] = (uint8_t)byte;
-    }
     return made;
 }
 
 static void send_all(int descriptor, const void *bytes, size_t count)
 {
-    assert_int_equal(send(descriptor, bytes, count, MSG_NOSIGNAL), (ssize_t)count);
+    assert_true(send_whole(descriptor, bytes, count));
+}
+
+/* Proves itself to the starter, and calls it. */
+static int call_as(const pair *of, const char *version)
+{
+    uint8_t token[MS_TOKEN_BYTES];
+    call made = call_of(version);
+    int visitor = connect_to(of);
+    read_token(of, token);
+    assert_true(prove_by_hand(visitor, MS_PORT_STARTER, 0, token));
+    send_all(visitor, &made, sizeof made);
+    return visitor;
 }
 
 static ms_frame_head receive_head(int descriptor)
@@ -226,26 +231,32 @@ static ms_frame_head receive_head(int descriptor)
     return head;
 }
 
-/* Noise, a frame of another kind, a wrong token: each connection is closed, and the keeper that
- * comes then is admitted. */
+/* Noise, a call without a proof, a wrong token: each connection is closed. A crowd that is silent
+ * or says a part keeps its places. The keeper that comes then is admitted: it waits for its answer
+ * for LOST_NS, and strangers have 10 s. */
 static void test_strangers_are_turned_away(void **state)
 {
     (void)state;
+    enum { STRANGERS = 100 };
     pair of = { 0 };
+    uint8_t token[MS_TOKEN_BYTES];
+    int visitors[STRANGERS];
     open_starter(&of);
-    int visitors[4];
-    for (int i = 0; i < 4; i++) visitors[i] = connect_to(&of);
-    call wrong = call_of(&of, MS_VERSION);
-    wrong.body.token[31] ^= 1;
-    ms_frame_head beat = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_BEAT };
+    for (int i = 0; i < STRANGERS; i++) visitors[i] = connect_to(&of);
+    call unproven = call_of(MS_VERSION);
     send_all(visitors[0], "GET / HTTP/1.0\r\n\r\n", 18);
-    send_all(visitors[1], &wrong, sizeof wrong);
-    send_all(visitors[2], &beat, sizeof beat);
-    shutdown(visitors[3], SHUT_WR);
+    send_all(visitors[1], &unproven, sizeof unproven);
+    shutdown(visitors[2], SHUT_WR);
+    for (int i = 3; i < STRANGERS; i += 2) send_all(visitors[i], "MSG", 3);
+    read_token(&of, token);
+    token[31] ^= 1;
+    int wrong = connect_to(&of);
+    assert_false(prove_by_hand(wrong, MS_PORT_STARTER, 0, token));
+    close(wrong);
     open_keeper(&of);
     if (ms_keeper_call_starter(of.keeper)) fail_msg("%s", of.contexts[1].error.message);
     await_phase(&of, MS_STARTER_CONNECTED);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < STRANGERS; i++) {
         char byte;
         assert_true(recv(visitors[i], &byte, 1, 0) <= 0);
         close(visitors[i]);
@@ -259,9 +270,7 @@ static void test_another_version_is_refused(void **state)
     pair of = { 0 };
     char why[512] = "";
     open_starter(&of);
-    call other = call_of(&of, "9.9.9");
-    int visitor = connect_to(&of);
-    send_all(visitor, &other, sizeof other);
+    int visitor = call_as(&of, "9.9.9");
     assert_int_equal(receive_head(visitor).kind, MS_FRAME_REFUSED);
     assert_true(recv(visitor, why, sizeof why - 1, 0) > 0);
     assert_non_null(strstr(why, "another version of Moonshard"));
@@ -286,9 +295,7 @@ static void test_a_variable_that_is_wrong_is_named(void **state)
 static int admitted(pair *of)
 {
     open_starter(of);
-    call made = call_of(of, MS_VERSION);
-    int visitor = connect_to(of);
-    send_all(visitor, &made, sizeof made);
+    int visitor = call_as(of, MS_VERSION);
     assert_int_equal(receive_head(visitor).kind, MS_FRAME_WELCOME);
     return visitor;
 }
@@ -319,43 +326,87 @@ static void test_a_keeper_that_speaks_nonsense_is_lost(void **state)
     close_both(&of);
 }
 
-/* A starter made by hand: it welcomes the keeper and says no more. */
+/* A starter made by hand: it welcomes the keeper and says no more. One that has another token is
+ * found before. */
+typedef struct by_hand {
+    int listener, visitor;
+    uint8_t token[MS_TOKEN_BYTES];
+    char sent[512]; /* of the keeper, without a proof */
+    size_t count;
+} by_hand;
+
 static void *welcome(void *argument)
 {
-    const int *listener = argument;
-    static int visitor;
+    by_hand *self = argument;
     call made;
     ms_frame_head answer = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_WELCOME };
-    visitor = accept(*listener, NULL, NULL);
-    if (recv(visitor, &made, sizeof made, MSG_WAITALL) == (ssize_t)sizeof made)
-        (void)send(visitor, &answer, sizeof answer, MSG_NOSIGNAL);
-    return &visitor;
+    self->visitor = accept(self->listener, NULL, NULL);
+    if (host_by_hand(self->visitor, self->token)
+        && receive_whole(self->visitor, &made, sizeof made))
+        (void)send_whole(self->visitor, &answer, sizeof answer);
+    return NULL;
+}
+
+/* It makes up a proof. */
+static void *pretend(void *argument)
+{
+    by_hand *self = argument;
+    ms_challenge challenge = { .magic = MS_GREETING_MAGIC };
+    self->visitor = accept(self->listener, NULL, NULL);
+    (void)send_whole(self->visitor, &challenge, sizeof challenge);
+    (void)send_whole(self->visitor, challenge.nonce, sizeof challenge.nonce);
+    for (ssize_t got = 1; got > 0; self->count += got > 0 ? (size_t)got : 0)
+        got = recv(self->visitor, self->sent + self->count, sizeof self->sent - self->count, 0);
+    return NULL;
+}
+
+/* The token of the variable is all zero. */
+static void call_by_hand(pair *of, by_hand *self, void *(*run)(void *), pthread_t *thread)
+{
+    uint16_t port = 0;
+    self->listener = listen_here(&port);
+    assert_true(self->listener >= 0);
+    int used = snprintf(of->value, sizeof of->value, "1 %u %064d 127.0.0.1", port, 0);
+    assert_true(used > 0);
+    setenv(MS_STARTER_VARIABLE, of->value, 1);
+    assert_int_equal(pthread_create(thread, NULL, run, self), 0);
+    open_keeper(of);
 }
 
 static void test_silence_of_a_starter_ends_the_job(void **state)
 {
     (void)state;
     pair of = { 0 };
+    by_hand self = { .token = { 0 } };
     pthread_t thread;
-    void *visitor = NULL;
-    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    socklen_t bytes = sizeof at;
-    int listener = socket(AF_INET, SOCK_STREAM, 0), used;
-    assert_int_equal(bind(listener, (struct sockaddr *)&at, bytes), 0);
-    assert_int_equal(listen(listener, 1), 0);
-    assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &bytes), 0);
-    used = snprintf(of.value, sizeof of.value, "1 %u %064d 127.0.0.1", ntohs(at.sin_port), 0);
-    assert_true(used > 0);
-    setenv(MS_STARTER_VARIABLE, of.value, 1);
-    assert_int_equal(pthread_create(&thread, NULL, welcome, &listener), 0);
-    open_keeper(&of);
+    call_by_hand(&of, &self, welcome, &thread);
     if (ms_keeper_call_starter(of.keeper)) fail_msg("%s", of.contexts[1].error.message);
-    pthread_join(thread, &visitor);
+    pthread_join(thread, NULL);
     ms_abort_record cause = await_cause(&of);
     assert_int_equal(cause.reason, MS_ABORT_DIED);
     assert_non_null(strstr(cause.error.message, "host hosta has heard nothing of the process"));
-    close(*(int *)visitor);
-    close(listener);
+    close(self.visitor);
+    close(self.listener);
+    close_both(&of);
+}
+
+/* Another program has the port. It is told nothing but a greeting and an answer. */
+static void test_a_false_starter_is_found(void **state)
+{
+    (void)state;
+    pair of = { 0 };
+    by_hand self = { .token = { 0 } };
+    pthread_t thread;
+    call_by_hand(&of, &self, pretend, &thread);
+    assert_int_equal(ms_keeper_call_starter(of.keeper), MS_ERROR_ABORTED);
+    assert_non_null(strstr(of.contexts[1].error.message,
+                           "has not proven to host hosta that it has this job's token"));
+    ms_keeper_close(of.keeper);
+    of.keeper = NULL;
+    pthread_join(thread, NULL);
+    assert_int_equal(self.count, sizeof(ms_greeting) + MS_ANSWER_BYTES);
+    close(self.visitor);
+    close(self.listener);
     close_both(&of);
 }
 
@@ -373,6 +424,7 @@ int main(void)
         cmocka_unit_test(test_silence_of_a_keeper_is_noticed),
         cmocka_unit_test(test_a_keeper_that_speaks_nonsense_is_lost),
         cmocka_unit_test(test_silence_of_a_starter_ends_the_job),
+        cmocka_unit_test(test_a_false_starter_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

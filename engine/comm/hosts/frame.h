@@ -12,9 +12,8 @@
 
 #include "comm/host/host.h"
 
-#define MS_FRAME_MAGIC 0x3146534du /* "MSF1" */
+#define MS_FRAME_MAGIC 0x3246534du /* "MSF2" */
 #define MS_FRAME_BODY_MOST ((size_t)64 << 10)
-#define MS_TOKEN_BYTES 32
 
 typedef enum ms_frame_kind {
     MS_FRAME_HELLO = 1, /* a keeper to the first one: ms_hello_body */
@@ -51,15 +50,15 @@ typedef struct ms_frame_head {
     uint32_t bytes; /* of the body */
 } ms_frame_head;
 
+/* A hello, a call and a coming are sent where both sides have proven that they have the job's
+ * token: proof.h. */
 typedef struct ms_hello_body {
-    uint8_t token[MS_TOKEN_BYTES];
     char version[16];
     uint32_t host, hosts, ranks, zero;
     uint64_t control_bytes;
 } ms_hello_body;
 
 typedef struct ms_call_body {
-    uint8_t token[MS_TOKEN_BYTES];
     char version[16];
     char host[MS_HOST_NAME_BYTES];
 } ms_call_body;
@@ -71,7 +70,6 @@ typedef struct ms_code_body {
 
 /* Versions are compared when all have come: see ms_introduction. */
 typedef struct ms_coming_body {
-    uint8_t token[MS_TOKEN_BYTES];
     uint32_t rank, ranks;
 } ms_coming_body;
 

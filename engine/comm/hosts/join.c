@@ -19,10 +19,11 @@
 #define MS_LATE_FIRST_NS ((uint64_t)2000000000)
 #define MS_HEARD_NS ((uint64_t)2000000000)
 
-/* What rank 0 tells each. options.host is filled by the one who reads it. */
+/* What rank 0 tells each, who fills options.host and options.token (make_token). */
 typedef struct ms_plan {
     uint32_t failed;
     char why[MS_ERROR_MESSAGE_BYTES];
+    uint8_t salt[MS_TOKEN_BYTES];
     ms_keeper_options options;
 } ms_plan;
 
@@ -126,6 +127,16 @@ static ms_status hear_all(ms_joining *joining)
     return first.status;
 }
 
+/* The keepers' token. Where the ranks have one, it takes theirs to know that of the keepers, which
+ * is not sent; otherwise it came through MPI. */
+static void make_token(ms_joining *joining)
+{
+    ms_plan *plan = &joining->plan;
+    const uint8_t *token = joining->meeting->token;
+    if (token) ms_token_derive(token, plan->salt, plan->options.token);
+    else memcpy(plan->options.token, plan->salt, sizeof plan->salt);
+}
+
 /* The options of all keepers; the first of them is opened now, so that its port is known. */
 static ms_status make_plan(ms_joining *joining)
 {
@@ -143,8 +154,10 @@ static ms_status make_plan(ms_joining *joining)
                  wishes->interface);
     ms_status status = hear_all(joining);
     if (status) return status;
-    int error = context->os->entropy(context->os->user, options->token, sizeof options->token);
+    uint8_t *salt = joining->plan.salt;
+    int error = context->os->entropy(context->os->user, salt, sizeof joining->plan.salt);
     if (error) return ms_fail_os(context, error, "cannot make a job's token", NULL);
+    make_token(joining);
     status = ms_served_ask(context, joining->keeper, options, &joining->served);
     if (status) return status;
     *options = joining->served.options;
@@ -279,11 +292,15 @@ static ms_status share_plan(ms_joining *joining)
     if (joining->place->rank) {
         status = meeting->send(meeting, 0, &joining->card, sizeof joining->card);
         if (!status) status = meeting->receive(meeting, 0, plan, sizeof *plan);
+        if (!status) make_token(joining);
         return status ? status : hear_outcome(joining, plan->failed, plan->why);
     }
     status = make_plan(joining);
     write_failure(joining, status, &plan->failed, plan->why);
-    return publish(joining, status, plan, sizeof *plan);
+    memset(plan->options.token, 0, sizeof plan->options.token);
+    status = publish(joining, status, plan, sizeof *plan);
+    if (!status) make_token(joining);
+    return status;
 }
 
 static uint32_t first_rank_of(const ms_joining *joining, uint32_t host)

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MS_HELLO_SILENCE_NS ((uint64_t)5 * 1000000000)
 #define MS_LOOK_NS ((uint64_t)5 * 1000000) /* how often a wait for other hosts looks */
 #define MS_BEAT_MOST_NS ((uint64_t)1000000000)
 /* For what the ranks of other hosts have left, before a report is written. */
@@ -56,6 +55,21 @@ static ms_status open_door(ms_keeper *keeper)
     if (!error) return MS_OK;
     return ms_fail_os(keeper->context, error, "a keeper cannot open its door at",
                       keeper->door_path);
+}
+
+/* Where the other keepers come. */
+static ms_status open_port(ms_keeper *keeper, ms_keeper_options *options)
+{
+    ms_porter_options port = { .kind = MS_PORT_KEEPER,
+                               .awaits = MS_FRAME_HELLO,
+                               .awaited = keeper->hosts - 1 };
+    ms_status status =
+        ms_reach_open(keeper->context, options->names[0], &options->reach, &port.listener);
+    if (status) return status;
+    memcpy(port.token, keeper->token, MS_TOKEN_BYTES);
+    snprintf(port.place, sizeof port.place, "port %u of host %s", options->reach.port,
+             options->names[0]);
+    return ms_porter_open(keeper->context, &port, &keeper->porter);
 }
 
 /* The record and the files, without connections. */
@@ -109,8 +123,7 @@ ms_status ms_keeper_open(ms_context *context, ms_keeper_options *options, ms_kee
     if (status) return status;
     const ms_os *os = keeper->os;
     status = open_door(keeper);
-    if (!status && keeper->host == 0 && keeper->hosts > 1)
-        status = ms_reach_open(context, options->names[0], &options->reach, &keeper->listener);
+    if (!status && keeper->host == 0 && keeper->hosts > 1) status = open_port(keeper, options);
     keeper->port = options->reach.port;
     if (!status && options->alone
         && os->shared_claim(os->user, keeper->files->control_file, keeper->ranks) == 0)
@@ -130,46 +143,17 @@ int64_t ms_keeper_process(const ms_keeper *keeper, uint32_t rank)
 
 /* ------------------------------------------------------------ the first keeper */
 
-/* Why this visitor is not admitted, or NULL. Without the token it learns nothing. */
-static const char *refusal_of(const ms_keeper *keeper, const ms_hello_body *hello)
+/* Why this visitor, which has the token, is not admitted, or NULL. */
+static const char *refusal_of(const ms_keeper *keeper, const ms_guest *guest)
 {
+    const ms_hello_body *hello = &guest->body.hello;
     if (strncmp(hello->version, ms_version(), sizeof hello->version) != 0
         || hello->control_bytes != keeper->control->control_bytes)
         return "this host has another version of Moonshard: install the same one on all hosts";
     if (hello->hosts != keeper->hosts || hello->ranks != keeper->ranks || hello->host == 0
-        || hello->host >= keeper->hosts)
+        || hello->host >= keeper->hosts || hello->host != guest->number)
         return "it counts other hosts or ranks than the first host does";
     return keeper->peers[hello->host].socket ? "its host is taken" : NULL;
-}
-
-/* A visitor with the token gets an answer; the connection of any other is closed, which is logged,
- * and nothing else happens. Returns whether it is a keeper of the job; then its socket is kept. */
-static bool admit(ms_keeper *keeper, ms_file *socket)
-{
-    const ms_os *os = keeper->os;
-    union {
-        ms_hello_body hello;
-        char bytes[MS_FRAME_BODY_MOST];
-    } body;
-    ms_frame_head head;
-    int error = ms_keeper_receive(os, socket, MS_HELLO_SILENCE_NS, &head, &body);
-    bool known =
-        !error && head.kind == MS_FRAME_HELLO && ms_token_is(body.hello.token, keeper->token);
-    const char *refusal = known ? refusal_of(keeper, &body.hello) : "it has not this job's token";
-    ms_frame_head answer = { .magic = MS_FRAME_MAGIC, .kind = MS_FRAME_WELCOME };
-    if (refusal) {
-        answer.kind = MS_FRAME_REFUSED;
-        answer.bytes = (uint32_t)strlen(refusal) + 1;
-        ms_log(keeper->context, MS_LOG_WARN, "a connection to port %u of host %s is closed: %s",
-               keeper->port, keeper->control->host_names[0], refusal);
-    }
-    error = known ? os->tcp_send(os->user, socket, &answer, sizeof answer, MS_HELLO_SILENCE_NS)
-                  : -EACCES;
-    if (!error && refusal)
-        (void)os->tcp_send(os->user, socket, refusal, answer.bytes, MS_HELLO_SILENCE_NS);
-    if (error || refusal) return false;
-    keeper->peers[body.hello.host].socket = socket;
-    return true;
 }
 
 /* Names the hosts that have not come. */
@@ -191,22 +175,21 @@ static ms_status fail_missing(const ms_keeper *keeper)
 /* The port is given back once all have come. */
 static ms_status gather_hosts(ms_keeper *keeper)
 {
-    const ms_os *os = keeper->os;
     uint64_t limit = ms_keeper_now(keeper) + keeper->init_ns;
     for (uint32_t arrived = 1; arrived < keeper->hosts;) {
-        ms_file *socket = NULL;
-        uint64_t now = ms_keeper_now(keeper);
+        ms_guest guest;
         ms_status status = ms_keeper_check_starter(keeper);
         if (status) return status;
-        if (now >= limit) return fail_missing(keeper);
-        int error = os->tcp_accept(os->user, keeper->listener, MS_KEEPER_TURN_NS, &socket);
-        if (error == -EAGAIN || error == -ETIMEDOUT) continue;
+        if (ms_keeper_now(keeper) >= limit) return fail_missing(keeper);
+        int error = ms_porter_next(keeper->porter, MS_KEEPER_TURN_NS, &guest);
+        if (error == -ETIMEDOUT) continue;
         if (error) return ms_fail_os(keeper->context, error, "cannot accept other hosts", NULL);
-        if (admit(keeper, socket)) arrived++;
-        else os->close(os->user, socket);
+        if (!ms_porter_answer(keeper->porter, &guest, refusal_of(keeper, &guest))) continue;
+        keeper->peers[guest.number].socket = guest.socket;
+        arrived++;
     }
-    os->close(os->user, keeper->listener);
-    keeper->listener = NULL;
+    ms_porter_close(keeper->porter);
+    keeper->porter = NULL;
     return MS_OK;
 }
 
@@ -225,6 +208,20 @@ static ms_status connect_to_first(ms_keeper *keeper, const ms_keeper_options *op
                    reach->address_count > 1 ? " and others" : "", strerror(-error));
 }
 
+/* What an error of the connection to the first keeper means while hosts meet. */
+static ms_status fail_unheard(const ms_keeper *keeper, int error)
+{
+    const char *first = keeper->control->host_names[0],
+               *own = keeper->control->host_names[keeper->host];
+    if (error == -ECONNRESET || error == -EPIPE)
+        return ms_fail(keeper->context, MS_ERROR_ABORTED,
+                       "host %s has closed the connection of host %s: it has given up, or it does "
+                       "not know this job's token",
+                       first, own);
+    return ms_fail(keeper->context, MS_ERROR_TIMEOUT, "no answer of the keeper of host %s: %s",
+                   first, error ? strerror(-error) : "it is no keeper of this version");
+}
+
 /* Receives the frame of this kind, or the first keeper's refusal. */
 static ms_status expect(ms_keeper *keeper, ms_frame_kind kind)
 {
@@ -233,18 +230,27 @@ static ms_status expect(ms_keeper *keeper, ms_frame_kind kind)
     int error =
         ms_keeper_receive(keeper->os, keeper->peers[0].socket, keeper->init_ns, &head, body);
     if (!error && head.kind == kind) return MS_OK;
+    if (!error && head.kind == MS_FRAME_REFUSED)
+        return ms_fail(keeper->context, MS_ERROR_ARGUMENT, "host %s is refused by host %s: %s",
+                       keeper->control->host_names[keeper->host], keeper->control->host_names[0],
+                       body);
+    return fail_unheard(keeper, error);
+}
+
+/* Where the other side does not prove itself, nothing of the job is said to it. */
+static ms_status prove(ms_keeper *keeper)
+{
     const char *first = keeper->control->host_names[0],
                *own = keeper->control->host_names[keeper->host];
-    if (!error && head.kind == MS_FRAME_REFUSED)
-        return ms_fail(keeper->context, MS_ERROR_ARGUMENT, "host %s is refused by host %s: %s", own,
-                       first, body);
-    if (error == -ECONNRESET || error == -EPIPE)
+    int error = ms_proof_visit(keeper->os, keeper->peers[0].socket, MS_PORT_KEEPER, keeper->host,
+                               keeper->token, keeper->init_ns);
+    if (!error) return MS_OK;
+    if (error == -EACCES || error == -EPROTO)
         return ms_fail(keeper->context, MS_ERROR_ABORTED,
-                       "host %s has closed the connection of host %s: it has given up, or it does "
-                       "not know this job's token",
-                       first, own);
-    return ms_fail(keeper->context, MS_ERROR_TIMEOUT, "no answer of the keeper of host %s: %s",
-                   first, error ? strerror(-error) : "it is no keeper of this version");
+                       "port %u of host %s has not proven to host %s that it has this job's token: "
+                       "another program has that port (--port)",
+                       keeper->port, first, own);
+    return fail_unheard(keeper, error);
 }
 
 /* The hello, and its answer. */
@@ -260,7 +266,6 @@ static ms_status say_hello(ms_keeper *keeper)
                                   .kind = MS_FRAME_HELLO,
                                   .host = (uint16_t)keeper->host,
                                   .bytes = sizeof hello.body };
-    memcpy(hello.body.token, keeper->token, MS_TOKEN_BYTES);
     snprintf(hello.body.version, sizeof hello.body.version, "%s", ms_version());
     hello.body.host = keeper->host;
     hello.body.hosts = keeper->hosts;
@@ -318,6 +323,7 @@ ms_status ms_keeper_gather(ms_keeper *keeper, const ms_keeper_options *options)
         if (!status) ms_keeper_spread(keeper, 0, MS_FRAME_READY, NULL, 0);
     } else if (keeper->hosts > 1) {
         status = connect_to_first(keeper, options);
+        if (!status) status = prove(keeper);
         if (!status) status = say_hello(keeper);
         if (!status) status = expect(keeper, MS_FRAME_READY);
     }
@@ -438,7 +444,7 @@ void ms_keeper_close(ms_keeper *keeper)
         if (keeper->peers[h].socket) os->close(os->user, keeper->peers[h].socket);
     for (uint32_t r = 0; r < keeper->ranks; r++)
         if (keeper->visitors[r].socket) os->close(os->user, keeper->visitors[r].socket);
-    if (keeper->listener) os->close(os->user, keeper->listener);
+    ms_porter_close(keeper->porter);
     ms_keeper_close_door(keeper);
     ms_context *context = keeper->context;
     os->release(os->user, keeper->still.stands);

@@ -16,6 +16,7 @@
 
 #include "base/assert.h"
 #include "comm/hosts/frame.h"
+#include "comm/hosts/porter.h"
 #include "comm/hosts/wire.h"
 #include "moonshard/hosts.h"
 
@@ -81,7 +82,8 @@ struct ms_keeper {
     uint64_t lost_ns, init_ns, beat_ns, told_ns; /* told_ns: when it last gave a sign of life */
     uint8_t token[MS_TOKEN_BYTES];
     uint16_t port;
-    ms_file *listener, *door;
+    ms_porter *porter; /* the first keeper's, until all hosts have come */
+    ms_file *door;
     char door_path[108];
     ms_word stirred, closing;
     ms_word orphaned; /* the first keeper is lost: this one reports by itself */
@@ -114,8 +116,6 @@ ms_status ms_reach_open(ms_context *context, const char *host, ms_reach *reach, 
 /* 0 or -errno. Tries all addresses in turns, since some may belong to networks that the hosts do
  * not share. */
 int ms_reach_connect(const ms_os *os, const ms_reach *reach, uint64_t timeout_ns, ms_file **out);
-/* Takes a time that does not depend on where the two differ. */
-bool ms_token_is(const uint8_t *a, const uint8_t *b);
 
 /* ---------------------------------------------------------------- started.c */
 

@@ -9,11 +9,12 @@
 #include "comm/hosts/card.h"
 #include "comm/hosts/keeper.h"
 #include "comm/hosts/meeting.h"
+#include "comm/hosts/porter.h"
+#include "comm/hosts/proof.h"
 
 #define MS_MASTER_VARIABLE "MOONSHARD_MASTER"
 #define MS_TOKEN_VARIABLE "MOONSHARD_TOKEN"
 #define MS_TOKEN_LEAST 8
-#define MS_COMING_SILENCE_NS ((uint64_t)5 * 1000000000)
 #define MS_HEARD_NS ((uint64_t)2000000000)
 #define MS_REACH_NS ((uint64_t)2 * 1000000000) /* for one attempt */
 #define MS_REACH_RETRY_NS ((uint64_t)50 * 1000000)
@@ -28,7 +29,6 @@ typedef struct ms_tcp_meeting {
     union {
         uint64_t align;
         char bytes[MS_FRAME_BODY_MOST];
-        ms_coming_body coming;
     } body;
 } ms_tcp_meeting;
 
@@ -106,34 +106,15 @@ static void end(ms_meeting *meeting, ms_host_files *files)
 
 /* ---------------------------------------------------------------------- rank 0 */
 
-/* Why a visitor is no rank of the job, or NULL. */
-static const char *refusal_of(ms_tcp_meeting *meeting, const ms_coming_body *coming)
+/* Why a visitor, which has the token, is no rank of the job, or NULL. */
+static const char *refusal_of(const ms_tcp_meeting *meeting, const ms_guest *guest)
 {
     const ms_hosts_place *place = meeting->base.place;
-    if (coming->ranks != place->ranks || coming->rank == 0 || coming->rank >= place->ranks)
+    const ms_coming_body *coming = &guest->body.coming;
+    if (coming->ranks != place->ranks || coming->rank == 0 || coming->rank >= place->ranks
+        || coming->rank != guest->number)
         return "its launcher counts other ranks than that of rank 0";
     return meeting->sockets[coming->rank] ? "its rank has come before" : NULL;
-}
-
-/* A visitor with the token gets an answer; the connection of any other is closed, which is logged,
- * and nothing else happens. Returns whether it is a rank of the job; then its socket is kept. */
-static bool admit(ms_tcp_meeting *meeting, ms_file *socket)
-{
-    ms_context *context = meeting->base.context;
-    ms_coming_body *coming = &meeting->body.coming;
-    int error = ms_keeper_receive(context->os, socket, MS_COMING_SILENCE_NS, &meeting->head,
-                                  meeting->body.bytes);
-    bool known = !error && meeting->head.kind == MS_FRAME_COMING
-                 && ms_token_is(coming->token, meeting->token);
-    const char *refusal = known ? refusal_of(meeting, coming) : "it has not this job's token";
-    if (refusal)
-        ms_log(context, MS_LOG_WARN, "a connection to port %u, where the ranks meet, is closed: %s",
-               meeting->port, refusal);
-    if (known && refusal)
-        (void)send_frame(&meeting->base, socket, MS_FRAME_REFUSED, refusal, strlen(refusal) + 1);
-    if (refusal || send_frame(&meeting->base, socket, MS_FRAME_WELCOME, NULL, 0)) return false;
-    meeting->sockets[coming->rank] = socket;
-    return true;
 }
 
 static ms_status fail_missing(const ms_tcp_meeting *meeting)
@@ -174,31 +155,44 @@ static void turn_away(ms_tcp_meeting *meeting)
     base->context->error = error;
 }
 
-/* All come to the port; then it is closed, so that the first keeper may have it. */
-static ms_status await_all(ms_tcp_meeting *meeting)
+static ms_status open_port(ms_tcp_meeting *meeting, ms_porter **out)
 {
     ms_context *context = meeting->base.context;
     const ms_os *os = context->os;
-    ms_file *listener = NULL;
-    ms_status status = MS_OK;
-    int error = os->tcp_listen(os->user, NULL, &meeting->port, &listener);
+    ms_porter_options port = { .kind = MS_PORT_RANK_0,
+                               .awaits = MS_FRAME_COMING,
+                               .awaited = meeting->base.place->ranks - 1 };
+    int error = os->tcp_listen(os->user, NULL, &meeting->port, &port.listener);
     if (error)
         return ms_fail(context, MS_ERROR_EXISTS,
                        "port %u of this host, where the ranks are to meet, cannot be used: %s: "
                        "choose another one",
                        meeting->port, strerror(-error));
+    memcpy(port.token, meeting->token, MS_TOKEN_BYTES);
+    snprintf(port.place, sizeof port.place, "port %u, where the ranks meet,", meeting->port);
+    return ms_porter_open(context, &port, out);
+}
+
+/* All come to the port; then it is closed, so that the first keeper may have it. */
+static ms_status await_all(ms_tcp_meeting *meeting)
+{
+    ms_porter *porter = NULL;
+    ms_status status = open_port(meeting, &porter);
+    if (status) return status;
     uint64_t limit = meeting->base.limit_ns;
     for (uint32_t arrived = 1; arrived < meeting->base.place->ranks && !status;) {
-        ms_file *socket = NULL;
+        ms_guest guest;
         uint64_t now = now_of(&meeting->base);
-        error = now < limit ? os->tcp_accept(os->user, listener, limit - now, &socket) : -ETIMEDOUT;
+        int error = now < limit ? ms_porter_next(porter, limit - now, &guest) : -ETIMEDOUT;
         if (error == -ETIMEDOUT) status = fail_missing(meeting);
-        else if (error && error != -EAGAIN)
-            status = ms_fail_os(context, error, "cannot accept other ranks", NULL);
-        else if (!error && admit(meeting, socket)) arrived++;
-        else if (!error) os->close(os->user, socket);
+        else if (error)
+            status = ms_fail_os(meeting->base.context, error, "cannot accept other ranks", NULL);
+        else if (ms_porter_answer(porter, &guest, refusal_of(meeting, &guest))) {
+            meeting->sockets[guest.number] = guest.socket;
+            arrived++;
+        }
     }
-    os->close(os->user, listener);
+    ms_porter_close(porter);
     if (status) turn_away(meeting);
     return status;
 }
@@ -225,20 +219,34 @@ static ms_status reach(ms_tcp_meeting *meeting)
                    meeting->base.place->rank, meeting->port, meeting->master, strerror(-error));
 }
 
-/* Says who it is. */
+/* Rank 0 has proven itself, and is told who comes. */
+static int introduce(ms_tcp_meeting *meeting)
+{
+    const ms_hosts_place *place = meeting->base.place;
+    ms_coming_body coming = { .rank = place->rank, .ranks = place->ranks };
+    int error =
+        send_frame(&meeting->base, meeting->sockets[0], MS_FRAME_COMING, &coming, sizeof coming);
+    if (error) return error;
+    return ms_keeper_receive(meeting->base.context->os, meeting->sockets[0],
+                             ms_meeting_rest(&meeting->base), &meeting->head, meeting->body.bytes);
+}
+
+/* Proves that it has the token, has rank 0 prove it, and says who it is. */
 static ms_status come(ms_tcp_meeting *meeting)
 {
     ms_context *context = meeting->base.context;
     const ms_hosts_place *place = meeting->base.place;
-    ms_coming_body coming = { .rank = place->rank, .ranks = place->ranks };
-    memcpy(coming.token, meeting->token, MS_TOKEN_BYTES);
     ms_status status = reach(meeting);
     if (status) return status;
-    int error =
-        send_frame(&meeting->base, meeting->sockets[0], MS_FRAME_COMING, &coming, sizeof coming);
-    if (!error)
-        error = ms_keeper_receive(context->os, meeting->sockets[0], ms_meeting_rest(&meeting->base),
-                                  &meeting->head, meeting->body.bytes);
+    int error = ms_proof_visit(context->os, meeting->sockets[0], MS_PORT_RANK_0, place->rank,
+                               meeting->token, ms_meeting_rest(&meeting->base));
+    if (error == -EACCES || error == -EPROTO)
+        return ms_fail(context, MS_ERROR_ABORTED,
+                       "port %u of host %s has not proven to rank %u that it has the "
+                       "same " MS_TOKEN_VARIABLE ": another program has that port, or another "
+                       "version of Moonshard; it was told nothing of this job",
+                       meeting->port, meeting->master, place->rank);
+    if (!error) error = introduce(meeting);
     if (!error && meeting->head.kind == MS_FRAME_WELCOME) return MS_OK;
     if (!error && meeting->head.kind == MS_FRAME_REFUSED)
         return ms_fail(context, MS_ERROR_ARGUMENT, "rank %u is refused by rank 0: %s", place->rank,
@@ -353,6 +361,7 @@ ms_status ms_meeting_over_tcp(ms_context *context, const ms_hosts_options *optio
     meeting->base = (ms_meeting){ .context = context,
                                   .options = options,
                                   .place = place,
+                                  .token = meeting->token,
                                   .send = send,
                                   .receive = receive,
                                   .end = end };

@@ -20,8 +20,9 @@ struct ms_meeting {
     ms_context *context;
     const ms_hosts_options *options;
     ms_hosts_place *place;
-    uint64_t limit_ns; /* of the clock: until when messages are waited for */
-    ms_status wrong;   /* the context's error is to be told to rank 0 */
+    const uint8_t *token; /* what all ranks have, MS_TOKEN_BYTES; NULL: MPI keeps strangers out */
+    uint64_t limit_ns;    /* of the clock: until when messages are waited for */
+    ms_status wrong;      /* the context's error is to be told to rank 0 */
     ms_status (*send)(ms_meeting *meeting, uint32_t rank, const void *memory, size_t bytes);
     ms_status (*receive)(ms_meeting *meeting, uint32_t rank, void *memory, size_t bytes);
     /* This rank has entered by the door of its keeper. What the job goes on to use belongs to the
@@ -56,7 +57,8 @@ static inline uint64_t ms_meeting_rest(const ms_meeting *meeting)
 ms_status ms_meeting_over_mpi(ms_context *context, const ms_hosts_options *options,
                               const ms_launcher *launcher, ms_hosts_place *place, ms_meeting **out);
 /* By TCP: rank 0 listens at the port of MOONSHARD_MASTER=HOST:PORT, or under torchrun at `port` of
- * the options, where MASTER_ADDR says on which host that is. MOONSHARD_TOKEN keeps strangers out.
+ * the options, where MASTER_ADDR says on which host that is. MOONSHARD_TOKEN keeps strangers out:
+ * rank 0 and each other rank prove to each other that they have it (proof.h).
  * The port is free again when the function returns. */
 ms_status ms_meeting_over_tcp(ms_context *context, const ms_hosts_options *options,
                               const ms_launcher *launcher, ms_hosts_place *place, ms_meeting **out);

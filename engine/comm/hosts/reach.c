@@ -63,10 +63,3 @@ int ms_reach_connect(const ms_os *os, const ms_reach *reach, uint64_t timeout_ns
     } while (os->monotonic_ns(os->user) < limit);
     return error;
 }
-
-bool ms_token_is(const uint8_t *a, const uint8_t *b)
-{
-    uint8_t differs = 0;
-    for (size_t i = 0; i < MS_TOKEN_BYTES; i++) differs |= a[i] ^ b[i];
-    return !differs;
-}

@@ -37,17 +37,23 @@ static bool parse(const char *text, ms_reach *reach, uint8_t token[MS_TOKEN_BYTE
     return reach->address_count > 0;
 }
 
-/* The call, and its answer. */
-static ms_status say_call(ms_keeper *keeper, const uint8_t token[MS_TOKEN_BYTES])
+/* Proofs, the call, and its answer. */
+static ms_status say_call(ms_keeper *keeper, uint16_t port, const uint8_t token[MS_TOKEN_BYTES])
 {
     char body[MS_FRAME_BODY_MOST];
     ms_frame_head head;
     ms_call_body call = { .version = "" };
     ms_wire *wire = &keeper->starter;
-    memcpy(call.token, token, MS_TOKEN_BYTES);
     snprintf(call.version, sizeof call.version, "%s", ms_version());
     memcpy(call.host, keeper->control->host_names[0], sizeof call.host);
-    int error = ms_wire_send(wire, MS_FRAME_CALL, &call, sizeof call);
+    int error = ms_proof_visit(wire->os, wire->socket, MS_PORT_STARTER, 0, token, wire->lost_ns);
+    if (error == -EACCES || error == -EPROTO)
+        return ms_fail(keeper->context, MS_ERROR_ABORTED,
+                       "port %u, where the process that has started the job is to be, has not "
+                       "proven to host %s that it has this job's token: another program has that "
+                       "port",
+                       port, call.host);
+    if (!error) error = ms_wire_send(wire, MS_FRAME_CALL, &call, sizeof call);
     if (!error) error = ms_keeper_receive(wire->os, wire->socket, wire->lost_ns, &head, body);
     if (!error && head.kind == MS_FRAME_WELCOME) return MS_OK;
     if (!error && head.kind == MS_FRAME_REFUSED)
@@ -141,7 +147,7 @@ ms_status ms_keeper_call_starter(ms_keeper *keeper)
                        "(--interface)?",
                        keeper->control->host_names[0], reach.port, reach.addresses[0],
                        reach.address_count > 1 ? " and others" : "", strerror(-error));
-    ms_status status = say_call(keeper, token);
+    ms_status status = say_call(keeper, reach.port, token);
     if (status) return status;
     error = os->thread_start(os->user, "starter", listen_to, keeper, &keeper->starter_thread);
     return error ? ms_fail_os(keeper->context, error, "no thread for a keeper", NULL) : MS_OK;

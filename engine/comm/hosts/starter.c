@@ -6,13 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MS_CALL_SILENCE_NS ((uint64_t)5 * 1000000000)
-
 struct ms_starter {
     ms_context *context;
     ms_reach reach;
     uint8_t token[MS_TOKEN_BYTES];
-    ms_file *listener;
+    ms_porter *porter; /* until the keeper has come */
     ms_wire wire;
     ms_os_thread *thread;
     char host[MS_HOST_NAME_BYTES]; /* the first keeper's */
@@ -23,45 +21,30 @@ struct ms_starter {
 
 /* ------------------------------------------------------------ the first keeper */
 
-/* As keepers admit each other: a visitor without the token is not answered. */
-static bool admit(ms_starter *starter, ms_file *socket)
-{
-    const ms_os *os = starter->context->os;
-    union {
-        ms_call_body call;
-        char bytes[MS_FRAME_BODY_MOST];
-    } body;
-    ms_frame_head head;
-    int error = ms_keeper_receive(os, socket, MS_CALL_SILENCE_NS, &head, &body);
-    bool known =
-        !error && head.kind == MS_FRAME_CALL && ms_token_is(body.call.token, starter->token);
-    const char *refusal = known ? NULL : "it has not this job's token";
-    if (known && strncmp(body.call.version, ms_version(), sizeof body.call.version) != 0)
-        refusal = "it has another version of Moonshard: install the same one on all hosts";
-    if (refusal)
-        ms_log(starter->context, MS_LOG_WARN, "a connection to port %u is closed: %s",
-               starter->reach.port, refusal);
-    if (!known) return false;
-    starter->wire.socket = socket;
-    if (refusal) (void)ms_wire_send(&starter->wire, MS_FRAME_REFUSED, refusal, strlen(refusal) + 1);
-    else error = ms_wire_send(&starter->wire, MS_FRAME_WELCOME, NULL, 0);
-    memcpy(starter->host, body.call.host, sizeof starter->host);
-    if (!refusal && !error) return true;
-    starter->wire.socket = NULL;
-    return false;
-}
-
 /* Until it has come, or the starter is closing. The port is given back then. */
 static void await_keeper(ms_starter *starter)
 {
-    const ms_os *os = starter->context->os;
     while (!starter->wire.socket && !atomic_load(&starter->wire.closing)) {
-        ms_file *socket = NULL;
-        int error = os->tcp_accept(os->user, starter->listener, MS_KEEPER_TURN_NS, &socket);
-        if (!error && !admit(starter, socket)) os->close(os->user, socket);
+        ms_guest guest;
+        const ms_call_body *call = &guest.body.call;
+        int error = ms_porter_next(starter->porter, MS_KEEPER_TURN_NS, &guest);
+        if (error == -ETIMEDOUT) continue;
+        if (error) {
+            ms_word never = 0;
+            ms_futex_wait(&never, 0, MS_KEEPER_TURN_NS);
+            continue;
+        }
+        bool same = strncmp(call->version, ms_version(), sizeof call->version) == 0;
+        if (!ms_porter_answer(starter->porter, &guest,
+                              same ? NULL
+                                   : "it has another version of Moonshard: install the same one on "
+                                     "all hosts"))
+            continue;
+        memcpy(starter->host, call->host, sizeof starter->host);
+        starter->wire.socket = guest.socket;
     }
-    os->close(os->user, starter->listener);
-    starter->listener = NULL;
+    ms_porter_close(starter->porter);
+    starter->porter = NULL;
 }
 
 static bool hear(void *user, const ms_frame_head *head, const void *body)
@@ -111,6 +94,17 @@ _Static_assert(MS_STARTER_BYTES
                    > 16 + 2 * MS_TOKEN_BYTES + MS_HOSTS_ADDRESSES_MAX * MS_HOSTS_ADDRESS_BYTES,
                "all addresses fit");
 
+/* Where the first keeper comes. */
+static ms_status open_port(ms_starter *starter, const char *host)
+{
+    ms_porter_options port = { .kind = MS_PORT_STARTER, .awaits = MS_FRAME_CALL, .awaited = 1 };
+    ms_status status = ms_reach_open(starter->context, host, &starter->reach, &port.listener);
+    if (status) return status;
+    memcpy(port.token, starter->token, MS_TOKEN_BYTES);
+    snprintf(port.place, sizeof port.place, "port %u", starter->reach.port);
+    return ms_porter_open(starter->context, &port, &starter->porter);
+}
+
 ms_status ms_starter_open(ms_context *context, const char *interface, uint64_t lost_ns, char *value,
                           ms_starter **out)
 {
@@ -126,12 +120,12 @@ ms_status ms_starter_open(ms_context *context, const char *interface, uint64_t l
     starter->wire = (ms_wire){ .os = os, .lost_ns = lost_ns };
     if (interface)
         snprintf(starter->reach.interface, sizeof starter->reach.interface, "%s", interface);
-    status = ms_reach_open(context, here.name, &starter->reach, &starter->listener);
+    error = os->entropy(os->user, starter->token, sizeof starter->token);
+    if (error) status = ms_fail_os(context, error, "cannot make a job's token", NULL);
+    if (!status) status = open_port(starter, here.name);
     if (!status) {
-        error = os->entropy(os->user, starter->token, sizeof starter->token);
         write_value(starter, value);
-        if (!error)
-            error = os->thread_start(os->user, "starter", listen_to, starter, &starter->thread);
+        error = os->thread_start(os->user, "starter", listen_to, starter, &starter->thread);
         if (error) status = ms_fail_os(context, error, "cannot wait for the first keeper", NULL);
     }
     if (status) ms_starter_close(starter);
@@ -176,7 +170,7 @@ void ms_starter_close(ms_starter *starter)
     const ms_os *os = context->os;
     atomic_store(&starter->wire.closing, 1);
     if (starter->thread) os->thread_join(os->user, starter->thread);
-    if (starter->listener) os->close(os->user, starter->listener);
+    ms_porter_close(starter->porter);
     if (starter->wire.socket) os->close(os->user, starter->wire.socket);
     ms_release(context, starter);
 }

@@ -5,7 +5,8 @@
  *   also their supervisor (moonshard/control.h).
  * - Ranks of one host meet at their keeper's door and work on the host's memory files, as in a job
  * of one host. Keepers speak over TCP, the first one with each of the others. A random token keeps
- *   strangers out.
+ *   strangers out: both sides of a connection prove that they have it, and it is not sent over one.
+ *   What they say is not encrypted.
  * - Between hosts tensors travel through MPI, never through keepers.
  * - A process that has started the launcher (`moonshard run --hosts`) speaks to the first keeper
  *   alone. It needs no MPI and may be on a host without ranks. */
@@ -152,8 +153,8 @@ typedef struct ms_hosts_place {
 /* All processes of the launcher call it: they begin MPI, find out who is on which host, make one of
  * the forked processes of each host its keeper, and enter by its door. Without MPI they meet at
  * rank 0's host by TCP: MOONSHARD_MASTER=HOST:PORT says where (under torchrun MASTER_ADDR and
- * `port` do), and MOONSHARD_TOKEN is their secret. Blocks. After an error the process can only end,
- * with _exit: MPI may still use its memory. */
+ * `port` do), and MOONSHARD_TOKEN is their secret, which is not sent. Blocks. After an error the
+ * process can only end, with _exit: MPI may still use its memory. */
 MS_API ms_status ms_hosts_join(ms_context *context, const ms_hosts_options *options,
                                ms_hosts_place *out);
 

@@ -62,7 +62,7 @@ local variables = {
     "openmpi or mpich: for --hosts, and the module for MPI (default: that of the launcher's MPI)",
   },
   { "MOONSHARD_MASTER", "HOST:PORT, where ranks of several hosts meet without MPI: rank 0's host" },
-  { "MOONSHARD_TOKEN", "their secret of 8 to 32 bytes, the same on all hosts" },
+  { "MOONSHARD_TOKEN", "their secret of 8 to 32 bytes, the same on all hosts; it is not sent" },
   { "MOONSHARD_LOG", "debug: messages of the engine, and whole tracebacks of errors" },
 }
 
