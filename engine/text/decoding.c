@@ -59,28 +59,76 @@ static ms_status apply(ms_context *context, const ms_decode_rule *rule, ms_match
     return status;
 }
 
-/* The text of one token of the model. *left: the bytes that the texts of it and of all tokens after
- * it may have. */
-static ms_status add_model_token(ms_context *context, ms_tokenizer *tokenizer,
-                                 const ms_decode_rules *rules, ms_matcher *matcher, uint32_t id,
-                                 size_t *left)
+/* The texts that are made of names. left: the bytes that those which are still to come may have. */
+typedef struct writing {
+    ms_tokenizer *tokenizer;
+    const ms_decode_rules *rules;
+    ms_matcher *matcher;
+    size_t left;
+} writing;
+
+/* What the rules make of a token's name. */
+static ms_status add_by_rules(ms_context *context, writing *all, uint32_t id, ms_span text)
 {
-    ms_buffer buffers[2] = { { .limit = *left }, { .limit = *left } };
-    ms_span text = ms_vocabulary_text(&tokenizer->model.vocabulary, id);
+    const ms_decode_rules *rules = all->rules;
+    ms_buffer buffers[2] = { { .limit = all->left }, { .limit = all->left } };
     ms_status status = MS_OK;
-    for (size_t i = 0; !status && !tokenizer->model.by_bytes && i < rules->count; i++) {
+    for (size_t i = 0; !status && i < rules->count; i++) {
         ms_buffer *out = &buffers[i % 2];
         /* What the rule before last wrote is used up, unless all rules since have kept it. */
         if (text.at >= out->data && out->length && text.at <= out->data + out->length)
             out = &buffers[(i + 1) % 2];
         out->length = 0;
-        status = apply(context, &rules->items[i], matcher, &text, out);
+        status = apply(context, &rules->items[i], all->matcher, &text, out);
     }
     if (!status)
-        status = ms_vocabulary_add(context, &tokenizer->decoding.texts, id, text, 0, false);
-    if (!status) *left -= ms_span_bytes(text) < *left ? ms_span_bytes(text) : *left - 1;
+        status = ms_vocabulary_add(context, &all->tokenizer->decoding.texts, id, text, 0, false);
+    if (!status) all->left -= ms_span_bytes(text) < all->left ? ms_span_bytes(text) : all->left - 1;
     ms_buffer_free(context, &buffers[0]);
     ms_buffer_free(context, &buffers[1]);
+    return status;
+}
+
+/* A model by bytes has its tokens as bytes, which is what the byte alphabet's rule would make of
+ * their names. */
+static bool keeps_bytes(const ms_tokenizer *tokenizer, const ms_decode_rules *rules)
+{
+    return tokenizer->model.by_bytes
+           && (rules->count == 0
+               || (rules->count == 1 && rules->items[0].kind == MS_DECODE_ALPHABET));
+}
+
+static ms_status add_model_token(ms_context *context, writing *all, uint32_t id)
+{
+    const ms_model *model = &all->tokenizer->model;
+    ms_span text = ms_vocabulary_text(&model->vocabulary, id);
+    if (keeps_bytes(all->tokenizer, all->rules))
+        return ms_vocabulary_add(context, &all->tokenizer->decoding.texts, id, text, 0, false);
+    /* A name that the alphabet cannot write stands there as it is, and is not found. */
+    if (!model->by_bytes
+        || ms_vocabulary_find(&model->vocabulary, text.at, ms_span_bytes(text)) != id)
+        return add_by_rules(context, all, id, text);
+    ms_buffer name = { 0 };
+    ms_status status = ms_alphabet_write(context, text, &name);
+    if (!status) status = add_by_rules(context, all, id, ms_buffer_span(&name, false));
+    ms_buffer_free(context, &name);
+    return status;
+}
+
+/* An added token that is found in the normalized text stands for what it replaces there. */
+static ms_status add_normalized(ms_context *context, writing *all)
+{
+    const ms_added *set = &all->tokenizer->normalized;
+    const ms_normalizers *normalizers = &all->tokenizer->normalizers;
+    ms_status status = MS_OK;
+    if (all->tokenizer->model.by_bytes || normalizers->count == 0
+        || normalizers->items[0].kind == MS_NORMALIZE_SENTENCE)
+        return MS_OK;
+    for (size_t i = 0; !status && i < set->count; i++) {
+        const uint8_t *at = set->text.data + set->tokens[i].offset;
+        status = add_by_rules(context, all, set->tokens[i].id,
+                              (ms_span){ .at = at, .end = at + set->tokens[i].length });
+    }
     return status;
 }
 
@@ -88,20 +136,21 @@ ms_status ms_decoding_build(ms_context *context, ms_tokenizer *tokenizer,
                             const ms_decode_rules *rules)
 {
     const ms_vocabulary *own = &tokenizer->model.vocabulary, *added = &tokenizer->added;
-    ms_matcher *matcher = NULL;
-    size_t bytes = 0;
+    writing all = { .tokenizer = tokenizer, .rules = rules };
+    size_t bytes = tokenizer->normalized.text.length;
     for (uint32_t id = 0; id < tokenizer->model.size; id++)
         if (ms_vocabulary_has(own, id)) bytes += ms_span_bytes(ms_vocabulary_text(own, id));
-    size_t left = ms_rewritten_max(bytes);
-    ms_status status = ms_matcher_new(context, &matcher);
+    all.left = ms_rewritten_max(bytes);
+    ms_status status = ms_matcher_new(context, &all.matcher);
     for (uint32_t id = 0; !status && id < ms_tokenizer_size(tokenizer); id++) {
         if (ms_vocabulary_has(added, id))
             status = ms_vocabulary_add(context, &tokenizer->decoding.texts, id,
                                        ms_vocabulary_text(added, id), 0, false);
         else if (id < tokenizer->model.size && ms_vocabulary_has(own, id))
-            status = add_model_token(context, tokenizer, rules, matcher, id, &left);
+            status = add_model_token(context, &all, id);
     }
-    ms_matcher_free(matcher);
+    if (!status) status = add_normalized(context, &all);
+    ms_matcher_free(all.matcher);
     return status;
 }
 

@@ -26,8 +26,8 @@ typedef struct ms_decode_rules {
     size_t count;
 } ms_decode_rules;
 
-/* Fills in tokenizer->decoding.texts for all tokens. Added tokens are not changed, and neither are
- * those of a model by bytes, whose texts are bytes already. */
+/* Fills in tokenizer->decoding.texts for all tokens. Added tokens are not changed, but for those
+ * that are found in the normalized text. In a model by bytes, rules see the names of tokens. */
 ms_status ms_decoding_build(ms_context *context, ms_tokenizer *tokenizer,
                             const ms_decode_rules *rules);
 void ms_decode_rules_free(ms_context *context, ms_decode_rules *rules);

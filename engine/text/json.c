@@ -89,19 +89,3 @@ ms_status ms_json_each(ms_context *context, const json_t *component, const char 
 {
     return each(context, component, list, one, to, SEQUENCES_DEEP);
 }
-
-ms_status ms_json_tokenizer(ms_context *context, const json_t *root, ms_tokenizer *tokenizer)
-{
-    const json_t *pre_tokenizer = json_object_get(root, "pre_tokenizer");
-    tokenizer->model.by_bytes = ms_json_is_byte_level(pre_tokenizer);
-    ms_status status = ms_json_normalizer(context, json_object_get(root, "normalizer"), tokenizer);
-    if (!status) status = ms_json_pre_tokenizer(context, pre_tokenizer, tokenizer);
-    if (!status) status = ms_json_model(context, json_object_get(root, "model"), tokenizer);
-    if (!status)
-        status = ms_json_added_tokens(context, json_object_get(root, "added_tokens"), tokenizer);
-    if (!status)
-        status =
-            ms_json_post_processor(context, json_object_get(root, "post_processor"), tokenizer);
-    if (!status) status = ms_json_decoder(context, json_object_get(root, "decoder"), tokenizer);
-    return status ? status : ms_tokenizer_normalize_added(context, tokenizer);
-}

@@ -19,8 +19,6 @@ ms_status ms_json_added_tokens(ms_context *context, const json_t *value, ms_toke
 ms_status ms_json_post_processor(ms_context *context, const json_t *value, ms_tokenizer *tokenizer);
 /* Works out the tokens' texts; all tokens must be there. */
 ms_status ms_json_decoder(ms_context *context, const json_t *value, ms_tokenizer *tokenizer);
-/* All of them, in the order in which they need each other. */
-ms_status ms_json_tokenizer(ms_context *context, const json_t *root, ms_tokenizer *tokenizer);
 
 /* The member "type" of a component; "" if it has none. */
 const char *ms_json_type(const json_t *component);

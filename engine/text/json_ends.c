@@ -95,7 +95,7 @@ ms_status ms_json_post_processor(ms_context *context, const json_t *value, ms_to
 typedef struct reading {
     ms_tokenizer *tokenizer;
     ms_decode_rules rules;
-    bool fused; /* later components see the whole text */
+    const char *fused; /* later components see the whole text, which this one makes; NULL: none */
 } reading;
 
 static ms_status next_rule(ms_context *context, reading *all, ms_decode_kind kind,
@@ -174,17 +174,22 @@ static ms_status add_decoder(ms_context *context, const json_t *component, void 
     ms_decode_rule *rule = NULL;
     if (strcmp(type, "Strip") == 0) return add_strip(context, component, all);
     if (strcmp(type, "Fuse") == 0) {
-        all->fused = true;
+        all->fused = "Fuse";
         return MS_OK;
     }
     /* What sees the whole text could change what spans tokens. */
     if (all->fused)
         return ms_fail(context, MS_ERROR_UNSUPPORTED,
-                       "its decoder has \"%.60s\" after \"Fuse\", which is not supported", type);
+                       "its decoder has \"%.60s\" after \"%s\", which is not supported", type,
+                       all->fused);
     if (strcmp(type, "Replace") == 0) return add_replace(context, component, all);
     if (strcmp(type, "Metaspace") == 0) return add_metaspace(context, component, all);
     if (strcmp(type, "ByteFallback") == 0) return next_rule(context, all, MS_DECODE_BYTES, &rule);
-    if (strcmp(type, "ByteLevel") == 0) return next_rule(context, all, MS_DECODE_ALPHABET, &rule);
+    if (strcmp(type, "ByteLevel") == 0) {
+        /* Characters may lie in several tokens: it puts all of them together. */
+        all->fused = "ByteLevel";
+        return next_rule(context, all, MS_DECODE_ALPHABET, &rule);
+    }
     return ms_json_refuse(context, "decoder", type, DECODERS);
 }
 

@@ -12,6 +12,7 @@ typedef struct loading {
     char *path;
     ms_tokenizer_options options;
     ms_tokenizer *tokenizer;
+    ms_extra extra; /* of a folder */
 } loading;
 
 /* -------------------------------------------------------------------- formats */
@@ -137,7 +138,8 @@ static ms_status read_merges(loading *all)
                        "vocab.json and merges.txt, or encoder.json and vocab.bpe");
     ms_status status = turn_to(all, partner);
     if (!status) status = read_file(all, &data, &text);
-    if (!status) status = ms_format_merges(all->context, text, all->tokenizer, &all->options);
+    if (!status)
+        status = ms_format_merges(all->context, text, all->tokenizer, &all->options, &all->extra);
     ms_release(all->context, data);
     return status;
 }
@@ -153,6 +155,26 @@ static ms_status refuse_options(const loading *all)
                    "and `special` are for tiktoken's ranks and for vocab.json");
 }
 
+/* All parts, in the order in which they need each other. */
+static ms_status read_parts(loading *all, const json_t *root)
+{
+    ms_context *context = all->context;
+    ms_tokenizer *tokenizer = all->tokenizer;
+    const json_t *pre_tokenizer = json_object_get(root, "pre_tokenizer");
+    tokenizer->model.by_bytes = ms_json_is_byte_level(pre_tokenizer);
+    ms_status status = ms_json_normalizer(context, json_object_get(root, "normalizer"), tokenizer);
+    if (!status) status = ms_json_pre_tokenizer(context, pre_tokenizer, tokenizer);
+    if (!status) status = ms_json_model(context, json_object_get(root, "model"), tokenizer);
+    if (!status)
+        status = ms_json_added_tokens(context, json_object_get(root, "added_tokens"), tokenizer);
+    if (!status) status = ms_extra_apply(context, &all->extra, tokenizer);
+    if (!status)
+        status =
+            ms_json_post_processor(context, json_object_get(root, "post_processor"), tokenizer);
+    if (!status) status = ms_tokenizer_normalize_added(context, tokenizer);
+    return status ? status : ms_json_decoder(context, json_object_get(root, "decoder"), tokenizer);
+}
+
 static ms_status read_json(loading *all, ms_span text)
 {
     json_t *root = NULL;
@@ -160,7 +182,7 @@ static ms_status read_json(loading *all, ms_span text)
     if (status) return status;
     if (json_is_object(json_object_get(root, "model"))) {
         status = refuse_options(all);
-        if (!status) status = ms_json_tokenizer(all->context, root, all->tokenizer);
+        if (!status) status = read_parts(all, root);
     } else {
         status = read_vocabulary(all, root);
         if (!status) status = read_merges(all);
@@ -175,10 +197,12 @@ static ms_status read_content(loading *all, ms_span text)
     ms_status status = MS_OK;
     switch (ms_format_of(text)) {
     case MS_FORMAT_JSON: return read_json(all, text);
-    case MS_FORMAT_RANKS: return ms_format_ranks(all->context, text, all->tokenizer, &all->options);
+    case MS_FORMAT_RANKS:
+        return ms_format_ranks(all->context, text, all->tokenizer, &all->options, &all->extra);
     case MS_FORMAT_SENTENCEPIECE:
         status = refuse_options(all);
-        return status ? status : ms_format_sentencepiece(all->context, text, all->tokenizer);
+        if (status) return status;
+        return ms_format_sentencepiece(all->context, text, all->tokenizer, &all->extra);
     case MS_FORMAT_MERGES:
         if (partner == NULL || strstr(partner, ".json") == NULL) break;
         return ms_fail(all->context, MS_ERROR_ARGUMENT,
@@ -202,35 +226,34 @@ static ms_status read_one(loading *all)
 
 /* --------------------------------------------------------------------- folder */
 
-/* "<s>", or { "content": "<s>" }. A name that is no token's is passed over: the file may belong to
- * a model that has more. */
-static void name_end(const json_t *root, const char *key, const ms_tokenizer *tokenizer,
-                     uint32_t *id)
+/* The JSON of another file of the folder; NULL: it is not there. */
+static ms_status read_beside(loading *all, const char *name, json_t **out)
 {
-    const json_t *value = json_object_get(root, key);
-    if (json_is_object(value)) value = json_object_get(value, "content");
-    if (!json_is_string(value)) return;
-    uint32_t found =
-        ms_tokenizer_find(tokenizer, json_string_value(value), json_string_length(value));
-    if (found != MS_NO_TOKEN) *id = found;
-}
-
-/* The ends of a text, which tokenizer.json does not name. */
-static ms_status read_config(loading *all)
-{
-    json_t *root = NULL;
     void *data = NULL;
     ms_span text = { 0 };
-    ms_status status = turn_to(all, "tokenizer_config.json");
+    ms_status status = turn_to(all, name);
     if (status || !exists(all, all->path)) return status;
     status = read_file(all, &data, &text);
-    if (!status) status = ms_json_parse(all->context, text.at, ms_span_bytes(text), &root);
+    if (!status) status = ms_json_parse(all->context, text.at, ms_span_bytes(text), out);
     ms_release(all->context, data);
-    if (status) return status;
-    name_end(root, "bos_token", all->tokenizer, &all->tokenizer->bos);
-    name_end(root, "eos_token", all->tokenizer, &all->tokenizer->eos);
-    json_decref(root);
-    return MS_OK;
+    if (status || json_is_object(*out)) return status;
+    return ms_fail(all->context, MS_ERROR_CORRUPT, "it is no JSON object");
+}
+
+/* The files beside a tokenizer's that say more about its tokens. */
+static ms_status read_extra(loading *all)
+{
+    ms_status status = read_beside(all, "tokenizer_config.json", &all->extra.config);
+    if (!status) status = read_beside(all, "special_tokens_map.json", &all->extra.map);
+    if (!status) status = read_beside(all, "added_tokens.json", &all->extra.added);
+    return status ? status : ms_extra_collect(all->context, &all->extra);
+}
+
+/* An error was that of the file that names added tokens. */
+static ms_status turn_to_failed(loading *all, ms_status failed)
+{
+    ms_status status = turn_to(all, all->extra.file);
+    return status ? status : failed;
 }
 
 /* The first of the known files that is there. all->path is the folder. */
@@ -243,11 +266,14 @@ static ms_status read_folder(loading *all)
     if (status) return status;
     ms_release(all->context, all->path);
     all->path = base;
+    status = read_extra(all);
+    if (all->extra.failed) status = turn_to_failed(all, status);
     for (size_t i = 0; !status && i < sizeof names / sizeof *names; i++) {
         status = turn_to(all, names[i]);
         if (status || !exists(all, all->path)) continue;
         status = read_one(all);
-        return status ? status : read_config(all);
+        if (!status) ms_extra_name_ends(&all->extra, all->tokenizer);
+        return all->extra.failed ? turn_to_failed(all, status) : status;
     }
     if (!status) status = turn_to(all, "");
     return status ? status
@@ -287,6 +313,7 @@ ms_status ms_tokenizer_load(ms_context *context, const char *path,
     if (!status) status = ms_tokenizer_new(context, &all.tokenizer);
     if (!status) status = info.is_directory ? read_folder(&all) : read_one(&all);
     status = name_file(&all, status);
+    ms_extra_free(context, &all.extra);
     ms_release(context, all.path);
     if (status) {
         ms_tokenizer_release(all.tokenizer);

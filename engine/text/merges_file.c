@@ -45,25 +45,18 @@ static bool is_bracketed(ms_span text)
     return (*text.at == '<' && text.end[-1] == '>') || (*text.at == '[' && text.end[-1] == ']');
 }
 
-static bool is_named(ms_span text, const ms_tokenizer_options *options)
-{
-    for (uint32_t i = 0; i < options->special_count; i++)
-        if (options->special[i].bytes == ms_span_bytes(text)
-            && memcmp(options->special[i].text, text.at, ms_span_bytes(text)) == 0)
-            return true;
-    return false;
-}
-
 /* Each token is a byte, special, or made by a merge: where one is not, merges are missing. */
-static ms_status check_complete(ms_context *context, const ms_model *model,
-                                const ms_tokenizer_options *options, uint32_t merges)
+static ms_status check_complete(ms_context *context, const ms_tokenizer *tokenizer, uint32_t merges)
 {
+    const ms_model *model = &tokenizer->model;
     for (uint32_t id = 0; id < model->vocabulary.count; id++) {
         if (!ms_vocabulary_has(&model->vocabulary, id)
             || model->vocabulary.tokens[id].flags & MS_TOKEN_MERGED)
             continue;
         ms_span text = ms_vocabulary_text(&model->vocabulary, id);
-        if (ms_span_bytes(text) <= 1 || is_bracketed(text) || is_named(text, options)) continue;
+        if (ms_span_bytes(text) <= 1 || is_bracketed(text)
+            || ms_vocabulary_has(&tokenizer->added, id))
+            continue;
         return ms_fail(context, MS_ERROR_CORRUPT,
                        "none of its %u merges makes the token '%.*s' (id %u) of the vocabulary: "
                        "the file may be truncated. If it is a special token, name it in `special`",
@@ -74,7 +67,7 @@ static ms_status check_complete(ms_context *context, const ms_model *model,
 }
 
 ms_status ms_format_merges(ms_context *context, ms_span data, ms_tokenizer *tokenizer,
-                           const ms_tokenizer_options *options)
+                           const ms_tokenizer_options *options, ms_extra *extra)
 {
     static const ms_decode_rules none = { .count = 0 };
     static const ms_special_token end_of_text = { .text = "<|endoftext|>",
@@ -93,10 +86,11 @@ ms_status ms_format_merges(ms_context *context, ms_span data, ms_tokenizer *toke
         own.special_count = 0;
     }
     ms_status status = add_lines(context, model, data, &merges);
-    if (!status) status = check_complete(context, model, &own, merges);
     if (status) return status;
     ms_build_bytes(model);
     ms_model_seal(model);
     status = ms_build_options(context, tokenizer, &own, "gpt2");
+    if (!status) status = ms_extra_apply(context, extra, tokenizer);
+    if (!status) status = check_complete(context, tokenizer, merges);
     return status ? status : ms_decoding_build(context, tokenizer, &none);
 }

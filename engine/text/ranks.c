@@ -90,7 +90,7 @@ static ms_status add_lines(ms_context *context, ms_model *model, ms_span data)
 }
 
 ms_status ms_format_ranks(ms_context *context, ms_span data, ms_tokenizer *tokenizer,
-                          const ms_tokenizer_options *options)
+                          const ms_tokenizer_options *options, ms_extra *extra)
 {
     static const ms_decode_rules none = { .count = 0 };
     ms_model *model = &tokenizer->model;
@@ -109,5 +109,6 @@ ms_status ms_format_ranks(ms_context *context, ms_span data, ms_tokenizer *token
     status = ms_build_pairs(context, model, NULL);
     ms_model_seal(model);
     if (!status) status = ms_build_options(context, tokenizer, options, NULL);
+    if (!status) status = ms_extra_apply(context, extra, tokenizer);
     return status ? status : ms_decoding_build(context, tokenizer, &none);
 }

@@ -109,6 +109,17 @@ static void trim(const ms_sentence *sentence, ms_buffer *out, size_t begin)
         out->length -= bytes;
 }
 
+static bool gets_prefix(const ms_sentence *sentence, ms_span text)
+{
+    size_t bytes;
+    if (!sentence->prefix || sentence->suffix) return false;
+    if (!sentence->once) return true;
+    ms_span part = next_part(sentence, text, &bytes);
+    bool space = part.at < part.end && *part.at == ' ',
+         mark = ms_span_bytes(part) >= 3 && memcmp(part.at, "\xe2\x96\x81", 3) == 0;
+    return text.first && !space && !mark;
+}
+
 ms_status ms_sentence_write(ms_context *context, const ms_sentence *sentence, ms_span text,
                             ms_buffer *out)
 {
@@ -117,7 +128,7 @@ ms_status ms_sentence_write(ms_context *context, const ms_sentence *sentence, ms
     if (sentence->collapse) text = skip_spaces(sentence, text);
     if (text.at == text.end) return MS_OK;
     ms_status status = MS_OK;
-    if (sentence->prefix && !sentence->suffix) status = add_space(context, sentence, out);
+    if (gets_prefix(sentence, text)) status = add_space(context, sentence, out);
     while (!status && text.at < text.end) {
         size_t bytes;
         ms_span part = next_part(sentence, text, &bytes);

@@ -18,6 +18,7 @@ typedef struct ms_charsmap {
 typedef struct ms_sentence {
     ms_charsmap map;
     bool prefix;    /* a space is added in front */
+    bool once;      /* only at the begin of all, and not in front of another one */
     bool suffix;    /* it is added at the end instead */
     bool collapse;  /* spaces at the begin and the end are removed, and several become one */
     bool escape;    /* spaces become U+2581 */

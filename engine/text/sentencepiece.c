@@ -17,6 +17,7 @@ typedef struct reading {
     ms_context *context;
     ms_tokenizer *tokenizer;
     ms_sentence *sentence;
+    ms_extra *extra;
     float *scores; /* by id */
     size_t score_capacity;
     int32_t type, bos, eos; /* of the trainer */
@@ -270,13 +271,19 @@ static ms_status finish(reading *all)
     model->fuse = model->fuse_pieces = true;
     ms_added_seal(&all->sentence->fixed);
     ms_status status = build_merges(all);
+    if (!status) status = ms_extra_apply(all->context, all->extra, tokenizer);
+    /* With a space in front, the tokens of pieces would get one, too; then all others are found in
+     * the text as it is. */
+    if (!status && !all->sentence->prefix)
+        status = ms_tokenizer_normalize_added(all->context, tokenizer);
     if (!status) status = build_decoding(all);
     tokenizer->bos = end_token(tokenizer, all->bos);
     tokenizer->eos = end_token(tokenizer, all->eos);
     return status;
 }
 
-ms_status ms_format_sentencepiece(ms_context *context, ms_span data, ms_tokenizer *tokenizer)
+ms_status ms_format_sentencepiece(ms_context *context, ms_span data, ms_tokenizer *tokenizer,
+                                  ms_extra *extra)
 {
     static const char unknown_text[] = " \xe2\x81\x87 ";
     const uint8_t *unknown = (const uint8_t *)unknown_text;
@@ -290,12 +297,14 @@ ms_status ms_format_sentencepiece(ms_context *context, ms_span data, ms_tokenize
         .context = context,
         .tokenizer = tokenizer,
         .sentence = &normalizers->items[0].sentence,
+        .extra = extra,
         .type = 1,
         .bos = 1,
         .eos = 2,
         .unknown_text = { .at = unknown, .end = unknown + sizeof unknown_text - 1 },
     };
     all.sentence->prefix = all.sentence->collapse = all.sentence->escape = true;
+    all.sentence->once = ms_extra_prefix_once(extra);
     status = read_model(&all, data);
     if (!status) status = finish(&all);
     ms_release(context, all.scores);

@@ -55,7 +55,9 @@ static ms_status check_other(ms_context *context, const ms_model *model, uint32_
     ms_buffer bytes = { 0 };
     bool known = false;
     *other = false;
-    if (!ms_vocabulary_has(&model->vocabulary, id)) return MS_OK;
+    /* From the size on there are characters, which are none. */
+    if ((model->size && id >= model->size) || !ms_vocabulary_has(&model->vocabulary, id))
+        return MS_OK;
     ms_span own = ms_vocabulary_text(&model->vocabulary, id);
     ms_status status = MS_OK;
     if (model->by_bytes) status = ms_alphabet_read(context, text, &bytes, &known);

@@ -80,6 +80,174 @@ describe("a tokenizer", function()
     end
   end)
 
+  -- Puts a folder of golden/tokenizers, with more files beside it: name -> content as a table.
+  local function put_folder(base, more)
+    for _, name in ipairs(core.list(folder)) do os.remove(folder .. "/" .. name) end
+    for _, name in ipairs(core.list(FOLDER .. base)) do
+      if name ~= "tokenizer_config.json" then
+        put(name, assert(core.file_read(FOLDER .. base .. "/" .. name)))
+      end
+    end
+    for name, content in pairs(more) do put(name, core.json_encode(content)) end
+    return folder
+  end
+
+  -- The ids of a tokenizer's special tokens.
+  local function specials(tokenizer)
+    local list = {}
+    for id = 0, tokenizer:vocab_size() - 1 do
+      if select(2, tokenizer:token(id)) then list[#list + 1] = id end
+    end
+    return list
+  end
+
+  it("of a folder whose files add tokens gives transformers' ids", function()
+    local peer = assert(core.json_decode(assert(core.file_read(FOLDER .. "folders.json"))))
+    for number, case in ipairs(peer.folders) do
+      local what = ("folder %d of folders.json"):format(number)
+      local tokenizer = assert(ms.tokenizer.load(put_folder(case.base, case.files)))
+      assert.equal(case.size, tokenizer:vocab_size(), what)
+      assert.same(case.special, specials(tokenizer), what)
+      if case.eos then assert.equal(case.eos, tokenizer:eos(), what) end
+      for i, text in ipairs(peer.texts) do
+        local ids = tokenizer:encode(text, { special = "parse", bos = false, eos = false })
+        assert.same(case.ids[i], ids:to_table(), ("%s, text %d"):format(what, i))
+        assert.equal(case.shown[i], tokenizer:decode(ids, { special = "text" }),
+          ("%s, text %d"):format(what, i))
+      end
+    end
+  end)
+
+  describe("with added tokens in other files", function()
+    local function decoder(tokens) return { added_tokens_decoder = tokens } end
+    local function contradicts(base, more, file, pattern)
+      refused(put_folder(base, more), nil, "/" .. file:gsub("%.", "%%.") .. "': " .. pattern,
+        "corrupt")
+    end
+
+    it("refuses ids that do not fit, by file and token", function()
+      for base, size in pairs { gpt2 = 500, byte_level = 602, llama2 = 600, sentencepiece = 700 } do
+        local inner = assert(ms.tokenizer.load(put_folder(base, {}))):token(300)
+        -- Another token's id.
+        contradicts(base, { ["added_tokens.json"] = { ["<x>"] = 300 } }, "added_tokens.json",
+          "the added token '<x>' has the id 300, which is another token's in the vocabulary")
+        contradicts(base, { ["tokenizer_config.json"] = decoder { ["300"] = { content = "<x>" } } },
+          "tokenizer_config.json", "the added token '<x>' has the id 300, which is another token's")
+        -- Two tokens of one id.
+        contradicts(base, { ["added_tokens.json"] = { ["<x>"] = size, ["<y>"] = size } },
+          "added_tokens.json", ("the added token '<[xy]>' has the id %d, which is that of the \z
+            token '<[xy]>'"):format(size))
+        -- A gap, in which transformers puts the token.
+        contradicts(base, { ["added_tokens.json"] = { ["<x>"] = size + 1 } }, "added_tokens.json",
+          ("the added token '<x>' has the id %d, and no token has those from %d on"):format(
+            size + 1, size))
+        -- Another id than it has. The name of a token of bytes is in their alphabet.
+        inner = inner:gsub(" ", "\u{120}")
+        contradicts(base, { ["added_tokens.json"] = { [inner] = size } }, "added_tokens.json",
+          ("the added token '.*' has the id %d, and the tokenizer has it as 300"):format(size))
+      end
+      contradicts("byte_level", { ["tokenizer_config.json"] =
+        decoder { ["602"] = { content = "<|endoftext|>" } } }, "tokenizer_config.json",
+        "the added token '<|endoftext|>' has the id 602, and the tokenizer has it as 0")
+      contradicts("byte_level", { ["added_tokens.json"] = { ["<x>"] = 601 } },
+        "added_tokens.json",
+        "the added token '<x>' has the id 601, which is that of the token '<word>'")
+    end)
+
+    it("refuses damaged files by name", function()
+      contradicts("gpt2", { ["added_tokens.json"] = { ["<x>"] = -1 } }, "added_tokens.json",
+        "the added token '<x>' has no id from 0 to")
+      contradicts("gpt2", { ["added_tokens.json"] = { ["<x>"] = "500" } }, "added_tokens.json",
+        "the added token '<x>' has no id")
+      contradicts("gpt2", { ["tokenizer_config.json"] = decoder { x5 = { content = "<x>" } } },
+        "tokenizer_config.json", "the added token '<x>' has no id")
+      contradicts("gpt2", { ["tokenizer_config.json"] = decoder { ["500"] = "<x>" } },
+        "tokenizer_config.json",
+        "the id '500' of its \"added_tokens_decoder\" has no \"content\"")
+      contradicts("gpt2", { ["tokenizer_config.json"] = decoder "<x>" },
+        "tokenizer_config.json", "its \"added_tokens_decoder\" is no object")
+      for _, name in ipairs { "added_tokens.json", "special_tokens_map.json",
+        "tokenizer_config.json" } do
+        contradicts("gpt2", { [name] = core.json_list {} }, name, "it is no JSON object")
+        put_folder("gpt2", {})
+        put(name, "{")
+        refused(folder, nil, name .. "': line 1 is no JSON", "corrupt")
+      end
+    end)
+
+    it("takes a token of the vocabulary that no merge makes for one of them", function()
+      local vocab = core.json_decode(core.file_read(FOLDER .. "gpt2/vocab.json"))
+      vocab["end of turn"] = 500
+      local more = { ["vocab.json"] = vocab }
+      refused(put_folder("gpt2", more), nil, "none of its %d+ merges makes the token", "corrupt")
+      more["added_tokens.json"] = { ["end of turn"] = 500 }
+      local tokenizer = assert(ms.tokenizer.load(put_folder("gpt2", more)))
+      assert.equal(501, tokenizer:vocab_size())
+      local ids = tokenizer:encode "xend of turnx":to_table()
+      assert.same({ 88, 500, 88 }, ids)
+    end)
+
+    it("passes over names that are no tokens, and keys that it does not know", function()
+      local tokenizer = assert(ms.tokenizer.load(put_folder("gpt2", {
+        ["tokenizer_config.json"] = { pad_token = "[PAD]", of_others = { 1 }, sep_token = "" },
+      })))
+      assert.equal(500, tokenizer:vocab_size())
+      assert.is_nil(tokenizer:id "[PAD]")
+    end)
+
+    it("adds them to tiktoken's ranks, whose pattern another file names", function()
+      put("tokenizer.model", core.file_read(FOLDER .. "ranks.tiktoken"))
+      put("added_tokens.json", core.json_encode { ["<x>"] = 501 })
+      local tokenizer = assert(ms.tokenizer.load(folder, { pattern = "gpt2", special = SPECIAL }))
+      assert.same({ 501, 501 }, { tokenizer:id "<x>", tokenizer:vocab_size() - 1 })
+    end)
+
+    it("writes them with a model, from which the same tokenizer comes back", function()
+      local more = {
+        ["tokenizer_config.json"] = { eos_token = "<|end|>" },
+        ["special_tokens_map.json"] = { bos_token = "<|begin|>" },
+        ["added_tokens.json"] = { ["<|end|>"] = 500, ["<|begin|>"] = 501, ["<plain>"] = 502 },
+      }
+      local tokenizer = assert(ms.tokenizer.load(put_folder("gpt2", more)))
+      local model = ms.nn.gpt2 { vocab = 512, context = 8, layers = 1, width = 8, heads = 1 }
+      assert(model:set_tokenizer(tokenizer))
+      assert(model:save(folder .. "/model"))
+      local again = assert(ms.tokenizer.load(folder .. "/model"))
+      assert.same({ 503, 500, 501 }, { again:vocab_size(), again:eos(), again:bos() })
+      assert.same(specials(tokenizer), specials(again))
+      local text = "a<|begin|>b<plain>c<|end|>"
+      assert.same(tokenizer:encode(text, { special = "parse" }):to_table(),
+        again:encode(text, { special = "parse" }):to_table())
+      os.execute("rm -rf '" .. folder .. "/model'")
+    end)
+  end)
+
+  it("that works by bytes applies the decoder's rules to the names of its tokens", function()
+    local function replace(from, to)
+      return { type = "Replace", pattern = { String = from }, content = to }
+    end
+    local bytes = { type = "ByteLevel" }
+    local function shown(...)
+      local tokenizer = assert(ms.tokenizer.load(changed("decoder",
+        { type = "Sequence", decoders = { ... } })))
+      return tokenizer:decode(tokenizer:encode("a the café x", { bos = false, eos = false }))
+    end
+    -- As tokenizers 0.23 decodes.
+    assert.equal("a the café x", shown(bytes))
+    assert.equal("a  the  café  x", shown(replace("Ġ", "ĠĠ"), bytes))
+    assert.equal("a_the_café_x", shown(replace("Ġ", "_"), bytes))
+    assert.equal("a the café x", shown(replace("é", "e"), bytes))
+    assert.equal("a_the_cafÃ©_x", shown(replace("Ġ", "_")))
+    assert.equal("a the cafÃ© x", shown(replace("Ġ", " "), { type = "Fuse" }))
+    assert.equal("athecaféx", shown({ type = "Strip", content = "Ġ", start = 1, stop = 0 }, bytes))
+    assert.equal(" the café x",
+      shown(bytes, { type = "Strip", content = "a", start = 1, stop = 0 }))
+    assert.equal("a the café x", shown(bytes, { type = "Fuse" }))
+    -- A match may go over the ends of tokens.
+    refused(changed("decoder", { type = "Sequence", decoders = { bytes, replace(" ", "_") } }), nil,
+      'its decoder has "Replace" after "ByteLevel", which is not supported', "unsupported")
+  end)
+
   it("gives any bytes back if it works by bytes", function()
     local state = 1
     local function draw(limit)

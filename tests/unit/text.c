@@ -218,25 +218,68 @@ static void test_files_that_end_early_are_refused_or_work(void **state)
 
 /* The first allocations fail one by one, later ones with growing steps: a load has thousands. Not
  * all stop a load: a pattern without memory for machine code is interpreted. */
+static void check_failing_allocations(const char *path, const char *pattern)
+{
+    long calls = LONG_MAX;
+    for (long n = 1; n <= calls; n += n < 60 ? 1 : n / 8) {
+        ms_tokenizer *tokenizer = NULL;
+        ms_tokenizer_options options = { .pattern = pattern };
+        fault_os fault;
+        ms_context faulty;
+        fault_os_init(&fault);
+        ms_context_init(&faulty, &fault.table);
+        atomic_store(&fault.fail_at, n);
+        ms_status status = ms_tokenizer_load(&faulty, path, &options, &tokenizer);
+        if (status) assert_int_equal(status, MS_ERROR_MEMORY);
+        else calls = atomic_load(&fault.calls);
+        ms_tokenizer_release(tokenizer);
+        assert_int_equal(atomic_load(&fault.live), 0);
+    }
+}
+
 static void test_failing_allocations_leave_nothing_behind(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof golden_files / sizeof *golden_files; i++) {
-        long calls = LONG_MAX;
-        for (long n = 1; n <= calls; n += n < 60 ? 1 : n / 8) {
+    for (size_t i = 0; i < sizeof golden_files / sizeof *golden_files; i++)
+        check_failing_allocations(golden_path(golden_files[i].name), golden_files[i].pattern);
+}
+
+/* ------------------------------------------------------------- tokens of other files */
+
+static void put_text(const char *name, const char *text)
+{
+    put_file(in_folder(name), text, strlen(text));
+}
+
+/* A tokenizer.json with tokens and rules of all kinds, and a file that changes them and adds some.
+ */
+static const char changed_config[] =
+    "{\"eos_token\":\"<|new|>\",\"mask_token\":{\"content\":\"the\"},\"added_tokens_decoder\":{"
+    "\"600\":{\"content\":\"<mask>\",\"normalized\":true},"
+    "\"601\":{\"content\":\"<word>\",\"special\":true,\"rstrip\":true},"
+    "\"603\":{\"content\":\"caf\xc3\xa9\",\"normalized\":true},"
+    "\"602\":{\"content\":\"<|new|>\",\"special\":true}}}";
+
+static void test_tokens_of_other_files_leave_nothing_behind(void **state)
+{
+    (void)state;
+    size_t bytes;
+    char folder[512];
+    snprintf(folder, sizeof folder, "%s", in_folder(""));
+    put_golden("byte_level/tokenizer.json", "tokenizer.json", &bytes);
+    put_text("tokenizer_config.json", changed_config);
+    check_failing_allocations(folder, NULL);
+    /* Cut anywhere, or with one byte changed, it is refused by name, or it works. */
+    for (size_t i = 0; i < sizeof changed_config - 1; i++) {
+        for (int changed = 0; changed < 2; changed++) {
             ms_tokenizer *tokenizer = NULL;
-            ms_tokenizer_options options = { .pattern = golden_files[i].pattern };
-            fault_os fault;
-            ms_context faulty;
-            fault_os_init(&fault);
-            ms_context_init(&faulty, &fault.table);
-            atomic_store(&fault.fail_at, n);
-            ms_status status =
-                ms_tokenizer_load(&faulty, golden_path(golden_files[i].name), &options, &tokenizer);
-            if (status) assert_int_equal(status, MS_ERROR_MEMORY);
-            else calls = atomic_load(&fault.calls);
+            char text[sizeof changed_config];
+            memcpy(text, changed_config, sizeof text);
+            text[i] = changed ? '7' : '\0';
+            put_text("tokenizer_config.json", text);
+            if (ms_tokenizer_load(&context, folder, NULL, &tokenizer) == MS_OK) use(tokenizer);
+            else assert_non_null(strstr(context.error.message, "/tokenizer_config.json'"));
             ms_tokenizer_release(tokenizer);
-            assert_int_equal(atomic_load(&fault.live), 0);
         }
     }
 }
@@ -250,6 +293,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_files_that_end_early_are_refused_or_work, folder_setup,
                                         folder_teardown),
         cmocka_unit_test(test_failing_allocations_leave_nothing_behind),
+        cmocka_unit_test_setup_teardown(test_tokens_of_other_files_leave_nothing_behind,
+                                        folder_setup, folder_teardown),
     };
     ms_context_init(&context, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);

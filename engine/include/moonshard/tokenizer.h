@@ -45,8 +45,10 @@ typedef struct ms_tokenizer_options {
 typedef struct ms_tokenizer ms_tokenizer;
 /* Reads a file, or the tokenizer of a folder: tokenizer.json, tokenizer.model, vocab.json with
  * merges.txt, or encoder.json with vocab.bpe, the first of them that is there. What a file is shows
- * in its content. In a folder, tokenizer_config.json names the tokens that begin and end a text.
- * options NULL: none. */
+ * in its content. In a folder, tokenizer_config.json and special_tokens_map.json name the tokens
+ * that begin and end a text, and added_tokens_decoder of tokenizer_config.json, or without it
+ * added_tokens.json, adds tokens: with the ids of transformers 5, or MS_ERROR_CORRUPT if the files
+ * do not agree about an id. options NULL: none. */
 MS_API ms_status ms_tokenizer_load(ms_context *context, const char *path,
                                    const ms_tokenizer_options *options, ms_tokenizer **out);
 /* From any thread. */

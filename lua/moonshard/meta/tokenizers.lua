@@ -26,9 +26,12 @@
 --- Reads a tokenizer: a folder, or a file of one of these kinds, which is recognized by its content:
 --- Hugging Face's tokenizer.json (BPE, by bytes or as SentencePiece's), SentencePiece's
 --- tokenizer.model (BPE), tiktoken's ranks (with `pattern`), and GPT-2's vocab.json with merges.txt,
---- also named encoder.json and vocab.bpe. A folder's tokenizer_config.json names the tokens that
---- begin and end a text. On valid UTF-8 all ids equal those of the library that a file is for, as
---- far as both know the same version of Unicode.
+--- also named encoder.json and vocab.bpe. Beside any of them in a folder, tokenizer_config.json
+--- names the tokens that begin and end a text, and its added_tokens_decoder adds tokens, or changes
+--- how they are found; without it, added_tokens.json adds tokens and special_tokens_map.json names
+--- some. On valid UTF-8 all ids equal those of the library that a file is for, as far as both know
+--- the same version of Unicode; those of added tokens equal transformers'. Files that do not agree
+--- about an id are refused.
 --- ```lua
 --- local json = assert(io.open("tokenizer.json", "w"))
 --- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
