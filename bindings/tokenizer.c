@@ -272,8 +272,31 @@ static int sharding_gc(lua_State *L)
     return 0;
 }
 
+/* The parts in the list at index: paths, or { path = path, from = byte, to = byte }. Pushes their
+ * memory, which borrows the strings. */
+static const ms_shard_part *check_parts(lua_State *L, int index, uint32_t *count)
+{
+    index = lua_absindex(L, index);
+    luaL_checktype(L, index, LUA_TTABLE);
+    *count = (uint32_t)lua_rawlen(L, index);
+    ms_shard_part *parts = lua_newuserdatauv(L, (*count + (size_t)1) * sizeof *parts, 0);
+    for (uint32_t i = 0; i < *count; i++) {
+        parts[i] = (ms_shard_part){ 0 };
+        lua_rawgeti(L, index, (lua_Integer)i + 1);
+        if (lua_istable(L, -1)) {
+            parts[i].begin = (uint64_t)ms_lua_field_integer(L, -1, "from", 0, 0, INT64_MAX);
+            parts[i].end = (uint64_t)ms_lua_field_integer(L, -1, "to", 0, 0, INT64_MAX);
+            lua_getfield(L, -1, "path");
+            lua_remove(L, -2);
+        }
+        parts[i].path = ms_lua_path(L, -1, "a path");
+        lua_pop(L, 1);
+    }
+    return parts;
+}
+
 /* The list at index: { { out = path, files = { path, ... } }, ... }. Pushes the jobs, which borrow
- * the strings, and a table that keeps their lists of pointers. */
+ * the strings, and a table that keeps their lists of parts. */
 static const ms_shard_job *check_jobs(lua_State *L, int index, uint32_t *count)
 {
     luaL_checktype(L, index, LUA_TTABLE);
@@ -285,16 +308,17 @@ static const ms_shard_job *check_jobs(lua_State *L, int index, uint32_t *count)
         lua_getfield(L, -1, "out");
         jobs[i].out = ms_lua_path(L, -1, "the path of a shard");
         lua_getfield(L, -2, "files");
-        jobs[i].files = ms_lua_string_list(L, -1, &jobs[i].count, "a path");
+        jobs[i].parts = check_parts(L, -1, &jobs[i].count);
         lua_rawseti(L, -5, (lua_Integer)i + 1);
         lua_pop(L, 3);
     }
     return jobs;
 }
 
-/* core.sharding(tokenizer, jobs, width, end, threads, parse): starts threads that write shards of
- * tokens. end: the token after each document, or nil. parse: names of special tokens in a document
- * become these tokens. Returns nil, message, code where the system refuses. */
+/* core.sharding(tokenizer, jobs, width, end, threads, parse, field): starts threads that write
+ * shards of tokens. end: the token after each document, or nil. parse: names of special tokens in a
+ * document become these tokens. field: files are lines of JSON, and a document is the member of
+ * this name. Returns nil, message, code where the system refuses. */
 static int sharding_new(lua_State *L)
 {
     ms_tokenizer *tokenizer = check_tokenizer(L);
@@ -304,19 +328,22 @@ static int sharding_new(lua_State *L)
         .end = MS_NO_TOKEN,
         .threads = (uint32_t)ms_lua_integer(L, 5, 1, INT32_MAX, "threads"),
         .special = lua_toboolean(L, 6) ? MS_SPECIAL_PARSE : MS_SPECIAL_TEXT,
+        .field = luaL_optstring(L, 7, NULL),
     };
     if (!lua_isnil(L, 4))
         options.end = (uint32_t)ms_lua_integer(L, 4, 0, ms_tokenizer_size(tokenizer) - 1, "end");
     /* The box keeps the jobs, and what they borrow, while threads use them. */
-    lua_settop(L, 5);
-    lua_createtable(L, 3, 0);
+    lua_settop(L, 7);
+    lua_createtable(L, 4, 0);
     const ms_shard_job *jobs = check_jobs(L, 2, &count);
-    lua_rawseti(L, 6, 1);
-    lua_rawseti(L, 6, 2);
+    lua_rawseti(L, 8, 1);
+    lua_rawseti(L, 8, 2);
     lua_pushvalue(L, 2);
-    lua_rawseti(L, 6, 3);
+    lua_rawseti(L, 8, 3);
+    lua_pushvalue(L, 7);
+    lua_rawseti(L, 8, 4);
     void **box = ms_lua_box(L, SHARDING);
-    lua_pushvalue(L, 6);
+    lua_pushvalue(L, 8);
     lua_setiuservalue(L, -2, 1);
     ms_sharding *made = NULL;
     if (ms_sharding_start(ms_lua_context(L), tokenizer, jobs, count, &options, &made))

@@ -1,6 +1,10 @@
-/* shards.c: files of text to files of tokens, on several threads. */
+/* shards.c: files of text, or of lines of JSON, to files of tokens, on several threads. */
+#include <inttypes.h>
+#include <stdio.h>
+
 #include "base/thread.h"
 #include "moonshard/io.h"
+#include "text/lines.h"
 #include "text/tokenizer.h"
 
 enum { THREADS_MAX = 256 };
@@ -32,11 +36,12 @@ typedef struct writing {
     ms_context context;
     ms_encoder *encoder;
     ms_writer *writer;
-    ms_buffer out; /* tokens as they are written */
+    ms_buffer out; /* tokens that wait to be written */
     uint64_t offset, tokens;
 } writing;
 
-enum { HEADER_BYTES = 1024, TOKENS_MAX = INT32_MAX };
+/* OUT_BYTES: so many bytes of tokens are written at once. */
+enum { HEADER_BYTES = 1024, TOKENS_MAX = INT32_MAX, OUT_BYTES = 1 << 20 };
 
 static void put_number(uint8_t *to, uint32_t value, uint32_t width)
 {
@@ -53,55 +58,129 @@ static ms_status write_header(writing *one)
     return ms_writer_write(one->writer, header, sizeof header, 0);
 }
 
-static ms_status write_ids(writing *one, const uint32_t *ids, size_t count, const char *path)
+/* Writes the tokens that wait. */
+static ms_status flush(writing *one)
 {
+    if (one->out.length == 0) return MS_OK;
+    ms_status status = ms_writer_write(one->writer, one->out.data, one->out.length, one->offset);
+    one->offset += one->out.length;
+    one->out.length = 0;
+    return status;
+}
+
+/* Adds a document. path: the file that it is in. */
+static ms_status add_document(writing *one, ms_span text, const char *path)
+{
+    const ms_encode_options options = { .special = one->all->options.special,
+                                        .bos = MS_EDGE_NO,
+                                        .eos = MS_EDGE_NO };
     uint32_t width = one->all->options.width, end = one->all->options.end;
+    const uint32_t *ids = NULL;
+    size_t count = 0;
+    ms_status status = ms_encode(&one->context, one->encoder, (const char *)text.at,
+                                 ms_span_bytes(text), &options, &ids, &count);
+    if (status) return status;
     size_t all = count + (end != MS_NO_TOKEN);
     if (one->tokens + all > TOKENS_MAX)
         return ms_fail(&one->context, MS_ERROR_UNSUPPORTED,
                        "with '%s' its shard would have more than %d tokens: divide the file", path,
                        TOKENS_MAX);
-    one->out.length = 0;
-    ms_status status = ms_buffer_reserve(&one->context, &one->out, all * width);
-    if (status || all == 0) return status;
-    for (size_t i = 0; i < count; i++) put_number(one->out.data + i * width, ids[i], width);
-    if (all > count) put_number(one->out.data + count * width, end, width);
-    status = ms_writer_write(one->writer, one->out.data, all * width, one->offset);
-    one->offset += all * width;
+    status = ms_buffer_reserve(&one->context, &one->out, all * width);
+    if (status) return status;
+    for (size_t i = 0; i < all; i++, one->out.length += width)
+        put_number(one->out.data + one->out.length, i < count ? ids[i] : end, width);
     one->tokens += all;
     atomic_fetch_add(&one->all->tokens, all);
+    return one->out.length < OUT_BYTES ? MS_OK : flush(one);
+}
+
+/* Tells who waits that so many bytes are done. */
+static void note_done(ms_sharding *all, uint64_t bytes)
+{
+    atomic_fetch_add(&all->bytes, bytes);
+    atomic_fetch_add(&all->changes, 1);
+    ms_futex_wake(&all->changes, 1);
+}
+
+static ms_status write_file(writing *one, const char *path)
+{
+    void *data = NULL;
+    size_t bytes = 0;
+    ms_status status = ms_file_read_all(&one->context, path, MS_DOCUMENT_MAX, &data, &bytes);
+    ms_span text = { .at = data, .end = bytes ? (const uint8_t *)data + bytes : data };
+    if (!status) status = add_document(one, text, path);
+    ms_release(&one->context, data);
+    note_done(one->all, bytes);
     return status;
 }
 
-static ms_status write_document(writing *one, const char *path)
+/* Puts file and line in front of the message. first: where the line begins. */
+static ms_status name_line(writing *one, ms_lines *lines, uint64_t first, ms_status failed)
 {
-    const ms_encode_options options = { .special = one->all->options.special,
-                                        .bos = MS_EDGE_NO,
-                                        .eos = MS_EDGE_NO };
-    void *data = NULL;
-    size_t bytes = 0, count = 0;
-    const uint32_t *ids = NULL;
-    ms_status status = ms_file_read_all(&one->context, path, MS_DOCUMENT_MAX, &data, &bytes);
-    if (!status)
-        status = ms_encode(&one->context, one->encoder, data, bytes, &options, &ids, &count);
-    ms_release(&one->context, data);
-    if (!status) status = write_ids(one, ids, count, path);
-    atomic_fetch_add(&one->all->bytes, bytes);
-    atomic_fetch_add(&one->all->changes, 1);
-    ms_futex_wake(&one->all->changes, 1);
+    char message[MS_ERROR_MESSAGE_BYTES];
+    uint64_t number = 0;
+    snprintf(message, sizeof message, "%s", one->context.error.message);
+    ms_status status = ms_lines_number(&one->context, lines, first, &number);
+    return status ? status
+                  : ms_fail(&one->context, failed, "'%s', line %" PRIu64 ": %s", lines->path,
+                            number, message);
+}
+
+static ms_status write_line(writing *one, ms_lines *lines, ms_span line, uint64_t first)
+{
+    json_t *root = NULL;
+    ms_span text;
+    ms_status status = ms_line_text(&one->context, line, one->all->options.field, &root, &text);
+    if (status) status = name_line(one, lines, first, status);
+    else status = add_document(one, text, lines->path);
+    json_decref(root);
+    return status;
+}
+
+static bool is_blank(ms_span line)
+{
+    while (line.at < line.end && (*line.at == ' ' || *line.at == '\t' || *line.at == '\r'))
+        line.at++;
+    return line.at == line.end;
+}
+
+/* Each line of the part is a document. */
+static ms_status write_lines(writing *one, const ms_shard_part *part)
+{
+    ms_lines lines;
+    ms_span line;
+    uint64_t first = 0, told = 0;
+    ms_status status = ms_lines_open(&one->context, part->path, part->begin, part->end, &lines);
+    if (status) return status;
+    while (!status && !atomic_load(&one->all->stop)) {
+        status = ms_lines_next(&one->context, &lines, &line, &first);
+        if (status || line.at == NULL) break;
+        told += (uint64_t)(line.end - line.at) + 1;
+        /* A mark of the order of bytes, which some programs write. */
+        if (first == 0 && ms_span_bytes(line) >= 3 && memcmp(line.at, "\xef\xbb\xbf", 3) == 0)
+            line.at += 3;
+        if (!is_blank(line)) status = write_line(one, &lines, line, first);
+        if (told < OUT_BYTES) continue;
+        note_done(one->all, told);
+        told = 0;
+    }
+    note_done(one->all, told);
+    ms_lines_close(&one->context, &lines);
     return status;
 }
 
 static ms_status write_shard(writing *one, const ms_shard_job *job)
 {
     one->offset = HEADER_BYTES;
-    one->tokens = 0;
+    one->tokens = one->out.length = 0;
     ms_status status = ms_writer_new(&one->context, job->out, &one->writer);
     for (uint32_t i = 0; !status && i < job->count && !atomic_load(&one->all->stop); i++)
-        status = write_document(one, job->files[i]);
+        status = one->all->options.field ? write_lines(one, &job->parts[i])
+                                         : write_file(one, job->parts[i].path);
     /* What was stopped is not complete. */
     bool complete = !status && !atomic_load(&one->all->stop);
-    if (complete) status = write_header(one);
+    if (complete) status = flush(one);
+    if (complete && !status) status = write_header(one);
     if (complete && !status) status = ms_writer_commit(one->writer);
     ms_writer_free(one->writer);
     one->writer = NULL;

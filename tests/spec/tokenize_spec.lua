@@ -137,6 +137,161 @@ describe("moonshard tokenize", function()
     assert.equal("not_found", code)
   end)
 
+  describe("of lines of JSON", function()
+    -- The documents of the shards, which end with <|endoftext|>.
+    local function documents()
+      local list = {}
+      local set = assert(ms.data.tokens(folder .. "/shards"))
+      local x, y = set:loader { batch = 1, length = set:size() - 1 }:next()
+      local ids = x[1]:to_table()
+      ids[#ids + 1] = y[1]:to_table()[#ids]
+      local from = 1
+      for i, id in ipairs(ids) do
+        if id == 0 then
+          list[#list + 1] = tokenizer:decode { table.unpack(ids, from, i - 1) }
+          from = i + 1
+        end
+      end
+      assert.equal(#ids + 1, from)
+      return list
+    end
+
+    it("makes the member of each line a document", function()
+      command.write(folder .. "/a.jsonl", table.concat({
+        [[{"id": 1, "text": "one\nline, \u00e9 \ud83d\ude42 \"\/\\"}]], "", " \t\r",
+        [[ {"text": "", "deep": {"text": "no"}, "big": 12345678901234567890123} ]] .. "\r",
+        [[{"text": "<|endoftext|> is text", "body": "other"}]], [[{"text": "nul \u0000."}]],
+        [[{"text": "the last line has no end"}]] }, "\n"))
+      command.write(folder .. "/b.jsonl",
+        "\xef\xbb\xbf" .. [[{"text": "of the second file"}]] .. "\n")
+      assert.matches("tokens of 2 files in 1 shard, 1 of them new",
+        (tokenize "--field text a.jsonl b.jsonl"))
+      assert.same({ "one\nline, \u{e9} \u{1F642} \"/\\", "", "<|endoftext|> is text", "nul \0.",
+        "the last line has no end", "of the second file" }, documents())
+      assert.equal("text", description().field)
+      assert.matches("0 of them new", (tokenize "--field text a.jsonl b.jsonl"))
+      -- Another member is other work.
+      local how = ("tokenize --tokenizer %sgpt2 --out shards/train "):format(FOLDER)
+      fails(how .. "--field body a.jsonl b.jsonl", 3, "train.json' is of the field 'text', not \z
+        the field 'body': choose another name, or %-%-force")
+      command.write(folder .. "/text", "text")
+      fails(how .. "text", 3, "train.json' is of the field 'text', not text")
+      tokenize "text --force"
+      fails(how .. "--field text a.jsonl", 3, "train.json' is of text, not the field 'text'")
+      assert.is_nil(description().field)
+    end)
+
+    it("refuses what is none, by file and line", function()
+      local how = ("tokenize --tokenizer %sgpt2 --out x --force "):format(FOLDER)
+      local function wrong(line, pattern)
+        command.write(folder .. "/a.jsonl", '{"text": "fine"}\n\n' .. line .. '\n{"text": "x"}\n')
+        fails(how .. "--field text a.jsonl", 3, "'a.jsonl', line 3: " .. pattern)
+        assert.is_false((core.exists(folder .. "/x_00000.bin")))
+      end
+      wrong('{"text": "cut', "it is no JSON: ")
+      wrong('{"text": "a"} {"text": "b"}', "it is no JSON: end of file expected")
+      wrong('{"text": "\\ud83d"}', "it is no JSON: ")
+      wrong('{"text": "\xff"}', "it is no JSON: ")
+      wrong('"text"', "it is no JSON: ")
+      wrong('[1]', "it is an array, and no object")
+      wrong('{"txt": "a", "id": 7}', "it has no member 'text', only 'txt', 'id'")
+      wrong('{}', "it has no member 'text'\n$")
+      wrong('{"text": null}', "its member 'text' is null, and no string")
+      wrong('{"text": ["a"]}', "its member 'text' is an array, and no string")
+      -- Without the switch, and where it does not belong.
+      how = how:gsub("%-%-out x", "--out z")
+      command.write(folder .. "/a.jsonl", '\n{"id": 1, "text": "a", "body": "b"}\n')
+      command.write(folder .. "/text.txt", "text")
+      fails(how .. "a.jsonl", 2, "'a.jsonl' is a file of JSON lines: %-%-field NAME says which \z
+        member of each line is the text %(the first line has 'body', 'id', 'text'%)")
+      fails(how .. "text.txt a.jsonl", 2, "'a.jsonl' is a file of JSON lines")
+      fails(how .. "--field text text.txt", 2, "'text.txt' is not named %*.jsonl")
+      fails(how .. "--field text a.jsonl text.txt", 2, "'text.txt' is not named %*.jsonl")
+      command.write(folder .. "/a.jsonl", "no JSON")
+      fails(how .. "a.jsonl", 2, "which member of each line is the text\n")
+      fails(how .. "--field text none.jsonl", 3, "'none.jsonl' does not exist")
+      assert.is_false((core.exists(folder .. "/z.json")))
+    end)
+
+    -- core.sharding of parts of a file, which end at these bytes.
+    local function shard(file, ...)
+      local ends, files = { 0, ... }, {}
+      for i = 2, #ends do files[i - 1] = { path = file, from = ends[i - 1], to = ends[i] } end
+      local jobs = { { out = folder .. "/part.bin", files = files } }
+      local job = assert(core.sharding(tokenizer, jobs, 2, 0, 1, false, "t"))
+      local done, message = job:finish()
+      return done and command.read(folder .. "/part.bin"), message
+    end
+
+    it("gives the same however a file is cut", function()
+      local file, lines = folder .. "/a.jsonl", {}
+      for i = 1, 9 do lines[i] = ('{"t": "%s %d"}'):format(("x"):rep(i % 4), i) end
+      lines[4], lines[7] = "", "\r"
+      local text = table.concat(lines, "\n")
+      command.write(file, text)
+      local whole = assert(shard(file, #text))
+      for cut = 0, #text do
+        assert.equal(whole, shard(file, cut, #text))
+        assert.equal(whole, shard(file, cut // 2, cut, #text))
+      end
+      -- A line that is longer than what is read at once, and those around it.
+      local long = ("word "):rep(700000)
+      text = ('{"t": "before"}\n{"t": "%s"}\n{"t": "after"}\n{"t": 1}\n'):format(long)
+      command.write(file, text)
+      local _, message = shard(file, 1 << 20, 3 << 20, #text)
+      assert.matches("a.jsonl', line 4: its member 't' is a number", message)
+      text = text:sub(1, -10)
+      command.write(file, text)
+      whole = assert(shard(file, #text))
+      for _, cut in ipairs { 5, 15, 16, 17, 1 << 20, 2 << 20, #text - 16, #text - 15 } do
+        assert.equal(whole, shard(file, cut, #text))
+      end
+      local set = assert(ms.data.tokens(folder .. "/part.bin"))
+      local ids = set:loader { batch = 1, length = set:size() - 1 }:next()
+      local shown = tokenizer:decode(ids, { special = "text" })
+      assert.is_true(shown == "before<|endoftext|>" .. long .. "<|endoftext|>after")
+    end)
+
+    it("cuts a large file into shards, of which each line is in one", function()
+      local lines = {}
+      for i = 1, 60000 do lines[i] = ('{"t": "%d %s"}\n'):format(i, ("y"):rep(i % 180)) end
+      local text = table.concat(lines)
+      command.write(folder .. "/a.jsonl", text)
+      local out = tokenize "--field t --threads 2 a.jsonl"
+      assert.matches("tokens of 1 file in 2 shards, 2 of them new", out)
+      local second = command.read(folder .. "/shards/train_00001.bin")
+      assert(core.remove(folder .. "/shards/train_00001.bin"))
+      assert.matches("2 shards, 1 of them new", (tokenize "--field t --threads 1 a.jsonl"))
+      assert.equal(second, command.read(folder .. "/shards/train_00001.bin"))
+      -- Behind the headers.
+      local first = command.read(folder .. "/shards/train_00000.bin"):sub(1025)
+      local whole = assert(shard(folder .. "/a.jsonl", #text)):sub(1025)
+      assert.is_true(first .. second:sub(1025) == whole)
+    end)
+  end)
+
+  it("says where documents are not separated, and takes a token that separates them", function()
+    command.write(folder .. "/one", "a")
+    command.write(folder .. "/two", "b")
+    local start = ("tokenize --tokenizer %sranks.tiktoken --pattern \"%%s\" --out shards/train \z
+      --force one two"):format(FOLDER)
+    local told = "no end of text: documents are not separated; --end-of-text TOKEN\n"
+    local out = command.succeed(folder, start:format("."))
+    assert.truthy(out:find(told, 1, true))
+    assert.is_nil(description().end_of_text)
+    assert.equal(2, description().tokens)
+    -- It is known, and asked for.
+    assert.is_nil(command.succeed(folder, start:format(".") .. " --end-of-text none"):find(told, 1,
+      true))
+    out = command.succeed(folder, start:format(".") .. " --end-of-text in")
+    assert.is_nil(out:find(told, 1, true))
+    local ranks = assert(ms.tokenizer.load(FOLDER .. "ranks.tiktoken", { pattern = "." }))
+    assert.equal(ranks:id "in", description().end_of_text)
+    assert.equal(4, description().tokens)
+    fails(("tokenize --tokenizer %sgpt2 --out y --end-of-text '<|endoftex|>' one"):format(FOLDER),
+      2, "the tokenizer has no such token: did you mean '<|endoftext|>'%?")
+  end)
+
   describe("by a tokenizer whose files change", function()
     local function train(change)
       local vocab = core.json_decode(command.read(FOLDER .. "gpt2/vocab.json"))

@@ -112,13 +112,20 @@ MS_API void ms_decoder_finish(ms_decoder *decoder, const char **text, size_t *by
 
 /* ------------------------------------------------------------------- shards */
 
-#define MS_DOCUMENT_MAX (UINT64_C(1) << 31) /* bytes of a file of text */
+#define MS_DOCUMENT_MAX (UINT64_C(1) << 31) /* bytes of a file of text, or of a line */
 
-/* A file of tokens in llm.c's format, and the files of text that it is made of, in order. Each is a
- * document. */
+/* A file of text, which is a document. With a field, the lines of a file that begin from byte
+ * `begin` on and before `end`: each is a JSON object, and its member of that name a document.
+ * Lines without any character but spaces are passed over. */
+typedef struct ms_shard_part {
+    const char *path;
+    uint64_t begin, end; /* with a field only */
+} ms_shard_part;
+
+/* A file of tokens in llm.c's format, and what it is made of, in order. */
 typedef struct ms_shard_job {
     const char *out;
-    const char *const *files;
+    const ms_shard_part *parts;
     uint32_t count;
 } ms_shard_job;
 
@@ -127,6 +134,7 @@ typedef struct ms_sharding_options {
     uint32_t end;     /* the token after each document; MS_NO_TOKEN: none */
     uint32_t threads; /* each writes one shard at a time */
     ms_special special;
+    const char *field; /* of lines of JSON; NULL: files are text */
 } ms_sharding_options;
 
 typedef struct ms_sharding_state {
@@ -136,12 +144,12 @@ typedef struct ms_sharding_state {
 } ms_sharding_state;
 
 typedef struct ms_sharding ms_sharding;
-/* Starts threads that write the shards, each of which appears as a whole. The jobs and what they
- * point to must live until the free. MS_ERROR_ARGUMENT: ids do not fit the width. */
+/* Starts threads that write the shards, each of which appears as a whole. The jobs, the field and
+ * what they point to must live until the free. MS_ERROR_ARGUMENT: ids do not fit the width. */
 MS_API ms_status ms_sharding_start(ms_context *context, ms_tokenizer *tokenizer,
                                    const ms_shard_job *jobs, uint32_t count,
                                    const ms_sharding_options *options, ms_sharding **out);
-/* Returns when a document or a thread has ended since the last call, or after timeout_ns. */
+/* Returns when some documents or a thread have ended since the last call, or after timeout_ns. */
 MS_API void ms_sharding_wait(ms_sharding *sharding, uint64_t timeout_ns, ms_sharding_state *out);
 /* Waits for the end. The first error, after which no shard is begun; it names the file. */
 MS_API ms_status ms_sharding_finish(ms_context *context, ms_sharding *sharding);

@@ -50,19 +50,34 @@ local function shards_of(name)
   return found, left
 end
 
--- Shards: consecutive files, by their bytes alone, so that a plan does not depend on the machine.
-local function plan_of(files, name)
+-- The parts of a file: a text is one; lines of JSON are cut into ones of so many bytes. A line
+-- belongs to the part in which it begins.
+local function parts_of(file, lines, size)
+  if not lines then return { { path = file.path, bytes = file.bytes } } end
+  local parts = {}
+  for from = 0, math.max(file.bytes - 1, 0), size do
+    local to = math.min(from + size, file.bytes)
+    parts[#parts + 1] = { path = file.path, from = from, to = to, bytes = to - from }
+  end
+  return parts
+end
+
+-- Shards: consecutive parts of files, by their bytes alone, so that a plan does not depend on the
+-- machine.
+local function plan_of(files, name, lines)
   local total = 0
   for _, file in ipairs(files) do total = total + file.bytes end
   local size = math.min(math.max(total // PARTS, LEAST), MOST)
   local shards, bytes = {}, size
   for _, file in ipairs(files) do
-    if bytes >= size then
-      shards[#shards + 1] = { out = ("%s_%05d.bin"):format(name, #shards), files = {} }
-      bytes = 0
+    for _, part in ipairs(parts_of(file, lines, size)) do
+      if bytes >= size then
+        shards[#shards + 1] = { out = ("%s_%05d.bin"):format(name, #shards), files = {} }
+        bytes = 0
+      end
+      table.insert(shards[#shards].files, part)
+      bytes = bytes + part.bytes
     end
-    table.insert(shards[#shards].files, file.path)
-    bytes = bytes + file.bytes
   end
   return shards, total
 end
@@ -73,6 +88,7 @@ local function made_of(parsed, files, tokenizer, end_id, hash)
   local lines = { parsed.tokenizer, parsed.pattern or "", tokenizer:vocab_size(),
     tostring(end_id), parsed.special }
   lines[#lines + 1] = hash
+  if parsed.field then lines[#lines + 1] = "field " .. parsed.field end
   for _, file in ipairs(files) do
     lines[#lines + 1] = ("%s %d %d"):format(file.path, file.bytes, file.modified)
   end
@@ -86,11 +102,46 @@ local function end_of_text(parsed, tokenizer)
     return tokenizer:eos() or tokenizer:id "<|endoftext|>"
   end
   local id = tokenizer:id(parsed.end_of_text)
-  if not id then
-    launch.exit(2, ("--end-of-text %s: the tokenizer has no such token"):format(
-      parsed.end_of_text))
+  if id then return id end
+  local names = {}
+  for token = 0, tokenizer:vocab_size() - 1 do
+    local name, special = tokenizer:token(token)
+    if special then names[#names + 1] = name end
   end
-  return id
+  local near = core.nearest(parsed.end_of_text, names)
+  launch.exit(2, ("--end-of-text %s: the tokenizer has no such token%s"):format(
+    parsed.end_of_text, near and (": did you mean '%s'?"):format(near) or ""))
+end
+
+-- The names of the members of a file's first object, for messages; nil: it has none.
+local function members_of(path)
+  local file = io.open(path, "rb")
+  local line = file and file:read(1 << 20) or ""
+  if file then file:close() end
+  local object = core.json_decode(line:match "^[\xef\xbb\xbf%s]*([^\n]*)")
+  if type(object) ~= "table" then return nil end
+  local names = {}
+  for name in require "moonshard".sorted_pairs(object) do
+    if type(name) ~= "string" then return nil end
+    names[#names + 1] = "'" .. name .. "'"
+  end
+  return #names > 0 and table.concat(names, ", ") or nil
+end
+
+-- Lines of JSON need the name of a member, and text has none.
+local function check_field(files, field)
+  for _, file in ipairs(files) do
+    local lines = file.path:match "%.jsonl$"
+    if lines and not field then
+      local members = members_of(file.path)
+      launch.exit(2, ("'%s' is a file of JSON lines: --field NAME says which member of each line \z
+        is the text%s"):format(file.path, members and " (the first line has " .. members .. ")"
+        or ""))
+    elseif field and not lines then
+      launch.exit(2, ("--field %s: '%s' is not named *.jsonl, and its lines would not be read as \z
+        JSON"):format(field, file.path))
+    end
+  end
 end
 
 -- The description of an earlier run with this name, which must be of the same work. nil: there is
@@ -121,6 +172,11 @@ local function earlier_of(path, name, description, force, before)
     launch.exit(3, ("'%s' is of the tokenizer '%s', not '%s': choose another name, or --force")
       :format(path, earlier.tokenizer, description.tokenizer))
   end
+  if earlier.field ~= description.field then
+    launch.exit(3, ("'%s' is of %s, not %s: choose another name, or --force"):format(path,
+      earlier.field and ("the field '%s'"):format(earlier.field) or "text",
+      description.field and ("the field '%s'"):format(description.field) or "text"))
+  end
   if earlier.tokenizer_hash and earlier.tokenizer_hash ~= description.tokenizer_hash then
     launch.exit(3, ("'%s' is of the tokenizer '%s' as it was: its files have changed since; \z
       choose another name, or --force"):format(path, description.tokenizer))
@@ -141,9 +197,9 @@ local function write_description(path, description)
 end
 
 -- Bytes of files that a shard is made of.
-local function bytes_of(shard, sizes)
+local function bytes_of(shard)
   local bytes = 0
-  for _, path in ipairs(shard.files) do bytes = bytes + sizes[path] end
+  for _, part in ipairs(shard.files) do bytes = bytes + part.bytes end
   return bytes
 end
 
@@ -180,7 +236,7 @@ local function run(tokenizer, shards, how, total)
   local began = core.clock_ms()
   local show = progress(total, began)
   local job, message = core.sharding(tokenizer, shards, how.token_bytes, how.end_of_text,
-    how.threads, how.parse)
+    how.threads, how.parse, how.field)
   demand(job, message)
   local sharding <close> = job
   local running, bytes
@@ -199,14 +255,17 @@ end
 function tokenize.parser()
   local parser = switches.plain("tokenize", "Writes files of text as shards of tokens, \z
     NAME_00000.bin and so on, in llm.c's format, and NAME.json, which describes them. Each file \z
-    is one document. A run that was stopped continues when it is started again.")
-  parser:argument("files", "files of text, or folders of them"):args "*"
+    is one document, and so is each line of a .jsonl, with --field. A run that was stopped \z
+    continues when it is started again.")
+  parser:argument("files", "files of text, or folders of them; or .jsonl, with --field"):args "*"
   parser:option("--tokenizer", "a tokenizer's file or folder; must be given"):argname "PATH"
   parser:option("--out", "where the shards go, may begin with a folder; must be given")
     :argname "NAME"
   parser:option("--pattern", "where ranks of tiktoken cut text: gpt2, cl100k, o200k, llama3")
   parser:option("--end-of-text", "the token after each document, or none (default: the one that \z
     the tokenizer names)"):argname "TOKEN":default "auto":show_default(false)
+  parser:option("--field", "files are named *.jsonl and have a JSON object in each line; its \z
+    member NAME is a document (default: files are text)"):argname "NAME"
   parser:option("--special", "what names of special tokens in the files become: text, or the \z
     tokens (parse), as where a file has many documents (default: text)"):choices { "text", "parse" }
     :default "text":show_default(false)
@@ -217,20 +276,20 @@ end
 
 -- Makes the shards that are not there; returns what NAME.json says of all.
 local function make_shards(parsed, tokenizer, description, files, before)
-  local shards, total = plan_of(files, parsed.out)
-  local path, sizes, left, bytes = parsed.out .. ".json", {}, {}, 0
-  for _, file in ipairs(files) do sizes[file.path] = file.bytes end
+  local shards, total = plan_of(files, parsed.out, parsed.field)
+  local path, left, bytes = parsed.out .. ".json", {}, 0
   local earlier = earlier_of(path, parsed.out, description, parsed.force, before)
   for _, shard in ipairs(shards) do
     if not (earlier and core.exists(shard.out)) then
       left[#left + 1] = shard
-      bytes = bytes + bytes_of(shard, sizes)
+      bytes = bytes + bytes_of(shard)
     end
   end
   write_description(path, description)
   local done, seconds = run(tokenizer, left, {
     token_bytes = description.token_bytes, end_of_text = description.end_of_text,
     threads = parsed.threads or core.info().cores, parse = parsed.special == "parse",
+    field = parsed.field,
   }, bytes)
   description.shards, description.tokens, description.bytes = core.json_list {}, 0, total
   for i, shard in ipairs(shards) do
@@ -266,7 +325,11 @@ function tokenize.main(arguments)
   local tokenizer, message = ms.tokenizer.load(parsed.tokenizer, { pattern = parsed.pattern })
   demand(tokenizer, message)
   local files = files_of(parsed.files)
+  check_field(files, parsed.field)
   local end_id = end_of_text(parsed, tokenizer)
+  if not end_id and parsed.end_of_text ~= "none" then
+    print "no end of text: documents are not separated; --end-of-text TOKEN"
+  end
   local folder = parsed.out:match "^(.*)/[^/]*$"
   if folder and folder ~= "" then
     local made, why = core.make_directory(folder)
@@ -277,6 +340,7 @@ function tokenize.main(arguments)
     tokenizer = parsed.tokenizer, tokenizer_path = from_root(parsed.tokenizer),
     tokenizer_hash = hash, pattern = parsed.pattern, vocab_size = tokenizer:vocab_size(),
     token_bytes = tokenizer:vocab_size() <= 65536 and 2 or 4, end_of_text = end_id,
+    field = parsed.field,
     made_of = made_of(parsed, files, tokenizer, end_id, hash), complete = false,
   }, files, made_of(parsed, files, tokenizer, end_id))
   return 0
