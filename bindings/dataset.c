@@ -39,7 +39,17 @@ static int dataset_of_files(lua_State *L, read_function read)
 /* core.dataset_bytes(paths), core.dataset_tokens(files): both take a list of paths. They differ in
  * how the bytes are read, and in the width of a token. */
 static int dataset_bytes(lua_State *L) { return dataset_of_files(L, ms_dataset_bytes); }
-static int dataset_tokens(lua_State *L) { return dataset_of_files(L, ms_dataset_tokens); }
+/* Shards without a header: also how many files of them there are, their tokens, the largest id. */
+static int dataset_tokens(lua_State *L)
+{
+    int results = dataset_of_files(L, ms_dataset_tokens);
+    if (results != 1) return results;
+    ms_bare_shards bare = ms_dataset_bare(ms_lua_unbox(L, -1, DATASET));
+    lua_pushinteger(L, bare.files);
+    lua_pushinteger(L, (lua_Integer)bare.tokens);
+    lua_pushinteger(L, bare.largest);
+    return 4;
+}
 
 /* core.dataset_images(images, labels): the two idx files of MNIST, plain or compressed by gzip. */
 static int dataset_images(lua_State *L)

@@ -74,6 +74,7 @@ void ms_dataset_release(ms_dataset *dataset)
 /* Of this part, not of the data that it shares. */
 uint64_t ms_dataset_size(const ms_dataset *dataset) { return dataset->count; }
 bool ms_dataset_has_tokens(const ms_dataset *dataset) { return dataset->data->labels == NULL; }
+ms_bare_shards ms_dataset_bare(const ms_dataset *dataset) { return dataset->data->bare; }
 
 /* The two parts take their references to the data together and last, when nothing can fail any
  * more. That is why the error path releases `a` as plain memory: it holds no reference yet. */
@@ -283,6 +284,20 @@ static ms_status read_shard_header(ms_context *context, ms_file *file, const cha
     return MS_OK;
 }
 
+/* Tokens of two bytes that were just read. They are in memory, so looking at each costs little
+ * beside reading them. */
+static void note_bare(ms_bare_shards *bare, const uint8_t *at, uint64_t count)
+{
+    uint32_t largest = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t id = at[2 * i] | (uint32_t)at[2 * i + 1] << 8;
+        largest = id > largest ? id : largest;
+    }
+    if (largest > bare->largest) bare->largest = largest;
+    bare->tokens += count;
+    bare->files++;
+}
+
 /* All shards of a data set have one width: the samples are a single array that the loader
  * indexes. */
 static ms_status append_shard(ms_context *context, ms_data *data, const char *path)
@@ -301,7 +316,10 @@ static ms_status append_shard(ms_context *context, ms_data *data, const char *pa
     if (!status) {
         /* Before append_file, which divides by it. */
         data->width = shard.width;
+        uint64_t before = data->count;
         status = append_file(context, data, file, path, shard.begin, shard.end);
+        if (!status && shard.begin == 0 && data->count > before)
+            note_bare(&data->bare, data->samples + before * shard.width, data->count - before);
     }
     ms_file_close(context, file);
     return status;

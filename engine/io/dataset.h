@@ -16,6 +16,7 @@ typedef struct ms_data {
     size_t capacity;  /* bytes of samples, while they are collected */
     uint64_t count;   /* tokens or images */
     uint32_t width, rows, columns;
+    ms_bare_shards bare;
 } ms_data;
 
 /* A range of data. A split makes two of them without a copy. Each holds one reference to its

@@ -2,6 +2,7 @@
 -- prepares batches ahead.
 local core = require "moonshard.core"
 local data_files = require "moonshard.data_files"
+local log = require "moonshard.log"
 local options_of = require "moonshard.options"
 local tokenizer_files = require "moonshard.tokenizer_files"
 local check, argument = options_of.check, options_of.argument
@@ -90,8 +91,21 @@ local function why_no_shard(path)
     :format(path)
 end
 
+-- Lists of files of which tell_bare has bare_told.
+local bare_told = {}
+
+-- A line, once for the same files: nothing but a name says that these are tokens, and a large id
+-- shows that they are not.
+local function tell_bare(files, bare, count, largest)
+  local key = ("%s\0%d %d"):format(table.concat(files, "\0"), count, largest)
+  if bare_told[key] then return end
+  bare_told[key] = true
+  log.log("data       %d file%s without a header %s read as 16-bit tokens: %s of them, largest id \z
+    %d", bare, bare == 1 and "" or "s", bare == 1 and "is" or "are", log.grouped(count), largest)
+end
+
 --- Token shards of llm.c or nanoGPT, one after the other. Files without a header, as nanoGPT's, are
---- named *.bin.
+--- named *.bin; a log line says how many tokens they have, and the largest id.
 ---@param pattern string a file, a folder, or a path with * and ? in its last part
 ---@param part? "train"|"valid" of a folder: "valid" are its files that are named val*, "train"
 --- (unless given) the others
@@ -109,9 +123,9 @@ function data.tokens(pattern, part)
     message = why_no_shard(path)
     if message then return core.refuse(message, "corrupt") end
   end
-  local set
-  set, message, code = core.dataset_tokens(files)
-  if not set then return nil, message, code end
+  local set, bare, count, largest = core.dataset_tokens(files)
+  if not set then return nil, bare, count end               -- the message, and its code
+  if bare > 0 then tell_bare(files, bare, count, largest) end
   tokenizer_files.note_shards(set, files)
   data_files.note(set, files)
   return set

@@ -40,6 +40,14 @@ function log.log(format, ...)
   io.stdout:flush()
 end
 
+--- 1234567 as "1,234,567".
+---@param count integer
+---@return string
+function log.grouped(count)
+  local digits = tostring(count):reverse():gsub("(%d%d%d)", "%1,"):reverse()
+  return (digits:gsub("^,", ""))
+end
+
 --- A line on stderr, on any rank that calls it, with the rank's number.
 ---@param format string
 function log.warn(format, ...)

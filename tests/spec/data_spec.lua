@@ -1,6 +1,7 @@
 -- Data sets and loaders: text to batches, shards by pattern, images, resuming.
 local ms = require "moonshard"
 local core = require "moonshard.core"
+local command = require "command"
 local data = ms.data
 
 -- An idx file of bytes.
@@ -364,6 +365,38 @@ describe("data", function()
     assert.is_nil(none)
     assert.matches("cut.bin', byte 8", message)
     assert.equal("corrupt", code)
+  end)
+
+  it("shards without a header are told, with their largest id", function()
+    local header = ("<" .. ("i4"):rep(3)):pack(20240520, 1, 2) .. ("\0"):rep(1012)
+    put("a_1.bin", ("<I2"):pack(7):rep(1230))
+    put("a_2.bin", ("<I2I2I2I2"):pack(1, 50256, 300, 2))
+    put("a_3.bin", header .. ("<I2I2"):pack(65000, 11))
+    put("a_4.bin", "")
+    put("large_1.bin", ("\xff\xff"))
+    put("headers.bin", header .. ("<I2I2"):pack(65000, 11))
+    local script = put("r.lua", [[
+      local ms = require "moonshard"
+      local folder = ...
+      for _ = 1, 2 do assert(ms.data.tokens(folder .. "/a_*.bin")) end
+      assert(ms.data.tokens(folder .. "/headers.bin"))
+      assert(ms.data.tokens(folder .. "/large_*.bin"))
+      assert(io.open(folder .. "/large_2.bin", "wb")):write("\0\1"):close()
+      assert(ms.data.tokens(folder .. "/large_*.bin"))
+      assert(ms.data.bytes(folder .. "/a_1.bin"))]])
+    local job = io.popen(("'%s' '%s' '%s' 2>&1"):format(arg and arg[-1] or "lua5.4", script,
+      folder))
+    local out = job:read "a"
+    job:close()
+    assert.equal("data       2 files without a header are read as 16-bit tokens: 1,234 of them, \z
+      largest id 50256\n\z
+      data       1 file without a header is read as 16-bit tokens: 1 of them, largest id 65535\n\z
+      data       2 files without a header are read as 16-bit tokens: 2 of them, largest id \z
+      65535\n", out)
+    -- Of several ranks rank 0 says it.
+    put("ranks.lua", ([[assert(require "moonshard".data.tokens "%s/a_*.bin")]]):format(folder))
+    out = command.succeed(folder, "run ranks.lua -n 2")
+    assert.equal(1, select(2, out:gsub("data       2 files without a header", "")))
   end)
 
   it("images come as floats with their labels", function()

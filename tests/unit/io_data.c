@@ -109,6 +109,12 @@ static void test_token_shards_of_every_kind(void **state)
     put_file(paths[1], narrow, 4);
     check_tokens(paths, 1, (const int64_t[]){ 50256, 1, 65535, 300 }, 4);
     check_tokens(paths, 2, (const int64_t[]){ 50256, 1, 65535, 300, 50256, 1 }, 6);
+    /* Only what has no header is counted. */
+    ms_dataset *both = NULL;
+    assert_int_equal(ms_dataset_tokens(&context, paths, 2, &both), MS_OK);
+    ms_bare_shards bare = ms_dataset_bare(both);
+    assert_true(bare.files == 1 && bare.tokens == 2 && bare.largest == 50256);
+    ms_dataset_release(both);
     put_shard(paths[1], 20240801, 7, 3, wide, 12);
     check_tokens(paths + 1, 1, (const int64_t[]){ 128000, 1, 0xfffffffe }, 3);
     ms_dataset *dataset = NULL;

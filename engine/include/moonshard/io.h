@@ -197,6 +197,13 @@ MS_API ms_dataset *ms_dataset_retain(ms_dataset *dataset);
 MS_API void ms_dataset_release(ms_dataset *dataset);        /* NULL is allowed */
 MS_API uint64_t ms_dataset_size(const ms_dataset *dataset); /* tokens or images */
 MS_API bool ms_dataset_has_tokens(const ms_dataset *dataset);
+/* What of the data, of which a split may be a part, comes from shards without a header: nothing in
+ * such a file says that it is one. */
+typedef struct ms_bare_shards {
+    uint32_t files, largest; /* largest: of the ids */
+    uint64_t tokens;
+} ms_bare_shards;
+MS_API ms_bare_shards ms_dataset_bare(const ms_dataset *dataset);
 /* The first floor(fraction * size), and the rest; both share the data. fraction is within 0 and 1.
  * A decimal fraction has its exact decimal value: 0.29 of 100 are 29. */
 MS_API ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double fraction,

@@ -34,7 +34,8 @@
 --- Token shards (`.bin`, u16 or u32) of llm.c or nanoGPT. pattern: a file, a folder, or a path with
 --- * and ? after its last slash. Of a folder, part "valid" are the files that are named val*, and
 --- "train", which is the part unless given, are the others. A file without a header (nanoGPT's) is
---- named *.bin: text is read by `bytes`, or `moonshard tokenize` makes shards of it.
+--- named *.bin: text is read by `bytes`, or `moonshard tokenize` makes shards of it. One log line
+--- says how many files have no header, how many tokens they have, and the largest id.
 --- ```lua
 --- -- Shards are made by `moonshard tokenize`; these are of 4 ids.
 --- local file = assert(io.open("ids_00000.bin", "wb"))

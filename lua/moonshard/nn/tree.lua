@@ -1,13 +1,8 @@
 -- What print(model) shows: the tree of a module's parts, with their parameters' shapes and counts.
 local core = require "moonshard.core"
+local log = require "moonshard.log"
 
 local BYTES = { f32 = 4, f16 = 2, bf16 = 2 }
-
--- 1234567 as "1,234,567".
-local function grouped(count)
-  local text = tostring(count):reverse():gsub("(%d%d%d)", "%1,"):reverse()
-  return (text:gsub("^,", ""))
-end
 
 local function size_of(bytes)
   if bytes < 1 << 10 then return ("%d bytes"):format(bytes) end
@@ -95,7 +90,7 @@ local function text_of(node, depth)
     table.move(below, 1, #below, #lines + 1, lines)
     i = last + 1
   end
-  node.head, node.lines = ("%s, %s%s"):format(node.class, grouped(node.count), own), lines
+  node.head, node.lines = ("%s, %s%s"):format(node.class, log.grouped(node.count), own), lines
   return node.head, lines
 end
 
@@ -110,7 +105,7 @@ return function(object)
   for dtype in pairs(tree.dtypes) do dtypes[#dtypes + 1] = dtype end
   table.sort(dtypes)
   local head, lines = text_of(node, 1)
-  local total = ("%s: %s parameters"):format(node.class, grouped(node.count))
+  local total = ("%s: %s parameters"):format(node.class, log.grouped(node.count))
   if #dtypes > 0 then
     total = ("%s (%s, %s)"):format(total, table.concat(dtypes, " and "), size_of(tree.bytes))
   end
