@@ -91,7 +91,7 @@ local function why_no_shard(path)
     :format(path)
 end
 
--- Lists of files of which tell_bare has bare_told.
+-- Lists of files of which tell_bare has told.
 local bare_told = {}
 
 -- A line, once for the same files: nothing but a name says that these are tokens, and a large id
