@@ -1,5 +1,6 @@
 /* tokenizer.c: any bytes as a tokenizer's file: it is refused with a message that names it, or it
- * encodes and decodes a text with ids below its size. After a line of "=====" come the merges.
+ * encodes and decodes a text with ids below its size. After a line of "=====" come the merges,
+ * after further ones tokenizer_config.json and added_tokens.json: then the folder is loaded.
  * fuzz: engine/base engine/io engine/text */
 #include "moonshard/tokenizer.h"
 
@@ -17,7 +18,11 @@ static void check(bool holds, const char *what)
     abort();
 }
 
-/* ---------------------------------------------------------- two files in memory */
+/* ------------------------------------------------------------ files in memory */
+
+enum { FILES = 4 };
+static const char *const names[FILES] = { "x/vocab.json", "x/merges.txt", "x/tokenizer_config.json",
+                                          "x/added_tokens.json" };
 
 typedef struct memory_file {
     const char *name;
@@ -27,12 +32,12 @@ typedef struct memory_file {
 
 typedef struct memory_files {
     const ms_os *real;
-    memory_file files[2];
+    memory_file files[FILES]; /* without data: not there */
 } memory_files;
 
 static const memory_file *find(const memory_files *all, const char *path)
 {
-    for (size_t i = 0; i < 2; i++)
+    for (size_t i = 0; i < FILES; i++)
         if (all->files[i].data && strcmp(path, all->files[i].name) == 0) return &all->files[i];
     return NULL;
 }
@@ -40,6 +45,10 @@ static const memory_file *find(const memory_files *all, const char *path)
 static int memory_info(void *user, const char *path, ms_file_info *out)
 {
     const memory_file *file = find(user, path);
+    if (strcmp(path, "x") == 0) {
+        *out = (ms_file_info){ .is_directory = true };
+        return 0;
+    }
     if (!file) return -ENOENT;
     *out = (ms_file_info){ .bytes = file->size };
     return 0;
@@ -100,16 +109,32 @@ static void use(ms_context *context, ms_tokenizer *tokenizer)
     ms_decoder_free(decoder);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+/* Cuts the input into files; returns how many there are. */
+static size_t cut(memory_files *all, const uint8_t *data, size_t size)
 {
     static const char line[] = "\n=====\n";
-    const uint8_t *second = size ? memmem(data, size, line, sizeof line - 1) : NULL;
-    memory_files all = { .real = ms_os_posix() };
-    all.files[0] = (memory_file){ "vocab.json", data, second ? (size_t)(second - data) : size };
-    if (second) {
-        second += sizeof line - 1;
-        all.files[1] = (memory_file){ "merges.txt", second, (size_t)(data + size - second) };
+    const uint8_t *end = data + size;
+    for (size_t i = 0;; i++) {
+        size_t left = (size_t)(end - data);
+        const uint8_t *next =
+            left && i + 1 < FILES ? memmem(data, left, line, sizeof line - 1) : NULL;
+        all->files[i] = (memory_file){ names[i], data, next ? (size_t)(next - data) : left };
+        if (next == NULL) return i + 1;
+        data = next + sizeof line - 1;
     }
+}
+
+static bool names_file(const char *message)
+{
+    for (size_t i = 0; i < FILES; i++)
+        if (strstr(message, names[i])) return true;
+    return false;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    memory_files all = { .real = ms_os_posix() };
+    size_t count = cut(&all, data, size);
     ms_os os = *all.real;
     os.user = &all;
     os.info = memory_info;
@@ -122,10 +147,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         ms_tokenizer *tokenizer = NULL;
         ms_tokenizer_options options = { .pattern = with_pattern ? "gpt2" : NULL };
         ms_context_init(&context, &os);
-        if (ms_tokenizer_load(&context, "vocab.json", &options, &tokenizer)) {
-            check(strstr(context.error.message, "'vocab.json'")
-                      || strstr(context.error.message, "'merges.txt'"),
-                  "the message names no file");
+        if (ms_tokenizer_load(&context, count > 2 ? "x" : names[0], &options, &tokenizer)) {
+            check(names_file(context.error.message), "the message names no file");
             check(tokenizer == NULL, "a refused file has left a tokenizer");
         } else use(&context, tokenizer);
         ms_tokenizer_release(tokenizer);
