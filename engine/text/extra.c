@@ -27,29 +27,43 @@ static ms_status add_name(ms_context *context, ms_extra *extra, json_t *value)
     return ms_fail(context, MS_ERROR_MEMORY, "no memory for the names of special tokens");
 }
 
-/* The names of special tokens in tokenizer_config.json or special_tokens_map.json. */
-static ms_status add_names(ms_context *context, ms_extra *extra, json_t *file, bool map)
+/* The names that tokenizer_config.json or special_tokens_map.json has for certain purposes. */
+static ms_status add_names(ms_context *context, ms_extra *extra, const json_t *file)
 {
     static const char *const keys[] = { "bos_token", "eos_token", "unk_token", "sep_token",
                                         "pad_token", "cls_token", "mask_token" };
-    static const char *const lists[] = { "additional_special_tokens", "extra_special_tokens" };
     ms_status status = MS_OK;
     for (size_t i = 0; !status && i < sizeof keys / sizeof *keys; i++)
         status = add_name(context, extra, json_object_get(file, keys[i]));
-    /* Of special_tokens_map.json, transformers reads the second list only. */
-    for (size_t i = map; !status && i < sizeof lists / sizeof *lists; i++) {
-        json_t *list = json_object_get(file, lists[i]), *value;
-        const char *key;
-        for (size_t k = 0; !status && k < json_array_size(list); k++)
-            status = add_name(context, extra, json_array_get(list, k));
-        if (!json_is_object(list)) continue;
-        json_object_foreach(list, key, value)
-        {
-            status = add_name(context, extra, value);
-            if (status) return status;
-        }
-    }
     return status;
+}
+
+/* The names of further special tokens: a list, or an object of them. */
+static ms_status add_list(ms_context *context, ms_extra *extra, json_t *list)
+{
+    const char *key;
+    json_t *value;
+    ms_status status = MS_OK;
+    for (size_t i = 0; !status && i < json_array_size(list); i++)
+        status = add_name(context, extra, json_array_get(list, i));
+    if (!json_is_object(list)) return status;
+    json_object_foreach(list, key, value)
+    {
+        status = add_name(context, extra, value);
+        if (status) return status;
+    }
+    return MS_OK;
+}
+
+/* Of special_tokens_map.json, transformers reads one of the two members only. */
+static ms_status add_lists(ms_context *context, ms_extra *extra)
+{
+    static const char extra_tokens[] = "extra_special_tokens";
+    ms_status status =
+        add_list(context, extra, json_object_get(extra->config, "additional_special_tokens"));
+    if (!status) status = add_list(context, extra, json_object_get(extra->config, extra_tokens));
+    if (status || extra->decoder) return status;
+    return add_list(context, extra, json_object_get(extra->map, extra_tokens));
 }
 
 static const json_t *named(const ms_extra *extra, ms_span text)
@@ -118,9 +132,7 @@ static ms_status read_decoder(ms_context *context, ms_extra *extra)
             return ms_fail(context, MS_ERROR_CORRUPT,
                            "the id '%.60s' of its \"added_tokens_decoder\" has no \"content\"",
                            key);
-        ms_extra_token token = token_of(text, value, false);
-        if (named(extra, text)) token.token.special = true;
-        status = add_token(context, extra, token, id_of(key));
+        status = add_token(context, extra, token_of(text, value, named(extra, text)), id_of(key));
         if (status) return status;
     }
     return status;
@@ -157,10 +169,12 @@ ms_status ms_extra_collect(ms_context *context, ms_extra *extra)
     extra->names = json_object();
     if (extra->names == NULL)
         return ms_fail(context, MS_ERROR_MEMORY, "no memory for the names of special tokens");
-    status = add_names(context, extra, extra->config, false);
-    if (!status && !extra->decoder) status = add_names(context, extra, extra->map, true);
-    if (!status)
-        status = extra->decoder ? read_decoder(context, extra) : read_added(context, extra);
+    status = add_names(context, extra, extra->config);
+    if (!status && !extra->decoder) status = add_names(context, extra, extra->map);
+    /* What the decoder says of a token goes before a mere list. */
+    if (!status && extra->decoder) status = read_decoder(context, extra);
+    if (!status) status = add_lists(context, extra);
+    if (!status && !extra->decoder) status = read_added(context, extra);
     if (!status && extra->count > 1)
         qsort(extra->tokens, extra->count, sizeof *extra->tokens, by_id);
     extra->failed = status != MS_OK;
@@ -199,36 +213,52 @@ static const ms_extra_token *find_same(const ms_extra *extra, const ms_tokenizer
     return same ? &extra->tokens[low] : NULL;
 }
 
-/* Gives tokens of a set what added_tokens_decoder says of them. A special one stays special, and
- * stays where it is. Another one is found in the normalized text as well, or in the text as it is,
- * if that is what the decoder says. */
-static ms_status change_set(ms_context *context, const ms_extra *extra, ms_tokenizer *tokenizer,
-                            bool normalized, size_t count)
+/* SentencePiece's own rules for spaces are at work. */
+static bool is_sentence(const ms_tokenizer *tokenizer)
 {
-    ms_added *set = normalized ? &tokenizer->normalized : &tokenizer->raw,
-             *other = normalized ? &tokenizer->raw : &tokenizer->normalized;
-    ms_status status = MS_OK;
-    for (size_t i = 0; !status && i < count; i++) {
-        ms_added_token *token = &set->tokens[i];
-        const ms_extra_token *told = find_same(extra, tokenizer, token->id);
-        if (told == NULL) continue;
-        bool moves = !token->special && told->normalized != normalized;
-        token->special = token->special || told->token.special;
-        token->left = told->token.left;
-        token->right = told->token.right;
-        token->word = told->token.word;
-        if (token->special) tokenizer->added.tokens[token->id].flags |= MS_TOKEN_SPECIAL;
-        if (moves) status = ms_added_add(context, other, told->text, *token);
-    }
-    return status;
+    const ms_normalizers *all = &tokenizer->normalizers;
+    return all->count && all->items[0].kind == MS_NORMALIZE_SENTENCE;
 }
 
+/* Where a token is found. If each chunk between tokens gets a space in front, transformers searches
+ * the text as it is. */
+static ms_added *set_of(const ms_extra_token *extra, ms_tokenizer *tokenizer)
+{
+    bool raw = is_sentence(tokenizer) && tokenizer->normalizers.items[0].sentence.prefix;
+    return extra->normalized && !raw ? &tokenizer->normalized : &tokenizer->raw;
+}
+
+static void remove_told(const ms_extra *extra, const ms_tokenizer *tokenizer, ms_added *set)
+{
+    for (size_t i = set->count; i-- > 0;)
+        if (find_same(extra, tokenizer, set->tokens[i].id))
+            set->tokens[i] = set->tokens[--set->count];
+}
+
+/* Finds a token that is there already by other rules. A special one stays special. */
+static ms_status change(ms_context *context, const ms_extra_token *extra, ms_tokenizer *tokenizer)
+{
+    ms_token *known = &tokenizer->added.tokens[extra->token.id];
+    ms_added_token token = extra->token;
+    token.special = token.special || known->flags & MS_TOKEN_SPECIAL;
+    if (token.special) known->flags |= MS_TOKEN_SPECIAL;
+    return ms_added_add(context, set_of(extra, tokenizer), extra->text, token);
+}
+
+/* Gives the tokens of the tokenizer what added_tokens_decoder says of them. SentencePiece finds its
+ * user-defined pieces nevertheless, where the new rules do not. */
 static ms_status change_known(ms_context *context, const ms_extra *extra, ms_tokenizer *tokenizer)
 {
-    size_t normalized = tokenizer->normalized.count;
+    ms_status status = MS_OK;
     if (!extra->decoder || extra->count == 0) return MS_OK;
-    ms_status status = change_set(context, extra, tokenizer, false, tokenizer->raw.count);
-    return status ? status : change_set(context, extra, tokenizer, true, normalized);
+    remove_told(extra, tokenizer, &tokenizer->raw);
+    if (!is_sentence(tokenizer)) remove_told(extra, tokenizer, &tokenizer->normalized);
+    for (size_t i = 0; !status && i < extra->count; i++) {
+        const ms_extra_token *one = &extra->tokens[i];
+        uint32_t id = ms_vocabulary_find(&tokenizer->added, one->text.at, ms_span_bytes(one->text));
+        if (id == one->token.id) status = change(context, one, tokenizer);
+    }
+    return status;
 }
 
 /* The id that the model has for a name; MS_NO_TOKEN: it has none. */
@@ -238,14 +268,6 @@ static ms_status find_name(ms_context *context, const ms_tokenizer *tokenizer, m
     ms_status status = ms_build_find(context, &tokenizer->model, name, id);
     if (*id >= tokenizer->model.size) *id = MS_NO_TOKEN;
     return status;
-}
-
-/* Each chunk between tokens gets a space in front: transformers searches the text as it is. */
-static bool searches_raw(const ms_tokenizer *tokenizer)
-{
-    const ms_normalizers *all = &tokenizer->normalizers;
-    return all->count && all->items[0].kind == MS_NORMALIZE_SENTENCE
-           && all->items[0].sentence.prefix;
 }
 
 static ms_status add_one(ms_context *context, const ms_extra_token *extra, ms_tokenizer *tokenizer)
@@ -271,7 +293,16 @@ static ms_status add_one(ms_context *context, const ms_extra_token *extra, ms_to
                        "transformers would give it the id %u",
                        SHOWN(extra->text), id, size, size);
     return ms_tokenizer_add(context, tokenizer, extra->text, extra->token,
-                            extra->normalized && !searches_raw(tokenizer));
+                            set_of(extra, tokenizer) == &tokenizer->normalized);
+}
+
+/* Whether a token that is named special is yet to be found as one: it has no rules of its own, or
+ * those of SentencePiece's user-defined pieces. */
+static bool is_plain(const ms_extra *extra, const ms_tokenizer *tokenizer, uint32_t known)
+{
+    return known == MS_NO_TOKEN
+           || (is_sentence(tokenizer) && !find_same(extra, tokenizer, known)
+               && !(tokenizer->added.tokens[known].flags & MS_TOKEN_SPECIAL));
 }
 
 /* What the files name as the end of a text and so on is special. */
@@ -283,12 +314,14 @@ static ms_status add_named(ms_context *context, const ms_extra *extra, ms_tokeni
     json_object_keylen_foreach(extra->names, name, bytes, value)
     {
         ms_span text = { .at = (const uint8_t *)name, .end = (const uint8_t *)name + bytes };
-        if (ms_vocabulary_find(&tokenizer->added, name, bytes) != MS_NO_TOKEN) continue;
+        uint32_t known = ms_vocabulary_find(&tokenizer->added, name, bytes);
+        if (!is_plain(extra, tokenizer, known)) continue;
         ms_extra_token token = token_of(text, value, true);
         ms_status status = find_name(context, tokenizer, text, &token.token.id);
-        if (!status && token.token.id != MS_NO_TOKEN)
+        if (!status && known != MS_NO_TOKEN) status = change(context, &token, tokenizer);
+        else if (!status && token.token.id != MS_NO_TOKEN)
             status = ms_tokenizer_add(context, tokenizer, text, token.token,
-                                      token.normalized && !searches_raw(tokenizer));
+                                      set_of(&token, tokenizer) == &tokenizer->normalized);
         if (status) return status;
     }
     return MS_OK;

@@ -107,7 +107,7 @@ describe("a tokenizer", function()
       local what = ("folder %d of folders.json"):format(number)
       local tokenizer = assert(ms.tokenizer.load(put_folder(case.base, case.files)))
       assert.equal(case.size, tokenizer:vocab_size(), what)
-      assert.same(case.special, specials(tokenizer), what)
+      if case.special then assert.same(case.special, specials(tokenizer), what) end
       if case.eos then assert.equal(case.eos, tokenizer:eos(), what) end
       for i, text in ipairs(peer.texts) do
         local ids = tokenizer:encode(text, { special = "parse", bos = false, eos = false })

@@ -17,7 +17,7 @@ SIZES = {"gpt2": 500, "sentencepiece": 700, "byte_level": 602, "llama2": 600}
 TEXTS = [
     "", "a<|im_start|>b", "x <extra> y<extra>", "<extra>b", "<extra> b  <extra>", "the word2 moon, moonlight honeymoon moon",
     "one  <left> b <right>  c", "<|endoftext|>the</s>x<s> hello", "<word> a<word>b", " \ufb01ne<\ufb01ne>", "FINE <fine><FINE>",
-    "<|im_start|><|im_start|>sea <extra><extra>", "<unk>the <pad> end", "\u2581<extra>\u2581the",
+    "<|im_start|><|im_start|>sea <extra><extra>", "<unk>the <pad> end", "\u2581<extra>\u2581the", "a<word> b <word> </s>c </s> d <left>e",
 ]
 
 
@@ -64,6 +64,15 @@ def cases():
     # Tokens of the vocabulary that are special by name.
     yield "gpt2", {"tokenizer_config.json": dict(gpt2, eos_token="or", pad_token=dict(token("in", lstrip=True), __type="AddedToken"))}
     yield "llama2", {"tokenizer_config.json": dict(fast, eos_token="on", mask_token="in")}
+    # A special token that becomes another one, and one that is special by name, without "normalized".
+    yield "llama2", {"tokenizer_config.json": dict(fast, eos_token="<extra>", additional_special_tokens=["<left>"], added_tokens_decoder={
+        "0": token("<unk>", special=False, normalized=True), "2": token("</s>", normalized=True, single_word=True),
+        "600": {"content": "<extra>", "rstrip": True}, "601": {"content": "<left>"}})}
+    # SentencePiece's user-defined pieces by name, and with other rules.
+    ends = dict(fast, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    yield "sentencepiece", {"tokenizer_config.json": dict(ends, pad_token="<word>")}
+    yield "sentencepiece", {"tokenizer_config.json": dict(ends, added_tokens_decoder={
+        "3": token("<word>", single_word=True, rstrip=True, special=False)})}
     # Where SentencePiece's space stands.
     size = SIZES["sentencepiece"]
     for legacy in (True, False):
@@ -83,7 +92,10 @@ def main():
                     json.dump(content, file)
             peer = AutoTokenizer.from_pretrained(folder)
         ids = [peer.encode(t, add_special_tokens=False) for t in TEXTS]
-        special = [i for i in range(len(peer)) if peer.decode([i], skip_special_tokens=True) == "" != peer.decode([i])]
+        # The name of a normalized token is not the one that transformers leaves out of a text there.
+        kept = base == "llama2" and any(t.normalized and i < 3 for i, t in peer.added_tokens_decoder.items())
+        special = None if kept else [
+            i for i in range(len(peer)) if peer.decode([i], skip_special_tokens=True) == "" != peer.decode([i])]
         out.append(dict(base=base, files=files, ids=ids, size=len(peer), eos=peer.eos_token_id, special=special,
                         shown=[peer.decode(i) for i in ids]))
     with open(f"{HERE}/folders.json", "w") as file:
