@@ -119,7 +119,7 @@ static void read_text(lua_State *L, const char *name, char *text, size_t room, c
 /* lua/moonshard/mpi.lua takes these for itself. */
 static void refuse_mpi_options(lua_State *L)
 {
-    static const char *const names[] = { "sum_order",    "interface", "port",
+    static const char *const names[] = { "sum_order",    "interface", "port",   "stuck",
                                          "init_timeout", "lost",      "timeout" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (lua_getfield(L, 1, names[i]) != LUA_TNIL)
@@ -133,13 +133,12 @@ static void refuse_mpi_options(lua_State *L)
  * that an option that is wrong leaves the settings of the environment. */
 static int configure(lua_State *L)
 {
-    static const char *const keys[] = { "device",    "threads",      "strict",       "seed",
-                                        "pin",       "cpu",          "memory_bytes", "group",
-                                        "rank",      "world_size",   "rendezvous",   "rates",
-                                        "hosts",     "sum_by_ranks", "sum_order",    "interface",
-                                        "port",      "init_timeout", "lost",         "timeout",
-                                        "share_gpu", "for_gpu",      "near_gpu",     "tf32",
-                                        NULL };
+    static const char *const keys[] = {
+        "device",    "threads",   "strict",     "seed",         "pin",   "cpu",     "memory_bytes",
+        "group",     "rank",      "world_size", "rendezvous",   "rates", "hosts",   "sum_by_ranks",
+        "sum_order", "interface", "port",       "init_timeout", "lost",  "timeout", "share_gpu",
+        "for_gpu",   "near_gpu",  "tf32",       "stuck",        NULL
+    };
     ms_runtime *runtime = ms_lua_runtime(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     ms_lua_known_keys(L, 1, keys, "option of init");

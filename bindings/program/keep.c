@@ -172,6 +172,7 @@ int ms_keep(lua_State *L)
     job->rendezvous = ms_rendezvous_retain(ms_keeper_rendezvous(job->keeper));
     job->grace_ns = (uint64_t)ms_job_option(L, "grace_ns");
     job->timeout_ns = (uint64_t)ms_job_option(L, "timeout_ns");
+    job->stuck_ns = (uint64_t)ms_job_option(L, "stuck_ns");
     job->warn = ms_job_warn;
     job->reap = find_outcome;
     job->kill = kill_rank;

@@ -435,6 +435,7 @@ static ms_status make_job(lua_State *L, ms_job *job)
     ms_rendezvous_options options = read_options(L);
     job->grace_ns = (uint64_t)ms_job_option(L, "grace_ns");
     job->timeout_ns = options.timeout_ns;
+    job->stuck_ns = (uint64_t)ms_job_option(L, "stuck_ns");
     lua_getfield(L, 1, "share_gpu");
     job->share_gpu = lua_toboolean(L, -1);
     lua_getfield(L, 1, "near_gpu");
@@ -462,10 +463,11 @@ void ms_job_begin(lua_State *L)
 }
 
 /* process.launch({ ranks=, threads=, thread_ranks=, memory_bytes=, link_bytes_per_second=,
- * link_latency_ns=, timeout_ns=, grace_ns=, share_gpu=, near_gpu= }, on_start) -> outcome; or nil,
- * message where ranks could not be started. The program's own arguments are upvalues: count,
- * values. on_start(flights, folder) returns what is called for SIGUSR2. Both functions have the
- * job's userdata as their upvalue, so that it lives as long as Lua keeps one of them. */
+ * link_latency_ns=, timeout_ns=, stuck_ns=, grace_ns=, share_gpu=, near_gpu= }, on_start) ->
+ * outcome; or nil, message where ranks could not be started. The program's own arguments are
+ * upvalues: count, values. on_start(flights, folder) returns what is called for SIGUSR2. Both
+ * functions have the job's userdata as their upvalue, so that it lives as long as Lua keeps one of
+ * them. */
 int ms_launch(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);

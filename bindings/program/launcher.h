@@ -50,7 +50,8 @@ struct ms_job {
     ms_rendezvous *rendezvous;
     ms_keeper *keeper; /* of a job over several hosts, of which this is one: NULL otherwise */
     uint32_t ranks, running;
-    uint64_t timeout_ns; /* without progress */
+    uint64_t timeout_ns; /* without progress, while others wait */
+    uint64_t stuck_ns;   /* without progress, whoever waits; 0: no limit */
     uint64_t grace_ns;   /* from a request to stop until ranks are stopped without a checkpoint */
     bool share_gpu;      /* ranks may share GPUs */
     bool near_gpu;       /* they compute on GPUs, and run on the NUMA nodes of these */

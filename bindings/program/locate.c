@@ -45,7 +45,7 @@ static void tell(lua_State *L, lua_Debug *unused)
     ms_lua_where(L, line, sizeof line);
     ms_activity_answer(here.activity, line);
     if (!here.rendezvous || !ms_rendezvous_cause(here.rendezvous, &cause)) return;
-    lua_pushfstring(L, "%s: the other ranks gave up waiting for this one, which was here", line);
+    lua_pushfstring(L, "%s: the job has ended, and this rank was here", line);
     lua_error(L);
 }
 

@@ -1,5 +1,5 @@
 /* watch.c: the supervisor watches ranks that show no progress: it asks where they are, warns, and
- * ends the job where other ranks wait for one in vain. */
+ * ends the job where other ranks wait for one in vain, or (--stuck) where one takes too long. */
 #include "bindings/program/launcher.h"
 
 #include <stdio.h>
@@ -28,11 +28,17 @@ void ms_end_job(ms_job *job, ms_abort_reason reason, int32_t rank, const char *m
         job->locate(job, (uint32_t)cause.error.rank);
 }
 
-/* An eighth of the timeout, so that a rank is noticed soon after it, but neither too often nor too
- * seldom. */
+/* How long a rank may show no progress before it is asked where it is. */
+static uint64_t patience(const ms_job *job)
+{
+    return job->stuck_ns && job->stuck_ns < job->timeout_ns ? job->stuck_ns : job->timeout_ns;
+}
+
+/* An eighth of the shortest limit, so that a rank is noticed soon after it, but neither too often
+ * nor too seldom. */
 uint64_t ms_watch_tick(const ms_job *job)
 {
-    uint64_t tick = job->timeout_ns / 8;
+    uint64_t tick = patience(job) / 8;
     if (tick < MS_TICK_LEAST_NS) return MS_TICK_LEAST_NS;
     return tick > MS_TICK_MOST_NS ? MS_TICK_MOST_NS : tick;
 }
@@ -77,11 +83,13 @@ static bool waits_for_child(const ms_job *job, uint32_t rank, int32_t thread, ch
     return text[0] != '\0';
 }
 
-/* Describes what the rank does, as far as it is known. Returns whether it may be work: then the job
- * waits for it. answered: its script has told the line. heard: its signal handler has run. These
- * two tell a script that loops from a thread that is stuck in C or in the kernel. The state of the
- * process is kept for the report. */
-static bool describe(ms_job *job, uint32_t rank, const ms_activity_state *activity, bool answered,
+/* Why a rank without progress may nevertheless work; then others go on waiting for it. */
+typedef enum work { WORKS_NOT, WORKS_IN_ENGINE, WORKS_BY_CHILD } work;
+
+/* Describes what the rank does, as far as it is known. answered: its script has told the line.
+ * heard: its signal handler has run. These two tell a script that loops from a thread that is stuck
+ * in C or in the kernel. The state of the process is kept for the report. */
+static work describe(ms_job *job, uint32_t rank, const ms_activity_state *activity, bool answered,
                      bool heard, char *text, size_t bytes)
 {
     char state = job->outcomes[rank].state = state_of(job, rank, activity->thread);
@@ -96,16 +104,16 @@ static bool describe(ms_job *job, uint32_t rank, const ms_activity_state *activi
         snprintf(text, bytes, "it runs a finalizer (__gc)%s", last);
     else if (activity->busy) {
         snprintf(text, bytes, "it is inside a call of the engine%s", last);
-        return true;
+        return WORKS_IN_ENGINE;
     } else if (waits_for_child(job, rank, activity->thread, state)) {
         snprintf(text, bytes, "it waits for a process that it has started%s", last);
-        return true;
+        return WORKS_BY_CHILD;
     } else
         snprintf(
             text, bytes,
             "it runs code that is neither its script nor the engine (a library function, say)%s",
             last);
-    return false;
+    return WORKS_NOT;
 }
 
 /* Another rank that has finished, and so waits for this one; job->ranks if there is none. It has
@@ -143,23 +151,50 @@ static uint64_t awaited_since(const ms_watched *w)
     return w->changed_ns > w->awaited_ns ? w->changed_ns : w->awaited_ns;
 }
 
+/* Whether the user's own limit (--stuck) has passed for this rank, which waits for no other. A rank
+ * that has finished waits for those that have not. */
+static bool is_stuck(const ms_job *job, uint32_t rank, const ms_rank_state *state, uint64_t now)
+{
+    if (!job->stuck_ns || now - job->watched[rank].changed_ns < job->stuck_ns || state->waits)
+        return false;
+    for (uint32_t r = 0; r < job->ranks && state->finished; r++) {
+        ms_rank_state other;
+        ms_rendezvous_rank(job->rendezvous, r, &other);
+        if (!other.finished) return false;
+    }
+    return true;
+}
+
+/* Other ranks may run their scripts as long as this one: they are asked as well, so that they leave
+ * at the next instruction. */
+static void end_stuck_job(ms_job *job, uint32_t rank, const char *text)
+{
+    ms_end_job(job, MS_ABORT_TIMEOUT, (int32_t)rank, text);
+    for (uint32_t r = 0; r < job->ranks && job->locate; r++) {
+        ms_rank_state state;
+        ms_rendezvous_rank(job->rendezvous, r, &state);
+        if (r != rank && !job->outcomes[r].ended && !state.waits) job->locate(job, r);
+    }
+}
+
 /* The rank has been asked, and has had time to answer. It is blamed only if a peer has reported it,
- * or a finished rank has waited for the whole timeout, and only if it does not seem to work.
+ * or a finished rank has waited for the whole timeout, and only if it does not seem to work; or if
+ * it is stuck by the user's own limit, and not inside of the engine, where it may wait for others.
  * Otherwise the peers' report is dropped, and a warning says where the rank is. */
 static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64_t now)
 {
     ms_watched *w = &job->watched[rank];
     char place[MS_LINE_BYTES + 128], text[MS_SUSPICION_BYTES + sizeof place + 64],
         suspicion[MS_SUSPICION_BYTES];
-    bool excused = describe(job, rank, &state->activity, state->activity.answered == w->question,
-                            state->activity.heard == w->question, place, sizeof place);
+    work works = describe(job, rank, &state->activity, state->activity.answered == w->question,
+                          state->activity.heard == w->question, place, sizeof place);
     bool suspected = ms_rendezvous_suspect(job->rendezvous, rank, suspicion);
     uint32_t finished = finished_other(job, rank);
     double quiet = (double)(now - w->changed_ns) / 1e9;
     /* Answered or not, the question is over; the next one needs a new number. */
     w->question = 0;
     w->warned_ns = now;
-    if (!excused
+    if (works == WORKS_NOT
         && (suspected
             || (is_awaited(job, rank, state) && now - awaited_since(w) >= job->timeout_ns))) {
         if (suspected) snprintf(text, sizeof text, "%s; %s", suspicion, place);
@@ -171,24 +206,39 @@ static void judge(ms_job *job, uint32_t rank, const ms_rank_state *state, uint64
         ms_end_job(job, MS_ABORT_TIMEOUT, (int32_t)rank, text);
         return;
     }
+    if (works != WORKS_IN_ENGINE && is_stuck(job, rank, state, now)) {
+        snprintf(text, sizeof text, "rank %u has shown no progress for %.1f s (--stuck %.6g); %s",
+                 rank, quiet, (double)job->stuck_ns / 1e9, place);
+        end_stuck_job(job, rank, text);
+        return;
+    }
     /* The rank seems to work, or no other rank has waited for it long enough. */
     ms_rendezvous_acquit(job->rendezvous, rank);
     /* A rank that has finished may hang in MPI_Finalize. It warns of that itself, once a limit as
      * long as this one has passed; what else may take so long is told at the next look. */
-    if (excused && state->finished && now - w->changed_ns < 2 * job->timeout_ns) return;
-    snprintf(text, sizeof text, "rank %u has shown no progress for %.1f s: %s", rank, quiet, place);
+    if (works && state->finished && now - w->changed_ns < 2 * job->timeout_ns) return;
+    /* --stuck is shorter than --timeout. */
+    if (now - w->changed_ns < job->timeout_ns) return;
+    snprintf(text, sizeof text, "rank %u has shown no progress for %.1f s: %s%s", rank, quiet,
+             place, job->stuck_ns ? "" : " (moonshard run --stuck SECONDS ends such a job)");
     job->warn(job, text);
+}
+
+/* Whether a moment has passed since the last look. */
+static bool has_passed(uint64_t moment, const ms_watched *w, uint64_t now)
+{
+    return now >= moment && w->warned_ns < moment;
 }
 
 /* Whether it is time to ask a rank that shows no progress where it is. awaited: a rank that has
  * finished waits for it. */
 static bool is_question_due(const ms_job *job, const ms_watched *w, bool awaited, uint64_t now)
 {
-    /* One warning in each timeout, and one look when the deadline passes. */
-    uint64_t deadline = awaited ? awaited_since(w) + job->timeout_ns : UINT64_MAX;
-    bool is_due = now - w->warned_ns >= job->timeout_ns;
-    is_due |= now >= deadline && w->warned_ns < deadline;
-    return is_due && now - w->changed_ns >= job->timeout_ns;
+    /* One look in each timeout, which warns, and one when a limit passes. */
+    bool is_due = now - w->warned_ns >= patience(job);
+    is_due |= awaited && has_passed(awaited_since(w) + job->timeout_ns, w, now);
+    is_due |= job->stuck_ns && has_passed(w->changed_ns + job->stuck_ns, w, now);
+    return is_due && now - w->changed_ns >= patience(job);
 }
 
 /* Called at each tick for each rank that runs. A rank whose progress has changed starts anew.
@@ -213,7 +263,9 @@ static void look_at(ms_job *job, uint32_t rank, uint64_t now)
     }
     bool suspected = ms_rendezvous_suspect(job->rendezvous, rank, suspicion);
     /* A rank that waits in a collective, or for others to finish, is explained by those ranks. */
-    if ((state.waits || state.finished) && !suspected && !awaited) return;
+    if ((state.waits || state.finished) && !suspected && !awaited
+        && !is_stuck(job, rank, &state, now))
+        return;
     if (!suspected && !is_question_due(job, w, awaited, now)) return;
     if (!w->question) {
         w->question = ms_activity_ask(ms_rendezvous_activity(job->rendezvous, rank));

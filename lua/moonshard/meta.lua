@@ -96,6 +96,7 @@
 ---@field init_timeout? number         120 unless given
 ---@field lost? number                 5 unless given
 ---@field timeout? number              300 unless given
+---@field stuck? number                no limit unless given
 ---@field rates? ms.Rates              speeds for "sim"; unless given, those of a measured machine
 
 --- Speeds of a machine. The sim device estimates times from them; its other results do not depend

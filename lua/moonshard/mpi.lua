@@ -31,6 +31,8 @@ for name, default in pairs { init_timeout = 120, lost = 5, timeout = 300 } do
   OWN[name] = { "a number of seconds above 0", is_time, default }
 end
 
+OWN.stuck = { "a number of seconds above 0", is_time }
+
 -- The options of the group, and those of the engine.
 local function split(settings)
   local own, rest = {}, {}
@@ -49,7 +51,7 @@ end
 -- What all ranks must have in common, as lines.
 local function agreed(script, own)
   local lines = { "script=" .. mpi.content_of(script) }
-  for _, name in ipairs { "sum_order", "timeout", "lost", "init_timeout" } do
+  for _, name in ipairs { "sum_order", "timeout", "stuck", "lost", "init_timeout" } do
     lines[#lines + 1] = ("%s=%s"):format(name, tostring(own[name]))
   end
   return table.concat(lines, "\n")
@@ -88,10 +90,11 @@ function mpi.init(settings)
   -- luacheck: push std lua54
   local script = arg and arg[0] or "a script"
   -- luacheck: pop
+  local arguments = { "run", "--timeout", tostring(own.timeout), "--lost", tostring(own.lost) }
+  if own.stuck then table.move({ "--stuck", tostring(own.stuck) }, 1, 2, #arguments + 1, arguments) end
+  arguments[#arguments + 1] = script:gsub("^%-", "./-")
   local place, message, is_told = core.hosts_join {
-    program = program, leaves = true, agree = agreed(script, own),
-    arguments = { "run", "--timeout", tostring(own.timeout), "--lost", tostring(own.lost),
-      (script:gsub("^%-", "./-")) },
+    program = program, leaves = true, agree = agreed(script, own), arguments = arguments,
     interface = own.interface, port = own.port, init_ns = math.floor(own.init_timeout * 1e9),
     lost_ns = math.floor(own.lost * 1e9), timeout_ns = math.floor(own.timeout * 1e9),
     threads = rest.threads, memory_bytes = rest.memory_bytes,

@@ -154,6 +154,69 @@ end
     end)
   end
 
+  -- Nothing but --stuck ends these jobs; what the report says of the looping rank.
+  describe("ends the job after --stuck seconds", function()
+    local LOOP = "it runs its script at r.lua:8"
+    local function stuck(ranks, how)
+      return ("-n %s --timeout 1800 --stuck 0.5 how=%s"):format(ranks, how)
+    end
+    local function ends(job, rank, place)
+      local code, _, err = job.finish()
+      assert.equal(6, code, err)
+      local head = ("moonshard: rank %s has shown no progress for [%%d.]+ s %%(%%-%%-stuck 0.5%%); \z
+        it "):format(rank)
+      assert.matches(SANITIZED and head or head .. place:gsub("^it ", ""), err)
+      assert.matches("\n  rank 0 [^\n]*", err)
+    end
+
+    -- Each rank loops at one line.
+    local ALL = [[
+local ms = require "moonshard"
+ms.world():barrier(1800000)
+while true do end]]
+    local function all(arguments)
+      local folder = new_folder()
+      command.write(folder .. "/all.lua", ALL)
+      return command.start(folder, "all.lua --timeout 1800 --stuck 0.5 " .. arguments)
+    end
+
+    it("where all ranks loop: one, several, processes and threads", function()
+      local jobs = {}
+      for _, ranks in ipairs { "1", "3" } do
+        for _, threads in ipairs { "", " --thread-ranks" } do
+          jobs[#jobs + 1] = all("-n " .. ranks .. threads)
+        end
+      end
+      for _, job in ipairs(jobs) do ends(job, "%d", "it runs its script at all.lua:3") end
+    end)
+
+    it("where a script loops before it uses the engine", function()
+      local folder = new_folder()
+      command.write(folder .. "/early.lua", "while true do end")
+      ends(command.start(folder, "early.lua --stuck 0.5"), 0, "it runs its script at early.lua:1")
+    end)
+
+    it("where it waits for a process, and in a finalizer", function()
+      local child, finalizer = new_folder(), new_folder()
+      command.write(child .. "/child.lua", "os.execute 'exec >/dev/null 2>&1; read line <nobody'")
+      command.write(finalizer .. "/gc.lua",
+        "setmetatable({}, { __gc = function() while true do end end }) collectgarbage()")
+      local jobs = {
+        command.start(child, "child.lua --stuck 0.5"),
+        command.start(finalizer, "gc.lua --stuck 0.5"),
+      }
+      ends(jobs[1], 0, "it waits for a process that it has started")
+      ends(jobs[2], 0, "it runs a finalizer %(__gc%)")
+      assert(io.open(child .. "/nobody", "w")):close()     -- the process goes on, and ends
+    end)
+
+    it("and names the one that loops, not one that waits", function()
+      for _, waits in ipairs { "false", "true" } do
+        ends(start(stuck(2, "loop") .. " waits=" .. waits), 1, LOOP)
+      end
+    end)
+  end)
+
   it("is only warned about while it waits for a process that it has started", function()
     for _, waits in ipairs { false, true } do
       local code, out, err = start(("-n 2 --timeout 0.3 how=child waits=%s"):format(waits))
@@ -212,7 +275,7 @@ print("rank " .. ms.rank() .. " done")]])
       if not SANITIZED then
         assert.matches(
           ("warning: rank %d has shown no progress for [%%d.]+ s: it runs its script at \z
-            lua.lua:[24]"):format(rank), err)
+            lua.lua:[24] %%(moonshard run %%-%%-stuck SECONDS ends such a job%%)"):format(rank), err)
       end
     end
   end)

@@ -42,8 +42,8 @@ end
 local function agreed(parsed, command)
   local lines = { "recipe=" .. mpi.content_of(parsed.recipe) }
   if parsed.config then lines[#lines + 1] = "config=" .. mpi.content_of(parsed.config) end
-  for _, name in ipairs { "device", "threads", "seed", "memory", "timeout", "sum_order", "lost",
-    "init_timeout", "strict", "trace", "watch", "log_every", "share_gpu", "tf32" } do
+  for _, name in ipairs { "device", "threads", "seed", "memory", "timeout", "stuck", "sum_order",
+    "lost", "init_timeout", "strict", "trace", "watch", "log_every", "share_gpu", "tf32" } do
     if parsed[name] ~= nil then
       lines[#lines + 1] = ("--%s %s"):format(name:gsub("_", "-"), tostring(parsed[name]))
     end
@@ -157,6 +157,10 @@ function hosts.join(command, parsed)
   if not found.mpi then
     if not os.getenv "MOONSHARD_MASTER"
         and tonumber(os.getenv "LOCAL_WORLD_SIZE") == found.size then
+      if parsed.stuck then
+        launch.exit(2, found.local_rank > 0 and "" or "--stuck beside torchrun on one host: \z
+          nothing watches its ranks; start them with moonshard run -n N")
+      end
       process.rank = meet_torchrun(found)
       return true
     end

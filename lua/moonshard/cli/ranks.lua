@@ -52,6 +52,15 @@ function ranks.add_switches(parser)
     :argname "SECONDS":convert(seconds):default "60"
 end
 
+--- --stuck, of commands that have their one rank supervised, too, where it is given.
+---@param parser table
+function ranks.add_stuck(parser)
+  parser:option("--stuck", "end the job, with code 6, when a rank shows no progress for so long \z
+    though no other waits for it: it calls nothing of the engine, and none of its tasks ends; \z
+    give more than a script computes without the engine, or waits for a process (default: warn)")
+    :argname "SECONDS":convert(seconds)
+end
+
 ------------------------------------------------------------------------------------------ exit code
 
 local SIGKILL = 9
@@ -258,7 +267,7 @@ end
 ---@return integer
 function ranks.launch(parsed)
   if parsed.device == "sim" then
-    launch.exit(2,
+    launch.exit(2, parsed.ranks == 1 and "--stuck beside --device sim: nothing watches that rank" or
       "--device sim runs one rank: `moonshard check RECIPE -n N` shows what N would do")
   end
   local process = launch.process
@@ -272,6 +281,7 @@ function ranks.launch(parsed)
     memory_bytes = parsed.memory,
     thread_ranks = parsed.thread_ranks,
     timeout_ns = parsed.timeout * 1e9, grace_ns = parsed.grace * 1e9,
+    stuck_ns = parsed.stuck and parsed.stuck * 1e9,
     link_bytes_per_second = parsed.link and parsed.link.bytes_per_second,
     link_latency_ns = parsed.link and parsed.link.latency_ns,
     share_gpu = parsed.share_gpu, near_gpu = parsed.device == "cuda",

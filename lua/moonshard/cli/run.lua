@@ -65,6 +65,7 @@ function run.parser()
       those of its checkpoint"),
     parser:flag("--no-tune", "do not use that file"))
   require "moonshard.cli.ranks".add_switches(parser)
+  require "moonshard.cli.ranks".add_stuck(parser)
   require "moonshard.cli.hosts".add_switches(parser)
   return parser
 end
@@ -103,7 +104,8 @@ function run.main(arguments)
   if parsed.hosts and not joined and not parsed.help then
     return require "moonshard.cli.start".run(parsed)
   end
-  if parsed.ranks > 1 and not parsed.help and not process.rank then
+  -- One rank is watched by a supervisor, too, where a limit is asked for.
+  if (parsed.ranks > 1 or parsed.stuck) and not parsed.help and not process.rank then
     return require "moonshard.cli.ranks".launch(parsed)
   end
   switches.apply(parsed)

@@ -43,7 +43,8 @@ local CODES <const> = {
   { "3", "bad checkpoint, data or configuration; what the machine lacks (a driver, NCCL); or the \z
     last checkpoint could not be saved" },
   { "4", "loss or gradients not finite" }, { "5", "ranks disagree, or one ended early" },
-  { "6", "a rank showed no progress for --timeout seconds while others waited for it" },
+  { "6", "a rank showed no progress for --timeout seconds while others waited for it, \z
+    or for --stuck seconds" },
   { "7", "a rank died" }, { "8", "out of memory" },
   { "75", "stopped on request, with a checkpoint" },
   { "128+n", "stopped by signal n, without a checkpoint" },
