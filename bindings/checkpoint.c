@@ -17,7 +17,7 @@ static int snapshot_gc(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, SNAPSHOT);
     ms_snapshot_free(*box);
-    *box = NULL;
+    ms_lua_box_empty(L, box);
     return 0;
 }
 
@@ -61,10 +61,14 @@ static int snapshot(lua_State *L)
     const char **names = ms_lua_string_list(L, 1, &count, "a tensor's name");
     ms_tensor **tensors = count ? ms_lua_tensor_list(L, 2, &given) : NULL;
     if (given != count) return ms_lua_error(L, "checkpoint: %u names, %u tensors", count, given);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++) bytes += ms_tensor_bytes(tensors[i]);
+    ms_lua_make_room(L);
     void **box = ms_lua_box(L, SNAPSHOT);
     ms_snapshot *made = NULL;
     ms_lua_ok(L, ms_snapshot_new(engine, names, tensors, count, &made));
     *box = made;
+    ms_lua_box_holds(L, box, bytes);
     push_snapshot_hashes(L, made, count);
     return 2;
 }
@@ -150,7 +154,7 @@ static int start(lua_State *L)
                                  : "this snapshot was used already");
     if (ms_checkpoint_start(ms_lua_context(L), *box, folder, name, manifest, bytes, &self->job))
         return ms_lua_io_failed(L);
-    *box = NULL;
+    ms_lua_box_empty(L, box);
     lua_pushboolean(L, true);
     return 1;
 }

@@ -7,15 +7,23 @@
 #define DATASET "ms.Dataset"
 #define LOADER "ms.Loader"
 
-/* __gc and __close. A data set may hold gigabytes of host memory, which Lua's collector does not
- * see: to close it with <close> or collectgarbage is what frees it in time. Loaders retain their
- * data set, so closing it under a loader is harmless. */
+/* close(), __gc and __close. Loaders and parts retain the data, so closing a data set under them is
+ * harmless. */
 static int dataset_gc(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, DATASET);
     ms_dataset_release(*box);
-    *box = NULL;
+    ms_lua_box_empty(L, box);
     return 0;
+}
+
+/* A data set and its parts hold the same data. */
+static void fill_dataset(lua_State *L, void **box, ms_dataset *made)
+{
+    const void *data;
+    uint64_t bytes = ms_dataset_memory(made, &data);
+    *box = made;
+    ms_lua_box_shares(L, box, data, bytes);
 }
 
 /* How files of one kind are read into a data set: bytes as they are, or token shards. */
@@ -29,10 +37,11 @@ static int dataset_of_files(lua_State *L, read_function read)
 {
     uint32_t count = 0;
     const char **paths = ms_lua_string_list(L, 1, &count, "a path");
+    ms_lua_make_room(L);
     void **box = ms_lua_box(L, DATASET);
     ms_dataset *made = NULL;
     if (read(ms_lua_context(L), paths, count, &made)) return ms_lua_io_failed(L);
-    *box = made;
+    fill_dataset(L, box, made);
     return 1;
 }
 
@@ -56,10 +65,11 @@ static int dataset_images(lua_State *L)
 {
     const char *images = ms_lua_path(L, 1, "the path of images"),
                *labels = ms_lua_path(L, 2, "the path of labels");
+    ms_lua_make_room(L);
     void **box = ms_lua_box(L, DATASET);
     ms_dataset *made = NULL;
     if (ms_dataset_images(ms_lua_context(L), images, labels, &made)) return ms_lua_io_failed(L);
-    *box = made;
+    fill_dataset(L, box, made);
     return 1;
 }
 
@@ -77,25 +87,44 @@ static int dataset_split(lua_State *L)
 {
     ms_dataset *dataset = ms_lua_unbox(L, 1, DATASET);
     double fraction = luaL_checknumber(L, 2);
+    ms_lua_make_room(L);
     void **boxes[2] = { ms_lua_box(L, DATASET), ms_lua_box(L, DATASET) };
     ms_dataset *first = NULL, *rest = NULL;
     if (ms_dataset_split(ms_lua_context(L), dataset, fraction, &first, &rest))
         return ms_lua_io_failed(L);
-    *boxes[0] = first;
-    *boxes[1] = rest;
+    fill_dataset(L, boxes[0], first);
+    fill_dataset(L, boxes[1], rest);
     return 2;
 }
 
 /* ------------------------------------------------------------------ loaders */
 
-/* Joins the loader's thread, which ends as soon as the batch in its hands is filled. The wait is at
- * most the time to fill one batch, so a finalizer may do it; it releases no tensor. */
+/* close(), __gc and __close. Joins the loader's thread, which ends as soon as the batch in its
+ * hands is filled. The wait is at most the time to fill one batch, so a finalizer may do it; it
+ * releases no tensor. */
 static int loader_gc(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, LOADER);
     ms_loader_free(*box);
-    *box = NULL;
+    ms_lua_box_empty(L, box);
     return 0;
+}
+
+/* The loader's data, with its data set and other loaders. */
+static void fill_loader(lua_State *L, void **box, ms_loader *made, const ms_dataset *dataset)
+{
+    const void *data;
+    uint64_t bytes = ms_dataset_memory(dataset, &data);
+    *box = made;
+    ms_lua_box_shares(L, box, data, bytes);
+}
+
+/* Its first batch starts a thread, and takes memory for the batches ahead. */
+static void hold_batches(lua_State *L, uint64_t before)
+{
+    void **box = lua_touserdata(L, 1);
+    uint64_t now = ms_loader_memory(*box);
+    if (now > before) ms_lua_box_holds(L, box, now - before + MS_OUTSIDE_THREAD);
 }
 
 /* core.loader(dataset, options): the options of dataset:loader in meta.lua, with rank and ranks
@@ -125,10 +154,11 @@ static int loader_new(lua_State *L)
     /* 0 stands for "not given" here, since the range of the option begins at 1. */
     if (options.batch == 0)
         return ms_lua_error(L, "loader: give a batch, the samples of one pass over all ranks");
+    ms_lua_make_room(L);
     void **box = ms_lua_box(L, LOADER);
     ms_loader *loader = NULL;
     ms_lua_ok(L, ms_loader_new(ms_engine_context(engine), dataset, &options, &loader));
-    *box = loader;
+    fill_loader(L, box, loader, dataset);
     return 1;
 }
 
@@ -190,11 +220,14 @@ static int loader_next(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
     ms_loader *loader = ms_lua_unbox(L, 1, LOADER);
+    uint64_t before = ms_loader_memory(loader);
+    if (before == 0) ms_lua_make_room(L);
     batch_values v = new_values(L, loader);
     ms_batch batch = { 0 };
     /* Memory comes first: a batch that was taken cannot be given back. */
     ms_lua_ok(L, make_tensors(engine, loader, ms_loader_rows(loader), &v));
     ms_status status = ms_loader_next(ms_engine_context(engine), loader, &batch);
+    hold_batches(L, before);
     return push_values(L, &v, &batch, status);
 }
 
@@ -376,16 +409,14 @@ static const luaL_Reg functions[] = {
     { "to_text", to_text },
     { NULL, NULL },
 };
-static const luaL_Reg dataset_methods[] = { { "size", dataset_size },
-                                            { "split", dataset_split },
-                                            { NULL, NULL } };
+static const luaL_Reg dataset_methods[] = {
+    { "size", dataset_size }, { "split", dataset_split }, { "close", dataset_gc }, { NULL, NULL }
+};
 /* What a loader has is its position; the options that made it are the script's. */
 static const luaL_Reg loader_methods[] = {
-    { "next", loader_next },
-    { "batches", loader_batches },
-    { "state", loader_state },
-    { "load_state", loader_load_state },
-    { NULL, NULL },
+    { "next", loader_next },   { "batches", loader_batches },
+    { "state", loader_state }, { "load_state", loader_load_state },
+    { "close", loader_gc },    { NULL, NULL },
 };
 static const luaL_Reg dataset_metamethods[] = { { "__gc", dataset_gc },
                                                 { "__close", dataset_gc },

@@ -50,24 +50,6 @@ const char **ms_lua_string_list(lua_State *L, int index, uint32_t *count, const 
     return list;
 }
 
-/* Made before what it will own, so that an error in between leaks nothing. The one user value is
- * for whatever the box must keep alive. */
-void **ms_lua_box(lua_State *L, const char *type)
-{
-    void **box = lua_newuserdatauv(L, sizeof *box, 1);
-    *box = NULL;
-    luaL_setmetatable(L, type);
-    return box;
-}
-
-/* A box is empty after close(), or if making its contents has failed. */
-void *ms_lua_unbox(lua_State *L, int index, const char *type)
-{
-    void **box = luaL_checkudata(L, index, type);
-    if (!*box) ms_lua_error(L, "this %s was closed", type);
-    return *box;
-}
-
 /* -------------------------------------------------------------- whole files */
 
 /* core.file_read(path): its bytes. A failure is nil, message, code; more than 2 GiB is one as well,

@@ -580,6 +580,7 @@ static int runtime_gc(lua_State *L)
     if (runtime->leave) runtime->leave(runtime);
     ms_rendezvous_release(runtime->rendezvous);
     ms_release(&runtime->context, runtime->dropped);
+    ms_release(&runtime->context, runtime->shared);
     return 0;
 }
 

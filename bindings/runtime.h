@@ -101,6 +101,11 @@ struct ms_runtime {
     uint64_t orders; /* numbers handed out to handles */
     ms_dropped *dropped;
     size_t dropped_count, dropped_capacity, handle_count;
+    /* Memory that boxes hold outside of Lua (outside.c), now and after the last collection for its
+     * sake; what several boxes share is counted once. */
+    uint64_t outside_bytes, outside_after;
+    struct ms_shared_memory *shared;
+    size_t shared_count, shared_capacity;
     /* Live bytes after the last backward; growth from there belongs to the next forward. */
     uint64_t live_after_backward;
     /* Live bytes when this pass' first bucket reached its links, or at the last collection after

@@ -14,7 +14,7 @@ static int close_file(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, TYPE);
     ms_safetensors_close(*box);
-    *box = NULL;
+    ms_lua_box_empty(L, box);
     return 0;
 }
 
@@ -26,10 +26,12 @@ static int open_file(lua_State *L)
 {
     const char *path = ms_lua_path(L, 1, "a path");
     ms_context *context = ms_lua_context(L);
+    ms_lua_make_room(L);
     void **box = ms_lua_box(L, TYPE);
     ms_safetensors *file = NULL;
     if (ms_safetensors_open(context, path, &file)) return ms_lua_io_failed(L);
     *box = file;
+    ms_lua_box_holds(L, box, MS_OUTSIDE_FILE);
     return 1;
 }
 

@@ -9,13 +9,13 @@
 
 /* ------------------------------------------------------------------- objects */
 
-/* __gc and __close. The box holds an encoder, which has a reference to its tokenizer; decoders have
- * references of their own. */
+/* close(), __gc and __close. The box holds an encoder, which has a reference to its tokenizer;
+ * decoders have references of their own. */
 static int tokenizer_gc(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, TOKENIZER);
     ms_encoder_free(*box);
-    *box = NULL;
+    ms_lua_box_empty(L, box);
     return 0;
 }
 
@@ -23,8 +23,14 @@ static int decoder_gc(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, DECODER);
     ms_decoder_free(*box);
-    *box = NULL;
+    ms_lua_box_empty(L, box);
     return 0;
+}
+
+/* A tokenizer and its decoders hold the same vocabulary. */
+static void share_tokenizer(lua_State *L, void **box, const ms_tokenizer *tokenizer)
+{
+    ms_lua_box_shares(L, box, tokenizer, ms_tokenizer_memory(tokenizer));
 }
 
 static ms_tokenizer *check_tokenizer(lua_State *L)
@@ -61,6 +67,7 @@ static int tokenizer_load(lua_State *L)
     ms_tokenizer_options options = { .pattern = NULL };
     if (!lua_isnoneornil(L, 2)) options.pattern = ms_lua_path(L, 2, "pattern");
     if (!lua_isnoneornil(L, 3)) options.special = check_special(L, 3, &options.special_count);
+    ms_lua_make_room(L);
     void **box = ms_lua_box(L, TOKENIZER);
     ms_context *context = ms_lua_context(L);
     ms_tokenizer *tokenizer = NULL;
@@ -70,6 +77,8 @@ static int tokenizer_load(lua_State *L)
     ms_tokenizer_release(tokenizer);
     if (status) return ms_lua_io_failed(L);
     *box = encoder;
+    share_tokenizer(L, box, ms_encoder_tokenizer(encoder));
+    ms_lua_box_holds(L, box, MS_ENCODER_BYTES);
     return 1;
 }
 
@@ -254,10 +263,12 @@ static int decoder_new(lua_State *L)
 {
     ms_tokenizer *tokenizer = check_tokenizer(L);
     bool special = lua_toboolean(L, 2);
+    ms_lua_make_room(L);
     void **box = ms_lua_box(L, DECODER);
     ms_decoder *made = NULL;
     ms_lua_ok(L, ms_decoder_new(ms_lua_context(L), tokenizer, special, &made));
     *box = made;
+    share_tokenizer(L, box, tokenizer);
     return 1;
 }
 
@@ -268,7 +279,7 @@ static int sharding_gc(lua_State *L)
 {
     void **box = luaL_checkudata(L, 1, SHARDING);
     ms_sharding_free(*box);
-    *box = NULL;
+    ms_lua_box_empty(L, box);
     return 0;
 }
 
@@ -391,12 +402,14 @@ static const luaL_Reg tokenizer_methods[] = {
     { "bos", tokenizer_bos },
     { "eos", tokenizer_eos },
     { "encode", tokenizer_encode },
+    { "close", tokenizer_gc },
     { NULL, NULL },
 };
 
 static const luaL_Reg decoder_methods[] = {
     { "add", decoder_add },
     { "finish", decoder_finish },
+    { "close", decoder_gc },
     { NULL, NULL },
 };
 

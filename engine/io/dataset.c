@@ -76,6 +76,14 @@ uint64_t ms_dataset_size(const ms_dataset *dataset) { return dataset->count; }
 bool ms_dataset_has_tokens(const ms_dataset *dataset) { return dataset->data->labels == NULL; }
 ms_bare_shards ms_dataset_bare(const ms_dataset *dataset) { return dataset->data->bare; }
 
+uint64_t ms_dataset_memory(const ms_dataset *dataset, const void **data)
+{
+    const ms_data *held = dataset->data;
+    uint64_t sample = held->labels ? (uint64_t)held->rows * held->columns + 1 : held->width;
+    *data = held;
+    return held->count * sample;
+}
+
 /* The two parts take their references to the data together and last, when nothing can fail any
  * more. That is why the error path releases `a` as plain memory: it holds no reference yet. */
 ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double fraction,

@@ -368,6 +368,13 @@ void ms_loader_free(ms_loader *loader)
     ms_release(&context, loader);
 }
 
+uint64_t ms_loader_memory(const ms_loader *loader)
+{
+    uint64_t row = loader->x_row + loader->y_row;
+    if (loader->options.packed) row += loader->x_row;
+    return loader->slots[0].x ? SLOTS * row * ms_loader_rows(loader) : 0;
+}
+
 /* A batch divides by the ranks: check_options has seen to it. */
 uint32_t ms_loader_rows(const ms_loader *loader)
 {

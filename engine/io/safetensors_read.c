@@ -6,6 +6,7 @@
 #include "io/path.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,6 +46,8 @@ typedef struct ms_pair {
 /* A reader. Once open has succeeded, everything in it is constant, so several threads may read
  * tensors at once, each with its own context for errors. Names, metadata and dtype names point into
  * `header`, and shapes into `sizes`; both live as long as the reader. */
+#define MS_COPIED_MOST (UINT64_C(8) << 20) /* bytes of tensors between two waits */
+
 struct ms_safetensors {
     ms_context context; /* for memory and for closing, whichever thread does it */
     ms_file *file;
@@ -55,6 +58,7 @@ struct ms_safetensors {
     ms_pair *metadata;             /* by key */
     size_t entry_capacity, size_count, size_capacity, pair_count, pair_capacity;
     uint32_t count;
+    _Atomic uint64_t loaded; /* bytes of tensors */
 };
 
 /* MS_ERROR_CORRUPT with a message whose last conversion is the file's path. */
@@ -482,6 +486,16 @@ ms_status ms_safetensors_read(ms_context *context, ms_safetensors *file,
                         entry->offset);
 }
 
+/* The engine copies what is written, and keeps the copy until the stream has used it. A host that
+ * reads faster than that would have the whole file in copies, so it waits now and then; not where
+ * waiting is refused. */
+static ms_status limit_copies(ms_engine *engine, ms_safetensors *file, uint64_t bytes)
+{
+    uint64_t loaded = atomic_fetch_add(&file->loaded, bytes) + bytes;
+    if (loaded / MS_COPIED_MOST == (loaded - bytes) / MS_COPIED_MOST) return MS_OK;
+    return ms_engine_check_sync(engine) ? MS_OK : ms_stream_sync(ms_engine_current(engine));
+}
+
 /* The values pass through host memory, because a device may have its own. The hash covers the
  * file's bytes, so it is taken before booleans are normalised. */
 ms_status ms_safetensors_load(ms_engine *engine, ms_safetensors *file,
@@ -510,6 +524,7 @@ ms_status ms_safetensors_load(ms_engine *engine, ms_safetensors *file,
      * only the order counts. */
     if (!status && entry->bytes) status = ms_tensor_write(tensor, data, (size_t)entry->bytes);
     ms_release(context, data);
+    if (!status && values) status = limit_copies(engine, file, entry->bytes);
     if (status) {
         ms_tensor_release(tensor);
         return status;

@@ -134,6 +134,20 @@ uint32_t ms_tokenizer_size(const ms_tokenizer *tokenizer)
     return added > tokenizer->model.size ? added : tokenizer->model.size;
 }
 
+static uint64_t vocabulary_memory(const ms_vocabulary *vocabulary)
+{
+    return vocabulary->text.capacity + vocabulary->token_capacity * sizeof *vocabulary->tokens
+           + vocabulary->slot_count * sizeof *vocabulary->slots;
+}
+
+uint64_t ms_tokenizer_memory(const ms_tokenizer *tokenizer)
+{
+    const ms_merges *merges = &tokenizer->model.merges;
+    return sizeof *tokenizer + vocabulary_memory(&tokenizer->model.vocabulary)
+           + vocabulary_memory(&tokenizer->added) + vocabulary_memory(&tokenizer->decoding.texts)
+           + merges->slot_count * sizeof *merges->slots;
+}
+
 /* Added tokens come first, as they do in texts. */
 uint32_t ms_tokenizer_find(const ms_tokenizer *tokenizer, const char *text, size_t bytes)
 {

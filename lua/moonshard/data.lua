@@ -226,13 +226,18 @@ end
 ---@return string? message
 ---@return string? code
 function Dataset:tokenizer()
+  self:size()                                              -- raises where it was closed
   local told = tokenizer_files.descriptions(self)[1]
   if not told then return nil end
   return tokenizer_files.read(told)
 end
 
+local size = Dataset.size
+
 options_of.methods(Dataset, "a data set", function(value)
-  return type(value) == "userdata" and (pcall(Dataset.size, value))
+  if type(value) ~= "userdata" then return false end
+  local ok, message = pcall(size, value)
+  return ok or tostring(message):find("was closed", 1, true) ~= nil  -- the method says so
 end, { "loader", "split", "tokenizer" })
 
 return options_of.closed(data, "ms.data")

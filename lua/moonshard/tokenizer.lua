@@ -93,7 +93,9 @@ function Tokenizer:decoder(options)
 end
 
 options_of.methods(Tokenizer, "a tokenizer", function(value)
-  return type(value) == "userdata" and (pcall(Tokenizer.vocab_size, value))
+  if type(value) ~= "userdata" then return false end
+  local ok, message = pcall(Tokenizer.vocab_size, value)
+  return ok or tostring(message):find("was closed", 1, true) ~= nil  -- the method says so
 end, { "encode", "decode", "decoder" })
 
 return options_of.closed(tokenizer, "ms.tokenizer")

@@ -204,6 +204,8 @@ typedef struct ms_bare_shards {
     uint64_t tokens;
 } ms_bare_shards;
 MS_API ms_bare_shards ms_dataset_bare(const ms_dataset *dataset);
+/* Bytes of its data, which parts of one data set share: *data is the same for them. */
+MS_API uint64_t ms_dataset_memory(const ms_dataset *dataset, const void **data);
 /* The first floor(fraction * size), and the rest; both share the data. fraction is within 0 and 1.
  * A decimal fraction has its exact decimal value: 0.29 of 100 are 29. */
 MS_API ms_status ms_dataset_split(ms_context *context, ms_dataset *dataset, double fraction,
@@ -242,6 +244,8 @@ typedef struct ms_loader ms_loader;
 MS_API ms_status ms_loader_new(ms_context *context, ms_dataset *dataset,
                                const ms_loader_options *options, ms_loader **out);
 MS_API void ms_loader_free(ms_loader *loader); /* NULL is allowed */
+/* Bytes of the batches that it prepares, without its data; 0 before the first ms_loader_next. */
+MS_API uint64_t ms_loader_memory(const ms_loader *loader);
 /* Shape and dtype of x (at most 3 dimensions) for that many rows; y is i64 [rows, length] or
  * [rows]. */
 MS_API uint32_t ms_loader_shape(const ms_loader *loader, uint32_t rows, ms_dtype *dtype,

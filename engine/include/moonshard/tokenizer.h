@@ -56,6 +56,8 @@ MS_API ms_tokenizer *ms_tokenizer_retain(ms_tokenizer *tokenizer);
 MS_API void ms_tokenizer_release(ms_tokenizer *tokenizer); /* NULL is allowed */
 /* The greatest id plus 1: the rows that a model's embedding needs. */
 MS_API uint32_t ms_tokenizer_size(const ms_tokenizer *tokenizer);
+/* Bytes of its tokens and merges, which are most of what it takes. */
+MS_API uint64_t ms_tokenizer_memory(const ms_tokenizer *tokenizer);
 /* The id of the token that is this text, or MS_NO_TOKEN. */
 MS_API uint32_t ms_tokenizer_find(const ms_tokenizer *tokenizer, const char *text, size_t bytes);
 /* A token as text: the bytes that it stands for, or, in files of SentencePiece's kind, its name, in
@@ -92,6 +94,8 @@ typedef struct ms_encoder ms_encoder;
 MS_API ms_status ms_encoder_new(ms_context *context, ms_tokenizer *tokenizer, ms_encoder **out);
 MS_API void ms_encoder_free(ms_encoder *encoder);                     /* NULL is allowed */
 MS_API ms_tokenizer *ms_encoder_tokenizer(const ms_encoder *encoder); /* borrowed */
+/* Bytes that an encoder takes for itself, at most, for texts of usual length. */
+#define MS_ENCODER_BYTES ((size_t)3 << 20)
 /* The ids belong to the encoder and live until its next call. */
 MS_API ms_status ms_encode(ms_context *context, ms_encoder *encoder, const char *text, size_t bytes,
                            const ms_encode_options *options, const uint32_t **ids, size_t *count);

@@ -19,7 +19,8 @@
 --- equal.
 ---@field end_of_text? integer
 
---- Data sets are read once and held in host memory.
+--- Data sets are read once and held in host memory. A data set, a part of it or a loader that a
+--- script drops is freed by the collector, which knows what they hold; `close` frees at once.
 ---@class ms.data
 --- The bytes of files, and of all files below folders, as tokens.
 --- ```lua
@@ -98,6 +99,20 @@
 --- x:shape() --> { 4, 8 }
 --- ```
 ---@field loader fun(self, options: ms.LoaderOptions): ms.Loader
+--- Gives up this data set; later uses raise "was closed". Its data are freed once its parts and
+--- loaders are closed or dropped, too: they live on. Closing twice does nothing. `local data
+--- <close> = ...` does the same at the end of its block.
+--- ```lua
+--- local file = assert(io.open("text.txt", "w"))
+--- file:write(("0123456789"):rep(10))
+--- file:close()
+--- local data = assert(ms.data.bytes "text.txt")
+--- local loader = data:loader { batch = 2, length = 4 }
+--- data:close()
+--- pcall(data.size, data) --> false
+--- loader:next():shape() --> { 2, 4 }
+--- ```
+---@field close fun(self)
 --- A C thread prepares batches ahead. state() and load_state() resume at the exact sample, at any
 --- world size.
 ---@class ms.Loader
@@ -111,11 +126,12 @@
 --- local file = assert(io.open("text.txt", "w"))
 --- file:write(("abcde"):rep(10))
 --- file:close()
---- local x, y = assert(ms.data.bytes "text.txt"):loader({ batch = 1, length = 3 }):next()
+--- local batch = ms.world_size() -- a sample for each rank
+--- local x, y = assert(ms.data.bytes "text.txt"):loader({ batch = batch, length = 3 }):next()
 --- x --> { { 97, 98, 99 } }
 --- y --> { { 98, 99, 100 } }
 --- local loader = assert(ms.data.bytes "text.txt"):loader {
----   batch = 1, length = 8, packed = true, end_of_text = ("d"):byte(),
+---   batch = batch, length = 8, packed = true, end_of_text = ("d"):byte(),
 --- }
 --- local tokens, targets, positions = loader:next()
 --- ms.data.to_text(tokens[1]) --> "abcdeabc"
@@ -126,7 +142,8 @@
 --- local file = assert(io.open("text.txt", "w"))
 --- file:write(("abcde"):rep(10))
 --- file:close()
---- local loader = assert(ms.data.bytes "text.txt"):loader { batch = 1, length = 3 }
+--- local batch = ms.world_size() -- a sample for each rank
+--- local loader = assert(ms.data.bytes "text.txt"):loader { batch = batch, length = 3 }
 --- loader:next()
 --- local state = loader:state()
 --- local after = loader:next()
@@ -139,7 +156,8 @@
 --- file:write(("abcde"):rep(10))
 --- file:close()
 --- local data = assert(ms.data.bytes "text.txt")
---- local one, other = data:loader { batch = 1, length = 3 }, data:loader { batch = 1, length = 3 }
+--- local options = { batch = 2, length = 3 }
+--- local one, other = data:loader(options), data:loader(options)
 --- one:next()
 --- other:load_state(one:state())
 --- other:next():eq(one:next()):all() --> true
@@ -157,6 +175,19 @@
 --- count --> 24
 --- ```
 ---@field batches fun(self, count?: integer): fun(): ms.Tensor, ms.Tensor, ms.Tensor?
+--- Ends the loader's thread and frees its batches; later uses raise "was closed". Tensors that it
+--- has given stay. Closing twice does nothing, and `<close>` does the same.
+--- ```lua
+--- local file = assert(io.open("text.txt", "w"))
+--- file:write(("0123456789"):rep(10))
+--- file:close()
+--- local loader = assert(ms.data.bytes "text.txt"):loader { batch = 2, length = 4 }
+--- local x = loader:next()
+--- loader:close()
+--- pcall(loader.next, loader) --> false
+--- x:shape() --> { 2, 4 }
+--- ```
+---@field close fun(self)
 --- Errors: batch does not divide by the number of ranks; length is longer than the data; batches:
 --- there are fewer samples than ranks; a shard is damaged (the message has file and byte); packed:
 --- the data are images, nothing says which token ends documents, two things say different ones, or

@@ -105,6 +105,18 @@
 --- assert(ms.tokenizer.load "tokenizer.json"):eos() --> nil
 --- ```
 ---@field eos fun(self): integer?   the token that ends texts
+--- Frees the tokenizer once its decoders are closed or dropped, too; later uses raise "was closed".
+--- The collector frees one that a script drops. Closing twice does nothing, and `<close>` does the
+--- same.
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- local tokenizer = assert(ms.tokenizer.load "tokenizer.json")
+--- tokenizer:close()
+--- pcall(tokenizer.encode, tokenizer, "ab") --> false
+--- ```
+---@field close fun(self)
 ---@class ms.TokenDecoder
 --- The text that these ids complete. A character whose bytes have not all come waits.
 --- ```lua
@@ -126,6 +138,17 @@
 --- decoder:finish() --> ""
 --- ```
 ---@field finish fun(self): string   the bytes that still wait; after it a new text begins
+--- Frees the decoder; later uses raise "was closed". Closing twice does nothing, and `<close>` does
+--- the same.
+--- ```lua
+--- local json = assert(io.open("tokenizer.json", "w"))
+--- json:write '{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}}'
+--- json:close()
+--- local decoder = assert(ms.tokenizer.load "tokenizer.json"):decoder()
+--- decoder:close()
+--- pcall(decoder.add, decoder, 2) --> false
+--- ```
+---@field close fun(self)
 --- Errors: a component that is not supported, such as WordPiece or Unigram (named, "unsupported"); a
 --- damaged or truncated file ("corrupt"); an id that is no token's; encode with special = "error":
 --- the name and its byte.

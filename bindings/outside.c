@@ -1,0 +1,100 @@
+/* outside.c: boxes of objects of C, and how the collector of Lua learns what they hold.
+ *
+ * The collector runs in proportion to Lua's own memory, of which a box takes a few bytes: a script
+ * that drops data sets in a loop would fill the machine before it ran. So boxes tell how much they
+ * hold, and a full collection comes before the next object is made where that has doubled. The
+ * moments depend on the sizes alone, not on the collector's pace. */
+#include "bindings/io.h"
+
+/* Below this growth a collection costs more than what it can give back is worth. */
+#define OUTSIDE_LEAST ((uint64_t)16 << 20)
+
+/* The object comes first: users have a pointer to it. */
+typedef struct box {
+    void *object;
+    const void *shared; /* key of memory that other boxes may hold, too */
+    uint64_t bytes;     /* that this box holds alone */
+} box;
+
+typedef struct ms_shared_memory {
+    const void *key;
+    uint64_t bytes;
+    size_t boxes;
+} shared_memory;
+
+/* The runtime, also for metamethods that run while the state closes. */
+static ms_runtime *runtime_of(lua_State *L) { return lua_touserdata(L, lua_upvalueindex(1)); }
+
+/* Made before what it will own, so that an error in between leaks nothing. The one user value is
+ * for whatever the box must keep alive. */
+void **ms_lua_box(lua_State *L, const char *type)
+{
+    box *made = lua_newuserdatauv(L, sizeof *made, 1);
+    *made = (box){ .object = NULL };
+    luaL_setmetatable(L, type);
+    return &made->object;
+}
+
+/* A box is empty after close(), or if making its contents has failed. */
+void *ms_lua_unbox(lua_State *L, int index, const char *type)
+{
+    const box *of = luaL_checkudata(L, index, type);
+    if (!of->object) ms_lua_error(L, "this %s was closed", type);
+    return of->object;
+}
+
+/* Without an engine there are no tensors that a fixed point would release. */
+void ms_lua_make_room(lua_State *L)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    uint64_t after = runtime->outside_after, least = after > OUTSIDE_LEAST ? after : OUTSIDE_LEAST;
+    if (ms_grow(&runtime->context, (void **)&runtime->shared, &runtime->shared_capacity,
+                runtime->shared_count + 2, sizeof *runtime->shared))
+        luaL_error(L, "%s", runtime->context.error.message);
+    if (runtime->outside_bytes <= after + least) return;
+    if (runtime->engine) ms_lua_collect(L, runtime);
+    else lua_gc(L, LUA_GCCOLLECT);
+    runtime->outside_after = runtime->outside_bytes;
+}
+
+void ms_lua_box_holds(lua_State *L, void **of, uint64_t bytes)
+{
+    ((box *)of)->bytes += bytes;
+    runtime_of(L)->outside_bytes += bytes;
+}
+
+/* NULL: no box holds it. There are few such objects at a time. */
+static shared_memory *find_shared(const ms_runtime *runtime, const void *key)
+{
+    for (size_t i = runtime->shared_count; i > 0; i--)
+        if (runtime->shared[i - 1].key == key) return &runtime->shared[i - 1];
+    return NULL;
+}
+
+void ms_lua_box_shares(lua_State *L, void **of, const void *key, uint64_t bytes)
+{
+    ms_runtime *runtime = runtime_of(L);
+    shared_memory *shared = find_shared(runtime, key);
+    if (!shared) {
+        shared = &runtime->shared[runtime->shared_count++];
+        *shared = (shared_memory){ .key = key, .bytes = bytes };
+        runtime->outside_bytes += bytes;
+    }
+    shared->boxes++;
+    ((box *)of)->shared = key;
+}
+
+/* A state that closes has given up the list already. */
+void ms_lua_box_empty(lua_State *L, void **of)
+{
+    ms_runtime *runtime = runtime_of(L);
+    box *emptied = (box *)of;
+    shared_memory *shared =
+        emptied->shared && !runtime->closed ? find_shared(runtime, emptied->shared) : NULL;
+    runtime->outside_bytes -= emptied->bytes;
+    if (shared && --shared->boxes == 0) {
+        runtime->outside_bytes -= shared->bytes;
+        *shared = runtime->shared[--runtime->shared_count];
+    }
+    *emptied = (box){ .object = NULL };
+}
