@@ -87,7 +87,9 @@ static ms_status agree_on_ids(ms_group *group, uint64_t list_hash, uint32_t part
     if (status) return status;
     if (id + parts > MS_GROUPS_MAX)
         return ms_engine_fail(group->comm->engine, MS_ERROR_STATE,
-                              "%u more groups: a job may have %d", parts, MS_GROUPS_MAX);
+                              "split: %u more groups, and a job may have %d; groups live as long "
+                              "as the job: make them once, before training, and keep them",
+                              parts, MS_GROUPS_MAX);
     *first_id = (uint32_t)id;
     return MS_OK;
 }

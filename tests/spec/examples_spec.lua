@@ -2,10 +2,11 @@
 -- "-->" have the values that stand there.
 local command = require "command"
 local core = require "moonshard.core"
+local examples = require "examples"
 local read = require "moonshard.reference.read"
 
 -- A script that runs the examples of a file, each `{ name, code }`, and prints one line of JSON for
--- each: its name, and what is wrong or nil. Locals of an example are seen by the lines below them.
+-- each: its name, and what is wrong or nil.
 local RUNNER <const> = [==[
 local list = dofile "examples.lua"
 local ms = not list.bare and require "moonshard"
@@ -34,12 +35,7 @@ end
 
 local results = assert(io.open("results.jsonl", "a"))
 for _, one in ipairs(list) do
-  local lines = {}
-  for line in (one.code .. "\n"):gmatch "([^\n]*)\n" do
-    local code, expected = line:match "^(.-)%s*%-%->%s*(.*)$"
-    lines[#lines + 1] = code and ("check(%q, %s)"):format(expected, code) or line
-  end
-  local chunk, message = load(table.concat(lines, "\n"), "=example", "t",
+  local chunk, message = load(one.code, "=example", "t",
     setmetatable({ ms = ms or nil, check = check }, { __index = _G }))
   if chunk then message = select(2, pcall(chunk)) end
   results:write(core.json_encode { name = one.name, wrong = message and tostring(message) }, "\n")
@@ -53,7 +49,7 @@ local LUA <const> = os.getenv "MOONSHARD_LUA" or "lua5.4"
 local function run(folder, list)
   local lines = { ("return { bare = %s,"):format(list.bare or false) }
   for _, one in ipairs(list) do
-    lines[#lines + 1] = ("{ name = %q, code = %q },"):format(one.name, one.code)
+    lines[#lines + 1] = ("{ name = %q, code = %q },"):format(one.name, examples.checked(one.code))
   end
   command.write(folder .. "/examples.lua", table.concat(lines, "\n") .. "\n}")
   command.write(folder .. "/runner.lua", RUNNER)
@@ -72,17 +68,7 @@ end
 describe("the examples of the reference", function()
   local folder, wrong = nil, {}
   local together, alone = {}, {}
-  for _, block in ipairs(read.all().blocks) do
-    for _, field in ipairs(block.fields) do
-      if field.example then
-        local one = { name = read.full_name(field), code = field.example }
-        -- What a process can do once has a process of its own.
-        if one.code:find("ms.init", 1, true) or one.code:find("ms.config", 1, true) then
-          alone[#alone + 1] = one
-        else together[#together + 1] = one end
-      end
-    end
-  end
+  for _, one in ipairs(examples.all()) do table.insert(one.alone and alone or together, one) end
 
   setup(function()
     folder = command.folder()

@@ -327,7 +327,10 @@
 --- live, in the model's own memory.
 --- ```lua
 --- local model = ms.fsdp(ms.nn.Linear(2, 3))
---- model:state().weight:shape() --> { 3, 2 }
+--- local whole = model:state() -- all ranks call it, rank 0 has the result
+--- if ms.rank() == 0 then
+---   whole.weight:shape() --> { 3, 2 }
+--- end
 --- ```
 ---@field state fun(self, options?: ms.StateOptions): table<string, ms.Tensor|ms.Piece>
 --- Copies values in, by name. Each rank gives at least what it has (whole tensors, or its pieces),
@@ -336,7 +339,10 @@
 --- ```lua
 --- local from, to = ms.fsdp(ms.nn.Linear(2, 3)), ms.fsdp(ms.nn.Linear(2, 3))
 --- to:load_state(from:state { kind = "sharded" })
---- to:state().weight:eq(from:state().weight):all() --> true
+--- local loaded, saved = to:state(), from:state()
+--- if ms.rank() == 0 then
+---   loaded.weight:eq(saved.weight):all() --> true
+--- end
 --- ```
 ---@field load_state fun(self, state: table<string, ms.Tensor|ms.Piece>, options?: ms.LoadOptions)
 --- As a module's: rank 0 writes, and puts one tensor after the other together. All ranks call it

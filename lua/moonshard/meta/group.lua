@@ -29,10 +29,13 @@
 --- ```
 ---@field channel fun(self, number: integer): ms.Group   number: 1 or 2
 --- Makes a group of each part. All ranks of this group call it with the same list. Returns the
---- group of this rank's part; nil if it is in no part.
+--- group of this rank's part; nil if it is in no part. A job may have 256 groups, the world and
+--- those of `levels` and of hybrid shards among them. Each takes some 0.7 MB and lives as long as
+--- the job: groups are made before training, not in its loop.
 --- ```lua
---- local mine = ms.world():split { { 0 } } -- with four ranks perhaps { { 0, 1 }, { 2, 3 } }
---- mine:size() --> 1
+--- local world, parts = ms.world(), {} -- of four ranks, perhaps { { 0, 1 }, { 2, 3 } }
+--- for rank = 0, world:size() - 1 do parts[rank + 1] = { rank } end
+--- world:split(parts):size() --> 1
 --- ```
 ---@field split fun(self, parts: integer[][]): ms.Group?   parts: ranks of this group
 --- Two groups: this rank's block, and the ranks that have its position in their blocks. A block is
@@ -87,22 +90,25 @@
 --- part, in place. Value: this rank's part. It has no gradient: raises if t requires one while
 --- gradients are recorded.
 --- ```lua
---- ms.world():scatter(ms.arange(1, 2), 0):value() --> { 1, 2 }
+--- local world, part = ms.world(), ms.empty { 2, dtype = "i64" }
+--- if world:rank() == 0 then part = ms.arange(1, 2 * world:size()) end
+--- world:scatter(part, 0):value() --> { 1, 2 }
 --- ```
 ---@field scatter fun(self, t: ms.Tensor, root: integer, counts?: integer[]): ms.Future
 --- Sends t to a rank of the group. Sends and receives of a pair of ranks match in order. Value: t.
 --- ```lua
 --- local world, t = ms.world(), ms.ones { 2 }
---- local next_one = (world:rank() + 1) % world:size()
---- if world:size() > 1 then world:send(t, next_one) end
---- next_one --> 0
+--- if world:size() > 1 and world:rank() == 0 then world:send(t, 1) end
+--- if world:rank() == 1 then world:recv(t, 0):value() end
+--- t --> { 1.0, 1.0 }
 --- ```
 ---@field send fun(self, t: ms.Tensor, to: integer): ms.Future
 --- Receives into t, in place, from a rank of the group. Value: t. It has no gradient: raises if t
 --- requires one while gradients are recorded.
 --- ```lua
 --- local world, t = ms.world(), ms.zeros { 2 }
---- if world:size() > 1 then world:recv(t, (world:rank() - 1) % world:size()):value() end
+--- if world:size() > 1 and world:rank() == 0 then world:send(ms.ones { 2 }, 1) end
+--- if world:rank() == 1 then world:recv(t, 0):value() end -- there t is { 1.0, 1.0 } then
 --- t --> { 0.0, 0.0 }
 --- ```
 ---@field recv fun(self, t: ms.Tensor, from: integer): ms.Future

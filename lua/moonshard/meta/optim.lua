@@ -231,7 +231,8 @@
 --- Counts a step, and averages the parameters in place if the step is due. All ranks call it once
 --- in each step, after the optimizer's step.
 --- ```lua
---- local averager = ms.optim.averager { periods = { { 1, 1 } } }
+--- -- Averages in each step, over all ranks.
+--- local averager = ms.optim.averager { periods = { { 1, ms.world_size() } } }
 --- averager:step(ms.nn.Linear(2, 1))
 --- ```
 ---@field step fun(self, params: ms.Module|ms.Tensor|table)

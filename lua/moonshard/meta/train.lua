@@ -98,7 +98,7 @@
 ---@class ms
 --- Runs the training loop: step lines, metrics, validation, samples, checkpoints, stop and resume.
 --- ```lua
---- local model = ms.nn.Linear(1, 1)
+--- local model = ms.ddp(ms.nn.Linear(1, 1)) -- several ranks average its gradients
 --- local result = ms.train {
 ---   model = model,
 ---   optimizer = ms.optim.sgd(model, { lr = 0.1 }),
