@@ -160,6 +160,16 @@ static int settle(lua_State *L)
     return 1;
 }
 
+/* tell_report(text) -> whether the process that has started the job shows it. Upvalue: the job. */
+static int tell_report(lua_State *L)
+{
+    const ms_job *job = lua_touserdata(L, lua_upvalueindex(1));
+    size_t bytes;
+    const char *text = luaL_checklstring(L, 1, &bytes);
+    lua_pushboolean(L, ms_keeper_tell_report(job->keeper, text, bytes));
+    return 1;
+}
+
 int ms_keep(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -187,5 +197,8 @@ int ms_keep(lua_State *L)
     lua_pushvalue(L, 3);
     lua_pushcclosure(L, settle, 1);
     lua_setfield(L, -2, "settle");
+    lua_pushvalue(L, 3);
+    lua_pushcclosure(L, tell_report, 1);
+    lua_setfield(L, -2, "tell_report");
     return 1;
 }

@@ -1,5 +1,5 @@
 /* start.c: starts an MPI launcher for a job over several hosts, passes on requests, and returns the
- * exit code that the job's first keeper tells.
+ * exit code and the report that the job's first keeper tells.
  *
  * The launcher has a session of its own: a terminal's Ctrl-C reaches this process alone. It is not
  * asked about the job's end, since it may not come back from a job that has lost a host. At the end
@@ -348,8 +348,8 @@ static ms_status begin(lua_State *L, start *s, char **arguments)
 
 /* process.start{ arguments=, launcher=, program=, where=, interface=, init_ns=, lost_ns=, grace_ns=
  * }
- * -> exit code, message; or nil, message. arguments: the launcher's path and its arguments;
- * launcher, program, where: for messages. */
+ * -> exit code, message, the job's report; or nil, message. arguments: the launcher's path and its
+ * arguments; launcher, program, where: for messages. */
 int ms_start(lua_State *L)
 {
     start s = { .signals = -1, .ended = -1 };
@@ -369,11 +369,12 @@ int ms_start(lua_State *L)
         await_code(&s);
         end_launcher(&s, s.is_over || s.stops ? MS_LAUNCHER_NS : 0);
     } else if (s.process > 0) kill_all(&s);
-    ms_starter_close(s.starter);
-    if (s.ended >= 0) close(s.ended);
-    if (s.signals >= 0) close(s.signals);
     if (status) lua_pushnil(L);
     else lua_pushinteger(L, s.code);
     lua_pushstring(L, status ? s.context.error.message : *s.why ? s.why : NULL);
-    return 2;
+    lua_pushstring(L, s.starter ? ms_starter_report(s.starter) : "");
+    ms_starter_close(s.starter);
+    if (s.ended >= 0) close(s.ended);
+    if (s.signals >= 0) close(s.signals);
+    return 3;
 }

@@ -122,12 +122,40 @@ describe("run --hosts", function()
       assert.equal(75, code, text)
     end)
 
-    try(0, "returns 7 when a rank is killed, by ", function()
+    -- MPICH's launcher kills what passes on the keeper's output: the report comes from the program
+    -- itself, once, also where there is no folder that has it.
+    it("returns 7 and the report when a rank is killed, by " .. mpi, function()
       local running = train(mpi, "hosta:2,hostb:2", "")
       hosts.kill(find_rank(2), "KILL")
       local code, text = finish(running)
       assert.equal(7, code, text)
       assert.truthy(text:find "rank 2 %(pid %d+%) on host hostb [^\n]* at step %d+", text)
+      local report = command.read(folder .. "/run/report.txt")
+      local first, last = text:find(report, 1, true)
+      assert.truthy(first, text)
+      assert.is_nil(text:find(report, last, true), text)
+      local recipe = command.write(folder .. "/killed.lua", [[
+        local ms = require "moonshard"
+        ms.world():barrier()
+        if ms.rank() == 1 then os.execute "kill -9 $PPID" end
+        ms.world():barrier()]])
+      code, text = finish(start(mpi, "hosta,hostb", "'" .. recipe .. "'"))
+      assert.equal(7, code, text)
+      assert.truthy(text:find "moonshard: rank 1 %(pid %d+%) [^\n]*\n  rank 0 on host hosta at barrier",
+        text)
+    end)
+
+    try(0, "ends a job whose ranks all loop after --stuck seconds, by ", function()
+      local recipe = command.write(folder .. "/loops.lua", [[
+        local ms = require "moonshard"
+        ms.world():barrier()
+        while true do end]])
+      for _, where in ipairs { "hosta,hostb", "hostb" } do
+        local code, text = finish(start(mpi, where, "--timeout 1800 --stuck 0.5 " .. recipe))
+        assert.equal(6, code, text)
+        assert.truthy(text:find("rank %d has shown no progress for [%d.]+ s %(%-%-stuck 0.5%); \z
+          it runs its script at [^\n]*loops.lua:3\n  rank 0 on host host"), text)
+      end
     end)
 
     try(1, "returns the code of a rank that calls os.exit, by ", function()

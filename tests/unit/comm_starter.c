@@ -130,6 +130,33 @@ static void test_requests_and_the_code_arrive(void **state)
     close_both(&of);
 }
 
+/* Of any length; what is longer than the starter's room is cut. */
+static void test_a_report_arrives_before_the_code(void **state)
+{
+    (void)state;
+    enum { LONG = 100000, KEPT = MS_FRAME_BODY_MOST };
+    for (int round = 0; round < 3; round++) {
+        pair of = { 0 };
+        open_both(&of);
+        await_phase(&of, MS_STARTER_CONNECTED);
+        char *text = calloc(1, LONG + 1);
+        size_t bytes = round == 0 ? 0 : round == 1 ? 12 : LONG;
+        for (size_t i = 0; i < bytes; i++) text[i] = (char)('a' + i % 23);
+        assert_true(ms_keeper_tell_report(of.keeper, text, bytes));
+        assert_string_equal(ms_starter_report(of.starter), "");
+        ms_keeper_tell_code(of.keeper, 7);
+        assert_int_equal(await_phase(&of, MS_STARTER_TOLD).code, 7);
+        if (bytes > KEPT) text[KEPT] = '\0';
+        assert_string_equal(ms_starter_report(of.starter), text);
+        free(text);
+        close_both(&of);
+    }
+    pair alone = { 0 };
+    open_keeper(&alone);
+    assert_false(ms_keeper_tell_report(alone.keeper, "text", 4));
+    close_both(&alone);
+}
+
 static void test_an_abort_is_the_cause_of_the_end(void **state)
 {
     (void)state;
@@ -414,6 +441,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_requests_and_the_code_arrive),
+        cmocka_unit_test(test_a_report_arrives_before_the_code),
         cmocka_unit_test(test_an_abort_is_the_cause_of_the_end),
         cmocka_unit_test(test_both_give_signs_of_life),
         cmocka_unit_test(test_a_keeper_whose_starter_ends_ends_the_job),

@@ -23,6 +23,7 @@ static const struct limits {
     [MS_FRAME_CODE] = { sizeof(ms_code_body), sizeof(ms_code_body) },
     [MS_FRAME_COMING] = { sizeof(ms_coming_body), sizeof(ms_coming_body) },
     [MS_FRAME_MEETING] = { 1, MS_FRAME_BODY_MOST },
+    [MS_FRAME_REPORT] = { 1, MS_FRAME_BODY_MOST },
 };
 
 /* Kinds without a body are not in the table, so their limits are 0. */

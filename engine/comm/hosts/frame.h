@@ -40,6 +40,8 @@ typedef enum ms_frame_kind {
     MS_FRAME_MEETING, /* and what they say then: any bytes */
     MS_FRAME_SHOWN,   /* the job has ended, and all that the host's ranks have left was told */
     MS_FRAME_FLIGHTS, /* write the flight records of your ranks */
+    MS_FRAME_REPORT,  /* the first keeper to the process that started the job, before the code: the
+                       * next bytes of the report's text */
     MS_FRAME_KINDS
 } ms_frame_kind;
 

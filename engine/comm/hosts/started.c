@@ -167,6 +167,16 @@ void ms_keeper_tell_code(ms_keeper *keeper, int code)
     }
 }
 
+bool ms_keeper_tell_report(ms_keeper *keeper, const char *text, size_t bytes)
+{
+    if (!keeper->starter_thread || atomic_load(&keeper->starter_gone)) return false;
+    for (size_t part; bytes > 0; text += part, bytes -= part) {
+        part = bytes < MS_FRAME_BODY_MOST ? bytes : MS_FRAME_BODY_MOST;
+        if (ms_wire_send(&keeper->starter, MS_FRAME_REPORT, text, part)) return false;
+    }
+    return true;
+}
+
 void ms_keeper_close_starter(ms_keeper *keeper)
 {
     const ms_os *os = keeper->os;

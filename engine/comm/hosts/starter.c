@@ -17,6 +17,8 @@ struct ms_starter {
     ms_word phase;                 /* ms_starter_phase; what follows is written before */
     int code;
     char why[256];
+    size_t report_bytes;
+    char report[MS_FRAME_BODY_MOST + 1]; /* a text; what does not fit is left out */
 };
 
 /* ------------------------------------------------------------ the first keeper */
@@ -47,9 +49,22 @@ static void await_keeper(ms_starter *starter)
     starter->porter = NULL;
 }
 
+/* Of the connection's thread alone until the phase is another. */
+static void add_report(ms_starter *starter, const void *text, size_t bytes)
+{
+    size_t room = sizeof starter->report - 1 - starter->report_bytes;
+    if (bytes > room) bytes = room;
+    memcpy(starter->report + starter->report_bytes, text, bytes);
+    starter->report_bytes += bytes;
+}
+
 static bool hear(void *user, const ms_frame_head *head, const void *body)
 {
     ms_starter *starter = user;
+    if (head->kind == MS_FRAME_REPORT) {
+        add_report(starter, body, head->bytes);
+        return true;
+    }
     if (head->kind != MS_FRAME_CODE) return false;
     starter->code = (int)((const ms_code_body *)body)->code;
     atomic_store(&starter->phase, MS_STARTER_TOLD);
@@ -138,6 +153,12 @@ void ms_starter_look(const ms_starter *starter, ms_starter_state *out)
     *out = (ms_starter_state){ .phase = (ms_starter_phase)atomic_load(&starter->phase) };
     if (out->phase == MS_STARTER_TOLD) out->code = starter->code;
     if (out->phase == MS_STARTER_LOST) memcpy(out->why, starter->why, sizeof out->why);
+}
+
+const char *ms_starter_report(const ms_starter *starter)
+{
+    ms_starter_phase phase = (ms_starter_phase)atomic_load(&starter->phase);
+    return phase == MS_STARTER_TOLD || phase == MS_STARTER_LOST ? starter->report : "";
 }
 
 /* A connection that fails is noticed by the one who listens. */

@@ -92,6 +92,9 @@ MS_API uint8_t ms_keeper_stop(const ms_keeper *keeper);
 MS_API bool ms_keeper_flights_wanted(ms_keeper *keeper);
 /* Tells the process that has started the job, if there is one, how it has ended. */
 MS_API void ms_keeper_tell_code(ms_keeper *keeper, int code);
+/* Before that: the report on the job, which that process shows, since a launcher that cleans up may
+ * lose what this one writes. false: there is no such process, or it has not got all of it. */
+MS_API bool ms_keeper_tell_report(ms_keeper *keeper, const char *text, size_t bytes);
 /* After finish, or after a failure. */
 MS_API void ms_keeper_close(ms_keeper *keeper);
 /* Of a rank: waits until the ranks of all hosts have finished their work, or the job has ended. */
@@ -201,6 +204,9 @@ typedef struct ms_starter_state {
 MS_API ms_status ms_starter_open(ms_context *context, const char *interface, uint64_t lost_ns,
                                  char *value, ms_starter **out);
 MS_API void ms_starter_look(const ms_starter *starter, ms_starter_state *out);
+/* The keeper's report on the job, once the code was told or the keeper is lost; "": it has sent
+ * none. Lives as long as the starter. */
+MS_API const char *ms_starter_report(const ms_starter *starter);
 /* As ms_rendezvous_request and ms_rendezvous_abort, of the keeper's job. Without a connection they
  * do nothing. */
 MS_API void ms_starter_request(ms_starter *starter, ms_request kind, uint8_t value);

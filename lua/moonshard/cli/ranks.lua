@@ -292,7 +292,10 @@ function ranks.launch(parsed)
   if not outcome then launch.exit(2, message) end
   if outcome.cause and outcome.reports then
     local report = ranks.report(outcome, parsed, flights, ranks.oom_kills() - kills_before)
-    io.stderr:write(require "moonshard.live".fresh_row(), report)
+    -- What a keeper writes is lost where its launcher has cleaned up.
+    if not (outcome.tell_report and outcome.tell_report(report)) then
+      io.stderr:write(require "moonshard.live".fresh_row(), report)
+    end
     write_flights(outcome.folder, parsed.ranks, flights)
     -- The terminal may be gone: the launcher of another host, or one that has cleaned up.
     if outcome.settle and outcome.folder ~= "" then

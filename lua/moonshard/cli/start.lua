@@ -115,7 +115,7 @@ function start.run(parsed)
   local launcher = find_launcher()
   check_root(launcher)
   io.stdout:flush()
-  local code, message = launch.process.start {
+  local code, message, report = launch.process.start {
     arguments = arguments_of(launcher, where, ranks), launcher = launcher.name,
     program = launch.process.program, where = where, interface = parsed.interface,
     init_ns = parsed.init_timeout * 1e9, lost_ns = parsed.lost * 1e9,
@@ -123,6 +123,7 @@ function start.run(parsed)
   }
   if not code then launch.exit(2, message) end
   if message then io.stderr:write("moonshard: ", message, "\n") end
+  io.stderr:write(report)
   return code
 end
 
