@@ -91,7 +91,9 @@ function mpi.init(settings)
   local script = arg and arg[0] or "a script"
   -- luacheck: pop
   local arguments = { "run", "--timeout", tostring(own.timeout), "--lost", tostring(own.lost) }
-  if own.stuck then table.move({ "--stuck", tostring(own.stuck) }, 1, 2, #arguments + 1, arguments) end
+  if own.stuck then
+    table.move({ "--stuck", tostring(own.stuck) }, 1, 2, #arguments + 1, arguments)
+  end
   arguments[#arguments + 1] = script:gsub("^%-", "./-")
   local place, message, is_told = core.hosts_join {
     program = program, leaves = true, agree = agreed(script, own), arguments = arguments,

@@ -163,8 +163,8 @@ end
     local function ends(job, rank, place)
       local code, _, err = job.finish()
       assert.equal(6, code, err)
-      local head = ("moonshard: rank %s has shown no progress for [%%d.]+ s %%(%%-%%-stuck 0.5%%); \z
-        it "):format(rank)
+      local head = ("moonshard: rank %s has shown no progress for [%%d.]+ s \z
+        %%(%%-%%-stuck 0.5%%); it "):format(rank)
       assert.matches(SANITIZED and head or head .. place:gsub("^it ", ""), err)
       assert.matches("\n  rank 0 [^\n]*", err)
     end
@@ -275,7 +275,8 @@ print("rank " .. ms.rank() .. " done")]])
       if not SANITIZED then
         assert.matches(
           ("warning: rank %d has shown no progress for [%%d.]+ s: it runs its script at \z
-            lua.lua:[24] %%(moonshard run %%-%%-stuck SECONDS ends such a job%%)"):format(rank), err)
+            lua.lua:[24] %%(moonshard run %%-%%-stuck SECONDS ends such a job%%)"):format(rank),
+          err)
       end
     end
   end)

@@ -141,8 +141,8 @@ describe("run --hosts", function()
         ms.world():barrier()]])
       code, text = finish(start(mpi, "hosta,hostb", "'" .. recipe .. "'"))
       assert.equal(7, code, text)
-      assert.truthy(text:find "moonshard: rank 1 %(pid %d+%) [^\n]*\n  rank 0 on host hosta at barrier",
-        text)
+      assert.truthy(text:find("moonshard: rank 1 %(pid %d+%) [^\n]*\n  rank 0 on host hosta at \z
+        barrier"), text)
     end)
 
     try(0, "ends a job whose ranks all loop after --stuck seconds, by ", function()
