@@ -7,10 +7,12 @@
 #define MS_GROUP_TYPE "ms.Group"
 
 /* The engine owns the group and keeps it to its end, so a handle needs no __gc. Two handles of one
- * group may differ in their channel. */
+ * group may differ in their channel. closings: of the group when the handle was made; a handle ends
+ * when its group is closed, also if a split gives the group again. */
 typedef struct group_box {
     ms_group *group;
     uint32_t channel;
+    uint64_t closings;
 } group_box;
 
 /* In the order of ms_collective_kind and ms_reduce_op: an index into a list is the enum's value.
@@ -26,7 +28,7 @@ static const char *const ops[] = { "sum", "avg", "min", "max", "prod", "premul_s
 int ms_lua_push_group(lua_State *L, ms_group *group, uint32_t channel)
 {
     group_box *box = lua_newuserdatauv(L, sizeof *box, 0);
-    *box = (group_box){ .group = group, .channel = channel };
+    *box = (group_box){ .group = group, .channel = channel, .closings = ms_group_closings(group) };
     luaL_setmetatable(L, MS_GROUP_TYPE);
     return 1;
 }
@@ -34,7 +36,10 @@ int ms_lua_push_group(lua_State *L, ms_group *group, uint32_t channel)
 /* For functions that need the channel as well. */
 static group_box *check_box(lua_State *L, int index)
 {
-    return luaL_checkudata(L, index, MS_GROUP_TYPE);
+    group_box *box = luaL_checkudata(L, index, MS_GROUP_TYPE);
+    if (box->closings != ms_group_closings(box->group))
+        ms_lua_error(L, "this group (%s) was closed", ms_group_name(box->group));
+    return box;
 }
 ms_group *ms_lua_group(lua_State *L, int index) { return check_box(L, index)->group; }
 
@@ -126,8 +131,10 @@ static int group_parameters(lua_State *L)
  * not the same object. */
 static int group_equal(lua_State *L)
 {
-    const group_box *a = check_box(L, 1), *b = check_box(L, 2);
-    lua_pushboolean(L, a->group == b->group && a->channel == b->channel);
+    const group_box *a = luaL_checkudata(L, 1, MS_GROUP_TYPE),
+                    *b = luaL_checkudata(L, 2, MS_GROUP_TYPE);
+    lua_pushboolean(L,
+                    a->group == b->group && a->channel == b->channel && a->closings == b->closings);
     return 1;
 }
 
@@ -135,7 +142,7 @@ static int group_equal(lua_State *L)
  * one. For messages: "group world (rank 0 of 4)". */
 static int group_string(lua_State *L)
 {
-    const group_box *box = check_box(L, 1);
+    const group_box *box = luaL_checkudata(L, 1, MS_GROUP_TYPE);
     lua_pushfstring(L, "group %s (rank %d of %d%s%s)", ms_group_name(box->group),
                     (int)ms_group_rank(box->group), (int)ms_group_size(box->group),
                     box->channel > 1 ? ", channel " : "",
@@ -252,6 +259,14 @@ static int group_split(lua_State *L)
     if (made) return ms_lua_push_group(L, made, box->channel);
     lua_pushnil(L);
     return 1;
+}
+
+/* group:close(), __close: a second call does nothing. */
+static int group_close(lua_State *L)
+{
+    const group_box *box = luaL_checkudata(L, 1, MS_GROUP_TYPE);
+    if (box->closings == ms_group_closings(box->group)) ms_lua_ok(L, ms_group_close(box->group));
+    return 0;
 }
 
 /* group:barrier(timeout_ms?): blocks until all ranks of the group have come. Without a timeout the
@@ -569,6 +584,7 @@ void ms_open_group(lua_State *L, int runtime)
         { "_share_end", group_share_end },
         { "_share_bytes", group_share_bytes },
         { "split", group_split },
+        { "close", group_close },
         { "barrier", group_barrier },
         { "bytes_sent", group_bytes_sent },
         { "_traffic", group_traffic },
@@ -578,6 +594,7 @@ void ms_open_group(lua_State *L, int runtime)
         { NULL, NULL },
     };
     static const luaL_Reg events[] = { { "__eq", group_equal },
+                                       { "__close", group_close },
                                        { "__tostring", group_string },
                                        { NULL, NULL } };
     ms_lua_register(L, runtime, functions);

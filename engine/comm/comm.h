@@ -49,6 +49,13 @@ struct ms_group {
     uint32_t lowest, highest; /* of them */
     uint64_t *set;            /* the same as a bit set over the world's ranks */
     uint32_t splits;          /* made from this one, for names */
+    /* The split that made it, for split.c: of which group, its number there, and the hash of its
+     * lists. parent NULL: it is the world, or this rank alone. */
+    const ms_group *parent;
+    uint32_t serial;
+    uint64_t lists;
+    uint64_t closings; /* how often it was closed */
+    bool closed;       /* the next split of its parent with these lists gives it again */
     /* The members by hosts; NULL before the first call, and where all ranks are on one host. */
     ms_topology *topology;
     /* Bit set of the membership's groups that contain all members of this one, itself included. */

@@ -1,4 +1,8 @@
-/* split.c: cuts a group into parts. */
+/* split.c: cuts a group into parts.
+ *
+ * Groups live as long as the job: another rank may be inside of one that this rank has dropped, and
+ * numbers of its calls are compared for ever. So a group is not freed but given again, where all
+ * ranks have said that they are done with it. */
 #include "comm/control.h"
 
 #include <stdio.h>
@@ -87,10 +91,33 @@ static ms_status agree_on_ids(ms_group *group, uint64_t list_hash, uint32_t part
     if (status) return status;
     if (id + parts > MS_GROUPS_MAX)
         return ms_engine_fail(group->comm->engine, MS_ERROR_STATE,
-                              "split: %u more groups, and a job may have %d; groups live as long "
-                              "as the job: make them once, before training, and keep them",
+                              "split: %u more groups, and a job may have %d: make groups once, "
+                              "before training, or close() them on all ranks",
                               parts, MS_GROUPS_MAX);
     *first_id = (uint32_t)id;
+    return MS_OK;
+}
+
+/* A group that was closed, of a split of this one with the same lists; the first, which is the same
+ * on all ranks where all have closed what they had. Ranks without a part would not know. */
+static ms_group *find_closed(const ms_group *group, uint64_t lists, uint32_t total)
+{
+    const ms_comm *comm = group->comm;
+    for (uint32_t g = 0; g < atomic_load(&comm->group_count) && total == group->size; g++) {
+        ms_group *one = comm->groups[g];
+        if (one->parent == group && one->lists == lists && one->closed) return one;
+    }
+    return NULL;
+}
+
+/* The ranks also agree on which of their groups are given again: they are all of one split. */
+static ms_status open_again(ms_group *group, ms_group *closed, ms_group **out)
+{
+    uint64_t unused = 0, hash = ms_hash(&closed->serial, sizeof closed->serial, closed->lists) | 1;
+    ms_status status = ms_group_share_split(group, hash, &unused, sizeof unused);
+    if (status) return status;
+    closed->closed = false;
+    *out = closed;
     return MS_OK;
 }
 
@@ -114,9 +141,30 @@ ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
     if (status) return status;
     uint64_t hash =
         ms_hash(ranks, total * sizeof *ranks, ms_hash(sizes, parts * sizeof *sizes, parts)) | 1;
+    ms_group *closed = find_closed(group, hash, total);
+    if (closed) return open_again(group, closed, out);
     status = agree_on_ids(group, hash, parts, &first_id);
     if (status) return status;
     /* Counted on every member, also on those that are in no part, so that names stay equal. */
     group->splits++;
-    return make_part(group, first_id, parts, sizes, ranks, out);
+    status = make_part(group, first_id, parts, sizes, ranks, out);
+    if (status || !*out) return status;
+    (*out)->parent = group;
+    (*out)->serial = group->splits;
+    (*out)->lists = hash;
+    return MS_OK;
 }
+
+/* What is enqueued goes on, and so do models and futures that use the group: its memory, its number
+ * and its streams stay for the next split. */
+ms_status ms_group_close(ms_group *group)
+{
+    if (!group->parent)
+        return ms_engine_fail(group->comm->engine, MS_ERROR_STATE,
+                              "close: group %s was not made by a split", group->name);
+    if (!group->closed) group->closings++;
+    group->closed = true;
+    return MS_OK;
+}
+
+uint64_t ms_group_closings(const ms_group *group) { return group->closings; }

@@ -20,6 +20,23 @@ describe("collectives", function()
     end
   end
 
+  for _, ranks in ipairs { "1", "2", "3", "4 --thread-ranks" } do
+    it("of groups that are closed and given again, on ranks: " .. ranks, function()
+      command.on_ranks("closed_groups", ranks)
+    end)
+  end
+
+  it("tell ranks that have not all closed their parts", function()
+    command.write(folder .. "/s.lua", [[
+      local ms = require "moonshard"
+      local group = ms.world():split { { 0 }, { 1 } }
+      if ms.rank() == 0 then group:close() end
+      ms.world():split { { 0 }, { 1 } }]])
+    local code, _, err = command.run(folder, "run s.lua -n 2")
+    assert.equal(5, code, err)
+    assert.matches("ranks disagree in call #%d+ of world:\n  rank 0: split", err)
+  end)
+
   -- A checkpoint's description, the states of a sharded optimizer and of links, and the text of a
   -- join: hosts wait for them, so they must not wait for computation.
   it("of numbers that hosts wait for are on a channel of their own", function()

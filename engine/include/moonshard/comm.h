@@ -136,6 +136,12 @@ MS_API ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **
  * *out is NULL on a rank that is in no part. Blocks. The engine owns the new groups. */
 MS_API ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
                                 const uint32_t *ranks, ms_group **out);
+/* All ranks of the group that was split call it for what the split gave them, at the same place
+ * between its calls: the next split of that group with the same lists, which name all its ranks,
+ * gives the same groups again. Nothing waits, and what is under way goes on. MS_ERROR_STATE for a
+ * group that no split has made. closings: how often it was closed. */
+MS_API ms_status ms_group_close(ms_group *group);
+MS_API uint64_t ms_group_closings(const ms_group *group);
 
 /* Memory in this rank's heap, which all ranks of the host map: collectives read it there instead of
  * copying. Usable on `stream` at once; otherwise an ordinary storage. A fake world gives ordinary

@@ -30,14 +30,29 @@
 ---@field channel fun(self, number: integer): ms.Group   number: 1 or 2
 --- Makes a group of each part. All ranks of this group call it with the same list. Returns the
 --- group of this rank's part; nil if it is in no part. A job may have 256 groups, the world and
---- those of `levels` and of hybrid shards among them. Each takes some 0.7 MB and lives as long as
---- the job: groups are made before training, not in its loop.
+--- those of `levels` and of hybrid shards among them. Each takes some 0.7 MB for as long as the job
+--- runs, also where a script drops it: make groups before training, not in its loop, or `close`
+--- them.
 --- ```lua
 --- local world, parts = ms.world(), {} -- of four ranks, perhaps { { 0, 1 }, { 2, 3 } }
 --- for rank = 0, world:size() - 1 do parts[rank + 1] = { rank } end
 --- world:split(parts):size() --> 1
 --- ```
 ---@field split fun(self, parts: integer[][]): ms.Group?   parts: ranks of this group
+--- Gives the group back: later uses of it raise "was closed", and the next split into the same parts
+--- gives the same groups again, which takes no more of the 256 and no memory. All ranks of the group
+--- that was split close their parts, between the same calls of that group; the parts must have all
+--- its ranks. Calls under way, and models that use the group, go on. The world cannot be closed.
+--- Closing twice does nothing, and `<close>` does the same.
+--- ```lua
+--- local world, parts = ms.world(), {}
+--- for rank = 0, world:size() - 1 do parts[rank + 1] = { rank } end
+--- for _ = 1, 300 do
+---   local own <close> = world:split(parts)
+---   own:all_reduce(ms.ones { 2 })
+--- end
+--- ```
+---@field close fun(self)
 --- Two groups: this rank's block, and the ranks that have its position in their blocks. A block is
 --- `size` consecutive ranks, or the ranks of one host unless size is given. Hosts may then have
 --- different numbers of ranks.
