@@ -188,6 +188,18 @@ static void choose_rounding(lua_State *L, ms_optimizer_step *step)
     else step->random = ms_engine_draw(engine);
 }
 
+/* What the rate is if the step before did not count; the group has this only where the host does
+ * not know it yet. */
+static void read_lost(lua_State *L, ms_optimizer_step *step)
+{
+    lua_pushliteral(L, "counted");
+    if (lua_rawget(L, 5) != LUA_TNIL) {
+        step->counted = ms_lua_tensor(L, -1);
+        step->lr_if_lost = ms_lua_field_number(L, 5, "lr_if_lost", 0);
+    }
+    lua_pop(L, 1);
+}
+
 /* core.optim_step(kind, parameter, gradient, state, group, only_if?, salt?, count?, place?):
  * enqueues one step of one parameter. Missing tensors of the state are made and stored in the Lua
  * table, which owns them; so everything that may raise comes before the step itself. See
@@ -204,6 +216,7 @@ static int optim_step(lua_State *L)
     luaL_checktype(L, 4, LUA_TTABLE);
     read_group(L, 5, step.kind, &step.hyper, &step.lr);
     ms_lua_ok(L, ms_optimizer_check(engine, step.kind, &step.hyper));
+    read_lost(L, &step);
     /* On the device, because a step that only_if forbids must not count. */
     step.count = state_tensor(L, 4, "step", MS_I64, NULL, 0);
     for (uint32_t i = 0; i < MS_OPTIMIZER_STATES; i++) {

@@ -226,6 +226,9 @@ static ms_status check_numbers(ms_engine *engine, const ms_optimizer_step *step)
     if (!is_number(step->only_if, MS_BOOL))
         return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: only_if is %s; one bool is expected",
                               name, ms_tensor_describe(step->only_if, have, sizeof have));
+    if (!is_number(step->counted, MS_BOOL))
+        return ms_engine_fail(engine, MS_ERROR_ARGUMENT, "%s: counted is %s; one bool is expected",
+                              name, ms_tensor_describe(step->counted, have, sizeof have));
     return MS_OK;
 }
 
@@ -262,12 +265,14 @@ static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, 
                                .master = data_of(step->master),
                                .lr = data_of(step->lr),
                                .only_if = data_of(step->only_if),
+                               .counted = data_of(step->counted),
+                               .lr_if_lost = step->lr_if_lost,
                                .elements = ms_tensor_count(step->parameter),
                                /* Only a 16-bit parameter without a master draws from it. */
                                .random = step->random };
     /* What is updated is read as well. It comes first in `used`, so that the writes are the first
      * `updated` of the reads. */
-    ms_tensor *used[MS_OPTIMIZER_STATES + 6] = { step->parameter, step->count, step->master };
+    ms_tensor *used[MS_OPTIMIZER_STATES + 7] = { step->parameter, step->count, step->master };
     uint32_t updated = 3;
     /* What is updated counts twice: it is read and written. Where there is a master, that is
      * updated, and the parameter is only written. */
@@ -284,8 +289,9 @@ static ms_status enqueue_step(ms_engine *engine, const ms_optimizer_step *step, 
     used[updated] = gradient;
     used[updated + 1] = step->lr;
     used[updated + 2] = step->only_if;
+    used[updated + 3] = step->counted;
     return ms_tensor_enqueue(
-        engine, ms_optim_task_of(engine, MS_OPTIM_STEP), &args, used, updated + 3, used, updated,
+        engine, ms_optim_task_of(engine, MS_OPTIM_STEP), &args, used, updated + 4, used, updated,
         (ms_task_cost){ .flops = 12.0 * (double)args.elements, .bytes = bytes });
 }
 

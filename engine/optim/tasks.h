@@ -14,9 +14,9 @@
 #define MS_CLIP_TENSORS 12
 
 /* One step of one parameter: all arrays have `elements` elements and are contiguous. States,
- * master, lr and only_if are NULL where there are none. Numbers that change from step to step
- * without the host's knowledge are addresses: count, because a step with only_if false does not
- * count, and lr and only_if, because other tasks compute them. */
+ * master, lr, only_if and counted are NULL where there are none. Numbers that change from step to
+ * step without the host's knowledge are addresses: count, because a step with only_if false does
+ * not count, and lr, only_if and counted, because other tasks compute them. */
 typedef struct ms_optimizer_args {
     ms_optimizer_kind kind;
     ms_dtype dtype, gradient_dtype;
@@ -26,7 +26,8 @@ typedef struct ms_optimizer_args {
     float *states[MS_OPTIMIZER_STATES], *master;
     int64_t *count;
     const float *lr;
-    const uint8_t *only_if;
+    const uint8_t *only_if, *counted;
+    double lr_if_lost;
     int64_t elements;
     ms_random random;
 } ms_optimizer_args;

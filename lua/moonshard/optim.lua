@@ -188,7 +188,8 @@ local function new(kind, params, options)
   for name, value in pairs(options) do defaults[name] = value end
   local self = setmetatable({
     kind = kind, defaults = defaults, list = {}, begins = {}, slots = {}, order = {}, count = 0,
-    steps = 0, lost = 0, skipped = {}, storages = {}, shard = options.shard, owner = {},
+    steps = 0, lost = 0, skipped = {}, counted = false, storages = {}, shard = options.shard,
+    owner = {},
   }, Optimizer)
   if self.shard then self.number = joined.number(self) end
   for _, group in ipairs(groups_of(params)) do add_group(self, group) end
@@ -240,16 +241,41 @@ native("adamax", { lr = 1e-3, betas = { 0.9, 0.999 }, eps = 1e-8 })
 
 ------------------------------------------------------------------------------------------- stepping
 
--- The learning rate of a group now: its lr times the schedule's factor.
-local function scheduled(self, group)
+-- The learning rate of a group now: its lr times the schedule's factor. exact: **blocks** until it
+-- is known whether the step before was taken; otherwise that counts as taken.
+local function scheduled(self, group, exact)
   local lr, schedule = group.lr, group.schedule
   if not schedule then return lr end
-  return lr * schedule(self:_finished())
+  return lr * schedule(self:_finished(exact))
 end
 
--- A view of the group whose lr is the scheduled one.
+-- A view of the group whose lr is the scheduled one. Where the device alone knows whether the step
+-- before was taken, the view has both rates, and the device chooses.
 local function at_this_step(self, group)
-  return setmetatable({ lr = scheduled(self, group) }, { __index = group })
+  local lr, schedule = group.lr, group.schedule
+  local now = setmetatable({ lr = lr }, { __index = group })
+  if not schedule then return now end
+  local finished = self:_finished(not self.kind.native)
+  now.lr = lr * schedule(finished)
+  if #self.skipped == 0 then return now end
+  local if_lost = lr * schedule(finished - 1)
+  if core.is_tensor(lr) then
+    now.lr = core.no_grad(function() return core.where(self.counted, now.lr, if_lost) end)
+  else
+    now.lr_if_lost, now.counted = if_lost, self.counted
+  end
+  return now
+end
+
+-- Keeps the flag of a step for the schedules of the next one, in one tensor for all steps.
+local function keep_flag(self, only_if)
+  local any = false
+  for _, group in ipairs(self.list) do any = any or group.schedule ~= nil end
+  if not any then return end
+  core.no_grad(function()
+    self.counted = self.counted or core.zeros { dtype = "bool" }:keep()
+    self.counted:copy_(only_if:reshape())
+  end)
 end
 
 -- The names of a state's tensors, sorted: work must not be enqueued in the order of `pairs`, which
@@ -361,12 +387,14 @@ local function was_lost(item)
 end
 
 --- The number of steps that were taken. Whether a flag on the device prevented a step is known two
---- steps later; such a step is then subtracted, so that schedules do not advance.
+--- steps later, or after waiting for it (exact); such a step is then subtracted, so that schedules
+--- do not advance. Until then it counts, and is the only one of self.skipped.
+---@param exact? boolean
 ---@return integer
-function Optimizer:_finished()
+function Optimizer:_finished(exact)
   local pending = {}
   for _, item in ipairs(self.skipped) do
-    if item.step + 2 > self.steps then pending[#pending + 1] = item
+    if not (exact or item.lost) and item.step + 2 > self.steps then pending[#pending + 1] = item
     elseif was_lost(item) then
       self.lost = self.lost + 1
       for _, slot in ipairs(item.slots) do slot.taken = slot.taken - 1 end
@@ -540,7 +568,7 @@ local function settings_of(self)
   for i, group in ipairs(self.list) do
     values[i] = { master = group.master }
     for name in pairs(self.kind.all_defaults) do values[i][name] = group[name] end
-    values[i].lr = scheduled(self, group)
+    values[i].lr = scheduled(self, group, true)
   end
   return values
 end
@@ -618,13 +646,14 @@ local function take_step(self, options, sent)
     self.skipped[#self.skipped + 1] = {
       step = self.steps, probe = core.probe(options.only_if), slots = counted,
     }
+    keep_flag(self, options.only_if)
   end
   self.steps, self.released = self.steps + 1, nil
 end
 
 -- For joined.lua: the step of a rank without inputs left.
 function Optimizer:_step_joined(sent)
-  self:_finished()
+  self:_finished(not self.kind.native)
   take_step(self, { only_if = sent.only_if, keep_grads = sent.keep_grads }, sent)
 end
 
@@ -660,7 +689,7 @@ function Optimizer:step(options)
   options = check("optimizer:step", options, { only_if = "tensor", keep_grads = "boolean" })
   layouts.check_of(self.order)
   self:_end_released()
-  self:_finished()
+  self:_finished(not self.kind.native)
   local guard = overlap.guard(self.order)
   if guard then
     local only_if = options.only_if
@@ -726,7 +755,8 @@ function Optimizer:add_group(group)
   add_group(self, group)
 end
 
---- The learning rate that the next step of the first group uses, schedule included.
+--- The learning rate that the next step of the first group uses, schedule included. After a step
+--- with only_if it is the rate if that step was taken.
 ---@return number
 function Optimizer:lr() return scheduled(self, self.list[1]) end
 
@@ -747,20 +777,8 @@ function Optimizer:state(options)
     core.raise "optimizer:state: inside join ranks without inputs left would not take part for a \z
       sharded optimizer: save before or after it"
   end
-  -- Prevented steps that are not subtracted yet are saved as a list, so that a resumed run
-  -- subtracts them in the same step as this run.
   local models = saved_pieces.models(self, "optimizer:state")
-  local taken, behind, missed = self:_finished(), {}, {}
-  for _, item in ipairs(self.skipped) do
-    if was_lost(item) then
-      local names = {}
-      for i, slot in ipairs(item.slots) do
-        names[i] = name_of(self.order[slot.position], slot.position)
-        missed[slot] = (missed[slot] or 0) + 1
-      end
-      behind[#behind + 1] = { step = item.step - self.lost, parameters = names }
-    end
-  end
+  local taken = self:_finished(true)
   -- For a run that resumes from this state, a step that was taken in backward has ended.
   if self:_has_early(self.order) then
     for _, p in ipairs(self.order) do
@@ -772,14 +790,13 @@ function Optimizer:state(options)
     taken = taken + 1
   end
   local saved = {
-    kind = self.kind.name, steps = taken - #behind, parameters = {},
-    behind = #behind > 0 and behind or nil,
+    kind = self.kind.name, steps = taken, parameters = {},
   }
   saved.groups = written.save(self.list, self.begins)
   for position, p in ipairs(self.order) do
     local slot, own = self.slots[p], {}
     for key, value in pairs(slot.state) do own[key] = value end
-    own["#taken"], own["#draws"] = slot.taken and slot.taken - (missed[slot] or 0), slot.draws
+    own["#taken"], own["#draws"] = slot.taken, slot.draws
     if next(own) ~= nil and is_own(self, p) then saved.parameters[name_of(p, position)] = own end
   end
   if self.shard then saved.parameters = shard.gather_states(self.shard, saved.parameters) end
@@ -863,6 +880,7 @@ local function load_all(self, saved, items, shared)
     local item = module.is_part(p) and items[name] or nil
     load_one(self, p, saved.parameters[name] or {}, item, shared)
   end
+  -- Older versions saved steps that were prevented and not subtracted yet.
   local skipped = {}
   for i, item in ipairs(saved.behind or {}) do
     local slots = {}

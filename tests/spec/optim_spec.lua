@@ -364,6 +364,81 @@ describe("a kind defined in Lua", function()
   end)
 end)
 
+-- A step that its flag prevents is as if it had not been called: neither states nor schedules know
+-- of it, whichever steps these are, and whoever saves and loads in between.
+describe("steps that are prevented", function()
+  local own = optim.define {
+    name = "steps by count", defaults = { lr = 1 },
+    step_param = function(p, grad, state, group, at)
+      state.sum = state.sum or p:zeros_like()
+      state.sum:add_(grad)
+      p:sub_(state.sum * group.lr / (at + 1))
+    end,
+  }
+  local makers = { own = own }
+  for _, name in ipairs { "sgd", "adam", "adamw", "adagrad", "adadelta", "rmsprop", "rprop",
+    "adamax" } do makers[name] = optim[name] end
+  local STEPS <const> = 9
+  local function gradient(at, n) return ms.randn { n, seed = 31 * at + n } end
+
+  -- lost: whether a step is prevented, by its number; saves: after this step, state and load_state
+  -- into an optimizer of a copy. Returns the values after the last step.
+  local function run(make, options, lost, saves, skips, scope)
+    local p, q = parameter { 1, -1, 2 }, parameter { 5 }
+    local function new(one, two)
+      return make({ { params = { one } }, { params = { two }, lr = options.lr2 } }, {
+        lr = options.lr, schedule = options.schedule,
+      })
+    end
+    local optimizer = new(p, q)
+    scope(function(at)
+      if skips and lost[at] then return end
+      p:set_grad(gradient(at, 3))
+      q:set_grad(gradient(at, 1))
+      if lost[at] then
+        p:set_grad(p:grad() / 0)
+        q:set_grad(q:grad() / 0)
+      end
+      optimizer:step(not skips and { only_if = ms.full(lost[at] and 0 or 1, {}):gt(0) } or nil)
+      if at == saves then
+        local state, values = optimizer:state(), { p:detach():clone(), q:detach():clone() }
+        p, q = parameter { 0, 0, 0 }, parameter { 0 }
+        ms.no_grad(function() p:copy_(values[1]) q:copy_(values[2]) end)
+        optimizer = new(p, q)
+        optimizer:load_state(state)
+      end
+    end)
+    return ms.cat { p:detach(), q:detach() }:to_table(), optimizer:state().steps
+  end
+
+  local scopes = {
+    steps = function(f) for at in ms.steps(STEPS) do f(at) end end,
+    plain = function(f) for at = 0, STEPS - 1 do f(at) end end,
+  }
+  local patterns = {
+    { [1] = true }, { [0] = true }, { [2] = true, [3] = true }, { [0] = true, [2] = true,
+      [4] = true, [8] = true }, { [7] = true, [8] = true },
+  }
+  local function half(at) return 1 / (at + 1) end
+  for name, make in ms.sorted_pairs(makers) do
+    it("are as if they were not: " .. name, function()
+      for number, lost in ipairs(patterns) do
+        for how, scope in ms.sorted_pairs(scopes) do
+          for _, saves in ipairs { -1, number, 8 } do
+            local options = { lr = 0.1, lr2 = 0.3, schedule = half }
+            if number % 2 == 0 then options.lr2 = ms.full(0.3, { 1 }):keep() end
+            local values, steps = run(make, options, lost, saves, false, scope)
+            local expected, taken = run(make, options, lost, saves, true, scope)
+            assert.same(expected, values, ("%s, pattern %d, saved after %d"):format(how, number,
+              saves))
+            assert.equal(taken, steps)
+          end
+        end
+      end
+    end)
+  end
+end)
+
 describe("schedules", function()
   it("constant", function()
     local f = optim.constant { warmup = 4 }

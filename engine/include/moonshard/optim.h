@@ -79,7 +79,11 @@ typedef struct ms_optimizer_step {
     ms_tensor *master;
     ms_tensor *lr;      /* one f32 element, instead of hyper.lr; may be NULL */
     ms_tensor *only_if; /* one bool; may be NULL */
-    ms_random random;   /* for stochastic rounding */
+    /* Without lr: one bool, the only_if of the step before, or NULL. If it is false, the rate is
+     * lr_if_lost instead of hyper.lr: a schedule has not advanced. */
+    ms_tensor *counted;
+    double lr_if_lost;
+    ms_random random; /* for stochastic rounding */
 } ms_optimizer_step;
 
 MS_API ms_status ms_optimizer_step_param(ms_engine *engine, const ms_optimizer_step *step);

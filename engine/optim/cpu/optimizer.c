@@ -31,7 +31,8 @@ typedef struct job {
 static ms_optimizer_scalars scalars_of(const ms_optimizer_args *args, int64_t t)
 {
     const ms_hyperparameters *h = &args->hyper;
-    double lr = args->lr ? (double)*args->lr : h->lr;
+    bool lost = args->counted && !*args->counted;
+    double lr = args->lr ? (double)*args->lr : lost ? args->lr_if_lost : h->lr;
     double first = args->kind == MS_RMSPROP ? h->alpha : h->beta1;
     if (args->kind == MS_ADADELTA) first = h->rho;
     float damped = t == 1 ? 1 : (float)(1 - h->dampening);

@@ -8,7 +8,8 @@
 
 MS_DEVICE double lr_of(const ms_optimizer_args &o)
 {
-    return o.lr != NULL ? (double)*o.lr : o.hyper.lr;
+    bool lost = o.counted != NULL && !*o.counted;
+    return o.lr != NULL ? (double)*o.lr : lost ? o.lr_if_lost : o.hyper.lr;
 }
 
 /* What depends on the step t, from 1. f32 would not do: 1 - 0.999^t would lose most of its digits

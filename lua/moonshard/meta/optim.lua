@@ -13,7 +13,9 @@
 ---@field lr? ms.Number                learning rate; the default of each kind is below
 ---@field weight_decay? number         0 unless given (adamw: .01)
 ---@field maximize? boolean            true: steps along the gradient; false unless given
---- The factor on lr; step is the number of steps that this optimizer has taken, from 0.
+--- The factor on lr; step is the number of steps that this optimizer has taken, from 0. Steps that
+--- only_if has prevented are not among them. After a step with only_if the host asks for the factors
+--- of both counts, and the device chooses; kinds in Lua wait for the flag.
 ---@field schedule? fun(step: integer): number
 --- For bf16 and f16 parameters. "f32" (the default) keeps an f32 copy, from which the parameter is
 --- rounded; "none" keeps no copy and rounds stochastically.
@@ -357,7 +359,9 @@
 --- local schedule = ms.optim.linear { steps = 100, warmup = 10 }
 --- ms.optim.sgd(ms.nn.Linear(1, 1), { lr = 0.1, schedule = schedule }):lr() --> 0.01
 --- ```
----@field lr fun(self): number   what the next step of the first group uses, schedule included
+--- What the next step of the first group uses, schedule included; after a step with only_if, if
+--- that was taken.
+---@field lr fun(self): number
 --- From now on, the policy (a planner, a name or a file) decides when the engine steps this
 --- optimizer's parameters in this ddp or fsdp model. Several optimizers may share a model.
 --- ```lua
