@@ -611,6 +611,13 @@ static int fsdp_check_idle(lua_State *L)
     return 0;
 }
 
+/* sharded:check_no_forward(what): raises inside of a forward */
+static int fsdp_check_no_forward(lua_State *L)
+{
+    ms_lua_ok(L, ms_fsdp_check_no_forward(check_fsdp(L), luaL_checkstring(L, 2)));
+    return 0;
+}
+
 /* sharded:units() -> list of { index, name, bytes, shard_bytes, gathered }, the root first */
 static int fsdp_units(lua_State *L)
 {
@@ -663,6 +670,7 @@ static const luaL_Reg methods[] = {
     { "state", fsdp_state },
     { "show_whole", fsdp_show_whole },
     { "note_step", fsdp_note_step },
+    { "check_no_forward", fsdp_check_no_forward },
     { "reset", fsdp_reset },
     { "unwrap", fsdp_unwrap },
     { "divisor", fsdp_divisor },

@@ -5,10 +5,23 @@
 #include "tensor/values.h"
 
 /* Inside of a pass handles belong to the edges. */
+static bool in_forward(const ms_fsdp *fsdp)
+{
+    bool busy = false;
+    for (uint32_t u = 0; u < fsdp->unit_count; u++) busy |= fsdp->units[u].depth > 0;
+    return busy;
+}
+
+ms_status ms_fsdp_check_no_forward(const ms_fsdp *fsdp, const char *what)
+{
+    if (!in_forward(fsdp)) return MS_OK;
+    return ms_engine_fail(fsdp->engine, MS_ERROR_STATE,
+                          "%s inside of a forward of an fsdp model: call it after backward", what);
+}
+
 ms_status ms_fsdp_check_idle(const ms_fsdp *fsdp, const char *what)
 {
-    bool busy = fsdp->in_backward;
-    for (uint32_t u = 0; u < fsdp->unit_count; u++) busy |= fsdp->units[u].depth > 0;
+    bool busy = fsdp->in_backward || in_forward(fsdp);
     if (!busy && fsdp->summoned_count == 0) return MS_OK;
     return ms_engine_fail(fsdp->engine, MS_ERROR_STATE, "fsdp: %s inside of %s: call it %s", what,
                           busy ? "a forward or backward" : "summon",

@@ -926,6 +926,13 @@ local function gradients_of(what, params)
     options_of.items(what, "params", params, "tensor")
   end
   layouts.check_of(params)
+  for _, p in ipairs(params) do
+    local entry = module.sharded[p]
+    if entry and entry.model.sharded then
+      entry.model.sharded:check_no_forward(what)
+      break
+    end
+  end
   overlap.note_norm(params)
   local list = {}
   for i, p in ipairs(params) do

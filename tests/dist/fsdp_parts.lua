@@ -119,6 +119,25 @@ do
   assert(ms.ones { 1, 4 }:linear(net.linear.weight):shape()[2] == 4)
 end
 
+-- Gradients are clipped after backward.
+do
+  local Clips = ms.nn.class "Clips"
+  local model
+  function Clips:init() self.inner = ms.nn.Linear(4, 4) end
+  function Clips:forward(t, how)
+    local out = self.inner(t)
+    if how then model[how](model, 1) end
+    return out
+  end
+  model = ms.fsdp(Clips(), { wrap = { class = "Linear" } })
+  model(ms.ones { 1, 4 }):sum():backward()
+  for _, how in ipairs { "clip_grad_norm", "clip_grad_value" } do
+    expect.fails(function()
+      ms.no_grad(function() return model(ms.ones { 1, 4 }, how) end)
+    end, how .. " inside of a forward of an fsdp model: call it after backward")
+  end
+end
+
 expect.fails(function() ms.fsdp(Net(), { wrap = { class = "Block", names = { "embd" } } }) end,
   "it asks for class = 'Block', names = { 'embd' }", "Embedding")
 print(("rank %d is done"):format(rank))

@@ -398,6 +398,8 @@ MS_API ms_status ms_fsdp_note_written(ms_fsdp *fsdp);
 /* MS_ERROR_STATE inside of a forward, a backward or a summon, where states are neither saved nor
  * loaded; `what` names the call. */
 MS_API ms_status ms_fsdp_check_idle(const ms_fsdp *fsdp, const char *what);
+/* The same inside of a forward only. */
+MS_API ms_status ms_fsdp_check_no_forward(const ms_fsdp *fsdp, const char *what);
 /* This rank's shard, 1-D, retained, of the flat parameter that has exactly these parameters: those
  * of one unit that are alike in dtype, in whether they are trained, and in the ranks that share
  * them. MS_ERROR_ARGUMENT names the first that is of another one, or is missing. */
