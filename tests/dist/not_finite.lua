@@ -46,8 +46,8 @@ local wraps = {
   ignored = function(m) return ms.fsdp(m, { ignored = { "2.weight" } }) end,
 }
 if size == 4 then
+  local shards, replicas = ms.world():levels(2)
   wraps.hybrid = function(m)
-    local shards, replicas = ms.world():levels(2)
     return ms.fsdp(m, {
       strategy = "hybrid_shard", shard_group = shards, replica_group = replicas,
     })
@@ -78,6 +78,80 @@ for _, value in ipairs { NAN, INF, -INF, false } do
               assert(same(one, other) or math.abs(one - other) <= 1e-5 * math.abs(other),
                 ("%s: gradient %d of %s is %s, not %s"):format(what, i, parameter, one, other))
             end
+          end
+        end
+      end
+    end
+  end
+end
+
+-- Flags: the number is in one rank's loss. A scaler skips the step on all ranks and halves the
+-- factor; hooks.nan_check skips it; the flag of a norm stops it. A step without such a number is
+-- taken in each of these ways.
+local flags = {
+  scaler = function(net, optimizer, loss)
+    local scaler = ms.optim.scaler { init_scale = 4 }
+    scaler:scale(loss):backward()
+    scaler:step(optimizer)
+    return scaler:scale(ms.ones {}):item()
+  end,
+  unscaled = function(net, optimizer, loss)
+    local scaler = ms.optim.scaler { init_scale = 4 }
+    scaler:scale(loss):backward()
+    local flag = scaler:unscale(optimizer)
+    net:clip_grad_norm(1)
+    scaler:step(optimizer)
+    return flag:item() and 4 or 2
+  end,
+  norm = function(net, optimizer, loss)
+    loss:backward()
+    local finite = net:clip_grad_norm(INF):is_finite()
+    optimizer:step { only_if = finite }
+    return finite:item() and 4 or 2
+  end,
+  link = function(_, optimizer, loss)
+    loss:backward()
+    optimizer:step()
+  end,
+}
+
+local function state_of(net)
+  local copies = {}
+  for name, t in pairs(expect.whole(net)) do copies[name] = t:detach():clone() end
+  return copies
+end
+
+for name, wrap in ms.sorted_pairs(wraps) do
+  for kind, f in ms.sorted_pairs(flags) do
+    for _, value in ipairs { NAN, INF, -INF, false } do
+      for from = 0, size - 1 do
+        number = number + 1
+        -- A chain is made with the model; the last layer's bias is the only gradient without x.
+        local of_link = kind == "link"
+        if expect.takes(number, 3) and not (of_link and name ~= "ddp" and name ~= "root") then
+          local net
+          if of_link then
+            local options = { comm_hook = ms.hooks.nan_check() }
+            net = name == "ddp" and ms.ddp(make(), options) or ms.fsdp(make(), options)
+          else net = wrap(make()) end
+          local optimizer, before = ms.optim.sgd(net, { lr = 0.5 }), state_of(net)
+          local x = ms.ones { 1, 3 }
+          if value and rank == from then x:narrow(2, 2, 1):fill_(value) end
+          local factor = f(net, optimizer, net(x):mean())
+          local after, what = state_of(net), ("%s, %s, %s from %d"):format(name, kind, value, from)
+          local own_loss = name == "ignored" and value and rank ~= from
+          for parameter, t in pairs(before) do
+            local same_bits = t:eq(after[parameter]):all():item()
+            -- What is ignored is each rank's own: only a flag of all ranks skips it.
+            if value and not (own_loss and parameter == "2.weight") then
+              assert(same_bits, ("%s: '%s' was stepped"):format(what, parameter))
+            end
+            if not value and parameter ~= "2.weight" then
+              assert(not same_bits, ("%s: '%s' was not stepped"):format(what, parameter))
+            end
+          end
+          if factor and not own_loss then
+            assert(factor == (value and 2 or 4), ("%s: the factor is %g"):format(what, factor))
           end
         end
       end
