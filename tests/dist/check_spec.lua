@@ -77,7 +77,8 @@ describe("moonshard check -n", function()
     end
     local code, _, errors = command.run(folder, "check r.lua -n 256 --hosts 32")
     assert.equal(1, code)
-    assert.matches("256 ranks on 32 hosts: over several hosts a job has at most 128", errors, 1, true)
+    assert.matches("256 ranks on 32 hosts: over several hosts a job has at most 128", errors, 1,
+      true)
   end)
 
   -- The root has 7 numbers: of 5 ranks, three have two of them, the fourth has one, and the last
