@@ -59,7 +59,7 @@ local refused = {
 local allowed = {
   function(w) return (w * 2 + 1 - w:square() / 3):abs():sum() end,
   function(w) return w:maximum(0):minimum(w):clamp(0, 1):sum() end,
-  function(w) return ms.where(w:gt(0), w, 0):sum() end,
+  function(w) return ms.where(w:gt(0), w, 1):sum() end,
   function(w) return w:lerp(w:detach(), 0.5):sum() end,
   function(w) return w:is_finite():all() end,
   function(w) return w:abs():max() end,
