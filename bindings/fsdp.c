@@ -113,7 +113,17 @@ static ms_fsdp_parameter *read_parameters(lua_State *L, uint32_t *count)
     return list;
 }
 
-/* List at 2: { name =, reshard_after_forward =, parts = } each; in a userdata on the stack. */
+/* Option `name` of the table at the top: whether it has a dtype, which *dtype then is. */
+static bool read_dtype(lua_State *L, const char *name, ms_dtype *dtype)
+{
+    bool given = lua_getfield(L, -1, name) != LUA_TNIL;
+    if (given) *dtype = ms_lua_dtype(L, -1);
+    lua_pop(L, 1);
+    return given;
+}
+
+/* List at 2: { name =, reshard_after_forward =, parts =, computes =?, reduces =? } each; in a
+ * userdata on the stack. */
 static ms_fsdp_unit_options *read_units(lua_State *L, uint32_t *count)
 {
     luaL_checktype(L, 2, LUA_TTABLE);
@@ -125,7 +135,10 @@ static ms_fsdp_unit_options *read_units(lua_State *L, uint32_t *count)
         list[i].name = luaL_checkstring(L, -1);
         list[i].reshard_after_forward = ms_lua_field_boolean(L, -2, "reshard_after_forward", true);
         list[i].parts = (uint32_t)ms_lua_field_integer(L, -2, "parts", 1, 1, UINT32_MAX);
-        lua_pop(L, 2);
+        lua_pop(L, 1);
+        list[i].has_computes = read_dtype(L, "computes", &list[i].computes);
+        list[i].has_reduces = read_dtype(L, "reduces", &list[i].reduces);
+        lua_pop(L, 1);
     }
     return list;
 }
@@ -136,15 +149,6 @@ static ms_group *read_group(lua_State *L, const char *name)
     ms_group *group = lua_getfield(L, 3, name) == LUA_TNIL ? NULL : ms_lua_group(L, -1);
     lua_pop(L, 1);
     return group;
-}
-
-/* Option `name` of the table at 3: a dtype in *dtype, or NULL. */
-static const ms_dtype *read_dtype(lua_State *L, const char *name, ms_dtype *dtype)
-{
-    bool given = lua_getfield(L, 3, name) != LUA_TNIL;
-    if (given) *dtype = ms_lua_dtype(L, -1);
-    lua_pop(L, 1);
-    return given ? dtype : NULL;
 }
 
 /* The handles of the trainable ones in the list at 1, for bucket:parameters(); left on the stack.
@@ -163,8 +167,8 @@ static void push_handles(lua_State *L, uint32_t count)
 }
 
 /* core.sharded(parameters, units, { group =, shards =?, replicas =?, near =?, rows =, backward =,
- * forward =, planner =, find_unused =, computes =?, reduces =?, offload =, low_gradients =,
- * max_in_flight =?, max_in_flight_bytes =?, max_reductions =?, links = { ... } or hook = f }) */
+ * forward =, planner =, find_unused =, offload =, low_gradients =, max_in_flight =?,
+ * max_in_flight_bytes =?, max_reductions =?, links = { ... } or hook = f }) */
 static int sharded(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);
@@ -172,7 +176,6 @@ static int sharded(lua_State *L)
     luaL_checktype(L, 3, LUA_TTABLE);
     uint32_t count = 0;
     ms_link links[MS_CHAIN_LINKS];
-    ms_dtype computes, reduces;
     ms_fsdp_options options = { .links = links };
     const ms_fsdp_parameter *parameters = read_parameters(L, &count);
     options.units = read_units(L, &options.unit_count);
@@ -183,8 +186,6 @@ static int sharded(lua_State *L)
     options.layout = ms_lua_field_boolean(L, 3, "rows", false) ? MS_FSDP_ROWS : MS_FSDP_FLAT;
     ms_lua_read_prefetch(L, 3, &options.prefetch, &options.forward_ahead, &options.planner);
     options.find_unused = ms_lua_field_boolean(L, 3, "find_unused", false);
-    options.computes = read_dtype(L, "computes", &computes);
-    options.reduces = read_dtype(L, "reduces", &reduces);
     options.offload = ms_lua_field_boolean(L, 3, "offload", false);
     options.low_gradients = ms_lua_field_boolean(L, 3, "low_gradients", false);
     options.max_in_flight = (uint32_t)ms_lua_field_integer(L, 3, "max_in_flight", 0, 0, UINT16_MAX);

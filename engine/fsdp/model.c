@@ -168,12 +168,12 @@ static uint32_t key_of(const ms_fsdp_parameter *parameter)
 }
 enum { KEYS = MS_DTYPES * 8 };
 
-static void choose_dtypes(const ms_fsdp_options *options, ms_flat *flat)
+static void choose_dtypes(const ms_fsdp_unit_options *unit, bool low_gradients, ms_flat *flat)
 {
     bool own = flat->keeps_dtype;
-    flat->computes = own || !options->computes ? flat->dtype : *options->computes;
-    flat->reduces = own || !options->reduces ? flat->dtype : *options->reduces;
-    flat->gradient_dtype = options->low_gradients ? flat->reduces : flat->dtype;
+    flat->computes = own || !unit->has_computes ? flat->dtype : unit->computes;
+    flat->reduces = own || !unit->has_reduces ? flat->dtype : unit->reduces;
+    flat->gradient_dtype = low_gradients ? flat->reduces : flat->dtype;
 }
 
 /* Appends the parameters of this unit and key, in their order in the list. */
@@ -225,7 +225,7 @@ static ms_status make_unit(ms_fsdp *fsdp, const ms_fsdp_options *options,
         flat->unit = unit;
         status = take_members(fsdp, parameters, count, index, key, flat);
         if (flat->count == 0) continue;
-        choose_dtypes(options, flat);
+        choose_dtypes(&options->units[index], options->low_gradients, flat);
         unit->count++;
         fsdp->flat_count++;
         if (flat->trainable) unit->trainable += flat->count;

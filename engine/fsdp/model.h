@@ -102,7 +102,7 @@ struct ms_flat {
      * reduced; and of the reduced one. */
     ms_dtype dtype, computes, reduces, gradient_dtype;
     bool trainable;
-    bool keeps_dtype;                /* computes in its own dtype whatever the model's precision */
+    bool keeps_dtype;                /* computes in its own dtype whatever its unit's precision */
     bool blank;                      /* all parameters were on "meta", and have no values yet */
     bool own;                        /* of ms_fsdp_parameter.group */
     ms_group *shards;                /* whose ranks have parts of it */

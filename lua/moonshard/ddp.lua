@@ -420,7 +420,7 @@ function ddp.ddp(model, options)
     trained.names, trained.delayed, bytes
   overlap.wrap(s, how.chain or {})
   if low and low.buffer then
-    s.cast_buffers = precision.cast_buffers(model, low.buffer, function(name)
+    s.cast_buffers = precision.cast_buffers(model, function() return low.buffer end, function(name)
       return listed.has(o.ignored, name)
     end)
   end

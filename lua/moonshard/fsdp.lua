@@ -119,7 +119,7 @@ local function options_in_force(o, s)
     strategy = s.strategy, accumulate = s.accumulate, prefetch = s.planner.name,
     max_in_flight = o.max_in_flight or 2, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions or 2, divide_factor = o.divide_factor, ignored = o.ignored,
-    init_sync = o.init_sync ~= false, precision = o.precision,
+    init_sync = o.init_sync ~= false, precision = precision.in_force(o, s.precision, s.units),
     offload = o.offload, pin = o.offload and o.pin ~= false or nil,
   }
 end
@@ -131,9 +131,10 @@ local function prepare(model, options)
   local o = fsdp_options.check(options)
   local strategy, group = fsdp_options.strategy_of(o), o.group or core.world()
   listed.check_matches("fsdp", "ignored", o.ignored, model)
-  local units, later = units_of.find(model, o), delayed.find("fsdp", model)
+  local units, unit_of_module = units_of.find(model, o)
+  local later = delayed.find("fsdp", model)
   for _, unit in ipairs(units) do alone.refuse("fsdp", unit.parameters, unit.names) end
-  local low = precision.of(o, units)
+  local low = precision.of(o, units, model, unit_of_module)
   local count = fsdp_options.count_shards(o, strategy, group)
   fsdp_options.check_near(o.reshard_after_forward, count)
   local planner = prefetch.planner_of(o.prefetch == nil and "backward_pre" or o.prefetch)
@@ -154,6 +155,7 @@ local function prepare(model, options)
     strategy = strategy, units = units, how = how, groups = groups, precision = low,
     accumulate = o.accumulate or "shard", methods = {}, trained = trained_of(units),
     left_out = left_out_of(model, o), later = later, planner = planner, unit_of = {},
+    unit_of_module = unit_of_module,
     uses_all = true, adds_up = true,
     whole = how.whole, guards = how.guards,
     hook_name = how.name or "reduce", optimizers = setmetatable({}, { __mode = "v" }),
@@ -167,7 +169,7 @@ end
 
 -- Lists of the parameters and units for the core; units get the shapes of their parameters.
 local function describe(s)
-  local reshard = strategies[s.strategy].reshard
+  local reshard, low = strategies[s.strategy].reshard, s.precision
   if s.options.reshard_after_forward ~= nil then
     reshard = s.options.reshard_after_forward ~= false
   end
@@ -175,25 +177,30 @@ local function describe(s)
   for i, unit in ipairs(s.units) do
     -- The root is needed again at once: its backward is the first.
     unit.reshard, unit.reshard_backward = reshard and i > 1, true
+    local computes, reduces
+    if low then
+      computes, reduces = precision.dtypes(low, unit, s.how.chain and s.how.chain[1])
+      unit.is_cast = precision.is_cast(low, unit)
+    end
     described[i] = {
       name = unit.name, reshard_after_forward = unit.reshard, parts = #unit.modules,
+      computes = computes, reduces = reduces,
     }
     unit.shapes = {}
     for k, p in ipairs(unit.parameters) do
       unit.shapes[k] = p:shape()
       parameters[#parameters + 1] = {
         tensor = p, name = unit.names[k], unit = unit.index, group = s.groups[unit.names[k]],
-        keeps_dtype = s.precision and s.precision.keeps[unit.names[k]],
+        keeps_dtype = low and low.keeps[unit.names[k]],
       }
     end
-    unit.is_cast = s.precision and precision.is_cast(s.precision, unit)
   end
   return parameters, described
 end
 
 -- From here on parameters are pieces.
 local function shard(s)
-  local o, how, low = s.options, s.how, s.precision
+  local o, how = s.options, s.how
   local parameters, described = describe(s)
   local near = math.type(o.reshard_after_forward) == "integer"
     and fsdp_options.levels(s.shards, o.reshard_after_forward) or nil
@@ -205,8 +212,7 @@ local function shard(s)
     max_in_flight = o.max_in_flight, max_in_flight_bytes = o.max_in_flight_bytes,
     max_reductions = o.max_reductions,
     offload = o.offload ~= nil,
-    computes = low and low.param, low_gradients = o.keep_low_precision_grads,
-    reduces = low and precision.reduces(low, how.chain and how.chain[1]),
+    low_gradients = o.keep_low_precision_grads,
     links = how.links, hook = how.hook, name = how.name,
     hook_links = how.hook and #how.accounts + 1, hook_whole = how.holds,
     hook_once = how.once,

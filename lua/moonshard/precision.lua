@@ -15,38 +15,39 @@ end
 
 -------------------------------------------------------------------------------------------- options
 
-local function check_types(o, what)
+local function check_types(o, where)
   for _, name in ipairs { "param", "reduce", "buffer", "output" } do
     if o[name] ~= nil and not floats[o[name]] then
-      core.raise(("%s: precision.%s must be f32, f16 or bf16, not %s")
-        :format(what, name, tostring(o[name])))
+      core.raise(("%s.%s must be f32, f16 or bf16, not %s"):format(where, name, tostring(o[name])))
     end
   end
-  if o.cast_inputs ~= nil and type(o.cast_inputs) ~= "boolean" then
-    core.raise(("%s: precision.cast_inputs must be a boolean, not %s")
-      :format(what, type(o.cast_inputs)))
+  for _, name in ipairs { "cast_inputs", "cast_root_inputs" } do
+    if o[name] ~= nil and type(o[name]) ~= "boolean" then
+      core.raise(("%s.%s must be a boolean, not %s"):format(where, name, type(o[name])))
+    end
+    if o[name] and not o.param then
+      core.raise(("%s.%s casts to precision.param, which is not given"):format(where, name))
+    end
   end
 end
 
 --- Checks a user's table and returns a copy in which cast_inputs has its default; reduce has none.
 ---@param given any
----@param what string begins the message
----@param more? string[] names of further options, which the caller checks
+---@param where string begins the message: the function, and which of its options this is
+---@param more? string[] names of further options; those but cast_root_inputs the caller checks
+---@param other? string what may be given instead of a table
 ---@return ms.Precision
-function precision.check(given, what, more)
+function precision.check(given, where, more, other)
   local known = { "param", "reduce", "buffer", "output", "cast_inputs" }
   table.move(more or {}, 1, #(more or {}), #known + 1, known)
   if type(given) ~= "table" then
-    core.raise(("%s: precision is a table { %s = }, not a %s"):format(what,
-      table.concat(known, " =, "), type(given)))
+    core.raise(("%s is a table { %s = }%s, not a %s"):format(where, table.concat(known, " =, "),
+      other and " or " .. other or "", type(given)))
   end
-  local o, made = check(what .. ": precision", given, known), {}
-  check_types(o, what)
+  local o, made = check(where, given, known), {}
+  check_types(o, where)
   for _, name in ipairs(known) do made[name] = o[name] end
   if made.cast_inputs == nil then made.cast_inputs = o.param ~= nil end
-  if made.cast_inputs and not o.param then
-    core.raise(what .. ": precision.cast_inputs casts to precision.param, which is not given")
-  end
   return made
 end
 
@@ -74,14 +75,29 @@ end
 
 -------------------------------------------------------------------------------------------- buffers
 
---- Calls f(fields, key, value) for all fields that the modules own.
+--- Calls f(fields, key, value, module, name) for all fields that the modules own; name: that of the
+--- module.
 ---@param model ms.Module
----@param f fun(fields: table, key: string, value: any)
+---@param f fun(fields: table, key: string, value: any, part: ms.Module, name: string)
 function precision.each_field(model, f)
-  for _, part in model:modules() do
+  for name, part in model:modules() do
     local state = getmetatable(part)
-    for _, key in ipairs(state.order) do f(state.fields, key, state.fields[key]) end
+    for _, key in ipairs(state.order) do
+      f(state.fields, key, state.fields[key], part, name)
+    end
   end
+end
+
+--- The buffers that can be cast: float ones that are not skipped.
+---@param model ms.Module
+---@param skipped fun(name: string): boolean
+---@return table<ms.Tensor, boolean>
+function precision.float_buffers(model, skipped)
+  local found = {}
+  for name, buffer in pairs(model:buffers()) do
+    if precision.is_float(buffer) and not skipped(name) then found[buffer] = true end
+  end
+  return found
 end
 
 --- Buffers of a model that have another dtype than they had.
@@ -91,18 +107,17 @@ end
 local Buffers = {}
 Buffers.__index = Buffers
 
---- Casts the buffers to dtype.
+--- Casts the buffers.
 ---@param model ms.Module
----@param dtype ms.DType
+---@param dtype_of fun(part: ms.Module): ms.DType? of the buffers of a module; nil: they stay
 ---@param skipped fun(name: string): boolean
 ---@return ms.CastBuffers
-function precision.cast_buffers(model, dtype, skipped)
-  local self, wanted, cast_of = setmetatable({ list = {}, is_full = false }, Buffers), {}, {}
-  for name, buffer in pairs(model:buffers()) do
-    if precision.is_float(buffer) and not skipped(name) then wanted[buffer] = true end
-  end
-  precision.each_field(model, function(fields, key, value)
-    if not wanted[value] or value:dtype() == dtype then return end
+function precision.cast_buffers(model, dtype_of, skipped)
+  local self, cast_of = setmetatable({ list = {}, is_full = false }, Buffers), {}
+  local wanted = precision.float_buffers(model, skipped)
+  precision.each_field(model, function(fields, key, value, part)
+    local dtype = wanted[value] and dtype_of(part)
+    if not dtype or value:dtype() == dtype then return end
     self.list[#self.list + 1] = { fields = fields, key = key, dtype = value:dtype() }
     cast_of[value] = cast_of[value] or core.no_grad(function() return value:to(dtype):keep() end)
     fields[key] = cast_of[value]

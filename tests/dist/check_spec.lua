@@ -88,12 +88,18 @@ describe("moonshard check -n", function()
 local ms = require "moonshard"
 local cfg = ms.config {
   strategy = "full_shard", within = 0, accumulate = 1, clip = 0.0, prefetch = "backward_pre",
-  param = "", reduce = "", low = false, layout = "flat", offload = "", look = "",
+  param = "", reduce = "", low = false, layout = "flat", offload = "", look = "", units = false,
 }
 local function given(name) return cfg[name] ~= "" and cfg[name] or nil end
 local precision = (given "param" or given "reduce") and {
   param = given "param", reduce = given "reduce", keep = { ".*norm.*" }, output = "f32",
 } or nil
+if cfg.units then
+  precision = { units = {
+    ["0"] = precision or false, [""] = { param = "f32", reduce = "bf16" },
+    ["1"] = { param = "f16", reduce = "f16", output = "f32", keep = { ".*norm.*" } },
+  } }
+end
 local shards, replicas
 if cfg.within > 0 then shards, replicas = ms.world():levels(cfg.within) end
 local block = ms.nn.class "Block"
@@ -128,7 +134,7 @@ io.stdout:write(("rank %d peak %d offloaded %d\n"):format(ms.rank(), memory.peak
       "-n 3 param=bf16 reduce=bf16 low=true layout=rows", "-n 2 param=f16 strategy=no_shard",
       "-n 3 reduce=bf16 accumulate=2", "-n 3 offload=cpu clip=1 param=bf16",
       "-n 2 offload=cpu strategy=no_shard", "-n 4 offload=cpu strategy=hybrid_shard within=2",
-      "-n 3 look=cpu", "-n 2 look=cpu offload=cpu layout=rows",
+      "-n 3 look=cpu", "-n 2 look=cpu offload=cpu layout=rows", "-n 3 units=true param=bf16",
     }
     for _, options in ipairs(command.full and {
       "-n 3 accumulate=2", "-n 4 clip=1", "-n 6 strategy=hybrid_shard within=3 prefetch=none",
@@ -136,6 +142,7 @@ io.stdout:write(("rank %d peak %d offloaded %d\n"):format(ms.rank(), memory.peak
       "-n 4 strategy=hybrid_shard within=2 param=bf16", "-n 5 offload=cpu clip=1 param=bf16",
       "-n 5 look=cpu", "-n 2 param=bf16", "-n 6 strategy=hybrid_shard within=3 param=bf16",
       "-n 2 offload=cpu", "-n 6 offload=cpu strategy=hybrid_shard within=3",
+      "-n 4 units=true low=true offload=cpu", "-n 2 units=true layout=rows prefetch=both clip=1",
     } or {}) do
       cases[#cases + 1] = options
     end

@@ -173,6 +173,42 @@ if size == 4 then
   assert(group_of_hosts[experts:name()] and group_of_hosts[world:name()])
 end
 
+-- Names in precision are patterns where ranks have other experts: which parameters of experts are
+-- kept is compared by their kinds.
+if size == 4 then
+  local experts, number = world:levels(2), rank // 2 + 1
+  local function sharded(precision)
+    return ms.fsdp(Net { number }, {
+      wrap = { class = "Expert" }, precision = precision,
+      group_of = function(name) return name:find "expert" and experts or nil end,
+    })
+  end
+  local function bytes_of_expert(precision)
+    local model = sharded(precision)
+    local unit = model:units()[2]
+    model:unwrap()
+    return unit.bytes
+  end
+  local weights, biases = 2 * WIDTH * (WIDTH + number), WIDTH + WIDTH + number
+  local function padded(n) return (n + 1) // 2 * 2 end
+  assert(bytes_of_expert { param = "bf16", keep = { "expert.*bias" } }
+    == 2 * weights + 4 * padded(biases))
+  assert(bytes_of_expert { units = { ["expert%d"] = { param = "bf16", keep = { ".*bias" } } } }
+    == 2 * weights + 4 * padded(biases))
+  local model = sharded { units = { ["expert%d"] = { param = "bf16", output = "f32" } } }
+  assert(model:units()[2].bytes == 2 * padded(weights + biases))
+  local own, expected = train(model, number, 0.5), expected_of(2, 0.5)
+  for name, t in pairs(own) do
+    local other = expected[name]:detach()
+    assert((t - other):abs():max():item() <= 2e-2 * other:abs():max():item(), name)
+  end
+  fails(function()
+    local keep = { rank < 2 and "expert.*bias" or "expert.*weight", "norm.*" }
+    sharded { units = { ["expert%d"] = { param = "bf16", keep = { keep[1] } },
+      [""] = { param = rank < 2 and "f16" or "bf16", keep = { keep[2] } } } }
+  end, "ranks have different models", "precision param f16", "precision param bf16")
+end
+
 -- Groups that do not partition the ranks, or hold parameters of the same names.
 if size == 4 then
   local pairs_of, alone = world:levels(2), world:levels(1)

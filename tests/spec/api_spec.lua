@@ -322,8 +322,14 @@ describe("the annotations", function()
   it("tell of the options inside of options", function()
     compare("precision", accepted(function(o) ms.ddp(layer, { precision = o }) end),
       all["ms.Precision"].fields)
-    local own, more = ms.nn.Linear(2, 2), { table.unpack(all["ms.ShardedPrecision"].fields) }
-    table.move(all["ms.Precision"].fields, 1, #all["ms.Precision"].fields, #more + 1, more)
+    local own, of_unit = ms.nn.Linear(2, 2), {}
+    for _, class in ipairs { "ms.UnitPrecision", "ms.Precision" } do
+      table.move(all[class].fields, 1, #all[class].fields, #of_unit + 1, of_unit)
+    end
+    compare("precision of a unit",
+      accepted(function(o) ms.fsdp(own, { precision = function() return o end }) end), of_unit)
+    local more = { table.unpack(all["ms.ShardedPrecision"].fields) }
+    table.move(of_unit, 1, #of_unit, #more + 1, more)
     compare("fsdp's precision", accepted(function(o) ms.fsdp(own, { precision = o }) end),
       more)
   end)

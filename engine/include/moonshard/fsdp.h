@@ -62,7 +62,7 @@ typedef struct ms_fsdp_parameter {
     ms_tensor *tensor;
     const char *name;
     uint32_t unit;
-    bool keeps_dtype; /* the options `computes` and `reduces` do not apply to it */
+    bool keeps_dtype; /* `computes` and `reduces` of its unit do not apply to it */
     /* NULL, or the ranks that share this parameter alone: others hold other parameters in its
      * place. It is sharded over these ranks, and its gradients are summed over them; a mean is over
      * as many ranks as the model's. All such parameters of a rank have one group. */
@@ -73,6 +73,10 @@ typedef struct ms_fsdp_unit_options {
     const char *name; /* for messages: that of its module; "" for the root */
     bool reshard_after_forward;
     uint32_t parts; /* how many modules it has, if they run apart; 0: 1 */
+    /* Float dtypes; with the flag false, each parameter's own. computes: of whole parameters while
+     * the unit is used. reduces: in which whole gradients are added up and reduced. */
+    bool has_computes, has_reduces;
+    ms_dtype computes, reduces;
 } ms_fsdp_unit_options;
 
 /* When the unit that comes next in backward is gathered: never, before a unit's backward, or after
@@ -101,9 +105,6 @@ typedef struct ms_fsdp_options {
     bool forward_ahead; /* see ms_fsdp_set_prefetch */
     bool planner;
     bool find_unused; /* ranks may use different units */
-    /* Float dtypes, NULL: each parameter's own. computes: of whole parameters while their unit is
-     * used. reduces: in which whole gradients are added up and reduced. */
-    const ms_dtype *computes, *reduces;
     /* Shards, the gradients of pieces and states of optimizers are in the second pool
      * (ms_storage_new_offloaded). A gather copies the shard first; a reduction copies its result.
      */

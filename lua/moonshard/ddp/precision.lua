@@ -13,7 +13,7 @@ local current                                  -- the scope that forward runs in
 ---@param given any
 ---@return ms.Precision
 function precision.check(given)
-  local o = shared.check(given, "ddp")
+  local o = shared.check(given, "ddp: precision")
   o.reduce = o.reduce or o.param
   return o
 end

@@ -168,7 +168,7 @@ end
 ------------------------------------------------------------------------------------------- metadata
 
 -- Options that every rank must give alike, and what stands for them.
-local function describe_options(o, strategy, hook, low)
+local function describe_options(o, strategy, hook, low, units, groups)
   local lines = {}
   local function add(name, value) lines[#lines + 1] = ("option %s = %s"):format(name, value) end
   add("strategy", strategy)
@@ -178,7 +178,7 @@ local function describe_options(o, strategy, hook, low)
       "pin" } do
     add(name, tostring(o[name]))
   end
-  add("precision", precision.describe(low))
+  add("precision", precision.describe(low, units, groups))
   for _, name in ipairs { "shard_group", "replica_group" } do
     add("size of " .. name, o[name] and o[name]:size() or "nil")
   end
@@ -198,7 +198,7 @@ local function describe(name, p)
 end
 
 -- Parameters of fewer ranks are described by their kinds only, since names and shapes differ.
-local function describe_units(units, groups)
+local function describe_units(units, groups, low)
   local lines = {}
   for _, unit in ipairs(units) do
     local title = ("unit %d \"%s\""):format(unit.index, unit.index == 0 and "root" or unit.name)
@@ -206,7 +206,8 @@ local function describe_units(units, groups)
     local shared = false
     for i, p in ipairs(unit.parameters) do
       if groups[unit.names[i]] then
-        own[("%s, %s"):format(p:dtype(), p:requires_grad() and "trained" or "frozen")] = true
+        own[("%s, %s%s"):format(p:dtype(), p:requires_grad() and "trained" or "frozen",
+          low and low.keeps[unit.names[i]] and ", kept" or "")] = true
       else
         shared = true
         lines[#lines + 1] = ("%s: %s"):format(title, describe(unit.names[i], p))
@@ -214,6 +215,9 @@ local function describe_units(units, groups)
     end
     -- A unit of fewer ranks has another name on others.
     if not shared then title = "unit " .. unit.index end
+    if low and low.by_unit then
+      lines[#lines + 1] = ("%s: precision %s"):format(title, precision.describe_unit(low, unit))
+    end
     for kind in pairs(own) do kinds[#kinds + 1] = kind end
     table.sort(kinds)
     local last = "no further parameter"
@@ -329,8 +333,8 @@ end
 ---@param low? ms.FSDPPrecision
 function compare.compare(units, group, groups, o, strategy, hook, low)
   if group:size() == 1 then return end
-  local lines = describe_options(o, strategy, hook, low)
-  for _, line in ipairs(describe_units(units, groups)) do lines[#lines + 1] = line end
+  local lines = describe_options(o, strategy, hook, low, units, groups)
+  for _, line in ipairs(describe_units(units, groups, low)) do lines[#lines + 1] = line end
   compare_lines(group, lines)
   local _, own = next(groups)
   if own and own:size() > 1 then compare_lines(own, describe_own(units, groups)) end

@@ -44,6 +44,7 @@ local FSDP = {}
 ---@field prefetching ms.Prefetching
 ---@field structure? integer of names.structure, when the parameters were looked at
 ---@field unit_of table<ms.Parameter, integer> index of its unit
+---@field unit_of_module table<ms.Module, table> the innermost unit; nil: the root
 ---@field later? ms.Delayed while it is wrapped: what of it is on "meta"
 
 -- modules that are units of a sharded model, or below one -> its state

@@ -191,13 +191,14 @@ end
 ---@param model ms.Module
 ---@param o ms.FSDPOptions
 ---@return table[]
+---@return table<ms.Module, table> unit_of the innermost unit of a module; nil: the root
 function units.find(model, o)
   local list = find_modules(model, o.wrap)
   local unit_of = innermost(model, list)
   table.insert(list, 1, { modules = { model }, name = "" })
   for i, unit in ipairs(list) do unit.index, unit.parameters, unit.names = i - 1, {}, {} end
   fill(model, unit_of, list[1], o.ignored)
-  return list
+  return list, unit_of
 end
 
 return units

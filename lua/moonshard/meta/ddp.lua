@@ -15,14 +15,26 @@
 ---@field buffer? ms.DType
 ---@field output? ms.DType             to which outputs of the model's forward are cast
 --- Whether inputs are cast to param; true if param is given. ms.fsdp casts the inputs of the
---- model, and of each unit that has parameters in param.
+--- model, unless cast_root_inputs says otherwise, and of each unit that has parameters in param.
 ---@field cast_inputs? boolean
 
----@class ms.ShardedPrecision: ms.Precision
+--- Of a unit that has options of its own, output is the dtype to which the outputs of that unit
+--- are cast, and buffer that of the buffers of its modules, but those in units inside of it.
+---@class ms.UnitPrecision: ms.Precision
+--- Whether the inputs of the model are cast to param; as cast_inputs unless given. Only the root's
+--- counts. PyTorch's defaults are cast_root_inputs = true, cast_inputs = false.
+---@field cast_root_inputs? boolean
 --- Names or Lua patterns of parameters that stay in their dtype, and whose gradients are reduced in
 --- it (norms, routers). LayerNorm and RMSNorm then compute in f32 and return the dtype of their
---- input; other modules cast their inputs themselves.
+--- input; other modules cast their inputs themselves. Of a unit's own options: its parameters.
 ---@field keep? string[]
+
+---@class ms.ShardedPrecision: ms.UnitPrecision
+--- Options of some units, by their names or Lua patterns that match all of a name; "" is the
+--- root. They take the place of all other options for these units; false: the unit computes in its
+--- parameters' dtypes, and nothing of it is cast. A name counts before patterns; two patterns that
+--- match one unit are an error, and so is one that matches none.
+---@field units? table<string, ms.UnitPrecision|false>
 
 ---@class ms.DDPOptions
 ---@field group? ms.Group              ranks whose gradients are averaged; the world unless given

@@ -95,14 +95,17 @@
 --- shards. A parameter's tensor has precision.param while its unit is used, and its own dtype
 --- outside and in summon. Where param and reduce differ, hooks of parameters see no gradient in
 --- backward. A chain that begins with a cast to 16 bits takes the place of a reduce of 16 bits: it
---- gets f32.
----@field precision? ms.ShardedPrecision
+--- gets f32. A function gives each unit options of its own; nil: the unit computes in its
+--- parameters' dtypes, and nothing of it is cast. It gets the unit's module (the first one of a
+--- group) and the unit's name, which is "" for the root. The field `units` does the same by name.
+--- Inputs of a unit in f32 are cast to f32 only if its options say param = "f32".
+---@field precision? ms.ShardedPrecision|fun(module: ms.Module, name: string): ms.UnitPrecision?
 --- true: gradients of shards stay in precision.reduce. They take less memory; optimizers, clipping
 --- and loss scalers compute in f32 from them, and what passes add up is rounded each time.
 ---@field keep_low_precision_grads? boolean
 --- true: while the model is in evaluation mode (model:eval()) forwards gather and compute in the
---- parameters' dtype, with buffers in theirs, and inputs are not cast. Forwards that are recorded
---- in both modes need a backward in between.
+--- parameters' dtype, with buffers in theirs, and inputs of units are not cast, nor are outputs but
+--- the model's. Forwards that are recorded in both modes need a backward in between.
 ---@field full_precision_eval? boolean
 --- "cpu": shards, their gradients and the states of their optimizers are in the host's memory; on
 --- CPU ranks in a second pool (ms.memory().offload_live). On a GPU it is pinned memory, as much as

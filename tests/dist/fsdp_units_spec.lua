@@ -1,0 +1,15 @@
+-- fsdp's units with precisions of their own. fsdp_units.lua has the expectations of each
+-- rank.
+local command = require "command"
+
+describe("fsdp's precision of a unit", function()
+  local folder
+  before_each(function() folder = command.folder() end)
+  after_each(function() command.remove(folder) end)
+
+  for _, ranks in ipairs { "1", "3 --thread-ranks", "4", command.full and "2" or nil } do
+    it("gives the bits of casts by hand on " .. ranks, function()
+      command.on_ranks("fsdp_units", ranks, ("folder='%s'"):format(folder))
+    end)
+  end
+end)
