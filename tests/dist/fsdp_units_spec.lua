@@ -1,5 +1,5 @@
--- fsdp's units with precisions of their own. fsdp_units.lua has the expectations of each
--- rank.
+-- fsdp's units with precisions of their own. fsdp_units.lua has the expectations of each rank,
+-- fsdp_units_golden.lua what PyTorch computed.
 local command = require "command"
 
 describe("fsdp's precision of a unit", function()
@@ -12,4 +12,9 @@ describe("fsdp's precision of a unit", function()
       command.on_ranks("fsdp_units", ranks, ("folder='%s'"):format(folder))
     end)
   end
+
+  it("gives what PyTorch's sharded models give", function()
+    command.on_ranks("fsdp_units_golden", "2",
+      ("folder='%s/tests/golden/units'"):format(command.source))
+  end)
 end)
