@@ -256,6 +256,8 @@ local function at_this_step(self, group)
   local now = setmetatable({ lr = lr }, { __index = group })
   if not schedule then return now end
   local finished = self:_finished(not self.kind.native)
+  -- A schedule that was set after that step: nothing has kept its flag.
+  if #self.skipped > 0 and not self.skipped[1].kept then finished = self:_finished(true) end
   now.lr = lr * schedule(finished)
   if #self.skipped == 0 then return now end
   local if_lost = lr * schedule(finished - 1)
@@ -267,15 +269,17 @@ local function at_this_step(self, group)
   return now
 end
 
--- Keeps the flag of a step for the schedules of the next one, in one tensor for all steps.
+-- Keeps the flag of a step for the schedules of the next one, in one tensor for all steps. Returns
+-- whether there are schedules.
 local function keep_flag(self, only_if)
   local any = false
   for _, group in ipairs(self.list) do any = any or group.schedule ~= nil end
-  if not any then return end
+  if not any then return false end
   core.no_grad(function()
     self.counted = self.counted or core.zeros { dtype = "bool" }:keep()
     self.counted:copy_(only_if:reshape())
   end)
+  return true
 end
 
 -- The names of a state's tensors, sorted: work must not be enqueued in the order of `pairs`, which
@@ -645,8 +649,8 @@ local function take_step(self, options, sent)
   if options.only_if then
     self.skipped[#self.skipped + 1] = {
       step = self.steps, probe = core.probe(options.only_if), slots = counted,
+      kept = keep_flag(self, options.only_if),
     }
-    keep_flag(self, options.only_if)
   end
   self.steps, self.released = self.steps + 1, nil
 end

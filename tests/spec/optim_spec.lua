@@ -437,6 +437,26 @@ describe("steps that are prevented", function()
       end
     end)
   end
+
+  it("are known to a schedule that is set after them", function()
+    for _, first in ipairs { "none", "other" } do
+      local p = parameter { 0 }
+      local optimizer = optim.sgd({ p }, { lr = 1 })
+      local group = optimizer:groups()[1]
+      if first == "other" then group.schedule = function() return 1 end end
+      local function one(taken)
+        p:set_grad(ms.tensor { -1. })
+        optimizer:step { only_if = ms.full(taken and 1 or 0, {}):gt(0) }
+      end
+      one(true)
+      if first == "other" then group.schedule = nil end
+      one(false)
+      group.schedule = function(at) return 10 ^ at end
+      one(true)
+      one(true)
+      near({ 1 + 10 + 100 }, p)
+    end
+  end)
 end)
 
 describe("schedules", function()
