@@ -125,7 +125,8 @@ end
 -- Over whose ranks the model's gradients are averaged; nil: each rank has its own.
 local function group_of_means(self)
   local meta = getmetatable(self.o.model)
-  return (meta.ddp or meta.fsdp or self.o.by_hand) and self.world or nil
+  local s = meta.ddp or meta.fsdp
+  return s and s.group or self.o.by_hand and self.world or nil
 end
 
 -- The batches of a step, where their targets must be counted before the first pass. A loader's
@@ -255,13 +256,13 @@ end
 -- skipped.
 local function judge(self, entry)
   if core.is_sim() then return end                 -- all values are zeros there
-  -- Reading a probe frees its memory for the next steps, so both are read in any case.
+  -- Reading a probe frees its memory for the next steps, so all are read in any case.
   local finite, position = entry.finite:value() ~= 0, math.tointeger(entry.bad:value())
+  local weight = entry.weight and entry.weight:value()
   if finite then
     self.skips = 0
     return
   end
-  local weight = entry.weight and entry.weight:value()
   local where = position >= 0
     and (" (first bad gradient: %s)"):format(entry.parameters[position + 1]:name())
     or weight == 0 and " (no target of the step counts)"

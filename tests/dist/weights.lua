@@ -33,13 +33,13 @@ end
 local STEPS <const> = 2
 
 -- One large batch of all ranks and passes, by hand.
-local function reference(masks)
+local function reference(masks, first, last)
   local net = make()
   local optimizer = ms.optim.sgd(net, { lr = 0.5, momentum = 0.9 })
   local loss
   for step = 0, STEPS - 1 do
     local x, y = {}, {}
-    for of = 0, ranks - 1 do
+    for of = first or 0, last or ranks - 1 do
       for pass = 1, PASSES do
         local one, other = batch(of, pass, step, masks)
         table.move(one, 1, ROWS, #x + 1, x)
@@ -156,6 +156,15 @@ do
   expect.fails(function() ms.loss_weight {} end, "loss_weight: weights is empty")
   expect.fails(function() ms.loss_weight { -1 } end, "a weight is a finite number of 0 or more")
   expect.fails(function() ms.loss_weight { 1 }(2, ms.ones {}) end, "pass 2: there are weights of 1")
+end
+
+-- A model whose gradients are averaged over a part of the ranks: the mean is over their targets.
+if ranks == 4 then
+  local parts = ms.world():levels(2)
+  local state = train("parts", function(net) return ms.ddp(net, { group = parts }) end,
+    { masks = true, loss = "targets" })
+  local first = rank // 2 * 2
+  assert(expect.difference(state, (reference(true, first, first + 1))) < 1e-5)
 end
 
 -- Optimizers that step in backward: with known weights, and under ddp with any.
