@@ -188,8 +188,9 @@ bool ms_lua_is_tensor(lua_State *L, int index);
 int64_t ms_lua_integer(lua_State *L, int index, int64_t low, int64_t high, const char *what);
 /* A dimension from 1 or from the end, as 0-based; dims of the tensor. */
 int32_t ms_lua_dim(lua_State *L, int index, uint32_t dims);
-/* Before a complaint about the shape of argument 1: raises if that is a sharded parameter's piece,
- * whose shape nobody has chosen. */
+/* To be called before an error about the shape of argument 1. If that argument is a rank's piece of
+ * a sharded parameter, this raises the error that says so: a piece's shape follows from the
+ * sharding, so an error about the shape would not name the cause. */
 void ms_lua_need_whole(lua_State *L);
 ms_dtype ms_lua_dtype(lua_State *L, int index);
 /* One of a NULL-ended list; raises and names the nearest. */

@@ -30,7 +30,8 @@ ms_status ms_lines_open(ms_context *context, const char *path, uint64_t begin, u
     return status;
 }
 
-/* Reads more behind what is held. What has been handed out goes. */
+/* Appends the next bytes of the file to the buffer, and drops the lines that were returned already.
+ */
 static ms_status read_more(ms_context *context, ms_lines *lines)
 {
     ms_buffer *held = &lines->held;

@@ -263,7 +263,7 @@ describe("moonshard tokenize", function()
       assert(core.remove(folder .. "/shards/train_00001.bin"))
       assert.matches("2 shards, 1 of them new", (tokenize "--field t --threads 1 a.jsonl"))
       assert.equal(second, command.read(folder .. "/shards/train_00001.bin"))
-      -- Behind the headers.
+      -- The tokens follow the headers.
       local first = command.read(folder .. "/shards/train_00000.bin"):sub(1025)
       local whole = assert(shard(folder .. "/a.jsonl", #text)):sub(1025)
       assert.is_true(first .. second:sub(1025) == whole)

@@ -69,7 +69,8 @@ static void turn_away(ms_porter *porter, uint32_t index, const char *why)
     tell(porter, why);
 }
 
-/* Whoever has the token says it at once, so those that are behind are the likeliest strangers. */
+/* A visitor that has the token proves it at once. So the visitor that has sent the least is the one
+ * that most likely has no token. */
 static void make_room(ms_porter *porter)
 {
     uint32_t least = 0;

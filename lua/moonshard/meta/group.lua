@@ -39,11 +39,11 @@
 --- world:split(parts):size() --> 1
 --- ```
 ---@field split fun(self, parts: integer[][]): ms.Group?   parts: ranks of this group
---- Gives the group back: later uses of it raise "was closed", and the next split into the same parts
---- gives the same groups again, which takes no more of the 256 and no memory. All ranks of the group
---- that was split close their parts, between the same calls of that group; the parts must have all
---- its ranks. Calls under way, and models that use the group, go on. The world cannot be closed.
---- Closing twice does nothing, and `<close>` does the same.
+--- Gives the group back: later uses of it raise "was closed", and the next split into the same
+--- parts gives the same groups again, which takes no more of the 256 and no memory. All ranks of
+--- the group that was split close their parts, between the same calls of that group; the parts must
+--- have all its ranks. Calls under way, and models that use the group, go on. The world cannot be
+--- closed. Closing twice does nothing, and `<close>` does the same.
 --- ```lua
 --- local world, parts = ms.world(), {}
 --- for rank = 0, world:size() - 1 do parts[rank + 1] = { rank } end

@@ -14,8 +14,8 @@
 ---@field weight_decay? number         0 unless given (adamw: .01)
 ---@field maximize? boolean            true: steps along the gradient; false unless given
 --- The factor on lr; step is the number of steps that this optimizer has taken, from 0. Steps that
---- only_if has prevented are not among them. After a step with only_if the host asks for the factors
---- of both counts, and the device chooses; kinds in Lua wait for the flag.
+--- only_if has prevented are not among them. After a step with only_if the host asks for the
+--- factors of both counts, and the device chooses; kinds in Lua wait for the flag.
 ---@field schedule? fun(step: integer): number
 --- For bf16 and f16 parameters. "f32" (the default) keeps an f32 copy, from which the parameter is
 --- rounded; "none" keeps no copy and rounds stochastically.

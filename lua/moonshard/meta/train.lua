@@ -15,6 +15,11 @@
 ---@field count? integer               number of new tokens; 200 unless given
 ---@field temperature? number          0.8 unless given
 
+--- Gets the model, x, y, and positions if documents are packed. Gives the loss, the outputs, and
+--- the weight of the pass.
+---@alias ms.TrainLoss
+---| fun(model: ms.Module, ...: ms.Tensor): ms.Tensor, ms.Tensor?, ms.Number?
+
 ---@class ms.TrainOptions
 ---@field model ms.Module
 ---@field optimizer ms.Optimizer
@@ -27,14 +32,14 @@
 --- is an error if the data have them.
 --- The third result is the weight of this pass in the step's loss, a number or a tensor of one
 --- element; 1 unless given. Give the number of targets that count where passes differ in it.
----@field loss? fun(model: ms.Module, x: ms.Tensor, y: ms.Tensor, positions?: ms.Tensor): ms.Tensor, ms.Tensor?, (ms.Tensor|number)?
---- Passes in a step; 1 unless given. The loss of a step, as it is trained on and logged, is the mean
---- over all targets of its passes and ranks, as of one large batch: sum(weight * loss) /
+---@field loss? ms.TrainLoss
+--- Passes in a step; 1 unless given. The loss of a step, as it is trained on and logged, is the
+--- mean over all targets of its passes and ranks, as of one large batch: sum(weight * loss) /
 --- sum(weight). The weight of a pass is, without `loss`, the number of its targets that are not
 --- -100. A function `data` without `loss` gives all batches of a step before its first pass. A pass
---- of weight 0 counts nothing; a step whose weights are all 0 has the loss nan. Sharded models whose
---- policy may step in backward refuse weights from `loss` with more than one pass, since their sum
---- is known with the last pass only.
+--- of weight 0 counts nothing; a step whose weights are all 0 has the loss nan. Sharded models
+--- whose policy may step in backward refuse weights from `loss` with more than one pass, since
+--- their sum is known with the last pass only.
 ---@field accumulate? integer
 ---@field clip? number                 greatest global norm of the gradients; none unless given
 ---@field dtype? "f32"|"bf16"|"f16"    of autocast; "f32" unless given; "f16" adds a loss scaler
