@@ -128,10 +128,23 @@ ms_status ms_lua_hook(lua_State *L, ms_runtime *runtime, int arguments, int resu
     return status;
 }
 
+/* Whether a message contains the one that was noted. Each layer that an error passes through puts
+ * words before it, and may cut its end off where the whole is too long for an ms_error; so the
+ * beginning decides. */
+bool ms_lua_is_noted(const ms_runtime *runtime, const char *message)
+{
+    char beginning[MS_ERROR_MESSAGE_BYTES / 4];
+    snprintf(beginning, sizeof beginning, "%.*s", (int)sizeof beginning - 1, runtime->exit_message);
+    return *beginning && strstr(message, beginning);
+}
+
 /* The command line compares the message with the error that ends the run; an error that the script
- * has handled does not decide. */
+ * has handled does not decide. The code of a cause stays where the engine passes it on with words
+ * of its own, as it does for an error of a hook. */
 void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error)
 {
+    bool is_cause = error->status >= MS_ERROR_NOT_FOUND || error->status == MS_ERROR_MEMORY;
+    if (!is_cause && ms_lua_is_noted(runtime, error->message)) return;
     /* 3 for data and files, 8 for memory, 1 for everything else. */
     runtime->exit_code = error->status >= MS_ERROR_NOT_FOUND ? 3 : 1;
     if (error->status == MS_ERROR_MEMORY) runtime->exit_code = 8;

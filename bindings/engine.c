@@ -186,16 +186,17 @@ static void set_integer(lua_State *L, const char *name, lua_Integer value)
     lua_setfield(L, -2, name);
 }
 
-/* core.memory() -> { live =, peak =, reserved =, offload_live =, offload_peak = } in bytes. Of this
- * rank's pools. enter_inside,
- * because planners may ask: it reads numbers and enqueues nothing. */
+/* core.memory() -> { live =, peak =, reserved =, offload_live =, offload_peak = in bytes, waits =
+ * how often a stream waited for memory }. Of this rank's pools. enter_inside, because planners may
+ * ask: it reads numbers and enqueues nothing. */
 static int memory(lua_State *L)
 {
     ms_memory m = ms_engine_memory(ms_lua_enter_inside(L));
-    lua_createtable(L, 0, 5);
+    lua_createtable(L, 0, 6);
     set_integer(L, "live", (lua_Integer)m.live);
     set_integer(L, "peak", (lua_Integer)m.peak);
     set_integer(L, "reserved", (lua_Integer)m.reserved);
+    set_integer(L, "waits", (lua_Integer)m.waits);
     set_integer(L, "offload_live", (lua_Integer)m.offload_live);
     set_integer(L, "offload_peak", (lua_Integer)m.offload_peak);
     return 1;
@@ -472,8 +473,7 @@ static int exit_code(lua_State *L)
 {
     const ms_runtime *runtime = ms_lua_runtime(L);
     const char *message = luaL_checkstring(L, 1);
-    int code =
-        runtime->exit_message[0] && strstr(message, runtime->exit_message) ? runtime->exit_code : 1;
+    int code = ms_lua_is_noted(runtime, message) ? runtime->exit_code : 1;
     lua_pushinteger(L, strstr(message, "not enough memory") ? 8 : code);
     return 1;
 }

@@ -195,6 +195,8 @@ static void could_not_start(lua_State *L, ms_runtime *runtime, const ms_error *e
     ms_lua_error(L, "moonshard could not start: %s", error->message);
 }
 
+static bool collect_when_full(void *user);
+
 /* Starts the engine at first use, because its settings may come from ms.init. A rank joins its job
  * here. An error that happens here is copied before the engine is freed, since its text is the
  * engine's. */
@@ -236,6 +238,7 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
         could_not_start(L, runtime, &error);
     }
     runtime->engine = engine;
+    ms_engine_on_full(engine, collect_when_full, runtime);
     tell_sharers(runtime, engine);
     tell_slices(runtime, engine);
     tell_node(runtime, engine, node, &cores);
@@ -325,6 +328,16 @@ void ms_lua_collect(lua_State *L, ms_runtime *runtime)
     ms_engine_relieved(runtime->engine);
 }
 
+/* Memory is used up in the middle of a call, which a hook may have made in the middle of another.
+ * user: the runtime. */
+static bool collect_when_full(void *user)
+{
+    ms_runtime *runtime = user;
+    if (in_finalizer(runtime->main)) return false;
+    ms_lua_collect(runtime->main, runtime);
+    return true;
+}
+
 /* Every rank takes the draw, so that the draws of all ranks stay in step, and then changes the
  * seed. */
 ms_random ms_lua_own_draw(lua_State *L)
@@ -360,16 +373,20 @@ static void unlink_handle(ms_handle *handle)
 }
 
 /* The tensor goes to the list of dropped ones; the handle tells later users why. A kept tensor gets
- * step 0, so no step's end releases it early. */
+ * step 0, so no step's end releases it early. The value of a future that was taken in this step
+ * goes with this step, as it would without the collector. */
 static void drop_later(ms_handle *handle)
 {
     ms_runtime *runtime = handle->runtime;
     if (!handle->tensor) return;
+    bool spent = handle->spent;
     unlink_handle(handle);
     /* There is room for every handle that lives: ms_lua_new_handle made it. */
     runtime->dropped[runtime->dropped_count++] =
         (ms_dropped){ .tensor = handle->tensor,
-                      .step = handle->kept || handle->held ? 0 : handle->step,
+                      .step = spent                          ? runtime->step_serial
+                              : handle->kept || handle->held ? 0
+                                                             : handle->step,
                       .order = handle->order };
     handle->tensor = NULL;
     handle->gone = "was closed";

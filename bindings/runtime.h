@@ -165,6 +165,8 @@ void ms_lua_refuse_in_hook(lua_State *L, const char *what, const char *instead);
 void ms_lua_ok(lua_State *L, ms_status status);
 /* What the command line exits with if this error ends the run: memory 8, data and files 3. */
 void ms_lua_note_exit(ms_runtime *runtime, const ms_error *error);
+/* Whether the error message is, or contains, the one that was noted last. */
+bool ms_lua_is_noted(const ms_runtime *runtime, const char *message);
 /* For what the environment can refuse: pushes nil, message, code and returns 3; programmer's
  * mistakes are raised. */
 int ms_lua_failed(lua_State *L, const ms_error *error);

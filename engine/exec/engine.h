@@ -185,9 +185,17 @@ struct ms_pool {
     ms_commit_function commit;
     void *commit_user;
     uint64_t frees;
-    bool has_apart; /* some block was given back apart */
-    bool is_full;   /* the machine refused memory below the limit, in the last attempt */
-    ms_block *last; /* the block at the top of the arena */
+    uint64_t steps,
+        frees_before;         /* of the engine so far, and the frees before the last one's end */
+    uint64_t used, used_peak; /* bytes of blocks in use */
+    uint64_t live, live_peak; /* bytes that storages in this pool have asked for */
+    uint64_t grown_for,
+        grown_at;           /* live_peak when it last rose by much, and the steps until then */
+    uint32_t growing_steps; /* in which `top` rose since then */
+    bool grew;              /* top rose in this step */
+    bool has_apart;         /* some block was given back apart */
+    bool is_full;           /* the machine refused memory below the limit, in the last attempt */
+    ms_block *last;         /* the block at the top of the arena */
     ms_block *bins[MS_POOL_BINS];
     ms_block *unused;
     void **chunks; /* of block structs */
@@ -232,6 +240,8 @@ struct ms_engine {
     ms_pool offload;  /* opened at its first use; its `live` and `peak` are counted apart */
     ms_memory memory; /* of all other pools together */
     uint64_t memory_mark;
+    bool (*collect)(void *user); /* see ms_engine_on_full */
+    void *collect_user;
     ms_storage *storages; /* live ones */
     uint64_t serials;     /* how many storages there have been */
     ms_storage *unused_storages;

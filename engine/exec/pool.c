@@ -3,9 +3,16 @@
  *
  * A freed block keeps, for each stream, the last number that used it. It is "covered" for a stream
  * whose clock has passed all of these: then it can be handed out at once. Order of choice for a
- * request: (1) a covered block, (2) new memory while under the limit, (3) the block freed longest
- * ago, with waits inserted on the asking stream. Nothing here asks whether a use has happened, so
- * offsets and peak are the same in every run, with data or without.
+ * request:
+ * (1) a covered block;
+ * (2) a row of free neighbours that were freed before the end of the last step, with waits inserted
+ *     on the asking stream: these uses are over, or nearly so;
+ * (3) new memory while under the limit;
+ * (4) the row of free neighbours freed longest ago, with waits; what is missing to it at the top of
+ *     the arena is new memory;
+ * (5) what the host's collector frees.
+ * (4) comes before (3) in a pool that would grow for ever: see takes_any. Nothing here asks whether
+ * a use has happened, so offsets and peak are the same in every run, with data or without.
  *
  * A freed block is joined with its free neighbours, and the whole is covered for whoever is after
  * all of their users. For a block that was dropped, to be taken again by another stream than its
@@ -24,6 +31,10 @@
 #define MS_POOL_CHUNK 256          /* block structs allocated together */
 #define MS_POOL_SCAN 64            /* blocks of a bin that are looked at for the best fit */
 #define MS_PRESSURE_MIN (64ull << 20)
+/* Bounds of what a pool takes by growing where it has free blocks: see takes_any. */
+#define MS_POOL_GROWING_STEPS 16
+#define MS_POOL_SETTLED_STEPS 96
+#define MS_POOL_FREE_GROWTH (64ull << 20)
 
 /* The bin of a size. Four bins for each power of two: every block of a higher bin is larger than
  * every block of a lower one, so a search that starts in the bin of a request has to compare sizes
@@ -142,11 +153,20 @@ void ms_pool_count_new(ms_pool *pool, uint64_t bytes)
     uint64_t *peak = is_offload(pool) ? &m->offload_peak : &m->peak;
     *live += bytes;
     if (*live > *peak) *peak = *live;
+    pool->live += bytes;
+    if (pool->live <= pool->live_peak) return;
+    pool->live_peak = pool->live;
+    /* Another kind of step has begun if it is by more than a little. */
+    if (pool->live_peak - pool->grown_for <= pool->grown_for / 8) return;
+    pool->grown_for = pool->live_peak;
+    pool->grown_at = pool->steps;
+    pool->growing_steps = 0;
 }
 
 void ms_pool_count_gone(ms_pool *pool, uint64_t bytes)
 {
     ms_memory *m = &pool->engine->memory;
+    pool->live -= bytes;
     if (is_offload(pool)) m->offload_live -= bytes;
     else m->live -= bytes;
 }
@@ -299,16 +319,42 @@ static ms_block *find_covered(const ms_pool *pool, const ms_stream *stream, uint
     return NULL;
 }
 
-/* The block that was freed longest ago, whose uses are the likeliest to be over. The limit on
- * scanning does not hold here, since a miss would be an error. It runs only at the limit, where the
- * waits that follow cost more than the search. */
-static ms_block *find_oldest(const ms_pool *pool, uint64_t size)
+/* Neighbours without gaps, all of them free, that are large enough together. */
+typedef struct row {
+    ms_block *first, *last;
+    uint64_t bytes; /* of all of them */
+} row;
+
+/* The row of at least `size` bytes whose latest free is the earliest, and is `before` or earlier:
+ * its uses are the likeliest to be over. No row is longer than it must be. All free blocks are
+ * looked at, as a miss means growth or an error, and waits follow a hit. */
+static bool find_row(const ms_pool *pool, uint64_t size, uint64_t before, row *out)
 {
-    ms_block *oldest = NULL;
-    for (uint32_t bin = bin_of(size); bin < MS_POOL_BINS; bin++)
-        for (ms_block *block = pool->bins[bin]; block; block = block->next)
-            if (block->size >= size && (!oldest || block->freed < oldest->freed)) oldest = block;
-    return oldest;
+    uint64_t earliest = UINT64_MAX;
+    row now = { 0 };
+    for (ms_block *block = before ? pool->last : NULL; block; block = block->before) {
+        if (!block->freed || block->freed > before) {
+            now = (row){ 0 };
+            continue;
+        }
+        now.first = block;
+        if (!now.last) now.last = block;
+        now.bytes += block->size;
+        while (now.bytes - now.last->size >= size) {
+            now.bytes -= now.last->size;
+            now.last = now.last->before;
+        }
+        if (now.bytes < size) continue;
+        uint64_t latest = 0;
+        for (const ms_block *one = now.first;; one = one->after) {
+            if (one->freed > latest) latest = one->freed;
+            if (one == now.last) break;
+        }
+        if (latest > earliest) continue;
+        earliest = latest;
+        *out = now;
+    }
+    return earliest != UINT64_MAX;
 }
 
 /* ----------------------------------------------------------- taking, giving */
@@ -345,44 +391,52 @@ static void join_covered(ms_pool *pool, const ms_stream *stream)
     }
 }
 
-/* New memory at the top of the arena; NULL where the limit or the machine refuses. A covered free
- * block at the top is extended in place of leaving a hole below the new block. memory.reserved
- * counts what was handed out at least once. */
-static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
+/* Moves the top of the arena up to `end`; false where the limit or the machine refuses.
+ * memory.reserved counts what was handed out at least once. */
+static bool raise_top(ms_pool *pool, uint64_t end)
 {
     ms_engine *engine = pool->engine;
-    ms_block *last =
-        pool->last && pool->last->freed && covered(stream, pool->last) ? pool->last : NULL;
-    if (last && last->size >= size) { /* beyond what find_covered scanned */
-        list_remove(pool, last);
-        return last;
-    }
-    uint64_t begin = last ? last->offset : pool->top, end = begin + size;
-    if (end > pool->limit || end > pool->reserved) return NULL;
+    if (end > pool->limit || end > pool->reserved) return false;
     if (end > pool->committed) {
         uint64_t upto = (end + pool->grain - 1) & ~(pool->grain - 1);
         if (upto > pool->reserved) upto = pool->reserved;
         pool->is_full =
             pool->commit(pool->commit_user, pool->base + pool->committed, upto - pool->committed)
             != 0;
-        if (pool->is_full) return NULL;
+        if (pool->is_full) return false;
         pool->committed = upto;
         ms_log(&engine->context, MS_LOG_DEBUG, "a memory pool grows to %llu MiB (live %llu MiB)",
                (unsigned long long)(upto >> 20), (unsigned long long)(engine->memory.live >> 20));
     }
+    if (!is_offload(pool)) engine->memory.reserved += end - pool->top;
+    pool->top = end;
+    pool->grew = true;
+    return true;
+}
+
+/* New memory at the top of the arena; NULL where the limit or the machine refuses. A covered free
+ * block at the top is extended in place of leaving a hole below the new block. */
+static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
+{
+    ms_block *last =
+        pool->last && pool->last->freed && covered(stream, pool->last) ? pool->last : NULL;
+    if (last && last->size >= size) { /* beyond what find_covered scanned */
+        list_remove(pool, last);
+        return last;
+    }
+    uint64_t begin = last ? last->offset : pool->top;
+    if (!raise_top(pool, begin + size)) return NULL;
     if (last) {
         list_remove(pool, last);
         last->size = size;
-    } else {
-        last = struct_take(pool);
-        last->offset = begin;
-        last->size = size;
-        last->before = pool->last;
-        if (pool->last) pool->last->after = last;
-        pool->last = last;
+        return last;
     }
-    if (!is_offload(pool)) engine->memory.reserved += end - pool->top;
-    pool->top = end;
+    last = struct_take(pool);
+    last->offset = begin;
+    last->size = size;
+    last->before = pool->last;
+    if (pool->last) pool->last->after = last;
+    pool->last = last;
     return last;
 }
 
@@ -405,6 +459,76 @@ static void split(ms_pool *pool, ms_block *block, uint64_t size)
     block->after = rest;
     block->size = size;
     list_add(pool, rest);
+}
+
+/* Makes one block of the row, off the free lists, of `size` bytes. What is left of the last one
+ * keeps its own uses. */
+static ms_block *join_row(ms_pool *pool, row found, uint64_t size)
+{
+    ms_block *block = found.first;
+    list_remove(pool, found.last);
+    split(pool, found.last, size - (found.bytes - found.last->size));
+    const ms_block *end = found.last->after;
+    if (block != found.last) list_remove(pool, block);
+    while (block->after != end) {
+        ms_block *next = block->after;
+        if (next != found.last) list_remove(pool, next);
+        if (next->freed > block->freed) block->freed = next->freed;
+        block->apart |= next->apart;
+        absorb(pool, block, next);
+    }
+    return block;
+}
+
+/* The free blocks at the top of the arena and as much new memory as is missing to `size`, off the
+ * free lists; NULL where the limit or the machine refuses. */
+static ms_block *grow_top(ms_pool *pool, uint64_t size)
+{
+    row top = { .last = pool->last };
+    for (ms_block *block = pool->last; block && block->freed; block = block->before) {
+        top.first = block;
+        top.bytes += block->size;
+    }
+    if (!top.first || top.bytes >= size || !raise_top(pool, pool->top + size - top.bytes))
+        return NULL;
+    ms_block *block = join_row(pool, top, top.bytes);
+    block->size = size;
+    return block;
+}
+
+/* Notes where the pool is when the first request or free after a step's end comes. */
+static void note_step(ms_pool *pool)
+{
+    if (pool->steps == pool->engine->steps) return;
+    pool->steps = pool->engine->steps;
+    pool->frees_before = pool->frees;
+    if (pool->grew) pool->growing_steps++;
+    pool->grew = false;
+}
+
+/* Whether the pool takes any free memory, also what was used a moment ago, before it grows by
+ * `size`. Waits for such uses can cost time, and healthy runs grow in a few steps only, to up to
+ * twice their peak. So a pool takes any memory if it has grown in many steps since its peak rose,
+ * if many steps have passed since then, or if it is beyond what steps explain. */
+static bool takes_any(const ms_pool *pool, uint64_t size)
+{
+    uint64_t peak = pool->used + size > pool->used_peak ? pool->used + size : pool->used_peak,
+             bound = (pool->steps ? 3 : 2) * peak;
+    if (bound < MS_POOL_FREE_GROWTH) bound = MS_POOL_FREE_GROWTH;
+    return pool->growing_steps >= MS_POOL_GROWING_STEPS
+           || pool->steps - pool->grown_at >= MS_POOL_SETTLED_STEPS || pool->top + size > bound;
+}
+
+/* A block of at least `size` bytes for which the stream may have to wait, off the free lists; or
+ * NULL. */
+static ms_block *find_or_grow(ms_pool *pool, ms_stream *stream, uint64_t size)
+{
+    row found;
+    if (find_row(pool, size, takes_any(pool, size) ? UINT64_MAX : pool->frees_before, &found))
+        return join_row(pool, found, size);
+    ms_block *block = grow(pool, stream, size);
+    if (!block && find_row(pool, size, UINT64_MAX, &found)) block = join_row(pool, found, size);
+    return block ? block : grow_top(pool, size);
 }
 
 /* Bytes of live storages by the line that made them. script is an id + 1; 0: a free place. */
@@ -491,9 +615,38 @@ static ms_status out_of_memory(const ms_pool *pool, uint64_t bytes)
                           (unsigned long long)m.limit, full, owners);
 }
 
+/* Makes the stream wait for the former users of a block that it is not after. */
+static ms_status wait_for_users(ms_pool *pool, ms_stream *stream, const ms_block *block)
+{
+    ms_engine *engine = pool->engine;
+    for (uint16_t i = 0; i < engine->stream_count; i++) {
+        if (i == stream->index || block->uses[i] <= stream->clock[i]) continue;
+        ms_status status = ms_stream_wait_seq(stream, engine->streams[i], block->uses[i]);
+        if (status) return status;
+        engine->memory.waits++;
+        ms_log(&engine->context, MS_LOG_DEBUG,
+               "memory: stream \"%s\" waits for stream \"%s\" to hand over %llu bytes",
+               stream->name, engine->streams[i]->name, (unsigned long long)block->size);
+    }
+    return MS_OK;
+}
+
+/* Takes a block off the free lists, or out of new memory; NULL: there is none. */
+static ms_block *choose(ms_pool *pool, ms_stream *stream, uint64_t size)
+{
+    ms_block *block = find_covered(pool, stream, size);
+    if (!block && pool->has_apart) {
+        join_covered(pool, stream);
+        block = find_covered(pool, stream, size);
+    }
+    if (!block) return find_or_grow(pool, stream, size);
+    list_remove(pool, block);
+    return block;
+}
+
 /* Follows the order of choice at the top of this file. `live` counts the bytes that were asked for
  * and not the block's, so the peak does not depend on how the arena is cut. Structs come first; a
- * wait that fails puts the block back. */
+ * wait that fails puts the block back. The collector gives blocks back while it runs. */
 ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block **out, char **data,
                        uint64_t uses[MS_STREAMS_MAX])
 {
@@ -504,33 +657,20 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     if (bytes > pool->reserved) return out_of_memory(pool, bytes);
     uint64_t size = (bytes + canaries + MS_POOL_ALIGN - 1) & ~(uint64_t)(MS_POOL_ALIGN - 1);
     if (size == 0) size = MS_POOL_ALIGN;
-    /* One for a new block, one for the rest of a split. */
-    ms_status status = reserve_structs(pool, 2);
-    if (status) return status;
-    ms_block *block = find_covered(pool, stream, size);
-    if (!block && pool->has_apart) {
-        join_covered(pool, stream);
-        block = find_covered(pool, stream, size);
+    note_step(pool);
+    ms_block *block = NULL;
+    for (int attempt = 0; !block; attempt++) {
+        /* One for a new block, one for the rest of a split. */
+        ms_status status = reserve_structs(pool, 2);
+        if (status) return status;
+        block = choose(pool, stream, size);
+        if (!block && (attempt > 0 || !engine->collect || !engine->collect(engine->collect_user)))
+            return out_of_memory(pool, bytes);
     }
-    if (block) list_remove(pool, block);
-    else block = grow(pool, stream, size);
-    if (!block) {
-        block = find_oldest(pool, size);
-        if (!block) return out_of_memory(pool, bytes);
-        list_remove(pool, block);
-        for (uint16_t i = 0; i < engine->stream_count; i++)
-            if (i != stream->index && block->uses[i] > stream->clock[i]) {
-                ms_status waited = ms_stream_wait_seq(stream, engine->streams[i], block->uses[i]);
-                if (waited) {
-                    list_add(pool, block);
-                    return waited;
-                }
-                engine->memory.waits++;
-                ms_log(
-                    &engine->context, MS_LOG_DEBUG,
-                    "over the limit: stream \"%s\" waits for stream \"%s\" to hand over %llu bytes",
-                    stream->name, engine->streams[i]->name, (unsigned long long)block->size);
-            }
+    ms_status status = wait_for_users(pool, stream, block);
+    if (status) {
+        list_add(pool, block);
+        return status;
     }
     split(pool, block, size);
     block->freed = 0;
@@ -538,6 +678,8 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     memcpy(uses, block->uses, engine->stream_count * sizeof *uses);
     memset(block->uses, 0, engine->stream_count * sizeof *uses);
     ms_pool_count_new(pool, bytes);
+    pool->used += block->size;
+    if (pool->used > pool->used_peak) pool->used_peak = pool->used;
     *out = block;
     *data = pool->base + block->offset;
     return MS_OK;
@@ -553,6 +695,8 @@ void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS
         ms_room_leave(block->room, uses);
         return;
     }
+    note_step(pool);
+    pool->used -= block->size;
     memcpy(block->uses, uses, pool->engine->stream_count * sizeof *uses);
     block->apart = apart;
     pool->has_apart |= apart;
@@ -593,6 +737,13 @@ void ms_engine_set_peak(ms_engine *engine, uint64_t bytes)
 {
     ms_memory *stats = &engine->memory;
     stats->peak = bytes > stats->live ? bytes : stats->live;
+}
+
+/* Asked once for a request, before it fails. */
+void ms_engine_on_full(ms_engine *engine, bool (*collect)(void *user), void *user)
+{
+    engine->collect = collect;
+    engine->collect_user = user;
 }
 
 /* A garbage collector frees tensors only when it runs, and it sees small objects: this tells it to

@@ -134,12 +134,15 @@
 ---@field live integer
 ---@field peak integer
 ---@field reserved integer
+---@field waits integer
 ---@field offload_live integer
 ---@field offload_peak integer
 
 ---@class ms
 --- Bytes on the current device. live: tensors, without the kernels' scratch memory; peak: the
 --- greatest `live` since the start or reset_peak; reserved: live plus memory that the pool keeps.
+--- The pool keeps what the steps of a run need, whatever streams they use, and levels after about a
+--- hundred of equal steps. waits: how often a stream waited for another one to hand over memory.
 --- offload_live, offload_peak: of what is offloaded, which the other numbers do not include.
 --- ```lua
 --- local before = ms.memory().live

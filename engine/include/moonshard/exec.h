@@ -616,6 +616,10 @@ MS_API void ms_engine_reset_peak(ms_engine *engine); /* of both pools */
 /* Sets the peak back to an earlier value, so that a measurement in between does not change it;
  * never below the live bytes. */
 MS_API void ms_engine_set_peak(ms_engine *engine, uint64_t bytes);
+/* collect is called before a request for memory fails, on the host thread and in the middle of any
+ * call that takes memory: a host with garbage collection drops its handles there, and returns
+ * whether it did. NULL: there is none. */
+MS_API void ms_engine_on_full(ms_engine *engine, bool (*collect)(void *user), void *user);
 /* under_pressure: whether live memory has passed a mark, so that a host with garbage collection
  * should collect and drop its handles now. relieved: moves the mark to 1.5 times the bytes that are
  * live then (at least 64 MiB). Both depend on the order of host calls only. */
