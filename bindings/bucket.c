@@ -555,7 +555,11 @@ static ms_status take_result(lua_State *L, const ms_callback *callback, const ms
     if (!status) status = ms_bucket_check_result(bucket, NULL, row);
     if (row && status) status = ms_bucket_check_result(bucket, hook_name(L, callback), row);
     if (status) ms_tensor_release(row);
-    else *result = row;
+    else {
+        *result = row;
+        /* The engine takes the value, as value() does. */
+        ms_handle_spend(handle);
+    }
     return status;
 }
 

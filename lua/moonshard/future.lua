@@ -48,7 +48,9 @@ local function each(f, value)
 end
 
 -- Tensors that a future holds outlive the step that made them. They end with the step in which the
--- value is taken, unless the script keeps them. So memory does not depend on when Lua collects its
+-- value is taken, unless the script keeps them: by value(), by sync(), by a callback, or by the
+-- engine, which takes what a link returns. A tensor that a callback hands on, in the value that it
+-- returns, is the new future's. So memory does not depend on when Lua collects its
 -- garbage, and tensors have the same addresses in each step.
 local function keep(value) return each(core.hold, value) end
 
@@ -178,6 +180,7 @@ local function run_item(item)
     local scope <close> = setmetatable({}, { __close = core.hook_leave }) -- luacheck: ignore scope
     for _, source in ipairs(item.sources) do core.stream():_wait(source.index, source.number) end
     if item.account then core.bucket_account(item.account) end
+    for _, source in ipairs(item.sources) do each(core.spend, source.result) end
     local value = call_back(item, first and first.result)
     if value == nil then resolve(item.made, first)
     elseif is_future(value) then follow(item.made, value)
