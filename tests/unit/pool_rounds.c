@@ -10,7 +10,8 @@
 #include "exec/engine.h"
 #include "moonshard/base.h"
 
-enum { STREAMS = 4, SLOTS = 24, LENGTH_MAX = 120 };
+/* Canaries have room behind each storage. */
+enum { STREAMS = 4, SLOTS = 24, LENGTH_MAX = 120, CANARY = MS_CANARY ? MS_CELLS_MAX : 0 };
 
 #define OK(call) assert_int_equal(call, MS_OK)
 
@@ -51,6 +52,12 @@ static machine open_machine(uint64_t memory_bytes)
         OK(ms_engine_stream(m.engine, name, &m.streams[i]));
     }
     return m;
+}
+
+/* A storage whose block has this size. */
+static ms_storage *block_of(ms_stream *stream, size_t bytes)
+{
+    return storage_of(stream, bytes - CANARY);
 }
 
 static void empty(machine *m)
@@ -173,7 +180,7 @@ static void two_streams_take_the_memory_of_the_step_before(void **state)
     machine m = open_machine((uint64_t)1 << 40);
     for (int i = 0; i < 300; i++) {
         for (int s = 0; s < 2; s++) {
-            m.slots[s] = storage_of(m.streams[s], 4 << 20);
+            m.slots[s] = block_of(m.streams[s], 4 << 20);
             use(m.streams[s], m.slots[s], NULL);
         }
         empty(&m);
@@ -214,16 +221,16 @@ static void at_the_limit_neighbours_are_joined_and_extended(void **state)
     (void)state;
     machine m = open_machine(4 << 20);
     for (int i = 0; i < 3; i++) {
-        m.slots[i] = storage_of(m.streams[i], 1 << 20);
+        m.slots[i] = block_of(m.streams[i], 1 << 20);
         use(m.streams[i], m.slots[i], NULL);
     }
     for (int i = 1; i < 3; i++) OK(ms_storage_drop(m.slots[i], "test"));
-    ms_storage *large = storage_of(m.streams[3], 3 << 20);
+    ms_storage *large = block_of(m.streams[3], 3 << 20);
     use(m.streams[3], large, NULL);
     assert_int_equal(ms_engine_memory(m.engine).reserved, 4 << 20);
     assert_int_equal(ms_engine_memory(m.engine).waits, 2);
     ms_storage_release(large);
-    ms_storage *middle = storage_of(m.streams[0], 2 << 20);
+    ms_storage *middle = block_of(m.streams[0], 2 << 20);
     ms_storage *none = NULL;
     assert_int_equal(ms_storage_new(m.streams[0], 2 << 20, &none), MS_ERROR_MEMORY);
     ms_storage_release(middle);
@@ -250,9 +257,9 @@ static void the_collector_is_asked_once_before_memory_ends(void **state)
     machine m = open_machine(4 << 20);
     hoard h = { .m = &m, .gives = true };
     ms_engine_on_full(m.engine, give, &h);
-    for (int i = 0; i < 4; i++) m.slots[i] = storage_of(m.streams[0], 1 << 20);
+    for (int i = 0; i < 4; i++) m.slots[i] = block_of(m.streams[0], 1 << 20);
     assert_int_equal(h.asked, 0);
-    ms_storage *large = storage_of(m.streams[0], 3 << 20), *none = NULL;
+    ms_storage *large = block_of(m.streams[0], 3 << 20), *none = NULL;
     assert_int_equal(h.asked, 1);
     h.gives = false;
     assert_int_equal(ms_storage_new(m.streams[0], 3 << 20, &none), MS_ERROR_MEMORY);
