@@ -4,13 +4,17 @@
 
 #include <string.h>
 
+#include "moonshard/ddp.h"
+#include "moonshard/fsdp.h"
+
 #define MS_GROUP_TYPE "ms.Group"
 
-/* The engine owns the group and keeps it to its end, so a handle needs no __gc. Two handles of one
+/* The engine owns the group, and a handle is a user of it until it is finalized. Two handles of one
  * group may differ in their channel. closings: of the group when the handle was made; a handle ends
  * when its group is closed, also if a split gives the group again. */
 typedef struct group_box {
-    ms_group *group;
+    ms_runtime *runtime;
+    ms_group *group; /* NULL: it was never filled */
     uint32_t channel;
     uint64_t closings;
 } group_box;
@@ -25,18 +29,38 @@ static const char *const ops[] = { "sum", "avg", "min", "max", "prod", "premul_s
 
 /* A handle is made anew in each call; __eq makes equal ones equal for scripts, but they are
  * different keys of a table. */
+static group_box *new_box(lua_State *L, uint32_t channel)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    group_box *box = lua_newuserdatauv(L, sizeof *box, 0);
+    *box = (group_box){ .runtime = runtime, .channel = channel };
+    luaL_setmetatable(L, MS_GROUP_TYPE);
+    return box;
+}
+
 int ms_lua_push_group(lua_State *L, ms_group *group, uint32_t channel)
 {
-    group_box *box = lua_newuserdatauv(L, sizeof *box, 0);
-    *box = (group_box){ .group = group, .channel = channel, .closings = ms_group_closings(group) };
-    luaL_setmetatable(L, MS_GROUP_TYPE);
+    group_box *box = new_box(L, channel);
+    box->group = ms_group_retain(group);
+    box->closings = ms_group_closings(group);
     return 1;
+}
+
+/* __gc: only counts, and tells nobody. The state's engine has freed all groups where it is closed.
+ */
+static int group_gc(lua_State *L)
+{
+    group_box *box = luaL_checkudata(L, 1, MS_GROUP_TYPE);
+    if (!box->runtime->closed) ms_group_release(box->group);
+    box->group = NULL;
+    return 0;
 }
 
 /* For functions that need the channel as well. */
 static group_box *check_box(lua_State *L, int index)
 {
     group_box *box = luaL_checkudata(L, index, MS_GROUP_TYPE);
+    if (!box->group) ms_lua_error(L, "this group was finalized");
     if (box->closings != ms_group_closings(box->group))
         ms_lua_error(L, "this group (%s) was closed", ms_group_name(box->group));
     return box;
@@ -143,10 +167,12 @@ static int group_equal(lua_State *L)
 static int group_string(lua_State *L)
 {
     const group_box *box = luaL_checkudata(L, 1, MS_GROUP_TYPE);
-    lua_pushfstring(L, "group %s (rank %d of %d%s%s)", ms_group_name(box->group),
-                    (int)ms_group_rank(box->group), (int)ms_group_size(box->group),
-                    box->channel > 1 ? ", channel " : "",
-                    box->channel > 1 ? ms_channel_name(box->channel) : "");
+    if (!box->group) lua_pushliteral(L, "group (finalized)");
+    else
+        lua_pushfstring(L, "group %s (rank %d of %d%s%s)", ms_group_name(box->group),
+                        (int)ms_group_rank(box->group), (int)ms_group_size(box->group),
+                        box->channel > 1 ? ", channel " : "",
+                        box->channel > 1 ? ms_channel_name(box->channel) : "");
     return 1;
 }
 
@@ -243,6 +269,19 @@ static uint32_t read_parts(lua_State *L, uint32_t size, uint32_t **sizes, uint32
     return (uint32_t)parts;
 }
 
+/* Where as many groups are alive as a job may have: what scripts have dropped is found first, on
+ * all ranks, as all have met the limit. Models that no script reaches are users of their groups. */
+static ms_status split_after_collection(lua_State *L, ms_group *group, uint32_t parts,
+                                        const uint32_t *sizes, const uint32_t *ranks,
+                                        ms_group **out)
+{
+    ms_runtime *runtime = ms_lua_runtime(L);
+    ms_lua_collect(L, runtime);
+    ms_reducer_sweep(runtime->engine);
+    ms_fsdp_sweep(runtime->engine);
+    return ms_group_split(group, parts, sizes, ranks, out);
+}
+
 /* group:split{ { 0, 1 }, { 2, 3 } } -> the group of the part that this rank is in, or nil. All
  * ranks of the group call it with equal lists. It blocks, so it is refused in hooks. The new handle
  * has the channel of this one. */
@@ -253,11 +292,14 @@ static int group_split(lua_State *L)
     ms_lua_enter(L);
     uint32_t *sizes, *ranks;
     uint32_t parts = read_parts(L, ms_group_size(box->group), &sizes, &ranks);
-    ms_group *made = NULL;
-    ms_lua_ok(L, ms_group_split(box->group, parts, sizes, ranks, &made));
-    /* NULL: this rank is in none of the parts. */
-    if (made) return ms_lua_push_group(L, made, box->channel);
-    lua_pushnil(L);
+    group_box *part = new_box(L, box->channel);
+    ms_status status = ms_group_split(box->group, parts, sizes, ranks, &part->group);
+    if (status && ms_group_lacks_numbers(box->group))
+        status = split_after_collection(L, box->group, parts, sizes, ranks, &part->group);
+    ms_lua_ok(L, status);
+    /* This rank is in none of the parts. */
+    if (!part->group) lua_pushnil(L);
+    else part->closings = ms_group_closings(part->group);
     return 1;
 }
 
@@ -265,6 +307,7 @@ static int group_split(lua_State *L)
 static int group_close(lua_State *L)
 {
     const group_box *box = luaL_checkudata(L, 1, MS_GROUP_TYPE);
+    if (!box->group) return 0;
     if (box->closings == ms_group_closings(box->group)) ms_lua_ok(L, ms_group_close(box->group));
     return 0;
 }
@@ -543,6 +586,22 @@ static int comm_groups(lua_State *L)
     return 1;
 }
 
+/* core.comm_calls() -> calls by operation since the start, in all groups, also in those that are
+ * gone; wire bytes of all. */
+static int comm_calls(lua_State *L)
+{
+    const ms_engine *engine = ms_group_engine(ms_lua_world(L));
+    lua_newtable(L);
+    for (int kind = 0; kind < MS_COLLECTIVES; kind++) {
+        ms_traffic traffic = ms_comm_traffic(engine, (ms_collective_kind)kind);
+        if (traffic.calls == 0 || kind == MS_SPLIT) continue;
+        lua_pushinteger(L, (lua_Integer)traffic.calls);
+        lua_setfield(L, -2, ms_collective_name((ms_collective_kind)kind));
+    }
+    lua_pushinteger(L, (lua_Integer)ms_comm_traffic(engine, MS_COLLECTIVES).wire_bytes);
+    return 2;
+}
+
 /* core.alone() -> the group of this rank alone, in which collectives change nothing */
 static int alone(lua_State *L)
 {
@@ -570,6 +629,7 @@ void ms_open_group(lua_State *L, int runtime)
                                           { "comm_record", comm_record },
                                           { "comm_records", comm_records },
                                           { "comm_groups", comm_groups },
+                                          { "comm_calls", comm_calls },
                                           { NULL, NULL } };
     static const luaL_Reg methods[] = {
         { "rank", group_rank },
@@ -595,6 +655,7 @@ void ms_open_group(lua_State *L, int runtime)
     };
     static const luaL_Reg events[] = { { "__eq", group_equal },
                                        { "__close", group_close },
+                                       { "__gc", group_gc },
                                        { "__tostring", group_string },
                                        { NULL, NULL } };
     ms_lua_register(L, runtime, functions);

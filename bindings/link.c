@@ -293,8 +293,9 @@ static void read_between(lua_State *L, ms_link *link, uint32_t count)
 }
 
 /* Fills in the userdata on top from the table at index 1, and from the list of native links at
- * index 2, if there is one. User value 1 is the state and 2 the list of links: the userdata borrows
- * both, and a collector that took them would leave pointers to freed memory. */
+ * index 2, if there is one. User value 1 is the state, 2 the list of links and 3 a table of groups:
+ * the userdata borrows them, and a collector that took them would leave pointers to freed memory.
+ */
 static void read_link(lua_State *L, ms_link *link, uint32_t between)
 {
     int at = lua_gettop(L);
@@ -302,8 +303,14 @@ static void read_link(lua_State *L, ms_link *link, uint32_t between)
     link->kind = ms_link_find(luaL_checkstring(L, -1));
     if (!link->kind) ms_lua_error(L, "there is no native link '%s'", lua_tostring(L, -1));
     link->options = link->kind->defaults;
-    for (const ms_link_option *o = link->kind->options; o && o->name; o++)
+    lua_newtable(L);
+    for (const ms_link_option *o = link->kind->options; o && o->name; o++) {
         read_option(L, o, &link->options);
+        if (o->type != MS_OPTION_GROUP) continue;
+        lua_getfield(L, 1, o->name);
+        lua_setfield(L, -2, o->name);
+    }
+    lua_setiuservalue(L, at, 3);
     lua_pushvalue(L, 2);
     if (between) read_between(L, link, between);
     /* Kept alive although the links are copied: their states are borrowed. */
@@ -331,7 +338,7 @@ static int native_link(lua_State *L)
      * one. */
     if (between >= MS_CHAIN_LINKS)
         return ms_lua_error(L, "a chain has at most %d native links", MS_CHAIN_LINKS);
-    ms_link *link = lua_newuserdatauv(L, (1 + between) * sizeof *link, 2);
+    ms_link *link = lua_newuserdatauv(L, (1 + between) * sizeof *link, 3);
     /* Zeroed before the metatable is set, as an error may come at any line after it. */
     memset(link, 0, (1 + between) * sizeof *link);
     luaL_setmetatable(L, MS_LINK_TYPE);

@@ -86,6 +86,22 @@ ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kind)
     return group->traffic[kind];
 }
 
+ms_traffic ms_comm_traffic(const ms_engine *engine, ms_collective_kind kind)
+{
+    const ms_comm *comm = ms_comm_of(engine);
+    ms_traffic sum = { 0 };
+    if (comm) sum = comm->past[kind];
+    for (uint32_t g = 0; comm && g < atomic_load(&comm->group_count); g++) {
+        if (!comm->groups[g]) continue;
+        const ms_traffic *one = &comm->groups[g]->traffic[kind];
+        sum.calls += one->calls;
+        sum.payload_bytes += one->payload_bytes;
+        sum.wire_bytes += one->wire_bytes;
+        sum.between_hosts_bytes += one->between_hosts_bytes;
+    }
+    return sum;
+}
+
 /* Tasks count while the host reads. */
 uint64_t ms_group_bytes_between_hosts(const ms_group *group)
 {
@@ -447,8 +463,7 @@ static uint64_t calls_around(const ms_group *group)
 {
     const ms_comm *comm = group->comm;
     uint64_t calls = 0;
-    for (uint32_t word = 0; word < MS_GROUPS_MAX / 64; word++)
-        /* Clears the lowest bit in each turn. */
+    for (uint32_t word = 0; word < MS_GROUP_WORDS; word++) /* Clears the lowest bit in each turn. */
         for (uint64_t bits = group->around[word]; bits; bits &= bits - 1) {
             const ms_group *outer = comm->groups[word * 64 + (uint32_t)__builtin_ctzll(bits)];
             for (uint32_t c = 0; c < MS_CHANNELS; c++) calls += outer->channels[c].number;
@@ -590,7 +605,10 @@ static void note_call(ms_group *group, const ms_comm_args *args, void *held, ms_
     ms_comm *comm = group->comm;
     if (held) comm->held[comm->held_count++] = (ms_held){ .point = point, .memory = held };
     if (!ms_kind_is_pair(args->kind)) group->channels[args->channel].number++;
-    else group->messages[ms_pair_is_upward(args) ? 0 : 1]++;
+    else {
+        group->messages[ms_pair_is_upward(args) ? 0 : 1]++;
+        group->last_message[args->kind == MS_SEND ? 0 : 1] = point;
+    }
     if (comm->recording) comm->record_count++;
     /* The next call of the channel comes after this one, on whatever stream. */
     *place_of(group, args) = point;

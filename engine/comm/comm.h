@@ -12,6 +12,7 @@
 #include <stdalign.h>
 #include <stdatomic.h>
 
+#include "base/thread.h"
 #include "moonshard/comm.h"
 #include "moonshard/control.h"
 
@@ -20,6 +21,40 @@
 
 typedef struct ms_comm ms_comm;
 typedef struct ms_topology ms_topology;
+
+/* A set of numbers of groups. */
+typedef struct ms_ids {
+    uint64_t words[MS_GROUPS_MAX / 64];
+} ms_ids;
+
+static inline bool ms_ids_has(const ms_ids *ids, uint32_t id)
+{
+    return ids->words[id / 64] >> id % 64 & 1;
+}
+static inline void ms_ids_add(ms_ids *ids, uint32_t id)
+{
+    ids->words[id / 64] |= (uint64_t)1 << id % 64;
+}
+static inline uint32_t ms_ids_count(const ms_ids *ids)
+{
+    uint32_t count = 0;
+    for (int w = 0; w < MS_GROUPS_MAX / 64; w++)
+        count += (uint32_t)__builtin_popcountll(ids->words[w]);
+    return count;
+}
+/* Takes the lowest number out of the set; there is one. */
+static inline uint32_t ms_ids_next(ms_ids *ids)
+{
+    uint32_t w = 0;
+    while (!ids->words[w]) w++;
+    uint32_t bit = (uint32_t)__builtin_ctzll(ids->words[w]);
+    ids->words[w] &= ids->words[w] - 1;
+    return w * 64 + bit;
+}
+
+/* Places of groups in a membership's list: the job's, and that of this rank alone. */
+#define MS_GROUP_PLACES (MS_GROUPS_MAX + 1)
+#define MS_GROUP_WORDS ((MS_GROUP_PLACES + 63) / 64)
 
 /* One channel of a group: its stream, and how far its collectives are. Two channels of a group do
  * not wait for each other. */
@@ -45,6 +80,8 @@ struct ms_group {
     const ms_transport *transport;
     char *name; /* owned; no other group of this rank has it */
     uint32_t id, rank, size;
+    uint32_t place;           /* in the membership's list */
+    uint64_t numbers;         /* its calls are counted from here */
     uint32_t *members;        /* world ranks */
     uint32_t lowest, highest; /* of them */
     uint64_t *set;            /* the same as a bit set over the world's ranks */
@@ -56,13 +93,16 @@ struct ms_group {
     uint64_t lists;
     uint64_t closings; /* how often it was closed */
     bool closed;       /* the next split of its parent with these lists gives it again */
+    uint32_t users;    /* who holds it on this rank: handles of the host, models, graphs */
+    ms_ids others;     /* numbers that go with it: without other ranks, those of the other parts */
     /* The members by hosts; NULL before the first call, and where all ranks are on one host. */
     ms_topology *topology;
     /* Bit set of the membership's groups that contain all members of this one, itself included. */
-    uint64_t around[MS_GROUPS_MAX / 64];
-    bool prepared;         /* the transport's prepare was called */
-    uint64_t messages[2];  /* this rank's sends and recvs: upward, downward */
-    void *transport_state; /* the transport's, which its close frees */
+    uint64_t around[MS_GROUP_WORDS];
+    bool prepared;            /* the transport's prepare was called */
+    uint64_t messages[2];     /* this rank's sends and recvs: upward, downward */
+    ms_point last_message[2]; /* the last of them */
+    void *transport_state;    /* the transport's, which its close frees */
     ms_channel channels[MS_CHANNELS];
     ms_traffic traffic[MS_COLLECTIVES + 1];
     _Atomic uint64_t between; /* tasks: bytes that this rank has sent to other hosts */
@@ -150,7 +190,11 @@ struct ms_shared {
 };
 
 /* A rank's membership in a job: one control and one transport, and the groups of this rank. The
- * engine owns it (MS_SLOT_COMM). Groups are only added, and freed with it. */
+ * engine owns it
+ * (MS_SLOT_COMM), and frees it with its groups. A group that all ranks have
+ * dropped is freed, and leaves its place, its number and its streams to a later one (split.c).
+ * Tasks that look at groups which are not their own stand between ms_groups_read and
+ * ms_groups_read_end. */
 struct ms_comm {
     ms_engine *engine;
     const ms_control *control;
@@ -167,12 +211,20 @@ struct ms_comm {
     uint16_t host_of[MS_LOCAL_RANKS_MAX];
     /* See ms_comm_use_graphs: it was called; calls may become graphs, on all ranks. */
     bool graphs_asked, has_graphs;
-    uint32_t standing; /* numbers handed out by ms_group_standing */
-    bool aborted;      /* the transport's abort was called */
-    int64_t process;   /* a forked child has this record, but is no rank */
-    ms_group *groups[MS_GROUPS_MAX];
-    _Atomic uint32_t group_count; /* tasks look at the groups below it */
-    uint32_t own_ids;             /* handed out where there are no others */
+    uint32_t standing;                 /* numbers handed out by ms_group_standing */
+    bool aborted;                      /* the transport's abort was called */
+    int64_t process;                   /* a forked child has this record, but is no rank */
+    ms_group *groups[MS_GROUP_PLACES]; /* NULL: the place is free */
+    _Atomic uint32_t group_count;      /* tasks look at the places below it */
+    /* Of each place, which the groups there use one after the other. */
+    ms_stream *streams[MS_GROUP_PLACES][MS_CHANNELS];
+    ms_word readers; /* tasks that look; MS_GROUPS_CHANGE: a group comes or goes */
+    ms_ids own_ids;  /* in use, where there are no others */
+    /* Numbers of calls, and phases, that no group which is gone has passed: a later group with the
+     * number of such a one counts on from there, so nothing of the former is taken for its own. */
+    uint64_t numbers, phases;
+    bool lacks_ids;                      /* the last split has found no numbers */
+    ms_traffic past[MS_COLLECTIVES + 1]; /* of groups that are gone */
     ms_point last_send, last_receive;
     ms_held *held; /* counts of collectives that are under way */
     size_t held_count, held_capacity;
@@ -183,6 +235,28 @@ struct ms_comm {
     bool recording;
     ms_group *alone; /* the group of this rank by itself, made at its first use */
 };
+
+#define MS_GROUPS_CHANGE UINT32_MAX
+
+/* Readers may nest; the host thread waits for them before a group comes or goes. */
+static inline void ms_groups_read(ms_comm *comm)
+{
+    for (uint32_t readers = atomic_load(&comm->readers);;)
+        if (readers == MS_GROUPS_CHANGE) {
+            ms_yield();
+            readers = atomic_load(&comm->readers);
+        } else if (atomic_compare_exchange_weak(&comm->readers, &readers, readers + 1)) return;
+}
+static inline void ms_groups_read_end(ms_comm *comm) { atomic_fetch_sub(&comm->readers, 1); }
+
+/* What each member brings to a split, and what all learn. Without others: this rank's. */
+typedef struct ms_split_words {
+    uint64_t numbers, phases; /* the greatest: of ms_comm */
+    /* The union: new numbers that the first member has taken; of groups that the rank is in, those
+     * that it is done with, and the others. */
+    ms_ids taken, done, held;
+} ms_split_words;
+#define MS_SPLIT_GREATEST 2 /* words of which the greatest counts */
 
 /* What a new membership is made of. rendezvous: where control meets the others; NULL for one that
  * has none. */
@@ -214,9 +288,12 @@ ms_status ms_collective_check(ms_group *group, uint32_t channel, const ms_collec
                               uint64_t *count);
 /* The text, or its end where it is too long. */
 void ms_copy_tail(char *to, size_t bytes, const char *text);
-/* share.c: as ms_group_share, of `bytes` of the group's first member, on channel 1 and as a call of
- * its own kind. hash: what must agree beside it. Without others, all keeps this rank's. Blocks. */
-ms_status ms_group_share_split(ms_group *group, uint64_t hash, void *all, size_t bytes);
+/* The group leaves its place, on all its ranks at the same place among their calls: none uses it,
+ * and its calls have ended. false: the job has ended, and the group stays. */
+bool ms_group_leave(ms_group *group);
+/* share.c: what the members of the group bring to a split, and what all learn. On channel 1 and as
+ * a call of its own kind. hash: what must agree beside it. Blocks. */
+ms_status ms_group_share_split(ms_group *group, uint64_t hash, ms_split_words *words);
 /* A collective past the public checks. Without tensors (split, shared numbers), the caller has set
  * dtype, memory, in, out and payload_bytes of args. */
 ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *collective,

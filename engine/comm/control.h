@@ -38,9 +38,11 @@ struct ms_control {
     void (*joined)(ms_comm *comm);
     /* MS_OK, or the cause of the job's end as the engine's error. */
     ms_status (*check)(ms_comm *comm);
-    /* This rank takes the numbers of `parts` groups; MS_GROUPS_MAX or more: there are none left.
-     * The group's first member calls it for all. */
-    uint64_t (*take_ids)(ms_comm *comm, uint32_t parts);
+    /* Adds numbers of groups that no group of the job has, `parts` of them, or as many as there
+     * are. The first member of the group that is split calls it for all. */
+    void (*take_ids)(ms_comm *comm, uint32_t parts, ms_ids *ids);
+    /* They are free again. */
+    void (*give_ids)(ms_comm *comm, const ms_ids *ids);
     /* Before this rank's first call in a new group. */
     ms_status (*join)(ms_comm *comm, uint32_t id);
     /* Of the next send or recv with this peer, from 1. */

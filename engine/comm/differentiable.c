@@ -144,10 +144,12 @@ static ms_status link_backward(void *user, ms_tensor *const *gradients, ms_tenso
     return status;
 }
 
-/* Tensors were never kept, so memory is all. */
+/* Tensors were never kept. A graph may outlive the membership, and its groups, when the engine
+ * ends. */
 static void link_free(void *user)
 {
     link *l = user;
+    if (ms_comm_world(l->engine)) ms_group_release(l->group);
     ms_release(ms_engine_context(l->engine), l);
 }
 
@@ -169,7 +171,7 @@ static ms_status new_link(ms_group *group, uint32_t channel, const ms_collective
     if (status) return status;
     link *l = memory;
     *l = (link){ .engine = engine,
-                 .group = group,
+                 .group = ms_group_retain(group),
                  .channel = channel,
                  .call = *call,
                  .dtype = ms_tensor_dtype(input),

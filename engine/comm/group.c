@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "comm/hosts/topology.h"
 #include "comm/transport.h"
 
@@ -40,7 +41,7 @@ static void comm_free(ms_engine *engine, void *object)
         comm->control->close(comm);
     }
     for (uint32_t i = 0; i < atomic_load(&comm->group_count); i++)
-        free_group(context, comm->groups[i]);
+        if (comm->groups[i]) free_group(context, comm->groups[i]);
     for (size_t i = 0; i < comm->held_count; i++) ms_release(context, comm->held[i].memory);
     for (ms_shared *next = NULL; comm->shared; comm->shared = next) {
         next = comm->shared->next;
@@ -49,6 +50,7 @@ static void comm_free(ms_engine *engine, void *object)
     ms_release(context, comm->held);
     ms_release(context, comm->records);
     ms_release(context, comm);
+    ms_engine_set(engine, MS_SLOT_COMM, NULL, NULL);
 }
 
 /* Words of the bit set of a group's members. The first group is the world itself, which is not in
@@ -112,20 +114,55 @@ static ms_status allocate_group(ms_comm *comm, const char *name, uint32_t size,
     return MS_OK;
 }
 
+/* Tasks that look at the list have left it, and none comes in before the end. */
+static void begin_change(ms_comm *comm)
+{
+    uint32_t none = 0;
+    while (!atomic_compare_exchange_weak(&comm->readers, &none, MS_GROUPS_CHANGE)) {
+        none = 0;
+        ms_yield();
+    }
+}
+static void end_change(ms_comm *comm) { atomic_store(&comm->readers, 0); }
+
 /* `around` is kept up to date in both directions: which groups contain the new one, and which ones
- * it contains. The group is stored before group_count is raised, because tasks look at all groups
- * below that number. Only the host thread makes groups, so the count is atomic for its readers
- * alone. */
+ * it contains. */
+static void put_in_place(ms_comm *comm, ms_group *group, uint32_t place)
+{
+    uint32_t count = atomic_load(&comm->group_count);
+    begin_change(comm);
+    comm->groups[place] = group;
+    if (place == count) atomic_store(&comm->group_count, count + 1);
+    end_change(comm);
+    group->place = place;
+    for (uint32_t g = 0; g <= count && g < MS_GROUP_PLACES; g++) {
+        ms_group *other = comm->groups[g];
+        if (!other) continue;
+        if (contains(other, group)) group->around[g / 64] |= (uint64_t)1 << g % 64;
+        if (contains(group, other)) other->around[place / 64] |= (uint64_t)1 << place % 64;
+    }
+}
+
+/* A group that comes after others which are gone counts on from them: see ms_comm.numbers. */
+static void begin_counts(ms_group *group)
+{
+    const ms_comm *comm = group->comm;
+    group->numbers = comm->numbers;
+    for (uint32_t c = 0; c < MS_CHANNELS; c++) {
+        group->channels[c].number = comm->numbers;
+        group->channels[c].phase = comm->phases;
+        group->channels[c].stream = comm->streams[group->place][c];
+    }
+}
+
+/* Only the host thread makes groups. */
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out)
 {
-    ms_context *context = ms_engine_context(comm->engine);
-    uint32_t count = atomic_load(&comm->group_count);
-    /* A full table is an error for this rank alone; ids that the whole job lacks are found in
-     * agree_on_ids. */
-    if (count == MS_GROUPS_MAX)
-        return ms_fail(context, MS_ERROR_STATE,
-                       "this rank is in %d groups already, which is the most", MS_GROUPS_MAX);
+    uint32_t count = atomic_load(&comm->group_count), place = 0;
+    while (place < count && comm->groups[place]) place++;
+    /* Control hands out fewer numbers than there are places. */
+    MS_ASSERT(place < MS_GROUP_PLACES);
     ms_group *group = NULL;
     ms_status status = allocate_group(comm, name, size, members, &group);
     if (status) return status;
@@ -133,16 +170,44 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
     group->transport = comm->transport;
     group->id = id;
     group->rank = rank;
-    for (uint32_t g = 0; g < count; g++) {
-        if (contains(comm->groups[g], group)) group->around[g / 64] |= (uint64_t)1 << g % 64;
-        if (contains(group, comm->groups[g]))
-            comm->groups[g]->around[count / 64] |= (uint64_t)1 << count % 64;
-    }
-    group->around[count / 64] |= (uint64_t)1 << count % 64;
-    comm->groups[count] = group;
-    atomic_store(&comm->group_count, count + 1);
+    group->users = 1;
+    put_in_place(comm, group, place);
+    begin_counts(group);
     *out = group;
     return MS_OK;
+}
+
+bool ms_group_leave(ms_group *group)
+{
+    ms_comm *comm = group->comm;
+    if (group->transport->forget && !group->transport->forget(group)) return false;
+    for (int kind = 0; kind <= MS_COLLECTIVES; kind++) {
+        ms_traffic *past = &comm->past[kind], *own = &group->traffic[kind];
+        past->calls += own->calls;
+        past->payload_bytes += own->payload_bytes;
+        past->wire_bytes += own->wire_bytes;
+        past->between_hosts_bytes += own->between_hosts_bytes;
+    }
+    begin_change(comm);
+    comm->groups[group->place] = NULL;
+    end_change(comm);
+    for (uint32_t g = 0; g < atomic_load(&comm->group_count); g++)
+        if (comm->groups[g])
+            comm->groups[g]->around[group->place / 64] &= ~((uint64_t)1 << group->place % 64);
+    free_group(ms_engine_context(comm->engine), group);
+    return true;
+}
+
+ms_group *ms_group_retain(ms_group *group)
+{
+    group->users++;
+    return group;
+}
+
+/* It only counts: a finalizer may call it. The group goes at the next split of its parent. */
+void ms_group_release(ms_group *group)
+{
+    if (group) group->users--;
 }
 
 void ms_comm_place(ms_comm *comm, const uint16_t *host_of, uint32_t ranks, bool sum_by_ranks)
@@ -199,8 +264,7 @@ ms_status ms_comm_new(ms_engine *engine, const ms_membership *membership, ms_gro
     comm->rendezvous = membership->rendezvous;
     comm->options = membership->options;
     comm->process = context->os->process_id(context->os->user);
-    /* 0 is the world's. */
-    comm->own_ids = 1;
+    ms_ids_add(&comm->own_ids, 0); /* the world's */
     status = ms_group_new(comm, 0, "world", membership->rank, membership->size, NULL, &all);
     if (!status) status = open_both(comm);
     if (status) {
@@ -217,12 +281,14 @@ ms_status ms_comm_new(ms_engine *engine, const ms_membership *membership, ms_gro
 /* Group 0 is the world by construction, so its id is 0 on every rank. */
 ms_group *ms_comm_world(const ms_engine *engine) { return ms_comm_group(engine, 0); }
 
-/* The order is that in which this rank joined; another rank may have joined other groups. Names are
+/* The order is that of this rank's places; another rank may have joined other groups. Names are
  * what both have in common. */
 ms_group *ms_comm_group(const ms_engine *engine, uint32_t index)
 {
     const ms_comm *comm = ms_comm_of(engine);
-    return comm && index < atomic_load(&comm->group_count) ? comm->groups[index] : NULL;
+    for (uint32_t g = 0; comm && g < atomic_load(&comm->group_count); g++)
+        if (comm->groups[g] && index-- == 0) return comm->groups[g];
+    return NULL;
 }
 
 /* Without a membership there is no peer to tell; so it is for the functions below. */
@@ -331,16 +397,16 @@ ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **out)
     ms_channel *own = &group->channels[channel - 1];
     ms_status status = MS_OK;
     if (!own->stream) {
-        uint32_t index = 0;
         /* The place in this rank's list names the stream; other ranks may use another name for it.
          */
-        while (group->comm->groups[index] != group) index++;
+        uint32_t index = group->place;
         char name[32];
         const char *kind = channel <= MS_USER_CHANNELS ? "comm" : "";
         if (ms_engine_stream_at(engine, MS_COMM_STREAMS - 1)) index = 0;
         if (index) snprintf(name, sizeof name, "%s%s.%u", kind, ms_channel_name(channel), index);
         else snprintf(name, sizeof name, "%s%s", kind, ms_channel_name(channel));
         status = ms_engine_stream_with(engine, name, MS_PRIORITY_HIGH, &own->stream);
+        group->comm->streams[group->place][channel - 1] = own->stream;
     }
     if (!status) *out = own->stream;
     return status;

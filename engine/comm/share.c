@@ -133,26 +133,25 @@ ms_status ms_group_share_begin(ms_group *group, const ms_sharing *sharing, const
 }
 
 /* A call of its own kind, so that a rank that splits while another makes a collective on channel 1
- * is found to disagree. channel stays 0, which is channel 1 of users. Without others the number
- * that this rank took is the result. */
-ms_status ms_group_share_split(ms_group *group, uint64_t hash, void *all, size_t bytes)
+ * is found to disagree. channel stays 0, which is channel 1 of users. Without others the words that
+ * this rank has brought are the result. */
+ms_status ms_group_share_split(ms_group *group, uint64_t hash, ms_split_words *words)
 {
     ms_shared *shared = NULL;
-    ms_status status = new_result(group->comm, bytes, &shared);
+    ms_status status = new_result(group->comm, sizeof *words, &shared);
     if (status) return status;
-    /* Only the first member's number counts; the others bring zeros. */
-    memcpy(shared->result, all, bytes);
+    memcpy(shared->result, words, sizeof *words);
     ms_comm_args args = { .counts_hash = hash,
                           .by_hosts = true,
                           .dtype = MS_U8,
                           .memory = MS_U8,
                           .in = shared->result,
                           .out = shared->result,
-                          .payload_bytes = bytes };
+                          .payload_bytes = sizeof *words };
     status = issue(group, &args, &(ms_collective){ .kind = MS_SPLIT, .bucket = -1 }, shared);
     if (status || !ms_group_has_others(group)) return status;
     status = ms_point_sync(group->comm->engine, shared->ready);
-    if (!status) memcpy(all, shared->result, bytes);
+    if (!status) memcpy(words, shared->result, sizeof *words);
     return status;
 }
 

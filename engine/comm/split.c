@@ -1,12 +1,24 @@
-/* split.c: cuts a group into parts.
+/* split.c: cuts a group into parts, and frees parts that all ranks have dropped.
  *
- * Groups live as long as the job: another rank may be inside of one that this rank has dropped, and
- * numbers of its calls are compared for ever. So a group is not freed but given again, where all
- * ranks have said that they are done with it. */
+ * A group is made by all its ranks together, and dropped by each at a time of its own, mostly by a
+ * finalizer, which must not wait for others. So a rank only notes that it is done with a group: it
+ * has no user, its calls have ended, and so it is with all groups that were split from it. Each
+ * split tells the others of this, in the exchange that it makes anyway. A group of which all
+ * members say so is freed by them, at this place between their calls, and its number is free for
+ * the job. Members of a group that was split from others are members of those, so whoever has a
+ * part in it takes part in the exchange.
+ *
+ * Lines of the control file stay as they are. A later group with the number counts its calls from
+ * where no former one has been, so what is left of a former one is a call of long ago.
+ *
+ * What all ranks have closed is given again with its number, its memory and its streams where a
+ * split has the same lists; a group that is closed and has no users is freed like any other. */
 #include "comm/control.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "comm/transport.h"
 
 /* Every number is a rank of the group, and none stands twice. *total: how many there are. Ranks
  * that are in no part are allowed: they take part in the call and get no group. */
@@ -40,6 +52,144 @@ static ms_status check_parts(ms_group *group, uint32_t parts, const uint32_t *si
     return status;
 }
 
+/* ----------------------------------------------------------- dropped groups */
+
+/* Whether `group` was split from `outer`, or from a part of it. */
+static bool is_within(const ms_group *group, const ms_group *outer)
+{
+    const ms_group *at = group->parent;
+    while (at && at != outer) at = at->parent;
+    return at != NULL;
+}
+
+/* Records of calls show it. */
+static bool is_recorded(const ms_group *group)
+{
+    const ms_comm *comm = group->comm;
+    size_t i = 0;
+    while (i < comm->record_count && comm->records[i].group != group) i++;
+    return i < comm->record_count;
+}
+
+/* Whether this rank is done with the group itself. */
+static bool is_dropped(const ms_group *group)
+{
+    const ms_engine *engine = group->comm->engine;
+    if (group->users || is_recorded(group)) return false;
+    for (uint32_t c = 0; c < MS_CHANNELS; c++)
+        if (!ms_point_reached(engine, group->channels[c].last)) return false;
+    return ms_point_reached(engine, group->last_message[0])
+           && ms_point_reached(engine, group->last_message[1]);
+}
+
+/* Whether it is done with all groups that were split from this one, too. */
+static bool is_done(const ms_group *group)
+{
+    const ms_comm *comm = group->comm;
+    bool done = is_dropped(group);
+    for (uint32_t g = 0; g < atomic_load(&comm->group_count) && done; g++) {
+        const ms_group *part = comm->groups[g];
+        done = !part || !is_within(part, group) || is_dropped(part);
+    }
+    return done;
+}
+
+/* What this rank knows of the groups within this one. */
+static void note_groups(const ms_group *group, ms_split_words *words)
+{
+    const ms_comm *comm = group->comm;
+    words->numbers = comm->numbers;
+    words->phases = comm->phases;
+    for (uint32_t g = 0; g < atomic_load(&comm->group_count); g++) {
+        const ms_group *part = comm->groups[g];
+        if (!part || !is_within(part, group)) continue;
+        bool done = is_done(part);
+        ms_ids *ids = done ? &words->done : &words->held;
+        ms_ids_add(ids, part->id);
+        for (int w = 0; w < MS_GROUPS_MAX / 64; w++) ids->words[w] |= part->others.words[w];
+        for (uint32_t c = 0; c < MS_CHANNELS && done; c++) {
+            const ms_channel *channel = &part->channels[c];
+            if (channel->number > words->numbers) words->numbers = channel->number;
+            if (channel->phase > words->phases) words->phases = channel->phase;
+        }
+    }
+}
+
+/* In the order of numbers, as transports need it. *ids: what all members have dropped. */
+static ms_status free_dropped(ms_group *group, const ms_split_words *words, ms_ids *ids)
+{
+    ms_comm *comm = group->comm;
+    comm->numbers = words->numbers;
+    comm->phases = words->phases;
+    for (uint32_t id = 1; id < MS_GROUPS_MAX; id++) {
+        if (!ms_ids_has(&words->done, id) || ms_ids_has(&words->held, id)) continue;
+        ms_ids_add(ids, id);
+        for (uint32_t g = 0; g < atomic_load(&comm->group_count); g++) {
+            ms_group *one = comm->groups[g];
+            if (!one || !one->parent || one->id != id || ms_group_leave(one)) continue;
+            ms_status status = ms_comm_verify(comm);
+            return status ? status
+                          : ms_engine_fail(comm->engine, MS_ERROR_STATE,
+                                           "split: the transport \"%s\" does not close group %s",
+                                           one->transport->name, one->name);
+        }
+    }
+    return MS_OK;
+}
+
+/* The last split has found no numbers, and its caller has dropped what it could. All members wait,
+ * or none has a call to wait for. */
+static ms_status await_dropped(const ms_group *group)
+{
+    const ms_comm *comm = group->comm;
+    ms_status status = MS_OK;
+    for (uint32_t g = 0; g < atomic_load(&comm->group_count) && !status; g++) {
+        const ms_group *part = comm->groups[g];
+        if (!part || !is_within(part, group) || part->users) continue;
+        for (uint32_t c = 0; c < MS_CHANNELS && !status; c++)
+            if (part->channels[c].last.seq)
+                status = ms_point_sync(comm->engine, part->channels[c].last);
+    }
+    return status;
+}
+
+bool ms_group_lacks_numbers(const ms_group *group) { return group->comm->lacks_ids; }
+
+/* ------------------------------------------------------------------ numbers */
+
+/* The numbers of all parts: the first member takes new ones, and all learn them in one exchange of
+ * control. list_hash: the ranks must cut the group alike. An id names the group's lines in the
+ * control file, so no two groups that live share one. Where there are no new ones, those of groups
+ * that are freed here serve; what is left over goes back. */
+static ms_status agree_on_ids(ms_group *group, uint64_t list_hash, uint32_t parts, ms_ids *ids)
+{
+    ms_comm *comm = group->comm;
+    ms_split_words words = { 0 };
+    ms_ids freed = { { 0 } };
+    bool is_first = group->rank == 0 || !ms_group_has_others(group);
+    ms_status status = comm->lacks_ids ? await_dropped(group) : MS_OK;
+    if (status) return status;
+    note_groups(group, &words);
+    if (is_first) group->control->take_ids(comm, parts, &words.taken);
+    status = ms_group_share_split(group, list_hash, &words);
+    if (!status) status = free_dropped(group, &words, &freed);
+    if (status) return status;
+    *ids = words.taken;
+    uint32_t missing = parts - ms_ids_count(ids);
+    comm->lacks_ids = missing > ms_ids_count(&freed);
+    for (; missing > 0 && !comm->lacks_ids; missing--) ms_ids_add(ids, ms_ids_next(&freed));
+    if (is_first) group->control->give_ids(comm, &freed);
+    if (!comm->lacks_ids) return MS_OK;
+    if (is_first) group->control->give_ids(comm, ids);
+    return ms_engine_fail(comm->engine, MS_ERROR_STATE,
+                          "split: %u more group%s, and a job may have %d alive: make groups once, "
+                          "before training, or drop or close() those that are not needed, on all "
+                          "ranks",
+                          parts, parts == 1 ? "" : "s", MS_GROUPS_MAX);
+}
+
+/* ---------------------------------------------------------------- splitting */
+
 /* The group of part `number`, whose members are these `size` ranks of the group; `at` is this
  * rank's place among them. The name says how the group came about: "world/1.0" is part 0 of the
  * second split of the world. All members have made as many splits of this group, so they give it
@@ -65,37 +215,24 @@ static ms_status make_group(ms_group *group, uint32_t id, uint32_t number, uint3
 }
 
 /* The group of the part that this rank is in; none if it is in no part. `at` is this rank's number
- * in the new group, which counts in the order of the list. */
-static ms_status make_part(ms_group *group, uint32_t first_id, uint32_t parts,
-                           const uint32_t *sizes, const uint32_t *ranks, ms_group **out)
+ * in the new group, which counts in the order of the list. Parts have the numbers in their order. A
+ * rank without others gives those of the other parts back with its own. */
+static ms_status make_part(ms_group *group, ms_ids ids, uint32_t parts, const uint32_t *sizes,
+                           const uint32_t *ranks, ms_group **out)
 {
-    for (uint32_t p = 0; p < parts; ranks += sizes[p++]) {
-        uint32_t at = 0;
-        while (at < sizes[p] && ranks[at] != group->rank) at++;
-        if (at < sizes[p]) return make_group(group, first_id + p, p, sizes[p], ranks, at, out);
-    }
+    ms_status status = MS_OK;
+    ms_ids others = { { 0 } };
     *out = NULL;
-    return MS_OK;
-}
-
-/* The numbers of all parts, from *first_id on: the group's first member takes them, and all learn
- * them in one exchange of control. list_hash: the ranks must cut the group alike. An id names the
- * group's lines in the control file, so no two groups of a job may share one. */
-static ms_status agree_on_ids(ms_group *group, uint64_t list_hash, uint32_t parts,
-                              uint32_t *first_id)
-{
-    uint64_t id = 0;
-    if (group->rank == 0 || !ms_group_has_others(group))
-        id = group->control->take_ids(group->comm, parts);
-    ms_status status = ms_group_share_split(group, list_hash, &id, sizeof id);
-    if (status) return status;
-    if (id + parts > MS_GROUPS_MAX)
-        return ms_engine_fail(group->comm->engine, MS_ERROR_STATE,
-                              "split: %u more groups, and a job may have %d: make groups once, "
-                              "before training, or close() them on all ranks",
-                              parts, MS_GROUPS_MAX);
-    *first_id = (uint32_t)id;
-    return MS_OK;
+    for (uint32_t p = 0; p < parts; ranks += sizes[p++]) {
+        uint32_t at = 0, id = ms_ids_next(&ids);
+        while (at < sizes[p] && ranks[at] != group->rank) at++;
+        if (at < sizes[p]) status = make_group(group, id, p, sizes[p], ranks, at, out);
+        else ms_ids_add(&others, id);
+    }
+    if (ms_group_has_others(group)) return status;
+    if (*out) (*out)->others = others;
+    else group->control->give_ids(group->comm, &others);
+    return status;
 }
 
 /* A group that was closed, of a split of this one with the same lists; the first, which is the same
@@ -103,21 +240,25 @@ static ms_status agree_on_ids(ms_group *group, uint64_t list_hash, uint32_t part
 static ms_group *find_closed(const ms_group *group, uint64_t lists, uint32_t total)
 {
     const ms_comm *comm = group->comm;
+    ms_group *found = NULL;
     for (uint32_t g = 0; g < atomic_load(&comm->group_count) && total == group->size; g++) {
         ms_group *one = comm->groups[g];
-        if (one->parent == group && one->lists == lists && one->closed) return one;
+        if (one && one->parent == group && one->lists == lists && one->closed
+            && (!found || one->serial < found->serial))
+            found = one;
     }
-    return NULL;
+    return found;
 }
 
 /* The ranks also agree on which of their groups are given again: they are all of one split. */
 static ms_status open_again(ms_group *group, ms_group *closed, ms_group **out)
 {
-    uint64_t unused = 0, hash = ms_hash(&closed->serial, sizeof closed->serial, closed->lists) | 1;
-    ms_status status = ms_group_share_split(group, hash, &unused, sizeof unused);
+    ms_split_words words = { 0 };
+    uint64_t hash = ms_hash(&closed->serial, sizeof closed->serial, closed->lists) | 1;
+    ms_status status = ms_group_share_split(group, hash, &words);
     if (status) return status;
     closed->closed = false;
-    *out = closed;
+    *out = ms_group_retain(closed);
     return MS_OK;
 }
 
@@ -128,12 +269,13 @@ static ms_status open_again(ms_group *group, ms_group *closed, ms_group **out)
 ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
                          const uint32_t *ranks, ms_group **out)
 {
-    uint32_t total = 0, first_id = 0;
+    uint32_t total = 0;
+    ms_ids ids;
     ms_status status = check_parts(group, parts, sizes, ranks, &total);
     if (status) return status;
     /* The group of this rank alone cannot be cut further, and no peer takes part. */
     if (group == group->comm->alone) {
-        *out = group;
+        *out = ms_group_retain(group);
         return MS_OK;
     }
     /* Refused before peers hear of it: a split waits for them. */
@@ -143,11 +285,11 @@ ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
         ms_hash(ranks, total * sizeof *ranks, ms_hash(sizes, parts * sizeof *sizes, parts)) | 1;
     ms_group *closed = find_closed(group, hash, total);
     if (closed) return open_again(group, closed, out);
-    status = agree_on_ids(group, hash, parts, &first_id);
+    status = agree_on_ids(group, hash, parts, &ids);
     if (status) return status;
     /* Counted on every member, also on those that are in no part, so that names stay equal. */
     group->splits++;
-    status = make_part(group, first_id, parts, sizes, ranks, out);
+    status = make_part(group, ids, parts, sizes, ranks, out);
     if (status || !*out) return status;
     (*out)->parent = group;
     (*out)->serial = group->splits;
@@ -156,7 +298,7 @@ ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
 }
 
 /* What is enqueued goes on, and so do models and futures that use the group: its memory, its number
- * and its streams stay for the next split. */
+ * and its streams stay for the next split, as long as it has users. */
 ms_status ms_group_close(ms_group *group)
 {
     if (!group->parent)

@@ -44,6 +44,11 @@ struct ms_transport {
      * (ms_group_share), and then waits for them. That call is no send or recv, which two members
      * make alone: one that comes first is an error. NULL: groups need nothing. */
     ms_status (*prepare)(ms_group *group);
+    /* On the host, when a group that was prepared, or has made calls, goes on all its ranks, in the
+     * same order of groups on each: frees what it has of it, and may wait for the members. Whether
+     * it has; false: the job has ended, and what there is stays until `close`. NULL: it has
+     * nothing of a group but transport_state, and that is NULL. */
+    bool (*forget)(ms_group *group);
     /* Memory that peers reach without a copy; NULL: ordinary memory is as good. */
     ms_status (*storage)(ms_comm *comm, ms_stream *stream, size_t bytes, ms_storage **out);
     /* Registers a storage with the network before its first use; NULL: there is nothing to

@@ -33,6 +33,7 @@ static void free_parts(ms_reducer *reducer)
     ms_buckets_free(reducer, &reducer->buckets);
     ms_chain_drop(reducer->links, reducer->link_count);
     ms_times_close(&reducer->times);
+    ms_group_release(reducer->group);
     ms_release(context, reducer->parameters);
     ms_release(context, reducer->limits);
     ms_release(context, reducer->arrival);
@@ -199,7 +200,7 @@ static ms_status make_empty(ms_engine *engine, const ms_reducer_options *options
     if (status) return status;
     ms_reducer *reducer = *out = memory;
     *reducer = (ms_reducer){ .engine = engine,
-                             .group = options->group,
+                             .group = ms_group_retain(options->group),
                              .count = count,
                              .delayed = options->delayed,
                              .divisor = ms_group_size(options->group),

@@ -643,6 +643,7 @@ void ms_flat_free(ms_flat *flat)
         ms_outer_forget(&flat->members[i]);
         if (bucket->gradients) ms_tensor_release(bucket->gradients[i]);
     }
+    ms_group_release(flat->shards);
     ms_tensor_release(bucket->buffer);
     ms_tensor_release(bucket->flat);
     if (bucket->gradients) ms_release(ms_engine_context(bucket->engine), bucket->gradients);

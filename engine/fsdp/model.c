@@ -31,6 +31,8 @@ static void free_parts(ms_fsdp *fsdp)
     ms_inflight_free(fsdp->gathers);
     ms_inflight_free(fsdp->reductions);
     ms_chain_drop(fsdp->links, fsdp->link_count);
+    ms_group *held[] = { fsdp->group, fsdp->shards, fsdp->replicas, fsdp->near };
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++) ms_group_release(held[i]);
     ms_times_close(&fsdp->times);
     ms_gathers_close(&fsdp->gather_times);
     for (int i = 0; i < MS_SCHEDULES; i++) ms_schedule_free(&fsdp->schedules[i], context);
@@ -201,7 +203,8 @@ static ms_status take_members(ms_fsdp *fsdp, const ms_fsdp_parameter *parameters
         flat->keeps_dtype = given->keeps_dtype;
         flat->trainable = ms_tensor_requires_grad(given->tensor);
         flat->own = given->group != NULL;
-        flat->shards = given->group ? given->group : fsdp->shards;
+        if (!flat->shards)
+            flat->shards = ms_group_retain(given->group ? given->group : fsdp->shards);
         flat->count++;
         fsdp->member_count++;
     }
@@ -322,7 +325,11 @@ static ms_status take_options(ms_fsdp *fsdp, const ms_fsdp_options *options)
     fsdp->replicas = options->replicas;
     fsdp->near = options->near;
     if (!fsdp->replicas) status = ms_comm_alone(engine, &fsdp->replicas);
+    if (status) fsdp->group = fsdp->shards = fsdp->near = NULL;
     if (status) return status;
+    ms_group *held[] = { fsdp->group, fsdp->shards, fsdp->replicas, fsdp->near };
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++)
+        if (held[i]) ms_group_retain(held[i]);
     fsdp->kind = kind_of(fsdp);
     fsdp->mode = options->prefetch;
     fsdp->forward_ahead = options->forward_ahead;

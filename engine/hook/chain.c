@@ -85,6 +85,20 @@ ms_status ms_chain_check(ms_engine *engine, ms_bucket_kind kind, const ms_link *
     return check_each(engine, MS_BUCKET_KINDS, links + outer, count - outer);
 }
 
+/* The groups that the options name: the link is a user of them, or no longer. */
+static void hold_groups(ms_link *link, bool holds)
+{
+    for (const ms_link_option *o = link->kind ? link->kind->options : NULL; o && o->name; o++) {
+        ms_group **group = (ms_group **)(void *)((char *)&link->options + o->offset);
+        if (o->type != MS_OPTION_GROUP || !*group) continue;
+        if (holds) ms_group_retain(*group);
+        else {
+            ms_group_release(*group);
+            *group = NULL;
+        }
+    }
+}
+
 /* A link without a state gets one here, so that a chain that the host wrote as data is ready to
  * run. done counts the link that fails too: its state is NULL then, which drop allows. */
 ms_status ms_chain_take(ms_engine *engine, ms_bucket_kind kind, const ms_link *links,
@@ -94,6 +108,7 @@ ms_status ms_chain_take(ms_engine *engine, ms_bucket_kind kind, const ms_link *l
     uint32_t done = 0;
     for (; done < count && !status; done++) {
         taken[done] = links[done];
+        hold_groups(&taken[done], true);
         if (!links[done].kind->has_state) taken[done].state = NULL;
         else if (links[done].state) ms_link_state_retain(links[done].state);
         else status = ms_link_state_new(engine, &taken[done].state);
@@ -108,6 +123,7 @@ void ms_chain_drop(ms_link *taken, uint32_t count)
     for (uint32_t i = 0; i < count; i++) {
         ms_link_state_release(taken[i].state);
         taken[i].state = NULL;
+        hold_groups(&taken[i], false);
     }
 }
 

@@ -16,18 +16,9 @@ local statistics = {}
 -- remain until the collection after the one that finalizes its reducer.
 local live = setmetatable({}, { __mode = "kv" })
 
--- Calls of all groups since the start, by operation.
-local function count_calls()
-  local calls = {}
-  for _, group in ipairs(core.comm_groups()) do
-    for name, count in pairs(group:_calls()) do calls[name] = (calls[name] or 0) + count end
-  end
-  return calls
-end
-
 -- At a step's end: counts the collectives of the step.
 local function close_step(s, step)
-  local counted, now, collectives = s.counted, count_calls(), {}
+  local counted, now, collectives = s.counted, (core.comm_calls()), {}
   for name, count in pairs(now) do
     local own = count - (counted.calls[name] or 0)
     if own > 0 then collectives[name] = own end
@@ -41,7 +32,7 @@ steps.on_end(function(step) for s in pairs(live) do close_step(s, step) end end)
 --- From now on, until drop, the ends of steps are noted for this source.
 ---@param s ms.GradientSource
 function statistics.watch(s)
-  s.counted = { calls = count_calls(), collectives = {} }
+  s.counted = { calls = (core.comm_calls()), collectives = {} }
   live[s] = s
 end
 

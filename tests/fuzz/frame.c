@@ -54,6 +54,7 @@ static void begin_anew(ms_keeper *keeper)
     atomic_store(&control->aborted, 0);
     atomic_store(&control->agreed, 0);
     atomic_store(&control->groups, 1);
+    memset(control->ids_used, 0, sizeof control->ids_used);
     memset(control->requests, 0, sizeof control->requests);
     memset(control->lines, 0, RANKS * sizeof *control->lines);
     memset(keeper->pending, 0, sizeof keeper->pending);

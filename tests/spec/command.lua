@@ -78,14 +78,15 @@ end
 ---@param name string of the script
 ---@param ranks string their number, and other switches: "4 --thread-ranks"
 ---@param options? string
+---@param settings? string NAME=value ... in front
 ---@return string stdout
-function command.on_ranks(name, ranks, options)
+function command.on_ranks(name, ranks, options, settings)
   local folder = command.folder()
   local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
     command.remove(folder)
   end })
   local out = command.succeed(folder, ("run '%s/tests/dist/%s.lua' -n %s %s"):format(
-    command.source, name, ranks, options or ""))
+    command.source, name, ranks, options or ""), settings)
   for rank = 0, tonumber(ranks:match "%d+") - 1 do
     if not out:find(("rank %d is done"):format(rank), 1, true) then
       error(("%s, rank %d: it is not done:\n%s"):format(name, rank, out), 2)

@@ -9,13 +9,20 @@ static ms_status check(ms_comm *comm)
     return MS_OK;
 }
 
-/* An id past the last one tells the caller that there are none left. Ids are this rank's own, in
- * the order of its splits. */
-static uint64_t take_ids(ms_comm *comm, uint32_t parts)
+/* Numbers are this rank's own, the lowest that are free. */
+static void take_ids(ms_comm *comm, uint32_t parts, ms_ids *ids)
 {
-    uint64_t id = comm->own_ids;
-    if (id + parts <= MS_GROUPS_MAX) comm->own_ids += parts;
-    return id;
+    for (uint32_t id = 1; id < MS_GROUPS_MAX && parts > 0; id++) {
+        if (ms_ids_has(&comm->own_ids, id)) continue;
+        ms_ids_add(&comm->own_ids, id);
+        ms_ids_add(ids, id);
+        parts--;
+    }
+}
+
+static void give_ids(ms_comm *comm, const ms_ids *ids)
+{
+    for (int w = 0; w < MS_GROUPS_MAX / 64; w++) comm->own_ids.words[w] &= ~ids->words[w];
 }
 
 /* There are no lines of a group to make room for. */
@@ -65,6 +72,7 @@ static const ms_task tasks[MS_COLLECTIVES] = MS_HOST_TASKS(carry_nothing);
 const ms_control ms_control_none = { .name = "none",
                                      .check = check,
                                      .take_ids = take_ids,
+                                     .give_ids = give_ids,
                                      .join = join_group,
                                      .number = pair_number,
                                      .prepare = agree,

@@ -16,12 +16,10 @@ typedef struct piece {
     uint32_t half;
 } piece;
 
-/* Whether this member's numbers are part of the result. A split's numbers come from the group's
- * first member, whose root is 0. */
+/* Whether this member's numbers are part of the result. */
 static bool brings(const ms_comm_args *args, uint32_t member)
 {
-    bool from_one = args->kind == MS_BROADCAST || args->kind == MS_SPLIT;
-    return !from_one || member == args->root;
+    return args->kind != MS_BROADCAST || member == args->root;
 }
 
 /* The half of a member's line that has this piece. */
@@ -53,6 +51,21 @@ static void combine(const ms_comm_args *args, const piece *p, char *to, const ch
     }
 }
 
+_Static_assert(sizeof(ms_split_words) <= MS_SHARED_BYTES, "a split is one piece");
+
+/* The greatest of the first words, the union of the bits of the others. */
+static void combine_splits(char *to, const char *from)
+{
+    uint64_t mine[sizeof(ms_split_words) / 8], theirs[sizeof(ms_split_words) / 8];
+    memcpy(mine, to, sizeof mine);
+    memcpy(theirs, from, sizeof theirs);
+    for (size_t i = 0; i < sizeof mine / sizeof *mine; i++) {
+        if (i >= MS_SPLIT_GREATEST) mine[i] |= theirs[i];
+        else if (theirs[i] > mine[i]) mine[i] = theirs[i];
+    }
+    memcpy(to, mine, sizeof mine);
+}
+
 /* Members are taken in the order of ranks, which fixes the rounding of sums. The first member's
  * numbers are copied, the others combined. Every member computes the whole result for itself: the
  * numbers are few, and all get the same bits. */
@@ -64,6 +77,7 @@ static void take(const ms_host *host, const ms_comm_args *args, const piece *p)
         if (args->kind == MS_ALL_GATHER)
             memcpy(args->out + m * args->payload_bytes + p->done, from, p->bytes);
         else if (!brings(args, m)) continue;
+        else if (args->kind == MS_SPLIT && m > 0) combine_splits(args->out, from);
         else if (args->kind == MS_ALL_REDUCE && m > 0) combine(args, p, args->out + p->done, from);
         else memcpy(args->out + p->done, from, p->bytes);
     }

@@ -4,8 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MS_IDS_LOOK_NS 50000000 /* a rank that waits for numbers looks at least this often */
-
 /* ------------------------------------------------------------------ the job */
 
 /* One load in the usual case; it runs before every call. After the end of a job, this fails each
@@ -30,9 +28,9 @@ static void tell_issued(ms_host *host)
     for (uint32_t g = 0; g < atomic_load(&comm->group_count); g++)
         for (uint32_t channel = 0; channel < MS_CHANNELS; channel++) {
             const ms_group *group = comm->groups[g];
-            ms_member_line *line = ms_member(host->files, group->id, channel, group->rank);
-            if (group->control == comm->control)
-                ms_host_tell(host, &line->issued, sizeof line->issued);
+            if (!group || group->control != comm->control) continue;
+            ms_member_line *line = ms_member(host->files, group->id, channel, host->rank);
+            ms_host_tell(host, &line->issued, sizeof line->issued);
         }
     for (uint32_t r = 0; r < host->control->ranks; r++) {
         ms_pair_line *to = ms_pair(host->files, host->rank, r),
@@ -87,41 +85,25 @@ static void progress(ms_comm *comm)
 
 /* -------------------------------------------------------------------- calls */
 
-/* Atomic, because several groups may be split at the same time. Numbers of groups are not given
- * back. */
-static uint64_t take_ids(ms_comm *comm, uint32_t parts)
-{
-    ms_host *host = comm->control_state;
-    return atomic_fetch_add(&host->control->groups, parts);
-}
-
-/* The keeper of this host asks that of the first one. No number is 0, the world's. If the job ends
- * meanwhile there are none left, and the caller's next look at the job finds the cause. */
-static uint64_t ask_for_ids(ms_comm *comm, uint32_t parts)
-{
-    ms_host *host = comm->control_state;
-    ms_rank_line *line = &host->control->lines[host->rank];
-    uint64_t given = 0;
-    atomic_store(&line->ids_given, 0);
-    atomic_store(&line->ids_wanted, parts);
-    host->files->mirror->stir(host->files->mirror);
-    while (!(given = atomic_load(&line->ids_given)) && !ms_host_aborted(host))
-        ms_host_nap(host, MS_IDS_LOOK_NS);
-    return given ? given : MS_GROUPS_MAX;
-}
-
 /* The pages of the group's lines are made before its first use. Without memory for them a rank
  * would die of SIGBUS in the middle of a collective. Every member does it for itself; pages that
- * another has made already cost nothing. */
+ * another has made already cost nothing. Claims of a former group with this number are taken back:
+ * one of them could be of the same lap, see claim.c. */
 static ms_status join_group(ms_comm *comm, uint32_t id)
 {
     ms_host *host = comm->control_state;
     size_t bytes = (size_t)MS_CHANNELS * host->control->ranks * sizeof(ms_member_line);
     int error =
         ms_host_files_populate_control(host->files, ms_member(host->files, id, 0, 0), bytes);
-    return error ? ms_fail_os(ms_engine_context(comm->engine), error, "no memory for a new group",
-                              NULL)
-                 : MS_OK;
+    if (error)
+        return ms_fail_os(ms_engine_context(comm->engine), error, "no memory for a new group",
+                          NULL);
+    for (uint32_t channel = 0; channel < MS_CHANNELS; channel++) {
+        ms_member_line *line = ms_member(host->files, id, channel, host->rank);
+        if (!atomic_load(&line->issued)) continue;
+        for (uint32_t i = 0; i < MS_CALLS_AHEAD; i++) atomic_store(&line->claims[i], 0);
+    }
+    return MS_OK;
 }
 
 /* Counted by world ranks, so that two groups with the same two members share one sequence. */
@@ -242,17 +224,18 @@ static void close_host(ms_comm *comm)
     ms_release(context, host);
 }
 
-#define MS_HOST_CONTROL(text, ids)                                                             \
+#define MS_HOST_CONTROL(text, take, give)                                                      \
     {                                                                                          \
         .name = text, .has_others = true, .open = open_host, .joined = joined, .check = check, \
-        .take_ids = ids, .join = join_group, .number = pair_number, .prepare = prepare,        \
-        .claim = ms_host_claim, .retract = ms_host_retract, .launched = launched,              \
-        .entered = ms_host_entered, .landed = ms_host_landed, .look = ms_host_look,            \
-        .tasks = ms_host_tasks, .leave = leave, .abort = raise, .progress = progress,          \
-        .step = ms_host_step, .set_folder = ms_host_set_folder, .close = close_host            \
+        .take_ids = take, .give_ids = give, .join = join_group, .number = pair_number,         \
+        .prepare = prepare, .claim = ms_host_claim, .retract = ms_host_retract,                \
+        .launched = launched, .entered = ms_host_entered, .landed = ms_host_landed,            \
+        .look = ms_host_look, .tasks = ms_host_tasks, .leave = leave, .abort = raise,          \
+        .progress = progress, .step = ms_host_step, .set_folder = ms_host_set_folder,          \
+        .close = close_host                                                                    \
     }
 
 /* Over several hosts a rank works on its host's files in the same way: the mirror and the keepers
  * (comm/hosts/) carry what other hosts need. */
-const ms_control ms_control_host = MS_HOST_CONTROL("host", take_ids),
-                 ms_control_hosts = MS_HOST_CONTROL("hosts", ask_for_ids);
+const ms_control ms_control_host = MS_HOST_CONTROL("host", ms_host_take, ms_host_give),
+                 ms_control_hosts = MS_HOST_CONTROL("hosts", ms_hosts_take, ms_hosts_give);

@@ -24,7 +24,7 @@
 #include "comm/control.h"
 #include "comm/rendezvous.h"
 
-#define MS_CONTROL_MAGIC 0x375654435244534dull /* "MSDRCTV7" */
+#define MS_CONTROL_MAGIC 0x385654435244534dull /* "MSDRCTV8" */
 /* Half of a staging area: one is filled while the other is read. */
 #define MS_STAGE_BYTES ((size_t)256 << 10)
 /* Staging areas at the beginning of each heap; the last one is for sends. */
@@ -62,7 +62,8 @@ typedef struct ms_published {
     _Atomic uint64_t words[MS_CALL_WORDS];
 } ms_published;
 
-/* One for each member of each group's channel. */
+/* One for each rank in each number of a group and each channel. Only that rank writes it, also when
+ * the number is given again to other members: then counts go on. */
 typedef struct ms_member_line {
     alignas(128) ms_ledger_slot slots[2]; /* by seq & 1 */
     alignas(128) _Atomic uint64_t phase;
@@ -106,6 +107,9 @@ typedef struct ms_suspicion {
  * else of MPI. */
 typedef enum ms_finished { MS_UNFINISHED, MS_FINISHED, MS_RESTS } ms_finished;
 
+/* As ms_ids, of several writers. */
+typedef _Atomic uint64_t ms_id_words[MS_GROUPS_MAX / 64];
+
 /* What one rank shows to the others and to the supervisor. Words that other ranks poll have cache
  * lines of their own. */
 typedef struct ms_rank_line {
@@ -113,10 +117,11 @@ typedef struct ms_rank_line {
     ms_word asleep; /* threads of this rank */
     /* Progress of this rank plus 1 when a peer last warned of it as a straggler. */
     _Atomic uint64_t warned;
-    /* Of a job over several hosts: how many numbers of groups it asks for, and the first of those
-     * that it has been given. */
-    ms_word ids_wanted;
-    _Atomic uint64_t ids_given;
+    /* Of a job over several hosts: how many numbers of groups it asks for, those that it has been
+     * given, and whether it has; those that are free again. */
+    ms_word ids_wanted, ids_answered;
+    ms_ids ids_given;
+    ms_id_words ids_back;
     /* Its calls that use the tensors of other threads and are not over (local/direct.c). */
     ms_word direct_calls;
     /* From here to `suspicion`: what ranks on other hosts have a copy of. */
@@ -173,7 +178,8 @@ typedef struct ms_control_file {
     ms_word reported; /* over several hosts: the report of the job's end is written */
     ms_word folder_set;
     char folder[MS_FOLDER_BYTES];
-    ms_word groups; /* ids handed out */
+    ms_word groups;       /* all ids handed out so far are below */
+    ms_id_words ids_used; /* now; of a job over several hosts, the first host's counts */
     /* How GPUs' tensors travel, as the first rank with one has said: see local/direct.c. */
     _Atomic uint64_t way;
     alignas(128) ms_word aborted; /* 0, 1: being written, 2: the record is complete */
@@ -293,11 +299,11 @@ static inline ms_pair_line *ms_pair(const ms_host_files *files, uint32_t from, u
 }
 
 static inline ms_member_line *ms_member(const ms_host_files *files, uint32_t group,
-                                        uint32_t channel, uint32_t member)
+                                        uint32_t channel, uint32_t rank)
 {
     const ms_control_file *control = files->control;
     return (ms_member_line *)(void *)(ms_pair(files, control->ranks - 1, control->ranks - 1) + 1)
-           + ((size_t)group * MS_CHANNELS + channel) * control->ranks + member;
+           + ((size_t)group * MS_CHANNELS + channel) * control->ranks + rank;
 }
 
 static inline char *ms_stage(const ms_host_files *files, uint32_t rank, uint32_t area,
@@ -421,7 +427,15 @@ uint32_t ms_ledger_member(const ms_group *group, uint32_t rank);
 static inline ms_member_line *ms_ledger_line(const ms_host *host, const ms_comm_args *args,
                                              uint32_t member)
 {
-    return ms_member(host->files, args->group->id, args->channel, member);
+    return ms_member(host->files, args->group->id, args->channel, args->group->members[member]);
+}
+/* How many calls the rank has issued in this group and channel. What it has issued in a former
+ * group with this number does not count. */
+static inline uint64_t ms_ledger_issued(const ms_host *host, const ms_group *group,
+                                        uint32_t channel, uint32_t rank)
+{
+    uint64_t issued = atomic_load(&ms_member(host->files, group->id, channel, rank)->issued);
+    return issued > group->numbers ? issued : group->numbers;
 }
 const ms_ledger_slot *ms_ledger_slot_of(const ms_host *host, const ms_comm_args *args,
                                         uint32_t member);
@@ -440,6 +454,19 @@ uint64_t ms_ledger_hash(const ms_comm_args *args);
 bool ms_ledger_call(ms_member_line *line, uint64_t number, ms_ledger_slot *out);
 /* The fields of a call as published there; false: they are of another call. */
 bool ms_ledger_read(const ms_published *from, uint64_t number, ms_ledger_slot *out);
+
+/* ids.c: numbers of groups. A set is added to, or taken out of, words that others change, too. */
+void ms_ids_put(ms_id_words words, const ms_ids *ids);
+void ms_ids_remove(ms_id_words words, const ms_ids *ids);
+/* Adds so many numbers that are free, or as many as there are. */
+void ms_host_take_ids(ms_control_file *control, uint32_t parts, ms_ids *ids);
+/* These are handed out: reports and lines go by it. */
+void ms_host_note_ids(ms_control_file *control, const ms_ids *ids);
+/* Slots of ms_control_host and ms_control_hosts: see ms_control. */
+void ms_host_take(ms_comm *comm, uint32_t parts, ms_ids *ids);
+void ms_host_give(ms_comm *comm, const ms_ids *ids);
+void ms_hosts_take(ms_comm *comm, uint32_t parts, ms_ids *ids);
+void ms_hosts_give(ms_comm *comm, const ms_ids *ids);
 
 /* ------------------------------------------------------------------ claim.c */
 

@@ -24,7 +24,7 @@ static uint64_t launched_by(const ms_host *host, const ms_comm_args *args, uint3
     if (args->kind == MS_SEND)
         return atomic_load(&ms_pair(host->files, host->rank, other)->receives);
     if (args->kind == MS_RECV) return atomic_load(&ms_pair(host->files, other, host->rank)->sends);
-    return atomic_load(&ms_ledger_line(host, args, member)->issued);
+    return ms_ledger_issued(host, args->group, args->channel, other);
 }
 
 /* One that has not come may have finished, or have called in another order; then the job ends.

@@ -43,7 +43,7 @@ static void look_for_the_missing(ms_wait *wait)
     bool finished = atomic_load(&host->control->lines[other].finished) != 0,
          gone = atomic_load(&host->control->lines[other].gone) != 0;
     if (!finished && !ms_host_is_here(host->control, other)) return;
-    uint64_t issued = atomic_load(&line->issued),
+    uint64_t issued = ms_ledger_issued(host, args->group, args->channel, other),
              entered = atomic_load(&line->slots[args->number & 1].seq);
     if (issued >= args->number) {
         if (gone && entered < args->number) ms_ledger_ended(host, args, other, false);

@@ -46,8 +46,7 @@ static void locate(const ms_host *host, const ms_comm_args *args, uint32_t missi
                          : snprintf(text, bytes, "; it has begun no step");
     /* The slots below are of a group's members; sends and receives have lines of their own. */
     if (ms_kind_is_pair(args->kind)) return;
-    ms_member_line *line =
-        ms_member(host->files, group->id, args->channel, ms_ledger_member(group, missing));
+    ms_member_line *line = ms_member(host->files, group->id, args->channel, missing);
     const ms_ledger_slot *here = &line->slots[args->number & 1],
                          *before = &line->slots[(args->number - 1) & 1];
     const char *where = " and has not called it";

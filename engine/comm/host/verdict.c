@@ -48,25 +48,33 @@ static size_t describe_side(char *text, size_t bytes, const ms_host *host, const
     return (size_t)used < bytes ? (size_t)used : bytes;
 }
 
+/* Whether the other rank is in this group of the job, too. */
+static bool is_shared(const ms_comm *comm, const ms_group *group, uint32_t other)
+{
+    return group && group->control == comm->control && ms_ledger_member(group, other) < group->size;
+}
+
 /* A call in which another rank waits, and which this rank has not made, or NULL. The other rank
  * cannot leave the call, so its slot stays. It is found by its number: one that this rank has not
  * issued, and that the other has entered. */
 static const ms_ledger_slot *waits_in(ms_host *host, uint32_t other)
 {
-    const ms_comm *comm = host->comm;
+    ms_comm *comm = host->comm;
+    const ms_ledger_slot *found = NULL;
+    ms_groups_read(comm);
     uint32_t groups = atomic_load(&comm->group_count);
-    for (uint32_t g = 0; g < groups; g++) {
+    for (uint32_t g = 0; g < groups && !found; g++) {
         const ms_group *group = comm->groups[g];
-        uint32_t at = ms_ledger_member(group, other);
-        for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
-            uint64_t next =
-                atomic_load(&ms_member(host->files, group->id, channel, group->rank)->issued) + 1;
+        bool has_both = is_shared(comm, group, other);
+        for (uint32_t channel = 0; channel < MS_CHANNELS && has_both && !found; channel++) {
+            uint64_t next = ms_ledger_issued(host, group, channel, host->rank) + 1;
             const ms_ledger_slot *slot =
-                &ms_member(host->files, group->id, channel, at)->slots[next & 1];
-            if (atomic_load(&slot->seq) == next) return slot;
+                &ms_member(host->files, group->id, channel, other)->slots[next & 1];
+            if (atomic_load(&slot->seq) == next) found = slot;
         }
     }
-    return NULL;
+    ms_groups_read_end(comm);
+    return found;
 }
 
 /* The side of a rank whose call cannot be shown. */
@@ -231,12 +239,11 @@ void ms_ledger_ended(ms_host *host, const ms_comm_args *args, uint32_t other, bo
  * deadlock of two ranks that issue two collectives in opposite orders, found without a time limit.
  */
 static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
-                        const ms_group *group, uint32_t channel, uint64_t number,
-                        uint32_t other_member)
+                        const ms_group *group, uint32_t channel, uint64_t number)
 {
     char text[MS_ERROR_MESSAGE_BYTES], what[256], names[2][MS_RANK_NAME_BYTES];
     const ms_os *os = host->files->base.os;
-    ms_member_line *line = ms_member(host->files, group->id, channel, other_member);
+    ms_member_line *line = ms_member(host->files, group->id, channel, other);
     ms_ledger_slot mine, theirs;
     ms_ledger_write(host, args, &mine);
     int used = snprintf(
@@ -261,22 +268,23 @@ static void wrong_order(ms_host *host, const ms_comm_args *args, uint32_t other,
  * while a rank sleeps. */
 bool ms_ledger_check_order(ms_host *host, const ms_comm_args *args, uint32_t other, uint32_t member)
 {
-    const ms_comm *comm = host->comm;
+    ms_comm *comm = host->comm;
+    bool differs = false, has_come = false;
+    ms_groups_read(comm);
     uint32_t groups = atomic_load(&comm->group_count);
-    for (uint32_t g = 0; g < groups; g++) {
+    for (uint32_t g = 0; g < groups && !differs && !has_come; g++) {
         const ms_group *group = comm->groups[g];
-        uint32_t at = ms_ledger_member(group, other);
-        for (uint32_t channel = 0; channel < MS_CHANNELS && at < group->size; channel++) {
-            uint64_t theirs = atomic_load(&ms_member(host->files, group->id, channel, at)->issued);
-            if (atomic_load(&ms_ledger_line(host, args, member)->issued) >= args->number)
-                return false;
-            uint64_t mine =
-                atomic_load(&ms_member(host->files, group->id, channel, group->rank)->issued);
+        bool has_both = is_shared(comm, group, other);
+        for (uint32_t channel = 0; channel < MS_CHANNELS && has_both && !differs && !has_come;
+             channel++) {
+            uint64_t theirs = ms_ledger_issued(host, group, channel, other);
+            has_come = atomic_load(&ms_ledger_line(host, args, member)->issued) >= args->number;
+            uint64_t mine = ms_ledger_issued(host, group, channel, host->rank);
             /* This rank has made all calls of that group that the other has. */
-            if (theirs <= mine) continue;
-            wrong_order(host, args, other, group, channel, mine + 1, at);
-            return true;
+            differs = !has_come && theirs > mine;
+            if (differs) wrong_order(host, args, other, group, channel, mine + 1);
         }
     }
-    return false;
+    ms_groups_read_end(comm);
+    return differs;
 }

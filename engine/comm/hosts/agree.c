@@ -131,11 +131,21 @@ static void look_for_requests(ms_keeper *keeper)
 /* ------------------------------------------------------------------- numbers */
 
 /* The rank waits for it. */
-static void give_ids(ms_keeper *keeper, uint32_t rank, uint64_t first)
+static void give_ids(ms_keeper *keeper, uint32_t rank, const ms_ids *ids)
 {
     ms_rank_line *line = &keeper->control->lines[rank];
-    atomic_store(&line->ids_given, first);
+    line->ids_given = *ids;
+    atomic_store(&line->ids_answered, 1);
     ms_host_wake_line(line);
+}
+
+/* The first keeper: what comes back is free before numbers are taken. */
+static ms_ids exchange_ids(ms_keeper *keeper, const ms_ids_body *wish)
+{
+    ms_ids taken = { { 0 } };
+    ms_ids_remove(keeper->control->ids_used, &wish->ids);
+    ms_host_take_ids(keeper->control, wish->parts, &taken);
+    return taken;
 }
 
 /* The first keeper counts for all hosts. */
@@ -144,11 +154,16 @@ static void look_for_ids(ms_keeper *keeper)
     ms_control_file *control = keeper->control;
     for (uint32_t r = 0; r < keeper->ranks; r++) {
         if (!ms_host_is_here(control, r)) continue;
-        uint32_t parts = atomic_exchange(&control->lines[r].ids_wanted, 0);
-        ms_ids_body wish = { .rank = r, .parts = parts };
-        if (!parts) continue;
-        if (keeper->host == 0) give_ids(keeper, r, atomic_fetch_add(&control->groups, parts));
-        else ms_keeper_send(keeper, 0, MS_FRAME_IDS, &wish, sizeof wish);
+        ms_rank_line *line = &control->lines[r];
+        ms_ids_body wish = { .rank = r, .parts = atomic_exchange(&line->ids_wanted, 0) };
+        for (int w = 0; w < MS_GROUPS_MAX / 64; w++)
+            wish.ids.words[w] = atomic_exchange(&line->ids_back[w], 0);
+        if (!wish.parts && !ms_ids_count(&wish.ids)) continue;
+        if (keeper->host > 0) ms_keeper_send(keeper, 0, MS_FRAME_IDS, &wish, sizeof wish);
+        else {
+            ms_ids taken = exchange_ids(keeper, &wish);
+            if (wish.parts) give_ids(keeper, r, &taken);
+        }
     }
 }
 
@@ -236,15 +251,15 @@ static bool agree(ms_keeper *keeper, uint32_t origin, const ms_frame_head *head,
     case MS_FRAME_IDS: {
         if (ids->rank >= keeper->ranks || ids->parts > MS_GROUPS_MAX) return false;
         ms_ids_body answer = *ids;
-        answer.first = atomic_fetch_add(&keeper->control->groups, ids->parts);
-        ms_keeper_send(keeper, origin, MS_FRAME_GIVEN, &answer, sizeof answer);
+        answer.ids = exchange_ids(keeper, ids);
+        if (ids->parts) ms_keeper_send(keeper, origin, MS_FRAME_GIVEN, &answer, sizeof answer);
         return true;
     }
     case MS_FRAME_GIVEN:
         if (ids->rank >= keeper->ranks) return false;
         /* The count is kept on every host, since reports and lines go by it. */
-        atomic_store(&keeper->control->groups, (uint32_t)(ids->first + ids->parts));
-        give_ids(keeper, ids->rank, ids->first);
+        ms_host_note_ids(keeper->control, &ids->ids);
+        give_ids(keeper, ids->rank, &ids->ids);
         return true;
     case MS_FRAME_SUSPECT:
         if (((const ms_suspect_body *)body)->rank >= keeper->ranks) return false;

@@ -28,8 +28,8 @@ typedef enum ms_frame_kind {
     MS_FRAME_PREPARE,   /* close the gate, and say how far your ranks are */
     MS_FRAME_PREPARED,
     MS_FRAME_DECIDED,
-    MS_FRAME_IDS,     /* a rank needs numbers of groups: ms_ids_body */
-    MS_FRAME_GIVEN,   /* the first of them */
+    MS_FRAME_IDS,     /* a rank needs numbers of groups, and gives some back: ms_ids_body */
+    MS_FRAME_GIVEN,   /* those that it gets */
     MS_FRAME_SUSPECT, /* a rank waits too long for another: ms_suspect_body */
     MS_FRAME_LOOK,    /* do all of your ranks wait?: ms_look_body */
     MS_FRAME_SEEN,    /* the answer: ms_seen_body, and where they stand */
@@ -85,8 +85,8 @@ typedef struct ms_request_body {
 } ms_request_body;
 
 typedef struct ms_ids_body {
-    uint32_t rank, parts;
-    uint64_t first;
+    uint32_t rank, parts; /* how many it needs */
+    ms_ids ids;
 } ms_ids_body;
 
 typedef struct ms_suspect_body {

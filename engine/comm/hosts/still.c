@@ -99,8 +99,8 @@ static uint64_t last_of(const ms_ledger_slot *slots)
     return a > b ? a : b;
 }
 
-/* How far each member of each group is, as far as this host knows: copies of what others have
- * entered are never ahead of them. */
+/* How far each rank is in each number of a group, as far as this host knows: copies of what others
+ * have entered are never ahead of them. */
 static bool add_marks(const ms_keeper *keeper, answer *to)
 {
     uint32_t groups = atomic_load(&keeper->control->groups);

@@ -58,6 +58,20 @@ static ms_status open_hosts(ms_comm *comm)
     return status;
 }
 
+/* No message of the group's calls is under way, since they have ended on all members. */
+static bool forget(ms_group *group)
+{
+    ms_hosts *hosts = group->comm->transport_state;
+    ms_host *host = hosts->local.host;
+    ms_lane **lanes = &hosts->lanes[group->id * MS_CHANNELS];
+    if (ms_host_aborted(host)) return false;
+    for (uint32_t c = 0; c < MS_CHANNELS; c++) {
+        ms_lane_free(host->files->base.os, lanes[c]);
+        lanes[c] = NULL;
+    }
+    return true;
+}
+
 static void abort_hosts(ms_comm *comm)
 {
     ms_hosts *hosts = comm->transport_state;
@@ -97,6 +111,7 @@ const ms_transport ms_transport_hosts = { .name = "hosts",
                                           .compares_counts = true,
                                           .tasks = tasks,
                                           .open = open_hosts,
+                                          .forget = forget,
                                           .storage = ms_local_storage,
                                           .abort = abort_hosts,
                                           .close = close_hosts };

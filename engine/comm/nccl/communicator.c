@@ -33,6 +33,21 @@ bool ms_nccl_try_take(ms_communicator *communicator)
     return atomic_compare_exchange_strong(&communicator->turn, &free, 1);
 }
 
+/* The watchdog has the list for looks, which are short; from the end on it keeps it. */
+bool ms_nccl_hold_list(ms_nccl *nccl)
+{
+    uint64_t since = ms_nccl_now(nccl);
+    for (uint32_t free = 0; !atomic_compare_exchange_strong(&nccl->looking, &free, 1); free = 0) {
+        if (atomic_load(&nccl->stage) != MS_NCCL_WATCHING) return false;
+        ms_nccl_nap(nccl, since);
+    }
+    if (atomic_load(&nccl->stage) == MS_NCCL_WATCHING) return true;
+    ms_nccl_let_list(nccl);
+    return false;
+}
+
+void ms_nccl_let_list(ms_nccl *nccl) { atomic_store(&nccl->looking, 0); }
+
 /* Sends and recvs are tasks of two streams, whose order the threads would make up. On a device, the
  * order of launches is that of calls. A communicator that was closed under a waiting task has no
  * handle: the job has ended then. */

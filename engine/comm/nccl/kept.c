@@ -82,7 +82,7 @@ void ms_nccl_kept_drop(ms_nccl *nccl, ms_communicator *communicator)
 
 void ms_nccl_kept_free(const ms_nccl *nccl, ms_communicator *communicator)
 {
-    for (ms_nccl_kept *k = atomic_load(&communicator->kept), *next; k; k = next) {
+    for (ms_nccl_kept *k = atomic_exchange(&communicator->kept, NULL), *next; k; k = next) {
         next = k->next;
         if (k->graph) k->free(nccl->comm->engine, k->graph);
         ms_release(ms_engine_context(nccl->comm->engine), k);

@@ -137,6 +137,7 @@ typedef struct ms_nccl {
     uint64_t timeout_ns;       /* the membership's */
     ms_nccl_api api;
     _Atomic(ms_nccl_group *) groups; /* the latest first */
+    ms_word looking;                 /* 1: a thread has the list; held for looks and changes */
     _Atomic(const ms_nccl_range *) ranges;
     /* ended: the job; closing: this rank leaves; given_up: nobody waits for the watchdog. */
     _Atomic bool ended, closing, given_up;
@@ -162,6 +163,9 @@ void ms_nccl_nap(ms_nccl *nccl, uint64_t since_ns);
 bool ms_nccl_take(ms_nccl *nccl, ms_communicator *communicator, const ms_comm_args *args);
 bool ms_nccl_try_take(ms_communicator *communicator);
 void ms_nccl_give(ms_communicator *communicator);
+/* While a thread has the list, no group goes. false: the job has ended, or this rank leaves. */
+bool ms_nccl_hold_list(ms_nccl *nccl);
+void ms_nccl_let_list(ms_nccl *nccl);
 /* With the turn: waits until what a call has returned is no longer MS_NCCL_IN_PROGRESS, or until
  * the job has ended. */
 ms_nccl_result ms_nccl_settle(ms_nccl *nccl, const ms_communicator *communicator,
@@ -179,6 +183,11 @@ void ms_nccl_name(const ms_comm_args *args, char *text, size_t bytes, ms_error *
 
 /* Slot of ms_transport_nccl. */
 ms_status ms_nccl_prepare(ms_group *group);
+
+/* --------------------------------------------------------------- forget.c */
+
+/* Slot of ms_transport_nccl. */
+bool ms_nccl_forget(ms_group *group);
 
 /* ----------------------------------------------------------------- call.c */
 

@@ -250,18 +250,32 @@ static bool close_all(ms_nccl *nccl)
 
 /* -------------------------------------------------------------- the thread */
 
+/* From now on no group goes. */
+static void end_changes(ms_nccl *nccl)
+{
+    uint32_t free = 0;
+    while (!atomic_compare_exchange_weak(&nccl->looking, &free, 1)) {
+        free = 0;
+        ms_yield();
+    }
+    atomic_store(&nccl->stage, MS_NCCL_ENDING);
+    ms_nccl_let_list(nccl);
+}
+
 /* After the end of the job it aborts at once, since that is what lets launched work end. */
 static void watch(void *argument)
 {
     ms_nccl *nccl = argument;
     while (!ms_nccl_job_ended(nccl, NULL) && !atomic_load(&nccl->closing)) {
         uint32_t seen = ms_bell_read(&nccl->bell);
+        if (!ms_nccl_hold_list(nccl)) break;
         uint64_t next = look(nccl);
+        ms_nccl_let_list(nccl);
         atomic_store(&nccl->looks_ns, next);
         if (!ms_nccl_job_ended(nccl, NULL) && !atomic_load(&nccl->closing))
             sleep_until(nccl, seen, next);
     }
-    atomic_store(&nccl->stage, MS_NCCL_ENDING);
+    end_changes(nccl);
     if (ms_nccl_job_ended(nccl, NULL)) atomic_store(&nccl->ended, true);
     if (atomic_load(&nccl->ended)) ms_nccl_flights_abort(nccl);
     bool is_clean = atomic_load(&nccl->ended) ? abort_all(nccl) : close_all(nccl);

@@ -36,7 +36,7 @@ extern "C" {
 #endif
 
 #define MS_FAKE_RANKS_MAX 65536 /* of a fake world */
-#define MS_GROUPS_MAX 256       /* groups of one job, the world among them */
+#define MS_GROUPS_MAX 256       /* groups of one job that are alive, the world among them */
 /* Channels of a group: its collectives of one channel run one after the other. Users have two;
  * parameters of sharded optimizers and numbers that hosts share have one each, so that neither
  * waits for what a user has enqueued. */
@@ -133,9 +133,19 @@ MS_API ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **
 
 /* Cuts the group into `parts` groups. Group p gets the next sizes[p] entries of `ranks`; these are
  * ranks of this group, and none may occur twice. All ranks of the group call it with equal lists.
- * *out is NULL on a rank that is in no part. Blocks. The engine owns the new groups. */
+ * *out is NULL on a rank that is in no part. Blocks. The engine owns the new groups, and *out has
+ * one user more: the caller. MS_ERROR_STATE on all ranks alike: MS_GROUPS_MAX groups are alive. */
 MS_API ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
                                 const uint32_t *ranks, ms_group **out);
+/* One user of the group more, or less, on this rank: a handle of the host, a model. Both may be
+ * called at any moment, also by finalizers, and tell nobody. A group without users, whose calls
+ * have ended, on all its ranks, is freed by the next split of the group that it was split from, or
+ * of one that this one comes from. Ranks may drop it at different times. */
+MS_API ms_group *ms_group_retain(ms_group *group);
+MS_API void ms_group_release(ms_group *group); /* NULL: does nothing */
+/* Whether the last split has failed as so many groups are alive. The next one first waits for the
+ * calls of groups without users, so the host may drop its users and split again, on all ranks. */
+MS_API bool ms_group_lacks_numbers(const ms_group *group);
 /* All ranks of the group that was split call it for what the split gave them, at the same place
  * between its calls: the next split of that group with the same lists, which name all its ranks,
  * gives the same groups again. Nothing waits, and what is under way goes on. MS_ERROR_STATE for a
@@ -306,8 +316,10 @@ MS_API ms_traffic ms_group_traffic(const ms_group *group, ms_collective_kind kin
 /* What of between_hosts_bytes the transport has handed to the network so far: all of it once the
  * calls have ended. */
 MS_API uint64_t ms_group_bytes_between_hosts(const ms_group *group);
-/* All groups of this engine, from 0 (the world) in the order in which this rank joined them; NULL
- * past the last. */
+/* The same over all groups of this engine, also over those that are gone. */
+MS_API ms_traffic ms_comm_traffic(const ms_engine *engine, ms_collective_kind kind);
+/* All groups of this engine, from 0 (the world), in the order of their places; NULL past the last.
+ * A group that was dropped leaves its place to a later one. */
 MS_API ms_group *ms_comm_group(const ms_engine *engine, uint32_t index);
 
 /* The collectives that were enqueued since ms_comm_record(engine, true), in order, for `check`. */

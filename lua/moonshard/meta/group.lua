@@ -29,21 +29,22 @@
 --- ```
 ---@field channel fun(self, number: integer): ms.Group   number: 1 or 2
 --- Makes a group of each part. All ranks of this group call it with the same list. Returns the
---- group of this rank's part; nil if it is in no part. A job may have 256 groups, the world and
---- those of `levels` and of hybrid shards among them. Each takes some 0.7 MB for as long as the job
---- runs, also where a script drops it: make groups before training, not in its loop, or `close`
---- them.
+--- group of this rank's part; nil if it is in no part. 256 groups of a job may be alive, the world
+--- and those of `levels` and of hybrid shards among them; each takes some 0.7 MB. A group that all
+--- of its ranks have dropped, each at a time of its own, is freed by the next split of the group
+--- that it was split from. Models, links of hooks and the history of tensors hold their groups. A
+--- split that would pass the limit first collects garbage, on all ranks.
 --- ```lua
 --- local world, parts = ms.world(), {} -- of four ranks, perhaps { { 0, 1 }, { 2, 3 } }
 --- for rank = 0, world:size() - 1 do parts[rank + 1] = { rank } end
 --- world:split(parts):size() --> 1
 --- ```
 ---@field split fun(self, parts: integer[][]): ms.Group?   parts: ranks of this group
---- Gives the group back: later uses of it raise "was closed", and the next split into the same
---- parts gives the same groups again, which takes no more of the 256 and no memory. All ranks of
---- the group that was split close their parts, between the same calls of that group; the parts must
---- have all its ranks. Calls under way, and models that use the group, go on. The world cannot be
---- closed. Closing twice does nothing, and `<close>` does the same.
+--- Gives the group back at once: later uses of it raise "was closed", and the next split into the
+--- same parts gives the same groups again, with their connections. All ranks of the group that was
+--- split close their parts, between the same calls of that group; the parts must have all its
+--- ranks. Calls under way, and models that use the group, go on. The world cannot be closed.
+--- Closing twice does nothing, and `<close>` does the same.
 --- ```lua
 --- local world, parts = ms.world(), {}
 --- for rank = 0, world:size() - 1 do parts[rank + 1] = { rank } end

@@ -37,7 +37,6 @@ struct hosts_job {
     member members[RANKS];
     ms_control control;
     ms_rendezvous_kind kind;
-    _Atomic uint32_t groups;
     _Atomic bool ended;
     pthread_mutex_t opening;
 };
@@ -101,10 +100,19 @@ static void close_mirror(ms_mirror *base) { (void)base; }
 
 /* ----------------------------------------------------------------- the ranks */
 
-static uint64_t take_ids(ms_comm *comm, uint32_t parts)
+/* The first host has the account. */
+static ms_control_file *account_of(const ms_comm *comm)
 {
     const ms_host *host = comm->control_state;
-    return atomic_fetch_add(&((member *)(void *)host->files)->job->groups, parts);
+    return control_of(((member *)(void *)host->files)->job, 0);
+}
+static void take_ids(ms_comm *comm, uint32_t parts, ms_ids *ids)
+{
+    ms_host_take_ids(account_of(comm), parts, ids);
+}
+static void give_ids(ms_comm *comm, const ms_ids *ids)
+{
+    ms_ids_remove(account_of(comm)->ids_used, ids);
 }
 
 static void close_nothing(ms_rendezvous *rendezvous) { (void)rendezvous; }
@@ -176,10 +184,10 @@ hosts_job *hosts_job_new(const ms_rendezvous_options *options, const char *layou
     }
     job->control = ms_control_host;
     job->control.take_ids = take_ids;
+    job->control.give_ids = give_ids;
     job->kind = ms_rendezvous_host;
     job->kind.control = &job->control;
     job->kind.close = close_nothing;
-    atomic_store(&job->groups, 1);
     for (uint32_t h = 0; h < job->hosts; h++) make_host(job, options, h);
     for (uint32_t r = 0; r < job->ranks; r++) {
         job->members[r].files = *ms_host_files_of(job->files[job->host_of[r]]);

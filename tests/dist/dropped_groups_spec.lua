@@ -1,0 +1,31 @@
+-- Groups that are dropped: dropped_groups.lua holds what each rank expects.
+local command = require "command"
+
+-- Sanitizers keep freed memory for a while.
+local MEMORY = (os.getenv "MOONSHARD_SANITIZE" or "") == "" and "" or "memory=false"
+
+describe("dropped groups are freed", function()
+  for _, ranks in ipairs { "1", "2", "3", "4 --thread-ranks" } do
+    it("on ranks: " .. ranks, function() command.on_ranks("dropped_groups", ranks, MEMORY) end)
+  end
+
+  -- The communicators of NCCL close, too.
+  for _, ranks in ipairs { "2", "3 --thread-ranks" } do
+    it("over NCCL, on ranks: " .. ranks, function()
+      command.on_ranks("dropped_groups", ranks, "rounds=40 limit=false memory=false",
+        "MOONSHARD_TRANSPORT=nccl")
+    end)
+  end
+
+  it("in a world without the others, with the numbers of their parts", function()
+    local folder = command.folder()
+    command.write(folder .. "/s.lua", [[
+      local ms = require "moonshard"
+      for _ = 1, 300 do ms.world():levels(2) end
+      print "many levels"]])
+    local code, out, err = command.run(folder, "check s.lua -n 8")
+    command.remove(folder)
+    assert.equal(0, code, err)
+    assert.matches("many levels", out .. err)
+  end)
+end)
