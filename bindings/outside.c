@@ -6,8 +6,9 @@
  * moments depend on the sizes alone, not on the collector's pace. */
 #include "bindings/io.h"
 
-/* Below this growth a collection costs more than what it can give back is worth. */
-#define OUTSIDE_LEAST ((uint64_t)16 << 20)
+/* Below this growth, and below the size of Lua's own heap, a collection costs more than what it can
+ * give back is worth. */
+#define OUTSIDE_LEAST ((uint64_t)4 << 20)
 
 /* The object comes first: users have a pointer to it. */
 typedef struct box {
@@ -43,18 +44,21 @@ void *ms_lua_unbox(lua_State *L, int index, const char *type)
     return of->object;
 }
 
-/* Without an engine there are no tensors that a fixed point would release. */
+/* Tensors are left to the fixed points, since `check` opens no files, and must come to the same
+ * peak of them. */
 void ms_lua_make_room(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
-    uint64_t after = runtime->outside_after, least = after > OUTSIDE_LEAST ? after : OUTSIDE_LEAST;
+    uint64_t after = runtime->outside_after, least = after;
+    if (least < OUTSIDE_LEAST) least = OUTSIDE_LEAST;
+    if (least < runtime->heap_after) least = runtime->heap_after;
     if (ms_grow(&runtime->context, (void **)&runtime->shared, &runtime->shared_capacity,
                 runtime->shared_count + 2, sizeof *runtime->shared))
         luaL_error(L, "%s", runtime->context.error.message);
     if (runtime->outside_bytes <= after + least) return;
-    if (runtime->engine) ms_lua_collect(L, runtime);
-    else lua_gc(L, LUA_GCCOLLECT);
+    lua_gc(L, LUA_GCCOLLECT);
     runtime->outside_after = runtime->outside_bytes;
+    runtime->heap_after = ms_lua_heap(L);
 }
 
 void ms_lua_box_holds(lua_State *L, void **of, uint64_t bytes)

@@ -313,6 +313,9 @@ static void release_dropped(ms_runtime *runtime, uint64_t step, uint64_t begin, 
     runtime->dropped_count = kept;
 }
 
+/* Bytes of Lua's own heap. After a full collection they depend on what scripts hold alone. */
+uint64_t ms_lua_heap(lua_State *L) { return (uint64_t)lua_gc(L, LUA_GCCOUNT) * 1024u; }
+
 /* Each round may free functions that held other tensors, which only the next collection finds. */
 void ms_lua_collect(lua_State *L, ms_runtime *runtime)
 {
@@ -325,7 +328,7 @@ void ms_lua_collect(lua_State *L, ms_runtime *runtime)
         if (runtime->callbacks_freed == before) break;
     }
     /* The mark of memory pressure moves, whether or not much came back. */
-    ms_engine_relieved(runtime->engine);
+    ms_engine_relieved(runtime->engine, ms_lua_heap(L));
 }
 
 /* Memory is used up in the middle of a call, which a hook may have made in the middle of another.

@@ -104,6 +104,7 @@ struct ms_runtime {
     /* Memory that boxes hold outside of Lua (outside.c), now and after the last collection for its
      * sake; what several boxes share is counted once. */
     uint64_t outside_bytes, outside_after;
+    uint64_t heap_after; /* bytes of Lua's own heap then */
     struct ms_shared_memory *shared;
     size_t shared_count, shared_capacity;
     /* Live bytes after the last backward; growth from there belongs to the next forward. */
@@ -145,6 +146,8 @@ static inline bool ms_lua_job_has_ended(const ms_runtime *runtime)
 }
 /* A full collection, and release of all dropped tensors: a fixed point. */
 void ms_lua_collect(lua_State *L, ms_runtime *runtime);
+/* Bytes of Lua's own heap: what a full collection goes through. */
+uint64_t ms_lua_heap(lua_State *L);
 /* The same if live memory is well above `live` bytes; whether it was. */
 bool ms_lua_collect_above(lua_State *L, ms_runtime *runtime, uint64_t live);
 /* The engine's next draw, and one that is this rank's own (rank 0's is the engine's): for what is

@@ -30,7 +30,7 @@
 #define MS_ARENA_GROW (2ull << 20) /* committing there takes the pages at once */
 #define MS_POOL_CHUNK 256          /* block structs allocated together */
 #define MS_POOL_SCAN 64            /* blocks of a bin that are looked at for the best fit */
-#define MS_PRESSURE_MIN (64ull << 20)
+#define MS_PRESSURE_MIN (8ull << 20)
 /* Bounds of what a pool takes by growing where it has free blocks: see takes_any. */
 #define MS_POOL_GROWING_STEPS 16
 #define MS_POOL_SETTLED_STEPS 96
@@ -753,10 +753,13 @@ bool ms_engine_under_pressure(const ms_engine *engine)
     return engine->memory.live > engine->memory_mark;
 }
 
-/* The next mark is half as much again as what is live now, so that the host's collector runs in
- * proportion to the growth of memory. */
-void ms_engine_relieved(ms_engine *engine)
+/* The collector runs in proportion to the growth of memory, also of small memory, as loops over
+ * small objects take no more than twice what they begin with; but not where its own work, which
+ * goes with the host's heap, is more than what it could give back is worth. */
+void ms_engine_relieved(ms_engine *engine, uint64_t host_bytes)
 {
-    uint64_t mark = engine->memory.live + engine->memory.live / 2;
-    engine->memory_mark = mark > MS_PRESSURE_MIN ? mark : MS_PRESSURE_MIN;
+    uint64_t live = engine->memory.live, growth = live / 2;
+    if (growth < MS_PRESSURE_MIN) growth = MS_PRESSURE_MIN;
+    if (growth < host_bytes) growth = host_bytes;
+    engine->memory_mark = live + growth;
 }

@@ -621,10 +621,11 @@ MS_API void ms_engine_set_peak(ms_engine *engine, uint64_t bytes);
  * whether it did. NULL: there is none. */
 MS_API void ms_engine_on_full(ms_engine *engine, bool (*collect)(void *user), void *user);
 /* under_pressure: whether live memory has passed a mark, so that a host with garbage collection
- * should collect and drop its handles now. relieved: moves the mark to 1.5 times the bytes that are
- * live then (at least 64 MiB). Both depend on the order of host calls only. */
+ * should collect and drop its handles now. relieved: moves the mark to what is live then and half
+ * of it, or 8 MiB, or as many bytes as the host's own heap has, whichever is the most. Both depend
+ * on the order of host calls, and on these bytes, only. */
 MS_API bool ms_engine_under_pressure(const ms_engine *engine);
-MS_API void ms_engine_relieved(ms_engine *engine);
+MS_API void ms_engine_relieved(ms_engine *engine, uint64_t host_bytes);
 
 /* ---------------------------------------------------------- events, futures */
 
