@@ -1,12 +1,12 @@
 -- Groups that are dropped: dropped_groups.lua holds what each rank expects.
 local command = require "command"
 
--- Sanitizers keep freed memory for a while.
-local MEMORY = (os.getenv "MOONSHARD_SANITIZE" or "") == "" and "" or "memory=false"
+-- Sanitizers keep freed memory for a while, and take longer.
+local OPTIONS = (os.getenv "MOONSHARD_SANITIZE" or "") == "" and "" or "memory=false rounds=30"
 
 describe("dropped groups are freed", function()
   for _, ranks in ipairs { "1", "2", "3", "4 --thread-ranks" } do
-    it("on ranks: " .. ranks, function() command.on_ranks("dropped_groups", ranks, MEMORY) end)
+    it("on ranks: " .. ranks, function() command.on_ranks("dropped_groups", ranks, OPTIONS) end)
   end
 
   -- The communicators of NCCL close, too.
