@@ -4,6 +4,11 @@
 /* The library's state for blocks is complete only with this. */
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
+/* The plain functions of a library for x86 use SSE2, with which hashing is slower than memory.
+ * These take the processor's widest instructions, and give the same values. */
+#ifdef MS_XXHASH_DISPATCH
+#include <xxh_x86dispatch.h>
+#endif
 
 /* XXH3: fast and well mixed, but not cryptographic. Its values are stored in checkpoints and
  * compared between ranks, so another function would make them differ. */
