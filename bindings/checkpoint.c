@@ -22,33 +22,19 @@ static int snapshot_gc(lua_State *L)
 }
 
 /* Pushes { hash of all bytes, blocks = { hash of each block }? }. blocks is there if there are
- * several. */
-static void push_hashes(lua_State *L, uint64_t whole, const uint64_t *of_blocks, uint32_t blocks)
+ * several. hashes: as ms_snapshot_hashes. */
+static void push_hashes(lua_State *L, const uint64_t *hashes, uint32_t blocks)
 {
     lua_createtable(L, 1, 1);
-    lua_pushinteger(L, (lua_Integer)whole);
+    lua_pushinteger(L, (lua_Integer)hashes[0]);
     lua_rawseti(L, -2, 1);
     if (blocks < 2) return;
     lua_createtable(L, (int)blocks, 0);
-    for (uint32_t b = 0; b < blocks; b++) {
-        lua_pushinteger(L, (lua_Integer)of_blocks[b]);
-        lua_rawseti(L, -2, (lua_Integer)b + 1);
+    for (uint32_t b = 1; b <= blocks; b++) {
+        lua_pushinteger(L, (lua_Integer)hashes[b]);
+        lua_rawseti(L, -2, (lua_Integer)b);
     }
     lua_setfield(L, -2, "blocks");
-}
-
-/* Pushes a list of them for the tensors of a snapshot, which the box owns by now. */
-static void push_snapshot_hashes(lua_State *L, const ms_snapshot *snapshot, uint32_t count)
-{
-    lua_createtable(L, (int)count, 0);
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t blocks = ms_snapshot_blocks(snapshot, i);
-        uint64_t *list = lua_newuserdatauv(L, (blocks + 1) * sizeof *list, 0);
-        for (uint32_t b = 0; b < blocks; b++) list[b] = ms_snapshot_block_hash(snapshot, i, b);
-        push_hashes(L, ms_snapshot_hash(snapshot, i), list, blocks);
-        lua_rawseti(L, -3, (lua_Integer)i + 1);
-        lua_pop(L, 1);
-    }
 }
 
 /* core.snapshot(names, tensors) -> snapshot, hashes in the same order; blocks. The copy is what
@@ -69,7 +55,12 @@ static int snapshot(lua_State *L)
     ms_lua_ok(L, ms_snapshot_new(engine, names, tensors, count, &made));
     *box = made;
     ms_lua_box_holds(L, box, bytes);
-    push_snapshot_hashes(L, made, count);
+    lua_createtable(L, (int)count, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        push_hashes(L, ms_snapshot_hashes(made, i),
+                    ms_safetensors_blocks(ms_tensor_bytes(tensors[i])));
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
     return 2;
 }
 
@@ -193,7 +184,7 @@ static int write_part(lua_State *L)
     lua_createtable(L, (int)count, 0);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t blocks = ms_safetensors_blocks(ms_tensor_bytes(tensors[i]));
-        push_hashes(L, at[0], at + 1, blocks);
+        push_hashes(L, at, blocks);
         lua_rawseti(L, -2, (lua_Integer)i + 1);
         at += 1 + blocks;
     }
@@ -272,7 +263,7 @@ static int hashes(lua_State *L)
     lua_createtable(L, (int)count, 0);
     for (uint32_t i = 0; i < count; i++) {
         uint64_t hash = 0;
-        ms_lua_ok(L, ms_tensor_hash(tensors[i], &hash));
+        ms_lua_ok(L, ms_tensor_hash(tensors[i], NULL, 0, &hash));
         lua_pushinteger(L, (lua_Integer)hash);
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }

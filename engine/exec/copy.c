@@ -104,10 +104,9 @@ ms_status ms_stream_call(ms_stream *stream, const ms_host_call *call, const ms_a
     return ms_stream_hand_over(stream, &launch, call->kind, hand_call, call, out);
 }
 
-/* Reads while the host waits, and enqueues nothing: the writers are awaited and the device reads at
- * once. Readers need not be awaited, as they change nothing. The engine is checked first, so that a
- * value that a failure left undefined is not read as if it were one. */
-ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host, size_t bytes)
+/* Readers need not be awaited, as they change nothing. The engine is checked first, so that a value
+ * that a failure left undefined is not read as if it were one. */
+static ms_status await_writers(ms_storage *storage, size_t offset, size_t bytes)
 {
     ms_engine *engine = storage->engine;
     MS_ASSERT(offset + bytes <= storage->bytes);
@@ -116,8 +115,27 @@ ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host, size_t
     ms_status status = ms_storage_check(storage, offset, offset + bytes, true, "read");
     if (!status) status = ms_engine_check(engine);
     for (uint32_t i = 0; i < count && !status; i++) status = ms_point_sync(engine, writers[i]);
+    return status;
+}
+
+/* Reads while the host waits, and enqueues nothing: the device reads at once. */
+ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host, size_t bytes)
+{
+    ms_engine *engine = storage->engine;
+    ms_status status = await_writers(storage, offset, bytes);
     if (status || !bytes) return status;
     return engine->device->read(engine, host, storage->data + offset, bytes);
+}
+
+/* A device that does not tell how much of its memory is free uses the host's. */
+ms_status ms_storage_look(ms_storage *storage, size_t offset, size_t bytes, const void **out)
+{
+    const ms_device *device = storage->engine->device;
+    *out = NULL;
+    if (!device->values || device->available) return MS_OK;
+    ms_status status = await_writers(storage, offset, bytes);
+    if (!status) *out = storage->data + offset;
+    return status;
 }
 
 /* -------------------------------------------------------------- host memory */

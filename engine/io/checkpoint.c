@@ -17,14 +17,14 @@
 
 /* ---------------------------------------------------------------- snapshots */
 
-/* One tensor of a snapshot. The snapshot owns name and data. spec.shape points at `shape`, so an
- * array of copies does not move after it is filled. The hash is taken with the copy, because the
- * manifest that carries it is composed before anything is written. */
+/* One tensor of a snapshot, which owns name, data and hashes. spec.shape points at `shape`, so an
+ * array of copies does not move after it is filled. The hashes are taken with the copy: its bytes
+ * are in a cache then, and the manifest is composed before anything is written. */
 typedef struct ms_copy {
     char *name;
     void *data;
     size_t bytes;
-    uint64_t hash;
+    uint64_t *hashes;
     int64_t shape[MS_DIMS_MAX];
 } ms_copy;
 
@@ -39,7 +39,7 @@ struct ms_snapshot {
 };
 
 /* Copies a tensor as number i. Blocks until its values are there. After an error the copy may hold
- * its name and its memory already; ms_snapshot_free releases both, as count includes it. */
+ * a part of what it owns already; ms_snapshot_free releases that, as count includes it. */
 static ms_status snapshot_take(ms_context *context, ms_snapshot *snapshot, uint32_t i,
                                const char *name, ms_tensor *tensor)
 {
@@ -48,13 +48,16 @@ static ms_status snapshot_take(ms_context *context, ms_snapshot *snapshot, uint3
     copy->bytes = ms_tensor_bytes(tensor);
     ms_status status = ms_text_join(context, name, "", &copy->name);
     if (!status) status = ms_bytes_new(context, copy->bytes, name, &copy->data);
-    if (!status && copy->bytes) status = ms_tensor_read(tensor, copy->data, copy->bytes);
+    if (!status)
+        status =
+            ms_allocate(context, (1 + ms_safetensors_blocks(copy->bytes)) * sizeof *copy->hashes,
+                        "hashes of a tensor", (void **)&copy->hashes);
+    if (!status) status = ms_tensor_hash(tensor, copy->data, MS_SAFETENSORS_BLOCK, copy->hashes);
     if (status) return status;
     if (dims) memcpy(copy->shape, ms_tensor_shape(tensor), dims * sizeof(int64_t));
     snapshot->specs[i] = (ms_safetensors_spec){
         .name = copy->name, .dtype = ms_tensor_dtype(tensor), .dims = dims, .shape = copy->shape
     };
-    copy->hash = ms_hash(copy->data, copy->bytes, 0);
     return MS_OK;
 }
 
@@ -81,23 +84,9 @@ ms_status ms_snapshot_new(ms_engine *engine, const char *const *names, ms_tensor
     return status;
 }
 
-/* Taken when the tensor was copied, so it is there before anything is written. */
-uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index)
+const uint64_t *ms_snapshot_hashes(const ms_snapshot *snapshot, uint32_t index)
 {
-    return snapshot->copies[index].hash;
-}
-
-/* A tensor without bytes has no blocks. */
-uint32_t ms_snapshot_blocks(const ms_snapshot *snapshot, uint32_t index)
-{
-    return ms_safetensors_blocks(snapshot->copies[index].bytes);
-}
-
-/* Taken when it is asked for, from the copy. */
-uint64_t ms_snapshot_block_hash(const ms_snapshot *snapshot, uint32_t index, uint32_t block)
-{
-    const ms_copy *copy = &snapshot->copies[index];
-    return ms_safetensors_hash_block(copy->data, copy->bytes, block);
+    return snapshot->copies[index].hashes;
 }
 
 /* The context is copied out first, because the snapshot that holds it is the last thing
@@ -109,6 +98,7 @@ void ms_snapshot_free(ms_snapshot *snapshot)
     for (uint32_t i = 0; i < snapshot->count; i++) {
         ms_release(&context, snapshot->copies[i].name);
         ms_release(&context, snapshot->copies[i].data);
+        ms_release(&context, snapshot->copies[i].hashes);
     }
     ms_release(&context, snapshot->specs);
     ms_release(&context, snapshot->copies);

@@ -20,9 +20,6 @@ ms_status ms_safetensors_read_range(ms_context *context, ms_safetensors *file,
                                     const ms_safetensors_entry *entry, uint64_t begin,
                                     uint64_t bytes, void *buffer);
 
-/* ms_hash of block `index` of a tensor's bytes. */
-uint64_t ms_safetensors_hash_block(const void *data, size_t bytes, uint32_t index);
-
 /* Writes tensors one after the other through a buffer of the size of the largest. metadata and
  * hashes may be NULL; hashes are as ms_checkpoint_write_part gives them. */
 ms_status ms_safetensors_stream(ms_context *context, const char *path, const char *const *names,

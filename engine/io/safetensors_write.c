@@ -333,23 +333,6 @@ static size_t describe(const char *const *names, ms_tensor *const *tensors, uint
     return largest;
 }
 
-/* The last block may be shorter. */
-uint64_t ms_safetensors_hash_block(const void *data, size_t bytes, uint32_t index)
-{
-    size_t begin = (size_t)index * MS_SAFETENSORS_BLOCK, rest = bytes - begin;
-    return ms_hash((const char *)data + begin,
-                   rest < MS_SAFETENSORS_BLOCK ? rest : MS_SAFETENSORS_BLOCK, 0);
-}
-
-/* The hash of all bytes, then of each block. Returns where the next tensor's hashes go. */
-static uint64_t *hash_all(const void *data, size_t bytes, uint64_t *hashes)
-{
-    uint32_t blocks = ms_safetensors_blocks(bytes);
-    *hashes++ = ms_hash(data, bytes, 0);
-    for (uint32_t b = 0; b < blocks; b++) *hashes++ = ms_safetensors_hash_block(data, bytes, b);
-    return hashes;
-}
-
 /* Reads each tensor into `buffer`, which has room for the largest, and writes it. Each read blocks
  * until the tensor has its value. The order is the caller's; that of the file is another one. */
 static ms_status write_through(ms_safetensors_writer *writer, ms_tensor *const *tensors,
@@ -357,8 +340,11 @@ static ms_status write_through(ms_safetensors_writer *writer, ms_tensor *const *
 {
     for (uint32_t i = 0; i < count; i++) {
         size_t bytes = ms_tensor_bytes(tensors[i]);
-        ms_status status = bytes ? ms_tensor_read(tensors[i], buffer, bytes) : MS_OK;
-        if (!status && hashes) hashes = hash_all(buffer, bytes, hashes);
+        ms_status status = MS_OK;
+        if (hashes) {
+            status = ms_tensor_hash(tensors[i], buffer, MS_SAFETENSORS_BLOCK, hashes);
+            hashes += 1 + ms_safetensors_blocks(bytes);
+        } else if (bytes) status = ms_tensor_read(tensors[i], buffer, bytes);
         if (!status) status = ms_safetensors_write(writer, i, buffer, bytes);
         if (status) return status;
     }

@@ -115,49 +115,89 @@ ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes)
     return status;
 }
 
-/* Bytes that are read and hashed at a time: on the CPU they stay in a core's cache between the two,
- * and for a GPU they are enough to copy at its speed. */
-#define HASHED_AT_ONCE ((size_t)1 << 20)
+/* Bytes that are copied and hashed at a time: in host memory they stay in a core's own cache
+ * between the two, and from a GPU they are enough to copy at its speed. */
+#define PIECE_IN_HOST ((size_t)1 << 16)
+#define PIECE_OF_GPU ((size_t)1 << 20)
 
-/* What of a storage is not read yet. */
-typedef struct ms_unread {
+/* What is not hashed yet: bytes in host memory, which may be copied on the way, or of a storage,
+ * which are read into a block. */
+typedef struct ms_unhashed {
+    size_t left, piece;
+    const char *at;
+    char *copy; /* NULL: of no use */
     ms_storage *storage;
-    size_t at, end;
-    void *block;
-} ms_unread;
+    size_t offset;
+    void *block; /* NULL: the bytes are in host memory */
+} ms_unhashed;
 
-static ms_status next_block(void *user, const void **block, size_t *bytes)
+static ms_status next_piece(void *user, const void **piece, size_t *bytes)
 {
-    ms_unread *unread = user;
-    size_t left = unread->end - unread->at, begin = unread->at;
-    *bytes = left < HASHED_AT_ONCE ? left : HASHED_AT_ONCE;
-    *block = unread->block;
-    unread->at += *bytes;
-    return *bytes ? ms_storage_read(unread->storage, begin, unread->block, *bytes) : MS_OK;
+    ms_unhashed *rest = user;
+    size_t count = rest->left < rest->piece ? rest->left : rest->piece, offset = rest->offset;
+    *bytes = count;
+    if (count == 0) return MS_OK;
+    rest->left -= count;
+    if (rest->block) {
+        *piece = rest->block;
+        rest->offset += count;
+        return ms_storage_read(rest->storage, offset, rest->block, count);
+    }
+    *piece = rest->at;
+    if (rest->copy) {
+        *piece = memcpy(rest->copy, rest->at, count);
+        rest->copy += count;
+    }
+    rest->at += count;
+    return MS_OK;
 }
 
-ms_status ms_tensor_hash(ms_tensor *tensor, uint64_t *out)
+/* A GPU is read at once into memory that the caller keeps: it copies the next part while the host
+ * takes the last one over. */
+static ms_status hash_contiguous(ms_tensor *whole, void *host, size_t block, uint64_t *hashes)
+{
+    ms_unhashed rest = { .storage = whole->storage,
+                         .offset = (size_t)whole->offset * ms_dtype_bytes(whole->dtype),
+                         .left = ms_tensor_bytes(whole),
+                         .piece = PIECE_IN_HOST };
+    const void *memory = NULL;
+    ms_status status = ms_storage_look(rest.storage, rest.offset, rest.left, &memory);
+    if (status) return status;
+    if (memory) {
+        rest.at = memory;
+        rest.copy = host;
+    } else if (host) {
+        rest.at = host;
+        status = ms_storage_read(rest.storage, rest.offset, host, rest.left);
+    } else {
+        rest.piece = PIECE_OF_GPU;
+        status = ms_host_memory_new(whole->engine, rest.left < rest.piece ? rest.left : rest.piece,
+                                    "a block of a tensor", &rest.block);
+    }
+    if (!status) status = ms_hash_pieces(next_piece, &rest, block, hashes);
+    ms_host_memory_free(whole->engine, rest.block);
+    return status;
+}
+
+ms_status ms_tensor_hash(ms_tensor *tensor, void *host, size_t block, uint64_t *hashes)
 {
     ms_engine *engine = tensor->engine;
-    ms_unread unread = { 0 };
     ms_tensor *whole = NULL;
-    size_t bytes = ms_tensor_bytes(tensor), first, last;
-    *out = ms_engine_is_sim(engine) ? 0 : ms_hash("", 0, 0);
-    if (bytes == 0 || ms_engine_is_sim(engine)) return MS_OK;
-    ms_tensor_span(tensor, &first, &last);
-    ms_status status = ms_storage_check(tensor->storage, first, last, true, "hash");
-    if (!status)
-        status = ms_host_memory_new(engine, bytes < HASHED_AT_ONCE ? bytes : HASHED_AT_ONCE,
-                                    "a block of a tensor", &unread.block);
-    if (!status) status = ms_op_as_contiguous(engine, tensor, &whole);
-    if (!status) {
-        unread.storage = whole->storage;
-        unread.at = (size_t)whole->offset * ms_dtype_bytes(whole->dtype);
-        unread.end = unread.at + bytes;
-        status = ms_hash_blocks(next_block, &unread, out);
+    size_t first, last;
+    MS_ASSERT(block % PIECE_OF_GPU == 0);
+    hashes[0] = ms_hash("", 0, 0);
+    if (ms_tensor_bytes(tensor) == 0) return MS_OK;
+    if (ms_engine_is_sim(engine) && !host) {
+        MS_ASSERT(block == 0);
+        hashes[0] = 0;
+        return MS_OK;
     }
+    ms_tensor_span(tensor, &first, &last);
+    ms_status status = ms_storage_check(tensor->storage, first, last, true, host ? "read" : "hash");
+    if (!status) status = ms_op_as_contiguous(engine, tensor, &whole);
+    if (status) return status;
+    status = hash_contiguous(whole, host, block, hashes);
     ms_tensor_release(whole);
-    ms_host_memory_free(engine, unread.block);
     return status;
 }
 

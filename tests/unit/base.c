@@ -1,5 +1,6 @@
 /* base.c: statuses and messages, the POSIX table, growing arrays, strings, 16-bit floats, random
  * numbers, bells. */
+#include "base/hash.h"
 #include "base/thread.h"
 
 #include <errno.h>
@@ -451,6 +452,57 @@ static void test_hash_depends_on_data_and_seed(void **state)
     assert_true(ms_hash(bytes, sizeof bytes, 5) == 0xe053facb7158fa10u);
 }
 
+/* Bytes of which so many come at a time. */
+typedef struct in_pieces {
+    const char *at;
+    size_t left, piece;
+} in_pieces;
+
+static ms_status next_of(void *user, const void **piece, size_t *bytes)
+{
+    in_pieces *rest = user;
+    *piece = rest->at;
+    *bytes = rest->left < rest->piece ? rest->left : rest->piece;
+    rest->at += *bytes;
+    rest->left -= *bytes;
+    return MS_OK;
+}
+
+static ms_status next_fails(void *user, const void **piece, size_t *bytes)
+{
+    in_pieces *rest = user;
+    return rest->left < 512 ? MS_ERROR_IO : next_of(user, piece, bytes);
+}
+
+static void test_hashes_of_pieces_are_those_of_all_and_of_blocks(void **state)
+{
+    (void)state;
+    enum { MOST = 5000, BLOCK = 1024 };
+    static char bytes[MOST];
+    uint64_t hashes[3 + MOST / BLOCK];
+    for (int i = 0; i < MOST; i++) bytes[i] = (char)(i * 7 + i / 256);
+    for (size_t count = 0; count <= MOST; count += 3)
+        for (size_t piece = 128; piece <= BLOCK; piece *= 2) {
+            in_pieces rest = { bytes, count, piece };
+            memset(hashes, 0, sizeof hashes);
+            assert_int_equal(ms_hash_pieces(next_of, &rest, BLOCK, hashes), MS_OK);
+            assert_true(hashes[0] == ms_hash(bytes, count, 0));
+            size_t blocks = (count + BLOCK - 1) / BLOCK;
+            for (size_t b = 0; b < blocks; b++) {
+                size_t left = count - b * BLOCK;
+                assert_true(hashes[1 + b]
+                            == ms_hash(bytes + b * BLOCK, left < BLOCK ? left : BLOCK, 0));
+            }
+            assert_true(hashes[1 + blocks] == 0);
+            rest = (in_pieces){ bytes, count, piece };
+            hashes[1] = 0;
+            assert_int_equal(ms_hash_pieces(next_of, &rest, 0, hashes), MS_OK);
+            assert_true(hashes[0] == ms_hash(bytes, count, 0) && hashes[1] == 0);
+        }
+    in_pieces rest = { bytes, MOST, 256 };
+    assert_int_equal(ms_hash_pieces(next_fails, &rest, 0, hashes), MS_ERROR_IO);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -470,6 +522,7 @@ int main(void)
         cmocka_unit_test(test_bf16_rounds_to_even),
         cmocka_unit_test(test_philox_known_answers),
         cmocka_unit_test(test_hash_depends_on_data_and_seed),
+        cmocka_unit_test(test_hashes_of_pieces_are_those_of_all_and_of_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

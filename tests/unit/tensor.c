@@ -1,5 +1,5 @@
-/* tensor.c: records about tensors: the cells of a split storage, and casts that are kept for a
- * step. ctest: late cuda */
+/* tensor.c: records about tensors: the cells of a split storage, casts that are kept for a step,
+ * and hashes. ctest: late cuda */
 #include "gate.h"
 
 #include <setjmp.h>
@@ -79,11 +79,60 @@ static void a_kept_cast_that_was_never_written_is_made_again(void **state)
     ms_engine_free(engine);
 }
 
+/* Hashes, and the bytes that come with them, are those of a read: of whole tensors, of parts, and
+ * of transposed ones, which are not in order in memory. */
+static void hashes_are_those_of_what_a_read_gives(void **state)
+{
+    (void)state;
+    enum { BLOCK = 1 << 20, LENGTH = 5 << 17, BLOCKS = 3 };
+    static const int64_t counts[] = { 0, 1, 16383, 16384, 16385, 1 << 18, LENGTH - 2 };
+    ms_engine *engine = make_engine();
+    ms_tensor *whole = NULL;
+    float *values = malloc(LENGTH * sizeof *values), *expected = malloc(LENGTH * sizeof *values),
+          *got = malloc(LENGTH * sizeof *values);
+    uint64_t hashes[1 + BLOCKS], alone;
+    assert_true(values && expected && got);
+    for (int i = 0; i < LENGTH; i++) values[i] = (float)(i * 3 % 100003);
+    OK(ms_tensor_new(engine, MS_F32, 1, (int64_t[]){ LENGTH }, &whole));
+    for (size_t c = 0; c < 2 * (sizeof counts / sizeof *counts); c++) {
+        ms_tensor *part = NULL;
+        int64_t count = counts[c / 2], rows = c % 2 ? count / 2 : count, columns = c % 2 ? 2 : 1;
+        size_t bytes = (size_t)(rows * columns) * sizeof *values;
+        OK(ms_tensor_window(whole, 2, (int64_t[]){ columns, rows }, (int64_t[]){ 1, columns }, 1,
+                            &part));
+        OK(ms_tensor_write(whole, values, LENGTH * sizeof *values)); /* not awaited */
+        memset(hashes, 0, sizeof hashes);
+        memset(got, 0, LENGTH * sizeof *values);
+        OK(ms_tensor_hash(part, NULL, 0, &alone));
+        OK(ms_tensor_hash(part, got, BLOCK, hashes));
+        if (bytes) OK(ms_tensor_read(part, expected, bytes));
+        assert_memory_equal(got, expected, bytes);
+        assert_true(alone == ms_hash(expected, bytes, 0) && hashes[0] == alone);
+        size_t blocks = (bytes + BLOCK - 1) / BLOCK;
+        for (size_t b = 0; b < blocks; b++) {
+            size_t left = bytes - b * BLOCK;
+            assert_true(hashes[1 + b]
+                        == ms_hash((char *)expected + b * BLOCK, left < BLOCK ? left : BLOCK, 0));
+        }
+        for (size_t b = blocks; b < BLOCKS; b++) assert_true(hashes[1 + b] == 0);
+        OK(ms_tensor_hash(part, NULL, BLOCK, hashes)); /* in place, or through a block */
+        assert_true(hashes[0] == alone);
+        values[c] += 1;
+        ms_tensor_release(part);
+    }
+    free(values);
+    free(expected);
+    free(got);
+    ms_tensor_release(whole);
+    ms_engine_free(engine);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_split_storage_knows_the_cells_of_windows_made_before),
         cmocka_unit_test(a_kept_cast_that_was_never_written_is_made_again),
+        cmocka_unit_test(hashes_are_those_of_what_a_read_gives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

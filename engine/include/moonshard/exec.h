@@ -350,6 +350,10 @@ MS_API ms_status ms_stream_copy_out(ms_stream *stream, ms_storage *from, size_t 
 /* Blocks until bytes [offset, offset + bytes) have been written, and copies them. It waits for no
  * other work. Zeros on a device without values, where `host` may be NULL. */
 MS_API ms_status ms_storage_read(ms_storage *storage, size_t offset, void *host, size_t bytes);
+/* Blocks as a read does. *out: these bytes where the device's memory is the host's, for reading
+ * until the next task is enqueued that writes them; else NULL, without waiting. */
+MS_API ms_status ms_storage_look(ms_storage *storage, size_t offset, size_t bytes,
+                                 const void **out);
 /* The stream fails with MS_ERROR_TASK and the message if the f32 at `offset` is not 0 when the
  * stream gets there. name: of this check, for the error and the trace. Both texts must outlive the
  * engine. */

@@ -279,11 +279,9 @@ typedef struct ms_snapshot ms_snapshot;
 /* Blocks until each tensor has its value. */
 MS_API ms_status ms_snapshot_new(ms_engine *engine, const char *const *names,
                                  ms_tensor *const *tensors, uint32_t count, ms_snapshot **out);
-/* ms_hash of the tensor's bytes, seed 0 */
-MS_API uint64_t ms_snapshot_hash(const ms_snapshot *snapshot, uint32_t index);
-/* The tensor's bytes in blocks of MS_SAFETENSORS_BLOCK: their number, and the hash of one. */
-MS_API uint32_t ms_snapshot_blocks(const ms_snapshot *snapshot, uint32_t index);
-MS_API uint64_t ms_snapshot_block_hash(const ms_snapshot *snapshot, uint32_t index, uint32_t block);
+/* ms_hash of the tensor's bytes, seed 0, then that of each of its ms_safetensors_blocks. The
+ * snapshot owns them. */
+MS_API const uint64_t *ms_snapshot_hashes(const ms_snapshot *snapshot, uint32_t index);
 MS_API void ms_snapshot_free(ms_snapshot *snapshot); /* NULL is allowed */
 
 #define MS_CHECKPOINT_TENSORS "tensors.safetensors"
