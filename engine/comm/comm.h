@@ -190,11 +190,9 @@ struct ms_shared {
 };
 
 /* A rank's membership in a job: one control and one transport, and the groups of this rank. The
- * engine owns it
- * (MS_SLOT_COMM), and frees it with its groups. A group that all ranks have
- * dropped is freed, and leaves its place, its number and its streams to a later one (split.c).
- * Tasks that look at groups which are not their own stand between ms_groups_read and
- * ms_groups_read_end. */
+ * engine owns it (MS_SLOT_COMM), and frees it with its groups. A group that all ranks have dropped
+ * is freed, and leaves its place, its number and its streams to a later one (split.c). Tasks that
+ * look at groups which are not their own stand between ms_groups_read and ms_groups_read_end. */
 struct ms_comm {
     ms_engine *engine;
     const ms_control *control;
