@@ -1,9 +1,9 @@
 -- What every rank of growth_spec.lua runs: a small model trains for cfg.steps in configuration
--- cfg.config, one of CONFIGURATIONS. Prints "NAME MEMORY RESIDENT", by how many bytes the pool's
--- memory and the process are larger at the end than after half of the steps.
+-- cfg.config, one of CONFIGURATIONS. Prints "NAME RESERVED LATER RESIDENT LATER": the bytes of the
+-- pool and of the process, after cfg.from steps and at the end.
 local ms = require "moonshard"
 local nn, optim = ms.nn, ms.optim
-local cfg = ms.config { config = 1, steps = 400, source = "." }
+local cfg = ms.config { config = 1, from = 500, steps = 1000, source = "." }
 
 local function recipe(name) return dofile(("%s/recipes/hooks/%s.lua"):format(cfg.source, name)) end
 -- An edit of a watched script, now and then.
@@ -88,9 +88,9 @@ for step in ms.steps(cfg.steps) do
   if c.clip then net:clip_grad_norm(1) end
   if optimizer then optimizer:step() optimizer:zero_grad() end
   if c.after then c.after(step, net) end
-  if step == cfg.steps // 2 then before = now() end
+  if step == cfg.from then before = now() end
 end
 local after = now()
 if ms.rank() == 0 then
-  print(("%s\t%d\t%d"):format(c[1], after[1] - before[1], after[2] - before[2]))
+  print(("%s\t%d\t%d\t%d\t%d"):format(c[1], before[1], after[1], before[2], after[2]))
 end
