@@ -68,6 +68,7 @@ static bool are_slices(const ms_gpu *gpus, uint32_t count)
 }
 
 #define GPUS_MOST 64
+#define LASTING_MOST 4096 /* see has_many_lasting */
 
 /* A rank computes on the GPU of its place on its host. More ranks than GPUs are an error that all
  * of them find, unless they may share them; a driver that cannot be asked is one when the engine
@@ -249,6 +250,14 @@ static void start_engine(lua_State *L, ms_runtime *runtime)
  * answers no question about its collector there. lua_gc answers -1 while a finalizer runs. */
 static bool in_finalizer(lua_State *L) { return lua_gc(L, LUA_GCCOUNT) < 0; }
 
+/* Of what scripts keep and drop, tensors wait for a collection, also views, whose memory is
+ * another's. The number depends on calls of the script alone, as memory pressure does. */
+static bool has_many_lasting(const ms_runtime *runtime)
+{
+    size_t most = runtime->handles_after;
+    return runtime->lasting > (most > LASTING_MOST ? most : LASTING_MOST);
+}
+
 /* May raise, so it runs before a bound function owns anything. Collecting under memory pressure
  * happens here, where C holds no tensor that Lua does not see. */
 ms_engine *ms_lua_enter_inside(lua_State *L)
@@ -263,7 +272,8 @@ ms_engine *ms_lua_enter_inside(lua_State *L)
         lua_warning(L, runtime->waiting_text, 0);
         atomic_store(&runtime->waiting_line, 0);
     }
-    if (ms_engine_under_pressure(runtime->engine)) ms_lua_collect(L, runtime);
+    if (ms_engine_under_pressure(runtime->engine) || has_many_lasting(runtime))
+        ms_lua_collect(L, runtime);
     return runtime->engine;
 }
 
@@ -329,6 +339,8 @@ void ms_lua_collect(lua_State *L, ms_runtime *runtime)
     }
     /* The mark of memory pressure moves, whether or not much came back. */
     ms_engine_relieved(runtime->engine, ms_lua_heap(L));
+    runtime->lasting = 0;
+    runtime->handles_after = runtime->handle_count;
 }
 
 /* Memory is used up in the middle of a call, which a hook may have made in the middle of another.
@@ -451,10 +463,17 @@ void ms_handle_fill(ms_handle *handle, ms_tensor *owned)
     runtime->handles = handle;
 }
 
+/* From now on the handle does not end with a step. */
+static void note_lasting(const ms_handle *handle)
+{
+    if (!handle->kept && (!handle->held || handle->spent)) handle->runtime->lasting++;
+}
+
 /* It leaves the list of handles that end with their step; whoever keeps it releases it, or the
  * collector does. */
 void ms_handle_keep(ms_handle *handle)
 {
+    note_lasting(handle);
     unlink_handle(handle);
     handle->kept = true;
 }
@@ -463,6 +482,7 @@ void ms_handle_keep(ms_handle *handle)
 void ms_handle_hold(ms_handle *handle)
 {
     if (handle->kept || handle->step == 0) return;
+    note_lasting(handle);
     unlink_handle(handle);
     handle->held = true;
 }
@@ -477,6 +497,7 @@ void ms_handle_spend(ms_handle *handle)
     if (handle->next) handle->next->previous = handle;
     runtime->spent = handle;
     handle->spent = true;
+    if (runtime->lasting > 0) runtime->lasting--;
 }
 
 /* The handle is empty before the tensor is released, because a release may free callbacks. */

@@ -101,6 +101,9 @@ struct ms_runtime {
     uint64_t orders; /* numbers handed out to handles */
     ms_dropped *dropped;
     size_t dropped_count, dropped_capacity, handle_count;
+    /* Handles that no step ends, of those made since the last collection; all that were left then.
+     */
+    size_t lasting, handles_after;
     /* Memory that boxes hold outside of Lua (outside.c), now and after the last collection for its
      * sake; what several boxes share is counted once. */
     uint64_t outside_bytes, outside_after;
