@@ -615,13 +615,13 @@ end
     end)
 
     it("8 out of memory, with sizes and owners (F15)", function()
-      local code, out, err = run "--memory 1000000"
+      local code, out, err = run "--memory 700000"
       assert.equal(8, code, out .. err)
       local asked, live, peak, _, limit = err:match "no memory for (%d+) bytes: live (%d+), peak \z
         (%d+), kept by the pool (%d+), limit (%d+); largest owners: "
-      assert.equal("1000000", limit, err)
+      assert.equal("700000", limit, err)
       assert.is_true(tonumber(asked) > 0 and tonumber(live) <= tonumber(peak)
-        and tonumber(peak) <= 1000000)
+        and tonumber(peak) <= 700000)
       assert.matches("largest owners: [1-9]%d* %w+ made at small.lua:%d+", err)
     end)
 
