@@ -46,8 +46,8 @@ int ms_lua_push_group(lua_State *L, ms_group *group, uint32_t channel)
     return 1;
 }
 
-/* __gc: only counts, and tells nobody. The state's engine has freed all groups where it is closed.
- */
+/* __gc: lowers the group's count of users and sends nothing to other ranks. A closed runtime has no
+ * groups any more: its engine has freed them. */
 static int group_gc(lua_State *L)
 {
     group_box *box = luaL_checkudata(L, 1, MS_GROUP_TYPE);

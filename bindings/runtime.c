@@ -343,8 +343,9 @@ void ms_lua_collect(lua_State *L, ms_runtime *runtime)
     runtime->handles_after = runtime->handle_count;
 }
 
-/* Memory is used up in the middle of a call, which a hook may have made in the middle of another.
- * user: the runtime. */
+/* The pool asks for it when memory is used up, in the middle of a call, which a hook may have made
+ * in the middle of another. Tensors that these calls work on stay: the handles are on their stacks,
+ * or the engine holds references of its own. user: the runtime. */
 static bool collect_when_full(void *user)
 {
     ms_runtime *runtime = user;

@@ -50,12 +50,6 @@ local function check(group, parts)
   end
 end
 
-local function memory()
-  local file <close> = io.open "/proc/self/status"
-  local text = file:read "a"
-  return tonumber(text:match "VmRSS:%s*(%d+)"), tonumber(text:match "Threads:%s*(%d+)")
-end
-
 local kinds = { parts_of(1), parts_of(2), parts_of(size), turned(parts_of(2)) }
 local first, threads
 for round = 1, 100 do
@@ -77,9 +71,9 @@ for round = 1, 100 do
     group:close()
     group:close()
   end
-  if round == 2 then first, threads = memory() end
+  if round == 2 then first, threads = expect.process() end
 end
-local last, threads_now = memory()
+local last, threads_now = expect.process()
 -- Ranks that are threads share a process: others may still make their first groups.
 equal(last < first + 20000 * size, true)
 equal(threads_now <= threads + 20 * size, true)

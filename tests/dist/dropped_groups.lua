@@ -45,12 +45,6 @@ local function split(group, number)
   return group and group:split { some_of(group:size(), number) }
 end
 
-local function memory()
-  local file <close> = io.open "/proc/self/status"
-  local text = file:read "a"
-  return tonumber(text:match "VmRSS:%s*(%d+)"), tonumber(text:match "Threads:%s*(%d+)")
-end
-
 -- The last rank keeps a group of which the others know nothing any more.
 local everybody = {}
 for r = 0, size - 1 do everybody[r + 1] = r end
@@ -78,10 +72,10 @@ for round = 1, cfg.rounds do
     collectgarbage()
     collectgarbage()
   end
-  if round == 50 then first, threads = memory() end
+  if round == 50 then first, threads = expect.process() end
 end
 if cfg.memory and first then
-  local last, threads_now = memory()
+  local last, threads_now = expect.process()
   -- Ranks that are threads share a process: others may still make their first groups.
   if last > first + 20000 * size then error(("memory: %d kB, then %d kB"):format(first, last)) end
   if threads_now > threads + 20 * size then error(("%d threads"):format(threads_now)) end

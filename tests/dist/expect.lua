@@ -76,4 +76,13 @@ function expect.calls(f)
   return list
 end
 
+--- This process: its resident memory in kB, and its threads.
+---@return integer kilobytes
+---@return integer threads
+function expect.process()
+  local file <close> = assert(io.open "/proc/self/status")
+  local text = file:read "a"
+  return tonumber(text:match "VmRSS:%s*(%d+)"), tonumber(text:match "Threads:%s*(%d+)")
+end
+
 return expect

@@ -2,6 +2,7 @@
 -- cfg.config, one of CONFIGURATIONS. Prints "NAME RESERVED LATER RESIDENT LATER": the bytes of the
 -- pool and of the process, after cfg.from steps and at the end.
 local ms = require "moonshard"
+local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local nn, optim = ms.nn, ms.optim
 local cfg = ms.config { config = 1, from = 500, steps = 1000, source = "." }
 
@@ -59,12 +60,6 @@ local CONFIGURATIONS = {
   { "fsdp, find_unused", fsdp { find_unused = true }, layers = 3 },
 }
 
--- Resident bytes of this process.
-local function resident()
-  local file <close> = io.open "/proc/self/status"
-  return tonumber(file:read "a":match "VmRSS:%s*(%d+)") * 1024
-end
-
 local c = CONFIGURATIONS[cfg.config]
 local how = { vocab = 64, context = 16, layers = c.layers or 2, width = c.width or 64, heads = 2 }
 local model = (c.llama and nn.llama or nn.gpt2)(how)
@@ -79,7 +74,7 @@ x, y = x:reshape(batch, length), y:reshape(-1)
 
 local before
 local function now()
-  return { ms.memory().reserved, resident() }
+  return { ms.memory().reserved, (expect.process()) * 1024 }
 end
 for step in ms.steps(cfg.steps) do
   net:accumulate(c.passes or 1, function()

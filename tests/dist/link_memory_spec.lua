@@ -26,7 +26,7 @@ end
 print("peak", ms.rank(), ms.memory().peak)
 ]]
 
--- Futures that nobody takes, and tensors that Lua has forgotten outside of steps.
+-- Futures whose values no call takes, and tensors that the script drops outside of steps.
 local FORGOTTEN = [[
 local ms = require "moonshard"
 local sum = ms.zeros { 1000 }

@@ -10,7 +10,7 @@
 #include "exec/engine.h"
 #include "moonshard/base.h"
 
-/* Canaries have room behind each storage. */
+/* CANARY: bytes that builds with canaries add to each block, after its storage. */
 enum { STREAMS = 4, SLOTS = 24, LENGTH_MAX = 120, CANARY = MS_CANARY ? MS_CELLS_MAX : 0 };
 
 #define OK(call) assert_int_equal(call, MS_OK)

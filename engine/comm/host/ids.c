@@ -61,7 +61,8 @@ void ms_hosts_take(ms_comm *comm, uint32_t parts, ms_ids *ids)
     for (int w = 0; w < MS_GROUPS_MAX / 64; w++) ids->words[w] |= line->ids_given.words[w];
 }
 
-/* It waits for nobody: the keeper takes them with the next wish, or when it looks. */
+/* Returns at once. The keeper collects the numbers when it next serves a request of this rank, or
+ * looks at its line. */
 void ms_hosts_give(ms_comm *comm, const ms_ids *ids)
 {
     ms_host *host = comm->control_state;

@@ -137,10 +137,11 @@ MS_API ms_status ms_group_stream(ms_group *group, uint32_t channel, ms_stream **
  * one user more: the caller. MS_ERROR_STATE on all ranks alike: MS_GROUPS_MAX groups are alive. */
 MS_API ms_status ms_group_split(ms_group *group, uint32_t parts, const uint32_t *sizes,
                                 const uint32_t *ranks, ms_group **out);
-/* One user of the group more, or less, on this rank: a handle of the host, a model. Both may be
- * called at any moment, also by finalizers, and tell nobody. A group without users, whose calls
- * have ended, on all its ranks, is freed by the next split of the group that it was split from, or
- * of one that this one comes from. Ranks may drop it at different times. */
+/* Raises or lowers the number of users of the group on this rank. A user is a handle of the host or
+ * a model. Both functions may be called at any moment, also by finalizers, since they send nothing
+ * to other ranks. When the group has no users and its calls have ended, on all its ranks, the next
+ * split of its parent, or of the parent's parents, frees it. Ranks may drop it at different times.
+ */
 MS_API ms_group *ms_group_retain(ms_group *group);
 MS_API void ms_group_release(ms_group *group); /* NULL: does nothing */
 /* Whether the last split has failed as so many groups are alive. The next one first waits for the

@@ -100,8 +100,8 @@ MS_API ms_status ms_tensor_write(ms_tensor *tensor, const void *host, size_t byt
 MS_API ms_status ms_tensor_read(ms_tensor *tensor, void *host, size_t bytes);
 /* hashes[0]: ms_hash (seed 0) of the elements in row-major order, not of dtype and shape. If block
  * is not 0, the hashes of each `block` bytes of them follow (a multiple of 1 MiB; the last may be
- * shorter). host (NULL: nobody wants them) gets the elements, as from a read; blocks as a read
- * does. On sim without host: 0, and block must be 0. */
+ * shorter). If host is not NULL, the elements are copied to it as by ms_tensor_read. The call
+ * blocks as a read does. On sim without host: 0, and block must be 0. */
 MS_API ms_status ms_tensor_hash(ms_tensor *tensor, void *host, size_t block, uint64_t *hashes);
 
 /* Copies `source` (of the same shape, and on another storage; any dtype) into the tensor on the

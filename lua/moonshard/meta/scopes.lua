@@ -118,11 +118,9 @@
 ---@field report fun(options: ms.ReportOptions): ms.Report
 
 --- A value (a tensor, or a list from `ms.all`) and the point in a stream at which the value is
---- ready. A future keeps its value across steps, until the end of the step in which `value` or
---- `sync` gives it; what is to live longer is kept by `keep()`. It may have several `and_then`.
---- A value ends with the step in which it is taken, unless the script keeps it: by value() or
---- sync(), by a callback, or by the engine, which takes what a link returns. What a callback returns
---- is the value of the new future.
+--- ready. A future keeps its value across steps, until the end of the step in which the value is
+--- taken: by `value` or `sync`, by a callback of `and_then`, or by the engine, which takes what a
+--- link returns. What is to live longer is kept by `keep()`. A future may have several `and_then`.
 ---@class ms.Future
 --- The value. The current stream waits until it is ready; the host does not.
 --- ```lua
