@@ -8,7 +8,7 @@
 
 /* Below this growth, and below the size of Lua's own heap, a collection costs more than what it can
  * give back is worth. */
-#define OUTSIDE_LEAST ((uint64_t)4 << 20)
+#define OUTSIDE_LEAST ((uint64_t)3 << 20)
 
 /* The object comes first: users have a pointer to it. */
 typedef struct box {
