@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#if defined(__x86_64__)
+#if defined(MS_WITH_AVX2)
 #include <cpuid.h>
 
 /* Files for avx2 and above are compiled for f16c too. Not every compiler can ask for it by name, so
@@ -20,7 +20,7 @@ static bool has_f16c(void)
  * the extensions that its files are compiled with (settings.cmake). */
 static ms_isa best_isa(void)
 {
-#if defined(__x86_64__)
+#if defined(MS_WITH_AVX2)
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")
         || !__builtin_cpu_supports("bmi2") || !has_f16c())

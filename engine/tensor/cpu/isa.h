@@ -20,7 +20,7 @@
 #define MS_ISA_JOIN(a, b) MS_ISA_JOIN2(a, b)
 #define MS_ISA_NAME(name) MS_ISA_JOIN(name, MS_ISA)
 
-#if defined(__x86_64__) && defined(MS_WITH_AVX512)
+#if defined(MS_WITH_AVX512)
 #define MS_ISA_TABLE(type, name)                                     \
     extern const type name##_portable, name##_avx2, name##_avx512;   \
     static inline const type *name##_for(ms_isa isa)                 \
@@ -36,7 +36,7 @@
         if (isa == MS_ISA_AVX512) return &name##_avx512;                              \
         return isa == MS_ISA_AVX2 ? &name##_avx2 : &name##_portable;                  \
     }
-#elif defined(__x86_64__)
+#elif defined(MS_WITH_AVX2)
 #define MS_ISA_TABLE(type, name)                                     \
     extern const type name##_portable, name##_avx2;                  \
     static inline const type *name##_for(ms_isa isa)                 \
