@@ -5,10 +5,13 @@ before_each(function() folder = command.folder() end)
 after_each(function() command.remove(folder) end)
 
 describe("sharded optimizers and averagers", function()
-  for _, way in ipairs {
-    "-n 1", "-n 3", "-n 4 --thread-ranks", command.full and "-n 2" or nil,
-    command.full and "-n 3 --thread-ranks" or nil,
-  } do
+  local ways = { "-n 4 --thread-ranks" }
+  if command.full then table.insert(ways, "-n 3 --thread-ranks") end
+  -- The thread sanitizer sees nothing of what processes share.
+  if os.getenv "MOONSHARD_SANITIZE" ~= "thread" then
+    table.move({ "-n 1", "-n 3", command.full and "-n 2" or nil }, 1, 3, #ways + 1, ways)
+  end
+  for _, way in ipairs(ways) do
     it("hold on " .. way, function()
       local out = command.succeed(folder,
         ("run '%s/tests/dist/optim.lua' %s"):format(command.source, way))

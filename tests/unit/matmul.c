@@ -122,7 +122,7 @@ static void test_matmul_long_sums(void **state)
 {
     (void)state;
     static const int64_t tokens[] = { 63, 64, 255, 256, 300, 640, 1025 };
-    for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++) {
+    for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t += ranges_are_short() ? 3 : 1) {
         int64_t k = tokens[t];
         MATMUL(MS_F32, laid((operand)SHAPE(80, k), SWAPPED), SHAPE(k, 32), SHAPE(80, 32));
         MATMUL(MS_F32, laid((operand)SHAPE(32, k), SWAPPED), SHAPE(k, 80), SHAPE(32, 80));
