@@ -267,7 +267,9 @@ typedef struct ms_membership {
 } ms_membership;
 /* The membership of an engine that has none yet, and its world. */
 ms_status ms_comm_new(ms_engine *engine, const ms_membership *membership, ms_group **world);
-/* members: world ranks; NULL for 0 .. size-1. */
+/* members: world ranks; NULL for 0 .. size-1. id: of control, or MS_GROUP_ALONE for the group of
+ * this rank alone, whose calls go to no peer, so that it has no control even in a real job. */
+#define MS_GROUP_ALONE UINT32_MAX
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out);
 ms_comm *ms_comm_of(const ms_engine *engine);

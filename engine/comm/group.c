@@ -134,7 +134,6 @@ static void put_in_place(ms_comm *comm, ms_group *group, uint32_t place)
     comm->groups[place] = group;
     if (place == count) atomic_store(&comm->group_count, count + 1);
     end_change(comm);
-    group->place = place;
     for (uint32_t g = 0; g <= count && g < MS_GROUP_PLACES; g++) {
         ms_group *other = comm->groups[g];
         if (!other) continue;
@@ -155,7 +154,8 @@ static void begin_counts(ms_group *group)
     }
 }
 
-/* Only the host thread makes groups. */
+/* Only the host thread makes groups. Tasks of other streams may look at a group as soon as it has a
+ * place, so all that they read is there before. */
 ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
                        const uint32_t *members, ms_group **out)
 {
@@ -166,13 +166,14 @@ ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t ra
     ms_group *group = NULL;
     ms_status status = allocate_group(comm, name, size, members, &group);
     if (status) return status;
-    group->control = comm->control;
-    group->transport = comm->transport;
+    group->control = id == MS_GROUP_ALONE ? &ms_control_none : comm->control;
+    group->transport = id == MS_GROUP_ALONE ? &ms_transport_fake : comm->transport;
     group->id = id;
     group->rank = rank;
     group->users = 1;
-    put_in_place(comm, group, place);
+    group->place = place;
     begin_counts(group);
+    put_in_place(comm, group, place);
     *out = group;
     return MS_OK;
 }

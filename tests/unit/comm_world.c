@@ -3,9 +3,12 @@
 #include "comm_support.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 
+#include "comm/comm.h"
+#include "comm/control.h"
 #include "fault_os.h"
 
 static ms_engine *alone(const char *device)
@@ -421,6 +424,59 @@ static void a_link_is_shared_by_channels(void **state)
         if (*ranks[r].why) fail_msg("%s", ranks[r].why);
 }
 
+/* ------------------------------------------------------- groups that are read */
+
+typedef struct reader {
+    ms_comm *comm;
+    atomic_bool ends;
+    atomic_uint rounds;
+    uint64_t numbers;
+    bool wrong;
+} reader;
+
+/* What tasks that wait for peers read of all groups. */
+static void *read_groups(void *argument)
+{
+    reader *self = argument;
+    while (!atomic_load(&self->ends)) {
+        ms_groups_read(self->comm);
+        for (uint32_t g = 0; g < atomic_load(&self->comm->group_count); g++) {
+            const ms_group *group = self->comm->groups[g];
+            if (!group) continue;
+            /* The fake world's control and that of one rank are the same. */
+            self->wrong |= group->control != &ms_control_none || !group->transport;
+            self->numbers += group->numbers;
+        }
+        ms_groups_read_end(self->comm);
+        atomic_fetch_add(&self->rounds, 1);
+    }
+    return NULL;
+}
+
+/* Under the thread sanitizer: nothing that they read is written after it can be seen. */
+static void a_group_is_whole_when_tasks_see_it(void **state)
+{
+    (void)state;
+    ms_engine *engine = alone("cpu");
+    ms_group *world = NULL, *self = NULL, *part = NULL;
+    const uint32_t size = 2, ranks[] = { 1, 0 };
+    assert_int_equal(ms_comm_open_fake(engine, 0, 2, &world), MS_OK);
+    reader reading = { .comm = world->comm };
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, read_groups, &reading), 0);
+    for (int i = 0; i < 100; i++) {
+        unsigned seen = atomic_load(&reading.rounds);
+        while (atomic_load(&reading.rounds) == seen) sched_yield();
+        assert_int_equal(ms_group_split(world, 1, &size, ranks, &part), MS_OK);
+        if (i == 50) assert_int_equal(ms_comm_alone(engine, &self), MS_OK);
+        ms_group_release(part);
+    }
+    atomic_store(&reading.ends, true);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_false(reading.wrong);
+    ms_engine_free(engine);
+}
+
 /* ---------------------------------------------------------- memory runs out */
 
 static void full_heap(rank *self)
@@ -530,6 +586,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_fake_world_repeats_this_rank),
         cmocka_unit_test(a_link_is_shared_by_channels),
         cmocka_unit_test(a_full_heap_is_an_error),
+        cmocka_unit_test(a_group_is_whole_when_tasks_see_it),
         cmocka_unit_test(any_failed_call_of_the_system_is_an_error_and_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

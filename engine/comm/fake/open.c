@@ -32,20 +32,16 @@ ms_status ms_comm_open_fake(ms_engine *engine, uint32_t rank, uint32_t size, ms_
     return ms_comm_open_fake_on(engine, &fake, world);
 }
 
-/* Made at first use and kept. Its calls go to no peer, so it has no control, even in a real job.
- * UINT32_MAX is no id that control hands out. */
+/* Made at first use and kept. */
 ms_status ms_comm_alone(ms_engine *engine, ms_group **out)
 {
     ms_comm *comm = ms_comm_of(engine);
     if (!comm) return ms_engine_fail(engine, MS_ERROR_STATE, "this engine has no world yet");
     if (!comm->alone) {
         const ms_group *world = comm->groups[0];
-        ms_status status = ms_group_new(comm, UINT32_MAX, "self", 0, 1,
+        ms_status status = ms_group_new(comm, MS_GROUP_ALONE, "self", 0, 1,
                                         &world->members[world->rank], &comm->alone);
         if (status) return status;
-        /* ms_group_new has given it those of the membership. */
-        comm->alone->control = &ms_control_none;
-        comm->alone->transport = &ms_transport_fake;
     }
     *out = comm->alone;
     return MS_OK;
