@@ -3,6 +3,7 @@
 local command = {
   program = os.getenv "MOONSHARD_BIN", source = os.getenv "MOONSHARD_SOURCE",
   full = os.getenv "MOONSHARD_TEST_FULL" == "1",
+  short = os.getenv "MOONSHARD_TEST_SHORT" == "1",
 }
 
 -- Seconds until a command counts as hanging: long enough for sanitizers, long ranges and a busy
