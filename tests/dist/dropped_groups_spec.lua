@@ -2,7 +2,8 @@
 local command = require "command"
 
 -- Sanitizers keep freed memory for a while, and take longer.
-local OPTIONS = (os.getenv "MOONSHARD_SANITIZE" or "") == "" and "" or "memory=false rounds=30"
+local SANITIZED = (os.getenv "MOONSHARD_SANITIZE" or "") ~= ""
+local OPTIONS = SANITIZED and "memory=false rounds=30" or command.full and "" or "rounds=100"
 
 describe("dropped groups are freed", function()
   for _, ranks in ipairs { "1", "2", "3", "4 --thread-ranks" } do

@@ -92,7 +92,8 @@ if not SANITIZED then
     for _, what in ipairs { "data", "parts", "loader", "tokenizer" } do levels(what, 200) end
     for _, width in ipairs { 64, 512 } do
       for what, rounds in pairs { state = 300, model = 300, checkpoint = 40, pretrained = 60 } do
-        levels(what, width == 64 and rounds or rounds // 2, width)
+        local cut = (width == 64 and 1 or 2) * (command.full and 1 or 2)
+        levels(what, rounds // cut, width)
       end
     end
 
