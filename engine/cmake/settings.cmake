@@ -48,10 +48,10 @@ endif()
 
 # One compilation of engine/*/cpu/isa/*.c for each instruction set; the engine picks one at run time.
 set(MOONSHARD_ISA avx512 CACHE STRING
-  "portable, avx2 or avx512: kernels are compiled for this and for what stands before it; fewer save time, most under a sanitizer")
+  "the highest instruction set that kernels are compiled for: portable, avx2 or avx512; a lower one saves time, most under a sanitizer")
 set_property(CACHE MOONSHARD_ISA PROPERTY STRINGS portable avx2 avx512)
 if(NOT MOONSHARD_ISA MATCHES "^(portable|avx2|avx512)$")
-  message(FATAL_ERROR "MOONSHARD_ISA is \"${MOONSHARD_ISA}\", and none of portable, avx2, avx512.")
+  message(FATAL_ERROR "MOONSHARD_ISA is \"${MOONSHARD_ISA}\": it must be portable, avx2 or avx512.")
 endif()
 set(MS_ISA_LIST portable)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND NOT MOONSHARD_ISA STREQUAL "portable")
