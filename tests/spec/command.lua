@@ -3,8 +3,8 @@
 local command = {
   program = os.getenv "MOONSHARD_BIN", source = os.getenv "MOONSHARD_SOURCE",
   full = os.getenv "MOONSHARD_TEST_FULL" == "1",
-  short = os.getenv "MOONSHARD_TEST_SHORT" == "1",
 }
+command.short = os.getenv "MOONSHARD_TEST_SHORT" == "1" and not command.full
 
 -- Seconds until a command counts as hanging: long enough for sanitizers, long ranges and a busy
 -- machine.

@@ -1,5 +1,5 @@
 /* comm_world.c: how a job is made, handed to other programs and refused; fake worlds and their
- * accounts; the link; memory that runs out. ctest: cuda-local */
+ * accounts; the link; groups that tasks look at; memory that runs out. ctest: cuda-local */
 #include "comm_support.h"
 
 #include <errno.h>
