@@ -193,6 +193,8 @@ struct ms_pool {
         grown_at;           /* live_peak when it last rose by much, and the steps until then */
     uint32_t growing_steps; /* in which `top` rose since then */
     bool grew;              /* top rose in this step */
+    bool has_spare;         /* see add_spare */
+    uint64_t largest;       /* bytes of the largest block that was asked for */
     bool has_apart;         /* some block was given back apart */
     bool is_full;           /* the machine refused memory below the limit, in the last attempt */
     ms_block *last;         /* the block at the top of the arena */

@@ -8,8 +8,8 @@
  * (2) a row of free neighbours that were freed before the end of the last step, with waits inserted
  *     on the asking stream: these uses are over, or nearly so;
  * (3) new memory while under the limit;
- * (4) the row of free neighbours freed longest ago, with waits; what is missing to it at the top of
- *     the arena is new memory;
+ * (4) any row of free neighbours, with waits; what is missing to it at the top of the arena is new
+ *     memory;
  * (5) what the host's collector frees.
  * (4) comes before (3) in a pool that would grow for ever: see takes_any. Nothing here asks whether
  * a use has happened, so offsets and peak are the same in every run, with data or without.
@@ -34,6 +34,7 @@
 /* Bounds of what a pool takes by growing where it has free blocks: see takes_any. */
 #define MS_POOL_GROWING_STEPS 16
 #define MS_POOL_SETTLED_STEPS 96
+#define MS_POOL_SPARE_STEPS 8
 #define MS_POOL_FREE_GROWTH (64ull << 20)
 
 /* The bin of a size. Four bins for each power of two: every block of a higher bin is larger than
@@ -325,12 +326,13 @@ typedef struct row {
     uint64_t bytes; /* of all of them */
 } row;
 
-/* The row of at least `size` bytes whose latest free is the earliest, and is `before` or earlier:
- * its uses are the likeliest to be over. No row is longer than it must be. All free blocks are
- * looked at, as a miss means growth or an error, and waits follow a hit. */
+/* The shortest row of at least `size` bytes that were freed at `before` or earlier; of equal ones
+ * the lowest. The choice does not go by the order of frees: so a step that repeats the one before
+ * it comes to repeat its places, too, and needs no more memory. All free blocks are looked at, as a
+ * miss means growth or an error, and waits follow a hit. */
 static bool find_row(const ms_pool *pool, uint64_t size, uint64_t before, row *out)
 {
-    uint64_t earliest = UINT64_MAX;
+    bool found = false;
     row now = { 0 };
     for (ms_block *block = before ? pool->last : NULL; block; block = block->before) {
         if (!block->freed || block->freed > before) {
@@ -344,17 +346,11 @@ static bool find_row(const ms_pool *pool, uint64_t size, uint64_t before, row *o
             now.bytes -= now.last->size;
             now.last = now.last->before;
         }
-        if (now.bytes < size) continue;
-        uint64_t latest = 0;
-        for (const ms_block *one = now.first;; one = one->after) {
-            if (one->freed > latest) latest = one->freed;
-            if (one == now.last) break;
-        }
-        if (latest > earliest) continue;
-        earliest = latest;
+        if (now.bytes < size || (found && now.bytes > out->bytes)) continue;
+        found = true;
         *out = now;
     }
-    return earliest != UINT64_MAX;
+    return found;
 }
 
 /* ----------------------------------------------------------- taking, giving */
@@ -414,6 +410,18 @@ static bool raise_top(ms_pool *pool, uint64_t end)
     return true;
 }
 
+/* A block at the end of the arena, in no list. */
+static ms_block *append(ms_pool *pool, uint64_t offset, uint64_t size)
+{
+    ms_block *block = struct_take(pool);
+    block->offset = offset;
+    block->size = size;
+    block->before = pool->last;
+    if (pool->last) pool->last->after = block;
+    pool->last = block;
+    return block;
+}
+
 /* New memory at the top of the arena; NULL where the limit or the machine refuses. A covered free
  * block at the top is extended in place of leaving a hole below the new block. */
 static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
@@ -431,13 +439,7 @@ static ms_block *grow(ms_pool *pool, ms_stream *stream, uint64_t size)
         last->size = size;
         return last;
     }
-    last = struct_take(pool);
-    last->offset = begin;
-    last->size = size;
-    last->before = pool->last;
-    if (pool->last) pool->last->after = last;
-    pool->last = last;
-    return last;
+    return append(pool, begin, size);
 }
 
 /* Cuts the block to `size` and frees the rest, which inherits the uses and the time of the whole. A
@@ -519,16 +521,36 @@ static bool takes_any(const ms_pool *pool, uint64_t size)
            || pool->steps - pool->grown_at >= MS_POOL_SETTLED_STEPS || pool->top + size > bound;
 }
 
+/* A free block at the top of the arena, as large as the largest request. A pool gets one, if it
+ * still grows MS_POOL_SPARE_STEPS steps after live memory last rose, and not because more is in use
+ * than ever: there the places of a step differ from those of the step before, and sooner or later
+ * some request would find no row that is long enough. */
+static void add_spare(ms_pool *pool)
+{
+    if (pool->has_spare || pool->steps - pool->grown_at < MS_POOL_SPARE_STEPS) return;
+    uint64_t offset = pool->top;
+    pool->has_spare = true;
+    if (!raise_top(pool, offset + pool->largest)) return;
+    ms_block *block = append(pool, offset, pool->largest);
+    block->freed = 1; /* before any step's end */
+    list_add(pool, block);
+}
+
 /* A block of at least `size` bytes for which the stream may have to wait, off the free lists; or
  * NULL. */
 static ms_block *find_or_grow(ms_pool *pool, ms_stream *stream, uint64_t size)
 {
     row found;
-    if (find_row(pool, size, takes_any(pool, size) ? UINT64_MAX : pool->frees_before, &found))
-        return join_row(pool, found, size);
+    if (find_row(pool, size, pool->frees_before, &found)) return join_row(pool, found, size);
+    bool any = takes_any(pool, size), needs = pool->used + size > pool->used_peak;
+    if (any && find_row(pool, size, UINT64_MAX, &found)) return join_row(pool, found, size);
+    uint64_t top = pool->top;
     ms_block *block = grow(pool, stream, size);
-    if (!block && find_row(pool, size, UINT64_MAX, &found)) block = join_row(pool, found, size);
-    return block ? block : grow_top(pool, size);
+    if (!block && !any && find_row(pool, size, UINT64_MAX, &found))
+        return join_row(pool, found, size);
+    if (!block) block = grow_top(pool, size);
+    if (pool->top > top && !needs) add_spare(pool);
+    return block;
 }
 
 /* Bytes of live storages by the line that made them. script is an id + 1; 0: a free place. */
@@ -658,9 +680,10 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
     uint64_t size = (bytes + canaries + MS_POOL_ALIGN - 1) & ~(uint64_t)(MS_POOL_ALIGN - 1);
     if (size == 0) size = MS_POOL_ALIGN;
     note_step(pool);
+    if (size > pool->largest) pool->largest = size;
     ms_block *block = NULL;
     for (int attempt = 0; !block; attempt++) {
-        /* One for a new block, one for the rest of a split. */
+        /* One for a new block, one for the rest of a split or a spare block. */
         ms_status status = reserve_structs(pool, 2);
         if (status) return status;
         block = choose(pool, stream, size);
