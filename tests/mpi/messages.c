@@ -125,7 +125,7 @@ int main(int count, char **arguments)
 {
     ms_context context = { .os = ms_os_posix() };
     const ms_mpi_module *module = NULL;
-    const ms_mpi_options options = { .timeout_ns = 60000000000u, .news = news };
+    const ms_mpi_options options = { .timeout_ns = 1800000000000u, .news = news };
     ms_mpi *mpi = NULL;
     bool stays = count == 3 && strcmp(arguments[2], "stay") == 0;
     if (count != 2 && !stays) fail("give the module's file");

@@ -54,7 +54,7 @@ static ms_status open_stub(ms_context *context, uint64_t timeout_ns, ms_mpi **ou
     return ms_mpi_open(context, module, &options, out);
 }
 
-#define LONG_NS 60000000000u
+#define LONG_NS 1800000000000u
 #define SHORT_NS 30000000u
 
 static ms_mpi *stub(ms_context *context)

@@ -128,7 +128,7 @@ static void end_job(ms_engine *engine, const ms_error *error)
 ms_status hosts_job_open(hosts_job *job, ms_engine *engine, uint32_t rank, ms_group **world)
 {
     ms_host_files *files = &job->members[rank].files;
-    ms_mpi_options options = { .timeout_ns = 60000000000u,
+    ms_mpi_options options = { .timeout_ns = 1800000000000u,
                                .crowded = true,
                                .news = wake,
                                .user = &files->control->lines[rank] };
