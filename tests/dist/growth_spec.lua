@@ -5,7 +5,7 @@ local command = require "command"
 local few, all = { 3, 4, 10 }, {}
 for i = 1, 20 do all[i] = i end
 local configurations = command.full and all or few
-local from, steps = command.full and 1000 or 500, command.full and 10000 or 1000
+local from, steps = command.full and 1000 or 250, command.full and 10000 or 500
 -- What the process may take beside 2%: Lua's own heap, whose collector runs when it has grown.
 local HEAP <const> = 2 << 20
 local SANITIZED = (os.getenv "MOONSHARD_SANITIZE" or "") ~= ""

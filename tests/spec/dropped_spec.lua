@@ -89,7 +89,9 @@ if not SANITIZED then
           :format(threads, most_threads))
       end)
     end
-    for _, what in ipairs { "data", "parts", "loader", "tokenizer" } do levels(what, 200) end
+    for _, what in ipairs { "data", "parts", "loader", "tokenizer" } do
+      levels(what, command.full and 200 or 100)
+    end
     for _, width in ipairs { 64, 512 } do
       for what, rounds in pairs { state = 300, model = 300, checkpoint = 40, pretrained = 60 } do
         local cut = (width == 64 and 1 or 2) * (command.full and 1 or 2)

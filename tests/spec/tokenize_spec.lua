@@ -70,7 +70,9 @@ describe("moonshard tokenize", function()
     assert.matches("3 shards, 1 of them new", (tokenize "1 2 3"))
     assert.is_false((core.exists(folder .. "/shards/train_00001.bin.tmp-1-2")))
     -- Also on one thread, and from the start, the shards are the same.
-    assert.matches("3 of them new", (tokenize "--force --threads 1 1 2 3"))
+    if not command.short then
+      assert.matches("3 of them new", (tokenize "--force --threads 1 1 2 3"))
+    end
     for i = 0, 2 do
       assert.equal(whole[i], command.read(folder .. "/shards/train_0000" .. i .. ".bin"))
     end
@@ -235,7 +237,7 @@ describe("moonshard tokenize", function()
         assert.equal(whole, shard(file, cut // 2, cut, #text))
       end
       -- A line that is longer than what is read at once, and those around it.
-      local long = ("word "):rep(700000)
+      local long = ("word "):rep(command.short and 250000 or 700000)
       text = ('{"t": "before"}\n{"t": "%s"}\n{"t": "after"}\n{"t": 1}\n'):format(long)
       command.write(file, text)
       local _, message = shard(file, 1 << 20, 3 << 20, #text)
@@ -243,11 +245,9 @@ describe("moonshard tokenize", function()
       text = text:sub(1, -10)
       command.write(file, text)
       whole = assert(shard(file, #text))
-      local cuts = { 5, 15, 16, 17, 1 << 20, 2 << 20, #text - 16, #text - 15 }
-      for i = 1, #cuts, command.short and 4 or 1 do
-        local cut = cuts[i]
-        assert.equal(whole, shard(file, cut, #text))
-      end
+      local cuts = command.short and { 5, 1 << 20 }
+        or { 5, 15, 16, 17, 1 << 20, 2 << 20, #text - 16, #text - 15 }
+      for _, cut in ipairs(cuts) do assert.equal(whole, shard(file, cut, #text)) end
       local set = assert(ms.data.tokens(folder .. "/part.bin"))
       local ids = set:loader { batch = 1, length = set:size() - 1 }:next()
       local shown = tokenizer:decode(ids, { special = "text" })
@@ -256,7 +256,7 @@ describe("moonshard tokenize", function()
 
     it("cuts a large file into shards, of which each line is in one", function()
       local lines = {}
-      for i = 1, 60000 do lines[i] = ('{"t": "%d %s"}\n'):format(i, ("y"):rep(i % 180)) end
+      for i = 1, 45000 do lines[i] = ('{"t": "%d %s"}\n'):format(i, ("y"):rep(i % 180)) end
       local text = table.concat(lines)
       command.write(folder .. "/a.jsonl", text)
       local out = tokenize "--field t --threads 2 a.jsonl"

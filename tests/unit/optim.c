@@ -219,6 +219,7 @@ static void bits_do_not_depend_on_threads_or_what_is_around(void **state)
         for (uint32_t variant = 1; variant <= 4; variant++) {
             /* Threads of the host compute nothing for a GPU. */
             if (device_is_cuda() && !ranges_are_long() && (variant == 2 || variant == 3)) continue;
+            if (ranges_are_short() && i % 3 != 0) continue;
             ms_engine *engine = make_engine(NULL, variant);
             ms_engine_set_poison(engine, variant == 4);
             ms_hyperparameters hyper = hyper_of(i);
