@@ -1,7 +1,7 @@
 /* comm_graphs.c: collectives that come again with the same memory (ms_comm_use_graphs): on GPUs
  * NCCL launches them as graphs. Results are those of calls by themselves, ranks that differ are
  * told so, and a job whose graph never ends is over in time. On the CPU nothing changes.
- * ctest: cuda-ranks */
+ * ctest: cuda-ranks waits */
 #include <dlfcn.h>
 
 #include "comm/nccl/nccl.h"
