@@ -11,8 +11,9 @@
  * (4) any row of free neighbours, with waits; what is missing to it at the top of the arena is new
  *     memory;
  * (5) what the host's collector frees.
- * (4) comes before (3) in a pool that would grow for ever: see takes_any. Nothing here asks whether
- * a use has happened, so offsets and peak are the same in every run, with data or without.
+ * (4) comes before (3) in a pool that would grow for ever: see takes_any. One that grows late gets
+ * a spare block with (3) or (4), once: see add_spare. Nothing here asks whether a use has happened,
+ * so offsets and peak are the same in every run, with data or without.
  *
  * A freed block is joined with its free neighbours, and the whole is covered for whoever is after
  * all of their users. For a block that was dropped, to be taken again by another stream than its
