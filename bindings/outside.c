@@ -2,8 +2,10 @@
  *
  * The collector runs in proportion to Lua's own memory, of which a box takes a few bytes: a script
  * that drops data sets in a loop would fill the machine before it ran. So boxes tell how much they
- * hold, and a full collection comes before the next object is made where that has doubled. The
- * moments depend on the sizes alone, not on the collector's pace. */
+ * hold, and a full collection comes before the next object is made where that has grown by half. A
+ * collection may leave what the last rounds of a loop have dropped, since stack slots that are not
+ * used any more still name it; with twice the memory as the bound, such loops took up to five times
+ * what one round holds. The moments depend on the sizes alone, not on the collector's pace. */
 #include "bindings/io.h"
 
 /* Below this growth, and below the size of Lua's own heap, a collection costs more than what it can
@@ -49,7 +51,7 @@ void *ms_lua_unbox(lua_State *L, int index, const char *type)
 void ms_lua_make_room(lua_State *L)
 {
     ms_runtime *runtime = ms_lua_runtime(L);
-    uint64_t after = runtime->outside_after, least = after;
+    uint64_t after = runtime->outside_after, least = after / 2;
     if (least < OUTSIDE_LEAST) least = OUTSIDE_LEAST;
     if (least < runtime->heap_after) least = runtime->heap_after;
     if (ms_grow(&runtime->context, (void **)&runtime->shared, &runtime->shared_capacity,
