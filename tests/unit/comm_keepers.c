@@ -33,6 +33,7 @@ struct cluster {
     ms_keeper *keepers[HOSTS_MOST];
     pthread_t gathering[HOSTS_MOST];
     ms_status gathered[HOSTS_MOST];
+    const ms_transport *transport; /* NULL: that of one host */
     void (*run)(member *self);
     member members[8];
     _Atomic uint32_t arrived, released;
@@ -70,7 +71,8 @@ static void enter(member *self)
          == MS_OK);
     MUST(ms_engine_new(&options, &self->error, &self->engine) == MS_OK);
     ms_membership membership = { .control = &ms_control_hosts,
-                                 .transport = &ms_transport_local,
+                                 .transport = self->of->transport ? self->of->transport
+                                                                  : &ms_transport_local,
                                  .rendezvous = rendezvous,
                                  .rank = self->number,
                                  .size = self->of->ranks };
@@ -322,6 +324,81 @@ static void test_deadlocks_over_hosts_are_found(void **state)
     }
 }
 
+/* A call that a rank has entered when all members have, as far as its host knows. */
+static ms_task_result enter_and_leave(ms_run *run, void *arguments)
+{
+    const ms_comm_args *args = arguments;
+    ms_host *host = args->group->comm->control_state;
+    if (!ms_ledger_enter(host, args)) return ms_host_fail(run, host, args);
+    ms_ledger_landed(host, args->group->channels[args->channel].flight);
+    return MS_TASK_DONE;
+}
+static const ms_task entering[MS_COLLECTIVES] = MS_COMM_TASKS(enter_and_leave);
+
+static void enter_in_a_part(member *self)
+{
+    ms_group *part = NULL;
+    const uint32_t all[] = { 0, 1, 2, 3 }, size = 4;
+    MUST(ms_group_split(self->world, 1, &size, all, &part) == MS_OK);
+    self->status = ms_group_barrier(part, 0);
+    self->error = *ms_engine_error(self->engine);
+}
+
+/* Whether the job has ended, or each rank has stood still for so many looks. */
+static bool have_waited(const cluster *of, uint32_t looks)
+{
+    for (uint32_t r = 0; r < of->ranks; r++) {
+        const ms_control_file *control = of->keepers[of->options[0].host_of[r]]->control;
+        if (ms_host_ended(control)) return true;
+        if ((uint32_t)atomic_load(&control->lines[r].still) < looks) return false;
+    }
+    return true;
+}
+
+/* What each rank has entered becomes known on the other hosts. */
+static void deliver(const cluster *of, uint32_t group)
+{
+    for (uint32_t h = 0; h < of->hosts; h++)
+        for (uint32_t c = 0; c < MS_CHANNELS; c++)
+            for (uint32_t r = 0; r < of->ranks; r++) {
+                uint32_t at = of->options[0].host_of[r];
+                if (at == h) continue;
+                const ms_member_line *from = ms_member(of->keepers[at]->files, group, c, r);
+                ms_member_line *to = ms_member(of->keepers[h]->files, group, c, r);
+                for (int s = 0; s < 2; s++) {
+                    uint64_t number = atomic_load(&from->slots[s].seq);
+                    if (!number) continue;
+                    memcpy((char *)&to->slots[s] + sizeof number,
+                           (const char *)&from->slots[s] + sizeof number,
+                           sizeof to->slots[s] - sizeof number);
+                    atomic_store(&to->slots[s].seq, number);
+                }
+            }
+    for (uint32_t h = 0; h < of->hosts; h++)
+        for (uint32_t r = 0; r < of->ranks; r++)
+            if (of->options[0].host_of[r] == h)
+                ms_host_wake_line(&of->keepers[h]->control->lines[r]);
+}
+
+/* All have entered a call of a group for which a rank of the first host has asked, and what tells
+ * the other hosts is under way. */
+static void test_a_message_under_way_is_no_deadlock(void **state)
+{
+    (void)state;
+    static ms_transport slow;
+    const struct timespec pause = { .tv_nsec = 1000000 };
+    cluster of = { .transport = &slow };
+    slow = ms_transport_local;
+    slow.tasks = entering;
+    begin(&of, 4, two_by_two);
+    start(&of, enter_in_a_part);
+    while (!have_waited(&of, 20)) nanosleep(&pause, NULL);
+    deliver(&of, 1);
+    finish(&of, true);
+    for (uint32_t r = 0; r < 4; r++)
+        if (of.members[r].status) fail_msg("%s", of.members[r].error.message);
+}
+
 /* A rank returns while the others go on. */
 static void leave_early(member *self)
 {
@@ -518,6 +595,7 @@ int main(void)
         cmocka_unit_test(test_requests_are_met_before_one_step),
         cmocka_unit_test(test_hosts_agree_on_the_cause),
         cmocka_unit_test(test_deadlocks_over_hosts_are_found),
+        cmocka_unit_test(test_a_message_under_way_is_no_deadlock),
         cmocka_unit_test(test_ranks_that_leave_early_are_named),
         cmocka_unit_test(test_a_host_that_is_lost_is_named),
         cmocka_unit_test(test_strangers_are_turned_away),

@@ -98,6 +98,7 @@ static ms_status join_group(ms_comm *comm, uint32_t id)
     if (error)
         return ms_fail_os(ms_engine_context(comm->engine), error, "no memory for a new group",
                           NULL);
+    ms_host_note_id(host->control, id);
     for (uint32_t channel = 0; channel < MS_CHANNELS; channel++) {
         ms_member_line *line = ms_member(host->files, id, channel, host->rank);
         if (!atomic_load(&line->issued)) continue;

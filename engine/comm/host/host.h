@@ -178,7 +178,7 @@ typedef struct ms_control_file {
     ms_word reported; /* over several hosts: the report of the job's end is written */
     ms_word folder_set;
     char folder[MS_FOLDER_BYTES];
-    ms_word groups;       /* all ids handed out so far are below */
+    ms_word groups;       /* the numbers of all groups of this host's ranks so far are below */
     ms_id_words ids_used; /* now; of a job over several hosts, the first host's counts */
     /* How GPUs' tensors travel, as the first rank with one has said: see local/direct.c. */
     _Atomic uint64_t way;
@@ -460,8 +460,8 @@ void ms_ids_put(ms_id_words words, const ms_ids *ids);
 void ms_ids_remove(ms_id_words words, const ms_ids *ids);
 /* Adds so many numbers that are free, or as many as there are. */
 void ms_host_take_ids(ms_control_file *control, uint32_t parts, ms_ids *ids);
-/* These are handed out: reports and lines go by it. */
-void ms_host_note_ids(ms_control_file *control, const ms_ids *ids);
+/* A rank of this host becomes a member of the group with this number. */
+void ms_host_note_id(ms_control_file *control, uint32_t id);
 /* Slots of ms_control_host and ms_control_hosts: see ms_control. */
 void ms_host_take(ms_comm *comm, uint32_t parts, ms_ids *ids);
 void ms_host_give(ms_comm *comm, const ms_ids *ids);

@@ -14,12 +14,10 @@ void ms_ids_remove(ms_id_words words, const ms_ids *ids)
     for (int w = 0; w < MS_GROUPS_MAX / 64; w++) atomic_fetch_and(&words[w], ~ids->words[w]);
 }
 
-void ms_host_note_ids(ms_control_file *control, const ms_ids *ids)
+void ms_host_note_id(ms_control_file *control, uint32_t id)
 {
-    uint32_t end = 0, before = atomic_load(&control->groups);
-    for (uint32_t id = 0; id < MS_GROUPS_MAX; id++)
-        if (ms_ids_has(ids, id)) end = id + 1;
-    while (before < end && !atomic_compare_exchange_weak(&control->groups, &before, end)) {}
+    uint32_t before = atomic_load(&control->groups);
+    while (before <= id && !atomic_compare_exchange_weak(&control->groups, &before, id + 1)) {}
 }
 
 /* Atomic, because several groups may be split at the same time. 0 is the world's. */
@@ -31,7 +29,6 @@ void ms_host_take_ids(ms_control_file *control, uint32_t parts, ms_ids *ids)
         ms_ids_add(ids, id);
         parts--;
     }
-    ms_host_note_ids(control, ids);
 }
 
 void ms_host_take(ms_comm *comm, uint32_t parts, ms_ids *ids)

@@ -257,8 +257,6 @@ static bool agree(ms_keeper *keeper, uint32_t origin, const ms_frame_head *head,
     }
     case MS_FRAME_GIVEN:
         if (ids->rank >= keeper->ranks) return false;
-        /* The count is kept on every host, since reports and lines go by it. */
-        ms_host_note_ids(keeper->control, &ids->ids);
         give_ids(keeper, ids->rank, &ids->ids);
         return true;
     case MS_FRAME_SUSPECT:
