@@ -102,18 +102,7 @@ static ms_status find_processes(ms_job *job)
         } else if (errno != ESRCH)
             return ms_fail_os(&job->context, -errno, "a process cannot be supervised (pidfd_open)",
                               NULL);
-        else {
-            char text[128];
-            outcome->ended = true;
-            find_outcome(job, r);
-            if (outcome->code == 0 && !outcome->signal) {
-                ms_rendezvous_left(job->rendezvous, r);
-                continue;
-            }
-            snprintf(text, sizeof text, "rank %u (pid %lld) has ended without leaving", r,
-                     (long long)outcome->process);
-            ms_end_job(job, MS_ABORT_DIED, (int32_t)r, text);
-        }
+        else ms_job_rank_ended(job, r);
     }
     return MS_OK;
 }

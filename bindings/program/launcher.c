@@ -68,7 +68,7 @@ static void describe_death(const ms_job *job, uint32_t rank, char *text, size_t 
  * after the same step, and leave in order. A rank that this supervisor has killed is not a cause
  * either: the job had one before. Of a rank that has died its launcher may have read how, before
  * this process could: then the code is -1. */
-static void rank_ended(ms_job *job, uint32_t rank)
+void ms_job_rank_ended(ms_job *job, uint32_t rank)
 {
     ms_outcome *outcome = &job->outcomes[rank];
     job->reap(job, rank);
@@ -76,10 +76,12 @@ static void rank_ended(ms_job *job, uint32_t rank)
     outcome->ended_ns = now_of(job);
     /* No rank is addressed by its descriptor once it was reaped. A process that was forked and has
      * not begun its program yet may still have the descriptor, so closing it is not enough. */
-    (void)epoll_ctl(job->ends, EPOLL_CTL_DEL, job->ended[rank], NULL);
-    close(job->ended[rank]);
-    job->ended[rank] = -1;
-    job->running--;
+    if (job->ended[rank] >= 0) {
+        (void)epoll_ctl(job->ends, EPOLL_CTL_DEL, job->ended[rank], NULL);
+        close(job->ended[rank]);
+        job->ended[rank] = -1;
+        job->running--;
+    }
     if (outcome->killed) return;
     ms_rank_state state;
     ms_rendezvous_rank(job->rendezvous, rank, &state);
@@ -179,7 +181,7 @@ static void read_ends(ms_job *job)
 {
     struct epoll_event events[64];
     int count = epoll_wait(job->ends, events, 64, 0);
-    for (int i = 0; i < count; i++) rank_ended(job, events[i].data.u32);
+    for (int i = 0; i < count; i++) ms_job_rank_ended(job, events[i].data.u32);
 }
 
 /* The supervisor's loop: it ends when no rank runs, or when threads do not leave in time. Each

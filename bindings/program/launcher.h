@@ -95,6 +95,8 @@ void ms_job_push_outcome(lua_State *L, const ms_job *job);
 void ms_job_warn(ms_job *job, const char *text);
 /* After ended[rank] was set: ms_job_supervise looks after it. */
 ms_status ms_job_watch_end(ms_job *job, uint32_t rank);
+/* Judges the end of a rank, which may end the job. ended[rank] is -1 if nothing has watched it. */
+void ms_job_rank_ended(ms_job *job, uint32_t rank);
 
 /* The driver has 8 queues for all streams of a process unless this variable says otherwise, 32 at
  * most. A stream that waits for another one may hold up those of its queue meanwhile, which costs
