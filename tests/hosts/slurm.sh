@@ -43,7 +43,7 @@ AccountingStorageType=accounting_storage/none
 MailProg=/bin/true
 SwitchType=switch/none
 MpiDefault=none
-KillWait=2
+KillWait=600
 SlurmdParameters=config_overrides
 NodeName=hosta NodeAddr=10.77.0.1 CPUs=4
 NodeName=hostb NodeAddr=10.77.0.2 CPUs=4
