@@ -115,7 +115,7 @@ describe("the man page and completions", function()
     for _, one in ipairs(require "moonshard.cli".commands) do
       assert.truthy(page:find("\n.SS moonshard " .. one[1] .. "\n", 1, true), one[1])
     end
-    assert.truthy(page:find("\n.B MOONSHARD_CPU\n", 1, true))
+    assert.truthy(page:find("\n.B MOONSHARD_LOG\n", 1, true))
     local told = command.read(command.source .. "/recipes/README.md")
     for code, meaning in page:match "EXIT STATUS\n(.*)":gmatch "%.B (%S+)\n([^\n]+)\n" do
       local line = ("| %s | %s |"):format(code, (meaning:gsub("\\%-", "-")))

@@ -1,7 +1,6 @@
 /* nccl.c: the transport over NCCL joins and leaves, and is asked about memory and errors. */
 #include "comm/nccl/nccl.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "exec/device.h"
@@ -18,27 +17,13 @@ static ms_status check_device(ms_engine *engine, const ms_nccl_api *api)
                           device->name);
 }
 
-enum { SMS = 16, SMS_MOST = 4096 };
-
 /* How many multiprocessors of a GPU a call keeps from other work; none of a CPU. */
-static ms_status find_multiprocessors(ms_comm *comm)
+static uint32_t multiprocessors_of(const ms_comm *comm)
 {
-    ms_context *context = ms_engine_context(comm->engine);
-    const char *text = context->os->environment(context->os->user, MS_NCCL_SMS_VARIABLE);
-    uint32_t most = comm->options.max_ctas;
-    char *end = NULL;
-    if (strcmp(ms_engine_device_of(comm->engine)->kernels, ms_transport_nccl.kernels) != 0)
-        return MS_OK;
-    comm->multiprocessors = most ? most : SMS;
-    if (!text || !*text) return MS_OK;
-    unsigned long given = strtoul(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end || given > SMS_MOST)
-        return ms_fail(context, MS_ERROR_ARGUMENT,
-                       MS_NCCL_SMS_VARIABLE "=%.80s: how many multiprocessors of a GPU NCCL keeps "
-                                            "from products is expected, 0 to %d",
-                       text, SMS_MOST);
-    comm->multiprocessors = (uint32_t)given;
-    return MS_OK;
+    enum { USUAL = 16 };
+    const ms_device *device = ms_engine_device_of(comm->engine);
+    if (strcmp(device->kernels, ms_transport_nccl.kernels) != 0) return 0;
+    return comm->options.max_ctas ? comm->options.max_ctas : USUAL;
 }
 
 static ms_status open_nccl(ms_comm *comm)
@@ -55,9 +40,9 @@ static ms_status open_nccl(ms_comm *comm)
     nccl->timeout_ns = comm->timeout_ns;
     status = ms_nccl_load(context, &nccl->api);
     if (!status) status = check_device(comm->engine, &nccl->api);
-    if (!status) status = find_multiprocessors(comm);
     if (!status) status = ms_nccl_watchdog_start(nccl);
     if (!status) {
+        comm->multiprocessors = multiprocessors_of(comm);
         comm->transport_state = nccl;
         return MS_OK;
     }

@@ -38,7 +38,7 @@
  * aborts a communicator only once all of its graphs are gone. So they go before it is closed; and
  * when it is aborted, after it was told and before it is freed, since a graph may be under way.
  * - How many multiprocessors of a GPU a call keeps cannot be asked. It is taken to be max_ctas, or
- *   16 where that is not given; the variable MOONSHARD_NCCL_SMS has priority. */
+ *   16 where that is not given. */
 #ifndef MOONSHARD_COMM_NCCL_NCCL_H
 #define MOONSHARD_COMM_NCCL_NCCL_H
 
@@ -49,7 +49,6 @@
 #include "comm/rendezvous.h"
 #include "comm/transport.h"
 
-#define MS_NCCL_SMS_VARIABLE "MOONSHARD_NCCL_SMS"
 /* The channel of numbers that hosts share is control's. */
 #define MS_NCCL_CHANNELS (MS_CHANNELS - 1)
 enum { MS_NCCL_UPWARD = MS_NCCL_CHANNELS, MS_NCCL_DOWNWARD, MS_NCCL_COMMUNICATORS };

@@ -19,37 +19,16 @@ local commands = {
   { "help", "what the reference says of a function, a class or a command: moonshard help NAME" },
 }
 
+-- What users need. tests/README.md lists those of tests and comparisons.
 local variables = {
-  {
-    "MOONSHARD_CPU",
-    "best instruction set: portable, avx2, avx512 or avx512bf16 (default: the best of the CPU)",
-  },
-  { "MOONSHARD_STRICT", "1: as --strict" },
   {
     "MOONSHARD_TRANSPORT",
     "how the tensors of ranks travel: local or nccl (default: what fits the device)",
   },
   { "MOONSHARD_NCCL", "path of NCCL's library (default: libnccl.so.2, where the system finds it)" },
   {
-    "MOONSHARD_NCCL_SMS",
-    "multiprocessors of a GPU that a call of NCCL keeps from products (default: max_ctas, or 16)",
-  },
-  {
-    "MOONSHARD_COMM_GRAPHS",
-    "off: with graph = true, calls of NCCL stay out of graphs (default: on)",
-  },
-  {
     "MOONSHARD_CUDA_LIBS",
     "folders, with colons between them, where cuBLASLt, cuDNN and NVRTC are sought first",
-  },
-  {
-    "MOONSHARD_CUDA_DRIVER",
-    "path of NVIDIA's driver (default: libcuda.so.1, where the system finds it)",
-  },
-  { "MOONSHARD_CUBLASLT", "path of cuBLASLt's library, and nothing else is tried" },
-  {
-    "MOONSHARD_CUDNN",
-    "path of cuDNN's library, and nothing else is tried; off: attention without it",
   },
   {
     "MOONSHARD_TUNED",
