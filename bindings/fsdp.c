@@ -693,7 +693,7 @@ static const luaL_Reg events[] = { { "__gc", fsdp_gc }, { NULL, NULL } };
 void ms_open_fsdp(lua_State *L, int runtime)
 {
     ms_lua_register(L, runtime, functions);
-    ms_lua_open_plans(L, runtime);
+    ms_lua_open_forecast(L, runtime);
     ms_lua_type(L, runtime, MS_FSDP_TYPE, events, methods);
     ms_lua_add_reductions(L, runtime);
     ms_lua_add_prefetch(L, runtime);

@@ -7,10 +7,8 @@
 
 #include "bindings/reductions.h"
 
-#define MS_TUNED_TYPE "ms.Tuned"
-/* What a view from a script may have at the most, so that sums of it do not overflow. */
+/* Units that a view from a script may have. */
 #define MOST_UNITS (1 << 20)
-#define MOST_BYTES (INT64_C(1) << 40)
 
 static ms_fsdp *check_fsdp(lua_State *L)
 {
@@ -134,7 +132,7 @@ static int set_plan(lua_State *L)
     return 0;
 }
 
-/* ------------------------------------------------------------------- plans */
+/* ---------------------------------------------------------------- forecasts */
 
 /* The part of a time on a channel that is not its latency; 0 where the view names no channel. */
 static double link_ms(double ms, double latency_ms)
@@ -167,20 +165,14 @@ static void read_visits(lua_State *L, int index, ms_prefetch_view *view)
         lua_rawgeti(L, visits, (lua_Integer)i + 1);
         int visit = lua_gettop(L);
         luaL_checktype(L, visit, LUA_TTABLE);
-        lua_getfield(L, visit, "phase");
-        bool backward = lua_isstring(L, -1) && strcmp(lua_tostring(L, -1), "backward") == 0;
-        lua_pop(L, 1);
         double reduce_ms = ms_lua_field_number(L, visit, "reduce_ms", 0);
         gather_ms[i] = ms_lua_field_number(L, visit, "gather_ms", 0);
         uses[i] = (ms_prefetch_use){
             .unit = (uint32_t)ms_lua_field_integer(L, visit, "unit", 0, 0, MOST_UNITS - 1),
             .last = (uint32_t)ms_lua_field_integer(L, visit, "last", 1, 1, view->count) - 1,
             .ended = (uint32_t)ms_lua_field_integer(L, visit, "ended", 1, 1, UINT32_MAX),
-            .backward = backward,
             .needs_values = ms_lua_field_boolean(L, visit, "needs_values", true),
             .stays = ms_lua_field_boolean(L, visit, "stays", false),
-            .elements = ms_lua_field_integer(L, visit, "elements", 0, 0, MOST_BYTES),
-            .bytes = ms_lua_field_integer(L, visit, "bytes", 0, 0, MOST_BYTES),
             .compute_ms = ms_lua_field_number(L, visit, "compute_ms", 0),
             .reduce_ms = reduce_ms,
             .reduce_link_ms = link_ms(reduce_ms, reduce_latency),
@@ -206,68 +198,13 @@ static ms_prefetch_view read_view(lua_State *L, int index)
         .max_gathers = (uint32_t)ms_lua_field_integer(L, index, "max_in_flight", 1, 1, UINT32_MAX),
         .max_reductions =
             (uint32_t)ms_lua_field_integer(L, index, "max_reductions", 1, 1, UINT32_MAX),
-        .budget_bytes = ms_lua_field_integer(L, index, "budget_bytes", INT64_MAX, 0, INT64_MAX),
     };
-    lua_getfield(L, index, "budgets");
-    int budgets = lua_gettop(L);
-    if (lua_isnil(L, budgets)) {
-        lua_newtable(L);
-        lua_replace(L, budgets);
-    }
-    luaL_checktype(L, budgets, LUA_TTABLE);
-#define BUDGET(field) ms_lua_field_integer(L, budgets, #field "_elements", INT64_MAX, 0, INT64_MAX)
-    view.budgets = (ms_prefetch_budgets){ .prefetch = BUDGET(prefetch),
-                                          .live = BUDGET(live),
-                                          .reuse = BUDGET(reuse),
-                                          .keep = BUDGET(keep) };
-#undef BUDGET
-    lua_pop(L, 1);
     read_visits(L, index, &view);
     return view;
 }
 
-/* A plan for that view, in a userdata that is left on the stack. */
-static ms_prefetch_plan new_plan(lua_State *L, const ms_prefetch_view *view)
-{
-    size_t entries = (view->count + 1) * sizeof(ms_fsdp_entry);
-    size_t units = (ms_prefetch_room(view) + 1) * sizeof(uint32_t);
-    ms_prefetch_plan plan = { .entries = lua_newuserdatauv(L, entries + units, 0) };
-    plan.units = (uint32_t *)(plan.entries + view->count + 1);
-    return plan;
-}
-
-static void push_list(lua_State *L, const char *field, const uint32_t *units, uint32_t count)
-{
-    lua_createtable(L, (int)count, 0);
-    for (uint32_t i = 0; i < count; i++) {
-        lua_pushinteger(L, units[i]);
-        lua_rawseti(L, -2, (lua_Integer)i + 1);
-    }
-    lua_setfield(L, -2, field);
-}
-
-/* As planners return it. */
-static void push_plan(lua_State *L, const ms_prefetch_view *view, const ms_prefetch_plan *plan)
-{
-    lua_createtable(L, (int)view->count, 0);
-    for (uint32_t i = 0; i < view->count; i++) {
-        const ms_fsdp_entry *entry = &plan->entries[i];
-        lua_createtable(L, 0, 4);
-        lua_pushinteger(L, view->uses[i].unit);
-        lua_setfield(L, -2, "unit");
-        push_list(L, "gather", entry->gather, entry->gather_count);
-        push_list(L, "after", entry->after, entry->after_count);
-        if (entry->keep != MS_KEEP_AS_USUAL) {
-            lua_pushboolean(L, entry->keep == MS_KEEP);
-            lua_setfield(L, -2, "keep");
-        }
-        lua_rawseti(L, -2, (lua_Integer)i + 1);
-    }
-}
-
-/* Planners may call the functions that follow: they touch no tensor. */
-
-/* core.forecast(view, entries) -> ms that a pass takes with a plan */
+/* core.forecast(view, entries) -> ms that a pass takes with a plan. Planners may call it: it
+ * touches no tensor. */
 static int forecast(lua_State *L)
 {
     uint32_t count;
@@ -279,75 +216,6 @@ static int forecast(lua_State *L)
     ms_lua_ok(L, ms_prefetch_forecast(&ms_lua_runtime(L)->context, &view, entries, &ms));
     lua_pushnumber(L, ms);
     return 1;
-}
-
-/* core.by_budget(view) -> plan */
-static int by_budget(lua_State *L)
-{
-    ms_prefetch_view view = read_view(L, 1);
-    ms_prefetch_plan plan = new_plan(L, &view);
-    ms_lua_ok(L, ms_prefetch_by_budget(&ms_lua_runtime(L)->context, &view, &plan));
-    push_plan(L, &view, &plan);
-    return 1;
-}
-
-/* core.prefetch_candidate(number, view) -> name, plan; nil past the last; numbers count from 1 */
-static int prefetch_candidate(lua_State *L)
-{
-    uint32_t number = (uint32_t)ms_lua_integer(L, 1, 1, UINT32_MAX, "number") - 1;
-    ms_prefetch_view view = read_view(L, 2);
-    const char *name = ms_prefetch_candidate(number);
-    if (!name) return 0;
-    ms_prefetch_plan plan = new_plan(L, &view);
-    ms_lua_ok(L, ms_prefetch_candidate_plan(&ms_lua_runtime(L)->context, &view, number, &plan));
-    lua_pushstring(L, name);
-    push_plan(L, &view, &plan);
-    return 2;
-}
-
-/* core.tuned() -> the state of a strategy "tuned": plain data, without a __gc */
-static int new_tuned(lua_State *L)
-{
-    ms_tuned *tuned = lua_newuserdatauv(L, sizeof *tuned, 0);
-    memset(tuned, 0, sizeof *tuned);
-    luaL_setmetatable(L, MS_TUNED_TYPE);
-    return 1;
-}
-
-static void push_report(lua_State *L, const ms_tuned *tuned)
-{
-    if (!tuned->reported) {
-        lua_pushnil(L);
-        return;
-    }
-    lua_createtable(L, 0, 5);
-    lua_pushstring(L, ms_prefetch_candidate(tuned->chosen));
-    lua_setfield(L, -2, "plan");
-    lua_pushstring(L, ms_prefetch_candidate(tuned->tried));
-    lua_setfield(L, -2, "tried");
-    lua_pushnumber(L, tuned->predicted_ms);
-    lua_setfield(L, -2, "predicted_ms");
-    lua_pushnumber(L, tuned->default_ms);
-    lua_setfield(L, -2, "default_ms");
-    if (!tuned->judged) return;
-    lua_pushnumber(L, tuned->measured_ms);
-    lua_setfield(L, -2, "measured_ms");
-}
-
-/* tuned:ask(view, pass_ms) -> plan, whether it is settled, report or nil */
-static int ask(lua_State *L)
-{
-    ms_tuned *tuned = luaL_checkudata(L, 1, MS_TUNED_TYPE);
-    double pass_ms = luaL_checknumber(L, 3);
-    ms_prefetch_view view = read_view(L, 2);
-    ms_prefetch_plan plan = new_plan(L, &view);
-    ms_context *context = &ms_lua_runtime(L)->context;
-    ms_lua_ok(L, ms_tuned_ask(tuned, context, &view, pass_ms));
-    ms_lua_ok(L, ms_prefetch_candidate_plan(context, &view, tuned->present, &plan));
-    push_plan(L, &view, &plan);
-    lua_pushboolean(L, tuned->state == MS_TUNED_SETTLED);
-    push_report(L, tuned);
-    return 3;
 }
 
 /* ------------------------------------------------------------------- times */
@@ -374,17 +242,10 @@ static const luaL_Reg methods[] = { { "set_prefetch", set_prefetch }, { "order",
                                     { "passes_of", passes_of },       { "set_plan", set_plan },
                                     { "unit_times", unit_times },     { NULL, NULL } };
 
-void ms_lua_open_plans(lua_State *L, int runtime)
+void ms_lua_open_forecast(lua_State *L, int runtime)
 {
-    static const luaL_Reg functions[] = { { "forecast", forecast },
-                                          { "by_budget", by_budget },
-                                          { "prefetch_candidate", prefetch_candidate },
-                                          { "tuned", new_tuned },
-                                          { NULL, NULL } };
-    static const luaL_Reg of_tuned[] = { { "ask", ask }, { NULL, NULL } };
+    static const luaL_Reg functions[] = { { "forecast", forecast }, { NULL, NULL } };
     ms_lua_register(L, runtime, functions);
-    ms_lua_type(L, runtime, MS_TUNED_TYPE, NULL, of_tuned);
-    lua_pop(L, 1);
 }
 
 void ms_lua_add_prefetch(lua_State *L, int runtime) { ms_lua_register(L, runtime, methods); }

@@ -6,11 +6,23 @@
  * comes when it begins and half when it ends, after the uses inside of it. Gathers and reductions
  * share one link, which serves them in the order in which they are ready. Optimizers have written
  * all shards before the pass, so nothing is gathered when it begins. */
-#include "fsdp/plans.h"
+#include "moonshard/fsdp.h"
+
+#include <stdlib.h>
 
 #include "base/assert.h"
 
 enum { NONE = UINT32_MAX };
+
+/* The uses of a view in the order in which they end. Invariant: those before `next` have ended. */
+typedef struct ending {
+    uint32_t last, ended, use;
+} ending;
+typedef struct endings {
+    ending *list;
+    uint32_t count, next;
+} endings;
+
 typedef enum queue { COMPUTING, GATHERS, REDUCTIONS, QUEUES } queue;
 
 /* What a queue does next, once the task `after` and the one before it in its queue have ended: the
@@ -32,6 +44,47 @@ typedef struct model {
     uint32_t *reduced;  /* reductions, in order */
     uint32_t count, computing, release_count, reduction_count;
 } model;
+
+/* -------------------------------------------------------------------- endings */
+
+static int by_end(const void *a, const void *b)
+{
+    const ending *one = a, *other = b;
+    if (one->last != other->last) return one->last < other->last ? -1 : 1;
+    if (one->ended != other->ended) return one->ended < other->ended ? -1 : 1;
+    return one->use < other->use ? -1 : one->use > other->use;
+}
+
+/* The list is released with ms_release, also after an error. */
+static ms_status endings_open(ms_context *context, const ms_prefetch_view *view, endings *out)
+{
+    *out = (endings){ .count = view->count };
+    ms_status status = ms_allocate(context, (view->count + 1) * sizeof *out->list, "a forecast",
+                                   (void **)&out->list);
+    if (status) return status;
+    for (uint32_t i = 0; i < view->count; i++) {
+        const ms_prefetch_use *use = &view->uses[i];
+        MS_ASSERT(use->last < view->count && use->unit < view->unit_count);
+        out->list[i] = (ending){ .last = use->last, .ended = use->ended, .use = i };
+    }
+    qsort(out->list, out->count, sizeof *out->list, by_end);
+    return MS_OK;
+}
+
+/* The next use that ends before use `begun` + 1 begins; false: there is none. */
+static bool endings_next(endings *ends, uint32_t begun, uint32_t *use)
+{
+    if (ends->next >= ends->count || ends->list[ends->next].last > begun) return false;
+    *use = ends->list[ends->next++].use;
+    return true;
+}
+
+/* Whether the unit stays gathered after use number i. */
+static bool is_kept(const model *m, uint32_t i)
+{
+    ms_keep keep = m->entries[i].keep;
+    return keep == MS_KEEP_AS_USUAL ? m->view->uses[i].stays : keep == MS_KEEP;
+}
 
 /* ------------------------------------------------------------------ enqueuing */
 
@@ -85,7 +138,7 @@ static void end(model *m, uint32_t i)
     const ms_prefetch_use *use = &m->view->uses[i];
     compute(m, NONE, use->compute_ms / 2);
     reduce(m, use);
-    if (m->gathered[use->unit] != NONE && !ms_plan_keeps(m->view, m->entries, i)) {
+    if (m->gathered[use->unit] != NONE && !is_kept(m, i)) {
         m->gathered[use->unit] = NONE;
         m->released[m->release_count++] = m->computing;
     }
@@ -141,9 +194,9 @@ ms_status ms_prefetch_forecast(ms_context *context, const ms_prefetch_view *view
 {
     size_t uses = view->count, units = view->unit_count;
     model m = { .view = view, .entries = entries };
-    ms_endings ends;
+    endings ends;
     MS_ASSERT(view->max_gathers > 0 && view->max_reductions > 0);
-    ms_status status = ms_endings_open(context, view, &ends);
+    ms_status status = endings_open(context, view, &ends);
     if (!status)
         status = ms_allocate(context, (5 * uses + units + 1) * sizeof(task), "a forecast",
                              (void **)&m.tasks);
@@ -156,12 +209,12 @@ ms_status ms_prefetch_forecast(ms_context *context, const ms_prefetch_view *view
         for (size_t u = 0; u < units; u++) m.gathered[u] = NONE;
         for (uint32_t i = 0, ended; i < view->count; i++) {
             begin(&m, i);
-            while (ms_endings_next(&ends, i, &ended)) end(&m, ended);
+            while (endings_next(&ends, i, &ended)) end(&m, ended);
         }
         *ms = execute(&m);
     }
     ms_release(context, m.gathered);
     ms_release(context, m.tasks);
-    ms_endings_close(context, &ends);
+    ms_release(context, ends.list);
     return status;
 }

@@ -288,92 +288,26 @@ typedef struct ms_agreements {
 } ms_agreements;
 MS_API ms_agreements ms_fsdp_agreements(const ms_fsdp *fsdp);
 
-/* What plans are made from. Times are in ms; those of computing are without that of other uses. */
+/* What a forecast is made from. Times are in ms; those of computing are without that of other
+ * uses. */
 typedef struct ms_prefetch_use {
     uint32_t unit, last, ended; /* as in ms_fsdp_use; unit below the view's units */
-    bool backward, needs_values,
-        stays; /* needs_values: it is gathered; stays: after it, as usual */
-    int64_t elements, bytes;
+    bool needs_values, stays;   /* needs_values: it is gathered; stays: after it, as usual */
     double compute_ms, reduce_ms, reduce_link_ms;
 } ms_prefetch_use;
 /* What a gather of a unit takes, and for how much of that it has the link for itself. */
 typedef struct ms_prefetch_unit {
     double gather_ms, gather_link_ms;
 } ms_prefetch_unit;
-/* Numbers of elements, as "by_budget" keeps to them. */
-typedef struct ms_prefetch_budgets {
-    int64_t prefetch, live, reuse, keep;
-} ms_prefetch_budgets;
-/* uses: count, in order of their begin; units: unit_count. budget_bytes: what a plan may hold. The
- * limits are 1 or more. */
+/* uses: count, in order of their begin; units: unit_count. The limits are 1 or more. */
 typedef struct ms_prefetch_view {
     const ms_prefetch_use *uses;
     const ms_prefetch_unit *units;
     uint32_t count, unit_count, max_gathers, max_reductions;
-    int64_t budget_bytes;
-    ms_prefetch_budgets budgets;
 } ms_prefetch_view;
-
-/* A plan in memory of the caller: as many entries as the view has uses, and ms_prefetch_room units
- * for their lists, of which the first `used` are taken. */
-typedef struct ms_prefetch_plan {
-    ms_fsdp_entry *entries;
-    uint32_t *units, used;
-} ms_prefetch_plan;
-MS_API uint32_t ms_prefetch_room(const ms_prefetch_view *view);
-/* The most bytes that are gathered at a time, where passes with this plan follow each other. */
-MS_API ms_status ms_prefetch_held(ms_context *context, const ms_prefetch_view *view,
-                                  const ms_fsdp_entry *entries, int64_t *most);
-/* How long a pass takes with a plan, in ms; forecast.c has the model. */
+/* How long a pass takes with a plan, in ms; forecast.c has the model. entries: one for each use. */
 MS_API ms_status ms_prefetch_forecast(ms_context *context, const ms_prefetch_view *view,
                                       const ms_fsdp_entry *entries, double *ms);
-/* "by_budget": by_budget.c has the rules. */
-MS_API ms_status ms_prefetch_by_budget(ms_context *context, const ms_prefetch_view *view,
-                                       ms_prefetch_plan *plan);
-/* The plans that "tuned" chooses from, by number, the default first. NULL past the last. */
-MS_API const char *ms_prefetch_candidate(uint32_t number);
-MS_API ms_status ms_prefetch_candidate_plan(ms_context *context, const ms_prefetch_view *view,
-                                            uint32_t number, ms_prefetch_plan *plan);
-
-/* The strategy "tuned". It is plain data, all 0 at first, and depends on nothing but what it is
- * told, so all ranks decide alike where they are told the same.
- *
- * Invariants
- * - It is asked before each pass until it is settled, and told how long the pass before the last
- *   has taken. A time counts for the plan that ran then: the first LAG times after a begin count
- *   for none.
- * - Measuring: the default runs. Each view gives a forecast of each candidate.
- * - Trial: the default and the best candidates by forecast run in turn, so that a machine that
- *   becomes slower is so for all of them. What ran in pass n of the trial is arm n % arms.
- * - Settled: the plan with the least median runs; the default unless another one is faster.
- * - Another order of uses begins anew. What was reported stays until the next choice. */
-enum { MS_TUNED_CANDIDATES = 8, MS_TUNED_SAMPLES = 5, MS_TUNED_ARMS = 3 };
-typedef enum ms_tuned_state { MS_TUNED_MEASURING, MS_TUNED_TRIAL, MS_TUNED_SETTLED } ms_tuned_state;
-typedef struct ms_tuned_arm {
-    uint32_t candidate, count;
-    double gain_ms; /* of the default's forecast over its own */
-    double samples[MS_TUNED_SAMPLES];
-} ms_tuned_arm;
-typedef struct ms_tuned {
-    ms_tuned_state state;
-    bool begun, reported, judged;
-    uint64_t order;              /* a hash */
-    uint32_t asked;              /* in this state */
-    uint32_t present;            /* the candidate that runs */
-    uint32_t first, fits;        /* the default; a bit for each candidate that fits the budget */
-    uint32_t arm_count, samples; /* samples: of the default, while measuring */
-    double ms[MS_TUNED_SAMPLES], forecasts[MS_TUNED_CANDIDATES][MS_TUNED_SAMPLES];
-    double forecast_ms;               /* of the default: the median */
-    ms_tuned_arm arms[MS_TUNED_ARMS]; /* the default first */
-    /* What is reported: the candidate that runs, and the one that the times are of. measured_ms
-     * only where it was judged. */
-    uint32_t chosen, tried;
-    double predicted_ms, measured_ms, default_ms;
-} ms_tuned;
-/* Before a pass: pass_ms is what the pass before the last has taken. tuned->present is the
- * candidate for this pass. On an error it is as it was. */
-MS_API ms_status ms_tuned_ask(ms_tuned *tuned, ms_context *context, const ms_prefetch_view *view,
-                              double pass_ms);
 
 /* This rank's piece of parameter `index`: elements [first, first + count) of it. */
 typedef struct ms_fsdp_piece {

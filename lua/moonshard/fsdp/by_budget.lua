@@ -1,5 +1,4 @@
--- The strategy "by_budget" in Lua; the engine's own is engine/fsdp/by_budget.c, and tests compare
--- the two. What comes next is gathered ahead, and units stay gathered, within
+-- The strategy "by_budget". What comes next is gathered ahead, and units stay gathered, within
 -- numbers of elements (view.budgets, as DeepSpeed's coordinator of ZeRO-3 has them) and within the
 -- bytes of the budget.
 --   prefetch_elements  gathered ahead of their use at a time

@@ -1,9 +1,11 @@
 -- When sharded parameters are gathered: modes that the engine has, and plans (numbers in, table
 -- out) that say for each use of a unit what is gathered then, and whether the unit stays gathered.
+local by_budget = require "moonshard.fsdp.by_budget"
 local core = require "moonshard.core"
 local held = require "moonshard.fsdp.held"
 local made_by = require "moonshard.scripts.made_by"
 local planners = require "moonshard.planner"
+local tuned = require "moonshard.fsdp.tuned"
 local watch = require "moonshard.watch"
 
 local prefetch = {}
@@ -42,45 +44,17 @@ local function native(name, backward, forward)
   }, Prefetch)
 end
 
--- Passes between two questions of "tuned" when all is decided.
-local SETTLED <const> = 100
-
--- "tuned" has a state for each model. Its field report is what stats show. What evaluations use
--- next is gathered one unit ahead.
-local function new_tuned()
-  local planner, state = prefetch.prefetch { name = "tuned", plan = print }, core.tuned()
-  function planner.plan(view)
-    if not view.training then return prefetch.candidates(view).forward end
-    local pass_ms = view.forward_ms + view.backward_ms + view.exposed_ms
-    local plan, is_settled, report = state:ask(view, pass_ms)
-    planner.every, planner.report = is_settled and SETTLED or 1, report
-    return plan
-  end
-  return planner
-end
-
---- The plans for a view that "tuned" chooses from, by name.
----@param view ms.PrefetchView
----@return table<string, ms.PrefetchEntry[]>
-function prefetch.candidates(view)
-  local plans = {}
-  for number = 1, math.maxinteger do
-    local name, plan = core.prefetch_candidate(number, view)
-    if not name then return plans end
-    plans[name] = plan
-  end
-end
-
 local ready_made = {
   none = native("none", "none", false),
   backward_pre = native("backward_pre", "pre", false),
   backward_post = native("backward_post", "post", false),
   forward = native("forward", "none", true),
   both = native("both", "pre", true),
-  by_budget = prefetch.prefetch {
-    name = "by_budget", every = 100, plan = function(view) return core.by_budget(view) end,
-  },
-  tuned = setmetatable({ name = "tuned", every = 1, new = new_tuned }, Prefetch),
+  by_budget = prefetch.prefetch { name = "by_budget", every = 100, plan = by_budget },
+  -- It has a state for each model. Its field report is what stats show.
+  tuned = setmetatable({
+    name = "tuned", every = 1, new = function() return tuned.new(prefetch.prefetch) end,
+  }, Prefetch),
 }
 
 prefetch.ready_made = planners.names(ready_made)

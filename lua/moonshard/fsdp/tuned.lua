@@ -1,6 +1,18 @@
--- The strategy "tuned" in Lua; the engine's own is engine/fsdp/tuned.c, and tests compare the two.
--- It measures some passes as "backward_pre", and forecasts from each what a pass would take with
--- each of several plans. The best ones and the default then run in turn, and the fastest one stays.
+-- The strategy "tuned". It measures some passes as "backward_pre", and forecasts from each what a
+-- pass would take with each of several plans. The best ones and the default then run in turn, and
+-- the fastest one stays. It depends on nothing but views, which are equal on all ranks, so all
+-- ranks decide alike.
+--
+-- Invariants
+-- - It is asked before each pass until it is settled. A view tells how long the pass before the
+--   last has taken, and the time counts for the plan that ran then: the first LAG times after a
+--   begin count for none.
+-- - Measuring: the default runs, which is the first candidate that fits the budget. Each view gives
+--   a forecast of each candidate.
+-- - Trial: the default and the best candidates by forecast run in turn, so that a machine that
+--   becomes slower is so for all of them. What ran in pass n of the trial is arm n % arms.
+-- - Settled: the plan with the least median runs; the default unless another one is faster.
+-- - Another order of uses begins anew. What was reported stays until the next choice.
 local core = require "moonshard.core"
 local by_budget = require "moonshard.fsdp.by_budget"
 local held = require "moonshard.fsdp.held"
