@@ -1,12 +1,12 @@
 /* collective.c: a collective's call: it is described, counted and put on its stream. */
-#include "comm/control.h"
+#include "comm/control_table.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "comm/flow.h"
-#include "comm/hosts/topology.h"
-#include "comm/transport.h"
+#include "comm/topology.h"
+#include "comm/transport_table.h"
 #include "exec/device.h"
 
 #include "tensor/op.h"

@@ -226,7 +226,7 @@ struct ms_comm {
     ms_point last_send, last_receive;
     ms_held *held; /* counts of collectives that are under way */
     size_t held_count, held_capacity;
-    ms_shared *shared; /* numbers that are under way or that the host has not read: share.c */
+    ms_shared *shared; /* numbers that are under way or that the host has not read: oob.c */
     uint64_t tickets;  /* handed out for them */
     ms_collective_record *records;
     size_t record_count, record_capacity;
@@ -291,7 +291,7 @@ void ms_copy_tail(char *to, size_t bytes, const char *text);
 /* The group leaves its place, on all its ranks at the same place among their calls: none uses it,
  * and its calls have ended. false: the job has ended, and the group stays. */
 bool ms_group_leave(ms_group *group);
-/* share.c: what the members of the group bring to a split, and what all learn. On channel 1 and as
+/* oob.c: what the members of the group bring to a split, and what all learn. On channel 1 and as
  * a call of its own kind. hash: what must agree beside it. Blocks. */
 ms_status ms_group_share_split(ms_group *group, uint64_t hash, ms_split_words *words);
 /* A collective past the public checks. Without tensors (split, shared numbers), the caller has set

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "comm/comm.h"
-#include "comm/transport.h"
+#include "comm/transport_table.h"
 #include "exec/device.h"
 
 static ms_status read_variable(ms_context *context, bool *wanted)

@@ -1,12 +1,12 @@
 /* group.c: a rank's membership and its groups: made, split, asked. */
-#include "comm/control.h"
+#include "comm/control_table.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "base/assert.h"
-#include "comm/hosts/topology.h"
-#include "comm/transport.h"
+#include "comm/topology.h"
+#include "comm/transport_table.h"
 
 /* From this number of streams in an engine on, new groups share the world's streams. The rest is
  * for the world's own channels, for send and recv, and for two streams of other use. */

@@ -4,15 +4,15 @@
  * Invariants
  * - A rendezvous exists before any engine, and needs none: it is what a launcher makes, hands to
  *   the processes that it starts, and looks at while they run.
- * - A kind of rendezvous is the supervisor's side of a control (control.h): the ranks that meet
- *   there have that control.
+ * - A kind of rendezvous is the supervisor's side of a control (control_table.h): the ranks that
+ * meet there have that control.
  * - Slots are called from any thread. `abort` and `request` are safe in a signal handler.
  * - What `cause`, `rank` and `flight` read outlives the ranks' processes. */
 #ifndef MOONSHARD_COMM_RENDEZVOUS_H
 #define MOONSHARD_COMM_RENDEZVOUS_H
 
 #include "base/thread.h"
-#include "comm/control.h"
+#include "comm/control_table.h"
 
 /* Slots do what the function of the same name in moonshard/control.h says; none is NULL. */
 typedef struct ms_rendezvous_kind {

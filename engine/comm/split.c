@@ -13,12 +13,12 @@
  *
  * What all ranks have closed is given again with its number, its memory and its streams where a
  * split has the same lists; a group that is closed and has no users is freed like any other. */
-#include "comm/control.h"
+#include "comm/control_table.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/transport.h"
+#include "comm/transport_table.h"
 
 /* Every number is a rank of the group, and none stands twice. *total: how many there are. Ranks
  * that are in no part are allowed: they take part in the call and get no group. */

@@ -1,8 +1,9 @@
-/* nccl_header.c: what comm/nccl/api.h says of NCCL, compared with nccl.h by the compiler. */
+/* nccl_header.c: what comm/transport/nccl/api.h says of NCCL, compared with nccl.h by the compiler.
+ */
 #include <nccl.h>
 #include <stddef.h>
 
-#include "comm/nccl/api.h"
+#include "comm/transport/nccl/api.h"
 
 #define SAME(a, b) _Static_assert((int)(a) == (int)(b), #a " is " #b)
 SAME(MS_NCCL_SUCCESS, ncclSuccess);

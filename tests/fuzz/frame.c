@@ -1,7 +1,7 @@
 /* frame.c: any bytes as a frame that another host's keeper has sent: it is refused, or the first
  * keeper carries it out and changes nothing that the other host may not change.
  * fuzz: engine/base engine/comm/hosts */
-#include "comm/hosts/keeper.h"
+#include "comm/control/cluster/state.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* host_list.c: any text as a list and as a file of hosts: it is refused with a message, or what is
  * read keeps what list.h promises and, written as a list, is read as the same again.
- * fuzz: engine/base engine/comm/hosts/list.c */
-#include "comm/hosts/list.h"
+ * fuzz: engine/base engine/comm/job/hostlist.c */
+#include "comm/job/hostlist.h"
 
 #include <stdio.h>
 #include <stdlib.h>

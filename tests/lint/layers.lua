@@ -21,7 +21,7 @@ local OUTSIDE = {
   { header = "dnnl[%w_]*%.h$", place = "^engine/tensor/cpu/" },
   { header = "^cblas%.h$", place = "^engine/tensor/cpu/" },
   { header = "^pcre2%.h$", place = "^engine/text/" },
-  { header = "^nettle/", place = "^engine/comm/hosts/" },
+  { header = "^nettle/", place = "^engine/comm/control/cluster/" },
   { header = "^utf8proc%.h$", place = "^engine/text/" },
 }
 

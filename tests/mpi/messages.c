@@ -5,7 +5,7 @@
  * over the TCP of UCX 1.13 may hang: some processes wait for others that have stopped reading
  * (openucx/ucx#8738). */
 #include "comm/mpi/load.h"
-#include "comm/mpi/poster.h"
+#include "comm/mpi/progress_thread.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * ctest: cuda-ranks waits */
 #include <dlfcn.h>
 
-#include "comm/nccl/nccl.h"
+#include "comm/transport/nccl/state.h"
 #include "comm_support.h"
 
 /* Of calls that never end, beside others that take a hundredth of it. */

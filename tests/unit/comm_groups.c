@@ -1,6 +1,6 @@
 /* comm_groups.c: groups of groups, splits that may not wait, and ranks whose host is far ahead on
  * several streams. ctest: cuda-local */
-#include "comm/host/host.h"
+#include "comm/control/shm/state.h"
 
 #include <sched.h>
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
 /* comm_host_list.c: the hosts of a job from --hosts: what lists and files say, and every error. */
-#include "comm/hosts/list.h"
+#include "comm/job/hostlist.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -2,8 +2,8 @@
  * hosts, messages that fail, and programs that give the bits of one host. */
 #include "comm_support.h"
 
-#include "comm/control.h"
-#include "comm/transport.h"
+#include "comm/control_table.h"
+#include "comm/transport_table.h"
 #include "ranges.h"
 
 static const char *const layouts[] = { "01", "011", "0011", "0111", "0012", "10011" };

@@ -1,13 +1,13 @@
 /* comm_keepers.c: keepers of several hosts in one process, with ranks that are threads: numbers
  * that hosts share, ids of groups, requests, the cause of the end, deadlocks, hosts that are lost,
  * and strangers at the port. Tensors do not move here. */
-#include "comm/hosts/keeper.h"
+#include "comm/control/cluster/state.h"
 
 #include "comm_support.h"
 
 #include <stdatomic.h>
 
-#include "comm/transport.h"
+#include "comm/transport_table.h"
 #include "proof_support.h"
 
 #define HOSTS_MOST 3

@@ -1,5 +1,5 @@
 /* comm_launcher.c: which launcher started a process, from the variables that it sets. */
-#include "comm/hosts/launcher.h"
+#include "comm/job/launcher_env.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

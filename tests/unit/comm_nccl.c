@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <time.h>
 
-#include "comm/nccl/nccl.h"
+#include "comm/transport/nccl/state.h"
 #include "comm_support.h"
 #include "ranges.h"
 

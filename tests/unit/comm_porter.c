@@ -1,7 +1,7 @@
 /* comm_porter.c: the visitors at a port: crowds that are silent or slow beside one that is awaited,
  * what is taken of strangers, sessions that were recorded, and who goes where too many have come.
  * The clock stands still, unless a test moves it. */
-#include "comm/hosts/porter.h"
+#include "comm/control/cluster/acceptor.h"
 
 #include <errno.h>
 #include <pthread.h>

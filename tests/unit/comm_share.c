@@ -1,10 +1,10 @@
 /* comm_share.c: numbers that hosts share. ctest: cuda-ranks cuda-local */
-#include "comm/host/host.h"
+#include "comm/control/shm/state.h"
 
 #include <math.h>
 #include <stdatomic.h>
 
-#include "comm/transport.h"
+#include "comm/transport_table.h"
 #include "comm_support.h"
 
 /* Every kind and dtype; each rank brings different numbers. */

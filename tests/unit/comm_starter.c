@@ -1,6 +1,6 @@
 /* comm_starter.c: the process that starts a job over several hosts, and the first keeper: requests,
  * the exit code, strangers at the port, and what each side makes of the other's end or silence. */
-#include "comm/hosts/keeper.h"
+#include "comm/control/cluster/state.h"
 
 #include "comm_support.h"
 

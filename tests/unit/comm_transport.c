@@ -7,7 +7,7 @@
 #include <cmocka.h>
 
 #include "comm/rendezvous.h"
-#include "comm/transport.h"
+#include "comm/transport_table.h"
 
 static struct stand_in {
     int enrolled, ended, closed;

@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 
 #include "comm/comm.h"
-#include "comm/control.h"
+#include "comm/control_table.h"
 #include "fault_os.h"
 
 static ms_engine *alone(const char *device)

@@ -1,8 +1,8 @@
 /* hook.c: the state of links, the group of a single rank, native links in strict mode and with
  * failing allocations. The results of links: dist/hooks.lua.
  * ctest: each-isa poisoned cuda-ranks cuda-local */
-#include "comm/control.h"
-#include "comm/transport.h"
+#include "comm/control_table.h"
+#include "comm/transport_table.h"
 
 #include "fault_rank.h"
 #include "moonshard/hook.h"

@@ -1,6 +1,6 @@
 /* mpi_poster.c: the thread that calls MPI, over a stub of an MPI whose calls fail or hang. */
 #include "comm/mpi/load.h"
-#include "comm/mpi/poster.h"
+#include "comm/mpi/progress_thread.h"
 
 #include <pthread.h>
 #include <setjmp.h>

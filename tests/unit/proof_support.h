@@ -1,4 +1,5 @@
-/* proof_support.h: both sides of a proof (comm/hosts/proof.h), spoken by hand over descriptors. */
+/* proof_support.h: both sides of a proof (comm/control/cluster/authentication.h), spoken by hand
+ * over descriptors. */
 #ifndef MOONSHARD_TESTS_PROOF_SUPPORT_H
 #define MOONSHARD_TESTS_PROOF_SUPPORT_H
 
@@ -12,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "comm/hosts/proof.h"
+#include "comm/control/cluster/authentication.h"
 
 static inline bool send_whole(int descriptor, const void *bytes, size_t count)
 {

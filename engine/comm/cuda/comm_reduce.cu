@@ -52,8 +52,8 @@ MS_KERNEL_FREE(comm_reduce_floats, ms_cuda_alike, 256)
  * `or` and a product `and`, which leave the value as it is. */
 MS_KERNEL_FREE(comm_reduce_integers, ms_cuda_alike, 256)
 {
-    bool stays = args.dtype == MS_BOOL || args.op == MS_REDUCE_OP_MIN
-                 || args.op == MS_REDUCE_OP_MAX;
+    bool stays =
+        args.dtype == MS_BOOL || args.op == MS_REDUCE_OP_MIN || args.op == MS_REDUCE_OP_MAX;
     for (int64_t i = GRID_FIRST; i < args.length; i += GRID_STEP) {
         uint64_t x = (uint64_t)ms_read_whole(args.in, i, args.memory), result = x;
         if (!stays && args.op != MS_REDUCE_OP_PROD) result = x * args.ranks;
@@ -76,7 +76,8 @@ MS_DEVICE void copy_bytes(char *to, const char *from, int64_t bytes)
 }
 MS_KERNEL_FREE(comm_copy, ms_cuda_piece, 256) { copy_bytes(args.to, args.from, args.bytes); }
 
-/* ---------------------------------------------- tensors of several ranks (comm/local/direct.c) */
+/* ---------------------------------------------- tensors of several ranks
+ * (comm/transport/shm/one_gpu.c) */
 
 MS_KERNEL_FREE(comm_direct_copy, ms_cuda_direct, 256)
 {

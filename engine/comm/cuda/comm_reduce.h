@@ -2,7 +2,7 @@
 #ifndef MOONSHARD_COMM_CUDA_COMM_REDUCE_H
 #define MOONSHARD_COMM_CUDA_COMM_REDUCE_H
 
-#include "comm/local/parts.h"
+#include "comm/transport/shm/one_gpu_args.h"
 #include "moonshard/comm.h"
 
 /* The reduction of `ranks` tensors that all are `in`, as comm/cpu/isa/reduce.c reduces them. in and

@@ -7,9 +7,9 @@
 #include <pthread.h>
 
 #include "../hosts_job.h"
-#include "comm/host/host.h"
-#include "comm/mpi/poster.h"
-#include "comm/transport.h"
+#include "comm/control/shm/state.h"
+#include "comm/mpi/progress_thread.h"
+#include "comm/transport_table.h"
 #include "thread_mpi.h"
 
 #define HOSTS 10

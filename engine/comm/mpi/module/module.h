@@ -25,8 +25,9 @@
 #define MS_MPI_MODULE_VERSION 3
 #define MS_MPI_MODULE_SYMBOL "moonshard_mpi_module"
 
-/* As many as all calls of a rank can have under way (comm/hosts/lane.h), so no message waits for a
- * request. With fewer, calls could block each other: each would hold requests that others need. */
+/* As many as all calls of a rank can have under way (comm/transport/mpi/mpi_channel.h), so no
+ * message waits for a request. With fewer, calls could block each other: each would hold requests
+ * that others need. */
 #define MS_MPI_REQUESTS 32832
 #define MS_MPI_BYTES_MAX ((size_t)1 << 30)
 #define MS_MPI_TAG_MAX 32767 /* what every MPI allows; no message has it */

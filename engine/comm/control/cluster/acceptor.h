@@ -1,0 +1,54 @@
+/* acceptor.h: the visitors at a port where processes of a job from other hosts are awaited: rank
+ * 0's, the first keeper's, and that of the process that has started the job. For comm/job/ and
+ * comm/control/cluster/ only.
+ *
+ * Invariants
+ * - All visitors are heard at once: none waits for another, whatever it sends or does not send.
+ * - Before a visitor has proven that it has the job's token (authentication.h), only its greeting
+ * and its answer are taken, which are MS_PORTER_STRANGER_BYTES. After it, its introduction: one
+ * frame of the kind that this port awaits, whose length is known.
+ * - A visitor has MS_PORTER_NS for all of that. At most as many as are awaited and
+ *   MS_PORTER_MORE are there at once: for a new one, the oldest of those that have said least goes.
+ * - The connections of others are closed, which is logged, and nothing else happens. */
+#ifndef MOONSHARD_COMM_CONTROL_CLUSTER_ACCEPTOR_H
+#define MOONSHARD_COMM_CONTROL_CLUSTER_ACCEPTOR_H
+
+#include "comm/control/cluster/frame.h"
+#include "comm/control/cluster/authentication.h"
+
+#define MS_PORTER_NS ((uint64_t)10 * 1000000000)
+#define MS_PORTER_MORE 64
+#define MS_PORTER_STRANGER_BYTES (sizeof(ms_greeting) + MS_ANSWER_BYTES)
+
+typedef struct ms_porter ms_porter;
+
+typedef struct ms_porter_options {
+    ms_file *listener; /* owned by the porter */
+    ms_port_kind kind; /* of the port */
+    uint8_t token[MS_TOKEN_BYTES];
+    ms_frame_kind awaits; /* HELLO, CALL or COMING */
+    uint32_t awaited;     /* how many processes are to come, at most MS_LOCAL_RANKS_MAX */
+    char place[128];      /* "port 29501 of host node1", for the log */
+} ms_porter_options;
+
+/* A visitor that has the token, and its introduction, checked as frames are. */
+typedef struct ms_guest {
+    ms_file *socket;
+    uint32_t number; /* of its greeting */
+    union {
+        ms_hello_body hello;
+        ms_call_body call;
+        ms_coming_body coming;
+    } body;
+} ms_guest;
+
+/* On failure, too, the listener is the porter's: it is closed. */
+ms_status ms_porter_open(ms_context *context, const ms_porter_options *options, ms_porter **out);
+/* The next guest, whose socket is the caller's; 0 or -errno, -ETIMEDOUT: none has come. */
+int ms_porter_next(ms_porter *porter, uint64_t timeout_ns, ms_guest *out);
+/* Welcomes a guest, or refuses it: says and logs why. false: its socket is closed. */
+bool ms_porter_answer(ms_porter *porter, ms_guest *guest, const char *refusal);
+/* Closes the port, and the connections of visitors that are no guests; NULL is allowed. */
+void ms_porter_close(ms_porter *porter);
+
+#endif

@@ -1,0 +1,24 @@
+/* oob_task.c: control's calls as functions of the host, for devices that have no CPU tasks. */
+#include <stdio.h>
+
+#include "comm/comm.h"
+#include "exec/cpu/cpu.h"
+#include "exec/device.h"
+
+/* On a thread of the device. The error is that of the task, with rank and collective: it is given
+ * to the stream here, since the device adds only what it knows itself. */
+ms_status ms_comm_carry(void *user, char *message, size_t bytes)
+{
+    if (!user) return MS_OK;
+    ms_host_carry *carry = user;
+    ms_thread thread = { .engine = carry->stream->engine };
+    ms_task_result result = MS_TASK_PENDING;
+    ms_error error;
+    while (result == MS_TASK_PENDING)
+        result = ms_cpu_call(&thread, NULL, carry->task, &carry->args, &error);
+    ms_thread_close(&thread);
+    if (result == MS_TASK_DONE) return MS_OK;
+    ms_stream_fail(carry->stream, carry->seq, &error, carry->script);
+    snprintf(message, bytes, "%s", error.message);
+    return error.status;
+}

@@ -1,0 +1,246 @@
+/* state.h: the transport over NCCL: a rank's side of it, its groups and their communicators. For
+ * comm/transport/nccl/ only.
+ *
+ * Invariants
+ * - A group has a communicator for each channel that moves tensors, and two for sends: one to ranks
+ *   with a higher number in the group, one to lower ones. In each of these two, a rank's sends and
+ *   receives run in the order of its calls.
+ * - Communicators do not block (blocking = 0). After a call has returned ncclInProgress, nothing
+ *   else may be asked of the communicator, and nothing of the call may be on the stream, until
+ *   ncclCommGetAsyncError says ncclSuccess. Whoever has a communicator's turn makes its calls, and
+ *   gives the turn back only when none is in progress, or when the job has ended.
+ * - Each rank has a thread, the watchdog. It finds calls that take too long and errors of calls
+ *   that had been launched, and ends the job with them. At the end, it alone closes or aborts the
+ *   communicators.
+ * - NCCL may hang in any of its functions, ncclCommAbort among them. No thread waits for the
+ *   watchdog without a time limit. If it does not come back, the record of this rank stays and is
+ *   not freed, and the process can only end. On a GPU, work that was launched may go on till then,
+ *   and a host thread that waits for it waits until the supervisor kills the process.
+ * - On a GPU, a task makes its calls on the host thread and returns once NCCL has put them on the
+ *   stream; the first one in a communicator waits there until all members have come, as NCCL
+ *   connects. Many calls may be on the stream. The GPU writes down which has started and which has
+ *   ended (ms_nccl_flight): the time limit of a call begins when it has started. When the job ends,
+ *   the watchdog aborts, the stream goes on, and the host thread makes it fail when it finds that
+ *   the call is reached.
+ * - NCCL adds in its own order, which depends on ranks and lengths: results repeat, but their bits
+ *   are not those of other transports. In min and max of floats it may drop a NaN. A factor is
+ *   rounded to the tensor's dtype before it multiplies.
+ * - Memory is registered (ncclCommRegister) where each member of a group is a process. Between
+ *   threads of one process NCCL, before a fix of 2026, maps only the first of the cuMemCreate
+ *   handles that make up registered memory, and would read past it.
+ * - Between processes registering is without effect on memory of the pool: its handles cannot be
+ *   exported (requestedHandleTypes is 0). The pool joins pieces of 32 MiB to larger storages, of
+ *   which NCCL 2.28 would import the first piece only (NVIDIA/nccl#1820). The same is true of what
+ *   NCCL registers by itself while a call is captured (NCCL_GRAPH_REGISTER).
+ * - Limits of what NCCL takes of a GPU (CTAs) come from ms_comm_options; its own variables
+ *   NCCL_MIN_CTAS and NCCL_MAX_CTAS have priority.
+ * - A call that comes again with the same memory is launched as a graph (graphs.c). NCCL closes and
+ * aborts a communicator only once all of its graphs are gone. So they go before it is closed; and
+ * when it is aborted, after it was told and before it is freed, since a graph may be under way.
+ * - How many multiprocessors of a GPU a call keeps cannot be asked. It is taken to be max_ctas, or
+ *   16 where that is not given. */
+#ifndef MOONSHARD_COMM_TRANSPORT_NCCL_STATE_H
+#define MOONSHARD_COMM_TRANSPORT_NCCL_STATE_H
+
+#include "base/assert.h"
+#include "base/thread.h"
+#include "comm/transport/nccl/api.h"
+#include "comm/control_table.h"
+#include "comm/rendezvous.h"
+#include "comm/transport_table.h"
+
+/* The channel of numbers that hosts share is control's. */
+#define MS_NCCL_CHANNELS (MS_CHANNELS - 1)
+enum { MS_NCCL_UPWARD = MS_NCCL_CHANNELS, MS_NCCL_DOWNWARD, MS_NCCL_COMMUNICATORS };
+
+/* Memory to be registered. Ranges are only added, the newest first. */
+typedef struct ms_nccl_range ms_nccl_range;
+struct ms_nccl_range {
+    const ms_nccl_range *next;
+    void *memory;
+    size_t bytes;
+};
+
+/* The call of a communicator that is under way, or its last one. The lock is held for copies
+ * only. */
+typedef struct ms_nccl_watched {
+    ms_word lock;
+    bool is_under_way;
+    uint64_t calls; /* so far, with this one */
+    ms_awaited awaited;
+    ms_comm_args args;
+} ms_nccl_watched;
+
+/* A call on a GPU, from its launch until the host knows that it has ended. It lies in pinned
+ * memory, as the GPU writes `started` and `ended`. The lock of its communicator is for all but
+ * these; the watchdog reads, the host thread makes and takes away. */
+typedef struct ms_nccl_flight ms_nccl_flight;
+struct ms_nccl_flight {
+    ms_nccl_flight *next; /* the one launched after it, or the next of those that are free */
+    struct ms_communicator *to;
+    volatile uint32_t started, ended;
+    bool has_entered, has_landed; /* as control knows it */
+    bool is_aborted;              /* by the watchdog, before it has ended */
+    uint64_t place;               /* in the flight record */
+    ms_awaited awaited;
+    ms_comm_args args;
+};
+
+/* A call that may come again with all of its memory: graphs.c. */
+typedef struct ms_nccl_kept ms_nccl_kept;
+struct ms_nccl_kept {
+    ms_nccl_kept *next;
+    uint32_t number, times; /* in its communicator, from 1; launched by itself so often */
+    ms_comm_args call;      /* the first of them */
+    /* The device's, made by comm/cuda/; NULL: not yet. With the turn. */
+    void *graph;
+    void (*drop)(void *graph);
+    void (*free)(ms_engine *engine, void *graph);
+};
+
+typedef struct ms_communicator {
+    ms_word turn;            /* 1: a thread has it; it owns the fields up to `watched` */
+    _Atomic uint64_t served; /* sends and recvs that have had their turn */
+    ms_nccl_handle handle;
+    ms_nccl_handle aborted;          /* the watchdog's, which has taken it from `handle` */
+    const ms_nccl_range *registered; /* this range and those after it are */
+    ms_nccl_watched watched;         /* of the host's side of a call */
+    ms_nccl_flight *flights;         /* on the GPU, the oldest first; under the lock of `watched` */
+    _Atomic(ms_nccl_kept *) kept;    /* of the host thread, the newest first; only added to */
+} ms_communicator;
+
+/* ms_group.transport_state. */
+typedef struct ms_nccl_group ms_nccl_group;
+struct ms_nccl_group {
+    ms_nccl_group *next;
+    const ms_group *group;
+    bool registers;                   /* memory; the same on all members */
+    float barriers[MS_NCCL_CHANNELS]; /* what they add, where the library carries host memory */
+    ms_communicator communicators[MS_NCCL_COMMUNICATORS];
+};
+
+/* Of the watchdog. From MS_NCCL_ENDING on it touches no more than this rank's ms_nccl, with its
+ * communicators and their graphs. */
+typedef enum ms_nccl_stage {
+    MS_NCCL_WATCHING,
+    MS_NCCL_ENDING,
+    MS_NCCL_CLOSED,
+    MS_NCCL_STUCK
+} ms_nccl_stage;
+
+/* ms_comm.transport_state. */
+typedef struct ms_nccl {
+    ms_comm *comm;
+    const ms_os *os;
+    ms_rendezvous *rendezvous; /* a reference */
+    uint64_t timeout_ns;       /* the membership's */
+    ms_nccl_api api;
+    _Atomic(ms_nccl_group *) groups; /* the latest first */
+    ms_word looking;                 /* 1: a thread has the list; held for looks and changes */
+    _Atomic(const ms_nccl_range *) ranges;
+    /* ended: the job; closing: this rank leaves; given_up: nobody waits for the watchdog. */
+    _Atomic bool ended, closing, given_up;
+    ms_os_thread *watchdog;
+    ms_bell bell;
+    _Atomic uint64_t looks_ns; /* when the watchdog looks next */
+    ms_word stage;             /* ms_nccl_stage */
+    ms_nccl_flight *spare;     /* of the host thread */
+} ms_nccl;
+
+static inline uint64_t ms_nccl_now(const ms_nccl *nccl)
+{
+    return nccl->os->monotonic_ns(nccl->os->user);
+}
+
+/* --------------------------------------------------------- communicator.c */
+
+/* Whether the job has ended; *cause (may be NULL): why. From any thread. */
+bool ms_nccl_job_ended(ms_nccl *nccl, ms_abort_record *cause);
+/* Waits for a moment, a longer one when much time has passed since `since_ns`. */
+void ms_nccl_nap(ms_nccl *nccl, uint64_t since_ns);
+/* take: waits for the turn of a call; false: the job has ended. */
+bool ms_nccl_take(ms_nccl *nccl, ms_communicator *communicator, const ms_comm_args *args);
+bool ms_nccl_try_take(ms_communicator *communicator);
+void ms_nccl_give(ms_communicator *communicator);
+/* While a thread has the list, no group goes. false: the job has ended, or this rank leaves. */
+bool ms_nccl_hold_list(ms_nccl *nccl);
+void ms_nccl_let_list(ms_nccl *nccl);
+/* With the turn: waits until what a call has returned is no longer MS_NCCL_IN_PROGRESS, or until
+ * the job has ended. */
+ms_nccl_result ms_nccl_settle(ms_nccl *nccl, const ms_communicator *communicator,
+                              ms_nccl_result result);
+/* With the turn: registers what was enrolled since this communicator's last call. */
+ms_nccl_result ms_nccl_register(ms_nccl *nccl, const ms_nccl_group *group,
+                                ms_communicator *communicator);
+/* "ncclAllReduce fails on rank 1 in WHERE: why" as an error of this rank. */
+void ms_nccl_explain(const ms_nccl *nccl, const char *function, ms_nccl_result result,
+                     const char *where, ms_error *out);
+/* The call as messages show it, and its fields of an error. */
+void ms_nccl_name(const ms_comm_args *args, char *text, size_t bytes, ms_error *error);
+
+/* ----------------------------------------------------------------- init.c */
+
+/* Slot of ms_transport_nccl. */
+ms_status ms_nccl_prepare(ms_group *group);
+
+/* --------------------------------------------------------------- forget.c */
+
+/* Slot of ms_transport_nccl. */
+bool ms_nccl_forget(ms_group *group);
+
+/* ----------------------------------------------------------------- call.c */
+
+extern const ms_task ms_nccl_tasks[MS_COLLECTIVES];
+ms_communicator *ms_nccl_communicator_of(const ms_comm_args *args);
+/* Around all that is done for a task: begin waits for the turn of its call. false: the job has
+ * ended, and *error is its cause. */
+bool ms_nccl_begin_call(const ms_comm_args *args, ms_error *error);
+void ms_nccl_end_call(const ms_comm_args *args);
+/* In between: makes NCCL's calls for the task, on a CUDA stream, and waits until NCCL has put them
+ * there; then the GPU carries them out. NULL: a library for tests carries host memory, and they are
+ * over. `number` is memory of the GPU in which a barrier adds; not used without a stream. false:
+ * *error says why it has failed. */
+bool ms_nccl_put(const ms_comm_args *args, void *stream, float *number, ms_error *error);
+/* The cause of the job's end, as the error of this call. */
+void ms_nccl_end_of(const ms_comm_args *args, ms_error *out);
+
+/* --------------------------------------------------------------- graphs.c */
+
+/* Slots of ms_transport_nccl. */
+void ms_nccl_choose(ms_comm_args *args);
+void ms_nccl_chosen(const ms_comm_args *args);
+/* Of a call that has a graph, or gets one now; with the turn. */
+ms_nccl_kept *ms_nccl_kept_of(const ms_comm_args *args);
+/* drop: the watchdog destroys the communicator's graphs before NCCL frees the communicator. No task
+ * makes calls in it any more. free: the host thread releases the memory of the list, after the
+ * watchdog has ended. */
+void ms_nccl_kept_drop(ms_nccl *nccl, ms_communicator *communicator);
+void ms_nccl_kept_free(const ms_nccl *nccl, ms_communicator *communicator);
+
+/* ------------------------------------------------------------ in_flight.c */
+
+/* On the host thread. begin: the call gets a place in its communicator's list; NULL: no memory.
+ * land: an ms_cuda_after_function; user: the flight, which is gone afterwards. */
+ms_nccl_flight *ms_nccl_flight_begin(const ms_comm_args *args);
+ms_status ms_nccl_flight_land(void *user, ms_error *error);
+void ms_nccl_flights_free(ms_nccl *nccl);
+/* On the watchdog's thread. look: tells control what has begun and ended; returns when the next
+ * look is due. abort: what has not ended counts as aborted. */
+uint64_t ms_nccl_flights_look(ms_nccl *nccl, ms_communicator *communicator);
+void ms_nccl_flights_abort(ms_nccl *nccl);
+
+/* ------------------------------------------------------------- watchdog.c */
+
+/* Around a call: from now on the watchdog counts its time. */
+void ms_nccl_watch(ms_nccl *nccl, ms_communicator *communicator, const ms_comm_args *args);
+void ms_nccl_watch_ended(ms_communicator *communicator);
+/* The lock of `watched`. */
+void ms_nccl_lock(ms_communicator *communicator);
+void ms_nccl_unlock(ms_communicator *communicator);
+/* Whether a communicator in which nobody makes calls has an error. */
+bool ms_nccl_find_error(ms_nccl *nccl, ms_error *out);
+ms_status ms_nccl_watchdog_start(ms_nccl *nccl);
+/* Lets the watchdog close all communicators and end; false: it does not come back. */
+bool ms_nccl_watchdog_close(ms_nccl *nccl);
+
+#endif
