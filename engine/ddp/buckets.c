@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "base/assert.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* ------------------------------------------------------------------- memory */
 

@@ -6,7 +6,7 @@
 
 #include "base/assert.h"
 #include "hook/work.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* ------------------------------------------------------------------- phases */
 

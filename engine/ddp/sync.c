@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* ---------------------------------------------------------------- comparing */
 

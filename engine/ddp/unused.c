@@ -2,7 +2,7 @@
  * what becomes of their gradients. */
 #include "ddp/reducer.h"
 
-#include "tensor/values.h"
+#include "ops/values.h"
 #include "tensor/op.h"
 
 /* ------------------------------------------------------------- contribution */

@@ -18,7 +18,7 @@
 
 #include "tensor/op.h"
 #include "tensor/state.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* ------------------------------------------------------------------- layout */
 

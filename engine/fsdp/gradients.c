@@ -8,7 +8,7 @@
 
 #include "grad/tape.h"
 #include "hook/work.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* ------------------------------------------------------------------- showing */
 

@@ -10,7 +10,7 @@
 
 #include "hook/work.h"
 #include "tensor/state.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 static int64_t length_of(const ms_flat *flat)
 {

@@ -13,7 +13,7 @@
 
 #include "grad/tape.h"
 #include "hook/work.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 static ms_status refuse(const ms_member *member, const char *why)
 {

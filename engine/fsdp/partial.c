@@ -6,7 +6,7 @@
 
 #include "hook/work.h"
 #include "tensor/op.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* The link of the chain that reduces, or NULL: a script does. */
 static const ms_link *reduction_of(const ms_fsdp *fsdp)

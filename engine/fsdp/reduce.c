@@ -12,7 +12,7 @@
 
 #include "grad/tape.h"
 #include "hook/work.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* --------------------------------------------------------- before a backward */
 

@@ -3,7 +3,7 @@
 #include "fsdp/model.h"
 
 #include "tensor/state.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* NULL if the tensor is no parameter of the model. */
 static ms_member *member_of(const ms_fsdp *fsdp, const ms_tensor *parameter)

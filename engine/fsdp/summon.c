@@ -2,7 +2,7 @@
  * giving up a pass that failed. */
 #include "fsdp/model.h"
 
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* Inside of a pass handles belong to the edges. */
 static bool in_forward(const ms_fsdp *fsdp)

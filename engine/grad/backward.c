@@ -19,7 +19,7 @@
 
 #include <string.h>
 
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* One backward, on the C stack of backward(). `seen` holds a reference to each node that takes
  * part, so that hooks may drop tensors and graphs while it runs; pass_close gives all of them back,

@@ -6,7 +6,7 @@
  * where they are. */
 #include "grad/tape.h"
 
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* All leaves must be distinct, of one float dtype, and without a home: a wrapped model has laid out
  * its buckets already. *total: elements of all of them. The search for equal leaves compares each

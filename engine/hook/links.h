@@ -7,7 +7,7 @@
 
 #include "moonshard/hook.h"
 #include "moonshard/ops.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* ------------------------------------------------------- functions of links */
 

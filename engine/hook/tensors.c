@@ -1,7 +1,7 @@
 /* tensors.c: operators on tensors as links use them: with one number, without history. */
 #include "hook/links.h"
 
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* ms_op_apply records nothing on the tape, so links do not lengthen the graph. */
 static ms_status apply(const ms_op *op, double value, bool in_place, ms_tensor *a, ms_tensor *b,

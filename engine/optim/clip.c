@@ -11,7 +11,7 @@
 
 #include "moonshard/ops.h"
 #include "tensor/op.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* Gradients must be contiguous: scaling writes them in place, which a copy cannot serve. */
 static ms_status check_gradients(ms_engine *engine, const char *what, ms_tensor *const *gradients,

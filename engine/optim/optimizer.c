@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "tensor/op.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* What is known of a kind: its name, its states in the order in which kernels take them, and its
  * hyper-parameters unless the user gives others. Names and defaults are those of the peers, numbers

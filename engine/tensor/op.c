@@ -9,8 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "moonshard/ops.h"
-#include "tensor/backend.h"
 #include "tensor/state.h"
 
 /* ------------------------------------------------------------------ running */

@@ -1,10 +1,10 @@
-/* cublaslt_header.c: what tensor/cuda/cublaslt.h says of cuBLASLt, compared with cublasLt.h by the
+/* cublaslt_header.c: what ops/cuda/cublaslt.h says of cuBLASLt, compared with cublasLt.h by the
  * compiler. */
 #include <cublasLt.h>
 
 #include <stddef.h>
 
-#include "tensor/cuda/cublaslt.h"
+#include "ops/cuda/cublaslt.h"
 
 #define SAME(a, b) _Static_assert((int)(a) == (int)(b), #a " is " #b)
 SAME(MS_LT_F32, CUDA_R_32F);

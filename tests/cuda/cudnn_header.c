@@ -1,8 +1,8 @@
-/* cudnn_header.c: what tensor/cuda/cudnn.h says of cuDNN, compared with cudnn_graph.h by the
+/* cudnn_header.c: what ops/cuda/cudnn.h says of cuDNN, compared with cudnn_graph.h by the
  * compiler. */
 #include <cudnn_graph.h>
 
-#include "tensor/cuda/cudnn.h"
+#include "ops/cuda/cudnn.h"
 
 #define SAME(a, b) _Static_assert((int)(a) == (int)(b), #a " is " #b)
 SAME(MS_CUDNN_POINTWISE, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);

@@ -63,8 +63,8 @@ local cases = {
     false,
   },
   {
-    "a device's header in a folder below", "engine/tensor/cpu/isa/a.c",
-    GOOD .. '#include "tensor/cpu/row.h"\n', false,
+    "a device's header in a folder below", "engine/ops/cpu/isa/a.c",
+    GOOD .. '#include "ops/cpu/row.h"\n', false,
   },
   {
     "the program from the bindings", "bindings/a.c",

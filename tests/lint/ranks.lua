@@ -7,13 +7,13 @@ local ranks = {}
 -- optim. "moonshard" is the header that includes the whole engine, "program" is the command line,
 -- bindings/program/.
 ranks.of = {
-  base = 1, exec = 2, tensor = 3, grad = 4, comm = 5, io = 5, text = 6, optim = 6, hook = 7,
-  ddp = 8, fsdp = 9, moonshard = 10, bindings = 11, program = 12,
+  base = 1, exec = 2, tensor = 3, ops = 4, grad = 5, comm = 6, io = 6, text = 7, optim = 7,
+  hook = 8, ddp = 9, fsdp = 10, moonshard = 11, bindings = 12, program = 13,
 }
 
 -- Installed headers that are not named after their layer.
 local HEADER_LAYER = {
-  ops = "tensor", control = "comm", hosts = "comm", cpu_task = "exec", moonshard_lua = "bindings",
+  control = "comm", hosts = "comm", cpu_task = "exec", moonshard_lua = "bindings",
   tokenizer = "text",
 }
 

@@ -18,10 +18,10 @@ describe("bench kernels", function()
   -- The names of all tasks of the GPU's tables, from their sources.
   local function declared()
     local names = {}
-    local list = command.read(command.source .. "/engine/tensor/backend.h")
+    local list = command.read(command.source .. "/engine/ops/backend.h")
       :match "define MS_ELEMENTWISE_KERNELS%(K%)(.-)/%* K%(NAME%)"
     for name in list:gmatch "K%(([%w_]+)%)" do names[name] = true end
-    for _, layer in ipairs { "tensor", "optim" } do
+    for _, layer in ipairs { "ops", "optim" } do
       local path = ("%s/engine/%s/cuda"):format(command.source, layer)
       for _, file in ipairs(core.list(path)) do
         local text = file:match "%.c$" and command.read(path .. "/" .. file) or ""

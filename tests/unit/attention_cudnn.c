@@ -2,7 +2,7 @@
  * to our own kernels, parts, and what is wrong with the library. On the stand-in for the driver a
  * stand-in carries out cuDNN's graphs; on a GPU it is cuDNN. ctest: cuda */
 #include "attention_reference.h"
-#include "tensor/cuda/attention_plan.h"
+#include "ops/cuda/attention_plan.h"
 
 #define VARIABLE "MOONSHARD_CUDNN"
 

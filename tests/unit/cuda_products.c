@@ -6,10 +6,10 @@
 
 #include "moonshard/ops.h"
 #include "moonshard/tensor.h"
-#include "tensor/cuda/matmul.h"
+#include "ops/cuda/matmul.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 #define OK(call) assert_int_equal(call, MS_OK)
 

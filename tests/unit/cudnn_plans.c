@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "ranges.h"
-#include "tensor/cuda/attention_graph.h"
+#include "ops/cuda/attention_graph.h"
 
 static ms_cudnn dnn;
 

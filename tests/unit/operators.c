@@ -16,7 +16,7 @@
 #include "late_device.h"
 #include "moonshard/grad.h"
 #include "tensor/op.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* Inputs: f [4,6]  g [6,5]  v [6]  w [5]  s []  h [2,4,8,16]  k [2,2,8,16], all f32;  i index [4,6]
  * of 0..3 along dimension 0  j ids [4] b bool [4,6]  o [1] f32  l f32 [24]  n f32 (positive) [4,6]

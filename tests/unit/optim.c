@@ -17,7 +17,7 @@
 #include "moonshard/optim.h"
 #include "ranges.h"
 #include "tensor/op.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 enum { N = 70001, STEPS = 5 }; /* more than one tile, and not a multiple of a vector */
 

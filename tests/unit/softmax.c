@@ -1,7 +1,7 @@
 /* softmax.c: softmax over every dimension, cross entropy with ignored rows and its gradient in
  * place, squared error. ctest: each-isa poisoned late cuda */
 #include "reference.h"
-#include "tensor/values.h"
+#include "ops/values.h"
 
 /* ------------------------------------------------------------------ softmax */
 

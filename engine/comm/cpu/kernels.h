@@ -3,7 +3,7 @@
 #define MOONSHARD_COMM_CPU_KERNELS_H
 
 #include "moonshard/comm.h"
-#include "tensor/cpu/isa.h"
+#include "ops/cpu/isa.h"
 
 /* Elements from first up to end: inputs[0] op inputs[1] op ... in this order, to every output (each
  * of which may be one of the inputs). An avg is divided by `divisor`. 16-bit floats are added up in

@@ -4,7 +4,7 @@
  * is fused (engine/cmake/cuda.cmake). */
 #include "comm/cuda/comm_reduce.h"
 
-#include "tensor/cuda/device.h"
+#include "ops/cuda/device.h"
 
 /* A float as a cast to dtype and back would leave it. */
 MS_DEVICE float rounded_to(uint8_t dtype, float x)

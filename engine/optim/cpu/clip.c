@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-#include "tensor/cpu/convert.h"
+#include "ops/cpu/convert.h"
 
 /* Elements of a tile, and elements that are converted at once. Both decide where sums are cut:
  * another value changes the last bits of norms. */

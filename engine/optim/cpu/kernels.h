@@ -6,7 +6,7 @@
 #define MOONSHARD_OPTIM_CPU_KERNELS_H
 
 #include "optim/tasks.h"
-#include "tensor/cpu/isa.h"
+#include "ops/cpu/isa.h"
 
 /* Numbers of one step, the same for all elements. They are computed in f64 once a step and rounded
  * once, so that a loop has no division or power that does not depend on the element. Which of them

@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-#include "tensor/cpu/convert.h"
+#include "ops/cpu/convert.h"
 
 #define MS_TILE 65536 /* elements of a tile: fixed, so that results do not depend on threads */
 #define MS_CHUNK 2048 /* elements that are converted at once */

@@ -1,7 +1,7 @@
 /* clip.cu: norms and scaling of many gradients. */
 #include "optim/cuda/clip.h"
 
-#include "tensor/cuda/device.h"
+#include "ops/cuda/device.h"
 
 MS_DEVICE int64_t pieces_of(const ms_clip_tensor &tensor)
 {

@@ -3,7 +3,7 @@
 #define MOONSHARD_OPTIM_CUDA_CLIP_H
 
 #include "optim/tasks.h"
-#include "tensor/cuda/rows.h"
+#include "ops/cuda/rows.h"
 
 /* Gradients are cut into pieces of so many elements, one for each block. Each gradient begins a new
  * piece, so where they are cut depends on shapes only. */

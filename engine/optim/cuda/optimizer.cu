@@ -2,7 +2,7 @@
  * Arithmetic is in f32; moonshard/optim.h has the formulas in symbols. */
 #include "optim/cuda/optimizer.h"
 
-#include "tensor/cuda/philox.h"
+#include "ops/cuda/philox.h"
 
 /* --------------------------------------------------------------------- scalars */
 

@@ -3,7 +3,7 @@
 #define MOONSHARD_OPTIM_CUDA_OPTIMIZER_H
 
 #include "optim/tasks.h"
-#include "tensor/cuda/rows.h"
+#include "ops/cuda/rows.h"
 
 #include "exec/cuda/task.h"
 

@@ -1,6 +1,6 @@
 /* rules.cu: kernels that break the rules of device.h, and some that keep them; for
  * tests/unit/cuda_order.c. */
-#include "tensor/cuda/device.h"
+#include "ops/cuda/device.h"
 
 typedef struct rules_args {
     int64_t unused;

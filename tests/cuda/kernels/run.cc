@@ -1,7 +1,7 @@
 /* run.cc: runs kernels on the host: block by block, the threads of a block as coroutines that
  * switch at barriers and warp operations. A block whose threads do not all reach the same barrier
  * ends the process with a message. */
-#include "tensor/cuda/device.h"
+#include "ops/cuda/device.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "tensor/cpu/row.h"
+#include "ops/cpu/row.h"
 
 /* ------------------------------------------------------------------- floats */
 

@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#include "tensor/cpu/vector_math.h"
+#include "ops/cpu/vector_math.h"
 
 /* The head of a kernel: p is the parameter, g the gradient, a, b and c the states in the order of
  * ms_optimizer_state_name. */

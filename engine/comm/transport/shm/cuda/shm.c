@@ -4,7 +4,7 @@
 
 #include "comm/cuda/comm_reduce.h"
 #include "comm/cuda/tasks.h"
-#include "tensor/cuda/kernels.h"
+#include "ops/cuda/kernels.h"
 
 MS_CUDA_IMAGE(comm_reduce)
 MS_CUDA_KERNEL(comm_reduce, comm_direct_floats)

@@ -1,0 +1,50 @@
+/* attention.h: attention and rotary embedding: arguments of the kernels.
+ *
+ * Tensors are [batch, heads, time, width] windows of any strides but 1 in the last dimension. What
+ * is made here lies in memory as [batch, time, heads, width], so that heads join again into [batch,
+ * time, heads * width] without a copy. */
+#ifndef MOONSHARD_OPS_ATTENTION_H
+#define MOONSHARD_OPS_ATTENTION_H
+
+#include "ops/backend.h"
+
+/* A [batch, heads, time, width] tensor as kernels walk it: the first element, and elements from one
+ * batch, head and moment to the next. data NULL: not given. */
+typedef struct ms_heads {
+    void *data;
+    int64_t batch, head, time;
+} ms_heads;
+
+/* Query head h looks at key and value head h / (heads / groups). Causal: query i sees keys 0 ..
+ * keys - queries + i. With positions there are as many keys as queries, and query i sees keys i -
+ * positions[i] .. i; the kernels refuse positions outside of 0 .. i. There is at least one key.
+ * log_sum is what backward computes the probabilities from. */
+typedef struct ms_attention_args {
+    /* cast: the result once more in cast_dtype; without data: not wanted. Backward gets the f32
+     * result there. */
+    ms_heads q, k, v, out, cast;
+    ms_heads dout, dq, dk, dv; /* backward */
+    /* [batch, heads, queries]: logarithm of the sum of exponentials of the scaled scores; or
+     * NULL */
+    float *log_sum;
+    const int64_t *positions; /* [batch, queries]; NULL: not given. Only if causal. */
+    int64_t batches, heads, groups, queries, keys, width;
+    double scale;
+    /* Of tensors, and of operands of products: see ms_engine_set_autocast. */
+    uint8_t dtype, compute, cast_dtype;
+    bool causal;
+    bool fast; /* backward need not repeat its bits */
+} ms_attention_args;
+
+/* (x[j], x[j + width/2]) turned by the angle (first + t) * base^(-2j/width), its frequency scaled;
+ * backward turns back. */
+typedef struct ms_rotary_args {
+    ms_heads x, y;
+    int64_t batches, heads, times, width, first;
+    double base;
+    ms_rotary_scaling scaling;
+    uint8_t dtype;
+    bool back;
+} ms_rotary_args;
+
+#endif

@@ -1,0 +1,380 @@
+/* linear.c: linear layers: the product with a weight, bias and activation, and their gradients.
+ *
+ * y = act(x w^T + bias) for weights [out, in], y = act(x w + bias) for linear_t's [in, out]. All
+ * leading dimensions of x are rows. The weight is never transposed in memory: the product reads it
+ * through a view with swapped strides.
+ *
+ * With h = dy * act'(before), where before = x w^T + bias: dx = h w, dw = h^T x, dbias = the sums
+ * of h's columns. One kernel reads dy once and makes h, in the dtype of the products, and dbias;
+ * two products make dx and dw.
+ *
+ * On a GPU the product makes what a pass of its own would make elsewhere, where its library can
+ * (ms_gemm_extra): the activation's result, and dbias where h is dy. Which of them depends on
+ * shapes and dtypes only. */
+#include "ops/linear.h"
+
+#include <string.h>
+
+#include "moonshard/ops.h"
+#include "ops/matmul.h"
+#include "tensor/op.h"
+#include "ops/values.h"
+#include "tensor/state.h"
+
+/* The bias, or NULL: it may be absent or given as NULL. */
+static ms_tensor *bias_of(const ms_op_call *call)
+{
+    return call->input_count > 2 ? call->inputs[2] : NULL;
+}
+
+/* x [..., in], weight [out, in] or [in, out], bias [out] or none; *width: out. The dtypes must
+ * agree: autocast casts f32 operands itself, and a cast of one of them by hand is a mistake. */
+static ms_status linear_check(const ms_op_call *call, int64_t *width)
+{
+    const ms_tensor *x = call->inputs[0], *w = call->inputs[1], *bias = bias_of(call);
+    /* linear_t takes weights as [in, out], as some published models store them. */
+    bool turned = call->op == &ms_op_linear_t;
+    if (!ms_dtype_is_float(x->dtype) || x->dtype != w->dtype || (bias && bias->dtype != x->dtype))
+        return ms_op_refuse(call, "all must have the same float dtype");
+    if (x->dims == 0 || w->dims != 2)
+        return ms_op_refuse(call, "the weight must have two dimensions, the input at least one");
+    int64_t in = w->shape[turned ? 0 : 1];
+    *width = w->shape[turned ? 1 : 0];
+    if (x->shape[x->dims - 1] != in)
+        return ms_op_refuse(call, "the input's last dimension is %lld, the weight (%s) takes %lld",
+                            (long long)x->shape[x->dims - 1], turned ? "[in, out]" : "[out, in]",
+                            (long long)in);
+    if (bias && (bias->dims != 1 || bias->shape[0] != *width))
+        return ms_op_refuse(call, "the bias must have shape [%lld]", (long long)*width);
+    if (call->attributes.linear.activation != MS_ACTIVATION_NONE
+        && call->attributes.linear.activation != MS_ACTIVATION_GELU)
+        return ms_op_refuse(call, "there is no activation %d", call->attributes.linear.activation);
+    return MS_OK;
+}
+
+/* The weight as [in, out], whichever way it is stored. A view costs nothing, since a product reads
+ * either order of strides. */
+static ms_status weight_matrix(const ms_op *op, ms_tensor *weight, ms_tensor **out)
+{
+    if (op == &ms_op_linear) return ms_matrix_swapped(weight, out);
+    *out = ms_tensor_retain(weight);
+    return MS_OK;
+}
+
+/* ------------------------------------------------------------------ forward */
+
+/* MS_ACTIVATION_NONE is the only other one: linear_check refuses the rest. */
+static bool is_activated(const ms_attributes *attributes)
+{
+    return attributes->linear.activation == MS_ACTIVATION_GELU;
+}
+
+/* The dtype of what goes into the activation, which is kept for the gradient. Under autocast to
+ * bf16 it is kept in bf16: that is as exact as the product's operands, at half the bytes. Under
+ * autocast to f16 it stays f32: values beyond 65504 would become infinite. */
+static ms_dtype before_dtype(const ms_op_call *call, ms_dtype compute)
+{
+    ms_dtype dtype = call->inputs[0]->dtype;
+    return is_activated(&call->attributes) && compute == MS_BF16 ? compute : dtype;
+}
+
+/* Applies the activation to `before` and makes the output. The gradient needs `before`, so it is
+ * saved; without a gradient, and in the output's dtype, the activation overwrites it. Under
+ * autocast the same task writes the result's cast, which the next linear layer takes. The 20 FLOPs
+ * of an element are an estimate of tanh's form of gelu, for the sim device. */
+static ms_status activate(ms_op_call *call, ms_tensor *before)
+{
+    ms_engine *engine = call->engine;
+    ms_tensor *y = NULL, *cast = NULL;
+    ms_dtype dtype = call->inputs[0]->dtype;
+    /* Nothing else holds `before` then: it was made by this call. */
+    bool in_place = !call->record && before->dtype == dtype;
+    ms_status status = ms_op_save(call, before);
+    if (!status && in_place) y = ms_tensor_retain(before);
+    else if (!status) status = ms_tensor_new(engine, dtype, before->dims, before->shape, &y);
+    if (!status) status = ms_tensor_new_cast(engine, y, &cast);
+    if (!status && y->count > 0) {
+        ms_activation_args args = { .before = ms_tensor_data(before),
+                                    .y = ms_tensor_data(y),
+                                    .count = y->count,
+                                    .before_dtype = (uint8_t)before->dtype,
+                                    .y_dtype = (uint8_t)y->dtype };
+        ms_tensor *writes[] = { y, cast };
+        ms_task_cost cost = { .flops = 20.0 * (double)y->count,
+                              .bytes = ms_tensor_bytes(before) + ms_tensor_bytes(y) };
+        if (cast) {
+            args.cast = ms_tensor_data(cast);
+            args.cast_dtype = (uint8_t)cast->dtype;
+            cost.bytes += ms_tensor_bytes(cast);
+        }
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_activation), &args,
+                                   &before, 1, writes, 2, cost);
+    }
+    if (!status) ms_tensor_keep_cast(y, cast);
+    ms_tensor_release(cast);
+    if (status) ms_tensor_release(y);
+    else call->outputs[0] = y;
+    return status;
+}
+
+/* Whether products of this dtype make more than themselves: on a GPU, in 16 bits. Its library's
+ * gelu has an error of some 1e-4 and it adds in f32, which 16 bits hide; in f32 our kernels are
+ * more exact. */
+static bool products_make_more(const ms_engine *engine, ms_dtype dtype)
+{
+    return ms_engine_is_for_gpu(engine) && ms_dtype_bytes(dtype) == 2;
+}
+
+/* Whether the product makes the activation's result as well: from and to one dtype. The same with
+ * and without a gradient, so that both give the same bits. */
+static bool product_activates(const ms_op_call *call, ms_dtype compute, const ms_tensor *before)
+{
+    return is_activated(&call->attributes) && products_make_more(call->engine, compute)
+           && compute == call->inputs[0]->dtype
+           && before->shape[before->dims - 1] % MS_GELU_COLUMNS == 0;
+}
+
+/* The product of rows and matrix goes to `before`, unless the product activates: then it makes y,
+ * too, which becomes the result. */
+static ms_status multiply(ms_op_call *call, ms_tensor *rows, ms_tensor *matrix, bool activates,
+                          ms_tensor *before)
+{
+    ms_engine *engine = call->engine;
+    ms_tensor *y = NULL, *flat = NULL, *flat_y = NULL;
+    ms_status status = ms_matrix_flattened(engine, before, &flat);
+    if (!status && activates)
+        status = ms_tensor_new(engine, before->dtype, before->dims, before->shape, &y);
+    if (!status && activates) status = ms_matrix_flattened(engine, y, &flat_y);
+    if (!status && activates)
+        status =
+            ms_matmul_extra_into(engine, rows, matrix, bias_of(call), MS_GEMM_GELU, flat, flat_y);
+    else if (!status) status = ms_matmul_into(engine, rows, matrix, bias_of(call), flat);
+    ms_tensor_release(flat);
+    ms_tensor_release(flat_y);
+    if (status) ms_tensor_release(y);
+    else call->outputs[0] = y;
+    return status;
+}
+
+/* x is cast for this product only, the weight's cast is kept for the step. Saved are the operands
+ * as the product took them (casts, under autocast), then `before` if there is an activation. `out`
+ * is what goes into the activation; without one it is the result. The cast of x is released with
+ * the call unless it is saved, the weight's is kept by the weight. */
+static ms_status linear_forward(ms_op_call *call)
+{
+    ms_engine *engine = call->engine;
+    ms_tensor *x = NULL, *w = NULL, *rows = NULL, *matrix = NULL, *out = NULL;
+    int64_t width = 0, shape[MS_DIMS_MAX];
+    bool activates = false;
+    ms_status status = linear_check(call, &width);
+    if (status) return status;
+    ms_dtype compute = ms_product_dtype(engine, call->inputs[0]->dtype);
+    uint32_t dims = call->inputs[0]->dims;
+    memcpy(shape, call->inputs[0]->shape, sizeof shape);
+    shape[dims - 1] = width;
+    /* If the task that computed x has written its cast, too, that cast is taken and no task
+     * runs. */
+    status = ms_tensor_cast_cached(engine, call->inputs[0], compute, false, &x);
+    if (!status) status = ms_tensor_cast_cached(engine, call->inputs[1], compute, true, &w);
+    if (!status) status = ms_matrix_flattened(engine, x, &rows);
+    if (!status) status = weight_matrix(call->op, w, &matrix);
+    if (!status) status = ms_tensor_new(engine, before_dtype(call, compute), dims, shape, &out);
+    if (!status) activates = product_activates(call, compute, out);
+    if (!status) status = multiply(call, rows, matrix, activates, out);
+    if (!status) status = ms_op_save(call, x);
+    if (!status) status = ms_op_save(call, w);
+    if (!status && activates) status = ms_op_save(call, out);
+    else if (!status && is_activated(&call->attributes)) status = activate(call, out);
+    else if (!status) call->outputs[0] = ms_tensor_retain(out);
+    ms_tensor_release(x);
+    ms_tensor_release(w);
+    ms_tensor_release(rows);
+    ms_tensor_release(matrix);
+    ms_tensor_release(out);
+    return status;
+}
+
+/* ----------------------------------------------------------------- backward */
+
+/* Whether the product that makes dw sums the bias's gradient as well: where g goes into it as it
+ * has arrived and nothing else passes over it. The library sums what it multiplies, in the dtype of
+ * its result. */
+static bool product_sums(const ms_op_gradient *gradient, const ms_tensor *g)
+{
+    bool wanted = gradient->input_count > 2 && gradient->needs[2] && gradient->needs[1],
+         is_as_it_arrived =
+             !is_activated(&gradient->attributes) && g->dtype == gradient->saved[0]->dtype,
+         /* Rows that overlap would be copied for the product. */
+        is_matrix = g->shape[0] == 1 || g->strides[0] >= g->shape[1];
+    return wanted && is_as_it_arrived && is_matrix && products_make_more(gradient->engine, g->dtype)
+           && g->count > 0
+           && ms_shape_count(gradient->inputs[1].dims, gradient->inputs[1].shape) > 0;
+}
+
+/* dw, written into the weight's home if it has one. rows and g are matrices [rows, in] and [rows,
+ * out] of the products' dtype; the sum over rows is the inner dimension of the product. Written to
+ * its home, the gradient is in its bucket already, and no copy is made before the reduction. sums:
+ * the bias's gradient is made with it. */
+static ms_status weight_gradient(const ms_op_gradient *gradient, ms_tensor *rows, ms_tensor *g,
+                                 bool sums)
+{
+    ms_tensor *turned = NULL, *made = NULL, *bias = NULL;
+    bool stored = gradient->op == &ms_op_linear_t; /* [in, out] = x^T g, else [out, in] = g^T x */
+    ms_gemm_extra extra = !sums ? MS_GEMM_PLAIN : stored ? MS_GEMM_SUM_B : MS_GEMM_SUM_A;
+    ms_status status = ms_matrix_swapped(stored ? rows : g, &turned);
+    if (!status && sums) status = ms_op_result(gradient, 2, &bias);
+    if (!status) status = ms_op_result(gradient, 1, &made);
+    if (!status)
+        status = ms_matmul_extra_into(gradient->engine, turned, stored ? g : rows, NULL, extra,
+                                      bias, made);
+    ms_tensor_release(turned);
+    if (status) {
+        ms_tensor_release(made);
+        ms_tensor_release(bias);
+        return status;
+    }
+    gradient->results[1] = made;
+    if (bias) gradient->results[2] = bias;
+    return MS_OK;
+}
+
+/* dx = h w in the dtype of x, as a new tensor of x's shape. For linear the two exchanges cancel:
+ * the product reads the weight as it is stored. */
+static ms_status input_gradient(const ms_op_gradient *gradient, ms_tensor *weight, ms_tensor *g)
+{
+    ms_tensor *matrix = NULL, *back = NULL, *made = NULL, *flat = NULL;
+    ms_status status = weight_matrix(gradient->op, weight, &matrix);
+    if (!status) status = ms_matrix_swapped(matrix, &back);
+    if (!status)
+        status = ms_tensor_new(gradient->engine, gradient->inputs[0].dtype,
+                               gradient->inputs[0].dims, gradient->inputs[0].shape, &made);
+    if (!status) status = ms_matrix_flattened(gradient->engine, made, &flat);
+    if (!status) status = ms_matmul_into(gradient->engine, g, back, NULL, flat);
+    ms_tensor_release(matrix);
+    ms_tensor_release(back);
+    ms_tensor_release(flat);
+    if (status) ms_tensor_release(made);
+    else gradient->results[0] = made;
+    return status;
+}
+
+/* The incoming gradient as [rows, out] with an inner stride of 1, which the kernel needs. An
+ * expanded gradient (that of a sum) is copied. x may have any number of leading dimensions; the
+ * kernel sees rows. */
+static ms_status gradient_rows(const ms_op_gradient *gradient, ms_tensor **out)
+{
+    ms_tensor *flat = NULL;
+    ms_status status = ms_matrix_flattened(gradient->engine, gradient->gradients[0], &flat);
+    if (status) return status;
+    /* A width of 1 has a stride that does not count. */
+    if (flat->strides[1] == 1 || flat->shape[1] <= 1) {
+        *out = flat;
+        return MS_OK;
+    }
+    status = ms_op_as_contiguous(gradient->engine, flat, out);
+    ms_tensor_release(flat);
+    return status;
+}
+
+/* Where h goes: over `before`, if the graph is freed after this call and no other reference to that
+ * storage is left but the saved alias's; h is as large, so no memory is taken. Otherwise a new
+ * tensor. */
+static ms_status result_place(const ms_op_gradient *gradient, const ms_tensor *rows, ms_dtype dtype,
+                              ms_tensor **out)
+{
+    ms_tensor *before = is_activated(&gradient->attributes) ? gradient->saved[2] : NULL;
+    if (before && gradient->last && before->dtype == dtype
+        && ms_storage_references(before->storage) == 1)
+        return ms_matrix_flattened(gradient->engine, before, out);
+    return ms_tensor_new(gradient->engine, dtype, 2, rows->shape, out);
+}
+
+/* One pass over the incoming gradient: through the activation, to the dtype of the products, and
+ * sums for the bias. *out is h, [rows, out], owned: a new tensor, or rows itself where nothing
+ * changes it. The bias's gradient becomes results[2]; without rows it is zeros, and no task runs.
+ * Nothing is enqueued where rows can serve as h and the bias needs no gradient, or a product makes
+ * it (sums). The flops count 25 for each element through the activation, an estimate for the sim
+ * device. */
+static ms_status pass(const ms_op_gradient *gradient, ms_tensor *rows, bool sums, ms_tensor **out)
+{
+    ms_engine *engine = gradient->engine;
+    ms_tensor *before = is_activated(&gradient->attributes) ? gradient->saved[2] : NULL, *h = NULL,
+              *bias = NULL;
+    ms_dtype compute = gradient->saved[0]->dtype;
+    bool wants_bias = gradient->input_count > 2 && gradient->needs[2] && !sums,
+         changes = before || rows->dtype != compute;
+    /* h is read by the two products only. */
+    bool wants_h = changes && (gradient->needs[0] || gradient->needs[1]);
+    ms_status status = MS_OK;
+    if (wants_h) status = result_place(gradient, rows, compute, &h);
+    if (!status && wants_bias) status = ms_op_result(gradient, 2, &bias);
+    if (!status && (h || bias) && rows->count > 0) {
+        ms_linear_gradient_args args = { .g = ms_tensor_data(rows),
+                                         .rows = rows->shape[0],
+                                         .width = rows->shape[1],
+                                         .g_row = rows->strides[0],
+                                         .g_dtype = (uint8_t)rows->dtype,
+                                         .out_dtype = (uint8_t)compute };
+        /* NULLs are passed over: there may be no activation, no h, or no bias. */
+        ms_tensor *reads[] = { rows, before }, *writes[] = { h, bias };
+        ms_task_cost cost = { .flops = (double)rows->count, .bytes = ms_tensor_bytes(rows) };
+        if (before) {
+            args.before = ms_tensor_data(before);
+            args.before_dtype = (uint8_t)before->dtype;
+            cost.flops *= 25.0;
+            cost.bytes += ms_tensor_bytes(before);
+        }
+        if (h) {
+            args.out = ms_tensor_data(h);
+            cost.bytes += ms_tensor_bytes(h);
+        }
+        if (bias) {
+            args.bias = ms_tensor_data(bias);
+            args.bias_dtype = (uint8_t)bias->dtype;
+        }
+        status = ms_tensor_enqueue(engine, ms_engine_kernel(engine, MS_KERNEL_linear_backward),
+                                   &args, reads, 2, writes, 2, cost);
+    } else if (!status && bias) {
+        ms_tensor_release(bias);
+        status = ms_op_full(engine, gradient->inputs[2].dtype, 1, &rows->shape[1], 0.0, &bias);
+    }
+    if (status) {
+        ms_tensor_release(h);
+        ms_tensor_release(bias);
+        return status;
+    }
+    if (bias) gradient->results[2] = bias;
+    *out = h ? h : ms_tensor_retain(rows);
+    return MS_OK;
+}
+
+/* Gradients as stated at the top of this file. saved: x, weight, and `before` with an activation.
+ * Results that were made before a failure are the caller's to release. */
+static ms_status linear_backward(ms_op_gradient *gradient)
+{
+    ms_engine *engine = gradient->engine;
+    ms_tensor *x = gradient->saved[0], *w = gradient->saved[1], *arrived = NULL, *g = NULL,
+              *rows = NULL;
+    bool sums = false;
+    ms_status status = gradient_rows(gradient, &arrived);
+    if (!status) sums = product_sums(gradient, arrived);
+    if (!status) status = pass(gradient, arrived, sums, &g);
+    if (!status) status = ms_matrix_flattened(engine, x, &rows);
+    if (!status && gradient->needs[1]) status = weight_gradient(gradient, rows, g, sums);
+    if (!status && gradient->needs[0]) status = input_gradient(gradient, w, g);
+    ms_tensor_release(arrived);
+    ms_tensor_release(g);
+    ms_tensor_release(rows);
+    return status;
+}
+
+const ms_op ms_op_linear = { .name = "linear",
+                             .forward = linear_forward,
+                             .backward = linear_backward,
+                             .inputs_min = 2,
+                             .inputs_max = 3 };
+const ms_op ms_op_linear_t = { .name = "linear_t",
+                               .forward = linear_forward,
+                               .backward = linear_backward,
+                               .inputs_min = 2,
+                               .inputs_max = 3 };

@@ -1,0 +1,74 @@
+/* matmul.h: matrix products: arguments of the kernel, and the call that other families use. */
+#ifndef MOONSHARD_OPS_MATMUL_H
+#define MOONSHARD_OPS_MATMUL_H
+
+#include "ops/backend.h"
+
+/* Leading dimensions of the largest tensor; collapsing leaves fewer in most calls. */
+#define MS_MATMUL_BATCH_DIMS (MS_DIMS_MAX - 2)
+
+/* What a product makes in the same task beside c, on a GPU (ms_engine_is_for_gpu). A GELU: c =
+ * gelu(before), in the tanh form, and beside[m, n] = before: what c is without it, bias included,
+ * in c's dtype. A SUM: beside = the sums over k of a's rows (beside[m]) or of b's columns
+ * (beside[n]), in c's dtype; without a bias. */
+typedef enum ms_gemm_extra {
+    MS_GEMM_PLAIN,
+    MS_GEMM_GELU,
+    MS_GEMM_SUM_A,
+    MS_GEMM_SUM_B
+} ms_gemm_extra;
+
+/* c[m, n] = a[m, k] b[k, n], plus what c holds if accumulate, plus bias[n] in f32 if bias. A
+ * transposed operand is stored as [k, m] or [n, k]; its row is then a row of that. */
+typedef struct ms_gemm_shape {
+    int64_t m, n, k;
+    int64_t a_row, b_row, c_row; /* elements from one stored row to the next */
+    bool a_transposed, b_transposed;
+    bool accumulate, bias;
+    uint8_t in, out; /* ms_dtype of a and b, and of c */
+    uint8_t extra;   /* ms_gemm_extra */
+    uint8_t zero;    /* no padding: plans are found by comparing bytes */
+} ms_gemm_shape;
+
+/* Task arguments: c = a b (+ bias) for every batch. The work is cut into groups of batches times
+ * parts of rows (or of columns). */
+typedef struct ms_matmul_args {
+    const void *a, *b;
+    const float *bias; /* or NULL */
+    void *c, *beside;  /* see ms_gemm_extra */
+    /* What the device's plan_matmul fills in: its library, its plans of a part and of the last
+     * part. No plan: the kernel converts the operands to f32, block by block. */
+    const void *library, *plan, *last_plan;
+    ms_gemm_shape shape; /* of a part; m or n is the part's size */
+    int64_t last;        /* size of the last part */
+    uint32_t groups, parts;
+    bool split_columns;
+    uint32_t batch_dims;
+    int64_t batches, batch_shape[MS_MATMUL_BATCH_DIMS];
+    /* In elements. */
+    int64_t a_batch[MS_MATMUL_BATCH_DIMS], b_batch[MS_MATMUL_BATCH_DIMS],
+        c_batch[MS_MATMUL_BATCH_DIMS];
+} ms_matmul_args;
+
+/* out[..., m, n] = a[..., m, k] b[..., k, n] (+ bias [n], f32 or out's dtype, or NULL). All have
+ * the same number of dimensions and equal leading ones, up to size 1. a and b have one dtype; out
+ * has it too, or is f32. The inner stride of out is 1. Any strides of a and b. */
+ms_status ms_matmul_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
+                         ms_tensor *out);
+
+/* The same for matrices, with `beside` (contiguous): see ms_gemm_extra. For a GELU, n is a multiple
+ * of MS_GELU_COLUMNS and out is contiguous. For a SUM, k is not 0, and the elements of the operand
+ * that is summed follow each other in memory for each k. */
+#define MS_GELU_COLUMNS 8
+ms_status ms_matmul_extra_into(ms_engine *engine, ms_tensor *a, ms_tensor *b, ms_tensor *bias,
+                               ms_gemm_extra extra, ms_tensor *beside, ms_tensor *out);
+
+/* [..., rows, columns] as its transpose. */
+ms_status ms_matrix_swapped(ms_tensor *tensor, ms_tensor **out);
+/* [..., width] as [rows, width]: a view where the leading dimensions follow each other in memory,
+ * else a copy. */
+ms_status ms_matrix_flattened(ms_engine *engine, ms_tensor *tensor, ms_tensor **out);
+/* The dtype that a product of operands of this dtype computes in: see ms_engine_set_autocast. */
+ms_dtype ms_product_dtype(ms_engine *engine, ms_dtype dtype);
+
+#endif

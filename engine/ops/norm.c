@@ -1,0 +1,271 @@
+/* norm.c: layer_norm, rms_norm, and both fused with the residual sum before them (add_layer_norm,
+ * add_rms_norm).
+ *
+ * With s = x or x + residual, and n the row normalized, n = (s - mean) * scale: y = n * weight +
+ * bias. Layer norm (Ba et al. 2016) subtracts the mean and divides by the standard deviation; RMS
+ * norm (Zhang and Sennrich 2019) divides by the root of the mean square and has no mean and no
+ * bias.
+ *
+ * Backward, with h = dy * weight and averages over a row: ds = scale * (h - mean(h) - n * mean(h *
+ * n)), without mean(h) for RMS norm; dweight = sum of dy * n over rows, dbias = sum of dy. mean and
+ * scale are saved, one number a row each, so backward need not compute them again. */
+#include "ops/norm.h"
+
+#include <string.h>
+
+#include "moonshard/ops.h"
+#include "tensor/op.h"
+#include "ops/values.h"
+#include "tensor/state.h"
+
+/* Which of the four operators it is: layer norm or RMS norm, fused with a sum or not. */
+static bool is_centered(const ms_op *op)
+{
+    return op == &ms_op_layer_norm || op == &ms_op_add_layer_norm;
+}
+static bool is_sum(const ms_op *op)
+{
+    return op == &ms_op_add_layer_norm || op == &ms_op_add_rms_norm;
+}
+
+/* Input `index`, or NULL where it is absent. The inputs are x, then residual (fused forms), then
+ * weight, then bias (layer norm). Scripts may leave out weight and bias. */
+static ms_tensor *input(const ms_op_call *call, uint32_t index)
+{
+    return index < call->input_count ? call->inputs[index] : NULL;
+}
+
+/* weight and bias are [width] in x's dtype; each may be absent. */
+static ms_status check_scales(const ms_op_call *call, const ms_tensor *x, const ms_tensor *weight,
+                              const ms_tensor *bias)
+{
+    int64_t width = x->shape[x->dims - 1];
+    const ms_tensor *scales[] = { weight, bias };
+    for (int i = 0; i < 2; i++)
+        if (scales[i]
+            && (scales[i]->dtype != x->dtype || scales[i]->dims != 1
+                || scales[i]->shape[0] != width))
+            return ms_op_refuse(call, "the %s must have shape [%lld] and the input's dtype",
+                                i ? "bias" : "weight", (long long)width);
+    return MS_OK;
+}
+
+/* x of any shape with a last dimension that is not empty; weight and bias [width], all of one float
+ * dtype. Weight and bias must have the dtype of x, since the kernel reads all rows with one
+ * dtype. */
+static ms_status check(const ms_op_call *call, ms_tensor *x, ms_tensor *residual, ms_tensor *weight,
+                       ms_tensor *bias)
+{
+    if (!ms_dtype_is_float(x->dtype)) return ms_op_refuse(call, "it takes floats");
+    if (x->dims == 0) return ms_op_refuse(call, "a number has no last dimension to normalize over");
+    if (x->shape[x->dims - 1] == 0) return ms_op_refuse(call, "the last dimension is empty");
+    if (residual
+        && (residual->dtype != x->dtype
+            || !ms_shape_equal(x->dims, x->shape, residual->dims, residual->shape)))
+        return ms_op_refuse(call, "both summands must have the same shape and dtype");
+    return check_scales(call, x, weight, bias);
+}
+
+/* What a forward reads and writes. sum and y are the call's outputs (borrowed), all others are
+ * owned; those that are not wanted are NULL. They are retained until the task is enqueued, as
+ * copies would lose their memory otherwise. */
+typedef struct parts {
+    ms_tensor *x, *residual, *weight, *bias; /* contiguous */
+    ms_tensor *sum, *y, *cast, *mean, *scale;
+} parts;
+
+/* Releases what the forward owns; sum and y belong to the call. NULLs are allowed, so it is right
+ * after a failure at any place. */
+static void release_parts(parts *p)
+{
+    ms_tensor_release(p->x);
+    ms_tensor_release(p->residual);
+    ms_tensor_release(p->weight);
+    ms_tensor_release(p->bias);
+    ms_tensor_release(p->cast);
+    ms_tensor_release(p->mean);
+    ms_tensor_release(p->scale);
+}
+
+/* NULL stays NULL: residual, weight and bias may be absent. */
+static ms_status contiguous(ms_engine *engine, ms_tensor *tensor, ms_tensor **out)
+{
+    return tensor ? ms_op_as_contiguous(engine, tensor, out) : MS_OK;
+}
+
+/* One task: the sum, the statistics, the result and its cast in one pass over the rows. Fused, the
+ * sum is written but not read again: four tensors move, where two tasks would move five. */
+static ms_status enqueue_forward(ms_op_call *call, parts *p, int64_t rows)
+{
+    ms_norm_args args = { .x = ms_tensor_data(p->x),
+                          .y = ms_tensor_data(p->y),
+                          .rows = rows,
+                          .width = p->x->shape[p->x->dims - 1],
+                          .eps = call->attributes.norm.eps,
+                          .dtype = (uint8_t)p->x->dtype,
+                          .centered = is_centered(call->op) };
+    if (p->residual) args.residual = ms_tensor_data(p->residual);
+    if (p->weight) args.weight = ms_tensor_data(p->weight);
+    if (p->bias) args.bias = ms_tensor_data(p->bias);
+    if (p->sum) args.sum = ms_tensor_data(p->sum);
+    if (p->cast) {
+        args.cast = ms_tensor_data(p->cast);
+        args.cast_dtype = (uint8_t)p->cast->dtype;
+    }
+    if (p->mean) args.mean = ms_tensor_data(p->mean);
+    if (p->scale) args.scale = ms_tensor_data(p->scale);
+    ms_tensor *reads[] = { p->x, p->residual, p->weight, p->bias },
+              *writes[] = { p->y, p->sum, p->cast, p->mean, p->scale };
+    ms_task_cost cost = { .flops = 8.0 * (double)p->x->count,
+                          .bytes = (p->residual ? 4 : 2) * ms_tensor_bytes(p->x) };
+    return ms_tensor_enqueue(call->engine, ms_engine_kernel(call->engine, MS_KERNEL_norm_forward),
+                             &args, reads, 4, writes, 5, cost);
+}
+
+/* Outputs: y, or s and then y for the fused forms, whose s is the residual of the next block.
+ * Statistics are made only if the call is recorded. x itself is saved and not the normalized rows:
+ * it exists already. */
+static ms_status norm_forward(ms_op_call *call)
+{
+    ms_engine *engine = call->engine;
+    bool fused = is_sum(call->op);
+    ms_tensor *x = call->inputs[0], *residual = fused ? call->inputs[1] : NULL;
+    uint32_t at = fused ? 2 : 1;
+    uint32_t results = fused ? 2 : 1;
+    ms_tensor *weight = input(call, at), *bias = is_centered(call->op) ? input(call, at + 1) : NULL;
+    ms_status status = check(call, x, residual, weight, bias);
+    if (status) return status;
+    if (call->output_count != results) return ms_op_refuse(call, "it has %u results", results);
+    parts p = { 0 };
+    int64_t rows = ms_shape_count(x->dims - 1, x->shape);
+    status = contiguous(engine, x, &p.x);
+    if (!status) status = contiguous(engine, residual, &p.residual);
+    if (!status) status = contiguous(engine, weight, &p.weight);
+    if (!status) status = contiguous(engine, bias, &p.bias);
+    /* The sum is the first output: the next block takes it as its residual. */
+    if (!status && fused) status = ms_op_output(call, 0, x->dtype, x->dims, x->shape, &p.sum);
+    if (!status) status = ms_op_output(call, fused ? 1 : 0, x->dtype, x->dims, x->shape, &p.y);
+    if (!status && call->record) status = ms_tensor_new(engine, MS_F32, 1, &rows, &p.scale);
+    if (!status && call->record && is_centered(call->op))
+        status = ms_tensor_new(engine, MS_F32, 1, &rows, &p.mean);
+    if (!status) status = ms_tensor_new_cast(engine, p.y, &p.cast);
+    if (!status && x->count > 0) status = enqueue_forward(call, &p, rows);
+    if (!status) ms_tensor_keep_cast(p.y, p.cast);
+    /* In this order: what was normalized, its scale, the weight if any, the mean of layer norm
+     * last. */
+    if (!status) status = ms_op_save(call, fused ? p.sum : p.x);
+    if (!status && p.scale) status = ms_op_save(call, p.scale);
+    if (!status && p.weight) status = ms_op_save(call, p.weight);
+    if (!status && p.mean) status = ms_op_save(call, p.mean);
+    release_parts(&p);
+    return status;
+}
+
+/* What a backward reads (owned, contiguous) and writes; results that are not needed are NULL. */
+typedef struct backward_parts {
+    ms_tensor *gradient, *sum_gradient, *dx, *dweight, *dbias;
+} backward_parts;
+
+/* The gradient of output `index`, contiguous and owned. If none arrived, because nothing used that
+ * output, it is zeros where the kernel needs one, else NULL. The gradient of y is always needed;
+ * that of s only adds to dx. */
+static ms_status arrived(ms_op_gradient *gradient, uint32_t index, bool needed, ms_tensor **out)
+{
+    const ms_tensor_info *info = &gradient->outputs[index];
+    if (gradient->gradients[index])
+        return ms_op_as_contiguous(gradient->engine, gradient->gradients[index], out);
+    return needed ? ms_op_full(gradient->engine, info->dtype, info->dims, info->shape, 0.0, out)
+                  : MS_OK;
+}
+
+/* Which of the saved tensors is the mean follows from their number: it is the last one, of layer
+ * norm only. `reads` has NULLs for what is absent, which ms_tensor_enqueue passes over. */
+static ms_status enqueue_backward(ms_op_gradient *gradient, ms_tensor *weight, backward_parts *p)
+{
+    ms_tensor *s = gradient->saved[0], *scale = gradient->saved[1];
+    bool centered = is_centered(gradient->op);
+    ms_tensor *mean = centered ? gradient->saved[gradient->saved_count - 1] : NULL;
+    int64_t width = s->shape[s->dims - 1];
+    ms_norm_backward_args args = { .s = ms_tensor_data(s),
+                                   .gradient = ms_tensor_data(p->gradient),
+                                   .scale = ms_tensor_data(scale),
+                                   .rows = s->count / width,
+                                   .width = width,
+                                   .dtype = (uint8_t)s->dtype,
+                                   .centered = centered };
+    if (weight) args.weight = ms_tensor_data(weight);
+    if (mean) args.mean = ms_tensor_data(mean);
+    if (p->sum_gradient) args.sum_gradient = ms_tensor_data(p->sum_gradient);
+    if (p->dx) args.dx = ms_tensor_data(p->dx);
+    if (p->dweight) args.dweight = ms_tensor_data(p->dweight);
+    if (p->dbias) args.dbias = ms_tensor_data(p->dbias);
+    ms_tensor *reads[] = { s, scale, mean, weight, p->gradient, p->sum_gradient },
+              *writes[] = { p->dx, p->dweight, p->dbias };
+    ms_task_cost cost = { .flops = 16.0 * (double)s->count,
+                          .bytes = (p->sum_gradient ? 4 : 3) * ms_tensor_bytes(s) };
+    return ms_tensor_enqueue(gradient->engine,
+                             ms_engine_kernel(gradient->engine, MS_KERNEL_norm_backward), &args,
+                             reads, 6, writes, 3, cost);
+}
+
+/* Formulas at the top of this file. s of the fused forms is an output too, so its own gradient is
+ * added to ds in the same task. The task also runs for a tensor without rows: weight and bias still
+ * need gradients. dx is one tensor for x and residual, which have the same gradient. */
+static ms_status norm_backward(ms_op_gradient *gradient)
+{
+    ms_engine *engine = gradient->engine;
+    bool fused = is_sum(gradient->op);
+    uint32_t at = fused ? 2 : 1, count = gradient->input_count;
+    const ms_tensor_info *x = &gradient->inputs[0];
+    backward_parts p = { 0 };
+    bool has_mean = is_centered(gradient->op);
+    /* What was normalized, its scale, and the mean; one more is the weight. */
+    uint32_t always_saved = has_mean ? 3 : 2;
+    ms_tensor *weight = gradient->saved_count > always_saved ? gradient->saved[2] : NULL;
+    bool needs_x = gradient->needs[0] || (fused && gradient->needs[1]);
+    ms_status status = arrived(gradient, fused ? 1 : 0, true, &p.gradient);
+    if (!status && fused) status = arrived(gradient, 0, false, &p.sum_gradient);
+    if (!status && needs_x) status = ms_tensor_new(engine, x->dtype, x->dims, x->shape, &p.dx);
+    if (!status && count > at && gradient->needs[at])
+        status = ms_op_result(gradient, at, &p.dweight);
+    if (!status && has_mean && count > at + 1 && gradient->needs[at + 1])
+        status = ms_op_result(gradient, at + 1, &p.dbias);
+    if (!status) status = enqueue_backward(gradient, weight, &p);
+    ms_tensor_release(p.gradient);
+    ms_tensor_release(p.sum_gradient);
+    if (status) {
+        ms_tensor_release(p.dx);
+        ms_tensor_release(p.dweight);
+        ms_tensor_release(p.dbias);
+        return status;
+    }
+    if (p.dweight) gradient->results[at] = p.dweight;
+    if (p.dbias) gradient->results[at + 1] = p.dbias;
+    /* Both summands have the same gradient: two references to one tensor. */
+    if (fused && gradient->needs[1]) gradient->results[1] = ms_tensor_retain(p.dx);
+    if (gradient->needs[0]) gradient->results[0] = ms_tensor_retain(p.dx);
+    ms_tensor_release(p.dx);
+    return MS_OK;
+}
+
+/* One pair of functions serves all four; is_centered and is_sum tell them apart. */
+const ms_op ms_op_layer_norm = { .name = "layer_norm",
+                                 .forward = norm_forward,
+                                 .backward = norm_backward,
+                                 .inputs_min = 1,
+                                 .inputs_max = 3 };
+const ms_op ms_op_rms_norm = { .name = "rms_norm",
+                               .forward = norm_forward,
+                               .backward = norm_backward,
+                               .inputs_min = 1,
+                               .inputs_max = 2 };
+const ms_op ms_op_add_layer_norm = { .name = "add_layer_norm",
+                                     .forward = norm_forward,
+                                     .backward = norm_backward,
+                                     .inputs_min = 2,
+                                     .inputs_max = 4 };
+const ms_op ms_op_add_rms_norm = { .name = "add_rms_norm",
+                                   .forward = norm_forward,
+                                   .backward = norm_backward,
+                                   .inputs_min = 2,
+                                   .inputs_max = 3 };

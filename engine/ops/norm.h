@@ -1,0 +1,33 @@
+/* norm.h: layer norm and RMS norm, alone or fused with the sum before them: arguments of the
+ * kernels. */
+#ifndef MOONSHARD_OPS_NORM_H
+#define MOONSHARD_OPS_NORM_H
+
+#include "ops/backend.h"
+
+/* Rows of `width` contiguous elements of one float dtype; statistics in f32. weight, bias, residual
+ * and sum may be NULL. y = (s - mean) * scale * weight + bias, s = x (+ residual, kept in sum),
+ * scale = 1 / sqrt(variance + eps); mean is 0 for RMS norm. */
+typedef struct ms_norm_args {
+    const void *x, *residual, *weight, *bias;
+    void *sum, *y, *cast; /* cast: y (then f32) once more in cast_dtype, or NULL */
+    float *mean, *scale;  /* [rows]; mean is NULL for RMS norm; both NULL: not kept */
+    int64_t rows, width;
+    double eps;
+    uint8_t dtype, cast_dtype;
+    bool centered; /* layer norm */
+} ms_norm_args;
+
+/* dx = gradient of s through the norm, plus sum_gradient (of the other output) if not NULL. Results
+ * that are NULL are not computed. Without rows dweight and dbias are zeros, which the task
+ * writes. */
+typedef struct ms_norm_backward_args {
+    const void *s, *weight, *gradient, *sum_gradient;
+    const float *mean, *scale;
+    void *dx, *dweight, *dbias;
+    int64_t rows, width;
+    uint8_t dtype;
+    bool centered;
+} ms_norm_backward_args;
+
+#endif
