@@ -25,7 +25,7 @@ ms_lua_hook_options ms_lua_read_hook(lua_State *L, int table, int parameters, in
 /* The engine's ms_comm_hook; user: an ms_callback of that. */
 ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, ms_point *ready);
 
-/* core.reduce_bucket, in one_bucket.c. */
+/* core.reduce_bucket, in test_bucket.c. */
 int ms_lua_reduce_bucket(lua_State *L);
 
 #endif

@@ -41,7 +41,7 @@ ms_status ms_lua_filled(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
 /* A number or boolean; `what` names it in the error. */
 double ms_lua_number(lua_State *L, int index, const char *what);
 
-/* views.c, layers.c and windows.c: their methods into the table on top. */
+/* views.c, layers.c and convolution.c: their methods into the table on top. */
 void ms_open_views(lua_State *L, int runtime);
 void ms_open_layers(lua_State *L, int runtime);
 void ms_open_windows(lua_State *L, int runtime);

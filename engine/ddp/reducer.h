@@ -6,7 +6,7 @@
 #ifndef MOONSHARD_DDP_REDUCER_H
 #define MOONSHARD_DDP_REDUCER_H
 
-#include "hook/times.h"
+#include "meter/pass_times.h"
 #include "moonshard/ddp.h"
 
 /* One parameter of the model. Its address is the user pointer of the parameter's gradient hook, so

@@ -294,7 +294,7 @@ ms_status ms_pool_take(ms_pool *pool, ms_stream *stream, size_t bytes, ms_block 
                        uint64_t uses[MS_STREAMS_MAX]);
 void ms_pool_give(ms_pool *pool, ms_block *block, const uint64_t uses[MS_STREAMS_MAX], bool apart);
 
-/* room.c */
+/* static_block.c */
 /* The dropped storage gets the room's memory, which no storage may be using. The stream waits for
  * the last use of each stream by former storages, which uses[] returns. */
 ms_status ms_room_enter(ms_room *room, ms_storage *storage, ms_stream *stream,

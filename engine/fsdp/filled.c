@@ -9,7 +9,7 @@
  *
  * Invariants: `unsure` is NULL outside of passes; the tensor of an unsure member has no gradient;
  * the exchange is the same on all ranks of a group, whatever they have filled. */
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 
 #include "grad/tape.h"
 

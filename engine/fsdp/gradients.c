@@ -4,7 +4,7 @@
  * of ranks, pieces are the parameter from end to end. A parameter without gradient on some ranks
  * has zeros there; without gradient on any rank it has none. The gradient of the piece is put aside
  * meanwhile. Unsharded parameters have their whole gradients at all times. */
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 
 #include "grad/tape.h"
 #include "hook/work.h"

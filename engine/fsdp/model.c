@@ -1,5 +1,5 @@
 /* model.c: making and freeing a sharded model, and what can be asked of it and set. */
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 
 #include <string.h>
 

@@ -9,7 +9,7 @@
  *
  * It waits in `outer` for the reduction that follows, at most until the end of the backward. Where
  * a policy has stepped the parameter already, it is refused. */
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 
 #include "grad/tape.h"
 #include "hook/work.h"

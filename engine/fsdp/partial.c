@@ -2,7 +2,7 @@
  * reduced over the shard group only. The sums of such passes stay with the shards (`carried`) until
  * a pass between replicas, before whose reduction each rank adds what it carries to its own part of
  * its gradients: the sum over the ranks of the shard group then contains it once. */
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 
 #include "hook/work.h"
 #include "tensor/op.h"

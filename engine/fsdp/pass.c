@@ -7,7 +7,7 @@
  * the end where units may stay unused. So a unit that may be the last is held back: until the next
  * one is due, or backward has ended. Chains without such links launch at once. All of this depends
  * on the order in which units are reduced, which is the same on all ranks. */
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 
 #include <stdio.h>
 

@@ -6,7 +6,7 @@
  * added there. Its memory is taken when the unit's backward begins and
  * given back once the reduction is enqueued. Without a reduction (a pass that is not synchronized)
  * it stays, and the next backward adds to it. */
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 
 #include <math.h>
 

@@ -6,7 +6,7 @@
  * has ended, and whether the unit stays gathered. A pass follows the entries as long as its uses
  * are the recorded ones. From the first other use on it gathers ahead as without entries: results
  * are right in any case. All ranks make the same uses, so all gather in the same order. */
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 
 #include <string.h>
 
@@ -108,7 +108,7 @@ static const ms_fsdp_use *use_after(const ms_schedule *schedule, uint32_t i, con
 
 /* One unit ahead: in forward when a use begins, and in backward when one has ended, the first that
  * has not begun by then. What is gathered when a backward begins needs no record: see prefetch_next
- * in edges.c. */
+ * in module_hooks.c. */
 ms_status ms_schedule_fill(ms_fsdp *fsdp, ms_schedule *schedule)
 {
     bool after = fsdp->mode == MS_PREFETCH_BACKWARD_POST;

@@ -1,6 +1,6 @@
 /* shard.c: a flat parameter's shard as one tensor, and tensors that lie as it does: an optimizer's
  * state of one kind is one storage on every rank, whatever pieces a rank has. */
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 
 #include "tensor/state.h"
 #include "ops/values.h"

@@ -1,6 +1,6 @@
 /* stats.c: what can be asked of a sharded model's reductions and gathers. Buckets are its trainable
  * flat parameters. */
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 
 #include <string.h>
 

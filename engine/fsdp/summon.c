@@ -1,6 +1,6 @@
 /* summon.c: whole parameters outside of passes, for good (unwrap) or for a while (summon), and
  * giving up a pass that failed. */
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 
 #include "ops/values.h"
 

@@ -1,5 +1,5 @@
 /* unit.c: a unit's memory and handles: gathering, using, releasing, resharding. */
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 
 #include "grad/tape.h"
 #include "hook/work.h"

@@ -57,7 +57,7 @@ local ALLOWED = {
     "open", "fork", "execv", "getpid", "_exit", "setenv", "fprintf",
   },
   -- Makes the process of a keeper, which lives longer than the host program.
-  ["bindings/hosts.c"] = { "open", "fork", "execv", "_exit", "getenv" },
+  ["bindings/job_join.c"] = { "open", "fork", "execv", "_exit", "getenv" },
   -- Tells the driver of a GPU how many queues this process needs, before any rank starts.
   ["bindings/program/threads.c"] = { "pthread_create", "getpid", "setenv" },
   -- The CLI's entry is a program; a second request to stop ends it at once.

@@ -8,7 +8,7 @@ local ranks = {}
 -- bindings/program/.
 ranks.of = {
   base = 1, exec = 2, tensor = 3, ops = 4, grad = 5, comm = 6, io = 6, text = 7, optim = 7,
-  hook = 8, ddp = 9, fsdp = 10, moonshard = 11, bindings = 12, program = 13,
+  hook = 8, meter = 9, ddp = 10, fsdp = 11, moonshard = 12, bindings = 13, program = 14,
 }
 
 -- Installed headers that are not named after their layer.

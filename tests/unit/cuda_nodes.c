@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "exec/cuda/nodes.h"
+#include "exec/cuda/numa.h"
 #include "moonshard/exec.h"
 
 /* A system with these files, on which the thread may use these cores. */

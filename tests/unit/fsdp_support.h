@@ -5,7 +5,7 @@
 
 #include "grad_support.h"
 
-#include "fsdp/model.h"
+#include "fsdp/state.h"
 #include "late_device.h"
 #include "moonshard/fsdp.h"
 

@@ -2,7 +2,7 @@
  * reduce by buckets rely on them. ctest: poisoned cuda-ranks cuda-local */
 #include "comm_support.h"
 
-#include "hook/times.h"
+#include "meter/pass_times.h"
 #include "moonshard/ops.h"
 
 enum { BUCKETS = 3, LENGTH = 1000, LINKS = 2 };

@@ -1,5 +1,5 @@
 /* capture.c: graphs of the driver: capturing them, and the work of one task that is captured once
- * and launched again (ms_cuda_kept_work). chain.c makes graphs of whole runs of tasks.
+ * and launched again (ms_cuda_kept_work). replay.c makes graphs of whole runs of tasks.
  *
  * Capturing carries out nothing, and is relaxed: what else is called meanwhile, on this thread or
  * on others, goes on as ever. */

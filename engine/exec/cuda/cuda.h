@@ -12,11 +12,11 @@
  * in the order of numbers. The host thread does it when it finds that the number is reached.
  * - An error that the driver reports for work under way ends all work of the GPU in this process:
  *   every stream fails with it, and all numbers count as reached.
- * - Tasks that come again may be held (chain.c): they have numbers, and the driver has not seen
+ * - Tasks that come again may be held (replay.c): they have numbers, and the driver has not seen
  * them. They go to the driver before anything else of their stream, and before anybody needs them.
  * - The GPU never waits for the host, so all of its work ends by itself, whatever the host does. A
- *   thread of the stream waits in its place for functions of the host that may block (errand.c).
- *   Work that is enqueued after them is stored until they have returned (later.c). */
+ *   thread of the stream waits in its place for functions of the host that may block (host_task.c).
+ *   Work that is enqueued after them is stored until they have returned (deferred.c). */
 #ifndef MOONSHARD_EXEC_CUDA_CUDA_H
 #define MOONSHARD_EXEC_CUDA_CUDA_H
 
@@ -101,7 +101,7 @@ typedef struct ms_cuda_device {
     bool has_virtual;    /* memory can be given addresses later */
     size_t grain;        /* of memory */
     ms_cuda_range *ranges;
-    ms_cuda_range outside; /* outside.c; no bytes: there is none */
+    ms_cuda_range outside; /* offload.c; no bytes: there is none */
     ms_cuda_event *spare;  /* events that are free */
     size_t spare_count, spare_capacity;
     ms_cuda_note *notes; /* that are free */
@@ -127,7 +127,7 @@ typedef struct ms_cuda_device {
     ms_bell bell;         /* rings when an errand is over */
     uint32_t later_count; /* what all streams keep for later */
     bool batches;         /* a batch is open: tasks may be put off */
-    bool blocks;          /* the host waits after each task: stopped.c */
+    bool blocks;          /* the host waits after each task: fatal.c */
 } ms_cuda_device;
 
 /* What the host does after a number. */
@@ -152,10 +152,10 @@ typedef struct ms_cuda_duty {
     ms_cuda_event started, finished;
 } ms_cuda_duty;
 
-/* What the host has enqueued, and whose turn has not come: later.c. */
+/* What the host has enqueued, and whose turn has not come: deferred.c. */
 typedef struct ms_cuda_later ms_cuda_later;
 
-/* The thread of a stream that calls functions of the host, and what it is to do: errand.c. */
+/* The thread of a stream that calls functions of the host, and what it is to do: host_task.c. */
 typedef struct ms_cuda_errands ms_cuda_errands;
 
 typedef struct ms_cuda_point {
@@ -181,11 +181,11 @@ typedef struct ms_cuda_queue {
     ms_cuda_duty *duties, **last_duty;
     ms_cuda_piece *scratch;             /* see ms_cuda_scratch; NULL: none */
     ms_cuda_errands *errands;           /* NULL: none yet */
-    ms_cuda_later *later, **last_later; /* see later.c */
+    ms_cuda_later *later, **last_later; /* see deferred.c */
     uint64_t last_ns;                   /* when the last task of a trace finished */
     struct ms_cuda_together *together;  /* see batch.c; NULL until there is something */
     uint64_t kept_from;                 /* the first number that is kept there; 0: none */
-    /* See chain.c. */
+    /* See replay.c. */
     ms_cuda_log log;       /* the tasks since the last cut, which end with `head` */
     ms_cuda_chain *chain;  /* the one that begins with them: they are held. NULL: they are not */
     ms_cuda_chain *chains; /* that are known */
@@ -248,7 +248,7 @@ void ms_cuda_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, ui
 
 /* The driver's own variable; "1": each task is done when the call that enqueues it returns. */
 #define MS_CUDA_BLOCKING "CUDA_LAUNCH_BLOCKING"
-/* stopped.c. Success: the GPU goes on, and an error is that of the call which reported it. */
+/* fatal.c. Success: the GPU goes on, and an error is that of the call which reported it. */
 ms_cuda_result ms_cuda_has_stopped(const ms_cuda_device *self);
 /* For ms_cuda_stop, before the task is carried out. */
 void ms_cuda_remember(ms_stream *stream, const ms_launch *launch);
@@ -266,7 +266,7 @@ static inline int ms_cuda_priority(const ms_cuda_device *self, int32_t priority)
     return priority > MS_PRIORITY_NORMAL ? self->greatest : self->least;
 }
 
-/* duty.c */
+/* completion.c */
 /* An event with times or without, NULL after an error. */
 ms_cuda_event ms_cuda_take_event(ms_cuda_device *self, ms_engine *engine);
 void ms_cuda_give_event(ms_cuda_device *self, ms_engine *engine, ms_cuda_event event);
@@ -280,7 +280,7 @@ ms_cuda_duty *ms_cuda_add_duty(ms_stream *stream, uint64_t seq, uint32_t script)
 ms_cuda_duty *ms_cuda_begin_times(ms_stream *stream, const ms_launch *launch);
 void ms_cuda_end_times(ms_stream *stream, const ms_cuda_duty *duty);
 
-/* points.c */
+/* progress.c */
 ms_status ms_cuda_queue_open(ms_stream *stream, void **state);
 /* Nothing is kept for later. */
 void ms_cuda_queue_close(ms_stream *stream, void *state);
@@ -315,7 +315,7 @@ ms_cuda_result ms_cuda_capture_kernel(const ms_cuda_work *work, const ms_cuda_ke
 /* A kernel of a task whose work is kept. */
 ms_cuda_result ms_cuda_kept_kernel(ms_cuda_work *work, const ms_cuda_kernel_call *call);
 
-/* chain.c: tasks that come again and again. */
+/* replay.c: tasks that come again and again. */
 void ms_cuda_repeat(ms_engine *engine, bool on);
 void ms_cuda_repeats(const ms_engine *engine, ms_repeats *out);
 /* A task has come, whose number is the next one. False: the caller carries it out now, and then
@@ -346,10 +346,11 @@ void ms_cuda_fail_if(ms_stream *stream, const ms_launch *launch, const float *fl
                      const char *message);
 void ms_cuda_call(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
 
-/* errand.c. An errand is the part of one number that begins with a function of the host. The first
- * ms_cuda_errand_call opens it. While it is open, what the task does goes into it and not onto the
- * stream; ms_cuda_errand_go, which comes after ms_cuda_cover, hands it to the stream's thread.
- * Until the errand is over, only that thread launches work on the stream or records events there.
+/* host_task.c. An errand is the part of one number that begins with a function of the host. The
+ * first ms_cuda_errand_call opens it. While it is open, what the task does goes into it and not
+ * onto the stream; ms_cuda_errand_go, which comes after ms_cuda_cover, hands it to the stream's
+ * thread. Until the errand is over, only that thread launches work on the stream or records events
+ * there.
  */
 ms_cuda_result ms_cuda_errand_call(ms_stream *stream, const ms_launch *launch,
                                    ms_host_function function, void *user);
@@ -369,7 +370,7 @@ bool ms_cuda_errand_is_over(ms_stream *stream, uint64_t seq);
 void ms_cuda_join(ms_stream *stream);
 void ms_cuda_errands_close(ms_stream *stream, ms_cuda_queue *queue);
 
-/* later.c: slots of the table, which carry out the functions above when their turn has come. */
+/* deferred.c: slots of the table, which carry out the functions above when their turn has come. */
 void ms_cuda_run_in_turn(ms_stream *stream, const ms_launch *launch);
 void ms_cuda_wait_in_turn(ms_stream *stream, const ms_wait *wait);
 void ms_cuda_mark_in_turn(ms_stream *stream, uint64_t seq, ms_mark *mark);
@@ -397,7 +398,7 @@ void ms_cuda_put_all_kept(ms_engine *engine);
 void ms_cuda_drop_kept(ms_stream *stream);
 void ms_cuda_batch(ms_engine *engine, bool begins);
 
-/* outside.c. Copies between the host and memory that tasks use, and zeros there, as the driver's
+/* offload.c. Copies between the host and memory that tasks use, and zeros there, as the driver's
  * calls: also where the memory is offloaded, which takes a call for each piece. On the thread of
  * the host. */
 extern const ms_device_memory ms_cuda_outside;

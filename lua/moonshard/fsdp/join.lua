@@ -1,6 +1,6 @@
 -- fsdp:join: ranks with different numbers of inputs. The parameters of a rank without inputs left
 -- are needed by the others, and its shards must be stepped as theirs are. So it takes part in their
--- gathers and reductions (engine/fsdp/agree.c), and repeats what they do to shards between passes:
+-- gathers and reductions (engine/fsdp/lockstep.c), and repeats what they do to shards between passes:
 -- clipping, steps, zero_grad. These are calls; a rank with inputs describes each to the others.
 local core = require "moonshard.core"
 local uneven = require "moonshard.uneven"
