@@ -222,8 +222,8 @@ static const char **push_names(lua_State *L, int table)
 static const struct late_methods {
     const char *what, *module;
 } late_methods[] = { { "a tensor", "moonshard.nn.module" },
-                     { "ms.Group", "moonshard.group" },
-                     { "ms.Stream", "moonshard.future" } };
+                     { "ms.Group", "moonshard.parallel.group" },
+                     { "ms.Stream", "moonshard.parallel.future" } };
 
 /* Loads that module, once in each Lua state: the methods are there before a script uses the part
  * of the library that brings them. Returns whether methods may have been added. */

@@ -1,5 +1,5 @@
 /* bucket.c: the bucket that links written in Lua see. What users call is
- * lua/moonshard/hooks.lua's. */
+ * lua/moonshard/hooks/init.lua's. */
 #include "bindings/bucket.h"
 
 #include <math.h>
@@ -309,7 +309,7 @@ static int bucket_encode(lua_State *L)
 }
 
 /* bucket:_decode(link, before, reduced) -> tensor. before and reduced are the tensors that
- * hooks.lua has kept for this link. The result's handle ends with the hook, like all that a bucket
+ * ms.hooks has kept for this link. The result's handle ends with the hook, like all that a bucket
  * gives out. */
 static int bucket_decode(lua_State *L)
 {
@@ -326,7 +326,7 @@ static int bucket_decode(lua_State *L)
 }
 
 /* bucket:_reduce(link) -> tensor, stream, number: the result and the point at which it is ready.
- * The future that hooks.lua makes of it needs the point. */
+ * The future that ms.hooks makes of it needs the point. */
 static int bucket_reduce(lua_State *L)
 {
     ms_bucket *bucket = NULL;
@@ -414,7 +414,7 @@ static int bucket_account(lua_State *L)
     return 1;
 }
 
-/* bucket:_loss_is_known() -> whether error feedback, if a link wants it, can be computed. hooks.lua
+/* bucket:_loss_is_known() -> whether error feedback, if a link wants it, can be computed. ms.hooks
  * raises with the names of its links where it is not. */
 static int bucket_loss_is_known(lua_State *L)
 {
@@ -632,7 +632,7 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
  * allocate in Lua. Its user value 1 is the list of handles that are given out. */
 void ms_open_bucket(lua_State *L, int runtime)
 {
-    /* Methods with _ in front serve hooks.lua, which runs chains that are not all native. */
+    /* Methods with _ in front serve ms.hooks, which runs chains that are not all native. */
     static const luaL_Reg methods[] = {
         { "index", bucket_index },
         { "is_last", bucket_is_last },

@@ -398,7 +398,7 @@ static int to_text(lua_State *L)
     return 1;
 }
 
-/* Data sets are made by functions of the module, which reads no group: lua/moonshard/data.lua fills
+/* Data sets are made by functions of the module, which reads no group: lua/moonshard/data/init.lua fills
  * in ranks and defaults. */
 static const luaL_Reg functions[] = {
     { "dataset_bytes", dataset_bytes },

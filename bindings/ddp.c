@@ -1,4 +1,4 @@
-/* ddp.c: reducers in Lua. Users call lua/moonshard/ddp.lua, which calls these. */
+/* ddp.c: reducers in Lua. Users call lua/moonshard/parallel/ddp.lua, which calls these. */
 #include "bindings/bucket.h"
 
 #include "bindings/group.h"
@@ -171,7 +171,7 @@ static int reducer(lua_State *L)
 }
 
 /* reducer:forward(synchronize): call before the forward of a pass; may rebuild the buckets, which
- * blocks once. lua/moonshard/ddp.lua calls it in the model's __call; synchronize is false inside
+ * blocks once. lua/moonshard/parallel/ddp.lua calls it in the model's __call; synchronize is false inside
  * no_sync. */
 static int reducer_forward(lua_State *L)
 {
@@ -472,7 +472,7 @@ static const luaL_Reg methods[] = {
 
 static const luaL_Reg events[] = { { "__gc", reducer_gc }, { NULL, NULL } };
 
-/* lua/moonshard/ddp.lua has the class that users see; it keeps a reducer in a field. */
+/* lua/moonshard/parallel/ddp.lua has the class that users see; it keeps a reducer in a field. */
 void ms_open_ddp(lua_State *L, int runtime)
 {
     ms_lua_register(L, runtime, functions);

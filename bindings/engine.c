@@ -86,7 +86,7 @@ static void configure_world(lua_State *L, ms_runtime *runtime)
                             "\"fake\"");
         return;
     }
-    /* lua/moonshard/mpi.lua serves "mpi". */
+    /* lua/moonshard/parallel/mpi.lua serves "mpi". */
     int group = ms_lua_choice(L, -1, groups, "group");
     lua_pop(L, 1);
     uint32_t most = group == FAKE ? MS_FAKE_RANKS_MAX : MS_LOCAL_RANKS_MAX;
@@ -116,7 +116,7 @@ static void read_text(lua_State *L, const char *name, char *text, size_t room, c
     lua_pop(L, 1);
 }
 
-/* lua/moonshard/mpi.lua takes these for itself. */
+/* lua/moonshard/parallel/mpi.lua takes these for itself. */
 static void refuse_mpi_options(lua_State *L)
 {
     static const char *const names[] = { "sum_order",    "interface", "port",   "stuck",
@@ -210,7 +210,7 @@ static int reset_peak(lua_State *L)
     return 0;
 }
 
-/* core.set_peak(bytes): puts an earlier peak back. peak.lua measures parts of a step, and puts back
+/* core.set_peak(bytes): puts an earlier peak back. peak_flops.lua measures parts of a step, and puts back
  * what the script would have seen without that. */
 static int set_peak(lua_State *L)
 {

@@ -1,4 +1,4 @@
-/* fsdp.c: sharded models in Lua. Users call lua/moonshard/fsdp.lua, which calls these. */
+/* fsdp.c: sharded models in Lua. Users call lua/moonshard/parallel/fsdp.lua, which calls these. */
 #include "bindings/bucket.h"
 
 #include "bindings/extension.h"

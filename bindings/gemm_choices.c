@@ -1,5 +1,5 @@
 /* gemm_choices.c: in Lua, which algorithms of their library a GPU's products use.
- * lua/moonshard/tune.lua calls this. */
+ * lua/moonshard/train/tune.lua calls this. */
 #include "bindings/runtime.h"
 
 #include <inttypes.h>

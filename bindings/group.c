@@ -371,7 +371,7 @@ static const int64_t *read_counts(lua_State *L, int index, const ms_group *group
 
 /* group:_enqueue(kind, in?, out?, op?, root?, counts?, receive_counts?, label?, source?) -> the
  * stream that it runs on; counts are of elements. source: the result depends on it, if it requires
- * a gradient. lua/moonshard/group.lua has the collectives that users call; it makes the result
+ * a gradient. lua/moonshard/parallel/group.lua has the collectives that users call; it makes the result
  * tensors, and the future from the stream. Which tensors a kind needs is checked by the engine. */
 static int group_enqueue(lua_State *L)
 {

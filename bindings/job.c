@@ -115,7 +115,7 @@ static int comm_leave(lua_State *L)
     return 0;
 }
 
-/* What a script sees of its job: lua/moonshard/steps.lua asks before each step, the command line
+/* What a script sees of its job: lua/moonshard/train/steps.lua asks before each step, the command line
  * when a script ends. */
 void ms_open_job(lua_State *L, int runtime)
 {

@@ -368,7 +368,7 @@ static int push_program(lua_State *L)
     return 2;
 }
 
-/* What lua/moonshard/mpi.lua and lua/moonshard/cli/{hosts,start}.lua use. */
+/* What lua/moonshard/parallel/mpi.lua and lua/moonshard/cli/{hosts,start}.lua use. */
 void ms_open_hosts(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "hosts_launched", launched },

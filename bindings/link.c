@@ -1,5 +1,5 @@
 /* link.c: native links in Lua, and the state of links. What users call is
- * lua/moonshard/hooks.lua's and link_state.lua's. */
+ * lua/moonshard/hooks/init.lua's and link_state.lua's. */
 #include "bindings/link.h"
 
 #include <string.h>

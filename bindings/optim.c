@@ -1,5 +1,5 @@
 /* optim.c: steps of the native optimizers, clipping and unscaling in Lua. Groups and schedules are
- * lua/moonshard/optim.lua's. */
+ * lua/moonshard/optim/init.lua's. */
 #include "bindings/runtime.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@ static const char *const kinds[] = { "sgd",     "adam",  "adamw",  "adagrad", "a
                                      "rmsprop", "rprop", "adamax", NULL };
 
 /* The kind at that index; raises and names the nearest. The names are those of the functions in
- * lua/moonshard/optim.lua. */
+ * lua/moonshard/optim/init.lua. */
 static ms_optimizer_kind check_kind(lua_State *L, int index)
 {
     return (ms_optimizer_kind)ms_lua_choice(L, index, kinds, "optimizer");

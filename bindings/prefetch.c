@@ -1,5 +1,5 @@
 /* prefetch.c: what sharded models gather ahead, in Lua: modes, recorded orders, plans and the times
- * that plans are made from. lua/moonshard/fsdp/prefetch.lua calls these. */
+ * that plans are made from. lua/moonshard/parallel/fsdp/prefetch.lua calls these. */
 #include "bindings/prefetch.h"
 
 #include <math.h>

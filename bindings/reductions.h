@@ -1,5 +1,5 @@
 /* reductions.h: the methods that reducers of ddp and sharded models of fsdp have in common: those
- * of the class ms.Reducer in lua/moonshard/overlap/source.lua. */
+ * of the class ms.Reducer in lua/moonshard/parallel/overlap/gradient_source.lua. */
 #ifndef MOONSHARD_BINDINGS_REDUCTIONS_H
 #define MOONSHARD_BINDINGS_REDUCTIONS_H
 

@@ -1,7 +1,7 @@
 -- The module `moonshard`, which users call `ms`. Each part is loaded at its first use, so that a
 -- script loads only what it needs.
 local core = require "moonshard.core"
-local options = require "moonshard.options"
+local options = require "moonshard.base.options"
 
 -- Chunks of this folder belong to the library. An error message names the first line on the call
 -- stack that is outside of it.
@@ -23,7 +23,7 @@ end
 ---@param settings ms.InitOptions
 function ms.init(settings)
   if type(settings) == "table" and settings.group == "mpi" then
-    return require "moonshard.mpi".init(settings)
+    return require "moonshard.parallel.mpi".init(settings)
   end
   return core.configure(settings)
 end
@@ -106,14 +106,15 @@ local parts = {
   scripts = "moonshard.scripts", tokenizer = "moonshard.tokenizer",
 }
 local names = {
-  config = "moonshard.config", steps = "moonshard.steps", step = "moonshard.steps",
-  metric = "moonshard.metric",
-  report = "moonshard.report", train = "moonshard.train",
-  loss_weight = "moonshard.train.weights", log = "moonshard.log",
-  warn = "moonshard.log",
-  stream = "moonshard.future", all = "moonshard.future", world = "moonshard.group",
-  ddp = "moonshard.ddp", fsdp = "moonshard.fsdp", overlap = "moonshard.overlap",
-  buckets = "moonshard.ddp.buckets", prefetch = "moonshard.fsdp.prefetch",
+  config = "moonshard.base.config", steps = "moonshard.train.steps", step = "moonshard.train.steps",
+  metric = "moonshard.train.metric",
+  report = "moonshard.train.report", train = "moonshard.train",
+  loss_weight = "moonshard.train.weights", log = "moonshard.base.log",
+  warn = "moonshard.base.log",
+  stream = "moonshard.parallel.future", all = "moonshard.parallel.future",
+  world = "moonshard.parallel.group", ddp = "moonshard.parallel.ddp",
+  fsdp = "moonshard.parallel.fsdp", overlap = "moonshard.parallel.overlap",
+  buckets = "moonshard.parallel.ddp.buckets", prefetch = "moonshard.parallel.fsdp.prefetch",
 }
 
 return setmetatable(ms, {

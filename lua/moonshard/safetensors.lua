@@ -1,6 +1,6 @@
 -- Safetensors files: the part `ms.safetensors`.
 local core = require "moonshard.core"
-local options_of = require "moonshard.options"
+local options_of = require "moonshard.base.options"
 local argument = options_of.argument
 
 ---@class ms.safetensors

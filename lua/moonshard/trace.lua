@@ -5,8 +5,8 @@
 -- Every rank of a job writes a part beside the file; the rank that finds all parts joins them.
 -- Ranks on one machine have one clock.
 local core = require "moonshard.core"
-local launch = require "moonshard.launch"
-local options_of = require "moonshard.options"
+local launch = require "moonshard.base.launch"
+local options_of = require "moonshard.base.options"
 local argument = options_of.argument
 
 local trace = {}
@@ -73,7 +73,7 @@ end
 local function about()
   return {
     recipe = launch.recipe, command = launch.command, date = begun, version = core.version,
-    machine = require "moonshard.machine".describe(),
+    machine = require "moonshard.base.machine".describe(),
   }
 end
 

@@ -8,7 +8,7 @@ local nn, optim = ms.nn, ms.optim
 
 local cfg = ms.config {
   weights  = { "", help = "a folder with config.json and .safetensors, GPT-2 or Llama" },
-  data     = { "lua/moonshard/train.lua", help = "the text to learn" },
+  data     = { "lua/moonshard/train/init.lua", help = "the text to learn" },
   first    = { "README.md", help = "without weights=: what the stand-in knows" },
   pretrain = { 150, help = "without weights=: optimizer steps of the stand-in" },
   steps    = { 200, help = "optimizer steps" },

@@ -10,7 +10,7 @@ local examples = require "examples"
 -- writes, and a close of the other waits for that file. It asks the file system, as the engine
 -- must not be started before an example that has ms.init.
 local HEAD <const> = [==[
-local process = require "moonshard.launch".process
+local process = require "moonshard.base.launch".process
 local open, opened = io.open, 0
 local function write_once(path, mode)
   if not (mode or "r"):find "^w" then return open(path, mode) end

@@ -142,7 +142,7 @@ end
 -- The gathers that a plan asks for, from its entries and from what the visits hold.
 local function expected_gathers(view, plan)
   local there, list = {}, {}
-  local ends = require "moonshard.fsdp.held".endings(view.visits)
+  local ends = require "moonshard.parallel.fsdp.held".endings(view.visits)
   local function gather(unit)
     if not there[unit] then list[#list + 1] = unit end
     there[unit] = true
@@ -224,7 +224,7 @@ end
 
 -- The file that has the modes as planners gathers the same units, and as many ahead.
 do
-  local planner_of = require "moonshard.fsdp.prefetch".planner_of
+  local planner_of = require "moonshard.parallel.fsdp.prefetch".planner_of
   local recipe = debug.getinfo(1, "S").source:sub(2):match "^(.*)tests/dist/"
     .. "recipes/prefetch/ahead.lua"
   local function seen(prefetch)

@@ -4,7 +4,7 @@
 -- Each is compared with the same model without shards, which computes the passes of all ranks.
 -- Prints how many programs had each of these.
 local ms = require "moonshard"
-local casts = require "moonshard.ddp.precision"
+local casts = require "moonshard.parallel.ddp.precision"
 local expect = dofile(debug.getinfo(1, "S").source:match "^@(.*/)" .. "expect.lua")
 local rank, size = ms.rank(), ms.world_size()
 local options = ms.config { programs = 60, seed = 1 }

@@ -3,7 +3,7 @@
 -- so that the mean of the gradients loses nothing; or parts of the sum, where gradients are added
 -- up.
 local ms = require "moonshard"
-local link_state = require "moonshard.link_state"
+local link_state = require "moonshard.parallel.link_state"
 local core = require "moonshard.core"
 local job = ms.config { folder = "", cases = "" }
 local rank, size, world = ms.rank(), ms.world_size(), ms.world()

@@ -301,8 +301,8 @@ end
 -- Loaded states that wait for models and links that are made later.
 local function forget()
   collectgarbage()
-  require("moonshard.ddp.layouts").load(nil)
-  require("moonshard.link_state").load({})
+  require("moonshard.parallel.ddp.layouts").load(nil)
+  require("moonshard.parallel.link_state").load({})
 end
 
 for seed = o.first, o.first + o.count - 1 do

@@ -171,7 +171,7 @@ for from = 0, size - 1 do
       assert(step == 0)
     end
     for op, name in pairs(names) do
-      local got = require "moonshard.metric".values(0)[name]
+      local got = require "moonshard.train.metric".values(0)[name]
       local lost = value == INF and op == "min" or value == -INF and op == "max"
       if size > 1 or not lost then
         assert(lost and got == got and math.abs(got) < INF or same(got, value),

@@ -53,7 +53,7 @@ describe("the tutorial", function()
 
   it("finetune.lua lowers the loss, and writes folders that are read again", function()
     -- Without long ranges a model that knows less learns a text that is easier than the tutorial's.
-    local data, sizes = command.source .. "/lua/moonshard/train.lua", ""
+    local data, sizes = command.source .. "/lua/moonshard/train/init.lua", ""
     if not command.full then
       local lines = {}
       for i = 1, 400 do lines[i] = ("step %d: the loss is %.3f\n"):format(i, 3 / i) end

@@ -1,6 +1,6 @@
 -- For specs: what the annotations of the library declare: classes, their functions with parameters,
 -- the fields of tables of options.
-local read = require "moonshard.reference.read"
+local read = require "moonshard.docs.read"
 
 local annotations = {}
 

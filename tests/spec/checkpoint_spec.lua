@@ -211,7 +211,7 @@ describe("checkpoint", function()
 
   it("says what latest passes over, and whether nothing could be read or nothing is \z
     there", function()
-    local log, said = require "moonshard.log", {}
+    local log, said = require "moonshard.base.log", {}
     local warn = log.warn
     log.warn = function(...) said[#said + 1] = string.format(...) end
     finally(function() log.warn = warn end)
@@ -324,7 +324,7 @@ describe("checkpoint", function()
   end)
 
   it("of ddp models that have changed since says what does not fit, and changes nothing", function()
-    local layouts = require "moonshard.ddp.layouts"
+    local layouts = require "moonshard.parallel.ddp.layouts"
     local model = ms.ddp(ms.nn.Sequential(ms.nn.Linear(4, 4), ms.nn.Linear(4, 4)),
       { bucket_bytes = 3 })
     for i = 1, 2 do model(ms.randn { 2, 4, seed = i }):sum():backward() end

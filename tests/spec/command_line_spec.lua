@@ -273,7 +273,7 @@ describe("the peak of products", function()
 
   -- small: of products that take no time.
   local script = [[
-    local core, peak = require "moonshard.core", require "moonshard.peak"
+    local core, peak = require "moonshard.core", require "moonshard.train.peak_flops"
     local small = require "moonshard".config { small = false }.small
     if small then peak.shapes = function() return { { 64, 64, 64 } } end end
     local first, measured = peak.flops "f32"

@@ -1,5 +1,5 @@
 -- For specs: the examples of the reference.
-local read = require "moonshard.reference.read"
+local read = require "moonshard.docs.read"
 
 local examples = {}
 

@@ -3,7 +3,7 @@
 local command = require "command"
 local core = require "moonshard.core"
 local examples = require "examples"
-local read = require "moonshard.reference.read"
+local read = require "moonshard.docs.read"
 
 -- A script that runs the examples of a file, each `{ name, code }`, and prints one line of JSON for
 -- each: its name, and what is wrong or nil.

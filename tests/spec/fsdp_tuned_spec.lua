@@ -2,7 +2,7 @@
 -- views are made up, so that times are known.
 local command = require "command"
 local core = require "moonshard.core"
-local prefetch = require "moonshard.fsdp.prefetch"
+local prefetch = require "moonshard.parallel.fsdp.prefetch"
 local support = require "support"
 
 -- Units 1 to `count`, forward then backward, one after another.

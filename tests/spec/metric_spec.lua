@@ -1,6 +1,6 @@
 -- Metrics: one value a step, read some steps later.
 local ms = require "moonshard"
-local metric = require "moonshard.metric"
+local metric = require "moonshard.train.metric"
 local support = require "support"
 local near, fails = support.near, support.fails
 

@@ -4,7 +4,7 @@
 local command = require "command"
 local ms = require "moonshard"
 local core = require "moonshard.core"
-local log = require "moonshard.log"
+local log = require "moonshard.base.log"
 
 local PEER = command.source .. "/tests/golden/peer/"
 local golden = assert(ms.safetensors.load(PEER .. "logits.safetensors"))

@@ -2,8 +2,8 @@
 local browser = require "browser"
 local command = require "command"
 local core = require "moonshard.core"
-local find = require "moonshard.reference.find"
-local read = require "moonshard.reference.read"
+local find = require "moonshard.docs.find"
+local read = require "moonshard.docs.read"
 
 describe("the reference", function()
   it("reads comments above, beside and below", function()

@@ -27,7 +27,7 @@ describe("ms.report", function()
   local function report(options)
     options.run = folder
     -- Measuring the peak takes real time.
-    local peak = require "moonshard.peak"
+    local peak = require "moonshard.train.peak_flops"
     local flops = peak.flops
     peak.flops = function() return 1e9, false end
     local made = ms.report(options)
@@ -134,7 +134,7 @@ describe("ms.report", function()
   it("shows a line each so many steps where that was asked for, and the last one", function()
     assert.same({ 0, 7, 14, 19 }, shown({ total = 20, every = 7 }, 20, 1))
     assert.same({ 0, 7, 14, 19 }, shown({ every = 7 }, 20, 1))
-    local launch = require "moonshard.launch"
+    local launch = require "moonshard.base.launch"
     finally(function() launch.log_every = nil end)
     launch.log_every = 9                                       -- --log-every takes precedence
     assert.same({ 0, 9, 18, 19 }, shown({ total = 20, every = 7 }, 20, 1))
@@ -213,8 +213,8 @@ describe("ms.report", function()
       for step in ms.steps(2) do r:step { loss = step } end
       if round == 2 then r:close() end
     end
-    local train = require "moonshard.report".report
-    local module = require "moonshard.report"
+    local train = require "moonshard.train.report".report
+    local module = require "moonshard.train.report"
     module.report = function(...)
       local r = train(...)
       seen[r], count = "train", count + 1

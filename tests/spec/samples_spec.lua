@@ -180,7 +180,7 @@ describe("a tokenizer", function()
     assert.equal(500, rest:tokenizer():vocab_size())
     assert.is_nil(assert(ms.data.bytes(folder .. "/text")):tokenizer())
     local model = ms.nn.gpt2 { vocab = 512, context = 32, layers = 1, width = 16, heads = 2 }
-    local lines, log = {}, require "moonshard.log"
+    local lines, log = {}, require "moonshard.base.log"
     local write = log.log
     log.log = function(...) lines[#lines + 1] = string.format(...) end -- luacheck: ignore 122
     local function run(sample, net)

@@ -208,7 +208,7 @@ describe("ms.steps", function()
   end)
 
   it("ends also when a function at its end fails", function()
-    local steps, failing = require "moonshard.steps", true
+    local steps, failing = require "moonshard.train.steps", true
     steps.on_end(function() if failing then failing = false error "at the end" end end)
     local held
     local ok, message = pcall(function() for _ in ms.steps(1) do held = ms.ones { 1 } break end end)

@@ -2,7 +2,7 @@
 -- run, where Python has it.
 local command = require "command"
 local core = require "moonshard.core"
-local tensorboard = require "moonshard.report.tensorboard"
+local tensorboard = require "moonshard.train.report.tensorboard"
 
 local PYTHON = os.getenv "MOONSHARD_PYTHON" or "python3"
 local READER = os.execute(PYTHON .. " -c 'import tensorboard' 2>/dev/null")

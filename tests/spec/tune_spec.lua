@@ -1,6 +1,6 @@
--- Choices among the algorithms of a product on a GPU (lua/moonshard/tune.lua), over stand-ins for
--- NVIDIA's driver and cuBLASLt. There all candidates of a product but one are slow, and the bits of
--- its result depend on the candidate.
+-- Choices among the algorithms of a product on a GPU (lua/moonshard/train/tune.lua), over
+-- stand-ins for NVIDIA's driver and cuBLASLt. There all candidates of a product but one are slow,
+-- and the bits of its result depend on the candidate.
 local command = require "command"
 local core = require "moonshard.core"
 

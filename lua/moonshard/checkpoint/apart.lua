@@ -9,9 +9,9 @@
 local alone = require "moonshard.nn.alone"
 local core = require "moonshard.core"
 local listed = require "moonshard.nn.listed"
-local log = require "moonshard.log"
+local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
-local piece = require "moonshard.piece"
+local piece = require "moonshard.parallel.shard_piece"
 local values_of = require "moonshard.checkpoint.values"
 local name_part = values_of.name_part
 

@@ -3,8 +3,8 @@
 -- the pieces, and renames the folder. So a rank that is killed at any moment loses nothing that was
 -- committed.
 local core = require "moonshard.core"
-local piece = require "moonshard.piece"
-local sharded_state = require "moonshard.fsdp.state"
+local piece = require "moonshard.parallel.shard_piece"
+local sharded_state = require "moonshard.parallel.fsdp.state"
 
 local pieces = {
   DIFFERS = "differs",             -- the code where ranks hold different values of one thing

@@ -1,7 +1,7 @@
 -- Checkpoint folders on disk: their manifests, the list of them, and which of them can be read.
 -- Data of tensors is not read here.
 local core = require "moonshard.core"
-local piece = require "moonshard.piece"
+local piece = require "moonshard.parallel.shard_piece"
 local apart = require "moonshard.checkpoint.apart"
 local pieces = require "moonshard.checkpoint.pieces"
 

@@ -1,7 +1,7 @@
 -- Values of states as JSON: {"$tensor": name} stands for a tensor, which is kept elsewhere. What
 -- JSON cannot hold exactly becomes a marked object.
 local core = require "moonshard.core"
-local piece = require "moonshard.piece"
+local piece = require "moonshard.parallel.shard_piece"
 
 local values = {}
 

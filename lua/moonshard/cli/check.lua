@@ -1,6 +1,6 @@
 -- moonshard check: runs a recipe on the sim device, which makes all decisions but has no data, and
 -- reports the memory and the collectives that a real run would have.
-local launch = require "moonshard.launch"
+local launch = require "moonshard.base.launch"
 local switches = require "moonshard.cli.switches"
 
 local check = {}
@@ -94,7 +94,7 @@ local function result_of(core, rates, hosts)
     shards = shards_of(core),
     estimated_times = {
       rates = rates or BUILT_IN,
-      plans = core.json_list(require "moonshard.planner".from_times()),
+      plans = core.json_list(require "moonshard.parallel.planner".from_times()),
     },
   }
   for _, record in ipairs(collectives) do

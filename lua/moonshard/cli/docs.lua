@@ -1,6 +1,6 @@
 -- moonshard docs: the reference as a page, the man page, completions for shells.
 local core = require "moonshard.core"
-local launch = require "moonshard.launch"
+local launch = require "moonshard.base.launch"
 local switches = require "moonshard.cli.switches"
 
 local docs = {}
@@ -26,7 +26,7 @@ end
 function docs.main(arguments)
   local parser = docs.parser()
   local parsed = switches.parse(parser, arguments)
-  local cli, shells = require "moonshard.cli", require "moonshard.reference.shells"
+  local cli, shells = require "moonshard.cli", require "moonshard.docs.shells"
   if parsed.man then
     io.write(shells.man(cli.commands, cli.variables))
     return 0
@@ -43,7 +43,7 @@ function docs.main(arguments)
     launch.exit(2, ("'%s' exists: name another folder, or --force"):format(path))
   end
   local ok, message = core.make_directory(parsed.html)
-  if ok then ok, message = core.file_write(path, require "moonshard.reference.page"()) end
+  if ok then ok, message = core.file_write(path, require "moonshard.docs.page"()) end
   if not ok then launch.exit(3, message) end
   print(("the reference is in %s"):format(path))
   return 0

@@ -10,8 +10,8 @@
 -- The harness prepares the lines of HellaSwag's own file, which have activity_label, ctx_a and
 -- ctx_b; so does this command, unless --raw is given. Other lines are scored as they stand.
 local core = require "moonshard.core"
-local launch = require "moonshard.launch"
-local live = require "moonshard.live"
+local launch = require "moonshard.base.launch"
+local live = require "moonshard.base.status_line"
 local model_folder = require "moonshard.cli.model_folder"
 local switches = require "moonshard.cli.switches"
 

@@ -1,10 +1,10 @@
 -- moonshard generate: text from a model's folder, shown as it comes.
 local core = require "moonshard.core"
-local launch = require "moonshard.launch"
-local live = require "moonshard.live"
+local launch = require "moonshard.base.launch"
+local live = require "moonshard.base.status_line"
 local model_folder = require "moonshard.cli.model_folder"
 local switches = require "moonshard.cli.switches"
-local vocabulary = require "moonshard.vocabulary"
+local vocabulary = require "moonshard.tokenizer.vocabulary"
 
 local generate = {}
 

@@ -1,7 +1,7 @@
 -- moonshard help NAME: an entry of the reference in the terminal.
-local find = require "moonshard.reference.find"
-local launch = require "moonshard.launch"
-local read = require "moonshard.reference.read"
+local find = require "moonshard.docs.find"
+local launch = require "moonshard.base.launch"
+local read = require "moonshard.docs.read"
 
 local help = {}
 

@@ -1,7 +1,7 @@
 -- moonshard run under mpirun, srun or torchrun: this process becomes a rank of their job.
 local core = require "moonshard.core"
-local launch = require "moonshard.launch"
-local mpi = require "moonshard.mpi"
+local launch = require "moonshard.base.launch"
+local mpi = require "moonshard.parallel.mpi"
 
 local hosts = {}
 
@@ -181,7 +181,7 @@ function hosts.join(command, parsed)
   process.rank, process.hosts = place.rank, place.hosts
   process.joined()
   if place.rank == 0 then
-    local log = require "moonshard.log".log
+    local log = require "moonshard.base.log".log
     log("%s", describe(found, place))
     if place.hosts > 1 then log("%s", describe_hosts(place)) end
   end

@@ -49,7 +49,7 @@ function info.main(arguments)
     table.insert(lines, 10 + #found.gpus, { "gpu products", found.gpu_blas })
     for i in ipairs(found.gpus) do
       table.insert(lines, 10 + #found.gpus + i,
-        { ("gpu %d choices"):format(i - 1), require "moonshard.tune".describe(i - 1) })
+        { ("gpu %d choices"):format(i - 1), require "moonshard.train.tune".describe(i - 1) })
     end
     table.insert(lines, 11 + 2 * #found.gpus, { "gpu attention", found.gpu_dnn })
   end

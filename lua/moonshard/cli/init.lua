@@ -71,7 +71,7 @@ end
 -- can crash the interpreter.
 local function own_state()
   add_default_paths()
-  local launch = require "moonshard.launch"
+  local launch = require "moonshard.base.launch"
   launch.owns_state = true
   launch.seed_random(0, 0)
   local load_any, loadfile_any = load, loadfile
@@ -111,7 +111,7 @@ local CODES = { mismatch = 5, left = 5, timeout = 6, died = 7 }
 
 -- The exit code and message for an error value.
 local function judge(failure)
-  local launch = require "moonshard.launch"
+  local launch = require "moonshard.base.launch"
   if launch.is_exit(failure) then return failure.code, failure.message end
   local core = require "moonshard.core"
   local message = tostring(failure)
@@ -129,7 +129,7 @@ local function without_own_place(message)
 end
 
 local function handler(failure)
-  local launch = require "moonshard.launch"
+  local launch = require "moonshard.base.launch"
   if launch.is_exit(failure) then return failure end
   -- An error in a hook was raised deeper in the stack than the place where it arrives.
   local inner = require "moonshard.core".traceback(failure)
@@ -180,9 +180,9 @@ end
 -- Notes in the folder of the run how it has ended, if there was one. Where there are several ranks,
 -- their supervisor does it.
 local function note_end(code, message)
-  local launch = require "moonshard.launch"
+  local launch = require "moonshard.base.launch"
   if launch.run and not (launch.process and launch.process.rank) then
-    require "moonshard.report.about".finish(launch.run, code, message)
+    require "moonshard.train.report.about".finish(launch.run, code, message)
   end
 end
 
@@ -191,9 +191,9 @@ end
 local function settle_at_exit()
   local exit = os.exit
   os.exit = function(code, close) -- luacheck: ignore 122
-    local report = package.loaded["moonshard.report"]
+    local report = package.loaded["moonshard.train.report"]
     if report then pcall(report.write_all, true) end
-    require "moonshard.live".finish()
+    require "moonshard.base.status_line".finish()
     local number, message = settled(math.tointeger(code) or (code == false and 1 or 0))
     if message then io.stderr:write("moonshard: ", message, "\n") end
     note_end(number, message)
@@ -212,7 +212,7 @@ local function leave_at_exit(process)
     local number = math.tointeger(code) or (code == false and 1 or 0)
     local message = ("the recipe called os.exit(%d)"):format(number)
     if process.is_thread or process.hosts then
-      require "moonshard.launch".exit(number, number ~= 0 and message or nil)
+      require "moonshard.base.launch".exit(number, number ~= 0 and message or nil)
     end
     require "moonshard.core".comm_leave(number ~= 0 and message or nil)
     exit(code, close)
@@ -223,7 +223,7 @@ end
 -- Replaces print: Lua's print writes a line in parts, so lines of several threads could mix, and it
 -- does not end a line that is shown in place.
 local function print_whole_lines()
-  local live = require "moonshard.live"
+  local live = require "moonshard.base.status_line"
   -- luacheck: push globals print
   function print(...)
     local texts = table.pack(...)
@@ -251,7 +251,7 @@ end
 -- prints; nil if another rank or the supervisor reports the error. Under an MPI launcher the ranks
 -- return the code of the job, since no supervisor of ours does.
 local function leave(process, code, message)
-  local core, launch = require "moonshard.core", require "moonshard.launch"
+  local core, launch = require "moonshard.core", require "moonshard.base.launch"
   if code == 0 or launch.cut and (code == 75 or code == 128 + launch.cut) then
     core.comm_leave()
     return code, process.rank == 0 and message or nil
@@ -275,7 +275,7 @@ function cli.recipe(file, arguments)
   own_state()
   -- The process belongs to the host: os.exit in a recipe ends the recipe only.
   os.exit = function(code) -- luacheck: ignore 122
-    require "moonshard.launch".exit(math.tointeger(code) or (code == false and 1 or 0),
+    require "moonshard.base.launch".exit(math.tointeger(code) or (code == false and 1 or 0),
       "the recipe called os.exit")
   end
   local code, message = protected(function()
@@ -290,8 +290,8 @@ end
 ---@return integer
 function cli.main(arguments)
   own_state()
-  require "moonshard.launch".command = "moonshard " .. table.concat(arguments, " ")
-  require "moonshard.launch".arguments_given = table.move(arguments, 1, #arguments, 1, {})
+  require "moonshard.base.launch".command = "moonshard " .. table.concat(arguments, " ")
+  require "moonshard.base.launch".arguments_given = table.move(arguments, 1, #arguments, 1, {})
   local name = table.remove(arguments, 1)
   if not name or name == "--help" or name == "-h" or name == "help" and #arguments == 0 then
     usage(name and io.stdout or io.stderr)
@@ -310,13 +310,13 @@ function cli.main(arguments)
   end
   for _, command in ipairs(commands) do
     if command[1] == name then
-      local process = require "moonshard.launch".process
+      local process = require "moonshard.base.launch".process
       settle_at_exit()
       -- A process of mpirun becomes a rank in the command.
       if process and (process.rank or process.joined) then leave_at_exit(process) end
       if process and (process.is_thread or process.is_terminal()) then print_whole_lines() end
       local code, message = protected(require("moonshard.cli." .. name).main, arguments)
-      require "moonshard.live".finish()
+      require "moonshard.base.status_line".finish()
       note_end(code, message)
       if process and process.rank then code, message = leave(process, code, message)
       elseif process and code == 2 then require "moonshard.cli.hosts".refuse(message) end

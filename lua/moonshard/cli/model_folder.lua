@@ -1,8 +1,8 @@
 -- The model and the vocabulary that a command names: a model's folder, or a run's, and a tokenizer.
 local core = require "moonshard.core"
-local launch = require "moonshard.launch"
-local tokenizer_files = require "moonshard.tokenizer_files"
-local vocabulary = require "moonshard.vocabulary"
+local launch = require "moonshard.base.launch"
+local tokenizer_files = require "moonshard.tokenizer.files"
+local vocabulary = require "moonshard.tokenizer.vocabulary"
 
 local model_folder = {}
 

@@ -1,6 +1,6 @@
 -- Scripts among the switches of a bench: --hook "FILE key=value ...".
-local config = require "moonshard.config"
-local launch = require "moonshard.launch"
+local config = require "moonshard.base.config"
+local launch = require "moonshard.base.launch"
 
 local own_script = {}
 

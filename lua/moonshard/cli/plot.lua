@@ -1,10 +1,10 @@
 -- moonshard plot: curves of runs, in the terminal or as a page.
 local core = require "moonshard.core"
-local launch = require "moonshard.launch"
-local live = require "moonshard.live"
-local read = require "moonshard.curves.read"
+local launch = require "moonshard.base.launch"
+local live = require "moonshard.base.status_line"
+local read = require "moonshard.train.plots.read"
 local switches = require "moonshard.cli.switches"
-local terminal = require "moonshard.curves.terminal"
+local terminal = require "moonshard.train.plots.terminal"
 
 local plot = {}
 
@@ -107,7 +107,7 @@ local function write_page(parsed, runs, own)
   if not own and not parsed.force and core.exists(parsed.html) then
     launch.exit(2, ("'%s' exists: name another page, or --force"):format(parsed.html))
   end
-  local page = require "moonshard.curves.page"(runs,
+  local page = require "moonshard.train.plots.page"(runs,
     { smooth = parsed.smooth, log = parsed.log, keys = parsed.key, follow = parsed.follow })
   local ok, message = core.file_write(parsed.html, page)
   if not ok then launch.exit(3, message) end

@@ -1,7 +1,7 @@
 -- moonshard run -n N: the process that supervises the ranks. Its switches, the report on how a job
 -- ended, the exit code.
 local core = require "moonshard.core"
-local launch = require "moonshard.launch"
+local launch = require "moonshard.base.launch"
 
 local ranks = {}
 
@@ -294,7 +294,7 @@ function ranks.launch(parsed)
     local report = ranks.report(outcome, parsed, flights, ranks.oom_kills() - kills_before)
     -- What a keeper writes is lost where its launcher has cleaned up.
     if not (outcome.tell_report and outcome.tell_report(report)) then
-      io.stderr:write(require "moonshard.live".fresh_row(), report)
+      io.stderr:write(require "moonshard.base.status_line".fresh_row(), report)
     end
     write_flights(outcome.folder, parsed.ranks, flights)
     -- The terminal may be gone: the launcher of another host, or one that has cleaned up.
@@ -313,7 +313,7 @@ function ranks.launch(parsed)
   if not joined then io.stderr:write(("moonshard: the trace was not written: %s\n"):format(why)) end
   local code = code_of(outcome)
   if outcome.folder ~= "" and not outcome.other_host then
-    require "moonshard.report.about".finish(outcome.folder, code,
+    require "moonshard.train.report.about".finish(outcome.folder, code,
       outcome.cause and outcome.cause.message)
   end
   for _, rank in ipairs(outcome.settle and {} or outcome.ranks) do

@@ -1,5 +1,5 @@
 -- moonshard run: a recipe in this process, or in the ranks of a job.
-local launch = require "moonshard.launch"
+local launch = require "moonshard.base.launch"
 local switches = require "moonshard.cli.switches"
 
 local run = {}
@@ -35,13 +35,13 @@ function run.recipe(file, settings)
       :format(launch.arguments[1]))
   end
   if launch.help and not launch.declared then print("the recipe declares no options") end
-  local ddp = package.loaded["moonshard.ddp.layouts"]
+  local ddp = package.loaded["moonshard.parallel.ddp.layouts"]
   if ddp then ddp.check(true) end
   local core = require "moonshard.core"
   core.synchronize()
-  local report = package.loaded["moonshard.report"]
+  local report = package.loaded["moonshard.train.report"]
   if report then report.write_all(false) end               -- for loops other than ms.steps
-  if launch.tune then require "moonshard.tune".close() end
+  if launch.tune then require "moonshard.train.tune".close() end
   if not launch.cut then return 0 end
   return launch.saved and not require "moonshard.checkpoint.store".settle() and 75
     or 128 + launch.cut
@@ -111,7 +111,7 @@ function run.main(arguments)
   switches.apply(parsed)
   launch.log_every = parsed.log_every
   launch.tune = parsed.tune and "yes" or parsed.no_tune and "no" or nil
-  if parsed.watch then require "moonshard.watch".on = true end
+  if parsed.watch then require "moonshard.train.watch".on = true end
   if process and not parsed.help then process.watch_signals(parsed.grace) end
   local trace = parsed.trace and require "moonshard.trace"
   if trace then assert(trace.start(parsed.trace)) end
@@ -119,7 +119,7 @@ function run.main(arguments)
   local scope <close> = setmetatable({}, { __close = function() -- luacheck: ignore scope
     if not trace then return end
     local ok, message = trace.stop()
-    if not ok then require "moonshard.log".warn("the trace was not written: %s", message) end
+    if not ok then require "moonshard.base.log".warn("the trace was not written: %s", message) end
   end })
   return run.recipe(parsed.recipe,
     { arguments = parsed.options, help = parsed.help, config_file = parsed.config })

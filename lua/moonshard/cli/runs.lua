@@ -1,7 +1,7 @@
 -- moonshard runs: the runs of a folder, their states and results, and the settings that differ.
 local core = require "moonshard.core"
-local launch = require "moonshard.launch"
-local read = require "moonshard.curves.read"
+local launch = require "moonshard.base.launch"
+local read = require "moonshard.train.plots.read"
 local switches = require "moonshard.cli.switches"
 
 local runs = {}

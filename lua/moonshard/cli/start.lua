@@ -1,7 +1,7 @@
 -- moonshard run --hosts: an MPI's launcher starts the ranks on other hosts, and this process waits
 -- for the end of the job.
 local core = require "moonshard.core"
-local launch = require "moonshard.launch"
+local launch = require "moonshard.base.launch"
 
 local start = {}
 

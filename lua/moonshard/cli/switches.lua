@@ -1,6 +1,6 @@
 -- The switches that commands share, parsed by argparse. Arguments of the form key=value are the
 -- recipe's options.
-local launch = require "moonshard.launch"
+local launch = require "moonshard.base.launch"
 
 local switches = {
   root = nil,            -- the parser of which new parsers are commands; see the command docs
@@ -172,7 +172,7 @@ local function apply_rates(parsed)
     launch.exit(2, "--rates: only the sim device estimates times: use `moonshard check`, or \z
       --device sim")
   end
-  local values, message = require "moonshard.table_file".read(parsed.rates)
+  local values, message = require "moonshard.base.table_file".read(parsed.rates)
   local ok = values ~= nil
   if ok then ok, message = pcall(require "moonshard.core".configure, { rates = values }) end
   if not ok then launch.exit(3, ("rates file %s: %s"):format(parsed.rates, tostring(message))) end

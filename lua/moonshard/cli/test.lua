@@ -1,6 +1,6 @@
 -- moonshard test --golden DIR [-n N]: runs cases whose results another implementation has computed,
 -- and compares.
-local launch = require "moonshard.launch"
+local launch = require "moonshard.base.launch"
 local switches = require "moonshard.cli.switches"
 
 local test = {}

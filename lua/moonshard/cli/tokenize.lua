@@ -1,10 +1,10 @@
 -- moonshard tokenize: files of text to shards of tokens, on all cores. Shards that are complete are
 -- not made again.
 local core = require "moonshard.core"
-local launch = require "moonshard.launch"
-local live = require "moonshard.live"
+local launch = require "moonshard.base.launch"
+local live = require "moonshard.base.status_line"
 local switches = require "moonshard.cli.switches"
-local tokenizer_files = require "moonshard.tokenizer_files"
+local tokenizer_files = require "moonshard.tokenizer.files"
 
 local tokenize = {}
 

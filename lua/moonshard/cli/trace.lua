@@ -1,6 +1,6 @@
 -- moonshard trace: how the steps of a recorded run used their time, as a table, JSON or a page.
 local core = require "moonshard.core"
-local launch = require "moonshard.launch"
+local launch = require "moonshard.base.launch"
 local switches = require "moonshard.cli.switches"
 
 local trace = {}

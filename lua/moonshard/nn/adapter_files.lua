@@ -4,7 +4,7 @@ local core = require "moonshard.core"
 local files = require "moonshard.nn.files"
 local lora = require "moonshard.nn.lora"
 local module = require "moonshard.nn.module"
-local options_of = require "moonshard.options"
+local options_of = require "moonshard.base.options"
 local Module = module.base
 
 local adapter_files = {}

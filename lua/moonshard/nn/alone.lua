@@ -1,7 +1,7 @@
 -- nn.alone: parameters that each rank trains by itself, and what one model of them is.
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
-local options_of = require "moonshard.options"
+local options_of = require "moonshard.base.options"
 
 local alone = {}
 

@@ -6,7 +6,7 @@
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local names = require "moonshard.nn.names"
-local piece = require "moonshard.piece"
+local piece = require "moonshard.parallel.shard_piece"
 
 local delayed = {}
 

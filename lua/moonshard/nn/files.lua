@@ -1,11 +1,11 @@
 -- Modules from and to safetensors files, with the names of other tools, and config.json.
 local core = require "moonshard.core"
 local delayed = require "moonshard.nn.delayed"
-local options_of = require "moonshard.options"
+local options_of = require "moonshard.base.options"
 local check = options_of.check
 local lora = require "moonshard.nn.lora"
 local module = require "moonshard.nn.module"
-local piece = require "moonshard.piece"
+local piece = require "moonshard.parallel.shard_piece"
 local Module = module.base
 
 local files = {}
@@ -40,7 +40,7 @@ local function by_index(folder, where)
   table.sort(list, function(a, b) return a.path < b.path end)
   for _, file in ipairs(core.list(folder) or {}) do
     if file:match "%.safetensors$" and not names[file] then
-      require "moonshard.log".log("%s/%s is not read: %s does not name it", folder, file, INDEX)
+      require "moonshard.base.log".log("%s/%s is not read: %s does not name it", folder, file, INDEX)
     end
   end
   return list
@@ -352,7 +352,7 @@ end
 local function tell_rounded(file, rounded, dtype)
   if rounded.count == 0 then return end
   local to = rounded.bf16 and rounded.f16 and "bf16 and f16" or rounded.bf16 and "bf16" or "f16"
-  require "moonshard.log".log("%s: %d tensors are rounded to %s%s", file, rounded.count, to, dtype
+  require "moonshard.base.log".log("%s: %d tensors are rounded to %s%s", file, rounded.count, to, dtype
     and "" or ', as in the file that they were loaded from; save(path, { dtype = "f32" }) keeps \z
       all bits')
 end
@@ -486,7 +486,7 @@ end
 ---@param saved table<string, ms.Tensor>
 ---@return table<string, ms.Tensor>
 function files.one_of_all(what, saved)
-  require "moonshard.ddp.layouts".check()
+  require "moonshard.parallel.ddp.layouts".check()
   local world, instead = core.world(), {}
   if world:size() == 1 or core.is_sim() or next(saved) == nil then return instead end
   local label, names, tensors = ("all ranks call %s"):format(what), {}, {}
@@ -529,7 +529,7 @@ end
 ---@param f fun(): true?, string?, string?
 ---@return true?, string?, string?
 function files.on_rank_0(what, f)
-  local world, agree = core.world(), require "moonshard.fsdp.state".agree
+  local world, agree = core.world(), require "moonshard.parallel.fsdp.state".agree
   if world:size() == 1 then return f() end
   local label = ("all ranks call %s"):format(what)
   local ok, message, code = true, nil, nil

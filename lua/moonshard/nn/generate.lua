@@ -1,8 +1,8 @@
 -- Text from a language model: one forward over the prompt, then one position for each new id.
 local core = require "moonshard.core"
 local key_cache = require "moonshard.nn.key_cache"
-local options_of = require "moonshard.options"
-require "moonshard.group"
+local options_of = require "moonshard.base.options"
+require "moonshard.parallel.group"
 
 -- Bytes of dropped tensors at which they are collected. A collection costs more than what fewer
 -- bytes are worth.

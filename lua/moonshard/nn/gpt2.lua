@@ -4,7 +4,7 @@ local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local layers = require "moonshard.nn.layers"
 local LanguageModel = require "moonshard.nn.language_model"
-local argument = require "moonshard.options".argument
+local argument = require "moonshard.base.options".argument
 
 -- The linear layer of this architecture: weight [in, out].
 local Conv1D = module.class "Conv1D"

@@ -3,11 +3,11 @@
 local core = require "moonshard.core"
 local generate = require "moonshard.nn.generate"
 local module = require "moonshard.nn.module"
-local options_of = require "moonshard.options"
+local options_of = require "moonshard.base.options"
 local check = options_of.check
 local rope = require "moonshard.nn.rope"
-local tokenizer_files = require "moonshard.tokenizer_files"
-local vocabulary = require "moonshard.vocabulary"
+local tokenizer_files = require "moonshard.tokenizer.files"
+local vocabulary = require "moonshard.tokenizer.vocabulary"
 
 ---@class ms.LanguageModel: ms.Module
 local LanguageModel = module.class "LanguageModel"

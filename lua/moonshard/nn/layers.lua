@@ -1,12 +1,12 @@
 -- The usual layers.
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
-local options_of = require "moonshard.options"
+local options_of = require "moonshard.base.options"
 local check, argument = options_of.check, options_of.argument
 local rope = require "moonshard.nn.rope"
 
 local layers = {}
-for name, class in pairs(require "moonshard.nn.planes") do layers[name] = class end
+for name, class in pairs(require "moonshard.nn.conv") do layers[name] = class end
 
 local function check_sizes(what, ...)
   for i = 1, select("#", ...) do

@@ -3,7 +3,7 @@ local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local layers = require "moonshard.nn.layers"
 local LanguageModel = require "moonshard.nn.language_model"
-local argument = require "moonshard.options".argument
+local argument = require "moonshard.base.options".argument
 local rope = require "moonshard.nn.rope"
 
 local MLP = module.class "LlamaMLP"

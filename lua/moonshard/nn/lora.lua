@@ -8,7 +8,7 @@ local core = require "moonshard.core"
 local layers = require "moonshard.nn.layers"
 local listed = require "moonshard.nn.listed"
 local module = require "moonshard.nn.module"
-local options_of = require "moonshard.options"
+local options_of = require "moonshard.base.options"
 
 local lora = {}
 

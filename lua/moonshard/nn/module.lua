@@ -1,8 +1,8 @@
 -- Modules: Lua objects that own parameters, buffers and other modules, in order of assignment.
 local core = require "moonshard.core"
 local names = require "moonshard.nn.names"
-local options_of = require "moonshard.options"
-local piece = require "moonshard.piece"
+local options_of = require "moonshard.base.options"
+local piece = require "moonshard.parallel.shard_piece"
 local tree = require "moonshard.nn.tree"
 local check, argument = options_of.check, options_of.argument
 

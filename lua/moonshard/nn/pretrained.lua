@@ -3,8 +3,8 @@
 local core = require "moonshard.core"
 local files = require "moonshard.nn.files"
 local module = require "moonshard.nn.module"
-local options_of = require "moonshard.options"
-local tokenizer_files = require "moonshard.tokenizer_files"
+local options_of = require "moonshard.base.options"
+local tokenizer_files = require "moonshard.tokenizer.files"
 
 -- Keys of config.json that change what the model computes, with the supported values. A missing key
 -- or null is supported. All other keys are kept and have no effect. An empty list: the feature is

@@ -1,7 +1,7 @@
 -- Rotary positions: scaling beyond the trained context, and its description in config.json. The
 -- formulas are at ms_rotary_scaling in engine/include/moonshard/tensor.h.
 local core = require "moonshard.core"
-local check_options = require "moonshard.options".check
+local check_options = require "moonshard.base.options".check
 
 local rope = {}
 

@@ -1,6 +1,6 @@
 -- What print(model) shows: the tree of a module's parts, with their parameters' shapes and counts.
 local core = require "moonshard.core"
-local log = require "moonshard.log"
+local log = require "moonshard.base.log"
 
 local BYTES = { f32 = 4, f16 = 2, bf16 = 2 }
 

@@ -1,9 +1,9 @@
 -- Averages parameters over ranks in some steps: local SGD with one period, with several group
 -- sizes, or with an elastic pull towards a common centre.
 local core = require "moonshard.core"
-local log = require "moonshard.log"
+local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
-local options_of = require "moonshard.options"
+local options_of = require "moonshard.base.options"
 local check = options_of.check
 
 ---@class ms.Averager

@@ -1,10 +1,10 @@
 -- The loss scaler: multiplies losses so that 16-bit gradients do not underflow, skips steps whose
 -- gradients overflowed, and adapts its factor once in each iteration.
 local core = require "moonshard.core"
-local layouts = require "moonshard.ddp.layouts"
+local layouts = require "moonshard.parallel.ddp.layouts"
 local module = require "moonshard.nn.module"
-local options_of = require "moonshard.options"
-local sharded_join = require "moonshard.fsdp.join"
+local options_of = require "moonshard.base.options"
+local sharded_join = require "moonshard.parallel.fsdp.join"
 local check = options_of.check
 
 ---@class ms.Scaler

@@ -1,7 +1,7 @@
 -- Schedules: factors on the learning rate as functions of the number of steps taken. The warm-up is
 -- linear: step 0 has the factor 1/warmup.
 local core = require "moonshard.core"
-local check = require "moonshard.options".check
+local check = require "moonshard.base.options".check
 
 local schedules = {}
 

@@ -1,8 +1,8 @@
 -- Scripts that return a function which makes a link or a planner from options; and the check
 -- whether the script has read the given options.
 local core = require "moonshard.core"
-local log = require "moonshard.log"
-local steps = require "moonshard.steps"
+local log = require "moonshard.base.log"
+local steps = require "moonshard.train.steps"
 
 local made_by = {}
 

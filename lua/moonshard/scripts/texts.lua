@@ -1,6 +1,6 @@
 -- The data sets of a recipe that learns texts: what it trains on, and what it validates on.
 local data = require "moonshard.data"
-local data_files = require "moonshard.data_files"
+local data_files = require "moonshard.data.files"
 
 --- By the options of a recipe: data, valid (a path, or "") and bytes. Without a path, the
 --- validation is the val*.bin of a folder of shards, or else the last twentieth of the data.

@@ -1,11 +1,11 @@
 -- The tokenizer of a recipe: of its model, of its shards, and whether they are the same.
 local core = require "moonshard.core"
-require "moonshard.group"                -- methods of the world
-local launch = require "moonshard.launch"
-local log = require "moonshard.log"
-local options_of = require "moonshard.options"
-local tokenizer_files = require "moonshard.tokenizer_files"
-local vocabulary = require "moonshard.vocabulary"
+require "moonshard.parallel.group"                -- methods of the world
+local launch = require "moonshard.base.launch"
+local log = require "moonshard.base.log"
+local options_of = require "moonshard.base.options"
+local tokenizer_files = require "moonshard.tokenizer.files"
+local vocabulary = require "moonshard.tokenizer.vocabulary"
 
 local function refuse(format, ...) launch.exit(3, format:format(...)) end
 

@@ -1,7 +1,7 @@
 -- Which checkpoints of a run stay on disk. On resume, checkpoints after the loaded one are set
 -- aside. After a save, old checkpoints are removed.
 local core = require "moonshard.core"
-local log = require "moonshard.log"
+local log = require "moonshard.base.log"
 local store = require "moonshard.checkpoint.store"
 
 local history = {}
@@ -23,7 +23,7 @@ end
 
 local function rename(run, name, to)
   local ok, message = core.checkpoint_rename(run, name, to)
-  if not ok then require "moonshard.launch".exit(3, message) end
+  if not ok then require "moonshard.base.launch".exit(3, message) end
 end
 
 --- A run that resumes from an earlier checkpoint abandons the later ones of its folder. They get

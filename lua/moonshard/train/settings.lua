@@ -1,10 +1,10 @@
 -- The options of ms.train: checked, completed, shown.
 local core = require "moonshard.core"
-local data_files = require "moonshard.data_files"
-local launch = require "moonshard.launch"
-local log = require "moonshard.log"
+local data_files = require "moonshard.data.files"
+local launch = require "moonshard.base.launch"
+local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
-local vocabulary = require "moonshard.vocabulary"
+local vocabulary = require "moonshard.tokenizer.vocabulary"
 
 local settings = {}
 
@@ -149,7 +149,7 @@ function settings.check_early(o, by)
     refuse("log.histograms", "leave it out, or use the policy deferred")
   end
   if o.clip then
-    refuse("clip", require "moonshard.overlap.plans".instead_of_norm)
+    refuse("clip", require "moonshard.parallel.overlap.plans".instead_of_norm)
   end
   if o.dtype == "f16" then
     refuse("dtype f16 (its loss scaler)", "use bf16, or the policy deferred")
@@ -178,7 +178,7 @@ function settings.show(self)
       ("%s, %s parameters%s"):format(tostring(o.model):match "^[^:\n]*", short(count),
         trained < count and (", of which %s are trained"):format(short(trained)) or ""),
     },
-    { "machine", require "moonshard.machine".describe() },
+    { "machine", require "moonshard.base.machine".describe() },
     { "steps", ("%d, %s"):format(o.steps, o.dtype) },
   }
   for _, line in ipairs(lines) do log.log("%-10s %s", line[1], line[2]) end

@@ -6,8 +6,8 @@
 -- sum(w loss) / sum(w) of it. Where all weights are equal the factor is 1, to the bit. A pass of
 -- weight 0 counts nothing, whatever its loss is. If all weights are 0, the loss is nan.
 local core = require "moonshard.core"
-require "moonshard.group"                -- methods of the world
-local options_of = require "moonshard.options"
+require "moonshard.parallel.group"                -- methods of the world
+local options_of = require "moonshard.base.options"
 
 local weights = {}
 

@@ -2,7 +2,7 @@
 -- fully_shard computed. Results depend neither on the strategy nor on the layout.
 local ms = require "moonshard"
 local models = require "moonshard.cli.golden.models"
-local parts = require "moonshard.piece"
+local parts = require "moonshard.parallel.shard_piece"
 local optimizers = require "moonshard.cli.golden.optimizers"
 local report = require "moonshard.cli.golden.report"
 

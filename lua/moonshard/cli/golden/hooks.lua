@@ -1,6 +1,6 @@
 -- Golden communication hooks: gradients after reduction, on the number of ranks of the case.
 local ms = require "moonshard"
-local link_state = require "moonshard.link_state"
+local link_state = require "moonshard.parallel.link_state"
 local report = require "moonshard.cli.golden.report"
 local hooks = ms.hooks
 

@@ -1,0 +1,45 @@
+-- Modules, layers and models: the part `ms.nn`.
+local module = require "moonshard.nn.module"
+local layers = require "moonshard.nn.layers"
+local options_of = require "moonshard.base.options"
+require "moonshard.nn.files"
+require "moonshard.nn.adapter_files"
+local lora = require "moonshard.nn.lora"
+local alone = require "moonshard.nn.alone"
+
+---@class ms.nn
+local nn = { class = module.class, Parameter = module.Parameter, is_module = module.is_module }
+for name, class in pairs(layers) do nn[name] = class end
+
+--- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
+---@param options ms.ModelOptions
+---@return ms.LanguageModel
+function nn.gpt2(options) return require "moonshard.nn.gpt2" (options) end
+
+--- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
+---@param options ms.ModelOptions
+---@return ms.LanguageModel
+function nn.llama(options) return require "moonshard.nn.llama" (options) end
+
+--- Reads a GPT-2 or Llama that other tools (or model:save) wrote: a folder with config.json and
+--- .safetensors files, or one .safetensors file with config.json beside it.
+---@param path string
+---@param options? { dropout?: number, recompute?: boolean }
+---@return ms.LanguageModel?
+---@return string? message
+---@return string? code
+function nn.pretrained(path, options) return require "moonshard.nn.pretrained" (path, options) end
+
+--- Freezes a model, and gives some of its linear layers an adapter that is trained instead.
+---@param model ms.Module
+---@param options? ms.LoraOptions
+---@return ms.Module
+function nn.lora(model, options) return lora.lora(model, options) end
+
+--- Declares that each rank trains these parameters by itself, and what one model of all ranks' is.
+---@param object ms.Module
+---@param options { merge: "mean"|"rank0" }
+---@return ms.Module
+function nn.alone(object, options) return alone.alone(object, options) end
+
+return options_of.closed(nn, "ms.nn")

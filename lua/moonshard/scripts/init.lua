@@ -1,0 +1,277 @@
+-- A user's scripts on any recipe: the options hook=, overlap= and buckets= of a command line. Each
+-- is the name of a ready-made link, policy or plan, or a Lua file. And shard=, the strategy by
+-- which ms.fsdp shards the model. This file applies them to a model and its optimizer.
+local buckets = require "moonshard.parallel.ddp.buckets"
+local core = require "moonshard.core"
+local ddp = require "moonshard.parallel.ddp"
+local fsdp = require "moonshard.parallel.fsdp"
+local gathers = require "moonshard.scripts.gathers"
+local hooks = require "moonshard.hooks"
+local launch = require "moonshard.base.launch"
+local log = require "moonshard.base.log"
+local made_by = require "moonshard.scripts.made_by"
+local module = require "moonshard.nn.module"
+local plans = require "moonshard.parallel.overlap.plans"
+local prefetch = require "moonshard.parallel.fsdp.prefetch"
+local options_of = require "moonshard.base.options"
+local check = options_of.check
+
+---@class ms.scripts
+local scripts = {}
+
+-- For each option: its ready-made values, the folder of its scripts in recipes/, and its help text.
+local kinds = {
+  hook = {
+    ready = hooks._ready_made, noun = "hook", folder = "hooks", what = "how gradients are sent",
+  },
+  overlap = {
+    ready = plans.ready_made, noun = "policy", folder = "policies",
+    what = "when the optimizer steps",
+  },
+  buckets = {
+    ready = buckets.ready_made, noun = "bucket plan", folder = "policies",
+    what = "how buckets are cut",
+  },
+  prefetch = {
+    ready = prefetch.ready_made, noun = "strategy", folder = "prefetch",
+    what = "what is gathered ahead, with shard=",
+  },
+  gather = {
+    ready = {}, noun = "gather", folder = "gathers",
+    what = "what travels in gathers, with shard=",
+  },
+}
+
+-- What a kind offers beside files.
+local function ready_made(kind)
+  return #kind.ready > 0 and table.concat(kind.ready, ", ") or "none"
+end
+
+-- The Lua files in the folders where a user keeps scripts, each once.
+local function files_at_hand(folder)
+  local recipe, found, seen = launch.recipe or "", {}, {}
+  local near = recipe:match "^(.*/)[^/]*$" or ""
+  local below = folder .. "/"
+  for _, place in ipairs { "", near, below, near .. below, "recipes/" .. below } do
+    for _, name in ipairs(core.list(place == "" and "." or place) or {}) do
+      local path = place .. name
+      local is_script = name:match "%.lua$" and path ~= recipe and (place ~= near or near == "")
+      if is_script and not seen[path] then found[#found + 1], seen[path] = path, true end
+    end
+  end
+  return found
+end
+
+-- A text that says what is wrong with the value of an option, or nil.
+local function complaint(name, value)
+  local kind = kinds[name]
+  if value == "" or core.exists(value) == "file" and value:match "%.lua$" then return nil end
+  for _, ready in ipairs(kind.ready) do if ready == value then return nil end end
+  local files = files_at_hand(kind.folder)
+  local known, path_of = { table.unpack(kind.ready) }, {}
+  for _, path in ipairs(files) do
+    local short = path:match "([^/]*)%.lua$"
+    known[#known + 1], path_of[short] = short, path
+  end
+  local near = core.nearest(value:match "([^/]*)%.lua$" or value, known)
+  local hint = near and (": did you mean '%s'?"):format(path_of[near] or near) or ""
+  return ("there is no %s '%s'%s\nready-made: %s\nfiles at hand: %s"):format(
+    value:match "%.lua$" and "file" or kind.noun, value, hint, ready_made(kind),
+    #files > 0 and table.concat(files, ", ") or "none; a file's name ends in .lua")
+end
+
+-- A text that says what is wrong with the value of shard=, or nil.
+local function wrong_strategy(value)
+  local known = fsdp._strategies
+  for _, name in ipairs(known) do if name == value then return nil end end
+  if value == "" then return nil end
+  if value == "zero1" then
+    return "zero1 shards optimizer states only: that is shard = ms.world() among the optimizer's \z
+      options, in the recipe"
+  end
+  return ("there is no strategy '%s': did you mean '%s'?\nstrategies: %s"):format(value,
+    core.nearest(value, known) or known[1], table.concat(known, ", "))
+end
+
+-- Declares the option if the recipe has none of this name.
+local function declare(options, name, declaration)
+  if options[name] ~= nil then
+    core.raise(("scripts.options: the option %s is declared already"):format(name))
+  end
+  options[name] = declaration
+end
+
+--- Adds the options hook, overlap, buckets, shard, gather and prefetch to those of a recipe. A
+--- script's own options are given as hook.fraction=0.001, those of ms.fsdp as shard.prefetch=none.
+---@param options table
+---@return table the same
+function scripts.options(options)
+  if type(options) ~= "table" then core.raise("scripts.options: a table of options is expected") end
+  declare(options, "shard", {
+    "", open = true, check = wrong_strategy,
+    help = ("shards the model: %s; shard.NAME=VALUE are options of ms.fsdp")
+      :format(table.concat(fsdp._strategies, ", ")),
+  })
+  for name, kind in pairs(kinds) do
+    declare(options, name, {
+      "", open = true, check = function(value) return complaint(name, value) end,
+      help = ("%s: %sa Lua file; %s.NAME=VALUE are its own options"):format(kind.what,
+        #kind.ready > 0 and ready_made(kind) .. ", or " or "", name),
+    })
+  end
+  return options
+end
+
+--- Ends the program with code 2 unless the value is the name of a ready-made link, policy or plan
+--- of its kind, or a Lua file.
+---@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"
+---@param value string
+function scripts._check(name, value)
+  local wrong = complaint(name, value)
+  if wrong then launch.exit(2, ("option %s: %s"):format(name, wrong)) end
+end
+
+local makers = {
+  hook = hooks._from, overlap = plans.planner_of, buckets = buckets.planner_of,
+  gather = gathers.from, prefetch = prefetch.planner_of,
+}
+
+--- The object that one of the options names: a link for "hook", a policy for "overlap", a plan for
+--- "buckets", a table of functions for "gather", a strategy for "prefetch"; nil if it is not set. A
+--- wrong value ends the run with code 2.
+---@param cfg table what ms.config gave
+---@param name "hook"|"overlap"|"buckets"|"gather"|"prefetch"
+---@return any
+function scripts.resolve(cfg, name)
+  local value, options = cfg[name] or "", cfg[name .. "_options"] or {}
+  if value == "" then
+    local key = next(options)
+    if key then launch.exit(2, ("%s.%s is given, but no %s=..."):format(name, key, name)) end
+    return nil
+  end
+  scripts._check(name, value)
+  local is_file = value:match "%.lua$" ~= nil
+  local given = is_file and made_by.noticing(name, value, options) or options
+  local ok, result = pcall(makers[name], value, given, is_file and next(options) ~= nil)
+  if ok then return result end
+  if launch.is_exit(result) then error(result, 0) end
+  local message = tostring(result)
+  message = message:match "^[^\n:]*:%d+: (.*)" or message
+  launch.exit(2, ("option %s=%s: %s"):format(name, value, message))
+end
+
+-- Ready-made policies that never step before all gradients are there.
+local late = { [""] = true, classic = true, deferred = true }
+
+-- Options of ms.ddp (key ddp) and of ms.fsdp (key fsdp) that a recipe passes, checked and copied.
+local function own_options(extra)
+  local copies = {}
+  for _, kind in ipairs { "ddp", "fsdp" } do
+    copies[kind] = {}
+    for key, value in pairs(extra[kind] or {}) do copies[kind][key] = value end
+    if copies[kind].comm_hook ~= nil or copies[kind].buckets ~= nil then
+      core.raise(("scripts.apply: hook= and buckets= are comm_hook and buckets of ms.%s: use links")
+        :format(kind))
+    end
+  end
+  return copies
+end
+
+-- Ends the program with code 2 for a complaint of ms.fsdp about its options; raises other errors.
+local function sharded(cfg, model, options)
+  for key, value in pairs(cfg.shard_options or {}) do options[key] = value end
+  for key, value in pairs(scripts.resolve(cfg, "gather") or {}) do options[key] = value end
+  local ahead = scripts.resolve(cfg, "prefetch")
+  if ahead and options.prefetch ~= nil then
+    launch.exit(2, "prefetch= and shard.prefetch= are one option: give one of them")
+  end
+  options.prefetch = ahead or options.prefetch
+  options.strategy = cfg.shard
+  local ok, result = pcall(fsdp.fsdp, model, options)
+  if ok then return result end
+  local message = not launch.is_exit(result) and tostring(result):match "fsdp: (.*)"
+  if not message then error(result, 0) end
+  launch.exit(2, ("option shard=%s: %s"):format(cfg.shard, message))
+end
+
+-- Whether the model is sharded; other options that do not fit end the program with code 2.
+local function is_sharded(cfg)
+  local wanted = (cfg.shard or "") ~= ""
+  local key = next(cfg.shard_options or {})
+  if key and not wanted then
+    launch.exit(2, ("shard.%s is given, but no shard=..."):format(key))
+  end
+  for _, name in ipairs { "gather", "prefetch" } do
+    if not wanted and (cfg[name] or "") ~= "" then
+      launch.exit(2, ("option %s=%s: only a sharded model gathers: give shard=... too")
+        :format(name, cfg[name]))
+    end
+  end
+  if wanted and (cfg.buckets or "") ~= "" then
+    launch.exit(2, ("option buckets=%s: with shard=%s gradients are reduced unit by unit, and \z
+      there are no buckets to cut: leave one of the two out"):format(cfg.buckets, cfg.shard))
+  end
+  return wanted
+end
+
+-- What makes a model may give nil and a message, as nn.pretrained does.
+local function make_model(make, shards)
+  local model, message
+  if shards then model, message = core.on_device("meta", make) else model, message = make() end
+  if model == nil and type(message) == "string" then
+    core.raise("scripts.apply: the function that makes the model failed: " .. message)
+  elseif not module.is_module(model) then
+    core.raise(("scripts.apply: the function that makes the model must return a module, not %s")
+      :format(core.is_tensor(model) and "a tensor" or type(model)))
+  end
+  return model
+end
+
+--- Wraps the model, and makes its optimizer, as the options hook, overlap, buckets and shard of cfg
+--- say. One rank without any of them keeps the plain model.
+---
+--- model: the model; or a function that makes it, which runs on "meta" if the model is sharded:
+--- then no rank ever has more than its shards and one unit, also of weights that nn.pretrained
+--- reads.
+--- make(net) makes the optimizer. extra: clip, the norm to which the loop clips gradients; ddp
+--- and fsdp, other options of these; links, which come before the hook. The third result is the
+--- norm to which the loop must clip: clip, or nil if the policy may step in backward; then the
+--- chain clips by the norm of the step before.
+---@param cfg table what ms.config gave
+---@param model ms.Module|fun(): ms.Module?, string?
+---@param make fun(net: ms.Module): ms.Optimizer
+---@param extra? { clip: number?, ddp: table?, fsdp: table?, links: ms.LinkLike[]? }
+---@return ms.Module net, ms.Optimizer optimizer, number? clip
+function scripts.apply(cfg, model, make, extra)
+  extra = check("scripts.apply", extra, { "clip", "ddp", "fsdp", "links" })
+  if type(make) ~= "function" then
+    core.raise("scripts.apply: make must be a function that gives an optimizer, not a "
+      .. type(make))
+  end
+  local clip, policy, given = extra.clip, cfg.overlap or "", own_options(extra)
+  local shards = is_sharded(cfg)
+  local options = shards and given.fsdp or given.ddp
+  if type(model) == "function" then model = make_model(model, shards) end
+  local hook, planner = scripts.resolve(cfg, "hook"), scripts.resolve(cfg, "overlap")
+  options.buckets = scripts.resolve(cfg, "buckets")
+  local plain = not (hook or planner or options.buckets or extra.links or shards)
+  if core.world():size() == 1 and plain then return model, make(model), clip end
+  local links = { table.unpack(extra.links or {}) }
+  if clip and not late[policy] then
+    log.log("overlap=%s may step in backward: the chain clips by the last step's norm", policy)
+    table.insert(links, 1, hooks.clip { max_norm = clip, scope = "lagged" })
+    clip = nil
+  end
+  links[#links + 1] = hook
+  if #links > 0 then options.comm_hook = hooks.chain(links) end
+  local net
+  if shards then net = sharded(cfg, model, options) else net = ddp.ddp(model, options) end
+  local optimizer = make(net)
+  if planner then optimizer:overlap(net, planner) end
+  return net, optimizer, clip
+end
+
+scripts.texts = require "moonshard.scripts.texts"
+scripts.tokenizer = require "moonshard.scripts.tokenizer"
+
+return options_of.closed(scripts, "ms.scripts")
