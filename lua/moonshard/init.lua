@@ -2,6 +2,8 @@
 -- script loads only what it needs.
 local core = require "moonshard.core"
 local options = require "moonshard.base.options"
+local ownership = require "moonshard.base.ownership"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 
 -- Chunks of this folder belong to the library. An error message names the first line on the call
 -- stack that is outside of it.
@@ -9,7 +11,7 @@ local source = debug.getinfo(1, "S").source
 core.set_library((source:gsub("init%.lua$", "")))
 
 ---@class ms
-local ms = { version = core.version }
+local ms = { version = core.version, sorted_pairs = sorted_pairs }
 
 for _, name in ipairs {
   "tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "cat", "stack",
@@ -33,12 +35,11 @@ end
 ---@param parameters ms.Parameter[]
 ---@return ms.Tensor
 function ms.flat(parameters)
-  local module = package.loaded["moonshard.nn.module"]
   options.items("flat", "parameters", parameters, "tensor")
   if #parameters == 0 then core.raise "flat: a list of one or more tensors is expected" end
-  local first = module and module.sharded[parameters[1]]
+  local first = ownership.sharded[parameters[1]]
   for _, p in ipairs(parameters) do
-    local entry = module and module.sharded[p]
+    local entry = ownership.sharded[p]
     if (entry and entry.model) ~= (first and first.model) then
       local one, other = entry and p or parameters[1], entry and parameters[1] or p
       core.raise(("flat: '%s' belongs to an fsdp model, which has laid out its memory, and '%s' \z
@@ -78,24 +79,6 @@ function ms.device(name, f)
   end
   if f then return f() end
   return own
-end
-
---- `pairs` in key order: the order of `pairs` differs between runs. Numbers come before strings.
----@param t table
----@return fun(): any, any
-function ms.sorted_pairs(t)
-  if type(t) ~= "table" then core.raise("sorted_pairs: t must be a table, not a " .. type(t)) end
-  local keys = {}
-  for key in pairs(t) do keys[#keys + 1] = key end
-  table.sort(keys, function(a, b)
-    if type(a) ~= type(b) then return type(a) < type(b) end
-    return a < b
-  end)
-  local i = 0
-  return function()
-    i = i + 1
-    if keys[i] ~= nil then return keys[i], t[keys[i]] end
-  end
 end
 
 -- The module of each lazily loaded name of `ms`.

@@ -7,6 +7,7 @@
 local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
 local options_of = require "moonshard.base.options"
+local machines = require "moonshard.base.machine"
 local argument = options_of.argument
 
 local trace = {}
@@ -73,7 +74,7 @@ end
 local function about()
   return {
     recipe = launch.recipe, command = launch.command, date = begun, version = core.version,
-    machine = require "moonshard.base.machine".describe(),
+    machine = machines.describe(),
   }
 end
 

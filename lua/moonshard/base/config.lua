@@ -2,6 +2,7 @@
 local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
 local table_file = require "moonshard.base.table_file"
+local options_of = require "moonshard.base.options"
 
 local config = {}
 
@@ -185,7 +186,7 @@ end
 ---@param options table
 ---@return table
 function config.config(options)
-  require("moonshard.base.options").argument("config", "options", options, "table")
+  options_of.argument("config", "options", options, "table")
   if launch.declared then
     core.raise("config: it was called already; declare all options at once")
   end

@@ -13,6 +13,8 @@ local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
 local piece = require "moonshard.parallel.shard_piece"
 local values_of = require "moonshard.checkpoint.values"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
+local ownership = require "moonshard.base.ownership"
 local name_part = values_of.name_part
 
 local apart = {}
@@ -28,7 +30,7 @@ end
 
 -- Whether an optimizer has parameters of which this rank has parts.
 local function has_parts(optimizer)
-  for _, p in ipairs(optimizer.order) do if module.sharded[p] then return true end end
+  for _, p in ipairs(optimizer.order) do if ownership.sharded[p] then return true end end
   return false
 end
 
@@ -38,7 +40,7 @@ end
 -- models, in order, as { name in the checkpoint, name in the model }.
 local function ways_of(things)
   local trees, skipped, merges, weights = {}, {}, {}, {}
-  for name, thing in require "moonshard".sorted_pairs(things) do
+  for name, thing in sorted_pairs(things) do
     local where = name_part(name) .. "/"
     local meta = type(thing) == "table" and getmetatable(thing) or nil
     trees[name] = true
@@ -196,7 +198,7 @@ end
 ---@param alike table<string, boolean> names that replicas.lua compares
 ---@return table?
 function apart.find(things, values, whole, hashes, parts, alike)
-  local world = require "moonshard".world()
+  local world = core.world()
   if world:size() == 1 or core.is_sim() then return nil end
   local ways = ways_of(things)
   local own = { tensors = {}, values = {}, empty = {}, names = {}, random = random_of() }
@@ -211,7 +213,7 @@ function apart.find(things, values, whole, hashes, parts, alike)
   for name in pairs(values) do own.names[name_part(name) .. "/"] = name end
   table.sort(lines)
   local all_texts = {}
-  for name, text in require "moonshard".sorted_pairs(texts) do
+  for name, text in sorted_pairs(texts) do
     own.values[name], own.empty[name] = ("%016x"):format(core.hash(text)), is_empty(text) or nil
     all_texts[#all_texts + 1] = name .. "\0" .. own.values[name]
   end
@@ -234,7 +236,7 @@ function apart.find(things, values, whole, hashes, parts, alike)
   if not (any(tensors) or any(differing) or found.random) then return nil end
   if any(tensors) or any(differing) then tell(ways, tensors, differing, all) end
   for path in pairs(tensors) do found.tensors[path] = merge_of(ways, path) end
-  for name in require "moonshard".sorted_pairs(differing) do
+  for name in sorted_pairs(differing) do
     found.values[name] = {
       merge = ways.merges[name_part(name) .. "/"] or "none",
       texts = core.json_list(world:_share_texts(texts[name], "checkpoint")),
@@ -308,7 +310,7 @@ end
 function apart.take(manifest, things)
   local found = manifest.apart
   if not found then return nil end
-  local world = require "moonshard".world()
+  local world = core.world()
   local same = world:size() == found.ranks
   local problem = not same and problem_of(found, things, world:size())
   if problem then return problem end
@@ -351,7 +353,7 @@ function apart.source(manifest, name, source)
   local found = manifest.apart
   local merge = found and found.tensors[name]
   if not merge then return source(name) end
-  local world = require "moonshard".world()
+  local world = core.world()
   if world:size() == found.ranks then return source(own_name(world:rank(), name)) end
   return merged(found, name, merge, source)
 end

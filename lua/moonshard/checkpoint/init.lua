@@ -19,6 +19,10 @@ local shared = require "moonshard.checkpoint.shared"
 local steps = require "moonshard.train.steps"
 local store = require "moonshard.checkpoint.store"
 local values_of = require "moonshard.checkpoint.values"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
+local ms = require "moonshard"
+local launch = require "moonshard.base.launch"
+local tune = require "moonshard.train.tune"
 local encode, decode, name_part = values_of.encode, values_of.decode, values_of.name_part
 
 ---@class ms.checkpoint
@@ -82,7 +86,7 @@ local function collect(things)
     values[name] = encode(thing, name_part(name), 1, out)
   end
   local whole, parts = pieces.split(out)
-  local world, count = require "moonshard".world(), #parts.names
+  local world, count = core.world(), #parts.names
   if world:size() > 1 then
     count = world:_share("sum", "i64", { count }, "checkpoint")[1]
   end
@@ -116,7 +120,6 @@ end
 -- Notes a checkpoint that was saved after a request to stop: the run then ends with the code that
 -- says that it can be resumed.
 local function note_saved()
-  local launch = require "moonshard.base.launch"
   if launch.cut or launch.process and launch.process.stop_requested() then launch.saved = true end
 end
 
@@ -212,7 +215,6 @@ end
 ---@return string? message
 ---@return string? code
 function checkpoint.save(folder, things)
-  local ms = require "moonshard"
   argument("checkpoint.save", "folder", folder, "string")
   argument("checkpoint.save", "things", things, "table")
   local before, message, code = checkpoint.wait()
@@ -232,7 +234,7 @@ function checkpoint.save(folder, things)
   local manifest = {
     version = 1, step = step, world_size = ms.world_size(), files = { "tensors.safetensors" },
     values = values, links = links, buckets = layouts.save(),
-    products = require "moonshard.train.tune".state(),
+    products = tune.state(),
   }
   if first and ok and not lock.is_held(folder) then
     local taken
@@ -319,7 +321,7 @@ end
 -- it reads, and of all that things will read. Changes nothing yet.
 local function decode_all(path, manifest, files, things)
   local reader, result = reader_of(path, manifest, files), {}
-  for name, value in require "moonshard".sorted_pairs(manifest.values) do
+  for name, value in sorted_pairs(manifest.values) do
     local ok, decoded = true, nil
     if things[name] ~= nil or not values_of.holds_tensor(value) then
       ok, decoded = pcall(decode_one, reader, value, things[name])
@@ -367,7 +369,7 @@ end
 
 -- Gives the decoded values to the things; what does not fit is "mismatch", the same on all ranks.
 local function apply(path, result, things)
-  for name, thing in require "moonshard".sorted_pairs(things) do
+  for name, thing in sorted_pairs(things) do
     if is_object(thing) then
       local ok, why = pcall(thing.load_state, thing, result[name])
       local message = pieces.agree(not ok and ("'%s', '%s': %s"):format(path, name, tostring(why))
@@ -391,7 +393,6 @@ function checkpoint.load(path, things)
   argument("checkpoint.load", "things", things, "table?")
   things = things or {}
   join()
-  local ms = require "moonshard"
   if ms.world_size() > 1 then ms.world():barrier() end     -- rank 0 may have been writing it
   for name, thing in pairs(things) do
     if is_object(thing) and type(thing.load_state) ~= "function" then
@@ -412,9 +413,9 @@ function checkpoint.load(path, things)
   store.close(files)
   if not result then return nil, message, code end
   link_state.load(links)
-  require "moonshard.train.tune".load(manifest.products)
+  tune.load(manifest.products)
   core.set_random_state(manifest.random.seed, manifest.random.step, manifest.random.draw)
-  require "moonshard.base.launch".seed_random(manifest.random.seed, manifest.step)
+  launch.seed_random(manifest.random.seed, manifest.step)
   return result
 end
 

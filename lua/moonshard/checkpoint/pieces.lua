@@ -4,7 +4,8 @@
 -- committed.
 local core = require "moonshard.core"
 local piece = require "moonshard.parallel.shard_piece"
-local sharded_state = require "moonshard.parallel.fsdp.state"
+local agree = require "moonshard.parallel.agree"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 
 local pieces = {
   DIFFERS = "differs",             -- the code where ranks hold different values of one thing
@@ -104,7 +105,7 @@ end
 ---@return string? message
 ---@return string? code
 function pieces.agree(message, code)
-  return sharded_state.agree(require "moonshard".world(), message, code)
+  return agree(core.world(), message, code)
 end
 
 -- Adds what is in b and not in a, at every depth.
@@ -168,7 +169,7 @@ local function list_all(all)
       end
     end
   end
-  for name, entry in require "moonshard".sorted_pairs(list) do
+  for name, entry in sorted_pairs(list) do
     local problem, file = pieces.gap(entry.parts, piece.elements(entry.shape))
     if problem then
       return core.refuse(("'%s' in %s: %s: do models over different groups of ranks have one name \z
@@ -202,7 +203,7 @@ end
 ---@return string? message
 ---@return string? code
 function pieces.save(folder, name, parts, values, write, differs, text)
-  local world = require "moonshard".world()
+  local world = core.world()
   local first, ok, message, code, tensors = world:rank() == 0, true, nil, nil, nil
   if first then ok, message, code = core.checkpoint_begin(folder, name) end
   message, code = pieces.agree(not ok and message or nil, code)

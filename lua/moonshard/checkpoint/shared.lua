@@ -61,7 +61,7 @@ local found = {}
 ---@return string? message
 ---@return string? code
 function shared.problem(folder)
-  local world = require "moonshard".world()
+  local world = core.world()
   if core.is_sim() or found[folder] or #world:_hosts() == 1 then return end
   local message, code = look(world, folder)
   if message then return message, code end

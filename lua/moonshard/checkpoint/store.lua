@@ -4,6 +4,7 @@ local core = require "moonshard.core"
 local piece = require "moonshard.parallel.shard_piece"
 local apart = require "moonshard.checkpoint.apart"
 local pieces = require "moonshard.checkpoint.pieces"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 
 ---@class ms.checkpoint.store
 --- The reason why the last saved checkpoint is not on disk; nil if it is, or is still being
@@ -89,7 +90,7 @@ end
 
 -- Pieces of each tensor must be all of it, and none of it twice.
 local function check_pieces(folder, manifest)
-  for name, entry in require "moonshard".sorted_pairs(manifest.pieces or {}) do
+  for name, entry in sorted_pairs(manifest.pieces or {}) do
     local problem, file = pieces.gap(entry.parts, piece.elements(entry.shape))
     if problem then
       return store.corrupt(folder .. "/" .. (file or "manifest.json"),
@@ -209,7 +210,7 @@ end
 ---@return string? code
 function store.open_tensors(folder, manifest)
   local files = {}
-  for name, tensors in require "moonshard".sorted_pairs(contents_of(manifest)) do
+  for name, tensors in sorted_pairs(contents_of(manifest)) do
     local file, message, code = open_file(folder .. "/" .. name, tensors)
     if not file then
       store.close(files)

@@ -2,6 +2,7 @@
 -- reports the memory and the collectives that a real run would have.
 local launch = require "moonshard.base.launch"
 local switches = require "moonshard.cli.switches"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 
 local check = {}
 
@@ -264,7 +265,7 @@ end
 -- The result of a rank that stands for this one: it has the same shards, or there are none.
 local function standing_for(results, rank)
   if results[rank] then return results[rank] end
-  for _, result in require "moonshard".sorted_pairs(results) do
+  for _, result in sorted_pairs(results) do
     for _, same in ipairs((result.shards or {}).same or {}) do
       if same == rank then return result end
     end

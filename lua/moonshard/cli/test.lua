@@ -2,6 +2,7 @@
 -- and compares.
 local launch = require "moonshard.base.launch"
 local switches = require "moonshard.cli.switches"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 
 local test = {}
 
@@ -179,7 +180,7 @@ end
 local function run_on_ranks(folder, sizes, device)
   local process, failures = launch.process, 0
   local gpus = device == "cuda" and #require "moonshard".info().gpus
-  for size in require "moonshard".sorted_pairs(sizes) do
+  for size in sorted_pairs(sizes) do
     if gpus and gpus < size then
       print(("on %d ranks: left out, this machine has %d GPUs"):format(size, gpus))
     else

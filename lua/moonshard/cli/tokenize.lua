@@ -5,6 +5,7 @@ local launch = require "moonshard.base.launch"
 local live = require "moonshard.base.status_line"
 local switches = require "moonshard.cli.switches"
 local tokenizer_files = require "moonshard.tokenizer.files"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 
 local tokenize = {}
 
@@ -121,7 +122,7 @@ local function members_of(path)
   local object = core.json_decode(line:match "^[\xef\xbb\xbf%s]*([^\n]*)")
   if type(object) ~= "table" then return nil end
   local names = {}
-  for name in require "moonshard".sorted_pairs(object) do
+  for name in sorted_pairs(object) do
     if type(name) ~= "string" then return nil end
     names[#names + 1] = "'" .. name .. "'"
   end

@@ -2,6 +2,7 @@
 local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
 local switches = require "moonshard.cli.switches"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 
 local trace = {}
 
@@ -157,7 +158,7 @@ function trace.summary(events)
   for _, rank in pairs(ranks) do
     for number in pairs(rank.steps) do has_steps = has_steps or number >= 0 end
   end
-  for rank_number, rank in require "moonshard".sorted_pairs(ranks) do
+  for rank_number, rank in sorted_pairs(ranks) do
     result.ranks = result.ranks + 1
     local other = {}
     for _, class in ipairs { "compute", "optimizer" } do
@@ -169,7 +170,7 @@ function trace.summary(events)
       for _, span in ipairs(list) do all[#all + 1] = { span[1], span[2] } end
     end
     all = union(all)
-    for number, step in require "moonshard".sorted_pairs(rank.steps) do
+    for number, step in sorted_pairs(rank.steps) do
       if number >= 0 or not has_steps then
         local row = row_of(number, rank_number, step, other, all)
         result.rows[#result.rows + 1] = row

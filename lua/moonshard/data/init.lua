@@ -4,7 +4,8 @@ local core = require "moonshard.core"
 local data_files = require "moonshard.data.files"
 local log = require "moonshard.base.log"
 local options_of = require "moonshard.base.options"
-local tokenizer_files = require "moonshard.tokenizer.files"
+local shards = require "moonshard.tokenizer.shards"
+local ms = require "moonshard"
 local check, argument = options_of.check, options_of.argument
 
 -- Of token shards with a header (llm.c, dev/data/data_common.py).
@@ -126,7 +127,7 @@ function data.tokens(pattern, part)
   local set, bare, count, largest = core.dataset_tokens(files)
   if not set then return nil, bare, count end               -- the message, and its code
   if bare > 0 then tell_bare(files, bare, count, largest) end
-  tokenizer_files.note_shards(set, files)
+  shards.note(set, files)
   data_files.note(set, files)
   return set
 end
@@ -179,7 +180,6 @@ local Dataset = core.Dataset
 ---@param options ms.LoaderOptions
 ---@return ms.Loader
 function Dataset:loader(options)
-  local ms = require "moonshard"
   local own = {}
   for key, value in pairs(check("loader", options,
       { "batch", "length", "shuffle", "seed", "group", "packed", "end_of_text" })) do
@@ -192,7 +192,7 @@ function Dataset:loader(options)
   end
   -- Without a length these are images, or the core asks for one.
   if own.packed and own.length then
-    own.end_of_text = tokenizer_files.end_of_text(self, own.end_of_text)
+    own.end_of_text = shards.end_of_text(self, own.end_of_text)
   end
   local group = own.group
   options_of.check_group("loader", "group", group)
@@ -214,7 +214,7 @@ function Dataset:split(fraction)
   argument("split", "fraction", fraction, "number")
   local first, rest = split(self, fraction)
   for _, part in ipairs { first, rest } do
-    tokenizer_files.inherit(part, self)
+    shards.inherit(part, self)
     data_files.inherit(part, self)
   end
   return first, rest
@@ -227,9 +227,9 @@ end
 ---@return string? code
 function Dataset:tokenizer()
   self:size()                                              -- raises where it was closed
-  local told = tokenizer_files.descriptions(self)[1]
+  local told = shards.descriptions(self)[1]
   if not told then return nil end
-  return tokenizer_files.read(told)
+  return shards.read(told)
 end
 
 local size = Dataset.size

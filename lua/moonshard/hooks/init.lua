@@ -8,6 +8,7 @@
 local core = require "moonshard.core"
 local future = require "moonshard.parallel.future"
 local link_state = require "moonshard.parallel.link_state"
+local overlap = require "moonshard.parallel.overlap"
 local made_by = require "moonshard.scripts.made_by"
 local watch = require "moonshard.train.watch"
 local options_of = require "moonshard.base.options"
@@ -15,7 +16,7 @@ local check, check_group = options_of.check, options_of.check_group
 
 local hooks = {}
 
-hooks.then_optimizer = require("moonshard.parallel.overlap").then_optimizer
+hooks.then_optimizer = overlap.then_optimizer
 
 local Native = {}  -- metatable of native links
 local Between = {} -- metatable of hooks.reduce with links in Lua between its reductions

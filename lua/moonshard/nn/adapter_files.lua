@@ -5,6 +5,7 @@ local files = require "moonshard.nn.files"
 local lora = require "moonshard.nn.lora"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 local Module = module.base
 
 local adapter_files = {}
@@ -140,7 +141,7 @@ end
 
 -- What the configuration asks for and is not here: the first such key and its value, or nil.
 local function unsupported(config)
-  for key, value in require "moonshard".sorted_pairs(config) do
+  for key, value in sorted_pairs(config) do
     local known = KNOWN[key]
     if key == "init_lora_weights" then known = type(value) ~= "table" and STARTS[value] end
     if not known and not is_off(key, value) then
@@ -301,7 +302,7 @@ function Module:load_adapters(folder)
   if not path then return nil, adapter, by_name end
   if is_new then
     lora.freeze(self)
-    for name, layer in require "moonshard".sorted_pairs(by_name) do -- luacheck: ignore name
+    for name, layer in sorted_pairs(by_name) do -- luacheck: ignore name
       lora.add(layer, adapter)
     end
   end

@@ -1,14 +1,15 @@
 -- nn.alone: parameters that each rank trains by itself, and what one model of them is.
 local core = require "moonshard.core"
-local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
+local hooks = require "moonshard.hooks"
+local ownership = require "moonshard.base.ownership"
 
 local alone = {}
 
 local kinds = { mean = true, rank0 = true }
 
 -- parameter -> "mean" or "rank0"
-local declared = setmetatable({}, { __mode = "k" })
+local declared = ownership.alone
 
 --- Declares that the parameters of a module are each rank's own: nothing reduces their gradients. A
 --- checkpoint then has those of every rank, with their optimizer's states, and merge says what one
@@ -25,12 +26,12 @@ function alone.alone(object, options)
       not %s"):format(merge == nil and "nothing" or "'" .. merge .. "'"))
   end
   for _, item in ipairs(object:named_parameters()) do
-    local s = module.reduced[item.parameter]
-    if module.sharded[item.parameter] then
+    local s = ownership.reduced[item.parameter]
+    if ownership.sharded[item.parameter] then
       core.raise(("nn.alone: '%s' is sharded by fsdp: declare it before the model is wrapped, and \z
         name it in ignored"):format(item.name))
     elseif s and s.reducer
-        and require "moonshard.hooks"._equal_over(s.how.chain or {}, s.group) then
+        and hooks._equal_over(s.how.chain or {}, s.group) then
       core.raise(("nn.alone: ddp reduces the gradient of '%s': declare it before the model is \z
         wrapped, and name it in ignored"):format(item.name))
     end
@@ -43,11 +44,6 @@ end
 ---@param p ms.Tensor
 ---@return string?
 function alone.merge_of(p) return declared[p] end
-
---- A parameter takes the place of another one.
----@param old ms.Parameter
----@param new ms.Parameter
-function alone.replace(old, new) declared[new] = declared[old] end
 
 --- For ms.ddp and ms.fsdp: raises if one of these parameters, which they are to reduce, is
 --- declared.

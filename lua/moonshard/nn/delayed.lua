@@ -6,6 +6,7 @@
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local names = require "moonshard.nn.names"
+local ownership = require "moonshard.base.ownership"
 local piece = require "moonshard.parallel.shard_piece"
 
 local delayed = {}
@@ -180,5 +181,6 @@ function delayed.materialize(what, model)
   delayed.make(plan, plan.tensors)
   for _, one in ipairs(plan.resets) do delayed.reset(plan, what, one) end
 end
+ownership.functions.materialize = delayed.materialize
 
 return delayed

@@ -6,6 +6,11 @@ local check = options_of.check
 local lora = require "moonshard.nn.lora"
 local module = require "moonshard.nn.module"
 local piece = require "moonshard.parallel.shard_piece"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
+local log = require "moonshard.base.log"
+local layouts = require "moonshard.parallel.ddp.layouts"
+local alone = require "moonshard.nn.alone"
+local agree = require "moonshard.parallel.agree"
 local Module = module.base
 
 local files = {}
@@ -40,7 +45,7 @@ local function by_index(folder, where)
   table.sort(list, function(a, b) return a.path < b.path end)
   for _, file in ipairs(core.list(folder) or {}) do
     if file:match "%.safetensors$" and not names[file] then
-      require "moonshard.base.log".log("%s/%s is not read: %s does not name it", folder, file, INDEX)
+      log.log("%s/%s is not read: %s does not name it", folder, file, INDEX)
     end
   end
   return list
@@ -352,7 +357,7 @@ end
 local function tell_rounded(file, rounded, dtype)
   if rounded.count == 0 then return end
   local to = rounded.bf16 and rounded.f16 and "bf16 and f16" or rounded.bf16 and "bf16" or "f16"
-  require "moonshard.base.log".log("%s: %d tensors are rounded to %s%s", file, rounded.count, to, dtype
+  log.log("%s: %d tensors are rounded to %s%s", file, rounded.count, to, dtype
     and "" or ', as in the file that they were loaded from; save(path, { dtype = "f32" }) keeps \z
       all bits')
 end
@@ -486,11 +491,11 @@ end
 ---@param saved table<string, ms.Tensor>
 ---@return table<string, ms.Tensor>
 function files.one_of_all(what, saved)
-  require "moonshard.parallel.ddp.layouts".check()
+  layouts.check()
   local world, instead = core.world(), {}
   if world:size() == 1 or core.is_sim() or next(saved) == nil then return instead end
   local label, names, tensors = ("all ranks call %s"):format(what), {}, {}
-  for name, t in require "moonshard".sorted_pairs(saved) do
+  for name, t in sorted_pairs(saved) do
     names[#names + 1], tensors[#tensors + 1] = name, t
   end
   local told = {}
@@ -504,7 +509,7 @@ function files.one_of_all(what, saved)
     same = same and other == number
   end
   if same then return instead end
-  local all, merge_of = world:_share_texts(text, label), require("moonshard.nn.alone").merge_of
+  local all, merge_of = world:_share_texts(text, label), alone.merge_of
   for r = 1, #all do all[r] = core.json_decode(all[r]) end
   for i, name in ipairs(names) do
     for r, other in ipairs(all) do
@@ -529,7 +534,7 @@ end
 ---@param f fun(): true?, string?, string?
 ---@return true?, string?, string?
 function files.on_rank_0(what, f)
-  local world, agree = core.world(), require "moonshard.parallel.fsdp.state".agree
+  local world = core.world()
   if world:size() == 1 then return f() end
   local label = ("all ranks call %s"):format(what)
   local ok, message, code = true, nil, nil
@@ -556,7 +561,7 @@ function Module:save(path, options)
   local instead = files.one_of_all("save", state)
   return files.on_rank_0("save", function()
     local items = {}
-    for name, t in require "moonshard".sorted_pairs(state) do
+    for name, t in sorted_pairs(state) do
       items[#items + 1] = {
         name = name, dtype = t:dtype(), shape = t:shape(), tensor = instead[name] or t,
       }

@@ -6,6 +6,10 @@ require "moonshard.nn.files"
 require "moonshard.nn.adapter_files"
 local lora = require "moonshard.nn.lora"
 local alone = require "moonshard.nn.alone"
+local gpt2 = require "moonshard.nn.gpt2"
+local llama = require "moonshard.nn.llama"
+local pretrained = require "moonshard.nn.pretrained"
+require "moonshard.optim"                         -- Module:clip_grad_norm and clip_grad_value
 
 ---@class ms.nn
 local nn = { class = module.class, Parameter = module.Parameter, is_module = module.is_module }
@@ -14,12 +18,12 @@ for name, class in pairs(layers) do nn[name] = class end
 --- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
 ---@param options ms.ModelOptions
 ---@return ms.LanguageModel
-function nn.gpt2(options) return require "moonshard.nn.gpt2" (options) end
+function nn.gpt2(options) return gpt2(options) end
 
 --- With parameter names and layouts of Hugging Face; `model(tokens)` gives logits.
 ---@param options ms.ModelOptions
 ---@return ms.LanguageModel
-function nn.llama(options) return require "moonshard.nn.llama" (options) end
+function nn.llama(options) return llama(options) end
 
 --- Reads a GPT-2 or Llama that other tools (or model:save) wrote: a folder with config.json and
 --- .safetensors files, or one .safetensors file with config.json beside it.
@@ -28,7 +32,7 @@ function nn.llama(options) return require "moonshard.nn.llama" (options) end
 ---@return ms.LanguageModel?
 ---@return string? message
 ---@return string? code
-function nn.pretrained(path, options) return require "moonshard.nn.pretrained" (path, options) end
+function nn.pretrained(path, options) return pretrained(path, options) end
 
 --- Freezes a model, and gives some of its linear layers an adapter that is trained instead.
 ---@param model ms.Module

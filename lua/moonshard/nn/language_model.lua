@@ -8,6 +8,7 @@ local check = options_of.check
 local rope = require "moonshard.nn.rope"
 local tokenizer_files = require "moonshard.tokenizer.files"
 local vocabulary = require "moonshard.tokenizer.vocabulary"
+local tokenizers = require "moonshard.tokenizer"
 
 ---@class ms.LanguageModel: ms.Module
 local LanguageModel = module.class "LanguageModel"
@@ -103,7 +104,7 @@ function LanguageModel:tokenizer()
   local folder = meta.origin and meta.origin.folder
   if not meta.tokenizer and folder and tokenizer_files.are_in(folder) then
     local message, code
-    meta.tokenizer, message, code = require "moonshard.tokenizer".load(folder)
+    meta.tokenizer, message, code = tokenizers.load(folder)
     if not meta.tokenizer then return nil, message, code end
   end
   return meta.tokenizer

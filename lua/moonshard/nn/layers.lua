@@ -1,12 +1,14 @@
 -- The usual layers.
 local core = require "moonshard.core"
+local conv = require "moonshard.nn.conv"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
+local ownership = require "moonshard.base.ownership"
 local check, argument = options_of.check, options_of.argument
 local rope = require "moonshard.nn.rope"
 
 local layers = {}
-for name, class in pairs(require "moonshard.nn.conv") do layers[name] = class end
+for name, class in pairs(conv) do layers[name] = class end
 
 local function check_sizes(what, ...)
   for i = 1, select("#", ...) do
@@ -159,6 +161,7 @@ activation("SiLU", function(_, x) return x:silu() end)
 ---@class ms.List: ms.Module
 local List = module.class "List"
 layers.List = List
+ownership.functions.list = List
 
 ---@param modules ms.Module[]
 function List:init(modules)

@@ -9,6 +9,7 @@ local layers = require "moonshard.nn.layers"
 local listed = require "moonshard.nn.listed"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
+local ownership = require "moonshard.base.ownership"
 
 local lora = {}
 
@@ -103,8 +104,8 @@ end
 
 -- What a parameter belongs to whose model is wrapped: "ddp", "fsdp" or nil.
 local function wrapper_of(p)
-  local reduced = module.reduced[p]
-  return module.sharded[p] and "fsdp" or reduced and reduced.reducer and "ddp" or nil
+  local reduced = ownership.reduced[p]
+  return ownership.sharded[p] and "fsdp" or reduced and reduced.reducer and "ddp" or nil
 end
 
 --- Raises unless a model is one that can get adapters: neither wrapped, nor adapted already.
@@ -123,7 +124,7 @@ function lora.check_model(what, model)
       core.raise(("%s: '%s' belongs to a model that is wrapped in %s: give the model its \z
         adapters first, then wrap it"):format(what, p:name(), wrapper))
     end
-    if module.stepped[p] and p:requires_grad() then
+    if ownership.stepped[p] and p:requires_grad() then
       core.raise(("%s: parameter '%s' belongs to an optimizer already: give the model its \z
         adapters first, then make its optimizer"):format(what, p:name()))
     end

@@ -4,6 +4,7 @@ local names = require "moonshard.nn.names"
 local options_of = require "moonshard.base.options"
 local piece = require "moonshard.parallel.shard_piece"
 local tree = require "moonshard.nn.tree"
+local ownership = require "moonshard.base.ownership"
 local check, argument = options_of.check, options_of.argument
 
 -- An object's fields are kept in its metatable, so that every assignment runs `assign`:
@@ -27,13 +28,6 @@ module.loaded_dtype = setmetatable({}, { __mode = "k" })
 -- tensor on "meta" -> { source, version }: its values are read from files when they are made, if
 -- the tensor still has that version.
 module.unread = setmetatable({}, { __mode = "k" })
-
--- parameter of which this rank has a piece -> { model = its ms.FSDPState, shape = the whole one }
-module.sharded = setmetatable({}, { __mode = "k" })
--- parameter -> the ms.DDPState that reduces its gradient; unwrap takes the reducer away
-module.reduced = setmetatable({}, { __mode = "kv" })
--- parameter -> an optimizer that has it
-module.stepped = setmetatable({}, { __mode = "kv" })
 
 local function state_of(object)
   local meta = getmetatable(object)
@@ -103,7 +97,7 @@ local function as_part(state, key, value)
       refuse_table(state, key)
     end
   end
-  return require("moonshard.nn.layers").List(value)
+  return ownership.functions.list(value)
 end
 
 local function assign(object, key, value)
@@ -323,7 +317,7 @@ function Tensor:name() return names.of(self) end
 --- The shape of the whole parameter, also where this rank has a piece of it.
 ---@return integer[]
 function Tensor:full_shape()
-  local entry = module.sharded[self]
+  local entry = ownership.sharded[self]
   return entry and { table.unpack(entry.shape) } or self:shape()
 end
 
@@ -331,7 +325,7 @@ end
 ---@param p ms.Parameter
 ---@return boolean
 function module.is_cut(p)
-  local entry = module.sharded[p]
+  local entry = ownership.sharded[p]
   return entry ~= nil and entry.shards:size() > 1
 end
 
@@ -339,7 +333,7 @@ end
 ---@param p ms.Parameter
 ---@return boolean
 function module.is_part(p)
-  local entry = module.sharded[p]
+  local entry = ownership.sharded[p]
   return entry ~= nil and (entry.own or entry.shards:size() > 1)
 end
 
@@ -348,7 +342,7 @@ local set_requires_grad = Tensor.requires_grad_
 ---@param yes? boolean true unless given
 ---@return self
 function Tensor:requires_grad_(...)
-  if module.sharded[self] then
+  if ownership.sharded[self] then
     core.raise(("requires_grad_: '%s' belongs to an fsdp model, which has laid out its memory by \z
       what is trained: unwrap() the model, change it, and wrap it again"):format(self:name()))
   end
@@ -405,7 +399,7 @@ function Module:parameters(filter)
   each_tensor(self, function(name, t, is_parameter)
     if not is_parameter then return end
     list[#list + 1], names_of[#names_of + 1] = t, name
-    if module.sharded[t] then models[module.sharded[t].model] = true end
+    if ownership.sharded[t] then models[ownership.sharded[t].model] = true end
   end)
   if not filter then return list end
   -- A filter that asks for shapes gets the same answer whether or not the model is sharded.
@@ -489,14 +483,14 @@ end
 -- Raises for a parameter that another tensor is about to replace, where somebody would go on with
 -- the old one.
 local function refuse_replacement(t, name)
-  local s = module.reduced[t]
+  local s = ownership.reduced[t]
   if s and s.reducer then
     core.raise(("to: ddp reduces the gradient of '%s': convert the model before it is wrapped, or \z
       unwrap() it first"):format(name))
   end
   -- It may be one that was dropped.
-  if module.stepped[t] then core.collect() end
-  if module.stepped[t] then
+  if ownership.stepped[t] then core.collect() end
+  if ownership.stepped[t] then
     core.raise(("to: '%s' belongs to an optimizer, which would go on with the old values: convert \z
       the model before its optimizer is made"):format(name))
   end
@@ -519,7 +513,7 @@ function Module:to(what)
   end
   local tensors = {}
   each_tensor(self, function(name, t)
-    if module.sharded[t] and t:dtype() ~= what then
+    if ownership.sharded[t] and t:dtype() ~= what then
       core.raise(("to: '%s' belongs to an fsdp model: convert the model before it is wrapped")
         :format(name))
     elseif module.unread[t] and floats[t:dtype()] and t:dtype() ~= what then
@@ -540,7 +534,7 @@ function Module:to(what)
         new = module.Parameter(new)
         if frozen then new:requires_grad_(false) end
         names.replace(t, new)
-        require("moonshard.nn.alone").replace(t, new)
+        ownership.alone[new] = ownership.alone[t]
       end
       replace(self, t, new:keep())
     end
@@ -611,7 +605,7 @@ end
 
 -- Whether fsdp has sharded this parameter, and it is not gathered now.
 local function is_piece(t)
-  local entry = module.sharded[t]
+  local entry = ownership.sharded[t]
   if not entry then return false end
   local elements = 1
   for _, size in ipairs(entry.shape) do elements = elements * size end
@@ -742,16 +736,13 @@ end
 --- Makes the values of tensors on "meta".
 ---@return self
 function Module:materialize()
-  require "moonshard.nn.delayed".materialize("materialize", self)
+  ownership.functions.materialize("materialize", self)
   return self
 end
 
--- The library loads ms.optim when a script first uses it; these methods may be the first.
-function Module:clip_grad_norm(max, p)
-  return require "moonshard.optim".clip_grad_norm(self, max, p)
-end
+function Module:clip_grad_norm(max, p) return ownership.functions.clip_grad_norm(self, max, p) end
 
-function Module:clip_grad_value(max) require "moonshard.optim".clip_grad_value(self, max) end
+function Module:clip_grad_value(max) ownership.functions.clip_grad_value(self, max) end
 
 options_of.methods(Module, "a module", module.is_module)
 

@@ -4,6 +4,7 @@ local core = require "moonshard.core"
 local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
+local ownership = require "moonshard.base.ownership"
 local check = options_of.check
 
 ---@class ms.Averager
@@ -85,7 +86,7 @@ end
 -- Ranks have different parts of a sharded parameter: the mean of those means nothing.
 local function refuse_pieces(list)
   for _, p in ipairs(list) do
-    local entry = module.sharded[p]
+    local entry = ownership.sharded[p]
     if entry and (entry.own or entry.shards:size() > 1) then
       core.raise(("averager: parameter '%s' is sharded by fsdp: ranks share one copy of it, so \z
         there is nothing to average; use strategy = \"no_shard\" or ms.ddp"):format(p:name()))

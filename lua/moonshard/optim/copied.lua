@@ -2,8 +2,9 @@
 -- rank's state stands for all.
 local core = require "moonshard.core"
 local hooks = require "moonshard.hooks"
-local module = require "moonshard.nn.module"
+local ownership = require "moonshard.base.ownership"
 local values = require "moonshard.checkpoint.values"
+local scalers = require "moonshard.optim.scaler"
 
 local copied = {}
 
@@ -35,7 +36,7 @@ end
 local function group_of(optimizer)
   local group
   for _, p in ipairs(optimizer.order) do
-    local s = module.reduced[p]
+    local s = ownership.reduced[p]
     local over = s and s.reducer and not s.joining and hooks._equal_over(s.how.chain or {}, s.group)
     if p:requires_grad() then
       if not over or group and over ~= group then return nil end
@@ -82,7 +83,7 @@ end
 local function optimizers_of(s)
   local list, seen = {}, {}
   for _, p in ipairs(s.trained) do
-    local optimizer = module.stepped[p]
+    local optimizer = ownership.stepped[p]
     if optimizer and not optimizer.shard and not seen[optimizer] then
       seen[optimizer], list[#list + 1] = true, optimizer
     end
@@ -96,7 +97,6 @@ end
 ---@param root integer
 function copied.from(s, root)
   local list, own = optimizers_of(s), nil
-  local scalers = require "moonshard.optim.scaler"
   if s.group:rank() == root then
     own = {}
     for i, optimizer in ipairs(list) do

@@ -4,6 +4,7 @@ local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
 local check, argument = options_of.check, options_of.argument
+local averager = require "moonshard.optim.averager"
 local copied = require "moonshard.optim.copied"
 local join = require "moonshard.parallel.ddp.join"
 local log = require "moonshard.base.log"
@@ -11,18 +12,19 @@ local joined = require "moonshard.optim.sharded_join"
 local sharded_join = require "moonshard.parallel.fsdp.join"
 local layouts = require "moonshard.parallel.ddp.layouts"
 local overlap = require "moonshard.parallel.overlap"
+local scaler = require "moonshard.optim.scaler"
 local schedules = require "moonshard.optim.schedules"
 local piece = require "moonshard.parallel.shard_piece"
 local saved_pieces = require "moonshard.optim.sharded_state"
 local shard = require "moonshard.optim.shard"
 local written = require "moonshard.optim.overrides"
 local unread = require "moonshard.parallel.overlap.unread"
+local ownership = require "moonshard.base.ownership"
 
 ---@class ms.optim
 local optim = {}
 for name, f in pairs(schedules) do optim[name] = f end
-optim.scaler = require("moonshard.optim.scaler").new
-optim.averager = require "moonshard.optim.averager"
+optim.scaler, optim.averager = scaler.new, averager
 optim.in_backward, optim.in_backward_of = overlap.in_backward, overlap.in_backward_of
 
 ---@class ms.Optimizer
@@ -123,7 +125,7 @@ local function refuse_shards(self, name)
 end
 
 local function check_sharded(self, p, i)
-  local entry = module.sharded[p]
+  local entry = ownership.sharded[p]
   if not entry then return end
   if entry.shards:size() == 1 and not (entry.own and self.shard) then return end
   local name = p:name()
@@ -175,8 +177,8 @@ local function add_group(self, group)
     self.slots[p] = { group = live, state = {}, position = self.count }
     self.order[self.count] = p
     if not core.is_parameter(p) then p:keep() end
-    module.stepped[p] = self
-    local entry = module.sharded[p]
+    ownership.stepped[p] = self
+    local entry = ownership.sharded[p]
     if entry then sharded_join.add_optimizer(entry.model, self) end
   end
 end
@@ -330,7 +332,7 @@ end
 -- each kind of state: ranks, which have different pieces, then allocate alike. Only an optimizer of
 -- all these parameters does so.
 local function place_of(self, p)
-  local entry = module.sharded[p]
+  local entry = ownership.sharded[p]
   local model = entry and entry.model
   if not model or not model.sharded then return nil end
   for _, other in ipairs(entry.together) do
@@ -873,7 +875,8 @@ function Optimizer:_each_source(given, f)
   saved_pieces.each_source(self, saved_pieces.models(self, "load_state"), given, f)
 end
 
--- Loads a state that fits. items, shared: of the parameters of sharded models, as of sharded_state.lua.
+-- Loads a state that fits. items, shared: of the parameters of sharded models, as of
+-- sharded_state.lua.
 local function load_all(self, saved, items, shared)
   written.load(self.list, self.begins, saved.groups)
   self.storages = {}
@@ -931,7 +934,7 @@ local function gradients_of(what, params)
   end
   layouts.check_of(params)
   for _, p in ipairs(params) do
-    local entry = module.sharded[p]
+    local entry = ownership.sharded[p]
     if entry and entry.model.sharded then
       entry.model.sharded:check_no_forward(what)
       break
@@ -953,7 +956,7 @@ end
 local function by_group(params)
   local whole, parts, groups, owners, order = {}, {}, {}, {}, {}
   for _, p in ipairs(params) do
-    local grad, entry = p:grad(), module.sharded[p]
+    local grad, entry = p:grad(), ownership.sharded[p]
     local group = entry and entry.shards
     if entry and entry.own then group = entry.model.group end
     if group and group:size() > 1 and (grad or entry.own) then
@@ -1064,5 +1067,8 @@ function optim.clip_grad_value(params, max)
   tell_of_clipping("clip_grad_value", parameters, max)
   core.no_grad(function() for _, grad in ipairs(list) do grad:clamp_(-max, max) end end)
 end
+
+ownership.functions.clip_grad_norm = optim.clip_grad_norm
+ownership.functions.clip_grad_value = optim.clip_grad_value
 
 return options_of.closed(optim, "ms.optim")

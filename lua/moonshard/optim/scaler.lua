@@ -5,6 +5,7 @@ local layouts = require "moonshard.parallel.ddp.layouts"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
 local sharded_join = require "moonshard.parallel.fsdp.join"
+local ownership = require "moonshard.base.ownership"
 local check = options_of.check
 
 ---@class ms.Scaler
@@ -114,7 +115,7 @@ end
 local function agreed(finite, params)
   local seen = {}
   for _, p in ipairs(params) do
-    local entry = module.sharded[p]
+    local entry = ownership.sharded[p]
     local model = entry and entry.model
     if entry and (entry.own or entry.shards:size() > 1) and not seen[model] then
       seen[model] = true

@@ -5,6 +5,7 @@ local module = require "moonshard.nn.module"
 local piece = require "moonshard.parallel.shard_piece"
 local sharded_state = require "moonshard.parallel.fsdp.state"
 local values = require "moonshard.checkpoint.values"
+local ownership = require "moonshard.base.ownership"
 
 local saved = {}
 
@@ -23,7 +24,7 @@ end
 function saved.models(self, what)
   local list, seen = {}, {}
   for _, p in ipairs(self.order) do
-    local s = module.is_part(p) and module.sharded[p].model
+    local s = module.is_part(p) and ownership.sharded[p].model
     if s and not seen[s] then
       seen[s], list[#list + 1] = true, s
       if s.joining then
@@ -78,7 +79,7 @@ local function describe(item, state)
         key = key, lies = alike and (value:numel() > 1 and "yes" or "perhaps") or "no",
         dtype = value:dtype(), shape = core.json_list(value:shape()),
       })
-    elseif item.own and module.sharded[item.tensor].shards:rank() == 0 then
+    elseif item.own and ownership.sharded[item.tensor].shards:rank() == 0 then
       table.insert(told.values, { key = key, value = values.encode(value, "value", 1, {}) })
     end
   end
@@ -151,7 +152,7 @@ local function gather_tensor(item, entry, own)
     return flat and flat:view(table.unpack(item.shape)) or nil
   end
   if own then
-    if item.own and not item.at_root and module.sharded[item.tensor].shards:rank() == 0 then
+    if item.own and not item.at_root and ownership.sharded[item.tensor].shards:rank() == 0 then
       s.group:send(own:detach():contiguous():view(-1), 0)
     end
     return own
@@ -202,7 +203,7 @@ function saved.change(self, models, states, kind)
         elseif item.own and core.is_tensor(value) then
           -- The file of whole tensors is rank 0's, which may not have it.
           state[key] = piece.new(value:detach():contiguous():view(-1), value:shape(), 0,
-            module.sharded[item.tensor].shards:rank() == 0)
+            ownership.sharded[item.tensor].shards:rank() == 0)
         end
       end
     end

@@ -18,6 +18,7 @@ local statistics = require "moonshard.parallel.statistics"
 local structure = require "moonshard.nn.structure"
 local watch = require "moonshard.train.watch"
 local options_of = require "moonshard.base.options"
+local ownership = require "moonshard.base.ownership"
 local check, check_group = options_of.check, options_of.check_group
 require "moonshard.parallel.group"  -- a link's bucket:group() has its collectives
 
@@ -360,7 +361,7 @@ function ddp.ddp(model, options)
   end
   if getmetatable(model).ddp then core.raise "ddp: this model is wrapped already" end
   for _, p in ipairs(model:parameters()) do
-    if module.sharded[p] then
+    if ownership.sharded[p] then
       core.raise "ddp: this model is sharded by fsdp, which reduces its gradients: use it as it is"
     end
   end
@@ -415,7 +416,7 @@ function ddp.ddp(model, options)
     links = how.links, hook = how.hook, name = how.name,
     hook_links = how.hook and #how.accounts + 1,
   })
-  for _, p in ipairs(trained.tensors) do module.reduced[p] = s end
+  for _, p in ipairs(trained.tensors) do ownership.reduced[p] = s end
   s.trained, s.left_out, s.names, s.delayed, s.options_bytes = trained.tensors, trained.left_out,
     trained.names, trained.delayed, bytes
   overlap.wrap(s, how.chain or {})

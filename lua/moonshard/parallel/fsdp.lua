@@ -18,6 +18,7 @@ local precision = require "moonshard.parallel.fsdp.precision"
 local fsdp_options = require "moonshard.parallel.fsdp.options"
 local units_of = require "moonshard.parallel.fsdp.units"
 local values = require "moonshard.parallel.fsdp.values"
+local ownership = require "moonshard.base.ownership"
 local strategies = fsdp_options.strategies
 require "moonshard.parallel.group"
 
@@ -36,7 +37,7 @@ local function check_model(model)
   end
   -- Before ranks compare shapes: those of pieces may differ.
   for _, item in ipairs(model:named_parameters()) do
-    if module.sharded[item.parameter] then
+    if ownership.sharded[item.parameter] then
       core.raise(("fsdp: '%s' is sharded already: wrap a model once, or call unwrap() on the first")
         :format(item.name))
     end
@@ -82,7 +83,7 @@ local function check_optimizers(s, stepping)
   local linked = {}
   for _, link in ipairs(stepping) do linked[link.optimizer] = true end
   for _, item in ipairs(s.wrapped:named_parameters()) do
-    local optimizer = module.stepped[item.parameter]
+    local optimizer = ownership.stepped[item.parameter]
     if optimizer and linked[optimizer] then
       local shards = s.groups[item.name] or s.shards
       optimizer:_allow_piece(item.parameter, item.name, shards:size() > 1)
@@ -236,7 +237,7 @@ local function install(s)
       local key = ("%s %s %s %s"):format(p:dtype(), p:requires_grad(), own ~= nil, keeps)
       together[key] = together[key] or {}
       table.insert(together[key], p)
-      module.sharded[p] = {
+      ownership.sharded[p] = {
         model = s, shape = unit.shapes[i], shards = own or s.shards, own = own ~= nil,
         together = together[key],
       }

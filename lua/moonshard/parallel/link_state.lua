@@ -14,6 +14,8 @@ local options_of = require "moonshard.base.options"
 local log = require "moonshard.base.log"
 local piece = require "moonshard.parallel.shard_piece"
 local steps = require "moonshard.train.steps"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
+local ms = require "moonshard"
 
 local link_state = {}
 
@@ -299,8 +301,8 @@ function link_state.restore(state, saved)
   local own = self_of(state)
   own.core:clear()
   own.core:iteration(saved.iteration)
-  for name, list in require "moonshard".sorted_pairs(saved.flats) do
-    for parameter, tensor in require "moonshard".sorted_pairs(list) do
+  for name, list in sorted_pairs(saved.flats) do
+    for parameter, tensor in sorted_pairs(list) do
       own.core:put(name, parameter, tensor)
     end
   end
@@ -363,7 +365,6 @@ end
 ---@param parts? { names: string[], pieces: ms.Piece[] } collects pieces, where ranks write them
 ---@return table<string, table>?
 function link_state.save(encode, out, parts)
-  local ms = require "moonshard"
   if next(live) ~= nil then core.collect() end
   if next(live) == nil then return nil end
   local world, saved = ms.world(), {}
@@ -442,7 +443,7 @@ end
 
 -- Adds the numbers of shards to the values by state.
 local function read_shards(links, result, source)
-  local world, warned = require "moonshard".world(), {}
+  local world, warned = core.world(), {}
   for _, entry in ipairs(links.shards or {}) do
     local name = entry.state
     local own, value = live[name] and inner[live[name]] or {}, result[name]
@@ -467,7 +468,6 @@ end
 ---@param source fun(name: string): ms.Source
 ---@return table<string, table>
 function link_state.read(links, decode, source)
-  local ms = require "moonshard"
   if not links then return {} end
   local world, states = ms.world(), links.states
   if links.apart then

@@ -13,6 +13,7 @@ local planners = require "moonshard.parallel.planner"
 local plans = require "moonshard.parallel.overlap.plans"
 local source = require "moonshard.parallel.overlap.gradient_source"
 local watch = require "moonshard.train.watch"
+local link_state = require "moonshard.parallel.link_state"
 
 local overlap = {
   overlap = plans.overlap, then_optimizer = chain.then_optimizer,
@@ -240,7 +241,7 @@ function overlap.guard(params)
       seen[s] = true
       for _, state in ipairs(s.guards or {}) do
         local good = core.no_grad(function()
-          return require "moonshard.parallel.link_state".core(state):shared("bad", 1):eq(0):any()
+          return link_state.core(state):shared("bad", 1):eq(0):any()
         end)
         flag = flag and core.where(flag, good, flag) or good
       end

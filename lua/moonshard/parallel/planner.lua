@@ -1,5 +1,5 @@
--- Functions for planners of all kinds (overlap/plans.lua, ddp/buckets.lua, fsdp/prefetch.lua): making
--- and finding them, their line for messages, and times that are the same on all ranks.
+-- Functions for planners of all kinds (overlap/plans.lua, ddp/buckets.lua, fsdp/prefetch.lua):
+-- making and finding them, their line for messages, and times that are the same on all ranks.
 local core = require "moonshard.core"
 local watch = require "moonshard.train.watch"
 local check = require "moonshard.base.options".check

@@ -14,6 +14,10 @@ local hooks = require "moonshard.hooks"
 local listed = require "moonshard.nn.listed"
 local module = require "moonshard.nn.module"
 local values = require "moonshard.checkpoint.values"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
+local options_of = require "moonshard.base.options"
+local layouts = require "moonshard.parallel.ddp.layouts"
+local ownership = require "moonshard.base.ownership"
 
 local replicas = {}
 
@@ -87,7 +91,7 @@ end
 -- The ranks that hold a parameter alike, and what this rank has of it. wrapper: the state of the
 -- ddp model that is asked, which has copied untrained parameters as well.
 local function place_of(p, name, wrapper)
-  local entry, s = module.sharded[p], module.reduced[p]
+  local entry, s = ownership.sharded[p], ownership.reduced[p]
   if entry then
     local group = not entry.own and ranks_of_copies(entry.model)
     return group or nil, group and part_of(entry.model, name, p)
@@ -103,7 +107,7 @@ end
 local function collect_buffers(found, where, s)
   local group = ranks_of_ddp(s)
   if not group or s.options.broadcast_buffers == false and not s.options.buffer_hook then return end
-  for name, t in require "moonshard".sorted_pairs(s.wrapped:buffers()) do
+  for name, t in sorted_pairs(s.wrapped:buffers()) do
     if not listed.has(s.options.ignored, name) then
       put(found, group,
         { name = where .. values.name_part(name), tensor = t,
@@ -131,7 +135,7 @@ end
 -- The ranks on which an optimizer's settings for this parameter are equal, and those on which its
 -- state is.
 local function places_of_state(p)
-  local entry, s = module.sharded[p], module.reduced[p]
+  local entry, s = ownership.sharded[p], ownership.reduced[p]
   if not entry then
     local group = s and ranks_of_ddp(s) or nil
     return group, group
@@ -146,7 +150,7 @@ local function add_settings(found, where, optimizer, group, seen)
     local ranks = places_of_state(p)
     if ranks and not seen[ranks] then
       seen[ranks] = true
-      for name in require "moonshard".sorted_pairs(optimizer.kind.all_defaults) do
+      for name in sorted_pairs(optimizer.kind.all_defaults) do
         put_value(found, ranks, where .. name, group[name])
       end
     end
@@ -173,7 +177,7 @@ function replicas.add_optimizer(found, where, optimizer)
       local slot, name = optimizer.slots[p], p:name()
       local at = ("%sparameters/%s"):format(where,
         values.name_part(name ~= "" and name or "#" .. position))
-      for key, value in require "moonshard".sorted_pairs(slot.state) do
+      for key, value in sorted_pairs(slot.state) do
         put_value(found, ranks, ("%s/%s"):format(at, values.name_part(key)), value)
       end
       if slot.taken then put_value(found, ranks, at .. "/taken", slot.taken) end
@@ -185,7 +189,7 @@ end
 ---@param found ms.Replicas
 ---@param things table<string, any>
 function replicas.add_things(found, things)
-  for name, thing in require "moonshard".sorted_pairs(things) do
+  for name, thing in sorted_pairs(things) do
     local meta = type(thing) == "table" and getmetatable(thing)
     local where = values.name_part(name) .. "/"
     if module.is_module(thing) then replicas.add_module(found, where, thing)
@@ -396,11 +400,11 @@ end
 ---@param group ms.Group of the model
 ---@param optimizer? ms.Optimizer
 function replicas.check_model(model, group, optimizer)
-  require("moonshard.base.options").argument("check_replicas", "optimizer", optimizer, "optimizer?")
+  options_of.argument("check_replicas", "optimizer", optimizer, "optimizer?")
   if core.in_hook() then
     core.raise "check_replicas cannot be used inside a hook: it waits for the values"
   end
-  require "moonshard.parallel.ddp.layouts".check()
+  layouts.check()
   local found = replicas.new()
   replicas.add_module(found, "", model)
   if optimizer then replicas.add_optimizer(found, "optimizer/", optimizer) end

@@ -14,6 +14,8 @@ local module = require "moonshard.nn.module"
 local plans = require "moonshard.parallel.overlap.plans"
 local prefetch = require "moonshard.parallel.fsdp.prefetch"
 local options_of = require "moonshard.base.options"
+local texts = require "moonshard.scripts.texts"
+local tokenizer = require "moonshard.scripts.tokenizer"
 local check = options_of.check
 
 ---@class ms.scripts
@@ -271,7 +273,6 @@ function scripts.apply(cfg, model, make, extra)
   return net, optimizer, clip
 end
 
-scripts.texts = require "moonshard.scripts.texts"
-scripts.tokenizer = require "moonshard.scripts.tokenizer"
+scripts.texts, scripts.tokenizer = texts, tokenizer
 
 return options_of.closed(scripts, "ms.scripts")

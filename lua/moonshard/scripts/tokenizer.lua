@@ -4,6 +4,7 @@ require "moonshard.parallel.group"                -- methods of the world
 local launch = require "moonshard.base.launch"
 local log = require "moonshard.base.log"
 local options_of = require "moonshard.base.options"
+local shards = require "moonshard.tokenizer.shards"
 local tokenizer_files = require "moonshard.tokenizer.files"
 local vocabulary = require "moonshard.tokenizer.vocabulary"
 
@@ -14,12 +15,12 @@ local function refuse(format, ...) launch.exit(3, format:format(...)) end
 local function tokenizer_of_shards(sets, rows)
   local found, by, reason
   for _, set in ipairs(sets) do
-    for _, told in ipairs(tokenizer_files.descriptions(set)) do
+    for _, told in ipairs(shards.descriptions(set)) do
       if told.vocab_size > rows then
         refuse("'%s' is of the tokenizer '%s' with %d ids, and the model's embedding has rows for \z
           %d", told.where, told.tokenizer, told.vocab_size, rows)
       end
-      local tokenizer, message = tokenizer_files.read(told)
+      local tokenizer, message = shards.read(told)
       reason = reason or message
       local differs = by and by.vocab_size ~= told.vocab_size
         or found and tokenizer and not tokenizer_files.same(found, tokenizer)

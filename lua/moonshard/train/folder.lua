@@ -8,10 +8,9 @@ local log = require "moonshard.base.log"
 local history = require "moonshard.train.history"
 local shared = require "moonshard.checkpoint.shared"
 local store = require "moonshard.checkpoint.store"
+local checkpoint = require "moonshard.checkpoint"
 
 local folder = {}
-
-local function checkpoints() return require "moonshard.checkpoint" end
 
 -- Everything that a checkpoint of this run holds.
 local function things_of(self)
@@ -117,7 +116,7 @@ end
 -- checkpoint, a damaged one is skipped and the one before it is loaded.
 local function load(self, search, path)
   while true do
-    local loaded, message, code = checkpoints().load(path, things_of(self))
+    local loaded, message, code = checkpoint.load(path, things_of(self))
     if loaded then
       if math.type(loaded.step) ~= "integer" then
         launch.exit(3, ("'%s' has no step from which to resume"):format(path))
@@ -200,7 +199,7 @@ function folder.settle(self, wait)
   local path = self.saving
   if not path or not (wait or core.checkpoint_is_done()) then return end
   self.saving = nil
-  local ok, message = checkpoints().wait()
+  local ok, message = checkpoint.wait()
   self.committed, self.lost = ok == true, message
   if not ok then
     log.warn("%s was not saved: %s", path, message)
@@ -222,7 +221,7 @@ function folder.save(self, step)
   folder.settle(self, true)
   local things = things_of(self)
   things.step = step
-  local path, message = checkpoints().save(self.run, things)
+  local path, message = checkpoint.save(self.run, things)
   self.saved, self.committed, self.saving, self.lost = step, false, path, message
   if not path then warn_once("the checkpoint of step %d was not saved: %s", step, message) end
 end

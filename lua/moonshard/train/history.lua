@@ -3,6 +3,7 @@
 local core = require "moonshard.core"
 local log = require "moonshard.base.log"
 local store = require "moonshard.checkpoint.store"
+local launch = require "moonshard.base.launch"
 
 local history = {}
 
@@ -23,7 +24,7 @@ end
 
 local function rename(run, name, to)
   local ok, message = core.checkpoint_rename(run, name, to)
-  if not ok then require "moonshard.base.launch".exit(3, message) end
+  if not ok then launch.exit(3, message) end
 end
 
 --- A run that resumes from an earlier checkpoint abandons the later ones of its folder. They get

@@ -11,6 +11,13 @@ local settings = require "moonshard.train.settings"
 local folder = require "moonshard.train.folder"
 local weights = require "moonshard.train.weights"
 local vocabulary = require "moonshard.tokenizer.vocabulary"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
+local optim = require "moonshard.optim"
+local alone = require "moonshard.nn.alone"
+local step_owners = require "moonshard.parallel.overlap.step_owners"
+local overlap = require "moonshard.parallel.overlap"
+local report = require "moonshard.train.report"
+local ownership = require "moonshard.base.ownership"
 
 local train = {}
 
@@ -232,7 +239,7 @@ local function update(self, loss)
   end
   local every = o.log and o.log.histograms
   if every and self.step % every == 0 then self.report:histograms(self.parameters) end
-  local clip = require "moonshard.optim"._clip
+  local clip = optim._clip
   local norm, parameters, bad = clip(self.parameters, o.clip or math.huge)
   if not norm then
     core.raise("train: no parameter got a gradient; does the loss depend on the model?")
@@ -329,7 +336,7 @@ local function validate(self)
   if count == 0 then core.raise "train: valid gave no batch" end
   -- The ranks have equal numbers of batches, and equal parts of each.
   local names, numbers, result = {}, { count }, {}
-  for name, sum in require "moonshard".sorted_pairs(sums) do
+  for name, sum in sorted_pairs(sums) do
     names[#names + 1] = name
     numbers[#numbers + 1] = sum:item()
   end
@@ -346,7 +353,7 @@ end
 
 local function show_values(values)
   local parts = {}
-  for name, value in require "moonshard".sorted_pairs(values) do
+  for name, value in sorted_pairs(values) do
     parts[#parts + 1] = ("%s %.4f"):format(name, value)
   end
   return table.concat(parts, "  ")
@@ -468,11 +475,11 @@ local function refuse_unreduced(model)
   local meta, own = getmetatable(model), {}
   local s = meta.ddp or meta.fsdp
   for _, p in ipairs(s and s.left_out or {}) do own[p] = true end           -- it is `ignored`
-  local merge_of = require("moonshard.nn.alone").merge_of
+  local merge_of = alone.merge_of
   for _, item in ipairs(model:named_parameters()) do
     local p = item.parameter
-    local by = module.reduced[p]
-    if p:requires_grad() and not module.sharded[p] and not (by and by.reducer) and not own[p]
+    local by = ownership.reduced[p]
+    if p:requires_grad() and not ownership.sharded[p] and not (by and by.reducer) and not own[p]
         and not merge_of(p) then
       core.raise(("train: nothing reduces the gradient of '%s' over the %d ranks, so each would \z
         train a model of its own: wrap the model with ms.ddp or ms.fsdp. If the ranks' models are \z
@@ -488,7 +495,7 @@ local function check_optimizer(o)
   for _, group in ipairs(o.optimizer:groups()) do
     for _, p in ipairs(group.params) do has[p] = true end
   end
-  local own_of = require "moonshard.parallel.overlap.step_owners".own_of -- of optim.in_backward
+  local own_of = step_owners.own_of -- of optim.in_backward
   for _, item in ipairs(o.model:named_parameters()) do
     local p = item.parameter
     if has[p] then some = true
@@ -516,13 +523,13 @@ function train.train(options)
   check_optimizer(o)
   self.next_batch = type(o.data) == "function" and o.data or function() return o.data:next() end
   o.model:train()
-  self.early = require "moonshard.parallel.overlap".early(self.parameters)
+  self.early = overlap.early(self.parameters)
   if self.early then settings.check_early(o, self.early) end
   for _, p in ipairs(self.parameters) do self.pieces = self.pieces or module.is_cut(p) end
-  if o.dtype == "f16" then self.scaler = require "moonshard.optim".scaler() end
+  if o.dtype == "f16" then self.scaler = optim.scaler() end
   folder.open(self)
   settings.show(self)
-  self.report = require "moonshard.train.report".report({
+  self.report = report.report({
     run = self.run, total = o.steps, every = o.log_every,
     dtype = o.dtype == "f32" and "f32" or "bf16", tensorboard = o.log and o.log.tensorboard,
   }, self.lock)

@@ -9,6 +9,10 @@ local metric = require "moonshard.train.metric"
 local metrics_file = require "moonshard.train.report.metrics_file"
 local steps = require "moonshard.train.steps"
 local options_of = require "moonshard.base.options"
+local tensorboard = require "moonshard.train.report.tensorboard"
+local peak_flops = require "moonshard.train.peak_flops"
+local log = require "moonshard.base.log"
+local histograms = require "moonshard.train.report.histograms"
 local check = options_of.check
 
 local report = {}
@@ -120,7 +124,7 @@ local function own(self, has_lock)
   end
   self.file = metrics_file.new(run)
   if self.tensorboard then
-    self.events = require "moonshard.train.report.tensorboard".new(run)
+    self.events = tensorboard.new(run)
   end
   about.begin(run, self.total)
 end
@@ -133,10 +137,10 @@ local function find_peak(self, dtype)
     return
   end
   local measured
-  self.peak, measured = require "moonshard.train.peak_flops".flops(dtype)
+  self.peak, measured = peak_flops.flops(dtype)
   if not self.peak then return end
   local when = measured and "measured now, kept for next time" or "measured before"
-  require "moonshard.base.log".log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, dtype,
+  log.log("peak       %.0f GFLOP/s in %s products (%s)", self.peak / 1e9, dtype,
     when)
 end
 
@@ -237,7 +241,7 @@ function Report:histograms(parameters)
   options_of.argument("report:histograms", "parameters", parameters, "table")
   if not self.tensorboard then return end
   local list = {}
-  for name, one in pairs(require "moonshard.train.report.histograms"(parameters)) do
+  for name, one in pairs(histograms(parameters)) do
     list["gradients/" .. name] = one
   end
   if self.events then self.events:histograms((core.step()), list) end

@@ -5,6 +5,8 @@ local launch = require "moonshard.base.launch"
 local log = require "moonshard.base.log"
 local module = require "moonshard.nn.module"
 local vocabulary = require "moonshard.tokenizer.vocabulary"
+local plans = require "moonshard.parallel.overlap.plans"
+local machines = require "moonshard.base.machine"
 
 local settings = {}
 
@@ -149,7 +151,7 @@ function settings.check_early(o, by)
     refuse("log.histograms", "leave it out, or use the policy deferred")
   end
   if o.clip then
-    refuse("clip", require "moonshard.parallel.overlap.plans".instead_of_norm)
+    refuse("clip", plans.instead_of_norm)
   end
   if o.dtype == "f16" then
     refuse("dtype f16 (its loss scaler)", "use bf16, or the policy deferred")
@@ -178,7 +180,7 @@ function settings.show(self)
       ("%s, %s parameters%s"):format(tostring(o.model):match "^[^:\n]*", short(count),
         trained < count and (", of which %s are trained"):format(short(trained)) or ""),
     },
-    { "machine", require "moonshard.base.machine".describe() },
+    { "machine", machines.describe() },
     { "steps", ("%d, %s"):format(o.steps, o.dtype) },
   }
   for _, line in ipairs(lines) do log.log("%-10s %s", line[1], line[2]) end

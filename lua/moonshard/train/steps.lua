@@ -1,6 +1,8 @@
 -- ms.steps, the loop that defines steps; and ms.step.
 local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
+local log = require "moonshard.base.log"
+local tune = require "moonshard.train.tune"
 
 local steps = { ends = 0 }         -- ends: of steps, so far
 local at_end = {}    -- functions called with the step's number, before its tensors are released
@@ -24,7 +26,10 @@ local function finish()
   local step, running = core.step()
   if not running then return end
   steps.ends = steps.ends + 1
-  local ok, failure = pcall(function() for _, f in ipairs(at_end) do f(step) end end)
+  local ok, failure = pcall(function()
+    for _, f in ipairs(at_end) do f(step) end
+    tune.at_end(steps.ends)
+  end)
   core.step_end()
   if launch.checking then core.comm_record(false) end
   if not ok then error(failure, 0) end
@@ -74,7 +79,6 @@ end
 
 -- Says what became of graph = true.
 local function tell_of_graphs(now, made)
-  local log = require "moonshard.base.log"
   local replayed, alone = made.replayed, made.alone
   if replayed + alone == 0 and core.tracing and core.info().device == "cuda" then
     log.log("graph: a trace is recorded, which shows each task, so each is launched by itself; \z
@@ -180,7 +184,7 @@ function steps.steps(count, first, options)
   local next_step = first or 0
   if select(2, core.step()) then end_abandoned() end
   note_owner()
-  require "moonshard.train.tune".open()
+  tune.open()
   if graph then core.comm_use_graphs() end
   local look_at_graphs = graph and graph_watch()
   local function iterate()

@@ -8,7 +8,6 @@ local core = require "moonshard.core"
 require "moonshard.parallel.group"                -- methods of the world
 local launch = require "moonshard.base.launch"
 local log = require "moonshard.base.log"
-local steps = require "moonshard.train.steps"
 
 ---@class ms.ProductChoices
 ---@field place string the GPU and the library that they are for
@@ -216,8 +215,10 @@ local function time_products()
   return choices
 end
 
-local function at_end()
-  if launch.tune ~= "yes" or state.timed or not state.place or steps.ends ~= TIMED_STEP then
+--- For train/steps.lua, at the end of each step. ends: of steps so far.
+---@param ends integer
+function tune.at_end(ends)
+  if launch.tune ~= "yes" or state.timed or not state.place or ends ~= TIMED_STEP then
     return
   end
   state.timed = true
@@ -229,7 +230,5 @@ function tune.close()
   if launch.tune ~= "yes" or state.timed or core.rank() ~= 0 then return end
   log.warn("--tune: nothing was timed: products are timed at the end of the third step of ms.steps")
 end
-
-steps.on_end(at_end)
 
 return tune

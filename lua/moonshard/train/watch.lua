@@ -8,6 +8,8 @@ local core = require "moonshard.core"
 local future = require "moonshard.parallel.future"
 local link_state = require "moonshard.parallel.link_state"
 local log = require "moonshard.base.log"
+local groups = require "moonshard.parallel.group"
+local steps = require "moonshard.train.steps"
 
 local watch = { on = false }
 
@@ -103,7 +105,7 @@ end
 local function switch(item, text, step)
   local value, wrong, states = run(item, text)
   item.text = text
-  local failures = require "moonshard.parallel.group".world():_sum({ wrong and 1 or 0 }, "watch")[1]
+  local failures = groups.world():_sum({ wrong and 1 or 0 }, "watch")[1]
   if failures > 0 then
     if wrong then
       log.warn("watch: '%s' has changed, but the old one stays in force: it %s", item.path, wrong)
@@ -148,7 +150,7 @@ function watch.reload(step)
       end
     end
   end
-  local all = require "moonshard.parallel.group".world()
+  local all = groups.world()
     :_share_text(COUNT:pack(#changed) .. table.concat(changed), 0, "watch")
   local count, at = COUNT:unpack(all)
   for _ = 1, count do
@@ -164,7 +166,7 @@ end
 -- If a link failed on some ranks only, the ranks have computed different gradients, so their
 -- parameters would differ from now on: raises.
 local function agree(item)
-  local world = require "moonshard.parallel.group".world()
+  local world = groups.world()
   local failures = world:_sum({ item.failed and 1 or 0 }, "watch")[1]
   if failures == 0 or failures == world:size() then return end
   core.raise(("watch: '%s' failed in its first step on %d of %d ranks, which have reduced their \z
@@ -172,7 +174,7 @@ local function agree(item)
     :format(item.path, failures, world:size()))
 end
 
-require "moonshard.train.steps".on_end(function()
+steps.on_end(function()
   -- A planner is on trial until it has planned.
   local left = {}
   for _, item in ipairs(on_trial) do

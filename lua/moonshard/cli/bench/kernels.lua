@@ -107,8 +107,8 @@ local function sizes(parsed)
   s.batch, s.length = parsed.batch or s.batch, parsed.length or s.length
   s.dtype, s.least, s.budget_ms = parsed.dtype, parsed.small and 1 or 5, parsed.small and 0 or 100
   if s.dtype == "f16" and core.device() == "cpu" then
-    require "moonshard.base.launch".exit(2, "--dtype f16: products of f16 exist on a GPU only: f32 or \z
-      bf16 here")
+    require "moonshard.base.launch".exit(2, "--dtype f16: products of f16 exist on a GPU only: \z
+      f32 or bf16 here")
   end
   return s
 end

@@ -233,8 +233,8 @@ function bench_step.register(parser, tools)
     local found = facts[parsed.config]
     if parsed.parameters == "bf16" then
       if parsed.dtype and parsed.dtype ~= "bf16" then
-        require "moonshard.base.launch".exit(2, ("--parameters bf16: products are of bf16: leave out \z
-          --dtype %s"):format(parsed.dtype))
+        require "moonshard.base.launch".exit(2, ("--parameters bf16: products are of bf16: \z
+          leave out --dtype %s"):format(parsed.dtype))
       end
       parsed.dtype = "bf16"
     end
@@ -245,8 +245,8 @@ function bench_step.register(parser, tools)
         "--dtype f16: products of f16 exist on a GPU only: f32 or bf16 here")
     end
     if parsed.hook_pairs and parsed.hook ~= "none" then
-      require "moonshard.base.launch".exit(2, ("--hook-pairs compares the plain mean with a hook of \z
-        its own: leave out --hook %s"):format(parsed.hook))
+      require "moonshard.base.launch".exit(2, ("--hook-pairs compares the plain mean with a hook \z
+        of its own: leave out --hook %s"):format(parsed.hook))
     end
     local c = {}
     for name, value in pairs(tools.configs[parsed.config]) do c[name] = value end

@@ -7,6 +7,7 @@ local log = require "moonshard.base.log"
 local joined = require "moonshard.optim.sharded_join"
 local overlap = require "moonshard.parallel.overlap"
 local uneven = require "moonshard.parallel.uneven"
+local copied = require "moonshard.optim.copied"
 
 local join = {}
 
@@ -180,7 +181,7 @@ function join.run(s, options, f, synchronize_buffers, copy)
   uneven.align_steps(s.group)
   if j.last then copy(s, j.last) end
   -- Ranks that ran out of inputs have not taken the last steps.
-  if j.last and j.uneven then require("moonshard.optim.copied").from(s, j.last) end
+  if j.last and j.uneven then copied.from(s, j.last) end
   return table.unpack(results, 1, results.n)
 end
 

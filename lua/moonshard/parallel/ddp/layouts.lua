@@ -2,7 +2,7 @@
 -- first pass on. Links that treat a bucket as a whole (top_k, one scale for all numbers) then
 -- continue bit for bit.
 local core = require "moonshard.core"
-local module = require "moonshard.nn.module"
+local ownership = require "moonshard.base.ownership"
 local steps = require "moonshard.train.steps"
 
 local layouts = {}
@@ -63,7 +63,7 @@ steps.on_end(function() layouts.check() end)
 function layouts.check_of(parameters)
   for s in pairs(live) do
     for _, p in ipairs(s.reducer and parameters or {}) do     -- the first is one, as a rule
-      if module.reduced[p] == s then
+      if ownership.reduced[p] == s then
         s.reducer:settled()
         break
       end

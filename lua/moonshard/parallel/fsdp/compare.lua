@@ -4,7 +4,7 @@
 local core = require "moonshard.core"
 local module = require "moonshard.nn.module"
 local precision = require "moonshard.parallel.fsdp.precision"
-local sorted_pairs = require "moonshard".sorted_pairs
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 
 local compare = {}
 

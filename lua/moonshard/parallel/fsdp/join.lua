@@ -5,6 +5,7 @@
 -- others.
 local core = require "moonshard.core"
 local uneven = require "moonshard.parallel.uneven"
+local ownership = require "moonshard.base.ownership"
 
 local join = {}
 
@@ -32,7 +33,7 @@ function join.define(name, follow) known[name] = follow end
 ---@return ms.FSDPState?
 function join.of(what, params)
   if running == 0 then return nil end
-  local sharded, found = require "moonshard.nn.module".sharded, nil
+  local sharded, found = ownership.sharded, nil
   for _, p in ipairs(params) do
     local s = sharded[p] and sharded[p].model
     if s and s.joining and s ~= found then

@@ -16,6 +16,7 @@ local replicas = require "moonshard.parallel.replicas"
 local state = require "moonshard.parallel.fsdp.state"
 local statistics = require "moonshard.parallel.statistics"
 local values = require "moonshard.parallel.fsdp.values"
+local ownership = require "moonshard.base.ownership"
 local check, strategies = options_of.check, fsdp_options.strategies
 
 local objects = {}
@@ -480,7 +481,7 @@ function FSDP:unwrap()
     hooks._unwatch(s.how.chain or {})
     for _, unit in ipairs(s.units) do
       for _, object in ipairs(unit.modules) do getmetatable(object).around = nil end
-      for _, p in ipairs(unit.parameters) do module.sharded[p] = nil end
+      for _, p in ipairs(unit.parameters) do ownership.sharded[p] = nil end
     end
     for name in pairs(s.methods) do rawset(getmetatable(s.wrapped).fields, name, nil) end
     for _, object in s.wrapped:modules() do owner[object] = nil end

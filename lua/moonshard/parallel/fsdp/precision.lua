@@ -4,7 +4,7 @@ local core = require "moonshard.core"
 local listed = require "moonshard.nn.listed"
 local names = require "moonshard.nn.names"
 local shared = require "moonshard.parallel.precision"
-local sorted_pairs = require "moonshard".sorted_pairs
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 
 local precision = {}
 

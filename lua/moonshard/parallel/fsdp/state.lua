@@ -3,10 +3,14 @@
 --
 -- Whole tensors are put together on rank 0 one at a time, from what the ranks of its own copy send
 -- it, so nothing is gathered elsewhere.
+local adapter_files = require "moonshard.nn.adapter_files"
+local agree = require "moonshard.parallel.agree"
 local core = require "moonshard.core"
+local files = require "moonshard.nn.files"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
 local piece = require "moonshard.parallel.shard_piece"
+local ownership = require "moonshard.base.ownership"
 
 local state = {}
 
@@ -62,7 +66,7 @@ local function own_items(s)
   end
   local rare = {}
   for _, saved in ipairs(module.saved(s.wrapped)) do
-    local entry, place = module.sharded[saved.tensor], places[saved.name]
+    local entry, place = ownership.sharded[saved.tensor], places[saved.name]
     local item = { name = saved.name, tensor = saved.tensor, dtype = saved.tensor:dtype() }
     if entry and module.is_part(saved.tensor) then
       item.position, item.shape, item.own = place.position, place.shape, entry.own
@@ -86,7 +90,7 @@ local function foreign_items(s, list)
   local told, known = core.json_list {}, {}
   for _, item in ipairs(list) do
     known[item.name] = true
-    if item.own and module.sharded[item.tensor].shards:rank() == 0 then
+    if item.own and ownership.sharded[item.tensor].shards:rank() == 0 then
       told[#told + 1] = {
         name = item.name, dtype = item.dtype, shape = core.json_list(item.shape),
         parts = core.json_list(item.parts),
@@ -244,25 +248,6 @@ local function problem_of(items, given, partial, complete)
   return #problems > 0 and table.concat(problems, "; ") or nil
 end
 
---- The first failure of any rank, the same on all: message, code; nil if none has one. All ranks
---- of the group call it. In a world without the others, this rank's.
----@param group ms.Group
----@param message? string
----@param code? string
----@param label? string the call's name in messages
----@return string? message
----@return string? code
-function state.agree(group, message, code, label)
-  if group:size() == 1 then return message, code end
-  local text = message and core.json_encode { message = message, code = code } or ""
-  for _, one in ipairs(group:_share_texts(text, label or "state")) do
-    if one ~= "" then
-      local told = core.json_decode(one)
-      return told.message, told.code
-    end
-  end
-end
-
 -- Each rank copies what it has of each item.
 local function take_own(s, items, given)
   core.no_grad(function()
@@ -385,7 +370,7 @@ end
 ---@return string? message
 ---@return string? code
 function state.read(s, path, options, reader)
-  local files, items = require "moonshard.nn.files", state.items(s)
+  local items = state.items(s)
   local o = options_of.check("load", options, { partial = "boolean" })
   local found, message, code = files.find(reader or s.wrapped, path)
   if found then
@@ -395,10 +380,10 @@ function state.read(s, path, options, reader)
     if not ok then message, code = message or tostring(differs), code or "io"
     elseif differs then message, code = message or files.differs(differs, of), "mismatch" end
   end
-  message, code = state.agree(s.group, message, code)
+  message, code = agree(s.group, message, code)
   if not message then
     local ok, why = pcall(take_own, s, items, found.state)
-    message, code = state.agree(s.group, not ok and tostring(why) or nil, "io")
+    message, code = agree(s.group, not ok and tostring(why) or nil, "io")
   end
   if found then files.close(found) end
   if message then return core.refuse(message, code) end
@@ -411,7 +396,7 @@ end
 ---@param given table<string, ms.Source>
 function state.take_sources(s, given)
   local ok, why = pcall(take_own, s, state.items(s), given)
-  local message = state.agree(s.group, not ok and tostring(why):gsub("^[^\n]-:%d+: ", "") or nil)
+  local message = agree(s.group, not ok and tostring(why):gsub("^[^\n]-:%d+: ", "") or nil)
   if message then core.raise("fsdp: " .. message) end
 end
 
@@ -439,7 +424,7 @@ local function write(s, items, begin)
     if writer and not message then message, code = select(2, writer:write(i, flat)) end
   end
   if writer and not message then message, code = select(2, writer:commit()) end
-  message, code = state.agree(s.group, message, code)
+  message, code = agree(s.group, message, code)
   if message then return core.refuse(message, code) end
   return true
 end
@@ -452,7 +437,7 @@ end
 ---@return string? message
 ---@return string? code
 function state.save(s, path, options)
-  local files, items = require "moonshard.nn.files", state.items(s)
+  local items = state.items(s)
   local dtype = files.check_save(s.wrapped, path, options)
   return write(s, items, function() return files.begin(s.wrapped, path, items, dtype) end)
 end
@@ -465,7 +450,7 @@ end
 ---@return string? message
 ---@return string? code
 function state.save_adapters(s, folder)
-  local adapter_files, items = require "moonshard.nn.adapter_files", {}
+  local items = {}
   adapter_files.check_save(s.wrapped, folder)
   for _, item in ipairs(state.items(s)) do
     if adapter_files.is_adapter(item.name) then items[#items + 1] = item end
@@ -481,9 +466,8 @@ end
 ---@return string? message
 ---@return string? code
 function state.load_adapters(s, folder)
-  local adapter_files = require "moonshard.nn.adapter_files"
   local path, message, code = adapter_files.examine(s.wrapped, folder)
-  message, code = state.agree(s.group, not path and message or nil, not path and code or nil)
+  message, code = agree(s.group, not path and message or nil, not path and code or nil)
   if message then return core.refuse(message, code) end
   return state.read(s, path, { partial = true }, adapter_files.reader(s.wrapped))
 end

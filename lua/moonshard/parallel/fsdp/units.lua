@@ -3,6 +3,7 @@ local core = require "moonshard.core"
 local listed = require "moonshard.nn.listed"
 local names = require "moonshard.nn.names"
 local options_of = require "moonshard.base.options"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 local check = options_of.check
 
 local units = {}
@@ -112,7 +113,7 @@ local function asked_for(wrap)
     return "{ " .. table.concat(items, ", ") .. " }"
   end
   local texts = {}
-  for name, value in require "moonshard".sorted_pairs(wrap) do
+  for name, value in sorted_pairs(wrap) do
     texts[#texts + 1] = ("%s = %s"):format(name, show(value))
   end
   return #texts > 0 and table.concat(texts, ", ") or "nothing"

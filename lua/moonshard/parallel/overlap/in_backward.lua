@@ -3,6 +3,7 @@ local core = require "moonshard.core"
 local argument = require "moonshard.base.options".argument
 local owners = require "moonshard.parallel.overlap.step_owners"
 local passes = require "moonshard.parallel.overlap.passes"
+local module = require "moonshard.nn.module"
 
 local in_backward = {}
 
@@ -15,7 +16,6 @@ local in_backward = {}
 ---@param options? ms.OptimizerOptions and keep_grads
 ---@return ms.Optimizer[] in the order of params, for saving and for changing hyper-parameters
 function in_backward.in_backward(make, params, options)
-  local module = require "moonshard.nn.module"
   if type(make) ~= "function" then
     core.raise("in_backward: a function that makes an optimizer is expected (optim.adamw), not a "
       .. type(make))

@@ -2,6 +2,8 @@
 -- begins; the one that knows the exit code adds it at the end.
 local core = require "moonshard.core"
 local launch = require "moonshard.base.launch"
+local log = require "moonshard.base.log"
+local machines = require "moonshard.base.machine"
 
 local about = {}
 
@@ -9,7 +11,7 @@ local NAME <const> = "/run.json"
 
 local function write(run, object)
   local ok, message = core.file_write(run .. NAME, core.json_encode(object) .. "\n")
-  if not ok then require "moonshard.base.log".warn("%s is not written: %s", run .. NAME, message) end
+  if not ok then log.warn("%s is not written: %s", run .. NAME, message) end
 end
 
 -- What the file says, by type. Others may have written it: what is of another type is not there.
@@ -52,7 +54,7 @@ function about.begin(run, steps)
   for _, item in ipairs(launch.settings or {}) do settings[item.name] = item.value end
   write(run, {
     version = core.version, recipe = launch.recipe, command = launch.command,
-    machine = require "moonshard.base.machine".describe(),
+    machine = machines.describe(),
     ranks = core.world():size(), steps = steps, started = os.time(), settings = settings,
   })
 end

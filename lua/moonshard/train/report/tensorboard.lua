@@ -3,6 +3,7 @@
 -- its length and checksums (TFRecord).
 local core = require "moonshard.core"
 local log = require "moonshard.base.log"
+local sorted_pairs = require "moonshard.base.sorted_pairs"
 
 ---@class ms.EventFile
 local File = {}
@@ -126,7 +127,7 @@ end
 ---@param values table<string, any>
 function File:scalars(step, values)
   local parts = {}
-  for tag, value in require "moonshard".sorted_pairs(values) do
+  for tag, value in sorted_pairs(values) do
     if type(value) == "number" and tag ~= "step" then parts[#parts + 1] = scalar(tag, value) end
   end
   if #parts > 0 then write(self, step, table.concat(parts)) end
@@ -157,7 +158,7 @@ end
 ---@param list table<string, ms.Histogram>
 function File:histograms(step, list)
   local parts = {}
-  for tag, one in require "moonshard".sorted_pairs(list) do
+  for tag, one in sorted_pairs(list) do
     parts[#parts + 1] = histogram(tag, one)
   end
   if #parts > 0 then write(self, step, table.concat(parts)) end

@@ -1,0 +1,26 @@
+-- Whose a parameter is, and what modules ask of files that are above them.
+--
+-- Modules, optimizers and wrapped models know of each other through these tables alone, so that
+-- none of their files needs another one that needs it.
+local ownership = {}
+
+-- parameter of which this rank has a piece -> { model = its ms.FSDPState, shape = the whole one }
+ownership.sharded = setmetatable({}, { __mode = "k" })
+-- parameter -> the ms.DDPState that reduces its gradient; unwrap takes the reducer away
+ownership.reduced = setmetatable({}, { __mode = "kv" })
+-- parameter -> an optimizer that has it
+ownership.stepped = setmetatable({}, { __mode = "kv" })
+
+-- parameter that nn.alone has declared -> how ranks' values are merged
+ownership.alone = setmetatable({}, { __mode = "k" })
+
+--- Functions of files that need nn/module.lua, by name. Each file puts its own here when it is
+--- loaded; nn/init.lua loads all of them.
+---@class ms.ModuleFunctions
+---@field list fun(modules: ms.Module[]): ms.Module                    nn/layers.lua
+---@field materialize fun(what: string, model: ms.Module)              nn/delayed.lua
+---@field clip_grad_norm fun(model: ms.Module, max: number, p?: number): ms.Tensor  optim
+---@field clip_grad_value fun(model: ms.Module, max: number)           optim
+ownership.functions = {}
+
+return ownership
