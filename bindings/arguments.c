@@ -1,11 +1,14 @@
 /* arguments.c: reading and checking what Lua passes, with errors that name the nearest right
  * thing. */
-#include "bindings/runtime.h"
+#include "bindings/arguments.h"
 
 #include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "bindings/call.h"
+#include "bindings/script.h"
 
 /* ------------------------------------------------------------------ tensors */
 

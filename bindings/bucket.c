@@ -6,8 +6,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "bindings/arguments.h"
+#include "bindings/call.h"
 #include "bindings/group.h"
 #include "bindings/link.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 #define MS_BUCKET_TYPE "ms.Bucket"
 

@@ -2,8 +2,8 @@
 #ifndef MOONSHARD_BINDINGS_BUCKET_H
 #define MOONSHARD_BINDINGS_BUCKET_H
 
-#include "bindings/runtime.h"
 #include "moonshard/hook.h"
+#include "bindings/state.h"
 
 ms_bucket *ms_lua_bucket(lua_State *L, int index); /* raises unless its hook still runs */
 /* Raises "<what> cannot be used inside a link ..." while a chain in Lua runs, with callbacks. */
@@ -27,5 +27,7 @@ ms_status ms_lua_bucket_hook(void *user, ms_bucket *bucket, ms_tensor **result, 
 
 /* core.reduce_bucket, in test_bucket.c. */
 int ms_lua_reduce_bucket(lua_State *L);
+
+void ms_open_bucket(lua_State *L, int runtime);
 
 #endif

@@ -1,10 +1,12 @@
 /* call.c: the only place that calls Lua functions, and the way of errors between Lua and the
  * engine. */
-#include "bindings/runtime.h"
+#include "bindings/call.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "bindings/script.h"
 
 /* registry: a list whose only element is the error object of the last failed call, or false. It is
  * made when the module is opened, so that keeping an error allocates nothing: an error of the

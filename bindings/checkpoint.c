@@ -1,8 +1,14 @@
 /* checkpoint.c: copies of tensors, and folders of checkpoints that are written while Lua goes
  * on. */
-#include "bindings/io.h"
+#include "bindings/checkpoint.h"
 
 #include <string.h>
+
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/outside.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 #define SNAPSHOT "ms.Snapshot"
 #define PENDING "ms.PendingCheckpoint"

@@ -1,5 +1,10 @@
 /* codec.c: codecs in Lua: floats as bytes for the wire. */
+#include "bindings/codec.h"
+
+#include "bindings/arguments.h"
 #include "bindings/operators.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 #define MS_CODEC_TYPE "ms.Codec"
 

@@ -1,5 +1,9 @@
 /* convolution.c: convolution and pooling as methods of tensors. */
-#include "bindings/operators.h"
+#include "bindings/convolution.h"
+
+#include "bindings/arguments.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 /* Sizes of windows: far above any that is of use, and their products fit 63 bits. */
 enum { MOST = 1 << 20 };

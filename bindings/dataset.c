@@ -1,8 +1,14 @@
 /* dataset.c: data sets and loaders in Lua: `next` and `batches` give new tensors; byte tokens to
  * text and back. */
-#include "bindings/io.h"
+#include "bindings/dataset.h"
 
 #include <string.h>
+
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/outside.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 #define DATASET "ms.Dataset"
 #define LOADER "ms.Loader"
@@ -398,8 +404,8 @@ static int to_text(lua_State *L)
     return 1;
 }
 
-/* Data sets are made by functions of the module, which reads no group: lua/moonshard/data/init.lua fills
- * in ranks and defaults. */
+/* Data sets are made by functions of the module, which reads no group: lua/moonshard/data/init.lua
+ * fills in ranks and defaults. */
 static const luaL_Reg functions[] = {
     { "dataset_bytes", dataset_bytes },
     { "dataset_tokens", dataset_tokens },

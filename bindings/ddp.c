@@ -1,9 +1,15 @@
 /* ddp.c: reducers in Lua. Users call lua/moonshard/parallel/ddp.lua, which calls these. */
-#include "bindings/bucket.h"
+#include "bindings/ddp.h"
 
+#include "bindings/arguments.h"
+#include "bindings/bucket.h"
+#include "bindings/call.h"
+#include "bindings/fields.h"
 #include "bindings/group.h"
 #include "bindings/link.h"
 #include "bindings/reductions.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 #include "moonshard/ddp.h"
 
 /* ------------------------------------------------------ as ms_reductions asks */
@@ -171,8 +177,8 @@ static int reducer(lua_State *L)
 }
 
 /* reducer:forward(synchronize): call before the forward of a pass; may rebuild the buckets, which
- * blocks once. lua/moonshard/parallel/ddp.lua calls it in the model's __call; synchronize is false inside
- * no_sync. */
+ * blocks once. lua/moonshard/parallel/ddp.lua calls it in the model's __call; synchronize is false
+ * inside no_sync. */
 static int reducer_forward(lua_State *L)
 {
     ms_lua_enter(L);

@@ -1,5 +1,7 @@
 /* embed.c: opening the library in a Lua state, and running recipes for a host program. */
-#include "bindings/runtime.h"
+#include "bindings/state.h"
+
+#include "bindings/module.h"
 
 #include <dlfcn.h>
 #include <lualib.h>

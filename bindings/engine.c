@@ -1,10 +1,16 @@
 /* engine.c: the engine in Lua: starting it, memory, steps' numbers, random state, what the machine
  * has. */
-#include "bindings/runtime.h"
+#include "bindings/engine.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/job_join.h"
+#include "bindings/rates.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 #include "moonshard/comm.h"
 
 /* Meets the other ranks of a group that no launcher has started, at the socket `rendezvous`
@@ -210,8 +216,8 @@ static int reset_peak(lua_State *L)
     return 0;
 }
 
-/* core.set_peak(bytes): puts an earlier peak back. peak_flops.lua measures parts of a step, and puts back
- * what the script would have seen without that. */
+/* core.set_peak(bytes): puts an earlier peak back. peak_flops.lua measures parts of a step, and
+ * puts back what the script would have seen without that. */
 static int set_peak(lua_State *L)
 {
     ms_engine *engine = ms_lua_enter(L);

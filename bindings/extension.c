@@ -4,6 +4,11 @@
 
 #include <string.h>
 
+#include "bindings/call.h"
+#include "bindings/fields.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
+
 /* Both functions, and the model's box, with which they go. */
 typedef struct extension {
     ms_runtime *runtime;

@@ -2,7 +2,8 @@
 #ifndef MOONSHARD_BINDINGS_EXTENSION_H
 #define MOONSHARD_BINDINGS_EXTENSION_H
 
-#include "bindings/runtime.h"
+#include "bindings/state.h"
+
 #include "moonshard/fsdp.h"
 
 /* sharded:extend(before | nil, after | nil): f(tensor, unit, part) -> tensor, units and parts

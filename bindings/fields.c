@@ -1,5 +1,5 @@
 /* fields.c: writes fields of the table on top of the stack. */
-#include "bindings/runtime.h"
+#include "bindings/fields.h"
 
 /* All of these use lua_setfield, which may raise: they are for fresh tables in phase 3 of a bound
  * function, when C owns nothing that an error would leak. */

@@ -1,11 +1,17 @@
 /* fsdp.c: sharded models in Lua. Users call lua/moonshard/parallel/fsdp.lua, which calls these. */
-#include "bindings/bucket.h"
+#include "bindings/fsdp.h"
 
+#include "bindings/arguments.h"
+#include "bindings/bucket.h"
+#include "bindings/call.h"
 #include "bindings/extension.h"
+#include "bindings/fields.h"
 #include "bindings/group.h"
 #include "bindings/link.h"
 #include "bindings/prefetch.h"
 #include "bindings/reductions.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 /* ------------------------------------------------------ as ms_reductions asks */
 

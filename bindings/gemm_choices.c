@@ -1,10 +1,15 @@
 /* gemm_choices.c: in Lua, which algorithms of their library a GPU's products use.
  * lua/moonshard/train/tune.lua calls this. */
-#include "bindings/runtime.h"
+#include "bindings/gemm_choices.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 enum { WORDS = 8, WORD = 16, HEX = WORDS * WORD };
 

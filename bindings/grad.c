@@ -1,8 +1,14 @@
 /* grad.c: gradients in Lua: backward, hooks, scopes, recomputation. */
-#include "bindings/bucket.h"
-#include "moonshard/fsdp.h"
+#include "bindings/grad.h"
 
 #include <string.h>
+
+#include "bindings/arguments.h"
+#include "bindings/bucket.h"
+#include "bindings/call.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
+#include "moonshard/fsdp.h"
 
 /* t:requires_grad() -> boolean. True of a leaf whose flag is set, and of every result that depends
  * on one. */

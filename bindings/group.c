@@ -4,6 +4,11 @@
 
 #include <string.h>
 
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
+#include "bindings/stream.h"
 #include "moonshard/ddp.h"
 #include "moonshard/fsdp.h"
 
@@ -371,8 +376,9 @@ static const int64_t *read_counts(lua_State *L, int index, const ms_group *group
 
 /* group:_enqueue(kind, in?, out?, op?, root?, counts?, receive_counts?, label?, source?) -> the
  * stream that it runs on; counts are of elements. source: the result depends on it, if it requires
- * a gradient. lua/moonshard/parallel/group.lua has the collectives that users call; it makes the result
- * tensors, and the future from the stream. Which tensors a kind needs is checked by the engine. */
+ * a gradient. lua/moonshard/parallel/group.lua has the collectives that users call; it makes the
+ * result tensors, and the future from the stream. Which tensors a kind needs is checked by the
+ * engine. */
 static int group_enqueue(lua_State *L)
 {
     group_box *box = check_box(L, 1);

@@ -1,8 +1,13 @@
 /* initial.c: values of tensors on "meta": the record of how they would have been made, memory for
  * them, and computing them. Users call lua/moonshard/nn/delayed.lua, which calls these. */
-#include "runtime.h"
+#include "bindings/initial.h"
 
 #include <string.h>
+
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/runtime.h"
+#include "runtime.h"
 
 #define TYPE "ms.Initializer"
 

@@ -3,6 +3,10 @@
 
 #include <string.h>
 
+#include "bindings/call.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
+
 #define FILE_TYPE "ms.File"
 #define READ_LIMIT (UINT64_C(1) << 31) /* of a file that becomes a Lua string */
 

@@ -2,8 +2,8 @@
 #ifndef MOONSHARD_BINDINGS_IO_H
 #define MOONSHARD_BINDINGS_IO_H
 
-#include "bindings/runtime.h"
 #include "moonshard/io.h"
+#include "bindings/state.h"
 
 /* The engine's context if there is one, else the runtime's: files need no engine. */
 ms_context *ms_lua_context(lua_State *L);
@@ -13,26 +13,6 @@ const char *ms_lua_path(lua_State *L, int index, const char *what);
 int ms_lua_io_failed(lua_State *L);
 /* A list of strings; pushes a userdata with borrowed pointers. */
 const char **ms_lua_string_list(lua_State *L, int index, uint32_t *count, const char *what);
-/* outside.c: objects of C in boxes: userdata whose __gc and close() release them. The collector
- * sees the box alone; what it holds outside of Lua is told here. */
-/* An empty box of that type: the address of its pointer. */
-void **ms_lua_box(lua_State *L, const char *type);
-/* The pointer in that box; raises if the type is another, or it was closed. */
-void *ms_lua_unbox(lua_State *L, int index, const char *type);
-/* Before an object is made: a collection, if boxes hold much more than after the last one. Raises
- * where memory ran out. */
-void ms_lua_make_room(lua_State *L);
-/* The box of an object that exists now holds so many bytes more, with no other box. */
-void ms_lua_box_holds(lua_State *L, void **box, uint64_t bytes);
-/* The same of memory that several boxes may hold, as the key says: at most one key for each box. No
- * more than two such calls may follow a ms_lua_make_room. */
-void ms_lua_box_shares(lua_State *L, void **box, const void *key, uint64_t bytes);
-/* The object is gone; the box is as one that was closed. */
-void ms_lua_box_empty(lua_State *L, void **box);
-/* What an open file and a thread of an object count as. There are few of both in a process. */
-#define MS_OUTSIDE_FILE ((uint64_t)256 << 10)
-#define MS_OUTSIDE_THREAD ((uint64_t)4 << 20)
-/* Element i of data of an integer dtype other than bool. */
-int64_t ms_lua_token_at(ms_dtype dtype, const void *data, size_t i);
+void ms_open_io(lua_State *L, int runtime);
 
 #endif

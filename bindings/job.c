@@ -1,9 +1,12 @@
 /* job.c: what a rank tells its job and hears from it, in Lua: requests, the cause of its end,
  * leaving. */
-#include "bindings/runtime.h"
+#include "bindings/job.h"
 
 #include <stdio.h>
 
+#include "bindings/arguments.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 #include "moonshard/comm.h"
 
 /* core.rank(): this rank's number, which needs no engine. Scripts ask it before ms.init as well, so
@@ -115,8 +118,8 @@ static int comm_leave(lua_State *L)
     return 0;
 }
 
-/* What a script sees of its job: lua/moonshard/train/steps.lua asks before each step, the command line
- * when a script ends. */
+/* What a script sees of its job: lua/moonshard/train/steps.lua asks before each step, the command
+ * line when a script ends. */
 void ms_open_job(lua_State *L, int runtime)
 {
     static const luaL_Reg functions[] = { { "rank", rank },

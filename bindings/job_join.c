@@ -1,5 +1,5 @@
 /* job_join.c: a process of an MPI launcher becomes a rank of a job over several hosts. */
-#include "bindings/runtime.h"
+#include "bindings/job_join.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -12,6 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "bindings/arguments.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 #include "moonshard/hosts.h"
 #include "moonshard/moonshard_lua.h"
 

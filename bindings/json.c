@@ -1,9 +1,13 @@
 /* json.c: values of Lua as JSON text and back, by jansson, because integers must stay integers. */
-#include "bindings/io.h"
+#include "bindings/json.h"
 
 #include <jansson.h>
 #include <math.h>
 #include <string.h>
+
+#include "bindings/io.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 #define JSON_TYPE "ms.Json"
 #define LIST_TYPE "ms.JsonList" /* metatable of tables that are lists even when they are empty */

@@ -1,8 +1,13 @@
 /* layers.c: selection, matrix products and layers as methods of tensors. */
-#include "bindings/operators.h"
+#include "bindings/layers.h"
 
 #include <math.h>
 #include <string.h>
+
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 /* ---------------------------------------------------------------- selection */
 

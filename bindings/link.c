@@ -4,8 +4,12 @@
 
 #include <string.h>
 
+#include "bindings/arguments.h"
 #include "bindings/bucket.h"
+#include "bindings/call.h"
 #include "bindings/group.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 #define MS_LINK_TYPE "ms.NativeLink"
 #define MS_LINK_STATE_TYPE "ms.LinkState"

@@ -1,8 +1,14 @@
 /* make.c: making tensors: from values, filled, random, joined. */
-#include "bindings/group.h"
+#include "bindings/make.h"
 
 #include <math.h>
 #include <string.h>
+
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/group.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 /* What a shape table says. group: the tensor is to be in memory that the group's collectives reach.
  */

@@ -1,10 +1,36 @@
 /* module.c: opens the module moonshard.core: makes the state's runtime and lets each part add its
  * functions. */
-#include "bindings/runtime.h"
+#include "bindings/module.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "bindings/bucket.h"
+#include "bindings/call.h"
+#include "bindings/checkpoint.h"
+#include "bindings/codec.h"
+#include "bindings/dataset.h"
+#include "bindings/ddp.h"
+#include "bindings/engine.h"
+#include "bindings/fsdp.h"
+#include "bindings/gemm_choices.h"
+#include "bindings/grad.h"
+#include "bindings/group.h"
+#include "bindings/initial.h"
+#include "bindings/io.h"
+#include "bindings/job.h"
+#include "bindings/job_join.h"
+#include "bindings/json.h"
+#include "bindings/link.h"
+#include "bindings/make.h"
+#include "bindings/operators.h"
+#include "bindings/optim.h"
+#include "bindings/runtime.h"
+#include "bindings/safetensors.h"
+#include "bindings/script.h"
+#include "bindings/stream.h"
+#include "bindings/tensor.h"
+#include "bindings/tokenizer.h"
 #include "moonshard/moonshard_lua.h"
 
 /* ----------------------------------------------------------------- settings */

@@ -5,6 +5,14 @@
 #include <math.h>
 #include <string.h>
 
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/convolution.h"
+#include "bindings/layers.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
+#include "bindings/views.h"
+
 /* The operator of a generic function is upvalue 2, whether it writes in place upvalue 3. */
 const ms_op *ms_lua_own_op(lua_State *L) { return lua_touserdata(L, lua_upvalueindex(2)); }
 bool ms_lua_own_in_place(lua_State *L) { return lua_toboolean(L, lua_upvalueindex(3)); }

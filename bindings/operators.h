@@ -6,7 +6,7 @@
 #ifndef MOONSHARD_BINDINGS_OPERATORS_H
 #define MOONSHARD_BINDINGS_OPERATORS_H
 
-#include "bindings/runtime.h"
+#include "bindings/state.h"
 
 /* Methods that share a function: name, function, operator, whether there is a twin `name_`. */
 typedef struct ms_method {
@@ -41,9 +41,6 @@ ms_status ms_lua_filled(ms_engine *engine, ms_dtype dtype, uint32_t dims, const 
 /* A number or boolean; `what` names it in the error. */
 double ms_lua_number(lua_State *L, int index, const char *what);
 
-/* views.c, layers.c and convolution.c: their methods into the table on top. */
-void ms_open_views(lua_State *L, int runtime);
-void ms_open_layers(lua_State *L, int runtime);
-void ms_open_windows(lua_State *L, int runtime);
+void ms_open_operators(lua_State *L, int runtime);
 
 #endif

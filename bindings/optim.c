@@ -1,9 +1,13 @@
 /* optim.c: steps of the native optimizers, clipping and unscaling in Lua. Groups and schedules are
  * lua/moonshard/optim/init.lua's. */
-#include "bindings/runtime.h"
+#include "bindings/optim.h"
 
 #include <string.h>
 
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 #include "moonshard/optim.h"
 
 /* In the order of ms_optimizer_kind: an index into this list is the kind. */

@@ -6,7 +6,10 @@
  * collection may leave what the last rounds of a loop have dropped, since stack slots that are not
  * used any more still name it; with twice the memory as the bound, such loops took up to five times
  * what one round holds. The moments depend on the sizes alone, not on the collector's pace. */
-#include "bindings/io.h"
+#include "bindings/outside.h"
+
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 /* Below this growth, and below the size of Lua's own heap, a collection costs more than what it can
  * give back is worth. */

@@ -5,7 +5,12 @@
 #include <math.h>
 #include <string.h>
 
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/fields.h"
 #include "bindings/reductions.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 /* Units that a view from a script may have. */
 #define MOST_UNITS (1 << 20)

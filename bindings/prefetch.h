@@ -2,7 +2,8 @@
 #ifndef MOONSHARD_BINDINGS_PREFETCH_H
 #define MOONSHARD_BINDINGS_PREFETCH_H
 
-#include "bindings/runtime.h"
+#include "bindings/state.h"
+
 #include "moonshard/fsdp.h"
 
 /* The table's fields backward ("none", "pre" or "post"), forward and planner. */

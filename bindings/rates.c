@@ -1,7 +1,11 @@
 /* rates.c: the speeds of the simulated machine, as a Lua table. */
-#include "runtime.h"
+#include "bindings/rates.h"
 
 #include <string.h>
+
+#include "bindings/arguments.h"
+#include "bindings/script.h"
+#include "runtime.h"
 
 /* Field `name` of the table, a number that must be there. It is read here and not with a default of
  * 0, so that the message says which field is missing; ms_rates_problem could only say that a rate

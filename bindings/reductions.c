@@ -2,6 +2,12 @@
  * buckets, and calls as buckets are reduced. */
 #include "bindings/reductions.h"
 
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/fields.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
+
 ms_reductions_box *ms_lua_new_reductions(lua_State *L, const char *type, const ms_reductions *calls)
 {
     ms_reductions_box *box = lua_newuserdatauv(L, sizeof *box, 2);

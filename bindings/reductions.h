@@ -3,7 +3,8 @@
 #ifndef MOONSHARD_BINDINGS_REDUCTIONS_H
 #define MOONSHARD_BINDINGS_REDUCTIONS_H
 
-#include "bindings/runtime.h"
+#include "bindings/state.h"
+
 #include "moonshard/hook.h"
 
 #define MS_REDUCER_TYPE "ms.Reducer"

@@ -6,6 +6,9 @@
 #include <string.h>
 
 #include "bindings/adopt.h"
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/script.h"
 #include "moonshard/comm.h"
 #include "moonshard/hook.h"
 #include "moonshard/hosts.h"

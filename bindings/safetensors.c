@@ -1,8 +1,14 @@
 /* safetensors.c: safetensors files for the Lua library: an open file whose tensors are loaded one
  * by one, and saving. */
-#include "bindings/io.h"
+#include "bindings/safetensors.h"
 
 #include <string.h>
+
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/outside.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 #define TYPE "ms.Safetensors"
 #define WRITER "ms.SafetensorsWriter"

@@ -1,5 +1,5 @@
 /* script.c: the line of the user's script that runs, and errors that begin with it. */
-#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 #include <stdio.h>
 #include <string.h>

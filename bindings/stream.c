@@ -1,8 +1,14 @@
 /* stream.c: streams, futures, probes and traces in Lua. */
-#include "bindings/runtime.h"
+#include "bindings/stream.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/fields.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 #define MS_STREAM_TYPE "ms.Stream"
 #define MS_PROBE_TYPE "ms.Probe"

@@ -1,9 +1,14 @@
 /* tensor.c: the tensor handle: what it is, its values, and Lua's own operators on it. */
-#include "bindings/runtime.h"
+#include "bindings/tensor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 /* --------------------------------------------------------------- what it is */
 
@@ -92,7 +97,7 @@ static int keep(lua_State *L)
     return 1;
 }
 
-/* core.hold(t), core.spend(t): of tensors that futures hold, see runtime.h. */
+/* core.hold(t), core.spend(t): of tensors that futures hold, see state.h. */
 static int hold(lua_State *L)
 {
     ms_handle_hold(ms_lua_handle(L, 1));

@@ -4,8 +4,12 @@
 
 #include <stdio.h>
 
+#include "bindings/arguments.h"
+#include "bindings/call.h"
 #include "bindings/group.h"
 #include "bindings/link.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 /* The most parameters of such a bucket: the lists are in a struct on the C stack, so that nothing
  * has to be freed when an argument is wrong. */

@@ -1,6 +1,12 @@
 /* tokenizer.c: tokenizers in Lua: text to a tensor of ids and back, and decoding of a stream. */
-#include "bindings/io.h"
+#include "bindings/tokenizer.h"
 
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/dataset.h"
+#include "bindings/outside.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 #include "moonshard/tokenizer.h"
 
 #define TOKENIZER "ms.Tokenizer"

@@ -1,8 +1,13 @@
 /* views.c: copies, conversions and views as methods of tensors. */
-#include "bindings/operators.h"
+#include "bindings/views.h"
 
 #include <math.h>
 #include <string.h>
+
+#include "bindings/arguments.h"
+#include "bindings/call.h"
+#include "bindings/runtime.h"
+#include "bindings/script.h"
 
 /* A new tensor of the shape of t: t:empty_like(dtype?), t:zeros_like(dtype?), t:ones_like(dtype?).
  * It is contiguous whatever the strides of t are, has no gradient history, and belongs to the

@@ -1,6 +1,6 @@
 /* keep.c: the supervisor of one host of a job over several: its ranks were started by an MPI
  * launcher, so they are not this process' children. */
-#include "bindings/program/launcher.h"
+#include "bindings/program/keep.h"
 
 #include <errno.h>
 #include <lauxlib.h>
@@ -9,6 +9,10 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/pidfd.h>
+
+#include "bindings/program/launcher.h"
+#include "bindings/program/signals.h"
+#include "bindings/program/watch.h"
 
 /* What ranks have to leave before the report is written without them. */
 #define MS_LEAVE_NS 4000000000u

@@ -11,6 +11,12 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "bindings/program/main.h"
+#include "bindings/program/processes.h"
+#include "bindings/program/signals.h"
+#include "bindings/program/threads.h"
+#include "bindings/program/watch.h"
+
 #define MS_DONE_TICK_NS 50000000u /* how often `done` of ms_job_supervise is asked at least */
 
 /* Nanoseconds of the monotonic clock, which setting the system's time does not change. All

@@ -5,7 +5,7 @@
  * the script, notes the line, and removes itself. If the job has ended it raises an error there.
  * Lua runs no hooks in finalizers, and none before a C function returns: then only the handler is
  * heard, and the supervisor draws its conclusions from that. */
-#include "bindings/program/launcher.h"
+#include "bindings/program/locate.h"
 
 #include <lauxlib.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 /* main.c: the command line: a Lua state, the library beside this program, and moonshard.cli; as a
  * whole, or as one rank of a job. */
-#include "bindings/program/launcher.h"
+#include "bindings/program/main.h"
 
 #include <lauxlib.h>
 #include <lualib.h>
@@ -14,6 +14,10 @@
 #include <unistd.h>
 
 #include "bindings/adopt.h"
+#include "bindings/program/keep.h"
+#include "bindings/program/launcher.h"
+#include "bindings/program/locate.h"
+#include "bindings/program/start.h"
 #include "moonshard/moonshard_lua.h"
 
 /* The most that a rank waits for the code of the rank that has failed. */

@@ -1,6 +1,6 @@
 /* processes.c: ranks as processes: copies of this program with the same arguments. Two variables of
  * the environment name the rendezvous and the rank. */
-#include "bindings/program/launcher.h"
+#include "bindings/program/processes.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "bindings/adopt.h"
+#include "bindings/program/signals.h"
 #include "moonshard/exec.h"
 
 #define MS_NUMBER_BYTES 32 /* of "MOONSHARD_RANK=4294967295" */

@@ -1,6 +1,6 @@
 /* signals.c: what a process that supervises others waits for: its signals, and the ends of ranks.
  */
-#include "bindings/program/launcher.h"
+#include "bindings/program/signals.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -4,7 +4,7 @@
  * The launcher has a session of its own: a terminal's Ctrl-C reaches this process alone. It is not
  * asked about the job's end, since it may not come back from a job that has lost a host. At the end
  * it is killed if need be, with whatever it has started here. */
-#include "bindings/program/launcher.h"
+#include "bindings/program/start.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,6 +18,8 @@
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "bindings/program/signals.h"
 
 #define MS_ARGUMENTS_MOST 512
 #define MS_TICK_MS 50

@@ -1,6 +1,6 @@
 /* threads.c: ranks as threads of this process, each with a Lua state and an engine of its
  * own; the same code as for processes. */
-#include "bindings/program/launcher.h"
+#include "bindings/program/threads.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+#include "bindings/program/main.h"
+#include "bindings/program/signals.h"
 
 /* One rank. ended is written by its thread at the very end, and read by the supervisor's poll. The
  * array of these lives in job->ranks_data, and is not released while a thread that did not leave

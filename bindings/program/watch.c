@@ -1,6 +1,6 @@
 /* watch.c: the supervisor watches ranks that show no progress: it asks where they are, warns, and
  * ends the job where other ranks wait for one in vain, or (--stuck) where one takes too long. */
-#include "bindings/program/launcher.h"
+#include "bindings/program/watch.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* arguments.c: whether the arguments of a collective fit its kind and its group. */
-#include "comm/comm.h"
+#include "comm/arguments.h"
 
 #include <stdio.h>
 

@@ -1,14 +1,19 @@
 /* collective.c: a collective's call: it is described, counted and put on its stream. */
-#include "comm/control_table.h"
+#include "comm/collective.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/arguments.h"
+#include "comm/control_table.h"
+#include "comm/oob.h"
+#include "comm/flight.h"
 #include "comm/flow.h"
+#include "comm/group.h"
 #include "comm/topology.h"
 #include "comm/transport_table.h"
-#include "exec/device.h"
-
+#include "exec/engine.h"
+#include "exec/stream.h"
 #include "tensor/op.h"
 
 /* -------------------------------------------------------------------- names */

@@ -18,7 +18,7 @@
 #ifndef MOONSHARD_COMM_CONTROL_TABLE_H
 #define MOONSHARD_COMM_CONTROL_TABLE_H
 
-#include "comm/comm.h"
+#include "comm/state.h"
 
 /* Whom a call waits for, from one look to the next. The first look needs since_ns only. */
 typedef struct ms_awaited {

@@ -1,8 +1,10 @@
 /* flight.c: entries of flight records as text. */
-#include "comm/comm.h"
+#include "comm/flight.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "comm/collective.h"
 
 /* Records come from memory that another process writes, so values are not trusted. The names of
  * kinds and operations check their numbers themselves. */

@@ -3,7 +3,8 @@
 #ifndef MOONSHARD_COMM_FLOW_H
 #define MOONSHARD_COMM_FLOW_H
 
-#include "comm/comm.h"
+#include "comm/state.h"
+
 #include "moonshard/cpu_task.h"
 
 /* What this rank gets from one member. Elements; from counts from the beginning of the member's

@@ -1,9 +1,9 @@
 /* graphs.c: whether the ranks of a job launch collectives as graphs. */
 #include <string.h>
 
-#include "comm/comm.h"
+#include "comm/group.h"
 #include "comm/transport_table.h"
-#include "exec/device.h"
+#include "exec/engine.h"
 
 static ms_status read_variable(ms_context *context, bool *wanted)
 {

@@ -1,10 +1,11 @@
 /* group.c: a rank's membership and its groups: made, split, asked. */
-#include "comm/control_table.h"
+#include "comm/group.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "base/assert.h"
+#include "comm/control_table.h"
 #include "comm/topology.h"
 #include "comm/transport_table.h"
 

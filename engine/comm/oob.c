@@ -1,8 +1,11 @@
 /* oob.c: numbers that hosts share: copied into host memory, which the membership owns until
  * control has carried them and the host has read the result. */
-#include "comm/control_table.h"
+#include "comm/oob.h"
 
 #include <string.h>
+
+#include "comm/collective.h"
+#include "comm/control_table.h"
 
 /* Frees the results that were read, or that no host will read, once control has written them. It
  * walks the list of calls under way, of which there are few. */

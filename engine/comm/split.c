@@ -18,6 +18,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/group.h"
+#include "comm/oob.h"
 #include "comm/transport_table.h"
 
 /* Every number is a rank of the group, and none stands twice. *total: how many there are. Ranks

@@ -8,7 +8,8 @@
 #ifndef MOONSHARD_COMM_TOPOLOGY_H
 #define MOONSHARD_COMM_TOPOLOGY_H
 
-#include "comm/comm.h"
+#include "comm/state.h"
+
 #include "moonshard/control.h"
 
 /* Hosts are numbered in the order of their first members, places on a host in the order of the

@@ -1,5 +1,6 @@
 /* traffic.c: what a rank sends to other hosts in a call. */
 #include "comm/flow.h"
+
 #include "comm/topology.h"
 #include "comm/transport/shm/state.h"
 

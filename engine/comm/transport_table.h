@@ -10,7 +10,7 @@
 #ifndef MOONSHARD_COMM_TRANSPORT_TABLE_H
 #define MOONSHARD_COMM_TRANSPORT_TABLE_H
 
-#include "comm/comm.h"
+#include "comm/state.h"
 
 #define MS_ALL_KINDS ((1u << MS_SPLIT) - 1) /* a split is control's */
 #define MS_ALL_DTYPES ((1u << MS_DTYPES) - 1)

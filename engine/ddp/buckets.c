@@ -1,5 +1,5 @@
 /* buckets.c: makes buckets and their memory, and moves gradients into them. */
-#include "ddp/reducer.h"
+#include "ddp/buckets.h"
 
 #include <stdio.h>
 

@@ -1,10 +1,11 @@
 /* launch.c: counts the gradients of each bucket, launches buckets in order of their index, and
  * makes the end of backward wait for the results. */
-#include "ddp/reducer.h"
+#include "ddp/launch.h"
 
 #include <stdio.h>
 
 #include "base/assert.h"
+#include "ddp/unused.h"
 #include "hook/work.h"
 #include "ops/values.h"
 

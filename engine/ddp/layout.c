@@ -1,7 +1,8 @@
 /* layout.c: which parameters share a bucket: at first, by the order of gradients, or as planned. */
-#include "ddp/reducer.h"
+#include "ddp/layout.h"
 
 #include "base/assert.h"
+#include "ddp/buckets.h"
 
 /* Lists for the layout of `count` parameters, in one allocation that starts at numbers. The order
  * of the lists keeps each one aligned: 8-byte numbers first, then 4-byte ones. */

@@ -1,8 +1,13 @@
 /* pass.c: one pass: its forward, its gradients as they come, and the parameters for which none
  * comes. */
-#include "ddp/reducer.h"
+#include "ddp/pass.h"
 
 #include <stdio.h>
+
+#include "ddp/buckets.h"
+#include "ddp/launch.h"
+#include "ddp/layout.h"
+#include "ddp/unused.h"
 
 /* ------------------------------------------------------------------- errors */
 

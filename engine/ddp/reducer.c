@@ -1,7 +1,11 @@
 /* reducer.c: making and freeing a reducer, its buckets on request, and what can be asked of it. */
-#include "ddp/reducer.h"
+#include "ddp/buckets.h"
 
 #include <string.h>
+
+#include "ddp/layout.h"
+#include "ddp/pass.h"
+#include "ddp/unused.h"
 
 /* The first bucket is small, so that communication begins early in backward; the others are large
  * enough to use the bandwidth. These are the limits of PyTorch's DDP. The last one holds for all

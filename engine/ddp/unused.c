@@ -1,7 +1,8 @@
 /* unused.c: parameters that get no gradient in a pass: what they contribute to the reduction, and
  * what becomes of their gradients. */
-#include "ddp/reducer.h"
+#include "ddp/unused.h"
 
+#include "ddp/buckets.h"
 #include "ops/values.h"
 #include "tensor/op.h"
 

@@ -1,6 +1,8 @@
 /* copy.c: what is enqueued beside tasks: copies between host memory and storages, the check of a
  * flag, and functions of the host; and the host memory that copies are best made from. */
-#include "exec/engine.h"
+#include "exec/hazard.h"
+
+#include "exec/stream.h"
 
 /* A copy, or the check of a flag, between the call and the device. It lives on the stack of the
  * call: devices copy what they need. */

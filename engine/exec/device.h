@@ -161,37 +161,11 @@ struct ms_device {
 
 extern const ms_device ms_device_cpu, ms_device_cuda, ms_device_sim;
 
-/* The device of the engine. */
-const ms_device *ms_engine_device_of(const ms_engine *engine);
-/* Whether it is the cuda device, or stands for it (ms_engine_options.for_gpu). What the host
- * decides by the kind of device, it decides by this, so that a prediction of memory is right. */
-bool ms_engine_is_for_gpu(const ms_engine *engine);
 /* The kernels of one layer for one family. A layer may embed this as the first member of a table
  * with more in it. */
 typedef struct ms_kernels {
     const char *family; /* as in ms_device.kernels */
     const ms_task *const *tasks;
 } ms_kernels;
-
-/* The kernels of a layer for the engine's device: one of `tables`, which end with NULL. Looked up
- * once for each engine. */
-const ms_kernels *ms_engine_kernels(ms_engine *engine, ms_engine_slot layer,
-                                    const ms_kernels *const *tables);
-
-/* While it runs, the stream's last number keeps so many multiprocessors of a GPU from other
- * streams. */
-void ms_stream_take(ms_stream *stream, uint32_t multiprocessors);
-/* How many of them the work of other streams keeps that this stream is not after. That follows from
- * the order of the host's calls alone, never from what has run. */
-uint32_t ms_stream_taken(const ms_stream *stream);
-
-/* For a device, on any thread: number seq of the stream has failed with this error, and the script
- * line `script` had enqueued it. A stream keeps its first failure. */
-void ms_stream_fail(ms_stream *stream, uint64_t seq, const ms_error *error, uint32_t script);
-/* For a device, after number seq of the stream has waited for number of_seq of `of`: if that number
- * failed or was skipped, the stream fails as well (MS_ERROR_ABORTED). On any thread. */
-void ms_stream_fail_after(ms_stream *stream, uint64_t seq, const ms_stream *of, uint64_t of_seq);
-/* On any thread. */
-bool ms_stream_has_failed(const ms_stream *stream);
 
 #endif

@@ -6,9 +6,13 @@
  * the same values as before. So each part remembers what restored it last, at which version of that
  * source, and the version that this left in the part. If all of it still holds, nothing that was
  * saved is wrong. If anything differs, the restore is a write, and the version check reports it. */
-#include "exec/engine.h"
+#include "exec/hazard.h"
 
 #include <string.h>
+
+#include "exec/pool.h"
+#include "exec/static_block.h"
+#include "exec/storage.h"
 
 /* ------------------------------------------------------ dropping, refilling */
 

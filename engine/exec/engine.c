@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "exec/poison.h"
+#include "exec/state.h"
 
 /* In the order of ms_isa; choose_isa compares the user's word with these. */
 const char *ms_isa_name(ms_isa isa)

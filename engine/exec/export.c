@@ -1,6 +1,6 @@
 /* export.c: device memory that several processes use. The device does the work; the checks are
  * here. */
-#include "exec/engine.h"
+#include "exec/state.h"
 
 static ms_status unsupported(ms_engine *engine)
 {

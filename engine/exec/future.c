@@ -1,5 +1,5 @@
 /* future.c: events, futures and in-flight limits: points of a stream that someone holds. */
-#include "exec/engine.h"
+#include "exec/state.h"
 
 #include <string.h>
 

@@ -4,9 +4,11 @@
  * A stream's clock says, for every other stream, the newest number that it is after. Waiting for a
  * point merges the clock that the other stream had at that point, so that orders that follow from
  * others are known and cost nothing; strict mode depends on this being exact. */
-#include "exec/engine.h"
+#include "exec/hazard.h"
 
 #include <string.h>
+
+#include "exec/stream.h"
 
 /* The clock that `of` had at number seq: the newest remembered change at or before it, or NULL.
  * Older changes fall out of the log, which costs extra waits and never correctness: clocks only

@@ -1,6 +1,6 @@
 /* mark.c: lists of marks, which say when a stream passed them. A device writes a mark at any later
  * time, so a list that is given up stays until its marks are passed. */
-#include "exec/engine.h"
+#include "exec/mark.h"
 
 /* A mark and where it was set last. */
 typedef struct ms_mark_item {

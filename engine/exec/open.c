@@ -1,8 +1,13 @@
 /* open.c: making and freeing an engine: its device, its instruction set, its memory. Nothing else
  * in exec/ calls this file, so it may name every device. */
-#include "exec/engine.h"
+#include "exec/mark.h"
 
 #include <string.h>
+
+#include "exec/pool.h"
+#include "exec/storage.h"
+#include "exec/stream.h"
+#include "exec/trace.h"
 
 #if defined(MS_WITH_AVX2)
 #include <cpuid.h>

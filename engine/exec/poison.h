@@ -2,7 +2,7 @@
 #ifndef MOONSHARD_EXEC_POISON_H
 #define MOONSHARD_EXEC_POISON_H
 
-#include "exec/engine.h"
+#include "exec/state.h"
 
 /* From now on; nothing on a device that cannot check it. A violation is the error of the enqueue
  * that made it. */

@@ -20,10 +20,14 @@
  * last user's, that would be too late: its neighbours are freed and used all the time, and the
  * arena would grow with each drop. Such a block stays apart. It is joined with neighbours where a
  * request finds no block, and then only for a stream that all of them are covered for. */
-#include "exec/engine.h"
+#include "exec/pool.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "exec/static_block.h"
+#include "exec/storage.h"
+#include "exec/stream.h"
 
 #define MS_POOL_ALIGN 64u
 #define MS_POOL_SPLIT 512u         /* a smaller rest stays with the block */

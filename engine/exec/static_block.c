@@ -4,9 +4,12 @@
  * A room keeps its block until the room is freed. So its address does not depend on what else is
  * taken from the pool and given back meanwhile. Its memory counts as live while a storage uses it,
  * and otherwise as kept by the pool. */
-#include "exec/engine.h"
+#include "exec/static_block.h"
 
 #include <string.h>
+
+#include "exec/pool.h"
+#include "exec/stream.h"
 
 ms_status ms_room_new(ms_storage *storage, ms_room **out)
 {

@@ -1,9 +1,12 @@
 /* storage.c: storages: a piece of pool memory with its hazard cells and a count of its writes.
  * Dropping that memory and taking it again is drop.c. */
-#include "exec/engine.h"
+#include "exec/storage.h"
 
 #include <stddef.h>
 #include <string.h>
+
+#include "exec/hazard.h"
+#include "exec/pool.h"
 
 #define MS_STORAGE_CHUNK 128
 

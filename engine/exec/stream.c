@@ -1,9 +1,12 @@
 /* stream.c: the host side of streams: enqueueing, waiting, and what happens after a task has
  * failed. */
-#include "exec/engine.h"
+#include "exec/stream.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "exec/hazard.h"
+#include "exec/trace.h"
 
 /* ------------------------------------------------------------------- making */
 

@@ -1,6 +1,6 @@
 /* trace.c: a record for each task and wait while tracing is on. Workers write times into records
  * whose addresses never change. */
-#include "exec/engine.h"
+#include "exec/trace.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -9,9 +9,11 @@
  *
  * Invariants: `unsure` is NULL outside of passes; the tensor of an unsure member has no gradient;
  * the exchange is the same on all ranks of a group, whatever they have filled. */
-#include "fsdp/state.h"
+#include "fsdp/filled.h"
 
-#include "grad/tape.h"
+#include "fsdp/flat_param.h"
+#include "fsdp/partial.h"
+#include "grad/node.h"
 
 /* What is held of earlier passes is a gradient on every rank. */
 bool ms_member_has_gradient(ms_member *member)

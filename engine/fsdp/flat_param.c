@@ -11,14 +11,17 @@
  * steps the piece. One more element follows the shard, which no collective reads. Empty pieces are
  * windows on that element, so that the step of a parameter of which this rank has no numbers
  * changes a version too. */
-#include "fsdp/state.h"
+#include "fsdp/flat_param.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "fsdp/gradients.h"
+#include "fsdp/secondary_shard.h"
+#include "fsdp/unit.h"
+#include "ops/values.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
-#include "ops/values.h"
 
 /* ------------------------------------------------------------------- layout */
 

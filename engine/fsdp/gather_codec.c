@@ -4,12 +4,14 @@
  * What is sent, what arrives and what the functions make lives until this gather is enqueued: the
  * streams keep the memory for tasks that still read it. The whole flat parameter counts as restored
  * from the shard, as after any gather. */
-#include "fsdp/state.h"
-
-#include "hook/work.h"
-#include "tensor/op.h"
+#include "fsdp/gather_codec.h"
 
 #include <stdio.h>
+
+#include "fsdp/flat_param.h"
+#include "fsdp/unit.h"
+#include "hook/work.h"
+#include "tensor/op.h"
 
 void ms_fsdp_extend(ms_fsdp *fsdp, ms_gather_extension extension) { fsdp->extension = extension; }
 

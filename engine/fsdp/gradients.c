@@ -4,9 +4,10 @@
  * of ranks, pieces are the parameter from end to end. A parameter without gradient on some ranks
  * has zeros there; without gradient on any rank it has none. The gradient of the piece is put aside
  * meanwhile. Unsharded parameters have their whole gradients at all times. */
-#include "fsdp/state.h"
+#include "fsdp/gradients.h"
 
-#include "grad/tape.h"
+#include "fsdp/flat_param.h"
+#include "grad/node.h"
 #include "hook/work.h"
 #include "ops/values.h"
 

@@ -16,9 +16,15 @@
  * A unit whose backward runs on some rank is not reduced yet: that rank's gradients are not
  * complete. Each rank tells in which units its backward is. Where ranks wait for each other in this
  * way, their gradients stay whole, as without synchronization, until the end of the backward. */
-#include "fsdp/state.h"
+#include "fsdp/lockstep.h"
 
 #include <string.h>
+
+#include "fsdp/flat_param.h"
+#include "fsdp/pass.h"
+#include "fsdp/reduce.h"
+#include "fsdp/static_memory.h"
+#include "fsdp/unit.h"
 
 typedef enum wish_kind {
     WISH_FORWARD,

@@ -1,9 +1,15 @@
 /* model.c: making and freeing a sharded model, and what can be asked of it and set. */
-#include "fsdp/state.h"
+#include "fsdp/flat_param.h"
 
 #include <string.h>
 
-#include "grad/tape.h"
+#include "fsdp/gather_codec.h"
+#include "fsdp/lockstep.h"
+#include "fsdp/module_hooks.h"
+#include "fsdp/schedule.h"
+#include "fsdp/static_memory.h"
+#include "fsdp/unit.h"
+#include "grad/node.h"
 #include "tensor/part.h"
 #include "tensor/state.h"
 

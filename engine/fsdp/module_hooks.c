@@ -10,9 +10,16 @@
  * A recomputed forward has a backward of its own, inside of the outer one, in which no gradient of
  * a parameter is added up: the outer one does that when the inner one has ended. So inputs of a
  * recomputed forward tell nothing, and the gradients of its parameters tell all. */
-#include "fsdp/state.h"
+#include "fsdp/module_hooks.h"
 
-#include "grad/tape.h"
+#include "fsdp/lockstep.h"
+#include "fsdp/outer.h"
+#include "fsdp/pass.h"
+#include "fsdp/reduce.h"
+#include "fsdp/schedule.h"
+#include "fsdp/secondary_shard.h"
+#include "fsdp/unit.h"
+#include "grad/node.h"
 #include "tensor/state.h"
 
 void ms_fsdp_let_go(ms_fsdp *fsdp)

@@ -9,9 +9,11 @@
  *
  * It waits in `outer` for the reduction that follows, at most until the end of the backward. Where
  * a policy has stepped the parameter already, it is refused. */
-#include "fsdp/state.h"
+#include "fsdp/outer.h"
 
-#include "grad/tape.h"
+#include "fsdp/flat_param.h"
+#include "fsdp/unit.h"
+#include "grad/node.h"
 #include "hook/work.h"
 #include "ops/values.h"
 

@@ -2,11 +2,12 @@
  * reduced over the shard group only. The sums of such passes stay with the shards (`carried`) until
  * a pass between replicas, before whose reduction each rank adds what it carries to its own part of
  * its gradients: the sum over the ranks of the shard group then contains it once. */
-#include "fsdp/state.h"
+#include "fsdp/partial.h"
 
+#include "fsdp/flat_param.h"
 #include "hook/work.h"
-#include "tensor/op.h"
 #include "ops/values.h"
+#include "tensor/op.h"
 
 /* The link of the chain that reduces, or NULL: a script does. */
 static const ms_link *reduction_of(const ms_fsdp *fsdp)

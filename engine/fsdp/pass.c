@@ -7,9 +7,14 @@
  * the end where units may stay unused. So a unit that may be the last is held back: until the next
  * one is due, or backward has ended. Chains without such links launch at once. All of this depends
  * on the order in which units are reduced, which is the same on all ranks. */
-#include "fsdp/state.h"
+#include "fsdp/pass.h"
 
 #include <stdio.h>
+
+#include "fsdp/filled.h"
+#include "fsdp/reduce.h"
+#include "fsdp/schedule.h"
+#include "fsdp/unit.h"
 
 /* -------------------------------------------------------------------- errors */
 

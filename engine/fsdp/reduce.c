@@ -6,11 +6,17 @@
  * added there. Its memory is taken when the unit's backward begins and
  * given back once the reduction is enqueued. Without a reduction (a pass that is not synchronized)
  * it stays, and the next backward adds to it. */
-#include "fsdp/state.h"
+#include "fsdp/reduce.h"
 
 #include <math.h>
 
-#include "grad/tape.h"
+#include "fsdp/filled.h"
+#include "fsdp/flat_param.h"
+#include "fsdp/outer.h"
+#include "fsdp/partial.h"
+#include "fsdp/static_memory.h"
+#include "fsdp/unit.h"
+#include "grad/node.h"
 #include "hook/work.h"
 #include "ops/values.h"
 

@@ -6,9 +6,13 @@
  * has ended, and whether the unit stays gathered. A pass follows the entries as long as its uses
  * are the recorded ones. From the first other use on it gathers ahead as without entries: results
  * are right in any case. All ranks make the same uses, so all gather in the same order. */
-#include "fsdp/state.h"
+#include "fsdp/schedule.h"
 
 #include <string.h>
+
+#include "fsdp/lockstep.h"
+#include "fsdp/pass.h"
+#include "fsdp/unit.h"
 
 /* ---------------------------------------------------------------- recording */
 

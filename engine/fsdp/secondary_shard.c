@@ -6,11 +6,12 @@
  * shard is unchanged since the part was taken, and while gathers give the dtype that it has. The
  * decision is the same on all ranks, because it depends on the order of host calls only. Ranks that
  * agree on each gather keep no parts: one of them may not have run the forward. */
-#include "fsdp/state.h"
+#include "fsdp/secondary_shard.h"
 
+#include "fsdp/flat_param.h"
 #include "hook/work.h"
-#include "tensor/state.h"
 #include "ops/values.h"
+#include "tensor/state.h"
 
 static int64_t length_of(const ms_flat *flat)
 {

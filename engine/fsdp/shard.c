@@ -1,9 +1,10 @@
 /* shard.c: a flat parameter's shard as one tensor, and tensors that lie as it does: an optimizer's
  * state of one kind is one storage on every rank, whatever pieces a rank has. */
-#include "fsdp/state.h"
+#include "fsdp/flat_param.h"
 
-#include "tensor/state.h"
+#include "fsdp/unit.h"
 #include "ops/values.h"
+#include "tensor/state.h"
 
 /* NULL if the tensor is no parameter of the model. */
 static ms_member *member_of(const ms_fsdp *fsdp, const ms_tensor *parameter)

@@ -13,7 +13,7 @@
  * there is none, the largest one that is too small goes, and the tensor's memory is a new room. So
  * there are as many rooms as are in use at one time, and `lag` more, each as large as the largest
  * tensors are. */
-#include "fsdp/state.h"
+#include "fsdp/static_memory.h"
 
 /* At most, whatever limits a user has chosen: each one may cost a room. */
 enum { MOST_LAG = 4, MOST_NUMBERS = 1 << 16 };

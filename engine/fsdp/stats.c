@@ -1,6 +1,6 @@
 /* stats.c: what can be asked of a sharded model's reductions and gathers. Buckets are its trainable
  * flat parameters. */
-#include "fsdp/state.h"
+#include "fsdp/flat_param.h"
 
 #include <string.h>
 

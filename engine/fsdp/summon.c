@@ -1,7 +1,14 @@
 /* summon.c: whole parameters outside of passes, for good (unwrap) or for a while (summon), and
  * giving up a pass that failed. */
-#include "fsdp/state.h"
+#include "fsdp/flat_param.h"
 
+#include "fsdp/gradients.h"
+#include "fsdp/lockstep.h"
+#include "fsdp/pass.h"
+#include "fsdp/reduce.h"
+#include "fsdp/secondary_shard.h"
+#include "fsdp/static_memory.h"
+#include "fsdp/unit.h"
 #include "ops/values.h"
 
 /* Inside of a pass handles belong to the edges. */

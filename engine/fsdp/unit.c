@@ -1,10 +1,14 @@
 /* unit.c: a unit's memory and handles: gathering, using, releasing, resharding. */
-#include "fsdp/state.h"
+#include "fsdp/unit.h"
 
-#include "grad/tape.h"
+#include "fsdp/flat_param.h"
+#include "fsdp/gather_codec.h"
+#include "fsdp/secondary_shard.h"
+#include "fsdp/static_memory.h"
+#include "grad/node.h"
 #include "hook/work.h"
 #include "tensor/part.h"
-#include "tensor/state.h"
+#include "tensor/tensor.h"
 
 /* ------------------------------------------------------------------- phases */
 

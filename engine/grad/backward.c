@@ -15,10 +15,14 @@
  * A backward may run inside another: a hook that goes through a graph of its own, or a recomputed
  * function (`inside`), whose inner graph leads to nodes of the outer pass. `outer` links the
  * passes. */
-#include "grad/tape.h"
+#include "grad/backward.h"
 
 #include <string.h>
 
+#include "grad/node.h"
+#include "grad/record.h"
+#include "grad/unread.h"
+#include "ops/autocast.h"
 #include "ops/values.h"
 
 /* One backward, on the C stack of backward(). `seen` holds a reference to each node that takes

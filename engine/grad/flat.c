@@ -4,9 +4,10 @@
  * handles them with one task, and gives each parameter its part of that storage: the handles that
  * scripts hold stay valid. Packing copies instead, is recorded on the tape, and leaves the tensors
  * where they are. */
-#include "grad/tape.h"
+#include "grad/node.h"
 
 #include "ops/values.h"
+#include "tensor/tensor.h"
 
 /* All leaves must be distinct, of one float dtype, and without a home: a wrapped model has laid out
  * its buckets already. *total: elements of all of them. The search for equal leaves compares each

@@ -4,7 +4,7 @@
  * as many as the step before, so after the first one the tape hardly allocates. The functions that
  * make things take all memory first and change the graph afterwards; when one fails, the graph is
  * as it was. */
-#include "grad/tape.h"
+#include "grad/node.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
  * Both walks visit each node once and without recursion, by a list that grows while it is read.
  * They mark nodes with a visit number of the tape, as backward does, and put back the old numbers
  * at the end, since a walk may run inside a hook of a backward that still needs its marks. */
-#include "grad/tape.h"
+#include "grad/node.h"
 
 /* A node that the walk has met, and the visit number that it had before. Not retained: nothing is
  * freed during a walk. */

@@ -11,9 +11,12 @@
  * which tensors its operators take that require a gradient or are parameters. Those that require
  * one become edges of the node, so that backward does not run their nodes before this one has
  * delivered. */
-#include "grad/tape.h"
+#include "grad/backward.h"
 
 #include <string.h>
+
+#include "grad/node.h"
+#include "grad/record.h"
 
 /* One call of ms_recompute; the user of its node. One allocation holds the struct, the inputs and
  * the versions. */

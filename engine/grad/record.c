@@ -9,10 +9,12 @@
  * after the last recorded write in place, and each tensor the version at which it, or its history,
  * was made; a tensor that is older than the last such write is refused wherever its history would
  * be used. */
-#include "grad/tape.h"
-#include "grad/parts.h"
+#include "grad/record.h"
 
 #include <string.h>
+
+#include "grad/node.h"
+#include "grad/parts.h"
 
 /* What backward has to know of a tensor that it may not have any more: dtype and shape. NULL: all
  * zero. */

@@ -5,9 +5,11 @@
  * discovery until it has run. So whether anything still reads a parameter is one look at its
  * storage, and only a write that has to wait costs more: it goes into a list, which is walked after
  * each node. */
-#include "grad/tape.h"
+#include "grad/unread.h"
 
 #include <string.h>
+
+#include "grad/node.h"
 
 /* By bytes of the storage, so views and other parameters in the same flat storage are told apart.
  */

@@ -1,7 +1,9 @@
 /* bucket.c: what a link may ask of its bucket. */
-#include "hook/links.h"
+#include "hook/rows.h"
 
 #include <stdio.h>
+
+#include "hook/tensors.h"
 
 /* The names are those of the Lua API and of messages. */
 const char *ms_bucket_kind_name(ms_bucket_kind kind)

@@ -1,5 +1,5 @@
 /* chain.c: chains of native links: checked, kept, run. */
-#include "hook/links.h"
+#include "hook/chain.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* links.c: what links do with their bucket: groups, collectives, checks. */
-#include "hook/links.h"
+#include "hook/tensors.h"
 
 #include <stdio.h>
 

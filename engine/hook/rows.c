@@ -4,7 +4,9 @@
  * The buffer has the parameters end to end, as links expect. A collective over the shards needs the
  * shards end to end; this file copies from one order to the other. Numbers that a parameter lacks
  * for its last shards are zeros there. */
-#include "hook/links.h"
+#include "hook/rows.h"
+
+#include "hook/tensors.h"
 
 /* What shard `shard` has of one parameter: count numbers of the buffer from `first` on, at `at` of
  * the shard, where `part` places are for them. */

@@ -1,5 +1,5 @@
 /* tensors.c: operators on tensors as links use them: with one number, without history. */
-#include "hook/links.h"
+#include "hook/tensors.h"
 
 #include "ops/values.h"
 

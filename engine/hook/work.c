@@ -1,6 +1,9 @@
 /* work.c: operators one after another, for native links. */
 #include "hook/work.h"
 
+#include "hook/rows.h"
+#include "hook/tensors.h"
+
 /* Takes ownership before anything else can fail, so no caller has to release. The limit is an error
  * and not an assertion, because the number of tensors may depend on a script's options. The tensor
  * is released at once: an owner that gives up must leave nothing behind. */

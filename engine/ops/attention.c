@@ -18,9 +18,9 @@
 #include <string.h>
 
 #include "moonshard/ops.h"
-#include "tensor/op.h"
+#include "ops/autocast.h"
 #include "ops/values.h"
-#include "tensor/state.h"
+#include "tensor/op.h"
 
 /* -------------------------------------------------------------------- heads */
 

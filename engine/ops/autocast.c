@@ -7,11 +7,12 @@
  *
  * A cast's storage is tied to that of its source: when the source is dropped, the cast is dropped
  * with it, also where only the tape holds the cast. It is computed again when it is used next. */
-#include "tensor/state.h"
+#include "ops/autocast.h"
 
 #include "moonshard/ops.h"
 #include "ops/values.h"
 #include "tensor/op.h"
+#include "tensor/tensor.h"
 
 /* f32 turns autocast off. Without memory for the state it stays off. Only products ask for it.
  * Casts that exist are not dropped: they are checked against the dtype when they are used. */

@@ -23,6 +23,7 @@
 #define MOONSHARD_OPS_BACKEND_H
 
 #include "exec/device.h"
+
 #include "moonshard/tensor.h"
 
 /* Elementwise kernels on operands a, b, c with the numbers value and high; x_backward takes what

@@ -1,6 +1,8 @@
 /* backends.c: the table of kernels that belongs to the engine's device. */
 #include "ops/backend.h"
 
+#include "exec/engine.h"
+
 /* One table for each kernel family, ended by NULL; a device says which family it runs. The sim
  * device runs none of them, but looks up names and kinds here. */
 static const ms_kernels *const backends[] = { &ms_cpu_backend.kernels, &ms_cuda_backend.kernels,

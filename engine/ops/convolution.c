@@ -8,9 +8,10 @@
 
 #include <string.h>
 
+#include "exec/engine.h"
 #include "moonshard/ops.h"
+#include "ops/autocast.h"
 #include "ops/matmul.h"
-#include "tensor/state.h"
 #include "ops/values.h"
 
 /* The bias, or NULL: it may be absent or given as NULL. */

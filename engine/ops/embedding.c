@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "moonshard/ops.h"
-#include "tensor/op.h"
 #include "ops/values.h"
+#include "tensor/op.h"
 #include "tensor/state.h"
 
 /* The values of ids are checked by the task: they are on the device. The dtype of the result is the

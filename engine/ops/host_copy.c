@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "base/hash.h"
-#include "tensor/op.h"
 #include "ops/values.h"
+#include "tensor/op.h"
 #include "tensor/state.h"
 
 /* ----------------------------------------------------- from and to the host */

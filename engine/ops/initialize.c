@@ -1,9 +1,9 @@
 /* initialize.c: computing the values that initial.c has recorded. */
 #include "tensor/initial.h"
 
+#include "ops/values.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
-#include "ops/values.h"
 
 /* How many of the steps come before the next cast. */
 static uint32_t steps_before_cast(const ms_initializer *record, uint32_t from)

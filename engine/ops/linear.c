@@ -15,11 +15,12 @@
 
 #include <string.h>
 
+#include "exec/engine.h"
 #include "moonshard/ops.h"
+#include "ops/autocast.h"
 #include "ops/matmul.h"
-#include "tensor/op.h"
 #include "ops/values.h"
-#include "tensor/state.h"
+#include "tensor/op.h"
 
 /* The bias, or NULL: it may be absent or given as NULL. */
 static ms_tensor *bias_of(const ms_op_call *call)

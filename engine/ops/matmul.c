@@ -9,11 +9,12 @@
 
 #include <string.h>
 
+#include "exec/engine.h"
 #include "moonshard/ops.h"
-#include "tensor/op.h"
+#include "ops/autocast.h"
 #include "ops/reduce.h"
 #include "ops/values.h"
-#include "tensor/state.h"
+#include "tensor/op.h"
 
 /* --------------------------------------------------------------- the kernel */
 

@@ -14,9 +14,9 @@
 #include <string.h>
 
 #include "moonshard/ops.h"
-#include "tensor/op.h"
+#include "ops/autocast.h"
 #include "ops/values.h"
-#include "tensor/state.h"
+#include "tensor/op.h"
 
 /* Which of the four operators it is: layer norm or RMS norm, fused with a sum or not. */
 static bool is_centered(const ms_op *op)

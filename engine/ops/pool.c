@@ -6,8 +6,8 @@
 #include "ops/pool.h"
 
 #include "moonshard/ops.h"
-#include "tensor/state.h"
 #include "ops/values.h"
+#include "tensor/state.h"
 
 static bool is_max(const ms_op *op) { return op == &ms_op_max_pool2d; }
 

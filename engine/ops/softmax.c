@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "moonshard/ops.h"
-#include "tensor/op.h"
 #include "ops/values.h"
+#include "tensor/op.h"
 #include "tensor/state.h"
 
 /* ------------------------------------------------------------------ softmax */

@@ -5,11 +5,11 @@
  * write through one is seen through the other. Gradients of views are views of the incoming
  * gradient where the operator is invertible, and a new tensor otherwise. */
 #include "ops/reduce.h"
-#include "ops/values.h"
 
 #include <string.h>
 
 #include "moonshard/ops.h"
+#include "ops/values.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
 

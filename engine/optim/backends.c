@@ -1,6 +1,8 @@
 /* backends.c: the table of tasks that belongs to the engine's device. */
 #include "optim/tasks.h"
 
+#include "exec/engine.h"
+
 /* One table for each kernel family, ended by NULL. A device names its family, and two devices may
  * share one. */
 static const ms_kernels *const backends[] = { &ms_cpu_optim, &ms_cuda_optim, NULL };

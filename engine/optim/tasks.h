@@ -7,6 +7,7 @@
 #define MOONSHARD_OPTIM_TASKS_H
 
 #include "exec/device.h"
+
 #include "moonshard/optim.h"
 
 /* Gradients of one task. Models have hundreds of parameters, and a task for each would cost more

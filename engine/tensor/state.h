@@ -44,39 +44,6 @@ static inline void ms_tensor_span(const ms_tensor *tensor, size_t *begin, size_t
     *end = *begin + (size_t)tensor->extent * item;
 }
 
-/* Computes the contents of a cast's storage again if they were dropped together with the storage of
- * its weight: takes memory, and casts on the current stream. Nothing happens to any other storage.
- * The version of the cast grows unless the weight is as it was, so that backward notices a weight
- * that has been stepped in between. */
-ms_status ms_storage_recast(ms_storage *storage);
-
-/* The tensor in dtype: a cached cast if `keep` and there is a valid one (kept until the step ends
- * or the tensor changes). Caller releases. */
-ms_status ms_tensor_cast_cached(ms_engine *engine, ms_tensor *tensor, ms_dtype dtype, bool keep,
-                                ms_tensor **out);
-
-/* Moves the tensor onto `base`: it becomes the part of base (contiguous, of its dtype, with room)
- * that begins at `offset`, in its own shape. No values are copied, and views that were made of it
- * keep the old memory. Cannot fail, so that many parameters can be moved together. */
-void ms_tensor_rebase(ms_tensor *tensor, ms_tensor *base, int64_t offset);
-
-/* The same, and the tensor gets another shape, and the dtype of `base`: for a parameter of which a
- * rank keeps a part. Graphs and views that were made of it keep their shape, dtype and memory. */
-void ms_tensor_reshape_onto(ms_tensor *tensor, ms_tensor *base, int64_t offset, uint32_t dims,
-                            const int64_t *shape);
-
-/* Under autocast, for an f32 tensor whose task is yet to be enqueued: makes a second tensor of the
- * autocast dtype, of the same shape and order in memory, which that task writes too. A product that
- * uses the tensor next then needs no pass of its own for the cast. *out stays NULL where there is
- * nothing to cast. Caller releases, and once the task is enqueued ties it to the tensor with
- * ms_tensor_keep_cast (which takes NULL, too). The cast is dropped with the tensor's storage: see
- * ms_storage_recast. */
-ms_status ms_tensor_new_cast(ms_engine *engine, const ms_tensor *tensor, ms_tensor **out);
-void ms_tensor_keep_cast(ms_tensor *tensor, ms_tensor *cast);
-/* Makes `cast` the tensor's cast without saying how its values were computed: for a window of a
- * cast. Lets an earlier cast go. */
-void ms_tensor_hold_cast(ms_tensor *tensor, ms_tensor *cast);
-
 typedef struct ms_tensor_state ms_tensor_state;
 
 /* A host buffer that a task still reads or writes, and the point after which it may be freed. When
@@ -114,10 +81,5 @@ struct ms_tensor_state {
     /* What is written in `restored` is computed from `source` now: see ms_tensor_restoring. */
     const ms_tensor *restored, *source;
 };
-
-/* The layer's state of an engine, made at first use. */
-ms_status ms_tensor_state_of(ms_engine *engine, ms_tensor_state **out);
-/* Takes the tensor off the list of those that hold a cast, and releases the cast. */
-void ms_tensor_drop_cast(ms_tensor *tensor);
 
 #endif

@@ -3,13 +3,13 @@
  * A tensor costs one struct from a free list and a reference to a storage; views and aliases are as
  * cheap as that, so operators make them freely. What a window may reach is checked in one place,
  * ms_tensor_window. */
-#include "tensor/part.h"
-#include "tensor/state.h"
+#include "tensor/tensor.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "tensor/op.h"
+#include "tensor/part.h"
 
 /* Tensors that are allocated at once. */
 #define MS_TENSOR_CHUNK 128

@@ -9,17 +9,6 @@
 
 /* A file's JSON; the caller releases it by json_decref. */
 ms_status ms_json_parse(ms_context *context, const void *data, size_t bytes, json_t **out);
-/* Each reads one member of the file, which may be NULL or null. */
-ms_status ms_json_normalizer(ms_context *context, const json_t *value, ms_tokenizer *tokenizer);
-ms_status ms_json_pre_tokenizer(ms_context *context, const json_t *value, ms_tokenizer *tokenizer);
-/* Whether the pre-tokenizer turns text into characters of the byte alphabet. */
-bool ms_json_is_byte_level(const json_t *pre_tokenizer);
-ms_status ms_json_model(ms_context *context, const json_t *value, ms_tokenizer *tokenizer);
-ms_status ms_json_added_tokens(ms_context *context, const json_t *value, ms_tokenizer *tokenizer);
-ms_status ms_json_post_processor(ms_context *context, const json_t *value, ms_tokenizer *tokenizer);
-/* Works out the tokens' texts; all tokens must be there. */
-ms_status ms_json_decoder(ms_context *context, const json_t *value, ms_tokenizer *tokenizer);
-
 /* The member "type" of a component; "" if it has none. */
 const char *ms_json_type(const json_t *component);
 /* A string as bytes; nothing for another value. */

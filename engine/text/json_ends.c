@@ -1,6 +1,7 @@
 /* json_ends.c: post-processors and decoders of tokenizer.json. */
+#include "text/json_ends.h"
+
 #include "text/decoding.h"
-#include "text/json.h"
 
 #define POST_PROCESSORS "ByteLevel, TemplateProcessing, BertProcessing, RobertaProcessing, Sequence"
 #define DECODERS "ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace, Sequence"

@@ -1,7 +1,8 @@
 /* json_model.c: the model and the added tokens of tokenizer.json. */
+#include "text/json_model.h"
+
 #include "text/build.h"
 #include "text/decoding.h"
-#include "text/json.h"
 
 /* ---------------------------------------------------------------------- model */
 

@@ -1,5 +1,5 @@
 /* json_steps.c: normalizers and pre-tokenizers of tokenizer.json. */
-#include "text/json.h"
+#include "text/json_steps.h"
 
 #define NORMALIZERS \
     "NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Prepend, Replace, Sequence"

@@ -1,10 +1,16 @@
 /* load.c: which files a tokenizer is read from, and what they are. */
+#include "text/load.h"
+
 #include <stdio.h>
 
 #include "io/path.h"
 #include "text/build.h"
-#include "text/formats.h"
-#include "text/json.h"
+#include "text/json_ends.h"
+#include "text/json_model.h"
+#include "text/json_steps.h"
+#include "text/merges_file.h"
+#include "text/ranks.h"
+#include "text/sentencepiece.h"
 
 /* A tokenizer that is being loaded. path: the file that is being read, for messages. */
 typedef struct loading {

@@ -1,8 +1,9 @@
 /* merges_file.c: GPT-2's list of merges: a line for each, two tokens with a space between them. The
  * vocabulary was read before. */
+#include "text/merges_file.h"
+
 #include "text/build.h"
 #include "text/decoding.h"
-#include "text/formats.h"
 
 /* Next line, without its end; false at the end of all. */
 static bool next_line(ms_span *data, ms_span *line)

@@ -1,8 +1,9 @@
 /* ranks.c: tiktoken's rank files: a line for each token, its bytes in base64 and its rank, which is
  * its id. Two tokens are merged to any token that is both in a row. */
+#include "text/ranks.h"
+
 #include "text/build.h"
 #include "text/decoding.h"
-#include "text/formats.h"
 
 /* The value of a digit of base64 (RFC 4648), or -1. */
 static int digit_of(uint8_t c)

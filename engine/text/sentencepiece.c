@@ -1,11 +1,12 @@
 /* sentencepiece.c: SentencePiece's tokenizer.model of type BPE. The numbers of fields are those of
  * its sentencepiece_model.proto. Two texts are merged if both in a row are a piece; the piece with
  * the highest score comes first. */
+#include "text/sentencepiece.h"
+
 #include <stdlib.h>
 
 #include "text/build.h"
 #include "text/decoding.h"
-#include "text/formats.h"
 #include "text/wire.h"
 
 typedef enum piece_type { NORMAL = 1, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE } piece_type;

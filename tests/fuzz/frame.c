@@ -1,11 +1,14 @@
 /* frame.c: any bytes as a frame that another host's keeper has sent: it is refused, or the first
  * keeper carries it out and changes nothing that the other host may not change.
  * fuzz: engine/base engine/comm/hosts */
-#include "comm/control/cluster/state.h"
+#include "comm/control/cluster/coordinator.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "comm/control/cluster/local_ranks.h"
+#include "comm/control/cluster/rank_copies.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

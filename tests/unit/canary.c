@@ -1,7 +1,7 @@
 /* canary.c: in builds with the thread sanitizer a missing wait between streams is reported even if
  * the tasks touch no memory that the sanitizer can see, as products in a library do. The program
  * starts itself once with the wait and once without it. */
-#include "exec/engine.h"
+#include "exec/state.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -5,10 +5,9 @@
 
 #include <math.h>
 
-#include "ranges.h"
-
 #include "../cuda/driver/driver.h"
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/state.h"
+#include "ranges.h"
 
 /* Before main, as in late_device.c. Faults are counted, since one is planted. */
 __attribute__((constructor)) static void watch(void)

@@ -3,6 +3,7 @@
 #include "comm_support.h"
 
 #include "comm/control_table.h"
+#include "comm/group.h"
 #include "comm/transport_table.h"
 #include "ranges.h"
 

@@ -3,11 +3,15 @@
  * and strangers at the port. Tensors do not move here. */
 #include "comm/control/cluster/state.h"
 
-#include "comm_support.h"
-
 #include <stdatomic.h>
 
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/ledger.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/wait.h"
+#include "comm/group.h"
 #include "comm/transport_table.h"
+#include "comm_support.h"
 #include "proof_support.h"
 
 #define HOSTS_MOST 3

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <time.h>
 
+#include "comm/group.h"
 #include "comm/transport/nccl/state.h"
 #include "comm_support.h"
 #include "ranges.h"

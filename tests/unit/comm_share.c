@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdatomic.h>
 
+#include "comm/group.h"
 #include "comm/transport_table.h"
 #include "comm_support.h"
 

@@ -1,9 +1,9 @@
 /* comm_starter.c: the process that starts a job over several hosts, and the first keeper: requests,
  * the exit code, strangers at the port, and what each side makes of the other's end or silence. */
-#include "comm/control/cluster/state.h"
+#include "comm/control/cluster/starter_link.h"
 
+#include "comm/control/shm/job_end.h"
 #include "comm_support.h"
-
 #include "proof_support.h"
 
 #define LOST_NS 400000000u

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "comm/group.h"
 #include "comm/rendezvous.h"
 #include "comm/transport_table.h"
 

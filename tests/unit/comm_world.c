@@ -7,8 +7,8 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-#include "comm/comm.h"
 #include "comm/control_table.h"
+#include "comm/state.h"
 #include "fault_os.h"
 
 static ms_engine *alone(const char *device)

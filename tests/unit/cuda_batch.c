@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cuda_support.h"
+#include "exec/stream.h"
 
 enum { COUNT = 96 };
 

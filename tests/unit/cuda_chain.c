@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cuda_support.h"
+#include "exec/stream.h"
 
 enum { COUNT = 96, LENGTH = 12 };
 

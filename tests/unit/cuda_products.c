@@ -4,12 +4,13 @@
 
 #include <string.h>
 
+#include "exec/stream.h"
 #include "moonshard/ops.h"
 #include "moonshard/tensor.h"
 #include "ops/cuda/matmul.h"
+#include "ops/values.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
-#include "ops/values.h"
 
 #define OK(call) assert_int_equal(call, MS_OK)
 

@@ -10,7 +10,7 @@
 #include "../cuda/driver/driver.h"
 #include "exec/cuda/api.h"
 #include "exec/cuda/task.h"
-#include "exec/engine.h"
+#include "exec/state.h"
 
 /* ---------------------------------------------------------------- the stand-in */
 

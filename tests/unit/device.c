@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exec/engine.h"
+#include "exec/state.h"
 #include "fault_engine.h"
 #include "late_device.h"
 #include "moonshard/comm.h"

@@ -5,6 +5,8 @@
 #include "fsdp_support.h"
 
 #include "fault_engine.h"
+#include "fsdp/flat_param.h"
+#include "fsdp/secondary_shard.h"
 
 /* ------------------------------------------------------------------- layout */
 

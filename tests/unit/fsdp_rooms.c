@@ -2,8 +2,9 @@
  * they are chosen, how many there are, and that nothing else on a rank has a part in it. */
 #include "fsdp_support.h"
 
-#include "comm/comm.h"
-#include "exec/engine.h"
+#include "comm/group.h"
+#include "exec/state.h"
+#include "fsdp/static_memory.h"
 
 enum { UNITS = 12, LAG = 2 };
 

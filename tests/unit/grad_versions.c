@@ -2,7 +2,7 @@
  * that wait until backward has read the tensor. ctest: late cuda */
 #include "grad_support.h"
 
-#include "tensor/state.h"
+#include "ops/autocast.h"
 
 /* A write of `target`, times `by`, that the tape does not record. */
 typedef struct write {

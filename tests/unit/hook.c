@@ -2,8 +2,9 @@
  * failing allocations. The results of links: dist/hooks.lua.
  * ctest: each-isa poisoned cuda-ranks cuda-local */
 #include "comm/control_table.h"
-#include "comm/transport_table.h"
 
+#include "comm/group.h"
+#include "comm/transport_table.h"
 #include "fault_rank.h"
 #include "moonshard/hook.h"
 #include "moonshard/ops.h"

@@ -2,13 +2,13 @@
  * drops, refills and releases on several streams, the same in each round, with steps and without;
  * the collector is asked before memory ends; free neighbours are joined at the limit. */
 #include "device_support.h"
-#include "ranges.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "exec/engine.h"
+#include "exec/state.h"
 #include "moonshard/base.h"
+#include "ranges.h"
 
 /* CANARY: bytes that builds with canaries add to each block, after its storage. */
 enum { STREAMS = 4, SLOTS = 24, LENGTH_MAX = 120, CANARY = MS_CANARY ? MS_CELLS_MAX : 0 };

@@ -8,6 +8,7 @@
 #define MOONSHARD_TESTS_REFERENCE_H
 
 #include "late_device.h"
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,10 +19,10 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "fault_os.h"
-#include "ranges.h"
 #include "exec/poison.h"
+#include "fault_os.h"
 #include "moonshard/ops.h"
+#include "ranges.h"
 #include "tensor/op.h"
 #include "tensor/state.h"
 

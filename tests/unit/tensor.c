@@ -11,7 +11,7 @@
 
 #include "late_device.h"
 #include "moonshard/tensor.h"
-#include "tensor/state.h"
+#include "ops/autocast.h"
 
 #define OK(call) assert_int_equal(call, MS_OK)
 

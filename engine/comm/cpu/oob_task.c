@@ -1,9 +1,10 @@
 /* oob_task.c: control's calls as functions of the host, for devices that have no CPU tasks. */
+#include "comm/oob.h"
+
 #include <stdio.h>
 
-#include "comm/comm.h"
-#include "exec/cpu/cpu.h"
-#include "exec/device.h"
+#include "exec/cpu/task.h"
+#include "exec/stream.h"
 
 /* On a thread of the device. The error is that of the task, with rank and collective: it is given
  * to the stream here, since the device adds only what it knows itself. */

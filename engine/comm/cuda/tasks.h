@@ -2,7 +2,8 @@
 #ifndef MOONSHARD_COMM_CUDA_TASKS_H
 #define MOONSHARD_COMM_CUDA_TASKS_H
 
-#include "comm/comm.h"
+#include "comm/state.h"
+
 #include "exec/cuda/task.h"
 #include "exec/device.h"
 

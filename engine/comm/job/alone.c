@@ -1,5 +1,7 @@
 /* alone.c: worlds in which a rank has no others, and the group of a rank by itself. */
 #include "comm/control_table.h"
+
+#include "comm/group.h"
 #include "comm/transport_table.h"
 
 /* A world of `size` ranks in which only this rank runs. The numbers of the others are taken to

@@ -12,6 +12,7 @@
 #define MOONSHARD_COMM_JOB_EXCHANGE_H
 
 #include "comm/control/shm/state.h"
+
 #include "comm/job/launcher_env.h"
 #include "moonshard/hosts.h"
 

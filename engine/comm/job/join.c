@@ -8,10 +8,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/job/hello.h"
+#include "comm/control/cluster/agent_process.h"
 #include "comm/control/cluster/state.h"
 #include "comm/job/exchange.h"
-#include "comm/control/cluster/agent_process.h"
+#include "comm/job/hello.h"
 
 /* In which a launcher has ended the other processes after the first has failed. Where a time limit
  * has passed, some more does not matter. */

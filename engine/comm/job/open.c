@@ -5,8 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/group.h"
 #include "comm/transport_table.h"
-#include "exec/device.h"
+#include "exec/engine.h"
 
 /* Called for a failed task. Peers would wait for this rank's later collectives for ever, so its
  * error ends the job for all. A forked child has a copy of the engine but is no rank of the job; it

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/mismatch.h"
 #include "comm/job/exchange.h"
 #include "comm/mpi/load.h"
 #include "comm/mpi/progress_thread.h"

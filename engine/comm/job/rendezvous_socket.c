@@ -4,12 +4,14 @@
  * A message is a record of fixed size. A message of another length, magic or version, from another
  * user, or with a rank that is taken or does not exist is refused, and the answer says why. A
  * visitor that sends nothing for a while is refused too, so that it does not delay the others. */
-#include "comm/control/shm/state.h"
+#include "comm/job/rendezvous_socket.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "comm/control/shm/files.h"
 
 #define MS_MEET_MAGIC 0x3154454d4d44534dull /* "MSDMMET1" */
 #define MS_MEET_NS (120 * (uint64_t)1000000000)

@@ -7,11 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/job/hello.h"
-#include "comm/control/cluster/state.h"
-#include "comm/job/exchange.h"
 #include "comm/control/cluster/acceptor.h"
 #include "comm/control/cluster/authentication.h"
+#include "comm/control/cluster/peers.h"
+#include "comm/job/exchange.h"
+#include "comm/job/hello.h"
 
 #define MS_MASTER_VARIABLE "MOONSHARD_MASTER"
 #define MS_TOKEN_VARIABLE "MOONSHARD_TOKEN"

@@ -1,6 +1,6 @@
 /* starter.c: the process that starts a job over several hosts: it listens for the first keeper,
  * sends it requests, and hears from it how the job has ended. */
-#include "comm/control/cluster/state.h"
+#include "comm/control/cluster/listen.h"
 
 #include <errno.h>
 #include <stdio.h>

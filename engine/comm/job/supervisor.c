@@ -1,6 +1,11 @@
 /* supervisor.c: a job on one host as its supervisor sees it: the table of this kind of rendezvous.
  */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/files.h"
+
+#include "comm/control/shm/hang_report.h"
+#include "comm/control/shm/job_end.h"
+#include "comm/control/shm/request.h"
+#include "comm/job/rendezvous_socket.h"
 
 /* What the rank shows to others, in the control file. The caller has checked the number. */
 static ms_rank_line *line_of(const ms_rendezvous *rendezvous, uint32_t rank)

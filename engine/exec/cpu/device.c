@@ -1,8 +1,14 @@
 /* device.c: the table of the CPU device: its state, its memory, and handing work to workers. */
-#include "exec/cpu/cpu.h"
+#include "exec/cpu/poison.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "exec/cpu/services.h"
+#include "exec/cpu/task.h"
+#include "exec/cpu/team.h"
+#include "exec/cpu/worker.h"
+#include "exec/stream.h"
 
 /* -------------------------------------------------------------------- opening */
 

@@ -5,9 +5,11 @@
  * when it is handed out and given back; after it they must still be that, and come back. A read
  * that is not declared spoils results; a write that is not declared is an error that names the
  * task. */
-#include "exec/cpu/cpu.h"
+#include "exec/cpu/poison.h"
 
 #include <string.h>
+
+#include "exec/stream.h"
 
 #define MS_POISON 0xff
 

@@ -1,6 +1,6 @@
 /* services.c: what the CPU device does beside running kernels: copies between host and device
  * memory, the check of a flag, and functions of the host. */
-#include "exec/cpu/cpu.h"
+#include "exec/cpu/services.h"
 
 #include <stdio.h>
 #include <string.h>

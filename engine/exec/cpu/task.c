@@ -1,8 +1,10 @@
 /* task.c: running a CPU task, and what it may ask of the thread that runs it. */
-#include "exec/cpu/cpu.h"
+#include "exec/cpu/task.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "exec/cpu/team.h"
 
 /* A task that fails without a message gets one, and one that calls ms_run_fail has failed whatever
  * it returns. */

@@ -1,5 +1,7 @@
 /* team.c: helpers that share the tiles of one task at a time. */
-#include "exec/cpu/cpu.h"
+#include "exec/cpu/team.h"
+
+#include "exec/cpu/task.h"
 
 #define MS_TICKET_OPEN ((uint64_t)1 << 31)
 #define MS_TICKET_JOINED (MS_TICKET_OPEN - 1)

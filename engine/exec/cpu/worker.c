@@ -1,6 +1,9 @@
 /* worker.c: the thread of one CPU stream: takes slots in order, waits for other streams, runs
  * tasks, and says what is done. */
-#include "exec/cpu/cpu.h"
+#include "exec/cpu/worker.h"
+
+#include "exec/cpu/task.h"
+#include "exec/stream.h"
 
 /* ------------------------------------------------------------------ waiting */
 

@@ -4,9 +4,13 @@
  * A task that may be put off is kept with its number, which counts as enqueued. Whatever else goes
  * onto the stream, or asks how far it is, comes after what is kept: it is put onto the stream
  * first. So order and points are those of a stream that keeps nothing. */
+#include "exec/cuda/batch.h"
+
 #include <string.h>
 
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/completion.h"
+#include "exec/cuda/errors.h"
+#include "exec/stream.h"
 
 /* What a stream keeps. */
 struct ms_cuda_together {

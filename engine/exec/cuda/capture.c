@@ -3,7 +3,10 @@
  *
  * Capturing carries out nothing, and is relaxed: what else is called meanwhile, on this thread or
  * on others, goes on as ever. */
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/capture.h"
+
+#include "exec/cuda/errors.h"
+#include "exec/cuda/fatal.h"
 
 /* A kernel of kept work gets new arguments at each launch, so each has its node. */
 enum { NODES = 4 };

@@ -1,6 +1,10 @@
 /* completion.c: what work of a stream leaves for the host: events, notes of kernels, times, and the
  * list of duties, which progress.c does when their numbers are reached. */
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/completion.h"
+
+#include "exec/cuda/errors.h"
+#include "exec/cuda/host_task.h"
+#include "exec/cuda/times.h"
 
 /* ------------------------------------------------------------------- events */
 

@@ -8,9 +8,16 @@
  * - The host thread puts stored work onto the stream when it enqueues something, asks whether a
  *   number is reached, or waits for one. While it does none of these, stored work does not begin.
  */
+#include "exec/cuda/deferred.h"
+
 #include <string.h>
 
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/errors.h"
+#include "exec/cuda/fatal.h"
+#include "exec/cuda/host_task.h"
+#include "exec/cuda/launch.h"
+#include "exec/cuda/progress.h"
+#include "exec/stream.h"
 
 /* How often a host that waits for errands looks whether the GPU has stopped. */
 #define MS_LATER_LOOK_NS 20000000

@@ -2,7 +2,16 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/batch.h"
+#include "exec/cuda/completion.h"
+#include "exec/cuda/deferred.h"
+#include "exec/cuda/errors.h"
+#include "exec/cuda/kernel.h"
+#include "exec/cuda/memory.h"
+#include "exec/cuda/offload.h"
+#include "exec/cuda/pinned.h"
+#include "exec/cuda/progress.h"
+#include "exec/cuda/replay.h"
 
 /* ------------------------------------------------------------------ opening */
 

@@ -1,9 +1,11 @@
 /* errors.c: what every file of the cuda device begins and ends with: the context, and errors. */
+#include "exec/cuda/errors.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "exec/cuda/cuda.h"
+#include "exec/stream.h"
 
 ms_cuda_device *ms_cuda_enter(const ms_engine *engine)
 {

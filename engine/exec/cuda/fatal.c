@@ -5,10 +5,13 @@
  * done. Their names and script lines are kept for each stream when they are enqueued. With
  * CUDA_LAUNCH_BLOCKING=1 the host waits after each task, so that there is only one. Engines of one
  * process share the driver's context: each finds the error, whoever is the cause. */
+#include "exec/cuda/fatal.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/errors.h"
+#include "exec/stream.h"
 
 /* An event that was passed when the device opened answers with the error of a GPU that has
  * stopped, and with success on one that goes on. */

@@ -14,11 +14,15 @@
  *   errand, for which there is a point (ms_cuda_cover).
  * - The host learns that the GPU has stopped when it finds the errand over; the thread reports all
  *   other errors itself, since other ranks wait meanwhile. */
+#include "exec/cuda/host_task.h"
+
 #include <stdalign.h>
 #include <string.h>
 
 #include "base/thread.h"
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/errors.h"
+#include "exec/cuda/fatal.h"
+#include "exec/stream.h"
 
 #define MS_ERRAND_STEPS 8
 

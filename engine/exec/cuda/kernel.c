@@ -1,9 +1,17 @@
 /* kernel.c: what the function of a task may call (task.h): kernels, found at their first launch,
  * and memory for the task. */
+#include "exec/cuda/kernel.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/capture.h"
+#include "exec/cuda/completion.h"
+#include "exec/cuda/errors.h"
+#include "exec/cuda/fatal.h"
+#include "exec/cuda/host_task.h"
+#include "exec/cuda/offload.h"
+#include "exec/cuda/replay.h"
 
 /* ------------------------------------------------------------ finding kernels */
 

@@ -1,8 +1,18 @@
 /* launch.c: work that goes onto a stream: tasks, copies, functions of the host. */
+#include "exec/cuda/launch.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/batch.h"
+#include "exec/cuda/completion.h"
+#include "exec/cuda/errors.h"
+#include "exec/cuda/fatal.h"
+#include "exec/cuda/host_task.h"
+#include "exec/cuda/offload.h"
+#include "exec/cuda/progress.h"
+#include "exec/cuda/replay.h"
+#include "exec/stream.h"
 
 /* -------------------------------------------------------------------- tasks */
 

@@ -1,5 +1,5 @@
 /* measure.c: times of calls that put work onto a stream, apart from the engine's work (task.h). */
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/errors.h"
 
 struct ms_cuda_meter {
     ms_engine *engine;

@@ -1,7 +1,9 @@
 /* memory.c: memory of the GPU for the pool. */
+#include "exec/cuda/memory.h"
+
 #include <errno.h>
 
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/errors.h"
 
 static size_t round_up(size_t bytes, size_t grain) { return (bytes + grain - 1) / grain * grain; }
 

@@ -5,9 +5,11 @@
  * Memory is registered in pieces of one size, as the pool grows. A kernel does not see the pieces.
  * A call of the driver that copies or fills must not go from one into the next: it is made once for
  * each piece. */
+#include "exec/cuda/offload.h"
+
 #include <errno.h>
 
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/errors.h"
 
 #define PIECE ((size_t)32 << 20)
 

@@ -8,9 +8,12 @@
  *   have ended. So nothing that is under way uses a block that is kept, and it is handed out
  *   without a question. What it holds is what its last user left there.
  * - Every block begins with a header, by which it is found again when it is freed. */
+#include "exec/cuda/pinned.h"
+
 #include <string.h>
 
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/errors.h"
+#include "exec/cuda/offload.h"
 
 /* The header, which keeps what follows it aligned. */
 struct ms_cuda_pinned_block {

@@ -1,8 +1,17 @@
 /* progress.c: which numbers of a stream are reached: the events that tell, waits of other streams
  * for them, and what the host does after a number. */
+#include "exec/cuda/progress.h"
+
 #include <string.h>
 
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/batch.h"
+#include "exec/cuda/completion.h"
+#include "exec/cuda/errors.h"
+#include "exec/cuda/fatal.h"
+#include "exec/cuda/host_task.h"
+#include "exec/cuda/kernel.h"
+#include "exec/cuda/replay.h"
+#include "exec/cuda/times.h"
 
 /* ------------------------------------------------------------------- duties */
 

@@ -16,10 +16,19 @@
  *   changes nodes instead of launching (ms_cuda_chain_launch). What libraries put into a graph
  *   stays as it is: such a task (uses_library) is part of a chain with these arguments only.
  * - Each launch has notes of its own for what kernels note. */
+#include "exec/cuda/replay.h"
+
 #include <stdio.h>
 #include <string.h>
 
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/batch.h"
+#include "exec/cuda/capture.h"
+#include "exec/cuda/completion.h"
+#include "exec/cuda/errors.h"
+#include "exec/cuda/fatal.h"
+#include "exec/cuda/kernel.h"
+#include "exec/cuda/launch.h"
+#include "exec/stream.h"
 
 enum {
     LEAST = 4,    /* tasks: fewer cost as little one by one */

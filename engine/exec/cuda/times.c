@@ -3,7 +3,7 @@
  * The driver tells spans in f32 milliseconds, which hold one of 4 s to a quarter of a microsecond.
  * So times are counted from an anchor, an event that the GPU has passed a short time before or
  * after, and an anchor's own time from the anchor before it. */
-#include "exec/cuda/cuda.h"
+#include "exec/cuda/times.h"
 
 #define ANCHOR_NS 2000000000u
 

@@ -14,6 +14,8 @@
 
 #include <string.h>
 
+#include "exec/engine.h"
+
 /* Addresses are numbers: no memory is ever read or written at them. */
 #define MS_SIM_BASE ((uintptr_t)1 << 40)
 #define MS_SIM_BYTES (UINT64_MAX >> 8)

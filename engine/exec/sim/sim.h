@@ -2,7 +2,7 @@
 #ifndef MOONSHARD_EXEC_SIM_H
 #define MOONSHARD_EXEC_SIM_H
 
-#include "exec/engine.h"
+#include "exec/state.h"
 
 /* Nanoseconds that a call of this cost takes on an idle machine. */
 double ms_rates_ns(const ms_rates *rates, const ms_task_cost *cost);

@@ -10,6 +10,8 @@
  * and receive the result from it at the end. */
 #include "hook/work.h"
 
+#include "hook/links.h"
+
 /* A run of the bucket's numbers. It may run across parameters, and across their borders. */
 typedef struct span {
     int64_t first, count;

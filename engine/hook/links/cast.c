@@ -1,6 +1,8 @@
 /* cast.c: the later links see the buffer in another float dtype. */
 #include "hook/links.h"
 
+#include "hook/tensors.h"
+
 /* A cast loses only rounding. If the loss was known before, the buffer is marked as lossless again:
  * the reduction reports what travels, in the dtype of the cast, and the residual gets the rounding
  * from that report. The new buffer is in memory of the group, where the collective reads it without

@@ -9,6 +9,8 @@
  * for each norm that is needed. */
 #include "hook/work.h"
 
+#include "hook/links.h"
+#include "hook/link_state.h"
 #include "moonshard/grad.h"
 
 /* Adds up a sum of squares over the shard group, in place. The ranks of a shard group hold

@@ -8,6 +8,8 @@
  * A second one in a chain would add every loss twice, and is refused. */
 #include "hook/links.h"
 
+#include "hook/tensors.h"
+
 /* With residual e, decay d and gradient g: e = d e + g in f32, and the buffer becomes e, rounded to
  * its dtype. The state then holds what went in, before that rounding, so the loss of the rounding
  * is part of the next residual too. */

@@ -4,9 +4,14 @@
  *
  * A mean over `divisor` ranks: the first reduction multiplies by replicas / divisor, the second
  * takes the mean over the replicas. */
-#include "hook/work.h"
+#include "hook/links/hybrid.h"
 
 #include <string.h>
+
+#include "hook/chain.h"
+#include "hook/links/reduce.h"
+#include "hook/tensors.h"
+#include "hook/work.h"
 
 /* ------------------------------------------------------- the shard's bucket */
 

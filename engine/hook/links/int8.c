@@ -11,6 +11,9 @@
 #include <float.h>
 #include <math.h>
 
+#include "hook/links.h"
+#include "hook/links/reduce.h"
+
 /* 1.5 * 2^23: adding and subtracting it rounds f32 numbers below 2^22 to the nearest integer, ties
  * to even. */
 #define ROUND 12582912.0

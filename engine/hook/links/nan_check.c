@@ -3,6 +3,7 @@
  * state's "bad" is then above 0, which optimizers read (or the check fails with an error). */
 #include "hook/work.h"
 
+#include "hook/links.h"
 #include "tensor/op.h"
 
 /* bad = max(bad, 1 if t has an infinity or NaN). The flag stays on the device: reading it here

@@ -2,6 +2,8 @@
  * et al. 2020). */
 #include "hook/links.h"
 
+#include "hook/links/reduce.h"
+
 /* The iteration counts only up to start_step; after it the state does not change, which makes a
  * checkpoint of it valid at any later step. Until then the mean is over the bucket's own group.
  * `within` borrows everything from the link, so it needs no release. */

@@ -9,6 +9,11 @@
 
 #include <math.h>
 
+#include "hook/links.h"
+#include "hook/links/reduce.h"
+#include "hook/link_state.h"
+#include "hook/tensors.h"
+
 /* A gradient [n, m]. compressed: it travels as P [n, r] and Q [m, r]. The offsets are into the
  * tensors of the same names below; M's also into the bucket. residual_at counts compressed matrices
  * only, as those that travel whole lose nothing. */

@@ -1,4 +1,8 @@
 /* reduce.c: the reductions that lose nothing but rounding, for each kind of bucket, and noop. */
+#include "hook/links/reduce.h"
+
+#include "hook/links/hybrid.h"
+#include "hook/rows.h"
 #include "hook/work.h"
 
 /* A mean is a sum of numbers that are multiplied by 1 / divisor as they are read, so that a sum in

@@ -2,6 +2,8 @@
  * have, -1 or 1, and 0 where as many have the one as the other (Bernstein et al. 2019). */
 #include "hook/work.h"
 
+#include "hook/links.h"
+
 /* decode_sum adds the ranks' signs, -1 or 1; the sign of the sum is the majority. All ranks decode
  * the same gathered bits and so get the same result. A residual has no meaning here, since the
  * result is not the mean of what was sent; the table of kinds refuses error_feedback before it. */

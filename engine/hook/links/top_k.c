@@ -5,6 +5,9 @@
 
 #include <math.h>
 
+#include "hook/links.h"
+#include "hook/tensors.h"
+
 /* How many of count numbers are sent: ceil(fraction * count). A decimal fraction may be stored a
  * little too high, and the product is rounded: 0.07 of 100 would be 8. At least one number travels,
  * since a bucket of which nothing is sent would never be trained. */

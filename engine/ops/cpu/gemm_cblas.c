@@ -1,13 +1,13 @@
 /* gemm_cblas.c: matrix products by any CBLAS, in f32; other dtypes are converted by who calls. */
 #include "ops/cpu/gemm.h"
 
+#include "tensor/state.h"
+
 #if defined(MS_WITH_CBLAS)
 
 #include <cblas.h>
 #include <dlfcn.h>
 #include <string.h>
-
-#include "tensor/state.h"
 
 /* A CBLAS has no state that an engine could own and nothing to prepare: the struct only gives the
  * slot of the engine an object, and the plan gives callers an address that is not NULL. */

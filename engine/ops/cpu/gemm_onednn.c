@@ -2,14 +2,15 @@
  * its versions 2 and 3. */
 #include "ops/cpu/gemm.h"
 
+#include "exec/engine.h"
+#include "tensor/state.h"
+
 #if defined(MS_WITH_ONEDNN)
 
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "tensor/state.h"
 
 /* --------------------------------------------- what differs between 2 and 3 */
 

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "exec/engine.h"
+#include "exec/state.h"
 #include "ops/cuda/attention.h"
 #include "ops/cuda/attention_graph.h"
 #include "ops/cuda/kernels.h"

@@ -4,7 +4,8 @@
  * Both depend on shapes, strides and alignment only, so a run repeats its bits. */
 #include <string.h>
 
-#include "exec/engine.h"
+#include "exec/state.h"
+#include "exec/stream.h"
 #include "ops/cuda/matmul.h"
 
 static ms_status fail(ms_engine *engine, const ms_products *products, ms_lt_result result,

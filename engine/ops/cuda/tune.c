@@ -7,6 +7,7 @@
 
 #include "exec/cuda/task.h"
 #include "exec/engine.h"
+#include "exec/state.h"
 #include "ops/cuda/matmul.h"
 
 bool ms_cuda_describe_gpu(const ms_os *os, uint32_t number, ms_gpu *out, ms_error *error)

@@ -7,7 +7,11 @@
 #include <pthread.h>
 
 #include "../hosts_job.h"
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/files.h"
+#include "comm/control/shm/ids.h"
+#include "comm/control/shm/job_end.h"
+#include "comm/group.h"
 #include "comm/mpi/progress_thread.h"
 #include "comm/transport_table.h"
 #include "thread_mpi.h"

@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exec/cpu/cpu.h"
+#include "exec/cpu/task.h"
+#include "exec/stream.h"
 
 typedef struct piece {
     struct piece *next;

@@ -1,10 +1,20 @@
 /* agent.c: a keeper begins, finds the others, and ends. */
-#include "comm/control/cluster/state.h"
+#include "comm/control/cluster/coordinator.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "comm/control/cluster/listen.h"
+#include "comm/control/cluster/local_ranks.h"
+#include "comm/control/cluster/peers.h"
+#include "comm/control/cluster/rank_copies.h"
+#include "comm/control/cluster/starter_link.h"
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/files.h"
+#include "comm/control/shm/hang_report.h"
+#include "comm/control/shm/liveness.h"
 
 #define MS_LOOK_NS ((uint64_t)5 * 1000000) /* how often a wait for other hosts looks */
 #define MS_BEAT_MOST_NS ((uint64_t)1000000000)

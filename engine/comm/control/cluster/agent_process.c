@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/control/cluster/state.h"
+#include "comm/control/cluster/starter_link.h"
 
 #define MS_WHY_NS ((uint64_t)1000000000)
 #define MS_CODE_NOT_MET 2 /* the exit code of a job whose ranks have not met */

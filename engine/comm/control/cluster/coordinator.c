@@ -1,8 +1,14 @@
 /* coordinator.c: what the hosts of a job decide together, the first keeper for all: the cause of
  * its end, between which steps requests are met, numbers of new groups, and who is suspected. */
-#include "comm/control/cluster/state.h"
+#include "comm/control/cluster/coordinator.h"
 
 #include <string.h>
+
+#include "comm/control/cluster/deadlock.h"
+#include "comm/control/cluster/peers.h"
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/ids.h"
+#include "comm/control/shm/job_end.h"
 
 /* --------------------------------------------------------------------- cause */
 

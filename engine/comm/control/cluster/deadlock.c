@@ -13,11 +13,15 @@
  * in such a call says that there is no deadlock. Without one, every call in which a rank waits
  * lacks a member, which is still: no message can end it. So the second answer says in which calls
  * ranks stand, and how many calls of each channel members have entered. */
-#include "comm/control/cluster/state.h"
+#include "comm/control/cluster/deadlock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "comm/control/cluster/peers.h"
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/job_end.h"
 
 #define MS_STILL_ROUNDS 3
 #define MS_STILL_PAUSE_NS ((uint64_t)200000000) /* between two attempts */

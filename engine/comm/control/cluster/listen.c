@@ -1,5 +1,5 @@
 /* listen.c: how a process listens for those of other hosts, and how they reach it. */
-#include "comm/control/cluster/state.h"
+#include "comm/control/cluster/listen.h"
 
 #include <errno.h>
 #include <stdio.h>

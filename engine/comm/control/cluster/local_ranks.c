@@ -1,12 +1,19 @@
 /* local_ranks.c: where the ranks of a host meet their keeper. A rank gets the memory files there,
  * and then tells the keeper what it has written that other hosts need. */
-#include "comm/control/cluster/state.h"
-#include "comm/mpi/progress_thread.h"
+#include "comm/control/cluster/local_ranks.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "comm/control/cluster/coordinator.h"
+#include "comm/control/cluster/rank_copies.h"
+#include "comm/control/cluster/starter_link.h"
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/files.h"
+#include "comm/control/shm/liveness.h"
+#include "comm/mpi/progress_thread.h"
 
 #define MS_DOOR_MAGIC 0x31524f4f4444534dull /* "MSDDOOR1" */
 #define MS_DOOR_SILENCE_NS ((uint64_t)5 * 1000000000)

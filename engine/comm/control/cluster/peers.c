@@ -1,10 +1,14 @@
 /* peers.c: frames from keeper to keeper. */
-#include "comm/control/cluster/state.h"
+#include "comm/control/cluster/peers.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "comm/control/cluster/coordinator.h"
+#include "comm/control/cluster/rank_copies.h"
+#include "comm/control/shm/job_end.h"
 
 /* ------------------------------------------------------------------- sending */
 

@@ -1,8 +1,14 @@
 /* rank_copies.c: copies of what the ranks of one host show, in the control files of the others. */
-#include "comm/control/cluster/state.h"
+#include "comm/control/cluster/rank_copies.h"
 
 #include <errno.h>
 #include <string.h>
+
+#include "comm/control/cluster/coordinator.h"
+#include "comm/control/cluster/peers.h"
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/files.h"
+#include "comm/control/shm/job_end.h"
 
 /* The part of a rank's line that other hosts have a copy of, and its flight record, which they get
  * at the end. */

@@ -1,10 +1,15 @@
 /* starter_link.c: the first keeper's connection to the process that has started the job. */
-#include "comm/control/cluster/state.h"
+#include "comm/control/cluster/starter_link.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "comm/control/cluster/listen.h"
+#include "comm/control/cluster/peers.h"
+#include "comm/control/shm/job_end.h"
+#include "comm/control/shm/liveness.h"
 
 #define MS_LOOK_NS ((uint64_t)5 * 1000000)
 

@@ -1,9 +1,17 @@
 /* async_calls.c: calls that a transport has launched, and whose tasks do not wait in the order
  * ledger: what reports show of them, and whether their peers will come. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/async_calls.h"
 
 #include <stdio.h>
 
+#include "comm/control/shm/hang_report.h"
+#include "comm/control/shm/job_end.h"
+#include "comm/control/shm/liveness.h"
+#include "comm/control/shm/mismatch.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/straggler.h"
+#include "comm/control/shm/wait.h"
+#include "comm/flight.h"
 #include "comm/transport_table.h"
 
 /* As ms_ledger_enter does for calls of the ledger. */

@@ -1,5 +1,7 @@
 /* bell.c: how threads of a rank sleep until a peer has made progress. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/bell.h"
+
+#include "comm/control/shm/wait.h"
 
 /* The caller has stored its progress before. With both accesses sequentially consistent, either
  * this load sees the sleeper, or the sleeper's last look sees the progress. The futex call is saved

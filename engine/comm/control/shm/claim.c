@@ -3,9 +3,12 @@
  *
  * A host writes its claim first and reads those of the others second, all sequentially consistent:
  * of two hosts that claim one number, at least one sees the other's claim. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/claim.h"
 
 #include <string.h>
+
+#include "comm/control/shm/mismatch.h"
+#include "comm/control/shm/record.h"
 
 _Static_assert(MS_CALLS_AHEAD >= MS_STREAM_DEPTH,
                "a stream holds no more calls than there are claims kept");

@@ -17,9 +17,14 @@
  *
  * A rank has no rounds, and so no deadlock is found, while its host is busy, its link delays it,
  * its process is stopped, or it has not joined. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/deadlock.h"
+
+#include "comm/control/shm/wait.h"
 
 #include <stdio.h>
+
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/job_end.h"
 
 #define MS_STILL_ROUNDS 3
 /* A rank that has been still for this time wakes the others, a few times, so that they look around

@@ -1,5 +1,5 @@
 /* files.c: the memory files of a job: made, handed to children, taken over. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/files.h"
 
 #include <errno.h>
 #include <stdio.h>

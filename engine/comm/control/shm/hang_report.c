@@ -1,6 +1,6 @@
 /* hang_report.c: reports to a supervisor about a rank that others have waited for too long. The
  * supervisor decides whether that rank still works. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/hang_report.h"
 
 #include <string.h>
 

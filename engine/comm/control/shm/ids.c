@@ -1,6 +1,8 @@
 /* ids.c: numbers of groups, which a job hands out and takes back. In a job over several hosts the
  * keeper of the first one has the account. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/ids.h"
+
+#include "comm/control/shm/bell.h"
 
 #define MS_IDS_LOOK_NS 50000000 /* a rank that waits for numbers looks at least this often */
 

@@ -1,5 +1,5 @@
 /* job_end.c: why a job has ended, and the flight records that its ranks have left. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/job_end.h"
 
 #include <string.h>
 

@@ -1,6 +1,11 @@
 /* ledger.c: the order ledger, as tasks run through it: a rank enters a call, waits until all
  * members have entered it, and compares; then it moves through phases with them. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/ledger.h"
+
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/mismatch.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/wait.h"
 
 /* Lines of members on other hosts are copies: no thread sleeps on their bells. */
 void ms_ledger_wake(ms_host *host, const ms_group *group)

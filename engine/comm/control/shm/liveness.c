@@ -1,9 +1,11 @@
 /* liveness.c: how ranks without a supervisor find out that another has died. The process of each
  * rank claims a place in the control file; the system frees the place when the process ends. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/liveness.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+
+#include "comm/control/shm/job_end.h"
 
 /* Only in jobs without a supervisor. If the system has no such claims, the rank is not watched, and
  * a peer notices its death by the time limit only. The claim is a lock of the file, which the

@@ -1,8 +1,13 @@
 /* mismatch.c: what a rank reports when calls do not fit together: who differs, who has left, who
  * calls in another order. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/mismatch.h"
 
 #include <stdio.h>
+
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/job_end.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/wait.h"
 
 /* How long a report waits for the call of another rank that it needs. */
 #define MS_WITNESS_NS 500000000

@@ -4,10 +4,14 @@
  *
  * Numbers are added in the order of ranks, floats in f32: the same bits on every rank, and those of
  * a transport. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/oob.h"
 
 #include <math.h>
 #include <string.h>
+
+#include "comm/control/shm/ledger.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/wait.h"
 
 /* One piece: `bytes` of each member's numbers, from byte `done` on. */
 typedef struct piece {

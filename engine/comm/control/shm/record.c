@@ -1,8 +1,10 @@
 /* record.c: what a rank writes down of its calls: its slots of the order ledger and its flight
  * record. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/record.h"
 
 #include <string.h>
+
+#include "comm/flight.h"
 
 /* Two slots are enough: no rank enters call n + 2 before all have left n + 1, so none reads the
  * slot of n any more. */

@@ -10,9 +10,12 @@
  * Over several hosts the keepers decide (comm/control/cluster/coordinator.c). Before that, each
  * closes a gate, at which ranks wait before their next step, and only then reads the numbers of its
  * ranks. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/request.h"
 
 #include <string.h>
+
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/straggler.h"
 
 #define MS_GATE_LOOK_NS 50000000 /* a rank at the gate looks at least this often */
 

@@ -1,8 +1,20 @@
 /* shm.c: control among the ranks of one host: a rank joins, counts its calls, leaves. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/async_calls.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/claim.h"
+#include "comm/control/shm/files.h"
+#include "comm/control/shm/ids.h"
+#include "comm/control/shm/job_end.h"
+#include "comm/control/shm/liveness.h"
+#include "comm/control/shm/oob.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/request.h"
+#include "comm/control/shm/straggler.h"
+#include "comm/group.h"
 
 /* ------------------------------------------------------------------ the job */
 

@@ -1,9 +1,11 @@
 /* straggler.c: a warning about a rank for which others wait unusually long, long before they give
  * up. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/straggler.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#include "comm/control/shm/record.h"
 
 #define MS_PATIENCE_NS ((uint64_t)5 * 1000000000)
 #define MS_PATIENCE_STEPS 10

@@ -1,10 +1,17 @@
 /* wait.c: how a task waits for other ranks. It spins for a moment, yielding its core where cores
  * are shared, then sleeps on its rank's bell and looks around in turns. */
-#include "comm/control/shm/state.h"
+#include "comm/control/shm/wait.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/deadlock.h"
+#include "comm/control/shm/hang_report.h"
+#include "comm/control/shm/job_end.h"
+#include "comm/control/shm/liveness.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/straggler.h"
 #include "moonshard/cpu_task.h"
 
 #define MS_SPIN_NS 50000 /* about the cost of a wake */

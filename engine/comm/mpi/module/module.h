@@ -25,7 +25,7 @@
 #define MS_MPI_MODULE_VERSION 3
 #define MS_MPI_MODULE_SYMBOL "moonshard_mpi_module"
 
-/* As many as all calls of a rank can have under way (comm/transport/mpi/mpi_channel.h), so no
+/* As many as all calls of a rank can have under way (comm/transport/mpi/state.h), so no
  * message waits for a request. With fewer, calls could block each other: each would hold requests
  * that others need. */
 #define MS_MPI_REQUESTS 32832

@@ -1,8 +1,14 @@
 /* message.c: messages to ranks on other hosts: started, delayed as a simulated link asks, awaited.
  */
+#include "comm/transport/mpi/message.h"
+
 #include <stdio.h>
 
-#include "comm/transport/mpi/mpi_channel.h"
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/job_end.h"
+#include "comm/control/shm/mismatch.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/wait.h"
 
 /* ----------------------------------------------------------------- starting */
 

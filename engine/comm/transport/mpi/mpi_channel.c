@@ -1,9 +1,16 @@
 /* mpi_channel.c: a channel of a group over several hosts: what this rank does there for the members
  * of its host, and how a call is entered and left. */
+#include "comm/transport/mpi/mpi_channel.h"
+
 #include <errno.h>
 #include <string.h>
 
-#include "comm/transport/mpi/mpi_channel.h"
+#include "comm/control/shm/files.h"
+#include "comm/control/shm/ledger.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/wait.h"
+#include "comm/transport/mpi/message.h"
+#include "comm/transport/shm/staged.h"
 
 /* ------------------------------------------------------------------ relaying */
 

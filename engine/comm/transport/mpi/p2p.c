@@ -1,8 +1,13 @@
 /* p2p.c: send and recv between ranks of two hosts: each tells the other its call in a letter, and
  * the tensor follows from memory to memory. */
+#include "comm/transport/mpi/p2p.h"
+
 #include <string.h>
 
-#include "comm/transport/mpi/mpi_channel.h"
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/wait.h"
+#include "comm/transport/mpi/message.h"
 #include "comm/transport/shm/p2p.h"
 
 /* Bytes of one message. */

@@ -1,9 +1,14 @@
 /* staged.c: collectives in which the data of every rank travel: a rank's staging area is copied to
  * the other hosts as far as their ranks read it, and all go on as on one host. */
+#include "comm/transport/mpi/staged.h"
+
 #include <string.h>
 
+#include "comm/control/shm/record.h"
 #include "comm/flow.h"
+#include "comm/transport/mpi/message.h"
 #include "comm/transport/mpi/mpi_channel.h"
+#include "comm/transport/shm/staged.h"
 
 static bool gets(const ms_lane *lane, const ms_comm_args *args, uint32_t host)
 {

@@ -1,7 +1,15 @@
 /* transport.c: the transport between the ranks of several hosts: which way a call takes. */
 #include <errno.h>
 
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/wait.h"
 #include "comm/transport/mpi/mpi_channel.h"
+#include "comm/transport/mpi/p2p.h"
+#include "comm/transport/mpi/staged.h"
+#include "comm/transport/mpi/two_level_reduce.h"
+#include "comm/transport/mpi/two_level_sums.h"
+#include "comm/transport/shm/open.h"
+#include "comm/transport/shm/shm.h"
 
 /* Calls between ranks of one host are the local transport's. */
 static bool is_of_one_host(const ms_comm_args *args)

@@ -5,9 +5,13 @@
  * Otherwise a tensor is cut into as many slices as the smallest host has members, and the members
  * at one place of all hosts exchange the sums of one slice, or of its units (topology.h). While
  * pieces are on their way, the next one is added up. */
+#include "comm/transport/mpi/two_level_reduce.h"
+
 #include <string.h>
 
 #include "comm/flow.h"
+#include "comm/transport/mpi/message.h"
+#include "comm/transport/mpi/mpi_channel.h"
 #include "comm/transport/mpi/two_level_sums.h"
 
 /* ------------------------------------------------------------------ slices */

@@ -1,7 +1,11 @@
 /* two_level_scatter.c: reduce_scatter over several hosts: the sum of a part goes to the rank that
  * gets the part. */
 #include "comm/flow.h"
+
+#include "comm/transport/mpi/message.h"
+#include "comm/transport/mpi/mpi_channel.h"
 #include "comm/transport/mpi/two_level_sums.h"
+#include "comm/transport/shm/staged.h"
 
 /* Of the part that this member gets. */
 static ms_span part_of(const ms_sum *r, uint64_t k, uint32_t member)

@@ -1,7 +1,10 @@
 /* two_level_sums.c: how reductions over several hosts cut a tensor, where their sums are, and how
  * they are added. */
-#include "comm/flow.h"
 #include "comm/transport/mpi/two_level_sums.h"
+
+#include "comm/control/shm/record.h"
+#include "comm/flow.h"
+#include "comm/transport/mpi/mpi_channel.h"
 
 /* Bytes of a piece where no area for staging limits them: each message costs a handshake of MPI and
  * some wakes of threads, and numbers are added while the next piece is on its way. */

@@ -9,7 +9,7 @@
 #ifndef MOONSHARD_COMM_TRANSPORT_MPI_TWO_LEVEL_SUMS_H
 #define MOONSHARD_COMM_TRANSPORT_MPI_TWO_LEVEL_SUMS_H
 
-#include "comm/transport/mpi/mpi_channel.h"
+#include "comm/transport/mpi/state.h"
 
 /* How a call is carried out. The way (in_place, direct) is one host's own, the rest all members
  * agree on. */
@@ -88,5 +88,8 @@ bool ms_sum_barrier(ms_sum *r, bool needed);
 bool ms_parts_prepare(ms_sum *r, uint64_t k);
 void ms_parts_exchange(const ms_sum *r, uint64_t k);
 bool ms_parts_finish(const ms_sum *r, uint64_t k);
+
+/* Bytes of room that the call may need. */
+size_t ms_slices_room(const ms_lane *lane, const ms_comm_args *args);
 
 #endif

@@ -1,9 +1,12 @@
 /* call.c: the tasks: each collective as calls of NCCL. */
+#include "comm/transport/nccl/call.h"
+
 #include <stdio.h>
 #include <string.h>
 
 #include "comm/flow.h"
-#include "comm/transport/nccl/state.h"
+#include "comm/transport/nccl/communicator.h"
+#include "comm/transport/nccl/watchdog.h"
 
 /* A call on its way. `function` and `result` are of the first function that did not succeed. */
 typedef struct launch {

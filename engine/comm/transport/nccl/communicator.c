@@ -1,10 +1,12 @@
 /* communicator.c: whose turn it is in a communicator, waiting for calls in progress, and what an
  * error of NCCL says. */
+#include "comm/transport/nccl/communicator.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/transport/nccl/state.h"
+#include "comm/flight.h"
 
 #define SPIN_NS 100000u
 #define NAP_NS 200000u

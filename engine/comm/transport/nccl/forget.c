@@ -1,6 +1,9 @@
 /* forget.c: the communicators of a group that all its members have dropped: they close together,
  * while the others go on. */
-#include "comm/transport/nccl/state.h"
+#include "comm/transport/nccl/forget.h"
+
+#include "comm/transport/nccl/communicator.h"
+#include "comm/transport/nccl/graphs.h"
 
 /* The turns keep the watchdog away: what it aborts, it takes with the turn. false: the job has
  * ended, and none is taken. */

@@ -9,9 +9,11 @@
  * are launched by themselves.
  *
  * Left out are groups of which a process has two members, where NCCL does not vouch for graphs. */
-#include "comm/transport/nccl/state.h"
+#include "comm/transport/nccl/graphs.h"
 
 #include <string.h>
+
+#include "comm/transport/nccl/call.h"
 
 enum { TIMES = 3, MOST = 256 };
 

@@ -1,9 +1,12 @@
 /* in_flight.c: calls that NCCL has put on a GPU's stream, until the host knows that they have
  * ended.
  */
+#include "comm/transport/nccl/in_flight.h"
+
 #include <string.h>
 
-#include "comm/transport/nccl/state.h"
+#include "comm/transport/nccl/call.h"
+#include "comm/transport/nccl/watchdog.h"
 
 ms_nccl_flight *ms_nccl_flight_begin(const ms_comm_args *args)
 {

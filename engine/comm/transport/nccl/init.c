@@ -1,10 +1,12 @@
 /* init.c: the communicators of a group: their ids, which control carries, and their beginning,
  * which all members make together. */
+#include "comm/transport/nccl/init.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/transport/nccl/state.h"
+#include "comm/transport/nccl/communicator.h"
 
 /* What a failure of NCCL leaves in the engine. */
 static ms_status fail(const ms_nccl *nccl, const char *function, ms_nccl_result result,

@@ -1,9 +1,14 @@
 /* nccl.c: the transport over NCCL joins and leaves, and is asked about memory and errors. */
-#include "comm/transport/nccl/state.h"
+#include "comm/transport/nccl/call.h"
 
 #include <string.h>
 
-#include "exec/device.h"
+#include "comm/transport/nccl/forget.h"
+#include "comm/transport/nccl/graphs.h"
+#include "comm/transport/nccl/in_flight.h"
+#include "comm/transport/nccl/init.h"
+#include "comm/transport/nccl/watchdog.h"
+#include "exec/engine.h"
 
 /* Memory of the host is for libraries that say so: the real one would fail in the first call, with
  * a message about CUDA. */

@@ -1,8 +1,12 @@
 /* watchdog.c: the thread that looks after calls that were launched, and that closes or aborts the
  * communicators at the end. */
+#include "comm/transport/nccl/watchdog.h"
+
 #include <stdio.h>
 
-#include "comm/transport/nccl/state.h"
+#include "comm/transport/nccl/communicator.h"
+#include "comm/transport/nccl/graphs.h"
+#include "comm/transport/nccl/in_flight.h"
 
 #define LOOK_NS 100000000u
 /* How long an abort may take before it counts as hung: a tenth of the job's timeout, within these.

@@ -1,6 +1,7 @@
 /* host_staging.c: calls on a device that has no CPU tasks, by way of pinned memory of the host. */
 #include "comm/transport/shm/host_staging.h"
 
+#include "comm/oob.h"
 #include "comm/flow.h"
 #include "comm/transport/shm/state.h"
 

@@ -4,7 +4,7 @@
 #ifndef MOONSHARD_COMM_TRANSPORT_SHM_HOST_STAGING_H
 #define MOONSHARD_COMM_TRANSPORT_SHM_HOST_STAGING_H
 
-#include "comm/comm.h"
+#include "comm/state.h"
 
 typedef struct ms_detour {
     struct ms_detour *next;

@@ -4,9 +4,16 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "comm/collective.h"
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/ledger.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/wait.h"
+#include "comm/oob.h"
 #include "comm/flow.h"
-#include "comm/transport/shm/state.h"
 #include "comm/transport/shm/p2p.h"
+#include "comm/transport/shm/staged.h"
+#include "comm/transport/shm/throttle.h"
 
 /* ------------------------------------------------------------------ the way */
 

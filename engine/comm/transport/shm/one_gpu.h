@@ -14,7 +14,8 @@
 #ifndef MOONSHARD_COMM_TRANSPORT_SHM_ONE_GPU_H
 #define MOONSHARD_COMM_TRANSPORT_SHM_ONE_GPU_H
 
-#include "comm/comm.h"
+#include "comm/state.h"
+
 #include "comm/transport/shm/one_gpu_args.h"
 
 struct ms_local; /* state.h */

@@ -1,6 +1,8 @@
 /* open.c: the transport between the ranks of a host joins and leaves. */
-#include "comm/transport/shm/state.h"
+#include "comm/transport/shm/open.h"
 
+#include "comm/collective.h"
+#include "comm/control/shm/files.h"
 #include "comm/transport/shm/host_staging.h"
 #include "comm/transport/shm/one_gpu.h"
 

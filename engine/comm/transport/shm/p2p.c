@@ -5,7 +5,13 @@
 #include <errno.h>
 #include <string.h>
 
+#include "comm/control/shm/bell.h"
+#include "comm/control/shm/files.h"
+#include "comm/control/shm/mismatch.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/wait.h"
 #include "comm/flow.h"
+#include "comm/transport/shm/throttle.h"
 
 /* The peer's world rank. */
 static uint32_t other_of(const ms_comm_args *args) { return args->group->members[args->root]; }

@@ -4,6 +4,8 @@
 
 #include "comm/transport/shm/state.h"
 
+#include "comm/control/shm/wait.h"
+
 /* The sender's or the receiver's slot of this call. */
 ms_ledger_slot *ms_pair_slot(const ms_host *host, const ms_comm_args *args, bool sender);
 /* Writes this rank's slot, and wakes the other. */
@@ -16,5 +18,8 @@ bool ms_pair_await(ms_local *local, const ms_comm_args *args, ms_helper *helper)
 ms_task_result ms_pair_enter(ms_run *run, ms_local *local, const ms_comm_args *args,
                              const ms_ledger_slot **theirs);
 ms_task_result ms_pair_leave(ms_run *run, ms_local *local, const ms_comm_args *args);
+
+/* The task of a send or recv. */
+ms_task_result ms_pair_run(ms_run *run, ms_local *local, const ms_comm_args *args);
 
 #endif

@@ -1,8 +1,15 @@
 /* shm.c: collectives between the ranks of a host: in place where the data are in heaps, which all
  * ranks map, otherwise through staging areas (staged.c). */
-#include "comm/transport/shm/state.h"
+#include "comm/transport/shm/shm.h"
 
+#include "comm/control/shm/ledger.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/wait.h"
 #include "comm/flow.h"
+#include "comm/transport/shm/open.h"
+#include "comm/transport/shm/p2p.h"
+#include "comm/transport/shm/staged.h"
+#include "comm/transport/shm/throttle.h"
 
 /* ----------------------------------------------------------------- in place */
 

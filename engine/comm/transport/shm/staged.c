@@ -1,11 +1,17 @@
 /* staged.c: collectives of data outside of heaps: each rank copies its data to a staging area,
  * which all ranks map, step by step. */
-#include "comm/transport/shm/state.h"
+#include "comm/transport/shm/staged.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/control/shm/files.h"
+#include "comm/control/shm/job_end.h"
+#include "comm/control/shm/ledger.h"
+#include "comm/control/shm/mismatch.h"
+#include "comm/control/shm/record.h"
+#include "comm/control/shm/wait.h"
 #include "comm/flow.h"
 
 /* From this number of ranks on, reading every rank's whole tensor costs more than another

@@ -1,5 +1,7 @@
 /* throttle.c: the link that a job may simulate: shared by all that a rank sends. */
-#include "comm/transport/shm/state.h"
+#include "comm/transport/shm/throttle.h"
+
+#include "comm/control/shm/bell.h"
 
 /* The link is busy from the moment when the data are ready. All that this rank sends shares it.
  * Only the stream waits. Without a simulated link it returns at once. The division is done in two

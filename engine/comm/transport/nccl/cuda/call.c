@@ -1,8 +1,10 @@
 /* call.c: the tasks of the transport nccl (comm/transport/nccl/) on a GPU. */
-#include "comm/transport/nccl/state.h"
+#include "comm/transport/nccl/call.h"
 
 #include "comm/cuda/comm_reduce.h"
 #include "comm/cuda/tasks.h"
+#include "comm/transport/nccl/graphs.h"
+#include "comm/transport/nccl/in_flight.h"
 #include "ops/cuda/kernels.h"
 
 MS_CUDA_IMAGE(comm_reduce)

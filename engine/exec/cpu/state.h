@@ -1,13 +1,14 @@
-/* cpu.h: the CPU device: one thread for each stream, a team of helpers for work inside a task, and
- * what a task sees of the thread that runs it.
+/* state.h: the CPU device: one thread for each stream, a team of helpers for work inside a task,
+ * and what a task sees of the thread that runs it.
  *
  * Who touches what
  * - The slots between done and head belong to the worker of their stream, all others to the host.
  *   The host writes a slot before head passes it; the worker reads it until done passes it. */
-#ifndef MOONSHARD_EXEC_CPU_H
-#define MOONSHARD_EXEC_CPU_H
+#ifndef MOONSHARD_EXEC_CPU_STATE_H
+#define MOONSHARD_EXEC_CPU_STATE_H
 
-#include "exec/engine.h"
+#include "exec/state.h"
+
 #include "moonshard/cpu_task.h"
 
 #define MS_SCRATCH_SLOTS 4
@@ -35,14 +36,6 @@ struct ms_run {
     ms_error *error;
     bool failed; /* ms_run_fail was called */
 };
-
-/* Calls a task once, on the calling thread. PENDING: call it again with the same arguments. FAILED:
- * *error says why, without the script line. Needs no thread of the CPU device: a device that
- * borrows the CPU's kernels calls this with team NULL. */
-ms_task_result ms_cpu_call(ms_thread *thread, ms_team *team, const ms_task *task, void *arguments,
-                           ms_error *error);
-/* Frees the thread's scratch memory. */
-void ms_thread_close(ms_thread *thread);
 
 /* -------------------------------------------------------------------- helpers */
 
@@ -75,11 +68,6 @@ typedef struct ms_cpu {
     ms_spin spin;    /* of stream workers */
     ms_word threads; /* indices handed out */
 } ms_cpu;
-
-ms_status ms_team_open(ms_engine *engine, ms_cpu *cpu);
-void ms_team_close(ms_team *team);
-void ms_team_run(ms_team *team, uint32_t tiles, ms_tile_function tile, void *context,
-                 ms_thread *thread);
 
 /* -------------------------------------------------------------------- streams */
 
@@ -135,28 +123,5 @@ static inline ms_cpu_stream *ms_cpu_stream_of(const ms_stream *stream)
 {
     return stream->device_state;
 }
-
-/* services.c: these slots of the device's table are CPU tasks of the device's own, which they hand
- * to the `run` of the engine's device. So a device that borrows the CPU's kernels can have them. */
-void ms_cpu_copy_in(ms_stream *stream, const ms_launch *launch, void *to, const void *host,
-                    size_t bytes);
-void ms_cpu_copy_out(ms_stream *stream, const ms_launch *launch, void *host, const void *from,
-                     size_t bytes);
-void ms_cpu_fail_if(ms_stream *stream, const ms_launch *launch, const float *flag,
-                    const char *message);
-
-void ms_cpu_call_host(ms_stream *stream, const ms_launch *launch, const ms_host_call *call);
-
-/* poison.c */
-extern const ms_poison ms_cpu_poison;
-
-/* The body of a stream's thread; the argument is its ms_cpu_stream. */
-void ms_worker_run(void *argument);
-/* Makes all slots up to number seq visible to the worker, and wakes it if it sleeps. */
-void ms_worker_publish(ms_cpu_stream *worker, uint64_t seq);
-/* Ends the thread once it has finished what is published. */
-void ms_worker_quit(ms_cpu_stream *worker);
-/* Blocks until seq is done; spins first. On any thread. */
-void ms_worker_await(ms_cpu_stream *worker, uint64_t seq, ms_spin spin);
 
 #endif

@@ -1,7 +1,9 @@
-/* state.c: what a link keeps from one iteration to the next, by parameter. */
-#include "hook/links.h"
+/* link_state.c: what a link keeps from one iteration to the next, by parameter. */
+#include "hook/link_state.h"
 
 #include <string.h>
+
+#include "hook/tensors.h"
 
 /* The numbers of one name and parameter: a part of `whole`, which has those of a whole bucket.
  * parameter NULL: they belong to none, or were put and no bucket has asked for them yet. The engine

@@ -1,10 +1,10 @@
-/* reducer.h: the inside of a reducer. For ddp/ only.
+/* state.h: the inside of a reducer. For ddp/ only.
  *
  * The files call downwards in this order: reducer (making, asking), pass (a forward and its
  * gradients), layout (which parameters share a bucket), launch (buckets that are complete), unused
  * (parameters without gradient), buckets (their memory). */
-#ifndef MOONSHARD_DDP_REDUCER_H
-#define MOONSHARD_DDP_REDUCER_H
+#ifndef MOONSHARD_DDP_STATE_H
+#define MOONSHARD_DDP_STATE_H
 
 #include "meter/pass_times.h"
 #include "moonshard/ddp.h"
@@ -115,51 +115,5 @@ struct ms_reducer {
     bool abandoned;
     char error[MS_ERROR_MESSAGE_BYTES]; /* the last one that ended a job; "" if there was none */
 };
-
-/* ------------------------------------------------------------------- pass.c */
-
-/* Gradient hook of each parameter; user is its ms_ddp_parameter. */
-ms_status ms_reducer_on_gradient(void *user, ms_tensor *leaf);
-
-/* ----------------------------------------------------------------- layout.c */
-
-/* One bucket for each dtype, as the order of gradients is not known yet. With find_unused, buckets
- * by the size limits: many parameters are then complete at once, at the beginning of backward. */
-ms_status ms_reducer_first_buckets(ms_reducer *reducer);
-/* Rebuilds the buckets by the order of the last synchronized backward. */
-ms_status ms_reducer_rebuild_now(ms_reducer *reducer);
-
-/* ----------------------------------------------------------------- launch.c */
-
-/* Changes the phase. */
-void ms_reducer_enter(ms_reducer *reducer, ms_reducer_phase phase);
-/* The engine's error ends the job, with its reason for all ranks. Returns status. */
-ms_status ms_reducer_end_job(ms_reducer *reducer, ms_status status);
-/* The gradient is complete in its bucket, or none comes in this pass. Launches the buckets that are
- * due; the last one ends the pass. */
-ms_status ms_gradient_ready(ms_ddp_parameter *parameter);
-/* No gradient of the pass has come yet. */
-void ms_reducer_reset(ms_reducer *reducer);
-
-/* ----------------------------------------------------------------- unused.c */
-
-ms_status ms_unused_open(ms_reducer *reducer);
-void ms_unused_close(ms_reducer *reducer);
-/* Fills the bucket's view of a parameter that gets no gradient in this pass: with zeros, or with
- * what passes without synchronization have left. */
-ms_status ms_unused_contribute(ms_ddp_parameter *parameter);
-/* After all buckets were launched: which parameters were used by any rank, and what becomes of the
- * gradients of the others. */
-ms_status ms_unused_settle(ms_reducer *reducer);
-
-/* ---------------------------------------------------------------- buckets.c */
-
-/* Copies a gradient that a script has put elsewhere to its view in the bucket. */
-ms_status ms_gradient_to_bucket(ms_ddp_parameter *parameter);
-/* Makes buckets of sizes[b] parameters each, taken from order, followed by those of delayed
- * parameters; moves the gradients that exist into them. */
-ms_status ms_buckets_install(ms_reducer *reducer, const uint32_t *order, const uint32_t *sizes,
-                             uint32_t buckets);
-void ms_buckets_free(ms_reducer *reducer, ms_bucket_list *list);
 
 #endif

@@ -1,4 +1,4 @@
-/* tape.h: the inside of the tape. For grad/ only.
+/* state.h: the inside of the tape. For grad/ only.
  *
  * Who holds whom: a tensor's meta holds the node that made it; a node holds the nodes of its inputs
  * through edges; a leaf's accumulator node holds the leaf, and the leaf's meta knows its
@@ -12,10 +12,11 @@
  * `hook_ids` grows with each hook.
  *
  * Everything here belongs to the host thread. Tasks on streams never see a node or a meta. */
-#ifndef MOONSHARD_GRAD_TAPE_H
-#define MOONSHARD_GRAD_TAPE_H
+#ifndef MOONSHARD_GRAD_STATE_H
+#define MOONSHARD_GRAD_STATE_H
 
 #include "moonshard/grad.h"
+
 #include "tensor/op.h"
 #include "tensor/state.h"
 
@@ -155,70 +156,10 @@ typedef struct ms_tape {
     size_t chunk_count, chunk_capacity;
 } ms_tape;
 
-/* The engine's tape, made if there is none. Fails only for want of memory. */
-ms_status ms_tape_of(ms_engine *engine, ms_tape **out);
-
-/* A node with room for its arrays and one reference. */
-ms_status ms_node_new(ms_engine *engine, uint32_t inputs, uint32_t outputs, ms_node **out);
-/* Drops one reference. Frees the node with the last one, and the nodes before it that nothing else
- * holds, without recursion: a graph may be deeper than the C stack. NULL is allowed. */
-void ms_node_release(ms_node *node);
-
-/* Releases what only backward needs: the saved tensors, and user of a function. */
-void ms_node_drop_saved(ms_node *node);
-/* The index-th tensor that the node's backward reads (borrowed), as it was when it was saved; false
- * past the last. */
-bool ms_node_reads(const ms_node *node, uint32_t index, ms_saved *out);
-/* Counts the node's reads in their storages until the node has run, or never will. Both may be
- * repeated: `expected` remembers whether they are counted. */
-void ms_node_expect(ms_node *node);
-void ms_node_unexpect(ms_node *node);
-/* unread.c: calls the waiting writes whose tensors no node has to read any more, in order of
- * registration; the first error ends it. */
-ms_status ms_unread_run(ms_tape *tape);
-
-/* Frees all waiting writes without calling them: at the end of the outermost backward. */
-void ms_unread_drop(ms_tape *tape, ms_engine *engine);
-/* Marks the memory of a leaf as a parameter's: see ms_storage_mark_parameter. */
-void ms_leaf_mark_parameter(const ms_tensor *leaf);
-/* From now on, recorded uses of the leaf are outer ones, or not. The gradient of outer uses is kept
- * apart: a leaf whose shape changes has gradients of both shapes in one backward. Hooks run for
- * each of them; those for accumulated gradients take that of outer uses, which is there exactly
- * then: owned, or NULL. */
-ms_status ms_leaf_set_outer(ms_tensor *leaf, bool yes);
-ms_tensor *ms_leaf_take_outer(ms_tensor *leaf);
 /* The accumulator of uses that are recorded now, or NULL. */
 static inline ms_node *ms_meta_accumulator(const ms_meta *meta)
 {
     return meta->accumulators[meta->outer];
 }
-/* ms_tensor_set_grad of a gradient whose float dtype may differ from the leaf's, which no backward
- * adds to. */
-ms_status ms_leaf_put_grad(ms_tensor *leaf, ms_tensor *gradient);
-/* The meta of a tensor, made if there is none. */
-ms_status ms_meta_of(ms_tensor *tensor, ms_meta **out);
-/* MS_ERROR_STATE if a recorded write in place has changed this tensor's memory (NULL: fine) after
- * its history was recorded: a gradient through that history would ignore the write. */
-ms_status ms_history_check(ms_engine *engine, const char *what, const ms_tensor *tensor);
-/* Where the gradient of this tensor goes: fills edge with a retained node, or NULL if it needs
- * none. For a leaf this is its accumulator, which is made if it has none. */
-ms_status ms_edge_of(ms_tensor *tensor, ms_edge *edge);
-/* If the first run of a recomputed function is on, notes those of the tensors (NULL: none) that
- * require a gradient or are a parameter's values. differentiable: whether what uses them can give
- * them a gradient. */
-ms_status ms_capture(ms_engine *engine, ms_tensor *const *tensors, uint32_t count,
-                     bool differentiable);
-/* As ms_record, with edges to the captured nodes (handed over) after those to the inputs; f has no
- * results for them. */
-ms_status ms_record_captured(ms_engine *engine, const ms_function *f, void *user,
-                             ms_tensor *const *inputs, uint32_t input_count, ms_captures *captures,
-                             ms_tensor *const *outputs, uint32_t output_count);
-/* A backward inside of the one that is running. Gradients of nodes that both go through are added
- * up here, and the outer backward runs those nodes. Frees what it has used. */
-ms_status ms_backward_inside(ms_engine *engine, ms_tensor *const *roots,
-                             ms_tensor *const *gradients, uint32_t count);
-
-/* Frees a list of hooks, and the user of each. */
-void ms_hooks_free(ms_context *context, ms_hook *hooks);
 
 #endif

@@ -1,4 +1,4 @@
-/* comm.h: the inside of comm: a rank's membership, its groups, and what the task of a collective
+/* state.h: the inside of comm: a rank's membership, its groups, and what the task of a collective
  * carries. For comm/ only.
  *
  * Threads
@@ -6,8 +6,8 @@
  * - The task of a collective reads its arguments, and the group's members, rank and size, which
  *   never change. It owns the fields of its channel that are marked "tasks": collectives of a
  *   channel run one after the other. */
-#ifndef MOONSHARD_COMM_COMM_H
-#define MOONSHARD_COMM_COMM_H
+#ifndef MOONSHARD_COMM_STATE_H
+#define MOONSHARD_COMM_STATE_H
 
 #include <stdalign.h>
 #include <stdatomic.h>
@@ -169,10 +169,6 @@ typedef struct ms_host_carry {
     uint32_t script;
     ms_comm_args args;
 } ms_host_carry;
-/* An ms_host_function; user: an ms_host_carry, in place until the call's point is reached, or NULL:
- * nothing is carried. */
-ms_status ms_comm_carry(void *user, char *message, size_t bytes);
-
 /* Host memory that a task reads, freed once the point is reached. */
 typedef struct ms_held {
     ms_point point;
@@ -265,40 +261,9 @@ typedef struct ms_membership {
     uint32_t rank, size;
     ms_comm_options options;
 } ms_membership;
-/* The membership of an engine that has none yet, and its world. */
-ms_status ms_comm_new(ms_engine *engine, const ms_membership *membership, ms_group **world);
 /* members: world ranks; NULL for 0 .. size-1. id: of control, or MS_GROUP_ALONE for the group of
  * this rank alone, whose calls go to no peer, so that it has no control even in a real job. */
 #define MS_GROUP_ALONE UINT32_MAX
-ms_status ms_group_new(ms_comm *comm, uint32_t id, const char *name, uint32_t rank, uint32_t size,
-                       const uint32_t *members, ms_group **out);
-ms_comm *ms_comm_of(const ms_engine *engine);
-/* Whether the engine's tasks are functions of the host, as those of control are. */
-bool ms_comm_runs_on_host(const ms_comm *comm);
-/* The ranks are on these hosts (for `open` of control, or after it). */
-void ms_comm_place(ms_comm *comm, const uint16_t *host_of, uint32_t ranks, bool sum_by_ranks);
-/* Makes the group's topology, if it has hosts and lacks one. */
-ms_status ms_group_place(ms_group *group);
-/* As ms_comm_check. */
-ms_status ms_comm_verify(ms_comm *comm);
-/* flight.c: the call as reports show it; entered_ns and left_ns are 0. */
-ms_flight ms_flight_of(const ms_comm_args *args);
-/* arguments.c: whether a call's arguments are right; *count: the elements of the whole. */
-ms_status ms_collective_check(ms_group *group, uint32_t channel, const ms_collective *c,
-                              uint64_t *count);
-/* The text, or its end where it is too long. */
-void ms_copy_tail(char *to, size_t bytes, const char *text);
-/* The group leaves its place, on all its ranks at the same place among their calls: none uses it,
- * and its calls have ended. false: the job has ended, and the group stays. */
-bool ms_group_leave(ms_group *group);
-/* oob.c: what the members of the group bring to a split, and what all learn. On channel 1 and as
- * a call of its own kind. hash: what must agree beside it. Blocks. */
-ms_status ms_group_share_split(ms_group *group, uint64_t hash, ms_split_words *words);
-/* A collective past the public checks. Without tensors (split, shared numbers), the caller has set
- * dtype, memory, in, out and payload_bytes of args. */
-ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collective *collective,
-                         ms_point *ready);
-
 /* The kinds of calls that every transport has. K(kind, name, more): the tables of all transports
  * and devices are made from this list. MS_SPLIT is a call of control alone. */
 #define MS_COMM_LIST(K, more)                    \
@@ -314,7 +279,6 @@ ms_status ms_group_issue(ms_group *group, ms_comm_args *args, const ms_collectiv
 
 #define MS_COMM_ONE(kind, text, more) +1
 _Static_assert(0 MS_COMM_LIST(MS_COMM_ONE, ) == MS_COLLECTIVES - 1, "every kind but MS_SPLIT");
-
 /* The tasks of a transport, and those of a control, one for each kind that it has, with one
  * function. */
 #define MS_COMM_TASK(index, text, run)              \

@@ -1,0 +1,9 @@
+/* make.h: making tensors. */
+#ifndef MOONSHARD_BINDINGS_MAKE_H
+#define MOONSHARD_BINDINGS_MAKE_H
+
+#include "bindings/state.h"
+
+void ms_open_make(lua_State *L, int runtime);
+
+#endif

@@ -1,0 +1,10 @@
+/* views.h: copies, conversions and views as methods of tensors. */
+#ifndef MOONSHARD_BINDINGS_VIEWS_H
+#define MOONSHARD_BINDINGS_VIEWS_H
+
+#include "bindings/operators.h"
+
+/* views.c, layers.c and convolution.c: their methods into the table on top. */
+void ms_open_views(lua_State *L, int runtime);
+
+#endif

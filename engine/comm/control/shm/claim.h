@@ -1,0 +1,11 @@
+/* claim.h: agreement before a call is launched. */
+#ifndef MOONSHARD_COMM_CONTROL_SHM_CLAIM_H
+#define MOONSHARD_COMM_CONTROL_SHM_CLAIM_H
+
+#include "comm/control/shm/state.h"
+
+/* Slots of ms_control_host: see ms_control. */
+ms_status ms_host_claim(ms_comm *comm, const ms_comm_args *args);
+void ms_host_retract(ms_comm *comm, const ms_comm_args *args);
+
+#endif

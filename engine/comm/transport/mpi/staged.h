@@ -1,0 +1,11 @@
+/* staged.h: collectives in which the data of every rank travel. */
+#ifndef MOONSHARD_COMM_TRANSPORT_MPI_STAGED_H
+#define MOONSHARD_COMM_TRANSPORT_MPI_STAGED_H
+
+#include "comm/transport/mpi/state.h"
+
+/* The data of every rank travel, and are taken in rank order. two_level_reduce.c:
+ * reductions; the sums of hosts travel. False: the job has ended. */
+bool ms_steps_run(ms_run *run, ms_lane *lane, const ms_comm_args *args);
+
+#endif

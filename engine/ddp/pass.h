@@ -1,0 +1,10 @@
+/* pass.h: one pass. */
+#ifndef MOONSHARD_DDP_PASS_H
+#define MOONSHARD_DDP_PASS_H
+
+#include "ddp/state.h"
+
+/* Gradient hook of each parameter; user is its ms_ddp_parameter. */
+ms_status ms_reducer_on_gradient(void *user, ms_tensor *leaf);
+
+#endif

@@ -1,0 +1,11 @@
+/* hybrid.h: hybrid buckets. */
+#ifndef MOONSHARD_HOOK_LINKS_HYBRID_H
+#define MOONSHARD_HOOK_LINKS_HYBRID_H
+
+#include "hook/links.h"
+
+/* All of a hybrid bucket's reduction, with link->options.between links between its halves. */
+ms_status ms_between_reduce(const ms_link *link, ms_bucket *bucket, ms_reduce_op op,
+                            ms_tensor **out);
+
+#endif
