@@ -278,6 +278,25 @@ local function check_words(path, text)
   end
 end
 
+-- A require inside of a function hides what a file needs, and files that need each other go
+-- unnoticed. Users load init.lua, which loads each part at its first use; so does the command line.
+-- A name that is computed cannot stand at the top.
+local function check_requires(path, text)
+  if path == "lua/moonshard/init.lua" or path:find("^lua/moonshard/cli/") then return end
+  local number = 0
+  for line in (text .. "\n"):gmatch("([^\n]*)\n") do
+    number = number + 1
+    local code = line:gsub("%-%-.*", "")
+    if code:find("%f[%w_]require%s*%(?%s*[\"']moonshard") and not code:find("^require%f[%W]")
+        and not code:find("^local [%w_, <>]+= *require%f[%W]")
+        and not code:find("require%(?%s*[\"']moonshard[%w_.]*[\"'] *%.%.") then
+      report(path, number, "a require stands at the top of its file")
+    end
+  end
+end
+
+for _, path in ipairs(list("lua/moonshard", { "*.lua" })) do check_requires(path, read(path)) end
+
 for _, path in ipairs(list("engine bindings", { "*.c", "*.h" })) do
   local text = read(path)
   check_includes(path, text)

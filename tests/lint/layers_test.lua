@@ -143,6 +143,24 @@ local cases = {
     GOOD .. "#define X(a) \\\n  static int a; {\nstatic int f(void) { return 1; }\n", false,
   },
 
+  {
+    "a require at the top", "lua/moonshard/nn/a.lua",
+    "-- a: fixture.\nlocal core = require \"moonshard.core\"\nrequire \"moonshard.nn.b\"\n", false,
+  },
+  {
+    "a require in a function", "lua/moonshard/nn/a.lua",
+    "-- a: fixture.\nreturn function()\n  local b = require \"moonshard.nn.b\"\nend\n",
+    "a.lua:3: a require stands at the top",
+  },
+  {
+    "a require in an expression", "lua/moonshard/nn/a.lua",
+    "-- a: fixture.\nreturn { f = function() require(\"moonshard.nn.b\").f() end }\n", "a.lua:2:",
+  },
+  {
+    "a part that is loaded at its first use", "lua/moonshard/init.lua",
+    "-- init: fixture.\nreturn function() return require \"moonshard.nn\" end\n", false,
+  },
+
   { "no first line", "engine/exec/a.c", "int f(void);\n", "first line" },
   { "an empty file", "lua/moonshard/a.lua", "", "first line" },
   { "first line of Lua", "lua/moonshard/a.lua", "-- a: fixture.\nreturn 1\n", false },

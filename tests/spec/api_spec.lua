@@ -319,6 +319,24 @@ describe("the annotations", function()
     end
   end
 
+  -- Scripts may require them: meta.lua says so.
+  it("name parts that are modules of the same name", function()
+    for _, name in ipairs {
+      "nn", "optim", "hooks", "data", "checkpoint", "safetensors", "trace", "scripts", "tokenizer",
+    } do
+      assert.equal(ms[name], require("moonshard." .. name), name)
+    end
+    local links = 0
+    for _, file in ipairs(core.list(command.source .. "/lua/moonshard/hooks")) do
+      local name = file:match "^(.*)%.lua$"
+      if name and name ~= "init" then
+        assert.equal("function", type(require("moonshard.hooks." .. name)), name)
+        links = links + 1
+      end
+    end
+    assert.is_true(links > 10)
+  end)
+
   it("tell of the options inside of options", function()
     compare("precision", accepted(function(o) ms.ddp(layer, { precision = o }) end),
       all["ms.Precision"].fields)

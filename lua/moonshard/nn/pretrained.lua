@@ -2,9 +2,14 @@
 -- the model.
 local core = require "moonshard.core"
 local files = require "moonshard.nn.files"
+local gpt2 = require "moonshard.nn.gpt2"
+local llama = require "moonshard.nn.llama"
 local module = require "moonshard.nn.module"
 local options_of = require "moonshard.base.options"
 local tokenizer_files = require "moonshard.tokenizer.files"
+
+-- By model_type of config.json.
+local classes = { gpt2 = gpt2, llama = llama }
 
 -- Keys of config.json that change what the model computes, with the supported values. A missing key
 -- or null is supported. All other keys are kept and have no effect. An empty list: the feature is
@@ -175,7 +180,7 @@ return function(path, options)
   end
   local text, config, code = read_config(where)
   if not text then return nil, config, code end
-  local class = require("moonshard.nn." .. config.model_type)
+  local class = classes[config.model_type]
   local settings, message
   settings, message, code = settings_of(where, config, class)
   if not settings then return nil, message, code end
