@@ -18,7 +18,6 @@
 
 #include "fsdp/gradients.h"
 #include "fsdp/secondary_shard.h"
-#include "fsdp/unit.h"
 #include "ops/values.h"
 #include "tensor/op.h"
 #include "tensor/state.h"

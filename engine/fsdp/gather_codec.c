@@ -9,7 +9,6 @@
 #include <stdio.h>
 
 #include "fsdp/flat_param.h"
-#include "fsdp/unit.h"
 #include "hook/work.h"
 #include "tensor/op.h"
 

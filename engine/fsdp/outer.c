@@ -12,7 +12,6 @@
 #include "fsdp/outer.h"
 
 #include "fsdp/flat_param.h"
-#include "fsdp/unit.h"
 #include "grad/node.h"
 #include "hook/work.h"
 #include "ops/values.h"

@@ -1,4 +1,4 @@
-/* pass.h: what is of a pass as a whole. */
+/* pass.h: a forward and backward of a sharded model as a whole: begin, end, order of reductions. */
 #ifndef MOONSHARD_FSDP_PASS_H
 #define MOONSHARD_FSDP_PASS_H
 

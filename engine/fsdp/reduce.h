@@ -1,4 +1,4 @@
-/* reduce.h: gradients of a unit. */
+/* reduce.h: a unit's gradients: their memory during its backward, and their reduction to shards. */
 #ifndef MOONSHARD_FSDP_REDUCE_H
 #define MOONSHARD_FSDP_REDUCE_H
 

@@ -2,7 +2,6 @@
  * state of one kind is one storage on every rank, whatever pieces a rank has. */
 #include "fsdp/flat_param.h"
 
-#include "fsdp/unit.h"
 #include "ops/values.h"
 #include "tensor/state.h"
 

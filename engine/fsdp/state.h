@@ -130,8 +130,9 @@ struct ms_flat {
     ms_point ready[2];  /* when the last reduction is done: see ms_bucket_state in ddp */
 };
 
-/* Whether the handles of a unit are whole parameters or pieces, and whether there is memory behind
- * whole ones. GATHERED: there is, but handles are pieces, since nothing uses the unit. */
+/* IN_USE: the handles of a unit are whole parameters, and have memory. GATHERED: the whole
+ * parameters have memory, but handles are pieces, since nothing uses the unit. SHARDED: handles are
+ * pieces, and whole parameters have no memory. */
 typedef enum ms_unit_place { MS_UNIT_SHARDED, MS_UNIT_GATHERED, MS_UNIT_IN_USE } ms_unit_place;
 
 /* Where a unit is in a pass. unit.c lists the legal changes. */
@@ -192,8 +193,8 @@ typedef struct ms_visit {
     ms_origin tensor; /* whose gradient it waits for */
 } ms_visit;
 
-/* What is done at a recorded use: units at `first` of the list, those at its beginning
- * before those at its end. */
+/* What is done at a recorded use: units at `first` of the list, those at its beginning before those
+ * at its end. */
 typedef struct ms_schedule_entry {
     uint32_t first, beginning, ending;
     ms_keep keep;
@@ -285,5 +286,11 @@ struct ms_fsdp {
     int32_t *brought;                          /* filled.c: a word for each member */
     ms_agreements agreements, pass_agreements; /* so far; in the last pass that has ended */
 };
+
+/* "root", or the name of its module. */
+static inline const char *ms_unit_called(const ms_unit *unit)
+{
+    return *unit->name ? unit->name : "root";
+}
 
 #endif

@@ -5,11 +5,6 @@
 #include "fsdp/state.h"
 
 void ms_unit_enter(ms_unit *unit, ms_unit_phase phase);
-/* "root", or the name of its module. */
-static inline const char *ms_unit_called(const ms_unit *unit)
-{
-    return *unit->name ? unit->name : "root";
-}
 /* An edge of the unit has done its work: a range of the trace since record `first`, and a line of
  * the log at level debug. edge: "pre_forward" ... */
 void ms_unit_note(const ms_unit *unit, const char *edge, size_t first);
