@@ -1,4 +1,4 @@
-/* make.h: making tensors. */
+/* make.h: functions of Lua that make tensors. */
 #ifndef MOONSHARD_BINDINGS_MAKE_H
 #define MOONSHARD_BINDINGS_MAKE_H
 

@@ -4,8 +4,8 @@
 
 #include "bindings/io.h"
 
-/* Objects of C in boxes: userdata whose __gc and close() release them. The collector
- * sees the box alone; what it holds outside of Lua is told here. */
+/* Objects of C in boxes: userdata whose __gc and close() release them. The collector sees the box
+ * alone; what it holds outside of Lua is told here. */
 /* An empty box of that type: the address of its pointer. */
 void **ms_lua_box(lua_State *L, const char *type);
 /* The pointer in that box; raises if the type is another, or it was closed. */

@@ -1,4 +1,4 @@
-/* collective.h: a collective's call. */
+/* collective.h: how a collective becomes a task: checked, described, counted, put on its stream. */
 #ifndef MOONSHARD_COMM_COLLECTIVE_H
 #define MOONSHARD_COMM_COLLECTIVE_H
 

@@ -1,4 +1,4 @@
-/* group.h: a rank's membership and its groups. */
+/* group.h: a rank's membership in its job, and its groups: made, split, asked. */
 #ifndef MOONSHARD_COMM_GROUP_H
 #define MOONSHARD_COMM_GROUP_H
 

@@ -1,11 +1,11 @@
-/* oob.h: numbers that hosts share. */
+/* oob.h: numbers and texts that the CPU threads of ranks exchange. */
 #ifndef MOONSHARD_COMM_OOB_H
 #define MOONSHARD_COMM_OOB_H
 
 #include "comm/state.h"
 
-/* What the members of the group bring to a split, and what all learn. On channel 1 and as
- * a call of its own kind. hash: what must agree beside it. Blocks. */
+/* What the members of the group bring to a split, and what all learn. On channel 1 and as a call of
+ * its own kind. hash: what must agree beside it. Blocks. */
 ms_status ms_group_share_split(ms_group *group, uint64_t hash, ms_split_words *words);
 /* cpu/oob_task.c */
 /* An ms_host_function; user: an ms_host_carry, in place until the call's point is reached, or NULL:

@@ -1,4 +1,4 @@
-/* pass.h: one pass. */
+/* pass.h: one forward and backward of a ddp model: its gradients as they come. */
 #ifndef MOONSHARD_DDP_PASS_H
 #define MOONSHARD_DDP_PASS_H
 

@@ -5,8 +5,8 @@
 
 #include "exec/state.h"
 
-/* Before: inserts the waits that the accesses need (or MS_ERROR_HAZARD); after: remembers
- * the accesses of task `seq`. */
+/* before: inserts the waits that the accesses need (or MS_ERROR_HAZARD); after: remembers the
+ * accesses of task `seq`. */
 ms_status ms_hazard_before(ms_stream *stream, const char *task, const ms_access *accesses,
                            uint32_t count);
 /* The error of a task that touches a dropped storage, or that reads a vacant part. */

@@ -1,5 +1,5 @@
 /* state.h: the inside of the engine, its streams, storages and pool. For exec/ only. What differs
- * between devices is behind device.h.
+ * between devices is in the table of device.h.
  *
  * Who touches what
  * - Host thread only: hazards (cells, clocks), the pool, reference counts, everything in ms_engine

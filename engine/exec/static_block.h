@@ -1,4 +1,4 @@
-/* static_block.h: rooms. */
+/* static_block.h: memory with a fixed address, which storages use one after the other (rooms). */
 #ifndef MOONSHARD_EXEC_STATIC_BLOCK_H
 #define MOONSHARD_EXEC_STATIC_BLOCK_H
 

@@ -1,4 +1,4 @@
-/* storage.h: storages. */
+/* storage.h: storages: a piece of pool memory with its hazard cells and a count of its writes. */
 #ifndef MOONSHARD_EXEC_STORAGE_H
 #define MOONSHARD_EXEC_STORAGE_H
 

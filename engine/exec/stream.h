@@ -1,4 +1,4 @@
-/* stream.h: the host side of streams. */
+/* stream.h: streams, as the host thread uses them. */
 #ifndef MOONSHARD_EXEC_STREAM_H
 #define MOONSHARD_EXEC_STREAM_H
 

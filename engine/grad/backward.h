@@ -1,4 +1,4 @@
-/* backward.h: from roots to leaves, latest node first, without recursion. */
+/* backward.h: the walk of backward through the tape, from roots to leaves, latest node first. */
 #ifndef MOONSHARD_GRAD_BACKWARD_H
 #define MOONSHARD_GRAD_BACKWARD_H
 

@@ -5,8 +5,8 @@
 
 #include "grad/state.h"
 
-/* Calls the waiting writes whose tensors no node has to read any more, in order of
- * registration; the first error ends it. */
+/* Calls the waiting writes whose tensors no node has to read any more, in order of registration;
+ * the first error ends it. */
 ms_status ms_unread_run(ms_tape *tape);
 
 /* Frees all waiting writes without calling them: at the end of the outermost backward. */

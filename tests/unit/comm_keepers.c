@@ -348,7 +348,8 @@ static void enter_in_a_part(member *self)
     self->error = *ms_engine_error(self->engine);
 }
 
-/* Whether the job has ended, or each rank has stood still for so many looks. */
+/* Whether the job has ended, or each rank has stood still for so many looks: the keepers make an
+ * attempt to find a deadlock every eight. */
 static bool have_waited(const cluster *of, uint32_t looks)
 {
     for (uint32_t r = 0; r < of->ranks; r++) {

@@ -1,5 +1,4 @@
-/* deferred.h: work that the host enqueues on a stream while an errand is out there (host_task.c),
- * or on a stream that waits for such a stream. */
+/* deferred.h: work that waits on the host until a blocking host task of its stream has returned. */
 #ifndef MOONSHARD_EXEC_CUDA_DEFERRED_H
 #define MOONSHARD_EXEC_CUDA_DEFERRED_H
 

@@ -4,8 +4,8 @@
 
 #include "exec/cuda/state.h"
 
-/* Makes the context current, which a host program may have changed: each function of the
- * table begins with it. */
+/* Makes the context current, which a host program may have changed: each function of the table
+ * begins with it. */
 ms_cuda_device *ms_cuda_enter(const ms_engine *engine);
 /* The error of a call of the driver. */
 ms_status ms_cuda_fail(ms_engine *engine, ms_cuda_result result, const char *what);

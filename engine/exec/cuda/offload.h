@@ -4,9 +4,8 @@
 
 #include "exec/cuda/state.h"
 
-/* Copies between the host and memory that tasks use, and zeros there, as the driver's
- * calls: also where the memory is offloaded, which takes a call for each piece. On the thread of
- * the host. */
+/* Copies between the host and memory that tasks use, and zeros there, as the driver's calls: also
+ * where the memory is offloaded, which takes a call for each piece. On the thread of the host. */
 extern const ms_device_memory ms_cuda_outside;
 /* How many of the bytes from this address on one call takes. */
 size_t ms_cuda_span(const ms_cuda_device *self, const void *address, size_t bytes);

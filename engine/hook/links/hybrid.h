@@ -1,4 +1,4 @@
-/* hybrid.h: hybrid buckets. */
+/* hybrid.h: reductions of hybrid buckets: over the shard group, then over the copies of a shard. */
 #ifndef MOONSHARD_HOOK_LINKS_HYBRID_H
 #define MOONSHARD_HOOK_LINKS_HYBRID_H
 

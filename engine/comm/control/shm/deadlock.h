@@ -1,12 +1,12 @@
-/* deadlock.h: deadlock detection. */
+/* deadlock.h: deadlock detection among the ranks of one host. */
 #ifndef MOONSHARD_COMM_CONTROL_SHM_DEADLOCK_H
 #define MOONSHARD_COMM_CONTROL_SHM_DEADLOCK_H
 
 #include "comm/control/shm/bell.h"
 #include "comm/control/shm/state.h"
 
-/* Deadlock detection. Begin and end enclose a wait that sleeps. Look is called each
- * time that the wait has looked in vain, and ends the job where all ranks wait for each other. */
+/* Deadlock detection. Begin and end enclose a wait that sleeps. Look is called each time that the
+ * wait has looked in vain, and ends the job where all ranks wait for each other. */
 void ms_standstill_begin(ms_host *host, ms_wait *wait);
 void ms_standstill_look(ms_host *host, ms_wait *wait);
 void ms_standstill_end(ms_host *host, ms_wait *wait);

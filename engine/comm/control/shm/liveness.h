@@ -4,8 +4,8 @@
 
 #include "comm/control/shm/state.h"
 
-/* In a job without a supervisor, a rank shows that its process lives, and a rank that
- * waits for another looks whether the other's process does. */
+/* In a job without a supervisor, a rank shows that its process lives, and a rank that waits for
+ * another looks whether the other's process does. */
 void ms_death_watch(ms_host *host);
 void ms_death_look(ms_host *host, uint32_t rank);
 /* In a job over several hosts, whether this host's keeper lives. Without it the job ends. For the

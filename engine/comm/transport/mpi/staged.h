@@ -4,8 +4,7 @@
 
 #include "comm/transport/mpi/state.h"
 
-/* The data of every rank travel, and are taken in rank order. two_level_reduce.c:
- * reductions; the sums of hosts travel. False: the job has ended. */
+/* The data of every rank travel, and are taken in rank order. False: the job has ended. */
 bool ms_steps_run(ms_run *run, ms_lane *lane, const ms_comm_args *args);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "comm/transport/mpi/state.h"
 
+/* The sums of hosts travel. False: the job has ended. */
 bool ms_slices_run(ms_run *run, ms_lane *lane, const ms_comm_args *args);
 
 #endif

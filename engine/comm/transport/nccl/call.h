@@ -1,4 +1,4 @@
-/* call.h: the tasks. */
+/* call.h: each collective as calls of NCCL. */
 #ifndef MOONSHARD_COMM_TRANSPORT_NCCL_CALL_H
 #define MOONSHARD_COMM_TRANSPORT_NCCL_CALL_H
 

@@ -11,7 +11,7 @@ void ms_nccl_watch_ended(ms_communicator *communicator);
 /* The lock of `watched`. */
 void ms_nccl_lock(ms_communicator *communicator);
 void ms_nccl_unlock(ms_communicator *communicator);
-/* Whether a communicator in which nobody makes calls has an error. */
+/* Asks each communicator that no call uses now for an error; true: *out is the first one. */
 bool ms_nccl_find_error(ms_nccl *nccl, ms_error *out);
 ms_status ms_nccl_watchdog_start(ms_nccl *nccl);
 /* Lets the watchdog close all communicators and end; false: it does not come back. */

@@ -9,8 +9,8 @@ ms_staging ms_staged_plan(const ms_local *local, const ms_comm_args *args);
 /* Pages for this rank's staging area of the channel; 0 or -errno. */
 int ms_staged_populate(const ms_local *local, ms_channel *channel, uint32_t area);
 void ms_staged_put_counts(const ms_local *local, const ms_comm_args *args, uint32_t area);
-/* Whether a member's counts are what this rank expects; false: they differ, and the job has
- * ended. The same of all, once all have put theirs. */
+/* Whether a member's counts are what this rank expects; false: they differ, and the job has ended.
+ * The same of all, once all have put theirs. */
 bool ms_local_check_counts(const ms_local *local, const ms_comm_args *args, uint32_t member,
                            const int64_t *theirs);
 bool ms_staged_check_counts(const ms_local *local, const ms_comm_args *args, uint32_t area);

@@ -33,9 +33,9 @@ static inline uint64_t ms_slice(uint64_t count, uint32_t parts, uint32_t index, 
     return count - *begin < slice ? count - *begin : slice;
 }
 
-/* In each step every contributor copies `width` elements of each slot to its staging
- * area, all wait, and every receiver reads its part. width: elements of a slot in one step;
- * longest: those of the longest slot of any rank, so that all ranks do equally many steps. */
+/* In each step every contributor copies `width` elements of each slot to its staging area, all
+ * wait, and every receiver reads its part. width: elements of a slot in one step; longest: those of
+ * the longest slot of any rank, so that all ranks do equally many steps. */
 typedef struct ms_staging {
     uint32_t area;
     uint64_t width, longest, item;
